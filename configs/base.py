@@ -1,0 +1,125 @@
+"""Every key with its default; an experiment imports this file, changes what it must, and nothing else.
+
+0 (or an empty string) means "derive it" where the comment says so.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    """A new ConfigDict with all defaults."""
+    c = ConfigDict()
+    c.program = "pretrain"  # what `python -m jaxlm.main` runs
+    c.workdir = ""  # folder of this run: checkpoints, metrics, samples; required
+    c.seed = 0  # initial weights, data order, dropout and samples all follow from it
+
+    c.model = m = ConfigDict()
+    m.family = "llama"  # llama | gpt2
+    m.n_layers = 8
+    m.d_model = 512
+    m.n_heads = 8  # query heads
+    m.n_kv_heads = 0  # key-value heads (GQA); 0 = n_heads
+    m.head_dim = 0  # 0 = d_model / n_heads
+    m.d_ff = 1408
+    m.vocab_size = 16384  # of the tokenizer, chat tokens included; padded internally to a multiple of 128
+    m.max_seq_len = 0  # learned positions of gpt2, longest context written to exports; 0 = train.seq_len
+    m.tie_embeddings = True  # one matrix for input embedding and output head
+    m.bias = False  # biases in projections (llama: attention and MLP; gpt2 has them always as published)
+    m.qk_norm = False  # RMSNorm on queries and keys per head
+    m.norm_eps = 1e-5
+    m.rope = ConfigDict()
+    m.rope.theta = 10000.0
+    m.rope.scaling = "none"  # none | linear | llama3
+    m.rope.factor = 1.0  # context is stretched by this (linear, llama3)
+    m.rope.low_freq_factor = 1.0  # llama3 only
+    m.rope.high_freq_factor = 4.0  # llama3 only
+    m.rope.original_max_len = 8192  # llama3 only: context before stretching
+    m.dropout = 0.0  # on embeddings and on each residual branch
+    m.init_std = 0.02  # of normal initial weights; output projections divided by sqrt(2 n_layers)
+    m.dtype = "bfloat16"  # compute: bfloat16 | float32; parameters, norms, softmax and loss are always float32
+    m.attention = "auto"  # auto | xla | blocked (CPU) | cudnn (GPU) | pallas (GPU, TPU); the choice is logged
+    m.remat = "none"  # recompute in the backward pass: none | names | dots | full, in order of memory saved
+    m.scan_layers = False  # True: compile one layer and scan it (deep models, TPU); False: unroll (fastest on one GPU)
+    m.fuse_projections = True  # q, k, v in one product and gate, up in one; the parameters stay apart
+
+    c.data = d = ConfigDict()
+    d.dir = ""  # where tokenizer, shards and manifest live; made when absent; "" = WORKDIR/data
+    d.path = ""  # train on this one folder, file, glob or tfds:NAME; takes the place of `sources`
+    d.sources = ConfigDict()  # NAME -> path (folder, file, glob, tfds:NAME, embedded:NAME) and weight, a share of tokens
+    d.text_key = "text"  # the field that holds the text, in jsonl, parquet and TFDS
+    d.max_bytes = 0  # read at most this many bytes of text from each source; 0 = all
+    d.tfds_dir = ""  # folder of TFDS datasets; "" = TFDS's own default
+    d.chat_tokens = False  # the last five ids of the vocabulary are the ChatML tokens
+    d.val_fraction = 0.01  # of documents, held out by a hash of their content
+    d.block_tokens = 8192  # tokens per ArrayRecord record
+    d.num_threads = 4  # of the loader; batches do not depend on it
+    d.num_workers = 0  # processes of the loader; 0 = threads only; batches do not depend on it
+    d.prefetch = 8  # batches made ahead of the step
+    d.timeout_s = 300.0  # a batch that takes longer than this is an error, not a silent wait
+
+    c.train = t = ConfigDict()
+    t.steps = 1000
+    t.batch_size = 64  # sequences per optimizer step, over all devices
+    t.seq_len = 512  # tokens per sequence
+    t.microbatch_size = 0  # sequences held in memory at a time (gradient accumulation); 0 = batch_size
+    t.eval_every_steps = 250  # held-out loss; 0 = at the end only
+    t.max_nonfinite_steps = 20  # this many skipped steps in a row stop the run (exit code 3)
+
+    c.loss = ConfigDict()
+    c.loss.z_loss = 0.0  # weight of log(Z)^2
+    c.loss.tile_tokens = 2048  # tokens per tile of the cross-entropy, so that all logits never exist; 0 = plain
+
+    c.optim = o = ConfigDict()
+    o.name = "adamw"
+    o.lr = 1e-3  # peak
+    o.schedule = "cosine"  # cosine | wsd | linear | constant, all after a linear warm-up
+    o.warmup_steps = 100
+    o.decay_fraction = 0.2  # wsd: the last part of the steps, in which the rate falls
+    o.final_lr_ratio = 0.1  # rate at the last step over the peak
+    o.b1 = 0.9
+    o.b2 = 0.95
+    o.eps = 1e-8
+    o.weight_decay = 0.1  # decoupled
+    o.decay = (r".*/kernel",)  # parameters that decay (full match of their path)
+    o.no_decay = (r".*norm.*", r".*embed.*", r".*/bias")  # those that do not; each must be in exactly one list
+    o.clip_norm = 1.0  # of the global gradient norm; 0 = off
+
+    c.checkpoint = ConfigDict()
+    c.checkpoint.every_steps = 1000  # 0 = at the end only
+    c.checkpoint.keep_last = 2
+    c.checkpoint.keep_every = 0  # also keep each checkpoint whose step is a multiple of this, for good
+    c.checkpoint.keep_best = 1  # also keep this many with the lowest validation loss
+
+    c.eval = ConfigDict()
+    c.eval.batch_size = 0  # sequences per evaluation step; 0 = microbatch_size
+    c.eval.max_batches = 32  # per source; 0 = all held-out text
+
+    c.sample = s = ConfigDict()
+    s.prompts = ()  # texts to continue; () = no samples
+    s.every_steps = 0  # 0 = at `at_steps` and at the end only
+    s.at_steps = ()
+    s.max_new_tokens = 96
+    s.temperature = 0.8  # 0 = greedy
+    s.top_k = 50  # 0 = off
+    s.top_p = 0.95  # 1 = off
+
+    c.mesh = ConfigDict()  # devices on each axis; -1 = all that remain
+    c.mesh.data = -1  # copies of the model, each on its part of the batch
+    c.mesh.fsdp = 1  # the batch and the parameters split over these
+    c.mesh.tensor = 1  # heads, feed-forward and vocabulary split over these
+
+    c.log = ConfigDict()
+    c.log.every_steps = 10
+    c.log.tensorboard = True
+    c.log.wandb = ""  # "" = off | offline | online (pip install "jaxlm[wandb]")
+
+    c.hardware = ConfigDict()
+    c.hardware.usd_per_hour = 0.0  # what the machine costs, for the dollars in the progress line
+    c.hardware.peak_tflops = 0.0  # of one device, for MFU; 0 = by the device's name
+    c.hardware.compile_cache = "~/.cache/jaxlm/xla"  # persistent compile cache; "" = off
+
+    c.distributed = ConfigDict()  # several processes; all 0 or empty = found from the cluster (Slurm, GKE, TPU, MPI)
+    c.distributed.coordinator = ""  # host:port of process 0
+    c.distributed.num_processes = 0
+    c.distributed.process_id = -1
+    return c

@@ -1,0 +1,431 @@
+"""Configuration: an ml_collections ConfigDict at the edge, frozen dataclasses inside.
+
+`configs/base.py` is the only home of defaults; the dataclasses here have the same keys (a test compares them) and no
+defaults, so a key that is read somewhere exists, is typed and is documented. Everything a user can get wrong raises
+`ConfigError` with one line that says what is wrong and how to mend it.
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import typing
+
+from absl import flags
+from ml_collections import config_dict, config_flags
+
+CONFIG_PACKAGE = pathlib.Path(__file__).parent / "configs"
+CHAT_TOKENS = ("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>")
+
+
+class ConfigError(ValueError):
+    """Bad input from the user: the message is one line that says what is wrong and how to mend it (exit code 2)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeConfig:
+    theta: float
+    scaling: str
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_len: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    family: str
+    n_layers: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    d_ff: int
+    vocab_size: int
+    max_seq_len: int
+    tie_embeddings: bool
+    bias: bool
+    qk_norm: bool
+    norm_eps: float
+    rope: RopeConfig
+    dropout: float
+    init_std: float
+    dtype: str
+    attention: str
+    remat: str
+    scan_layers: bool
+    fuse_projections: bool
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding table: the vocabulary rounded up to a multiple of 128 (the tail is masked)."""
+        return -(-self.vocab_size // 128) * 128
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceConfig:
+    path: str
+    weight: float
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    dir: str
+    path: str
+    sources: dict[str, SourceConfig]
+    text_key: str
+    max_bytes: int
+    tfds_dir: str
+    chat_tokens: bool
+    val_fraction: float
+    block_tokens: int
+    num_threads: int
+    num_workers: int
+    prefetch: int
+    timeout_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    steps: int
+    batch_size: int
+    seq_len: int
+    microbatch_size: int
+    eval_every_steps: int
+    max_nonfinite_steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+    z_loss: float
+    tile_tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimConfig:
+    name: str
+    lr: float
+    schedule: str
+    warmup_steps: int
+    decay_fraction: float
+    final_lr_ratio: float
+    b1: float
+    b2: float
+    eps: float
+    weight_decay: float
+    decay: tuple[str, ...]
+    no_decay: tuple[str, ...]
+    clip_norm: float
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    every_steps: int
+    keep_last: int
+    keep_every: int
+    keep_best: int
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    batch_size: int
+    max_batches: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleConfig:
+    prompts: tuple[str, ...]
+    every_steps: int
+    at_steps: tuple[int, ...]
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    data: int
+    fsdp: int
+    tensor: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LogConfig:
+    every_steps: int
+    tensorboard: bool
+    wandb: str
+
+
+@dataclasses.dataclass(frozen=True)
+class HardwareConfig:
+    usd_per_hour: float
+    peak_tflops: float
+    compile_cache: str
+
+
+@dataclasses.dataclass(frozen=True)
+class DistributedConfig:
+    coordinator: str
+    num_processes: int
+    process_id: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    program: str
+    workdir: str
+    seed: int
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig
+    loss: LossConfig
+    optim: OptimConfig
+    checkpoint: CheckpointConfig
+    eval: EvalConfig
+    sample: SampleConfig
+    mesh: MeshConfig
+    log: LogConfig
+    hardware: HardwareConfig
+    distributed: DistributedConfig
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From a file and command-line overrides to a ConfigDict
+
+
+def shipped_configs() -> list[str]:
+    """Names of the configs that come with jaxlm, `base` left out."""
+    return sorted(p.stem for p in CONFIG_PACKAGE.glob("*.py") if p.stem not in ("base", "__init__"))
+
+
+def find_config(name: str) -> pathlib.Path:
+    """The file of a config given by path (`configs/quickstart.py`) or by shipped name (`quickstart`)."""
+    path = pathlib.Path(name)
+    if path.suffix == ".py" and path.is_file():
+        return path
+    shipped = CONFIG_PACKAGE / f"{path.stem}.py"
+    if path.parent in (pathlib.Path(), pathlib.Path("configs")) and path.suffix in ("", ".py") and shipped.is_file():
+        return shipped
+    near = difflib.get_close_matches(path.stem, shipped_configs(), n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(shipped_configs())}"
+    raise ConfigError(f"no config file or shipped config {name!r}; {hint}")
+
+
+def load(name: str, overrides: typing.Sequence[str] = ()) -> config_dict.ConfigDict:
+    """Loads a config file and applies overrides such as `train.steps=100`. Raises ConfigError."""
+    path = find_config(name)
+    try:
+        spec = importlib.util.spec_from_file_location(f"jaxlm_config_{path.stem}", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        config = module.get_config()
+    except Exception as error:
+        raise ConfigError(f"config {path}: {type(error).__name__}: {_first_line(error)}") from error
+    if not isinstance(config, config_dict.ConfigDict):
+        raise ConfigError(f"config {path}: get_config() must return an ml_collections ConfigDict")
+    config.lock()
+    for override in overrides:
+        apply_override(config, override)
+    return config
+
+
+def apply_override(config: config_dict.ConfigDict, override: str) -> None:
+    """Sets one `key=value` in place with the type of the existing value (parsed by ml_collections)."""
+    key, sep, value = override.partition("=")
+    keys = _flat_keys(config)
+    if key not in keys:
+        raise ConfigError(f"unknown key config.{key}; {_nearest(key, keys)}")
+    if not sep:
+        raise ConfigError(f"--config.{key} needs a value: --config.{key}=VALUE")
+    old = _lookup(config, key)
+    if isinstance(old, config_dict.ConfigDict):
+        raise ConfigError(f"config.{key} is a section, set one of its keys: {', '.join(f'{key}.{k}' for k in old)}")
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_dict("config", config, flag_values=values)
+    try:
+        values(["jaxlm", f"--config.{key}={value}"])
+    except (flags.Error, TypeError, ValueError, SyntaxError) as error:
+        kind = type(old).__name__
+        raise ConfigError(f"config.{key}={value}: expected {kind}, such as {old!r}") from error
+
+
+def _flat_keys(config: config_dict.ConfigDict, prefix: str = "") -> list[str]:
+    keys = []
+    for key, value in config.items():
+        keys.append(prefix + key)
+        if isinstance(value, config_dict.ConfigDict):
+            keys += _flat_keys(value, f"{prefix}{key}.")
+    return keys
+
+
+def _lookup(config: config_dict.ConfigDict, key: str) -> typing.Any:
+    for part in key.split("."):
+        config = config[part]
+    return config
+
+
+def _nearest(key: str, keys: typing.Sequence[str]) -> str:
+    last = key.split(".")[-1]
+    same = [k for k in keys if k.split(".")[-1] == last]
+    near = same or difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
+    if not near:
+        by_last = {k.split(".")[-1]: k for k in keys}
+        near = [by_last[m] for m in difflib.get_close_matches(last, by_last, n=1)]
+    return f"did you mean config.{near[0]}?" if near else "jaxlm train --help lists all keys"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From a ConfigDict to frozen dataclasses
+
+
+def resolve(config: config_dict.ConfigDict | dict) -> Config:
+    """Checks types, fills derived values (0 = derive) and refuses impossible combinations. Raises ConfigError."""
+    if isinstance(config, config_dict.ConfigDict):
+        config = config.to_dict()
+    resolved = _derive(_build(Config, config, ""))
+    _validate(resolved)
+    return resolved
+
+
+def to_json(config: Config) -> str:
+    """The resolved config as JSON, the content of WORKDIR/config.json."""
+    return json.dumps(dataclasses.asdict(config), indent=1) + "\n"
+
+
+def from_json(text: str) -> Config:
+    """The inverse of `to_json`; raises ConfigError on keys that are missing or unknown."""
+    return _build(Config, json.loads(text), "")
+
+
+def _build(kind: typing.Any, value: typing.Any, where: str) -> typing.Any:
+    """Builds `kind` (a dataclass, dict[str, X], tuple[X, ...] or scalar type) from plain values, checking every type."""
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        if not isinstance(value, dict):
+            raise ConfigError(f"config.{where} must be a section with the keys {', '.join(hints)}")
+        for key in value:
+            if key not in hints:
+                raise ConfigError(f"unknown key config.{_join(where, key)}; {_nearest(_join(where, key), list(hints))}")
+        missing = [key for key in hints if key not in value]
+        if missing:
+            raise ConfigError(f"missing key config.{_join(where, missing[0])}; begin the config with base.get_config()")
+        return kind(**{key: _build(hint, value[key], _join(where, key)) for key, hint in hints.items()})
+    origin = typing.get_origin(kind)
+    if origin is dict and isinstance(value, dict):
+        return {key: _build(typing.get_args(kind)[1], v, _join(where, key)) for key, v in value.items()}
+    if origin is tuple and isinstance(value, (tuple, list)):
+        return tuple(_build(typing.get_args(kind)[0], v, where) for v in value)
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if kind in (int, str, bool) and type(value) is kind:
+        return value
+    raise ConfigError(f"config.{where}={value!r}: expected {getattr(kind, '__name__', kind)}")
+
+
+def _join(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _derive(c: Config) -> Config:
+    """Fills values that 0, -1 or an empty string leave to be derived from others."""
+    m, t = c.model, c.train
+    heads = m.n_heads
+    model = dataclasses.replace(
+        m,
+        n_kv_heads=m.n_kv_heads or heads,
+        head_dim=m.head_dim or (m.d_model // heads if heads > 0 and m.d_model % heads == 0 else 0),
+        max_seq_len=m.max_seq_len or t.seq_len,
+    )
+    train = dataclasses.replace(t, microbatch_size=t.microbatch_size or t.batch_size)
+    sources = {"text": SourceConfig(path=c.data.path, weight=1.0)} if c.data.path else c.data.sources
+    evaluation = dataclasses.replace(c.eval, batch_size=c.eval.batch_size or train.microbatch_size)
+    data_dir = c.data.dir or (os.path.join(c.workdir, "data") if c.workdir else "")
+    data = dataclasses.replace(c.data, dir=data_dir, sources=sources)
+    return dataclasses.replace(c, model=model, train=train, data=data, eval=evaluation)
+
+
+def _validate(c: Config) -> None:
+    """Refuses what can't work, one line each, before anything is compiled."""
+    m, t, o = c.model, c.train, c.optim
+
+    def need(ok: bool, message: str) -> None:
+        if not ok:
+            raise ConfigError(message)
+
+    def one_of(key: str, value: str, names: tuple[str, ...]) -> None:
+        near = difflib.get_close_matches(value, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else ""
+        need(value in names, f"config.{key}={value!r}: choose one of {', '.join(n or repr('') for n in names)}. {hint}")
+
+    one_of("model.family", m.family, ("llama", "gpt2"))
+    one_of("model.dtype", m.dtype, ("float32", "bfloat16"))
+    one_of("model.remat", m.remat, ("none", "full", "dots", "names"))
+    one_of("model.attention", m.attention, ("auto", "xla", "blocked", "cudnn", "pallas"))
+    one_of("model.rope.scaling", m.rope.scaling, ("none", "linear", "llama3"))
+    one_of("optim.schedule", o.schedule, ("cosine", "wsd", "linear", "constant"))
+    one_of("optim.name", o.name, ("adamw",))
+    one_of("log.wandb", c.log.wandb, ("", "offline", "online"))
+    positive = {"model.n_layers": m.n_layers, "model.d_model": m.d_model, "model.n_heads": m.n_heads}
+    positive |= {"model.d_ff": m.d_ff, "model.vocab_size": m.vocab_size, "train.steps": t.steps}
+    positive |= {"train.batch_size": t.batch_size, "train.seq_len": t.seq_len, "data.block_tokens": c.data.block_tokens}
+    positive |= {"log.every_steps": c.log.every_steps, "checkpoint.keep_last": c.checkpoint.keep_last}
+    positive |= {"eval.batch_size": c.eval.batch_size, "data.num_threads": c.data.num_threads, "optim.lr": o.lr}
+    for key, value in positive.items():
+        need(value > 0, f"config.{key}={value} must be greater than 0")
+    at_least_zero = {"optim.warmup_steps": o.warmup_steps, "optim.weight_decay": o.weight_decay}
+    at_least_zero |= {"checkpoint.every_steps": c.checkpoint.every_steps, "train.eval_every_steps": t.eval_every_steps}
+    at_least_zero |= {"loss.tile_tokens": c.loss.tile_tokens, "loss.z_loss": c.loss.z_loss, "seed": c.seed}
+    at_least_zero |= {"checkpoint.keep_best": c.checkpoint.keep_best, "data.num_workers": c.data.num_workers}
+    at_least_zero |= {"checkpoint.keep_every": c.checkpoint.keep_every, "sample.every_steps": c.sample.every_steps}
+    at_least_zero |= {"hardware.usd_per_hour": c.hardware.usd_per_hour, "optim.clip_norm": o.clip_norm}
+    for key, value in at_least_zero.items():
+        need(value >= 0, f"config.{key}={value} must not be negative")
+    need(m.head_dim > 0, f"model.d_model={m.d_model} is not divisible by model.n_heads={m.n_heads}; set model.head_dim")
+    need(
+        m.n_heads % m.n_kv_heads == 0,
+        f"model.n_heads={m.n_heads} is not divisible by model.n_kv_heads={m.n_kv_heads}; each key-value head serves a "
+        "whole number of query heads",
+    )
+    need(m.family != "llama" or m.head_dim % 2 == 0, f"model.head_dim={m.head_dim} must be even for RoPE")
+    need(m.family != "gpt2" or m.n_kv_heads == m.n_heads, "model.family=gpt2 has no GQA: set model.n_kv_heads=0")
+    need(0 <= m.dropout < 1, f"config.model.dropout={m.dropout} must be at least 0 and below 1")
+    need(
+        m.family != "gpt2" or t.seq_len <= m.max_seq_len,
+        f"train.seq_len={t.seq_len} is longer than model.max_seq_len={m.max_seq_len}, the learned positions",
+    )
+    need(
+        t.batch_size % t.microbatch_size == 0,
+        f"train.batch_size={t.batch_size} is not divisible by train.microbatch_size={t.microbatch_size}",
+    )
+    need(
+        o.warmup_steps < t.steps,
+        f"optim.warmup_steps={o.warmup_steps} is not shorter than train.steps={t.steps}: lower the one or raise the other",
+    )
+    need(0 < o.decay_fraction <= 1, f"config.optim.decay_fraction={o.decay_fraction} must be in (0, 1]")
+    need(0 <= o.final_lr_ratio <= 1, f"config.optim.final_lr_ratio={o.final_lr_ratio} must be in [0, 1]")
+    need(bool(c.data.sources) or bool(c.data.dir), "no data: set config.data.path, data.sources or data.dir")
+    for name, source in c.data.sources.items():
+        need(source.weight >= 0, f"config.data.sources.{name}.weight={source.weight} must not be negative")
+        need(bool(re.fullmatch(r"[A-Za-z0-9_-]+", name)), f"source name {name!r}: letters, digits, - and _ only")
+    total = sum(source.weight for source in c.data.sources.values())
+    need(not c.data.sources or total > 0, "every weight in data.sources is 0: nothing to train on")
+    need(0 < c.data.val_fraction < 1, f"config.data.val_fraction={c.data.val_fraction} must be between 0 and 1")
+    for key, value in dataclasses.asdict(c.mesh).items():
+        need(value == -1 or value > 0, f"config.mesh.{key}={value} must be positive, or -1 for all remaining devices")
+    need(
+        list(dataclasses.asdict(c.mesh).values()).count(-1) <= 1,
+        "config.mesh: only one axis can be -1 (all remaining devices)",
+    )
+    for pattern in o.decay + o.no_decay:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"config.optim: {pattern!r} is not a regular expression: {error}") from error

@@ -1,0 +1,49 @@
+"""Named leaves: a pytree of parameters as `layers_0/attn/q/kernel` -> array."""
+
+import re
+import typing
+
+import jax
+import numpy as np
+
+
+def path_name(path: tuple) -> str:
+    """A JAX key path as `a/b/c`."""
+    return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
+
+
+def named_leaves(tree: typing.Any) -> list[tuple[str, typing.Any]]:
+    """All leaves with their slash-joined path, in tree order."""
+    return [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def map_named(fn: typing.Callable, tree: typing.Any, *rest: typing.Any) -> typing.Any:
+    """`jax.tree.map` whose function takes the leaf's name first."""
+    return jax.tree_util.tree_map_with_path(lambda path, *leaves: fn(path_name(path), *leaves), tree, *rest)
+
+
+def count(tree: typing.Any) -> int:
+    """Number of elements in all leaves (arrays or ShapeDtypeStructs)."""
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
+
+
+def regex_mask(tree: typing.Any, yes: typing.Sequence[str], no: typing.Sequence[str]) -> typing.Any:
+    """Booleans like `tree`: True where the name fully matches a pattern of `yes`, False where one of `no`.
+
+    Raises:
+      ValueError: a name that matches neither list, or both, so that a new parameter never gets a default by accident.
+    """
+
+    def decide(name: str, _) -> bool:
+        in_yes, in_no = (any(re.fullmatch(p, name) for p in patterns) for patterns in (yes, no))
+        if in_yes == in_no:
+            raise ValueError(f"parameter {name} matches {'both' if in_yes else 'neither'} of {tuple(yes)} and {tuple(no)}")
+        return in_yes
+
+    return map_named(decide, tree)
+
+
+def group_of(name: str) -> str:
+    """The group under which norms of a parameter are reported: its layer index left out (`layers/attn`, `embed`)."""
+    parts = re.sub(r"^layers_\d+", "layers", name).split("/")
+    return "/".join(parts[:2]) if parts[0] == "layers" else parts[0]
