@@ -1,0 +1,1 @@
+"""From sources to batches: documents -> tokenizer -> shards -> rows -> loader."""

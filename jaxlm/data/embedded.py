@@ -1,0 +1,192 @@
+"""The embedded corpus: text that every installation of jaxlm has on its disk, so that a first run needs no network.
+
+Three sources, read by parsing files (no scanned module is imported), without tests and exact duplicates, in an order
+fixed by the hash of each file's name so that a cap on bytes takes a sample of everything:
+
+- prose: the language reference's help topics, and the docstrings of the standard library and of jaxlm's own
+  dependencies;
+- math: docstrings of NumPy, SciPy and JAX that speak of mathematics;
+- code: the standard library's sources.
+
+The text varies a little with the versions of Python and of the packages.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import pathlib
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator
+
+from jaxlm.config import ConfigError
+
+NAMES = ("prose", "math", "code")
+DEFAULT_MAX_BYTES = {"prose": 6_000_000, "math": 1_500_000, "code": 1_500_000}
+MATH_PACKAGES = ("numpy", "scipy", "jax")
+PROSE_PACKAGES = (
+    "absl",
+    "clu",
+    "etils",
+    "flax",
+    "grain",
+    "ml_collections",
+    "optax",
+    "orbax",
+    "pyarrow",
+    "tensorflow_datasets",
+)
+SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages", "tests", "test", "idle_test", "testing", "_vendor"}
+MIN_DOCSTRING = 200
+MIN_SOURCE = 500
+_MATHEMATICAL = re.compile(
+    r":math:|\.\. math::|\b(matri(x|ces)|eigen\w+|polynomials?|integra(l|te|tion)|derivatives?|gradients?|logarithm\w*|"
+    r"exponential|probability|distribution|variance|fourier|trigonometric|(co)?sine|tangent|determinant|inverse|"
+    r"interpolat\w+|orthogonal|convolution|linear (algebra|system|equations?)|vectors?|jacobian|hessian|coefficients?|"
+    r"floating.point|norm)\b",
+    re.IGNORECASE,
+)
+
+
+def iterate_embedded(name: str, max_bytes: int | None = None) -> Iterator[tuple[str, str]]:
+    """Yields (doc_id, text) of an embedded source, about `max_bytes` in all (default `DEFAULT_MAX_BYTES`).
+
+    The doc_id is the dotted name of what was documented, `python-topic.NAME`, or the path of a source file.
+    ConfigError for an unknown name.
+    """
+    if name not in NAMES:
+        raise ConfigError(f"no embedded source '{name}'; there are {', '.join('embedded:' + n for n in NAMES)}")
+    left = DEFAULT_MAX_BYTES[name] if max_bytes is None else max_bytes
+    seen: set[bytes] = set()
+    for doc_id, text in {"prose": _prose, "math": _math, "code": _code}[name]():
+        digest = hashlib.blake2b(
+            " ".join(text.removeprefix(doc_id).split()).encode("utf-8", "replace"), digest_size=16
+        ).digest()
+        if digest in seen:
+            continue
+        seen.add(digest)
+        left -= len(text.encode("utf-8", "replace"))
+        if left < 0:
+            return
+        yield doc_id, text
+
+
+def _prose() -> Iterator[tuple[str, str]]:
+    yield from _topics()
+    files = _files("", _stdlib()) + [file for package in PROSE_PACKAGES for file in _package_files(package)]
+    yield from _docstrings(files)
+
+
+def _math() -> Iterator[tuple[str, str]]:
+    files = [file for package in MATH_PACKAGES for file in _package_files(package)]
+    yield from ((doc_id, text) for doc_id, text in _docstrings(files) if len(_MATHEMATICAL.findall(text)) >= 2)
+
+
+def _code() -> Iterator[tuple[str, str]]:
+    for module, path in _by_hash(_files("", _stdlib())):
+        # Tables of constants (code pages, Unicode, the topics of prose) are data, not code.
+        if module.startswith(("encodings.", "pydoc_data.")):
+            continue
+        text = _read(path)
+        if text is not None and len(text) >= MIN_SOURCE:
+            yield f"{module.replace('.', '/')}.py", text
+
+
+def _stdlib() -> pathlib.Path:
+    return pathlib.Path(sysconfig.get_paths()["stdlib"])
+
+
+def _package_files(package: str) -> list[tuple[str, pathlib.Path]]:
+    """Files of an installed package, none when it is absent. Finding a top-level package does not import it."""
+    spec = importlib.util.find_spec(package)
+    roots = list(spec.submodule_search_locations or ()) if spec else []
+    return [file for root in roots for file in _files(package, pathlib.Path(root))]
+
+
+def _files(package: str, root: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
+    """(dotted module name, path) of the Python files under `root`."""
+    found, folders = [], [root]
+    while folders:
+        for path in folders.pop().iterdir():
+            if path.is_dir():
+                if path.name not in SKIPPED_FOLDERS and not path.name.startswith("config-"):
+                    folders.append(path)
+            elif path.suffix == ".py" and not path.stem.endswith("_test") and not path.stem.startswith("test_"):
+                parts = path.relative_to(root).with_suffix("").parts
+                parts = parts[:-1] if parts[-1] == "__init__" and (package or len(parts) > 1) else parts
+                found.append((".".join(([package] if package else []) + list(parts)), path))
+    return found
+
+
+def _by_hash(files: Iterable[tuple[str, pathlib.Path]]) -> list[tuple[str, pathlib.Path]]:
+    return sorted(files, key=lambda file: (hashlib.blake2b(file[0].encode(), digest_size=8).digest(), file[0]))
+
+
+def _read(path: pathlib.Path) -> str | None:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _parse(path: pathlib.Path) -> ast.Module | None:
+    source = _read(path)
+    if source is None:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+            return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _topics() -> Iterator[tuple[str, str]]:
+    """`help('TOPIC')`: chapters of the language reference, as the interpreter carries them."""
+    tree = _parse(_stdlib() / "pydoc_data" / "topics.py")
+    for node in tree.body if tree else ():
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            try:
+                topics = ast.literal_eval(node.value)
+            except ValueError:
+                continue
+            for topic, text in sorted(topics.items()):
+                if isinstance(text, str) and len(text) >= MIN_DOCSTRING:
+                    yield f"python-topic.{topic}", text
+
+
+def _docstrings(files: Iterable[tuple[str, pathlib.Path]]) -> Iterator[tuple[str, str]]:
+    for module, path in _by_hash(files):
+        tree = _parse(path)
+        if tree is None:
+            continue
+        for name, doc in _named_docstrings(module, tree):
+            doc = inspect.cleandoc(doc)
+            if len(doc) >= MIN_DOCSTRING:
+                yield name, f"{name}\n\n{doc}\n"
+
+
+def _named_docstrings(name: str, node: ast.AST) -> Iterator[tuple[str, str]]:
+    """(dotted name, docstring) of a module and all defined in it, and what `add_newdoc` attaches (as NumPy does)."""
+    if doc := ast.get_docstring(node, clean=False):
+        yield name, doc
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _named_docstrings(f"{name}.{child.name}", child)
+        elif isinstance(child, ast.Expr) and isinstance(child.value, ast.Call):
+            yield from _added_docstrings(child.value)
+
+
+def _added_docstrings(call: ast.Call) -> Iterator[tuple[str, str]]:
+    if getattr(call.func, "id", getattr(call.func, "attr", "")) != "add_newdoc" or len(call.args) < 3:
+        return
+    try:
+        place, name, doc = (ast.literal_eval(argument) for argument in call.args[:3])
+    except ValueError:
+        return
+    if isinstance(doc, tuple) and len(doc) == 2:
+        name, doc = f"{name}.{doc[0]}", doc[1]
+    if isinstance(doc, str):
+        yield f"{place}.{name}", doc

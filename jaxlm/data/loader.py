@@ -1,0 +1,229 @@
+"""Batches for the train loop, and rows for validation.
+
+Grain does the delivery (threads, worker processes, read-ahead); which rows a batch holds is decided by `rows.RowPlan`
+alone, so no count of threads, workers, hosts or restarts can change a batch. An iterator has no state but its step.
+
+Shapes: B batch, b rows of it that this process needs, T tokens, T1 = T + 1.
+"""
+
+import ctypes
+import dataclasses
+import hashlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+
+import grain
+import numpy as np
+from absl import flags
+
+from jaxlm.config import ConfigError
+from jaxlm.data import rows, shards
+
+
+def data_fingerprint(
+    data: shards.DataDir, mixture: Mapping[str, float], *, seed: int, seq_len: int, batch_size: int
+) -> dict[str, str]:
+    """What decides the batches, for the checkpoint; all strings.
+
+    Keys: "data", "mixture", "seed", "seq_len", "batch_size", and the "sha256" of these. `check_fingerprint` compares
+    two when resuming.
+    """
+    shares = rows.normalise_mixture(mixture, sorted(data.sources))
+    parts = {
+        "data": data.sha256,
+        "mixture": ", ".join(f"{name} {share}" for name, share in shares.items()),
+        "seed": str(seed),
+        "seq_len": str(seq_len),
+        "batch_size": str(batch_size),
+    }
+    return {**parts, "sha256": hashlib.sha256(json.dumps(parts).encode()).hexdigest()}
+
+
+def check_fingerprint(saved: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raises ConfigError naming what changed between the run that saved and this one; returns None when nothing did."""
+    changed = [key for key in now if key != "sha256" and saved.get(key) != now[key]]
+    if changed:
+        what = "; ".join(f"{key} was {str(saved.get(key))[:60]}, is {now[key][:60]}" for key in changed)
+        raise ConfigError(
+            f"this run's batches would differ from those it was trained on: {what}; set them back or use a new workdir"
+        )
+
+
+class BatchSource:
+    """Random access to batches: item i is this process's part of the batch of step `start_step` + i."""
+
+    def __init__(
+        self, data: shards.DataDir, plan: rows.RowPlan, *, seq_len: int, row_indices: np.ndarray, start_step: int
+    ):
+        self._plan, self._seq_len, self._start = plan, seq_len, start_step
+        self._eos_id = data.eos_id
+        self._slots = np.asarray(row_indices, np.int64).reshape(-1)
+        if self._slots.size and not (self._slots.min() >= 0 and self._slots.max() < plan.batch_size):
+            raise ValueError(
+                f"row_indices must lie in [0, {plan.batch_size}), got {self._slots.min()}..{self._slots.max()}"
+            )
+        self._streams = [data.stream(name) for name in plan.names]
+
+    def __len__(self) -> int:
+        return sys.maxsize >> 1
+
+    def __getitem__(self, i: int) -> dict[str, np.ndarray]:
+        source, _, row = self._plan.locate(self._start + int(i), self._slots)
+        T = self._seq_len
+        rows_bxT1 = np.empty((self._slots.size, T + 1), np.int32)
+        for out_T1, k, r in zip(rows_bxT1, source.tolist(), row.tolist(), strict=True):
+            out_T1[:] = self._streams[k].read(r * T, r * T + T + 1)
+        return rows.make_batch(rows_bxT1, self._eos_id)
+
+    def __repr__(self) -> str:
+        return f"BatchSource(start_step={self._start}, rows={self._slots.size}, seq_len={self._seq_len})"
+
+
+class TrainLoader(Iterator[dict[str, np.ndarray]]):
+    """Endless batches of steps start_step, start_step + 1, ... Close it, or use it in a `with`.
+
+    Args:
+      data: the opened data directory.
+      mixture: weight by source; absent sources count as 0.
+      seed: of the order of rows.
+      seq_len: T.
+      batch_size: B, sequences in the global batch.
+      row_indices: which of the B rows this process yields, in this order (default all).
+      start_step: the step of the first batch.
+      num_threads: threads that make batches (in each process).
+      num_workers: worker processes; 0 makes batches in this one, which suffices up to millions of tokens a second. With
+        workers, a script needs `if __name__ == "__main__"` (they are spawned).
+      prefetch: batches made ahead (in each process).
+      stall_seconds: how long to wait for a batch before RuntimeError (a dead disk blocks a read for ever).
+
+    Yields:
+      the dict of `rows.make_batch`, [b, T]. Raises RuntimeError when a read fails or a worker dies.
+    """
+
+    def __init__(
+        self,
+        data: shards.DataDir,
+        mixture: Mapping[str, float],
+        *,
+        seed: int,
+        seq_len: int,
+        batch_size: int,
+        row_indices: np.ndarray | None = None,
+        start_step: int = 0,
+        num_threads: int = 2,
+        num_workers: int = 0,
+        prefetch: int = 4,
+        stall_seconds: float = 600.0,
+    ):
+        plan = rows.plan_rows(data.token_counts("train"), mixture, seed=seed, seq_len=seq_len, batch_size=batch_size)
+        slots = np.arange(batch_size) if row_indices is None else row_indices
+        source = BatchSource(data, plan, seq_len=seq_len, row_indices=slots, start_step=start_step)
+        options = grain.ReadOptions(num_threads=max(1, num_threads), prefetch_buffer_size=max(1, prefetch))
+        dataset = grain.MapDataset.source(source).to_iter_dataset(options)
+        if num_workers:
+            if not flags.FLAGS.is_parsed():
+                # Grain reads absl flags when it starts workers; a console script or notebook never parses them.
+                flags.FLAGS.mark_as_parsed()
+            workers = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=max(1, prefetch))
+            # Batches come through pipes: Grain leaks its shared memory when a worker or this process is killed.
+            pipes = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
+            dataset = grain.experimental.WithOptionsIterDataset(dataset, pipes)
+            dataset = dataset.mp_prefetch(workers, worker_init_fn=_die_with_parent)
+        self.step = start_step
+        self._iterator = iter(dataset)
+        self._stall_seconds = stall_seconds
+        # The hand-over queue lets __next__ time out; Grain's own next() would block for ever on a hung read.
+        self._ready: queue.Queue = queue.Queue(maxsize=1)
+        self._closed = threading.Event()
+        self._failed: Exception | None = None
+        self._thread = threading.Thread(target=self._pump, name="loader-pump", daemon=True)
+        self._thread.start()
+
+    def _pump(self) -> None:
+        while not self._closed.is_set():
+            try:
+                item = next(self._iterator)
+            except Exception as e:
+                item = e
+            while not self._closed.is_set():
+                try:
+                    self._ready.put(item, timeout=0.2)
+                    break
+                except queue.Full:
+                    continue
+            if isinstance(item, Exception):
+                return
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        if self._closed.is_set():
+            raise RuntimeError("the loader is closed")
+        if self._failed is None:
+            try:
+                item = self._ready.get(timeout=self._stall_seconds)
+            except queue.Empty:
+                item = TimeoutError(f"no batch within {self._stall_seconds:g} s: a read or a worker hangs")
+            if not isinstance(item, Exception):
+                self.step += 1
+                return item
+            self._failed = item
+        raise RuntimeError(f"the loader failed at step {self.step}: {self._failed}") from self._failed
+
+    def close(self) -> None:
+        """Stops threads and workers. A second call does nothing."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._thread.join(timeout=10)
+        self._iterator.close()
+
+    def __enter__(self) -> "TrainLoader":
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+
+def _die_with_parent(worker: int, num_workers: int) -> None:
+    """Has Linux kill a worker whose parent was killed; Grain would leave it running for ever."""
+    del worker, num_workers
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1 is PR_SET_PDEATHSIG
+        if os.getppid() == 1:
+            os._exit(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidationBatch:
+    """`batch` as from `rows.make_batch`, weights 0 on padding; `target_bytes`, the raw bytes of its counted targets."""
+
+    batch: dict[str, np.ndarray]
+    target_tokens: int
+    target_bytes: int
+
+
+def validation_rows(
+    data: shards.DataDir, source: str, *, seq_len: int, batch_size: int, max_rows: int | None = None
+) -> Iterator[ValidationBatch]:
+    """The held-out stream of a source, from its start, in order; every target once, the last row padded with EOS.
+
+    All batches are [batch_size, seq_len]. bits_per_byte = summed loss in nats / ln 2 / summed `target_bytes`.
+    `max_rows` caps the rows read. Yields nothing when fewer than two tokens are held out.
+    """
+    stream, length = data.stream(source, "val"), data.token_bytes()
+    total = max(0, -(-(stream.tokens - 1) // seq_len))
+    total = total if max_rows is None else min(total, max_rows)
+    for first in range(0, total, batch_size):
+        rows_BxT1 = np.full((batch_size, seq_len + 1), data.eos_id, np.int32)
+        weights_BxT = np.zeros((batch_size, seq_len), np.float32)
+        for b, row in enumerate(range(first, min(total, first + batch_size))):
+            tokens = stream.read(row * seq_len, min(stream.tokens, (row + 1) * seq_len + 1))
+            rows_BxT1[b, : len(tokens)] = tokens
+            weights_BxT[b, : len(tokens) - 1] = 1
+        batch = {**rows.make_batch(rows_BxT1, data.eos_id), "weights": weights_BxT}
+        counted = batch["targets"][weights_BxT > 0]
+        yield ValidationBatch(batch, int(counted.size), int(length[counted].sum()))

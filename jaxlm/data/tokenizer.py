@@ -1,0 +1,203 @@
+"""SentencePiece BPE (Kudo and Richardson 2018) with byte fallback: every text comes back exactly as it went in.
+
+Spaces, newlines, tabs and control characters are kept; digits are split; ids 0/1/2 are unk/bos/eos. The five ChatML
+tokens, when wanted, are control pieces appended to the trained model, so that they hold the last ids of the
+vocabulary (32000..32004 of 32005) and text that merely spells `<|im_start|>` or `</s>` is encoded as ordinary text.
+"""
+
+import functools
+import hashlib
+import io
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import sentencepiece as spm
+
+from jaxlm.config import CHAT_TOKENS, ConfigError
+
+UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
+_SPACE = "\u2581"  # SentencePiece writes a space as this character
+_SPACE_BYTES = tuple(_SPACE.encode())
+_MAX_LINE = 4000  # bytes; SentencePiece leaves out training lines beyond max_sentence_length (4192)
+_PIECE_CHARS = 1 << 17
+_THREADS = 2  # fixed: the number is written into the model's bytes
+
+
+class Tokenizer:
+    """A SentencePiece model. Equal `sha256` means equal ids for every text.
+
+    Attributes: `vocab_size` (control tokens included), `eos_id`, `bos_id`, `sha256` (hex, of the model's bytes),
+    `model_bytes`.
+    """
+
+    def __init__(self, model_bytes: bytes):
+        self.model_bytes = model_bytes
+        self.sha256 = hashlib.sha256(model_bytes).hexdigest()
+        self._sp = spm.SentencePieceProcessor(model_proto=model_bytes)
+        self.vocab_size: int = self._sp.vocab_size()
+        self.bos_id, self.eos_id = self._sp.bos_id(), self._sp.eos_id()
+        if self.eos_id < 0:
+            raise ConfigError("this SentencePiece model has no end-of-sentence piece; train it with eos_id >= 0")
+        self._byte_ids = {byte: self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_BYTES}
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Tokenizer":
+        """Reads a `.model` file; ConfigError when there is none or it is not SentencePiece's."""
+        try:
+            content = pathlib.Path(path).read_bytes()
+        except OSError as e:
+            raise ConfigError(f"cannot read the tokenizer {path}: {e.strerror}") from None
+        try:
+            return cls(content)
+        except RuntimeError:
+            raise ConfigError(f"{path} is not a SentencePiece model") from None
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the model; `sentencepiece` and GGUF converters read it as it is."""
+        pathlib.Path(path).write_bytes(self.model_bytes)
+
+    def __reduce__(self):
+        return Tokenizer, (self.model_bytes,)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without BOS or EOS. Never yields a control id. Lone surrogates become '?'."""
+        return self.encode_batch([text], num_threads=1)[0].tolist()
+
+    def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[np.ndarray]:
+        """Ids of each text, int32[n] each; `encode` of many, in `num_threads` threads.
+
+        Long texts are encoded piecewise at newlines, which changes nothing: no piece of the vocabulary holds a newline.
+        """
+        parts, owners = [], []
+        for owner, text in enumerate(texts):
+            for part in self._split(text):
+                parts.append(part)
+                owners.append(owner)
+        coded = self._sp.encode([p for p in parts if p is not None], out_type=int, num_threads=num_threads)
+        coded = iter(coded)
+        out: list[list[int]] = [[] for _ in texts]
+        for part, owner in zip(parts, owners, strict=True):
+            out[owner] += next(coded) if part is not None else [self._byte_ids[byte] for byte in _SPACE_BYTES]
+        return [np.asarray(ids, np.int32) for ids in out]
+
+    def _split(self, text: str) -> Iterator[str | None]:
+        """Parts to be encoded one by one; None stands for a literal U+2581, which SentencePiece takes for a space."""
+        if not text.isascii():
+            text = text.encode("utf-8", "replace").decode()
+        for i, section in enumerate(text.split(_SPACE) if _SPACE in text else (text,)):
+            if i:
+                yield None
+            start = 0
+            while len(section) - start > _PIECE_CHARS:
+                newline = section.rfind("\n", start, start + _PIECE_CHARS) + 1 or section.find("\n", start) + 1
+                stop = newline or len(section)
+                yield section[start:stop]
+                start = stop
+            if start < len(section):
+                yield section[start:]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; control tokens give nothing, bytes that are not UTF-8 (a cut character) give U+FFFD."""
+        table = self._raw_bytes
+        return b"".join([table[int(i)] for i in ids]).decode("utf-8", "replace")
+
+    @functools.cached_property
+    def _raw_bytes(self) -> list[bytes]:
+        sp = self._sp
+        table = []
+        for i in range(self.vocab_size):
+            piece = sp.id_to_piece(i)
+            if sp.is_control(i) or sp.is_unknown(i):
+                table.append(b"")
+            elif sp.is_byte(i):
+                table.append(bytes([int(piece[3:5], 16)]))
+            else:
+                table.append(piece.replace(_SPACE, " ").encode())
+        return table
+
+    def token_bytes(self) -> np.ndarray:
+        """int32[vocab_size]: how many bytes of raw text each id stands for; 0 for control tokens."""
+        return np.asarray([len(raw) for raw in self._raw_bytes], np.int32)
+
+    def id_of(self, piece: str) -> int:
+        """The id of a piece such as `<|im_end|>`; ConfigError when the vocabulary lacks it."""
+        i = self._sp.piece_to_id(piece)
+        if self._sp.id_to_piece(i) != piece:
+            raise ConfigError(f"the tokenizer has no token {piece}; train it with the chat tokens")
+        return i
+
+
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool) -> Tokenizer:
+    """Trains a BPE on texts (all of them held in memory by SentencePiece: sample first).
+
+    The result depends only on the texts and their order. `vocab_size` counts everything: with `chat_tokens`, the five
+    ChatML tokens take its last five ids and the BPE has `vocab_size` - 5 pieces. Raises ConfigError when the text is
+    too small for the vocabulary, naming the largest possible one.
+    """
+    extra = len(CHAT_TOKENS) if chat_tokens else 0
+    if vocab_size - extra < 300:
+        raise ConfigError(
+            f"vocabulary of {vocab_size} is too small: 256 byte pieces and the controls need at least {300 + extra}"
+        )
+    model = io.BytesIO()
+    try:
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=_training_lines(texts),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocab_size - extra,
+            byte_fallback=True,
+            split_digits=True,
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True,
+            character_coverage=0.9999,
+            unk_id=UNK_ID,
+            bos_id=BOS_ID,
+            eos_id=EOS_ID,
+            pad_id=-1,
+            num_threads=_THREADS,
+            minloglevel=2,
+        )
+    except (RuntimeError, StopIteration) as e:
+        raise _training_error(str(e), vocab_size, extra) from None
+    return Tokenizer(_append_controls(model.getvalue(), CHAT_TOKENS if chat_tokens else ()))
+
+
+def _training_error(message: str, vocab_size: int, extra: int) -> ConfigError:
+    if found := re.search(r"<= (\d+)", message):
+        largest = int(found[1]) + extra
+        return ConfigError(
+            f"the text is too small for a vocabulary of {vocab_size}; the largest it supports is {largest}"
+        )
+    if "sentences_.empty()" in message:
+        return ConfigError("there is no text to train a tokenizer on; check the sources")
+    return ConfigError(
+        f"SentencePiece could not train a vocabulary of {vocab_size}: {message.strip().splitlines()[-1][:200]}"
+    )
+
+
+def _training_lines(texts: Iterable[str]) -> Iterator[str]:
+    """Lines short enough for SentencePiece, without what its trainer refuses (NUL, U+2581: byte pieces serve)."""
+    for text in texts:
+        for line in text.replace("\0", "\n").replace(_SPACE, "\n").splitlines():
+            raw = line.encode("utf-8", "replace")
+            for start in range(0, len(raw), _MAX_LINE):
+                if part := raw[start : start + _MAX_LINE].decode("utf-8", "ignore"):
+                    yield part
+
+
+def _append_controls(model_bytes: bytes, names: Sequence[str]) -> bytes:
+    """The model with control pieces added after its last id."""
+    # Needs protobuf, at training only; a trained model is read without it.
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto.FromString(model_bytes)
+    for name in names:
+        model.pieces.add(piece=name, score=0.0, type=model.SentencePiece.CONTROL)
+    model.trainer_spec.vocab_size = len(model.pieces)
+    return model.SerializeToString(deterministic=True)

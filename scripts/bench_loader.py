@@ -1,0 +1,89 @@
+"""How fast the loader alone makes batches, from shards on local disk: `python scripts/bench_loader.py`.
+
+Makes its own shards (three sources, Zipf-distributed tokens, documents of some 500 tokens) in a temporary folder, warms
+up, and prints tokens a second: batches of the three-way mixture, at random over all tokens, with segment ids and
+positions.
+"""
+
+import argparse
+import hashlib
+import json
+import pathlib
+import tempfile
+import time
+
+import numpy as np
+
+from jaxlm.data import loader, shards
+
+MIXTURE = {"prose": 87, "math": 10, "code": 3}
+
+
+def make_data(root: pathlib.Path, tokens: int, vocab_size: int) -> shards.DataDir:
+    """A data directory of about `tokens` random tokens."""
+    rng = np.random.default_rng(0)
+    dtype, entries = shards.token_dtype(vocab_size), {}
+    for name, weight in MIXTURE.items():
+        writers = {
+            split: shards.StreamWriter(root, split, name, eos_id=2, dtype=dtype, block_tokens=8192, shard_blocks=2048)
+            for split in shards.SPLITS
+        }
+        wanted = max(1 << 20, tokens * weight // 100)
+        ids = 3 + rng.zipf(1.2, wanted).clip(max=vocab_size - 4).astype(dtype)
+        cuts = np.cumsum(rng.integers(100, 900, wanted // 500))
+        for i, document in enumerate(np.split(ids, cuts[cuts < wanted])):
+            writers["train" if i else "val"].add(f"{name}-{i}", document, 4 * len(document))
+        entries[name] = {"spec": "random", **{split: writer.finish() for split, writer in writers.items()}}
+    shards.write_atomically(root / shards.TOKENIZER, b"")
+    manifest = {
+        "recipe": {},
+        "tokenizer": {"sha256": hashlib.sha256(b"").hexdigest(), "vocab_size": vocab_size, "eos_id": 2},
+        "dtype": dtype,
+        "block_tokens": 8192,
+        "mixture": MIXTURE,
+        "files": [],
+        "sources": entries,
+    }
+    shards.write_manifest(root, manifest)
+    return shards.open_data(root)
+
+
+def measure(data: shards.DataDir, seconds: float, **options) -> float:
+    """Tokens a second of a TrainLoader with these options, after ten batches of warm-up."""
+    with loader.TrainLoader(data, data.mixture, seed=0, **options) as batches:
+        for _ in range(10):
+            next(batches)
+        steps, began = 0, time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            next(batches)
+            steps += 1
+        elapsed = time.perf_counter() - began
+    return steps * options["batch_size"] * options["seq_len"] / elapsed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--num-threads", type=int, default=2)
+    parser.add_argument("--num-workers", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=64_000_000)
+    parser.add_argument("--data", help="an existing data directory to read instead of making one")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        data = shards.open_data(args.data) if args.data else make_data(pathlib.Path(folder), args.tokens, 32005)
+        options = {name: getattr(args, name) for name in ("seq_len", "batch_size", "num_threads", "num_workers")}
+        rates = [measure(data, args.seconds, **options) for _ in range(args.repeats)]
+    if args.json:
+        print(json.dumps({**options, "tokens_per_second": rates}))
+        return
+    for rate in rates:
+        print(f"{rate / 1e6:.2f} million tokens/s")
+    print(f"median {np.median(rates) / 1e6:.2f} million tokens/s ({options})")
+
+
+if __name__ == "__main__":
+    main()
