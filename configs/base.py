@@ -36,7 +36,9 @@ def get_config() -> ConfigDict:
     m.rope.original_max_len = 8192  # llama3 only: context before stretching
     m.dropout = 0.0  # on embeddings and on each residual branch
     m.init_std = 0.02  # of normal initial weights; output projections divided by sqrt(2 n_layers)
-    m.dtype = "bfloat16"  # compute: bfloat16 | float32; parameters, norms, softmax and loss are always float32
+    m.dtype = (
+        "auto"  # compute: bfloat16 | float32 | auto (float32 on CPU); parameters, norms, softmax, loss are float32
+    )
     m.attention = "auto"  # auto | xla | blocked (CPU) | cudnn (GPU) | pallas (GPU, TPU); the choice is logged
     m.remat = "none"  # recompute in the backward pass: none | names | dots | full, in order of memory saved
     m.scan_layers = False  # True: compile one layer and scan it (deep models, TPU); False: unroll (fastest on one GPU)
@@ -45,7 +47,7 @@ def get_config() -> ConfigDict:
     c.data = d = ConfigDict()
     d.dir = ""  # where tokenizer, shards and manifest live; made when absent; "" = WORKDIR/data
     d.path = ""  # train on this one folder, file, glob or tfds:NAME; takes the place of `sources`
-    d.sources = ConfigDict()  # NAME -> path (folder, file, glob, tfds:NAME, embedded:NAME) and weight, a share of tokens
+    d.sources = ConfigDict()  # NAME -> path (folder, file, glob, tfds:NAME, embedded:NAME; "" = in data.dir), weight
     d.text_key = "text"  # the field that holds the text, in jsonl, parquet and TFDS
     d.max_bytes = 0  # read at most this many bytes of text from each source; 0 = all
     d.tfds_dir = ""  # folder of TFDS datasets; "" = TFDS's own default

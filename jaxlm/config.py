@@ -7,22 +7,22 @@ defaults, so a key that is read somewhere exists, is typed and is documented. Ev
 
 import dataclasses
 import difflib
-import importlib.util
 import json
 import os
-import pathlib
 import re
 import typing
 
-from absl import flags
-from ml_collections import config_dict, config_flags
+from ml_collections import config_dict
 
-CONFIG_PACKAGE = pathlib.Path(__file__).parent / "configs"
 CHAT_TOKENS = ("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
 
 class ConfigError(ValueError):
     """Bad input from the user: the message is one line that says what is wrong and how to mend it (exit code 2)."""
+
+
+class RunError(RuntimeError):
+    """A run that can't go on for a reason outside the program, in one line with the mend (exit code 1)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,99 +193,6 @@ class Config:
     distributed: DistributedConfig
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# From a file and command-line overrides to a ConfigDict
-
-
-def shipped_configs() -> list[str]:
-    """Names of the configs that come with jaxlm, `base` left out."""
-    return sorted(p.stem for p in CONFIG_PACKAGE.glob("*.py") if p.stem not in ("base", "__init__"))
-
-
-def find_config(name: str) -> pathlib.Path:
-    """The file of a config given by path (`configs/quickstart.py`) or by shipped name (`quickstart`)."""
-    path = pathlib.Path(name)
-    if path.suffix == ".py" and path.is_file():
-        return path
-    shipped = CONFIG_PACKAGE / f"{path.stem}.py"
-    if path.parent in (pathlib.Path(), pathlib.Path("configs")) and path.suffix in ("", ".py") and shipped.is_file():
-        return shipped
-    near = difflib.get_close_matches(path.stem, shipped_configs(), n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(shipped_configs())}"
-    raise ConfigError(f"no config file or shipped config {name!r}; {hint}")
-
-
-def load(name: str, overrides: typing.Sequence[str] = ()) -> config_dict.ConfigDict:
-    """Loads a config file and applies overrides such as `train.steps=100`. Raises ConfigError."""
-    path = find_config(name)
-    try:
-        spec = importlib.util.spec_from_file_location(f"jaxlm_config_{path.stem}", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        config = module.get_config()
-    except Exception as error:
-        raise ConfigError(f"config {path}: {type(error).__name__}: {_first_line(error)}") from error
-    if not isinstance(config, config_dict.ConfigDict):
-        raise ConfigError(f"config {path}: get_config() must return an ml_collections ConfigDict")
-    config.lock()
-    for override in overrides:
-        apply_override(config, override)
-    return config
-
-
-def apply_override(config: config_dict.ConfigDict, override: str) -> None:
-    """Sets one `key=value` in place with the type of the existing value (parsed by ml_collections)."""
-    key, sep, value = override.partition("=")
-    keys = _flat_keys(config)
-    if key not in keys:
-        raise ConfigError(f"unknown key config.{key}; {_nearest(key, keys)}")
-    if not sep:
-        raise ConfigError(f"--config.{key} needs a value: --config.{key}=VALUE")
-    old = _lookup(config, key)
-    if isinstance(old, config_dict.ConfigDict):
-        raise ConfigError(f"config.{key} is a section, set one of its keys: {', '.join(f'{key}.{k}' for k in old)}")
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_dict("config", config, flag_values=values)
-    try:
-        values(["jaxlm", f"--config.{key}={value}"])
-    except (flags.Error, TypeError, ValueError, SyntaxError) as error:
-        kind = type(old).__name__
-        raise ConfigError(f"config.{key}={value}: expected {kind}, such as {old!r}") from error
-
-
-def _flat_keys(config: config_dict.ConfigDict, prefix: str = "") -> list[str]:
-    keys = []
-    for key, value in config.items():
-        keys.append(prefix + key)
-        if isinstance(value, config_dict.ConfigDict):
-            keys += _flat_keys(value, f"{prefix}{key}.")
-    return keys
-
-
-def _lookup(config: config_dict.ConfigDict, key: str) -> typing.Any:
-    for part in key.split("."):
-        config = config[part]
-    return config
-
-
-def _nearest(key: str, keys: typing.Sequence[str]) -> str:
-    last = key.split(".")[-1]
-    same = [k for k in keys if k.split(".")[-1] == last]
-    near = same or difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
-    if not near:
-        by_last = {k.split(".")[-1]: k for k in keys}
-        near = [by_last[m] for m in difflib.get_close_matches(last, by_last, n=1)]
-    return f"did you mean config.{near[0]}?" if near else "jaxlm train --help lists all keys"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# From a ConfigDict to frozen dataclasses
-
-
 def resolve(config: config_dict.ConfigDict | dict) -> Config:
     """Checks types, fills derived values (0 = derive) and refuses impossible combinations. Raises ConfigError."""
     if isinstance(config, config_dict.ConfigDict):
@@ -300,11 +207,6 @@ def to_json(config: Config) -> str:
     return json.dumps(dataclasses.asdict(config), indent=1) + "\n"
 
 
-def from_json(text: str) -> Config:
-    """The inverse of `to_json`; raises ConfigError on keys that are missing or unknown."""
-    return _build(Config, json.loads(text), "")
-
-
 def _build(kind: typing.Any, value: typing.Any, where: str) -> typing.Any:
     """Builds `kind` (a dataclass, dict[str, X], tuple[X, ...] or scalar type) from plain values, checking every type."""
     if dataclasses.is_dataclass(kind):
@@ -313,7 +215,9 @@ def _build(kind: typing.Any, value: typing.Any, where: str) -> typing.Any:
             raise ConfigError(f"config.{where} must be a section with the keys {', '.join(hints)}")
         for key in value:
             if key not in hints:
-                raise ConfigError(f"unknown key config.{_join(where, key)}; {_nearest(_join(where, key), list(hints))}")
+                raise ConfigError(
+                    f"unknown key config.{_join(where, key)}; {nearest_key(_join(where, key), list(hints))}"
+                )
         missing = [key for key in hints if key not in value]
         if missing:
             raise ConfigError(f"missing key config.{_join(where, missing[0])}; begin the config with base.get_config()")
@@ -366,7 +270,7 @@ def _validate(c: Config) -> None:
         need(value in names, f"config.{key}={value!r}: choose one of {', '.join(n or repr('') for n in names)}. {hint}")
 
     one_of("model.family", m.family, ("llama", "gpt2"))
-    one_of("model.dtype", m.dtype, ("float32", "bfloat16"))
+    one_of("model.dtype", m.dtype, ("auto", "float32", "bfloat16"))
     one_of("model.remat", m.remat, ("none", "full", "dots", "names"))
     one_of("model.attention", m.attention, ("auto", "xla", "blocked", "cudnn", "pallas"))
     one_of("model.rope.scaling", m.rope.scaling, ("none", "linear", "llama3"))
@@ -429,3 +333,14 @@ def _validate(c: Config) -> None:
             re.compile(pattern)
         except re.error as error:
             raise ConfigError(f"config.optim: {pattern!r} is not a regular expression: {error}") from error
+
+
+def nearest_key(key: str, keys: typing.Sequence[str]) -> str:
+    """A hint at the key that was probably meant."""
+    last = key.split(".")[-1]
+    same = [k for k in keys if k.split(".")[-1] == last]
+    near = same or difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
+    if not near:
+        by_last = {k.split(".")[-1]: k for k in keys}
+        near = [by_last[m] for m in difflib.get_close_matches(last, by_last, n=1)]
+    return f"did you mean config.{near[0]}?" if near else "jaxlm train --help lists all keys"

@@ -40,7 +40,9 @@ def mesh_shape(config: MeshConfig, n_devices: int) -> dict[str, int]:
             sizes[axis] = max(n_devices // fixed, 1)
     if int(np.prod(list(sizes.values()))) != n_devices:
         asked = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
-        raise ConfigError(f"mesh {asked} does not make {n_devices} devices; set config.mesh.data=-1 to take all that remain")
+        raise ConfigError(
+            f"mesh {asked} does not make {n_devices} devices; set config.mesh.data=-1 to take all that remain"
+        )
     return sizes
 
 
@@ -74,7 +76,9 @@ def spec(logical: typing.Sequence[str | None], shape: typing.Sequence[int], mesh
     used, entries = set(), []
     for name, size in zip(logical, shape, strict=True):
         rule = RULES[name] if name else None
-        axes = tuple(a for a in ((rule,) if isinstance(rule, str) else rule or ()) if a not in used and mesh.shape[a] > 1)
+        axes = tuple(
+            a for a in ((rule,) if isinstance(rule, str) else rule or ()) if a not in used and mesh.shape[a] > 1
+        )
         if not axes or size % int(np.prod([mesh.shape[a] for a in axes])):
             entries.append(None)
             continue

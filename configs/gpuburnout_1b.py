@@ -1,0 +1,36 @@
+"""The 1.04B LLaMA-style model of the first story: 1,038,692,352 parameters.
+
+    python -m jaxlm.main --config=configs/gpuburnout_1b.py --config.workdir=runs/1b --config.data.dir=DATA
+
+16 layers, d 2048, 32 query / 8 key-value heads of 64, SwiGLU 8192, RoPE theta 500,000, 2,048 context, 32,005-token BPE
+with the ChatML tokens, tied. FineWeb-Edu 87 / FineMath 10 / Python-Edu 3. One A100, H100 or H200 of 80 GB or more; the
+story took 90,000 steps in phases (200, 10,000, 60,000, 90,000) for $175 on an A100.
+"""
+
+from jaxlm.configs import base
+
+
+def get_config():
+    c = base.get_config()
+    c.model.n_layers = 16
+    c.model.d_model = 2048
+    c.model.n_heads = 32
+    c.model.n_kv_heads = 8
+    c.model.d_ff = 8192
+    c.model.vocab_size = 32005
+    c.model.rope.theta = 500_000.0
+    c.data.chat_tokens = True
+    c.data.dir = "data/1b"
+    c.data.sources.fineweb_edu = dict(path="", weight=87.0)
+    c.data.sources.finemath = dict(path="", weight=10.0)
+    c.data.sources.python_edu = dict(path="", weight=3.0)
+    c.train.steps = 90_000
+    c.train.batch_size = 128
+    c.train.seq_len = 2048
+    c.train.microbatch_size = 16
+    c.train.eval_every_steps = 1000
+    c.optim.lr = 3e-4
+    c.optim.warmup_steps = 1000
+    c.checkpoint.every_steps = 1000
+    c.checkpoint.keep_every = 10_000
+    return c

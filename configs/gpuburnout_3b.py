@@ -1,0 +1,39 @@
+"""The 3.12B model that the first story grew to: 3,122,969,600 parameters.
+
+    python -m jaxlm.main --config=configs/gpuburnout_3b.py --config.workdir=runs/3b --config.data.dir=DATA
+
+32 layers, d 2560, 40 query / 10 key-value heads of 64, SwiGLU 10240, 32,005-token BPE with the ChatML tokens, tied. Its
+parameters and fp32 AdamW moments alone take 37.5 GB, gradients in bf16 6.2 GB: one 141 GB GPU, or `mesh.fsdp` over two
+or more of 80 GB.
+"""
+
+from jaxlm.configs import base
+
+
+def get_config():
+    c = base.get_config()
+    c.model.n_layers = 32
+    c.model.d_model = 2560
+    c.model.n_heads = 40
+    c.model.n_kv_heads = 10
+    c.model.d_ff = 10_240
+    c.model.vocab_size = 32005
+    c.model.rope.theta = 500_000.0
+    c.model.remat = "names"
+    c.data.chat_tokens = True
+    c.data.dir = "data/1b"
+    c.data.sources.fineweb_edu = dict(path="", weight=87.0)
+    c.data.sources.finemath = dict(path="", weight=10.0)
+    c.data.sources.python_edu = dict(path="", weight=3.0)
+    c.train.steps = 120_000
+    c.train.batch_size = 256
+    c.train.seq_len = 2048
+    c.train.microbatch_size = 8
+    c.train.eval_every_steps = 1000
+    c.optim.lr = 2e-4
+    c.optim.warmup_steps = 2000
+    c.checkpoint.every_steps = 1000
+    c.checkpoint.keep_every = 20_000
+    c.mesh.data = 1
+    c.mesh.fsdp = -1
+    return c

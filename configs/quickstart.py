@@ -1,0 +1,33 @@
+"""Minutes on a laptop: a small model on the documentation that every installation has.
+
+    python -m jaxlm.main --config=configs/quickstart.py --config.workdir=runs/quickstart
+
+The corpus is made from the Python standard library's and installed packages' documentation (87), NumPy's, SciPy's and
+JAX's mathematical docstrings (10) and Python sources (3), so nothing is downloaded.
+"""
+
+from jaxlm.configs import base
+
+
+def get_config():
+    c = base.get_config()
+    c.model.n_layers = 4
+    c.model.d_model = 256
+    c.model.n_heads = 4
+    c.model.n_kv_heads = 2
+    c.model.d_ff = 704
+    c.model.vocab_size = 4096
+    c.data.sources.prose = dict(path="embedded:prose", weight=87.0)
+    c.data.sources.math = dict(path="embedded:math", weight=10.0)
+    c.data.sources.code = dict(path="embedded:code", weight=3.0)
+    c.train.steps = 300
+    c.train.batch_size = 8
+    c.train.seq_len = 256
+    c.train.eval_every_steps = 100
+    c.eval.max_batches = 4
+    c.optim.lr = 3e-3
+    c.optim.warmup_steps = 20
+    c.checkpoint.every_steps = 100
+    c.sample.prompts = ("Return a new list", "The module", "def ")
+    c.sample.every_steps = 100
+    return c

@@ -1,0 +1,58 @@
+"""Samples from fixed prompts: the quickest way to see what a model has learned, and what it has caught."""
+
+import json
+import pathlib
+import sys
+import typing
+
+import jax
+
+from jaxlm.config import Config
+from jaxlm.data import shards
+from jaxlm.data.shards import DataDir
+from jaxlm.data.tokenizer import Tokenizer
+from jaxlm.models import generate
+
+
+def continue_prompts(
+    config: Config, model: typing.Any, params: typing.Any, tokenizer: Tokenizer, prompts: typing.Sequence[str]
+) -> list[str]:
+    """The text that follows each prompt, up to the end of the document or `sample.max_new_tokens`.
+
+    Each prompt begins a document, as in training: the end-of-document token goes before it.
+    """
+    s = config.sample
+    new = generate.generate(
+        model,
+        params,
+        [[tokenizer.eos_id, *tokenizer.encode(prompt)] for prompt in prompts],
+        max_new_tokens=s.max_new_tokens,
+        temperature=s.temperature,
+        top_k=s.top_k,
+        top_p=s.top_p,
+        stop_ids=(tokenizer.eos_id,),
+        seed=config.seed,
+    )
+    return [tokenizer.decode([i for i in ids if i != tokenizer.eos_id]) for ids in new]
+
+
+def make(
+    config: Config, model: typing.Any, data: DataDir, workdir: pathlib.Path
+) -> typing.Callable[[typing.Any, int], None]:
+    """Returns `(params, step) -> None`, which writes WORKDIR/samples/<step>.jsonl and shows the samples."""
+    tokenizer = Tokenizer.load(data.path / shards.TOKENIZER)
+
+    def sample(params: typing.Any, step: int) -> None:
+        if not config.sample.prompts:
+            return
+        texts = continue_prompts(config, model, params, tokenizer, config.sample.prompts)
+        if jax.process_index():
+            return
+        folder = workdir / "samples"
+        folder.mkdir(exist_ok=True)
+        with open(folder / f"{step}.jsonl", "w", encoding="utf-8") as file:
+            for prompt, text in zip(config.sample.prompts, texts, strict=True):
+                file.write(json.dumps({"step": step, "prompt": prompt, "text": text}, ensure_ascii=False) + "\n")
+                print(f"--- sample at step {step}: {prompt}|{text}", file=sys.stderr, flush=True)
+
+    return sample

@@ -1,0 +1,43 @@
+"""`jaxlm sample`: continues prompts with the model of a run."""
+
+import argparse
+import pathlib
+import sys
+
+import jax
+
+from jaxlm import models, sharding
+from jaxlm.config import Config, ConfigError
+from jaxlm.data import shards
+from jaxlm.data.tokenizer import Tokenizer
+from jaxlm.eval import samples
+from jaxlm.programs import setup
+from jaxlm.programs.tables import print_table
+from jaxlm.train.checkpoint import Checkpointer
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Prints each prompt with its continuation; prompts come from --prompt, else standard input, else the config."""
+    if not config.workdir:
+        raise ConfigError("which run? give --config.workdir=DIR")
+    prompts = args.prompt or list(config.sample.prompts)
+    if not prompts:
+        raise ConfigError('nothing to continue: give --prompt="TEXT", again for more than one')
+    mesh = setup.start(config)
+    config = setup.for_platform(config, jax.devices()[0].platform)
+    checkpointer = Checkpointer(pathlib.Path(config.workdir) / "checkpoints", read_only=True)
+    step = checkpointer.find(args.checkpoint)
+    data = shards.open_data(config.data.dir)
+    model = setup.build_model(config)
+    abstract = models.abstract_params(model)
+    where = sharding.tree_shardings(abstract, models.logical_axes(model), mesh)
+    params = checkpointer.restore_params(step, abstract, where)
+    print(f"checkpoint {step} of {config.workdir}", file=sys.stderr)
+    tokenizer = Tokenizer.load(data.path / shards.TOKENIZER)
+    texts = samples.continue_prompts(config, model, params, tokenizer, prompts)
+    if args.json:
+        print_table([{"prompt": p, "text": t, "step": step} for p, t in zip(prompts, texts, strict=True)], True)
+    else:
+        for prompt, text in zip(prompts, texts, strict=True):
+            print(f"{prompt}{text}\n")
+    return 0

@@ -1,0 +1,18 @@
+"""Tables for people, JSON lines for programs."""
+
+import json
+import typing
+
+
+def print_table(rows: list[dict[str, typing.Any]], as_json: bool) -> None:
+    """Prints rows of like keys as an aligned table, or as JSON lines."""
+    if as_json:
+        for row in rows:
+            print(json.dumps(row))
+        return
+    if not rows:
+        return
+    text = [list(rows[0])] + [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
+    widths = [max(len(line[i]) for line in text) for i in range(len(text[0]))]
+    for line in text:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

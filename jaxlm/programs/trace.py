@@ -1,0 +1,41 @@
+"""`jaxlm trace`: which documents were in the batch of a step."""
+
+import argparse
+
+from jaxlm.config import Config, ConfigError
+from jaxlm.data import trace
+from jaxlm.programs import setup
+from jaxlm.programs.tables import print_table
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Prints the documents of the batch behind the metrics of step N (the N-th update, counted from 1)."""
+    if args.step < 1:
+        raise ConfigError(f"--step={args.step}: steps are counted from 1")
+    data, mixture = setup.data(config)
+    batch = trace.describe_batch(
+        data,
+        mixture,
+        seed=config.seed,
+        seq_len=config.train.seq_len,
+        batch_size=config.train.batch_size,
+        step=args.step - 1,
+        snippet_chars=200 if args.json else 60,
+    )
+    rows = []
+    for row in batch:
+        for document in row.documents:
+            rows.append(
+                {
+                    "slot": row.slot,
+                    "source": row.source,
+                    "epoch": row.epoch,
+                    "row": row.row,
+                    "document": document.doc_id,
+                    "first_token": document.first_token,
+                    "tokens": document.tokens,
+                    "text": document.text if args.json else " ".join(document.text.split()),
+                }
+            )
+    print_table(rows, args.json)
+    return 0

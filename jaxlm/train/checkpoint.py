@@ -1,0 +1,218 @@
+"""Checkpoints: Orbax, asynchronous, rotated, verified, independent of the mesh that wrote them.
+
+`checkpoints/<step>/` holds `params` (so that sampling and export read nothing else), `train` (optimizer state and
+counters) and `meta` (step, resolved config, data fingerprint, and a digest of every array). Orbax itself verifies
+nothing: a flipped bit in an array file restores silently. The digests are computed on the device from the arrays that
+were meant to be saved, so garbage from a disk, a network filesystem or memory is found when it is read back.
+"""
+
+import contextlib
+import errno
+import logging
+import pathlib
+import typing
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+from orbax.checkpoint import checkpoint_managers
+
+from jaxlm import tree
+from jaxlm.config import CheckpointConfig, ConfigError, RunError
+from jaxlm.train.state import TrainState
+
+BEST_METRIC = "val/loss"
+_UINTS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+
+
+class CorruptCheckpointError(RunError):
+    """A checkpoint whose arrays are not those that were saved."""
+
+
+@jax.jit
+def digests(tree_of_arrays: typing.Any) -> list[jax.Array]:
+    """One uint32 per leaf, in tree order, independent of how the leaf is sharded.
+
+    Each element's bits are mixed with its global index (murmur3's finaliser, a bijection) and the results added
+    modulo 2^32: the order of addition is free, and any change of one element changes the sum.
+    """
+
+    def one(x: jax.Array) -> jax.Array:
+        bits = jax.lax.bitcast_convert_type(x, _UINTS[x.dtype.itemsize]).astype(jnp.uint32).reshape(-1)
+        h = bits ^ (jax.lax.iota(jnp.uint32, bits.size) * jnp.uint32(0x9E3779B1))
+        h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
+        h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
+        return jnp.sum(h ^ (h >> 16), dtype=jnp.uint32)
+
+    return [one(x) for x in jax.tree.leaves(tree_of_arrays)]
+
+
+def _digest_table(items: dict[str, typing.Any]) -> dict[str, int]:
+    """Leaf name -> digest, fetched to the host."""
+    return dict(
+        zip([n for n, _ in tree.named_leaves(items)], [int(d) for d in jax.device_get(digests(items))], strict=True)
+    )
+
+
+def _items(state: TrainState) -> dict[str, typing.Any]:
+    counters = {"step": state.step, "skipped": state.skipped, "skipped_in_a_row": state.skipped_in_a_row}
+    return {"params": state.params, "train": {"opt_state": state.opt_state, **counters}}
+
+
+class Checkpointer:
+    """Saves and restores the TrainState of one run.
+
+    Args:
+      directory: `WORKDIR/checkpoints`.
+      config: which checkpoints to keep.
+      read_only: for programs that only restore.
+    """
+
+    def __init__(self, directory: pathlib.Path, config: CheckpointConfig | None = None, *, read_only: bool = False):
+        self.directory = pathlib.Path(directory).resolve()
+        if read_only and not self.directory.is_dir():
+            raise ConfigError(f"no checkpoints in {self.directory}: is --config.workdir the folder of a run?")
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=None if config is None else _policy(config),
+            cleanup_tmp_directories=not read_only,
+            read_only=read_only,
+        )
+        handlers = {"params": ocp.StandardCheckpointHandler(), "train": ocp.StandardCheckpointHandler()}
+        handlers |= {"meta": ocp.JsonCheckpointHandler()}
+        self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
+
+    def save(self, state: TrainState, meta: dict, metrics: dict[str, float]) -> bool:
+        """Starts saving `state` at its step; returns at once but for the copy to the host. False if it is there already."""
+        step = int(state.step)
+        if step in self._manager.all_steps():
+            return False
+        items = _items(state)
+        # The copy of the state must be whole before the next step takes its memory; Orbax does that before returning.
+        args = {name: ocp.args.StandardSave(item) for name, item in items.items()}
+        args["meta"] = ocp.args.JsonSave({**meta, "step": step, "metrics": metrics, "digests": _digest_table(items)})
+        with disk_errors(f"checkpoint {step}", self.directory):
+            return self._manager.save(step, args=ocp.args.Composite(**args), metrics=metrics or None)
+
+    def wait(self) -> None:
+        """Blocks until the save in flight is on disk; raises if it failed."""
+        with disk_errors("checkpoint", self.directory):
+            self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits for the save in flight and releases the manager."""
+        with disk_errors("checkpoint", self.directory):
+            self._manager.wait_until_finished()
+            self._manager.close()
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints on disk, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def best_step(self) -> int | None:
+        """The step with the lowest validation loss among those on disk; None if none was evaluated."""
+        losses = {step: self.meta(step)["metrics"].get(BEST_METRIC) for step in self.steps()}
+        known = {step: loss for step, loss in losses.items() if loss is not None}
+        return min(known, key=known.get) if known else None
+
+    def find(self, which: str) -> int:
+        """The step meant by `latest`, `best` or a number. Raises ConfigError."""
+        steps = self.steps()
+        if not steps:
+            raise ConfigError(f"no checkpoints in {self.directory}: train first")
+        step = steps[-1] if which == "latest" else self.best_step() if which == "best" else which
+        if step is None or not str(step).isdigit() or int(step) not in steps:
+            raise ConfigError(f"no checkpoint {which!r}; there are {', '.join(map(str, steps))}, latest and best")
+        return int(step)
+
+    def meta(self, step: int) -> dict:
+        """What was saved beside the arrays: `config`, `fingerprint`, `metrics`, `digests`, ..."""
+        return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+
+    def restore(self, step: int, abstract_state: TrainState, shardings: TrainState) -> TrainState:
+        """The state saved at `step`, laid out as `shardings` says, whatever mesh wrote it.
+
+        Raises:
+          CorruptCheckpointError: an array is not the one that was saved, or can't be read.
+        """
+        items = self._restore(step, _items(_with_shardings(abstract_state, shardings)))
+        train = items["train"]
+        counters = {name: train[name] for name in ("step", "skipped", "skipped_in_a_row")}
+        return TrainState(params=items["params"], opt_state=train["opt_state"], **counters)
+
+    def restore_latest(self, abstract_state: TrainState, shardings: TrainState) -> TrainState:
+        """The newest state that reads back as it was saved.
+
+        A damaged checkpoint is moved to `WORKDIR/damaged/`, with a warning, and the one before it is tried.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            try:
+                return self.restore(step, abstract_state, shardings)
+            except CorruptCheckpointError as error:
+                logging.warning("%s; moving it to damaged/ and going back to the checkpoint before it", error)
+                self._set_aside(step)
+        raise CorruptCheckpointError(f"none of the checkpoints {steps} in {self.directory} can be restored")
+
+    def restore_params(self, step: int, abstract_params: typing.Any, shardings: typing.Any) -> typing.Any:
+        """The parameters alone. Raises CorruptCheckpointError."""
+        return self._restore(step, {"params": _with_shardings(abstract_params, shardings)})["params"]
+
+    def _set_aside(self, step: int) -> None:
+        """Moves a damaged checkpoint out of the way, so that its step can be saved again."""
+        if jax.process_index() == 0:
+            place = self.directory.parent / "damaged"
+            place.mkdir(exist_ok=True)
+            target = next(p for n in range(10**6) if not (p := place / f"{step}.{n}").exists())
+            (self.directory / str(step)).rename(target)
+        multihost_utils.sync_global_devices("damaged checkpoint set aside")
+        self._manager.reload()
+
+    def _restore(self, step: int, wanted: dict[str, typing.Any]) -> dict[str, typing.Any]:
+        args = {name: ocp.args.StandardRestore(item) for name, item in wanted.items()}
+        try:
+            saved = self.meta(step)["digests"]
+            restored = self._manager.restore(step, args=ocp.args.Composite(**args))
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise CorruptCheckpointError(f"checkpoint {step} can't be read: {reason}") from error
+        items = {name: restored[name] for name in wanted}
+        wrong = [name for name, digest in _digest_table(items).items() if saved.get(name) != digest]
+        if wrong:
+            raise CorruptCheckpointError(f"checkpoint {step} is damaged: {wrong[0]} and {len(wrong) - 1} more arrays")
+        return items
+
+
+def _with_shardings(abstract: typing.Any, shardings: typing.Any) -> typing.Any:
+    return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings)
+
+
+def _policy(config: CheckpointConfig) -> checkpoint_managers.PreservationPolicy:
+    """The newest `keep_last`, those at multiples of `keep_every`, and the `keep_best` with the lowest validation loss."""
+    policies = [checkpoint_managers.LatestN(config.keep_last)]
+    if config.keep_every:
+        policies.append(checkpoint_managers.EveryNSteps(config.keep_every))
+    if config.keep_best:
+        policies.append(
+            checkpoint_managers.BestN(
+                get_metric_fn=lambda metrics: metrics[BEST_METRIC],
+                reverse=True,
+                n=config.keep_best,
+                keep_checkpoints_without_metrics=False,
+            )
+        )
+    return checkpoint_managers.AnyPreservationPolicy(policies)
+
+
+@contextlib.contextmanager
+def disk_errors(what: str, directory: pathlib.Path) -> typing.Iterator[None]:
+    """Turns a full disk, however deep it was met, into one line that says what to do."""
+    try:
+        yield
+    except Exception as error:
+        if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
+            raise RunError(
+                f"disk full while writing {what} in {directory}: free some room and run the same command again; "
+                "earlier checkpoints are whole"
+            ) from error
+        raise

@@ -1,0 +1,106 @@
+"""run.json: what ran, from which code, data and packages, on what hardware, and every (re)start."""
+
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+
+import jax
+
+from jaxlm import config as config_lib
+from jaxlm.config import Config
+
+_PACKAGES = (
+    "jaxlm",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "array-record",
+    "sentencepiece",
+    "numpy",
+)
+
+
+def record_start(workdir: pathlib.Path, config: Config, *, step: int, manifest_sha256: str, choices: dict) -> None:
+    """Writes config.json and adds this start to run.json.
+
+    Args:
+      workdir: the run's folder.
+      config: resolved.
+      step: updates already done.
+      manifest_sha256: of the data.
+      choices: what was decided at start (attention backend, mesh, ...).
+    """
+    text = config_lib.to_json(config)
+    replace_file(workdir / "config.json", text)
+    path = workdir / "run.json"
+    starts = json.loads(path.read_text())["starts"] if path.exists() else []
+    starts.append(
+        {
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "step": step,
+            "command": sys.argv,
+            "git": _git(),
+            "config_sha256": hashlib.sha256(text.encode()).hexdigest(),
+            "manifest_sha256": manifest_sha256,
+            "packages": {name: _version(name) for name in _PACKAGES},
+            "python": platform.python_version(),
+            "hardware": hardware(),
+            "choices": choices,
+        }
+    )
+    replace_file(path, json.dumps({"starts": starts}, indent=1) + "\n")
+
+
+def hardware() -> dict:
+    """Host, processor count and devices."""
+    devices = jax.devices()
+    return {
+        "host": platform.node(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "platform": devices[0].platform,
+        "device_kind": devices[0].device_kind,
+        "devices": len(devices),
+        "processes": jax.process_count(),
+    }
+
+
+def replace_file(path: pathlib.Path, text: str) -> None:
+    """Writes a small file whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git() -> dict | None:
+    """Commit and dirtiness of the code, None outside a checkout."""
+    folder = pathlib.Path(__file__).resolve().parents[2]
+
+    def git(*args: str) -> str:
+        return subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        if pathlib.Path(git("rev-parse", "--show-toplevel")) != folder:
+            return None  # installed inside somebody else's repository
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None

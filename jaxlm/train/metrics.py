@@ -1,0 +1,218 @@
+"""What the person watches: metrics.jsonl, TensorBoard, Weights & Biases and a progress line.
+
+metrics.jsonl is append-only: after a resume the steps since the last checkpoint stand there twice, and the later line is
+the one that counts. Only process 0 writes.
+"""
+
+import json
+import math
+import os
+import pathlib
+import sys
+import time
+import typing
+
+import tensorboardX
+
+from jaxlm.config import ConfigError, LogConfig
+
+
+class JsonLines:
+    """Appends JSON objects to a file, one a line, each flushed; a line cut short by a crash is dropped on opening."""
+
+    def __init__(self, path: pathlib.Path):
+        self.last = _mend(path)
+        self._file = open(path, "a", encoding="utf-8")
+
+    def write(self, record: dict) -> None:
+        """Writes one object; NaN and infinities become null, as JSON has neither."""
+        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        self._file.write(json.dumps(clean) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Puts everything on disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def _mend(path: pathlib.Path) -> dict:
+    """Cuts an unfinished last line off; returns the last whole record ({} if there is none)."""
+    if not path.exists():
+        return {}
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) != len(data):
+        os.truncate(path, len(whole))
+    lines = whole.splitlines()
+    return json.loads(lines[-1]) if lines else {}
+
+
+def read(path: pathlib.Path) -> dict[int, dict]:
+    """Step -> its metrics, all lines of the step merged, later lines over earlier ones."""
+    steps: dict[int, dict] = {}
+    for line in pathlib.Path(path).read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        steps.setdefault(record["step"], {}).update(record)
+    return steps
+
+
+class Writer:
+    """Sends each record to every place that the config asks for.
+
+    Args:
+      workdir: the run's folder.
+      config: `config.log`.
+      run_config: the whole resolved config as a dict, for Weights & Biases.
+    """
+
+    def __init__(self, workdir: pathlib.Path, config: LogConfig, run_config: dict):
+        self._json = JsonLines(workdir / "metrics.jsonl")
+        self._board = tensorboardX.SummaryWriter(str(workdir / "tensorboard")) if config.tensorboard else None
+        self._wandb = _open_wandb(workdir, config.wandb, run_config) if config.wandb else None
+
+    @property
+    def last(self) -> dict:
+        """The last record that an earlier start of this run wrote."""
+        return self._json.last
+
+    def write(self, record: dict[str, typing.Any]) -> None:
+        """Writes one record; it must have `step`."""
+        self._json.write(record)
+        scalars = {k: v for k, v in record.items() if k != "step" and isinstance(v, (int, float))}
+        if self._board:
+            for name, value in scalars.items():
+                self._board.add_scalar(name, value, record["step"])
+        if self._wandb:
+            self._wandb.log(scalars, step=record["step"])
+
+    def close(self) -> None:
+        """Flushes and closes everything."""
+        self._json.close()
+        if self._board:
+            self._board.close()
+        if self._wandb:
+            self._wandb.finish()
+
+
+def _open_wandb(workdir: pathlib.Path, mode: str, run_config: dict) -> typing.Any:
+    try:
+        import wandb
+    except ImportError as error:
+        raise ConfigError(f'config.log.wandb={mode!r} needs Weights & Biases: pip install "jaxlm[wandb]"') from error
+    return wandb.init(project="jaxlm", name=workdir.name, dir=str(workdir), mode=mode, config=run_config)
+
+
+class Progress:
+    """One line that is rewritten in a terminal, and plain lines where there is none.
+
+    Args:
+      total: steps of the run.
+      stream: where to write; standard error by default.
+    """
+
+    def __init__(self, total: int, stream: typing.TextIO | None = None):
+        self._total = total
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty()
+        self._width = 0
+
+    def update(self, record: dict) -> None:
+        """Shows step, loss, tokens/s, MFU (PaLM convention), dollars and time left."""
+        line = self._line(record)
+        if self._live:
+            self._stream.write("\r" + line.ljust(self._width))
+            self._width = len(line)
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def message(self, text: str) -> None:
+        """A line that stays, above the one that is rewritten."""
+        start = "\r" + " " * self._width + "\r" if self._live and self._width else ""
+        self._stream.write(f"{start}{text}\n")
+        self._stream.flush()
+        self._width = 0
+
+    def close(self) -> None:
+        """Leaves the last progress line standing."""
+        if self._live and self._width:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._width = 0
+
+    def _line(self, record: dict) -> str:
+        parts = [f"step {record['step']}/{self._total}", f"loss {record['train/loss']:.4f}"]
+        if record.get("tokens_per_second"):
+            parts.append(f"{human(record['tokens_per_second'])} tokens/s")
+            if record.get("mfu_palm"):
+                parts.append(f"MFU {100 * record['mfu_palm']:.1f}%")
+            if record["cost_usd"]:
+                parts.append(f"${record['cost_usd']:.2f}")
+            parts.append(f"ETA {duration(record['eta_s'])}")
+        if record.get("train/skipped"):
+            parts.append(f"skipped {record['train/skipped']:.0f}")
+        return "  ".join(parts)
+
+
+def human(x: float) -> str:
+    """1234567 -> '1.23M'."""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(x) >= limit:
+            return f"{x / limit:.3g}{unit}"
+    return f"{x:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """3725 -> '1h02m'; 95 -> '1m35s'."""
+    s = round(seconds)
+    if s >= 86400:
+        return f"{s // 86400}d{s % 86400 // 3600:02d}h"
+    if s >= 3600:
+        return f"{s // 3600}h{s % 3600 // 60:02d}m"
+    return f"{s // 60}m{s % 60:02d}s"
+
+
+class Meter:
+    """Turns finished steps into tokens/s, MFU, wall time, dollars and time left.
+
+    Args:
+      tokens_per_step: tokens of a global batch.
+      flops_palm, flops_causal: FLOPs a token in both conventions.
+      peak_flops: of all devices together; None where unknown (MFU is then left out).
+      usd_per_hour: what the machine costs.
+      wall_s: seconds that earlier starts of this run took, so that dollars are those really spent.
+    """
+
+    def __init__(self, *, tokens_per_step, flops_palm, flops_causal, peak_flops, usd_per_hour, wall_s=0.0):
+        self._tokens_per_step = tokens_per_step
+        self._flops = {"mfu_palm": flops_palm, "mfu_causal": flops_causal}
+        self._peak = peak_flops
+        self._usd_per_hour = usd_per_hour
+        self._start = time.monotonic() - wall_s
+        self._mark: tuple[int, float] | None = None
+        self._paused = 0.0
+
+    def pause(self, seconds: float) -> None:
+        """Leaves evaluation and samples out of the speed (never out of the wall time or the dollars)."""
+        self._paused += seconds
+
+    def clock(self, step: int) -> dict[str, float]:
+        """What every record says: step, tokens so far, seconds and dollars over all starts of the run."""
+        wall = time.monotonic() - self._start
+        cost = round(wall / 3600 * self._usd_per_hour, 6)
+        return {"step": step, "tokens": step * self._tokens_per_step, "wall_s": round(wall, 3), "cost_usd": cost}
+
+    def measure(self, step: int, total: int) -> dict[str, float]:
+        """Figures since the last call. The first call sets the mark only: it would count the compilation."""
+        now = time.monotonic()
+        record = self.clock(step)
+        if self._mark and step > self._mark[0]:
+            seconds = max(now - self._mark[1] - self._paused, 1e-9)
+            speed = (step - self._mark[0]) * self._tokens_per_step / seconds
+            record |= {"tokens_per_second": speed, "eta_s": (total - step) * self._tokens_per_step / speed}
+            if self._peak:
+                record |= {name: speed * flops / self._peak for name, flops in self._flops.items()}
+        self._mark, self._paused = (step, now), 0.0
+        return record

@@ -1,0 +1,82 @@
+"""Small models for tests: a config by overrides, parameters that are nowhere zero, packed batches, a loss."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlm import config, config_files, models, tree
+
+BASE = {
+    "n_layers": 2,
+    "d_model": 32,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "d_ff": 48,
+    "vocab_size": 101,
+    "max_seq_len": 64,
+    "dtype": "float32",
+}
+
+
+def model_config(**overrides) -> config.ModelConfig:
+    """A resolved tiny config; `family="gpt2"` changes what it must; rope keys as `rope_theta`."""
+    keys = BASE | ({"n_kv_heads": 0} if overrides.get("family") == "gpt2" else {}) | overrides
+    flat = [f"model.{k.replace('rope_', 'rope.', 1)}={v}" for k, v in keys.items()]
+    return config.resolve(config_files.load("base", ["data.path=x", "train.seq_len=32", *flat])).model
+
+
+def random_params(model, seed: int = 0) -> dict:
+    """Random parameters of the model's shapes (numpy: nothing to compile), norms and biases off their neutral values."""
+    rng = np.random.default_rng(seed)
+
+    def draw(name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        return jnp.asarray(rng.normal(float(name.endswith("scale")), 0.1, leaf.shape), leaf.dtype)
+
+    return tree.map_named(draw, models.abstract_params(model))
+
+
+def packed_batch(cfg: config.ModelConfig, batch: int = 4, tokens: int = 24, seed: int = 0) -> dict:
+    """Rows of three documents each, cut at places that differ by row."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, cfg.vocab_size, (batch, tokens + 1))
+    positions, segments = np.zeros((2, batch, tokens), np.int32)
+    for row in range(batch):
+        cuts = [0, *sorted(rng.choice(np.arange(1, tokens), 2, replace=False)), tokens]
+        for number, (start, end) in enumerate(itertools.pairwise(cuts)):
+            positions[row, start:end] = np.arange(end - start)
+            segments[row, start:end] = number + 1
+    arrays = {"tokens": ids[:, :-1], "targets": ids[:, 1:], "positions": positions, "segment_ids": segments}
+    return {name: jnp.asarray(array, jnp.int32) for name, array in arrays.items()}
+
+
+def loss(model, params, batch: dict, key=None) -> jax.Array:
+    """Mean cross-entropy over all targets, padded columns masked, with dropout when a key is given."""
+    cfg = model.config
+    rngs = {} if key is None else {"dropout": key}
+    inputs = (batch["tokens"], batch.get("positions"), batch.get("segment_ids"))
+    hidden = model.apply({"params": params}, *inputs, train=key is not None, rngs=rngs)
+    scores = (hidden @ models.head_kernel(params, cfg).astype(hidden.dtype)).astype(jnp.float32)
+    scores = jnp.where(jnp.arange(scores.shape[-1]) < cfg.vocab_size, scores, -jnp.inf)
+    logp = jax.nn.log_softmax(scores)
+    return -jnp.mean(jnp.take_along_axis(logp, batch["targets"][..., None], -1))
+
+
+def value_and_grads(model, params, batch: dict, key=None):
+    """The loss and its gradients, jitted."""
+    return jax.jit(jax.value_and_grad(lambda p: loss(model, p, batch, key)))(params)
+
+
+def difference(a, b) -> float:
+    """The largest over all leaves of max|a - b| / max|b|.
+
+    Leaves below 1e-6 in both count as equal: the gradient of a key bias without RoPE is zero but for rounding.
+    """
+    worst = 0.0
+    for (name, x), (_, y) in zip(tree.named_leaves(a), tree.named_leaves(b), strict=True):
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        assert x.shape == y.shape, name
+        gap, size = np.abs(x - y).max(), np.abs(y).max()
+        worst = max(worst, gap / max(size, 1e-6) if max(gap, size) > 1e-6 else 0.0)
+    return worst
