@@ -1,0 +1,67 @@
+"""The GPT-2 family (Radford et al. 2019): learned positions, pre-LayerNorm, GELU (tanh form), biases everywhere.
+
+Legend: B batch, T tokens, D model, F feed-forward.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxlm.config import ModelConfig
+from jaxlm.models.layers import Attention, Cache, Embedding, LayerCache, LayerNorm, Linear, dropout, output_std
+from jaxlm.models.transformer import Transformer
+from jaxlm.sharding import constrain
+
+
+class GeluMLP(nn.Module):
+    """down(gelu(up(x))) with the tanh approximation (`gelu_new` of Hugging Face)."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
+        c = self.config
+        up, up_bias = Linear((c.d_model, c.d_ff), (c.d_ff,), c.init_std, c.dtype, name="up")()
+        up_BxTxF = checkpoint_name(jnp.tensordot(x_BxTxD, up, axes=1) + up_bias, "mlp_proj")
+        hidden_BxTxF = constrain(nn.gelu(up_BxTxF, approximate=True), "batch", "seq", "mlp")
+        down, down_bias = Linear((c.d_ff, c.d_model), (c.d_model,), output_std(c), c.dtype, name="down")()
+        return jnp.tensordot(hidden_BxTxF, down, axes=1) + down_bias
+
+
+class GPT2Block(nn.Module):
+    """One layer: (B, T, D) -> (B, T, D), and its part of the cache where one is given."""
+
+    config: ModelConfig
+    backend: str
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BxTxD: jax.Array,
+        positions_BxT: jax.Array,
+        segment_ids_BxT: jax.Array | None,
+        dropout_keys: tuple[jax.Array, jax.Array] | tuple[None, None] = (None, None),
+        cache: tuple[LayerCache, Cache] | None = None,
+    ) -> tuple[jax.Array, LayerCache | None]:
+        c = self.config
+        y_BxTxD = LayerNorm(c.norm_eps, name="attn_norm")(x_BxTxD)
+        y_BxTxD, layer_cache = Attention(c, self.backend, rope=False, bias=True, name="attn")(
+            y_BxTxD, positions_BxT, segment_ids_BxT, cache
+        )
+        x_BxTxD = checkpoint_name(x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[0]), "residual")
+        y_BxTxD = GeluMLP(c, name="mlp")(LayerNorm(c.norm_eps, name="mlp_norm")(x_BxTxD))
+        return x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[1]), layer_cache
+
+
+class GPT2(Transformer):
+    """The GPT-2 family; see `Transformer` for how to call it. Positions must be below `max_seq_len`."""
+
+    block_class = GPT2Block
+
+    def embed(self, tokens_BxT: jax.Array, positions_BxT: jax.Array) -> jax.Array:
+        c = self.config
+        return super().embed(tokens_BxT, positions_BxT) + Embedding(c.max_seq_len, c, name="pos_embed")(positions_BxT)
+
+    def final_norm(self) -> nn.Module:
+        return LayerNorm(self.config.norm_eps, name="final_norm")

@@ -1,0 +1,261 @@
+"""Pieces that both model families share: projections, norms, embeddings, attention with an optional KV cache.
+
+Linen modules here declare parameters; the mathematics is in `jaxlm.ops`. Parameters are float32 and cast to the compute
+dtype where they are used. Legend: B batch, T tokens, S cache slots, D model, F feed-forward, N query heads,
+K key-value heads, H head dim, V padded vocabulary.
+"""
+
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxlm.config import ModelConfig
+from jaxlm.ops.attention import attention
+from jaxlm.ops.norms import layer_norm, rms_norm
+from jaxlm.ops.rope import apply_rope, rope_frequencies
+from jaxlm.sharding import constrain
+
+# Tags of the activations that the remat policy `names` keeps (see transformer.REMAT_POLICIES).
+SAVED_NAMES = ("qkv_proj", "attn_out", "residual", "mlp_proj")
+
+
+class LayerCache(typing.NamedTuple):
+    """Keys and values of one layer for decoding; heads before slots, so that each head's keys lie together."""
+
+    k_BxKxSxH: jax.Array
+    v_BxKxSxH: jax.Array
+
+
+class Cache(typing.NamedTuple):
+    """The KV cache of a model: slots [0, slot) are filled; `segment_ids` is 0 where a slot holds nothing or padding.
+
+    All rows write to the same slot (prompts are padded on the left), so one update in place serves the batch.
+    `slot` is the Python int 0 for the prefill and a traced scalar for decoding one token.
+    """
+
+    layers: tuple[LayerCache, ...]
+    slot: int | jax.Array
+    positions_BxS: jax.Array
+    segment_ids_BxS: jax.Array
+
+
+class Linear(nn.Module):
+    """Holds `kernel` (and `bias`), float32, and returns both in the compute dtype; callers do the product."""
+
+    shape: tuple[int, ...]
+    bias_shape: tuple[int, ...] | None
+    std: float
+    dtype: typing.Any
+
+    @nn.compact
+    def __call__(self) -> tuple[jax.Array, jax.Array | None]:
+        kernel = self.param("kernel", nn.initializers.normal(self.std), self.shape)
+        bias = None
+        if self.bias_shape is not None:
+            bias = self.param("bias", nn.initializers.zeros, self.bias_shape).astype(self.dtype)
+        return kernel.astype(self.dtype), bias
+
+
+class RMSNorm(nn.Module):
+    """RMSNorm over the last axis (arXiv:1910.07467); statistics in float32."""
+
+    eps: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return rms_norm(x, self.param("scale", nn.initializers.ones, (x.shape[-1],)), self.eps)
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm with bias over the last axis; statistics in float32."""
+
+    eps: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        return layer_norm(x, scale, bias, self.eps)
+
+
+class Embedding(nn.Module):
+    """Holds `embedding` (rows, D), looks ids up and casts the rows found."""
+
+    rows: int
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, ids_BxT: jax.Array) -> jax.Array:
+        c = self.config
+        table_VxD = self.param("embedding", nn.initializers.normal(c.init_std), (self.rows, c.d_model))
+        return constrain(table_VxD[ids_BxT].astype(c.dtype), "batch", "seq", "act_embed")
+
+
+def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+    """Inverted dropout; `key=None` turns it off."""
+    if key is None or rate == 0.0:
+        return x
+    keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
+    return jnp.where(keep, x / (1.0 - rate), 0).astype(x.dtype)
+
+
+def output_std(config: ModelConfig) -> float:
+    """Initial standard deviation of projections into the residual stream (GPT-2: shrunk by the number of branches)."""
+    return config.init_std / np.sqrt(2 * config.n_layers)
+
+
+def _tensor_parallel() -> bool:
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and mesh.shape.get("tensor", 1) > 1
+
+
+def fuse(kernels: typing.Sequence[jax.Array]) -> jax.Array:
+    """Kernels (D, ...) side by side as one (D, sum of outputs)."""
+    return jnp.concatenate([kernel.reshape(kernel.shape[0], -1) for kernel in kernels], axis=1)
+
+
+def project(x_BxTxD: jax.Array, kernels: typing.Sequence[jax.Array], fused: bool | jax.Array) -> list[jax.Array]:
+    """x times each kernel (D, *out) -> (B, T, *out); with `fused` (True, or the result of `fuse`) in one product.
+
+    Where heads and features are split over the `tensor` axis the products stay apart: fusing would move weights.
+    """
+    if fused is False or (fused is True and _tensor_parallel()):
+        return [jnp.tensordot(x_BxTxD, kernel, axes=1) for kernel in kernels]
+    y = jnp.tensordot(x_BxTxD, fuse(kernels) if fused is True else fused, axes=1)
+    ends = np.cumsum([np.prod(kernel.shape[1:]) for kernel in kernels])
+    parts = jnp.split(y, ends[:-1], axis=-1)
+    return [part.reshape(*x_BxTxD.shape[:-1], *kernel.shape[1:]) for part, kernel in zip(parts, kernels, strict=True)]
+
+
+def fused_or_flag(module: nn.Module, name: str) -> bool | jax.Array:
+    """The kernel fused beforehand (collection `fused`, made by `fuse_params` for decoding), or the config's choice."""
+    if module.has_variable("fused", name):
+        return module.get_variable("fused", name)
+    return module.config.fuse_projections
+
+
+def fuse_params(params: dict, config: ModelConfig) -> dict:
+    """The `fused` collection of all layers: qkv of attention and gate+up of the MLP, in the compute dtype.
+
+    A decoding loop makes it once, so that no step concatenates kernels. {} where fusing is off or over `tensor`.
+    """
+    if not config.fuse_projections or _tensor_parallel():
+        return {}
+    fused = {}
+    for i in range(config.n_layers):
+        layer = params[f"layers_{i}"]
+        fused[f"layers_{i}"] = out = {"attn": {"qkv": fuse([layer["attn"][n]["kernel"] for n in "qkv"])}}
+        if "gate" in layer["mlp"]:
+            out["mlp"] = {"gate_up": fuse([layer["mlp"][n]["kernel"] for n in ("gate", "up")])}
+    return jax.tree.map(lambda kernel: kernel.astype(config.dtype), fused)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped key-value heads (arXiv:2305.13245), optional RoPE, QK-norm and KV cache."""
+
+    config: ModelConfig
+    backend: str
+    rope: bool
+    bias: bool
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BxTxD: jax.Array,
+        positions_BxT: jax.Array,
+        segment_ids_BxT: jax.Array | None,
+        cache: tuple[LayerCache, Cache] | None = None,
+    ) -> tuple[jax.Array, LayerCache | None]:
+        c = self.config
+        d, n, k, h = c.d_model, c.n_heads, c.n_kv_heads, c.head_dim
+        kernels, biases = zip(
+            *(
+                Linear((d, heads, h), (heads, h) if self.bias else None, c.init_std, c.dtype, name=name)()
+                for name, heads in (("q", n), ("k", k), ("v", k))
+            ),
+            strict=True,
+        )
+        qkv = project(x_BxTxD, kernels, fused_or_flag(self, "qkv"))
+        qkv = [y if b is None else y + b for y, b in zip(qkv, biases, strict=True)]
+        q_BxTxNxH, k_BxTxKxH, v_BxTxKxH = (checkpoint_name(y, "qkv_proj") for y in qkv)
+        if c.qk_norm:
+            q_BxTxNxH = RMSNorm(c.norm_eps, name="q_norm")(q_BxTxNxH)
+            k_BxTxKxH = RMSNorm(c.norm_eps, name="k_norm")(k_BxTxKxH)
+        if self.rope:
+            frequencies = rope_of(c)
+            q_BxTxNxH = apply_rope(q_BxTxNxH, positions_BxT, frequencies)
+            k_BxTxKxH = apply_rope(k_BxTxKxH, positions_BxT, frequencies)
+        q_BxTxNxH = constrain(q_BxTxNxH, "batch", "seq", "heads", "head_dim")
+        k_BxTxKxH = constrain(k_BxTxKxH, "batch", "seq", "kv_heads", "head_dim")
+        v_BxTxKxH = constrain(v_BxTxKxH, "batch", "seq", "kv_heads", "head_dim")
+        out_BxTxNxH, layer_cache = attend(
+            q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, positions_BxT, segment_ids_BxT, cache, self.backend
+        )
+        out_BxTxNxH = checkpoint_name(constrain(out_BxTxNxH, "batch", "seq", "heads", "head_dim"), "attn_out")
+        o_NxHxD, o_bias = Linear((n, h, d), (d,) if self.bias else None, output_std(c), c.dtype, name="o")()
+        y_BxTxD = jnp.tensordot(out_BxTxNxH, o_NxHxD, axes=2)
+        return (y_BxTxD if o_bias is None else y_BxTxD + o_bias), layer_cache
+
+
+def rope_of(config: ModelConfig) -> jax.Array:
+    """The rotary frequencies (H/2,) of a config."""
+    r = config.rope
+    return rope_frequencies(
+        config.head_dim,
+        r.theta,
+        kind=r.scaling,
+        factor=r.factor,
+        low_freq_factor=r.low_freq_factor,
+        high_freq_factor=r.high_freq_factor,
+        original_max_len=r.original_max_len,
+    )
+
+
+def attend(
+    q_BxTxNxH: jax.Array,
+    k_BxTxKxH: jax.Array,
+    v_BxTxKxH: jax.Array,
+    positions_BxT: jax.Array,
+    segment_ids_BxT: jax.Array | None,
+    cache: tuple[LayerCache, Cache] | None,
+    backend: str,
+) -> tuple[jax.Array, LayerCache | None]:
+    """Attention among the tokens given, or over the cache once it is filled; returns the cache with them written in.
+
+    The prefill (`slot` is the int 0) sees its own tokens only, so it attends to them and not to the empty slots.
+    """
+    layer = None
+    if cache is not None:
+        layer, shared = cache
+        at = (0, 0, shared.slot, 0)
+        layer = LayerCache(
+            jax.lax.dynamic_update_slice(layer.k_BxKxSxH, jnp.swapaxes(k_BxTxKxH, 1, 2), at),
+            jax.lax.dynamic_update_slice(layer.v_BxKxSxH, jnp.swapaxes(v_BxTxKxH, 1, 2), at),
+        )
+    if cache is None or isinstance(shared.slot, int):
+        out_BxTxNxH = attention(
+            q_BxTxNxH,
+            k_BxTxKxH,
+            v_BxTxKxH,
+            backend=backend,
+            q_positions_BxT=positions_BxT,
+            kv_positions_BxS=positions_BxT,
+            q_segment_ids_BxT=segment_ids_BxT,
+            kv_segment_ids_BxS=segment_ids_BxT,
+        )
+        return out_BxTxNxH, layer
+    out_BxTxNxH = attention(
+        q_BxTxNxH,
+        jnp.swapaxes(layer.k_BxKxSxH, 1, 2),
+        jnp.swapaxes(layer.v_BxKxSxH, 1, 2),
+        backend="xla",
+        q_positions_BxT=positions_BxT,
+        kv_positions_BxS=shared.positions_BxS,
+        q_segment_ids_BxT=segment_ids_BxT,
+        kv_segment_ids_BxS=shared.segment_ids_BxS,
+    )
+    return out_BxTxNxH, layer

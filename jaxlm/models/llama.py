@@ -1,0 +1,81 @@
+"""The LLaMA family (arXiv:2302.13971, arXiv:2407.21783): pre-RMSNorm, RoPE, grouped key-value heads, SwiGLU.
+
+Legend: B batch, T tokens, D model, F feed-forward.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxlm.config import ModelConfig
+from jaxlm.models.layers import (
+    Attention,
+    Cache,
+    LayerCache,
+    Linear,
+    RMSNorm,
+    dropout,
+    fused_or_flag,
+    output_std,
+    project,
+)
+from jaxlm.models.transformer import Transformer
+from jaxlm.sharding import constrain
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)) (arXiv:2002.05202)."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
+        c = self.config
+        bias = (c.d_ff,) if c.bias else None
+        gate, gate_bias = Linear((c.d_model, c.d_ff), bias, c.init_std, c.dtype, name="gate")()
+        up, up_bias = Linear((c.d_model, c.d_ff), bias, c.init_std, c.dtype, name="up")()
+        gate_BxTxF, up_BxTxF = project(x_BxTxD, (gate, up), fused_or_flag(self, "gate_up"))
+        if c.bias:
+            gate_BxTxF, up_BxTxF = gate_BxTxF + gate_bias, up_BxTxF + up_bias
+        gate_BxTxF, up_BxTxF = checkpoint_name(gate_BxTxF, "mlp_proj"), checkpoint_name(up_BxTxF, "mlp_proj")
+        hidden_BxTxF = constrain(nn.silu(gate_BxTxF) * up_BxTxF, "batch", "seq", "mlp")
+        down, down_bias = Linear(
+            (c.d_ff, c.d_model), (c.d_model,) if c.bias else None, output_std(c), c.dtype, name="down"
+        )()
+        y_BxTxD = jnp.tensordot(hidden_BxTxF, down, axes=1)
+        return y_BxTxD + down_bias if c.bias else y_BxTxD
+
+
+class LlamaBlock(nn.Module):
+    """One layer: (B, T, D) -> (B, T, D), and its part of the cache where one is given."""
+
+    config: ModelConfig
+    backend: str
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BxTxD: jax.Array,
+        positions_BxT: jax.Array,
+        segment_ids_BxT: jax.Array | None,
+        dropout_keys: tuple[jax.Array, jax.Array] | tuple[None, None] = (None, None),
+        cache: tuple[LayerCache, Cache] | None = None,
+    ) -> tuple[jax.Array, LayerCache | None]:
+        c = self.config
+        y_BxTxD = RMSNorm(c.norm_eps, name="attn_norm")(x_BxTxD)
+        y_BxTxD, layer_cache = Attention(c, self.backend, rope=True, bias=c.bias, name="attn")(
+            y_BxTxD, positions_BxT, segment_ids_BxT, cache
+        )
+        x_BxTxD = checkpoint_name(x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[0]), "residual")
+        y_BxTxD = SwiGLU(c, name="mlp")(RMSNorm(c.norm_eps, name="mlp_norm")(x_BxTxD))
+        return x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[1]), layer_cache
+
+
+class Llama(Transformer):
+    """The LLaMA family; see `Transformer` for how to call it."""
+
+    block_class = LlamaBlock
+
+    def final_norm(self) -> nn.Module:
+        return RMSNorm(self.config.norm_eps, name="final_norm")

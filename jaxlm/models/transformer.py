@@ -1,0 +1,140 @@
+"""The decoder-only transformer that both families share: embed, layers (unrolled or scanned, with remat), final norm.
+
+Parameters are always kept per layer (`layers_0`, `layers_1`, ...), so the checkpoint layout does not depend on how the
+layers run. Legend: B batch, T tokens, D model, V padded vocabulary, L layers.
+"""
+
+import functools
+import typing
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxlm.config import ModelConfig
+from jaxlm.models.layers import SAVED_NAMES, Cache, Embedding, LayerCache, dropout
+from jaxlm.sharding import constrain
+
+# What the backward pass may keep of each layer: everything (none), the tagged activations (names), the outputs of
+# products with weights (dots), or only the layer's input (full).
+REMAT_POLICIES = {
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "names": jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES),
+}
+
+
+class Transformer(nn.Module):
+    """Tokens -> hidden states after the final norm; the loss or `jaxlm.models.logits` applies the head.
+
+    `model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT, train=True, rngs={"dropout": key})`
+    gives (B, T, D) in the compute dtype. `positions_BxT=None` counts from 0, `segment_ids_BxT=None` is one document per
+    row; with a `cache` the result is (hidden, cache with these tokens written). Other collections than `params` that
+    have `layers_{i}` entries (adapters, fused kernels) reach layer i as they are.
+    """
+
+    config: ModelConfig
+    backend: str
+
+    block_class: typing.ClassVar[type[nn.Module]]
+
+    def embed(self, tokens_BxT: jax.Array, positions_BxT: jax.Array) -> jax.Array:
+        """Input embeddings (B, T, D) in the compute dtype."""
+        del positions_BxT
+        return Embedding(self.config.padded_vocab_size, self.config, name="embed")(tokens_BxT)
+
+    def final_norm(self) -> nn.Module:
+        """The module that normalises the last layer's output."""
+        raise NotImplementedError(f"{type(self).__name__} does not define final_norm")
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens_BxT: jax.Array,
+        positions_BxT: jax.Array | None = None,
+        segment_ids_BxT: jax.Array | None = None,
+        train: bool = False,
+        cache: Cache | None = None,
+    ) -> typing.Any:
+        c = self.config
+        if positions_BxT is None:
+            positions_BxT = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
+        key = self.make_rng("dropout") if train and c.dropout > 0 else None
+        x_BxTxD = self.embed(tokens_BxT, positions_BxT)
+        x_BxTxD = dropout(x_BxTxD, c.dropout, None if key is None else jax.random.fold_in(key, c.n_layers))
+        layers = []
+        if self.is_initializing():
+            for i in range(c.n_layers):
+                block = self.block_class(c, "xla", name=f"layers_{i}")
+                x_BxTxD, _ = block(x_BxTxD, positions_BxT, segment_ids_BxT)
+            if not c.tie_embeddings:
+                self.param("head", _init_head, c)
+        elif cache is not None:
+            for i, layer_cache in enumerate(cache.layers):
+                x_BxTxD, layer_cache = self.block_class(c, self.backend, parent=None).apply(
+                    self.layer_variables(i), x_BxTxD, positions_BxT, segment_ids_BxT, cache=(layer_cache, cache)
+                )
+                layers.append(layer_cache)
+        else:
+            x_BxTxD = self.run_layers(x_BxTxD, positions_BxT, segment_ids_BxT, key)
+        hidden_BxTxD = self.final_norm()(x_BxTxD)
+        return hidden_BxTxD if cache is None else (hidden_BxTxD, cache._replace(layers=tuple(layers)))
+
+    def layer_variables(self, i: int) -> dict:
+        """Layer i's part of every collection."""
+        name = f"layers_{i}"
+        return {collection: tree[name] for collection, tree in self.variables.items() if name in tree}
+
+    def run_layers(
+        self,
+        x_BxTxD: jax.Array,
+        positions_BxT: jax.Array,
+        segment_ids_BxT: jax.Array | None,
+        key: jax.Array | None,
+    ) -> jax.Array:
+        """All layers, one after the other or as a scan over stacked parameters; same function either way."""
+        c = self.config
+        fn = functools.partial(apply_layer, self.block_class(c, self.backend, parent=None))
+        if c.remat != "none":
+            fn = jax.checkpoint(fn, policy=REMAT_POLICIES[c.remat], prevent_cse=not c.scan_layers)
+        variables = [self.layer_variables(i) for i in range(c.n_layers)]
+        if not c.scan_layers:
+            for i, variables_l in enumerate(variables):
+                x_BxTxD = fn(variables_l, x_BxTxD, positions_BxT, segment_ids_BxT, key, i)
+            return x_BxTxD
+
+        def body(x_BxTxD: jax.Array, layer: tuple) -> tuple[jax.Array, None]:
+            variables_l, i = layer
+            return fn(variables_l, x_BxTxD, positions_BxT, segment_ids_BxT, key, i), None
+
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *variables)
+        return jax.lax.scan(body, x_BxTxD, (stacked, jnp.arange(c.n_layers)))[0]
+
+
+def apply_layer(
+    block: nn.Module,
+    variables: dict,
+    x_BxTxD: jax.Array,
+    positions_BxT: jax.Array,
+    segment_ids_BxT: jax.Array | None,
+    key: jax.Array | None,
+    layer: int | jax.Array,
+) -> jax.Array:
+    """One layer as a pure function of its variables; dropout follows from (key, layer) alone."""
+    keys = (None, None) if key is None else tuple(jax.random.split(jax.random.fold_in(key, layer)))
+    y_BxTxD, _ = block.apply(variables, x_BxTxD, positions_BxT, segment_ids_BxT, keys)
+    return constrain(y_BxTxD, "batch", "seq", "act_embed")
+
+
+def _init_head(key: jax.Array, config: ModelConfig) -> dict:
+    return {"kernel": config.init_std * jax.random.normal(key, (config.d_model, config.padded_vocab_size))}
+
+
+def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:
+    """A KV cache with nothing in it, for a prefill of up to `slots` tokens and the decoding after it."""
+    shape = (batch, config.n_kv_heads, slots, config.head_dim)
+    layers = tuple(
+        LayerCache(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype)) for _ in range(config.n_layers)
+    )
+    zeros = jnp.zeros((batch, slots), jnp.int32)
+    return Cache(layers, 0, zeros, zeros)
