@@ -1,0 +1,1 @@
+"""Floor 1: the mathematics as functions of arrays; no Flax."""

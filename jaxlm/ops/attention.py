@@ -1,0 +1,209 @@
+"""Causal grouped-query attention over packed rows: one function, four interchangeable backends.
+
+Legend: B batch, T query tokens, S key-value tokens (or cache slots), N query heads, K key-value heads, G = N // K query
+heads to a key-value head, H head dim. Query head n uses key-value head n // G.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxlm.ops import attention_blocked, attention_kernels
+
+BACKENDS = ("xla", "blocked", "cudnn", "pallas")
+_AUTO = {"cpu": "blocked", "gpu": "cudnn", "tpu": "pallas"}
+_PLATFORMS = {"cudnn": ("gpu",), "pallas": ("gpu", "tpu")}
+_MASKED = -1e30  # finite, so that exp(score - max) is 0 and never inf - inf
+
+
+def resolve_backend(name: str, platform: str) -> str:
+    """The backend that runs for a requested name; the caller logs it.
+
+    Args:
+      name: "auto" or one of BACKENDS.
+      platform: "cpu", "gpu" (also "cuda" and "rocm") or "tpu", as jax.default_backend() or a device gives it.
+
+    Returns:
+      One of BACKENDS; for "auto": cpu -> blocked, gpu -> cudnn, tpu -> pallas (elsewhere xla).
+
+    Raises:
+      ValueError: for an unknown name, or a backend that does not run on the platform. Nothing falls back silently.
+    """
+    platform = "gpu" if platform in ("cuda", "rocm") else platform
+    if name == "auto":
+        return _AUTO.get(platform, "xla")
+    if name not in BACKENDS:
+        raise ValueError(f"unknown attention backend {name!r}; one of auto, {', '.join(BACKENDS)}")
+    if platform not in _PLATFORMS.get(name, (platform,)):
+        raise ValueError(
+            f"attention backend {name!r} runs on {' and '.join(_PLATFORMS[name])}, not on {platform}; "
+            f"'auto' would take {_AUTO.get(platform, 'xla')!r}"
+        )
+    return name
+
+
+def attention(
+    q_BxTxNxH: jax.Array,
+    k_BxSxKxH: jax.Array,
+    v_BxSxKxH: jax.Array,
+    *,
+    backend: str,
+    q_positions_BxT: jax.Array | None = None,
+    kv_positions_BxS: jax.Array | None = None,
+    q_segment_ids_BxT: jax.Array | None = None,
+    kv_segment_ids_BxS: jax.Array | None = None,
+    scale: float | None = None,
+) -> jax.Array:
+    """softmax(scale * q k^T) v over the keys that a query may see: not after it, and of its own segment.
+
+    Every backend honours segment ids. `blocked`, `cudnn` and `pallas` are for self-attention (T = S): they take
+    "not after" by index in the row, which for positions that increase along each segment is the same thing, so
+    positions are not read. `xla` compares positions when they are given (both, or it raises) and indices otherwise.
+
+    Args:
+      q_BxTxNxH: queries.
+      k_BxSxKxH, v_BxSxKxH: keys and values; N is a multiple of K.
+      backend: one of BACKENDS, see resolve_backend.
+      q_positions_BxT, kv_positions_BxS: integer positions; needed when T differs from S.
+      q_segment_ids_BxT, kv_segment_ids_BxS: integers; tokens attend within equal ids only. For T = S the second may
+        be left out. None: each row is one segment.
+      scale: of the scores; H ** -0.5 if None.
+
+    Returns:
+      [B, T, N, H] in q's dtype; scores and softmax are float32. A query that may see no key gives zeros (`xla`; with
+      T = S every query sees itself).
+
+    Raises:
+      ValueError: for an unknown backend, shapes that do not fit, or T != S where the backend cannot.
+      Whatever cuDNN or Pallas raises where the machine, dtype or shape is beyond them.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown attention backend {backend!r}; one of {', '.join(BACKENDS)}")
+    _check_shapes(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH)
+    same_length = q_BxTxNxH.shape[1] == k_BxSxKxH.shape[1]
+    scale = q_BxTxNxH.shape[-1] ** -0.5 if scale is None else scale
+    if kv_segment_ids_BxS is None and same_length:
+        kv_segment_ids_BxS = q_segment_ids_BxT
+    if (q_segment_ids_BxT is None) != (kv_segment_ids_BxS is None):
+        raise ValueError("segment ids are needed for queries and for keys, or for neither")
+    if backend == "xla":
+        mask_BxTxS = visible(
+            q_BxTxNxH.shape[1],
+            k_BxSxKxH.shape[1],
+            q_positions_BxT,
+            kv_positions_BxS,
+            q_segment_ids_BxT,
+            kv_segment_ids_BxS,
+        )
+        return masked_attention(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, mask_BxTxS, scale)
+    if not same_length:
+        raise ValueError(
+            f"attention backend {backend!r} needs as many keys as queries, got {k_BxSxKxH.shape[1]} and "
+            f"{q_BxTxNxH.shape[1]}; use 'xla' with positions"
+        )
+    function = {
+        "blocked": attention_blocked.blocked_attention,
+        "cudnn": attention_kernels.cudnn_attention,
+        "pallas": attention_kernels.pallas_attention,
+    }[backend]
+    return function(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, q_segment_ids_BxT, kv_segment_ids_BxS, scale=scale)
+
+
+def visible(
+    queries: int,
+    keys: int,
+    q_positions_BxT: jax.Array | None = None,
+    kv_positions_BxS: jax.Array | None = None,
+    q_segment_ids_BxT: jax.Array | None = None,
+    kv_segment_ids_BxS: jax.Array | None = None,
+) -> jax.Array:
+    """Which keys each query may see, as booleans [B or 1, T, S]; by position if given, else by index (T = S).
+
+    Raises:
+      ValueError: if only one kind of position is given, or neither where T differs from S.
+    """
+    if (q_positions_BxT is None) != (kv_positions_BxS is None):
+        raise ValueError("positions are needed for queries and for keys, or for neither")
+    if q_positions_BxT is not None:
+        mask_BxTxS = kv_positions_BxS[:, None, :] <= q_positions_BxT[:, :, None]
+    elif queries == keys:
+        mask_BxTxS = jnp.tril(jnp.ones((1, queries, keys), jnp.bool_))
+    else:
+        raise ValueError(f"{queries} queries against {keys} keys need positions")
+    if q_segment_ids_BxT is not None:
+        mask_BxTxS = mask_BxTxS & (q_segment_ids_BxT[:, :, None] == kv_segment_ids_BxS[:, None, :])
+    return mask_BxTxS
+
+
+def masked_attention(
+    q_BxTxNxH: jax.Array, k_BxSxKxH: jax.Array, v_BxSxKxH: jax.Array, mask_BxTxS: jax.Array, scale: float
+) -> jax.Array:
+    """Attention under any mask, with all scores in memory: the reference, and the path of cached decoding.
+
+    Keys held as [B, K, S, H] and passed through swapaxes(1, 2) cost no copy: the compiler drops the transpose.
+
+    Args:
+      q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, scale: as in attention.
+      mask_BxTxS: booleans [B or 1, T, S]; True where the query may see the key.
+
+    Returns:
+      [B, T, N, H] in q's dtype; zeros for a query that may see nothing.
+    """
+    batch, length, heads, head_dim = q_BxTxNxH.shape
+    kv_heads = k_BxSxKxH.shape[2]
+    q_BxTxKxGxH = q_BxTxNxH.reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
+    scores_BxKxGxTxS = jnp.einsum("btkgh,bskh->bkgts", q_BxTxKxGxH, k_BxSxKxH, preferred_element_type=jnp.float32)
+    mask = mask_BxTxS[:, None, None]
+    scores_BxKxGxTxS = jnp.where(mask, scores_BxKxGxTxS * scale, _MASKED)
+    highest = jax.lax.stop_gradient(jnp.max(scores_BxKxGxTxS, axis=-1, keepdims=True))
+    weights_BxKxGxTxS = jnp.where(mask, jnp.exp(scores_BxKxGxTxS - highest), 0.0)
+    total = jnp.sum(weights_BxKxGxTxS, axis=-1, keepdims=True)
+    weights_BxKxGxTxS = (weights_BxKxGxTxS / jnp.maximum(total, 1e-30)).astype(v_BxSxKxH.dtype)
+    out = jnp.einsum("bkgts,bskh->btkgh", weights_BxKxGxTxS, v_BxSxKxH, preferred_element_type=jnp.float32)
+    return out.reshape(q_BxTxNxH.shape).astype(q_BxTxNxH.dtype)
+
+
+def decode_attention(
+    q_BxTxNxH: jax.Array,
+    k_BxKxSxH: jax.Array,
+    v_BxKxSxH: jax.Array,
+    *,
+    q_positions_BxT: jax.Array,
+    kv_positions_BxS: jax.Array,
+    q_segment_ids_BxT: jax.Array | None = None,
+    kv_segment_ids_BxS: jax.Array | None = None,
+    scale: float | None = None,
+) -> jax.Array:
+    """Attention of a few new tokens over a cache whose heads come before its slots (each head's keys lie together).
+
+    Args:
+      q_BxTxNxH: queries, usually T = 1.
+      k_BxKxSxH, v_BxKxSxH: the cache. Empty slots must be masked: by a position after every query's, or by a segment
+        id that no query has.
+      q_positions_BxT, kv_positions_BxS, q_segment_ids_BxT, kv_segment_ids_BxS, scale: as in attention.
+
+    Returns:
+      [B, T, N, H] in q's dtype; zeros for a query that may see nothing.
+
+    Raises:
+      ValueError: for shapes that do not fit.
+    """
+    k_BxSxKxH, v_BxSxKxH = jnp.swapaxes(k_BxKxSxH, 1, 2), jnp.swapaxes(v_BxKxSxH, 1, 2)
+    return attention(
+        q_BxTxNxH,
+        k_BxSxKxH,
+        v_BxSxKxH,
+        backend="xla",
+        q_positions_BxT=q_positions_BxT,
+        kv_positions_BxS=kv_positions_BxS,
+        q_segment_ids_BxT=q_segment_ids_BxT,
+        kv_segment_ids_BxS=kv_segment_ids_BxS,
+        scale=scale,
+    )
+
+
+def _check_shapes(q_BxTxNxH: jax.Array, k_BxSxKxH: jax.Array, v_BxSxKxH: jax.Array) -> None:
+    q, k, v = q_BxTxNxH.shape, k_BxSxKxH.shape, v_BxSxKxH.shape
+    if len(q) != 4 or len(k) != 4 or k != v or q[0] != k[0] or q[3] != k[3]:
+        raise ValueError(f"q {q}, k {k} and v {v} are not [B, T, N, H], [B, S, K, H] and [B, S, K, H]")
+    if q[2] % k[2]:
+        raise ValueError(f"{q[2]} query heads are not a multiple of {k[2]} key-value heads")

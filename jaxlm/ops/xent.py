@@ -1,0 +1,203 @@
+"""Cross-entropy of a linear head, tiled over tokens so that the whole logits tensor never exists.
+
+Legend: M tokens (batch x time, flattened), D model, V vocabulary as stored (padded), R tokens in one tile.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+_MASKED = -1e30  # finite, so that a masked column gives exp(...) = 0 and never inf - inf
+
+
+def cross_entropy(
+    hidden_MxD: jax.Array,
+    head_DxV: jax.Array,
+    targets_M: jax.Array,
+    weights_M: jax.Array,
+    *,
+    vocab_size: int,
+    z_loss: float = 0.0,
+    tile: int = 0,
+    bias_V: jax.Array | None = None,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Weighted sum over tokens of -log p(target) + z_loss * logsumexp^2.
+
+    Logits, softmax and sums are float32 whatever the inputs' dtype. Columns >= vocab_size (padding) take no
+    probability and get exactly zero gradient. With a tile, each tile's gradients are computed in the forward pass,
+    with the whole vocabulary at once, and only they are kept (the idea of Liger-Kernel's fused linear cross-entropy,
+    Hsu et al. 2024, arXiv:2410.10989; tiles over tokens only). z_loss: PaLM, arXiv:2204.02311, section 5.
+
+    Args:
+      hidden_MxD: final hidden states.
+      head_DxV: output embedding; pass `embedding_VxD.T` when tied (no copy is made).
+      targets_M: integer ids < vocab_size. Where the weight is zero any id in [0, V) will do.
+      weights_M: weight of each token, 0 to leave it out. No gradient flows to it.
+      vocab_size: number of real columns, <= V.
+      z_loss: coefficient of the squared log-normaliser, also weighted (1e-4 in PaLM).
+      tile: tokens in a tile; 0 computes all logits at once. Need not divide M.
+      bias_V: optional bias of the head.
+
+    Returns:
+      (loss_sum, aux): a float32 scalar, differentiable in hidden, head and bias; and float32 scalars without gradient:
+      nll_sum (weighted, in nats, without z_loss), weight_sum, correct_sum (weighted count of argmax = target).
+
+    Raises:
+      ValueError: for shapes that do not fit, vocab_size outside 1..V, or a negative tile.
+    """
+    _check(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, tile)
+    weights_M = jax.lax.stop_gradient(weights_M.astype(jnp.float32))
+    if tile == 0 or tile >= hidden_MxD.shape[0]:
+        total, nll, correct = _plain(hidden_MxD, head_DxV, bias_V, targets_M, weights_M, vocab_size, z_loss)
+    else:
+        total, nll, correct = _tiled(hidden_MxD, head_DxV, bias_V, targets_M, weights_M, vocab_size, z_loss, tile)
+    aux = {"nll_sum": nll, "weight_sum": jnp.sum(weights_M), "correct_sum": correct}
+    return total, jax.tree.map(jax.lax.stop_gradient, aux)
+
+
+def token_nll(
+    hidden_MxD: jax.Array,
+    head_DxV: jax.Array,
+    targets_M: jax.Array,
+    *,
+    vocab_size: int,
+    tile: int = 0,
+    bias_V: jax.Array | None = None,
+) -> jax.Array:
+    """-log p(target) of each token, in nats, for evaluation (differentiable only with tile=0).
+
+    Args:
+      hidden_MxD, head_DxV, targets_M, vocab_size, tile, bias_V: as in cross_entropy.
+
+    Returns:
+      nll_M, float32.
+
+    Raises:
+      ValueError: as in cross_entropy.
+    """
+    _check(hidden_MxD, head_DxV, targets_M, targets_M, vocab_size, tile)
+
+    def nll_of(hidden_RxD, targets_R):
+        logits_RxV = _logits(hidden_RxD, head_DxV, bias_V, vocab_size)
+        return jax.nn.logsumexp(logits_RxV, axis=-1) - _pick(logits_RxV, targets_R)
+
+    if tile == 0 or tile >= hidden_MxD.shape[0]:
+        return nll_of(hidden_MxD, targets_M)
+    tiles = _to_tiles(tile, hidden_MxD, targets_M)
+    nll_RxI = jnp.moveaxis(jax.lax.map(lambda args: nll_of(*args), tiles), 0, 1)
+    return nll_RxI.reshape(-1)[: hidden_MxD.shape[0]]
+
+
+def _check(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, tile) -> None:
+    if hidden_MxD.ndim != 2 or head_DxV.ndim != 2 or hidden_MxD.shape[1] != head_DxV.shape[0]:
+        raise ValueError(f"hidden {hidden_MxD.shape} and head {head_DxV.shape} are not [M, D] and [D, V]")
+    if targets_M.shape != hidden_MxD.shape[:1] or weights_M.shape != hidden_MxD.shape[:1]:
+        raise ValueError(f"targets {targets_M.shape} and weights {weights_M.shape} must be [{hidden_MxD.shape[0]}]")
+    if not 1 <= vocab_size <= head_DxV.shape[1]:
+        raise ValueError(f"vocab_size {vocab_size} is not between 1 and the head's {head_DxV.shape[1]} columns")
+    if tile < 0:
+        raise ValueError(f"tile must be 0 (off) or a number of tokens, got {tile}")
+
+
+def _logits(hidden_RxD, head_DxV, bias_V, vocab_size: int) -> jax.Array:
+    logits_RxV = jnp.dot(hidden_RxD, head_DxV, preferred_element_type=jnp.float32)
+    if bias_V is not None:
+        logits_RxV = logits_RxV + bias_V.astype(jnp.float32)
+    if vocab_size < head_DxV.shape[1]:
+        logits_RxV = jnp.where(jnp.arange(head_DxV.shape[1]) < vocab_size, logits_RxV, _MASKED)
+    return logits_RxV
+
+
+def _pick(logits_RxV, targets_R) -> jax.Array:
+    return jnp.take_along_axis(logits_RxV, targets_R[:, None], axis=-1)[:, 0]
+
+
+def _plain(hidden_MxD, head_DxV, bias_V, targets_M, weights_M, vocab_size, z_loss):
+    logits_MxV = _logits(hidden_MxD, head_DxV, bias_V, vocab_size)
+    lse_M = jax.nn.logsumexp(logits_MxV, axis=-1)
+    picked_M = _pick(logits_MxV, targets_M)
+    nll = jnp.sum(weights_M * (lse_M - picked_M))
+    total = nll + z_loss * jnp.sum(weights_M * lse_M * lse_M) if z_loss else nll
+    correct = jnp.sum(weights_M * (picked_M >= jnp.max(logits_MxV, axis=-1)))
+    return total, nll, correct
+
+
+def _to_tiles(tile: int, *arrays) -> tuple[jax.Array, ...]:
+    """[M, ...] -> [I, R, ...] with zeros at the end; row m goes to tile m % I.
+
+    Rows are dealt out to the tiles in turn, so that when M is sharded over devices each tile holds an equal share
+    of every device's rows: no communication, and no device idles while the loop works through another's rows.
+    """
+    count = -(-arrays[0].shape[0] // tile)
+    out = []
+    for x in arrays:
+        x = jnp.pad(x, [(0, count * tile - x.shape[0])] + [(0, 0)] * (x.ndim - 1))
+        out.append(jnp.moveaxis(x.reshape(tile, count, *x.shape[1:]), 1, 0))
+    return tuple(out)
+
+
+def _from_tiles(x_IxRx, length: int) -> jax.Array:
+    x = jnp.moveaxis(x_IxRx, 0, 1)
+    return x.reshape(-1, *x.shape[2:])[:length]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def _tiled(hidden_MxD, head_DxV, bias_V, targets_M, weights_M, vocab_size, z_loss, tile):
+    def step(sums, args):
+        hidden_RxD, targets_R, weights_R = args
+        part = _plain(hidden_RxD, head_DxV, bias_V, targets_R, weights_R, vocab_size, z_loss)
+        return jax.tree.map(jnp.add, sums, part), None
+
+    zero = jnp.zeros((), jnp.float32)
+    return jax.lax.scan(step, (zero, zero, zero), _to_tiles(tile, hidden_MxD, targets_M, weights_M))[0]
+
+
+def _tile_gradients(head_DxV, bias_V, vocab_size: int, z_loss: float) -> Callable:
+    """The scan body of the tiled forward pass: one tile's sums and gradients."""
+
+    def step(carry, args):
+        sums, d_head_VxD, d_bias_V = carry
+        hidden_RxD, targets_R, weights_R = args
+        logits_RxV = _logits(hidden_RxD, head_DxV, bias_V, vocab_size)
+        max_R = jnp.max(logits_RxV, axis=-1)
+        lse_R = max_R + jnp.log(jnp.sum(jnp.exp(logits_RxV - max_R[:, None]), axis=-1))
+        picked_R = _pick(logits_RxV, targets_R)
+        nll = jnp.sum(weights_R * (lse_R - picked_R))
+        total = nll + z_loss * jnp.sum(weights_R * lse_R * lse_R) if z_loss else nll
+        correct = jnp.sum(weights_R * (picked_R >= max_R))
+        slope_R = weights_R * (1.0 + 2.0 * z_loss * lse_R)
+        hit_RxV = targets_R[:, None] == jnp.arange(head_DxV.shape[1])
+        d_logits_RxV = jnp.exp(logits_RxV - lse_R[:, None]) * slope_R[:, None]
+        d_logits_RxV = d_logits_RxV - jnp.where(hit_RxV, weights_R[:, None], 0.0)
+        if bias_V is not None:
+            d_bias_V = d_bias_V + jnp.sum(d_logits_RxV, axis=0)
+        d_logits_RxV = d_logits_RxV.astype(head_DxV.dtype)
+        d_hidden_RxD = jnp.dot(d_logits_RxV, head_DxV.T, preferred_element_type=jnp.float32)
+        d_head_VxD = d_head_VxD + jnp.dot(d_logits_RxV.T, hidden_RxD, preferred_element_type=jnp.float32)
+        sums = jax.tree.map(jnp.add, sums, (total, nll, correct))
+        return (sums, d_head_VxD, d_bias_V), d_hidden_RxD.astype(hidden_RxD.dtype)
+
+    return step
+
+
+def _tiled_fwd(hidden_MxD, head_DxV, bias_V, targets_M, weights_M, vocab_size, z_loss, tile):
+    zero = jnp.zeros((), jnp.float32)
+    d_bias = None if bias_V is None else jnp.zeros(bias_V.shape, jnp.float32)
+    start = ((zero, zero, zero), jnp.zeros(head_DxV.shape[::-1], jnp.float32), d_bias)
+    body = _tile_gradients(head_DxV, bias_V, vocab_size, z_loss)
+    tiles = _to_tiles(tile, hidden_MxD, targets_M, weights_M)
+    (sums, d_head_VxD, d_bias_V), d_hidden_IxRxD = jax.lax.scan(body, start, tiles)
+    d_hidden_MxD = _from_tiles(d_hidden_IxRxD, hidden_MxD.shape[0])
+    d_bias_V = None if bias_V is None else d_bias_V.astype(bias_V.dtype)
+    return sums, (d_hidden_MxD, d_head_VxD.T.astype(head_DxV.dtype), d_bias_V)
+
+
+def _tiled_bwd(vocab_size, z_loss, tile, residuals, cotangents):
+    slope = cotangents[0]  # of the total; nll and correct carry no gradient
+    scaled = jax.tree.map(lambda x: (x * slope).astype(x.dtype), residuals)
+    return *scaled, None, None
+
+
+_tiled.defvjp(_tiled_fwd, _tiled_bwd)
