@@ -85,7 +85,7 @@ def build_data(
       settings: see there.
       read: yields the (doc_id, text) of a source, filling its stats; a cleaning pipeline goes here. Default:
         `iterate_documents`.
-      recipe_extra: further settings that decide the content (those of `read`), compared like the others.
+      recipe_extra: what else decides the content (settings of `read`, signatures of its files), compared likewise.
       log: called with a line of progress for people.
 
     Raises ConfigError for bad settings or sources, for a directory built by another recipe (naming what differs), and
@@ -93,14 +93,16 @@ def build_data(
     """
     _check(source_list, settings)
     root = pathlib.Path(path)
-    recipe = _recipe(source_list, settings, recipe_extra or {})
+    signed = read is None
     root.mkdir(parents=True, exist_ok=True)
     with _lock(root):
         if (root / shards.MANIFEST).exists():
             data = shards.open_data(root)
-            _compare_recipes(root, data.manifest["recipe"], recipe)
+            built = data.manifest["recipe"]
+            _compare_recipes(root, built, _recipe(source_list, settings, signed, recipe_extra or {}, built))
             log(f"data in {root} is complete")
             return data
+        recipe = _recipe(source_list, settings, signed, recipe_extra or {}, {})
         shards.clear_leftovers(root)
         try:
             manifest = _build(root, source_list, settings, read or _default_reader(settings), log)
@@ -124,18 +126,38 @@ def _check(source_list: Sequence[Source], settings: BuildSettings) -> None:
     rows.normalise_mixture({source.name: source.weight for source in source_list}, names)
 
 
-def _recipe(source_list: Sequence[Source], settings: BuildSettings, extra: Mapping[str, str]) -> dict[str, str]:
-    """What decides the bytes, the texts themselves aside; all strings. Weights are left out: they may change freely."""
+def _recipe(
+    source_list: Sequence[Source],
+    settings: BuildSettings,
+    signed: bool,
+    extra: Mapping[str, str],
+    built: Mapping[str, str],
+) -> dict[str, str]:
+    """What decides the bytes, the texts themselves aside; all strings. Weights are left out: they may change freely.
+
+    With `signed`, names and sizes of the sources' files count. What is no longer here (finished data is often carried to
+    another machine without its sources) counts as in `built`.
+    """
     recipe = {"version": str(_VERSION)}
     for field in dataclasses.fields(settings):
         if field.name not in ("tokenizer_path", "tfds_dir"):
             recipe[field.name] = str(getattr(settings, field.name))
-    path = settings.tokenizer_path
-    recipe["tokenizer"] = Tokenizer.load(path).sha256 if path else "trained on these sources"
+    recipe["tokenizer"] = "trained on these sources"
+    if path := settings.tokenizer_path:
+        absent = "tokenizer" in built and not os.path.exists(path)
+        recipe["tokenizer"] = built["tokenizer"] if absent else Tokenizer.load(path).sha256
     for source in source_list:
         recipe[f"source {source.name}"] = source.spec
         recipe[f"text_key of {source.name}"] = source.text_key
-        recipe[f"files of {source.name}"] = sources.source_signature(source.spec)
+        if not signed:
+            continue
+        files = f"files of {source.name}"
+        try:
+            recipe[files] = sources.source_signature(source.spec)
+        except ConfigError:
+            if files not in built:
+                raise
+            recipe[files] = built[files]
     return {**recipe, **{key: str(value) for key, value in extra.items()}}
 
 

@@ -58,12 +58,17 @@ def iterate_embedded(name: str, max_bytes: int | None = None) -> Iterator[tuple[
     """
     if name not in NAMES:
         raise ConfigError(f"no embedded source '{name}'; there are {', '.join('embedded:' + n for n in NAMES)}")
-    left = DEFAULT_MAX_BYTES[name] if max_bytes is None else max_bytes
+    documents = {"prose": _prose, "math": _math, "code": _code}[name]()
+    yield from _without_copies(documents, DEFAULT_MAX_BYTES[name] if max_bytes is None else max_bytes)
+
+
+def _without_copies(documents: Iterable[tuple[str, str]], max_bytes: int) -> Iterator[tuple[str, str]]:
+    """Documents until `max_bytes` are full, each text once whatever its name and spacing (JAX copies NumPy's docstrings)."""
     seen: set[bytes] = set()
-    for doc_id, text in {"prose": _prose, "math": _math, "code": _code}[name]():
-        digest = hashlib.blake2b(
-            " ".join(text.removeprefix(doc_id).split()).encode("utf-8", "replace"), digest_size=16
-        ).digest()
+    left = max_bytes
+    for doc_id, text in documents:
+        body = " ".join(text.removeprefix(doc_id).split())
+        digest = hashlib.blake2b(body.encode("utf-8", "replace"), digest_size=16).digest()
         if digest in seen:
             continue
         seen.add(digest)

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from array_record.python import array_record_data_source, array_record_module
 
 from jaxlm.config import ConfigError
+from jaxlm.data.tokenizer import Tokenizer
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -261,6 +262,10 @@ class DataDir:
             block_tokens=self.manifest["block_tokens"],
             label=f"{self.path / split / source}",
         )
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the tokens."""
+        return Tokenizer.load(self.path / TOKENIZER)
 
     def token_bytes(self) -> np.ndarray:
         """int32[vocab_size]: raw bytes of each id (0 for control tokens)."""

@@ -117,8 +117,8 @@ def source_signature(spec: str) -> str:
     """
     if spec.startswith(("embedded:", "tfds:")):
         return ""
-    listing = ";".join(f"{name}={path.stat().st_size}" for name, path in find_files(spec))
-    return f"crc32 {zlib.crc32(listing.encode()):08x} of {len(find_files(spec))} file names and sizes"
+    listing = [f"{name}={path.stat().st_size}" for name, path in find_files(spec)]
+    return f"crc32 {zlib.crc32(';'.join(listing).encode()):08x} of {len(listing)} file names and sizes"
 
 
 def find_files(spec: str) -> list[tuple[str, pathlib.Path]]:
@@ -235,7 +235,7 @@ def _iterate_parquet(name: str, path: pathlib.Path, key: str, stats: SourceStats
 
 def _parse_tfds(spec: str) -> tuple[str, str, str]:
     """(name with config and version, split, feature) of `tfds:NAME[:VERSION][:SPLIT][?key=FEATURE]`."""
-    match = re.fullmatch(r"tfds:([^:?]+(?::\d+\.\d+\.\d+)?)(?::([^:?]+))?(?:\?key=(.+))?", spec)
+    match = re.fullmatch(r"tfds:([^:?]+(?::\d+\.\d+\.\d+)?)(?::([^?]+))?(?:\?key=(.+))?", spec)
     if not match:
         raise ConfigError(f"source '{spec}' is not of the form tfds:NAME[:SPLIT][?key=FEATURE]")
     return match[1], match[2] or "train", match[3] or "text"
@@ -260,7 +260,7 @@ def _iterate_tfds(spec: str, tfds_dir: str | None) -> Iterator[tuple[str, str]]:
         raise ConfigError(f"source '{spec}': no split '{split}'; prepared are {have}")
     if key not in builder.info.features:
         raise ConfigError(
-            f"source '{spec}': no feature '{key}'; it has {', '.join(builder.info.features)}: add ?key=NAME"
+            f"source '{spec}': no feature '{key}'; it has {', '.join(sorted(builder.info.features))}: add ?key=NAME"
         )
     try:
         records = builder.as_data_source(split=split)

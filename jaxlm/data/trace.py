@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxlm.data import rows, shards, tokenizer
+from jaxlm.data import rows, shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ def describe_batch(
     """
     plan = rows.plan_rows(data.token_counts("train"), mixture, seed=seed, seq_len=seq_len, batch_size=batch_size)
     located = zip(*(array.tolist() for array in plan.locate(step, np.arange(batch_size))), strict=True)
-    coder = tokenizer.Tokenizer.load(data.path / shards.TOKENIZER)
+    coder = data.tokenizer()
     streams = {name: data.stream(name) for name in plan.names}
     traced = []
     for slot, (source, epoch, row) in enumerate(located):

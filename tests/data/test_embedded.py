@@ -1,0 +1,66 @@
+"""The embedded corpus: deterministic, without duplicates, parsed rather than imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+from jaxlm.config import ConfigError
+from jaxlm.data import embedded
+
+CAP = 300_000
+
+
+@pytest.mark.parametrize("name", embedded.NAMES)
+def test_sources_are_sizeable_distinct_and_the_same_each_time(name):
+    documents = list(embedded.iterate_embedded(name, CAP))
+    assert documents == list(embedded.iterate_embedded(name, CAP))
+    size = sum(len(text.encode()) for _, text in documents)
+    assert 0.5 * CAP < size <= CAP
+    assert len({doc_id for doc_id, _ in documents}) == len(documents)
+    bodies = [" ".join(text.removeprefix(doc_id).split()) for doc_id, text in documents]
+    assert len(set(bodies)) == len(bodies)
+    assert not any("/tests/" in doc_id or ".tests." in doc_id for doc_id, _ in documents)
+
+
+def test_each_source_is_what_it_says():
+    prose = dict(embedded.iterate_embedded("prose", CAP * 3))
+    assert any(doc_id.startswith("python-topic.") for doc_id in prose)
+    assert "comparison" in prose["python-topic.comparisons"]
+    math = list(embedded.iterate_embedded("math", CAP))
+    assert {doc_id.split(".")[0] for doc_id, _ in math} == {"numpy", "scipy", "jax"}
+    for doc_id, text in embedded.iterate_embedded("code", CAP):
+        compile(text, doc_id, "exec", dont_inherit=True)
+
+
+def test_docstrings_of_c_functions_attached_by_numpy_are_found():
+    import ast
+
+    tree = ast.parse('add_newdoc("numpy.linalg", "norm", ("order", "Doc."))\nadd_newdoc(a, "b", "c")\n"""not one"""')
+    assert list(embedded._named_docstrings("m", tree)) == [("numpy.linalg.norm.order", "Doc.")]
+
+
+def test_a_docstring_copied_to_another_name_is_kept_once(tmp_path):
+    doc = "All the same words. " * 20
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text(f'"""{doc}"""\n')
+    files = embedded._files("pkg", tmp_path)
+    assert len(list(embedded._docstrings(files))) == 2  # the generator keeps both ...
+    kept = list(embedded._without_copies(embedded._docstrings(files), 10**6))
+    assert len(kept) == 1  # ... and the source one
+
+
+def test_nothing_scanned_is_imported():
+    code = (
+        "import sys; from jaxlm.data import embedded\n"
+        "before = set(sys.modules)\n"
+        "list(embedded.iterate_embedded('math', 200_000)); list(embedded.iterate_embedded('prose', 200_000))\n"
+        "new = {m.split('.')[0] for m in set(sys.modules) - before}\n"
+        "assert not new & {'scipy', 'flax', 'optax', 'tensorflow_datasets', 'pyarrow', 'turtle', 'this'}, new\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(ConfigError, match="no embedded source 'poems'; there are embedded:prose, embedded:math"):
+        list(embedded.iterate_embedded("poems"))

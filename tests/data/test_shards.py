@@ -1,0 +1,161 @@
+"""Writing, opening, checking and reading token streams."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from jaxlm.config import ConfigError
+from jaxlm.data import shards
+
+EOS = 2
+
+
+def write(root, documents, *, block_tokens=16, shard_blocks=4, dtype="<u2"):
+    writer = shards.StreamWriter(
+        root, "train", "a", eos_id=EOS, dtype=dtype, block_tokens=block_tokens, shard_blocks=shard_blocks
+    )
+    for i, ids in enumerate(documents):
+        writer.add(f"doc{i}", np.asarray(ids), 3 * len(ids))
+    return writer.finish()
+
+
+def random_documents(n=60, longest=40, top=1000):
+    rng = np.random.default_rng(0)
+    return [rng.integers(3, top, rng.integers(1, longest)) for _ in range(n)]
+
+
+@pytest.mark.parametrize(("dtype", "top"), [("<u2", 1 << 16), ("<u4", 1 << 18)])
+def test_stream_is_the_documents_joined_by_eos(tmp_path, dtype, top):
+    documents = random_documents(top=top)
+    entry = write(tmp_path, documents, dtype=dtype)
+    expected = np.concatenate([np.append(ids, EOS) for ids in documents])
+    stream = shards.TokenStream(tmp_path, entry, dtype=dtype, block_tokens=16, label="a")
+    assert entry["tokens"] == stream.tokens == len(expected)
+    assert entry["documents"] == sum(s["documents"] for s in entry["shards"]) == 60
+    assert entry["bytes"] == sum(3 * len(ids) for ids in documents)
+    assert sum(s["tokens"] for s in entry["shards"]) == len(expected)
+    assert {s["records"] for s in entry["shards"][:-1]} == {4}
+    rng = np.random.default_rng(1)
+    for start, stop in np.sort(rng.integers(0, len(expected) + 1, (50, 2)), axis=1).tolist():
+        assert np.array_equal(stream.read(start, stop), expected[start:stop])
+    for start, stop in ((-1, 3), (0, len(expected) + 1), (5, 4)):
+        with pytest.raises(IndexError):
+            stream.read(start, stop)
+
+
+def test_an_empty_stream_has_no_shard(tmp_path):
+    entry = write(tmp_path, [])
+    assert (entry["tokens"], entry["shards"]) == (0, [])
+    assert shards.TokenStream(tmp_path, entry, dtype="<u2", block_tokens=16, label="a").read(0, 0).size == 0
+
+
+def test_bytes_depend_on_the_documents_alone(tmp_path):
+    first, second = (write(tmp_path / name, random_documents()) for name in ("x", "y"))
+    assert first == second
+    assert write(tmp_path / "z", random_documents()[::-1]) != first
+
+
+def test_no_temporary_file_stays(tmp_path):
+    write(tmp_path, random_documents())
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_document_index_finds_the_owners_of_any_range(data):
+    total = data.token_counts()["prose"]
+    everything = data.documents("prose", "train", 0, total)
+    assert [d.start for d in everything] == np.cumsum([0] + [d.tokens for d in everything[:-1]]).tolist()
+    assert sum(d.tokens for d in everything) == total
+    stream = data.stream("prose")
+    for document in everything[::20]:
+        assert stream.read(document.start + document.tokens - 1, document.start + document.tokens).tolist() == [EOS]
+    for start in range(0, total - 40, 97):
+        owners = [d for d in everything if d.start < start + 40 and d.start + d.tokens > start]
+        assert data.documents("prose", "train", start, start + 40) == owners
+
+
+def test_document_index_reads_only_the_groups_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "_INDEX_GROUP", 8)
+    entry = write(tmp_path, random_documents())
+    data = shards.DataDir(
+        tmp_path,
+        {"tokenizer": {"eos_id": EOS, "vocab_size": 9}, "mixture": {}, "sources": {"a": {"train": entry}}},
+        "",
+    )
+    read, original = [], shards.pq.ParquetFile.read_row_group
+    monkeypatch.setattr(shards.pq.ParquetFile, "read_row_group", lambda self, i: read.append(i) or original(self, i))
+    everything = data.documents("a", "train", 0, entry["tokens"])
+    assert [d.doc_id for d in everything] == [f"doc{i}" for i in range(60)]
+    assert read == list(range(8))
+    read.clear()
+    wanted = everything[33]
+    assert data.documents("a", "train", wanted.start, wanted.start + 1) == [wanted]
+    assert read == [4]
+
+
+@pytest.fixture
+def copy(data, tmp_path):
+    return shutil.copytree(data.path, tmp_path / "copy")
+
+
+def test_open_and_verify_a_sound_directory(copy, data):
+    opened = shards.open_data(copy)
+    assert opened.sha256 == data.sha256
+    assert shards.verify_data(opened) == sum(entry["size"] for entry in opened.files())
+    assert opened.token_bytes().shape == (opened.vocab_size,)
+    with pytest.raises(ConfigError, match="no source 'poems'; it has prose, math, code"):
+        opened.stream("poems")
+
+
+def test_a_truncated_shard_is_refused(copy):
+    shard = next((copy / "train" / "prose").glob("*.array_record"))
+    shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    with pytest.raises(ConfigError, match=r"array_record is [\d,]+ bytes instead of [\d,]+"):
+        shards.open_data(copy)
+
+
+def test_a_shard_of_the_right_size_without_its_index_is_refused(copy):
+    """As a crash can leave it: the file system gave the length but not the end of the data."""
+    shard = next((copy / "train" / "prose").glob("*.array_record"))
+    size = shard.stat().st_size
+    shard.write_bytes(shard.read_bytes()[: size // 2].ljust(size, b"\0"))
+    with pytest.raises(ConfigError, match=r"records instead of|cannot be opened"):
+        shards.open_data(copy)
+
+
+def test_a_missing_file_is_named(copy):
+    (copy / "val" / "math" / shards.DOCUMENTS).unlink()
+    with pytest.raises(ConfigError, match=r"val/math/documents.parquet is missing"):
+        shards.open_data(copy)
+
+
+def test_flipped_bits_are_found_by_verify_and_never_read(copy, data):
+    sound = data.stream("math").read(0, data.token_counts()["math"])
+    shard = next((copy / "train" / "math").glob("*.array_record"))
+    raw, refused = shard.read_bytes(), []
+    used = np.flatnonzero(np.frombuffer(raw, np.uint8))  # the rest is padding
+    for at in used[:: len(used) // 40].tolist():
+        shard.write_bytes(raw[:at] + bytes([raw[at] ^ 16]) + raw[at + 1 :])
+        try:
+            opened = shards.open_data(copy)  # the size is right, and the count where it can be read
+            with pytest.raises(ConfigError, match=r"1 file.*differ from the manifest: train/math"):
+                shards.verify_data(opened)
+            assert np.array_equal(opened.stream("math").read(0, len(sound)), sound)
+        except (ConfigError, RuntimeError) as e:
+            refused.append(str(e))
+    assert len(refused) > 20
+    assert all("cannot" in line or "records instead" in line for line in refused)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "no manifest.json"), ("{", "not valid JSON"), ('{"format": 99}', "format 99")]
+)
+def test_what_is_no_data_directory_is_refused(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / shards.MANIFEST).write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        shards.open_data(tmp_path)
+
+
+def test_token_dtype():
+    assert [shards.token_dtype(v) for v in (325, 65536, 65537)] == ["<u2", "<u2", "<u4"]

@@ -1,0 +1,167 @@
+"""Every text comes back; control ids are out of reach of text; bytes are counted; models are deterministic."""
+
+import pickle
+import random
+
+import numpy as np
+import pytest
+
+from jaxlm.config import CHAT_TOKENS, ConfigError
+from jaxlm.data import tokenizer
+
+HARD = [
+    "",
+    " ",
+    "  leading, trailing  ",
+    "\n",
+    "\n\n\t x\r\n\v\f",
+    "    def f():\n\t\treturn  1\n",
+    "\0",
+    "a\0b",
+    "\x01\x02\x1b\x7f\x80\x9f",
+    "</s><s><unk><pad><0x41><0x0A>",
+    "<|im_start|>user\nhi<|im_end|><|system|><|user|><|assistant|>",
+    "▁",
+    "▁▁ a▁b ▁",
+    "é e\u0301 \uff46\uff55 \ufb01 \u2460 \u212b",
+    "\ufeff\u200b\u00ad\u2028\u2029\u3000",
+    "日本語 العربية עברית हिन्दी 👩‍👩‍👧‍👦🏳️‍🌈",
+    "\U0010ffff\ue000\ufffe\uffff\ufffd",
+    "0123456789 1e-10 3.14159",
+    "x" * 5000,
+]
+
+
+def random_texts(n):
+    """Strings over ASCII, Latin, the neighbourhood of U+2581, private and astral planes."""
+    rng = random.Random(0)
+    ranges = [(0, 128), (0, 0x300), (0x2570, 0x2590), (0x4E00, 0x9FFF), (0xE000, 0x110000)]
+    return ["".join(chr(rng.randrange(*rng.choice(ranges))) for _ in range(rng.randrange(40))) for _ in range(n)]
+
+
+@pytest.fixture(scope="module")
+def training_texts(make_document):
+    return [make_document("a", i) + f"\n    indented {i}\n" for i in range(400)]
+
+
+@pytest.fixture(scope="module")
+def coder(training_texts):
+    return tokenizer.train_tokenizer(training_texts, vocab_size=405, chat_tokens=True)
+
+
+def test_round_trip_and_byte_counts(coder):
+    texts = HARD + random_texts(2000)
+    lengths = coder.token_bytes()
+    controls = {tokenizer.UNK_ID, tokenizer.BOS_ID, tokenizer.EOS_ID, *range(400, 405)}
+    for text, ids in zip(texts, coder.encode_batch(texts), strict=True):
+        assert coder.decode(ids) == text
+        assert lengths[ids].sum() == len(text.encode())
+        assert not controls & set(ids.tolist())
+        assert ids.dtype == np.int32
+
+
+def test_plain_sentencepiece_loses_what_this_keeps(coder):
+    """Shows that the round trip above can fail: SentencePiece takes U+2581 for a space."""
+    plain = coder._sp
+    assert plain.decode(plain.encode("a▁b")) == "a b"
+    assert coder.decode(coder.encode("a▁b")) == "a▁b"
+
+
+def test_sentencepiece_reads_the_model_alike(coder):
+    for text in HARD + random_texts(200):
+        if "▁" not in text and "\0" not in text:
+            assert coder._sp.encode(text) == coder.encode(text)
+            assert coder._sp.decode(coder.encode(text)) == text
+
+
+def test_batch_equals_one_by_one_at_any_thread_count(coder):
+    texts = HARD + random_texts(50)
+    for num_threads in (1, 3):
+        batch = coder.encode_batch(texts, num_threads=num_threads)
+        assert [ids.tolist() for ids in batch] == [coder.encode(text) for text in texts]
+
+
+def test_long_texts_are_cut_where_it_changes_nothing(coder, training_texts, monkeypatch):
+    text = "".join(training_texts)
+    whole = coder.encode(text)
+    for size in (1, 100, 1000):
+        monkeypatch.setattr(tokenizer, "_PIECE_CHARS", size)
+        assert coder.encode(text) == whole
+    # Cutting anywhere else would show.
+    assert coder.encode(text[:3]) + coder.encode(text[3:]) != whole or coder.encode("indente") != whole
+
+
+def test_lone_surrogates_become_question_marks(coder):
+    assert coder.decode(coder.encode("a\ud800b")) == "a?b"
+
+
+def test_ids(coder):
+    assert coder.vocab_size == 405
+    assert (coder.bos_id, coder.eos_id) == (1, 2)
+    assert [coder.id_of(token) for token in CHAT_TOKENS] == [400, 401, 402, 403, 404]
+    assert coder.decode([1, 400, *coder.encode("hi"), 401, 2]) == "hi"
+    assert coder.token_bytes()[[0, 1, 2, 400, 404]].tolist() == [0] * 5
+    assert coder.token_bytes()[coder.encode("\n")].tolist() == [1]
+
+
+def test_digits_are_split_and_indents_are_not(coder):
+    pieces = [coder._sp.id_to_piece(i) for i in coder.encode("2024")]
+    assert pieces == ["2", "0", "2", "4"]
+    assert len(coder.encode("    ")) == 1
+
+
+def test_without_chat_tokens(training_texts):
+    plain = tokenizer.train_tokenizer(training_texts, vocab_size=400, chat_tokens=False)
+    assert plain.vocab_size == 400
+    with pytest.raises(ConfigError, match="no token"):
+        plain.id_of("<|im_end|>")
+
+
+def test_chatml_ids_of_the_full_vocabulary():
+    """32,000 pieces from a million letters of random words; the five tokens take 32000 to 32004."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 9))) for _ in range(30_000)]
+    texts = [" ".join(rng.choices(words, k=50)) for _ in range(4000)]
+    coder = tokenizer.train_tokenizer(texts, vocab_size=32005, chat_tokens=True)
+    assert coder.vocab_size == 32005
+    assert [coder.id_of(token) for token in CHAT_TOKENS] == list(range(32000, 32005))
+    assert max(coder.encode("<|im_start|>" + texts[0])) < 32000
+
+
+def test_model_bytes_are_deterministic_and_survive(coder, training_texts, tmp_path):
+    again = tokenizer.train_tokenizer(iter(training_texts), vocab_size=405, chat_tokens=True)
+    assert again.model_bytes == coder.model_bytes
+    coder.save(tmp_path / "t.model")
+    for other in (tokenizer.Tokenizer.load(tmp_path / "t.model"), pickle.loads(pickle.dumps(coder))):
+        assert other.sha256 == coder.sha256
+        assert other.encode("héllo\n") == coder.encode("héllo\n")
+    assert tokenizer.train_tokenizer(training_texts[1:], vocab_size=405, chat_tokens=True).sha256 != coder.sha256
+
+
+@pytest.mark.parametrize(
+    ("texts", "vocab_size", "message"),
+    [
+        (["hello world"] * 9, 5000, r"too small for a vocabulary of 5000; the largest it supports is \d+$"),
+        ([], 400, "no text to train"),
+        (["", "\n\0\n"], 400, "no text to train"),
+        (["hello"], 200, "256 byte pieces"),
+    ],
+)
+def test_clear_errors_in_training(texts, vocab_size, message):
+    with pytest.raises(ConfigError, match=message):
+        tokenizer.train_tokenizer(texts, vocab_size=vocab_size, chat_tokens=True)
+
+
+def test_the_largest_vocabulary_named_is_right(training_texts):
+    with pytest.raises(ConfigError) as refused:
+        tokenizer.train_tokenizer(training_texts[:100], vocab_size=5000, chat_tokens=True)
+    largest = int(str(refused.value).rsplit(" ", 1)[1])
+    assert tokenizer.train_tokenizer(training_texts[:100], vocab_size=largest, chat_tokens=True).vocab_size == largest
+
+
+def test_clear_errors_in_loading(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read the tokenizer"):
+        tokenizer.Tokenizer.load(tmp_path / "none.model")
+    (tmp_path / "bad.model").write_bytes(b"not a model")
+    with pytest.raises(ConfigError, match="not a SentencePiece model"):
+        tokenizer.Tokenizer.load(tmp_path / "bad.model")
