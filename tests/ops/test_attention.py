@@ -1,0 +1,216 @@
+"""Attention: every backend equals the reference, and no document sees another."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxlm.ops import attention_blocked, attention_kernels
+from jaxlm.ops.attention import attention, decode_attention, resolve_backend
+
+B, N, K, H = 2, 4, 2, 16
+RUNS_HERE = ["xla", "blocked", "pallas"] + (["cudnn"] if jax.default_backend() == "gpu" else [])
+
+
+def _qkv(length, dtype=jnp.float32, heads=N, kv_heads=K, batch=B):
+    keys = jax.random.split(jax.random.key(0), 4)
+    shapes = [(batch, length, n, H) for n in (heads, kv_heads, kv_heads, heads)]
+    return tuple(jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True))
+
+
+def _segments(length, *cuts):
+    """One row of segments that change at `cuts`, and a second row that is one segment."""
+    row = np.searchsorted(np.asarray(cuts), np.arange(length), side="right") + 1
+    return jnp.asarray(np.stack([row, np.ones(length, int)]), jnp.int32)
+
+
+def _value_and_gradients(function, q, k, v, d_out):
+    def run(q, k, v):
+        out, vjp = jax.vjp(function, q, k, v)
+        return (out, *vjp(d_out.astype(out.dtype)))
+
+    return jax.jit(run)(q, k, v)
+
+
+def _assert_close(got, want, **tolerance):
+    for a, b, name in zip(got, want, ("out", "d_q", "d_k", "d_v"), strict=True):
+        np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), err_msg=name, **tolerance)
+
+
+def test_xla_is_the_formula():
+    q, k, v, _ = (np.asarray(x, np.float64) for x in _qkv(9))
+    ids = np.asarray(_segments(9, 4))
+    want = np.zeros_like(q)
+    for b, n, t in itertools.product(range(B), range(N), range(9)):
+        seen = [s for s in range(t + 1) if ids[b, s] == ids[b, t]]
+        scores = np.array([q[b, t, n] @ k[b, s, n // (N // K)] for s in seen]) * H**-0.5
+        weights = np.exp(scores - scores.max())
+        want[b, t, n] = sum(w * v[b, s, n // (N // K)] for w, s in zip(weights / weights.sum(), seen, strict=True))
+    q, k, v, _ = _qkv(9)
+    got = attention(q, k, v, backend="xla", q_segment_ids_BxT=jnp.asarray(ids))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [1, 7, 16, 37, 64])
+@pytest.mark.parametrize("packed", [False, True])
+def test_blocked_equals_xla_forward_and_backward(length, packed):
+    *qkv, d_out = _qkv(length)
+    ids = _segments(length, 3, 20) if packed else None
+    want = _value_and_gradients(lambda *a: attention(*a, backend="xla", q_segment_ids_BxT=ids, scale=0.3), *qkv, d_out)
+    got = _value_and_gradients(
+        lambda *a: attention_blocked.blocked_attention(*a, ids, ids, scale=0.3, block=16), *qkv, d_out
+    )
+    _assert_close(got, want, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("backend", ["blocked", "pallas"])
+def test_backends_equal_xla_at_their_own_blocks(backend):
+    *qkv, d_out = _qkv(200)
+    ids = _segments(200, 70, 131)
+    run = lambda name: _value_and_gradients(  # noqa: E731
+        lambda *a: attention(*a, backend=name, q_segment_ids_BxT=ids), *qkv, d_out
+    )
+    _assert_close(run(backend), run("xla"), rtol=2e-5, atol=5e-6)
+
+
+def test_splash_kernel_interpreted_equals_xla():
+    *qkv, d_out = _qkv(128, batch=2)
+    ids = _segments(128, 50)
+    splash = functools.partial(attention_kernels._splash, scale=H**-0.5, interpret=True)
+    got = _value_and_gradients(lambda *a: splash(*a, ids, ids), *qkv, d_out)
+    want = _value_and_gradients(lambda *a: attention(*a, backend="xla", q_segment_ids_BxT=ids), *qkv, d_out)
+    _assert_close(got, want, rtol=2e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize("backend", ["xla", "blocked"])
+def test_bfloat16_has_float32_softmax(backend):
+    *qkv, d_out = _qkv(40, jnp.bfloat16)
+    exact = [x.astype(jnp.float32) for x in qkv]
+    got = _value_and_gradients(lambda *a: attention(*a, backend=backend), *qkv, d_out)
+    want = _value_and_gradients(lambda *a: attention(*a, backend="xla"), *exact, d_out.astype(jnp.float32))
+    assert all(x.dtype == jnp.bfloat16 for x in got)
+    _assert_close(got, want, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("backend", RUNS_HERE)
+def test_grouped_equals_repeated_heads(backend):
+    q, k, v, _ = _qkv(33)
+    run = functools.partial(attention, backend=backend, q_segment_ids_BxT=_segments(33, 10))
+    repeated = [jnp.repeat(x, N // K, axis=2) for x in (k, v)]
+    np.testing.assert_allclose(run(q, k, v), run(q, *repeated), rtol=1e-5, atol=1e-6)
+    wrong = [jnp.tile(x, (1, 1, N // K, 1)) for x in (k, v)]  # mutation: n % K instead of n // G
+    assert jnp.abs(run(q, k, v) - run(q, *wrong)).max() > 0.1
+
+
+@pytest.mark.parametrize("backend", RUNS_HERE)
+def test_packed_equals_each_document_alone(backend):
+    q, k, v, _ = _qkv(45)
+    packed = attention(q, k, v, backend=backend, q_segment_ids_BxT=_segments(45, 12, 30))
+    for start, end in ((0, 12), (12, 30), (30, 45)):
+        alone = attention(*(x[:1, start:end] for x in (q, k, v)), backend=backend)
+        np.testing.assert_allclose(packed[:1, start:end], alone, rtol=1e-5, atol=2e-6)
+
+
+def _leaks(backend, drop_segments=False):
+    """True if documents 1 and 3 notice a change of document 2 in outputs, or gradients cross documents."""
+    dtype = jnp.bfloat16 if backend == "cudnn" else jnp.float32
+    q, k, v, d_out = _qkv(160, dtype)
+    ids = None if drop_segments else _segments(160, 50, 120)
+    inside = jnp.zeros((B, 160, 1, 1), bool).at[0, 50:120].set(True)
+    other = np.ones((B, 160), bool)
+    other[0, 50:120] = False
+    run = jax.jit(lambda q, k, v: attention(q, k, v, backend=backend, q_segment_ids_BxT=ids))
+    changed = [jnp.where(inside, 7.0 * x + 3.0, x) for x in (q, k, v)]
+    outputs_moved = (run(q, k, v) != run(*changed))[other].any()
+    gradients = _value_and_gradients(run, q, k, v, jnp.where(inside, d_out, 0.0))[1:]
+    return bool(outputs_moved) or any(bool((g != 0)[other].any()) for g in gradients)
+
+
+@pytest.mark.parametrize("backend", RUNS_HERE)
+def test_no_leakage_between_documents(backend):
+    assert not _leaks(backend)
+    assert _leaks(backend, drop_segments=True)  # mutation: the check can fail
+
+
+def test_leakage_check_catches_a_backend_that_ignores_segments(monkeypatch):
+    monkeypatch.setattr(attention_blocked, "_visible", lambda ids, start, end: _VISIBLE(None, start, end))
+    jax.clear_caches()
+    assert _leaks("blocked")
+
+
+_VISIBLE = attention_blocked._visible
+
+
+@pytest.mark.parametrize("backend", RUNS_HERE)
+def test_nothing_sees_the_future(backend):
+    q, k, v, _ = _qkv(40)
+    run = functools.partial(attention, backend=backend)
+    out = run(q, k, v)
+    later = run(q, k.at[:, 25:].add(5.0), v.at[:, 25:].add(5.0))
+    np.testing.assert_array_equal(out[:, :25], later[:, :25])
+    assert (out[:, 25:] != later[:, 25:]).any(axis=(0, 2, 3)).all()
+
+
+def test_decoding_equals_the_full_forward():
+    length, slots = 12, 20
+    q, k, v, _ = _qkv(length)
+    want = attention(q, k, v, backend="xla")
+    empty = slots - length
+    cache = [jnp.pad(jnp.swapaxes(x, 1, 2), [(0, 0), (0, 0), (0, empty), (0, 0)], constant_values=9.0) for x in (k, v)]
+    positions = jnp.broadcast_to(jnp.arange(slots), (B, slots))
+    for t in (0, 5, 11):
+        got = decode_attention(q[:, t : t + 1], *cache, q_positions_BxT=jnp.full((B, 1), t), kv_positions_BxS=positions)
+        np.testing.assert_allclose(got[:, 0], want[:, t], rtol=1e-5, atol=1e-6)
+
+
+def test_a_query_that_sees_nothing_gives_zeros():
+    q, k, v, _ = _qkv(3)
+    ids = jnp.ones((B, 3), jnp.int32)
+    out = attention(q, k, v, backend="xla", q_segment_ids_BxT=ids, kv_segment_ids_BxS=ids + 1)
+    assert (out == 0).all()
+
+
+def test_sharded_equals_one_device():
+    *qkv, d_out = _qkv(40, batch=4)
+    ids = jnp.concatenate([_segments(40, 9), _segments(40, 21)])
+    run = lambda q, k, v, d_out, ids: _value_and_gradients(  # noqa: E731
+        lambda *a: attention(*a, backend="blocked", q_segment_ids_BxT=ids), q, k, v, d_out
+    )
+    want = run(*qkv, d_out, ids)
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "tensor"))
+    place = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))  # noqa: E731
+    placed = [place(x, "data", None, "tensor") for x in (*qkv, d_out)]
+    _assert_close(run(*placed, place(ids, "data")), want, rtol=1e-5, atol=2e-6)
+
+
+def test_resolve_backend():
+    assert resolve_backend("auto", "cpu") == "blocked"
+    assert resolve_backend("auto", "gpu") == resolve_backend("auto", "cuda") == "cudnn"
+    assert resolve_backend("auto", "tpu") == "pallas"
+    assert resolve_backend("xla", "tpu") == "xla"
+    with pytest.raises(ValueError, match="one of auto, xla, blocked, cudnn, pallas"):
+        resolve_backend("flash", "gpu")
+    with pytest.raises(ValueError, match="'cudnn' runs on gpu, not on cpu"):
+        resolve_backend("cudnn", "cpu")
+    with pytest.raises(ValueError, match="'pallas' runs on gpu and tpu, not on cpu"):
+        resolve_backend("pallas", "cpu")
+
+
+def test_errors_are_one_line():
+    q, k, v, _ = _qkv(8)
+    with pytest.raises(ValueError, match="unknown attention backend"):
+        attention(q, k, v, backend="auto")
+    with pytest.raises(ValueError, match="needs as many keys as queries"):
+        attention(q[:, :1], k, v, backend="blocked")
+    with pytest.raises(ValueError, match="need positions"):
+        attention(q[:, :1], k, v, backend="xla")
+    with pytest.raises(ValueError, match="not a multiple"):
+        attention(q[:, :, :3], k, v, backend="xla")
+    with pytest.raises(ValueError, match="for queries and for keys"):
+        attention(q, k, v, backend="xla", q_positions_BxT=jnp.zeros((B, 8), int))
+    with pytest.raises(ValueError, match="bfloat16 or float16, got float32"):
+        attention(q, k, v, backend="cudnn")

@@ -1,0 +1,120 @@
+"""RoPE: rotations, the Hugging Face order, and its scalings."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlm.ops import rope
+
+LLAMA3 = dict(kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_len=8192)
+
+
+def _rotate_half(x, positions, inv_freq):
+    """Hugging Face's code, in numpy: x * cos + rotate_half(x) * sin with the angles repeated for both halves."""
+    angles = positions[:, :, None, None] * np.concatenate([inv_freq, inv_freq])
+    x1, x2 = np.split(x, 2, axis=-1)
+    return x * np.cos(angles) + np.concatenate([-x2, x1], axis=-1) * np.sin(angles)
+
+
+@pytest.fixture
+def x():
+    return np.random.default_rng(0).normal(size=(2, 7, 3, 16))
+
+
+def test_is_rotate_half(x):
+    positions = np.stack([np.arange(7), np.array([0, 1, 2, 0, 1, 0, 1])])
+    inv_freq = rope.rope_frequencies(16, 10000.0)
+    got = rope.apply_rope(jnp.asarray(x, jnp.float32), jnp.asarray(positions), inv_freq)
+    np.testing.assert_allclose(got, _rotate_half(x, positions, inv_freq), atol=2e-6)
+
+
+def test_interleaved_order_would_differ(x):
+    """Mutation: GPT-J's interleaved pairs are another function."""
+    positions, inv_freq = np.arange(7)[None], rope.rope_frequencies(16, 10000.0)
+    order = np.stack([np.arange(8), np.arange(8) + 8], axis=1).reshape(-1)
+    other = _rotate_half(x[..., np.argsort(order)], positions, inv_freq)[..., order]
+    assert np.abs(other - _rotate_half(x, positions, inv_freq)).max() > 0.1
+
+
+def test_scores_depend_on_distance_only(x):
+    q, k = (jnp.asarray(a, jnp.float32) for a in (x[:, :1], x[:, 1:2]))
+    inv_freq = rope.rope_frequencies(16, 500000.0)
+
+    def score(i, j):
+        at = lambda p: jnp.full((2, 1), p)  # noqa: E731
+        return jnp.sum(rope.apply_rope(q, at(i), inv_freq) * rope.apply_rope(k, at(j), inv_freq), -1)
+
+    np.testing.assert_allclose(score(5, 3), score(105, 103), rtol=1e-4, atol=1e-4)
+    assert jnp.abs(score(5, 3) - score(5, 4)).max() > 1e-2
+
+
+def test_angles_are_float32_for_bfloat16(x):
+    """At position 4001 a bfloat16 angle would be off by whole radians."""
+    x16 = jnp.asarray(x, jnp.bfloat16)
+    positions, inv_freq = jnp.full((2, 7), 4001), rope.rope_frequencies(16, 10000.0)
+    got = rope.apply_rope(x16, positions, inv_freq)
+    assert got.dtype == jnp.bfloat16
+    want = _rotate_half(np.asarray(x16, np.float64), np.full((2, 7), 4001), inv_freq)
+    np.testing.assert_allclose(np.asarray(got, np.float64), want, atol=0.03)
+
+
+def test_linear_scaling_divides():
+    plain = rope.rope_frequencies(64, 10000.0)
+    np.testing.assert_allclose(rope.rope_frequencies(64, 10000.0, kind="linear", factor=4.0), plain / 4, rtol=1e-6)
+
+
+def test_llama3_keeps_fast_and_divides_slow():
+    plain, scaled = rope.rope_frequencies(128, 500000.0), rope.rope_frequencies(128, 500000.0, **LLAMA3)
+    wavelength = 2 * np.pi / plain
+    fast, slow = wavelength < 8192 / 4, wavelength > 8192
+    np.testing.assert_array_equal(scaled[fast], plain[fast])
+    np.testing.assert_allclose(scaled[slow], plain[slow] / 8, rtol=1e-6)
+    between = ~(fast | slow)
+    assert between.any()
+    assert ((scaled < plain) & (scaled > plain / 8))[between].all()
+
+
+@pytest.mark.parametrize("kind", ["none", "linear", "llama3"])
+def test_frequencies_are_hugging_faces(kind):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    scaling = {"none": {"rope_type": "default"}, "linear": {"rope_type": "linear", "factor": 4.0}}.get(
+        kind,
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    )
+    config = transformers.LlamaConfig(
+        hidden_size=512, num_attention_heads=4, rope_parameters=scaling | {"rope_theta": 500000.0}
+    )
+    init = ROPE_INIT_FUNCTIONS.get(scaling["rope_type"], LlamaRotaryEmbedding.compute_default_rope_parameters)
+    want, _ = init(config, device="cpu")
+    ours = {"none": {}, "linear": dict(kind="linear", factor=4.0), "llama3": LLAMA3}[kind]
+    np.testing.assert_allclose(rope.rope_frequencies(128, 500000.0, **ours), want.numpy(), rtol=2e-6)
+
+
+def test_errors_are_one_line(x):
+    with pytest.raises(ValueError, match="even"):
+        rope.rope_frequencies(7, 10000.0)
+    with pytest.raises(ValueError, match="one of none, linear, llama3"):
+        rope.rope_frequencies(8, 10000.0, kind="yarn")
+    with pytest.raises(ValueError, match="exceed"):
+        rope.rope_frequencies(8, 10000.0, kind="llama3", low_freq_factor=4.0)
+    with pytest.raises(ValueError, match="do not fit head dim 16"):
+        rope.apply_rope(jnp.asarray(x), jnp.zeros((2, 7), int), rope.rope_frequencies(8, 10000.0))
+
+
+def test_gradient_is_the_inverse_rotation(x):
+    """A rotation keeps norms, so the gradient of half the squared norm is x itself."""
+    x = jnp.asarray(x, jnp.float32)
+    positions, inv_freq = jnp.arange(7)[None], rope.rope_frequencies(16, 10000.0)
+    grad = jax.grad(lambda x: 0.5 * jnp.sum(rope.apply_rope(x, positions, inv_freq) ** 2))(x)
+    np.testing.assert_allclose(grad, x, atol=2e-6)
