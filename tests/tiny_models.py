@@ -8,6 +8,8 @@ import numpy as np
 
 from jaxlm import config, config_files, models, tree
 
+FAST_COMPILE = {"xla_backend_optimization_level": 0}  # tests compile far longer than they compute
+
 BASE = {
     "n_layers": 2,
     "d_model": 32,
@@ -65,7 +67,23 @@ def loss(model, params, batch: dict, key=None) -> jax.Array:
 
 def value_and_grads(model, params, batch: dict, key=None):
     """The loss and its gradients, jitted."""
-    return jax.jit(jax.value_and_grad(lambda p: loss(model, p, batch, key)))(params)
+    return jit(jax.value_and_grad(lambda p, b, k: loss(model, p, b, k)))(params, batch, key)
+
+
+def value(model, params, batch: dict, key=None):
+    """The loss alone, jitted."""
+    return jit(lambda p, b, k: loss(model, p, b, k))(params, batch, key)
+
+
+def hidden(model, variables, batch: dict, **kwargs) -> jax.Array:
+    """Hidden states (B, T, D), jitted; positions and segment ids where the batch has them."""
+    names = ("tokens", "positions", "segment_ids")
+    return jit(lambda v, b: model.apply(v, *(b.get(n) for n in names), **kwargs))(variables, batch)
+
+
+def jit(fn):
+    """`jax.jit` compiled without optimisation."""
+    return jax.jit(fn, compiler_options=FAST_COMPILE)
 
 
 def difference(a, b) -> float:

@@ -9,7 +9,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
-from jaxlm.models.layers import Attention, Cache, Embedding, LayerCache, LayerNorm, Linear, dropout, output_std
+from jaxlm.models.layers import Attention, Cache, Embedding, LayerCache, LayerNorm, Linear, Where, dropout, output_std
 from jaxlm.models.transformer import Transformer
 from jaxlm.sharding import constrain
 
@@ -39,16 +39,13 @@ class GPT2Block(nn.Module):
     def __call__(
         self,
         x_BxTxD: jax.Array,
-        positions_BxT: jax.Array,
-        segment_ids_BxT: jax.Array | None,
+        where: Where,
         dropout_keys: tuple[jax.Array, jax.Array] | tuple[None, None] = (None, None),
         cache: tuple[LayerCache, Cache] | None = None,
     ) -> tuple[jax.Array, LayerCache | None]:
         c = self.config
         y_BxTxD = LayerNorm(c.norm_eps, name="attn_norm")(x_BxTxD)
-        y_BxTxD, layer_cache = Attention(c, self.backend, rope=False, bias=True, name="attn")(
-            y_BxTxD, positions_BxT, segment_ids_BxT, cache
-        )
+        y_BxTxD, layer_cache = Attention(c, self.backend, bias=True, name="attn")(y_BxTxD, where, cache)
         x_BxTxD = checkpoint_name(x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[0]), "residual")
         y_BxTxD = GeluMLP(c, name="mlp")(LayerNorm(c.norm_eps, name="mlp_norm")(x_BxTxD))
         return x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[1]), layer_cache

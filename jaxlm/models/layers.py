@@ -14,9 +14,9 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
-from jaxlm.ops.attention import attention
+from jaxlm.ops.attention import attention, decode_attention
 from jaxlm.ops.norms import layer_norm, rms_norm
-from jaxlm.ops.rope import apply_rope, rope_frequencies
+from jaxlm.ops.rope import rope_frequencies, rotate
 from jaxlm.sharding import constrain
 
 # Tags of the activations that the remat policy `names` keeps (see transformer.REMAT_POLICIES).
@@ -41,6 +41,14 @@ class Cache(typing.NamedTuple):
     slot: int | jax.Array
     positions_BxS: jax.Array
     segment_ids_BxS: jax.Array
+
+
+class Where(typing.NamedTuple):
+    """What every layer knows of its tokens: positions and segment ids (B, T), cos and sin of RoPE if it has any."""
+
+    positions_BxT: jax.Array
+    segment_ids_BxT: jax.Array | None
+    rope: tuple[jax.Array, jax.Array] | None
 
 
 class Linear(nn.Module):
@@ -159,15 +167,13 @@ class Attention(nn.Module):
 
     config: ModelConfig
     backend: str
-    rope: bool
     bias: bool
 
     @nn.compact
     def __call__(
         self,
         x_BxTxD: jax.Array,
-        positions_BxT: jax.Array,
-        segment_ids_BxT: jax.Array | None,
+        where: Where,
         cache: tuple[LayerCache, Cache] | None = None,
     ) -> tuple[jax.Array, LayerCache | None]:
         c = self.config
@@ -185,23 +191,19 @@ class Attention(nn.Module):
         if c.qk_norm:
             q_BxTxNxH = RMSNorm(c.norm_eps, name="q_norm")(q_BxTxNxH)
             k_BxTxKxH = RMSNorm(c.norm_eps, name="k_norm")(k_BxTxKxH)
-        if self.rope:
-            frequencies = rope_of(c)
-            q_BxTxNxH = apply_rope(q_BxTxNxH, positions_BxT, frequencies)
-            k_BxTxKxH = apply_rope(k_BxTxKxH, positions_BxT, frequencies)
+        if where.rope is not None:
+            q_BxTxNxH, k_BxTxKxH = rotate(q_BxTxNxH, *where.rope), rotate(k_BxTxKxH, *where.rope)
         q_BxTxNxH = constrain(q_BxTxNxH, "batch", "seq", "heads", "head_dim")
         k_BxTxKxH = constrain(k_BxTxKxH, "batch", "seq", "kv_heads", "head_dim")
         v_BxTxKxH = constrain(v_BxTxKxH, "batch", "seq", "kv_heads", "head_dim")
-        out_BxTxNxH, layer_cache = attend(
-            q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, positions_BxT, segment_ids_BxT, cache, self.backend
-        )
+        out_BxTxNxH, layer_cache = attend(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, where, cache, self.backend)
         out_BxTxNxH = checkpoint_name(constrain(out_BxTxNxH, "batch", "seq", "heads", "head_dim"), "attn_out")
         o_NxHxD, o_bias = Linear((n, h, d), (d,) if self.bias else None, output_std(c), c.dtype, name="o")()
         y_BxTxD = jnp.tensordot(out_BxTxNxH, o_NxHxD, axes=2)
         return (y_BxTxD if o_bias is None else y_BxTxD + o_bias), layer_cache
 
 
-def rope_of(config: ModelConfig) -> jax.Array:
+def rope_of(config: ModelConfig) -> np.ndarray:
     """The rotary frequencies (H/2,) of a config."""
     r = config.rope
     return rope_frequencies(
@@ -219,8 +221,7 @@ def attend(
     q_BxTxNxH: jax.Array,
     k_BxTxKxH: jax.Array,
     v_BxTxKxH: jax.Array,
-    positions_BxT: jax.Array,
-    segment_ids_BxT: jax.Array | None,
+    where: Where,
     cache: tuple[LayerCache, Cache] | None,
     backend: str,
 ) -> tuple[jax.Array, LayerCache | None]:
@@ -242,20 +243,19 @@ def attend(
             k_BxTxKxH,
             v_BxTxKxH,
             backend=backend,
-            q_positions_BxT=positions_BxT,
-            kv_positions_BxS=positions_BxT,
-            q_segment_ids_BxT=segment_ids_BxT,
-            kv_segment_ids_BxS=segment_ids_BxT,
+            q_positions_BxT=where.positions_BxT,
+            kv_positions_BxS=where.positions_BxT,
+            q_segment_ids_BxT=where.segment_ids_BxT,
+            kv_segment_ids_BxS=where.segment_ids_BxT,
         )
         return out_BxTxNxH, layer
-    out_BxTxNxH = attention(
+    out_BxTxNxH = decode_attention(
         q_BxTxNxH,
-        jnp.swapaxes(layer.k_BxKxSxH, 1, 2),
-        jnp.swapaxes(layer.v_BxKxSxH, 1, 2),
-        backend="xla",
-        q_positions_BxT=positions_BxT,
+        layer.k_BxKxSxH,
+        layer.v_BxKxSxH,
+        q_positions_BxT=where.positions_BxT,
         kv_positions_BxS=shared.positions_BxS,
-        q_segment_ids_BxT=segment_ids_BxT,
+        q_segment_ids_BxT=where.segment_ids_BxT,
         kv_segment_ids_BxS=shared.segment_ids_BxS,
     )
     return out_BxTxNxH, layer

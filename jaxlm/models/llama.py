@@ -15,12 +15,15 @@ from jaxlm.models.layers import (
     LayerCache,
     Linear,
     RMSNorm,
+    Where,
     dropout,
     fused_or_flag,
     output_std,
     project,
+    rope_of,
 )
 from jaxlm.models.transformer import Transformer
+from jaxlm.ops.rope import rope_tables
 from jaxlm.sharding import constrain
 
 
@@ -57,16 +60,13 @@ class LlamaBlock(nn.Module):
     def __call__(
         self,
         x_BxTxD: jax.Array,
-        positions_BxT: jax.Array,
-        segment_ids_BxT: jax.Array | None,
+        where: Where,
         dropout_keys: tuple[jax.Array, jax.Array] | tuple[None, None] = (None, None),
         cache: tuple[LayerCache, Cache] | None = None,
     ) -> tuple[jax.Array, LayerCache | None]:
         c = self.config
         y_BxTxD = RMSNorm(c.norm_eps, name="attn_norm")(x_BxTxD)
-        y_BxTxD, layer_cache = Attention(c, self.backend, rope=True, bias=c.bias, name="attn")(
-            y_BxTxD, positions_BxT, segment_ids_BxT, cache
-        )
+        y_BxTxD, layer_cache = Attention(c, self.backend, bias=c.bias, name="attn")(y_BxTxD, where, cache)
         x_BxTxD = checkpoint_name(x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[0]), "residual")
         y_BxTxD = SwiGLU(c, name="mlp")(RMSNorm(c.norm_eps, name="mlp_norm")(x_BxTxD))
         return x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[1]), layer_cache
@@ -76,6 +76,9 @@ class Llama(Transformer):
     """The LLaMA family; see `Transformer` for how to call it."""
 
     block_class = LlamaBlock
+
+    def rope(self, positions_BxT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return rope_tables(positions_BxT, rope_of(self.config))
 
     def final_norm(self) -> nn.Module:
         return RMSNorm(self.config.norm_eps, name="final_norm")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.config import ModelConfig
-from jaxlm.models.layers import SAVED_NAMES, Cache, Embedding, LayerCache, dropout
+from jaxlm.models.layers import SAVED_NAMES, Cache, Embedding, LayerCache, Where, dropout
 from jaxlm.sharding import constrain
 
 # What the backward pass may keep of each layer: everything (none), the tagged activations (names), the outputs of
@@ -43,6 +43,11 @@ class Transformer(nn.Module):
         del positions_BxT
         return Embedding(self.config.padded_vocab_size, self.config, name="embed")(tokens_BxT)
 
+    def rope(self, positions_BxT: jax.Array) -> tuple[jax.Array, jax.Array] | None:
+        """cos and sin of rotary embeddings, made once for all layers; None in a family without them."""
+        del positions_BxT
+        return None
+
     def final_norm(self) -> nn.Module:
         """The module that normalises the last layer's output."""
         raise NotImplementedError(f"{type(self).__name__} does not define final_norm")
@@ -62,21 +67,22 @@ class Transformer(nn.Module):
         key = self.make_rng("dropout") if train and c.dropout > 0 else None
         x_BxTxD = self.embed(tokens_BxT, positions_BxT)
         x_BxTxD = dropout(x_BxTxD, c.dropout, None if key is None else jax.random.fold_in(key, c.n_layers))
+        where = Where(positions_BxT, segment_ids_BxT, self.rope(positions_BxT))
         layers = []
         if self.is_initializing():
             for i in range(c.n_layers):
                 block = self.block_class(c, "xla", name=f"layers_{i}")
-                x_BxTxD, _ = block(x_BxTxD, positions_BxT, segment_ids_BxT)
+                x_BxTxD, _ = block(x_BxTxD, where)
             if not c.tie_embeddings:
                 self.param("head", _init_head, c)
         elif cache is not None:
             for i, layer_cache in enumerate(cache.layers):
                 x_BxTxD, layer_cache = self.block_class(c, self.backend, parent=None).apply(
-                    self.layer_variables(i), x_BxTxD, positions_BxT, segment_ids_BxT, cache=(layer_cache, cache)
+                    self.layer_variables(i), x_BxTxD, where, cache=(layer_cache, cache)
                 )
                 layers.append(layer_cache)
         else:
-            x_BxTxD = self.run_layers(x_BxTxD, positions_BxT, segment_ids_BxT, key)
+            x_BxTxD = self.run_layers(x_BxTxD, where, key)
         hidden_BxTxD = self.final_norm()(x_BxTxD)
         return hidden_BxTxD if cache is None else (hidden_BxTxD, cache._replace(layers=tuple(layers)))
 
@@ -85,13 +91,7 @@ class Transformer(nn.Module):
         name = f"layers_{i}"
         return {collection: tree[name] for collection, tree in self.variables.items() if name in tree}
 
-    def run_layers(
-        self,
-        x_BxTxD: jax.Array,
-        positions_BxT: jax.Array,
-        segment_ids_BxT: jax.Array | None,
-        key: jax.Array | None,
-    ) -> jax.Array:
+    def run_layers(self, x_BxTxD: jax.Array, where: Where, key: jax.Array | None) -> jax.Array:
         """All layers, one after the other or as a scan over stacked parameters; same function either way."""
         c = self.config
         fn = functools.partial(apply_layer, self.block_class(c, self.backend, parent=None))
@@ -100,12 +100,12 @@ class Transformer(nn.Module):
         variables = [self.layer_variables(i) for i in range(c.n_layers)]
         if not c.scan_layers:
             for i, variables_l in enumerate(variables):
-                x_BxTxD = fn(variables_l, x_BxTxD, positions_BxT, segment_ids_BxT, key, i)
+                x_BxTxD = fn(variables_l, x_BxTxD, where, key, i)
             return x_BxTxD
 
         def body(x_BxTxD: jax.Array, layer: tuple) -> tuple[jax.Array, None]:
             variables_l, i = layer
-            return fn(variables_l, x_BxTxD, positions_BxT, segment_ids_BxT, key, i), None
+            return fn(variables_l, x_BxTxD, where, key, i), None
 
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *variables)
         return jax.lax.scan(body, x_BxTxD, (stacked, jnp.arange(c.n_layers)))[0]
@@ -115,14 +115,13 @@ def apply_layer(
     block: nn.Module,
     variables: dict,
     x_BxTxD: jax.Array,
-    positions_BxT: jax.Array,
-    segment_ids_BxT: jax.Array | None,
+    where: Where,
     key: jax.Array | None,
     layer: int | jax.Array,
 ) -> jax.Array:
     """One layer as a pure function of its variables; dropout follows from (key, layer) alone."""
     keys = (None, None) if key is None else tuple(jax.random.split(jax.random.fold_in(key, layer)))
-    y_BxTxD, _ = block.apply(variables, x_BxTxD, positions_BxT, segment_ids_BxT, keys)
+    y_BxTxD, _ = block.apply(variables, x_BxTxD, where, keys)
     return constrain(y_BxTxD, "batch", "seq", "act_embed")
 
 
