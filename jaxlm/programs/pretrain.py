@@ -29,7 +29,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     del args
     workdir = setup.workdir(config)
     mesh = setup.start(config)
-    config = setup.for_platform(config, jax.devices()[0].platform)
+    asked, config = config, setup.for_platform(config, jax.devices()[0].platform)
     t, e = config.train, config.eval
     sharding.check_batch(mesh, **{"train.microbatch_size": t.microbatch_size, "eval.batch_size": e.batch_size})
     check_same_model(workdir, config)
@@ -54,7 +54,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
     choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
     if jax.process_index() == 0:
-        ledger.record_start(workdir, config, step=first, manifest_sha256=data.sha256, choices=choices)
+        # The config as asked for, so that `sample` finds its own best attention on another machine.
+        ledger.record_start(workdir, asked, step=first, manifest_sha256=data.sha256, choices=choices)
     announce(config, now, mesh, first)
     writer = metrics.Writer(workdir, config.log, dataclasses.asdict(config)) if jax.process_index() == 0 else None
     hooks = loop.Hooks(

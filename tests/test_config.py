@@ -1,0 +1,140 @@
+"""The config edge: keys, types, impossible combinations, each refused in one clear line."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from jaxlm import config, config_files
+from jaxlm.config import ConfigError
+from jaxlm.plan import params
+
+OK = ("workdir=w",)
+
+
+def resolve(*overrides: str, name: str = "quickstart") -> config.Config:
+    return config.resolve(config_files.load(name, [*OK, *overrides]))
+
+
+def keys(kind, prefix=""):
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(field.type):
+            yield from keys(field.type, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def leaf_keys(section, prefix=""):
+    for key, value in section.items():
+        yield from leaf_keys(value, f"{prefix}{key}.") if hasattr(value, "items") else [prefix + key]
+
+
+def test_base_and_dataclasses_have_the_same_keys():
+    base = config_files.load("base")
+    assert set(leaf_keys(base)) | {"data.sources"} == set(keys(config.Config))
+
+
+@pytest.mark.parametrize("name", config_files.shipped_configs())
+def test_every_shipped_config_resolves_and_says_how_large_it_is(name):
+    c = resolve(name=name)
+    text = config_files.find_config(name).read_text()
+    assert f"--config=configs/{name}.py" in text
+    stated = re.search(r"([\d,]{9,}) parameters", text) or re.search(r"same size|parameters: ([\d,]{9,})", text)
+    if stated and stated.group(1):
+        assert int(stated.group(1).replace(",", "")) == params.count_params(c.model)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("gpuburnout_134m", 134_994_432),
+        ("gpuburnout_1b", 1_038_692_352),
+        ("gpuburnout_1b_h128", 1_038_692_352),
+        ("gpuburnout_3b", 3_122_969_600),
+    ],
+)
+def test_parameter_counts(name, count):
+    assert params.count_params(resolve(name=name).model) == count
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("modl.n_layers=3", "did you mean config.model.n_layers?"),
+        ("model.n_layer=3", "did you mean config.model.n_layers?"),
+        ("lr=3", "did you mean config.optim.lr?"),
+        ("train.steps=abc", "expected int"),
+        ("train.steps=1.5", "expected int"),
+        ("optim.lr=fast", "expected float"),
+        ("log.tensorboard=maybe", "expected bool"),
+        ("train=5", "is a section"),
+        ("model.n_heads=3", "not divisible by model.n_heads=3"),
+        ("model.n_kv_heads=3", "not divisible by model.n_kv_heads=3"),
+        ("model.family=lama", "did you mean 'llama'?"),
+        ("model.remat=ful", "did you mean 'full'?"),
+        ("train.microbatch_size=3", "not divisible by train.microbatch_size=3"),
+        ("optim.warmup_steps=100000", "not shorter than train.steps"),
+        ("train.steps=0", "must be greater than 0"),
+        ("model.dropout=1.0", "below 1"),
+        ("data.sources.prose.weight=-1", "must not be negative"),
+        ("optim.decay=('(',)", "not a regular expression"),
+        ("mesh.data=0", "must be positive"),
+        ("mesh.fsdp=-1", "only one axis"),
+    ],
+)
+def test_bad_values_are_refused_in_one_line(override, message):
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        resolve(override)
+    assert "\n" not in str(error.value)
+
+
+def test_gpt2_refuses_gqa_and_rows_longer_than_its_positions():
+    with pytest.raises(ConfigError, match="no GQA"):
+        resolve("model.n_kv_heads=4", name="gpuburnout_134m")
+    with pytest.raises(ConfigError, match="longer than model.max_seq_len"):
+        resolve("train.seq_len=2048", name="gpuburnout_134m")
+
+
+def test_typed_overrides():
+    c = resolve("model.n_heads=8", "optim.lr=2", "sample.prompts=('x y','z')", "log.tensorboard=false")
+    assert (c.model.n_heads, c.optim.lr, c.sample.prompts, c.log.tensorboard) == (8, 2.0, ("x y", "z"), False)
+    assert resolve("sample.at_steps=5").sample.at_steps == (5,)
+    assert resolve("sample.prompts=hello").sample.prompts == ("hello",)
+
+
+def test_derived_values():
+    c = resolve("model.n_kv_heads=0", "data.path=/some/text")
+    assert c.model.n_kv_heads == c.model.n_heads
+    assert c.model.head_dim == 64
+    assert c.train.microbatch_size == c.train.batch_size == c.eval.batch_size
+    assert c.data.dir == "w/data"
+    assert {name: source.path for name, source in c.data.sources.items()} == {"text": "/some/text"}
+
+
+def test_config_json_round_trip(tmp_path):
+    c = resolve("optim.decay=('a','b')")
+    path = tmp_path / "config.json"
+    path.write_text(config.to_json(c))
+    assert json.loads(path.read_text())["optim"]["decay"] == ["a", "b"]
+    again = config_files.from_run(path)
+    assert config.resolve(again) == c
+    config_files.apply_override(again, "train.steps=700")
+    assert config.resolve(again).train.steps == 700
+
+
+def test_config_files_are_found_by_path_and_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "mine.py"
+    own.write_text("from jaxlm.configs import base\n\ndef get_config():\n    return base.get_config()\n")
+    assert config_files.find_config(str(own)) == own
+    assert config_files.find_config("quickstart").name == "quickstart.py"
+    assert config_files.find_config("configs/quickstart.py").name == "quickstart.py"
+    with pytest.raises(ConfigError, match="did you mean 'quickstart'"):
+        config_files.find_config("quikstart")
+    own.write_text("import nonsense_module\n")
+    with pytest.raises(ConfigError, match="ModuleNotFoundError: No module named 'nonsense_module'"):
+        config_files.load(str(own))
+    own.write_text("def get_config():\n    return {}\n")
+    with pytest.raises(ConfigError, match="must return an ml_collections ConfigDict"):
+        config_files.load(str(own))

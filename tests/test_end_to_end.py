@@ -1,0 +1,205 @@
+"""Whole runs as a user starts them, in processes of their own: killed, resumed, moved to other meshes and processes."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxlm.train import metrics
+
+pytestmark = pytest.mark.slow
+STEPS = 24
+TINY = {
+    "model.n_layers": 2,
+    "model.d_model": 64,
+    "model.n_heads": 4,
+    "model.d_ff": 128,
+    "model.vocab_size": 512,
+    "train.steps": STEPS,
+    "train.batch_size": 8,
+    "train.seq_len": 64,
+    "train.eval_every_steps": 12,
+    "eval.batch_size": 8,
+    "eval.max_batches": 2,
+    "checkpoint.every_steps": 4,
+    "optim.warmup_steps": 4,
+    "log.every_steps": 1,
+    "log.tensorboard": False,
+    "sample.prompts": "('one ',)",
+    "sample.every_steps": 0,
+    "sample.max_new_tokens": 8,
+    "data.val_fraction": 0.1,
+}
+# Keys of a record that tell of the machine, not of the model.
+CLOCKS = ("wall_s", "cost_usd", "tokens_per_second", "mfu_palm", "mfu_causal")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> pathlib.Path:
+    """A folder with raw text of two sources, and a config for it."""
+    root = tmp_path_factory.mktemp("e2e")
+    words = "one two three four five six seven eight nine ten red green blue sun moon sea".split()
+    rng = random.Random(0)
+    for source, documents in (("a", 300), ("b", 100)):
+        lines = (" ".join(rng.choices(words, k=rng.randint(5, 120))) for _ in range(documents))
+        (root / f"{source}.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    (root / "tiny.py").write_text(
+        "from jaxlm.configs import base\n\n\ndef get_config():\n    c = base.get_config()\n"
+        + "".join(f"    c.data.sources.{s} = dict(path={str(root / s)!r} + '.jsonl', weight={w})\n" for s, w in (("a", 3.0), ("b", 1.0)))
+        + f"    c.data.dir = {str(root / 'data')!r}\n    return c\n"
+    )
+    return root
+
+
+def command(place: pathlib.Path, workdir: str, **overrides) -> list[str]:
+    keys = TINY | {"workdir": place / workdir, "hardware.compile_cache": place / "cache"}
+    keys |= {name.replace("__", "."): value for name, value in overrides.items()}
+    return [sys.executable, "-m", "jaxlm.main", f"--config={place / 'tiny.py'}", *(f"--config.{k}={v}" for k, v in keys.items())]
+
+
+def environment(devices: int = 1) -> dict:
+    return os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
+
+
+def train(place, workdir, *, devices: int = 1, code: int = 0, **overrides) -> str:
+    done = subprocess.run(
+        command(place, workdir, **overrides), env=environment(devices), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == code, done.stderr[-3000:]
+    return done.stderr
+
+
+def wait_for_step(place, workdir, step: int, process: subprocess.Popen) -> None:
+    """Until metrics.jsonl shows `step`."""
+    path = place / workdir / "metrics.jsonl"
+    end = time.monotonic() + 200
+    while time.monotonic() < end and process.poll() is None:
+        if path.exists() and any(f'"step": {step},' in line for line in path.read_text().splitlines()):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"never came to step {step}: exit code {process.poll()}")
+
+
+def results(place, workdir) -> dict[int, dict]:
+    """Step -> metrics without those that depend on the clock."""
+    steps = metrics.read(place / workdir / "metrics.jsonl")
+    return {step: {k: v for k, v in record.items() if k not in CLOCKS} for step, record in steps.items()}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(place) -> dict[int, dict]:
+    """Metrics of a run that nothing happened to."""
+    train(place, "whole")
+    return results(place, "whole")
+
+
+def test_the_run_learns_evaluates_samples_and_is_then_complete(place, uninterrupted):
+    assert list(uninterrupted) == list(range(STEPS + 1))
+    assert uninterrupted[STEPS]["val/loss"] < uninterrupted[0]["val/loss"] - 1
+    last = uninterrupted[STEPS]
+    assert {"val/a/loss", "val/a/bits_per_byte", "val/b/bits_per_byte", "train/grad_norm/layers/mlp"} <= set(last)
+    sample = json.loads((place / "whole/samples" / f"{STEPS}.jsonl").read_text())
+    assert sample["prompt"] == "one "
+    assert sample["text"]
+    assert "complete" in train(place, "whole")
+    assert results(place, "whole") == uninterrupted
+
+
+def test_more_steps_continue(place, uninterrupted):
+    train(place, "more", train__steps=STEPS // 2, optim__schedule="constant")
+    message = train(place, "more", optim__schedule="constant")
+    assert f"resuming at step {STEPS // 2}" in message
+    train(place, "constant", optim__schedule="constant")
+    whole, parts = results(place, "constant"), results(place, "more")
+    assert {s: r["train/loss"] for s, r in whole.items() if s} == {s: r["train/loss"] for s, r in parts.items() if s}
+
+
+def test_killed_and_resumed_is_bit_identical_with_other_loader_threads(place, uninterrupted):
+    step = random.randint(5, STEPS - 4)
+    with subprocess.Popen(command(place, "killed"), env=environment(), stderr=subprocess.DEVNULL) as process:
+        wait_for_step(place, "killed", step, process)
+        process.kill()
+    message = train(place, "killed", data__num_threads=1, data__prefetch=2)
+    assert "resuming at step" in message, f"killed at {step}"
+    assert results(place, "killed") == uninterrupted
+
+
+def test_the_comparison_can_fail(place, uninterrupted):
+    train(place, "seed", seed=1, data__dir=place / "data_seed")
+    assert results(place, "seed")[3]["train/loss"] != uninterrupted[3]["train/loss"]
+
+
+def compare(got: dict, expected: dict, since: int = 0) -> None:
+    for step, record in expected.items():
+        for key in ("train/loss", "train/grad_norm", "val/loss", "val/b/bits_per_byte"):
+            if key in record and step >= since:
+                assert got[step][key] == pytest.approx(record[key], rel=1e-6), (step, key)
+
+
+@pytest.mark.parametrize("mesh", [(8, 1, 1), (2, 2, 2)])
+def test_resumed_on_another_mesh(place, uninterrupted, mesh):
+    workdir = "mesh" + "".join(map(str, mesh))
+    with subprocess.Popen(command(place, workdir), env=environment(), stderr=subprocess.DEVNULL) as process:
+        wait_for_step(place, workdir, 14, process)
+        process.kill()
+    data, fsdp, tensor = mesh
+    train(place, workdir, devices=8, mesh__data=data, mesh__fsdp=fsdp, mesh__tensor=tensor)
+    compare(results(place, workdir), uninterrupted)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
+def two_processes(place, workdir, **overrides) -> list[subprocess.Popen]:
+    coordinator = f"localhost:{free_port()}"
+    overrides = {"distributed__coordinator": coordinator, "distributed__num_processes": 2} | overrides
+    return [
+        subprocess.Popen(
+            command(place, workdir, distributed__process_id=i, **overrides),
+            env=environment(2),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+
+
+def test_two_processes_equal_one(place, uninterrupted):
+    processes = two_processes(place, "two", mesh__data=2, mesh__fsdp=2)
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors[0][-3000:] + errors[1][-3000:]
+    compare(results(place, "two"), uninterrupted)
+
+
+def test_sigterm_to_one_of_two_processes_saves_and_one_process_goes_on(place, uninterrupted):
+    processes = two_processes(place, "preempted", mesh__data=2, mesh__fsdp=2)
+    wait_for_step(place, "preempted", 6, processes[0])
+    processes[1].send_signal(signal.SIGTERM)
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [4, 4], errors[0][-3000:] + errors[1][-3000:]
+    assert "resuming at step" in train(place, "preempted")
+    compare(results(place, "preempted"), uninterrupted)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_the_state_and_the_same_command_goes_on(place, uninterrupted, number):
+    workdir = f"signal{int(number)}"
+    with subprocess.Popen(command(place, workdir), env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        wait_for_step(place, workdir, 6, process)
+        process.send_signal(number)
+        message = process.communicate(timeout=120)[1]
+    assert process.returncode == 4, message[-3000:]
+    assert "the same command goes on" in message
+    saved = max(int(p.name) for p in (place / workdir / "checkpoints").iterdir())
+    assert f"resuming at step {saved}" in train(place, workdir)
+    assert results(place, workdir) == uninterrupted

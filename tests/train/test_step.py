@@ -1,0 +1,184 @@
+"""The train step: accumulation is exact, sharding changes nothing, bad steps are skipped, the state's memory is reused."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_models as tiny
+
+from jaxlm import config, config_files, models, sharding
+from jaxlm.objectives import lm
+from jaxlm.train import optim, state, step
+
+B, T = 8, 16
+
+
+def make_config(**train) -> config.Config:
+    c = config.resolve(config_files.load("base", ["data.path=x", f"train.batch_size={B}", f"train.seq_len={T}"]))
+    c = dataclasses.replace(c, model=tiny.model_config(), optim=dataclasses.replace(c.optim, warmup_steps=2))
+    return dataclasses.replace(c, train=dataclasses.replace(c.train, **train))
+
+
+def make_batch(seed: int = 0) -> dict:
+    """Packed rows whose number of counted tokens differs from row to row."""
+    batch = tiny.packed_batch(tiny.model_config(), batch=B, tokens=T, seed=seed)
+    counted = np.random.default_rng(seed).integers(1, T, B)
+    return batch | {"weights": jnp.asarray(np.arange(T)[None] < counted[:, None], jnp.float32)}
+
+
+class Setup:
+    """A model, its optimizer and a step, on a mesh or bare."""
+
+    def __init__(self, c: config.Config, mesh_config=None):
+        self.model = models.build(c.model, "xla")
+        self.tx = optim.make(c.optim, models.abstract_params(self.model))
+        self.step = step.make(c, lm.make(self.model, c.model, c.loss), self.tx, optim.schedule(c.optim, c.train.steps))
+        self.mesh = None if mesh_config is None else sharding.make_mesh(config.MeshConfig(*mesh_config))
+
+    def state(self):
+        return state.init(tiny.random_params(self.model), self.tx)
+
+    def run(self, batches):
+        if self.mesh is None:
+            now, fn = self.state(), jax.jit(self.step)
+            history = []
+            for batch in batches:
+                now, metrics = fn(now, batch)
+                history.append(metrics)
+            return now, history
+        where = state.shardings(state.abstract(self.model, self.tx), self.model, self.tx, self.mesh)
+        now, history = jax.device_put(self.state(), where), []
+        with jax.set_mesh(self.mesh):
+            fn = step.jit(self.step, where, self.mesh)
+            for batch in batches:
+                now, metrics = fn(now, sharding.to_global(jax.tree.map(np.asarray, batch), self.mesh, B))
+                history.append(metrics)
+        return now, history
+
+
+def assert_close(a, b, rtol=2e-5):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-6), a, b)
+
+
+BATCHES = [make_batch(0), make_batch(1)]
+
+
+@functools.cache
+def full_batch():
+    """State and metrics after two steps on one device without accumulation: what all others must equal."""
+    return Setup(make_config(microbatch_size=B)).run(BATCHES)
+
+
+def test_accumulated_gradients_equal_the_full_batch_with_unequal_token_counts():
+    expected, expected_metrics = full_batch()
+    for rows in (1, 4):
+        got, got_metrics = Setup(make_config(microbatch_size=rows)).run(BATCHES)
+        assert_close(got.params, expected.params)
+        assert_close(got_metrics, expected_metrics, rtol=1e-4)
+
+
+def test_the_accumulation_test_can_fail(monkeypatch):
+    """The usual mistake, a mean of microbatch means, gives another gradient on these batches."""
+
+    def mean_of_means(model, model_config, loss):
+        objective = lm.make(model, model_config, loss)
+
+        def wrong(params, batch, key, train):
+            loss_sum, weight, sums = objective(params, batch, key, train)
+            return loss_sum / weight, jnp.ones(()), sums
+
+        return wrong
+
+    expected, _ = full_batch()
+    c = make_config(microbatch_size=2)
+    wrong = Setup(c)
+    wrong.step = step.make(c, mean_of_means(wrong.model, c.model, c.loss), wrong.tx, optim.schedule(c.optim, 1000))
+    got, _ = wrong.run(BATCHES)
+    with pytest.raises(AssertionError):
+        assert_close(got.params, expected.params)
+
+
+@pytest.mark.parametrize(("mesh", "rows"), [((8, 1, 1), B), ((1, 8, 1), B), ((2, 2, 2), 4), ((1, 2, 4), 2)])
+def test_sharded_equals_one_device(mesh, rows):
+    expected, expected_metrics = full_batch()
+    got, got_metrics = Setup(make_config(microbatch_size=rows), mesh).run(BATCHES)
+    assert_close(got.params, expected.params, rtol=1e-4)
+    assert_close(got_metrics, expected_metrics, rtol=1e-4)
+
+
+def test_the_state_is_sharded_and_its_memory_given_to_the_next():
+    setup = Setup(make_config(), (1, 8, 1))
+    where = state.shardings(state.abstract(setup.model, setup.tx), setup.model, setup.tx, setup.mesh)
+    now = jax.device_put(setup.state(), where)
+    mu = now.opt_state[0].mu["layers_0"]["mlp"]["up"]["kernel"]
+    assert mu.addressable_shards[0].data.size == mu.size // 8
+    with jax.set_mesh(setup.mesh):
+        batch = sharding.to_global(jax.tree.map(np.asarray, BATCHES[0]), setup.mesh, B)
+        fn = step.jit(setup.step, where, setup.mesh)
+        aliased = fn.lower(now, batch).compile().memory_analysis().alias_size_in_bytes
+        size = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(now))
+        assert aliased >= size
+        fn(now, batch)
+    assert mu.is_deleted()
+
+
+def test_create_is_the_same_on_any_mesh():
+    setup = Setup(make_config())
+    one, many = (
+        state.create(setup.model, setup.tx, sharding.make_mesh(config.MeshConfig(*sizes), jax.devices()[:n]), seed=3)
+        for sizes, n in (((1, 1, 1), 1), ((1, 4, 2), 8))
+    )
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(one.params), jax.device_get(many.params))
+
+
+def test_a_step_that_is_not_finite_changes_only_the_counters():
+    setup = Setup(make_config())
+    fn = jax.jit(setup.step)
+    first, _ = fn(setup.state(), BATCHES[0])
+    bad = BATCHES[1] | {"weights": BATCHES[1]["weights"].at[0, 0].set(jnp.nan)}
+    second, metrics = fn(first, bad)
+    third, _ = fn(second, bad)
+    fourth, _ = fn(third, BATCHES[1])
+    jax.tree.map(np.testing.assert_array_equal, (second.params, second.opt_state), (first.params, first.opt_state))
+    assert np.isnan(metrics["loss"])
+    counts = [(int(s.step), int(s.skipped), int(s.skipped_in_a_row)) for s in (first, second, third, fourth)]
+    assert counts == [(1, 0, 0), (2, 1, 1), (3, 2, 2), (4, 2, 0)]
+    with pytest.raises(AssertionError):
+        jax.tree.map(np.testing.assert_array_equal, fourth.params, third.params)
+
+
+def test_clipping_bounds_the_gradient_and_reports_the_norm_before():
+    c = make_config()
+    tight = dataclasses.replace(c, optim=dataclasses.replace(c.optim, clip_norm=1e-3))
+    loose = dataclasses.replace(c, optim=dataclasses.replace(c.optim, clip_norm=0.0))
+    (a, ma), (b, mb) = (Setup(x).run(BATCHES[:1]) for x in (tight, loose))
+    np.testing.assert_allclose(ma[0]["grad_norm"], mb[0]["grad_norm"], rtol=1e-6)
+    norm = float(mb[0]["grad_norm"])
+    scaled = jax.tree.map(lambda m: m * (1e-3 / norm), b.opt_state[0].mu)
+    assert_close(a.opt_state[0].mu, scaled, rtol=1e-4)
+    groups = [v for k, v in mb[0].items() if k.startswith("grad_norm/")]
+    np.testing.assert_allclose(np.sqrt(np.sum(np.square(groups))), norm, rtol=1e-5)
+
+
+def test_bf16_compute_keeps_fp32_state_and_is_near_fp32():
+    c = make_config()
+    half = dataclasses.replace(c, model=dataclasses.replace(c.model, dtype="bfloat16"))
+    (a, ma), (_, mb) = (Setup(x).run(BATCHES) for x in (half, c))
+    assert {x.dtype for x in jax.tree.leaves((a.params, a.opt_state[0].mu))} == {jnp.dtype("float32")}
+    np.testing.assert_allclose(ma[1]["loss"], mb[1]["loss"], rtol=2e-2)
+
+
+def test_dropout_follows_from_the_step():
+    c = make_config()
+    c = dataclasses.replace(c, model=dataclasses.replace(c.model, dropout=0.3))
+    setup = Setup(c)
+    (_, first), (_, again) = setup.run(BATCHES), setup.run(BATCHES)
+    assert_close(first, again, rtol=0)
+    _, other = setup.run([BATCHES[0], BATCHES[0]])
+    assert float(other[0]["loss"]) == float(first[0]["loss"])
+    no_lr = jax.jit(setup.step)(setup.state(), BATCHES[0])[1]["loss"]
+    later = jax.jit(setup.step)(dataclasses.replace(setup.state(), step=jnp.int32(5)), BATCHES[0])[1]["loss"]
+    assert float(no_lr) != float(later)
