@@ -21,7 +21,7 @@ TINY = {
     "model.d_model": 64,
     "model.n_heads": 4,
     "model.d_ff": 128,
-    "model.vocab_size": 512,
+    "model.vocab_size": 384,
     "train.steps": STEPS,
     "train.batch_size": 8,
     "train.seq_len": 64,

@@ -1,0 +1,70 @@
+"""The real train step, traced and lowered for a mesh from shapes alone: no parameter is ever made.
+
+Legend: B batch, T tokens.
+"""
+
+import dataclasses
+import typing
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxlm import models, sharding, tree
+from jaxlm.config import Config
+from jaxlm.objectives import lm
+from jaxlm.train import optim, state, step
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where a parameter lives: `per_device` elements of its `shape` on each device, split as `spec` says."""
+
+    name: str
+    shape: tuple[int, ...]
+    spec: str
+    per_device: int
+    replicated: bool
+
+
+def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of a training batch with their sharding."""
+    shape, where = (config.train.batch_size, config.train.seq_len), sharding.batch_sharding(mesh)
+    integers = ("tokens", "targets", "segment_ids", "positions")
+    batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=where) for name in integers}
+    return batch | {"weights": jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where)}
+
+
+def lower_step(config: Config, mesh: Mesh) -> tuple[jax.stages.Lowered, list[Placement]]:
+    """Lowers the pretraining step of a config for a mesh.
+
+    Args:
+      config: with `model.attention` and `model.dtype` set (not auto).
+      mesh: of real or fake devices.
+
+    Returns:
+      The lowered step (`.compile()` compiles it) and where each parameter lives.
+    """
+    model = models.build(config.model, config.model.attention)
+    tx = optim.make(config.optim, models.abstract_params(model))
+    abstract = state.abstract(model, tx)
+    where = state.shardings(abstract, model, tx, mesh)
+    train_step = step.make(
+        config, lm.make(model, config.model, config.loss), tx, optim.schedule(config.optim, config.train.steps)
+    )
+    with jax.set_mesh(mesh):
+        lowered = step.jit(train_step, where, mesh).lower(abstract, abstract_batch(config, mesh))
+    return lowered, placements(abstract.params, where.params)
+
+
+def placements(params: typing.Any, shardings: typing.Any) -> list[Placement]:
+    """One row per parameter, in tree order."""
+    rows = []
+    for (name, leaf), where in zip(tree.named_leaves(params), jax.tree.leaves(shardings), strict=True):
+        local = where.shard_shape(leaf.shape)
+        size = 1
+        for n in local:
+            size *= n
+        spec = ", ".join("-" if entry is None else str(entry) for entry in where.spec)
+        rows.append(Placement(name, leaf.shape, spec, size, where.is_fully_replicated))
+    return rows

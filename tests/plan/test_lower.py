@@ -1,0 +1,82 @@
+"""Every shipped config: built from shapes; shrunk, it takes a step; the large ones lower on one and on eight devices."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlm import config, config_files, models, sharding, tree
+from jaxlm.config import MeshConfig
+from jaxlm.objectives import lm
+from jaxlm.plan import lower, params
+from jaxlm.train import optim, state, step
+
+LARGE = 1_000_000
+
+
+def load(name: str, *overrides: str) -> config.Config:
+    c = config.resolve(config_files.load(name, ["workdir=w", "model.attention=xla", "model.dtype=bfloat16", *overrides]))
+    return c
+
+
+@pytest.mark.parametrize("name", config_files.shipped_configs())
+def test_shapes_match_the_count(name):
+    c = load(name)
+    abstract = models.abstract_params(models.build(c.model, "xla"))
+    padding = (c.model.padded_vocab_size - c.model.vocab_size) * c.model.d_model
+    heads = 1 if c.model.tie_embeddings else 2
+    assert tree.count(abstract) - heads * padding == params.count_params(c.model)
+
+
+@pytest.mark.parametrize("name", config_files.shipped_configs())
+def test_shrunk_it_takes_a_step(name):
+    c = load(name)
+    m = c.model
+    small = dataclasses.replace(
+        m,
+        n_layers=1,
+        d_model=8 * m.n_heads,
+        head_dim=8,
+        d_ff=32,
+        vocab_size=100,
+        max_seq_len=16,
+    )
+    train = dataclasses.replace(c.train, batch_size=2, microbatch_size=2, seq_len=8)
+    c = dataclasses.replace(c, model=small, train=train)
+    model = models.build(c.model, "xla")
+    tx = optim.make(c.optim, models.abstract_params(model))
+    now = state.init(models.init_params(model, jax.random.key(0)), tx)
+    fn = step.make(c, lm.make(model, c.model, c.loss), tx, optim.schedule(c.optim, c.train.steps))
+    ones = jnp.ones((2, 8), jnp.int32)
+    batch = {"tokens": ones, "targets": ones, "segment_ids": ones, "positions": ones * jnp.arange(8)}
+    new, metrics = jax.jit(fn)(now, batch | {"weights": jnp.ones((2, 8))})
+    assert np.isfinite(metrics["loss"])
+    assert float(metrics["update_norm"]) > 0
+    assert int(new.skipped) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpuburnout_1b", "gpuburnout_3b", "domain_7b"])
+@pytest.mark.parametrize("devices", [1, 8])
+def test_large_configs_lower_and_leave_nothing_large_whole(name, devices):
+    c = load(name)
+    mesh = sharding.make_mesh(MeshConfig(1, devices, 1), jax.devices()[:devices])
+    lowered, rows = lower.lower_step(c, mesh)
+    assert lowered.as_text().count("stablehlo.dot_general") > 10
+    large = [row for row in rows if np.prod(row.shape) > LARGE]
+    assert len(large) > 6 * c.model.n_layers
+    for row in large:
+        assert row.per_device * devices == np.prod(row.shape), row
+
+
+def test_a_parameter_left_whole_is_seen(monkeypatch):
+    """The mutation: without its rule the model dimension stays whole."""
+    monkeypatch.setitem(sharding.RULES, "embed", None)
+    c = load("gpuburnout_1b")
+    mesh = sharding.make_mesh(MeshConfig(1, 8, 1))
+    model = models.build(c.model, "xla")
+    abstract = models.abstract_params(model)
+    where = sharding.tree_shardings(abstract, models.logical_axes(model), mesh)
+    assert any(row.replicated and np.prod(row.shape) > LARGE for row in lower.placements(abstract, where))
