@@ -31,16 +31,15 @@ class LayerCache(typing.NamedTuple):
 
 
 class Cache(typing.NamedTuple):
-    """The KV cache of a model: slots [0, slot) are filled; `segment_ids` is 0 where a slot holds nothing or padding.
+    """The KV cache of a model. New tokens go to the slots from `slot` on, the same in all rows: one update in place.
 
-    All rows write to the same slot (prompts are padded on the left), so one update in place serves the batch.
-    `slot` is the Python int 0 for the prefill and a traced scalar for decoding one token.
+    `slot` is the Python int 0 for the prefill and a traced scalar for decoding. A query sees the slots whose position
+    is not after its own: a slot of padding has a position after all.
     """
 
     layers: tuple[LayerCache, ...]
     slot: int | jax.Array
     positions_BxS: jax.Array
-    segment_ids_BxS: jax.Array
 
 
 class Where(typing.NamedTuple):
@@ -255,7 +254,5 @@ def attend(
         layer.v_BxKxSxH,
         q_positions_BxT=where.positions_BxT,
         kv_positions_BxS=shared.positions_BxS,
-        q_segment_ids_BxT=where.segment_ids_BxT,
-        kv_segment_ids_BxS=shared.segment_ids_BxS,
     )
     return out_BxTxNxH, layer

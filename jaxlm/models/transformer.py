@@ -135,5 +135,4 @@ def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:
     layers = tuple(
         LayerCache(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype)) for _ in range(config.n_layers)
     )
-    zeros = jnp.zeros((batch, slots), jnp.int32)
-    return Cache(layers, 0, zeros, zeros)
+    return Cache(layers, 0, jnp.zeros((batch, slots), jnp.int32))

@@ -1,0 +1,196 @@
+"""Text generation: one prefill of the prompts, then a loop on the device that decodes one token a row per step.
+
+Prompts are padded on the left, so that all rows write the same cache slot: the cache is then updated in place and the
+host is not asked anything until all rows are done. Legend: B batch, P prompt slots, S cache slots, V padded vocabulary,
+M most new tokens, D model.
+"""
+
+import functools
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlm import models
+from jaxlm.config import ConfigError
+from jaxlm.models import layers
+from jaxlm.models.sampling import Sampler, sample
+from jaxlm.models.transformer import Transformer, empty_cache
+
+_NEVER = np.int32(2**30)  # a position after every query's: the slot is never seen
+
+
+def generate(
+    model: Transformer,
+    params: typing.Any,
+    prompts: typing.Sequence[typing.Sequence[int]],
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    stop_ids: typing.Sequence[int] = (),
+    seed: int = 0,
+) -> list[list[int]]:
+    """Continues each prompt; returns the new ids alone, a stop id included as the last one.
+
+    A row depends on its own prompt, the seed and its place in the list, not on the other prompts. Lengths are rounded up
+    to a few sizes, so most calls reuse a compiled program.
+
+    Args:
+      model: from `models.build`; its config says the compute dtype and the longest context.
+      params: the model's parameters, sharded or not.
+      prompts: token ids, at least one in each.
+      max_new_tokens: a row ends after this many, at a stop id, or when prompt and new ids fill `max_seq_len`.
+      temperature: 0 takes the likeliest token.
+      top_k: sample among the k likeliest; 0 = all.
+      top_p: sample among the likeliest that together have this probability (arXiv:1904.09751); 1 = all.
+      stop_ids: ids that end a row.
+      seed: of the samples.
+
+    Raises:
+      ConfigError: an empty prompt, an id outside the vocabulary, a prompt that leaves no room in the context, or a
+        setting out of range.
+    """
+    _check(model.config, prompts, max_new_tokens, temperature, top_k, top_p)
+    if not prompts or max_new_tokens == 0:
+        return [[] for _ in prompts]
+    longest = max(len(prompt) for prompt in prompts)
+    rows, width = _power_of_two(len(prompts)), _bucket(longest)
+    tokens_BxP = np.zeros((rows, width), np.int32)
+    lengths_B = np.ones(rows, np.int32)  # rows that fill up the batch hold one token and are done at once
+    room_B = np.zeros(rows, np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens_BxP[row, width - len(prompt) :] = prompt
+        lengths_B[row] = len(prompt)
+        room_B[row] = min(max_new_tokens, model.config.max_seq_len - len(prompt))
+    stops = np.full(max(8, _power_of_two(len(stop_ids))), -1, np.int32)
+    stops[: len(stop_ids)] = list(stop_ids)
+    out_BxM, counts_B = _run(
+        model,
+        params,
+        tokens_BxP,
+        lengths_B,
+        room_B,
+        stops,
+        jax.random.key(seed),
+        Sampler(np.float32(temperature), np.float32(top_p)),
+        most=-(-max_new_tokens // 32) * 32,
+        greedy=temperature == 0,
+        top_k=min(top_k, model.config.vocab_size),
+        nucleus=top_p < 1,
+    )
+    out_BxM, counts_B = jax.device_get((out_BxM, counts_B))
+    return [out_BxM[row, : counts_B[row]].tolist() for row in range(len(prompts))]
+
+
+def _check(config, prompts, max_new_tokens: int, temperature: float, top_k: int, top_p: float) -> None:
+    if max_new_tokens < 0 or temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
+        raise ConfigError(
+            f"sampling: max_new_tokens={max_new_tokens}, temperature={temperature} and top_k={top_k} must not be "
+            f"negative, top_p={top_p} must be above 0 and at most 1"
+        )
+    for i, prompt in enumerate(prompts):
+        if not prompt:
+            raise ConfigError(f"prompt {i} has no tokens: begin it with the end-of-document token")
+        if len(prompt) >= config.max_seq_len:
+            raise ConfigError(
+                f"prompt {i} has {len(prompt)} tokens and leaves no room in the context of "
+                f"model.max_seq_len={config.max_seq_len}: shorten it"
+            )
+        if min(prompt) < 0 or max(prompt) >= config.vocab_size:
+            raise ConfigError(f"prompt {i} has an id outside the vocabulary of {config.vocab_size}")
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _bucket(n: int) -> int:
+    """n rounded up to a quarter of the power of two above it, at least to 16."""
+    step = max(16, _power_of_two(n) // 4)
+    return -(-n // step) * step
+
+
+class _State(typing.NamedTuple):
+    """What the decoding loop carries."""
+
+    step: jax.Array  # new tokens so far, the same in all rows
+    last_B: jax.Array  # the newest token of each row
+    done_B: jax.Array
+    counts_B: jax.Array  # new tokens of each row
+    out_BxM: jax.Array
+    cache: tuple[layers.LayerCache, ...]
+
+
+@functools.partial(jax.jit, static_argnames=("model", "most", "greedy", "top_k", "nucleus"))
+def _run(
+    model: Transformer,
+    params: typing.Any,
+    tokens_BxP: jax.Array,
+    lengths_B: jax.Array,
+    room_B: jax.Array,
+    stops: jax.Array,
+    key: jax.Array,
+    sampler: Sampler,
+    *,
+    most: int,
+    greedy: bool,
+    top_k: int,
+    nucleus: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """(new tokens (B, M), how many of them count (B,)); one program for all prompts that round to these sizes."""
+    c = model.config
+    rows, width = tokens_BxP.shape
+    variables, head_VxD = decoding_variables(params, c)
+    keys_B = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(rows))
+    pad_Bx1 = (width - lengths_B)[:, None]
+    slots_S = jnp.arange(width + most)
+    positions_BxS = jnp.where(slots_S >= pad_Bx1, slots_S - pad_Bx1, _NEVER)
+
+    def choose(hidden_BxD: jax.Array, step: jax.Array) -> jax.Array:
+        # The wide matrix on the left: on CPUs XLA then reads it once, at the speed of memory (2.5 times faster).
+        logits_BxV = jnp.dot(head_VxD, hidden_BxD.T, preferred_element_type=jnp.float32).T
+        logits_BxV = jnp.where(jnp.arange(head_VxD.shape[0]) < c.vocab_size, logits_BxV, -jnp.inf)
+        if greedy:
+            return jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
+        step_keys_B = jax.vmap(lambda k: jax.random.fold_in(k, step))(keys_B)
+        return sample(logits_BxV, step_keys_B, sampler, top_k=top_k, nucleus=nucleus)
+
+    def record(state: _State, hidden_BxD: jax.Array, cache: tuple[layers.LayerCache, ...]) -> _State:
+        token_B = choose(hidden_BxD, state.step)
+        out_BxM = jax.lax.dynamic_update_slice(state.out_BxM, token_B[:, None], (0, state.step))
+        counts_B = state.counts_B + ~state.done_B
+        done_B = state.done_B | (token_B[:, None] == stops).any(axis=1) | (counts_B >= room_B)
+        return _State(state.step + 1, token_B, done_B, counts_B, out_BxM, cache)
+
+    def decode(state: _State) -> _State:
+        slot = width + state.step - 1
+        cache = layers.Cache(state.cache, slot, positions_BxS)
+        position_Bx1 = lengths_B[:, None] + state.step - 1
+        # A row that is done runs on with the others; its position must stay inside a table of learned positions.
+        position_Bx1 = jnp.minimum(position_Bx1, c.max_seq_len - 1)
+        hidden_Bx1xD, cache = model.apply(variables, state.last_B[:, None], position_Bx1, cache=cache)
+        return record(state, hidden_Bx1xD[:, 0], cache.layers)
+
+    prompt_BxP = positions_BxS[:, :width]
+    real_BxP = prompt_BxP != _NEVER
+    hidden_BxPxD, cache = model.apply(
+        variables,
+        tokens_BxP,
+        jnp.where(real_BxP, prompt_BxP, 0),
+        real_BxP.astype(jnp.int32),
+        cache=empty_cache(c, rows, width + most),
+    )
+    zeros_B = jnp.zeros(rows, jnp.int32)
+    state = _State(jnp.int32(0), zeros_B, room_B <= 0, zeros_B, jnp.zeros((rows, most), jnp.int32), cache.layers)
+    state = record(state, hidden_BxPxD[:, -1], cache.layers)
+    state = jax.lax.while_loop(lambda state: ~state.done_B.all(), decode, state)
+    return state.out_BxM, state.counts_B
+
+
+def decoding_variables(params: typing.Any, config: typing.Any) -> tuple[dict, jax.Array]:
+    """The model's variables and its head (V, D) in the compute dtype, fused: made once, before the loop."""
+    params = jax.tree.map(lambda p: p.astype(config.dtype) if p.ndim > 1 else p, params)
+    return {"params": params, "fused": layers.fuse_params(params, config)}, models.head_kernel(params, config).T

@@ -1,0 +1,114 @@
+"""How fast text is generated, alone or in pairs with Hugging Face: `python scripts/bench_decode.py --peer=hf`.
+
+The default is the 32M Llama (8 layers, d 512, 8/4 heads, SwiGLU 1408, vocabulary 16,384, tied) in float32 on the CPU,
+greedy, 8 prompts of 32 tokens with 256 new ones each. The peer is transformers' `generate` with its cache, on the same
+weights in the same process, its runs alternating with ours so that both meet the same noise; its tokens are compared
+with ours. Any key of configs/base.py can be set: `--set=model.dtype=bfloat16`.
+"""
+
+import argparse
+import statistics
+import time
+import typing
+
+import jax
+import numpy as np
+
+from jaxlm import models
+from jaxlm.config import ModelConfig, resolve
+from jaxlm.config_files import apply_override
+from jaxlm.configs import base
+from jaxlm.models.generate import generate
+
+Run = typing.Callable[[], list[list[int]]]
+
+
+def make_config(overrides: list[str]) -> ModelConfig:
+    """The 32M Llama in float32, with any key of configs/base.py set by KEY=VALUE."""
+    c = base.get_config()
+    c.model.n_kv_heads, c.model.dtype, c.model.max_seq_len = 4, "float32", 2048
+    c.data.dir = "unused"
+    for override in overrides:
+        apply_override(c, override)
+    return resolve(c).model
+
+
+def random_params(model: typing.Any, seed: int) -> typing.Any:
+    """Normal weights, norms at 1."""
+    rng = np.random.default_rng(seed)
+
+    def draw(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        values = rng.normal(0, 0.02, leaf.shape) if len(leaf.shape) > 1 else np.ones(leaf.shape)
+        return jax.numpy.asarray(values, leaf.dtype)
+
+    return jax.tree.map(draw, models.abstract_params(model))
+
+
+def hugging_face(config: ModelConfig, params: typing.Any, prompts: list[list[int]], new: int, threads: int) -> Run:
+    """`generate` of transformers, greedy, cached, never stopping early."""
+    import torch
+    import transformers
+
+    from jaxlm.interop import hf
+
+    torch.set_num_threads(threads)
+    fields = hf.hf_config(config)
+    kind = getattr(transformers, fields.pop("architectures")[0])
+    peer = kind(transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)).eval()
+    state = {name: torch.from_numpy(value.copy()) for name, value in hf.params_to_hf(params, config).items()}
+    peer.load_state_dict(state, strict=False)
+    ids = torch.tensor(prompts)
+    settings = {"do_sample": False, "use_cache": True, "eos_token_id": None, "pad_token_id": 0}
+    lengths = {"min_new_tokens": new, "max_new_tokens": new}
+
+    def run() -> list[list[int]]:
+        with torch.inference_mode():
+            out = peer.generate(ids, attention_mask=torch.ones_like(ids), **settings, **lengths)
+        return out[:, ids.shape[1] :].tolist()
+
+    return run
+
+
+def measure(runs: dict[str, Run], repeats: int, tokens: int) -> dict[str, list[float]]:
+    """Tokens per second of each, runs alternating, after one run of each to warm up."""
+    outputs = {name: run() for name, run in runs.items()}
+    if "hf" in outputs:
+        agree = np.mean(np.array(outputs["hf"]) == np.array(outputs["jaxlm"]))
+        print(f"greedy tokens that agree with Hugging Face: {agree:.1%}")
+    speeds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            speeds[name].append(tokens / (time.perf_counter() - start))
+        print("  ".join(f"{name} {values[-1]:.0f} tokens/s" for name, values in speeds.items()), flush=True)
+    return speeds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", choices=["hf"], help="measure Hugging Face generate in turn")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
+    parser.add_argument("--new", type=int, default=256, help="new tokens of each row")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2, help="of PyTorch")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    args = parser.parse_args()
+    config = make_config(args.set)
+    model = models.build(config, "xla")
+    params = random_params(model, 0)
+    prompts = np.random.default_rng(1).integers(3, config.vocab_size, (args.batch, args.prompt)).tolist()
+    runs: dict[str, Run] = {"jaxlm": lambda: generate(model, params, prompts, max_new_tokens=args.new)}
+    if args.peer:
+        runs["hf"] = hugging_face(config, params, prompts, args.new, args.threads)
+    speeds = measure(runs, args.repeats, args.batch * args.new)
+    for name, values in speeds.items():
+        print(f"{name}: median {statistics.median(values):.0f} tokens/s, best {max(values):.0f}")
+    if args.peer:
+        pairs = [ours / theirs for ours, theirs in zip(speeds["jaxlm"], speeds["hf"], strict=True)]
+        print(f"ratio jaxlm / hf: median of pairs {statistics.median(pairs):.2f}, lowest {min(pairs):.2f}")
+
+
+if __name__ == "__main__":
+    main()
