@@ -71,6 +71,9 @@ def main(argv: typing.Sequence[str] | None = None) -> int:
     except RunError as error:
         print(f"jaxlm: {error}", file=sys.stderr)
         return 1
+    except OSError as error:  # no permission, disk full, ...: the system's own words name the file
+        print(f"jaxlm: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("jaxlm: stopped before anything was trained", file=sys.stderr)
         return 1

@@ -3,6 +3,7 @@
 import difflib
 import importlib.util
 import json
+import os
 import pathlib
 import typing
 
@@ -91,11 +92,15 @@ def _first_line(error: BaseException) -> str:
 
 
 def from_run(path: pathlib.Path) -> config_dict.ConfigDict:
-    """WORKDIR/config.json as a ConfigDict that takes overrides."""
+    """WORKDIR/config.json as a ConfigDict that takes overrides; the folder may have been moved since."""
 
     def tuples(value: typing.Any) -> typing.Any:
         if isinstance(value, dict):
             return {k: tuples(v) for k, v in value.items()}
         return tuple(value) if isinstance(value, list) else value
 
-    return config_dict.ConfigDict(tuples(json.loads(path.read_text(encoding="utf-8")))).lock()
+    config = config_dict.ConfigDict(tuples(json.loads(path.read_text(encoding="utf-8"))))
+    if config.data.dir == os.path.join(config.workdir, "data"):
+        config.data.dir = ""  # derived from the folder: derive it again
+    config.workdir = str(path.parent)
+    return config.lock()

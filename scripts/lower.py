@@ -41,9 +41,13 @@ def main() -> int:
     seconds = time.monotonic() - start
     shown = [row for row in rows if not row.name.startswith("layers_") or row.name.startswith("layers_0/")]
     print_table([dataclasses.asdict(row) for row in shown], as_json=False)
-    total, local = (sum(getattr(row, "per_device") if own else _size(row.shape) for row in rows) for own in (False, True))
-    print(f"{config.model.n_layers} layers; {total:,} elements (padding of the vocabulary included), {local:,} on each device")
-    print(f"mesh {dict(mesh.shape)}, {config.model.dtype}; lowered in {seconds:.1f} s, {len(lowered.as_text()):,} characters")
+    total, local = (sum(row.per_device if own else _size(row.shape) for row in rows) for own in (False, True))
+    print(
+        f"{config.model.n_layers} layers; {total:,} elements (padding of the vocabulary included), {local:,} on each device"
+    )
+    print(
+        f"mesh {dict(mesh.shape)}, {config.model.dtype}; lowered in {seconds:.1f} s, {len(lowered.as_text()):,} characters"
+    )
     whole = [row.name for row in rows if row.replicated and _size(row.shape) > LARGE]
     if whole and mesh.shape["fsdp"] > 1:
         print(f"left whole on every device: {', '.join(whole)}", file=sys.stderr)

@@ -75,7 +75,9 @@ def test_values_may_stand_apart(capsys):
     assert (code, "config.train.steps=ten: expected int" in err) == (2, True)
 
 
-@pytest.mark.parametrize(("error", "code"), [(ConfigError("bad"), 2), (RunError("broken"), 1), (KeyboardInterrupt(), 1)])
+@pytest.mark.parametrize(
+    ("error", "code"), [(ConfigError("bad"), 2), (RunError("broken"), 1), (KeyboardInterrupt(), 1)]
+)
 def test_errors_become_exit_codes(capsys, monkeypatch, error, code):
     def fail(argv):
         raise error

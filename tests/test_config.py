@@ -92,7 +92,7 @@ def test_bad_values_are_refused_in_one_line(override, message):
 def test_gpt2_refuses_gqa_and_rows_longer_than_its_positions():
     with pytest.raises(ConfigError, match="no GQA"):
         resolve("model.n_kv_heads=4", name="gpuburnout_134m")
-    with pytest.raises(ConfigError, match="longer than model.max_seq_len"):
+    with pytest.raises(ConfigError, match=r"longer than model\.max_seq_len"):
         resolve("train.seq_len=2048", name="gpuburnout_134m")
 
 

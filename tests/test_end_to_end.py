@@ -45,23 +45,46 @@ CLOCKS = ("wall_s", "cost_usd", "tokens_per_second", "mfu_palm", "mfu_causal")
 def place(tmp_path_factory) -> pathlib.Path:
     """A folder with raw text of two sources, and a config for it."""
     root = tmp_path_factory.mktemp("e2e")
-    words = "one two three four five six seven eight nine ten red green blue sun moon sea".split()
+    words = "one two three four five six seven eight nine ten red green blue sun moon sea"
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "red",
+        "green",
+        "blue",
+        "sun",
+        "moon",
+        "sea",
+    ]
     rng = random.Random(0)
     for source, documents in (("a", 300), ("b", 100)):
-        lines = (" ".join(rng.choices(words, k=rng.randint(5, 120))) for _ in range(documents))
+        lines = (" ".join(rng.choices(words.split(), k=rng.randint(5, 120))) for _ in range(documents))
         (root / f"{source}.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    (root / "tiny.py").write_text(
-        "from jaxlm.configs import base\n\n\ndef get_config():\n    c = base.get_config()\n"
-        + "".join(f"    c.data.sources.{s} = dict(path={str(root / s)!r} + '.jsonl', weight={w})\n" for s, w in (("a", 3.0), ("b", 1.0)))
-        + f"    c.data.dir = {str(root / 'data')!r}\n    return c\n"
-    )
+    lines = ["from jaxlm.configs import base", "def get_config():", "    c = base.get_config()"]
+    for source, weight in (("a", 3.0), ("b", 1.0)):
+        lines.append(f"    c.data.sources.{source} = dict(path={str(root / source)!r} + '.jsonl', weight={weight})")
+    lines += [f"    c.data.dir = {str(root / 'data')!r}", "    return c"]
+    (root / "tiny.py").write_text("\n".join(lines) + "\n")
     return root
 
 
 def command(place: pathlib.Path, workdir: str, **overrides) -> list[str]:
     keys = TINY | {"workdir": place / workdir, "hardware.compile_cache": place / "cache"}
     keys |= {name.replace("__", "."): value for name, value in overrides.items()}
-    return [sys.executable, "-m", "jaxlm.main", f"--config={place / 'tiny.py'}", *(f"--config.{k}={v}" for k, v in keys.items())]
+    return [
+        sys.executable,
+        "-m",
+        "jaxlm.main",
+        f"--config={place / 'tiny.py'}",
+        *(f"--config.{k}={v}" for k, v in keys.items()),
+    ]
 
 
 def environment(devices: int = 1) -> dict:

@@ -67,7 +67,7 @@ def violations(sources: dict[str, str]) -> list[str]:
         for other in imported(source, set(sources)) if name != "jaxlm" else ():
             same_folder = name.split(".")[:2] == other.split(".")[:2]
             lower = floor(other) < floor(name) or (floor(other) == floor(name) and floor(name) in (0, 3, 4, 5, 6))
-            if not (lower or same_folder and floor(other) <= floor(name)):
+            if not (lower or (same_folder and floor(other) <= floor(name))):
                 bad.append(f"{name} (floor {floor(name)}) imports {other} (floor {floor(other)})")
     return bad
 
@@ -92,8 +92,15 @@ def test_an_import_that_goes_up_is_caught(module, line):
 
 def test_linen_is_imported_in_models_only():
     users = {name for name, source in modules().items() if "flax" in source and "import" in source.split("flax")[0]}
-    linen = {name for name in users if any("flax" in ast.unparse(n) for n in ast.walk(ast.parse(modules()[name]))
-             if isinstance(n, (ast.Import, ast.ImportFrom)))}
+    linen = {
+        name
+        for name in users
+        if any(
+            "flax" in ast.unparse(n)
+            for n in ast.walk(ast.parse(modules()[name]))
+            if isinstance(n, (ast.Import, ast.ImportFrom))
+        )
+    }
     assert linen
     assert all(name.startswith("jaxlm.models") for name in linen)
 

@@ -21,7 +21,7 @@ import grain
 import numpy as np
 from absl import flags
 
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, RunError
 from jaxlm.data import rows, shards
 
 
@@ -99,10 +99,10 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
       num_workers: worker processes; 0 makes batches in this one, which suffices up to millions of tokens a second. With
         workers, a script needs `if __name__ == "__main__"` (they are spawned).
       prefetch: batches made ahead (in each process).
-      stall_seconds: how long to wait for a batch before RuntimeError (a dead disk blocks a read for ever).
+      stall_seconds: how long to wait for a batch before RunError (a dead disk blocks a read for ever).
 
     Yields:
-      the dict of `rows.make_batch`, [b, T]. Raises RuntimeError when a read fails or a worker dies.
+      the dict of `rows.make_batch`, [b, T]. Raises RunError when a read fails or a worker dies.
     """
 
     def __init__(
@@ -171,7 +171,9 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
                 self.step += 1
                 return item
             self._failed = item
-        raise RuntimeError(f"the loader failed at step {self.step}: {self._failed}") from self._failed
+        raise RunError(
+            f"the loader failed at step {self.step}: {self._failed}; the same command goes on from the last checkpoint"
+        ) from self._failed
 
     def close(self) -> None:
         """Stops threads and workers. A second call does nothing."""

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import sys
 import typing
 
 import jax
@@ -38,21 +37,21 @@ def continue_prompts(
 
 def make(
     config: Config, model: typing.Any, data: DataDir, workdir: pathlib.Path
-) -> typing.Callable[[typing.Any, int], None]:
-    """Returns `(params, step) -> None`, which writes WORKDIR/samples/<step>.jsonl and shows the samples."""
+) -> typing.Callable[[typing.Any, int], list[str]]:
+    """Returns `(params, step) -> lines to show`, which also writes WORKDIR/samples/<step>.jsonl."""
     tokenizer = Tokenizer.load(data.path / shards.TOKENIZER)
 
-    def sample(params: typing.Any, step: int) -> None:
+    def sample(params: typing.Any, step: int) -> list[str]:
         if not config.sample.prompts:
-            return
+            return []
         texts = continue_prompts(config, model, params, tokenizer, config.sample.prompts)
         if jax.process_index():
-            return
+            return []
         folder = workdir / "samples"
         folder.mkdir(exist_ok=True)
         with open(folder / f"{step}.jsonl", "w", encoding="utf-8") as file:
             for prompt, text in zip(config.sample.prompts, texts, strict=True):
                 file.write(json.dumps({"step": step, "prompt": prompt, "text": text}, ensure_ascii=False) + "\n")
-                print(f"--- sample at step {step}: {prompt}|{text}", file=sys.stderr, flush=True)
+        return [f"step {step}  [{p}]{t}" for p, t in zip(config.sample.prompts, texts, strict=True)]
 
     return sample

@@ -40,12 +40,12 @@ class Hooks:
 
     Attributes:
       evaluate: `params -> metrics` at `train.eval_every_steps` and at the end.
-      sample: `(params, step) -> None` at the steps that `config.sample` names and at the end.
+      sample: `(params, step) -> lines to show` at the steps that `config.sample` names and at the end.
       meta: stored in each checkpoint (config, data fingerprint).
     """
 
     evaluate: typing.Callable[[typing.Any], dict[str, float]]
-    sample: typing.Callable[[typing.Any, int], None]
+    sample: typing.Callable[[typing.Any, int], list[str]]
     meta: dict
 
 
@@ -72,7 +72,7 @@ def run(
     loop = _Loop(config, checkpointer, meter, writer, hooks)
     with StopSignal() as stop, jax.set_mesh(mesh):
         step, total = int(state.step), config.train.steps
-        if step == 0:
+        if step == 0 and config.train.eval_every_steps:
             loop.evaluate(state, step)
         pending, code = None, DONE
         while step < total:
@@ -152,7 +152,8 @@ class _Loop:
     def sample(self, state: TrainState, step: int) -> None:
         """Samples from the fixed prompts."""
         start = time.monotonic()
-        self._hooks.sample(state.params, step)
+        for line in self._hooks.sample(state.params, step):
+            self.say(line)
         self._meter.pause(time.monotonic() - start)
 
     def finish(self, state: TrainState, step: int, code: int) -> None:

@@ -17,7 +17,9 @@ LARGE = 1_000_000
 
 
 def load(name: str, *overrides: str) -> config.Config:
-    c = config.resolve(config_files.load(name, ["workdir=w", "model.attention=xla", "model.dtype=bfloat16", *overrides]))
+    c = config.resolve(
+        config_files.load(name, ["workdir=w", "model.attention=xla", "model.dtype=bfloat16", *overrides])
+    )
     return c
 
 

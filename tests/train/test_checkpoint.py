@@ -166,8 +166,9 @@ def test_digests_do_not_depend_on_the_mesh_and_see_every_bit():
 
 
 def test_a_full_disk_is_one_clear_line(tmp_path):
-    with pytest.raises(RunError, match="disk full while writing checkpoint 3 .* free some room"), checkpoint.disk_errors(
-        "checkpoint 3", tmp_path
+    with (
+        pytest.raises(RunError, match=r"disk full while writing checkpoint 3 .* free some room"),
+        checkpoint.disk_errors("checkpoint 3", tmp_path),
     ):
         raise OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(ValueError, match="else"), checkpoint.disk_errors("checkpoint 3", tmp_path):
