@@ -114,11 +114,14 @@ def test_derived_values():
 
 def test_config_json_round_trip(tmp_path):
     c = resolve("optim.decay=('a','b')")
-    path = tmp_path / "config.json"
+    path = tmp_path / "w" / "config.json"
+    path.parent.mkdir()
     path.write_text(config.to_json(c))
     assert json.loads(path.read_text())["optim"]["decay"] == ["a", "b"]
     again = config_files.from_run(path)
-    assert config.resolve(again) == c
+    moved = config.resolve(again)
+    assert (moved.workdir, moved.data.dir) == (str(path.parent), str(path.parent / "data"))
+    assert dataclasses.replace(moved, workdir=c.workdir, data=c.data) == c
     config_files.apply_override(again, "train.steps=700")
     assert config.resolve(again).train.steps == 700
 

@@ -46,23 +46,6 @@ def place(tmp_path_factory) -> pathlib.Path:
     """A folder with raw text of two sources, and a config for it."""
     root = tmp_path_factory.mktemp("e2e")
     words = "one two three four five six seven eight nine ten red green blue sun moon sea"
-        "one",
-        "two",
-        "three",
-        "four",
-        "five",
-        "six",
-        "seven",
-        "eight",
-        "nine",
-        "ten",
-        "red",
-        "green",
-        "blue",
-        "sun",
-        "moon",
-        "sea",
-    ]
     rng = random.Random(0)
     for source, documents in (("a", 300), ("b", 100)):
         lines = (" ".join(rng.choices(words.split(), k=rng.randint(5, 120))) for _ in range(documents))
