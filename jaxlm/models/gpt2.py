@@ -4,13 +4,13 @@ Legend: B batch, T tokens, D model, F feed-forward.
 """
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
 from jaxlm.models.layers import Attention, Cache, Embedding, LayerCache, LayerNorm, Linear, Where, dropout, output_std
 from jaxlm.models.transformer import Transformer
+from jaxlm.ops.linear import dense
 from jaxlm.sharding import constrain
 
 
@@ -23,10 +23,10 @@ class GeluMLP(nn.Module):
     def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
         c = self.config
         up, up_bias = Linear((c.d_model, c.d_ff), (c.d_ff,), c.init_std, c.dtype, name="up")()
-        up_BxTxF = checkpoint_name(jnp.tensordot(x_BxTxD, up, axes=1) + up_bias, "mlp_proj")
+        up_BxTxF = checkpoint_name(dense(x_BxTxD, up) + up_bias, "mlp_proj")
         hidden_BxTxF = constrain(nn.gelu(up_BxTxF, approximate=True), "batch", "seq", "mlp")
         down, down_bias = Linear((c.d_ff, c.d_model), (c.d_model,), output_std(c), c.dtype, name="down")()
-        return jnp.tensordot(hidden_BxTxF, down, axes=1) + down_bias
+        return dense(hidden_BxTxF, down) + down_bias
 
 
 class GPT2Block(nn.Module):

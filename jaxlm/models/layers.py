@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
 from jaxlm.ops.attention import attention, decode_attention
+from jaxlm.ops.linear import dense
 from jaxlm.ops.norms import layer_norm, rms_norm
 from jaxlm.ops.rope import rope_frequencies, rotate
 from jaxlm.sharding import constrain
@@ -131,8 +132,8 @@ def project(x_BxTxD: jax.Array, kernels: typing.Sequence[jax.Array], fused: bool
     Where heads and features are split over the `tensor` axis the products stay apart: fusing would move weights.
     """
     if fused is False or (fused is True and _tensor_parallel()):
-        return [jnp.tensordot(x_BxTxD, kernel, axes=1) for kernel in kernels]
-    y = jnp.tensordot(x_BxTxD, fuse(kernels) if fused is True else fused, axes=1)
+        return [dense(x_BxTxD, kernel) for kernel in kernels]
+    y = dense(x_BxTxD, fuse(kernels) if fused is True else fused)
     ends = np.cumsum([np.prod(kernel.shape[1:]) for kernel in kernels])
     parts = jnp.split(y, ends[:-1], axis=-1)
     return [part.reshape(*x_BxTxD.shape[:-1], *kernel.shape[1:]) for part, kernel in zip(parts, kernels, strict=True)]
@@ -198,7 +199,7 @@ class Attention(nn.Module):
         out_BxTxNxH, layer_cache = attend(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, where, cache, self.backend)
         out_BxTxNxH = checkpoint_name(constrain(out_BxTxNxH, "batch", "seq", "heads", "head_dim"), "attn_out")
         o_NxHxD, o_bias = Linear((n, h, d), (d,) if self.bias else None, output_std(c), c.dtype, name="o")()
-        y_BxTxD = jnp.tensordot(out_BxTxNxH, o_NxHxD, axes=2)
+        y_BxTxD = dense(out_BxTxNxH, o_NxHxD, axes=2)
         return (y_BxTxD if o_bias is None else y_BxTxD + o_bias), layer_cache
 
 

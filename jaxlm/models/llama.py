@@ -4,7 +4,6 @@ Legend: B batch, T tokens, D model, F feed-forward.
 """
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
@@ -23,6 +22,7 @@ from jaxlm.models.layers import (
     rope_of,
 )
 from jaxlm.models.transformer import Transformer
+from jaxlm.ops.linear import dense
 from jaxlm.ops.rope import rope_tables
 from jaxlm.sharding import constrain
 
@@ -46,7 +46,7 @@ class SwiGLU(nn.Module):
         down, down_bias = Linear(
             (c.d_ff, c.d_model), (c.d_model,) if c.bias else None, output_std(c), c.dtype, name="down"
         )()
-        y_BxTxD = jnp.tensordot(hidden_BxTxF, down, axes=1)
+        y_BxTxD = dense(hidden_BxTxF, down)
         return y_BxTxD + down_bias if c.bias else y_BxTxD
 
 

@@ -1,0 +1,89 @@
+"""Held-out loss and bits per byte, against a direct computation from the texts."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_data
+import tiny_models as tiny
+
+from jaxlm import config, config_files, models, sharding
+from jaxlm.data.tokenizer import Tokenizer
+from jaxlm.eval import loss
+
+MIXTURE = {"a": 3.0, "b": 1.0}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tiny_data.make(tmp_path_factory.mktemp("data"), MIXTURE)
+
+
+def make_config(**evaluation) -> config.Config:
+    c = config.resolve(config_files.load("base", ["data.path=x", "train.seq_len=16", "eval.batch_size=8"]))
+    model = dataclasses.replace(tiny.model_config(), vocab_size=300)
+    return dataclasses.replace(c, model=model, eval=dataclasses.replace(c.eval, **evaluation))
+
+
+def direct(c, model, params, data, source):
+    """Loss in nats a token and bits a byte, document by document, with no packing."""
+    tokenizer = Tokenizer.load(data.path / "tokenizer.model")
+    tokens = data.stream(source, "val").read(0, data.entry(source, "val")["tokens"]).tolist()
+    tokens = tokens[:-1]  # the last EOS starts a document that is not there
+    documents, current = [], []
+    for token in tokens:
+        current.append(token)
+        if token == tokenizer.eos_id:
+            documents.append(current)
+            current = []
+    documents.append([*current, tokenizer.eos_id])
+    logits_of = jax.jit(lambda params, tokens: models.logits(model, params, tokens))
+    nll, count, n_bytes = 0.0, 0, 0
+    for i, ids in enumerate(documents):
+        text = ids if i == 0 else [tokenizer.eos_id, *ids]
+        padded = jnp.asarray([text[:-1] + [0] * (256 - len(text))])  # one length, to compile once; causal, so harmless
+        logp = np.asarray(jax.nn.log_softmax(logits_of(params, padded)[0]))
+        nll -= logp[np.arange(len(text) - 1), text[1:]].sum()
+        count += len(text) - 1
+        n_bytes += len(tokenizer.decode([t for t in text[1:] if t != tokenizer.eos_id]).encode())
+    # The first token of the stream is never a target, and its bytes are not counted either.
+    return nll / count, nll / math.log(2) / n_bytes
+
+
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 2, 2)])
+def test_loss_and_bits_per_byte_are_those_of_the_texts(data, mesh):
+    # Rows as long as the stream, so that no document is cut at a row's end.
+    length = max(data.entry(s, "val")["tokens"] for s in MIXTURE)
+    c = make_config(max_batches=0, batch_size=8)
+    c = dataclasses.replace(c, train=dataclasses.replace(c.train, seq_len=length))
+    model = models.build(c.model, "xla")
+    params = tiny.random_params(model)
+    on = sharding.make_mesh(config.MeshConfig(*mesh), jax.devices()[: math.prod(mesh)])
+    got = loss.make(c, model, data, MIXTURE, on)(params)
+    for source in MIXTURE:
+        nats, bits = direct(c, model, params, data, source)
+        assert got[f"val/{source}/loss"] == pytest.approx(nats, rel=1e-5)
+        assert got[f"val/{source}/bits_per_byte"] == pytest.approx(bits, rel=1e-5)
+    weighted = (3 * got["val/a/loss"] + got["val/b/loss"]) / 4
+    assert got["val/loss"] == pytest.approx(weighted)
+
+
+def test_max_batches_caps_the_rows_and_is_the_same_at_each_call(data):
+    c = make_config(max_batches=1)
+    model = models.build(c.model, "xla")
+    mesh = sharding.make_mesh(config.MeshConfig(8, 1, 1))
+    params = tiny.random_params(model)
+    short = loss.make(c, model, data, MIXTURE, mesh)
+    assert short(params) == short(params)
+    assert short(params) != loss.make(make_config(max_batches=2), model, data, MIXTURE, mesh)(params)
+
+
+def test_only_sources_of_the_mixture_are_evaluated(data):
+    c = make_config(max_batches=1)
+    model = models.build(c.model, "xla")
+    mesh = sharding.make_mesh(config.MeshConfig(8, 1, 1))
+    got = loss.make(c, model, data, {"b": 1.0}, mesh)(tiny.random_params(model))
+    assert set(got) == {"val/b/loss", "val/b/bits_per_byte", "val/loss"}

@@ -1,0 +1,41 @@
+"""Samples: from prompt texts to texts, repeatable, written by step."""
+
+import dataclasses
+import json
+
+import pytest
+import tiny_data
+import tiny_models as tiny
+
+from jaxlm import config, config_files, models
+from jaxlm.eval import samples
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    data = tiny_data.make(tmp_path_factory.mktemp("data"), {"a": 1.0})
+    c = config.resolve(config_files.load("base", ["data.path=x", "sample.prompts=('one two','sun')"]))
+    model_config = dataclasses.replace(tiny.model_config(), vocab_size=300)
+    c = dataclasses.replace(c, model=model_config, sample=dataclasses.replace(c.sample, max_new_tokens=12))
+    model = models.build(c.model, "xla")
+    return c, model, tiny.random_params(model), data
+
+
+def test_samples_are_written_shown_and_repeatable(parts, tmp_path):
+    c, model, params, data = parts
+    sample = samples.make(c, model, data, tmp_path)
+    lines = sample(params, 7)
+    records = [json.loads(line) for line in (tmp_path / "samples/7.jsonl").read_text().splitlines()]
+    assert [r["prompt"] for r in records] == ["one two", "sun"]
+    assert all(r["step"] == 7 and r["text"] for r in records)
+    assert lines == [f"step 7  [{r['prompt']}]{r['text']}" for r in records]
+    assert sample(params, 8) == [line.replace("step 7", "step 8") for line in lines]
+    other = dataclasses.replace(c, seed=5)
+    assert samples.make(other, model, data, tmp_path)(params, 7) != lines
+
+
+def test_no_prompts_no_files(parts, tmp_path):
+    c, model, params, data = parts
+    silent = dataclasses.replace(c, sample=dataclasses.replace(c.sample, prompts=()))
+    assert samples.make(silent, model, data, tmp_path)(params, 7) == []
+    assert not list(tmp_path.iterdir())
