@@ -5,33 +5,14 @@ import random
 from jaxlm.data import build
 
 WORDS = "one two three four five six seven eight nine ten red green blue sun moon sea is was and"
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "red",
-    "green",
-    "blue",
-    "sun",
-    "moon",
-    "sea",
-    "is",
-    "was",
-    "and",
-]
 
 
 def make(path, sources: dict[str, float], documents: int = 60, vocab_size: int = 300):
     """Builds `path` from random sentences and opens it."""
     rng = random.Random(0)
     texts = {
-        name: [" ".join(rng.choices(WORDS.split(), k=rng.randint(4, 40))) + "." for _ in range(documents)] for name in sources
+        name: [" ".join(rng.choices(WORDS.split(), k=rng.randint(4, 40))) + "." for _ in range(documents)]
+        for name in sources
     }
 
     def read(source, stats):
