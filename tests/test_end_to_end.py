@@ -4,11 +4,13 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import zipfile
 
 import pytest
 
@@ -118,6 +120,41 @@ def test_the_run_learns_evaluates_samples_and_is_then_complete(place, uninterrup
     assert results(place, "whole") == uninterrupted
 
 
+def jaxlm(*argv: str, folder: pathlib.Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxlm.cli", *argv],
+        env=environment(),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_sample_trace_and_tokenize_read_the_run(place, uninterrupted, tmp_path):
+    run = f"--config.workdir={place / 'whole'}"
+    record = json.loads(jaxlm("sample", run, "--prompt=one two", "--checkpoint=best", "--json", folder=tmp_path))
+    assert record["prompt"] == "one two"
+    assert record["text"]
+    texts = {
+        source: [json.loads(line)["text"] for line in (place / f"{source}.jsonl").read_text().splitlines()]
+        for source in "ab"
+    }
+    rows = [json.loads(line) for line in jaxlm("trace", run, "--step=5", "--json", folder=tmp_path).splitlines()]
+    assert {row["slot"] for row in rows} == set(range(8))
+    for row in rows:
+        file, line = row["document"].rsplit(":", 1)
+        assert file.endswith(f"{row['source']}.jsonl")
+        assert row["text"].strip("\N{REPLACEMENT CHARACTER}") in texts[row["source"]][int(line) - 1]
+    config = f"--config={place / 'tiny.py'}"
+    table = jaxlm(
+        "tokenize", config, run, "--config.model.vocab_size=384", "--config.data.val_fraction=0.1", folder=tmp_path
+    )
+    assert [line.split()[0] for line in table.splitlines()] == ["source", "a", "b"]
+
+
 def test_more_steps_continue(place, uninterrupted):
     train(place, "more", train__steps=STEPS // 2, optim__schedule="constant")
     message = train(place, "more", optim__schedule="constant")
@@ -125,6 +162,22 @@ def test_more_steps_continue(place, uninterrupted):
     train(place, "constant", optim__schedule="constant")
     whole, parts = results(place, "constant"), results(place, "more")
     assert {s: r["train/loss"] for s, r in whole.items() if s} == {s: r["train/loss"] for s, r in parts.items() if s}
+
+
+def test_a_wheel_carries_the_configs(tmp_path):
+    """So `jaxlm train --config=quickstart` works from any folder after `pip install .`."""
+    root, source = pathlib.Path(__file__).resolve().parents[1], tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(root / name, source)
+    for name in ("jaxlm", "configs"):
+        shutil.copytree(root / name, source / name, symlinks=True)
+    build = ["pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(source)]
+    subprocess.run([sys.executable, "-m", *build], check=True, timeout=300)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {f"jaxlm/configs/{p.name}" for p in (root / "configs").glob("*.py")} <= set(names)
+    assert not any(name.startswith(("configs/", "tests/")) for name in names)
 
 
 def test_killed_and_resumed_is_bit_identical_with_other_loader_threads(place, uninterrupted):
