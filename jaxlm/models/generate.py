@@ -17,6 +17,7 @@ from jaxlm.config import ConfigError
 from jaxlm.models import layers
 from jaxlm.models.sampling import Sampler, sample
 from jaxlm.models.transformer import Transformer, empty_cache
+from jaxlm.ops.decode import first_argmax, tiled_product
 
 _NEVER = np.int32(2**30)  # a position after every query's: the slot is never seen
 
@@ -80,6 +81,7 @@ def generate(
         greedy=temperature == 0,
         top_k=min(top_k, model.config.vocab_size),
         nucleus=top_p < 1,
+        tiled=_platform(params) == "cpu",
     )
     out_BxM, counts_B = jax.device_get((out_BxM, counts_B))
     return [out_BxM[row, : counts_B[row]].tolist() for row in range(len(prompts))]
@@ -103,6 +105,11 @@ def _check(config, prompts, max_new_tokens: int, temperature: float, top_k: int,
             raise ConfigError(f"prompt {i} has an id outside the vocabulary of {config.vocab_size}")
 
 
+def _platform(params: typing.Any) -> str:
+    leaf = jax.tree.leaves(params)[0]
+    return next(iter(leaf.devices())).platform if isinstance(leaf, jax.Array) else jax.default_backend()
+
+
 def _power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
@@ -124,7 +131,7 @@ class _State(typing.NamedTuple):
     cache: tuple[layers.LayerCache, ...]
 
 
-@functools.partial(jax.jit, static_argnames=("model", "most", "greedy", "top_k", "nucleus"))
+@functools.partial(jax.jit, static_argnames=("model", "most", "greedy", "top_k", "nucleus", "tiled"))
 def _run(
     model: Transformer,
     params: typing.Any,
@@ -139,22 +146,26 @@ def _run(
     greedy: bool,
     top_k: int,
     nucleus: bool,
+    tiled: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """(new tokens (B, M), how many of them count (B,)); one program for all prompts that round to these sizes."""
     c = model.config
     rows, width = tokens_BxP.shape
-    variables, head_VxD = decoding_variables(params, c)
+    params = jax.tree.map(lambda p: p.astype(c.dtype) if p.ndim > 1 else p, params)
+    packed = layers.pack_params(params, c, tiled)
+    head_DxV = models.head_kernel(params, c)
+    head = layers.column_tiles(head_DxV) if tiled else head_DxV
     keys_B = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(rows))
     pad_Bx1 = (width - lengths_B)[:, None]
     slots_S = jnp.arange(width + most)
     positions_BxS = jnp.where(slots_S >= pad_Bx1, slots_S - pad_Bx1, _NEVER)
 
     def choose(hidden_BxD: jax.Array, step: jax.Array) -> jax.Array:
-        # The wide matrix on the left: on CPUs XLA then reads it once, at the speed of memory (2.5 times faster).
-        logits_BxV = jnp.dot(head_VxD, hidden_BxD.T, preferred_element_type=jnp.float32).T
-        logits_BxV = jnp.where(jnp.arange(head_VxD.shape[0]) < c.vocab_size, logits_BxV, -jnp.inf)
+        product = tiled_product if tiled else functools.partial(jnp.dot, preferred_element_type=jnp.float32)
+        logits_BxV = product(hidden_BxD, head).astype(jnp.float32)
+        logits_BxV = jnp.where(jnp.arange(head_DxV.shape[1]) < c.vocab_size, logits_BxV, -jnp.inf)
         if greedy:
-            return jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
+            return first_argmax(logits_BxV)
         step_keys_B = jax.vmap(lambda k: jax.random.fold_in(k, step))(keys_B)
         return sample(logits_BxV, step_keys_B, sampler, top_k=top_k, nucleus=nucleus)
 
@@ -171,13 +182,15 @@ def _run(
         position_Bx1 = lengths_B[:, None] + state.step - 1
         # A row that is done runs on with the others; its position must stay inside a table of learned positions.
         position_Bx1 = jnp.minimum(position_Bx1, c.max_seq_len - 1)
-        hidden_Bx1xD, cache = model.apply(variables, state.last_B[:, None], position_Bx1, cache=cache)
+        hidden_Bx1xD, cache = model.apply(
+            {"params": params, "packed": packed}, state.last_B[:, None], position_Bx1, cache=cache
+        )
         return record(state, hidden_Bx1xD[:, 0], cache.layers)
 
     prompt_BxP = positions_BxS[:, :width]
     real_BxP = prompt_BxP != _NEVER
     hidden_BxPxD, cache = model.apply(
-        variables,
+        {"params": params},
         tokens_BxP,
         jnp.where(real_BxP, prompt_BxP, 0),
         real_BxP.astype(jnp.int32),
@@ -188,9 +201,3 @@ def _run(
     state = record(state, hidden_BxPxD[:, -1], cache.layers)
     state = jax.lax.while_loop(lambda state: ~state.done_B.all(), decode, state)
     return state.out_BxM, state.counts_B
-
-
-def decoding_variables(params: typing.Any, config: typing.Any) -> tuple[dict, jax.Array]:
-    """The model's variables and its head (V, D) in the compute dtype, fused: made once, before the loop."""
-    params = jax.tree.map(lambda p: p.astype(config.dtype) if p.ndim > 1 else p, params)
-    return {"params": params, "fused": layers.fuse_params(params, config)}, models.head_kernel(params, config).T

@@ -8,9 +8,19 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
-from jaxlm.models.layers import Attention, Cache, Embedding, LayerCache, LayerNorm, Linear, Where, dropout, output_std
+from jaxlm.models.layers import (
+    Attention,
+    Cache,
+    Embedding,
+    LayerCache,
+    LayerNorm,
+    Linear,
+    Where,
+    dropout,
+    output_std,
+    project,
+)
 from jaxlm.models.transformer import Transformer
-from jaxlm.ops.linear import dense
 from jaxlm.sharding import constrain
 
 
@@ -23,10 +33,12 @@ class GeluMLP(nn.Module):
     def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
         c = self.config
         up, up_bias = Linear((c.d_model, c.d_ff), (c.d_ff,), c.init_std, c.dtype, name="up")()
-        up_BxTxF = checkpoint_name(dense(x_BxTxD, up) + up_bias, "mlp_proj")
+        (up_BxTxF,) = project(self, "up", x_BxTxD, [up])
+        up_BxTxF = checkpoint_name(up_BxTxF + up_bias, "mlp_proj")
         hidden_BxTxF = constrain(nn.gelu(up_BxTxF, approximate=True), "batch", "seq", "mlp")
         down, down_bias = Linear((c.d_ff, c.d_model), (c.d_model,), output_std(c), c.dtype, name="down")()
-        return dense(hidden_BxTxF, down) + down_bias
+        (y_BxTxD,) = project(self, "down", hidden_BxTxF, [down])
+        return y_BxTxD + down_bias
 
 
 class GPT2Block(nn.Module):

@@ -14,7 +14,8 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
-from jaxlm.ops.attention import attention, decode_attention
+from jaxlm.ops.attention import attention
+from jaxlm.ops.decode import cached_attention, column_tiles, tiled_product, write_cache
 from jaxlm.ops.linear import dense
 from jaxlm.ops.norms import layer_norm, rms_norm
 from jaxlm.ops.rope import rope_frequencies, rotate
@@ -25,9 +26,9 @@ SAVED_NAMES = ("qkv_proj", "attn_out", "residual", "mlp_proj")
 
 
 class LayerCache(typing.NamedTuple):
-    """Keys and values of one layer for decoding; heads before slots, so that each head's keys lie together."""
+    """Keys and values of one layer for decoding, laid out for `ops.decode.cached_attention`."""
 
-    k_BxKxSxH: jax.Array
+    k_BxKxHxS: jax.Array
     v_BxKxSxH: jax.Array
 
 
@@ -121,45 +122,56 @@ def _tensor_parallel() -> bool:
     return not mesh.empty and mesh.shape.get("tensor", 1) > 1
 
 
-def fuse(kernels: typing.Sequence[jax.Array]) -> jax.Array:
-    """Kernels (D, ...) side by side as one (D, sum of outputs)."""
-    return jnp.concatenate([kernel.reshape(kernel.shape[0], -1) for kernel in kernels], axis=1)
+def project(
+    module: nn.Module, name: str, x: jax.Array, kernels: typing.Sequence[jax.Array], axes: int = 1
+) -> list[jax.Array]:
+    """x (B, T, *in) times each kernel (*in, *out), `axes` of them inputs; one product if the config fuses projections.
 
-
-def project(x_BxTxD: jax.Array, kernels: typing.Sequence[jax.Array], fused: bool | jax.Array) -> list[jax.Array]:
-    """x times each kernel (D, *out) -> (B, T, *out); with `fused` (True, or the result of `fuse`) in one product.
-
-    Where heads and features are split over the `tensor` axis the products stay apart: fusing would move weights.
+    Where `module` has a kernel packed beforehand under `name` (see `pack_params`), that one is used and `kernels` only
+    say the shapes. Over the `tensor` axis the products stay apart: fusing would move weights between devices.
     """
-    if fused is False or (fused is True and _tensor_parallel()):
-        return [dense(x_BxTxD, kernel) for kernel in kernels]
-    y = dense(x_BxTxD, fuse(kernels) if fused is True else fused)
-    ends = np.cumsum([np.prod(kernel.shape[1:]) for kernel in kernels])
-    parts = jnp.split(y, ends[:-1], axis=-1)
-    return [part.reshape(*x_BxTxD.shape[:-1], *kernel.shape[1:]) for part, kernel in zip(parts, kernels, strict=True)]
+    if not module.has_variable("packed", name):
+        if len(kernels) == 1 or not module.config.fuse_projections or _tensor_parallel():
+            return [dense(x, kernel, axes) for kernel in kernels]
+        packed = _side_by_side(kernels, axes)
+    else:
+        packed = module.get_variable("packed", name)
+    lead, outs = x.shape[: x.ndim - axes], [kernel.shape[axes:] for kernel in kernels]
+    x_MxI = x.reshape(int(np.prod(lead)), -1)
+    y_MxO = tiled_product(x_MxI, packed) if packed.ndim == 3 else dense(x_MxI, packed)
+    ends = np.cumsum([np.prod(out) for out in outs])
+    parts = jnp.split(y_MxO[:, : ends[-1]], ends[:-1], axis=1)
+    return [part.reshape(*lead, *out) for part, out in zip(parts, outs, strict=True)]
 
 
-def fused_or_flag(module: nn.Module, name: str) -> bool | jax.Array:
-    """The kernel fused beforehand (collection `fused`, made by `fuse_params` for decoding), or the config's choice."""
-    if module.has_variable("fused", name):
-        return module.get_variable("fused", name)
-    return module.config.fuse_projections
+def _side_by_side(kernels: typing.Sequence[jax.Array], axes: int = 1) -> jax.Array:
+    return jnp.concatenate([kernel.reshape(int(np.prod(kernel.shape[:axes])), -1) for kernel in kernels], axis=1)
 
 
-def fuse_params(params: dict, config: ModelConfig) -> dict:
-    """The `fused` collection of all layers: qkv of attention and gate+up of the MLP, in the compute dtype.
+def pack_params(params: dict, config: ModelConfig, tiled: bool) -> dict:
+    """The `packed` collection: each layer's products as a decoding loop wants them, in the compute dtype.
 
-    A decoding loop makes it once, so that no step concatenates kernels. {} where fusing is off or over `tensor`.
+    q, k, v side by side and gate, up too, so that no step does it; with `tiled` (for CPUs) all products, cut by
+    `ops.decode.column_tiles`. {} over the `tensor` axis, where products stay apart.
     """
-    if not config.fuse_projections or _tensor_parallel():
+    if _tensor_parallel():
         return {}
-    fused = {}
+
+    def pack(*kernels: jax.Array, axes: int = 1) -> jax.Array:
+        kernel = _side_by_side(kernels, axes).astype(config.dtype)
+        return column_tiles(kernel) if tiled else kernel
+
+    packed = {}
     for i in range(config.n_layers):
-        layer = params[f"layers_{i}"]
-        fused[f"layers_{i}"] = out = {"attn": {"qkv": fuse([layer["attn"][n]["kernel"] for n in "qkv"])}}
-        if "gate" in layer["mlp"]:
-            out["mlp"] = {"gate_up": fuse([layer["mlp"][n]["kernel"] for n in ("gate", "up")])}
-    return jax.tree.map(lambda kernel: kernel.astype(config.dtype), fused)
+        parts = params[f"layers_{i}"]
+        attn, mlp = ({n: p["kernel"] for n, p in parts[part].items() if "kernel" in p} for part in ("attn", "mlp"))
+        packed[f"layers_{i}"] = layer = {"attn": {"qkv": pack(*(attn[name] for name in "qkv"))}, "mlp": {}}
+        if "gate" in mlp:
+            layer["mlp"]["gate_up"] = pack(mlp.pop("gate"), mlp.pop("up"))
+        if tiled:
+            layer["attn"]["o"] = pack(attn["o"], axes=2)
+            layer["mlp"] |= {name: pack(kernel) for name, kernel in mlp.items()}
+    return packed
 
 
 class Attention(nn.Module):
@@ -185,7 +197,7 @@ class Attention(nn.Module):
             ),
             strict=True,
         )
-        qkv = project(x_BxTxD, kernels, fused_or_flag(self, "qkv"))
+        qkv = project(self, "qkv", x_BxTxD, kernels)
         qkv = [y if b is None else y + b for y, b in zip(qkv, biases, strict=True)]
         q_BxTxNxH, k_BxTxKxH, v_BxTxKxH = (checkpoint_name(y, "qkv_proj") for y in qkv)
         if c.qk_norm:
@@ -199,7 +211,7 @@ class Attention(nn.Module):
         out_BxTxNxH, layer_cache = attend(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, where, cache, self.backend)
         out_BxTxNxH = checkpoint_name(constrain(out_BxTxNxH, "batch", "seq", "heads", "head_dim"), "attn_out")
         o_NxHxD, o_bias = Linear((n, h, d), (d,) if self.bias else None, output_std(c), c.dtype, name="o")()
-        y_BxTxD = dense(out_BxTxNxH, o_NxHxD, axes=2)
+        (y_BxTxD,) = project(self, "o", out_BxTxNxH, [o_NxHxD], axes=2)
         return (y_BxTxD if o_bias is None else y_BxTxD + o_bias), layer_cache
 
 
@@ -232,28 +244,18 @@ def attend(
     layer = None
     if cache is not None:
         layer, shared = cache
-        at = (0, 0, shared.slot, 0)
-        layer = LayerCache(
-            jax.lax.dynamic_update_slice(layer.k_BxKxSxH, jnp.swapaxes(k_BxTxKxH, 1, 2), at),
-            jax.lax.dynamic_update_slice(layer.v_BxKxSxH, jnp.swapaxes(v_BxTxKxH, 1, 2), at),
-        )
-    if cache is None or isinstance(shared.slot, int):
-        out_BxTxNxH = attention(
-            q_BxTxNxH,
-            k_BxTxKxH,
-            v_BxTxKxH,
-            backend=backend,
-            q_positions_BxT=where.positions_BxT,
-            kv_positions_BxS=where.positions_BxT,
-            q_segment_ids_BxT=where.segment_ids_BxT,
-            kv_segment_ids_BxS=where.segment_ids_BxT,
-        )
-        return out_BxTxNxH, layer
-    out_BxTxNxH = decode_attention(
+        layer = LayerCache(*write_cache(*layer, k_BxTxKxH, v_BxTxKxH, shared.slot))
+        if not isinstance(shared.slot, int):
+            mask_BxTxS = shared.positions_BxS[:, None, :] <= where.positions_BxT[:, :, None]
+            return cached_attention(q_BxTxNxH, *layer, mask_BxTxS), layer
+    out_BxTxNxH = attention(
         q_BxTxNxH,
-        layer.k_BxKxSxH,
-        layer.v_BxKxSxH,
+        k_BxTxKxH,
+        v_BxTxKxH,
+        backend=backend,
         q_positions_BxT=where.positions_BxT,
-        kv_positions_BxS=shared.positions_BxS,
+        kv_positions_BxS=where.positions_BxT,
+        q_segment_ids_BxT=where.segment_ids_BxT,
+        kv_segment_ids_BxS=where.segment_ids_BxT,
     )
     return out_BxTxNxH, layer

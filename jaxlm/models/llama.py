@@ -16,13 +16,11 @@ from jaxlm.models.layers import (
     RMSNorm,
     Where,
     dropout,
-    fused_or_flag,
     output_std,
     project,
     rope_of,
 )
 from jaxlm.models.transformer import Transformer
-from jaxlm.ops.linear import dense
 from jaxlm.ops.rope import rope_tables
 from jaxlm.sharding import constrain
 
@@ -38,7 +36,7 @@ class SwiGLU(nn.Module):
         bias = (c.d_ff,) if c.bias else None
         gate, gate_bias = Linear((c.d_model, c.d_ff), bias, c.init_std, c.dtype, name="gate")()
         up, up_bias = Linear((c.d_model, c.d_ff), bias, c.init_std, c.dtype, name="up")()
-        gate_BxTxF, up_BxTxF = project(x_BxTxD, (gate, up), fused_or_flag(self, "gate_up"))
+        gate_BxTxF, up_BxTxF = project(self, "gate_up", x_BxTxD, (gate, up))
         if c.bias:
             gate_BxTxF, up_BxTxF = gate_BxTxF + gate_bias, up_BxTxF + up_bias
         gate_BxTxF, up_BxTxF = checkpoint_name(gate_BxTxF, "mlp_proj"), checkpoint_name(up_BxTxF, "mlp_proj")
@@ -46,7 +44,7 @@ class SwiGLU(nn.Module):
         down, down_bias = Linear(
             (c.d_ff, c.d_model), (c.d_model,) if c.bias else None, output_std(c), c.dtype, name="down"
         )()
-        y_BxTxD = dense(hidden_BxTxF, down)
+        (y_BxTxD,) = project(self, "down", hidden_BxTxF, [down])
         return y_BxTxD + down_bias if c.bias else y_BxTxD
 
 

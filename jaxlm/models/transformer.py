@@ -30,7 +30,7 @@ class Transformer(nn.Module):
     `model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT, train=True, rngs={"dropout": key})`
     gives (B, T, D) in the compute dtype. `positions_BxT=None` counts from 0, `segment_ids_BxT=None` is one document per
     row; with a `cache` the result is (hidden, cache with these tokens written). Other collections than `params` that
-    have `layers_{i}` entries (adapters, fused kernels) reach layer i as they are.
+    have `layers_{i}` entries (adapters, packed kernels) reach layer i as they are.
     """
 
     config: ModelConfig
@@ -131,8 +131,8 @@ def _init_head(key: jax.Array, config: ModelConfig) -> dict:
 
 def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:
     """A KV cache with nothing in it, for a prefill of up to `slots` tokens and the decoding after it."""
-    shape = (batch, config.n_kv_heads, slots, config.head_dim)
-    layers = tuple(
-        LayerCache(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype)) for _ in range(config.n_layers)
-    )
+    heads = (batch, config.n_kv_heads)
+    k_BxKxHxS = jnp.zeros((*heads, config.head_dim, slots), config.dtype)
+    v_BxKxSxH = jnp.zeros((*heads, slots, config.head_dim), config.dtype)
+    layers = (LayerCache(k_BxKxHxS, v_BxKxSxH),) * config.n_layers
     return Cache(layers, 0, jnp.zeros((batch, slots), jnp.int32))

@@ -64,7 +64,7 @@ def test_remat_policies_save_less_and_less():
 
 @FAMILIES
 @pytest.mark.parametrize("bias", [False, True])
-def test_fused_is_unfused(family, bias):
+def test_fused_and_packed_are_unfused(family, bias):
     plain, params, variant = variants(family, bias=bias)
     batch = tiny.packed_batch(plain.config)
     expected = tiny.value_and_grads(plain, params, batch)
@@ -75,10 +75,12 @@ def test_fused_is_unfused(family, bias):
         return
     hidden = tiny.hidden(plain, {"params": params}, batch)
     for order, low, high in (("qkv", 0, 1e-5), ("qvk", 1e-3, np.inf)):
-        attn = {name: params["layers_1"]["attn"][order["qkv".index(name)]] for name in "qkv"}
+        attn = params["layers_1"]["attn"]
+        attn = attn | {name: attn[order["qkv".index(name)]] for name in "qkv"}
         mixed = params | {"layers_1": params["layers_1"] | {"attn": attn}}
-        variables = {"params": params, "fused": layers.fuse_params(mixed, fused.config)}
-        assert low <= tiny.difference(tiny.hidden(fused, variables, batch), hidden) < high
+        for tiled in (False, True):
+            variables = {"params": params, "packed": layers.pack_params(mixed, fused.config, tiled)}
+            assert low <= tiny.difference(tiny.hidden(fused, variables, batch), hidden) < high
 
 
 @FAMILIES

@@ -1,0 +1,53 @@
+"""The decoding operations against their plain forms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxlm.ops import decode
+from jaxlm.ops.attention import attention
+
+
+def relative(got, expected) -> float:
+    return float(jnp.abs(got - expected).max() / jnp.abs(expected).max())
+
+
+@pytest.mark.parametrize("new", [1, 3])
+def test_cached_attention_is_attention(new):
+    rng = np.random.default_rng(0)
+    b, s, n, k, h = 2, 10, 4, 2, 8
+    q, keys, values = (
+        jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((b, new, n, h), *[(b, s, k, h)] * 2)
+    )
+    caches = (jnp.zeros((b, k, h, s)), jnp.zeros((b, k, s, h)))
+    caches = decode.write_cache(*caches, keys[:, :4], values[:, :4], 0)
+    caches = jax.jit(decode.write_cache)(*caches, keys[:, 4:], values[:, 4:], 4)
+    q_positions = jnp.tile(jnp.arange(6, 6 + new), (b, 1))
+    kv_positions = jnp.stack([jnp.arange(s), jnp.where(jnp.arange(s) < 3, 99, jnp.arange(s))])
+    positions = {"q_positions_BxT": q_positions, "kv_positions_BxS": kv_positions}
+    expected = attention(q, keys, values, backend="xla", **positions)
+    mask = kv_positions[:, None, :] <= q_positions[:, :, None]
+    assert relative(decode.cached_attention(q, *caches, mask), expected) < 1e-5
+    assert relative(decode.cached_attention(q, *caches, jnp.ones_like(mask)), expected) > 1e-2
+    swapped = (jnp.roll(caches[0], 1, axis=1), caches[1])
+    assert relative(decode.cached_attention(q, *swapped, mask), expected) > 1e-2
+
+
+@pytest.mark.parametrize("columns", [64, 100, 7, 192])
+def test_tiled_product_is_the_product(columns):
+    rng = np.random.default_rng(1)
+    x, kernel = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((5, 24), (24, columns)))
+    tiles = decode.column_tiles(kernel)
+    assert tiles.shape == (-(-columns // 64), 24, 64)
+    y = decode.tiled_product(x, tiles)
+    assert relative(y[:, :columns], x @ kernel) < 1e-5
+    assert not y[:, columns:].any()
+    if columns > 64:
+        assert relative(decode.tiled_product(x, tiles[::-1])[:, :columns], x @ kernel) > 1e-2
+
+
+def test_first_argmax_takes_the_first_of_equals():
+    x = jnp.asarray([[0.0, 3.0, 3.0, -jnp.inf], [-1.0, -2.0, -5.0, -jnp.inf]])
+    assert decode.first_argmax(x).tolist() == [1, 0] == jnp.argmax(x, -1).tolist()
+    assert decode.first_argmax(x).dtype == jnp.int32
