@@ -11,7 +11,7 @@ from jaxlm.configs import base
 
 def get_config():
     c = base.get_config()
-    c.model.n_layers = 4
+    c.model.n_layers = 3
     c.model.d_model = 256
     c.model.n_heads = 4
     c.model.n_kv_heads = 2
@@ -20,14 +20,15 @@ def get_config():
     c.data.sources.prose = dict(path="embedded:prose", weight=87.0)
     c.data.sources.math = dict(path="embedded:math", weight=10.0)
     c.data.sources.code = dict(path="embedded:code", weight=3.0)
-    c.train.steps = 300
-    c.train.batch_size = 8
+    c.train.steps = 450
+    c.train.batch_size = 4
     c.train.seq_len = 256
-    c.train.eval_every_steps = 100
-    c.eval.max_batches = 4
+    c.train.eval_every_steps = 150
+    c.eval.batch_size = 8
+    c.eval.max_batches = 2
     c.optim.lr = 3e-3
     c.optim.warmup_steps = 20
-    c.checkpoint.every_steps = 100
-    c.sample.prompts = ("Return a new list", "The module", "def ")
-    c.sample.every_steps = 100
+    c.checkpoint.every_steps = 150
+    c.sample.prompts = ("Return a new list", "The module")
+    c.sample.every_steps = 150
     return c
