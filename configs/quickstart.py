@@ -20,15 +20,16 @@ def get_config():
     c.data.sources.prose = dict(path="embedded:prose", weight=87.0)
     c.data.sources.math = dict(path="embedded:math", weight=10.0)
     c.data.sources.code = dict(path="embedded:code", weight=3.0)
-    c.train.steps = 450
+    c.train.steps = 520
     c.train.batch_size = 4
     c.train.seq_len = 256
-    c.train.eval_every_steps = 150
+    c.train.eval_every_steps = 260
     c.eval.batch_size = 8
     c.eval.max_batches = 2
     c.optim.lr = 3e-3
     c.optim.warmup_steps = 20
-    c.checkpoint.every_steps = 150
-    c.sample.prompts = ("Return a new list", "The module")
-    c.sample.every_steps = 150
+    c.checkpoint.every_steps = 260
+    c.sample.prompts = ("Return a new list of", "This function")
+    c.sample.temperature = 0.6
+    c.sample.every_steps = 260
     return c
