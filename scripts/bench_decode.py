@@ -18,7 +18,7 @@ from jaxlm import models
 from jaxlm.config import ModelConfig, resolve
 from jaxlm.config_files import apply_override
 from jaxlm.configs import base
-from jaxlm.models.generate import generate
+from jaxlm.models.generate import Generator
 
 Run = typing.Callable[[], list[list[int]]]
 
@@ -99,7 +99,8 @@ def main() -> None:
     model = models.build(config, "xla")
     params = random_params(model, 0)
     prompts = np.random.default_rng(1).integers(3, config.vocab_size, (args.batch, args.prompt)).tolist()
-    runs: dict[str, Run] = {"jaxlm": lambda: generate(model, params, prompts, max_new_tokens=args.new)}
+    generator = Generator(model, params)
+    runs: dict[str, Run] = {"jaxlm": lambda: generator(prompts, max_new_tokens=args.new)}
     if args.peer:
         runs["hf"] = hugging_face(config, params, prompts, args.new, args.threads)
     speeds = measure(runs, args.repeats, args.batch * args.new)

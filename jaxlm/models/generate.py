@@ -17,7 +17,8 @@ from jaxlm.config import ConfigError
 from jaxlm.models import layers
 from jaxlm.models.sampling import Sampler, sample
 from jaxlm.models.transformer import Transformer, empty_cache
-from jaxlm.ops.decode import first_argmax, tiled_product
+from jaxlm.ops.decode import column_tiles, first_argmax, tiled_product
+from jaxlm.sharding import constrain
 
 _NEVER = np.int32(2**30)  # a position after every query's: the slot is never seen
 
@@ -54,37 +55,70 @@ def generate(
       ConfigError: an empty prompt, an id outside the vocabulary, a prompt that leaves no room in the context, or a
         setting out of range.
     """
-    _check(model.config, prompts, max_new_tokens, temperature, top_k, top_p)
-    if not prompts or max_new_tokens == 0:
-        return [[] for _ in prompts]
-    longest = max(len(prompt) for prompt in prompts)
-    rows, width = _power_of_two(len(prompts)), _bucket(longest)
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop_ids": stop_ids, "seed": seed}
+    return Generator(model, params)(prompts, max_new_tokens=max_new_tokens, **settings)
+
+
+class Generator:
+    """`generate` for many calls with the same parameters, which it lays out for decoding once.
+
+    Holds the parameters and, beside them, the kernels of the products laid out anew in the compute dtype. When the
+    parameters are split over a mesh, make and call it under `jax.set_mesh`.
+    """
+
+    def __init__(self, model: Transformer, params: typing.Any):
+        self.model = model
+        self.tiled = _platform(params) == "cpu"
+        self.weights = _pack(model, params, self.tiled)
+
+    def __call__(
+        self,
+        prompts: typing.Sequence[typing.Sequence[int]],
+        *,
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        stop_ids: typing.Sequence[int] = (),
+        seed: int = 0,
+    ) -> list[list[int]]:
+        """As `generate`."""
+        config = self.model.config
+        _check(config, prompts, max_new_tokens, temperature, top_k, top_p)
+        if not prompts or max_new_tokens == 0:
+            return [[] for _ in prompts]
+        stops = np.full(max(8, _power_of_two(len(stop_ids))), -1, np.int32)
+        stops[: len(stop_ids)] = list(stop_ids)
+        out_BxM, counts_B = _run(
+            self.model,
+            self.weights,
+            *_left_padded(prompts, max_new_tokens, config.max_seq_len),
+            stops,
+            jax.random.key(seed),
+            Sampler(np.float32(temperature), np.float32(top_p)),
+            most=-(-max_new_tokens // 32) * 32,
+            greedy=temperature == 0,
+            top_k=min(top_k, config.vocab_size),
+            nucleus=top_p < 1,
+            tiled=self.tiled,
+        )
+        out_BxM, counts_B = jax.device_get((out_BxM, counts_B))
+        return [out_BxM[row, : counts_B[row]].tolist() for row in range(len(prompts))]
+
+
+def _left_padded(
+    prompts: typing.Sequence[typing.Sequence[int]], most: int, max_seq_len: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens (B, P), lengths (B,) and how many new tokens each row may have (B,), with B and P rounded up."""
+    rows, width = _power_of_two(len(prompts)), _bucket(max(len(prompt) for prompt in prompts))
     tokens_BxP = np.zeros((rows, width), np.int32)
     lengths_B = np.ones(rows, np.int32)  # rows that fill up the batch hold one token and are done at once
     room_B = np.zeros(rows, np.int32)
     for row, prompt in enumerate(prompts):
         tokens_BxP[row, width - len(prompt) :] = prompt
         lengths_B[row] = len(prompt)
-        room_B[row] = min(max_new_tokens, model.config.max_seq_len - len(prompt))
-    stops = np.full(max(8, _power_of_two(len(stop_ids))), -1, np.int32)
-    stops[: len(stop_ids)] = list(stop_ids)
-    out_BxM, counts_B = _run(
-        model,
-        params,
-        tokens_BxP,
-        lengths_B,
-        room_B,
-        stops,
-        jax.random.key(seed),
-        Sampler(np.float32(temperature), np.float32(top_p)),
-        most=-(-max_new_tokens // 32) * 32,
-        greedy=temperature == 0,
-        top_k=min(top_k, model.config.vocab_size),
-        nucleus=top_p < 1,
-        tiled=_platform(params) == "cpu",
-    )
-    out_BxM, counts_B = jax.device_get((out_BxM, counts_B))
-    return [out_BxM[row, : counts_B[row]].tolist() for row in range(len(prompts))]
+        room_B[row] = min(most, max_seq_len - len(prompt))
+    return tokens_BxP, lengths_B, room_B
 
 
 def _check(config, prompts, max_new_tokens: int, temperature: float, top_k: int, top_p: float) -> None:
@@ -131,10 +165,26 @@ class _State(typing.NamedTuple):
     cache: tuple[layers.LayerCache, ...]
 
 
+class _Weights(typing.NamedTuple):
+    """Parameters in the compute dtype, the `packed` collection (see layers.pack_params) and the head, (D, V) or tiles."""
+
+    params: dict
+    packed: dict
+    head: jax.Array
+
+
+@functools.partial(jax.jit, static_argnames=("model", "tiled"))
+def _pack(model: Transformer, params: typing.Any, tiled: bool) -> _Weights:
+    c = model.config
+    params = jax.tree.map(lambda p: p.astype(c.dtype) if p.ndim > 1 else p, params)
+    head_DxV = models.head_kernel(params, c)
+    return _Weights(params, layers.pack_params(params, c, tiled), column_tiles(head_DxV) if tiled else head_DxV)
+
+
 @functools.partial(jax.jit, static_argnames=("model", "most", "greedy", "top_k", "nucleus", "tiled"))
 def _run(
     model: Transformer,
-    params: typing.Any,
+    weights: _Weights,
     tokens_BxP: jax.Array,
     lengths_B: jax.Array,
     room_B: jax.Array,
@@ -151,19 +201,15 @@ def _run(
     """(new tokens (B, M), how many of them count (B,)); one program for all prompts that round to these sizes."""
     c = model.config
     rows, width = tokens_BxP.shape
-    params = jax.tree.map(lambda p: p.astype(c.dtype) if p.ndim > 1 else p, params)
-    packed = layers.pack_params(params, c, tiled)
-    head_DxV = models.head_kernel(params, c)
-    head = layers.column_tiles(head_DxV) if tiled else head_DxV
     keys_B = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(rows))
     pad_Bx1 = (width - lengths_B)[:, None]
     slots_S = jnp.arange(width + most)
     positions_BxS = jnp.where(slots_S >= pad_Bx1, slots_S - pad_Bx1, _NEVER)
 
     def choose(hidden_BxD: jax.Array, step: jax.Array) -> jax.Array:
-        product = tiled_product if tiled else functools.partial(jnp.dot, preferred_element_type=jnp.float32)
-        logits_BxV = product(hidden_BxD, head).astype(jnp.float32)
-        logits_BxV = jnp.where(jnp.arange(head_DxV.shape[1]) < c.vocab_size, logits_BxV, -jnp.inf)
+        product = tiled_product if tiled else jnp.dot
+        logits_BxV = product(hidden_BxD, weights.head, preferred_element_type=jnp.float32)
+        logits_BxV = jnp.where(jnp.arange(logits_BxV.shape[1]) < c.vocab_size, logits_BxV, -jnp.inf)
         if greedy:
             return first_argmax(logits_BxV)
         step_keys_B = jax.vmap(lambda k: jax.random.fold_in(k, step))(keys_B)
@@ -183,14 +229,14 @@ def _run(
         # A row that is done runs on with the others; its position must stay inside a table of learned positions.
         position_Bx1 = jnp.minimum(position_Bx1, c.max_seq_len - 1)
         hidden_Bx1xD, cache = model.apply(
-            {"params": params, "packed": packed}, state.last_B[:, None], position_Bx1, cache=cache
+            {"params": weights.params, "packed": weights.packed}, state.last_B[:, None], position_Bx1, cache=cache
         )
         return record(state, hidden_Bx1xD[:, 0], cache.layers)
 
     prompt_BxP = positions_BxS[:, :width]
     real_BxP = prompt_BxP != _NEVER
     hidden_BxPxD, cache = model.apply(
-        {"params": params},
+        {"params": weights.params},
         tokens_BxP,
         jnp.where(real_BxP, prompt_BxP, 0),
         real_BxP.astype(jnp.int32),
@@ -200,4 +246,5 @@ def _run(
     state = _State(jnp.int32(0), zeros_B, room_B <= 0, zeros_B, jnp.zeros((rows, most), jnp.int32), cache.layers)
     state = record(state, hidden_BxPxD[:, -1], cache.layers)
     state = jax.lax.while_loop(lambda state: ~state.done_B.all(), decode, state)
-    return state.out_BxM, state.counts_B
+    # Whole on every device, so that each process of a cluster can read them.
+    return constrain(state.out_BxM, None, None), constrain(state.counts_B, None)

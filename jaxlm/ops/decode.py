@@ -65,12 +65,12 @@ def column_tiles(kernel_IxO: jax.Array) -> jax.Array:
     return padded.reshape(inputs, tiles, TILE_COLUMNS).transpose(1, 0, 2)
 
 
-def tiled_product(x_MxI: jax.Array, tiles_JxIxW: jax.Array) -> jax.Array:
+def tiled_product(
+    x_MxI: jax.Array, tiles_JxIxW: jax.Array, preferred_element_type: jax.typing.DTypeLike | None = None
+) -> jax.Array:
     """x times the matrix that `column_tiles` cut, (M, J * W): the columns of padding, if any, come last."""
-    # Without the barrier, what makes x is fused into the broadcast and computed again for every tile.
-    x_MxI = jax.lax.optimization_barrier(x_MxI)
     x_JxMxI = jnp.broadcast_to(x_MxI, (tiles_JxIxW.shape[0], *x_MxI.shape))
-    y_JxMxW = jnp.einsum("jmi,jiw->jmw", x_JxMxI, tiles_JxIxW)
+    y_JxMxW = jnp.einsum("jmi,jiw->jmw", x_JxMxI, tiles_JxIxW, preferred_element_type=preferred_element_type)
     return y_JxMxW.transpose(1, 0, 2).reshape(x_MxI.shape[0], -1)
 
 
