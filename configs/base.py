@@ -94,6 +94,7 @@ def get_config() -> ConfigDict:
 
     c.eval = ConfigDict()
     c.eval.batch_size = 0  # sequences per evaluation step; 0 = microbatch_size
+    c.eval.at_start = False  # also before the first step, to see where the loss comes from
     c.eval.max_batches = 32  # per source; 0 = all held-out text
 
     c.sample = s = ConfigDict()

@@ -24,6 +24,7 @@ def get_config():
     c.train.batch_size = 4
     c.train.seq_len = 256
     c.train.eval_every_steps = 260
+    c.eval.at_start = True
     c.eval.batch_size = 8
     c.eval.max_batches = 2
     c.optim.lr = 3e-3

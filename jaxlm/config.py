@@ -131,6 +131,7 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
+    at_start: bool
     batch_size: int
     max_batches: int
 

@@ -28,6 +28,7 @@ TINY = {
     "train.batch_size": 8,
     "train.seq_len": 64,
     "train.eval_every_steps": 12,
+    "eval.at_start": True,
     "eval.batch_size": 8,
     "eval.max_batches": 2,
     "checkpoint.every_steps": 4,

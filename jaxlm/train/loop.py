@@ -72,7 +72,7 @@ def run(
     loop = _Loop(config, checkpointer, meter, writer, hooks)
     with StopSignal() as stop, jax.set_mesh(mesh):
         step, total = int(state.step), config.train.steps
-        if step == 0 and config.train.eval_every_steps:
+        if step == 0 and config.eval.at_start:
             loop.evaluate(state, step)
         pending, code = None, DONE
         while step < total:
