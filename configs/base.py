@@ -36,9 +36,7 @@ def get_config() -> ConfigDict:
     m.rope.original_max_len = 8192  # llama3 only: context before stretching
     m.dropout = 0.0  # on embeddings and on each residual branch
     m.init_std = 0.02  # of normal initial weights; output projections divided by sqrt(2 n_layers)
-    m.dtype = (
-        "auto"  # compute: bfloat16 | float32 | auto (float32 on CPU); parameters, norms, softmax, loss are float32
-    )
+    m.dtype = "auto"  # compute: bfloat16 | float32 | auto (float32 on CPU); parameters and loss are always float32
     m.attention = "auto"  # auto | xla | blocked (CPU) | cudnn (GPU) | pallas (GPU, TPU); the choice is logged
     m.remat = "none"  # recompute in the backward pass: none | names | dots | full, in order of memory saved
     m.scan_layers = False  # True: compile one layer and scan it (deep models, TPU); False: unroll (fastest on one GPU)
@@ -121,7 +119,8 @@ def get_config() -> ConfigDict:
     c.hardware.peak_tflops = 0.0  # of one device, for MFU; 0 = by the device's name
     c.hardware.compile_cache = "~/.cache/jaxlm/xla"  # persistent compile cache; "" = off
 
-    c.distributed = ConfigDict()  # several processes; all 0 or empty = found from the cluster (Slurm, GKE, TPU, MPI)
+    c.distributed = ConfigDict()  # several processes; found by themselves under Slurm and Open MPI
+    c.distributed.auto = False  # True: JAX looks for a cluster that it knows (GKE, GCE TPU pods, Kubernetes)
     c.distributed.coordinator = ""  # host:port of process 0
     c.distributed.num_processes = 0
     c.distributed.process_id = -1

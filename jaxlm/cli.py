@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import difflib
+import errno
 import importlib
 import logging
 import pathlib
@@ -62,7 +63,7 @@ def main(argv: typing.Sequence[str] | None = None) -> int:
     """Runs `jaxlm ARGV`; returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted)."""
     argv = list(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True)
-    absl_logging.set_verbosity(absl_logging.WARNING)
+    absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax reports through exceptions too
     try:
         return _run(argv)
     except ConfigError as error:
@@ -72,7 +73,8 @@ def main(argv: typing.Sequence[str] | None = None) -> int:
         print(f"jaxlm: {error}", file=sys.stderr)
         return 1
     except OSError as error:  # no permission, disk full, ...: the system's own words name the file
-        print(f"jaxlm: {error}", file=sys.stderr)
+        mend = "; free some room and run the same command again" if error.errno == errno.ENOSPC else ""
+        print(f"jaxlm: {error}{mend}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("jaxlm: stopped before anything was trained", file=sys.stderr)
@@ -113,6 +115,8 @@ def _config(verb: Verb, name: str | None, overrides: list[str]) -> config_dict.C
         for override in overrides:
             config_files.apply_override(config, override)
         return config
+    if verb.reads_run and workdir and not name:
+        raise ConfigError(f"no run in {workdir}: it has no config.json")
     if not name:
         raise ConfigError(
             "no config: give --config=NAME or --config=FILE.py"
@@ -183,7 +187,7 @@ def _overview() -> str:
     lines += [f"  {name:<20}{_config_summary(name)}" for name in config_files.shipped_configs()]
     lines += [
         "",
-        "exit codes: 0 done, 1 failed, 2 bad input, 3 stopped by a gate or a budget, 4 preempted, state saved",
+        "exit codes: 0 done, 1 failed, 2 bad input, 3 stopped (non-finite steps), 4 interrupted, state saved",
     ]
     return "\n".join(lines)
 

@@ -8,6 +8,7 @@ defaults, so a key that is read somewhere exists, is typed and is documented. Ev
 import dataclasses
 import difflib
 import json
+import math
 import os
 import re
 import typing
@@ -170,6 +171,7 @@ class HardwareConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DistributedConfig:
+    auto: bool
     coordinator: str
     num_processes: int
     process_id: int
@@ -257,6 +259,31 @@ def _derive(c: Config) -> Config:
     return dataclasses.replace(c, model=model, train=train, data=data, eval=evaluation)
 
 
+# Key -> smallest and largest value that makes sense.
+_BOUNDS = {
+    **dict.fromkeys(
+        ("model.n_layers", "model.d_model", "model.n_heads", "model.n_kv_heads", "model.d_ff"), (1, math.inf)
+    ),
+    **dict.fromkeys(("model.vocab_size", "model.max_seq_len", "train.steps", "train.batch_size"), (1, math.inf)),
+    **dict.fromkeys(("train.seq_len", "train.microbatch_size", "eval.batch_size", "log.every_steps"), (1, math.inf)),
+    **dict.fromkeys(("checkpoint.keep_last", "data.num_threads", "data.block_tokens", "data.prefetch"), (1, math.inf)),
+    **dict.fromkeys(("model.rope.theta", "model.rope.factor", "data.timeout_s"), (1, math.inf)),
+    **dict.fromkeys(("model.rope.low_freq_factor", "model.rope.high_freq_factor"), (0, math.inf)),
+    **dict.fromkeys(
+        ("model.init_std", "model.rope.original_max_len", "loss.z_loss", "loss.tile_tokens"), (0, math.inf)
+    ),
+    **dict.fromkeys(("train.eval_every_steps", "train.max_nonfinite_steps", "eval.max_batches"), (0, math.inf)),
+    **dict.fromkeys(("optim.warmup_steps", "optim.weight_decay", "optim.eps", "optim.clip_norm"), (0, math.inf)),
+    **dict.fromkeys(("checkpoint.every_steps", "checkpoint.keep_every", "checkpoint.keep_best"), (0, math.inf)),
+    **dict.fromkeys(
+        ("sample.every_steps", "sample.max_new_tokens", "sample.temperature", "sample.top_k"), (0, math.inf)
+    ),
+    **dict.fromkeys(("data.max_bytes", "data.num_workers", "seed"), (0, math.inf)),
+    **dict.fromkeys(("hardware.usd_per_hour", "hardware.peak_tflops"), (0, math.inf)),
+    **dict.fromkeys(("optim.final_lr_ratio", "optim.b1", "optim.b2", "sample.top_p"), (0, 1)),
+}
+
+
 def _validate(c: Config) -> None:
     """Refuses what can't work, one line each, before anything is compiled."""
     m, t, o = c.model, c.train, c.optim
@@ -267,8 +294,8 @@ def _validate(c: Config) -> None:
 
     def one_of(key: str, value: str, names: tuple[str, ...]) -> None:
         near = difflib.get_close_matches(value, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else ""
-        need(value in names, f"config.{key}={value!r}: choose one of {', '.join(n or repr('') for n in names)}. {hint}")
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        need(value in names, f"config.{key}={value!r}: choose one of {', '.join(n or repr('') for n in names)}{hint}")
 
     one_of("model.family", m.family, ("llama", "gpt2"))
     one_of("model.dtype", m.dtype, ("auto", "float32", "bfloat16"))
@@ -278,21 +305,14 @@ def _validate(c: Config) -> None:
     one_of("optim.schedule", o.schedule, ("cosine", "wsd", "linear", "constant"))
     one_of("optim.name", o.name, ("adamw",))
     one_of("log.wandb", c.log.wandb, ("", "offline", "online"))
-    positive = {"model.n_layers": m.n_layers, "model.d_model": m.d_model, "model.n_heads": m.n_heads}
-    positive |= {"model.d_ff": m.d_ff, "model.vocab_size": m.vocab_size, "train.steps": t.steps}
-    positive |= {"train.batch_size": t.batch_size, "train.seq_len": t.seq_len, "data.block_tokens": c.data.block_tokens}
-    positive |= {"log.every_steps": c.log.every_steps, "checkpoint.keep_last": c.checkpoint.keep_last}
-    positive |= {"eval.batch_size": c.eval.batch_size, "data.num_threads": c.data.num_threads, "optim.lr": o.lr}
-    for key, value in positive.items():
-        need(value > 0, f"config.{key}={value} must be greater than 0")
-    at_least_zero = {"optim.warmup_steps": o.warmup_steps, "optim.weight_decay": o.weight_decay}
-    at_least_zero |= {"checkpoint.every_steps": c.checkpoint.every_steps, "train.eval_every_steps": t.eval_every_steps}
-    at_least_zero |= {"loss.tile_tokens": c.loss.tile_tokens, "loss.z_loss": c.loss.z_loss, "seed": c.seed}
-    at_least_zero |= {"checkpoint.keep_best": c.checkpoint.keep_best, "data.num_workers": c.data.num_workers}
-    at_least_zero |= {"checkpoint.keep_every": c.checkpoint.keep_every, "sample.every_steps": c.sample.every_steps}
-    at_least_zero |= {"hardware.usd_per_hour": c.hardware.usd_per_hour, "optim.clip_norm": o.clip_norm}
-    for key, value in at_least_zero.items():
-        need(value >= 0, f"config.{key}={value} must not be negative")
+    for key, (low, high) in _BOUNDS.items():
+        value = c
+        for part in key.split("."):
+            value = getattr(value, part)
+        near = f"at least {low}" if high == math.inf else f"in {low} to {high}"
+        need(math.isfinite(value) and low <= value <= high, f"config.{key}={value} must be {near}")
+    for key, value in {"optim.lr": o.lr, "model.norm_eps": m.norm_eps, "sample.top_p": c.sample.top_p}.items():
+        need(0 < value < math.inf, f"config.{key}={value} must be greater than 0")
     need(m.head_dim > 0, f"model.d_model={m.d_model} is not divisible by model.n_heads={m.n_heads}; set model.head_dim")
     need(
         m.n_heads % m.n_kv_heads == 0,
@@ -315,14 +335,24 @@ def _validate(c: Config) -> None:
         f"optim.warmup_steps={o.warmup_steps} is not shorter than train.steps={t.steps}: lower the one or raise the other",
     )
     need(0 < o.decay_fraction <= 1, f"config.optim.decay_fraction={o.decay_fraction} must be in (0, 1]")
-    need(0 <= o.final_lr_ratio <= 1, f"config.optim.final_lr_ratio={o.final_lr_ratio} must be in [0, 1]")
+    rope = m.rope
+    need(
+        rope.scaling != "llama3" or rope.high_freq_factor > rope.low_freq_factor > 0 < rope.original_max_len,
+        f"model.rope.scaling=llama3 needs high_freq_factor={rope.high_freq_factor} above low_freq_factor="
+        f"{rope.low_freq_factor}, both and original_max_len above 0",
+    )
     need(bool(c.data.sources) or bool(c.data.dir), "no data: set config.data.path, data.sources or data.dir")
     for name, source in c.data.sources.items():
         need(source.weight >= 0, f"config.data.sources.{name}.weight={source.weight} must not be negative")
         need(bool(re.fullmatch(r"[A-Za-z0-9_-]+", name)), f"source name {name!r}: letters, digits, - and _ only")
+    empty = [name for name, source in c.data.sources.items() if not source.path]
+    need(
+        len(empty) in (0, len(c.data.sources)),
+        f"data.sources.{empty[:1]} has no path while others have one: an empty path means that all is in data.dir",
+    )
     total = sum(source.weight for source in c.data.sources.values())
     need(not c.data.sources or total > 0, "every weight in data.sources is 0: nothing to train on")
-    need(0 < c.data.val_fraction < 1, f"config.data.val_fraction={c.data.val_fraction} must be between 0 and 1")
+    need(0 < c.data.val_fraction <= 0.5, f"config.data.val_fraction={c.data.val_fraction} must be above 0, at most 0.5")
     for key, value in dataclasses.asdict(c.mesh).items():
         need(value == -1 or value > 0, f"config.mesh.{key}={value} must be positive, or -1 for all remaining devices")
     need(

@@ -42,7 +42,7 @@ def load(name: str, overrides: typing.Sequence[str] = ()) -> config_dict.ConfigD
         spec.loader.exec_module(module)
         config = module.get_config()
     except Exception as error:
-        raise ConfigError(f"config {path}: {type(error).__name__}: {_first_line(error)}") from error
+        raise ConfigError(f"config {path}: {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(config, config_dict.ConfigDict):
         raise ConfigError(f"config {path}: get_config() must return an ml_collections ConfigDict")
     config.lock()
@@ -87,7 +87,8 @@ def _lookup(config: config_dict.ConfigDict, key: str) -> typing.Any:
     return config
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message."""
     return (str(error).strip().splitlines() or [""])[0]
 
 
@@ -99,7 +100,22 @@ def from_run(path: pathlib.Path) -> config_dict.ConfigDict:
             return {k: tuples(v) for k, v in value.items()}
         return tuple(value) if isinstance(value, list) else value
 
-    config = config_dict.ConfigDict(tuples(json.loads(path.read_text(encoding="utf-8"))))
+    def merged(base: dict, saved: dict) -> dict:
+        both = {
+            k: merged(base[k], v) if isinstance(base.get(k), dict) and isinstance(v, dict) else v
+            for k, v in saved.items()
+        }
+        return base | both
+
+    # Keys that came after this run was made have their defaults.
+    base = load("base").to_dict()
+    try:
+        saved = tuples(json.loads(path.read_text(encoding="utf-8")))
+        config = config_dict.ConfigDict(merged(base, saved))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is not the config of a run ({first_line(error)}): delete it, or mend it by hand"
+        ) from error
     if config.data.dir == os.path.join(config.workdir, "data"):
         config.data.dir = ""  # derived from the folder: derive it again
     config.workdir = str(path.parent)

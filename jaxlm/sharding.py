@@ -41,7 +41,7 @@ def mesh_shape(config: MeshConfig, n_devices: int) -> dict[str, int]:
     if int(np.prod(list(sizes.values()))) != n_devices:
         asked = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
         raise ConfigError(
-            f"mesh {asked} does not make {n_devices} devices; set config.mesh.data=-1 to take all that remain"
+            f"mesh {asked} does not make {n_devices} devices; the product must be their number (-1: all that remain)"
         )
     return sizes
 

@@ -75,8 +75,15 @@ def test_parameter_counts(name, count):
         ("model.remat=ful", "did you mean 'full'?"),
         ("train.microbatch_size=3", "not divisible by train.microbatch_size=3"),
         ("optim.warmup_steps=100000", "not shorter than train.steps"),
-        ("train.steps=0", "must be greater than 0"),
+        ("train.steps=0", "must be at least 1"),
         ("model.dropout=1.0", "below 1"),
+        ("sample.top_p=0", "greater than 0"),
+        ("sample.temperature=-1", "at least 0"),
+        ("train.microbatch_size=-1", "at least 1"),
+        ("optim.b2=1.5", "in 0 to 1"),
+        ("optim.lr=inf", "greater than 0"),
+        ("model.rope.factor=0", "at least 1"),
+        ("eval.max_batches=-1", "at least 0"),
         ("data.sources.prose.weight=-1", "must not be negative"),
         ("optim.decay=('(',)", "not a regular expression"),
         ("mesh.data=0", "must be positive"),
@@ -104,7 +111,7 @@ def test_typed_overrides():
 
 
 def test_derived_values():
-    c = resolve("model.n_kv_heads=0", "data.path=/some/text")
+    c = resolve("model.n_kv_heads=0", "data.path=/some/text", "eval.batch_size=0")
     assert c.model.n_kv_heads == c.model.n_heads
     assert c.model.head_dim == 64
     assert c.train.microbatch_size == c.train.batch_size == c.eval.batch_size

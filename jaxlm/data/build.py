@@ -94,13 +94,24 @@ def build_data(
     _check(source_list, settings)
     root = pathlib.Path(path)
     signed = read is None
-    root.mkdir(parents=True, exist_ok=True)
+
+    def finished() -> shards.DataDir | None:
+        if not (root / shards.MANIFEST).exists():
+            return None
+        data = shards.open_data(root)
+        built = data.manifest["recipe"]
+        _compare_recipes(root, built, _recipe(source_list, settings, signed, recipe_extra or {}, built))
+        log(f"data in {root} is complete")
+        return data
+
+    if data := finished():  # without the lock: many runs may share it, and it may lie on a read-only disk
+        return data
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ConfigError(f"data.dir={root} can't be made: {e.strerror or e}") from None
     with _lock(root):
-        if (root / shards.MANIFEST).exists():
-            data = shards.open_data(root)
-            built = data.manifest["recipe"]
-            _compare_recipes(root, built, _recipe(source_list, settings, signed, recipe_extra or {}, built))
-            log(f"data in {root} is complete")
+        if data := finished():
             return data
         recipe = _recipe(source_list, settings, signed, recipe_extra or {}, {})
         shards.clear_leftovers(root)
@@ -241,7 +252,8 @@ def _held_out(name: str, hashes: np.ndarray, fraction: float) -> np.ndarray:
         lowest = hashes == hashes.min()
         if lowest.all():
             raise ConfigError(
-                f"source '{name}' has {len(hashes)} documents, all alike; it needs at least 2, one of them to hold out"
+                f"source '{name}' has only one document, or copies of one; split it into several files or a "
+                "jsonl, so that one can be held out"
             )
         held_out = lowest
     return held_out

@@ -2,15 +2,13 @@
 
 import argparse
 import dataclasses
-import json
-import pathlib
 import typing
 
 import jax
 from clu import parameter_overview
 
 from jaxlm import models, sharding
-from jaxlm.config import Config, ConfigError
+from jaxlm.config import Config
 from jaxlm.data import loader
 from jaxlm.eval import loss as eval_loss
 from jaxlm.eval import samples
@@ -19,9 +17,6 @@ from jaxlm.plan import flops, params
 from jaxlm.programs import setup
 from jaxlm.programs.setup import say
 from jaxlm.train import checkpoint, ledger, loop, metrics, optim, state, step
-
-# Keys of the model that change how it is computed, not which function it is: free to differ on resuming.
-_FREE_MODEL_KEYS = ("attention", "dtype", "dropout", "fuse_projections", "init_std", "remat", "scan_layers")
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -32,7 +27,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
     asked, config = config, setup.for_platform(config, jax.devices()[0].platform)
     t, e = config.train, config.eval
     sharding.check_batch(mesh, **{"train.microbatch_size": t.microbatch_size, "eval.batch_size": e.batch_size})
-    check_same_model(workdir, config)
+    setup.check_same_model(workdir, config)
+    metrics.check(config.log)
+    held = ledger.lock(workdir) if jax.process_index() == 0 else None
     data, mixture = setup.data(config)
     fingerprint = loader.data_fingerprint(data, mixture, seed=config.seed, seq_len=t.seq_len, batch_size=t.batch_size)
 
@@ -42,10 +39,10 @@ def run(config: Config, args: argparse.Namespace) -> int:
     shardings = state.shardings(abstract, model, tx, mesh)
     checkpointer = checkpoint.Checkpointer(workdir / "checkpoints", config.checkpoint)
     if checkpointer.steps():
-        loader.check_fingerprint(checkpointer.meta(checkpointer.steps()[-1])["fingerprint"], fingerprint)
-        now = checkpointer.restore_latest(abstract, shardings)
+        now, meta = checkpointer.restore_latest(abstract, shardings)
+        loader.check_fingerprint(meta["fingerprint"], fingerprint)
     else:
-        now = state.create(model, tx, mesh, config.seed)
+        now, meta = state.create(model, tx, mesh, config.seed), {"interrupted": False}
     first = int(now.step)
     if first >= t.steps:
         say(f"complete: {workdir} is at step {first} of {t.steps}; raise config.train.steps to continue")
@@ -62,6 +59,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         evaluate=eval_loss.make(config, model, data, mixture, mesh),
         sample=samples.make(config, model, data, workdir),
         meta={"config": dataclasses.asdict(config), "fingerprint": fingerprint},
+        interrupted=meta["interrupted"],
     )
     train_step = step.make(config, lm.make(model, config.model, config.loss), tx, optim.schedule(config.optim, t.steps))
     batches = loader.TrainLoader(
@@ -93,23 +91,12 @@ def run(config: Config, args: argparse.Namespace) -> int:
         batches.close()
         if writer:
             writer.close()
+        checkpointer.close()  # a save in flight is finished, also when the loop failed
+        if held:
+            held.close()
     done = {loop.DONE: "done", loop.STOPPED: "stopped", loop.PREEMPTED: "interrupted, the state is saved"}[code]
     say(f"{done}: {workdir}" + ("; the same command goes on" if code == loop.PREEMPTED else ""))
     return code
-
-
-def check_same_model(workdir: pathlib.Path, config: Config) -> None:
-    """Refuses to go on with another model than the one this folder holds. Raises ConfigError."""
-    saved = workdir / "config.json"
-    if not saved.is_file():
-        return
-    old, new = json.loads(saved.read_text())["model"], dataclasses.asdict(config.model)
-    for key in new:
-        if key not in _FREE_MODEL_KEYS and old.get(key) != new[key]:
-            raise ConfigError(
-                f"{workdir} holds a model with {key}={old.get(key)}, now model.{key}={new[key]}: set it back, or give "
-                "another config.workdir"
-            )
 
 
 def announce(config: Config, now: state.TrainState, mesh: jax.sharding.Mesh, first: int) -> None:

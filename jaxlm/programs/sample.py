@@ -1,13 +1,14 @@
 """`jaxlm sample`: continues prompts with the model of a run."""
 
 import argparse
+import dataclasses
 import pathlib
 import sys
 
 import jax
 
 from jaxlm import models, sharding
-from jaxlm.config import Config, ConfigError
+from jaxlm.config import Config, ConfigError, MeshConfig
 from jaxlm.data import shards
 from jaxlm.data.tokenizer import Tokenizer
 from jaxlm.eval import samples
@@ -17,24 +18,32 @@ from jaxlm.train.checkpoint import Checkpointer
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints each prompt with its continuation; prompts come from --prompt, else standard input, else the config."""
+    """Prints each prompt with its continuation; prompts come from --prompt, else from the config."""
     if not config.workdir:
         raise ConfigError("which run? give --config.workdir=DIR")
     prompts = args.prompt or list(config.sample.prompts)
     if not prompts:
         raise ConfigError('nothing to continue: give --prompt="TEXT", again for more than one')
+    # A mesh of its own: the one that trained may need more devices than there are here.
+    config = dataclasses.replace(config, mesh=MeshConfig(data=1, fsdp=-1, tensor=1))
+    workdir = pathlib.Path(config.workdir)
+    setup.check_same_model(workdir, config)
     mesh = setup.start(config)
     config = setup.for_platform(config, jax.devices()[0].platform)
-    checkpointer = Checkpointer(pathlib.Path(config.workdir) / "checkpoints", read_only=True)
+    checkpointer = Checkpointer(workdir / "checkpoints", read_only=True)
     step = checkpointer.find(args.checkpoint)
     data = shards.open_data(config.data.dir)
     model = setup.build_model(config)
     abstract = models.abstract_params(model)
     where = sharding.tree_shardings(abstract, models.logical_axes(model), mesh)
-    params = checkpointer.restore_params(step, abstract, where)
+    try:
+        params = checkpointer.restore_params(step, abstract, where)
+    finally:
+        checkpointer.close()
     print(f"checkpoint {step} of {config.workdir}", file=sys.stderr)
     tokenizer = Tokenizer.load(data.path / shards.TOKENIZER)
-    texts = samples.continue_prompts(config, model, params, tokenizer, prompts)
+    with jax.set_mesh(mesh):
+        texts = samples.continue_prompts(config, model, params, tokenizer, prompts)
     if args.json:
         print_table([{"prompt": p, "text": t, "step": step} for p, t in zip(prompts, texts, strict=True)], True)
     else:

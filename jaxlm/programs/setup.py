@@ -10,11 +10,14 @@ import jax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from jaxlm import models, sharding
+from jaxlm import config_files, models, sharding
 from jaxlm.config import Config, ConfigError, DistributedConfig
 from jaxlm.data import build
 from jaxlm.data.shards import DataDir, open_data
 from jaxlm.ops import attention
+
+# Keys of the model that change how it is computed, not which function it is: free to differ on resuming.
+_FREE_MODEL_KEYS = ("attention", "dtype", "dropout", "fuse_projections", "init_std", "remat", "scan_layers")
 
 
 def start(config: Config) -> Mesh:
@@ -30,7 +33,8 @@ def start(config: Config) -> Mesh:
 def join_cluster(config: DistributedConfig) -> None:
     """`jax.distributed.initialize`, from the config or from the cluster's environment; nothing on a single process.
 
-    Slurm, Open MPI, TPU pods and GKE are recognised by JAX itself; here only whether there is more than one process.
+    Several processes are seen by themselves under Slurm, Open MPI and where TPU_WORKER_HOSTNAMES names the hosts; with
+    `distributed.auto` JAX looks for any cluster that it knows (GKE, GCE TPU pods, Kubernetes, MPI).
     """
     if jax.distributed.is_initialized():
         return
@@ -41,7 +45,7 @@ def join_cluster(config: DistributedConfig) -> None:
                 f"distributed.num_processes-1={config.num_processes - 1}"
             )
         jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id)
-    elif _in_cluster():
+    elif config.auto or _in_cluster():
         jax.distributed.initialize()
 
 
@@ -54,13 +58,17 @@ def _in_cluster() -> bool:
 
 def for_platform(config: Config, platform: str) -> Config:
     """Fills what depends on the hardware: `model.attention` and `model.dtype` when they are auto. Raises ConfigError."""
-    try:
-        backend = attention.resolve_backend(config.model.attention, platform)
-    except ValueError as error:
-        raise ConfigError(f"config.model.attention: {error}") from error
-    dtype = config.model.dtype
+    dtype, asked = config.model.dtype, config.model.attention
     if dtype == "auto":
         dtype = "float32" if platform == "cpu" else "bfloat16"
+    try:
+        backend = attention.resolve_backend(asked, platform)
+    except ValueError as error:
+        raise ConfigError(f"config.model.attention: {error}") from error
+    if backend == "cudnn" and (dtype == "float32" or config.model.head_dim % 8):
+        if asked != "auto":
+            raise ConfigError("model.attention=cudnn needs model.dtype=bfloat16 and a head_dim that is a multiple of 8")
+        backend = "xla"
     return dataclasses.replace(config, model=dataclasses.replace(config.model, attention=backend, dtype=dtype))
 
 
@@ -69,14 +77,31 @@ def build_model(config: Config) -> typing.Any:
     return models.build(config.model, config.model.attention)
 
 
-def data(config: Config) -> tuple[DataDir, dict[str, float]]:
+def check_same_model(workdir: pathlib.Path, config: Config) -> None:
+    """Refuses another model than the one whose checkpoints this folder holds. Raises ConfigError."""
+    saved, checkpoints = workdir / "config.json", workdir / "checkpoints"
+    if not saved.is_file() or not checkpoints.is_dir() or not any(checkpoints.iterdir()):
+        return
+    old, new = config_files.from_run(saved).model.to_dict(), dataclasses.asdict(config.model)
+    free = _FREE_MODEL_KEYS + (("max_seq_len",) if config.model.family == "llama" else ())
+    for key in new:
+        if key not in free and old[key] != new[key]:
+            raise ConfigError(
+                f"{workdir} holds a model with {key}={old[key]}, now model.{key}={new[key]}: set it back, or give another "
+                "config.workdir"
+            )
+
+
+def data(config: Config, make: bool = True) -> tuple[DataDir, dict[str, float]]:
     """The data of a config, made first where its sources have paths and `data.dir` holds none, and its mixture.
+
+    With `make=False` it is only opened, whatever the sources say.
 
     Raises:
       ConfigError: no data, data of another recipe, or a tokenizer of another size than `model.vocab_size`.
     """
     d = config.data
-    if jax.process_index() == 0 and any(source.path for source in d.sources.values()):
+    if make and jax.process_index() == 0 and any(source.path for source in d.sources.values()):
         sources = [build.Source(name, s.path, s.weight, d.text_key) for name, s in d.sources.items()]
         settings = build.BuildSettings(
             vocab_size=config.model.vocab_size,
@@ -113,5 +138,5 @@ def workdir(config: Config) -> pathlib.Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"config.workdir={config.workdir}: {error.strerror or error}") from error
+        raise ConfigError(f"config.workdir={config.workdir} can't be made: {error.strerror or error}") from error
     return path

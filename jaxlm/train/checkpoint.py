@@ -8,12 +8,14 @@ were meant to be saved, so garbage from a disk, a network filesystem or memory i
 
 import contextlib
 import errno
+import json
 import logging
 import pathlib
 import typing
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
@@ -39,8 +41,11 @@ def digests(tree_of_arrays: typing.Any) -> list[jax.Array]:
     """
 
     def one(x: jax.Array) -> jax.Array:
-        bits = jax.lax.bitcast_convert_type(x, _UINTS[x.dtype.itemsize]).astype(jnp.uint32).reshape(-1)
-        h = bits ^ (jax.lax.iota(jnp.uint32, bits.size) * jnp.uint32(0x9E3779B1))
+        bits = jax.lax.bitcast_convert_type(x, _UINTS[x.dtype.itemsize]).astype(jnp.uint32)
+        index = jnp.zeros(x.shape, jnp.uint32)  # the global index, made without a reshape, which would gather the array
+        for axis, size in enumerate(x.shape):
+            index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+        h = bits ^ (index * jnp.uint32(0x9E3779B1))
         h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
         h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
         return jnp.sum(h ^ (h >> 16), dtype=jnp.uint32)
@@ -80,6 +85,7 @@ class Checkpointer:
         )
         handlers = {"params": ocp.StandardCheckpointHandler(), "train": ocp.StandardCheckpointHandler()}
         handlers |= {"meta": ocp.JsonCheckpointHandler()}
+        self._closed = False
         self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
 
     def save(self, state: TrainState, meta: dict, metrics: dict[str, float]) -> bool:
@@ -100,7 +106,10 @@ class Checkpointer:
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits for the save in flight and releases the manager."""
+        """Waits for the save in flight and releases the manager. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         with disk_errors("checkpoint", self.directory):
             self._manager.wait_until_finished()
             self._manager.close()
@@ -127,7 +136,8 @@ class Checkpointer:
 
     def meta(self, step: int) -> dict:
         """What was saved beside the arrays: `config`, `fingerprint`, `metrics`, `digests`, ..."""
-        return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+        with _reading(step):
+            return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
 
     def restore(self, step: int, abstract_state: TrainState, shardings: TrainState) -> TrainState:
         """The state saved at `step`, laid out as `shardings` says, whatever mesh wrote it.
@@ -140,19 +150,36 @@ class Checkpointer:
         counters = {name: train[name] for name in ("step", "skipped", "skipped_in_a_row")}
         return TrainState(params=items["params"], opt_state=train["opt_state"], **counters)
 
-    def restore_latest(self, abstract_state: TrainState, shardings: TrainState) -> TrainState:
-        """The newest state that reads back as it was saved.
+    def restore_latest(self, abstract_state: TrainState, shardings: TrainState) -> tuple[TrainState, dict]:
+        """The newest state that reads back as it was saved, and its `meta`.
 
-        A damaged checkpoint is moved to `WORKDIR/damaged/`, with a warning, and the one before it is tried.
+        Damaged checkpoints newer than it are moved to `WORKDIR/damaged/`, with a warning. When none is whole nothing is
+        moved, so that a run never starts anew by accident.
+
+        Raises:
+          CorruptCheckpointError: none is whole.
+          RunError: a checkpoint can't be read for another reason (memory, permissions, a device); nothing is moved.
         """
-        steps = self.steps()
-        for step in reversed(steps):
+        damaged = []
+        for step in reversed(self.steps()):
+            problem = None
             try:
-                return self.restore(step, abstract_state, shardings)
+                state, meta = self.restore(step, abstract_state, shardings), self.meta(step)
             except CorruptCheckpointError as error:
-                logging.warning("%s; moving it to damaged/ and going back to the checkpoint before it", error)
-                self._set_aside(step)
-        raise CorruptCheckpointError(f"none of the checkpoints {steps} in {self.directory} can be restored")
+                problem = error
+            if not _all_agree(problem is None):
+                logging.warning(
+                    "%s; going back to the checkpoint before it", problem or f"checkpoint {step} is damaged"
+                )
+                damaged.append(step)
+                continue
+            for bad in damaged:
+                self._set_aside(bad)
+            return state, meta
+        raise CorruptCheckpointError(
+            f"none of the checkpoints {sorted(damaged)} in {self.directory} reads back as it was saved; to train from the "
+            "start give another config.workdir"
+        )
 
     def restore_params(self, step: int, abstract_params: typing.Any, shardings: typing.Any) -> typing.Any:
         """The parameters alone. Raises CorruptCheckpointError."""
@@ -170,17 +197,43 @@ class Checkpointer:
 
     def _restore(self, step: int, wanted: dict[str, typing.Any]) -> dict[str, typing.Any]:
         args = {name: ocp.args.StandardRestore(item) for name, item in wanted.items()}
-        try:
-            saved = self.meta(step)["digests"]
+        saved = self.meta(step)["digests"]
+        with _reading(step):
             restored = self._manager.restore(step, args=ocp.args.Composite(**args))
-        except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise CorruptCheckpointError(f"checkpoint {step} can't be read: {reason}") from error
         items = {name: restored[name] for name in wanted}
         wrong = [name for name, digest in _digest_table(items).items() if saved.get(name) != digest]
         if wrong:
-            raise CorruptCheckpointError(f"checkpoint {step} is damaged: {wrong[0]} and {len(wrong) - 1} more arrays")
+            raise CorruptCheckpointError(f"checkpoint {step} is damaged: {len(wrong)} arrays, {wrong[0]} the first")
         return items
+
+
+# What a file that is not as it was written makes JSON, Orbax and TensorStore say.
+_DAMAGE_TYPES = (json.JSONDecodeError, UnicodeDecodeError, FileNotFoundError, KeyError)
+_DAMAGE_WORDS = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "FAILED_PRECONDITION", "INVALID_ARGUMENT")
+
+
+@contextlib.contextmanager
+def _reading(step: int) -> typing.Iterator[None]:
+    """Tells a damaged checkpoint from one that this process can't read just now."""
+    try:
+        yield
+    except RunError:
+        raise
+    except Exception as error:
+        chain = [error]
+        while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+            chain.append(cause)  # Orbax wraps what TensorStore said in the text of a whole spec
+        reason = (str(chain[-1]).splitlines() or [type(error).__name__])[0]
+        if any(isinstance(e, _DAMAGE_TYPES) or str(e).startswith(_DAMAGE_WORDS) for e in chain):
+            raise CorruptCheckpointError(f"checkpoint {step} is damaged: {reason}") from error
+        raise RunError(f"checkpoint {step} can't be restored: {reason}; nothing was changed") from error
+
+
+def _all_agree(ok: bool) -> bool:
+    """Whether it is so on every process."""
+    if jax.process_count() == 1:
+        return ok
+    return bool(np.all(multihost_utils.process_allgather(np.asarray(ok))))
 
 
 def _with_shardings(abstract: typing.Any, shardings: typing.Any) -> typing.Any:

@@ -1,6 +1,8 @@
 """run.json: what ran, from which code, data and packages, on what hardware, and every (re)start."""
 
+import dataclasses
 import datetime
+import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -9,11 +11,12 @@ import pathlib
 import platform
 import subprocess
 import sys
+import typing
 
 import jax
 
 from jaxlm import config as config_lib
-from jaxlm.config import Config
+from jaxlm.config import Config, ConfigError
 
 _PACKAGES = (
     "jaxlm",
@@ -39,6 +42,9 @@ def record_start(workdir: pathlib.Path, config: Config, *, step: int, manifest_s
       manifest_sha256: of the data.
       choices: what was decided at start (attention backend, mesh, ...).
     """
+    # Absolute, so that the run is found from any folder.
+    data = dataclasses.replace(config.data, dir=os.path.abspath(config.data.dir))
+    config = dataclasses.replace(config, workdir=os.path.abspath(config.workdir), data=data)
     text = config_lib.to_json(config)
     replace_file(workdir / "config.json", text)
     path = workdir / "run.json"
@@ -58,6 +64,23 @@ def record_start(workdir: pathlib.Path, config: Config, *, step: int, manifest_s
         }
     )
     replace_file(path, json.dumps({"starts": starts}, indent=1) + "\n")
+
+
+def lock(workdir: pathlib.Path) -> typing.IO | None:
+    """Keeps a second process from training in the same folder, as long as the result is held; the system lets go at exit.
+
+    Raises:
+      ConfigError: another process has it.
+    """
+    file = open(workdir / ".lock", "w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError(f"another process trains in {workdir}: wait for it, or give another config.workdir") from None
+    except OSError:
+        pass  # some network file systems have no locks
+    return file
 
 
 def hardware() -> dict:

@@ -42,11 +42,13 @@ class Hooks:
       evaluate: `params -> metrics` at `train.eval_every_steps` and at the end.
       sample: `(params, step) -> lines to show` at the steps that `config.sample` names and at the end.
       meta: stored in each checkpoint (config, data fingerprint).
+      interrupted: the state is that of a run that was stopped before the evaluation or samples of its last step.
     """
 
     evaluate: typing.Callable[[typing.Any], dict[str, float]]
     sample: typing.Callable[[typing.Any, int], list[str]]
     meta: dict
+    interrupted: bool = False
 
 
 def run(
@@ -74,6 +76,8 @@ def run(
         step, total = int(state.step), config.train.steps
         if step == 0 and config.eval.at_start:
             loop.evaluate(state, step)
+        if hooks.interrupted:
+            loop.milestone(state, step)
         pending, code = None, DONE
         while step < total:
             batch = sharding.to_global(next(batches), mesh, config.train.batch_size)
@@ -82,18 +86,16 @@ def run(
             if pending is not None and not loop.record(*pending):
                 code = STOPPED
             pending = (step, on_device)
-            if code == DONE and stop.requested(step):
+            if stop.requested(step) and code == DONE and step < total:
                 code = PREEMPTED
+            if code == DONE and loop.is_milestone(step):
+                code = DONE if loop.record(*pending) else STOPPED
+                pending = None
+                if code == DONE:
+                    loop.milestone(state, step)
             if code != DONE:
                 break
-            if loop.is_milestone(step):
-                if not loop.record(*pending):
-                    code = STOPPED
-                pending = None
-                if code != DONE:
-                    break
-                loop.milestone(state, step)
-        if pending is not None and not loop.record(*pending):
+        if pending is not None and code != STOPPED and not loop.record(*pending):
             code = STOPPED
         loop.finish(state, step, code)
     return code
@@ -114,10 +116,9 @@ class _Loop:
         due = step % self._config.log.every_steps == 0 or step in (1, self._config.train.steps) or in_a_row > 0
         if due:
             record = self._meter.measure(step, self._config.train.steps) | train
-            eta = record.get("eta_s", 0.0)
             if self._writer:
                 self._writer.write({k: v for k, v in record.items() if k != "eta_s"})
-                self._progress.update(record | {"eta_s": eta})
+                self._progress.update(record)
         limit = self._config.train.max_nonfinite_steps
         if limit and in_a_row >= limit:
             self.say(f"stopped at step {step}: {limit} steps in a row had a loss or gradient that is not finite")
@@ -164,7 +165,7 @@ class _Loop:
             self.sample(state, step)
         if code != STOPPED:
             # A stopped run keeps its last good checkpoint: the state after many skipped steps is not better.
-            self._save(state, evaluated)
+            self._save(state, evaluated, interrupted=code == PREEMPTED and self.is_milestone(step))
         self._checkpointer.close()
         self._progress.close()
 
@@ -173,9 +174,9 @@ class _Loop:
         if self._writer:
             self._progress.message(text)
 
-    def _save(self, state: TrainState, evaluated: dict[str, float]) -> None:
+    def _save(self, state: TrainState, evaluated: dict[str, float], interrupted: bool = False) -> None:
         start = time.monotonic()
-        self._checkpointer.save(state, self._hooks.meta, evaluated)
+        self._checkpointer.save(state, self._hooks.meta | {"interrupted": interrupted}, evaluated)
         self._meter.pause(time.monotonic() - start)
 
     def _eval_due(self, step: int) -> bool:
@@ -220,9 +221,14 @@ class StopSignal:
             return multihost_utils.reached_preemption_sync_point(step)
         return self._asked.is_set()
 
+    @staticmethod
+    def _at_once(number: int, frame: typing.Any) -> None:
+        os.write(2, b"\njaxlm: stopped at once; what came after the last checkpoint is not saved\n")
+        os._exit(1)
+
     def _on_signal(self, number: int, frame: typing.Any) -> None:
         if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, self._at_once)
         self._asked.set()
         logging.warning("stopping after this step; the state will be saved")
         if jax.process_count() > 1:

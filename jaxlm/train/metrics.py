@@ -4,10 +4,13 @@ metrics.jsonl is append-only: after a resume the steps since the last checkpoint
 the one that counts. Only process 0 writes.
 """
 
+import contextlib
+import importlib.util
 import json
 import math
 import os
 import pathlib
+import secrets
 import sys
 import time
 import typing
@@ -45,8 +48,10 @@ def _mend(path: pathlib.Path) -> dict:
     whole = data[: data.rfind(b"\n") + 1]
     if len(whole) != len(data):
         os.truncate(path, len(whole))
-    lines = whole.splitlines()
-    return json.loads(lines[-1]) if lines else {}
+    for line in reversed(whole.splitlines()):
+        with contextlib.suppress(ValueError):
+            return json.loads(line)
+    return {}
 
 
 def read(path: pathlib.Path) -> dict[int, dict]:
@@ -96,12 +101,23 @@ class Writer:
             self._wandb.finish()
 
 
+def check(config: LogConfig) -> None:
+    """Refuses a logger that is not installed, before anything is trained. Raises ConfigError."""
+    if config.wandb and importlib.util.find_spec("wandb") is None:
+        raise ConfigError(f'config.log.wandb={config.wandb!r} needs Weights & Biases: pip install "jaxlm[wandb]"')
+
+
 def _open_wandb(workdir: pathlib.Path, mode: str, run_config: dict) -> typing.Any:
-    try:
-        import wandb
-    except ImportError as error:
-        raise ConfigError(f'config.log.wandb={mode!r} needs Weights & Biases: pip install "jaxlm[wandb]"') from error
-    return wandb.init(project="jaxlm", name=workdir.name, dir=str(workdir), mode=mode, config=run_config)
+    import wandb  # here, because it is large and seldom asked for
+
+    # One id for all starts of a run: W&B then shows one curve.
+    path = workdir / "wandb_id"
+    if not path.exists():
+        path.write_text(secrets.token_hex(4))
+    run_id = path.read_text()
+    return wandb.init(
+        project="jaxlm", name=workdir.name, id=run_id, resume="allow", dir=str(workdir), mode=mode, config=run_config
+    )
 
 
 class Progress:

@@ -109,7 +109,7 @@ def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_used(saved, item, w
     data[int(len(data) * where)] ^= 4
     file.write_bytes(data)
     checkpointer = checkpoint.Checkpointer(saved, KEEP)
-    restored = checkpointer.restore_latest(*shardings())
+    restored, _ = checkpointer.restore_latest(*shardings())
     assert_same(restored, make_state(1, seed=1))
     assert (saved.parent / "damaged" / "2.0").is_dir()
     assert checkpointer.steps() == [1]
@@ -121,8 +121,9 @@ def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_used(saved, item, w
 def test_a_truncated_file_is_found(saved):
     file = largest_file(saved / "2" / "params")
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    restored = checkpoint.Checkpointer(saved, KEEP).restore_latest(*shardings())
+    restored, meta = checkpoint.Checkpointer(saved, KEEP).restore_latest(*shardings())
     assert_same(restored, make_state(1, seed=1))
+    assert meta["step"] == 1
 
 
 def test_without_digests_a_flipped_bit_would_pass(saved, monkeypatch):
@@ -146,8 +147,47 @@ def test_without_digests_a_flipped_bit_would_pass(saved, monkeypatch):
 def test_nothing_left_to_restore_is_said(saved):
     for step in (1, 2):
         largest_file(saved / str(step) / "params").write_bytes(b"")
+    checkpointer = checkpoint.Checkpointer(saved, KEEP)
     with pytest.raises(RunError, match="none of the checkpoints"):
-        checkpoint.Checkpointer(saved, KEEP).restore_latest(*shardings())
+        checkpointer.restore_latest(*shardings())
+    assert checkpointer.steps() == [1, 2]  # nothing moved: the next start must not begin anew
+
+
+def test_damaged_meta_is_found(saved):
+    for file in (saved / "2" / "meta").rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[:10])
+    checkpointer = checkpoint.Checkpointer(saved, KEEP)
+    restored, _ = checkpointer.restore_latest(*shardings())
+    assert_same(restored, make_state(1, seed=1))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("RESOURCE_EXHAUSTED: out of memory"), OSError(5, "Input/output error")])
+def test_what_is_not_damage_moves_nothing(saved, monkeypatch, error):
+    """A busy GPU or a network hiccup must not cost a checkpoint."""
+    checkpointer = checkpoint.Checkpointer(saved, KEEP)
+    restore = checkpointer._manager.restore
+
+    def fail(step, args):
+        if "params" in dict(args.items()):
+            raise error
+        return restore(step, args=args)
+
+    monkeypatch.setattr(checkpointer._manager, "restore", fail)
+    with pytest.raises(RunError, match=r"can't be restored: .*nothing was changed"):
+        checkpointer.restore_latest(*shardings())
+    assert checkpointer.steps() == [1, 2]
+    assert not (saved.parent / "damaged").exists()
+
+
+def test_another_shape_is_not_damage(saved):
+    model = models.build(dataclasses.replace(tiny.model_config(), d_ff=64), "xla")
+    abstract = state.abstract(model, TX)
+    mesh = sharding.make_mesh(config.MeshConfig(1, 1, 1), jax.devices()[:1])
+    checkpointer = checkpoint.Checkpointer(saved, KEEP)
+    with pytest.raises(RunError, match="can't be restored"):
+        checkpointer.restore_latest(abstract, state.shardings(abstract, model, TX, mesh))
+    assert checkpointer.steps() == [1, 2]
 
 
 def test_digests_do_not_depend_on_the_mesh_and_see_every_bit():

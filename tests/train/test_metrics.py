@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -80,17 +82,28 @@ def test_tensorboard_files_hold_the_scalars(tmp_path):
     assert b"train/loss" in file.read_bytes()
 
 
-def test_wandb_offline_writes_a_run(tmp_path, monkeypatch):
+def test_wandb_offline_writes_one_run_over_restarts(tmp_path):
     pytest.importorskip("wandb", reason="pip install wandb")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    writer = metrics.Writer(tmp_path, LogConfig(every_steps=1, tensorboard=False, wandb="offline"), {"seed": 1})
-    writer.write({"step": 3, "train/loss": 1.25})
-    writer.close()
-    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    assert b"train/loss" in file.read_bytes()
+    program = f"""
+import pathlib
+from jaxlm.config import LogConfig
+from jaxlm.train import metrics
+log = LogConfig(every_steps=1, tensorboard=False, wandb="offline")
+writer = metrics.Writer(pathlib.Path({str(tmp_path)!r}), log, {{"seed": 1}})
+writer.write({{"step": 3, "train/loss": 1.25}})
+writer.close()
+"""
+    for _ in range(2):  # a process of its own each time, as in a run: the client talks to a service in the background
+        subprocess.run(
+            [sys.executable, "-c", program], env=os.environ | {"WANDB_SILENT": "true"}, check=True, timeout=120
+        )
+    files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert len({file.name for file in files}) == 1
+    assert all(b"train/loss" in file.read_bytes() for file in files)
 
 
-def test_wandb_missing_is_one_clear_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
+def test_wandb_missing_is_one_clear_line(monkeypatch):
+    monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install"):
-        metrics.Writer(tmp_path, LogConfig(every_steps=1, tensorboard=False, wandb="offline"), {})
+        metrics.check(LogConfig(every_steps=1, tensorboard=False, wandb="offline"))
+    metrics.check(LogConfig(every_steps=1, tensorboard=False, wandb=""))
