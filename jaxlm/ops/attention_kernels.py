@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxlm import sharding
+
 
 def cudnn_attention(
     q_BxTxNxH: jax.Array,
@@ -63,7 +65,8 @@ def pallas_attention(
 ) -> jax.Array:
     """jax.experimental.pallas kernels: splash attention on TPU, else the Triton flash attention (interpreted on CPU).
 
-    Rows are padded at their end to the kernel's block; padding is causally after every token, so none attends to it.
+    Rows are padded at their end to the kernel's block; padding is causally after every token, so none attends to it. The
+    compiler can't split a kernel: on a mesh each device runs it on its own rows and heads (`jax.shard_map`).
 
     Args:
       q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: N a multiple of K (the Triton kernel gets the keys repeated).
@@ -73,6 +76,20 @@ def pallas_attention(
     Returns:
       [B, T, N, H] in q's dtype.
     """
+    arrays = [q_BxTxNxH, k_BxTxKxH, v_BxTxKxH]
+    if q_segment_ids_BxT is not None:
+        arrays += [q_segment_ids_BxT, kv_segment_ids_BxT]
+    run = functools.partial(_on_one_device, scale=scale)
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return run(*arrays)
+    heads = ("batch", None, "heads", None)
+    kv = sharding.spec(heads, k_BxTxKxH.shape, mesh)  # queries follow the key-value heads, which may not divide
+    specs = [kv, kv, kv] + [sharding.spec(("batch", None), x.shape, mesh) for x in arrays[3:]]
+    return jax.shard_map(run, in_specs=tuple(specs), out_specs=kv, check_vma=False)(*arrays)
+
+
+def _on_one_device(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, q_segment_ids_BxT=None, kv_segment_ids_BxT=None, *, scale):
     length = q_BxTxNxH.shape[1]
     block = 128 if length >= 128 else max(16, 1 << (length - 1).bit_length())
     platform = jax.default_backend()

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxlm import sharding
+from jaxlm.config import MeshConfig
 from jaxlm.ops import attention as ops
 from jaxlm.ops import attention_blocked, attention_kernels
 from jaxlm.ops.attention import decode_attention, resolve_backend
@@ -217,3 +219,20 @@ def test_errors_are_one_line():
         attention(q, k, v, backend="xla", q_positions_BxT=jnp.zeros((B, 8), int))
     with pytest.raises(ValueError, match="bfloat16 or float16, got float32"):
         attention(q, k, v, backend="cudnn")
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 2, 4)])
+def test_pallas_on_a_mesh_equals_xla(sizes):
+    """Each device runs the kernel on its rows and heads; with 4 ways on 2 key-value heads the heads stay whole."""
+    q, k, v, d_out = _qkv(48, batch=8)
+    ids = jnp.asarray(np.tile(np.searchsorted([10, 30], np.arange(48), side="right") + 1, (8, 1)), jnp.int32)
+    mesh = sharding.make_mesh(MeshConfig(*sizes))
+
+    def run(backend):
+        fn = functools.partial(attention, backend=backend, q_segment_ids_BxT=ids, kv_segment_ids_BxS=ids)
+        return _value_and_gradients(fn, q, k, v, d_out)
+
+    want = run("xla")
+    with jax.set_mesh(mesh):
+        got = run("pallas")
+    _assert_close(got, want, rtol=2e-5, atol=2e-5)
