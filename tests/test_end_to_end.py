@@ -86,11 +86,12 @@ def train(place, workdir, *, devices: int = 1, code: int = 0, **overrides) -> st
 
 
 def wait_for_step(place, workdir, step: int, process: subprocess.Popen) -> None:
-    """Until metrics.jsonl shows `step`."""
-    path = place / workdir / "metrics.jsonl"
+    """Until metrics.jsonl shows `step` and a first checkpoint is whole (saving is asynchronous, these steps are short)."""
+    path, checkpoints = place / workdir / "metrics.jsonl", place / workdir / "checkpoints"
     end = time.monotonic() + 200
     while time.monotonic() < end and process.poll() is None:
-        if path.exists() and any(f'"step": {step},' in line for line in path.read_text().splitlines()):
+        saved = checkpoints.is_dir() and any(p.name.isdigit() for p in checkpoints.iterdir())
+        if saved and any(f'"step": {step},' in line for line in path.read_text().splitlines()):
             return
         time.sleep(0.02)
     raise AssertionError(f"never came to step {step}: exit code {process.poll()}")
@@ -212,6 +213,25 @@ def test_resumed_on_another_mesh(place, uninterrupted, mesh):
     data, fsdp, tensor = mesh
     train(place, workdir, devices=8, mesh__data=data, mesh__fsdp=fsdp, mesh__tensor=tensor)
     compare(results(place, workdir), uninterrupted)
+
+
+def test_another_process_in_the_same_folder_is_refused(place, uninterrupted):
+    overrides = {"train__steps": 2000, "checkpoint__every_steps": 4}
+    with subprocess.Popen(command(place, "shared", **overrides), env=environment(), stderr=subprocess.DEVNULL) as first:
+        wait_for_step(place, "shared", 6, first)
+        assert "another process trains in" in train(place, "shared", code=2, **overrides)
+        first.kill()
+
+
+def test_another_model_in_the_same_folder_is_refused(place, uninterrupted):
+    assert "holds a model with d_ff=128, now model.d_ff=64" in train(place, "whole", code=2, model__d_ff=64)
+
+
+def test_too_many_bad_steps_stop_the_run(place, uninterrupted):
+    """A learning rate that blows the weights up: exit code 3, and the last good checkpoint stays the newest."""
+    bad = {"optim__lr": 1e30, "optim__clip_norm": 0, "train__max_nonfinite_steps": 3, "train__steps": 200}
+    message = train(place, "bad", code=3, **bad)
+    assert message.count("3 steps in a row") == 1
 
 
 def free_port() -> int:
