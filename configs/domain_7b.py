@@ -4,6 +4,8 @@
 
 32 layers, d 4096, 32 query / 8 key-value heads of 128, SwiGLU 14336, 32,005-token BPE with the ChatML tokens, untied:
 7,241,773,056 parameters. Eight GPUs of 80 GB or more (`mesh.fsdp`). Pilot the same data with pilot_400m first.
+
+Hours, dollars and final loss: not yet measured.
 """
 
 from jaxlm.configs import base

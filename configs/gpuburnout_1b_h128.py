@@ -3,6 +3,8 @@
     python -m jaxlm.main --config=configs/gpuburnout_1b_h128.py --config.workdir=runs/1b_h128 --config.data.dir=DATA
 
 1,038,692,352 parameters. Data, hardware and steps as gpuburnout_1b.
+
+Hours, dollars and final loss with jaxlm: not yet measured.
 """
 
 from jaxlm.configs import base

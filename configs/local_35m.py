@@ -5,6 +5,8 @@
 8 layers, d 512, 8 query / 4 key-value heads, SwiGLU 1408, 20,480-token BPE, tied: 34,087,424 parameters. One consumer
 GPU, hours; 655M tokens in all. Without `data.path` it trains on the embedded corpus of the quickstart, which is small:
 for a first look.
+
+Hours, dollars and final loss: not yet measured.
 """
 
 from jaxlm.configs import base

@@ -47,7 +47,7 @@ def mesh_shape(config: MeshConfig, n_devices: int) -> dict[str, int]:
 
 
 def make_mesh(config: MeshConfig, devices: typing.Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh with the axes data, fsdp, tensor over all devices, process by process."""
+    """A mesh with the axes data, fsdp, tensor over all devices, in the order that suits the hardware."""
     devices = list(jax.devices() if devices is None else devices)
     sizes = mesh_shape(config, len(devices))
     return jax.make_mesh(

@@ -1,5 +1,6 @@
 """The command line as a new user meets it: help, typos, exit codes; one line, never a traceback."""
 
+import ast
 import json
 import pathlib
 import subprocess
@@ -35,7 +36,10 @@ def test_each_help_explains_every_key(capsys, verb):
     base = config_files.load("base")
     keys = {k for k in config_files._flat_keys(base) if not hasattr(config_files._lookup(base, k), "items")}
     assert keys | {"data.sources"} == {key for key, _, _ in cli._keys()}
-    assert all(f"--config.{key}  (" in out for key in keys)
+    for key, default, _ in cli._keys():
+        assert f"--config.{key}  ({default})" in out
+        if key != "data.sources":
+            assert ast.literal_eval(default.replace("_000", "000")) == config_files._lookup(base, key), key
 
 
 def test_every_verb_has_a_program():

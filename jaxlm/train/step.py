@@ -108,7 +108,7 @@ def _gradients(objective, params, batch: Batch, key, microbatches: int):
 
 
 def cast(params: typing.Any, dtype: jnp.dtype) -> typing.Any:
-    """Parameters in the compute type, once a step; vectors (norms, biases) stay float32."""
+    """Parameters in the compute type, once a step; vectors (norms, biases of the MLP) stay float32."""
     return jax.tree.map(lambda p: p.astype(dtype) if p.ndim > 1 else p, params)
 
 

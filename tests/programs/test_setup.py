@@ -1,0 +1,82 @@
+"""What programs do before the first step."""
+
+import dataclasses
+import json
+
+import pytest
+
+from jaxlm import config, config_files
+from jaxlm.config import ConfigError
+from jaxlm.programs import setup
+
+
+def resolve(*overrides: str) -> config.Config:
+    return config.resolve(config_files.load("quickstart", ["workdir=w", *overrides]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "platform", "expected"),
+    [
+        ((), "cpu", ("blocked", "float32")),
+        ((), "gpu", ("cudnn", "bfloat16")),
+        ((), "tpu", ("pallas", "bfloat16")),
+        (("model.dtype=float32",), "gpu", ("xla", "float32")),
+        (("model.attention=xla", "model.dtype=bfloat16"), "cpu", ("xla", "bfloat16")),
+    ],
+)
+def test_auto_follows_the_platform(overrides, platform, expected):
+    m = setup.for_platform(resolve(*overrides), platform).model
+    assert (m.attention, m.dtype) == expected
+
+
+def test_what_the_platform_cannot_run_is_refused():
+    with pytest.raises(ConfigError, match="'cudnn' runs on gpu, not on cpu"):
+        setup.for_platform(resolve("model.attention=cudnn"), "cpu")
+    with pytest.raises(ConfigError, match=r"needs model\.dtype=bfloat16"):
+        setup.for_platform(resolve("model.attention=cudnn", "model.dtype=float32"), "gpu")
+
+
+def test_a_single_process_joins_nothing(monkeypatch):
+    called = []
+    monkeypatch.setattr(setup.jax.distributed, "initialize", lambda *a: called.append(a))
+    c = resolve().distributed
+    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "TPU_WORKER_HOSTNAMES"):
+        monkeypatch.delenv(name, raising=False)
+    setup.join_cluster(c)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    setup.join_cluster(c)
+    assert called == []
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    setup.join_cluster(c)
+    setup.join_cluster(dataclasses.replace(c, coordinator="host:1", num_processes=2, process_id=1))
+    assert called == [(), ("host:1", 2, 1)]
+    with pytest.raises(ConfigError, match=r"process_id=-1 must be in 0\.\."):
+        setup.join_cluster(dataclasses.replace(c, coordinator="host:1", num_processes=2))
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="can't be made"):
+        setup.workdir(resolve(f"workdir={tmp_path / 'file'}"))
+
+
+def test_a_folder_without_checkpoints_takes_another_model(tmp_path):
+    c = resolve(f"workdir={tmp_path}")
+    (tmp_path / "config.json").write_text(config.to_json(c))
+    other = dataclasses.replace(c, model=dataclasses.replace(c.model, d_ff=64))
+    setup.check_same_model(tmp_path, other)
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    setup.check_same_model(tmp_path, dataclasses.replace(c, model=dataclasses.replace(c.model, remat="full")))
+    with pytest.raises(ConfigError, match=r"holds a model with d_ff=704, now model\.d_ff=64"):
+        setup.check_same_model(tmp_path, other)
+
+
+def test_an_old_run_has_the_defaults_of_newer_keys(tmp_path):
+    c = resolve(f"workdir={tmp_path}")
+    saved = json.loads(config.to_json(c))
+    del saved["log"]["wandb"]
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    assert config.resolve(config_files.from_run(tmp_path / "config.json")).log.wandb == ""
+    (tmp_path / "config.json").write_text("{broken")
+    with pytest.raises(ConfigError, match="is not the config of a run"):
+        config_files.from_run(tmp_path / "config.json")
