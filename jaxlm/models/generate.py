@@ -17,7 +17,7 @@ from jaxlm.config import ConfigError
 from jaxlm.models import layers
 from jaxlm.models.sampling import Sampler, sample
 from jaxlm.models.transformer import Transformer, empty_cache
-from jaxlm.ops.decode import column_tiles, first_argmax, tiled_product
+from jaxlm.ops.decode import Tiles, first_argmax, tiled_product
 from jaxlm.sharding import constrain
 
 _NEVER = np.int32(2**30)  # a position after every query's: the slot is never seen
@@ -68,7 +68,7 @@ class Generator:
 
     def __init__(self, model: Transformer, params: typing.Any):
         self.model = model
-        self.tiled = _platform(params) == "cpu"
+        self.tiled = _on_one_cpu(params)
         self.weights = _pack(model, params, self.tiled)
 
     def __call__(
@@ -139,9 +139,10 @@ def _check(config, prompts, max_new_tokens: int, temperature: float, top_k: int,
             raise ConfigError(f"prompt {i} has an id outside the vocabulary of {config.vocab_size}")
 
 
-def _platform(params: typing.Any) -> str:
+def _on_one_cpu(params: typing.Any) -> bool:
     leaf = jax.tree.leaves(params)[0]
-    return next(iter(leaf.devices())).platform if isinstance(leaf, jax.Array) else jax.default_backend()
+    devices = leaf.devices() if isinstance(leaf, jax.Array) else jax.devices()
+    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
 
 
 def _power_of_two(n: int) -> int:
@@ -170,15 +171,20 @@ class _Weights(typing.NamedTuple):
 
     params: dict
     packed: dict
-    head: jax.Array
+    head: jax.Array | Tiles
 
 
-@functools.partial(jax.jit, static_argnames=("model", "tiled"))
 def _pack(model: Transformer, params: typing.Any, tiled: bool) -> _Weights:
     c = model.config
-    params = jax.tree.map(lambda p: p.astype(c.dtype) if p.ndim > 1 else p, params)
+    params = _cast(params, c.dtype)
     head_DxV = models.head_kernel(params, c)
-    return _Weights(params, layers.pack_params(params, c, tiled), column_tiles(head_DxV) if tiled else head_DxV)
+    head = layers.pack_kernels([head_DxV], dtype=c.dtype, tiled=tiled) if tiled else head_DxV
+    return _Weights(params, layers.pack_params(params, c, tiled), head)
+
+
+@functools.partial(jax.jit, static_argnames="dtype")
+def _cast(params: typing.Any, dtype: str) -> typing.Any:
+    return jax.tree.map(lambda p: p.astype(dtype) if p.ndim > 1 else p, params)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "most", "greedy", "top_k", "nucleus", "tiled"))

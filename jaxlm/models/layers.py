@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
 from jaxlm.ops.attention import attention
-from jaxlm.ops.decode import cached_attention, column_tiles, tiled_product, write_cache
+from jaxlm.ops.decode import Tiles, cached_attention, column_tiles, tiled_product, write_cache
 from jaxlm.ops.linear import dense
 from jaxlm.ops.norms import layer_norm, rms_norm
 from jaxlm.ops.rope import rope_frequencies, rotate
@@ -138,7 +138,7 @@ def project(
         packed = module.get_variable("packed", name)
     lead, outs = x.shape[: x.ndim - axes], [kernel.shape[axes:] for kernel in kernels]
     x_MxI = x.reshape(int(np.prod(lead)), -1)
-    y_MxO = tiled_product(x_MxI, packed) if packed.ndim == 3 else dense(x_MxI, packed)
+    y_MxO = tiled_product(x_MxI, packed) if isinstance(packed, tuple) else dense(x_MxI, packed)
     ends = np.cumsum([np.prod(out) for out in outs])
     parts = jnp.split(y_MxO[:, : ends[-1]], ends[:-1], axis=1)
     return [part.reshape(*lead, *out) for part, out in zip(parts, outs, strict=True)]
@@ -152,14 +152,13 @@ def pack_params(params: dict, config: ModelConfig, tiled: bool) -> dict:
     """The `packed` collection: each layer's products as a decoding loop wants them, in the compute dtype.
 
     q, k, v side by side and gate, up too, so that no step does it; with `tiled` (for CPUs) all products, cut by
-    `ops.decode.column_tiles`. {} over the `tensor` axis, where products stay apart.
+    `ops.decode.column_tiles`. {} over the `tensor` axis, where products stay apart. Not for use inside of jit.
     """
     if _tensor_parallel():
         return {}
 
-    def pack(*kernels: jax.Array, axes: int = 1) -> jax.Array:
-        kernel = _side_by_side(kernels, axes).astype(config.dtype)
-        return column_tiles(kernel) if tiled else kernel
+    def pack(*kernels: jax.Array, axes: int = 1) -> jax.Array | Tiles:
+        return pack_kernels(kernels, dtype=config.dtype, tiled=tiled, axes=axes)
 
     packed = {}
     for i in range(config.n_layers):
@@ -172,6 +171,15 @@ def pack_params(params: dict, config: ModelConfig, tiled: bool) -> dict:
             layer["attn"]["o"] = pack(attn["o"], axes=2)
             layer["mlp"] |= {name: pack(kernel) for name, kernel in mlp.items()}
     return packed
+
+
+def pack_kernels(kernels: typing.Sequence[jax.Array], *, dtype: str, tiled: bool, axes: int = 1) -> jax.Array | Tiles:
+    """Kernels side by side as one matrix, or as the tiles of one, in `dtype`; their first `axes` axes are inputs."""
+    if not tiled:
+        return _side_by_side(kernels, axes).astype(dtype)
+    matrices = [np.asarray(kernel, jnp.dtype(dtype)) for kernel in kernels]
+    matrices = [matrix.reshape(int(np.prod(matrix.shape[:axes])), -1) for matrix in matrices]
+    return jax.tree.map(jnp.asarray, column_tiles(np.concatenate(matrices, axis=1)))
 
 
 class Attention(nn.Module):

@@ -6,8 +6,12 @@ outputs of a product, M rows, J column tiles, W columns of a tile.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 TILE_COLUMNS = 64
+MIN_PARTS, MAX_PARTS = 16, 16  # of a product; more than 8 for a second thread, not so many that starting them counts
+WORTH_THREADS = 1 << 17  # elements
+Tiles = tuple[tuple[jax.Array | np.ndarray, ...], ...]
 _MASKED = -1e30  # finite, so that exp(score - max) is 0 and never inf - inf
 
 
@@ -53,25 +57,40 @@ def write_cache(
     )
 
 
-def column_tiles(kernel_IxO: jax.Array) -> jax.Array:
-    """A matrix cut into tiles of 64 columns, each contiguous: (J, I, W), the last padded with zeros.
+def column_tiles(kernel_IxO: np.ndarray) -> Tiles:
+    """A matrix cut for `tiled_product`: groups of rows, of each the tiles of 64 columns, in parts (J, I, W).
 
-    A product with few rows reads the matrix once. Tiles let it do so from end to end; a row-major matrix is read in
-    strips, which costs a page each row: from memory 4 GB/s against 7 (see `dev/LOG.md`, decoding on the CPU).
+    A product with few rows reads the matrix once. Tiles, each contiguous, let it do so from end to end; a row-major
+    matrix is read in strips, which costs a page each row: one core reads 7 GB/s against 4. XLA runs a batch of tiles on
+    one thread, and starts a second one only where more than eight products are ready: hence the parts, and for narrow
+    matrices the groups of rows. The last tile is padded with zeros. NumPy, because cutting needs no compiler.
     """
     inputs, outputs = kernel_IxO.shape
     tiles = -(-outputs // TILE_COLUMNS)
-    padded = jnp.pad(kernel_IxO, ((0, 0), (0, tiles * TILE_COLUMNS - outputs)))
-    return padded.reshape(inputs, tiles, TILE_COLUMNS).transpose(1, 0, 2)
+    padded = np.pad(kernel_IxO, ((0, 0), (0, tiles * TILE_COLUMNS - outputs)))
+    tiles_JxIxW = padded.reshape(inputs, tiles, TILE_COLUMNS).transpose(1, 0, 2)
+    groups = max(1, MIN_PARTS // tiles) if kernel_IxO.size >= WORTH_THREADS else 1
+    parts = min(MAX_PARTS, tiles) if kernel_IxO.size >= WORTH_THREADS else 1
+    return tuple(
+        tuple(np.ascontiguousarray(part) for part in np.array_split(group, parts))
+        for group in np.array_split(tiles_JxIxW, groups, axis=1)
+    )
 
 
 def tiled_product(
-    x_MxI: jax.Array, tiles_JxIxW: jax.Array, preferred_element_type: jax.typing.DTypeLike | None = None
+    x_MxI: jax.Array, tiles: Tiles, preferred_element_type: jax.typing.DTypeLike | None = None
 ) -> jax.Array:
-    """x times the matrix that `column_tiles` cut, (M, J * W): the columns of padding, if any, come last."""
-    x_JxMxI = jnp.broadcast_to(x_MxI, (tiles_JxIxW.shape[0], *x_MxI.shape))
-    y_JxMxW = jnp.einsum("jmi,jiw->jmw", x_JxMxI, tiles_JxIxW, preferred_element_type=preferred_element_type)
-    return y_JxMxW.transpose(1, 0, 2).reshape(x_MxI.shape[0], -1)
+    """x times the matrix that `column_tiles` cut, (M, columns): those of padding, if any, come last."""
+    ends = np.cumsum([group[0].shape[1] for group in tiles])
+    total = 0
+    for x_MxR, group in zip(jnp.split(x_MxI, ends[:-1], axis=1), tiles, strict=True):
+        columns = []
+        for tiles_JxRxW in group:
+            x_JxMxR = jnp.broadcast_to(x_MxR, (tiles_JxRxW.shape[0], *x_MxR.shape))
+            y_JxMxW = jnp.einsum("jmi,jiw->jmw", x_JxMxR, tiles_JxRxW, preferred_element_type=preferred_element_type)
+            columns.append(y_JxMxW.transpose(1, 0, 2).reshape(x_MxI.shape[0], -1))
+        total += jnp.concatenate(columns, axis=1)
+    return total
 
 
 def first_argmax(x_BxV: jax.Array) -> jax.Array:

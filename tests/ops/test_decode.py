@@ -34,17 +34,28 @@ def test_cached_attention_is_attention(new):
     assert relative(decode.cached_attention(q, *swapped, mask), expected) > 1e-2
 
 
-@pytest.mark.parametrize("columns", [64, 100, 7, 192, 64 * 18])
-def test_tiled_product_is_the_product(columns):
+@pytest.mark.parametrize("columns", [64, 100, 7, 192, 64 * 70])
+@pytest.mark.parametrize("groups", [False, True])
+def test_tiled_product_is_the_product(columns, groups, monkeypatch):
+    monkeypatch.setattr(decode, "WORTH_THREADS", 0 if groups else 1 << 30)
     rng = np.random.default_rng(1)
     x, kernel = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((5, 24), (24, columns)))
-    parts = decode.column_tiles(kernel)
-    assert sum(part.size for part in parts) == -(-columns // 64) * 24 * 64
-    y = decode.tiled_product(x, parts)
+    tiles = decode.column_tiles(np.asarray(kernel))
+    assert len(tiles) == (max(1, 16 // -(-columns // 64)) if groups else 1)
+    assert sum(part.size for group in tiles for part in group) == -(-columns // 64) * 24 * 64
+    y = decode.tiled_product(x, tiles)
     assert relative(y[:, :columns], x @ kernel) < 1e-5
     assert not y[:, columns:].any()
     if columns > 64:
-        assert relative(decode.tiled_product(x, parts[::-1])[:, :columns], x @ kernel) > 1e-2
+        assert (
+            relative(
+                decode.tiled_product(x, tuple(tuple(part[::-1] for part in group[::-1]) for group in tiles))[
+                    :, :columns
+                ],
+                x @ kernel,
+            )
+            > 1e-2
+        )
 
 
 def test_first_argmax_takes_the_first_of_equals():
