@@ -8,7 +8,12 @@ import numpy as np
 
 from jaxlm import config, config_files, models, tree
 
-FAST_COMPILE = {"xla_backend_optimization_level": 0}  # tests compile far longer than they compute
+# Tests compile far longer than they compute.
+FAST_COMPILE = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_llvm_disable_expensive_passes": True,
+}
 
 BASE = {
     "n_layers": 2,

@@ -90,9 +90,8 @@ def test_logits_loss_and_every_gradient(case):
     wrong = dataclasses.replace(cfg, norm_eps=1e-2)
     if cfg.family == "llama":
         wrong = dataclasses.replace(cfg, rope=dataclasses.replace(cfg.rope, theta=30000.0))
-    gaps = worst_gap(wrong, params, reference, tokens)
-    assert gaps["logits"] > 1e-4
-    assert max(gaps.values()) > 1e-3
+    scores = tiny.jit(lambda p: models.logits(models.build(wrong, "xla"), p, tokens))(params)
+    assert relative(scores, reference(torch.from_numpy(np.array(tokens, np.int64))).logits.detach()) > 1e-3
 
 
 @pytest.mark.parametrize("case", CASES)
