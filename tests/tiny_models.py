@@ -11,7 +11,6 @@ from jaxlm import config, config_files, models, tree
 # Tests compile far longer than they compute.
 FAST_COMPILE = {
     "xla_backend_optimization_level": 0,
-    "xla_cpu_use_fusion_emitters": False,
     "xla_llvm_disable_expensive_passes": True,
 }
 
