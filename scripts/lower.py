@@ -8,6 +8,7 @@ of a mesh that has an fsdp axis.
 
 import argparse
 import dataclasses
+import math
 import sys
 import time
 
@@ -41,25 +42,18 @@ def main() -> int:
     seconds = time.monotonic() - start
     shown = [row for row in rows if not row.name.startswith("layers_") or row.name.startswith("layers_0/")]
     print_table([dataclasses.asdict(row) for row in shown], as_json=False)
-    total, local = (sum(row.per_device if own else _size(row.shape) for row in rows) for own in (False, True))
+    total, local = (sum(row.per_device if own else math.prod(row.shape) for row in rows) for own in (False, True))
     print(
         f"{config.model.n_layers} layers; {total:,} elements (padding of the vocabulary included), {local:,} on each device"
     )
     print(
         f"mesh {dict(mesh.shape)}, {config.model.dtype}; lowered in {seconds:.1f} s, {len(lowered.as_text()):,} characters"
     )
-    whole = [row.name for row in rows if row.replicated and _size(row.shape) > LARGE]
+    whole = [row.name for row in rows if row.replicated and math.prod(row.shape) > LARGE]
     if whole and mesh.shape["fsdp"] > 1:
         print(f"left whole on every device: {', '.join(whole)}", file=sys.stderr)
         return 1
     return 0
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
 
 
 if __name__ == "__main__":

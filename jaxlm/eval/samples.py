@@ -7,7 +7,6 @@ import typing
 import jax
 
 from jaxlm.config import Config
-from jaxlm.data import shards
 from jaxlm.data.shards import DataDir
 from jaxlm.data.tokenizer import Tokenizer
 from jaxlm.models import generate
@@ -39,7 +38,7 @@ def make(
     config: Config, model: typing.Any, data: DataDir, workdir: pathlib.Path
 ) -> typing.Callable[[typing.Any, int], list[str]]:
     """Returns `(params, step) -> lines to show`, which also writes WORKDIR/samples/<step>.jsonl."""
-    tokenizer = Tokenizer.load(data.path / shards.TOKENIZER)
+    tokenizer = data.tokenizer()
 
     def sample(params: typing.Any, step: int) -> list[str]:
         if not config.sample.prompts:

@@ -4,6 +4,7 @@ Legend: B batch, T tokens.
 """
 
 import dataclasses
+import math
 import typing
 
 import jax
@@ -61,10 +62,7 @@ def placements(params: typing.Any, shardings: typing.Any) -> list[Placement]:
     """One row per parameter, in tree order."""
     rows = []
     for (name, leaf), where in zip(tree.named_leaves(params), jax.tree.leaves(shardings), strict=True):
-        local = where.shard_shape(leaf.shape)
-        size = 1
-        for n in local:
-            size *= n
+        size = math.prod(where.shard_shape(leaf.shape))
         spec = ", ".join("-" if entry is None else str(entry) for entry in where.spec)
         rows.append(Placement(name, leaf.shape, spec, size, where.is_fully_replicated))
     return rows

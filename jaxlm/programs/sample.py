@@ -10,7 +10,6 @@ import jax
 from jaxlm import models, sharding
 from jaxlm.config import Config, ConfigError, MeshConfig
 from jaxlm.data import shards
-from jaxlm.data.tokenizer import Tokenizer
 from jaxlm.eval import samples
 from jaxlm.programs import setup
 from jaxlm.programs.tables import print_table
@@ -41,7 +40,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     finally:
         checkpointer.close()
     print(f"checkpoint {step} of {config.workdir}", file=sys.stderr)
-    tokenizer = Tokenizer.load(data.path / shards.TOKENIZER)
+    tokenizer = data.tokenizer()
     with jax.set_mesh(mesh):
         texts = samples.continue_prompts(config, model, params, tokenizer, prompts)
     if args.json:
