@@ -137,9 +137,7 @@ def visible(
 def masked_attention(
     q_BxTxNxH: jax.Array, k_BxSxKxH: jax.Array, v_BxSxKxH: jax.Array, mask_BxTxS: jax.Array, scale: float
 ) -> jax.Array:
-    """Attention under any mask, with all scores in memory: the reference, and the path of cached decoding.
-
-    Keys held as [B, K, S, H] and passed through swapaxes(1, 2) cost no copy: the compiler drops the transpose.
+    """Attention under any mask, with all scores in memory: the reference.
 
     Args:
       q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, scale: as in attention.
@@ -160,45 +158,6 @@ def masked_attention(
     weights_BxKxGxTxS = (weights_BxKxGxTxS / jnp.maximum(total, 1e-30)).astype(v_BxSxKxH.dtype)
     out = jnp.einsum("bkgts,bskh->btkgh", weights_BxKxGxTxS, v_BxSxKxH, preferred_element_type=jnp.float32)
     return out.reshape(q_BxTxNxH.shape).astype(q_BxTxNxH.dtype)
-
-
-def decode_attention(
-    q_BxTxNxH: jax.Array,
-    k_BxKxSxH: jax.Array,
-    v_BxKxSxH: jax.Array,
-    *,
-    q_positions_BxT: jax.Array,
-    kv_positions_BxS: jax.Array,
-    q_segment_ids_BxT: jax.Array | None = None,
-    kv_segment_ids_BxS: jax.Array | None = None,
-    scale: float | None = None,
-) -> jax.Array:
-    """Attention of a few new tokens over a cache whose heads come before its slots (each head's keys lie together).
-
-    Args:
-      q_BxTxNxH: queries, usually T = 1.
-      k_BxKxSxH, v_BxKxSxH: the cache. Empty slots must be masked: by a position after every query's, or by a segment
-        id that no query has.
-      q_positions_BxT, kv_positions_BxS, q_segment_ids_BxT, kv_segment_ids_BxS, scale: as in attention.
-
-    Returns:
-      [B, T, N, H] in q's dtype; zeros for a query that may see nothing.
-
-    Raises:
-      ValueError: for shapes that do not fit.
-    """
-    k_BxSxKxH, v_BxSxKxH = jnp.swapaxes(k_BxKxSxH, 1, 2), jnp.swapaxes(v_BxKxSxH, 1, 2)
-    return attention(
-        q_BxTxNxH,
-        k_BxSxKxH,
-        v_BxSxKxH,
-        backend="xla",
-        q_positions_BxT=q_positions_BxT,
-        kv_positions_BxS=kv_positions_BxS,
-        q_segment_ids_BxT=q_segment_ids_BxT,
-        kv_segment_ids_BxS=kv_segment_ids_BxS,
-        scale=scale,
-    )
 
 
 def _check_shapes(q_BxTxNxH: jax.Array, k_BxSxKxH: jax.Array, v_BxSxKxH: jax.Array) -> None:

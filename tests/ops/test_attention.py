@@ -13,7 +13,7 @@ from jaxlm import sharding
 from jaxlm.config import MeshConfig
 from jaxlm.ops import attention as ops
 from jaxlm.ops import attention_blocked, attention_kernels
-from jaxlm.ops.attention import decode_attention, resolve_backend
+from jaxlm.ops.attention import resolve_backend
 
 attention = jax.jit(ops.attention, static_argnames=("backend", "scale"))  # one program, not one for each operation
 
@@ -168,7 +168,8 @@ def test_decoding_equals_the_full_forward():
     cache = [jnp.pad(jnp.swapaxes(x, 1, 2), [(0, 0), (0, 0), (0, empty), (0, 0)], constant_values=9.0) for x in (k, v)]
     positions = jnp.broadcast_to(jnp.arange(slots), (B, slots))
     for t in (0, 5, 11):
-        got = decode_attention(q[:, t : t + 1], *cache, q_positions_BxT=jnp.full((B, 1), t), kv_positions_BxS=positions)
+        at = {"q_positions_BxT": jnp.full((B, 1), t), "kv_positions_BxS": positions}
+        got = attention(q[:, t : t + 1], *(jnp.swapaxes(x, 1, 2) for x in cache), backend="xla", **at)
         np.testing.assert_allclose(got[:, 0], want[:, t], rtol=1e-5, atol=1e-6)
 
 
