@@ -12,12 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm import models
 from jaxlm.config import ConfigError
 from jaxlm.models import layers
 from jaxlm.models.sampling import Sampler, sample
 from jaxlm.models.transformer import Transformer, empty_cache
-from jaxlm.ops.decode import Tiles, first_argmax, tiled_product
+from jaxlm.ops.decode import first_argmax, row_product
 from jaxlm.sharding import constrain
 
 _NEVER = np.int32(2**30)  # a position after every query's: the slot is never seen
@@ -68,8 +67,8 @@ class Generator:
 
     def __init__(self, model: Transformer, params: typing.Any):
         self.model = model
-        self.tiled = _on_one_cpu(params)
-        self.weights = _pack(model, params, self.tiled)
+        self.on_cpu = _on_one_cpu(params)
+        self.weights = _pack(model, params, every_product=self.on_cpu)
 
     def __call__(
         self,
@@ -87,29 +86,63 @@ class Generator:
         _check(config, prompts, max_new_tokens, temperature, top_k, top_p)
         if not prompts or max_new_tokens == 0:
             return [[] for _ in prompts]
-        stops = np.full(max(8, _power_of_two(len(stop_ids))), -1, np.int32)
-        stops[: len(stop_ids)] = list(stop_ids)
         out_BxM, counts_B = _run(
             self.model,
             self.weights,
-            *_left_padded(prompts, max_new_tokens, config.max_seq_len),
-            stops,
-            jax.random.key(seed),
+            _request(prompts, max_new_tokens, config.max_seq_len, stop_ids, seed),
             Sampler(np.float32(temperature), np.float32(top_p)),
-            most=-(-max_new_tokens // 32) * 32,
-            greedy=temperature == 0,
-            top_k=min(top_k, config.vocab_size),
-            nucleus=top_p < 1,
-            tiled=self.tiled,
+            how=_How(
+                most=-(-max_new_tokens // 32) * 32,
+                parts=min(4, max(1, max_new_tokens // 64)) if self.on_cpu else 1,
+                greedy=temperature == 0,
+                top_k=min(top_k, config.vocab_size),
+                nucleus=top_p < 1,
+            ),
         )
         out_BxM, counts_B = jax.device_get((out_BxM, counts_B))
         return [out_BxM[row, : counts_B[row]].tolist() for row in range(len(prompts))]
 
 
-def _left_padded(
-    prompts: typing.Sequence[typing.Sequence[int]], most: int, max_seq_len: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens (B, P), lengths (B,) and how many new tokens each row may have (B,), with B and P rounded up."""
+class _Request(typing.NamedTuple):
+    """What a call asks for, as arrays; B and P are rounded up."""
+
+    tokens_BxP: np.ndarray
+    lengths_B: np.ndarray
+    room_B: np.ndarray  # how many new tokens each row may have
+    stops: np.ndarray  # ids that end a row, then -1
+    key: jax.Array
+
+    def positions(self, slots: int) -> jax.Array:
+        """Position of each cache slot, (B, slots): 0 at a prompt's first token, _NEVER in the padding before it."""
+        pad_Bx1 = (self.tokens_BxP.shape[1] - self.lengths_B)[:, None]
+        slots_S = jnp.arange(slots)
+        return jnp.where(slots_S >= pad_Bx1, slots_S - pad_Bx1, _NEVER)
+
+
+class _How(typing.NamedTuple):
+    """What the program depends on.
+
+    Attributes:
+      most: new tokens that there is room for.
+      parts: in how many steps the cache grows to its full length; attention reads all of it, filled or not, and each
+        length is a loop of its own to compile.
+      greedy, top_k, nucleus: see `generate`.
+    """
+
+    most: int
+    parts: int
+    greedy: bool
+    top_k: int
+    nucleus: bool
+
+
+def _request(
+    prompts: typing.Sequence[typing.Sequence[int]],
+    most: int,
+    max_seq_len: int,
+    stop_ids: typing.Sequence[int],
+    seed: int,
+) -> _Request:
     rows, width = _power_of_two(len(prompts)), _bucket(max(len(prompt) for prompt in prompts))
     tokens_BxP = np.zeros((rows, width), np.int32)
     lengths_B = np.ones(rows, np.int32)  # rows that fill up the batch hold one token and are done at once
@@ -118,7 +151,9 @@ def _left_padded(
         tokens_BxP[row, width - len(prompt) :] = prompt
         lengths_B[row] = len(prompt)
         room_B[row] = min(most, max_seq_len - len(prompt))
-    return tokens_BxP, lengths_B, room_B
+    stops = np.full(max(8, _power_of_two(len(stop_ids))), -1, np.int32)
+    stops[: len(stop_ids)] = list(stop_ids)
+    return _Request(tokens_BxP, lengths_B, room_B, stops, jax.random.key(seed))
 
 
 def _check(config, prompts, max_new_tokens: int, temperature: float, top_k: int, top_p: float) -> None:
@@ -167,19 +202,18 @@ class _State(typing.NamedTuple):
 
 
 class _Weights(typing.NamedTuple):
-    """Parameters in the compute dtype, the `packed` collection (see layers.pack_params) and the head, (D, V) or tiles."""
+    """Parameters in the compute dtype, the `packed` collection (see layers.pack_params) and the head by rows."""
 
     params: dict
     packed: dict
-    head: jax.Array | Tiles
+    head_VxD: jax.Array
 
 
-def _pack(model: Transformer, params: typing.Any, tiled: bool) -> _Weights:
+def _pack(model: Transformer, params: typing.Any, every_product: bool) -> _Weights:
     c = model.config
     params = _cast(params, c.dtype)
-    head_DxV = models.head_kernel(params, c)
-    head = layers.pack_kernels([head_DxV], dtype=c.dtype, tiled=tiled) if tiled else head_DxV
-    return _Weights(params, layers.pack_params(params, c, tiled), head)
+    head_VxD = params["embed"]["embedding"] if c.tie_embeddings else params["head"]["kernel"].T
+    return _Weights(params, layers.pack_params(params, c, every_product), head_VxD)
 
 
 @functools.partial(jax.jit, static_argnames="dtype")
@@ -187,70 +221,77 @@ def _cast(params: typing.Any, dtype: str) -> typing.Any:
     return jax.tree.map(lambda p: p.astype(dtype) if p.ndim > 1 else p, params)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "most", "greedy", "top_k", "nucleus", "tiled"))
+@functools.partial(jax.jit, static_argnames=("model", "how"))
 def _run(
-    model: Transformer,
-    weights: _Weights,
-    tokens_BxP: jax.Array,
-    lengths_B: jax.Array,
-    room_B: jax.Array,
-    stops: jax.Array,
-    key: jax.Array,
-    sampler: Sampler,
-    *,
-    most: int,
-    greedy: bool,
-    top_k: int,
-    nucleus: bool,
-    tiled: bool,
+    model: Transformer, weights: _Weights, request: _Request, sampler: Sampler, *, how: _How
 ) -> tuple[jax.Array, jax.Array]:
     """(new tokens (B, M), how many of them count (B,)); one program for all prompts that round to these sizes."""
-    c = model.config
-    rows, width = tokens_BxP.shape
-    keys_B = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(rows))
-    pad_Bx1 = (width - lengths_B)[:, None]
-    slots_S = jnp.arange(width + most)
-    positions_BxS = jnp.where(slots_S >= pad_Bx1, slots_S - pad_Bx1, _NEVER)
-
-    def choose(hidden_BxD: jax.Array, step: jax.Array) -> jax.Array:
-        product = tiled_product if tiled else jnp.dot
-        logits_BxV = product(hidden_BxD, weights.head, preferred_element_type=jnp.float32)
-        logits_BxV = jnp.where(jnp.arange(logits_BxV.shape[1]) < c.vocab_size, logits_BxV, -jnp.inf)
-        if greedy:
-            return first_argmax(logits_BxV)
-        step_keys_B = jax.vmap(lambda k: jax.random.fold_in(k, step))(keys_B)
-        return sample(logits_BxV, step_keys_B, sampler, top_k=top_k, nucleus=nucleus)
+    rows, width = request.tokens_BxP.shape
+    keys_B = jax.vmap(functools.partial(jax.random.fold_in, request.key))(jnp.arange(rows))
 
     def record(state: _State, hidden_BxD: jax.Array, cache: tuple[layers.LayerCache, ...]) -> _State:
-        token_B = choose(hidden_BxD, state.step)
+        token_B = _choose(model, weights, hidden_BxD, keys_B, state.step, sampler, how)
         out_BxM = jax.lax.dynamic_update_slice(state.out_BxM, token_B[:, None], (0, state.step))
         counts_B = state.counts_B + ~state.done_B
-        done_B = state.done_B | (token_B[:, None] == stops).any(axis=1) | (counts_B >= room_B)
-        return _State(state.step + 1, token_B, done_B, counts_B, out_BxM, cache)
+        stopped_B = (token_B[:, None] == request.stops).any(axis=1) | (counts_B >= request.room_B)
+        return _State(state.step + 1, token_B, state.done_B | stopped_B, counts_B, out_BxM, cache)
 
-    def decode(state: _State) -> _State:
-        slot = width + state.step - 1
-        cache = layers.Cache(state.cache, slot, positions_BxS)
-        position_Bx1 = lengths_B[:, None] + state.step - 1
-        # A row that is done runs on with the others; its position must stay inside a table of learned positions.
-        position_Bx1 = jnp.minimum(position_Bx1, c.max_seq_len - 1)
-        hidden_Bx1xD, cache = model.apply(
-            {"params": weights.params, "packed": weights.packed}, state.last_B[:, None], position_Bx1, cache=cache
-        )
-        return record(state, hidden_Bx1xD[:, 0], cache.layers)
-
-    prompt_BxP = positions_BxS[:, :width]
-    real_BxP = prompt_BxP != _NEVER
-    hidden_BxPxD, cache = model.apply(
-        {"params": weights.params},
-        tokens_BxP,
-        jnp.where(real_BxP, prompt_BxP, 0),
-        real_BxP.astype(jnp.int32),
-        cache=empty_cache(c, rows, width + most),
-    )
     zeros_B = jnp.zeros(rows, jnp.int32)
-    state = _State(jnp.int32(0), zeros_B, room_B <= 0, zeros_B, jnp.zeros((rows, most), jnp.int32), cache.layers)
-    state = record(state, hidden_BxPxD[:, -1], cache.layers)
-    state = jax.lax.while_loop(lambda state: ~state.done_B.all(), decode, state)
+    state = _State(jnp.int32(0), zeros_B, request.room_B <= 0, zeros_B, jnp.zeros((rows, how.most), jnp.int32), ())
+    state = record(state, *_prefill(model, weights, request))
+    for part in range(1, how.parts + 1):
+        last = how.most * part // how.parts
+        state = state._replace(cache=tuple(layer.grown(width + last) for layer in state.cache))
+        state = jax.lax.while_loop(
+            lambda state, last=last: ~state.done_B.all() & (state.step < last),
+            lambda state: record(state, *_decode(model, weights, request, state)),
+            state,
+        )
     # Whole on every device, so that each process of a cluster can read them.
     return constrain(state.out_BxM, None, None), constrain(state.counts_B, None)
+
+
+def _prefill(model: Transformer, weights: _Weights, request: _Request) -> tuple[jax.Array, tuple]:
+    """Hidden states (B, D) of each prompt's last token, and the cache of the prompts."""
+    rows, width = request.tokens_BxP.shape
+    positions_BxP = request.positions(width)
+    real_BxP = positions_BxP != _NEVER
+    hidden_BxPxD, cache = model.apply(
+        {"params": weights.params},
+        request.tokens_BxP,
+        jnp.where(real_BxP, positions_BxP, 0),
+        real_BxP.astype(jnp.int32),
+        cache=empty_cache(model.config, rows, width),
+    )
+    return hidden_BxPxD[:, -1], cache.layers
+
+
+def _decode(model: Transformer, weights: _Weights, request: _Request, state: _State) -> tuple[jax.Array, tuple]:
+    """Hidden states (B, D) of each row's newest token, and the cache with it."""
+    cache = layers.Cache(
+        state.cache, request.tokens_BxP.shape[1] + state.step - 1, request.positions(state.cache[0].slots)
+    )
+    # A row that is done runs on with the others; its position must stay inside a table of learned positions.
+    position_Bx1 = jnp.minimum(request.lengths_B[:, None] + state.step - 1, model.config.max_seq_len - 1)
+    hidden_Bx1xD, cache = model.apply(
+        {"params": weights.params, "packed": weights.packed}, state.last_B[:, None], position_Bx1, cache=cache
+    )
+    return hidden_Bx1xD[:, 0], cache.layers
+
+
+def _choose(
+    model: Transformer,
+    weights: _Weights,
+    hidden_BxD: jax.Array,
+    keys_B: jax.Array,
+    step: jax.Array,
+    sampler: Sampler,
+    how: _How,
+) -> jax.Array:
+    """The next token of each row, (B,)."""
+    logits_BxV = row_product(hidden_BxD, weights.head_VxD, preferred_element_type=jnp.float32)
+    logits_BxV = jnp.where(jnp.arange(logits_BxV.shape[1]) < model.config.vocab_size, logits_BxV, -jnp.inf)
+    if how.greedy:
+        return first_argmax(logits_BxV)
+    step_keys_B = jax.vmap(lambda key: jax.random.fold_in(key, step))(keys_B)
+    return sample(logits_BxV, step_keys_B, sampler, top_k=how.top_k, nucleus=how.nucleus)

@@ -5,6 +5,7 @@ dtype where they are used. Legend: B batch, T tokens, S cache slots, D model, F 
 K key-value heads, H head dim, V padded vocabulary.
 """
 
+import math
 import typing
 
 import jax
@@ -15,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
 from jaxlm.ops.attention import attention
-from jaxlm.ops.decode import Tiles, cached_attention, column_tiles, tiled_product, write_cache
+from jaxlm.ops.decode import cached_attention, row_product, write_cache
 from jaxlm.ops.linear import dense
 from jaxlm.ops.norms import layer_norm, rms_norm
 from jaxlm.ops.rope import rope_frequencies, rotate
@@ -30,6 +31,19 @@ class LayerCache(typing.NamedTuple):
 
     k_BxKxHxS: jax.Array
     v_BxKxSxH: jax.Array
+
+    @property
+    def slots(self) -> int:
+        """S."""
+        return self.v_BxKxSxH.shape[2]
+
+    def grown(self, slots: int) -> "LayerCache":
+        """With empty slots added at the end, up to `slots` of them in all."""
+        more = slots - self.slots
+        return LayerCache(
+            jnp.pad(self.k_BxKxHxS, ((0, 0), (0, 0), (0, 0), (0, more))),
+            jnp.pad(self.v_BxKxSxH, ((0, 0), (0, 0), (0, more), (0, 0))),
+        )
 
 
 class Cache(typing.NamedTuple):
@@ -130,35 +144,33 @@ def project(
     Where `module` has a kernel packed beforehand under `name` (see `pack_params`), that one is used and `kernels` only
     say the shapes. Over the `tensor` axis the products stay apart: fusing would move weights between devices.
     """
-    if not module.has_variable("packed", name):
-        if len(kernels) == 1 or not module.config.fuse_projections or _tensor_parallel():
-            return [dense(x, kernel, axes) for kernel in kernels]
-        packed = _side_by_side(kernels, axes)
-    else:
-        packed = module.get_variable("packed", name)
     lead, outs = x.shape[: x.ndim - axes], [kernel.shape[axes:] for kernel in kernels]
-    x_MxI = x.reshape(int(np.prod(lead)), -1)
-    y_MxO = tiled_product(x_MxI, packed) if isinstance(packed, tuple) else dense(x_MxI, packed)
-    ends = np.cumsum([np.prod(out) for out in outs])
-    parts = jnp.split(y_MxO[:, : ends[-1]], ends[:-1], axis=1)
+    if module.has_variable("packed", name):
+        y_MxO = row_product(x.reshape(math.prod(lead), -1), module.get_variable("packed", name))
+    elif len(kernels) == 1 or not module.config.fuse_projections or _tensor_parallel():
+        return [dense(x, kernel, axes) for kernel in kernels]
+    else:
+        y_MxO = dense(x.reshape(math.prod(lead), -1), jnp.concatenate([_matrix(k, axes) for k in kernels], axis=1))
+    ends = np.cumsum([math.prod(out) for out in outs])
+    parts = jnp.split(y_MxO, ends[:-1], axis=1)
     return [part.reshape(*lead, *out) for part, out in zip(parts, outs, strict=True)]
 
 
-def _side_by_side(kernels: typing.Sequence[jax.Array], axes: int = 1) -> jax.Array:
-    return jnp.concatenate([kernel.reshape(int(np.prod(kernel.shape[:axes])), -1) for kernel in kernels], axis=1)
+def _matrix(kernel: jax.Array, axes: int) -> jax.Array:
+    return kernel.reshape(math.prod(kernel.shape[:axes]), -1)
 
 
-def pack_params(params: dict, config: ModelConfig, tiled: bool) -> dict:
+def pack_params(params: dict, config: ModelConfig, every_product: bool) -> dict:
     """The `packed` collection: each layer's products as a decoding loop wants them, in the compute dtype.
 
-    q, k, v side by side and gate, up too, so that no step does it; with `tiled` (for CPUs) all products, cut by
-    `ops.decode.column_tiles`. {} over the `tensor` axis, where products stay apart. Not for use inside of jit.
+    q, k, v in one matrix and gate, up too, laid out for `ops.decode.row_product`; with `every_product` the others as
+    well, which pays where that layout is faster (CPUs). {} over the `tensor` axis, where products stay apart.
     """
     if _tensor_parallel():
         return {}
 
-    def pack(*kernels: jax.Array, axes: int = 1) -> jax.Array | Tiles:
-        return pack_kernels(kernels, dtype=config.dtype, tiled=tiled, axes=axes)
+    def pack(*kernels: jax.Array, axes: int = 1) -> jax.Array:
+        return jnp.concatenate([_matrix(kernel, axes).T for kernel in kernels]).astype(config.dtype)
 
     packed = {}
     for i in range(config.n_layers):
@@ -167,19 +179,10 @@ def pack_params(params: dict, config: ModelConfig, tiled: bool) -> dict:
         packed[f"layers_{i}"] = layer = {"attn": {"qkv": pack(*(attn[name] for name in "qkv"))}, "mlp": {}}
         if "gate" in mlp:
             layer["mlp"]["gate_up"] = pack(mlp.pop("gate"), mlp.pop("up"))
-        if tiled:
+        if every_product:
             layer["attn"]["o"] = pack(attn["o"], axes=2)
             layer["mlp"] |= {name: pack(kernel) for name, kernel in mlp.items()}
     return packed
-
-
-def pack_kernels(kernels: typing.Sequence[jax.Array], *, dtype: str, tiled: bool, axes: int = 1) -> jax.Array | Tiles:
-    """Kernels side by side as one matrix, or as the tiles of one, in `dtype`; their first `axes` axes are inputs."""
-    if not tiled:
-        return _side_by_side(kernels, axes).astype(dtype)
-    matrices = [np.asarray(kernel, jnp.dtype(dtype)) for kernel in kernels]
-    matrices = [matrix.reshape(int(np.prod(matrix.shape[:axes])), -1) for matrix in matrices]
-    return jax.tree.map(jnp.asarray, column_tiles(np.concatenate(matrices, axis=1)))
 
 
 class Attention(nn.Module):

@@ -1,17 +1,14 @@
-"""What decoding one token at a time needs to run at the speed of memory: attention over a cache, tiled products.
+"""What decoding one token at a time needs to run at the speed of memory: attention over a cache, products with few rows.
 
 Legend: B batch, T new tokens, S cache slots, N query heads, K key-value heads, G = N // K, H head dim, I inputs and O
-outputs of a product, M rows, J column tiles, W columns of a tile.
+outputs of a product, M rows.
 """
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-TILE_COLUMNS = 64
-MIN_PARTS, MAX_PARTS = 16, 16  # of a product; more than 8 for a second thread, not so many that starting them counts
-WORTH_THREADS = 1 << 17  # elements
-Tiles = tuple[tuple[jax.Array | np.ndarray, ...], ...]
+LONG_ROW = 1024  # float32s: a page of memory
+VECTOR_COLUMNS = 16  # float32s in the widest vector register of a CPU
 _MASKED = -1e30  # finite, so that exp(score - max) is 0 and never inf - inf
 
 
@@ -57,40 +54,36 @@ def write_cache(
     )
 
 
-def column_tiles(kernel_IxO: np.ndarray) -> Tiles:
-    """A matrix cut for `tiled_product`: groups of rows, of each the tiles of 64 columns, in parts (J, I, W).
-
-    A product with few rows reads the matrix once. Tiles, each contiguous, let it do so from end to end; a row-major
-    matrix is read in strips, which costs a page each row: one core reads 7 GB/s against 4. XLA runs a batch of tiles on
-    one thread, and starts a second one only where more than eight products are ready: hence the parts, and for narrow
-    matrices the groups of rows. The last tile is padded with zeros. NumPy, because cutting needs no compiler.
-    """
-    inputs, outputs = kernel_IxO.shape
-    tiles = -(-outputs // TILE_COLUMNS)
-    padded = np.pad(kernel_IxO, ((0, 0), (0, tiles * TILE_COLUMNS - outputs)))
-    tiles_JxIxW = padded.reshape(inputs, tiles, TILE_COLUMNS).transpose(1, 0, 2)
-    groups = max(1, MIN_PARTS // tiles) if kernel_IxO.size >= WORTH_THREADS else 1
-    parts = min(MAX_PARTS, tiles) if kernel_IxO.size >= WORTH_THREADS else 1
-    return tuple(
-        tuple(np.ascontiguousarray(part) for part in np.array_split(group, parts))
-        for group in np.array_split(tiles_JxIxW, groups, axis=1)
-    )
-
-
-def tiled_product(
-    x_MxI: jax.Array, tiles: Tiles, preferred_element_type: jax.typing.DTypeLike | None = None
+def row_product(
+    x_MxI: jax.Array, kernel_OxI: jax.Array, preferred_element_type: jax.typing.DTypeLike | None = None
 ) -> jax.Array:
-    """x times the matrix that `column_tiles` cut, (M, columns): those of padding, if any, come last."""
-    ends = np.cumsum([group[0].shape[1] for group in tiles])
-    total = 0
-    for x_MxR, group in zip(jnp.split(x_MxI, ends[:-1], axis=1), tiles, strict=True):
-        columns = []
-        for tiles_JxRxW in group:
-            x_JxMxR = jnp.broadcast_to(x_MxR, (tiles_JxRxW.shape[0], *x_MxR.shape))
-            y_JxMxW = jnp.einsum("jmi,jiw->jmw", x_JxMxR, tiles_JxRxW, preferred_element_type=preferred_element_type)
-            columns.append(y_JxMxW.transpose(1, 0, 2).reshape(x_MxI.shape[0], -1))
-        total += jnp.concatenate(columns, axis=1)
-    return total
+    """x times a kernel whose rows are its outputs, (M, O): for few rows of x, at the speed of reading the kernel once.
+
+    On one CPU the kernel is the left operand, because XLA's library copies the right one before it multiplies; and where
+    its rows are short, two or more are taken as one, against x on the blocks of a diagonal: the vector units that M = 8
+    leaves idle do the zeros, and rows of 1,024 stream at twice the speed of rows of 512 (dev/LOG.md, 2026-11-21).
+    """
+
+    def plain(x_MxI: jax.Array, kernel_OxI: jax.Array) -> jax.Array:
+        contract_last = (((1,), (1,)), ((), ()))
+        return jax.lax.dot_general(x_MxI, kernel_OxI, contract_last, preferred_element_type=preferred_element_type)
+
+    def streamed(x_MxI: jax.Array, kernel_OxI: jax.Array) -> jax.Array:
+        rows, inputs = x_MxI.shape
+        outputs = kernel_OxI.shape[0]
+        together = 1
+        while inputs * together < LONG_ROW and 2 * together * rows <= VECTOR_COLUMNS and outputs % (2 * together) == 0:
+            together *= 2
+        blocks = jnp.kron(jnp.eye(together, dtype=x_MxI.dtype), x_MxI.T)
+        long_rows = kernel_OxI.reshape(outputs // together, together * inputs)
+        y = jnp.dot(long_rows, blocks, preferred_element_type=preferred_element_type)
+        # Without the barrier XLA swaps the operands back, to save a transpose of the small result.
+        return jax.lax.optimization_barrier(y).reshape(outputs, rows).T
+
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty and mesh.size > 1:
+        return plain(x_MxI, kernel_OxI)
+    return jax.lax.platform_dependent(x_MxI, kernel_OxI, cpu=streamed, default=plain)
 
 
 def first_argmax(x_BxV: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ import tiny_models as tiny
 
 from jaxlm import config, models, sharding
 from jaxlm.models import generate as generate_module
+from jaxlm.models import layers
 from jaxlm.models.generate import generate
 from jaxlm.models.sampling import Sampler, nucleus_threshold, sample
 from jaxlm.models.transformer import empty_cache
@@ -88,6 +89,24 @@ def test_cached_hidden_states_are_those_of_the_full_forward():
     seen = empty._replace(positions_BxS=jnp.broadcast_to(slots, (2, 12)), layers=cache.layers, slot=jnp.int32(11))
     wrong, _ = tiny.jit(step)(jnp.asarray(tokens[:, 11:]), seen)
     assert tiny.difference(wrong[1, 0], full[1][8]) > 1e-3
+
+
+def test_a_cache_that_grows_loses_nothing(monkeypatch):
+    model, params = built(max_seq_len=256)
+    got = generate(model, params, PROMPTS, max_new_tokens=200)  # long enough for three lengths of the cache
+    forward = tiny.jit(lambda ids: models.logits(dataclasses.replace(model, backend="xla"), params, ids)[0])
+    for prompt, new in zip(PROMPTS, got, strict=True):
+        ids = [*prompt, *new, *[0] * (len(max(PROMPTS, key=len)) - len(prompt))]
+        assert len(new) == 200
+        assert forward(jnp.asarray([ids])).argmax(-1)[len(prompt) - 1 :][:200].tolist() == new
+
+    grown = layers.LayerCache.grown
+    monkeypatch.setattr(
+        layers.LayerCache, "grown", lambda self, slots: jax.tree.map(jnp.zeros_like, grown(self, slots))
+    )
+    jax.clear_caches()  # programs traced with the other function, before and after
+    assert generate(model, params, PROMPTS, max_new_tokens=200) != got
+    jax.clear_caches()
 
 
 def test_stop_ids_end_a_row_and_the_loop():

@@ -75,8 +75,8 @@ def test_fused_and_packed_are_unfused(family, bias):
         attn = params["layers_1"]["attn"]
         attn = attn | {name: attn[order["qkv".index(name)]] for name in "qkv"}
         mixed = params | {"layers_1": params["layers_1"] | {"attn": attn}}
-        for tiled in (False, True):
-            variables = {"params": params, "packed": layers.pack_params(mixed, fused.config, tiled)}
+        for every_product in (False, True):
+            variables = {"params": params, "packed": layers.pack_params(mixed, fused.config, every_product)}
             assert low <= tiny.difference(tiny.hidden(fused, variables, batch), hidden) < high
 
 

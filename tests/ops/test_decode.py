@@ -34,28 +34,24 @@ def test_cached_attention_is_attention(new):
     assert relative(decode.cached_attention(q, *swapped, mask), expected) > 1e-2
 
 
-@pytest.mark.parametrize("columns", [64, 100, 7, 192, 64 * 70])
-@pytest.mark.parametrize("groups", [False, True])
-def test_tiled_product_is_the_product(columns, groups, monkeypatch):
-    monkeypatch.setattr(decode, "WORTH_THREADS", 0 if groups else 1 << 30)
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(5, 24, 7), (8, 512, 64), (1, 96, 32), (16, 24, 10), (1, 7, 6)]
+)
+def test_row_product_is_the_product(rows, inputs, outputs):
     rng = np.random.default_rng(1)
-    x, kernel = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((5, 24), (24, columns)))
-    tiles = decode.column_tiles(np.asarray(kernel))
-    assert len(tiles) == (max(1, 16 // -(-columns // 64)) if groups else 1)
-    assert sum(part.size for group in tiles for part in group) == -(-columns // 64) * 24 * 64
-    y = decode.tiled_product(x, tiles)
-    assert relative(y[:, :columns], x @ kernel) < 1e-5
-    assert not y[:, columns:].any()
-    if columns > 64:
-        assert (
-            relative(
-                decode.tiled_product(x, tuple(tuple(part[::-1] for part in group[::-1]) for group in tiles))[
-                    :, :columns
-                ],
-                x @ kernel,
-            )
-            > 1e-2
-        )
+    x, kernel = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((rows, inputs), (outputs, inputs)))
+    product = jax.jit(decode.row_product)
+    assert relative(product(x, kernel), x @ kernel.T) < 1e-5
+    assert relative(product(x, kernel[::-1]), x @ kernel.T) > 1e-2
+    assert product(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def test_row_product_reads_the_kernel_as_the_left_operand():
+    x, kernel = jnp.ones((8, 512)), jnp.ones((64, 512))
+    compiled = jax.jit(decode.row_product).lower(x, kernel).compile().as_text()
+    assert "f32[32,16]" in compiled  # two rows of 512 as one of 1,024, against the two blocks of a diagonal
+    with jax.set_mesh(jax.make_mesh((2,), ("data",))):
+        assert "f32[32,16]" not in jax.jit(decode.row_product).lower(x, kernel).compile().as_text()
 
 
 def test_first_argmax_takes_the_first_of_equals():
