@@ -261,6 +261,13 @@ def test_two_processes_equal_one(place, uninterrupted):
     compare(results(place, "two"), uninterrupted)
 
 
+def test_what_one_process_refuses_ends_both_at_once(place, tmp_path):
+    processes = two_processes(place, "refused", data__path=tmp_path / "absent", data__dir=tmp_path / "data")
+    errors = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [2, 2], errors[0][-3000:] + errors[1][-3000:]
+    assert all("no such file or folder" in error for error in errors)
+
+
 def test_sigterm_to_one_of_two_processes_saves_and_one_process_goes_on(place, uninterrupted):
     processes = two_processes(place, "preempted", mesh__data=2, mesh__fsdp=2)
     wait_for_step(place, "preempted", 6, processes[0])

@@ -158,17 +158,20 @@ def _recipe(
         absent = "tokenizer" in built and not os.path.exists(path)
         recipe["tokenizer"] = built["tokenizer"] if absent else Tokenizer.load(path).sha256
     for source in source_list:
-        recipe[f"source {source.name}"] = source.spec
+        where, files = f"source {source.name}", f"files of {source.name}"
+        recipe[where] = source.spec
         recipe[f"text_key of {source.name}"] = source.text_key
         if not signed:
             continue
-        files = f"files of {source.name}"
         try:
             recipe[files] = sources.source_signature(source.spec)
         except ConfigError:
             if files not in built:
                 raise
             recipe[files] = built[files]
+            continue
+        if recipe[files] and recipe[files] == built.get(files):
+            recipe[where] = built.get(where, source.spec)  # the same files, however their path is written
     return {**recipe, **{key: str(value) for key, value in extra.items()}}
 
 

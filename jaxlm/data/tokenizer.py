@@ -55,10 +55,6 @@ class Tokenizer:
         except RuntimeError:
             raise ConfigError(f"{path} is not a SentencePiece model") from None
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Writes the model; `sentencepiece` and GGUF converters read it as it is."""
-        pathlib.Path(path).write_bytes(self.model_bytes)
-
     def __reduce__(self):
         return Tokenizer, (self.model_bytes,)
 

@@ -15,15 +15,12 @@ from jaxlm.models import generate
 def continue_prompts(
     config: Config, model: typing.Any, params: typing.Any, tokenizer: Tokenizer, prompts: typing.Sequence[str]
 ) -> list[str]:
-    """The text that follows each prompt, up to the end of the document or `sample.max_new_tokens`.
-
-    Each prompt begins a document, as in training: the end-of-document token goes before it.
-    """
+    """The text that follows each prompt, up to the end of the document or `sample.max_new_tokens`."""
     s = config.sample
     new = generate.generate(
         model,
         params,
-        [[tokenizer.eos_id, *tokenizer.encode(prompt)] for prompt in prompts],
+        _encode(tokenizer, prompts),
         max_new_tokens=s.max_new_tokens,
         temperature=s.temperature,
         top_k=s.top_k,
@@ -34,11 +31,21 @@ def continue_prompts(
     return [tokenizer.decode([i for i in ids if i != tokenizer.eos_id]) for ids in new]
 
 
+def _encode(tokenizer: Tokenizer, prompts: typing.Sequence[str]) -> list[list[int]]:
+    """Each prompt begins a document, as in training: the end-of-document token goes before it."""
+    return [[tokenizer.eos_id, *tokenizer.encode(prompt)] for prompt in prompts]
+
+
 def make(
     config: Config, model: typing.Any, data: DataDir, workdir: pathlib.Path
 ) -> typing.Callable[[typing.Any, int], list[str]]:
-    """Returns `(params, step) -> lines to show`, which also writes WORKDIR/samples/<step>.jsonl."""
+    """Returns `(params, step) -> lines to show`, which also writes WORKDIR/samples/<step>.jsonl.
+
+    Raises:
+      ConfigError: a prompt of the config that can't be continued, before anything is trained.
+    """
     tokenizer = data.tokenizer()
+    generate.check_prompts(config.model, _encode(tokenizer, config.sample.prompts))
 
     def sample(params: typing.Any, step: int) -> list[str]:
         if not config.sample.prompts:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, ModelConfig
 from jaxlm.models import layers
 from jaxlm.models.sampling import Sampler, sample
 from jaxlm.models.transformer import Transformer, empty_cache
@@ -83,7 +83,12 @@ class Generator:
     ) -> list[list[int]]:
         """As `generate`."""
         config = self.model.config
-        _check(config, prompts, max_new_tokens, temperature, top_k, top_p)
+        if max_new_tokens < 0 or temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
+            raise ConfigError(
+                f"sampling: max_new_tokens={max_new_tokens}, temperature={temperature} and top_k={top_k} must not be "
+                f"negative, top_p={top_p} must be above 0 and at most 1"
+            )
+        check_prompts(config, prompts)
         if not prompts or max_new_tokens == 0:
             return [[] for _ in prompts]
         out_BxM, counts_B = _run(
@@ -156,12 +161,8 @@ def _request(
     return _Request(tokens_BxP, lengths_B, room_B, stops, jax.random.key(seed))
 
 
-def _check(config, prompts, max_new_tokens: int, temperature: float, top_k: int, top_p: float) -> None:
-    if max_new_tokens < 0 or temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
-        raise ConfigError(
-            f"sampling: max_new_tokens={max_new_tokens}, temperature={temperature} and top_k={top_k} must not be "
-            f"negative, top_p={top_p} must be above 0 and at most 1"
-        )
+def check_prompts(config: ModelConfig, prompts: typing.Sequence[typing.Sequence[int]]) -> None:
+    """Refuses prompts that can't be continued. Raises ConfigError as `generate` does."""
     for i, prompt in enumerate(prompts):
         if not prompt:
             raise ConfigError(f"prompt {i} has no tokens: begin it with the end-of-document token")

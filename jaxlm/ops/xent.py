@@ -21,7 +21,6 @@ def cross_entropy(
     vocab_size: int,
     z_loss: float = 0.0,
     tile: int = 0,
-    bias_V: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Weighted sum over tokens of -log p(target) + z_loss * logsumexp^2.
 
@@ -38,10 +37,9 @@ def cross_entropy(
       vocab_size: number of real columns, <= V.
       z_loss: coefficient of the squared log-normaliser, also weighted (1e-4 in PaLM).
       tile: tokens in a tile; 0 computes all logits at once. Need not divide M.
-      bias_V: optional bias of the head.
 
     Returns:
-      (loss_sum, aux): a float32 scalar, differentiable in hidden, head and bias; and float32 scalars without gradient:
+      (loss_sum, aux): a float32 scalar, differentiable in hidden and head; and float32 scalars without gradient:
       nll_sum (weighted, in nats, without z_loss), weight_sum, correct_sum (weighted count of argmax = target).
 
     Raises:
@@ -50,9 +48,9 @@ def cross_entropy(
     _check(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, tile)
     weights_M = jax.lax.stop_gradient(weights_M.astype(jnp.float32))
     if tile == 0 or tile >= hidden_MxD.shape[0]:
-        total, nll, correct = _plain(hidden_MxD, head_DxV, bias_V, targets_M, weights_M, vocab_size, z_loss)
+        total, nll, correct = _plain(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, z_loss)
     else:
-        total, nll, correct = _tiled(hidden_MxD, head_DxV, bias_V, targets_M, weights_M, vocab_size, z_loss, tile)
+        total, nll, correct = _tiled(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, z_loss, tile)
     aux = {"nll_sum": nll, "weight_sum": jnp.sum(weights_M), "correct_sum": correct}
     return total, jax.tree.map(jax.lax.stop_gradient, aux)
 
@@ -64,12 +62,11 @@ def token_nll(
     *,
     vocab_size: int,
     tile: int = 0,
-    bias_V: jax.Array | None = None,
 ) -> jax.Array:
     """-log p(target) of each token, in nats, for evaluation (differentiable only with tile=0).
 
     Args:
-      hidden_MxD, head_DxV, targets_M, vocab_size, tile, bias_V: as in cross_entropy.
+      hidden_MxD, head_DxV, targets_M, vocab_size, tile: as in cross_entropy.
 
     Returns:
       nll_M, float32.
@@ -80,7 +77,7 @@ def token_nll(
     _check(hidden_MxD, head_DxV, targets_M, targets_M, vocab_size, tile)
 
     def nll_of(hidden_RxD, targets_R):
-        logits_RxV = _logits(hidden_RxD, head_DxV, bias_V, vocab_size)
+        logits_RxV = _logits(hidden_RxD, head_DxV, vocab_size)
         return jax.nn.logsumexp(logits_RxV, axis=-1) - _pick(logits_RxV, targets_R)
 
     if tile == 0 or tile >= hidden_MxD.shape[0]:
@@ -101,10 +98,8 @@ def _check(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, tile) -> None
         raise ValueError(f"tile must be 0 (off) or a number of tokens, got {tile}")
 
 
-def _logits(hidden_RxD, head_DxV, bias_V, vocab_size: int) -> jax.Array:
+def _logits(hidden_RxD, head_DxV, vocab_size: int) -> jax.Array:
     logits_RxV = jnp.dot(hidden_RxD, head_DxV, preferred_element_type=jnp.float32)
-    if bias_V is not None:
-        logits_RxV = logits_RxV + bias_V.astype(jnp.float32)
     if vocab_size < head_DxV.shape[1]:
         logits_RxV = jnp.where(jnp.arange(head_DxV.shape[1]) < vocab_size, logits_RxV, _MASKED)
     return logits_RxV
@@ -114,8 +109,8 @@ def _pick(logits_RxV, targets_R) -> jax.Array:
     return jnp.take_along_axis(logits_RxV, targets_R[:, None], axis=-1)[:, 0]
 
 
-def _plain(hidden_MxD, head_DxV, bias_V, targets_M, weights_M, vocab_size, z_loss):
-    logits_MxV = _logits(hidden_MxD, head_DxV, bias_V, vocab_size)
+def _plain(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, z_loss):
+    logits_MxV = _logits(hidden_MxD, head_DxV, vocab_size)
     lse_M = jax.nn.logsumexp(logits_MxV, axis=-1)
     picked_M = _pick(logits_MxV, targets_M)
     nll = jnp.sum(weights_M * (lse_M - picked_M))
@@ -143,24 +138,24 @@ def _from_tiles(x_IxRx, length: int) -> jax.Array:
     return x.reshape(-1, *x.shape[2:])[:length]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
-def _tiled(hidden_MxD, head_DxV, bias_V, targets_M, weights_M, vocab_size, z_loss, tile):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def _tiled(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, z_loss, tile):
     def step(sums, args):
         hidden_RxD, targets_R, weights_R = args
-        part = _plain(hidden_RxD, head_DxV, bias_V, targets_R, weights_R, vocab_size, z_loss)
+        part = _plain(hidden_RxD, head_DxV, targets_R, weights_R, vocab_size, z_loss)
         return jax.tree.map(jnp.add, sums, part), None
 
     zero = jnp.zeros((), jnp.float32)
     return jax.lax.scan(step, (zero, zero, zero), _to_tiles(tile, hidden_MxD, targets_M, weights_M))[0]
 
 
-def _tile_gradients(head_DxV, bias_V, vocab_size: int, z_loss: float) -> Callable:
+def _tile_gradients(head_DxV, vocab_size: int, z_loss: float) -> Callable:
     """The scan body of the tiled forward pass: one tile's sums and gradients."""
 
     def step(carry, args):
-        sums, d_head_VxD, d_bias_V = carry
+        sums, d_head_VxD = carry
         hidden_RxD, targets_R, weights_R = args
-        logits_RxV = _logits(hidden_RxD, head_DxV, bias_V, vocab_size)
+        logits_RxV = _logits(hidden_RxD, head_DxV, vocab_size)
         max_R = jnp.max(logits_RxV, axis=-1)
         lse_R = max_R + jnp.log(jnp.sum(jnp.exp(logits_RxV - max_R[:, None]), axis=-1))
         picked_R = _pick(logits_RxV, targets_R)
@@ -171,27 +166,23 @@ def _tile_gradients(head_DxV, bias_V, vocab_size: int, z_loss: float) -> Callabl
         hit_RxV = targets_R[:, None] == jnp.arange(head_DxV.shape[1])
         d_logits_RxV = jnp.exp(logits_RxV - lse_R[:, None]) * slope_R[:, None]
         d_logits_RxV = d_logits_RxV - jnp.where(hit_RxV, weights_R[:, None], 0.0)
-        if bias_V is not None:
-            d_bias_V = d_bias_V + jnp.sum(d_logits_RxV, axis=0)
         d_logits_RxV = d_logits_RxV.astype(head_DxV.dtype)
         d_hidden_RxD = jnp.dot(d_logits_RxV, head_DxV.T, preferred_element_type=jnp.float32)
         d_head_VxD = d_head_VxD + jnp.dot(d_logits_RxV.T, hidden_RxD, preferred_element_type=jnp.float32)
         sums = jax.tree.map(jnp.add, sums, (total, nll, correct))
-        return (sums, d_head_VxD, d_bias_V), d_hidden_RxD.astype(hidden_RxD.dtype)
+        return (sums, d_head_VxD), d_hidden_RxD.astype(hidden_RxD.dtype)
 
     return step
 
 
-def _tiled_fwd(hidden_MxD, head_DxV, bias_V, targets_M, weights_M, vocab_size, z_loss, tile):
+def _tiled_fwd(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, z_loss, tile):
     zero = jnp.zeros((), jnp.float32)
-    d_bias = None if bias_V is None else jnp.zeros(bias_V.shape, jnp.float32)
-    start = ((zero, zero, zero), jnp.zeros(head_DxV.shape[::-1], jnp.float32), d_bias)
-    body = _tile_gradients(head_DxV, bias_V, vocab_size, z_loss)
+    start = ((zero, zero, zero), jnp.zeros(head_DxV.shape[::-1], jnp.float32))
+    body = _tile_gradients(head_DxV, vocab_size, z_loss)
     tiles = _to_tiles(tile, hidden_MxD, targets_M, weights_M)
-    (sums, d_head_VxD, d_bias_V), d_hidden_IxRxD = jax.lax.scan(body, start, tiles)
+    (sums, d_head_VxD), d_hidden_IxRxD = jax.lax.scan(body, start, tiles)
     d_hidden_MxD = _from_tiles(d_hidden_IxRxD, hidden_MxD.shape[0])
-    d_bias_V = None if bias_V is None else d_bias_V.astype(bias_V.dtype)
-    return sums, (d_hidden_MxD, d_head_VxD.T.astype(head_DxV.dtype), d_bias_V)
+    return sums, (d_hidden_MxD, d_head_VxD.T.astype(head_DxV.dtype))
 
 
 def _tiled_bwd(vocab_size, z_loss, tile, residuals, cotangents):

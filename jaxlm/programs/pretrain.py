@@ -2,14 +2,15 @@
 
 import argparse
 import dataclasses
+import pathlib
 import typing
 
 import jax
 from clu import parameter_overview
 
 from jaxlm import models, sharding
-from jaxlm.config import Config
-from jaxlm.data import loader
+from jaxlm.config import Config, DataConfig
+from jaxlm.data import loader, shards
 from jaxlm.eval import loss as eval_loss
 from jaxlm.eval import samples
 from jaxlm.objectives import lm
@@ -22,71 +23,46 @@ from jaxlm.train import checkpoint, ledger, loop, metrics, optim, state, step
 def run(config: Config, args: argparse.Namespace) -> int:
     """Trains to `train.steps`; returns the exit code."""
     del args
-    workdir = setup.workdir(config)
     mesh = setup.start(config)
     asked, config = config, setup.for_platform(config, jax.devices()[0].platform)
-    t, e = config.train, config.eval
-    sharding.check_batch(mesh, **{"train.microbatch_size": t.microbatch_size, "eval.batch_size": e.batch_size})
-    setup.check_same_model(workdir, config)
-    metrics.check(config.log)
-    held = ledger.lock(workdir) if jax.process_index() == 0 else None
-    data, mixture = setup.data(config)
-    fingerprint = loader.data_fingerprint(data, mixture, seed=config.seed, seq_len=t.seq_len, batch_size=t.batch_size)
-
+    workdir = setup.together(lambda: check(config, mesh))
+    held = setup.together(lambda: ledger.lock(workdir), first_only=True)
+    setup.together(lambda: setup.make_data(config), first_only=True)
+    data, mixture = setup.together(lambda: setup.data(config))
     model = setup.build_model(config)
+    sample = setup.together(lambda: samples.make(config, model, data, workdir))
     tx = optim.make(config.optim, models.abstract_params(model))
-    abstract = state.abstract(model, tx)
-    shardings = state.shardings(abstract, model, tx, mesh)
+    shardings = state.shardings(state.abstract(model, tx), model, tx, mesh)
+    order = {"seed": config.seed, "seq_len": config.train.seq_len, "batch_size": config.train.batch_size}
+    fingerprint = loader.data_fingerprint(data, mixture, **order)
     checkpointer = checkpoint.Checkpointer(workdir / "checkpoints", config.checkpoint)
     if checkpointer.steps():
-        now, meta = checkpointer.restore_latest(abstract, shardings)
+        now, meta = checkpointer.restore_latest(state.abstract(model, tx), shardings)
         loader.check_fingerprint(meta["fingerprint"], fingerprint)
     else:
         now, meta = state.create(model, tx, mesh, config.seed), {"interrupted": False}
     first = int(now.step)
-    if first >= t.steps:
-        say(f"complete: {workdir} is at step {first} of {t.steps}; raise config.train.steps to continue")
+    if first >= config.train.steps:
+        say(f"complete: {workdir} is at step {first} of {config.train.steps}; raise config.train.steps to continue")
         checkpointer.close()
         return loop.DONE
 
-    choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
-    if jax.process_index() == 0:
-        # The config as asked for, so that `sample` finds its own best attention on another machine.
-        ledger.record_start(workdir, asked, step=first, manifest_sha256=data.sha256, choices=choices)
+    writer = setup.together(lambda: begin(workdir, asked, config, data, mesh, first), first_only=True)
     announce(config, now, mesh, first)
-    writer = metrics.Writer(workdir, config.log, dataclasses.asdict(config)) if jax.process_index() == 0 else None
     hooks = loop.Hooks(
         evaluate=eval_loss.make(config, model, data, mixture, mesh),
-        sample=samples.make(config, model, data, workdir),
+        sample=sample,
         meta={"config": dataclasses.asdict(config), "fingerprint": fingerprint},
         interrupted=meta["interrupted"],
     )
-    train_step = step.make(config, lm.make(model, config.model, config.loss), tx, optim.schedule(config.optim, t.steps))
-    batches = loader.TrainLoader(
-        data,
-        mixture,
-        seed=config.seed,
-        seq_len=t.seq_len,
-        batch_size=t.batch_size,
-        row_indices=sharding.local_rows(mesh, t.batch_size),
-        start_step=first,
-        num_threads=config.data.num_threads,
-        num_workers=config.data.num_workers,
-        prefetch=config.data.prefetch,
-        stall_seconds=config.data.timeout_s,
-    )
+    rate = optim.schedule(config.optim, config.train.steps)
+    train_step = step.make(config, lm.make(model, config.model, config.loss), tx, rate)
+    train_step = step.jit(train_step, shardings, mesh)
+    rows = sharding.local_rows(mesh, config.train.batch_size)
+    batches = loader.TrainLoader(data, mixture, **order, row_indices=rows, start_step=first, **speed(config.data))
+    meter = make_meter(config, writer)
     try:
-        code = loop.run(
-            config,
-            mesh,
-            now,
-            step.jit(train_step, shardings, mesh),
-            batches,
-            checkpointer,
-            make_meter(config, writer),
-            writer,
-            hooks,
-        )
+        code = loop.run(config, mesh, now, train_step, batches, checkpointer, meter, writer, hooks)
     finally:
         batches.close()
         if writer:
@@ -97,6 +73,32 @@ def run(config: Config, args: argparse.Namespace) -> int:
     done = {loop.DONE: "done", loop.STOPPED: "stopped", loop.PREEMPTED: "interrupted, the state is saved"}[code]
     say(f"{done}: {workdir}" + ("; the same command goes on" if code == loop.PREEMPTED else ""))
     return code
+
+
+def check(config: Config, mesh: jax.sharding.Mesh) -> pathlib.Path:
+    """Refuses what can be refused before anything is read or made; returns the run's folder. Raises ConfigError."""
+    workdir = setup.workdir(config)
+    sizes = {"train.microbatch_size": config.train.microbatch_size, "eval.batch_size": config.eval.batch_size}
+    sharding.check_batch(mesh, **sizes)
+    setup.check_same_model(workdir, config)
+    metrics.check(config.log)
+    return workdir
+
+
+def begin(
+    workdir: pathlib.Path, asked: Config, config: Config, data: shards.DataDir, mesh: jax.sharding.Mesh, first: int
+) -> metrics.Writer:
+    """Records this start and opens the metrics, on the first process."""
+    choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
+    # The config as asked for, so that `sample` finds its own best attention on another machine.
+    ledger.record_start(workdir, asked, step=first, manifest_sha256=data.sha256, choices=choices)
+    return metrics.Writer(workdir, config.log, dataclasses.asdict(config))
+
+
+def speed(d: DataConfig) -> dict[str, float]:
+    """What makes the loader fast or patient, and no batch different."""
+    threads = {"num_threads": d.num_threads, "num_workers": d.num_workers, "prefetch": d.prefetch}
+    return threads | {"stall_seconds": d.timeout_s}
 
 
 def announce(config: Config, now: state.TrainState, mesh: jax.sharding.Mesh, first: int) -> None:

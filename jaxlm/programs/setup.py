@@ -7,14 +7,18 @@ import sys
 import typing
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxlm import config_files, models, sharding
-from jaxlm.config import Config, ConfigError, DistributedConfig
+from jaxlm.config import Config, ConfigError, DistributedConfig, RunError
 from jaxlm.data import build
 from jaxlm.data.shards import DataDir, open_data
 from jaxlm.ops import attention
+
+T = typing.TypeVar("T")
+_MESSAGE_BYTES = 2000
 
 # Keys of the model that change how it is computed, not which function it is: free to differ on resuming.
 _FREE_MODEL_KEYS = ("attention", "dtype", "dropout", "fuse_projections", "init_std", "remat", "scan_layers")
@@ -56,6 +60,38 @@ def _in_cluster() -> bool:
     )
 
 
+def together(action: typing.Callable[[], T], *, first_only: bool = False) -> T | None:
+    """Runs `action` on every process (or on the first alone) and raises on all of them where it raises on one.
+
+    Without this, bad input that one process sees leaves the others waiting for it until a time-out. `action` must not
+    talk to other processes.
+
+    Raises:
+      What it raised here; elsewhere ConfigError, or RunError if it was not bad input, with the message of the first
+      process that failed.
+    """
+    result, error = None, None
+    try:
+        if not first_only or jax.process_index() == 0:
+            result = action()
+    except Exception as raised:
+        if jax.process_count() == 1:
+            raise
+        error = raised
+    if jax.process_count() == 1:
+        return result
+    bad_input = isinstance(error, ConfigError)
+    words = "" if error is None else f"{'bad' if bad_input else 'failed'}:{error or type(error).__name__}"
+    mine = np.frombuffer(words.encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES), np.uint8)
+    said = [bytes(row).decode("utf-8", "ignore").strip() for row in multihost_utils.process_allgather(mine)]
+    if error is not None:
+        raise error
+    for process, (kind, _, message) in enumerate(words.partition(":") for words in said):
+        if kind:
+            raise (ConfigError if kind == "bad" else RunError)(f"process {process}: {message}")
+    return result
+
+
 def for_platform(config: Config, platform: str) -> Config:
     """Fills what depends on the hardware: `model.attention` and `model.dtype` when they are auto. Raises ConfigError."""
     dtype, asked = config.model.dtype, config.model.attention
@@ -92,29 +128,35 @@ def check_same_model(workdir: pathlib.Path, config: Config) -> None:
             )
 
 
-def data(config: Config, make: bool = True) -> tuple[DataDir, dict[str, float]]:
-    """The data of a config, made first where its sources have paths and `data.dir` holds none, and its mixture.
-
-    With `make=False` it is only opened, whatever the sources say.
+def make_data(config: Config) -> None:
+    """Makes `data.dir` from sources that have paths; where it is there already, checks that it was made from them.
 
     Raises:
-      ConfigError: no data, data of another recipe, or a tokenizer of another size than `model.vocab_size`.
+      ConfigError: no such source, or data of another recipe.
     """
     d = config.data
-    if make and jax.process_index() == 0 and any(source.path for source in d.sources.values()):
-        sources = [build.Source(name, s.path, s.weight, d.text_key) for name, s in d.sources.items()]
-        settings = build.BuildSettings(
-            vocab_size=config.model.vocab_size,
-            chat_tokens=d.chat_tokens,
-            seed=config.seed,
-            val_fraction=d.val_fraction,
-            block_tokens=d.block_tokens,
-            max_source_bytes=d.max_bytes or None,
-            tfds_dir=d.tfds_dir or None,
-        )
-        build.build_data(d.dir, sources, settings, log=say)
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("data is made")
+    if not any(source.path for source in d.sources.values()):
+        return
+    sources = [build.Source(name, s.path, s.weight, d.text_key) for name, s in d.sources.items()]
+    settings = build.BuildSettings(
+        vocab_size=config.model.vocab_size,
+        chat_tokens=d.chat_tokens,
+        seed=config.seed,
+        val_fraction=d.val_fraction,
+        block_tokens=d.block_tokens,
+        max_source_bytes=d.max_bytes or None,
+        tfds_dir=d.tfds_dir or None,
+    )
+    build.build_data(d.dir, sources, settings, log=say)
+
+
+def data(config: Config) -> tuple[DataDir, dict[str, float]]:
+    """The data in `data.dir`, and the mixture.
+
+    Raises:
+      ConfigError: no data, or a tokenizer of another size than `model.vocab_size`.
+    """
+    d = config.data
     opened = open_data(d.dir)
     if opened.vocab_size != config.model.vocab_size:
         raise ConfigError(

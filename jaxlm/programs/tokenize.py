@@ -11,6 +11,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """Makes `data.dir`, or opens it when it is there, and prints what each source holds."""
     if not config.data.dir:
         raise ConfigError("no folder for the data: give --config.data.dir=DIR")
+    setup.make_data(config)
     data, mixture = setup.data(config)
     rows = []
     for source in data.sources:

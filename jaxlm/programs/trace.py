@@ -12,7 +12,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """Prints the documents of the batch behind the metrics of step N (the N-th update, counted from 1)."""
     if args.step < 1:
         raise ConfigError(f"--step={args.step}: steps are counted from 1")
-    data, mixture = setup.data(config, make=False)
+    data, mixture = setup.data(config)
     batch = trace.describe_batch(
         data,
         mixture,

@@ -196,3 +196,25 @@ def test_two_builders_do_not_meet(corpus, tmp_path):
     (tmp_path / "d").mkdir()
     with build._lock(tmp_path / "d"), pytest.raises(ConfigError, match="another process is building"):
         corpus.build(tmp_path / "d")
+
+
+def test_the_same_files_by_another_path_are_the_same_data(tmp_path, make_document, monkeypatch):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for i in range(40):
+        (raw / f"{i}.txt").write_text(make_document("a", i))
+    settings = build.BuildSettings(vocab_size=300, chat_tokens=False)
+
+    def make(spec):
+        return build.build_data(tmp_path / "d", [build.Source("a", str(spec), 1)], settings, log=str).sha256
+
+    monkeypatch.chdir(tmp_path)
+    assert make("raw") == make(raw) == make(f"{raw}/*.txt")
+    (raw / "more.txt").write_text("another document")
+    with pytest.raises(ConfigError, match="was built with source a = raw"):
+        make(raw)
+    # Gone files count as unchanged only under the name that they had: another name may be a typing error.
+    raw.rename(tmp_path / "elsewhere")
+    make("raw")
+    with pytest.raises(ConfigError, match="was built with source a = raw"):
+        make("rwa")

@@ -39,3 +39,10 @@ def test_no_prompts_no_files(parts, tmp_path):
     silent = dataclasses.replace(c, sample=dataclasses.replace(c.sample, prompts=()))
     assert samples.make(silent, model, data, tmp_path)(params, 7) == []
     assert not list(tmp_path.iterdir())
+
+
+def test_a_prompt_longer_than_the_context_is_refused_at_once(parts, tmp_path):
+    c, model, _, data = parts
+    long = dataclasses.replace(c, sample=dataclasses.replace(c.sample, prompts=("one", "one two " * 50)))
+    with pytest.raises(config.ConfigError, match=r"prompt 1 has \d+ tokens and leaves no room in the context"):
+        samples.make(long, model, data, tmp_path)

@@ -20,11 +20,9 @@ def _inputs(dtype=jnp.float32, rows=M):
     return hidden, head, targets, weights
 
 
-def _loss(tile, z_loss=0.0, bias=None):
+def _loss(tile, z_loss=0.0):
     def loss(hidden, head, targets, weights):
-        return xent.cross_entropy(
-            hidden, head, targets, weights, vocab_size=REAL, z_loss=z_loss, tile=tile, bias_V=bias
-        )
+        return xent.cross_entropy(hidden, head, targets, weights, vocab_size=REAL, z_loss=z_loss, tile=tile)
 
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
 
@@ -75,19 +73,6 @@ def test_tiled_equals_plain_under_a_scaled_loss():
         return jax.grad(f)(hidden)
 
     np.testing.assert_allclose(scaled(16), scaled(0), rtol=1e-5, atol=1e-6)
-
-
-def test_bias_in_both_ways():
-    inputs, bias = _inputs(), jax.random.normal(jax.random.key(9), (V,))
-
-    def grads(tile):
-        f = lambda b: xent.cross_entropy(*inputs, vocab_size=REAL, tile=tile, z_loss=0.1, bias_V=b)[0]  # noqa: E731
-        return jax.value_and_grad(f)(bias)
-
-    (plain, d_plain), (tiled, d_tiled) = grads(0), grads(16)
-    np.testing.assert_allclose(tiled, plain, rtol=1e-6)
-    np.testing.assert_allclose(d_tiled, d_plain, rtol=1e-5, atol=1e-6)
-    assert (d_tiled[REAL:] == 0).all()
 
 
 def test_bfloat16_inputs_have_float32_logits():

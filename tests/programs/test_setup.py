@@ -80,3 +80,29 @@ def test_an_old_run_has_the_defaults_of_newer_keys(tmp_path):
     (tmp_path / "config.json").write_text("{broken")
     with pytest.raises(ConfigError, match="is not the config of a run"):
         config_files.from_run(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("error", "elsewhere"), [(ConfigError("bad"), ConfigError), (OSError("disk"), config.RunError)]
+)
+def test_together_raises_on_every_process_what_one_raised(monkeypatch, error, elsewhere):
+    """Two processes acted out one after the other: what each sends to the others is kept in a list."""
+    sent = []
+
+    def gather(row):
+        sent.append(row)
+        return sent
+
+    def fail():
+        raise error
+
+    monkeypatch.setattr(setup.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(setup.multihost_utils, "process_allgather", gather)
+    with pytest.raises(type(error)):
+        setup.together(fail)
+    with pytest.raises(elsewhere, match=f"process 0: {error}"):
+        setup.together(lambda: 1)
+    sent.clear()
+    assert setup.together(lambda: 1) == 1
+    monkeypatch.setattr(setup.jax, "process_index", lambda: 1)
+    assert setup.together(fail, first_only=True) is None
