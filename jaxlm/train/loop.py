@@ -71,9 +71,9 @@ def run(
     Returns:
       DONE, STOPPED (too many non-finite steps in a row) or PREEMPTED (SIGTERM or ctrl-C; the state is saved).
     """
-    loop = _Loop(config, checkpointer, meter, writer, hooks)
+    step, total = int(state.step), config.train.steps
+    loop = _Loop(config, checkpointer, meter, writer, hooks, first=step + 1)
     with StopSignal() as stop, jax.set_mesh(mesh):
-        step, total = int(state.step), config.train.steps
         if step == 0 and config.eval.at_start:
             loop.evaluate(state, step)
         if hooks.interrupted:
@@ -104,7 +104,8 @@ def run(
 class _Loop:
     """The parts of the loop that touch the host: records, evaluations, samples and checkpoints."""
 
-    def __init__(self, config, checkpointer, meter, writer, hooks):
+    def __init__(self, config, checkpointer, meter, writer, hooks, *, first: int):
+        self._always = (first, config.train.steps)  # a start shows its first step, however seldom it logs
         self._config, self._checkpointer, self._meter = config, checkpointer, meter
         self._writer, self._hooks = writer, hooks
         self._progress = metrics_lib.Progress(config.train.steps)
@@ -113,7 +114,7 @@ class _Loop:
         """Writes a step's metrics when they are due. False when the run must stop."""
         train = {f"train/{name}": float(value) for name, value in jax.device_get(on_device).items()}
         in_a_row = train.pop("train/skipped_in_a_row")
-        due = step % self._config.log.every_steps == 0 or step in (1, self._config.train.steps) or in_a_row > 0
+        due = step % self._config.log.every_steps == 0 or step in self._always or in_a_row > 0
         if due:
             record = self._meter.measure(step, self._config.train.steps) | train
             if self._writer:

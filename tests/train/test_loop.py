@@ -35,13 +35,13 @@ class Recorder:
         return []
 
 
-def run(recorder, *, steps=8, first=0, stop_at=None, bad_from=None, interrupted=False, monkeypatch):
+def run(recorder, *, steps=8, first=0, stop_at=None, bad_from=None, interrupted=False, log_every=1, monkeypatch):
     c = config.resolve(config_files.load("base", ["data.path=x", "optim.warmup_steps=0", f"train.steps={steps}"]))
     c = dataclasses.replace(
         c,
         train=dataclasses.replace(c.train, batch_size=8, eval_every_steps=4, max_nonfinite_steps=3),
         checkpoint=dataclasses.replace(c.checkpoint, every_steps=4),
-        log=dataclasses.replace(c.log, every_steps=1),
+        log=dataclasses.replace(c.log, every_steps=log_every),
     )
     row = 0
 
@@ -74,6 +74,12 @@ def test_a_whole_run_evaluates_samples_and_saves(monkeypatch):
     assert len(of(r, "evaluate")) == 2
     assert of(r, "sample") == [8]
     assert r.saved[8] == ({"note": 1, "interrupted": False}, {"val/loss": 1.0})
+
+
+def test_a_start_shows_its_first_step_and_the_run_its_last(monkeypatch):
+    r = Recorder()
+    run(r, first=2, log_every=5, monkeypatch=monkeypatch)
+    assert [step for step in of(r, "write") if step not in (4,)] == [3, 5, 8, 8]  # 4 and one 8 are evaluations
 
 
 @pytest.mark.parametrize(("stop_at", "interrupted"), [(3, False), (4, False), (5, False)])
