@@ -77,8 +77,9 @@ def logical_axes(model: nn.Module) -> dict:
 
 
 def head_kernel(params: dict, config: ModelConfig) -> jax.Array:
-    """The output head (D, Vp); columns from `vocab_size` on are padding, to be masked."""
-    return params["embed"]["embedding"].T if config.tie_embeddings else params["head"]["kernel"]
+    """The output head (D, Vp) in the compute dtype; columns from `vocab_size` on are padding, to be masked."""
+    head_DxV = params["embed"]["embedding"].T if config.tie_embeddings else params["head"]["kernel"]
+    return head_DxV.astype(config.dtype)
 
 
 def logits(
@@ -91,6 +92,6 @@ def logits(
     """Logits (B, T, V) in float32, padded columns cut off. Holds them all: for small batches and tests."""
     c = model.config
     hidden_BxTxD = model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT)
-    head_DxV = head_kernel(params, c)[:, : c.vocab_size].astype(c.dtype)
+    head_DxV = head_kernel(params, c)[:, : c.vocab_size]
     logits_BxTxV = jnp.einsum("btd,dv->btv", hidden_BxTxD, head_DxV, preferred_element_type=jnp.float32)
     return constrain(logits_BxTxV, "batch", "seq", "vocab")

@@ -108,8 +108,16 @@ def _gradients(objective, params, batch: Batch, key, microbatches: int):
 
 
 def cast(params: typing.Any, dtype: jnp.dtype) -> typing.Any:
-    """Parameters in the compute type, once a step; vectors (norms, biases of the MLP) stay float32."""
-    return jax.tree.map(lambda p: p.astype(dtype) if p.ndim > 1 else p, params)
+    """Parameters in the compute type, once a step; vectors (norms, biases of the MLP) and embedding tables stay float32.
+
+    A table's gradient is a sum over all tokens with that id: in bfloat16 a frequent token would lose most of it. The
+    rows that are looked up are cast instead, and the table as a whole where it is the head.
+    """
+
+    def one(name: str, p: jax.Array) -> jax.Array:
+        return p.astype(dtype) if p.ndim > 1 and not name.endswith("embedding") else p
+
+    return tree.map_named(one, params)
 
 
 def _group_norms(grads: typing.Any) -> dict[str, jax.Array]:

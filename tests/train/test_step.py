@@ -171,6 +171,36 @@ def test_bf16_compute_keeps_fp32_state_and_is_near_fp32():
     np.testing.assert_allclose(ma[1]["loss"], mb[1]["loss"], rtol=2e-2)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_bf16_gradients_are_near_fp32_also_of_rows_that_many_tokens_share(tied, monkeypatch):
+    """A table cast before it is looked up has its gradient summed in bfloat16, where a frequent token loses most of it."""
+    c = make_config()
+    c = dataclasses.replace(c, model=dataclasses.replace(c.model, tie_embeddings=tied))
+    tokens = jnp.zeros((8, 1024), jnp.int32).at[:, ::2].set(jnp.arange(512) % 50)
+    batch = {"tokens": tokens, "targets": jnp.roll(tokens, -1, 1), "segment_ids": jnp.ones_like(tokens)}
+    batch |= {"positions": jnp.tile(jnp.arange(1024), (8, 1)), "weights": jnp.ones(tokens.shape, jnp.float32)}
+
+    def gradients(dtype):
+        model_config = dataclasses.replace(c.model, dtype=dtype)
+        model = models.build(model_config, "blocked")
+        params = models.init_params(model, jax.random.key(0))
+        objective = lm.make(model, model_config, c.loss)
+        cast = step.cast(params, jnp.dtype(dtype))
+        return jax.jit(lambda p, b: step._gradients(objective, p, b, None, 1)[0])(cast, batch)
+
+    def worst(got, expected):
+        def error(a, b):
+            a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+            return np.linalg.norm(a - b) / np.linalg.norm(b)
+
+        return max(jax.tree.leaves(jax.tree.map(error, got, expected)))
+
+    exact = gradients("float32")
+    assert worst(gradients("bfloat16"), exact) < 0.02
+    monkeypatch.setattr(step, "cast", lambda params, dtype: jax.tree.map(lambda p: p.astype(dtype), params))
+    assert worst(gradients("bfloat16"), exact) > 0.04
+
+
 def test_dropout_follows_from_the_step():
     c = make_config()
     c = dataclasses.replace(c, model=dataclasses.replace(c.model, dropout=0.3))
