@@ -5,11 +5,13 @@ import dataclasses
 import difflib
 import errno
 import importlib
+import inspect
 import logging
 import pathlib
 import sys
 import typing
 
+import jax
 from absl import logging as absl_logging
 from ml_collections import config_dict
 
@@ -64,6 +66,8 @@ def main(argv: typing.Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True)
     absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax reports through exceptions too
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    sys.unraisablehook = _without_leftovers(sys.unraisablehook)
     try:
         return _run(argv)
     except ConfigError as error:
@@ -76,9 +80,30 @@ def main(argv: typing.Sequence[str] | None = None) -> int:
         mend = "; free some room and run the same command again" if error.errno == errno.ENOSPC else ""
         print(f"jaxlm: {error}{mend}", file=sys.stderr)
         return 1
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        print(
+            f"jaxlm: out of memory ({config_files.first_line(error)}): lower train.microbatch_size or train.seq_len, "
+            "set model.remat=names, dots or full, or split the model by mesh.fsdp",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         print("jaxlm: stopped before anything was trained", file=sys.stderr)
         return 1
+
+
+def _without_leftovers(
+    hook: typing.Callable[[typing.Any], None],
+) -> typing.Callable[[typing.Any], None]:
+    """`hook` without what asyncio says of reads and writes that Orbax abandoned: the error itself was raised."""
+
+    def unraisable(what: typing.Any) -> None:
+        if "Event loop is closed" not in str(what.exc_value) and not inspect.iscoroutine(what.object):
+            hook(what)
+
+    return unraisable
 
 
 def _run(argv: list[str]) -> int:

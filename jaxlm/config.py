@@ -278,7 +278,8 @@ _BOUNDS = {
     **dict.fromkeys(
         ("sample.every_steps", "sample.max_new_tokens", "sample.temperature", "sample.top_k"), (0, math.inf)
     ),
-    **dict.fromkeys(("data.max_bytes", "data.num_workers", "seed"), (0, math.inf)),
+    **dict.fromkeys(("data.max_bytes", "data.num_workers"), (0, math.inf)),
+    "seed": (0, 2**32 - 1),  # jax.random.key takes 32 bits of it
     **dict.fromkeys(("hardware.usd_per_hour", "hardware.peak_tflops"), (0, math.inf)),
     **dict.fromkeys(("optim.final_lr_ratio", "optim.b1", "optim.b2", "sample.top_p"), (0, 1)),
 }

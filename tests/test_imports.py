@@ -1,4 +1,4 @@
-"""Imports go down the floors, never up (DESIGN): each module may import only lower floors and its own folder."""
+"""Imports go down the floors, never up (DESIGN): each module may import only lower floors and its own."""
 
 import ast
 import pathlib
@@ -9,6 +9,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FLOORS = {
     "jaxlm.config": 0,
     "jaxlm.config_files": 0,
+    "jaxlm.processes": 0,
     "jaxlm.tree": 0,
     "jaxlm.sharding": 0,
     "jaxlm.data": 1,

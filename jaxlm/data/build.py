@@ -170,8 +170,8 @@ def _recipe(
                 raise
             recipe[files] = built[files]
             continue
-        if recipe[files] and recipe[files] == built.get(files):
-            recipe[where] = built.get(where, source.spec)  # the same files, however their path is written
+        if recipe[files] and os.path.realpath(built.get(where, "")) == os.path.realpath(source.spec):
+            recipe[where] = built[where]  # the same place, however its path is written
     return {**recipe, **{key: str(value) for key, value in extra.items()}}
 
 

@@ -15,6 +15,7 @@ from jaxlm.eval import loss as eval_loss
 from jaxlm.eval import samples
 from jaxlm.objectives import lm
 from jaxlm.plan import flops, params
+from jaxlm.processes import together
 from jaxlm.programs import setup
 from jaxlm.programs.setup import say
 from jaxlm.train import checkpoint, ledger, loop, metrics, optim, state, step
@@ -25,12 +26,12 @@ def run(config: Config, args: argparse.Namespace) -> int:
     del args
     mesh = setup.start(config)
     asked, config = config, setup.for_platform(config, jax.devices()[0].platform)
-    workdir = setup.together(lambda: check(config, mesh))
-    held = setup.together(lambda: ledger.lock(workdir), first_only=True)
-    setup.together(lambda: setup.make_data(config), first_only=True)
-    data, mixture = setup.together(lambda: setup.data(config))
+    workdir = together(lambda: check(config, mesh))
+    held = together(lambda: ledger.lock(workdir), first_only=True)
+    together(lambda: setup.make_data(config), first_only=True)
+    data, mixture = together(lambda: setup.data(config))
     model = setup.build_model(config)
-    sample = setup.together(lambda: samples.make(config, model, data, workdir))
+    sample = together(lambda: samples.make(config, model, data, workdir))
     tx = optim.make(config.optim, models.abstract_params(model))
     shardings = state.shardings(state.abstract(model, tx), model, tx, mesh)
     order = {"seed": config.seed, "seq_len": config.train.seq_len, "batch_size": config.train.batch_size}
@@ -47,7 +48,10 @@ def run(config: Config, args: argparse.Namespace) -> int:
         checkpointer.close()
         return loop.DONE
 
-    writer = setup.together(lambda: begin(workdir, asked, config, data, mesh, first), first_only=True)
+    rows = sharding.local_rows(mesh, config.train.batch_size)
+    kept = {"row_indices": rows, "start_step": first, **speed(config.data)}
+    batches = together(lambda: loader.TrainLoader(data, mixture, **order, **kept))
+    writer = together(lambda: begin(workdir, asked, config, data, mesh, first), first_only=True)
     announce(config, now, mesh, first)
     hooks = loop.Hooks(
         evaluate=eval_loss.make(config, model, data, mixture, mesh),
@@ -58,8 +62,6 @@ def run(config: Config, args: argparse.Namespace) -> int:
     rate = optim.schedule(config.optim, config.train.steps)
     train_step = step.make(config, lm.make(model, config.model, config.loss), tx, rate)
     train_step = step.jit(train_step, shardings, mesh)
-    rows = sharding.local_rows(mesh, config.train.batch_size)
-    batches = loader.TrainLoader(data, mixture, **order, row_indices=rows, start_step=first, **speed(config.data))
     meter = make_meter(config, writer)
     try:
         code = loop.run(config, mesh, now, train_step, batches, checkpointer, meter, writer, hooks)

@@ -7,18 +7,13 @@ import sys
 import typing
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from jaxlm import config_files, models, sharding
-from jaxlm.config import Config, ConfigError, DistributedConfig, RunError
+from jaxlm import config_files, models, processes, sharding
+from jaxlm.config import Config, ConfigError
 from jaxlm.data import build
 from jaxlm.data.shards import DataDir, open_data
 from jaxlm.ops import attention
-
-T = typing.TypeVar("T")
-_MESSAGE_BYTES = 2000
 
 # Keys of the model that change how it is computed, not which function it is: free to differ on resuming.
 _FREE_MODEL_KEYS = ("attention", "dtype", "dropout", "fuse_projections", "init_std", "remat", "scan_layers")
@@ -26,70 +21,21 @@ _FREE_MODEL_KEYS = ("attention", "dtype", "dropout", "fuse_projections", "init_s
 
 def start(config: Config) -> Mesh:
     """Joins the cluster if there is one, turns the compile cache on, and returns the mesh over all devices."""
-    join_cluster(config.distributed)
-    if config.hardware.compile_cache:
-        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(config.hardware.compile_cache))
+    processes.join_cluster(config.distributed)
+    if config.model.dtype == "float32" and jax.default_backend() != "cpu":
+        jax.config.update("jax_default_matmul_precision", "highest")  # else float32 means TF32, or bfloat16 on TPUs
+    if cache := os.path.expanduser(config.hardware.compile_cache):
+        try:
+            os.makedirs(cache, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"config.hardware.compile_cache={cache} can't be made: {error.strerror}; name another folder, or "
+                '"" for no cache'
+            ) from error
+        jax.config.update("jax_compilation_cache_dir", cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return sharding.make_mesh(config.mesh)
-
-
-def join_cluster(config: DistributedConfig) -> None:
-    """`jax.distributed.initialize`, from the config or from the cluster's environment; nothing on a single process.
-
-    Several processes are seen by themselves under Slurm, Open MPI and where TPU_WORKER_HOSTNAMES names the hosts; with
-    `distributed.auto` JAX looks for any cluster that it knows (GKE, GCE TPU pods, Kubernetes, MPI).
-    """
-    if jax.distributed.is_initialized():
-        return
-    if config.coordinator:
-        if config.num_processes < 1 or not 0 <= config.process_id < config.num_processes:
-            raise ConfigError(
-                f"distributed.coordinator is set: distributed.process_id={config.process_id} must be in 0.."
-                f"distributed.num_processes-1={config.num_processes - 1}"
-            )
-        jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id)
-    elif config.auto or _in_cluster():
-        jax.distributed.initialize()
-
-
-def _in_cluster() -> bool:
-    sizes = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-    return any(int(os.environ.get(name) or 1) > 1 for name in sizes) or "," in os.environ.get(
-        "TPU_WORKER_HOSTNAMES", ""
-    )
-
-
-def together(action: typing.Callable[[], T], *, first_only: bool = False) -> T | None:
-    """Runs `action` on every process (or on the first alone) and raises on all of them where it raises on one.
-
-    Without this, bad input that one process sees leaves the others waiting for it until a time-out. `action` must not
-    talk to other processes.
-
-    Raises:
-      What it raised here; elsewhere ConfigError, or RunError if it was not bad input, with the message of the first
-      process that failed.
-    """
-    result, error = None, None
-    try:
-        if not first_only or jax.process_index() == 0:
-            result = action()
-    except Exception as raised:
-        if jax.process_count() == 1:
-            raise
-        error = raised
-    if jax.process_count() == 1:
-        return result
-    bad_input = isinstance(error, ConfigError)
-    words = "" if error is None else f"{'bad' if bad_input else 'failed'}:{error or type(error).__name__}"
-    mine = np.frombuffer(words.encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES), np.uint8)
-    said = [bytes(row).decode("utf-8", "ignore").strip() for row in multihost_utils.process_allgather(mine)]
-    if error is not None:
-        raise error
-    for process, (kind, _, message) in enumerate(words.partition(":") for words in said):
-        if kind:
-            raise (ConfigError if kind == "bad" else RunError)(f"process {process}: {message}")
-    return result
 
 
 def for_platform(config: Config, platform: str) -> Config:
@@ -101,9 +47,11 @@ def for_platform(config: Config, platform: str) -> Config:
         backend = attention.resolve_backend(asked, platform)
     except ValueError as error:
         raise ConfigError(f"config.model.attention: {error}") from error
-    if backend == "cudnn" and (dtype == "float32" or config.model.head_dim % 8):
+    if backend == "cudnn" and (dtype == "float32" or config.model.head_dim % 8 or config.model.head_dim > 128):
         if asked != "auto":
-            raise ConfigError("model.attention=cudnn needs model.dtype=bfloat16 and a head_dim that is a multiple of 8")
+            raise ConfigError(
+                "model.attention=cudnn needs model.dtype=bfloat16 and a head_dim that is a multiple of 8, at most 128"
+            )
         backend = "xla"
     return dataclasses.replace(config, model=dataclasses.replace(config.model, attention=backend, dtype=dtype))
 

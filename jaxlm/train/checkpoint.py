@@ -15,7 +15,6 @@ import typing
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
@@ -86,10 +85,16 @@ class Checkpointer:
         handlers = {"params": ocp.StandardCheckpointHandler(), "train": ocp.StandardCheckpointHandler()}
         handlers |= {"meta": ocp.JsonCheckpointHandler()}
         self._closed = False
+        self._saving: int | None = None  # the step whose save is in flight
         self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
 
     def save(self, state: TrainState, meta: dict, metrics: dict[str, float]) -> bool:
-        """Starts saving `state` at its step; returns at once but for the copy to the host. False if it is there already."""
+        """Starts saving `state` at its step; returns at once but for the copy to the host. False if it is there already.
+
+        Raises:
+          RunError: the disk was full, now or when the save before this one was finished.
+        """
+        self.wait()
         step = int(state.step)
         if step in self._manager.all_steps():
             return False
@@ -97,22 +102,44 @@ class Checkpointer:
         # The copy of the state must be whole before the next step takes its memory; Orbax does that before returning.
         args = {name: ocp.args.StandardSave(item) for name, item in items.items()}
         args["meta"] = ocp.args.JsonSave({**meta, "step": step, "metrics": metrics, "digests": _digest_table(items)})
-        with disk_errors(f"checkpoint {step}", self.directory):
+        self._saving = step
+        with self._disk_errors():
             return self._manager.save(step, args=ocp.args.Composite(**args), metrics=metrics or None)
+
+    def check(self) -> None:
+        """Raises what made the save in flight fail, once it is over; costs nothing while it goes on. For every step."""
+        if self._saving is not None and not self._manager.is_saving_in_progress():
+            self.wait()
 
     def wait(self) -> None:
         """Blocks until the save in flight is on disk; raises if it failed."""
-        with disk_errors("checkpoint", self.directory):
+        with self._disk_errors():
             self._manager.wait_until_finished()
+        self._saving = None
 
     def close(self) -> None:
         """Waits for the save in flight and releases the manager. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
-        with disk_errors("checkpoint", self.directory):
-            self._manager.wait_until_finished()
+        self.wait()
+        with self._disk_errors():
             self._manager.close()
+
+    @contextlib.contextmanager
+    def _disk_errors(self) -> typing.Iterator[None]:
+        """Turns a full disk, however deep it was met, into one line that says what to do."""
+        try:
+            yield
+        except Exception as error:
+            if getattr(error, "errno", None) != errno.ENOSPC and "No space left" not in str(error):
+                raise
+            whole = sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdigit())
+            then = f"it goes on from step {whole[-1]}" if whole else "no checkpoint is whole yet, so it starts anew"
+            raise RunError(
+                f"disk full while writing checkpoint {self._saving} in {self.directory}: free some room and run the same "
+                f"command again; {then}"
+            ) from error
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints on disk, ascending."""
@@ -158,19 +185,15 @@ class Checkpointer:
 
         Raises:
           CorruptCheckpointError: none is whole.
-          RunError: a checkpoint can't be read for another reason (memory, permissions, a device); nothing is moved.
+          RunError: a checkpoint can't be read for another reason (memory, permissions, a device), or one of several
+            processes can't read its part; nothing is moved.
         """
         damaged = []
         for step in reversed(self.steps()):
-            problem = None
             try:
                 state, meta = self.restore(step, abstract_state, shardings), self.meta(step)
             except CorruptCheckpointError as error:
-                problem = error
-            if not _all_agree(problem is None):
-                logging.warning(
-                    "%s; going back to the checkpoint before it", problem or f"checkpoint {step} is damaged"
-                )
+                logging.warning("%s; going back to the checkpoint before it", error)
                 damaged.append(step)
                 continue
             for bad in damaged:
@@ -197,13 +220,22 @@ class Checkpointer:
 
     def _restore(self, step: int, wanted: dict[str, typing.Any]) -> dict[str, typing.Any]:
         args = {name: ocp.args.StandardRestore(item) for name, item in wanted.items()}
-        saved = self.meta(step)["digests"]
-        with _reading(step):
-            restored = self._manager.restore(step, args=ocp.args.Composite(**args))
+        try:
+            saved = self.meta(step)["digests"]
+            with _reading(step):
+                restored = self._manager.restore(step, args=ocp.args.Composite(**args))
+        except CorruptCheckpointError as error:
+            if jax.process_count() == 1:
+                raise
+            # The other processes wait inside of Orbax for this one: they can't be told to try an older checkpoint.
+            raise RunError(f"{error}; move {self.directory / str(step)} away and run the same command again") from error
         items = {name: restored[name] for name in wanted}
         wrong = [name for name, digest in _digest_table(items).items() if saved.get(name) != digest]
         if wrong:
-            raise CorruptCheckpointError(f"checkpoint {step} is damaged: {len(wrong)} arrays, {wrong[0]} the first")
+            raise CorruptCheckpointError(
+                f"checkpoint {step} is damaged: {wrong[0]} is not what was saved"
+                + (f", nor are {len(wrong) - 1} other arrays" if len(wrong) > 1 else "")
+            )
         return items
 
 
@@ -229,13 +261,6 @@ def _reading(step: int) -> typing.Iterator[None]:
         raise RunError(f"checkpoint {step} can't be restored: {reason}; nothing was changed") from error
 
 
-def _all_agree(ok: bool) -> bool:
-    """Whether it is so on every process."""
-    if jax.process_count() == 1:
-        return ok
-    return bool(np.all(multihost_utils.process_allgather(np.asarray(ok))))
-
-
 def _with_shardings(abstract: typing.Any, shardings: typing.Any) -> typing.Any:
     return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings)
 
@@ -255,17 +280,3 @@ def _policy(config: CheckpointConfig) -> checkpoint_managers.PreservationPolicy:
             )
         )
     return checkpoint_managers.AnyPreservationPolicy(policies)
-
-
-@contextlib.contextmanager
-def disk_errors(what: str, directory: pathlib.Path) -> typing.Iterator[None]:
-    """Turns a full disk, however deep it was met, into one line that says what to do."""
-    try:
-        yield
-    except Exception as error:
-        if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
-            raise RunError(
-                f"disk full while writing {what} in {directory}: free some room and run the same command again; "
-                "earlier checkpoints are whole"
-            ) from error
-        raise

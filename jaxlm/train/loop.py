@@ -83,6 +83,7 @@ def run(
             batch = sharding.to_global(next(batches), mesh, config.train.batch_size)
             state, on_device = train_step(state, batch)
             step += 1
+            checkpointer.check()
             if pending is not None and not loop.record(*pending):
                 code = STOPPED
             pending = (step, on_device)

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -198,7 +199,7 @@ def test_two_builders_do_not_meet(corpus, tmp_path):
         corpus.build(tmp_path / "d")
 
 
-def test_the_same_files_by_another_path_are_the_same_data(tmp_path, make_document, monkeypatch):
+def test_the_same_place_by_another_path_is_the_same_data(tmp_path, make_document, monkeypatch):
     raw = tmp_path / "raw"
     raw.mkdir()
     for i in range(40):
@@ -209,9 +210,13 @@ def test_the_same_files_by_another_path_are_the_same_data(tmp_path, make_documen
         return build.build_data(tmp_path / "d", [build.Source("a", str(spec), 1)], settings, log=str).sha256
 
     monkeypatch.chdir(tmp_path)
-    assert make("raw") == make(raw) == make(f"{raw}/*.txt")
-    (raw / "more.txt").write_text("another document")
+    assert make("raw") == make(raw) == make(f"{raw}/../raw")
+    other = shutil.copytree(raw, tmp_path / "other")
+    (other / "0.txt").write_text((raw / "0.txt").read_text()[::-1])  # the same names and sizes, another text
     with pytest.raises(ConfigError, match="was built with source a = raw"):
+        make(other)
+    (raw / "more.txt").write_text("another document")
+    with pytest.raises(ConfigError, match="was built with files of a = "):
         make(raw)
     # Gone files count as unchanged only under the name that they had: another name may be a typing error.
     raw.rename(tmp_path / "elsewhere")

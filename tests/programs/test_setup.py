@@ -36,24 +36,6 @@ def test_what_the_platform_cannot_run_is_refused():
         setup.for_platform(resolve("model.attention=cudnn", "model.dtype=float32"), "gpu")
 
 
-def test_a_single_process_joins_nothing(monkeypatch):
-    called = []
-    monkeypatch.setattr(setup.jax.distributed, "initialize", lambda *a: called.append(a))
-    c = resolve().distributed
-    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "TPU_WORKER_HOSTNAMES"):
-        monkeypatch.delenv(name, raising=False)
-    setup.join_cluster(c)
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
-    setup.join_cluster(c)
-    assert called == []
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    setup.join_cluster(c)
-    setup.join_cluster(dataclasses.replace(c, coordinator="host:1", num_processes=2, process_id=1))
-    assert called == [(), ("host:1", 2, 1)]
-    with pytest.raises(ConfigError, match=r"process_id=-1 must be in 0\.\."):
-        setup.join_cluster(dataclasses.replace(c, coordinator="host:1", num_processes=2))
-
-
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="can't be made"):
@@ -80,29 +62,3 @@ def test_an_old_run_has_the_defaults_of_newer_keys(tmp_path):
     (tmp_path / "config.json").write_text("{broken")
     with pytest.raises(ConfigError, match="is not the config of a run"):
         config_files.from_run(tmp_path / "config.json")
-
-
-@pytest.mark.parametrize(
-    ("error", "elsewhere"), [(ConfigError("bad"), ConfigError), (OSError("disk"), config.RunError)]
-)
-def test_together_raises_on_every_process_what_one_raised(monkeypatch, error, elsewhere):
-    """Two processes acted out one after the other: what each sends to the others is kept in a list."""
-    sent = []
-
-    def gather(row):
-        sent.append(row)
-        return sent
-
-    def fail():
-        raise error
-
-    monkeypatch.setattr(setup.jax, "process_count", lambda: 2)
-    monkeypatch.setattr(setup.multihost_utils, "process_allgather", gather)
-    with pytest.raises(type(error)):
-        setup.together(fail)
-    with pytest.raises(elsewhere, match=f"process 0: {error}"):
-        setup.together(lambda: 1)
-    sent.clear()
-    assert setup.together(lambda: 1) == 1
-    monkeypatch.setattr(setup.jax, "process_index", lambda: 1)
-    assert setup.together(fail, first_only=True) is None

@@ -1,5 +1,6 @@
 """Checkpoints: exact, rotated, mesh-independent, and never believed when they are damaged."""
 
+import contextlib
 import dataclasses
 import errno
 import pathlib
@@ -205,14 +206,24 @@ def test_digests_do_not_depend_on_the_mesh_and_see_every_bit():
         assert int(checkpoint.digests([jnp.asarray(flipped)])[0]) != int(checkpoint.digests([jnp.asarray(bits)])[0])
 
 
-def test_a_full_disk_is_one_clear_line(tmp_path):
-    with (
-        pytest.raises(RunError, match=r"disk full while writing checkpoint 3 .* free some room"),
-        checkpoint.disk_errors("checkpoint 3", tmp_path),
-    ):
-        raise OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(ValueError, match="else"), checkpoint.disk_errors("checkpoint 3", tmp_path):
-        raise ValueError("something else")
+def test_a_save_that_failed_is_told_at_the_next_check(tmp_path, monkeypatch):
+    now = make_state(3)
+    with contextlib.closing(checkpoint.Checkpointer(tmp_path / "c", KEEP)) as saver:
+        saver.save(now, {}, {})
+        saver.wait()
+        (first,) = saver.steps()
+
+        def full(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        saver.save(dataclasses.replace(now, step=now.step + 1), {}, {})
+        monkeypatch.setattr(type(saver._manager), "wait_until_finished", full)
+        monkeypatch.setattr(type(saver._manager), "is_saving_in_progress", lambda self: True)
+        saver.check()
+        monkeypatch.setattr(type(saver._manager), "is_saving_in_progress", lambda self: False)
+        with pytest.raises(RunError, match=rf"disk full while writing checkpoint {first + 1} .* goes on from step"):
+            saver.check()
+        monkeypatch.undo()
 
 
 def test_a_folder_without_checkpoints_is_one_clear_line(tmp_path):

@@ -1,0 +1,55 @@
+"""Joining a cluster, and failing together."""
+
+import dataclasses
+
+import pytest
+
+from jaxlm import config, config_files, processes
+from jaxlm.config import ConfigError
+
+
+def test_a_single_process_joins_nothing(monkeypatch):
+    called = []
+    monkeypatch.setattr(processes.jax.distributed, "initialize", lambda *a: called.append(a))
+    c = config.resolve(config_files.load("quickstart", ["workdir=w"])).distributed
+    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "TPU_WORKER_HOSTNAMES"):
+        monkeypatch.delenv(name, raising=False)
+    processes.join_cluster(c)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    processes.join_cluster(c)
+    assert called == []
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    processes.join_cluster(c)
+    processes.join_cluster(dataclasses.replace(c, coordinator="host:1", num_processes=2, process_id=1))
+    assert called == [(), ("host:1", 2, 1)]
+    with pytest.raises(ConfigError, match=r"process_id \(now -1\) to a number from 0"):
+        processes.join_cluster(dataclasses.replace(c, coordinator="host:1", num_processes=2))
+    monkeypatch.delenv("SLURM_STEP_NUM_TASKS")
+    with pytest.raises(ConfigError, match=r"num_processes=2 needs distributed\.coordinator"):
+        processes.join_cluster(dataclasses.replace(c, num_processes=2))
+
+
+@pytest.mark.parametrize(
+    ("error", "elsewhere"), [(ConfigError("bad"), ConfigError), (OSError("disk"), config.RunError)]
+)
+def test_together_raises_on_every_process_what_one_raised(monkeypatch, error, elsewhere):
+    """Two processes acted out one after the other: what each sends to the others is kept in a list."""
+    sent = []
+
+    def gather(row):
+        sent.append(row)
+        return sent
+
+    def fail():
+        raise error
+
+    monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes.multihost_utils, "process_allgather", gather)
+    with pytest.raises(type(error)):
+        processes.together(fail)
+    with pytest.raises(elsewhere, match=f"process 0: {error}"):
+        processes.together(lambda: 1)
+    sent.clear()
+    assert processes.together(lambda: 1) == 1
+    monkeypatch.setattr(processes.jax, "process_index", lambda: 1)
+    assert processes.together(fail, first_only=True) is None
