@@ -264,8 +264,11 @@ _BOUNDS = {
     **dict.fromkeys(
         ("model.n_layers", "model.d_model", "model.n_heads", "model.n_kv_heads", "model.d_ff"), (1, math.inf)
     ),
-    **dict.fromkeys(("model.vocab_size", "model.max_seq_len", "train.steps", "train.batch_size"), (1, math.inf)),
-    **dict.fromkeys(("train.seq_len", "train.microbatch_size", "eval.batch_size", "log.every_steps"), (1, math.inf)),
+    **dict.fromkeys(("train.seq_len", "train.steps", "train.batch_size"), (1, math.inf)),
+    **dict.fromkeys(
+        ("model.vocab_size", "model.max_seq_len", "train.microbatch_size", "eval.batch_size", "log.every_steps"),
+        (1, math.inf),
+    ),
     **dict.fromkeys(("checkpoint.keep_last", "data.num_threads", "data.block_tokens", "data.prefetch"), (1, math.inf)),
     **dict.fromkeys(("model.rope.theta", "model.rope.factor", "data.timeout_s"), (1, math.inf)),
     **dict.fromkeys(("model.rope.low_freq_factor", "model.rope.high_freq_factor"), (0, math.inf)),

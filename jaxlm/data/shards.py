@@ -310,12 +310,15 @@ def open_data(path: str | os.PathLike) -> DataDir:
         manifest = json.loads(content)
     except ValueError:
         raise ConfigError(f"{root / MANIFEST} is not valid JSON; rebuild the data directory") from None
-    if manifest.get("format") != FORMAT:
-        raise ConfigError(
-            f"{root / MANIFEST} has format {manifest.get('format')}, this jaxlm reads {FORMAT}; rebuild it"
-        )
-    data = DataDir(root, manifest, hashlib.sha256(content).hexdigest())
-    for entry in data.files():
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if found != FORMAT:
+        raise ConfigError(f"{root / MANIFEST} has format {found}, this jaxlm reads {FORMAT}; rebuild it")
+    try:
+        data = DataDir(root, manifest, hashlib.sha256(content).hexdigest())
+        entries = list(data.files())
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{root / MANIFEST} lacks {error}; copy it again or rebuild the data directory") from None
+    for entry in entries:
         _check_file(root / entry["file"], entry)
     return data
 

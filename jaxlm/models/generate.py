@@ -83,13 +83,13 @@ class Generator:
     ) -> list[list[int]]:
         """As `generate`."""
         config = self.model.config
-        if max_new_tokens < 0 or temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
+        if max_new_tokens < 0 or not temperature >= 0 or top_k < 0 or not 0 < top_p <= 1:
             raise ConfigError(
                 f"sampling: max_new_tokens={max_new_tokens}, temperature={temperature} and top_k={top_k} must not be "
                 f"negative, top_p={top_p} must be above 0 and at most 1"
             )
         check_prompts(config, prompts)
-        if not prompts or max_new_tokens == 0:
+        if len(prompts) == 0 or max_new_tokens == 0:
             return [[] for _ in prompts]
         out_BxM, counts_B = _run(
             self.model,
@@ -164,7 +164,7 @@ def _request(
 def check_prompts(config: ModelConfig, prompts: typing.Sequence[typing.Sequence[int]]) -> None:
     """Refuses prompts that can't be continued. Raises ConfigError as `generate` does."""
     for i, prompt in enumerate(prompts):
-        if not prompt:
+        if len(prompt) == 0:
             raise ConfigError(f"prompt {i} has no tokens: begin it with the end-of-document token")
         if len(prompt) >= config.max_seq_len:
             raise ConfigError(

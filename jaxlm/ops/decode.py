@@ -18,8 +18,7 @@ def cached_attention(
     """Attention of a few new tokens over the cache, scaled by H ** -0.5.
 
     Keys are held with slots last and values with slots before channels, so that both products read the cache as it
-    lies: on CPUs this took 5.5 ms where keys and values held alike took 7.4, and an einsum over [B, S, K, H] 13.6
-    (8 layers, B 8, S 288, K 4, H 64).
+    lies: held alike, the product with keys takes four times as long on CPUs (dev/LOG.md, 2026-11-21).
 
     Args:
       q_BxTxNxH: queries.
@@ -61,7 +60,7 @@ def row_product(
 
     On one CPU the kernel is the left operand, because XLA's library copies the right one before it multiplies; and where
     its rows are short, two or more are taken as one, against x on the blocks of a diagonal: the vector units that M = 8
-    leaves idle do the zeros, and rows of 1,024 stream at twice the speed of rows of 512 (dev/LOG.md, 2026-11-21).
+    leaves idle do the zeros, and rows of 1,024 stream at 1.6 times the speed of rows of 512 (dev/LOG.md, 2026-11-21).
     """
 
     def plain(x_MxI: jax.Array, kernel_OxI: jax.Array) -> jax.Array:

@@ -92,22 +92,3 @@ def rotate(x_BxTxNxH: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     x1, x2 = jnp.split(x_BxTxNxH.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1)
     return rotated.astype(x_BxTxNxH.dtype)
-
-
-def apply_rope(x_BxTxNxH: jax.Array, positions_BxT: jax.Array, inv_freq: np.ndarray | jax.Array) -> jax.Array:
-    """rotate(x, *rope_tables(positions, inv_freq)): angles in float32, the result in x's dtype.
-
-    Args:
-      x_BxTxNxH: queries or keys.
-      positions_BxT: integers [B, T].
-      inv_freq: [H // 2] from rope_frequencies.
-
-    Returns:
-      [B, T, N, H] in x's dtype.
-
-    Raises:
-      ValueError: if inv_freq does not have H // 2 entries.
-    """
-    if inv_freq.shape[-1] * 2 != x_BxTxNxH.shape[-1]:
-        raise ValueError(f"{inv_freq.shape[-1]} frequencies do not fit head dim {x_BxTxNxH.shape[-1]}")
-    return rotate(x_BxTxNxH, *rope_tables(positions_BxT, inv_freq))

@@ -3,17 +3,16 @@
 import argparse
 import dataclasses
 import pathlib
-import sys
 
 import jax
 
 from jaxlm import models, sharding
-from jaxlm.config import Config, ConfigError, MeshConfig
+from jaxlm.config import Config, ConfigError, MeshConfig, RunError
 from jaxlm.data import shards
 from jaxlm.eval import samples
 from jaxlm.programs import setup
 from jaxlm.programs.tables import print_table
-from jaxlm.train.checkpoint import Checkpointer
+from jaxlm.train.checkpoint import Checkpointer, CorruptCheckpointError
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -37,12 +36,18 @@ def run(config: Config, args: argparse.Namespace) -> int:
     where = sharding.tree_shardings(abstract, models.logical_axes(model), mesh)
     try:
         params = checkpointer.restore_params(step, abstract, where)
+    except CorruptCheckpointError as error:
+        others = [str(other) for other in checkpointer.steps() if other != step]
+        hint = f"; try --checkpoint={others[-1]}" if others else ""
+        raise RunError(f"{error}{hint}") from error
     finally:
         checkpointer.close()
-    print(f"checkpoint {step} of {config.workdir}", file=sys.stderr)
+    setup.say(f"checkpoint {step} of {config.workdir}")
     tokenizer = data.tokenizer()
     with jax.set_mesh(mesh):
         texts = samples.continue_prompts(config, model, params, tokenizer, prompts)
+    if jax.process_index():
+        return 0
     if args.json:
         print_table([{"prompt": p, "text": t, "step": step} for p, t in zip(prompts, texts, strict=True)], True)
     else:

@@ -41,6 +41,9 @@ def record_start(workdir: pathlib.Path, config: Config, *, step: int, manifest_s
       step: updates already done.
       manifest_sha256: of the data.
       choices: what was decided at start (attention backend, mesh, ...).
+
+    Raises:
+      ConfigError: run.json is not what was written.
     """
     # Absolute, so that the run is found from any folder.
     data = dataclasses.replace(config.data, dir=os.path.abspath(config.data.dir))
@@ -48,7 +51,12 @@ def record_start(workdir: pathlib.Path, config: Config, *, step: int, manifest_s
     text = config_lib.to_json(config)
     replace_file(workdir / "config.json", text)
     path = workdir / "run.json"
-    starts = json.loads(path.read_text())["starts"] if path.exists() else []
+    try:
+        starts = json.loads(path.read_text())["starts"] if path.exists() else []
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is damaged: move it away and run the same command again; nothing needs it"
+        ) from error
     starts.append(
         {
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -148,7 +148,14 @@ def test_flipped_bits_are_found_by_verify_and_never_read(copy, data):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, "no manifest.json"), ("{", "not valid JSON"), ('{"format": 99}', "format 99")]
+    ("content", "message"),
+    [
+        (None, "no manifest.json"),
+        ("{", "not valid JSON"),
+        ('{"format": 99}', "format 99"),
+        ('{"format": 1}', "lacks 'tokenizer'"),
+        ("[]", "format None"),
+    ],
 )
 def test_what_is_no_data_directory_is_refused(tmp_path, content, message):
     if content is not None:
