@@ -115,6 +115,7 @@ def _blocked_bwd(scale, block, residuals, d_out_BxTxNxH):
     q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, ids, out_BxTxNxH, normalisers = residuals
     kv_heads, dtype = k_BxTxKxH.shape[2], q_BxTxNxH.dtype
     k_BxKxTxH, v_BxKxTxH = _heads_first(k_BxTxKxH), _heads_first(v_BxTxKxH)
+    k_BxKxHxT = jnp.swapaxes(k_BxKxTxH, 2, 3)  # turned once: else XLA turns every block of d_scores
     scaled_BxTxNxH = q_BxTxNxH * jnp.asarray(scale, dtype)
     delta_BxTxNx1 = jnp.sum(d_out_BxTxNxH.astype(jnp.float32) * out_BxTxNxH, axis=-1, keepdims=True)
     edges = _edges(q_BxTxNxH.shape[1], block)
@@ -131,8 +132,8 @@ def _blocked_bwd(scale, block, residuals, d_out_BxTxNxH):
         d_scores = (weights * (slopes - delta_BxKxGxI[:, :, None])).astype(dtype)
         d_v.append(_einsum("bksgi,bkgih->bksh", weights.astype(dtype), d_out_BxKxGxIxH))
         d_k.append(_einsum("bksgi,bkgih->bksh", d_scores, q_BxKxGxIxH))
-        d_q_BxKxGxIxH = _einsum("bksgi,bksh->bkgih", d_scores, k_BxKxTxH[:, :, :end])
-        d_q.append(_rows((d_q_BxKxGxIxH * scale).astype(dtype)))
+        d_q_BxKxHxGxI = _einsum("bkhs,bksgi->bkhgi", k_BxKxHxT[..., :end], d_scores)
+        d_q.append(_rows((jnp.moveaxis(d_q_BxKxHxGxI, 2, 4) * scale).astype(dtype)))
     return jnp.concatenate(d_q, axis=1), _sum_keys(d_k, edges, dtype), _sum_keys(d_v, edges, dtype), None
 
 
