@@ -33,12 +33,13 @@ def run(config: Config, args: argparse.Namespace) -> int:
     model = setup.build_model(config)
     sample = together(lambda: samples.make(config, model, data, workdir))
     tx = optim.make(config.optim, models.abstract_params(model))
-    shardings = state.shardings(state.abstract(model, tx), model, tx, mesh)
+    abstract = state.abstract(model, tx)
+    shardings = state.shardings(abstract, model, tx, mesh)
     order = {"seed": config.seed, "seq_len": config.train.seq_len, "batch_size": config.train.batch_size}
     fingerprint = loader.data_fingerprint(data, mixture, **order)
     checkpointer = checkpoint.Checkpointer(workdir / "checkpoints", config.checkpoint)
     if checkpointer.steps():
-        now, meta = checkpointer.restore_latest(state.abstract(model, tx), shardings)
+        now, meta = checkpointer.restore_latest(abstract, shardings)
         loader.check_fingerprint(meta["fingerprint"], fingerprint)
     else:
         now, meta = state.create(model, tx, mesh, config.seed), {"interrupted": False}

@@ -221,7 +221,16 @@ def test_a_save_that_failed_is_told_at_the_next_check(tmp_path, monkeypatch):
         monkeypatch.setattr(type(saver._manager), "is_saving_in_progress", lambda self: True)
         saver.check()
         monkeypatch.setattr(type(saver._manager), "is_saving_in_progress", lambda self: False)
-        with pytest.raises(RunError, match=rf"disk full while writing checkpoint {first + 1} .* goes on from step"):
+        with pytest.raises(
+            RunError, match=rf"disk full while writing checkpoint {first + 1} .* free some room .* goes on from step"
+        ):
+            saver.check()
+
+        def fail(self):
+            raise ValueError("something else")
+
+        monkeypatch.setattr(type(saver._manager), "wait_until_finished", fail)
+        with pytest.raises(ValueError, match="else"):
             saver.check()
         monkeypatch.undo()
 
