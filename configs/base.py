@@ -49,6 +49,7 @@ def get_config() -> ConfigDict:
     d.text_key = "text"  # the field that holds the text, in jsonl, parquet and TFDS
     d.max_bytes = 0  # read at most this many bytes of text from each source; 0 = all
     d.tfds_dir = ""  # folder of TFDS datasets; "" = TFDS's own default
+    d.hub_dir = ""  # folder that holds hub datasets as REPOSITORY/*.parquet or .jsonl; "" = from the hub
     d.chat_tokens = False  # the last five ids of the vocabulary are the ChatML tokens
     d.val_fraction = 0.01  # of documents, held out by a hash of their content
     d.block_tokens = 8192  # tokens per ArrayRecord record
@@ -124,4 +125,81 @@ def get_config() -> ConfigDict:
     c.distributed.coordinator = ""  # host:port of process 0
     c.distributed.num_processes = 0
     c.distributed.process_id = -1
+
+    c.engine = "local"  # where the tasks of `jaxlm prepare` run: local | ray | slurm
+    _prepare(c)
     return c
+
+
+def _prepare(c: ConfigDict) -> None:
+    """`jaxlm prepare`: the sources with their stages in order, and what each stage does by default."""
+    c.prepare = p = ConfigDict()
+    p.sources = ConfigDict()  # NAME -> source(path, stages=(...), ...)
+    p.workers = 0  # processes at a time (local), or the most tasks at a time (ray, slurm); 0 = one per core
+    p.task_mb = 64.0  # of input per task; the outcome depends on it, not on the number of workers
+    p.memory_gb = 1.0  # for what looks at all documents together (it goes to disk beyond this)
+    p.examples = 20  # removed documents shown in the report, per source, stage and reason
+    p.excerpt_chars = 500  # of each removed document in removed/STAGE.jsonl.gz
+    p.target = ""  # a folder of "what I want it to write like", for the mismatch report
+    p.stages = s = ConfigDict()
+
+    # Stages. A source may set any of these for itself: stages=("gopher_quality min_words=30", ...).
+    # html
+
+    # debris
+
+    # unicode
+
+    # language
+
+    # gopher_quality
+
+    # gopher_repetition
+
+    # c4
+
+    # fineweb
+
+    # classifier
+
+    # perplexity
+
+    # toxicity
+
+    # code
+
+    # pii
+
+    # junk
+
+    # decontaminate
+
+    # exact, near, lines
+    s.exact = ConfigDict()  # the same text, spacing and case aside: one stays
+    s.near = ConfigDict()  # nearly the same text: MinHash finds candidates, their shingles' Jaccard similarity decides
+    s.near.threshold = 0.6  # similarity from which one of two documents goes
+    s.near.ngram = 5  # words a shingle
+    s.near.bands = 20
+    s.near.rows = 5  # hashes a band
+    s.lines = ConfigDict()  # lines and paragraphs that come back in many documents
+    s.lines.min_documents = 10  # of a site that hold a line, from which on it goes everywhere
+    s.lines.min_chars = 20  # shorter lines are left alone
+    s.lines.min_paragraph_chars = 200  # a paragraph this long that comes back stays once
+
+
+def source(path: str, stages: tuple[str, ...] = (), **keys) -> dict:
+    """A source of `prepare.sources`: `source("docs/*.html", stages=("html", "unicode"), priority=1)`."""
+    defaults = dict(
+        path=path,  # folder, file, glob, URL that fsspec knows, tfds:NAME, hub:REPOSITORY, embedded:NAME
+        format="auto",  # auto (by the file's name) | text | markdown | html | warc | code | mediawiki | jsonl | parquet
+        text_key="text",  # the field that holds the text, in jsonl, parquet and datasets
+        stages=stages,  # in order, each with its settings: "gopher_quality min_words=30"
+        priority=0,  # of two duplicates, the one from the source with the higher priority stays
+        weight=1.0,  # in the mixture to train on
+        max_bytes=0,  # of text to read; 0 = all
+        licences=(),  # code: keep files under these SPDX licences only; () = all
+    )
+    unknown = set(keys) - set(defaults)
+    if unknown:
+        raise ValueError(f"source has no key {sorted(unknown)}; there are {sorted(defaults)}")
+    return defaults | keys

@@ -229,7 +229,7 @@ def _keys() -> list[tuple[str, str, str]]:
         code, _, comment = line.strip().partition("  # ")
         targets = [part.strip() for part in code.split(" = ")]
         owner, dot, attribute = targets[0].rpartition(".")
-        if len(targets) < 2 or not dot:
+        if len(targets) < 2 or not dot or not attribute.isidentifier():
             continue
         base = names.get(owner)
         if base is None:
@@ -238,7 +238,7 @@ def _keys() -> list[tuple[str, str, str]]:
         key = f"{base}{attribute}"
         if targets[-1] == "ConfigDict()":
             names |= {alias: f"{key}." for alias in targets[:-1]}
-            if key != "data.sources":
+            if key not in ("data.sources", "prepare.sources"):
                 continue
         keys.append((key, targets[-1].replace("ConfigDict()", "{}"), comment))
     return keys

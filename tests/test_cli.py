@@ -35,7 +35,7 @@ def test_each_help_explains_every_key(capsys, verb):
     out = capsys.readouterr().out
     base = config_files.load("base")
     keys = {k for k in config_files._flat_keys(base) if not hasattr(config_files._lookup(base, k), "items")}
-    assert keys | {"data.sources"} == {key for key, _, _ in cli._keys()}
+    assert keys | {"data.sources", "prepare.sources"} == {key for key, _, _ in cli._keys()}
     for key, default, _ in cli._keys():
         assert f"--config.{key}  ({default})" in out
         if key != "data.sources":

@@ -1,0 +1,57 @@
+"""What a cleaning stage is: one document at a time, kept, changed or removed, with the reason."""
+
+import collections
+import dataclasses
+import pathlib
+import typing
+
+from datatrove.data import Document
+
+__all__ = ["Document", "Remove", "Stage"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Remove:
+    """Why a document is removed.
+
+    Attributes:
+      reason: a counter's name: one of few that the stage has ("too few words", "duplicate"), never with numbers in it.
+      detail: what in this document made it so ("words=12, min_words=50"), shown with the examples.
+    """
+
+    reason: str
+    detail: str = ""
+
+
+class Stage:
+    """A step of `prepare.sources.NAME.stages`. A worker makes one and passes it all the documents of its task.
+
+    A subclass sets `Settings`, a frozen dataclass without defaults whose keys and defaults stand in `configs/base.py`
+    under `prepare.stages.NAME`, and `apply`. The outcome must depend on the document and the settings alone, so that it
+    is the same whatever the order and the number of workers.
+    """
+
+    Settings: type
+    name: str  # as in the config; set by `stages.make`
+
+    def __init__(self, settings: typing.Any, folder: pathlib.Path):
+        """`folder` is what `build` was given (nothing is in it unless `build` wrote there)."""
+        self.settings = settings
+        self.folder = folder
+
+    @classmethod
+    def build(cls, settings: typing.Any, folder: pathlib.Path) -> None:
+        """Makes once, before the tasks, what all workers read: an index, a trained classifier. Default: nothing.
+
+        Deterministic; raises ConfigError for bad settings (a file that is not there, an empty folder).
+        """
+
+    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+        """Changes `document.text` (and metadata) in place, or tells why the document goes.
+
+        Args:
+          document: `text`, `id` and `metadata`: "source" (name in the config), "format" (text | html | markdown | code),
+            and where the source knows them "url", "site", "path", "licence", "language" (of code).
+          edits: add to it by name what was changed: {"EMAIL": 2}.
+        """
+        raise NotImplementedError
