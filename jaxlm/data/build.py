@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError
-from jaxlm.data import rows, shards, sources
+from jaxlm.corpus import sources
+from jaxlm.data import rows, shards
 from jaxlm.data.tokenizer import Tokenizer, train_tokenizer
 
 _SPILL = ".spill.tmp"

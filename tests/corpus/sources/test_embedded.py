@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from jaxlm.config import ConfigError
-from jaxlm.data import embedded
+from jaxlm.corpus.sources import embedded
 
 CAP = 300_000
 
@@ -52,7 +52,7 @@ def test_a_docstring_copied_to_another_name_is_kept_once(tmp_path):
 
 def test_nothing_scanned_is_imported():
     code = (
-        "import sys; from jaxlm.data import embedded\n"
+        "import sys; from jaxlm.corpus.sources import embedded\n"
         "before = set(sys.modules)\n"
         "list(embedded.iterate_embedded('math', 200_000)); list(embedded.iterate_embedded('prose', 200_000))\n"
         "new = {m.split('.')[0] for m in set(sys.modules) - before}\n"

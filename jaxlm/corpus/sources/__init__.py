@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxlm.config import ConfigError
-from jaxlm.data import embedded
+from jaxlm.corpus.sources import embedded
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 TXT_WHOLE_BYTES = 1 << 18

@@ -11,7 +11,7 @@ from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
 
 from jaxlm.config import ConfigError
-from jaxlm.data import sources
+from jaxlm.corpus import sources
 
 
 def read(spec, **options):
