@@ -1,4 +1,4 @@
-"""SentencePiece BPE (Kudo and Richardson 2018) with byte fallback: every text comes back exactly as it went in.
+"""SentencePiece (Kudo and Richardson 2018), BPE or unigram, with byte fallback: every text comes back exactly.
 
 Spaces, newlines, tabs and control characters are kept; digits are split; ids 0/1/2 are unk/bos/eos. The five ChatML
 tokens, when wanted, are control pieces appended to the trained model, so that they hold the last ids of the
@@ -11,19 +11,25 @@ import io
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import sentencepiece as spm
 
 from jaxlm.config import CHAT_TOKENS, ConfigError
 
+MODEL_TYPES = ("bpe", "unigram")
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
 _SPACE = "\u2581"  # SentencePiece writes a space as this character
 _SPACE_BYTES = tuple(_SPACE.encode())
 _MAX_LINE = 4000  # bytes; SentencePiece leaves out training lines beyond max_sentence_length (4192)
 _PIECE_CHARS = 1 << 17
 _THREADS = 2  # fixed: the number is written into the model's bytes
+# What SentencePiece's own training never joins into one piece: words (each with the spaces before it) and lines.
+_WORDS = re.compile(f"\n|{_SPACE}| *[^ \n{_SPACE}]+| +")
+_JOINED = re.compile(f"[^{_SPACE}]{_SPACE}|\n")
+_PROBE = "  \ufb01 \u2460  e\u0301\t\n A "
+_CACHE_CHARS = 1 << 24  # with 40 for the rest of each entry: about 100 MB
 
 
 class Tokenizer:
@@ -41,7 +47,10 @@ class Tokenizer:
         self.bos_id, self.eos_id = self._sp.bos_id(), self._sp.eos_id()
         if self.eos_id < 0:
             raise ConfigError("this SentencePiece model has no end-of-sentence piece; train it with eos_id >= 0")
-        self._byte_ids = {byte: self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_BYTES}
+        self._space_ids = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_BYTES]
+        plain = self._sp.normalize(_PROBE) == _PROBE.replace(" ", _SPACE)
+        self._by_word = plain and not any(map(_JOINED.search, self._pieces()))
+        self._forget()
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Tokenizer":
@@ -63,10 +72,38 @@ class Tokenizer:
         return self.encode_batch([text], num_threads=1)[0].tolist()
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[np.ndarray]:
-        """Ids of each text, int32[n] each; `encode` of many, in `num_threads` threads.
+        """Ids of each text, int32[n] each; `encode` of many. New words are encoded in `num_threads` threads.
 
-        Long texts are encoded piecewise at newlines, which changes nothing: no piece of the vocabulary holds a newline.
+        Where no piece reaches from one word into the next (so it is with all that `train_tokenizer` makes), each word is
+        encoded once and remembered. For BPE that changes nothing but the time: merges never cross from word to word. A
+        unigram model sums scores in float32, so that SentencePiece itself may cut a word differently by what stands
+        before it; here it is always cut alike.
         """
+        if not self._by_word:
+            return self._encode_whole(texts, num_threads)
+        texts = [text if text.isascii() else text.encode("utf-8", "replace").decode() for text in texts]
+        split = [_WORDS.findall(text) for text in texts]
+        words = self._learn(set().union(*split), num_threads)
+        return [np.frombuffer(bytearray().join(map(words.__getitem__, parts)), np.int32) for parts in split]
+
+    def _learn(self, seen: set[str], num_threads: int) -> Mapping[str, bytes]:
+        """Word -> int32 ids, for at least all the words in `seen`."""
+        words = self._words  # other threads may put a new one in its place, but never take anything out of this one
+        new = [word for word in seen if word not in words]
+        for word, ids in zip(new, self._sp.encode(new, out_type=int, num_threads=num_threads), strict=True):
+            words[word] = np.asarray(ids, np.int32).tobytes()
+        self._word_chars += sum(map(len, new)) + 40 * len(new)
+        if self._word_chars > _CACHE_CHARS:
+            self._forget()
+        return words
+
+    def _forget(self) -> None:
+        # Ids as bytes: joined faster than lists of integers.
+        self._words = {_SPACE: np.asarray(self._space_ids, np.int32).tobytes()}
+        self._word_chars = 0
+
+    def _encode_whole(self, texts: Sequence[str], num_threads: int) -> list[np.ndarray]:
+        """For models made elsewhere: whole texts, the longest cut at newlines."""
         parts, owners = [], []
         for owner, text in enumerate(texts):
             for part in self._split(text):
@@ -76,7 +113,7 @@ class Tokenizer:
         coded = iter(coded)
         out: list[list[int]] = [[] for _ in texts]
         for part, owner in zip(parts, owners, strict=True):
-            out[owner] += next(coded) if part is not None else [self._byte_ids[byte] for byte in _SPACE_BYTES]
+            out[owner] += next(coded) if part is not None else self._space_ids
         return [np.asarray(ids, np.int32) for ids in out]
 
     def _split(self, text: str) -> Iterator[str | None]:
@@ -99,6 +136,12 @@ class Tokenizer:
         """The text of ids; control tokens give nothing, bytes that are not UTF-8 (a cut character) give U+FFFD."""
         table = self._raw_bytes
         return b"".join([table[int(i)] for i in ids]).decode("utf-8", "replace")
+
+    def _pieces(self) -> Iterator[str]:
+        """The pieces that text can become."""
+        for i in range(self.vocab_size):
+            if not self._sp.is_control(i):
+                yield self._sp.id_to_piece(i)
 
     @functools.cached_property
     def _raw_bytes(self) -> list[bytes]:
@@ -126,13 +169,16 @@ class Tokenizer:
         return i
 
 
-def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool) -> Tokenizer:
-    """Trains a BPE on texts (all of them held in memory by SentencePiece: sample first).
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
+    """Trains a tokenizer on texts (all of them held in memory by SentencePiece: sample first).
 
     The result depends only on the texts and their order. `vocab_size` counts everything: with `chat_tokens`, the five
-    ChatML tokens take its last five ids and the BPE has `vocab_size` - 5 pieces. Raises ConfigError when the text is
-    too small for the vocabulary, naming the largest possible one.
+    ChatML tokens take its last five ids and the model has `vocab_size` - 5 pieces. `model_type` is bpe or unigram (Kudo
+    2018; its training takes some seven times as long). Raises ConfigError for another one, and when the text is too
+    small for the vocabulary, naming the largest possible one.
     """
+    if model_type not in MODEL_TYPES:
+        raise ConfigError(f"no tokenizer model {model_type!r}; choose one of {', '.join(MODEL_TYPES)}")
     extra = len(CHAT_TOKENS) if chat_tokens else 0
     if vocab_size - extra < 300:
         raise ConfigError(
@@ -143,7 +189,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool)
         spm.SentencePieceTrainer.train(
             sentence_iterator=_training_lines(texts),
             model_writer=model,
-            model_type="bpe",
+            model_type=model_type,
             vocab_size=vocab_size - extra,
             byte_fallback=True,
             split_digits=True,

@@ -1,10 +1,12 @@
 """Every text comes back; control ids are out of reach of text; bytes are counted; models are deterministic."""
 
+import io
 import pickle
 import random
 
 import numpy as np
 import pytest
+import sentencepiece as spm
 
 from jaxlm.config import CHAT_TOKENS, ConfigError
 from jaxlm.data import tokenizer
@@ -165,3 +167,79 @@ def test_clear_errors_in_loading(tmp_path):
     (tmp_path / "bad.model").write_bytes(b"not a model")
     with pytest.raises(ConfigError, match="not a SentencePiece model"):
         tokenizer.Tokenizer.load(tmp_path / "bad.model")
+
+
+@pytest.fixture(scope="module")
+def unigram(training_texts):
+    return tokenizer.train_tokenizer(training_texts, vocab_size=405, chat_tokens=True, model_type="unigram")
+
+
+def test_unigram_keeps_every_text_too(unigram, coder):
+    texts = HARD + random_texts(1000)
+    lengths = unigram.token_bytes()
+    for text, ids in zip(texts, unigram.encode_batch(texts), strict=True):
+        assert unigram.decode(ids) == text
+        assert lengths[ids].sum() == len(text.encode())
+    assert [unigram.id_of(token) for token in CHAT_TOKENS] == [400, 401, 402, 403, 404]
+    assert len(unigram.encode("2024")) == 4
+    assert unigram.sha256 != coder.sha256
+
+
+def test_unigram_is_deterministic(unigram, training_texts):
+    again = tokenizer.train_tokenizer(training_texts, vocab_size=405, chat_tokens=True, model_type="unigram")
+    assert again.sha256 == unigram.sha256
+
+
+def test_another_model_type_is_refused(training_texts):
+    with pytest.raises(ConfigError, match="no tokenizer model 'wordpiece'; choose one of bpe, unigram"):
+        tokenizer.train_tokenizer(training_texts, vocab_size=405, chat_tokens=False, model_type="wordpiece")
+
+
+def test_no_piece_reaches_into_the_next_word_or_line(coder, unigram):
+    for trained in (coder, unigram):
+        assert trained._by_word
+        assert not [piece for piece in trained._pieces() if "\n" in piece or tokenizer._JOINED.search(piece)]
+
+
+def test_unigram_cuts_a_word_alike_in_any_text(unigram, training_texts):
+    """Plain SentencePiece does not: its float32 sums lose the difference of two cuts far into a text."""
+    text = "".join(training_texts)
+    lines = [i for line in text.splitlines(keepends=True) for i in unigram.encode(line)]
+    assert unigram.encode(text) == lines
+    assert unigram.encode("\n" * 3 + text) == unigram.encode("\n" * 3) + lines
+
+
+def test_remembered_words_change_nothing(coder, training_texts, monkeypatch):
+    texts = HARD + random_texts(300) + training_texts
+    first = [ids.tolist() for ids in coder.encode_batch(texts)]
+    whole = [ids.tolist() for ids in coder._encode_whole(texts, num_threads=1)]
+    assert first == whole
+    monkeypatch.setattr(tokenizer, "_PIECE_CHARS", 100)  # long texts cut at newlines, as for models made elsewhere
+    assert [ids.tolist() for ids in coder._encode_whole(texts, num_threads=1)] == whole
+    monkeypatch.setattr(tokenizer, "_CACHE_CHARS", 1000)  # forgotten after nearly every text
+    forgetful = tokenizer.Tokenizer(coder.model_bytes)
+    assert [forgetful.encode(text) for text in texts] == whole
+    assert forgetful._word_chars <= 1000
+    assert coder.encode_batch([]) == []
+    ids = coder.encode_batch(["one"])[0]
+    ids[:] = 0  # the caller's own: what is remembered stays
+    assert coder.encode("one") != ids.tolist()
+
+
+@pytest.mark.parametrize("changes", [{"split_by_whitespace": False}, {"add_dummy_prefix": True}])
+def test_models_made_elsewhere_are_not_cut_into_words(training_texts, changes):
+    settings = {"add_dummy_prefix": False, "remove_extra_whitespaces": False, "byte_fallback": True}
+    model = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a b " * 9 + text.splitlines()[0] for text in training_texts]),
+        model_writer=model,
+        vocab_size=500,
+        model_type="bpe",
+        normalization_rule_name="identity",
+        minloglevel=2,
+        **{**settings, **changes},
+    )
+    other = tokenizer.Tokenizer(model.getvalue())
+    assert not other._by_word
+    text = "a b a b a b " * 20 + "ba"
+    assert other.encode(text) == other._sp.encode(text)
