@@ -15,21 +15,23 @@ from jaxlm.config import ConfigError, nearest_key
 CONFIG_PACKAGE = pathlib.Path(__file__).parent / "configs"
 
 
-def shipped_configs() -> list[str]:
-    """Names of the configs that come with jaxlm, `base` left out."""
-    return sorted(p.stem for p in CONFIG_PACKAGE.glob("*.py") if p.stem not in ("base", "__init__"))
+def shipped_configs(folder: str = "") -> list[str]:
+    """Names of the configs that come with jaxlm, `base` left out: those to train, or those of a folder (`data`)."""
+    paths = (CONFIG_PACKAGE / folder).glob("*.py")
+    return sorted(str(pathlib.PurePosixPath(folder, p.stem)) for p in paths if p.stem not in ("base", "__init__"))
 
 
 def find_config(name: str) -> pathlib.Path:
-    """The file of a config given by path (`configs/quickstart.py`) or by shipped name (`quickstart`)."""
+    """The file of a config given by path (`configs/quickstart.py`) or by shipped name (`quickstart`, `data/techdocs`)."""
     path = pathlib.Path(name)
     if path.suffix == ".py" and path.is_file():
         return path
-    shipped = CONFIG_PACKAGE / f"{path.stem}.py"
-    if path.parent in (pathlib.Path(), pathlib.Path("configs")) and path.suffix in ("", ".py") and shipped.is_file():
-        return shipped
-    near = difflib.get_close_matches(path.stem, shipped_configs(), n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(shipped_configs())}"
+    wanted = path.as_posix().removeprefix("configs/").removesuffix(".py")
+    known = [*shipped_configs(), *shipped_configs("data")]
+    if wanted in [*known, "base"]:
+        return CONFIG_PACKAGE / f"{wanted}.py"
+    near = difflib.get_close_matches(wanted, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(known)}"
     raise ConfigError(f"no config file or shipped config {name!r}; {hint}")
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError
+from jaxlm.corpus import stages
 from jaxlm.plan import params
 
 OK = ("workdir=w",)
@@ -44,6 +45,40 @@ def test_every_shipped_config_resolves_and_says_how_large_it_is(name):
     stated = re.search(r"([\d,]{9,}) parameters", text) or re.search(r"same size|parameters: ([\d,]{9,})", text)
     if stated and stated.group(1):
         assert int(stated.group(1).replace(",", "")) == params.count_params(c.model)
+
+
+@pytest.mark.parametrize("name", config_files.shipped_configs("data"))
+def test_every_shipped_data_config_resolves_and_names_its_command(name):
+    c = resolve(name=name)
+    assert c.data.dir
+    assert f"jaxlm prepare --config=configs/{name}.py" in config_files.find_config(name).read_text()
+    for source in c.prepare.sources.values():
+        for i, line in enumerate(source.stages):
+            stages.parse(line, c.prepare.stages, f"stage {i}")
+
+
+@pytest.mark.parametrize(("data", "train"), [("data/techdocs", "techdocs_35m"), ("data/gpuburnout", "gpuburnout_1b")])
+def test_a_model_trains_on_what_its_data_config_makes(data, train):
+    made, used = resolve(name=data), resolve(name=train)
+    assert made.data.dir == used.data.dir
+    assert (made.model.vocab_size, made.data.chat_tokens) == (used.model.vocab_size, used.data.chat_tokens)
+    weights = {name: source.weight for name, source in made.prepare.sources.items()}
+    assert weights == {name: source.weight for name, source in used.data.sources.items()}
+    assert not any(source.path for source in used.data.sources.values())
+
+
+def test_the_first_storys_budget_is_its_mixture_in_bytes():
+    sources = resolve(name="data/gpuburnout").prepare.sources
+    assert {name: source.weight for name, source in sources.items()} == {
+        "fineweb_edu": 87.0,
+        "finemath": 10.0,
+        "python_edu": 3.0,
+    }
+    for source in sources.values():
+        tokens = 30e9 * source.weight / 100
+        assert 3 * tokens < source.max_bytes < 6 * tokens  # between 3 and 6 bytes a token, what is removed included
+        assert any(stage.split()[0] == "junk" for stage in source.stages)
+        assert source.path.startswith("hub:")
 
 
 @pytest.mark.parametrize(
@@ -141,8 +176,16 @@ def test_config_files_are_found_by_path_and_by_name(tmp_path, monkeypatch):
     assert config_files.find_config(str(own)) == own
     assert config_files.find_config("quickstart").name == "quickstart.py"
     assert config_files.find_config("configs/quickstart.py").name == "quickstart.py"
+    assert config_files.find_config("./configs/quickstart.py").name == "quickstart.py"
+    for name in ("data/techdocs", "data/techdocs.py", "configs/data/techdocs.py"):
+        assert config_files.find_config(name) == config_files.CONFIG_PACKAGE / "data/techdocs.py"
     with pytest.raises(ConfigError, match="did you mean 'quickstart'"):
         config_files.find_config("quikstart")
+    with pytest.raises(ConfigError, match="did you mean 'data/techdocs'"):
+        config_files.find_config("data/techdoc")
+    for name in ("other/quickstart", "configs/other/quickstart.py", "data"):
+        with pytest.raises(ConfigError, match="no config file or shipped config"):
+            config_files.find_config(name)
     own.write_text("import nonsense_module\n")
     with pytest.raises(ConfigError, match="ModuleNotFoundError: No module named 'nonsense_module'"):
         config_files.load(str(own))
