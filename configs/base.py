@@ -50,6 +50,8 @@ def get_config() -> ConfigDict:
     d.max_bytes = 0  # read at most this many bytes of text from each source; 0 = all
     d.tfds_dir = ""  # folder of TFDS datasets; "" = TFDS's own default
     d.hub_dir = ""  # folder that holds hub datasets as REPOSITORY/*.parquet or .jsonl; "" = from the hub
+    d.tokenizer = ""  # a SentencePiece .model to use; "" = one is trained on the sources
+    d.tokenizer_model = "bpe"  # what is trained: bpe | unigram
     d.chat_tokens = False  # the last five ids of the vocabulary are the ChatML tokens
     d.val_fraction = 0.01  # of documents, held out by a hash of their content
     d.block_tokens = 8192  # tokens per ArrayRecord record
@@ -136,6 +138,7 @@ def _prepare(c: ConfigDict) -> None:
     c.prepare = p = ConfigDict()
     p.sources = ConfigDict()  # NAME -> source(path, stages=(...), ...)
     p.workers = 0  # processes at a time (local), or the most tasks at a time (ray, slurm); 0 = one per core
+    p.engine_options = ()  # NAME=VALUE: of sbatch (partition=cpu, time=12:00:00) or of ray.init (address=auto)
     p.task_mb = 64.0  # of input per task; the outcome depends on it, not on the number of workers
     p.memory_gb = 1.0  # for what looks at all documents together (it goes to disk beyond this)
     p.examples = 20  # removed documents shown in the report, per source, stage and reason
@@ -168,7 +171,14 @@ def _prepare(c: ConfigDict) -> None:
 
     # code
 
-    # pii
+    s.pii = ConfigDict()  # personal data becomes <EMAIL>, <PHONE>, ..., the same always
+    s.pii.kinds = ("secret", "email", "iban", "card", "ssn", "ip", "phone")
+    s.pii.regions = ("US",)  # whose phone numbers are known without "+" and country code; ISO codes
+    s.pii.keep_emails = (  # addresses that stay: regexes of the whole address, case aside
+        r".*@([\w-]+\.)*example\.(com|org|net|edu)",
+        r"(git|hg|svn|no-?reply|do-?not-?reply)@.*",
+        r".*@users\.noreply\.github\.com",
+    )
 
     # junk
 

@@ -67,6 +67,7 @@ _CHOICES = {
     "optim.schedule": ("cosine", "wsd", "linear", "constant"),
     "optim.name": ("adamw",),
     "log.wandb": ("", "offline", "online"),
+    "data.tokenizer_model": ("bpe", "unigram"),
     "engine": ("local", "ray", "slurm"),
 }
 

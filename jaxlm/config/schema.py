@@ -69,6 +69,8 @@ class DataConfig:
     max_bytes: int
     tfds_dir: str
     hub_dir: str
+    tokenizer: str
+    tokenizer_model: str
     chat_tokens: bool
     val_fraction: float
     block_tokens: int
@@ -96,6 +98,7 @@ class PrepareConfig:
 
     sources: dict[str, PrepareSourceConfig]
     workers: int
+    engine_options: tuple[str, ...]
     task_mb: float
     memory_gb: float
     examples: int

@@ -1,0 +1,80 @@
+"""Lines and paragraphs that come back in many documents: boilerplate of a site, and passages that were copied.
+
+A line that `min_documents` documents of a site share goes from all of them (menus, notices, footers). A paragraph of
+`min_paragraph_chars` or more that comes back anywhere stays in the best-ranked document alone (as in CCNet, Wenzek et al.
+2019, and C4's three-sentence spans). Code, in fences or indented, and table rows are left alone.
+"""
+
+import pathlib
+from collections.abc import Iterator
+
+import duckdb
+
+from jaxlm.corpus.dedup import signatures
+from jaxlm.corpus.dedup.sql import quoted
+
+
+def keys(text: str, source: str, site: str, settings: dict) -> Iterator[tuple[int, bool]]:
+    """(hash, is a paragraph) of what may be removed from a text, each once."""
+    seen = set()
+    for line in _prose_lines(text):
+        for key, paragraph in _line_keys(line, source, site, settings):
+            if key not in seen:
+                seen.add(key)
+                yield key, paragraph
+
+
+def _line_keys(line: str, source: str, site: str, settings: dict) -> Iterator[tuple[int, bool]]:
+    words = " ".join(line.split()).casefold()
+    if len(words) >= settings["min_chars"]:
+        yield signatures.hash64(f"{source}\0{site}\0{words}"), False
+    if len(words) >= settings["min_paragraph_chars"]:
+        yield signatures.hash64(words), True
+
+
+def _prose_lines(text: str) -> Iterator[str]:
+    for line, prose in _marked(text):
+        if prose:
+            yield line
+
+
+def _marked(text: str) -> Iterator[tuple[str, bool]]:
+    """(line with its end, whether it is prose)."""
+    fenced = False
+    for line in text.splitlines(keepends=True):
+        fence = line.lstrip().startswith("```")
+        yield line, not (fenced or fence or line.startswith(("    ", "\t", "|")))
+        fenced ^= fence
+
+
+def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, min_documents: int) -> None:
+    """`lines/*.parquet` -> `lines.parquet`: (doc, key), what goes from each document that stays; sorted by document."""
+    connection.execute(f"""
+        CREATE TEMP VIEW repeats AS SELECT * FROM read_parquet({quoted(folder / "lines/*.parquet")})
+        WHERE doc NOT IN (SELECT doc FROM read_parquet({quoted(folder / "exact.parquet")}))
+        AND doc NOT IN (SELECT doc FROM read_parquet({quoted(folder / "near.parquet")}));
+        CREATE TEMP TABLE often AS SELECT key FROM repeats WHERE NOT paragraph GROUP BY key HAVING count(*) >= {min_documents};
+        CREATE TEMP TABLE copied AS SELECT key FROM repeats WHERE paragraph GROUP BY key HAVING count(*) > 1;
+        CREATE TEMP TABLE first AS
+        SELECT key, arg_min(doc, (rank, tie, doc)) AS doc
+        FROM (SELECT doc, key FROM repeats WHERE paragraph AND key IN (SELECT key FROM copied))
+        JOIN (SELECT doc, rank, tie FROM read_parquet({quoted(folder / "sign/*.parquet")})) USING (doc) GROUP BY key;
+        COPY (
+            SELECT doc, key FROM repeats WHERE NOT paragraph AND key IN (SELECT key FROM often)
+            UNION ALL
+            SELECT r.doc, r.key FROM repeats r JOIN first f USING (key) WHERE r.paragraph AND r.doc != f.doc
+            ORDER BY doc, key
+        ) TO {quoted(folder / "lines.parquet")} (FORMAT parquet);
+        DROP TABLE first; DROP TABLE copied; DROP TABLE often; DROP VIEW repeats;
+    """)
+
+
+def remove(text: str, source: str, site: str, settings: dict, going: set[int]) -> tuple[str, int]:
+    """The text without the lines and paragraphs whose keys are `going`, and how many went."""
+    kept, count = [], 0
+    for line, prose in _marked(text):
+        if prose and any(key in going for key, _ in _line_keys(line, source, site, settings)):
+            count += 1
+        else:
+            kept.append(line)
+    return "".join(kept).strip("\n"), count

@@ -1,0 +1,131 @@
+"""Hashes of a text: its words, its shingles, MinHash bands and a sketch (Broder 1997; LSH banding: Leskovec et al., ch. 3).
+
+All is vectorised over the code points of the text, so that one document costs microseconds and no Python loop. Letters:
+W words, S distinct shingles, P permutations, B bands.
+"""
+
+import functools
+import hashlib
+
+import numpy as np
+
+SKETCH = 512  # smallest shingle hashes kept for the similarity check: exact up to so many shingles, +-2% beyond
+_P = np.uint64(0x9E3779B97F4A7C15)
+_CHUNK = 1 << 14  # shingles hashed at a time, so that the table of permutations stays in cache
+
+
+def normalised_hash(text: str) -> tuple[int, int]:
+    """128 bits that are equal for texts that differ in spacing and case alone, as two uint64."""
+    digest = hashlib.blake2b(" ".join(text.casefold().split()).encode("utf-8", "replace"), digest_size=16).digest()
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+
+
+def hash64(text: str) -> int:
+    """A stable uint64 of a string."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little")
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64 (Steele et al. 2014) over uint64."""
+    x = x ^ (x >> np.uint64(30))
+    x = x * np.uint64(0xBF58476D1CE4E5B9)
+    x = x ^ (x >> np.uint64(27))
+    x = x * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@functools.cache
+def _kinds() -> np.ndarray:
+    """uint8[2**16] by code point: 0 between words, 1 in a word, 2 a word of its own (scripts without spaces)."""
+    kinds = np.fromiter((chr(c).isalnum() for c in range(1 << 16)), np.uint8, 1 << 16)
+    for first, last in ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF)):
+        kinds[first : last + 1] *= 2
+    kinds[0x0300:0x0370] = 1  # combining marks
+    return kinds
+
+
+@functools.cache
+def _powers(n: int) -> np.ndarray:
+    return np.concatenate([np.ones(1, np.uint64), np.cumprod(np.full(n - 1, _P))])
+
+
+def word_hashes(text: str) -> np.ndarray:
+    """uint64[W]: a hash of each word, case folded; punctuation and spacing don't count, digits do."""
+    text = text.casefold()
+    if text.isascii():
+        points = np.frombuffer(text.encode(), np.uint8)
+    else:
+        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    if not len(points):
+        return np.empty(0, np.uint64)
+    kinds = _kinds()[points if points.dtype == np.uint8 else np.minimum(points, 0xFFFF)]
+    if points.dtype != np.uint8:
+        kinds = np.where(points >= 0x20000, np.uint8(2), kinds)
+    inside = kinds > 0
+    before = np.concatenate([np.zeros(1, np.uint8), kinds[:-1]])
+    starts = np.flatnonzero(inside & ((before != 1) | (kinds == 2)))
+    if not len(starts):
+        return np.empty(0, np.uint64)
+    # Sum of c_k P^(n-k) over a word, as the difference of running sums: a polynomial hash of every word at once. Each word
+    # is summed with powers that begin anew at its start.
+    owner = np.cumsum(np.bincount(starts, minlength=len(points)).astype(np.int64)) - 1
+    place = np.arange(len(points)) - starts[np.maximum(owner, 0)]
+    longest = int(place[inside].max()) + 1
+    terms = (
+        mix(points.astype(np.uint64) + np.uint64(1))
+        * _powers(1 << (longest - 1).bit_length() if longest > 1 else 1)[np.where(inside, place, 0)]
+    )
+    terms[~inside] = 0
+    return np.add.reduceat(terms, starts)
+
+
+def shingles(words: np.ndarray, n: int) -> np.ndarray:
+    """uint64[S], sorted: distinct hashes of `n` words in a row; one of all words when there are fewer."""
+    if not len(words):
+        return np.empty(0, np.uint64)
+    n = min(n, len(words))
+    hashes = np.zeros(len(words) - n + 1, np.uint64)
+    for k in range(n):
+        hashes = hashes * _P + mix(words[k : len(words) - n + 1 + k])
+    return np.unique(mix(hashes))
+
+
+@functools.cache
+def _permutations(count: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.Generator(np.random.PCG64(1))
+    return tuple(rng.integers(0, 2**64, (2, count, 1), np.uint64) | np.array([[[1]], [[0]]], np.uint64))
+
+
+def band_hashes(shingles_S: np.ndarray, bands: int, rows: int) -> np.ndarray:
+    """uint64[B]: two documents of similarity J share a given one of them with probability J**rows.
+
+    Multiply-shift hashes (Dietzfelbinger et al. 1997), the smallest of each over the shingles.
+    """
+    a, b = _permutations(bands * rows)
+    lowest_P = np.full(bands * rows, np.iinfo(np.uint64).max, np.uint64)
+    for start in range(0, len(shingles_S), _CHUNK):
+        part = shingles_S[start : start + _CHUNK]
+        lowest_P = np.minimum(lowest_P, (a * part + b).min(1) >> np.uint64(16))
+    mixed = mix(lowest_P + (np.arange(bands * rows, dtype=np.uint64) << np.uint64(48))).reshape(bands, rows)
+    return mix(np.add.reduce(mixed * _powers(rows), axis=1))
+
+
+def sketch(shingles_S: np.ndarray) -> np.ndarray:
+    """uint32[<= SKETCH], sorted: the document's smallest shingle hashes, a uniform sample of its shingles."""
+    return np.unique((shingles_S[: 2 * SKETCH] >> np.uint64(32)).astype(np.uint32))[:SKETCH]
+
+
+def similarity(a: np.ndarray, b: np.ndarray) -> float:
+    """Jaccard similarity of two documents from their sketches."""
+    both = np.concatenate([a, b])
+    both.sort()
+    same = both[1:] == both[:-1]
+    shared = int(same.sum())
+    if max(len(a), len(b)) < SKETCH:
+        return shared / max(1, len(both) - shared)
+    # Bottom-k (Cohen 1997): of the k smallest of the union, the share that both have.
+    first = np.concatenate([[True], ~same])
+    union = both[first]
+    in_both = np.zeros(len(both), bool)
+    in_both[:-1] = same
+    return float(in_both[first][:SKETCH].sum()) / min(SKETCH, len(union))

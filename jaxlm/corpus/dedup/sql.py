@@ -1,0 +1,30 @@
+"""DuckDB, to join and sort tables on disk within a stated memory."""
+
+import contextlib
+import pathlib
+import typing
+from collections.abc import Iterator
+
+import duckdb
+
+
+@contextlib.contextmanager
+def connect(folder: pathlib.Path, memory_gb: float, threads: int) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A DuckDB that spills to `folder` beyond `memory_gb`."""
+    spill = folder / "spill"
+    spill.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "memory_limit": f"{memory_gb}GB",
+        "temp_directory": str(spill),
+        "threads": threads,
+        "preserve_insertion_order": False,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+    }
+    with duckdb.connect(":memory:", config=settings) as connection:
+        yield connection
+
+
+def quoted(path: typing.Any) -> str:
+    """A path or glob as an SQL string."""
+    return "'" + str(path).replace("'", "''") + "'"

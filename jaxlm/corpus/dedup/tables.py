@@ -1,0 +1,95 @@
+"""Tables of hashes on disk: what deduplication needs to know of each document.
+
+`doc` is a document's place: task << 32 | row. Documents are ranked: of two duplicates the one with the lower (`rank`, `tie`)
+stays. Both depend on the document alone, so the outcome does not depend on the order of shards or of workers.
+"""
+
+import pathlib
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jaxlm.corpus.dedup import lines as repeats
+from jaxlm.corpus.dedup import signatures
+
+ROW_BITS = 32
+
+
+class Signer:
+    """Writes what deduplication needs of the documents of one task, as `sign/TASK.parquet`, `sketch/TASK.u32` and
+    `lines/TASK.parquet` in `folder`.
+
+    Args:
+      near: the settings of the stage `near`, lines: those of `lines`; None where the source leaves the stage out.
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, task: int, *, priority: int, exact: bool, near: dict | None, lines: dict | None
+    ):
+        self._task, self._priority = task, priority
+        self._exact, self._near, self._lines = exact, near, lines
+        for name in ("sign", "sketch", "lines"):
+            (folder / name).mkdir(exist_ok=True)
+        bands = near["bands"] if near else 0
+        fields = [(name, pa.uint64()) for name in ("doc", "rank", "tie", "h0", "h1", "sketch_start")]
+        fields += [("sketch_len", pa.uint32()), ("exact", pa.bool_()), ("id", pa.string())] + [
+            (f"b{i}", pa.uint64()) for i in range(bands)
+        ]
+        self._sign = _Columns(folder / "sign" / f"{task:06d}.parquet", pa.schema(fields))
+        schema = pa.schema([("doc", pa.uint64()), ("key", pa.uint64()), ("paragraph", pa.bool_())])
+        self._repeats = _Columns(folder / "lines" / f"{task:06d}.parquet", schema)
+        self._sketches = open(folder / "sketch" / f"{task:06d}.u32", "wb")
+        self._row = self._place = 0
+
+    def add(self, source: str, doc_id: str, site: str, text: str) -> None:
+        """Takes the next document; rows count from 0."""
+        doc = self._task << ROW_BITS | self._row
+        self._row += 1
+        h0, h1 = signatures.normalised_hash(text)
+        words = signatures.word_hashes(text)
+        # Higher priority first, then the longer text, then by content.
+        rank = (127 - self._priority) << 56 | (0xFFFFFF - min(len(words), 0xFFFFFF)) << 32 | h0 >> 32
+        bands, sketch = (), np.empty(0, np.uint32)
+        if self._near:
+            shingles = signatures.shingles(words, self._near["ngram"])
+            if len(shingles):
+                bands = signatures.band_hashes(shingles, self._near["bands"], self._near["rows"]).tolist()
+                sketch = signatures.sketch(shingles)
+                self._sketches.write(sketch.tobytes())
+        none = (None,) * (self._near["bands"] - len(bands)) if self._near else ()
+        tie = signatures.hash64(f"{source}\0{doc_id}")
+        self._sign.add((doc, rank, tie, h0, h1, self._place, len(sketch), self._exact, doc_id, *bands, *none))
+        self._place += len(sketch)
+        if self._lines:
+            for key, paragraph in repeats.keys(text, source, site, self._lines):
+                self._repeats.add((doc, key, paragraph))
+
+    def finish(self) -> None:
+        """Closes the files."""
+        self._sign.close()
+        self._repeats.close()
+        self._sketches.close()
+
+
+class _Columns:
+    """A parquet file written row by row in groups of bounded size."""
+
+    def __init__(self, path: pathlib.Path, schema: pa.Schema):
+        self._schema, self._rows = schema, []
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd")
+
+    def add(self, row: tuple) -> None:
+        self._rows.append(row)
+        if len(self._rows) >= 1 << 15:
+            self._flush()
+
+    def _flush(self) -> None:
+        columns = zip(*self._rows, strict=True) if self._rows else [()] * len(self._schema)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+        self._rows = []
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()

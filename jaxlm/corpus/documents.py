@@ -1,0 +1,60 @@
+"""Prepared documents on disk: parquet files with the columns `id`, `text` and `meta` (JSON), in groups of bounded size."""
+
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jaxlm.corpus.stage import Document
+
+SCHEMA = pa.schema([("id", pa.string()), ("text", pa.large_string()), ("meta", pa.string())])
+GROUP_BYTES = 8 << 20
+
+
+class DocumentWriter:
+    """Writes documents to `path`, which appears when `close` is called."""
+
+    def __init__(self, path: pathlib.Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path, self._part = path, path.with_name(path.name + ".part")
+        self._writer = pq.ParquetWriter(self._part, SCHEMA, compression="zstd", compression_level=1)
+        self._rows: list[tuple[str, str, str]] = []
+        self._bytes = 0
+
+    def add(self, document: Document) -> None:
+        """Appends a document; metadata of other than strings and numbers is left out."""
+        meta = {k: v for k, v in sorted(document.metadata.items()) if isinstance(v, str | int | float)}
+        self._rows.append((document.id, document.text, json.dumps(meta, ensure_ascii=False)))
+        self._bytes += len(document.text)
+        if self._bytes >= GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        columns = zip(*self._rows, strict=True) if self._rows else ((), (), ())
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))
+        self._rows, self._bytes = [], 0
+
+    def close(self) -> None:
+        """Finishes the file and gives it its name."""
+        self._flush()
+        self._writer.close()
+        os.replace(self._part, self._path)
+
+
+def read_documents(path: pathlib.Path) -> Iterator[Document]:
+    """The documents of one file, a group at a time."""
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group)
+            for row in zip(*(table.column(name).to_pylist() for name in SCHEMA.names), strict=True):
+                yield Document(row[1], row[0], metadata=json.loads(row[2]))
+
+
+def find(data_dir: pathlib.Path) -> dict[str, list[pathlib.Path]]:
+    """Source -> its files, of a data directory that `jaxlm prepare` made; empty when it did not."""
+    folders = sorted(path for path in (data_dir / "documents").glob("*") if path.is_dir())
+    return {folder.name: sorted(folder.glob("*.parquet")) for folder in folders}

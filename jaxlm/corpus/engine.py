@@ -1,0 +1,171 @@
+"""Runs the tasks of a phase on this machine, on a Ray cluster or under Slurm, by datatrove's executors.
+
+A phase is a function of (folder, task); tasks share nothing but the folder, which every machine must see. A finished task
+is marked in `folder/tasks/PHASE/completions`, so that after a crash the same command does the rest.
+"""
+
+import concurrent.futures
+import dataclasses
+import importlib
+import multiprocessing
+import os
+import pathlib
+import subprocess
+import typing
+
+from datatrove.executor.base import PipelineExecutor
+from datatrove.pipeline.base import PipelineStep
+from loguru import logger
+
+from jaxlm.config import ConfigError, RunError
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """Where tasks run.
+
+    Attributes:
+      name: local, ray or slurm.
+      workers: tasks at a time; 0 = one per core here, no limit on Slurm.
+      memory_gb: that a task may take (asked for on Ray and Slurm).
+      options: extra `sbatch` options by name ("partition", "time", ...), or `ray.init` arguments ("address").
+    """
+
+    name: str
+    workers: int
+    memory_gb: float
+    options: dict[str, str]
+
+
+class Task(PipelineStep):
+    """A datatrove step that calls `module.function(folder, task)`, and leaves a note beside where it fails."""
+
+    type, name = "jaxlm", "task"
+
+    def __init__(self, function: str, folder: str, phase: str):
+        super().__init__()
+        self.function, self.folder, self.phase = function, folder, phase
+
+    def run(self, data: typing.Any, rank: int = 0, world_size: int = 1) -> typing.Iterator[typing.Any]:
+        module, _, name = self.function.rpartition(".")
+        note = pathlib.Path(self.folder, "tasks", self.phase, f"failed-{rank:05d}")
+        note.unlink(missing_ok=True)
+        try:
+            getattr(importlib.import_module(module), name)(pathlib.Path(self.folder), rank)
+        except Exception as error:
+            note.write_text(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}", encoding="utf-8")
+            raise
+        yield from ()
+
+
+def run(engine: Engine, folder: pathlib.Path, phase: str, function: str, tasks: int) -> None:
+    """Runs `function` ("package.module.name") for tasks 0 .. tasks-1, those that are done already left out.
+
+    Raises RunError that names the tasks that failed, with the first one's own words.
+    """
+    place = folder / "tasks" / phase
+    place.mkdir(parents=True, exist_ok=True)
+    logger.remove()  # datatrove talks to stderr; its files in tasks/PHASE/logs have it all
+    step = Task(function, str(folder.resolve()), phase)
+    executor = _EXECUTORS[engine.name](engine, [step], tasks, str(place.resolve()))
+    problem = ""
+    try:
+        executor.run()
+    except (ConfigError, RunError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # whatever it was: what counts is which tasks are not done
+        problem = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    left = executor.get_incomplete_ranks(skip_completed=True)
+    if left:
+        notes = [note for task in left if (note := place / f"failed-{task:05d}").exists()]
+        failed = [int(note.name.removeprefix("failed-")) for note in notes] or left
+        why = notes[0].read_text(encoding="utf-8") if notes else problem or "it ended without a word"
+        names = ", ".join(map(str, failed[:5])) + (f" and {len(failed) - 5} more" if len(failed) > 5 else "")
+        raise RunError(
+            f"{phase}: task {names} of {tasks} failed ({why}); its log is {place / 'logs' / f'task_{failed[0]:05d}.log'}; "
+            "mend it and run the same command again: what is done stays done"
+        )
+
+
+class _LocalExecutor(PipelineExecutor):
+    """datatrove's local executor over a pool that notices when a worker is killed (multiprocess.Pool waits for ever)."""
+
+    def __init__(self, engine: Engine, pipeline: list, tasks: int, logging_dir: str):
+        super().__init__(pipeline, logging_dir)
+        self.tasks, self.workers = tasks, engine.workers or os.cpu_count() or 1
+
+    @property
+    def world_size(self) -> int:
+        return self.tasks
+
+    def get_distributed_env(self, node_rank: int = -1) -> dict[str, str]:
+        names = ("node_ips", "cpus_per_task", "mem_per_cpu", "gpus_on_node", "executor")
+        return dict(zip((f"datatrove_{name}" for name in names), ("localhost", "-1", "-1", "-1", "LOCAL"), strict=True))
+
+    def run(self) -> None:
+        ranks = self.get_incomplete_ranks()
+        if not ranks:
+            return
+        context = multiprocessing.get_context("spawn")  # the parent has threads: JAX's, Arrow's
+        pool = concurrent.futures.ProcessPoolExecutor(min(self.workers, len(ranks)), context, initializer=_quiet)
+        try:
+            waiting = [pool.submit(self._run_for_rank, rank, 1) for rank in ranks]
+            for done in concurrent.futures.as_completed(waiting):
+                done.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()
+
+
+def _quiet() -> None:
+    logger.remove()
+
+
+def _ray(engine: Engine, pipeline: list, tasks: int, logging_dir: str) -> PipelineExecutor:
+    try:
+        import ray
+        from datatrove.executor.ray import RayPipelineExecutor
+    except ImportError:
+        raise ConfigError("engine=ray needs Ray: pip install 'jaxlm[ray]'") from None
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, logging_level="ERROR", **engine.options)
+    return RayPipelineExecutor(
+        pipeline,
+        tasks=tasks,
+        workers=engine.workers or -1,
+        mem_per_cpu_gb=engine.memory_gb,
+        logging_dir=logging_dir,
+    )
+
+
+def _slurm(engine: Engine, pipeline: list, tasks: int, logging_dir: str) -> PipelineExecutor:
+    from datatrove.executor.slurm import SlurmPipelineExecutor
+
+    options = dict(engine.options)
+    try:
+        subprocess.run(["sbatch", "--version"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        raise ConfigError("engine=slurm needs sbatch: run this on a login node of the cluster") from None
+    executor = SlurmPipelineExecutor(
+        pipeline,
+        tasks=tasks,
+        time=options.pop("time", "24:00:00"),
+        partition=options.pop("partition", ""),
+        workers=engine.workers or -1,
+        mem_per_cpu_gb=max(1, round(engine.memory_gb)),
+        job_name="jaxlm-prepare",
+        qos=options.pop("qos", ""),
+        logging_dir=logging_dir,
+        sbatch_args={"wait": "", **options},  # sbatch returns when the job has ended
+        requeue=False,
+    )
+    executor.launch_merge_stats = _nothing  # our own books are merged when all tasks are done
+    return executor
+
+
+def _nothing() -> None:
+    pass
+
+
+_EXECUTORS = {"local": _LocalExecutor, "ray": _ray, "slurm": _slurm}

@@ -1,0 +1,252 @@
+"""The two tasks that touch text: `clean` reads a unit of a source and applies its stages, `finish` drops duplicates.
+
+Each is a function of (folder, task) for `jaxlm.corpus.engine`. What it writes under `folder` depends on the plan and the
+task alone; a task that is killed is done again from its beginning.
+"""
+
+import collections
+import dataclasses
+import gzip
+import json
+import pathlib
+import pickle
+import time
+import typing
+
+import pyarrow.parquet as pq
+
+from jaxlm.corpus import sources, stages
+from jaxlm.corpus.dedup import lines
+from jaxlm.corpus.dedup.tables import ROW_BITS, Signer
+from jaxlm.corpus.documents import DocumentWriter, read_documents
+from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.tally import StageTally, Tally
+
+_CHANGES = 2  # changed documents shown, a stage and task
+_CONTEXT = 60  # characters shown on either side of a change
+
+
+@dataclasses.dataclass(frozen=True)
+class SourcePlan:
+    """A source: how to read it, its document stages in order, and which of the global ones it takes part in."""
+
+    spec: sources.SourceSpec
+    stages: tuple[stages.Spec, ...]
+    global_stages: tuple[str, ...]
+    priority: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All that a task must know; one task a unit."""
+
+    sources: dict[str, SourcePlan]
+    units: tuple[tuple[str, sources.Unit], ...]
+    global_settings: dict[str, dict[str, typing.Any]]
+    memory_gb: float
+    threads: int
+    examples: int
+    excerpt_chars: int
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes it where the tasks look for it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "plan.pickle").write_bytes(pickle.dumps(self))
+
+    @classmethod
+    def load(cls, folder: pathlib.Path) -> "Plan":
+        """The plan of a folder that `save` wrote."""
+        return pickle.loads((folder / "plan.pickle").read_bytes())
+
+    def document_file(self, folder: pathlib.Path, task: int) -> pathlib.Path:
+        """Where task `task` leaves its finished documents: documents/SOURCE/NNNNN.parquet, counted within the source."""
+        name = self.units[task][0]
+        first = next(i for i, (owner, _) in enumerate(self.units) if owner == name)
+        return folder / "documents" / name / f"{task - first:05d}.parquet"
+
+
+class Books:
+    """Tally and record of what a task removed and changed: `tally/PHASE-TASK.pickle`, `removed/PHASE-TASK.jsonl.gz`."""
+
+    def __init__(self, folder: pathlib.Path, phase: str, task: int, source: str, plan: Plan):
+        for name in ("tally", "removed"):
+            (folder / name).mkdir(exist_ok=True)
+        self.tally = Tally()
+        self._source, self._excerpt = source, plan.excerpt_chars
+        self._tally_path = folder / "tally" / f"{phase}-{task:06d}.pickle"
+        self._removed = gzip.open(folder / "removed" / f"{phase}-{task:06d}.jsonl.gz", "wt", 3, encoding="utf-8")
+        self._changes: collections.Counter[str] = collections.Counter()
+
+    def removed(self, stage: str, document: Document, why: Remove) -> None:
+        """Notes a document that goes."""
+        self._write(stage, why.reason, why.detail, document.id, document.text[: self._excerpt])
+
+    def changed(self, stage: str, document: Document, before: str) -> None:
+        """Notes a changed document, while there are few."""
+        if self._changes[stage] < _CHANGES:
+            self._changes[stage] += 1
+            after = document.text
+            at = next(
+                (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
+            )
+            cut = slice(max(0, at - _CONTEXT), at + 2 * _CONTEXT)
+            self._write(stage, "", f"{before[cut]!r} -> {after[cut]!r}", document.id, "")
+
+    def _write(self, stage: str, reason: str, detail: str, doc_id: str, excerpt: str) -> None:
+        record = {
+            "source": self._source,
+            "stage": stage,
+            "reason": reason,
+            "detail": detail,
+            "id": doc_id,
+            "excerpt": excerpt,
+        }
+        self._removed.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+    def close(self) -> None:
+        """Writes the tally."""
+        self._removed.close()
+        self._tally_path.write_bytes(pickle.dumps(self.tally))
+
+
+def size(text: str) -> int:
+    """Bytes of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+
+def clean(folder: pathlib.Path, task: int) -> None:
+    """Reads unit `task`, applies its source's stages, writes the documents and their signatures."""
+    plan = Plan.load(folder)
+    name, unit = plan.units[task]
+    source = plan.sources[name]
+    chain = [stages.make(spec, folder / "stages") for spec in source.stages]
+    books = Books(folder, "clean", task, name, plan)
+    tally = books.tally
+    tally.stages = [StageTally(stage.name) for stage in chain]
+    settings = {
+        stage: plan.global_settings[stage] if stage in source.global_stages else None for stage in ("near", "lines")
+    }
+    signer = Signer(folder, task, priority=source.priority, exact="exact" in source.global_stages, **settings)
+    writer = DocumentWriter(folder / "clean" / f"{task:06d}.parquet")
+    stats = sources.SourceStats()
+    for document in sources.read(unit, source.spec, stats):
+        tally.documents += 1
+        tally.bytes += size(document.text)
+        document.metadata.setdefault("source", name)
+        if _apply(document, chain, books):
+            writer.add(document)
+            signer.add(name, document.id, document.metadata.get("site", ""), document.text)
+    tally.documents += sum(stats.skipped.values())
+    tally.failed.update(stats.skipped)
+    tally.repaired.update(stats.repaired)
+    tally.failures = stats.examples + tally.failures
+    signer.finish()
+    writer.close()
+    books.close()
+
+
+def _apply(document: Document, chain: list[Stage], books: Books) -> bool:
+    """Passes a document through the stages; whether it is still there."""
+    began, bytes_in = time.perf_counter(), size(document.text)
+    for stage, counts in zip(chain, books.tally.stages, strict=True):
+        before = document.text
+        try:
+            why = stage.apply(document, counts.edits)
+        except Exception as error:  # one document that a stage can't cope with must not cost the run
+            reason = f"stage {stage.name}: {type(error).__name__}"
+            books.tally.failed[reason] += 1
+            books.tally.failures.append(f"{document.id}: {reason}: {error}"[:300])
+            return False
+        now = time.perf_counter()
+        counts.seconds += now - began
+        counts.documents_in += 1
+        counts.bytes_in += bytes_in
+        began = now
+        if why is None and not document.text.strip():
+            why = Remove("nothing left")
+        if why is not None:
+            counts.removed[why.reason] += 1
+            document.text = before
+            books.removed(stage.name, document, why)
+            return False
+        if document.text is not before and document.text != before:
+            counts.changed += 1
+            bytes_in = size(document.text)
+            books.changed(stage.name, document, before)
+        counts.documents_out += 1
+        counts.bytes_out += bytes_in
+    return True
+
+
+def finish(folder: pathlib.Path, task: int) -> None:
+    """Drops the duplicates and the repeated lines that the joins found among the documents of a task."""
+    plan = Plan.load(folder)
+    name, _ = plan.units[task]
+    source = plan.sources[name]
+    books = Books(folder, "finish", task, name, plan)
+    counts = {stage: StageTally(stage) for stage in stages.GLOBAL_STAGES if stage in source.global_stages}
+    books.tally.stages = list(counts.values())
+    gone = {
+        stage: _of_task(folder / f"{stage}.parquet", task, "keeper_id")
+        for stage in ("exact", "near")
+        if stage in counts
+    }
+    going = collections.defaultdict(set)
+    if "lines" in counts:
+        for row, key in _of_task(folder / "lines.parquet", task, "key"):
+            going[row].add(key)
+    lost = {stage: dict(rows) for stage, rows in gone.items()}
+    writer = DocumentWriter(plan.document_file(folder, task))
+    for row, document in enumerate(read_documents(folder / "clean" / f"{task:06d}.parquet")):
+        if _finish_one(row, document, counts, lost, going, plan, books):
+            writer.add(document)
+            books.tally.kept += 1
+            books.tally.kept_bytes += size(document.text)
+    writer.close()
+    books.close()
+
+
+def _finish_one(
+    row: int,
+    document: Document,
+    counts: dict[str, StageTally],
+    lost: dict[str, dict[int, str]],
+    going: dict[int, set[int]],
+    plan: Plan,
+    books: Books,
+) -> bool:
+    bytes_in = size(document.text)
+    for stage, tally in counts.items():
+        tally.documents_in += 1
+        tally.bytes_in += bytes_in
+        why = None
+        if row in lost.get(stage, ()):
+            why = Remove("duplicate" if stage == "exact" else "near duplicate", f"of {lost[stage][row]}")
+        elif stage == "lines" and row in going:
+            before, meta = document.text, document.metadata
+            document.text, count = lines.remove(
+                before, meta.get("source", ""), meta.get("site", ""), plan.global_settings["lines"], going[row]
+            )
+            tally.edits["repeated line or paragraph"] += count
+            tally.changed += 1
+            books.changed(stage, document, before)
+            if not document.text.strip():
+                document.text, why = before, Remove("nothing left")
+            bytes_in = size(document.text)
+        if why is not None:
+            tally.removed[why.reason] += 1
+            books.removed(stage, document, why)
+            return False
+        tally.documents_out += 1
+        tally.bytes_out += bytes_in
+    return True
+
+
+def _of_task(path: pathlib.Path, task: int, column: str) -> list[tuple[int, typing.Any]]:
+    """(row, value) of the documents of one task in a table sorted by document."""
+    first = task << ROW_BITS
+    table = pq.read_table(
+        path, columns=["doc", column], filters=[("doc", ">=", first), ("doc", "<", first + (1 << ROW_BITS))]
+    )
+    rows = [doc - first for doc in table.column("doc").to_pylist()]
+    return list(zip(rows, table.column(column).to_pylist(), strict=True))
