@@ -1,11 +1,10 @@
 """From sources to a finished data directory: read, hold out, train the tokenizer, shuffle, encode, write.
 
-Every source is read once, into a spill file beside the result; everything after works from the spill, in a shuffled
-order. Memory: 28 bytes a document, one batch of texts (about 4 MB), and the tokenizer's training sample. Disk: the
-text once more while building. The bytes of all files depend only on the texts and the settings.
+Every source is read once, into an external shuffle beside the result; everything after works from that. Memory, however
+large the corpus: 256 MB of text (see `shuffle.py`), one batch of texts, and the tokenizer's training sample. Disk:
+the text once more while building. The bytes of all files depend only on the texts and the settings.
 """
 
-import array
 import contextlib
 import dataclasses
 import fcntl
@@ -13,7 +12,7 @@ import hashlib
 import io
 import os
 import pathlib
-import struct
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -22,11 +21,13 @@ import numpy as np
 from jaxlm.config import ConfigError
 from jaxlm.corpus import sources
 from jaxlm.data import rows, shards
+from jaxlm.data.shuffle import Shuffle
 from jaxlm.data.tokenizer import Tokenizer, train_tokenizer
 
 _SPILL = ".spill.tmp"
 _BATCH_BYTES = 4 << 20
-_VERSION = 1  # raise it when the same settings begin to give other bytes
+_MEMORY = 256 << 20  # of text, over all sources
+_VERSION = 2  # raise it when the same settings begin to give other bytes
 
 Reader = Callable[["Source", sources.SourceStats], Iterator[tuple[str, str]]]
 
@@ -116,10 +117,11 @@ def build_data(
             return data
         recipe = _recipe(source_list, settings, signed, recipe_extra or {}, {})
         shards.clear_leftovers(root)
+        shutil.rmtree(root / _SPILL, ignore_errors=True)
         try:
             manifest = _build(root, source_list, settings, read or _default_reader(settings), log)
         finally:
-            (root / _SPILL).unlink(missing_ok=True)
+            shutil.rmtree(root / _SPILL, ignore_errors=True)
         shards.write_manifest(root, {"recipe": recipe, **manifest})
     return shards.open_data(root)
 
@@ -211,92 +213,81 @@ def _default_reader(settings: BuildSettings) -> Reader:
     return read
 
 
-class _Spill:
-    """The documents of one source: text in a file, places in memory (28 bytes each)."""
+class _Documents:
+    """The documents of one source, read once, in shuffled order, each held out or not by the hash of its content."""
 
-    def __init__(self, file: io.BufferedRandom, documents: Iterator[tuple[str, str]], key: bytes):
-        self._file = file
-        self._offset, self._id_len, self._len = array.array("Q"), array.array("I"), array.array("Q")
-        hashes = array.array("Q")
-        file.seek(0, os.SEEK_END)
-        at = file.tell()
+    def __init__(
+        self,
+        place: pathlib.Path,
+        source: Source,
+        settings: BuildSettings,
+        documents: Iterator[tuple[str, str]],
+        memory_bytes: int,
+    ):
+        key = f"jaxlm/{settings.seed}".encode()
+        self._shuffle = Shuffle(place, f"{settings.seed}/documents/{source.name}", memory_bytes)
+        self._limit = int(settings.val_fraction * 2**64)
+        low = first = None
+        varied = some_out = some_in = False
         for doc_id, text in documents:
-            raw_id, raw = doc_id.encode("utf-8", "replace"), text.encode()
-            file.write(raw_id + raw)
-            self._offset.append(at)
-            self._id_len.append(len(raw_id))
-            self._len.append(len(raw))
             # Spacing does not count, so that a re-wrapped copy of a held-out document is held out too.
-            digest = hashlib.blake2b(b" ".join(raw.split()), digest_size=8, key=key).digest()
-            hashes.append(struct.unpack("<Q", digest)[0])
-            at += len(raw_id) + len(raw)
-        file.flush()
-        self.hashes = np.frombuffer(hashes, np.uint64) if len(hashes) else np.empty(0, np.uint64)
-
-    def __len__(self) -> int:
-        return len(self._offset)
-
-    def length(self, i: int) -> int:
-        """Bytes of text of document i."""
-        return self._len[i]
-
-    def read(self, i: int) -> tuple[str, str]:
-        """(doc_id, text) of document i."""
-        self._file.seek(self._offset[i])
-        raw = self._file.read(self._id_len[i] + self._len[i])
-        return raw[: self._id_len[i]].decode(), raw[self._id_len[i] :].decode()
-
-
-def _held_out(name: str, hashes: np.ndarray, fraction: float) -> np.ndarray:
-    """bool[documents]: the held-out ones, at least one and not all."""
-    held_out = hashes < np.uint64(fraction * 2**64)
-    if not held_out.any():
-        held_out = hashes == hashes.min()
-    if held_out.all():
-        lowest = hashes == hashes.min()
-        if lowest.all():
+            raw = text.encode()
+            content = int.from_bytes(hashlib.blake2b(b" ".join(raw.split()), digest_size=8, key=key).digest(), "little")
+            self._shuffle.add(doc_id, text, content)
+            some_out, some_in = some_out or content < self._limit, some_in or content >= self._limit
+            first = content if first is None else first
+            low = content if low is None else min(low, content)
+            varied = varied or content != first
+        if not len(self._shuffle):
+            raise ConfigError(f"source '{source.name}' gave no document; check {source.spec}")
+        if not varied:
             raise ConfigError(
-                f"source '{name}' has only one document, or copies of one; split it into several files or a "
+                f"source '{source.name}' has only one document, or copies of one; split it into several files or a "
                 "jsonl, so that one can be held out"
             )
-        held_out = lowest
-    return held_out
+        if not (some_out and some_in):  # at least one, and not all
+            self._limit = low + 1
+
+    def __len__(self) -> int:
+        return len(self._shuffle)
+
+    def close(self) -> None:
+        """Lets go of memory and disk."""
+        self._shuffle.close()
+
+    def __iter__(self) -> Iterator[tuple[str, bytes, bool]]:
+        """(doc_id, text in UTF-8, held out) in shuffled order, as often as asked."""
+        for doc_id, raw, content in self._shuffle:
+            yield doc_id, raw, content < self._limit
 
 
 def _build(
     root: pathlib.Path, source_list: Sequence[Source], settings: BuildSettings, read: Reader, log: Callable[[str], None]
 ) -> dict:
     """Writes all files but the manifest, and returns it."""
-    with open(root / _SPILL, "wb+") as file:
-        spills, stats, held_out, order = {}, {}, {}, {}
-        for source in source_list:
-            began, stats[source.name] = time.perf_counter(), sources.SourceStats()
-            key = f"jaxlm/{settings.seed}".encode()
-            spill = _Spill(file, read(source, stats[source.name]), key)
-            if not len(spill):
-                raise ConfigError(f"source '{source.name}' gave no document; check {source.spec}")
-            spills[source.name] = spill
-            held_out[source.name] = _held_out(source.name, spill.hashes, settings.val_fraction)
-            order[source.name] = rows.permute(
-                np.arange(len(spill)), len(spill), f"{settings.seed}/documents/{source.name}"
-            )
-            log(f"read {source.name}: {stats[source.name].summary()} ({time.perf_counter() - began:.1f} s)")
-        began = time.perf_counter()
-        shares = rows.normalise_mixture({s.name: s.weight for s in source_list}, [s.name for s in source_list])
-        sample = _sample(spills, held_out, order, {name: float(share) for name, share in shares.items()}, settings)
-        coder = _tokenizer(settings, sample)
-        log(f"tokenizer: {coder.vocab_size:,} ids ({time.perf_counter() - began:.1f} s)")
-        files = _write_tokenizer(root, coder)
-        entries = {}
-        for source in source_list:
-            began, name = time.perf_counter(), source.name
-            splits = _write_source(root, name, spills[name], held_out[name], order[name], coder, settings)
-            entries[name] = {"spec": source.spec, "read": dataclasses.asdict(stats[name]), **splits}
-            n_bytes, n_tokens = (splits["train"][key] + splits["val"][key] for key in ("bytes", "tokens"))
-            log(
-                f"wrote {name}: {splits['train']['tokens']:,} tokens to train on, {splits['val']['tokens']:,} held out;"
-                f" {n_bytes / n_tokens:.2f} bytes a token ({time.perf_counter() - began:.1f} s)"
-            )
+    documents, stats = {}, {}
+    for source in source_list:
+        began, name = time.perf_counter(), source.name
+        stats[name] = sources.SourceStats()
+        texts = read(source, stats[name])
+        documents[name] = _Documents(root / _SPILL / name, source, settings, texts, _MEMORY // len(source_list))
+        log(f"read {name}: {stats[name].summary()} ({time.perf_counter() - began:.1f} s)")
+    began = time.perf_counter()
+    shares = rows.normalise_mixture({s.name: s.weight for s in source_list}, [s.name for s in source_list])
+    coder = _tokenizer(settings, _sample(documents, {name: float(share) for name, share in shares.items()}, settings))
+    log(f"tokenizer: {coder.vocab_size:,} ids ({time.perf_counter() - began:.1f} s)")
+    files = _write_tokenizer(root, coder)
+    entries = {}
+    for source in source_list:
+        began, name = time.perf_counter(), source.name
+        splits = _write_source(root, name, documents[name], coder, settings)
+        documents[name].close()
+        entries[name] = {"spec": source.spec, "read": dataclasses.asdict(stats[name]), **splits}
+        n_bytes, n_tokens = (splits["train"][key] + splits["val"][key] for key in ("bytes", "tokens"))
+        log(
+            f"wrote {name}: {splits['train']['tokens']:,} tokens to train on, {splits['val']['tokens']:,} held out;"
+            f" {n_bytes / n_tokens:.2f} bytes a token ({time.perf_counter() - began:.1f} s)"
+        )
     return {
         "tokenizer": {
             "sha256": coder.sha256,
@@ -312,22 +303,16 @@ def _build(
     }
 
 
-def _sample(
-    spills: Mapping[str, _Spill],
-    held_out: Mapping[str, np.ndarray],
-    order: Mapping[str, np.ndarray],
-    shares: Mapping[str, float],
-    settings: BuildSettings,
-) -> Iterator[str]:
+def _sample(documents: Mapping[str, _Documents], shares: Mapping[str, float], settings: BuildSettings) -> Iterator[str]:
     """Texts to train the tokenizer on: of each source its share of the sample, in shuffled order, nothing held out."""
     for name, share in shares.items():
         left = int(share * settings.tokenizer_sample_bytes)
-        for i in order[name].tolist():
+        for _, raw, held_out in documents[name]:
             if left <= 0:
                 break
-            if not held_out[name][i]:
-                yield spills[name].read(i)[1][:left]
-                left -= spills[name].length(i)
+            if not held_out:
+                yield raw.decode()[:left]
+                left -= len(raw)
 
 
 def _tokenizer(settings: BuildSettings, sample: Iterator[str]) -> Tokenizer:
@@ -354,13 +339,7 @@ def _write_tokenizer(root: pathlib.Path, coder: Tokenizer) -> list[dict]:
 
 
 def _write_source(
-    root: pathlib.Path,
-    name: str,
-    spill: _Spill,
-    held_out: np.ndarray,
-    order: np.ndarray,
-    coder: Tokenizer,
-    settings: BuildSettings,
+    root: pathlib.Path, name: str, documents: _Documents, coder: Tokenizer, settings: BuildSettings
 ) -> dict[str, dict]:
     """Encodes a source in shuffled order into its two streams; returns the manifest's entries of both."""
     writers = {
@@ -375,19 +354,18 @@ def _write_source(
         )
         for split in shards.SPLITS
     }
-    for batch in _batches(order.tolist(), spill):
-        documents = [spill.read(i) for i in batch]
-        coded = coder.encode_batch([text for _, text in documents])
-        for i, (doc_id, _), ids in zip(batch, documents, coded, strict=True):
-            writers["val" if held_out[i] else "train"].add(doc_id, ids, spill.length(i))
+    for batch in _batches(documents):
+        coded = coder.encode_batch([raw.decode() for _, raw, _ in batch])
+        for (doc_id, raw, held_out), ids in zip(batch, coded, strict=True):
+            writers["val" if held_out else "train"].add(doc_id, ids, len(raw))
     return {split: writer.finish() for split, writer in writers.items()}
 
 
-def _batches(order: Sequence[int], spill: _Spill) -> Iterator[list[int]]:
+def _batches(documents: _Documents) -> Iterator[list[tuple[str, bytes, bool]]]:
     batch, size = [], 0
-    for i in order:
-        batch.append(i)
-        size += spill.length(i)
+    for document in documents:
+        batch.append(document)
+        size += len(document[1])
         if size >= _BATCH_BYTES:
             yield batch
             batch, size = [], 0
