@@ -155,13 +155,50 @@ def _prepare(c: ConfigDict) -> None:
 
     # language
 
-    # gopher_quality
+    s.gopher_quality = q = ConfigDict()  # words of prose; limits of Gopher, as in datatrove; 0 = off; code passes
+    q.min_words = 50
+    q.max_words = 100000
+    q.min_mean_word_length = 3.0  # characters
+    q.max_mean_word_length = 10.0
+    q.max_symbols_per_word = 0.1  # of "#", and of ellipses
+    q.max_bullet_lines = 0.9  # share of lines that begin with a bullet
+    q.max_ellipsis_lines = 0.3  # share of lines that end in an ellipsis
+    q.min_alphabetic_words = 0.8  # share of words (marks are words too) with a letter
+    q.min_stop_words = 2  # different ones
+    q.stop_words = ("the", "be", "to", "of", "and", "that", "have", "with")  # of the language
 
-    # gopher_repetition
+    s.gopher_repetition = r = ConfigDict()  # what repeats itself within a document; limits of Gopher; 0 = off; code passes
+    r.dup_line_frac = 0.3  # share of lines that have come before
+    r.dup_para_frac = 0.3  # the same of paragraphs
+    r.dup_line_char_frac = 0.2  # share of characters in such lines
+    r.dup_para_char_frac = 0.2
+    r.top_2_gram = 0.2  # share of characters in the most frequent pair of words
+    r.top_3_gram = 0.18
+    r.top_4_gram = 0.16
+    r.dup_5_gram = 0.15  # share of characters in runs of 5 words that have come before
+    r.dup_6_gram = 0.14
+    r.dup_7_gram = 0.13
+    r.dup_8_gram = 0.12
+    r.dup_9_gram = 0.11
+    r.dup_10_gram = 0.1
 
-    # c4
+    s.c4 = c4 = ConfigDict()  # C4's rules on lines, for web pages; code passes
+    c4.terminal_punctuation = False  # lines must end in . ? ! or a quotation mark: as in C4, but FineWeb found it too much
+    c4.citations = True  # [1] and [edit] go from their lines
+    c4.min_sentences = 5  # in the lines that stay, else the document goes; 0 = off
+    c4.min_words_per_line = 3  # headings are such lines too; 0 = off
+    c4.max_word_length = 1000  # a line with a longer word goes; 0 = off
+    c4.lorem_ipsum = True  # documents with it go
+    c4.javascript = True  # lines with this word go
+    c4.curly_bracket = True  # documents with "{" go: False for texts about programs
+    c4.policy = True  # lines with "privacy policy", "uses cookies" ... go
 
-    # fineweb
+    s.fineweb = f = ConfigDict()  # FineWeb's rules against lists and leftovers of pages; code passes
+    f.min_punctuated_lines = 0.12  # share of lines that end in . ? ! ...
+    f.max_short_lines = 0.67  # share of lines that are short; 1 = off
+    f.short_line_chars = 30
+    f.max_repeated_line_chars = 0.01  # share of characters in lines that have come before; 1 = off
+    f.max_newlines_per_word = 0.3
 
     # classifier
 

@@ -1,0 +1,334 @@
+"""Rules of thumb for prose: Gopher's quality and repetition (arXiv:2112.11446, table A1), C4's (arXiv:1910.10683) and
+FineWeb's (arXiv:2406.17557).
+
+The rules, their names and their outcome are datatrove's (`datatrove.pipeline.filters`), with the words of
+`jaxlm.corpus.words`. FineWeb's filter is called as it is. Gopher's are computed otherwise because datatrove's take more
+time than all the rest of a chain: quality looks at each distinct word once, repetition sorts hashes of n-grams. C4's is
+ours because datatrove's joins what stays without its indentation and its paragraphs. Tests compare the three with
+datatrove's on real and made-up text.
+
+Documents of the format "code" pass: rules for prose say nothing about them.
+"""
+
+import collections
+import dataclasses
+import pathlib
+import re
+
+import numpy as np
+from datatrove.pipeline.filters import FineWebQualityFilter
+from datatrove.pipeline.filters.c4_filters import CITATION_REGEX, ELLIPSIS, END_PUNCTUATION, POLICY_SUBSTRINGS
+from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
+from datatrove.utils.text import PUNCTUATION_SET
+
+from jaxlm.corpus import words
+from jaxlm.corpus.stage import Document, Remove, Stage
+
+
+class _Prose(Stage):
+    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+        return None if document.metadata.get("format") == "code" else self._apply(document, edits)
+
+    def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class GopherQualitySettings:
+    min_words: int
+    max_words: int
+    min_mean_word_length: float
+    max_mean_word_length: float
+    max_symbols_per_word: float
+    max_bullet_lines: float
+    max_ellipsis_lines: float
+    min_alphabetic_words: float
+    min_stop_words: int
+    stop_words: tuple[str, ...]
+
+
+class GopherQuality(_Prose):
+    """Number and length of words, marks, bullets, stop words: prose has them within limits."""
+
+    Settings = GopherQualitySettings
+
+    def __init__(self, settings: GopherQualitySettings, folder: pathlib.Path):
+        super().__init__(settings, folder)
+        self._stop_words = frozenset(settings.stop_words)
+
+    def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+        s, text = self.settings, document.text
+        counts = collections.Counter(words.split(text))
+        n_words = counts.total()
+        n_plain = n_plain_chars = n_alphabetic = 0
+        for word, count in counts.items():
+            if not PUNCTUATION_SET.issuperset(word):
+                n_plain += count
+                n_plain_chars += count * len(word)
+                if word.isalpha() or any(map(str.isalpha, word)):
+                    n_alphabetic += count
+        if s.min_words and n_plain < s.min_words:
+            return Remove("gopher_short_doc", f"words={n_plain}, min_words={s.min_words}")
+        if s.max_words and n_plain > s.max_words:
+            return Remove("gopher_long_doc", f"words={n_plain}, max_words={s.max_words}")
+        mean = n_plain_chars / max(n_plain, 1)
+        if s.min_mean_word_length and mean < s.min_mean_word_length:
+            return Remove("gopher_below_avg_threshold", f"letters a word={mean:.2f}, min={s.min_mean_word_length}")
+        if s.max_mean_word_length and mean > s.max_mean_word_length:
+            return Remove("gopher_above_avg_threshold", f"letters a word={mean:.2f}, max={s.max_mean_word_length}")
+        return self._marks(text, n_words) or self._kinds_of_words(counts, n_words, n_alphabetic)
+
+    def _marks(self, text: str, n_words: int) -> Remove | None:
+        s = self.settings
+        lines = text.splitlines()
+        for reason, count, of, limit in (
+            ("gopher_too_many_hashes", text.count("#"), n_words, s.max_symbols_per_word),
+            ("gopher_too_many_ellipsis", text.count("...") + text.count("…"), n_words, s.max_symbols_per_word),
+            (
+                "gopher_too_many_bullets",
+                sum(line.lstrip().startswith(("•", "-")) for line in lines),
+                len(lines),
+                s.max_bullet_lines,
+            ),
+            (
+                "gopher_too_many_end_ellipsis",
+                sum(line.rstrip().endswith(("...", "…")) for line in lines) if "..." in text or "…" in text else 0,
+                len(lines),
+                s.max_ellipsis_lines,
+            ),
+        ):
+            if limit and count / max(of, 1) > limit:
+                return Remove(reason, f"{count} of {of}, max={limit}")
+        return None
+
+    def _kinds_of_words(self, counts: collections.Counter[str], n_words: int, n_alphabetic: int) -> Remove | None:
+        s = self.settings
+        if s.min_alphabetic_words and n_alphabetic / max(n_words, 1) < s.min_alphabetic_words:
+            return Remove("gopher_below_alpha_threshold", f"{n_alphabetic} of {n_words}, min={s.min_alphabetic_words}")
+        if s.min_stop_words and (found := sum(word in counts for word in self._stop_words)) < s.min_stop_words:
+            return Remove("gopher_enough_stop_words", f"stop words={found}, min_stop_words={s.min_stop_words}")
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class GopherRepetitionSettings:
+    dup_line_frac: float
+    dup_para_frac: float
+    dup_line_char_frac: float
+    dup_para_char_frac: float
+    top_2_gram: float
+    top_3_gram: float
+    top_4_gram: float
+    dup_5_gram: float
+    dup_6_gram: float
+    dup_7_gram: float
+    dup_8_gram: float
+    dup_9_gram: float
+    dup_10_gram: float
+
+
+class GopherRepetition(_Prose):
+    """Lines, paragraphs and n-grams of words that come again within the document.
+
+    Two n-grams are the same when all their words are; datatrove also takes "1 23" and "12 3" for the same.
+    """
+
+    Settings = GopherRepetitionSettings
+    _paragraphs = re.compile(r"\n{2,}")
+    _lines = re.compile(r"\n+")
+
+    def __init__(self, settings: GopherRepetitionSettings, folder: pathlib.Path):
+        super().__init__(settings, folder)
+        self._top = [(n, getattr(settings, f"top_{n}_gram")) for n in (2, 3, 4)]
+        self._dup = [(n, getattr(settings, f"dup_{n}_gram")) for n in range(5, 11)]
+
+    def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+        s, text = self.settings, document.text
+        if not text:
+            return Remove("empty")
+        for kind, parts in (("para", self._paragraphs.split(text.strip())), ("line", self._lines.split(text))):
+            repeated, chars = find_duplicates(parts)
+            for reason, share in (
+                (f"dup_{kind}_frac", repeated / len(parts)),
+                (f"dup_{kind}_char_frac", chars / len(text)),
+            ):
+                if (limit := getattr(s, reason)) and share > limit:
+                    return Remove(reason, f"{share:.3f}, max={limit}")
+        grams = _Grams(words.split(text))
+        for n, limit in self._top:
+            if limit and (share := grams.top_chars(n) / len(text)) > limit:
+                return Remove(f"top_{n}_gram", f"{share:.3f}, max={limit}")
+        limits = [limit for _, limit in self._dup if limit]
+        if not limits or grams.covered_chars(5) / len(text) <= min(limits):
+            return None  # longer n-grams cover no more than those of 5 that they are made of
+        for n, limit in self._dup:
+            if limit and (share := grams.repeated_chars(n) / len(text)) > limit:
+                return Remove(f"duplicated_{n}_n_grams", f"{share:.3f}, max={limit}")
+        return None
+
+
+class _Grams:
+    """n-grams of a document's words as 64-bit hashes (a polynomial in the words' numbers, modulo 2^64)."""
+
+    _BASE = np.uint64(0x9E3779B97F4A7C15)
+
+    def __init__(self, tokens: list[str]):
+        numbers = {word: i for i, word in enumerate(dict.fromkeys(tokens), 1)}
+        self._words = np.fromiter(map(numbers.__getitem__, tokens), np.uint64, len(tokens))
+        self._lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+        self._ends = np.concatenate([[0], np.cumsum(self._lengths)])
+        self._hashes = self._words
+        self._n = 1
+
+    def _of(self, n: int) -> np.ndarray:
+        """[words - n + 1] hashes; `n` may only grow from call to call."""
+        while self._n < n:
+            self._hashes = self._hashes[:-1] * self._BASE + self._words[self._n :]
+            self._n += 1
+        return self._hashes
+
+    def top_chars(self, n: int) -> int:
+        """Characters (with a space between words) of the most frequent n-gram, the first such, times its count."""
+        if len(self._words) < n:
+            return 0
+        hashes = self._of(n)
+        ordered = np.sort(hashes)
+        bounds = np.concatenate([[-1], np.flatnonzero(ordered[1:] != ordered[:-1]), [len(ordered) - 1]])
+        counts = np.diff(bounds)
+        most = counts.max()
+        first = 0
+        if most > 1:
+            first = np.isin(hashes, ordered[bounds[1:][counts == most]]).argmax()
+        return int(most * (self._ends[first + n] - self._ends[first] + n - 1))
+
+    def covered_chars(self, n: int) -> int:
+        """Characters of the words that lie in an n-gram that has occurred before."""
+        if len(self._words) < n:
+            return 0
+        hashes = self._of(n)
+        order = np.argsort(hashes, kind="stable")
+        ordered = hashes[order]
+        again = order[1:][ordered[1:] == ordered[:-1]]
+        size = len(self._words) + 1
+        inside = np.cumsum(np.bincount(again, minlength=size) - np.bincount(again + n, minlength=size)) > 0
+        return int(self._lengths[inside[:-1]].sum())
+
+    def repeated_chars(self, n: int) -> int:
+        """Characters of the n-grams met before, from left to right and without overlap (datatrove's count)."""
+        if len(self._words) < n:
+            return 0
+        hashes = self._of(n).tolist()
+        seen = set()
+        i = chars = 0
+        while i < len(hashes):
+            if hashes[i] in seen:
+                chars += int(self._ends[i + n] - self._ends[i])
+                i += n
+            else:
+                seen.add(hashes[i])
+                i += 1
+        return chars
+
+
+@dataclasses.dataclass(frozen=True)
+class C4Settings:
+    terminal_punctuation: bool
+    citations: bool
+    min_sentences: int
+    min_words_per_line: int
+    max_word_length: int
+    lorem_ipsum: bool
+    javascript: bool
+    curly_bracket: bool
+    policy: bool
+
+
+class C4(_Prose):
+    """Takes out the lines that C4's rules name, and documents with too little left. Lines that stay keep their form."""
+
+    Settings = C4Settings
+
+    def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+        s = self.settings
+        kept, n_sentences, changed = [], 0, False
+        for line in document.text.splitlines():
+            if not line.strip():
+                kept.append("")
+                continue
+            outcome, text = self._line(line)
+            if isinstance(outcome, Remove):
+                return outcome
+            if outcome:
+                edits[outcome] += 1
+                changed = True
+                continue
+            if text != line:
+                edits["citation"] += 1
+                changed = True
+            if s.min_sentences > 0:
+                n_sentences += len(words.sentence_ends(text))
+            kept.append(text)
+        if n_sentences < s.min_sentences:
+            return Remove("too_few_sentences", f"sentences={n_sentences}, min_sentences={s.min_sentences}")
+        if changed:
+            document.text = re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip("\n")
+        return None
+
+    def _line(self, line: str) -> tuple[str | Remove, str]:
+        """The rule that takes the line (or the document) out or "", and the line without citations."""
+        s, tokens = self.settings, line.split()
+        if s.max_word_length > 0 and len(line) > s.max_word_length and max(map(len, tokens)) > s.max_word_length:
+            return "too_long_word", line
+        if s.citations and "[" in line:
+            line = CITATION_REGEX.sub("", line)
+        end = line.rstrip()
+        if s.terminal_punctuation and (not end.endswith(END_PUNCTUATION) or end.endswith(ELLIPSIS)):
+            return "no_terminal_punc", line
+        if len(tokens) < s.min_words_per_line:
+            return "too_few_words", line
+        lower = line.lower()
+        if s.lorem_ipsum and "lorem ipsum" in lower:
+            return Remove("lorem_ipsum", end.strip()), line
+        if s.javascript and "javascript" in lower:
+            return "javascript", line
+        if s.curly_bracket and "{" in line:
+            return Remove("curly_bracket", end.strip()), line
+        if s.policy and any(phrase in lower for phrase in POLICY_SUBSTRINGS):
+            return "policy", line
+        return "", line
+
+
+@dataclasses.dataclass(frozen=True)
+class FineWebSettings:
+    min_punctuated_lines: float
+    max_short_lines: float
+    short_line_chars: int
+    max_repeated_line_chars: float
+    max_newlines_per_word: float
+
+
+class FineWeb(_Prose):
+    """Few lines that end in punctuation, many short or repeated lines: lists, menus and leftovers of pages."""
+
+    Settings = FineWebSettings
+
+    def __init__(self, settings: FineWebSettings, folder: pathlib.Path):
+        super().__init__(settings, folder)
+        self._filter = FineWebQualityFilter(
+            line_punct_thr=settings.min_punctuated_lines,
+            short_line_thr=settings.max_short_lines,
+            short_line_length=settings.short_line_chars,
+            char_duplicates_ratio=settings.max_repeated_line_chars,
+            new_line_ratio=settings.max_newlines_per_word,
+            language=words.TOKENIZER,
+        )
+        self._limits = {
+            "line_punct_ratio": f"min_punctuated_lines={settings.min_punctuated_lines}",
+            "short_line_ratio": f"max_short_lines={settings.max_short_lines}",
+            "char_dup_ratio": f"max_repeated_line_chars={settings.max_repeated_line_chars}",
+            "list_ratio": f"max_newlines_per_word={settings.max_newlines_per_word}",
+        }
+
+    def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+        verdict = self._filter.filter(document)
+        return None if verdict is True else Remove(verdict[1], self._limits.get(verdict[1], ""))
