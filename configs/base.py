@@ -153,7 +153,11 @@ def _prepare(c: ConfigDict) -> None:
 
     # unicode
 
-    # language
+    s.language = lang = ConfigDict()  # keeps documents in these languages; code passes
+    lang.languages = ("en",)  # codes as the model gives them; () = only note it in metadata["language_id"]
+    lang.min_score = 0.5  # probability below which the language counts as uncertain, and the document goes
+    lang.sample_chars = 1000  # looked at, from beginning, middle and end
+    lang.model = ""  # a fastText model file, such as lid.176.ftz; "" = py3langid
 
     s.gopher_quality = q = ConfigDict()  # words of prose; limits of Gopher, as in datatrove; 0 = off; code passes
     q.min_words = 50

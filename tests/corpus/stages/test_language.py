@@ -1,0 +1,71 @@
+"""Languages are told apart, also when the page begins in another one; code passes."""
+
+import pytest
+import tiny_stage
+
+from jaxlm.config import ConfigError
+from jaxlm.corpus.stages import language
+
+TEXTS = {
+    "en": "The children play by the river in the afternoon, and nobody tells them to come home before it is dark.",
+    "de": "Die Kinder spielen am Nachmittag am Fluss, und niemand ruft sie nach Hause, bevor es dunkel wird.",
+    "fr": "Les enfants jouent au bord de la rivière l'après-midi, et personne ne les appelle avant la nuit.",
+    "ru": "Дети играют у реки после обеда, и никто не зовёт их домой до темноты.",  # noqa: RUF001
+    "zh": "孩子们下午在河边玩耍，天黑之前没有人叫他们回家。",  # noqa: RUF001
+    "ja": "子どもたちは午後に川のそばで遊び、暗くなるまで誰も家に呼びません。",
+}
+
+
+@pytest.mark.parametrize("code", TEXTS)
+def test_only_the_languages_asked_for_stay(code):
+    outcome = tiny_stage.apply(tiny_stage.make("language"), TEXTS[code])
+    assert outcome.metadata["language_id"] == code
+    assert outcome.reason == ("" if code == "en" else "other language")
+    assert tiny_stage.apply(tiny_stage.make("language", languages=("en", code)), TEXTS[code]).removed is None
+    assert tiny_stage.apply(tiny_stage.make("language", languages=()), TEXTS[code]).removed is None
+
+
+def test_what_has_no_language():
+    stage = tiny_stage.make("language min_score=0.9")
+    assert tiny_stage.apply(stage, "12 34 56 7.8 9,0 " * 5).removed is not None
+    assert tiny_stage.apply(stage, "x = [0] * 7\nfür = x", format="code").removed is None
+
+
+def test_a_long_text_is_judged_by_all_of_it():
+    menu = "Home | Products | About us | Contact | Login | Sign up for our newsletter\n"
+    text = menu * 3 + TEXTS["de"] * 100
+    assert tiny_stage.apply(tiny_stage.make("language"), text).reason == "other language"
+    assert language.sample("abc" * 1000, 300).count(" ") == 2
+    assert len(language.sample("abc" * 1000, 300)) == 302
+
+
+def test_english_documentation_stays():
+    text = (
+        "json.dumps(obj, *, skipkeys=False, ensure_ascii=True)\nSerialize obj to a JSON formatted str using this "
+        "conversion table.\n\n>>> import json\n>>> json.dumps(['foo', {'bar': ('baz', None, 1.0, 2)}])\n"
+    )
+    assert tiny_stage.apply(tiny_stage.make("language"), text).removed is None
+
+
+def test_bad_settings(tmp_path):
+    with pytest.raises(ConfigError, match=r"no language 'eng'.*'en'"):
+        tiny_stage.make("language", tmp_path, languages=("eng",))
+    with pytest.raises(ConfigError, match="sample_chars"):
+        tiny_stage.make("language sample_chars=10", tmp_path)
+    pytest.importorskip("fasttext")
+    with pytest.raises(ConfigError, match="no such file"):
+        tiny_stage.make("language model=missing.ftz", tmp_path)
+    (tmp_path / "bad.ftz").write_bytes(b"not a model")
+    with pytest.raises(ConfigError, match="no fastText model"):
+        tiny_stage.make("language", tmp_path, model=str(tmp_path / "bad.ftz"))
+
+
+def test_fasttext(tmp_path):
+    fasttext = pytest.importorskip("fasttext")
+    lines = [f"__label__{code} {TEXTS[code]}" for code in ("en", "de", "fr")] * 30
+    (tmp_path / "train.txt").write_text("\n".join(lines))
+    model = fasttext.train_supervised(str(tmp_path / "train.txt"), epoch=20, lr=0.1, dim=8, thread=1, verbose=0)
+    model.save_model(str(tmp_path / "lid.bin"))
+    stage = tiny_stage.make("language", tmp_path, model=str(tmp_path / "lid.bin"))
+    assert tiny_stage.apply(stage, TEXTS["en"].replace(" by ", "\nby ")).removed is None
+    assert tiny_stage.apply(stage, TEXTS["de"]).reason == "other language"
