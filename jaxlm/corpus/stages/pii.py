@@ -1,0 +1,331 @@
+"""Personal data becomes typed placeholders, always the same one for a kind: `<EMAIL>`, `<PHONE>`, `<IP>`, ...
+
+A cheap regex finds candidates; what costs is asked about those alone: libphonenumber's port `phonenumbers` (phones),
+`python-stdnum` (Luhn, IBAN, SSN), `ipaddress`, detect-secrets' formats (see `secrets`). Numbers that only look so stay:
+versions, dates, ISBN, order numbers, floats, private and documentation networks, section numbers.
+"""
+
+import collections
+import collections.abc
+import dataclasses
+import functools
+import ipaddress
+import re
+
+import phonenumbers
+from stdnum import iban, luhn
+from stdnum.us import ssn
+
+from jaxlm.config import ConfigError, nearest
+from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stages import secrets
+
+__all__ = ["Pii"]
+
+Spans = collections.abc.Iterable[tuple[int, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    kinds: tuple[str, ...]
+    regions: tuple[str, ...]
+    keep_emails: tuple[str, ...]
+
+
+class Pii(Stage):
+    """Replaces personal data by placeholders, and removes no document."""
+
+    Settings = Settings
+
+    @classmethod
+    def build(cls, settings: Settings, folder) -> None:
+        """Checks the settings. Raises ConfigError."""
+        for kind in settings.kinds:
+            if kind not in _KINDS:
+                raise ConfigError(f"prepare.stages.pii.kinds: no kind {kind!r}; {nearest(kind, _KINDS)}")
+        for region in settings.regions:
+            if region not in phonenumbers.SUPPORTED_REGIONS:
+                raise ConfigError(
+                    f"prepare.stages.pii.regions: no region {region!r}; write ISO codes as in ('US', 'GB')"
+                )
+        for pattern in settings.keep_emails:
+            try:
+                re.compile(pattern)
+            except re.error as e:
+                raise ConfigError(f"prepare.stages.pii.keep_emails: {pattern!r} is no regex: {e}") from e
+
+    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+        """See `Stage.apply`; `edits` counts by placeholder, as in {"EMAIL": 2}."""
+        for kind, find in _KINDS.items():
+            if kind not in self.settings.kinds:
+                continue
+            document.text, count = _replace(document.text, find(document.text, self.settings), f"<{kind.upper()}>")
+            if count:
+                edits[kind.upper()] += count
+        return None
+
+
+def _replace(text: str, spans: Spans, placeholder: str) -> tuple[str, int]:
+    """The text with the union of the spans replaced, and how many places that were."""
+    pieces, end, count = [], 0, 0
+    for a, b in sorted(spans):
+        if a >= end:
+            pieces += [text[end:a], placeholder]
+            count += 1
+        end = max(end, b)
+    return ("".join([*pieces, text[end:]]), count) if count else (text, 0)
+
+
+def _secrets(text: str, settings: Settings) -> Spans:
+    return secrets.find(text)
+
+
+# E-mail. At each "@" the text to its left and right is looked at: a regex for the whole would try every word.
+_AT = re.compile(r"[@\[({](?:(?<=@)| ?(?:at|AT|@) ?[\])}])")
+_LETTER = r"A-Za-z0-9\u00c0-\u024f"  # not \w: no space parts Chinese or Japanese words from an address
+_LOCAL = re.compile(rf"(?<![{_LETTER}._%+-])[{_LETTER}](?:[{_LETTER}._%+'-]{{0,62}}[{_LETTER}_+-])?( ?)\Z")
+_DOT = r"(?:\.| ?[\[({] ?(?:dot|DOT|\.) ?[\])}] ?| dot )"
+_DOMAIN = re.compile(rf" ?((?:[{_LETTER}](?:[{_LETTER}-]*[{_LETTER}])?{_DOT})+)([A-Za-z]{{2,13}})(?![\w(@])")
+_SPOKEN = re.compile(r"(?i)\b\w+(?:(?:[.\d_]| dot )\w*)+ at (?:\w+(?: dot |\.))+(?:com|org|net|edu|gov|io|[a-z]{2})\b")
+# Of two letters any may be a country; of more, these. Else `icon@2x.png`, `getty@tty1.service` and `a@b.transpose` pass.
+_DOMAINS = (
+    "com org net edu gov mil int info biz name pro aero coop museum jobs mobi travel tel cat asia post arpa app dev "
+    "page blog cloud online site website web store shop shopping tech xyz club live life news media agency email "
+    "company digital design studio world today space group team global network systems software solutions services "
+    "academy center science institute university school college health care clinic law legal consulting finance bank "
+    "capital energy foundation international events community social support education photography photos art music "
+    "video games guru expert tips ninja rocks wiki zone works land city house london berlin paris nyc tokyo "
+    "amsterdam wien swiss gmbh ltd llc inc limited ventures partners marketing press productions church review link "
+    "click top win icu vip fun one plus bio eco green google apple amazon microsoft"
+)
+
+
+def _emails(text: str, settings: Settings) -> Spans:
+    keep = _keep(settings.keep_emails)
+    end = 0
+    for at in _AT.finditer(text):
+        plain = at.end() - at.start() == 1
+        domain = _DOMAIN.match(text, at.end())
+        local = domain and _LOCAL.search(text, max(end, at.start() - 66), at.start())
+        if not local or (plain and (local[1] or domain[0][0] == " ")) or not _is_top(domain[2]):
+            continue
+        if re.search(r"//[^\s/]*\Z", _before(text, local.start())):  # ssh://user@host
+            continue
+        address = f"{local[0].strip()}@{re.sub(_DOT, '.', domain[1])}{domain[2]}"
+        if not (keep and keep.fullmatch(address)):
+            end = domain.end()
+            yield local.start(), end
+    for dot in re.finditer(" (?:dot|DOT) ", text) if " dot " in text or " DOT " in text else ():
+        match = _SPOKEN.search(text, max(0, dot.start() - 64), dot.end() + 64)
+        if match:
+            yield match.span()
+
+
+def _is_top(domain: str) -> bool:
+    return (domain.islower() or domain.isupper() or domain.istitle()) and (
+        len(domain) == 2 or domain.lower() in _domains()
+    )
+
+
+@functools.cache
+def _domains() -> frozenset[str]:
+    return frozenset(_DOMAINS.split())
+
+
+@functools.cache
+def _keep(patterns: tuple[str, ...]) -> re.Pattern | None:
+    return re.compile("|".join(f"(?:{p})" for p in patterns), re.IGNORECASE) if patterns else None
+
+
+# Numbers. What stands before one tells much; the regexes begin with a digit, so that prose costs nearly nothing.
+_BEFORE = 28  # characters looked at
+_LABEL_NUMBER = re.compile(  # "order no. 4111111111111111"
+    r"(?i)\b(?:isbn|issn|doi|order|invoice|serial|part|model|sku|ref|reference|case|ticket|id|version|patent|asin|upc|ean|"
+    r"tracking|imei|oid|build|commit|rev|revision|item|catalog(?:ue)?|barcode|vol(?:ume)?|pp?|pages?)\W{0,3}(?:no\b\.?|nr\b\.?|number|code)?\W{0,3}\Z"
+)
+_LABEL_VERSION = re.compile(
+    r"(?i)(?:\b(?:versions?|ver|v|rel|releases?|r|sections?|sec|chapters?|appendix|clause|figure|fig|table|rule|rfc|build|kernel|"
+    r"firmware|driver|update|upgraded?|oid|step|article|para(?:graph)?|part)\b\.?|§)[\s:=#(]{0,3}(?:(?:to|is|from|and|or)\s)?\Z"
+)
+_LABEL_ADDRESS = re.compile(
+    r"(?i)(?://|@|\b(?:ip|ipv4|addr(?:ess)?|hosts?|server|gateway|dns|nameserver|resolver|ping|traceroute|ssh|inet|from|client|"
+    r"peer|router|subnet|src|dst)\b\W{0,3}(?:(?:is|at|to|of|was)\s)?(?:ip\s)?)\Z"
+)
+
+
+def _before(text: str, start: int) -> str:
+    return text[max(0, start - _BEFORE) : start]
+
+
+_IPV4 = re.compile(r"\d(?<![\w.+-]\d)\d{0,2}(?:\.\d{1,3}){3}(?![\w-]|\.\w)")
+_IPV6 = re.compile(r"[23](?<![\w:.]\d)[0-9a-fA-F]{3}:(?:[0-9a-fA-F]{0,4}:){1,6}[0-9a-fA-F]{0,4}(?![\w:])")
+
+
+def _ips(text: str, settings: Settings) -> Spans:
+    for match in _IPV4.finditer(text):
+        if _is_public(match[0]) and not _is_version(text, match):
+            yield match.span()
+    for match in _IPV6.finditer(text):  # 2000::/3, which is all that is public; x[2000::2] has too few groups
+        if len([group for group in match[0].split(":") if group]) >= 3 and _is_public(match[0]):
+            yield match.span()
+
+
+def _is_public(address: str) -> bool:
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return ip.is_global and not ip.is_multicast and not address.endswith(".0")  # .0 is a network
+
+
+def _is_version(text: str, match: re.Match) -> bool:
+    """Whether a dotted quad numbers a version or a section."""
+    before = _before(text, match.start())
+    if _LABEL_ADDRESS.search(before) or re.match(r":\d\d|/\d| - ", text[match.end() : match.end() + 3]):
+        return False
+    if _LABEL_VERSION.search(before) or re.search(r"\w/\Z|[=<>~^]=?\s?\Z", before):  # Opera/9.80.1.2, pkg>=1.2.3.4
+        return True
+    return all(int(part) < 32 for part in match[0].split(".")[:3])  # numbers this low are, unless it says "host"
+
+
+_CARD = re.compile(
+    r"[2-6]\d{3}(?:([ -]?)\d{4}\1\d{4}\1\d{4}(?:\1\d{1,3})?|([ -]?)\d{6}\2\d{4,5})(?!\w|[.,]\d|[ -]\d{4}(?!\d))"
+)
+_ISSUERS = (  # first digits from, to, numbers of digits (ISO/IEC 7812; what the issuers publish)
+    (4, 4, {16, 19}),  # Visa
+    (51, 55, {16}),  # Mastercard
+    (2221, 2720, {16}),
+    (34, 34, {15}),  # American Express
+    (37, 37, {15}),
+    (6011, 6011, {16, 19}),  # Discover
+    (644, 659, {16, 19}),
+    (62, 62, {16, 17, 18, 19}),  # UnionPay
+    (300, 305, {14}),  # Diners Club
+    (36, 36, {14}),
+    (38, 39, {14}),
+    (3528, 3589, {16}),  # JCB
+)
+
+
+def _cards(text: str, settings: Settings) -> Spans:
+    for match in _CARD.finditer(text):
+        number = re.sub(r"\D", "", match[0])
+        issued = any(a <= int(number[: len(str(a))]) <= b and len(number) in n for a, b, n in _ISSUERS)
+        before = _before(text, match.start())
+        other = re.search(r"[\w./#-]\Z|\d{4}[ -]\Z", before) or _LABEL_NUMBER.search(before) or len(set(number)) == 1
+        if issued and not other and luhn.is_valid(number):
+            yield match.span()
+
+
+_IBAN = re.compile(r"[A-Z]{2}\d{2}(?:[ -]?[A-Z0-9]{4}){2,7}(?:[ -]?[A-Z0-9]{1,4})?\b")
+
+
+def _ibans(text: str, settings: Settings) -> Spans:
+    for match in _IBAN.finditer(text):
+        if match.start() and (text[match.start() - 1].isalnum() or text[match.start() - 1] == "_"):
+            continue
+        words = match[0]  # the next word may have come along: "... 00 BIC"
+        while len(words) > 14:
+            if iban.is_valid(words, check_country=False):
+                yield match.start(), match.start() + len(words)
+                break
+            words = re.sub(r"[ -]?[A-Z0-9]+\Z", "", words)
+
+
+_SSN = re.compile(r"\d(?<![\w.,/-]\d)\d{2}(?:-\d{2}-| \d{2} |\d{2})\d{4}(?![\w/-]|\.\d)")
+_LABEL_SSN = re.compile(r"(?i)(?:\bssn|social security)\b[^\d\n]{0,20}\Z")
+
+
+def _ssns(text: str, settings: Settings) -> Spans:
+    for match in _SSN.finditer(text):
+        before = _before(text, match.start())
+        digits = re.sub(r"\D", "", match[0])
+        if ssn.is_valid(digits) and ("-" in match[0] or _LABEL_SSN.search(before)) and not _LABEL_NUMBER.search(before):
+            yield match.span()
+
+
+# A shape that finds candidates, then who decides: of "+..." and other countries' the library, of North America's the shape.
+_INTERNATIONAL = re.compile(r"[+0](?<![\w.+=-].)(?:(?<=\+)|0)[1-9](?:[ ()./\u2010-\u2013\xa0-]{0,2}\d){6,14}(?!\w)")
+_NANP = re.compile(r"[(2-9](?:(?<=\()[2-9]\d\d\)[ .-]?|(?<=[2-9])\d\d[ .-])\d{3}[ .-]\d{4}(?![\w-]|[.,]\d|/\d)")
+_NATIONAL = re.compile(r"\d(?<![\w.,$#+-]\d)(?:[ ()./\u2010-\u2013\xa0-]{0,2}\d){6,14}(?!\w|[.,-]\d)")
+_EXTENSION = re.compile(r",?\s?(?:ext(?:ension)?\b\.?|x)\s?\d{1,6}\b", re.IGNORECASE)
+_LABEL_PHONE = re.compile(
+    r"(?i)(?:\b(?:tele?(?:phone|fon|fax)?|t[ée]l(?:[ée]phone)?|phone|fax|mobile|cell(?:ular)?|mob|hotline|whatsapp|handy|ph(?=[:.]))\b\.?|☎)"
+    r"(?:\s?(?:/\s?fax|no\b\.?|nr\b\.?|number|is|at|us at|me at|\([a-z]+\)))*\s?[:.=-]?\s*\(?\Z"
+)
+_LABEL_CALL = re.compile(
+    r"(?i)\b(?:call|dial|text|sms|ring|reach(?:ed)?)(?:\s(?:us|me|him|her|them|on|at|or|now|today|toll[ -]free))*:?\s\(?\Z"
+)
+_DATE = re.compile(r"(?:1[89]|20)\d\d\s?[-/.\u2013]\s?\d\d?(?:\d\d)?\b|\d\d?[-/.]\d\d?[-/.](?:1[89]|20)\d\d")
+
+
+def _phones(text: str, settings: Settings) -> Spans:
+    spans = [m.span() for m in _INTERNATIONAL.finditer(text) if _is_international(text, m)]
+    if any(phonenumbers.country_code_for_region(region) == 1 for region in settings.regions):
+        spans += filter(None, (_north_american(text, match) for match in _NANP.finditer(text)))
+    spans += [m.span() for m in _NATIONAL.finditer(text) if _is_national(text, m, settings.regions)]
+    for start, end in spans:
+        extension = _EXTENSION.match(text, end)
+        opened = text[start - 1 : start] == "(" and ")" in text[start:end]
+        yield start - opened, extension.end() if extension else end
+
+
+def _is_international(text: str, match: re.Match) -> bool:
+    number = re.sub(r"^00", "+", match[0])
+    if number[0] != "+" or (match[0][0] == "0" and number[1:].isdigit()):
+        return False
+    if re.fullmatch(r"\+1[ .(-]+[2-9]\d\d[ .)-]+\d{3}[ .-]\d{4}", number) or _LABEL_PHONE.search(
+        _before(text, match.start())
+    ):
+        return True  # also 555-..., which nobody has
+    return phonenumbers.PhoneNumberMatcher(number, None, leniency=phonenumbers.Leniency.VALID).has_next()
+
+
+def _north_american(text: str, match: re.Match) -> tuple[int, int] | None:
+    """The span with its "1-" in front, where a number of this shape is a phone's."""
+    before = _before(text, match.start())
+    one = re.search(r"(?<![\w.,-])1[ .-]\Z", before)
+    start = match.start() - (2 if one else 0)
+    before = _before(text, start)
+    if re.search(r"[\w.,$/#+=-]\Z", before) or _LABEL_NUMBER.search(before):
+        return None
+    if re.fullmatch(r"\d+ \d+ \d+", match[0]) and (
+        re.search(r"\d[ ,]*\Z", before) or re.match(r"[ ,]+\d", text[match.end() : match.end() + 4])
+    ):
+        return None  # a row of a table
+    digits = re.sub(r"\D", "", match[0])
+    fictional = "555" in (digits[:3], digits[3:6])
+    valid = fictional or phonenumbers.is_valid_number(phonenumbers.parse(digits, "US"))
+    return (start, match.end()) if valid else None
+
+
+def _is_national(text: str, match: re.Match, regions: tuple[str, ...]) -> bool:
+    """Whether a run of digits is a phone: it is called one, or is written as its region writes them."""
+    number, before = match[0], _before(text, match.start())
+    if _DATE.match(number):
+        return False
+    if _LABEL_PHONE.search(before):
+        return True
+    called = _LABEL_CALL.search(before)
+    if called and re.fullmatch(r"[2-9]\d\d-\d{4}", number):
+        return True
+    if not called and (number.isdigit() or re.search(r"[\d/:][ ,]*\Z", before) or _LABEL_NUMBER.search(before)):
+        return False
+    leniency = phonenumbers.Leniency.VALID if called else phonenumbers.Leniency.STRICT_GROUPING
+    return any(
+        phonenumbers.PhoneNumberMatcher(number, region, leniency=leniency).has_next()
+        for region in regions
+        if called or phonenumbers.country_code_for_region(region) != 1
+    )
+
+
+# In this order: a token may hold what looks like an address, a card what looks like a phone.
+_KINDS: dict[str, collections.abc.Callable[[str, Settings], Spans]] = {
+    "secret": _secrets,
+    "email": _emails,
+    "iban": _ibans,
+    "card": _cards,
+    "ssn": _ssns,
+    "ip": _ips,
+    "phone": _phones,
+}
