@@ -171,7 +171,9 @@ def _prepare(c: ConfigDict) -> None:
     q.min_stop_words = 2  # different ones
     q.stop_words = ("the", "be", "to", "of", "and", "that", "have", "with")  # of the language
 
-    s.gopher_repetition = r = ConfigDict()  # what repeats itself within a document; limits of Gopher; 0 = off; code passes
+    s.gopher_repetition = r = (
+        ConfigDict()
+    )  # what repeats itself within a document; limits of Gopher; 0 = off; code passes
     r.dup_line_frac = 0.3  # share of lines that have come before
     r.dup_para_frac = 0.3  # the same of paragraphs
     r.dup_line_char_frac = 0.2  # share of characters in such lines
@@ -187,7 +189,9 @@ def _prepare(c: ConfigDict) -> None:
     r.dup_10_gram = 0.1
 
     s.c4 = c4 = ConfigDict()  # C4's rules on lines, for web pages; code passes
-    c4.terminal_punctuation = False  # lines must end in . ? ! or a quotation mark: as in C4, but FineWeb found it too much
+    c4.terminal_punctuation = (
+        False  # lines must end in . ? ! or a quotation mark: as in C4, but FineWeb found it too much
+    )
     c4.citations = True  # [1] and [edit] go from their lines
     c4.min_sentences = 5  # in the lines that stay, else the document goes; 0 = off
     c4.min_words_per_line = 3  # headings are such lines too; 0 = off
@@ -208,7 +212,11 @@ def _prepare(c: ConfigDict) -> None:
 
     # perplexity
 
-    # toxicity
+    s.toxicity = tox = ConfigDict()  # profane and abusive lines
+    tox.min_score = 0.9  # probability (alt-profanity-check, English) from which a line is bad; 1 = off
+    tox.words = ""  # a file of bad words and phrases, one a line; a line that holds one as a word of its own is bad
+    tox.max_bad_lines = 0.05  # share of lines beyond which the document goes
+    tox.drop_lines = True  # bad lines go from documents that stay
 
     # code
 
@@ -222,6 +230,10 @@ def _prepare(c: ConfigDict) -> None:
     )
 
     # junk
+    s.junk = ConfigDict()  # what `jaxlm audit` finds
+    s.junk.patterns = ("annotation", "chat_tokens")  # groups of jaxlm/corpus/audit_patterns.py, regular expressions
+    s.junk.level = "line"  # what goes: match (alone) | line | document
+    s.junk.min_hits = 1  # matches of a pattern in a document from which on it goes
 
     # decontaminate
 

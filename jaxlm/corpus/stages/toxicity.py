@@ -1,0 +1,133 @@
+"""Takes out profane and abusive lines, or the documents with many of them.
+
+A line is bad when alt-profanity-check (a linear SVM on words, English, its model in its wheel;
+github.com/dimitrismistriotis/alt-profanity-check) says so, or when it holds an entry of a list of words as a word of
+its own: "Scunthorpe", "class" and "Essex" are safe.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import pathlib
+import re
+
+import ahocorasick
+import numpy as np
+
+from jaxlm.config import ConfigError
+from jaxlm.corpus.stage import Document, Remove, Stage
+
+_SPACELESS = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")  # Thai, Japanese, Chinese
+_words = re.compile(r"\b\w\w+\b").findall  # as the model was trained
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    min_score: float
+    words: str
+    max_bad_lines: float
+    drop_lines: bool
+
+
+class Toxicity(Stage):
+    """Scores each line that is not blank; what is done with the bad ones is in the settings."""
+
+    Settings = Settings
+
+    def __init__(self, settings: Settings, folder: pathlib.Path):
+        super().__init__(settings, folder)
+        self._list = _automaton(settings.words) if settings.words else None
+
+    @classmethod
+    def build(cls, settings: Settings, folder: pathlib.Path) -> None:
+        if settings.words:
+            _automaton(settings.words)
+
+    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+        s, lines = self.settings, document.text.split("\n")
+        filled = [i for i, line in enumerate(lines) if line.strip()]
+        bad = set()
+        if filled and s.min_score < 1:
+            scores = profanity([lines[i] for i in filled])
+            bad.update(filled[i] for i in np.flatnonzero(scores >= s.min_score))
+        if self._list and listed(document.text, self._list):
+            bad.update(i for i in filled if listed(lines[i], self._list))
+        if not bad:
+            return None
+        if len(bad) / len(filled) > s.max_bad_lines:
+            return Remove("bad lines", f"{len(bad)} of {len(filled)}: {lines[min(bad)].strip()[:200]}")
+        if s.drop_lines:
+            edits["bad line"] += len(bad)
+            document.text = "\n".join(line for i, line in enumerate(lines) if i not in bad)
+        return None
+
+
+def profanity(lines: list[str]) -> np.ndarray:
+    """[lines] probabilities: those of `profanity_check.predict_prob`, without the 2 ms that each call of it costs."""
+    m = _model()
+    numbers = [[m.vocabulary[w] for w in _words(line.lower()) if w in m.vocabulary] for line in lines]
+    sizes = np.fromiter(map(len, numbers), np.int64, len(lines))
+    flat = np.fromiter(itertools.chain.from_iterable(numbers), np.int64, sizes.sum())
+    line_of, n_words = np.repeat(np.arange(len(lines)), sizes), len(m.idf)
+    entries, counts = np.unique(line_of * n_words + flat, return_counts=True)
+    line_of, flat = np.divmod(entries, n_words)
+    tfidf = counts * m.idf[flat]
+    norms_L = np.sqrt(np.bincount(line_of, tfidf * tfidf, minlength=len(lines)))
+    margins_KxL = np.stack([np.bincount(line_of, tfidf * c[flat], minlength=len(lines)) for c in m.coefficients])
+    margins_KxL = margins_KxL / np.where(norms_L > 0, norms_L, 1) + m.intercepts[:, None]
+    return (1 / (1 + np.exp(m.slopes[:, None] * margins_KxL + m.offsets[:, None]))).mean(axis=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Model:
+    """Weights of words, and K linear models with a sigmoid each."""
+
+    vocabulary: dict[str, int]
+    idf: np.ndarray
+    coefficients: np.ndarray
+    intercepts: np.ndarray
+    slopes: np.ndarray
+    offsets: np.ndarray
+
+
+@functools.cache
+def _model() -> _Model:
+    from profanity_check.profanity_check import model, vectorizer
+
+    parts = [(c.estimator.coef_[0], c.estimator.intercept_[0], c.calibrators[0]) for c in model.calibrated_classifiers_]
+    coefficients, intercepts, sigmoids = zip(*parts, strict=True)
+    numbers = (coefficients, intercepts, [c.a_ for c in sigmoids], [c.b_ for c in sigmoids])
+    vocabulary = {word: int(i) for word, i in vectorizer.vocabulary_.items()}
+    return _Model(vocabulary, vectorizer.idf_, *map(np.array, numbers))
+
+
+@functools.cache
+def _automaton(path: str) -> ahocorasick.Automaton:
+    """Of the file's lines, without case; "#" begins a comment."""
+    try:
+        lines = pathlib.Path(path).expanduser().read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"prepare.stages.toxicity.words={path}: {error}; give a text file, one word a line"
+        ) from error
+    automaton = ahocorasick.Automaton()
+    for line in lines:
+        if entry := " ".join(line.partition("#")[0].lower().split()):
+            automaton.add_word(entry, entry)
+    if not automaton:
+        raise ConfigError(f"prepare.stages.toxicity.words={path} holds no word; one word or phrase a line")
+    automaton.make_automaton()
+    return automaton
+
+
+def listed(text: str, automaton: ahocorasick.Automaton) -> str:
+    """The first entry that stands in the text between characters that are no letters or digits, or ""."""
+    text = text.lower()
+    for last, entry in automaton.iter(text):
+        start, end = last + 1 - len(entry), last + 1
+        if _SPACELESS.match(entry) or not (
+            (start and text[start - 1].isalnum()) or (end < len(text) and text[end].isalnum())
+        ):
+            return entry
+    return ""
