@@ -1,0 +1,1 @@
+"""Pages for people: one self-contained HTML file each, without scripts and without anything fetched."""

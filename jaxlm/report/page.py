@@ -1,0 +1,168 @@
+"""The parts of a report page: elements that escape what they hold, numbers, tables, small charts, the frame.
+
+Everything shown may come from hostile documents. So an element's children are text and get escaped unless they are
+`Markup`, which only this module makes; characters that a browser hides or obeys (controls, bidi marks) are spelled out;
+and the page's own policy forbids scripts and requests.
+"""
+
+import html
+import pathlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from jaxlm.report import style
+
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\ufff9-\ufffb]"
+)
+
+
+class Markup(str):
+    """HTML that is finished: not escaped again."""
+
+
+def text(value: object) -> Markup:
+    """A value as escaped text, with hidden characters as [U+200B]."""
+    if isinstance(value, Markup):
+        return value
+    visible = _HIDDEN.sub(lambda match: f"[U+{ord(match[0]):04X}]", str(value).replace("\r\n", "\n"))
+    return Markup(html.escape(visible))
+
+
+def tag(name: str, /, *children: object, **attributes: object) -> Markup:
+    """An element; `class_` is `class`, `aria_label` is `aria-label`, attributes that are None are left out."""
+    pairs = [
+        f' {key.strip("_").replace("_", "-")}="{text(value)}"' for key, value in attributes.items() if value is not None
+    ]
+    opened = f"<{name}{''.join(pairs)}>"
+    return Markup(opened if name == "meta" else f"{opened}{join(children)}</{name}>")
+
+
+def join(parts: Iterable[object]) -> Markup:
+    """Parts one after another."""
+    return Markup("".join(text(part) for part in parts))
+
+
+def count(number: float) -> str:
+    """1234567 -> 1,234,567."""
+    return f"{number:,.0f}"
+
+
+def size(number: float) -> str:
+    """Bytes in the unit that suits: 1.2 MB."""
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while abs(number) >= 999.5 and len(units) > 1:
+        number, units = number / 1000, units[1:]
+    return f"{number:.0f} {units[0]}" if units[0] == "B" or abs(number) >= 99.5 else f"{number:.3g} {units[0]}"
+
+
+def share(part: float, whole: float) -> str:
+    """A part of a whole in percent; "" where there is no whole."""
+    if not whole:
+        return ""
+    percent = 100 * part / whole
+    if part == whole or not part:
+        return f"{percent:.0f}%"
+    # Neither 0 nor 100, then it must not say so.
+    return "<0.1%" if percent < 0.1 else ">99.9%" if percent > 99.9 else f"{percent:.1f}%"
+
+
+def value(item: object) -> object:
+    """A cell of a table that nobody described: numbers by size, lists by comma, dicts as key: value."""
+    if isinstance(item, bool) or item is None:
+        return {True: "yes", False: "no", None: ""}[item]
+    if isinstance(item, int):
+        return count(item)
+    if isinstance(item, float):
+        return f"{item:,.0f}" if abs(item) >= 1000 else f"{item:.3g}"
+    if isinstance(item, dict):
+        return ", ".join(f"{key}: {value(inner)}" for key, inner in item.items())
+    if isinstance(item, (list, tuple)):
+        return ", ".join(str(value(inner)) for inner in item)
+    return item
+
+
+def table(head: Sequence[object], rows: Iterable[Sequence[object]], label: str) -> Markup:
+    """A table that scrolls by itself when too wide. The first of a row is its header, the others text or a `cell(...)`."""
+    lines, left = [], {0}
+    for first, *rest in rows:
+        cells = [c if isinstance(c, Markup) and c.startswith("<td") else cell(c) for c in rest]
+        left |= {i for i, c in enumerate(cells, start=1) if c.startswith('<td class="text')}
+        lines.append(tag("tr", tag("th", first, scope="row"), *cells))
+    titles = [tag("th", title, scope="col", class_="text" if i in left else None) for i, title in enumerate(head)]
+    inner = tag("table", tag("thead", tag("tr", *titles)), tag("tbody", *lines))
+    return tag("div", inner, class_="scroll", role="region", aria_label=label, tabindex="0")
+
+
+def cell(content: object, heat: float | None = None, kind: str = "") -> Markup:
+    """A cell; `heat` from 0 to 1 shades it, `kind` is a class ("text" for words, which wrap and stand left)."""
+    style = None if heat is None else f"--heat:{min(1.0, max(0.0, heat)) * 100:.1f}%"
+    return tag("td", content, class_=kind + (" heat" if heat is not None else "") or None, style=style)
+
+
+def details(summary: object, *children: object, opened: bool = False) -> Markup:
+    """Children that show when the summary is clicked."""
+    body = join([tag("summary", summary), *children])
+    return Markup(f"<details{' open' if opened else ''}>{body}</details>")
+
+
+def bar(parts: Sequence[tuple[float, str]], label: str) -> Markup:
+    """One horizontal bar of parts from 0 to 1, each with its class."""
+    spans = [tag("span", class_=kind, style=f"width:{100 * max(0.0, part):.2f}%") for part, kind in parts if part > 0]
+    return tag("div", *spans, class_="bar", role="img", aria_label=label, title=label)
+
+
+def columns(rows: Sequence[tuple[str, float, str]], label: str) -> Markup:
+    """A histogram as rows of (name, number, how to write it), each with its bar."""
+    top = max((number for _, number, _ in rows), default=0) or 1
+    lines = [
+        tag(
+            "div",
+            tag("span", name),
+            bar([(number / top, "kept")], f"{name}: {shown}"),
+            tag("span", shown),
+            class_="row",
+        )
+        for name, number, shown in rows
+    ]
+    return tag("div", *lines, class_="columns", role="group", aria_label=label)
+
+
+def keys(meanings: Mapping[str, str]) -> list[Markup]:
+    """The legend of bars: class -> what it means."""
+    return [
+        tag("span", tag("span", class_=f"key {kind}"), meaning, class_="nowrap") for kind, meaning in meanings.items()
+    ]
+
+
+def section(title: str, *children: object) -> tuple[str, Markup]:
+    """(title, section): what `write` makes the table of contents from."""
+    return title, tag("section", tag("h2", title), *children, id=anchor(title))
+
+
+def anchor(title: str) -> str:
+    """An id made from a title."""
+    return re.sub(r"\W+", "-", title.lower()).strip("-")
+
+
+def write(path: pathlib.Path, title: str, lead: Markup, sections: Iterable[tuple[str, Markup]]) -> None:
+    """Writes the page, whole or not at all."""
+    sections = list(sections)
+    links = [tag("a", name, href=f"#{anchor(name)}") for name, _ in sections]
+    head = join(
+        [
+            tag("meta", charset="utf-8"),
+            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            tag("meta", http_equiv="Content-Security-Policy", content="default-src 'none'; style-src 'unsafe-inline'"),
+            tag("title", title),
+            tag("style", Markup(style.CSS)),
+        ]
+    )
+    body = tag(
+        "body", tag("header", tag("h1", title), lead, tag("nav", *links)), tag("main", *(s for _, s in sections))
+    )
+    content = f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(content, encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,48 @@
+"""The looks of the report pages: light or dark as the reader's system is, one column on a phone."""
+
+CSS = """
+:root { color-scheme: light dark; --back: #fff; --soft: #f4f5f7; --line: #d9dce1; --ink: #1b1e23; --dim: #5b626d;
+  --kept: #2b6cb0; --gone: #d98c2b; --failed: #c0392b; --heat-ink: #d98c2b; }
+@media (prefers-color-scheme: dark) { :root { --back: #15171b; --soft: #1e2127; --line: #353a43; --ink: #e6e8ec;
+  --dim: #a0a7b3; --kept: #5a9bdc; --gone: #d9994a; --failed: #e57366; --heat-ink: #c9812b; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 72rem; padding: 1rem; background: var(--back); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
+h1 { font-size: 1.7rem; margin: .5rem 0; } h2 { font-size: 1.3rem; margin: 2.5rem 0 .5rem; } h3 { margin: 1.5rem 0 .25rem; }
+p { max-width: 46rem; margin: .4rem 0; } a { color: var(--kept); } .dim { color: var(--dim); }
+nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: 1rem 0; padding: .6rem 0; border: solid var(--line);
+  border-width: 1px 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .6rem; margin: 1rem 0; }
+.tile { background: var(--soft); border-radius: .4rem; padding: .6rem .8rem; }
+.tile b { display: block; font-size: 1.4rem; line-height: 1.2; } .tile span { color: var(--dim); font-size: .85rem; }
+.scroll { overflow-x: auto; margin: .6rem 0; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap;
+  vertical-align: top; unicode-bidi: isolate; }
+th { font-weight: 600; } thead th { color: var(--dim); font-weight: 500; }
+tbody th, .text { text-align: left; } td.text { white-space: normal; min-width: 8rem; max-width: 40rem; }
+td.text code { overflow-wrap: anywhere; }
+tbody th { position: sticky; left: 0; background: var(--back); max-width: 14rem; overflow: hidden; text-overflow: ellipsis; }
+.nowrap { white-space: nowrap; display: inline-block; }
+.zero { color: var(--dim); opacity: .6; }
+.heat { background: color-mix(in srgb, var(--heat-ink) calc(var(--heat) * .75), transparent); }
+.bar { display: flex; height: .8rem; min-width: 7rem; background: var(--soft); border-radius: .2rem; overflow: hidden;
+  margin-top: .3rem; }
+.bar + .bar { margin-top: 1px; }
+.bar span { display: block; min-width: 1px; } .bar .kept { background: var(--kept); } .bar .gone { background: var(--gone); }
+.bar .failed { background: var(--failed); }
+.key { display: inline-block; width: .8rem; height: .8rem; border-radius: .2rem; margin: 0 .3rem 0 .8rem; }
+.key.kept { background: var(--kept); } .key.gone { background: var(--gone); } .key.failed { background: var(--failed); }
+.columns { max-width: 40rem; font-size: .9rem; } .columns .row { display: grid; gap: .6rem;
+  grid-template-columns: 7rem 1fr 6rem; } .columns .row span:last-child { font-variant-numeric: tabular-nums; }
+.spark { width: 12rem; height: 1.6rem; fill: var(--kept); background: var(--soft); vertical-align: middle; }
+.spark .median { fill: var(--gone); } td details { margin: 0; }
+details { margin: .4rem 0; } details details { margin-left: 1rem; } summary { cursor: pointer; }
+.example { border-left: 3px solid var(--line); padding: .1rem 0 .1rem .8rem; margin: .8rem 0; font-size: .9rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--soft); padding: .6rem; border-radius: .4rem;
+  font: .8rem/1.45 ui-monospace, monospace; margin: .3rem 0; unicode-bidi: isolate; max-height: 24rem; overflow-y: auto; }
+code { font: .85em ui-monospace, monospace; unicode-bidi: isolate; } .id { overflow-wrap: anywhere; }
+@media (max-width: 40rem) { body { padding: .7rem; } .columns .row { grid-template-columns: 6.5rem 1fr 4rem; }
+  tbody th { max-width: 8rem; } }
+@media print { .scroll { overflow: visible; } }
+"""
