@@ -171,9 +171,7 @@ def _prepare(c: ConfigDict) -> None:
     q.min_stop_words = 2  # different ones
     q.stop_words = ("the", "be", "to", "of", "and", "that", "have", "with")  # of the language
 
-    s.gopher_repetition = r = (
-        ConfigDict()
-    )  # what repeats itself within a document; limits of Gopher; 0 = off; code passes
+    s.gopher_repetition = r = ConfigDict()  # what repeats itself within a document; limits of Gopher; 0 = off; code passes
     r.dup_line_frac = 0.3  # share of lines that have come before
     r.dup_para_frac = 0.3  # the same of paragraphs
     r.dup_line_char_frac = 0.2  # share of characters in such lines
@@ -189,9 +187,7 @@ def _prepare(c: ConfigDict) -> None:
     r.dup_10_gram = 0.1
 
     s.c4 = c4 = ConfigDict()  # C4's rules on lines, for web pages; code passes
-    c4.terminal_punctuation = (
-        False  # lines must end in . ? ! or a quotation mark: as in C4, but FineWeb found it too much
-    )
+    c4.terminal_punctuation = False  # lines must end in . ? ! or a quotation mark: as in C4, but FineWeb found it too much
     c4.citations = True  # [1] and [edit] go from their lines
     c4.min_sentences = 5  # in the lines that stay, else the document goes; 0 = off
     c4.min_words_per_line = 3  # headings are such lines too; 0 = off
@@ -208,14 +204,19 @@ def _prepare(c: ConfigDict) -> None:
     f.max_repeated_line_chars = 0.01  # share of characters in lines that have come before; 1 = off
     f.max_newlines_per_word = 0.3
 
-    # classifier
+    s.classifier = cl = ConfigDict()  # quality as two sets of examples show it; writes metadata["quality"]
+    cl.good = ""  # a folder or file of good examples (.txt, .jsonl, .parquet): hundreds or more
+    cl.bad = ""  # and of bad ones
+    cl.model = ""  # in place of both: the folder of a trained one (classifier.json, weights.npz)
+    cl.min_score = 0.5  # probability of being good below which a document goes; 0 = only note it
+    cl.chars = 4000  # looked at, from the beginning; a trained one has its own
 
     # perplexity
 
     s.toxicity = tox = ConfigDict()  # profane and abusive lines
     tox.min_score = 0.9  # probability (alt-profanity-check, English) from which a line is bad; 1 = off
     tox.words = ""  # a file of bad words and phrases, one a line; a line that holds one as a word of its own is bad
-    tox.max_bad_lines = 0.05  # share of lines beyond which the document goes
+    tox.max_bad_lines = 0.1  # share of lines beyond which the document goes
     tox.drop_lines = True  # bad lines go from documents that stay
 
     # code

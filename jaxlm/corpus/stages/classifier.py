@@ -1,0 +1,132 @@
+"""A quality classifier trained from two sets of examples: this is how "educational" filters are made (FineWeb-Edu,
+arXiv:2406.17557; GPT-3's filter, arXiv:2005.14165, appendix A).
+
+Hashed words and pairs of words, logistic regression (scikit-learn). Saved as arrays and JSON, never as a pickle.
+"""
+
+import collections
+import collections.abc
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+
+import numpy as np
+
+from jaxlm.config import ConfigError
+from jaxlm.corpus import sources
+from jaxlm.corpus.stage import Document, Remove, Stage
+
+N_FEATURES = 1 << 18
+MIN_EXAMPLES = 10  # of each kind
+MIN_AUC = 0.6  # below this the two sets do not differ in what the classifier can see
+_MAX_BYTES = 1 << 28  # read of each set
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    good: str
+    bad: str
+    model: str
+    min_score: float
+    chars: int
+
+
+class Classifier(Stage):
+    """Writes the probability of being good to metadata["quality"], and removes documents below `min_score`."""
+
+    Settings = Settings
+
+    def __init__(self, settings: Settings, folder: pathlib.Path):
+        super().__init__(settings, folder)
+        self._score = load(settings.model or folder)
+
+    @classmethod
+    def build(cls, settings: Settings, folder: pathlib.Path) -> None:
+        s, where = settings, "prepare.stages.classifier"
+        if s.model:
+            load(s.model)
+        elif s.good and s.bad:
+            train(_examples(s.good, f"{where}.good"), _examples(s.bad, f"{where}.bad"), s.chars, folder)
+        else:
+            raise ConfigError(f"{where}: set good and bad to folders of examples, or model to a trained classifier")
+
+    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+        score = self._score(document.text)
+        document.metadata["quality"] = round(score, 4)
+        if score < self.settings.min_score:
+            return Remove("low quality", f"score={score:.3f}, min_score={self.settings.min_score}")
+        return None
+
+
+def _examples(spec: str, where: str) -> list[str]:
+    try:
+        texts = [text for _, text in sources.iterate_documents(spec, max_bytes=_MAX_BYTES)]
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if len(texts) < MIN_EXAMPLES:
+        raise ConfigError(f"{where}={spec} has {len(texts)} examples; give {MIN_EXAMPLES} or more, hundreds are better")
+    return texts
+
+
+def train(good: list[str], bad: list[str], chars: int, folder: pathlib.Path) -> dict:
+    """Writes weights.npz and classifier.json to `folder`; returns the latter, with the cross-validated AUC.
+
+    Deterministic. Raises ConfigError when the AUC is under MIN_AUC.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+    texts, labels = [text[:chars] for text in good + bad], np.repeat([1, 0], [len(good), len(bad)])
+    features = _vectorizer().transform(texts)
+    model = LogisticRegression(
+        C=10.0, class_weight="balanced", solver="liblinear", dual=True, max_iter=1000, random_state=0
+    )
+    folds = StratifiedKFold(5, shuffle=True, random_state=0)
+    auc = roc_auc_score(labels, cross_val_predict(model, features, labels, cv=folds, method="decision_function"))
+    if auc < MIN_AUC:
+        raise ConfigError(
+            f"prepare.stages.classifier: good and bad examples look alike (cross-validated AUC {auc:.2f}, chance is "
+            "0.50); give more examples, or such that differ in their words"
+        )
+    model.fit(features, labels)
+    weights = model.coef_[0].astype(np.float32)
+    used = np.flatnonzero(weights)
+    report = {"auc": round(float(auc), 4), "good": len(good), "bad": len(bad), "chars": chars, "n_features": N_FEATURES}
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "weights.npz", index=used, weight=weights[used], intercept=model.intercept_.astype(np.float32))
+    (folder / "classifier.json").write_text(json.dumps(report, indent=1) + "\n")
+    return report
+
+
+def load(folder: str | pathlib.Path) -> collections.abc.Callable[[str], float]:
+    """The scorer that `train` saved: text -> probability of being good. Raises ConfigError."""
+    folder = pathlib.Path(folder).expanduser()
+    try:
+        report = json.loads((folder / "classifier.json").read_text())
+        with np.load(folder / "weights.npz", allow_pickle=False) as arrays:
+            weights = np.zeros(report["n_features"], np.float32)
+            weights[arrays["index"]] = arrays["weight"]
+            intercept = float(arrays["intercept"][0])
+        if report["n_features"] != N_FEATURES:
+            raise ValueError(f"n_features is {report['n_features']}, not {N_FEATURES}")
+        chars = int(report["chars"])
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise ConfigError(
+            f"no classifier in {folder} ({error}); name the folder with weights.npz and classifier.json"
+        ) from error
+
+    def score(text: str) -> float:
+        row = _vectorizer().transform([text[:chars]])
+        return 1 / (1 + math.exp(-float(weights[row.indices] @ row.data) - intercept))
+
+    return score
+
+
+@functools.cache
+def _vectorizer():
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    return HashingVectorizer(n_features=N_FEATURES, ngram_range=(1, 2), alternate_sign=False, dtype=np.float32)
