@@ -1,0 +1,179 @@
+"""Junk that is known by its looks, as named groups of patterns: the audit counts them, the stage `junk` removes them.
+
+Where they come from: ATOMIC's PersonX (Sap et al. 2019); Universal Dependencies' tags; the Penn Treebank's brackets;
+CoNLL-2003's entity tags; BERT's, T5's and fastai's special tokens; SentencePiece's, GPT-2's, BERT's and BPE's marks of
+word pieces; ChatML's, Llama's, Gemma's and DeepSeek's chat tokens; WikiText's `<unk>` and `@-@`;
+GSM8K's calculator marks.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+# A token in these is talked about, not leaked: "the `[MASK]` token".
+_QUOTES = frozenset("`\"'\u201c\u201d\u2018\u2019")
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Patterns of one kind of junk.
+
+    Attributes:
+      pattern: a named group that matched is the label ("stack_frame"), else the matched text is ("PersonX"). What the
+        group `keep` matched stays when the match alone is removed.
+      needles: a text without any of these has no match (a fast check); () = always look.
+      severity: 0 to 1, how sure one may be that this is junk wherever it stands.
+      mentions: one match in quotes or backticks is legitimate.
+      label: of all matches, when each differs (base64).
+    """
+
+    pattern: re.Pattern[str]
+    needles: tuple[str, ...]
+    severity: float
+    mentions: bool = False
+    label: str = ""
+
+    def matches(self, text: str) -> Iterator[re.Match[str]]:
+        """All matches in a text, in order."""
+        if self.needles and not any(needle in text for needle in self.needles):
+            return
+        for match in self.pattern.finditer(text):
+            start, end = match.span()
+            if self.mentions and text[start - 1 : start] in _QUOTES and text[end : end + 1] in _QUOTES:
+                continue
+            yield match
+
+    def label_of(self, match: re.Match[str]) -> str:
+        """What to call a match in a table: few for many matches."""
+        if self.label or match.lastgroup not in (None, "keep"):
+            return self.label or match.lastgroup.replace("_", " ")
+        return re.sub(r"\d+", "0", " ".join(match[0].split()))[:80]
+
+
+def _compile(*alternatives: str) -> re.Pattern[str]:
+    return re.compile("|".join(alternatives), re.MULTILINE)
+
+
+GROUPS = {
+    "annotation": Group(
+        _compile(
+            r"\bPerson[XYZ]\b",
+            r"\b(?:PROPN|SCONJ|CCONJ)\b",
+            r"-(?:[LR][RSC]B|DOCSTART)-",
+            r"\b[BI]-(?:PER|ORG|LOC|MISC|GPE)\b",
+            r"\[(?:MASK|CLS|SEP|PAD)\]",
+            r"<extra_id_\d+>",
+            r"\bxx(?:bos|maj|unk|fld|rep|wrep)\b",
+            r"(?P<word_tag>\b\w+/(?:NNPS?|NNS|VB[DGNPZ]|JJ[RS]|PRP\$)(?!\w))",
+            r"(?P<word_pieces>(?:\u2581\w+ ?){3,}|(?:\u0120\w+ ?){3,}|\b\w+ \#\#[a-z]{1,8}\b|\w@@ \w+)",
+        ),
+        needles=(
+            *("PersonX", "PersonY", "PersonZ", "PROPN", "CONJ", "B-", "-DOCSTART-", "MASK]", "CLS]", "SEP]", "PAD]"),
+            *("<extra_id_", "xxbos", "xxmaj", "xxunk", "/NN", "\u2581", "\u0120", " ##", "@@ "),
+        ),
+        severity=1.0,
+        mentions=True,
+    ),
+    "chat_tokens": Group(
+        _compile(
+            # `<|x|>` alone may be mathematics; these names, and names with an underscore, are not.
+            r"<\|(?:endoftext|endofprompt|startoftext|system|user|assistant|[a-z0-9]+(?:_[a-z0-9]+)+)\|>",
+            r"\[/?INST\]",
+            r"<</?SYS>>",
+            r"<(?:start|end)_of_turn>",
+            r"<(?:bos|eos)>",
+            "<\uff5c[^\uff5c\\n]{2,40}\uff5c>",
+            # Where HTML's end of struck text can't stand: before <s>, at the head of a line, at the end of the text.
+            r"</s>(?=\s*(?:<s>|\Z))|^[ \t]*</s>",
+        ),
+        ("<|", "INST]", "SYS>>", "_of_turn>", "<bos>", "<eos>", "<\uff5c", "</s>"),
+        1.0,
+        mentions=True,
+    ),
+    "unk": Group(
+        _compile(r"<unk>", r"\[UNK\]", r"\s?\u2047\s?", r"\s?@(?P<keep>[-,.])@\s?"),
+        ("<unk>", "[UNK]", "\u2047", "@-@", "@,@", "@.@"),
+        1.0,
+        mentions=True,
+    ),
+    "lorem": Group(
+        re.compile(r"lorem ipsum|dolor sit amet|consectetur adipiscing", re.IGNORECASE),
+        ("orem ipsum", "olor sit amet", "onsectetur adip", "OREM IPSUM", "orem Ipsum"),
+        0.8,
+        mentions=True,
+    ),
+    "assistant": Group(
+        _compile(
+            r"\b[Aa]s an? (?:AI|large) language model\b",
+            r"\bmy knowledge cut-?off\b",
+            r"\bI(?:'m| am) sorry, but I can(?:not|'t) (?:assist|help|fulfil+)\b",
+        ),
+        (" language model", "knowledge cut", " sorry, but I can"),
+        0.8,
+    ),
+    "base64": Group(
+        _compile(
+            r"(?<![A-Za-z0-9+/])(?=[A-Za-z0-9+/]{40})(?:"
+            r"(?=\S{0,60}\d)(?=\S{0,60}[a-z])(?=\S{0,60}[A-Z])[A-Za-z0-9+/]{60,}={0,2}"
+            r"|(?:0x)?(?=\d*[a-fA-F])(?=[a-fA-F]*\d)[0-9a-fA-F]{40,}\b)",
+        ),
+        (),
+        0.7,
+        label="base64 or hex blob",
+    ),
+    "markup": Group(
+        _compile(
+            r"&(?:nbsp|amp|lt|gt|quot|apos|mdash|ndash|hellip|[lr][ds]quo);",
+            r"(?P<numeric_entity>&#(?:\d{1,6}|[xX][0-9a-fA-F]{1,5});)",
+            r"(?P<tags></?(?:a|b|br|center|div|em|font|h[1-6]|hr|i|img|li|ol|p|script|span|strong|style|table|td|tr|u|ul)"
+            r"(?:\s[^<>\n]{0,300})?/?>)",
+        ),
+        ("&", "<"),
+        0.7,
+    ),
+    "calculator": Group(  # GSM8K's: <<48/2=24>>
+        re.compile(r"(?P<calculator_mark><<[^<>\n]{1,80}=[^<>\n]{1,40}>>)"),
+        ("<<",),
+        0.6,
+    ),
+    "template": Group(
+        _compile(
+            # Not after a letter, backslash, brace, ^ or _: those are LaTeX.
+            r"(?<![\w\\{}^])\{\{[#/>&!^]?\s*[A-Za-z_][^{}\n]{0,80}\}\}(?!\})",
+            r"\{%-?\s*\w[^%\n]{0,120}%\}",
+            r"\$\{[A-Za-z_][\w.-]*\}",
+            r"%\([A-Za-z_]\w*\)[sdrif]\b",
+            r"<%[=#-]?[^%\n]{1,120}%>",
+        ),
+        ("{{", "{%", "${", "%(", "<%"),
+        0.6,
+        mentions=True,
+    ),
+    "hex_colour": Group(
+        re.compile(r"#(?=\d{0,5}[a-fA-F])[0-9a-fA-F]{6}\b(?:[^#\n]{0,40}\n?[^#\n]{0,40}#[0-9a-fA-F]{6}\b){2,}"),
+        ("#",),
+        0.5,
+        label="run of hex colours",
+    ),
+    "exception": Group(
+        _compile(
+            r"(?P<stack_frame>^[ \t]*at [\w.$<> \[\]]+\((?:[^()\n]*:\d+|Native Method|Unknown Source)\)[ \t]*$)",
+            r'(?P<traceback_frame>^[ \t]*File "[^"\n]+", line \d+, in \S+)',
+            r"Traceback \(most recent call last\)",
+            r"\b(?:[a-z_]\w*\.)*[A-Z]\w+(?:Exception|Error)\b",
+            r"\bAndroidRuntime\b|\bFATAL EXCEPTION\b|\bSegmentation fault\b",
+        ),
+        (
+            "Exception",
+            "Error",
+            "Traceback (",
+            "AndroidRuntime",
+            "FATAL EXC",
+            "Segmentation f",
+            "    at ",
+            "\tat ",
+            '", line ',
+        ),
+        0.4,
+    ),
+}

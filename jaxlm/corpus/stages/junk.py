@@ -1,0 +1,109 @@
+"""Stage `junk`: takes out known junk and the user's own patterns, by match, by line or by document.
+
+`jaxlm audit` finds what to take out: each of its findings comes with the pattern to put here. The groups of patterns are
+those of `jaxlm.corpus.audit_patterns`. By default only what is junk wherever it stands goes; exceptions, templates and
+colours are at home in documentation, so that their groups have to be asked for.
+"""
+
+import collections
+import dataclasses
+import difflib
+import pathlib
+import re
+from collections.abc import Iterator
+
+from jaxlm.config import ConfigError
+from jaxlm.corpus.audit_patterns import GROUPS
+from jaxlm.corpus.stage import Document, Remove, Stage
+
+_LEVELS = ("match", "line", "document")
+
+
+class Junk(Stage):
+    """Removes what matches. A document of which nothing remains is removed, its reason the last pattern's name."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Settings:
+        patterns: tuple[str, ...]
+        level: str
+        min_hits: int
+
+    def __init__(self, settings: Settings, folder: pathlib.Path):
+        super().__init__(settings, folder)
+        if settings.level not in _LEVELS:
+            raise ConfigError(f"prepare.stages.junk.level={settings.level!r}: choose one of {', '.join(_LEVELS)}")
+        if settings.min_hits < 1:
+            raise ConfigError(f"prepare.stages.junk.min_hits={settings.min_hits}: it must be at least 1")
+        self._own = {pattern: _compile(pattern) for pattern in settings.patterns if pattern not in GROUPS}
+
+    @classmethod
+    def build(cls, settings: Settings, folder: pathlib.Path) -> None:
+        """Raises ConfigError for an unknown level or a pattern that is no regular expression."""
+        cls(settings, folder)
+
+    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+        for name in self.settings.patterns:
+            matches = list(self._matches(name, document.text))
+            if len(matches) < self.settings.min_hits:
+                continue
+            detail = f"{len(matches)} matches, the first {matches[0][0][:80]!r}"
+            if self.settings.level == "document":
+                return Remove(name, detail)
+            cut = _cut_lines if self.settings.level == "line" else _cut_matches
+            document.text, n = cut(document.text, matches)
+            if not document.text.strip():
+                return Remove(name, detail)
+            edits[name] += n
+        return None
+
+    def _matches(self, name: str, text: str) -> Iterator[re.Match[str]]:
+        return self._own[name].finditer(text) if name in self._own else GROUPS[name].matches(text)
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    near = difflib.get_close_matches(pattern, GROUPS, n=1, cutoff=0.8)
+    if near:
+        raise ConfigError(
+            f"prepare.stages.junk.patterns has {pattern!r}: did you mean {near[0]!r}? (as an expression: '(?:{pattern})')"
+        )
+    try:
+        compiled = re.compile(pattern, re.MULTILINE)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ConfigError(
+            f"prepare.stages.junk.patterns has {pattern!r}, no regular expression ({error}) and no group; groups are "
+            f"{', '.join(GROUPS)}"
+        ) from None
+    if compiled.match(""):
+        raise ConfigError(f"prepare.stages.junk.patterns has {pattern!r}, which matches everything; make it match less")
+    return compiled
+
+
+def _cut_lines(text: str, matches: list[re.Match[str]]) -> tuple[str, int]:
+    """The text without the lines that matches touch, and how many lines those are."""
+    kept, lines, position = [], 0, 0
+    for match in matches:
+        # What `\\s` took of the lines around a match does not count as touching them.
+        hit = len(match[0]) - len(match[0].lstrip())
+        start, end = match.start() + hit, max(match.start() + hit, match.start() + len(match[0].rstrip()))
+        if end <= position:
+            continue
+        begin = max(position, text.rfind("\n", 0, start) + 1)
+        stop = text.find("\n", end) + 1 or len(text)
+        kept.append(text[position:begin])
+        lines += text.count("\n", begin, stop - 1) + 1
+        position = stop
+    return "".join([*kept, text[position:]]), lines
+
+
+def _cut_matches(text: str, matches: list[re.Match[str]]) -> tuple[str, int]:
+    """The text without the matches, but for what their group `keep` matched, and their number."""
+    kept, position = [], 0
+    for match in matches:
+        kept.append(text[position : match.start()])
+        keep = match.groupdict().get("keep") or ""
+        kept.append(keep)
+        position = match.end()
+        before = text[match.start() - 1 : match.start()]
+        if not keep and text[position : position + 1] == " " and before in ("", " ", "\n"):
+            position += 1  # one of the two spaces around it
+    return "".join([*kept, text[position:]]), len(matches)
