@@ -14,12 +14,18 @@ kept: not yet measured. To decontaminate add "decontaminate" before "exact", wit
 
 from jaxlm.configs import base
 
+# Reference pages repeat themselves by nature; the limits for prose took every tenth, library/inspect.html among them.
+REPETITION = (
+    "gopher_repetition dup_line_frac=0.7 dup_para_frac=0.7 dup_line_char_frac=0.5 dup_para_char_frac=0.5 "
+    "top_2_gram=0.3 top_3_gram=0.3 top_4_gram=0.3 "
+    "dup_5_gram=0.5 dup_6_gram=0.5 dup_7_gram=0.5 dup_8_gram=0.5 dup_9_gram=0.5 dup_10_gram=0.5"
+)
 STAGES = (
     "html",
     "unicode",
     "debris",
     "language",
-    "gopher_repetition",
+    REPETITION,
     "pii",
     "junk",
     "exact",
