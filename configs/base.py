@@ -171,7 +171,9 @@ def _prepare(c: ConfigDict) -> None:
     q.min_stop_words = 2  # different ones
     q.stop_words = ("the", "be", "to", "of", "and", "that", "have", "with")  # of the language
 
-    s.gopher_repetition = r = ConfigDict()  # what repeats itself within a document; limits of Gopher; 0 = off; code passes
+    s.gopher_repetition = r = (
+        ConfigDict()
+    )  # what repeats itself within a document; limits of Gopher; 0 = off; code passes
     r.dup_line_frac = 0.3  # share of lines that have come before
     r.dup_para_frac = 0.3  # the same of paragraphs
     r.dup_line_char_frac = 0.2  # share of characters in such lines
@@ -187,7 +189,9 @@ def _prepare(c: ConfigDict) -> None:
     r.dup_10_gram = 0.1
 
     s.c4 = c4 = ConfigDict()  # C4's rules on lines, for web pages; code passes
-    c4.terminal_punctuation = False  # lines must end in . ? ! or a quotation mark: as in C4, but FineWeb found it too much
+    c4.terminal_punctuation = (
+        False  # lines must end in . ? ! or a quotation mark: as in C4, but FineWeb found it too much
+    )
     c4.citations = True  # [1] and [edit] go from their lines
     c4.min_sentences = 5  # in the lines that stay, else the document goes; 0 = off
     c4.min_words_per_line = 3  # headings are such lines too; 0 = off
@@ -211,7 +215,14 @@ def _prepare(c: ConfigDict) -> None:
     cl.min_score = 0.5  # probability of being good below which a document goes; 0 = only note it
     cl.chars = 4000  # looked at, from the beginning; a trained one has its own
 
-    # perplexity
+    s.perplexity = pp = ConfigDict()  # how a language model likes it; writes metadata["bits_per_byte"]; one of three models:
+    pp.reference = ""  # a folder of good text, 1 MB or more, from which byte n-grams are counted; quantiles beside it
+    pp.model = ""  # a KenLM .arpa or .binary
+    pp.pieces = ""  # the SentencePiece model of that KenLM model; "" = words between spaces
+    pp.scorer = ""  # "MODULE:FUNCTION ARGUMENT": FUNCTION(ARGUMENT) gives a function from text to bits per byte
+    pp.min_bits_per_byte = 0.0  # below: boilerplate of the reference; 0 = off
+    pp.max_bits_per_byte = 0.0  # above: debris or foreign to the reference; 0 = off
+    pp.chars = 4000  # looked at, from the beginning
 
     s.toxicity = tox = ConfigDict()  # profane and abusive lines
     tox.min_score = 0.9  # probability (alt-profanity-check, English) from which a line is bad; 1 = off
@@ -236,7 +247,12 @@ def _prepare(c: ConfigDict) -> None:
     s.junk.level = "line"  # what goes: match (alone) | line | document
     s.junk.min_hits = 1  # matches of a pattern in a document from which on it goes
 
-    # decontaminate
+    s.decontaminate = dc = ConfigDict()  # documents that hold items of benchmarks go
+    dc.paths = ()  # benchmark files, folders, globs, URLs: jsonl(.gz, .zst), json, parquet
+    dc.ngram = 13  # words compared at a time; fewer for items that are shorter than twice this
+    dc.min_words = 5  # of the shortest question that counts
+    dc.coverage = 0.45  # share of a question, or of a long answer, that a document must hold; short ones must be whole
+    dc.max_items = 20  # an n-gram that more items have is nobody's (instructions, licences)
 
     # exact, near, lines
     s.exact = ConfigDict()  # the same text, spacing and case aside: one stays
