@@ -24,6 +24,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 
 from jaxlm.config import ConfigError
+from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
+from jaxlm.corpus.stage import Document
 
 NAMES = ("prose", "math", "code")
 DEFAULT_MAX_BYTES = {"prose": 6_000_000, "math": 1_500_000, "code": 1_500_000}
@@ -52,15 +54,32 @@ _MATHEMATICAL = re.compile(
 )
 
 
+def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
+    """One: what is a duplicate and what still fits is decided over the whole source. ConfigError for an unknown name."""
+    name = _known(spec.path.removeprefix("embedded:"))
+    return [Part("embedded", name, name, size=spec.max_bytes or DEFAULT_MAX_BYTES[name])]
+
+
+def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
+    """Documents of `iterate_embedded`."""
+    about = {"format": "code", "language": "python"} if part.name == "code" else {"format": "text"}
+    for doc_id, text in iterate_embedded(part.name, spec.max_bytes or None):
+        yield Document(text=text, id=doc_id, metadata=about.copy())
+
+
+def _known(name: str) -> str:
+    if name not in NAMES:
+        raise ConfigError(f"no embedded source '{name}'; there are {', '.join('embedded:' + n for n in NAMES)}")
+    return name
+
+
 def iterate_embedded(name: str, max_bytes: int | None = None) -> Iterator[tuple[str, str]]:
     """Yields (doc_id, text) of an embedded source, about `max_bytes` in all (default `DEFAULT_MAX_BYTES`).
 
     The doc_id is the dotted name of what was documented, `python-topic.NAME`, or the path of a source file.
     ConfigError for an unknown name.
     """
-    if name not in NAMES:
-        raise ConfigError(f"no embedded source '{name}'; there are {', '.join('embedded:' + n for n in NAMES)}")
-    documents = {"prose": _prose, "math": _math, "code": _code}[name]()
+    documents = {"prose": _prose, "math": _math, "code": _code}[_known(name)]()
     yield from _without_copies(documents, DEFAULT_MAX_BYTES[name] if max_bytes is None else max_bytes)
 
 

@@ -12,6 +12,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus import sources
+from jaxlm.corpus.sources import text as text_reader
 
 
 def read(spec, **options):
@@ -90,8 +91,8 @@ def test_a_broken_parquet_file_costs_itself_alone(tmp_path):
 
 
 def test_a_large_txt_is_cut_at_blank_lines_and_loses_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "TXT_WHOLE_BYTES", 1000)
-    monkeypatch.setattr(sources, "TXT_PART_BYTES", 300)
+    monkeypatch.setattr(text_reader, "WHOLE_BYTES", 1000)
+    monkeypatch.setattr(text_reader, "PART_BYTES", 300)
     text = "".join(f"é paragraph {i}\nwith a second line\n\n" for i in range(60)) + "line\n" * 300 + "end"
     (tmp_path / "big.txt").write_text(text)
     documents, _ = read(tmp_path)

@@ -1,0 +1,161 @@
+"""What all readers of sources share: the specification, the statistics, units of work, and bytes -> text."""
+
+import collections.abc
+import dataclasses
+import re
+import typing
+import urllib.parse
+
+from jaxlm.corpus.stage import Document
+
+# A line, page or WARC record beyond this is left out, so that memory has a bound.
+MAX_RECORD_BYTES = 64 << 20
+BAD_BYTES = "bytes that the declared charset lacks became U+FFFD"
+NOT_UTF8 = "bytes that are not UTF-8 became U+FFFD"
+_EXAMPLES = 5  # of each reason
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceSpec:
+    """A source as the config names it.
+
+    Attributes:
+      name: in the config; goes into the documents' metadata.
+      path: file, folder, glob, URL that fsspec knows, `tfds:NAME`, `hub:REPO`, `embedded:NAME`.
+      format: "auto" (each file by its name), or a key of `registry.FORMATS`.
+      text_key: the field that holds the text, in jsonl, parquet and datasets.
+      max_bytes: of text to read, at most; 0 = all.
+      licences: SPDX ids of the code to keep; () = all.
+      tfds_dir: TFDS's data_dir; "" = its own.
+      hub_dir: folder that holds hub datasets as REPO/**; "" = from the hub.
+    """
+
+    name: str
+    path: str
+    format: str
+    text_key: str
+    max_bytes: int
+    licences: tuple[str, ...]
+    tfds_dir: str
+    hub_dir: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A file or a piece of one.
+
+    Attributes:
+      format: a key of `registry.READERS`.
+      name: what its documents' ids begin with: relative to the source's folder.
+      url: what to open: a local path, or a URL.
+      start, stop: the records that begin in these bytes (examples, for datasets); stop -1 = to the end.
+      size: bytes of input, about. file_size: of the whole file, compressed as it is; 0 when unknown.
+      licence_files: code: the licence files nearest to it.
+    """
+
+    format: str
+    name: str
+    url: str
+    start: int = 0
+    stop: int = -1
+    size: int = 0
+    file_size: int = 0
+    licence_files: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """What one task reads: parts in order, and at most `max_bytes` of text (0 = all)."""
+
+    parts: tuple[Part, ...]
+    max_bytes: int = 0
+
+
+@dataclasses.dataclass
+class SourceStats:
+    """What reading a source met. `skipped` counts lost records by reason; `examples` names the first of each reason."""
+
+    documents: int = 0
+    bytes: int = 0
+    skipped: dict[str, int] = dataclasses.field(default_factory=dict)
+    repaired: dict[str, int] = dataclasses.field(default_factory=dict)
+    examples: list[str] = dataclasses.field(default_factory=list)
+
+    def skip(self, reason: str, doc_id: str, count: int = 1) -> None:
+        """Counts records that are left out."""
+        self._note(self.skipped, reason, doc_id, count)
+
+    def repair(self, reason: str, doc_id: str) -> None:
+        """Counts a record that is kept in a changed form."""
+        self._note(self.repaired, reason, doc_id, 1)
+
+    def _note(self, counts: dict[str, int], reason: str, doc_id: str, count: int) -> None:
+        counts[reason] = counts.get(reason, 0) + count
+        if sum(example.endswith(f": {reason}") for example in self.examples) < _EXAMPLES:
+            self.examples.append(f"{doc_id}: {reason}")
+
+    def summary(self) -> str:
+        """One line for people."""
+        line = f"{self.documents:,} documents, {self.bytes / 1e6:.1f} MB"
+        for verb, counts in (("skipped", self.skipped), ("repaired", self.repaired)):
+            for reason, count in counts.items():
+                line += f"; {verb} {count:,}: {reason}"
+        return line + (f" (first: {self.examples[0]})" if self.examples else "")
+
+
+class Reader(typing.Protocol):
+    """What a module of a format has. `GRAIN`: its files may be cut at multiples of this many bytes; 0 = never."""
+
+    GRAIN: int
+
+    def read(self, part: Part, spec: SourceSpec, stats: SourceStats) -> typing.Iterator[Document]:
+        """The documents of a part, in order; what is broken costs itself alone and goes into `stats`."""
+
+
+def to_text(raw: bytes, doc_id: str, stats: SourceStats) -> str:
+    """UTF-8 (with or without a byte order mark); what is none becomes U+FFFD and is counted as repaired."""
+    raw = raw.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        stats.repair(NOT_UTF8, doc_id)
+        return raw.decode("utf-8", "replace")
+
+
+def site_of(url: str) -> str:
+    """The host of a URL without `www.`; "" when it has none."""
+    try:
+        return re.sub(r"^www\d?\.", "", urllib.parse.urlsplit(url).hostname or "")
+    except ValueError:
+        return ""
+
+
+# Metadata -> what records, rows and front matter call it, the first that is there wins.
+_FIELDS = {
+    "url": ("url", "source_url", "permalink"),
+    "path": ("path", "file_path", "max_stars_repo_path"),
+    "licence": ("licence", "license", "spdx", "licenses", "detected_licenses", "max_stars_repo_licenses"),
+    "language": ("language", "lang", "programming_language"),
+    "title": ("title",),
+    "date": ("date", "timestamp", "published", "created"),
+    "format": ("format",),
+}
+FIELDS = frozenset(field for fields in _FIELDS.values() for field in fields)
+_DOCUMENT_FORMATS = ("text", "html", "markdown", "code")
+
+
+def known_metadata(record: collections.abc.Mapping[str, typing.Any]) -> dict[str, str]:
+    """What documents carry of a record's fields, as strings; lists (of licences) become `A OR B`."""
+    found = {}
+    for key, fields in _FIELDS.items():
+        for field in fields:
+            value = record.get(field)
+            if isinstance(value, list | tuple):
+                value = " OR ".join(str(item) for item in value)
+            value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+            if value is not None and not isinstance(value, dict) and (text := str(value)).strip():
+                found[key] = text
+                break
+    if found.get("format") not in _DOCUMENT_FORMATS:
+        found.pop("format", None)
+    return found

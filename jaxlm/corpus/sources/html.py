@@ -1,0 +1,80 @@
+"""Folders of HTML pages (sites mirrored, documentation, Confluence exports): the raw page is the document's text."""
+
+import html
+import re
+from collections.abc import Iterator
+
+from resiliparse.parse import encoding
+
+from jaxlm.corpus.sources import base, streams
+from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
+from jaxlm.corpus.stage import Document
+
+GRAIN = 0
+_HEAD_BYTES = 4096  # where the charset is declared
+_HEAD_CHARS = 1 << 14  # where title and canonical URL are
+
+_TITLE = re.compile(r"<title[^>]*>([^<]*)</title", re.IGNORECASE)
+_CANONICAL = re.compile(
+    r"<link\b(?=[^>]*\brel\s*=\s*[\"']?canonical\b)[^>]*\bhref\s*=\s*[\"']?([^\"'\s>]+)", re.IGNORECASE
+)
+_DECLARED = re.compile(
+    rb"<meta\b[^>]*\bcharset\s*=\s*[\"']?\s*([\w.:-]+)|<\?xml[^>]*\bencoding\s*=\s*[\"']([\w.:-]+)", re.IGNORECASE
+)
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
+_BOMS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
+
+
+def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
+    """Ids: the file's name. Site: the canonical URL's host, else the first folder."""
+    raw = streams.read_whole(part)
+    if isinstance(raw, streams.Damage):
+        stats.skip(raw.reason, part.name)
+        return
+    text = decode(raw, "", part.name, stats)
+    metadata = {"format": "html", "path": part.name} | head_metadata(text)
+    metadata.setdefault("site", part.name.partition("/")[0] if "/" in part.name else spec.name)
+    yield Document(text=text, id=part.name, metadata=metadata)
+
+
+def head_metadata(text: str) -> dict[str, str]:
+    """title, and url and site where the page names its canonical URL."""
+    found, head = {}, text[:_HEAD_CHARS]
+    if (title := _TITLE.search(head)) and (words := html.unescape(title[1]).split()):
+        found["title"] = " ".join(words)
+    if (link := _CANONICAL.search(head)) and (site := base.site_of(url := html.unescape(link[1]))):
+        found |= {"url": url, "site": site}
+    return found
+
+
+def decode(raw: bytes, http_charset: str, doc_id: str, stats: SourceStats) -> str:
+    """A page's bytes as text: byte order mark, then valid UTF-8, then what HTTP or the page declares, then a guess.
+
+    UTF-8 that is valid goes before the declaration because it is hardly ever valid by chance, and servers misdeclare it.
+    A bad byte among good ones becomes U+FFFD and is counted as repaired.
+    """
+    for bom, name in _BOMS:
+        if raw.startswith(bom):
+            return raw[len(bom) :].decode(name, "replace")
+    declared = http_charset
+    if not declared and (match := _DECLARED.search(raw, 0, _HEAD_BYTES)):
+        declared = (match[1] or match[2]).decode()
+    name = encoding.map_encoding_to_html5(declared, fallback_utf8=False) if declared else None
+    could_be_utf8 = not (name or "").startswith(("iso2022", "utf-16")) and (
+        name is not None or (b"\x1b" not in raw and b"\0" not in raw[:_HEAD_BYTES])
+    )  # ISO-2022 and UTF-16 may be valid UTF-8 too
+    if could_be_utf8:
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            pass
+    if could_be_utf8 and name in (None, "utf-8"):
+        text = raw.decode("utf-8", "replace")
+        if 2 * text.count("\ufffd") <= sum(map(len, _BEYOND_ASCII.findall(text))):
+            stats.repair(base.NOT_UTF8, doc_id)
+            return text
+        name = None
+    text = encoding.bytes_to_str(raw, name or encoding.detect_encoding(raw), errors="replace", fallback_encodings=())
+    if "\ufffd" in text:
+        stats.repair(base.BAD_BYTES, doc_id)
+    return text

@@ -1,0 +1,106 @@
+"""Hugging Face datasets: `hub:REPO[:CONFIG][:SPLIT]`, from the hub or from a folder of the same schema.
+
+The `datasets` library tells which files a configuration has, at which commit. Parquet and jsonl among them are read as
+any other remote file: in pieces, without a cache on disk. Other formats are streamed through `datasets`, one of its
+shards at a time. A task that was stopped begins its piece anew. With `hub_dir`, HUB_DIR/REPO takes the hub's place and
+nothing is asked of the network.
+"""
+
+import posixpath
+import re
+import typing
+from collections.abc import Iterator
+
+from jaxlm.config import ConfigError
+from jaxlm.corpus.sources import files, rows
+from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
+from jaxlm.corpus.stage import Document
+
+_FORMATS = ("parquet", "jsonl")
+_SPLIT_IN_NAME = re.compile(r"(?:^|/)(train|validation|test)(?:[-_.]\d+-of-\d+.*|[-_]\d+)?[./]")
+_REVISION = re.compile(r"hf://datasets/[^@]+@[^/]+/")
+
+
+def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
+    """Pieces of files of about `task_bytes`, or shards. ConfigError when there is no such dataset, config or split."""
+    repo, config, split = _parse(spec.path)
+    found = _local(spec, repo, config, split) if spec.hub_dir else _on_hub(spec, repo, config, split)
+    if all(files.format_of(file.name, _FORMATS) for file in found):
+        return [part for file in found for part in files.cut(file, files.format_of(file.name, _FORMATS), task_bytes)]
+    count = _stream(spec).num_shards
+    return [Part("hub", _shard_name(spec, i, count), spec.path, i, i + 1) for i in range(count)]
+
+
+def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
+    """The rows of a shard of `datasets`. Ids: `REPO/CONFIG/SPLIT/SHARD-of-SHARDS:ROW` (from 0)."""
+    stream = _stream(spec)
+    if part.name != _shard_name(spec, part.start, stream.num_shards):
+        raise ConfigError(f"source '{spec.path}' changed on the hub since the tasks were made; begin anew")
+    for number, row in enumerate(stream.shard(stream.num_shards, part.start)):
+        text, doc_id = row.get(spec.text_key), f"{part.name}:{number}"
+        if isinstance(text, str):
+            yield rows.document(text, doc_id, row, spec.text_key)
+        elif spec.text_key in row:
+            stats.skip(rows.no_text(spec.text_key), doc_id)
+        else:
+            fields = ", ".join(sorted(row)[:10])
+            raise ConfigError(f"{spec.path} has no field '{spec.text_key}'; its fields are {fields}: set text_key")
+
+
+def _parse(path: str) -> tuple[str, str, str]:
+    """(repository, configuration or "", split)."""
+    repo, _, rest = path.removeprefix("hub:").partition(":")
+    config, _, split = rest.partition(":")
+    if not repo or ":" in split:
+        raise ConfigError(f"source '{path}' is not of the form hub:REPO[:CONFIG][:SPLIT]")
+    return repo, config, split or "train"
+
+
+def _local(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.Found]:
+    """Files of the split under HUB_DIR/REPO: those named for it, else those named for none."""
+    fs, root = files.filesystem(posixpath.join(spec.hub_dir, repo))
+    if not fs.isdir(root):
+        raise ConfigError(f"source '{spec.path}': hub_dir={spec.hub_dir} has no folder {repo}")
+    folders = [folder for folder in (config, f"data/{config}") if config and fs.isdir(f"{root}/{folder}")]
+    prefix = f"{folders[0]}/" if folders else ""
+    found = files.find(files.url_of(fs, f"{root}/{prefix}".rstrip("/")), *_FORMATS)
+    splits = [match[1] if (match := _SPLIT_IN_NAME.search(file.name)) else "" for file in found]
+    wanted = split if split in splits else ""
+    found = [file for file, of in zip(found, splits, strict=True) if of == wanted]
+    if not found:
+        raise ConfigError(
+            f"source '{spec.path}': no split '{split}' in {root}; there are {', '.join(sorted(set(splits)))}"
+        )
+    return [files.Found(f"{repo}/{prefix}{file.name}", file.url, file.size) for file in found]
+
+
+def _on_hub(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.Found]:
+    import datasets  # slow to import, and most runs have no such source
+
+    try:
+        by_split = datasets.load_dataset_builder(repo, config or None).config.data_files or {}
+    except Exception as e:
+        raise ConfigError(
+            f"source '{spec.path}': {str(e).strip().splitlines()[0]} (without a network, set hub_dir)"
+        ) from None
+    if split not in by_split:
+        raise ConfigError(f"source '{spec.path}': no split '{split}'; there are {', '.join(map(str, by_split))}")
+    urls, found = sorted(by_split[split]), []
+    fs, _ = files.filesystem(urls[0])
+    for folder in sorted({posixpath.dirname(url) for url in urls}):
+        fs.ls(folder)  # one request a folder: `info` below answers from what it learnt
+    for url in urls:
+        name = _REVISION.sub("", url).removeprefix(repo).lstrip("/")
+        found.append(files.Found(f"{repo}/{name}", url, fs.info(url)["size"] or 0))
+    return found
+
+
+def _stream(spec: SourceSpec) -> typing.Any:
+    import datasets
+
+    repo, config, split = _parse(spec.path)
+    return datasets.load_dataset(repo, config or None, split=split, streaming=True)
+
+
+def _shard_name(spec: SourceSpec, index: int, count: int) -> str:
+    return f"{'/'.join(filter(None, _parse(spec.path)))}/{index}-of-{count}"

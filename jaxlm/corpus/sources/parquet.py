@@ -1,0 +1,89 @@
+"""Parquet: the row groups that begin in a part's bytes, a batch at a time."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jaxlm.config import ConfigError
+from jaxlm.corpus.sources import base, rows, streams
+from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
+from jaxlm.corpus.stage import Document
+
+GRAIN = 1
+_BATCH_ROWS = 256
+
+
+def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
+    """Ids: `NAME:ROW` (from 0). Raises ConfigError when there is no such column of strings."""
+    with streams.open_file(part.url) as f:
+        try:
+            table = pq.ParquetFile(f)
+        except (pa.ArrowException, OSError) as e:
+            _raise_if_not_the_data(e)
+            if not part.start:  # every part of the file meets this; it is one failure
+                stats.skip(f"not a readable parquet file ({str(e).splitlines()[0]})", part.name)
+            return
+        columns = _columns(table.schema_arrow, spec.text_key, part.url)
+        row = 0
+        for group in range(table.metadata.num_row_groups):
+            about = table.metadata.row_group(group)
+            if part.start <= _first_byte(about) and (part.stop < 0 or _first_byte(about) < part.stop):
+                yield from _read_group(table, group, row, columns, part, spec, stats)
+            row += about.num_rows
+
+
+def _raise_if_not_the_data(error: Exception) -> None:
+    """Arrow tells of damaged data by an OSError without a number; one with a number comes from the file system."""
+    if getattr(error, "errno", None):
+        raise error
+
+
+def _columns(schema: pa.Schema, key: str, where: str) -> list[str]:
+    if key not in schema.names:
+        raise ConfigError(
+            f"{where} has no column '{key}'; its columns are {', '.join(schema.names[:10])}: set text_key"
+        )
+    kind = schema.field(key).type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise ConfigError(f"column '{key}' of {where} holds {kind}, not strings: set text_key")
+    return [key, *sorted(base.FIELDS & set(schema.names) - {key})]
+
+
+def _first_byte(group: pq.RowGroupMetaData) -> int:
+    column = group.column(0)
+    return column.dictionary_page_offset or column.data_page_offset
+
+
+def _read_group(
+    table: pq.ParquetFile,
+    group: int,
+    row: int,
+    columns: list[str],
+    part: Part,
+    spec: SourceSpec,
+    stats: SourceStats,
+) -> Iterator[Document]:
+    end = row + table.metadata.row_group(group).num_rows
+    try:
+        for batch in table.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=columns):
+            names = batch.schema.names
+            for values in zip(*(_values(batch.column(name)) for name in names), strict=True):
+                record, doc_id = dict(zip(names, values, strict=True)), f"{part.name}:{row}"
+                text = record.pop(spec.text_key)
+                row += 1
+                if text is None:
+                    stats.skip(rows.no_text(spec.text_key), doc_id)
+                else:
+                    text = base.to_text(text, doc_id, stats) if isinstance(text, bytes) else text
+                    yield rows.document(text, doc_id, record, spec.text_key)
+    except (pa.ArrowException, OSError) as e:
+        _raise_if_not_the_data(e)
+        stats.skip(f"damaged parquet row group ({str(e).splitlines()[0]})", f"{part.name}:{row}", end - row)
+
+
+def _values(column: pa.Array) -> list:
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:  # Arrow checks no UTF-8: a bad byte comes out here
+        return column.cast(pa.large_binary()).to_pylist()

@@ -1,0 +1,177 @@
+"""Bytes of local or remote files, decompressed; a damaged member costs itself alone; lines and records of them.
+
+A stream is an iterator of chunks of bytes in which a `Damage` stands wherever bytes are lost.
+"""
+
+import bz2
+import dataclasses
+import io
+import lzma
+import re
+import typing
+import zlib
+from collections.abc import Callable, Iterator
+
+import fsspec.core
+import zstandard
+
+from jaxlm.corpus.sources import base
+from jaxlm.corpus.sources.base import Part
+
+CHUNK_BYTES = 1 << 18
+_TOO_LARGE = f"record over {base.MAX_RECORD_BYTES >> 20} MiB"
+# Suffix -> name, a new decompressor of one member, what a member begins with.
+COMPRESSIONS: dict[str, tuple[str, Callable[[], typing.Any], re.Pattern[bytes]]] = {
+    ".gz": ("gzip", lambda: zlib.decompressobj(31), re.compile(rb"(?s)\x1f\x8b\x08[\0-\x1f].{4}[\0\2\4][\0-\x0d\xff]")),
+    ".zst": ("zstd", lambda: zstandard.ZstdDecompressor().decompressobj(), re.compile(rb"\x28\xb5\x2f\xfd")),
+    ".bz2": ("bzip2", bz2.BZ2Decompressor, re.compile(rb"BZh[1-9]1AY&SY")),
+    ".xz": ("xz", lzma.LZMADecompressor, re.compile(rb"\xfd7zXZ\0")),
+}
+_LONGEST_BEGINNING = 10
+_ERRORS = (zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError)  # bzip2 raises OSError
+
+
+@dataclasses.dataclass(frozen=True)
+class Damage:
+    """A place in a stream where bytes are lost."""
+
+    reason: str
+
+
+Stream = Iterator[bytes | Damage]
+
+
+def compression(name: str) -> str:
+    """The suffix of a compressed file; "" of a plain one."""
+    return next((suffix for suffix in COMPRESSIONS if name.endswith(suffix)), "")
+
+
+def open_file(url: str) -> typing.BinaryIO:
+    """A local path or a URL of fsspec, for reading. Errors of the file system pass through: they are no one record's."""
+    if "://" not in url:
+        return open(url, "rb")
+    fs, path = fsspec.core.url_to_fs(url)
+    return fs.open(path, "rb")
+
+
+def read_bytes(url: str, limit: int) -> bytes:
+    """The first `limit` bytes of an uncompressed file."""
+    with open_file(url) as f:
+        return f.read(limit)
+
+
+def chunks(part: Part, start: int = 0) -> Stream:
+    """The bytes of a part's file from `start` to the end of the file, decompressed."""
+    with open_file(part.url) as f:
+        if start:
+            f.seek(start)
+        raw = iter(lambda: f.read(CHUNK_BYTES), b"")
+        suffix = compression(part.name)
+        yield from _members(raw, *COMPRESSIONS[suffix]) if suffix else raw
+
+
+def _members(raw: Iterator[bytes], name: str, new: Callable[[], typing.Any], beginning: re.Pattern[bytes]) -> Stream:
+    """Decompresses members one after another; after a damaged one goes on at what looks like the next beginning."""
+    member, fresh = new(), True  # fresh: nothing has been fed to this member
+    for data in raw:
+        while data:
+            if fresh and not (data := data.lstrip(b"\0")):  # some writers pad
+                break
+            fresh = False
+            try:
+                out = member.decompress(data)
+            except _ERRORS as e:
+                yield Damage(f"unreadable: damaged {name} member ({str(e).splitlines()[0]})")
+                data = _next_member(data[1:], raw, beginning)
+                member, fresh = new(), True
+                continue
+            if out:
+                yield out
+            if not member.eof:
+                break
+            data = member.unused_data
+            member, fresh = new(), True
+    if not fresh:
+        yield Damage(f"unreadable: {name} member cut short")
+
+
+def _next_member(data: bytes, raw: Iterator[bytes], beginning: re.Pattern[bytes]) -> bytes:
+    """Drops bytes up to a beginning; returns what follows from it, or nothing when there is none."""
+    while not (match := beginning.search(data)):
+        if not (more := next(raw, b"")):
+            return b""
+        data = data[-_LONGEST_BEGINNING:] + more
+    return data[match.start() :]
+
+
+def read_whole(part: Part) -> bytes | Damage:
+    """All bytes of a small file."""
+    out, size = [], 0
+    for chunk in chunks(part):
+        if isinstance(chunk, Damage):
+            return chunk
+        size += len(chunk)
+        if size > base.MAX_RECORD_BYTES:
+            return Damage(_TOO_LARGE)
+        out.append(chunk)
+    return b"".join(out)
+
+
+def lines(part: Part) -> Iterator[tuple[int, bytes | Damage]]:
+    """(offset, line with its end) of the lines that begin in the part's bytes; offsets count decompressed bytes.
+
+    The line in which bytes are lost is lost, and a Damage stands in its place.
+    """
+    offset = max(part.start - 1, 0)  # one byte early: the end of the line before tells whether a line begins at start
+    stream, rest, drop = chunks(part, offset), [], bool(part.start)
+    held = 0  # bytes in `rest`; beyond the limit they are dropped and the line is marked
+    for chunk in stream:
+        if isinstance(chunk, Damage):
+            rest, held, drop = [], 0, False
+            yield offset, chunk
+            continue
+        for line in io.BytesIO(chunk):
+            if not line.endswith(b"\n"):
+                held += len(line)
+                rest = [*rest, line] if held <= base.MAX_RECORD_BYTES else []
+                continue
+            at, length = offset, held + len(line)
+            if 0 <= part.stop <= at:
+                return
+            too_large = held > base.MAX_RECORD_BYTES
+            whole = b"".join((*rest, line)) if rest else line
+            rest, held, offset = [], 0, offset + length
+            if drop:
+                drop = False
+            else:
+                yield at, Damage(_TOO_LARGE) if too_large else whole
+    if held and not drop and not 0 <= part.stop <= offset:
+        yield offset, Damage(_TOO_LARGE) if held > base.MAX_RECORD_BYTES else b"".join(rest)
+
+
+class Cursor:
+    """A stream seen through a window of bytes, for records that are not lines."""
+
+    def __init__(self, stream: Stream, offset: int = 0):
+        self._stream = stream
+        self._unread: Damage | None = None
+        self.offset = offset  # of the window's first byte, in decompressed bytes
+        self.window = bytearray()
+
+    def fill(self) -> bool | Damage:
+        """Lengthens the window: True; False at the end; the Damage where bytes are lost (the window stays as it is)."""
+        chunk, self._unread = self._unread or next(self._stream, None), None
+        if isinstance(chunk, Damage):
+            return chunk
+        self.window += chunk or b""
+        return chunk is not None
+
+    def unread(self, damage: Damage) -> None:
+        """`fill` will return it again."""
+        self._unread = damage
+
+    def drop(self, count: int) -> None:
+        """Moves the window's beginning by `count` bytes, if positive."""
+        count = max(0, min(count, len(self.window)))
+        del self.window[:count]
+        self.offset += count

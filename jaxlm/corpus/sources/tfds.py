@@ -1,0 +1,81 @@
+"""TFDS datasets that are prepared in ArrayRecord form, read without TensorFlow: `tfds:NAME[:SPLIT][?key=FEATURE]`."""
+
+import re
+import typing
+from collections.abc import Iterator, Sequence
+
+from jaxlm.config import ConfigError
+from jaxlm.corpus.sources import base, rows
+from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
+from jaxlm.corpus.stage import Document
+
+
+def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
+    """Ranges of examples of about `task_bytes` (on average). ConfigError when there is no such dataset or feature."""
+    name, split, _ = _parse(spec.path)
+    records, all_bytes, all_examples = _open(spec)
+    size = round(all_bytes * len(records) / max(all_examples, 1))
+    count = max(1, -(-size // task_bytes))
+    step = max(1, -(-len(records) // count))
+    return [
+        Part("tfds", f"tfds:{name}/{split}", spec.path, start, min(start + step, len(records)), size // count)
+        for start in range(0, len(records), step)
+    ]
+
+
+def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
+    """Ids: `tfds:NAME/SPLIT/INDEX`. Raises ConfigError when the feature is no text."""
+    key = _parse(spec.path)[2]
+    records, _, _ = _open(spec)
+    for i in range(part.start, part.stop):
+        example, doc_id = records[i], f"{part.name}/{i}"
+        text = example[key]
+        if not isinstance(text, bytes | str):
+            raise ConfigError(f"source '{spec.path}': feature '{key}' is not text; add ?key=NAME")
+        if isinstance(text, bytes):
+            text = base.to_text(text, doc_id, stats)
+        row = {field: example[field] for field in base.FIELDS & set(example) - {key}}
+        row = {field: value for field, value in row.items() if isinstance(value, bytes | str)}
+        yield rows.document(text, doc_id, row, key)
+
+
+def _parse(path: str) -> tuple[str, str, str]:
+    """(name with config and version, split, feature) of `tfds:NAME[:VERSION][:SPLIT][?key=FEATURE]`."""
+    match = re.fullmatch(r"tfds:([^:?]+(?::\d+\.\d+\.\d+)?)(?::([^?]+))?(?:\?key=(.+))?", path)
+    if not match:
+        raise ConfigError(f"source '{path}' is not of the form tfds:NAME[:SPLIT][?key=FEATURE]")
+    return match[1], match[2] or "train", match[3] or "text"
+
+
+def _open(spec: SourceSpec) -> tuple[Sequence[typing.Any], int, int]:
+    """(examples of the split or slice, bytes and examples of the whole split)."""
+    source = spec.path
+    name, split, key = _parse(source)
+    import tensorflow_datasets as tfds  # slow to import, and most runs have no such source
+
+    try:
+        builder = tfds.builder(name, data_dir=spec.tfds_dir or None, try_gcs=False)
+    except Exception as e:
+        reason = str(e).strip().splitlines()[0]
+        raise ConfigError(
+            f"source '{source}': TFDS finds no such dataset in {spec.tfds_dir or 'its data_dir'} ({reason})"
+        ) from None
+    if split.split("[")[0] not in builder.info.splits:
+        have = (
+            ", ".join(builder.info.splits)
+            or "none: it is not prepared, run its download_and_prepare with file_format='array_record'"
+        )
+        raise ConfigError(f"source '{source}': no split '{split}'; prepared are {have}")
+    if key not in builder.info.features:
+        raise ConfigError(
+            f"source '{source}': no feature '{key}'; it has {', '.join(sorted(builder.info.features))}: add ?key=NAME"
+        )
+    try:
+        records = builder.as_data_source(split=split)
+    except Exception as e:
+        reason = str(e).strip().splitlines()[0]
+        raise ConfigError(
+            f"source '{source}' cannot be read at random ({reason}); prepare it with file_format='array_record'"
+        ) from None
+    about = builder.info.splits[split.split("[")[0]]
+    return records, about.num_bytes, about.num_examples

@@ -1,0 +1,180 @@
+"""Wikitext to Markdown: headings, lists, tables, code and formulas stay; templates, references, files and categories go."""
+
+import re
+from collections.abc import Callable, Iterable
+
+import mwparserfromhell
+from mwparserfromhell import nodes
+from mwparserfromhell.parser import ParserError
+
+__all__ = ["ParserError", "to_markdown"]
+
+_DROPPED_TAGS = frozenset(
+    """ref references gallery timeline imagemap score graph mapframe maplink templatedata templatestyles categorytree
+    inputbox indicator section hr style script noinclude""".split()  # noqa: SIM905
+)
+_LIST_MARKS = {"*": "- ", "#": "1. ", ":": "", ";": ""}
+_BLOCKS = ("div", "p", "center", "blockquote", "poem", "ul", "ol", "dl")
+_FENCED = ("pre", "source", "syntaxhighlight")
+_VERBATIM = {"math": "$", "chem": "$", "ce": "$", "code": "`", "tt": "`", "kbd": "`", "samp": "`"}
+# Templates that stand for words of the sentence: name -> which of their positional parameters are said.
+_SPOKEN: dict[str, Callable[[list[str]], str]] = {
+    **dict.fromkeys(("lang", "transl", "transliteration"), lambda given: given[-1] if len(given) > 1 else ""),
+    **dict.fromkeys(
+        ("nowrap", "nobr", "mvar", "math", "em", "strong", "small", "big", "abbr", "code", "tt", "mono"),
+        lambda given: given[0],
+    ),
+    **dict.fromkeys(("convert", "cvt"), lambda given: " ".join(given[:2])),
+    **dict.fromkeys(("ndash", "spnd", "snd", "spaced ndash"), lambda given: " \u2013 "),
+    **dict.fromkeys(("mdash", "spaced mdash"), lambda given: " \u2014 "),
+    **dict.fromkeys(("nbsp", "spaces"), lambda given: " "),
+    "frac": lambda given: "/".join(given),
+    "=": lambda given: "=",
+    "!": lambda given: "|",
+}
+_STYLE = re.compile(r"'{2,5}")
+_MAGIC_WORD = re.compile(r"__[A-Z]{3,}__")
+_EMPTY_PARENTHESES = re.compile(r" ?\((?:[\s,;:]|&nbsp;)*\)")
+_HEADING = re.compile(r"(#+) ")
+
+
+def to_markdown(text: str, dropped_namespaces: frozenset[str]) -> str:
+    """The page as a reader sees it, without its title.
+
+    Args:
+      text: wikitext.
+      dropped_namespaces: lower-case prefixes of links that show no words (File, Category, in the wiki's language).
+
+    Raises ParserError (rare), RecursionError.
+    """
+    code = mwparserfromhell.parse(text, skip_style_tags=True)
+    rendered = _Renderer(dropped_namespaces).render(code.nodes)
+    fences = rendered.split("```")
+    fences[::2] = map(_tidy, fences[::2])
+    return _without_empty_sections("```".join(fences)).strip()
+
+
+class _Renderer:
+    """Nodes of one page -> text."""
+
+    def __init__(self, dropped_namespaces: frozenset[str]):
+        self._dropped = dropped_namespaces
+        self._depth = 0  # of list marks that follow one another
+
+    def render(self, children: Iterable[nodes.Node]) -> str:
+        out = []
+        for node in children:
+            if isinstance(node, nodes.Tag) and node.wiki_markup in _LIST_MARKS:
+                self._depth += 1
+                indent = "  " * (self._depth - 1)
+                if self._depth > 1:
+                    out.pop()
+                out.append(indent + _LIST_MARKS[node.wiki_markup])
+                continue
+            depth, self._depth = self._depth, 0
+            shown = self._node(node)
+            out.append(shown.lstrip(" ") if depth else shown)
+        return "".join(out)
+
+    def _node(self, node: nodes.Node) -> str:
+        if isinstance(node, nodes.Text):
+            return _STYLE.sub("", node.value)
+        if isinstance(node, nodes.Wikilink):
+            return self._link(node)
+        if isinstance(node, nodes.Tag):
+            return self._tag(node)
+        if isinstance(node, nodes.Heading):
+            return f"\n\n{'#' * max(2, node.level)} {self.render(node.title.nodes).strip()}\n\n"
+        if isinstance(node, nodes.ExternalLink):
+            if node.title is not None:
+                return self.render(node.title.nodes)
+            return "" if node.brackets else str(node.url)
+        if isinstance(node, nodes.HTMLEntity):
+            return node.normalize().replace("\xa0", " ")
+        if isinstance(node, nodes.Template):
+            return self._template(node)
+        return ""  # comments, arguments of templates
+
+    def _template(self, node: nodes.Template) -> str:
+        say = _SPOKEN.get(str(node.name).strip().lower())
+        given = [self.render(param.value.nodes).strip() for param in node.params if not param.showkey] if say else []
+        return say(given or [""]) if say else ""
+
+    def _link(self, node: nodes.Wikilink) -> str:
+        title = str(node.title).strip()
+        prefix = title.partition(":")[0].strip().lower() if ":" in title[1:] else ""
+        if prefix in self._dropped:
+            return ""
+        if node.text is not None:
+            return self.render(node.text.nodes)
+        return title.removeprefix(":")
+
+    def _tag(self, node: nodes.Tag) -> str:
+        name = str(node.tag).strip().lower()
+        if name in _DROPPED_TAGS:
+            return ""
+        if name == "br":
+            return "\n"
+        if name == "table":
+            return self._table(node)
+        contents = node.contents
+        if name in _FENCED:
+            lang = next((str(a.value) for a in node.attributes if str(a.name).strip() == "lang"), "")
+            return f"\n```{lang}\n{str(contents).strip(chr(10))}\n```\n"
+        if name == "nowiki":
+            return str(contents)
+        if name in _VERBATIM:
+            inner = str(contents).strip() if name in ("math", "chem", "ce") else self.render(contents.nodes).strip()
+            return f"{_VERBATIM[name]}{inner}{_VERBATIM[name]}" if inner else ""
+        inner = self.render(contents.nodes) if contents is not None else ""
+        if name == "li":
+            return f"\n- {inner.strip()}"
+        return f"\n\n{inner}\n\n" if name in _BLOCKS else inner
+
+    def _table(self, table: nodes.Tag) -> str:
+        """Rows as Markdown; a rule under a first row of headers. A table of one column or one cell is layout: text."""
+        rows, header = [], False
+        for row in _children(table, "tr"):
+            cells = _children(row, "th", "td")
+            shown = [" ".join(self.render(cell.contents.nodes).split()).replace("|", "\\|") for cell in cells]
+            if any(shown):
+                header = header or (not rows and all(str(cell.tag) == "th" for cell in cells))
+                rows.append(shown)
+        width = max(map(len, rows), default=0)
+        if width < 2:
+            return "\n\n" + "\n\n".join(cell for row in rows for cell in row) + "\n\n"
+        lines = ["| " + " | ".join(row + [""] * (width - len(row))) + " |" for row in rows]
+        if header:
+            lines.insert(1, "|" + " --- |" * width)
+        return "\n\n" + "\n".join(lines) + "\n\n"
+
+
+def _children(tag: nodes.Tag, *names: str) -> list[nodes.Tag]:
+    return [n for n in tag.contents.nodes if isinstance(n, nodes.Tag) and str(n.tag).strip().lower() in names]
+
+
+def _tidy(text: str) -> str:
+    """Drops what templates leave behind: empty parentheses, runs of spaces and of blank lines."""
+    text = _EMPTY_PARENTHESES.sub("", _MAGIC_WORD.sub("", text))
+    text = re.sub(r"(?<=\S)[ \t]{2,}", " ", text)
+    text = re.sub(r"(?<=\S) +([,.;:)])(?=\s)", r"\1", text)
+    text = re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^(?:-|1\.)$\n?", "", text, flags=re.MULTILINE)  # items that only held a template
+    return re.sub(r"\n{3,}", "\n\n", text)
+
+
+def _without_empty_sections(text: str) -> str:
+    """Drops a heading that is followed by nothing, or by one of its own level or above."""
+    kept, below, fenced = [], 1, False  # below: the level of the heading that follows at once; 0 = text follows
+    for line in reversed(text.split("\n")):
+        if line.startswith("```"):
+            fenced = not fenced
+        match = None if fenced else _HEADING.match(line)
+        if match:
+            if below and below <= len(match[1]):
+                continue
+            below = len(match[1])
+        elif line.strip():
+            below = 0
+        kept.append(line)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(reversed(kept)))

@@ -1,0 +1,36 @@
+"""Reads a source the way tasks do: units, then each unit."""
+
+import dataclasses
+import pickle
+
+import pytest
+
+from jaxlm.corpus import sources
+
+
+@pytest.fixture
+def read_source():
+    """`(documents, stats)` of a path; keys of SourceSpec may be given."""
+
+    def read(path, task_bytes=1 << 26, **keys):
+        spec = make_spec(path, **keys)
+        stats = sources.SourceStats()
+        made = sources.units(spec, task_bytes)
+        assert pickle.loads(pickle.dumps(made)) == made
+        documents = [document for unit in made for document in sources.read(unit, spec, stats)]
+        assert stats.documents == len(documents)
+        assert len({document.id for document in documents}) == len(documents)
+        return documents, stats
+
+    return read
+
+
+def make_spec(path, **keys):
+    spec = sources.SourceSpec("web", str(path), "auto", "text", 0, (), "", "")
+    return dataclasses.replace(spec, **keys)
+
+
+@pytest.fixture
+def spec():
+    """Makes a SourceSpec."""
+    return make_spec
