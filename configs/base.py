@@ -230,7 +230,15 @@ def _prepare(c: ConfigDict) -> None:
     tox.max_bad_lines = 0.1  # share of lines beyond which the document goes
     tox.drop_lines = True  # bad lines go from documents that stay
 
-    # code
+    s.code = co = ConfigDict()  # source files that nobody wrote or reads; only documents of the format "code"
+    co.parses = True  # Python, JSON and TOML must parse (with the Python that runs this)
+    co.generated = True  # files go whose head says that a program wrote them
+    co.max_line_chars = 1000  # longest line; 0 = off
+    co.max_mean_line_chars = 100.0  # 0 = off
+    co.max_data = 0.5  # share of characters in long tables of numbers or strings, base64, hexadecimal; 1 = off
+    co.min_alphabetic = 0.25  # share of letters
+    co.max_non_ascii = 0.5  # share of characters beyond ASCII; 1 = off
+    co.max_parse_chars = 1000000  # longer files are not parsed
 
     s.pii = ConfigDict()  # personal data becomes <EMAIL>, <PHONE>, ..., the same always
     s.pii.kinds = ("secret", "email", "iban", "card", "ssn", "ip", "phone")
