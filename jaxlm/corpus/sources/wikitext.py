@@ -132,21 +132,26 @@ class _Renderer:
         return f"\n\n{inner}\n\n" if name in _BLOCKS else inner
 
     def _table(self, table: nodes.Tag) -> str:
-        """Rows as Markdown; a rule under a first row of headers. A table of one column or one cell is layout: text."""
+        """Rows as Markdown under the caption; a rule under a first row of headers. One column alone is layout: text."""
+        cells = _children(table, "th", "td")  # of the first row, which needs no tag
+        captions = [cell for cell in cells if str(cell).startswith("|+")]
         rows, header = [], False
-        for row in _children(table, "tr"):
-            cells = _children(row, "th", "td")
-            shown = [" ".join(self.render(cell.contents.nodes).split()).replace("|", "\\|") for cell in cells]
+        for row in ([cell for cell in cells if cell not in captions], *map(_cells, _children(table, "tr"))):
+            shown = [" ".join(self.render(cell.contents.nodes).split()).replace("|", "\\|") for cell in row]
             if any(shown):
-                header = header or (not rows and all(str(cell.tag) == "th" for cell in cells))
+                header = header or (not rows and all(str(cell.tag).strip() == "th" for cell in row))
                 rows.append(shown)
         width = max(map(len, rows), default=0)
-        if width < 2:
-            return "\n\n" + "\n\n".join(cell for row in rows for cell in row) + "\n\n"
         lines = ["| " + " | ".join(row + [""] * (width - len(row))) + " |" for row in rows]
         if header:
             lines.insert(1, "|" + " --- |" * width)
-        return "\n\n" + "\n".join(lines) + "\n\n"
+        above = [self.render(cell.contents.nodes).strip().removeprefix("+").strip() for cell in captions]
+        body = "\n".join(lines) if width > 1 else "\n\n".join(cell for row in rows for cell in row)
+        return "\n\n" + "\n\n".join([*above, body]) + "\n\n"
+
+
+def _cells(row: nodes.Tag) -> list[nodes.Tag]:
+    return _children(row, "th", "td")
 
 
 def _children(tag: nodes.Tag, *names: str) -> list[nodes.Tag]:
@@ -159,22 +164,24 @@ def _tidy(text: str) -> str:
     text = re.sub(r"(?<=\S)[ \t]{2,}", " ", text)
     text = re.sub(r"(?<=\S) +([,.;:)])(?=\s)", r"\1", text)
     text = re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
-    text = re.sub(r"^(?:-|1\.)$\n?", "", text, flags=re.MULTILINE)  # items that only held a template
-    return re.sub(r"\n{3,}", "\n\n", text)
+    return re.sub(r"^(?:-|1\.)$\n?", "", text, flags=re.MULTILINE)  # items that only held a template
 
 
 def _without_empty_sections(text: str) -> str:
-    """Drops a heading that is followed by nothing, or by one of its own level or above."""
+    """Drops a heading that is followed by nothing, or by one of its own level or above, and runs of blank lines."""
     kept, below, fenced = [], 1, False  # below: the level of the heading that follows at once; 0 = text follows
     for line in reversed(text.split("\n")):
         if line.startswith("```"):
             fenced = not fenced
-        match = None if fenced else _HEADING.match(line)
-        if match:
+        if fenced or line.startswith("```"):
+            below = 0
+        elif match := _HEADING.match(line):
             if below and below <= len(match[1]):
                 continue
             below = len(match[1])
-        elif line.strip():
+        elif line:
             below = 0
+        elif kept and not kept[-1]:
+            continue
         kept.append(line)
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(reversed(kept)))
+    return "\n".join(reversed(kept))

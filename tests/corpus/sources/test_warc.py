@@ -1,0 +1,142 @@
+"""WARC: what is HTML though nothing says so, and records that are damaged."""
+
+import gzip
+
+import pytest
+
+HTML = "text/html; charset=utf-8"
+BODY = "<!DOCTYPE html><html><head><title>Page {i}</title></head><body>Grüße {i}</body></html>"
+
+
+def record(i, body=None, kind=HTML, identified=None, status="200 OK", http="", warc_type="response"):
+    body = BODY.format(i=i) if body is None else body
+    body = body if isinstance(body, bytes) else body.encode()
+    payload = body
+    if warc_type == "response":
+        head = f"HTTP/1.1 {status}\r\n" + (f"Content-Type: {kind}\r\n" if kind else "") + http
+        payload = head.encode() + b"\r\n" + body
+    lines = [
+        "WARC/1.0",
+        f"WARC-Type: {warc_type}",
+        f"WARC-Target-URI: https://www.site{i}.org/page",
+        "WARC-Date: 2024-01-02T03:04:05Z",
+        f"WARC-Record-ID: <urn:uuid:{i}>",
+        *(["Content-Type: application/http; msgtype=response"] if warc_type == "response" else []),
+        *([f"WARC-Identified-Payload-Type: {identified}"] if identified else []),
+        f"Content-Length: {len(payload)}",
+    ]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + payload + b"\r\n\r\n"
+
+
+def sites(documents):
+    return [int(d.metadata["site"].removeprefix("site").removesuffix(".org")) for d in documents]
+
+
+@pytest.fixture(params=["plain", "members", "one member"])
+def write(request, tmp_path):
+    """Writes records as one of the ways that crawlers do; gives the path."""
+
+    def write(records):
+        if request.param == "plain":
+            path, raw = tmp_path / "x.warc", b"".join(records)
+        else:
+            path = tmp_path / "x.warc.gz"
+            raw = (
+                b"".join(map(gzip.compress, records))
+                if request.param == "members"
+                else gzip.compress(b"".join(records))
+            )
+        path.write_bytes(raw)
+        return path
+
+    return write
+
+
+def test_pages_are_found_by_type_or_by_their_beginning(write, read_source):
+    xhtml = '<?xml version="1.0"?>\n<!-- c -->\n<!DOCTYPE html PUBLIC "x"><html xmlns="y"><p>x</html>'
+    path = write(
+        [
+            record(0, warc_type="warcinfo"),
+            record(1),
+            record(2, identified="application/xhtml+xml", kind="text/plain"),
+            record(3, xhtml, identified="text/xml"),
+            record(4, kind=None),
+            record(5, kind="htm; gaga"),
+            record(6, kind="application/octet-stream"),
+            record(7, "%PDF-1.4", kind="application/pdf"),
+            record(8, '<?xml version="1.0"?><rss></rss>', kind="text/xml"),
+            record(9, "plain words", kind="text/plain"),
+            record(10, status="404 Not Found"),
+            record(11, "Words of a\npage", warc_type="conversion"),
+            record(12, "GET / HTTP/1.1\r\n\r\n", warc_type="request"),
+        ]
+    )
+    documents, stats = read_source(path)
+    assert sites(documents) == [1, 2, 3, 4, 5, 6, 11]
+    assert stats.skipped == {"not HTML": 3, "HTTP status is not 200": 1}
+    assert documents[0].metadata == {
+        "source": "web", "format": "html", "url": "https://www.site1.org/page", "site": "site1.org", "title": "Page 1",
+        "date": "2024-01-02T03:04:05Z",
+    }  # fmt: skip
+    assert documents[0].text == BODY.format(i=1)
+    assert documents[-1].text == "Words of a\npage"
+    assert documents[-1].metadata["format"] == "text"
+
+
+def test_charset_and_encodings_of_http(write, read_source):
+    zipped = gzip.compress(BODY.format(i=2).encode())
+    path = write(
+        [
+            record(1, BODY.format(i=1).encode("latin-1"), kind='text/html; charset="ISO-8859-1"'),
+            record(2, zipped, http="Content-Encoding: gzip\r\n"),
+            record(3, b"5\r\n<html\r\n4\r\n>abc\r\n0\r\n\r\n", http="Transfer-Encoding: chunked\r\n"),
+            record(4, http="Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n"),  # the archive holds it decoded
+            record(5, b"\x1f\x8bnothing", http="Content-Encoding: gzip\r\n"),
+        ]
+    )
+    documents, stats = read_source(path)
+    assert [d.text for d in documents] == [BODY.format(i=1), BODY.format(i=2), "<html>abc", BODY.format(i=4)]
+    assert sum(stats.skipped.values()) == 1
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda r: r.replace(b"Content-Length", b"Content-Lenxth"),
+        lambda r: r.replace(b"Content-Length: ", b"Content-Length: 9"),
+        lambda r: r.replace(b"Content-Length: ", b"Content-Length: 99999999999"),
+        lambda r: r.replace(b"Content-Length: 1", b"Content-Length: "),
+        lambda r: r.replace(b"WARC/1.0", b"WXRC/1.0"),
+        lambda r: b"WARC/1.0\r\n" + b"\x00\xff" * 500 + b"\r\n\r\n",
+    ],
+)
+def test_a_malformed_record_costs_itself_alone(write, read_source, spoil):
+    records = [record(i) for i in range(5)]
+    records[2] = spoil(records[2])
+    documents, stats = read_source(write(records))
+    assert sites(documents) == [0, 1, 3, 4]
+    assert list(stats.skipped.values()) == [1]
+
+
+def test_a_record_that_is_cut_costs_itself_alone(write, read_source):
+    records = [record(i, "<html>" + f"{i} words " * 200) for i in range(5)]
+    assert sites(read_source(write([*records[:4], records[4][:-700]]))[0]) == [0, 1, 2, 3]
+    documents, stats = read_source(write([*records[:2], records[2][:-700] + b"\r\n\r\n", *records[3:]]))
+    assert sites(documents) == [0, 1, 3, 4]
+    assert list(stats.skipped.values()) == [1]
+
+
+@pytest.mark.parametrize("fault", ["cut", "flipped"])
+@pytest.mark.parametrize("which", [2, 4])
+def test_a_damaged_gzip_member_costs_its_record_alone(tmp_path, read_source, fault, which):
+    members = [gzip.compress(record(i, "<html>" + "".join(f"{i}{j} " for j in range(3000)))) for i in range(5)]
+    spoilt = bytearray(members[which])
+    if fault == "cut":
+        del spoilt[len(spoilt) // 2 :]
+    else:
+        spoilt[len(spoilt) // 2] ^= 0xFF
+    members[which] = bytes(spoilt)
+    (tmp_path / "x.warc.gz").write_bytes(b"".join(members))
+    documents, stats = read_source(tmp_path)
+    assert sites(documents) == [i for i in range(5) if i != which]
+    assert sum(stats.skipped.values()) == 1
