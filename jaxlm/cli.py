@@ -40,7 +40,19 @@ class Verb:
 _JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
 VERBS = {
     "train": Verb(None, "train a model; the same as python -m jaxlm.main. Run it again to resume or to continue"),
-    "tokenize": Verb("tokenize", "make the tokenizer, the shards and the manifest in config.data.dir", _JSON),
+    "tokenize": Verb(
+        "tokenize",
+        "make the tokenizer, the shards and the manifest in config.data.dir",
+        {
+            "--sweep": {"metavar": "N,N,...", "help": "only compare vocabularies of these sizes; writes nothing"},
+            "--reference": {
+                "default": "embedded:prose",
+                "metavar": "FILE.model",
+                "help": "the tokenizer to compare with; none for none (default: one trained on embedded prose)",
+            },
+            **_JSON,
+        },
+    ),
     "sample": Verb(
         "sample",
         "continue prompts with the model of a run",

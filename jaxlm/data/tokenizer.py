@@ -161,6 +161,14 @@ class Tokenizer:
         """int32[vocab_size]: how many bytes of raw text each id stands for; 0 for control tokens."""
         return np.asarray([len(raw) for raw in self._raw_bytes], np.int32)
 
+    def piece_bytes(self) -> list[bytes]:
+        """The raw text of each id, in UTF-8; empty for control tokens."""
+        return list(self._raw_bytes)
+
+    def byte_ids(self) -> np.ndarray:
+        """int32[256] or less: the ids of the byte pieces, which stand in for characters that have no piece."""
+        return np.asarray([i for i in range(self.vocab_size) if self._sp.is_byte(i)], np.int32)
+
     def id_of(self, piece: str) -> int:
         """The id of a piece such as `<|im_end|>`; ConfigError when the vocabulary lacks it."""
         i = self._sp.piece_to_id(piece)

@@ -86,6 +86,8 @@ def make_data(config: Config) -> None:
     if not any(source.path for source in d.sources.values()):
         return
     sources = [build.Source(name, s.path, s.weight, d.text_key) for name, s in d.sources.items()]
+    if d.tokenizer_model != "bpe" and not d.tokenizer:
+        raise ConfigError(f"data.tokenizer_model={d.tokenizer_model}: the build trains bpe; give a model as data.tokenizer")
     settings = build.BuildSettings(
         vocab_size=config.model.vocab_size,
         chat_tokens=d.chat_tokens,
@@ -94,6 +96,7 @@ def make_data(config: Config) -> None:
         block_tokens=d.block_tokens,
         max_source_bytes=d.max_bytes or None,
         tfds_dir=d.tfds_dir or None,
+        tokenizer_path=d.tokenizer or None,
     )
     build.build_data(d.dir, sources, settings, log=say)
 

@@ -1,30 +1,139 @@
-"""`jaxlm tokenize`: text -> tokenizer, shards and manifest."""
+"""`jaxlm tokenize`: text -> tokenizer, shards and manifest; how well the tokenizer fits; a sweep of vocabulary sizes."""
 
 import argparse
+import json
+import pathlib
+import typing
 
 from jaxlm.config import Config, ConfigError
+from jaxlm.corpus import documents, sources
+from jaxlm.data import shards, tokenizer, tokenizer_fit
 from jaxlm.programs import setup
 from jaxlm.programs.tables import print_table
 
+FIT = "tokenizer_fit.json"
+EMBEDDED = "embedded:prose"
+_SWEEP_BYTES = 32 << 20
+_SHOWN = ("tokens_per_word", "byte_fallback", "unused_pieces", "tokens_saved")
+
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Makes `data.dir`, or opens it when it is there, and prints what each source holds."""
+    """Makes `data.dir`, or opens it when it is there, and prints what each source holds and how the tokenizer fits it."""
     if not config.data.dir:
         raise ConfigError("no folder for the data: give --config.data.dir=DIR")
+    if args.sweep:
+        print_table(_sweep(config, args.sweep), args.json)
+        return 0
     setup.make_data(config)
     data, mixture = setup.data(config)
+    fit = _fit(config, data, args.reference)
     rows = []
-    for source in data.sources:
+    for source, fitted in zip(data.sources, fit["sources"], strict=True):
         train, val = data.entry(source, "train"), data.entry(source, "val")
+        row = {
+            "source": source,
+            "weight": mixture.get(source, 0.0),
+            "documents": train["documents"] + val["documents"],
+            "train_tokens": train["tokens"],
+            "val_tokens": val["tokens"],
+            "bytes_per_token": (train["bytes"] + val["bytes"]) / (train["tokens"] + val["tokens"]),
+        }
         rows.append(
-            {
-                "source": source,
-                "weight": mixture.get(source, 0.0),
-                "documents": train["documents"] + val["documents"],
-                "train_tokens": train["tokens"],
-                "val_tokens": val["tokens"],
-                "bytes_per_token": (train["bytes"] + val["bytes"]) / (train["tokens"] + val["tokens"]),
-            }
+            row | {key: value for key, value in fitted.items() if key not in row and (args.json or key in _SHOWN)}
         )
     print_table(rows, args.json)
+    setup.say(_summary(fit))
     return 0
+
+
+def _fit(config: Config, data: shards.DataDir, wanted: str) -> dict[str, typing.Any]:
+    """The fit, from DATA/tokenizer_fit.json where it is that of this tokenizer and reference; else made and put there."""
+    path = data.path / FIT
+    embedded = any(source.path.startswith("embedded:") for source in config.data.sources.values())
+    name = "" if wanted == "none" or (wanted == EMBEDDED and embedded) else wanted
+    about = {"data": data.sha256, "reference": name}
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        if {key: known[key] for key in about} == about:
+            return known
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    found = about | tokenizer_fit.report(data, _reference(config, data, name))
+    try:
+        shards.write_atomically(path, (json.dumps(found, indent=1) + "\n").encode())
+    except OSError as error:  # finished data may lie on a disk that can't be written
+        setup.say(f"{path} can't be written: {error.strerror}")
+    return found
+
+
+def _reference(config: Config, data: shards.DataDir, name: str) -> tokenizer.Tokenizer | None:
+    if name != EMBEDDED:
+        return tokenizer.Tokenizer.load(name) if name else None
+    try:
+        return tokenizer_fit.general_tokenizer(
+            data.vocab_size,
+            chat_tokens=data.manifest["tokenizer"]["chat_tokens"],
+            model_type=config.data.tokenizer_model,
+        )
+    except ConfigError as error:
+        setup.say(f"no general tokenizer to compare with: {error}")
+        return None
+
+
+def _summary(fit: dict[str, typing.Any]) -> str:
+    t, lossy = fit["traits"], sum(row["lossy_documents"] for row in fit["sources"])
+    back = (
+        f"{lossy} documents of the sample do NOT come back as they went in" if lossy else "all text comes back exactly"
+    )
+    indents = f"an indent of 4 spaces adds {t['indent_4']}, of 8 {t['indent_8']}, a tab {t['tab']}"
+    unused = f"{fit['unused_pieces']:,} of {fit['pieces']:,} pieces are unused"
+    return f"tokenizer: 2024 is {t['tokens_of_2024']} tokens; {indents}; a blank line is {t['blank_line']}; {unused}; {back}"
+
+
+def _sweep(config: Config, wanted: str) -> list[dict[str, typing.Any]]:
+    try:
+        sizes = [int(size) for size in wanted.split(",")]
+    except ValueError:
+        raise ConfigError(f"--sweep={wanted}: give sizes of the vocabulary, as in --sweep=4096,8192,16384") from None
+    root, model, d = pathlib.Path(config.data.dir), config.model, config.data
+    data = shards.open_data(root) if (root / shards.MANIFEST).is_file() else None
+    return tokenizer_fit.sweep(
+        _texts(config, data),
+        sizes,
+        d_model=model.d_model,
+        tied=model.tie_embeddings,
+        model_type=d.tokenizer_model,
+        chat_tokens=d.chat_tokens,
+        corpus_bytes=data and sum(data.entry(source, "train")["bytes"] for source in data.sources),
+    )
+
+
+def _texts(config: Config, data: shards.DataDir | None) -> list[str]:
+    """Up to 32 MB, of each source by its weight: from finished shards, else the first of prepared documents or sources."""
+    d, root = config.data, pathlib.Path(config.data.dir)
+    prepared = {name: files for name, files in documents.find(root).items() if files}
+    paths = {name: source.path for name, source in d.sources.items() if source.path}
+    names = data.sources if data else paths or prepared
+    if not names:
+        raise ConfigError(
+            f"no text to train on: {root} holds neither data nor prepared documents, data.sources has no path"
+        )
+    weights = {name: source.weight for name, source in (d.sources or config.prepare.sources).items()}
+    weights = {name: weights.get(name, 1.0) for name in names}
+    texts = []
+    for name, weight in weights.items():
+        left = int(_SWEEP_BYTES * weight / (sum(weights.values()) or 1.0))
+        if data:
+            texts += tokenizer_fit.held_out(data, name, left, "train")[0]
+        elif paths:
+            read = sources.iterate_documents(
+                paths[name], text_key=d.text_key, tfds_dir=d.tfds_dir or None, max_bytes=left
+            )
+            texts += [text for _, text in read]
+        else:
+            for document in (document for path in prepared[name] for document in documents.read_documents(path)):
+                if left <= 0:
+                    break
+                texts.append(document.text)
+                left -= len(document.text)
+    return texts
