@@ -11,7 +11,6 @@ import pathlib
 import sys
 import typing
 
-import jax
 from absl import logging as absl_logging
 from ml_collections import config_dict
 
@@ -40,6 +39,7 @@ class Verb:
 _JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
 VERBS = {
     "train": Verb(None, "train a model; the same as python -m jaxlm.main. Run it again to resume or to continue"),
+    "prepare": Verb("prepare", "clean, deduplicate and audit documents into config.data.dir, with a report", _JSON),
     "tokenize": Verb(
         "tokenize",
         "make the tokenizer, the shards and the manifest in config.data.dir",
@@ -59,6 +59,17 @@ VERBS = {
         {
             "--prompt": {"action": "append", "metavar": "TEXT", "help": "text to continue; again for more than one"},
             "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
+            **_JSON,
+        },
+        reads_run=True,
+    ),
+    "audit": Verb(
+        "audit",
+        "find junk in prepared documents, in existing shards or in the sources, worst first",
+        {
+            "--top": {"type": int, "default": 50, "metavar": "N", "help": "findings to print (default: 50; 0 = all)"},
+            "--source": {"default": "", "metavar": "NAME", "help": "print the findings of this source only"},
+            "--max-bytes": {"type": int, "default": 0, "metavar": "N", "help": "of each source to read; 0 = all"},
             **_JSON,
         },
         reads_run=True,
@@ -92,7 +103,7 @@ def main(argv: typing.Sequence[str] | None = None) -> int:
         mend = "; free some room and run the same command again" if error.errno == errno.ENOSPC else ""
         print(f"jaxlm: {error}{mend}", file=sys.stderr)
         return 1
-    except jax.errors.JaxRuntimeError as error:
+    except RuntimeError as error:  # JAX's, not named here: the workers of `prepare` import this module and need no JAX
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         print(

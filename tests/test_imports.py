@@ -23,6 +23,7 @@ FLOORS = {
     "jaxlm.plan": 3,
     "jaxlm.train": 4,
     "jaxlm.eval": 4,
+    "jaxlm.report": 4,
     "jaxlm.interop": 4,
     "jaxlm.programs": 5,
     "jaxlm.main": 6,

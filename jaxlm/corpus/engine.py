@@ -34,7 +34,7 @@ class Engine:
     name: str
     workers: int
     memory_gb: float
-    options: dict[str, str]
+    options: dict[str, str | int]
 
 
 class Task(PipelineStep):
@@ -104,7 +104,9 @@ class _LocalExecutor(PipelineExecutor):
 
     def run(self) -> None:
         ranks = self.get_incomplete_ranks()
-        if not ranks:
+        if min(self.workers, len(ranks)) <= 1:
+            for rank in ranks:
+                self._run_for_rank(rank, 1)
             return
         context = multiprocessing.get_context("spawn")  # the parent has threads: JAX's, Arrow's
         pool = concurrent.futures.ProcessPoolExecutor(min(self.workers, len(ranks)), context, initializer=_quiet)

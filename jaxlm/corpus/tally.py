@@ -73,7 +73,9 @@ class Tally:
 
     def to_dict(self) -> dict[str, typing.Any]:
         """JSON-able, without the seconds."""
-        stages = [dataclasses.asdict(stage) for stage in self.stages]
+        stages = [
+            {field.name: getattr(stage, field.name) for field in dataclasses.fields(stage)} for stage in self.stages
+        ]
         for stage in stages:
             del stage["seconds"]
         return {

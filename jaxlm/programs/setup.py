@@ -11,8 +11,10 @@ from jax.sharding import Mesh
 
 from jaxlm import config_files, models, processes, sharding
 from jaxlm.config import Config, ConfigError
+from jaxlm.corpus import documents, prepare
+from jaxlm.corpus.sources import SourceStats
 from jaxlm.data import build
-from jaxlm.data.shards import DataDir, open_data
+from jaxlm.data.shards import MANIFEST, DataDir, open_data
 from jaxlm.ops import attention
 
 # Keys of the model that change how it is computed, not which function it is: free to differ on resuming.
@@ -77,17 +79,28 @@ def check_same_model(workdir: pathlib.Path, config: Config) -> None:
 
 
 def make_data(config: Config) -> None:
-    """Makes `data.dir` from sources that have paths; where it is there already, checks that it was made from them.
+    """Makes `data.dir` from `data.sources` that have paths, else from what `jaxlm prepare` made of `prepare.sources`
+    (which it does first where need be); where it is there already, checks that it was made from them.
 
     Raises:
-      ConfigError: no such source, or data of another recipe.
+      ConfigError: a source that is not there, or data of another recipe.
     """
-    d = config.data
-    if not any(source.path for source in d.sources.values()):
+    d, root = config.data, pathlib.Path(config.data.dir)
+    read, extra = None, {}
+    if any(source.path for source in d.sources.values()):
+        sources = [build.Source(name, s.path, s.weight, d.text_key) for name, s in d.sources.items()]
+    elif config.prepare.sources or ((root / prepare.MANIFEST).is_file() and not (root / MANIFEST).is_file()):
+        done = prepare.prepare(config, say) if config.prepare.sources else prepare.open_prepared(root)
+        weights = {name: source.weight for name, source in (config.prepare.sources or d.sources).items()}
+        names = [name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]]
+        sources = [build.Source(name, f"documents/{name}", weights.get(name, 1.0)) for name in names]
+        read, extra = _read_prepared(root, d.max_bytes), {"prepared": done.sha256}
+    else:
         return
-    sources = [build.Source(name, s.path, s.weight, d.text_key) for name, s in d.sources.items()]
     if d.tokenizer_model != "bpe" and not d.tokenizer:
-        raise ConfigError(f"data.tokenizer_model={d.tokenizer_model}: the build trains bpe; give a model as data.tokenizer")
+        raise ConfigError(
+            f"data.tokenizer_model={d.tokenizer_model}: the build trains bpe; give a model as data.tokenizer"
+        )
     settings = build.BuildSettings(
         vocab_size=config.model.vocab_size,
         chat_tokens=d.chat_tokens,
@@ -98,7 +111,21 @@ def make_data(config: Config) -> None:
         tfds_dir=d.tfds_dir or None,
         tokenizer_path=d.tokenizer or None,
     )
-    build.build_data(d.dir, sources, settings, log=say)
+    build.build_data(d.dir, sources, settings, read=read, recipe_extra=extra, log=say)
+
+
+def _read_prepared(root: pathlib.Path, max_bytes: int) -> build.Reader:
+    def read(source: build.Source, stats: SourceStats) -> typing.Iterator[tuple[str, str]]:
+        for path in documents.find(root)[source.name]:
+            for document in documents.read_documents(path):
+                n_bytes = len(document.text.encode())
+                if max_bytes and stats.bytes + n_bytes > max_bytes:
+                    return
+                stats.documents += 1
+                stats.bytes += n_bytes
+                yield document.id, document.text
+
+    return read
 
 
 def data(config: Config) -> tuple[DataDir, dict[str, float]]:
@@ -114,7 +141,10 @@ def data(config: Config) -> tuple[DataDir, dict[str, float]]:
             f"the tokenizer in {d.dir} has {opened.vocab_size} tokens: set "
             f"--config.model.vocab_size={opened.vocab_size}, or another config.data.dir"
         )
-    return opened, {name: s.weight for name, s in d.sources.items()} or opened.mixture
+    if d.sources:
+        return opened, {name: source.weight for name, source in d.sources.items()}
+    prepared = {name: source.weight for name, source in config.prepare.sources.items() if name in opened.sources}
+    return opened, prepared or opened.mixture
 
 
 def say(text: str) -> None:

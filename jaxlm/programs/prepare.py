@@ -1,0 +1,25 @@
+"""`jaxlm prepare`: sources -> cleaned, deduplicated, decontaminated, audited documents, with a report."""
+
+import argparse
+
+from jaxlm.config import Config, ConfigError
+from jaxlm.corpus import prepare
+from jaxlm.programs import setup
+from jaxlm.programs.tables import print_table
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Makes DATA/documents and DATA/report.html, and prints what became of each source."""
+    if not config.data.dir:
+        raise ConfigError("no folder for the documents: give --config.data.dir=DIR")
+    done = prepare.prepare(config, setup.say)
+    rows = []
+    for name, source in done.manifest["sources"].items():
+        read, kept = source["read"], source["kept"]
+        row = {"source": name, "read": read["documents"], "failed": sum(read["failed"].values())}
+        row |= {stage["name"]: sum(stage["removed"].values()) for stage in source["stages"]}
+        rows.append(row | {"kept": kept["documents"], "read_mb": read["bytes"] / 1e6, "kept_mb": kept["bytes"] / 1e6})
+    columns = dict.fromkeys(key for row in rows for key in row)
+    print_table([{key: row.get(key, "") for key in columns} for row in rows], args.json)
+    setup.say(f"prepared: sha256 {done.sha256}")
+    return 0

@@ -1,0 +1,257 @@
+"""How fast and within what memory raw documents become shards: `python scripts/bench_data.py PART ...`.
+
+    python scripts/bench_data.py html --input=corpora/techdocs/python      # HTML -> text -> ... -> shards
+    python scripts/bench_data.py text --input=texts.jsonl.gz                # plain text -> ... -> shards
+    python scripts/bench_data.py datatrove --input=texts.jsonl.gz           # the same stages by datatrove's blocks, paired
+    python scripts/bench_data.py datatrove --input=corpora/techdocs/python --format=html
+    python scripts/bench_data.py memory --gigabytes=3                       # a synthetic corpus; prints the curve
+
+Megabytes are of what is read (HTML as it lies on disk, text uncompressed); times are whole processes on `--workers`
+processes (2), starting and reports included. The peer needs `pip install spacy trafilatura`. Language identification and
+tokenization are left out of the paired runs: datatrove's need files from the network.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import psutil
+
+FILTERS = ("gopher_repetition", "gopher_quality", "fineweb")
+TEXT_STAGES = ("unicode", "debris", "language", *FILTERS, "pii", "junk", "exact", "near", "lines")
+HTML_STAGES = ("html", "unicode", "debris", "language", "gopher_repetition", "pii", "junk", "exact", "near", "lines")
+CONFIG = """
+from jaxlm.configs import base
+
+def get_config():
+    c = base.get_config()
+    c.model.vocab_size = 16384
+    c.prepare.workers = {workers}
+    c.prepare.task_mb = {task_mb}
+    c.prepare.sources.docs = base.source({path!r}, {stages!r}, format={format!r})
+    return c
+"""
+
+
+def megabytes(path: pathlib.Path) -> float:
+    """Of a file or folder as it lies on disk; a .jsonl.gz counts what is in it."""
+    if path.suffix == ".gz":
+        import gzip
+
+        with gzip.open(path) as file:
+            return sum(len(json.loads(line)["text"].encode()) for line in file) / 1e6
+    return sum(p.stat().st_size for p in ([path] if path.is_file() else path.rglob("*")) if p.is_file()) / 1e6
+
+
+def timed(words: list[str]) -> float:
+    """Seconds of a command, its output shown when it fails."""
+    began = time.perf_counter()
+    result = subprocess.run(words, capture_output=True, text=True)
+    if result.returncode:
+        sys.exit(result.stdout + result.stderr)
+    return time.perf_counter() - began
+
+
+def jaxlm(folder: pathlib.Path, verb: str, args: argparse.Namespace, stages: tuple[str, ...]) -> float:
+    """Seconds of `jaxlm VERB`."""
+    config = folder / "config.py"
+    task_mb = max(1.0, args.mb / (4 * args.workers))
+    config.write_text(
+        CONFIG.format(path=str(args.input), stages=stages, format=args.format, workers=args.workers, task_mb=task_mb)
+    )
+    words = [sys.executable, "-m", "jaxlm.cli", verb, f"--config={config}", f"--config.data.dir={folder / 'data'}"]
+    return timed(words)
+
+
+def end_to_end(args: argparse.Namespace, stages: tuple[str, ...]) -> None:
+    """`prepare`, then `tokenize`; MB/s of both together, and where the time of the stages went."""
+    rates = []
+    for _ in range(args.repeat):
+        with tempfile.TemporaryDirectory(dir=args.scratch) as place:
+            folder = pathlib.Path(place)
+            prepare, tokenize = jaxlm(folder, "prepare", args, stages), jaxlm(folder, "tokenize", args, stages)
+            seconds = json.loads((folder / "data" / "timings.json").read_text())["docs"]
+            kept = json.loads((folder / "data" / "prepared.json").read_text())["sources"]["docs"]["kept"]
+        rates.append(args.mb / (prepare + tokenize))
+        kept_mb = kept["bytes"] / 1e6
+        print(
+            f"{args.mb:.1f} MB: prepare {prepare:.1f} s ({args.mb / prepare:.2f} MB/s), tokenize {tokenize:.1f} s "
+            f"({kept_mb / tokenize:.2f} MB/s of the {kept_mb:.1f} MB kept); together {rates[-1]:.2f} MB/s"
+        )
+        print("  seconds in stages:", ", ".join(f"{name} {value:.1f}" for name, value in seconds.items()))
+    print(f"median {statistics.median(rates):.2f} MB/s end to end on {args.workers} processes")
+
+
+def datatrove_run(place: str, path: str, html: bool, workers: int) -> None:
+    """The same stages by datatrove's own blocks with their defaults."""
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.dedup import MinhashDedupCluster, MinhashDedupFilter, MinhashDedupSignature
+    from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupBuckets
+    from datatrove.pipeline.extractors import Trafilatura
+    from datatrove.pipeline.filters import FineWebQualityFilter, GopherQualityFilter, GopherRepetitionFilter
+    from datatrove.pipeline.formatters import PIIFormatter
+    from datatrove.pipeline.readers import JsonlReader
+    from datatrove.pipeline.writers import JsonlWriter
+
+    config = MinhashConfig(num_buckets=20, hashes_per_bucket=5)
+
+    def execute(name: str, pipeline: list, tasks: int) -> None:
+        LocalPipelineExecutor(
+            pipeline, tasks=tasks, workers=min(workers, tasks), logging_dir=f"{place}/logs/{name}"
+        ).run()
+
+    extract = [Trafilatura()] if html else []
+    filters = [GopherRepetitionFilter()] + ([] if html else [GopherQualityFilter(), FineWebQualityFilter()])
+    execute("clean", [JsonlReader(path), *extract, *filters, PIIFormatter(), JsonlWriter(f"{place}/clean")], 8)
+    execute("sign", [JsonlReader(f"{place}/clean"), MinhashDedupSignature(f"{place}/sign", config=config)], 8)
+    execute("buckets", [MinhashDedupBuckets(f"{place}/sign", f"{place}/buckets", config=config)], 20)
+    execute("cluster", [MinhashDedupCluster(f"{place}/buckets", f"{place}/gone", config=config)], 1)
+    keep = [JsonlReader(f"{place}/clean"), MinhashDedupFilter(f"{place}/gone"), JsonlWriter(f"{place}/kept")]
+    execute("filter", keep, 8)
+
+
+def write_parts(folder: pathlib.Path, source: pathlib.Path, html: bool) -> None:
+    """The documents of a source as eight .jsonl files, which both sides read."""
+    import gzip
+
+    if html:
+        texts = (p.read_text("utf-8", "replace") for p in sorted(source.rglob("*.html")))
+    else:
+        texts = (json.loads(line)["text"] for line in (gzip.open if source.suffix == ".gz" else open)(source, "rt"))
+    files = [(folder / f"{i}.jsonl").open("w") for i in range(8)]
+    for i, text in enumerate(texts):
+        files[i % 8].write(json.dumps({"text": text, "id": str(i), "format": "html" if html else "text"}) + "\n")
+    for file in files:
+        file.close()
+
+
+def against_datatrove(args: argparse.Namespace) -> None:
+    """Alternating runs on the same files; the ratio of times of each pair."""
+    html = args.format == "html"
+    stages = ("html", "gopher_repetition", "pii", "near") if html else (*FILTERS, "pii", "near")
+    ratios = []
+    for _ in range(args.repeat):
+        with tempfile.TemporaryDirectory(dir=args.scratch) as place:
+            folder = pathlib.Path(place)
+            parts = folder / "parts"
+            parts.mkdir()
+            write_parts(parts, args.input, html)
+            mb = megabytes(parts)
+            ours = jaxlm(
+                folder,
+                "prepare",
+                argparse.Namespace(**vars(args) | {"input": parts, "format": "jsonl", "mb": mb}),
+                stages,
+            )
+            began = time.perf_counter()
+            process = multiprocessing.get_context("spawn").Process(
+                target=datatrove_run, args=(str(folder / "peer"), str(parts), html, args.workers)
+            )
+            process.start()
+            process.join()
+            theirs = time.perf_counter() - began
+            if process.exitcode:
+                sys.exit("datatrove's run failed; is spacy (and trafilatura) installed?")
+        ratios.append(theirs / ours)
+        print(
+            f"{mb:.1f} MB: jaxlm {ours:.1f} s ({mb / ours:.2f} MB/s), datatrove {theirs:.1f} s ({mb / theirs:.2f} MB/s)"
+        )
+    print(f"median {statistics.median(ratios):.1f} times datatrove's speed")
+
+
+def synthetic(folder: pathlib.Path, gigabytes: float) -> None:
+    """Texts of random words by Zipf's law, a tenth of them near copies of another; in files of 100 MB."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("etaoinshrdlucmfwyp", k=rng.randint(2, 9))) for _ in range(50_000)]
+    weights = [1 / (rank + 1) for rank in range(len(words))]
+    pool = rng.choices(words, weights, k=2_000_000)
+    written, part, held = 0, 0, []
+    while written < gigabytes * 1e9:
+        with (folder / f"{part:04d}.jsonl").open("w") as file:
+            size = 0
+            while size < 100e6 and written + size < gigabytes * 1e9:
+                at, length = rng.randrange(len(pool) - 2000), rng.randint(50, 1500)
+                if held and rng.random() < 0.1:
+                    body = [*held[rng.randrange(len(held))], "again"]
+                else:
+                    body = pool[at : at + length // 2] + rng.sample(pool, length // 2)
+                    held = [*held[-200:], body]
+                lines = [" ".join(body[i : i + 12]).capitalize() + "." for i in range(0, len(body), 12)]
+                size += file.write(json.dumps({"text": "\n".join(lines)}) + "\n")
+        written, part = written + size, part + 1
+
+
+def memory(args: argparse.Namespace) -> None:
+    """Peak of the summed resident memory (shared pages counted once, as PSS) of `prepare` and of `tokenize`."""
+    with tempfile.TemporaryDirectory(dir=args.scratch) as place:
+        folder = pathlib.Path(place)
+        args.input = folder / "raw"
+        args.input.mkdir()
+        synthetic(args.input, args.gigabytes)
+        args.mb, args.format = megabytes(args.input), "auto"
+        for verb in ("prepare", "tokenize"):
+            curve, stop = [], threading.Event()
+            watcher = threading.Thread(target=_watch, args=(curve, stop))
+            watcher.start()
+            seconds = jaxlm(folder, verb, args, TEXT_STAGES)
+            stop.set()
+            watcher.join()
+            peaks = [
+                max(curve[i : i + max(1, len(curve) // 20)]) for i in range(0, len(curve), max(1, len(curve) // 20))
+            ]
+            print(
+                f"{verb}: {args.mb / 1e3:.2f} GB in {seconds:.0f} s, peak {max(curve):.2f} GB; disk {_gb(folder):.1f} GB"
+            )
+            print("  GB over time:", " ".join(f"{peak:.2f}" for peak in peaks))
+
+
+def _watch(curve: list[float], stop: threading.Event) -> None:
+    me = psutil.Process(os.getpid())
+    while not stop.wait(0.5):
+        total = 0
+        for child in me.children(recursive=True):
+            try:
+                total += child.memory_full_info().pss
+            except psutil.Error:
+                continue
+        curve.append(total / 1e9)
+
+
+def _gb(folder: pathlib.Path) -> float:
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=("html", "text", "datatrove", "memory"))
+    parser.add_argument("--input", type=pathlib.Path)
+    parser.add_argument("--format", default="auto", help="auto | html")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--gigabytes", type=float, default=3.0)
+    parser.add_argument("--scratch", type=pathlib.Path, help="folder for temporary files")
+    args = parser.parse_args()
+    if args.part == "memory":
+        memory(args)
+        return
+    if args.input is None or not args.input.exists():
+        parser.error("--input=FILE_OR_FOLDER that exists is needed")
+    args.input = args.input.resolve()
+    args.mb = megabytes(args.input)
+    if args.part == "datatrove":
+        against_datatrove(args)
+    else:
+        end_to_end(args, HTML_STAGES if args.part == "html" else TEXT_STAGES)
+
+
+if __name__ == "__main__":
+    main()

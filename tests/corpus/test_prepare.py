@@ -1,0 +1,269 @@
+"""`jaxlm prepare` end to end on planted faults: the books balance, and engines, workers and crashes don't matter."""
+
+import gzip
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxlm import config as config_lib
+from jaxlm import config_files
+from jaxlm.config import ConfigError, RunError
+from jaxlm.corpus import documents, prepare
+
+COMMON = "the of and to in is that for on with as was at by an be this are from or had not but what"
+WORDS = COMMON.split()
+NAMES = [
+    f"{a}{b}" for a in ("tal", "mor", "ven", "kis", "dor", "pel") for b in ("an", "eth", "ing", "os", "ure", "ile")
+]
+
+
+def text(seed, n=120):
+    rng = random.Random(f"{seed}")
+    sentences = []
+    while n > 0:
+        length = rng.randint(6, 14)
+        words = [rng.choice(WORDS if rng.random() < 0.5 else NAMES) for _ in range(length)]
+        sentences.append(" ".join(words).capitalize() + ".")
+        n -= length
+    return " ".join(sentences)
+
+
+def write_corpus(folder: pathlib.Path) -> None:
+    """Two sources with planted copies, near copies, addresses, a broken line and a bad byte."""
+    web, books = [], []
+    for i in range(60):
+        web.append({"text": text(i) + f" Write to user{i}@mail-{i}.com about it."})
+        books.append({"text": text(1000 + i)})
+    web += [{"text": web[0]["text"]}, {"text": books[1]["text"].upper()}]
+    web.append({"text": " ".join(books[2]["text"].split()[:-8]) + " and so it ended."})
+    for name, records in (("web", web), ("books", books)):
+        (folder / name).mkdir(parents=True)
+        for part in range(3):
+            lines = [json.dumps(record).encode() for record in records[part::3]]
+            if name == "web" and part == 1:
+                lines[3:3] = [b'{"text": "torn', json.dumps({"text": text("bad") + " caf"}).encode()[:-2] + b'\xe9"}']
+            (folder / name / f"{part}.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+
+
+CONFIG = """
+from jaxlm.configs import base
+
+def get_config():
+    c = base.get_config()
+    c.model.vocab_size = 400
+    c.prepare.task_mb = 0.02
+    c.prepare.stages.near.bands = 6
+    stages = ("unicode", "pii", "exact", "near", "lines")
+    c.prepare.sources.web = base.source({web!r}, stages)
+    c.prepare.sources.books = base.source({books!r}, stages, priority=5)
+    return c
+"""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    (folder / "config.py").write_text(CONFIG.format(web=str(folder / "web"), books=str(folder / "books")))
+    return folder
+
+
+def load(corpus: pathlib.Path, out: pathlib.Path, *overrides: str) -> config_lib.Config:
+    return config_lib.resolve(config_files.load(str(corpus / "config.py"), [f"data.dir={out}", *overrides]))
+
+
+def run(corpus, out, *overrides) -> prepare.Prepared:
+    return prepare.prepare(load(corpus, out, *overrides), log=lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def done(corpus, tmp_path_factory) -> prepare.Prepared:
+    return run(corpus, tmp_path_factory.mktemp("done"), "prepare.workers=2")
+
+
+def test_every_document_is_accounted_for(done):
+    web, books = done.manifest["sources"]["web"], done.manifest["sources"]["books"]
+    assert web["read"]["documents"] == 65
+    assert web["read"]["failed"] == {"malformed JSON line": 1}
+    assert sum(web["read"]["repaired"].values()) == 1
+    removed = {stage["name"]: sum(stage["removed"].values()) for stage in web["stages"]}
+    assert removed == {"unicode": 0, "pii": 0, "exact": 2, "near": 1, "lines": 0}
+    assert web["kept"]["documents"] == 61
+    assert books["kept"]["documents"] == books["read"]["documents"] == 60  # the curated copies survive
+    for source in (web, books):
+        assert source["kept"]["documents"] == sum(entry["documents"] for entry in source["files"])
+        assert source["stages"][-1]["bytes_out"] == source["kept"]["bytes"]
+
+
+def test_documents_are_clean_and_lead_back(done):
+    found = [d for path in documents.find(done.path)["web"] for d in documents.read_documents(path)]
+    assert len(found) == 61
+    assert not any("@mail-" in document.text for document in found)
+    assert all(document.metadata["source"] == "web" for document in found)
+    assert len({document.id for document in found}) == 61
+
+
+def test_what_went_is_told_with_its_reason(done):
+    with gzip.open(done.path / "removed" / "near.jsonl.gz", "rt") as file:
+        (record,) = map(json.loads, file)
+    assert record["source"] == "web"
+    assert record["reason"] == "near duplicate"
+    assert "2.jsonl:1" in record["detail"]
+    assert record["excerpt"]
+    reasons = {(example["stage"], example["reason"]) for example in prepare.examples(done.path, 3)}
+    assert ("exact", "duplicate") in reasons
+    assert ("pii", "") in reasons  # a change, shown before and after
+    clusters = json.loads((done.path / "clusters.json").read_text())
+    assert clusters["sizes"] == {"2": 3}
+    assert not (done.path / "work").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_number_of_workers_does_not_matter(corpus, done, tmp_path, workers):
+    assert run(corpus, tmp_path, f"prepare.workers={workers}").sha256 == done.sha256
+
+
+def test_a_second_run_does_nothing_and_another_recipe_is_refused(corpus, done):
+    assert run(corpus, done.path).sha256 == done.sha256
+    with pytest.raises(ConfigError, match=r"prepared with stage near = .*set another data.dir"):
+        run(corpus, done.path, "prepare.stages.near.threshold=0.7")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("prepare.sources.web.stages=('exact','pii')", "exact, near, lines come last"),
+        ("prepare.sources.web.stages=('pi',)", "no stage 'pi'; did you mean 'pii'"),
+        ("prepare.sources.web.stages=('pii','pii')", "pii is there twice"),
+        ("prepare.sources.web.stages=('pii kind=2',)", "no setting 'kind=2'; did you mean 'kinds'"),
+        ("prepare.sources.web.stages=('near bands=2',)", "set config.prepare.stages.near.KEY"),
+        ("prepare.sources.web.path='nowhere'", "nowhere"),
+        ("prepare.engine_options=('partition',)", "not of the form NAME=VALUE"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(corpus, tmp_path, override, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        run(corpus, tmp_path, override)
+    assert "\n" not in str(error.value)
+
+
+def test_a_failing_task_is_named_and_what_is_done_stays(corpus, done, tmp_path, monkeypatch):
+    plan = prepare.make_plan(load(corpus, tmp_path))
+    calls = []
+    original = prepare.engine_lib.run
+
+    def until_joins(engine, folder, phase, function, tasks):
+        calls.append(phase)
+        if phase == "joins" and calls.count("joins") == 1:
+            next((folder / "pairs").glob("*.parquet")).write_bytes(b"garbage")
+        original(engine, folder, phase, function, tasks)
+
+    monkeypatch.setattr(prepare.engine_lib, "run", until_joins)
+    with pytest.raises(RunError, match=r"joins: task 0 of 1 failed \(.*its log is .*task_00000.log"):
+        run(corpus, tmp_path)
+    assert not (tmp_path / prepare.MANIFEST).exists()
+    work = next((tmp_path / "work").iterdir())
+    cleaned = sorted((work / "clean").iterdir())
+    assert len(cleaned) == len(plan.units)
+    times = [path.stat().st_mtime_ns for path in cleaned]
+    broken = next(path for path in (work / "pairs").glob("*.parquet") if path.read_bytes() == b"garbage")
+    (work / "tasks" / "pairs" / "completions" / f"{int(broken.stem):05d}").unlink()
+    seen = []
+    monkeypatch.setattr(prepare, "_conclude", lambda *rest: seen.append([p.stat().st_mtime_ns for p in cleaned]))
+    run(corpus, tmp_path)
+    assert seen == [times]
+
+
+def command(corpus, out, *overrides) -> list[str]:
+    words = [f"--config={corpus / 'config.py'}", f"--config.data.dir={out}", *(f"--config.{o}" for o in overrides)]
+    return [sys.executable, "-m", "jaxlm.cli", "prepare", *words]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["clean", "exact", "pairs", "joins", "finish"])
+def test_killed_in_any_phase_and_run_again_it_gives_the_same(corpus, done, tmp_path, phase):
+    process = subprocess.Popen(
+        command(corpus, tmp_path), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob(f"work/*/tasks/{phase}/logs/*")) and time.monotonic() < deadline:
+        assert process.poll() is None, "it finished before it could be killed"
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / prepare.MANIFEST).exists()
+    assert run(corpus, tmp_path).sha256 == done.sha256
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_noticed(corpus, tmp_path):
+    """As by the system when memory is out: the run ends with a line instead of waiting for ever."""
+    import psutil
+
+    process = subprocess.Popen(command(corpus, tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    killed = False
+    while not killed and time.monotonic() < deadline and process.poll() is None:
+        if list(tmp_path.glob("work/*/tasks/clean/logs/*")):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                if "spawn_main" in " ".join(child.cmdline()):
+                    child.kill()
+                    killed = True
+        time.sleep(0.005)
+    _, said = process.communicate(timeout=120)
+    assert killed
+    assert process.returncode == 1
+    assert "clean: task" in said
+    assert "run the same command again" in said
+
+
+@pytest.mark.slow
+def test_ray_gives_the_same(corpus, done, tmp_path):
+    pytest.importorskip("ray", reason="pip install 'jaxlm[ray]'")
+    words = command(corpus, tmp_path, "engine=ray", "prepare.workers=2", "prepare.engine_options=('num_cpus=2',)")
+    subprocess.run(words, check=True, timeout=400)
+    assert prepare.open_prepared(tmp_path).sha256 == done.sha256
+
+
+SBATCH = """#!/usr/bin/env python3
+# A Slurm of one machine: runs the array of the script, waits, fails if a task fails.
+import os, re, subprocess, sys
+if "--version" in sys.argv:
+    sys.exit(print("slurm 23.11 (stub)"))
+script = open(sys.argv[-1]).read()
+assert "#SBATCH --wait" in script
+last = int(re.search(r"--array=0-(\\d+)", script)[1])
+failed = 0
+for task in range(last + 1):
+    env = os.environ | {"SLURM_ARRAY_TASK_ID": str(task), "SLURM_NODELIST": "localhost", "RUN_OFFSET": "0"}
+    failed |= subprocess.run(["bash"], input=script, text=True, env=env, stdout=subprocess.DEVNULL).returncode
+print("Submitted batch job 17")
+sys.exit(bool(failed))
+"""
+
+
+@pytest.mark.slow
+def test_slurm_gives_the_same(corpus, done, tmp_path):
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    scripts = {"sbatch": SBATCH, "scontrol": "#!/bin/sh\necho localhost\n", "srun": '#!/bin/sh\nshift 3\nexec "$@"\n'}
+    for name, content in scripts.items():
+        (programs / name).write_text(content)
+        (programs / name).chmod(0o755)
+    path = os.pathsep.join([str(programs), str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+    words = command(corpus, tmp_path / "d", "engine=slurm", "prepare.engine_options=('partition=cpu','time=1:00:00')")
+    subprocess.run(words, check=True, timeout=400, env=os.environ | {"PATH": path})
+    assert prepare.open_prepared(tmp_path / "d").sha256 == done.sha256
+
+
+def test_engines_that_are_not_there_are_named(corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="engine=slurm needs sbatch"):
+        run(corpus, tmp_path / "d", "engine=slurm")
