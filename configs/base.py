@@ -143,6 +143,7 @@ def _prepare(c: ConfigDict) -> None:
     p.memory_gb = 1.0  # for what looks at all documents together (it goes to disk beyond this)
     p.examples = 20  # removed documents shown in the report, per source, stage and reason
     p.excerpt_chars = 500  # of each removed document in removed/STAGE.jsonl.gz
+    p.report_mb = 16.0  # of each source's documents that the audit and the mismatch report look at
     p.target = ""  # a folder of "what I want it to write like", for the mismatch report
     p.stages = s = ConfigDict()
 
@@ -156,7 +157,7 @@ def _prepare(c: ConfigDict) -> None:
     s.language = lang = ConfigDict()  # keeps documents in these languages; code passes
     lang.languages = ("en",)  # codes as the model gives them; () = only note it in metadata["language_id"]
     lang.min_score = 0.5  # probability below which the language counts as uncertain, and the document goes
-    lang.sample_chars = 1000  # looked at, from beginning, middle and end
+    lang.sample_chars = 600  # looked at, from beginning, middle and end
     lang.model = ""  # a fastText model file, such as lid.176.ftz; "" = py3langid
 
     s.gopher_quality = q = ConfigDict()  # words of prose; limits of Gopher, as in datatrove; 0 = off; code passes
@@ -259,8 +260,8 @@ def _prepare(c: ConfigDict) -> None:
     dc.paths = ()  # benchmark files, folders, globs, URLs: jsonl(.gz, .zst), json, parquet
     dc.ngram = 13  # words compared at a time; fewer for items that are shorter than twice this
     dc.min_words = 5  # of the shortest question that counts
-    dc.coverage = 0.45  # share of a question, or of a long answer, that a document must hold; short ones must be whole
-    dc.max_items = 20  # an n-gram that more items have is nobody's (instructions, licences)
+    dc.coverage = 0.35  # share of a question, or of a long answer, that a document must hold; short ones must be whole
+    dc.max_items = 20  # an n-gram that more items have is nobody's: instructions, licences
 
     # exact, near, lines
     s.exact = ConfigDict()  # the same text, spacing and case aside: one stays

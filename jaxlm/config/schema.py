@@ -103,6 +103,7 @@ class PrepareConfig:
     memory_gb: float
     examples: int
     excerpt_chars: int
+    report_mb: float
     target: str
     stages: dict[str, dict[str, typing.Any]]
 

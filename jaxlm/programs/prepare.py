@@ -4,7 +4,7 @@ import argparse
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import prepare
-from jaxlm.programs import setup
+from jaxlm.programs import data_report, setup
 from jaxlm.programs.tables import print_table
 
 
@@ -21,5 +21,6 @@ def run(config: Config, args: argparse.Namespace) -> int:
         rows.append(row | {"kept": kept["documents"], "read_mb": read["bytes"] / 1e6, "kept_mb": kept["bytes"] / 1e6})
     columns = dict.fromkeys(key for row in rows for key in row)
     print_table([{key: row.get(key, "") for key in columns} for row in rows], args.json)
-    setup.say(f"prepared: sha256 {done.sha256}")
+    page = data_report.write(config, done)
+    setup.say(f"prepared, sha256 {done.sha256}; report: {page}")
     return 0

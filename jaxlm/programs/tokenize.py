@@ -6,12 +6,11 @@ import pathlib
 import typing
 
 from jaxlm.config import Config, ConfigError
-from jaxlm.corpus import documents, sources
+from jaxlm.corpus import documents, prepare, sources
 from jaxlm.data import shards, tokenizer, tokenizer_fit
-from jaxlm.programs import setup
+from jaxlm.programs import data_report, setup
 from jaxlm.programs.tables import print_table
 
-FIT = "tokenizer_fit.json"
 EMBEDDED = "embedded:prose"
 _SWEEP_BYTES = 32 << 20
 _SHOWN = ("tokens_per_word", "byte_fallback", "unused_pieces", "tokens_saved")
@@ -43,12 +42,14 @@ def run(config: Config, args: argparse.Namespace) -> int:
         )
     print_table(rows, args.json)
     setup.say(_summary(fit))
+    if (data.path / prepare.MANIFEST).is_file():
+        data_report.write(config, prepare.open_prepared(data.path))
     return 0
 
 
 def _fit(config: Config, data: shards.DataDir, wanted: str) -> dict[str, typing.Any]:
     """The fit, from DATA/tokenizer_fit.json where it is that of this tokenizer and reference; else made and put there."""
-    path = data.path / FIT
+    path = data.path / data_report.FIT
     embedded = any(source.path.startswith("embedded:") for source in config.data.sources.values())
     name = "" if wanted == "none" or (wanted == EMBEDDED and embedded) else wanted
     about = {"data": data.sha256, "reference": name}
