@@ -148,7 +148,10 @@ def _prepare(c: ConfigDict) -> None:
     p.stages = s = ConfigDict()
 
     # Stages. A source may set any of these for itself: stages=("gopher_quality min_words=30", ...).
-    # html
+    s.html = h = ConfigDict()  # main text of pages; other documents pass
+    h.markup = True  # "#" before headings, fences around code, pipes in tables, "-" in lists; False = bare text
+    h.comments = False  # keep what readers wrote below an article
+    h.min_chars = 40  # of main text, else the document goes
 
     # debris
 

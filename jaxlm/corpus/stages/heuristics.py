@@ -193,12 +193,15 @@ class _Grams:
             return 0
         hashes = self._of(n)
         ordered = np.sort(hashes)
-        bounds = np.concatenate([[-1], np.flatnonzero(ordered[1:] != ordered[:-1]), [len(ordered) - 1]])
-        counts = np.diff(bounds)
+        ends = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)
+        counts = ends.copy()
+        counts[0] += 1
+        counts[1:] -= ends[:-1]
         most = counts.max()
         first = 0
         if most > 1:
-            first = np.isin(hashes, ordered[bounds[1:][counts == most]]).argmax()
+            tied = ordered[ends[counts == most]]
+            first = (np.isin(hashes, tied) if len(tied) > 1 else hashes == tied[0]).argmax()
         return int(most * (self._ends[first + n] - self._ends[first] + n - 1))
 
     def covered_chars(self, n: int) -> int:

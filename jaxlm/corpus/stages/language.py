@@ -11,9 +11,13 @@ import dataclasses
 import functools
 import pathlib
 
+import numpy as np
+
 from jaxlm import config as config_lib
 from jaxlm.config import ConfigError
 from jaxlm.corpus.stage import Document, Remove, Stage
+
+_FEATURE_BYTES = 6  # of the longest feature in py3langid 0.4's model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +77,31 @@ def sample(text: str, chars: int) -> str:
 
 @functools.cache
 def _py3langid():
-    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    """py3langid's identifier with its automaton run over all bytes at once: the same scores in less than half the time."""
+    from py3langid import langid
 
-    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    class Identifier(langid.LanguageIdentifier):
+        def _raw_score(self, text: bytes) -> np.ndarray:
+            features = self.tk_output[self._states(np.frombuffer(text, np.uint8))]
+            features, counts = np.unique(features[features >= 0], return_counts=True)
+            if not len(features):
+                return super()._raw_score(text)
+            return np.log1p(counts.astype(np.float32)) @ self.nb_ptc[features] + self.nb_pc
+
+        def _states(self, text: np.ndarray) -> np.ndarray:
+            """[bytes]: where the automaton stands after each byte: where the last _FEATURE_BYTES lead from its start."""
+            padded = np.concatenate([np.zeros(_FEATURE_BYTES - 1, np.uint8), text])
+            states = np.zeros(len(text), np.intp)
+            for i in range(_FEATURE_BYTES):
+                states = self.tk_nextmove[self._rowbase[states] + padded[i : i + len(text)]]
+                states[: _FEATURE_BYTES - 1 - i] = 0
+            return states
+
+    identifier = Identifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+    for name in ("tk_nextmove", "tk_output", "_rowbase"):
+        setattr(identifier, name, np.asarray(getattr(identifier, name)))
+    identifier.nb_ptc = identifier.nb_ptc.astype(np.float32)  # from float16, which has no fast product
+    return identifier
 
 
 @functools.cache

@@ -1,8 +1,10 @@
 """Languages are told apart, also when the page begins in another one; code passes."""
 
+import collections
 import sys
 import types
 
+import numpy as np
 import pytest
 import tiny_stage
 
@@ -26,6 +28,31 @@ def test_only_the_languages_asked_for_stay(code):
     assert outcome.reason == ("" if code == "en" else "other language")
     assert tiny_stage.apply(tiny_stage.make("language", languages=("en", code)), TEXTS[code]).removed is None
     assert tiny_stage.apply(tiny_stage.make("language", languages=()), TEXTS[code]).removed is None
+
+
+def test_scores_are_py3langids():
+    from py3langid import langid
+
+    theirs, ours = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True), language._py3langid()
+    texts = [
+        *TEXTS.values(),
+        " ".join(TEXTS.values()),
+        "",
+        "a",
+        "é",
+        "ß?",
+        "12",
+        "SHOUTED",
+        "e\u0301",
+        "\x00\x01",
+        "🙂" * 9,
+    ]
+    for text in texts:
+        (label, score), (our_label, our_score) = theirs.classify(text), ours.classify(text)
+        assert (our_label, our_score) == (label, pytest.approx(score, abs=1e-4)), text
+        counts = langid.visit_counts(theirs.tk_nextmove, theirs._rowbase, theirs.tk_output, text.encode())
+        features = ours.tk_output[ours._states(np.frombuffer(text.encode(), np.uint8))]
+        assert collections.Counter(features[features >= 0].tolist()) == (counts or {}), text
 
 
 def test_what_has_no_language():
