@@ -52,6 +52,7 @@ class BuildSettings:
       val_fraction: share of each source's documents to hold out (at least one), by hash of content, so that exact
         duplicates fall on one side.
       tokenizer_path: a SentencePiece model to use instead of training one (its size must be `vocab_size`).
+      tokenizer_model: what is trained, bpe or unigram.
       tokenizer_sample_bytes: text for training the tokenizer, spread over the sources by weight.
       block_tokens: tokens a record. shard_blocks: records a file.
       max_source_bytes: cap on the text of each source; None for all of it.
@@ -63,6 +64,7 @@ class BuildSettings:
     seed: int = 0
     val_fraction: float = 0.01
     tokenizer_path: str | None = None
+    tokenizer_model: str = "bpe"
     tokenizer_sample_bytes: int = 64 << 20
     block_tokens: int = 8192
     shard_blocks: int = 8192
@@ -154,9 +156,10 @@ def _recipe(
     """
     recipe = {"version": str(_VERSION)}
     for field in dataclasses.fields(settings):
-        if field.name not in ("tokenizer_path", "tfds_dir"):
+        if field.name not in ("tokenizer_path", "tokenizer_model", "tfds_dir"):
             recipe[field.name] = str(getattr(settings, field.name))
-    recipe["tokenizer"] = "trained on these sources"
+    kind = "" if settings.tokenizer_model == "bpe" else f"{settings.tokenizer_model} "
+    recipe["tokenizer"] = f"{kind}trained on these sources"
     if path := settings.tokenizer_path:
         absent = "tokenizer" in built and not os.path.exists(path)
         recipe["tokenizer"] = built["tokenizer"] if absent else Tokenizer.load(path).sha256
@@ -317,7 +320,12 @@ def _sample(documents: Mapping[str, _Documents], shares: Mapping[str, float], se
 
 def _tokenizer(settings: BuildSettings, sample: Iterator[str]) -> Tokenizer:
     if settings.tokenizer_path is None:
-        return train_tokenizer(sample, vocab_size=settings.vocab_size, chat_tokens=settings.chat_tokens)
+        return train_tokenizer(
+            sample,
+            vocab_size=settings.vocab_size,
+            chat_tokens=settings.chat_tokens,
+            model_type=settings.tokenizer_model,
+        )
     coder = Tokenizer.load(settings.tokenizer_path)
     if coder.vocab_size != settings.vocab_size:
         raise ConfigError(

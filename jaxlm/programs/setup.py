@@ -97,10 +97,6 @@ def make_data(config: Config) -> None:
         read, extra = _read_prepared(root, d.max_bytes), {"prepared": done.sha256}
     else:
         return
-    if d.tokenizer_model != "bpe" and not d.tokenizer:
-        raise ConfigError(
-            f"data.tokenizer_model={d.tokenizer_model}: the build trains bpe; give a model as data.tokenizer"
-        )
     settings = build.BuildSettings(
         vocab_size=config.model.vocab_size,
         chat_tokens=d.chat_tokens,
@@ -110,6 +106,7 @@ def make_data(config: Config) -> None:
         max_source_bytes=d.max_bytes or None,
         tfds_dir=d.tfds_dir or None,
         tokenizer_path=d.tokenizer or None,
+        tokenizer_model=d.tokenizer_model,
     )
     build.build_data(d.dir, sources, settings, read=read, recipe_extra=extra, log=say)
 

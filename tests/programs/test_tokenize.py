@@ -104,3 +104,12 @@ def test_a_tokenizer_can_be_given(place, capsys):
     code, _, _ = run(capsys, place, f"--config.data.tokenizer={model}", f"--config.data.dir={place / 'other'}")
     assert code == 0
     assert (place / "other/tokenizer.model").read_bytes() == model.read_bytes()
+
+
+def test_a_unigram_model_is_trained_where_asked(place, capsys):
+    code, _, err = run(capsys, place, "--config.data.tokenizer_model=unigram")
+    assert code == 0
+    assert "all text comes back exactly" in err
+    code, _, err = run(capsys, place)
+    assert code == 2
+    assert "was built with tokenizer = unigram trained on these sources" in err
