@@ -40,12 +40,11 @@ def units(spec: SourceSpec, task_bytes: int) -> list[Unit]:
     parts = _parts(spec, task_bytes)
     grouped, size = [[]], 0
     for part in parts:
-        weight = part.size or task_bytes
-        if grouped[-1] and size + weight > task_bytes:
+        if grouped[-1] and size + part.size > task_bytes:
             grouped.append([])
             size = 0
         grouped[-1].append(part)
-        size += weight
+        size += part.size
     made = [Unit(tuple(group)) for group in grouped]
     return _sample(made, spec.max_bytes, task_bytes) if spec.max_bytes else made
 
@@ -133,8 +132,11 @@ def _parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
 def _sample(made: list[Unit], max_bytes: int, task_bytes: int) -> list[Unit]:
     count = min(len(made), max(1, -(-max_bytes * _SAMPLED_PART // task_bytes)))
     chosen = [made[i * len(made) // count] for i in range(count)]
-    sizes = [sum(part.size or task_bytes for part in unit.parts) for unit in chosen]
-    return [Unit(unit.parts, max(1, max_bytes * size // sum(sizes))) for unit, size in zip(chosen, sizes, strict=True)]
+    sizes = [sum(part.size for part in unit.parts) for unit in chosen]
+    return [
+        Unit(unit.parts, max(1, max_bytes * size // max(1, sum(sizes))))
+        for unit, size in zip(chosen, sizes, strict=True)
+    ]
 
 
 def _checked_size(document: Document, stats: SourceStats) -> int | None:

@@ -89,10 +89,23 @@ class SourceStats:
         """Counts a record that is kept in a changed form."""
         self._note(self.repaired, reason, doc_id, 1)
 
+    def merge(self, other: "SourceStats") -> None:
+        """Adds what another unit of the source met; in the order of units the examples are always the same."""
+        self.documents += other.documents
+        self.bytes += other.bytes
+        for mine, theirs in ((self.skipped, other.skipped), (self.repaired, other.repaired)):
+            for reason, count in theirs.items():
+                mine[reason] = mine.get(reason, 0) + count
+        for example in other.examples:
+            self._show(example, example.partition(": ")[2])
+
     def _note(self, counts: dict[str, int], reason: str, doc_id: str, count: int) -> None:
         counts[reason] = counts.get(reason, 0) + count
-        if sum(example.endswith(f": {reason}") for example in self.examples) < _EXAMPLES:
-            self.examples.append(f"{doc_id}: {reason}")
+        self._show(f"{doc_id}: {reason}", reason)
+
+    def _show(self, example: str, reason: str) -> None:
+        if sum(shown.endswith(f": {reason}") for shown in self.examples) < _EXAMPLES:
+            self.examples.append(example)
 
     def summary(self) -> str:
         """One line for people."""

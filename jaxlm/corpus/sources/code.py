@@ -82,7 +82,7 @@ def find(path: str) -> list[files.Found]:
         for name, info in names.items():
             if languages.of_file(name) and not at.ignored(prefix + name):
                 url = files.url_of(fs, info["name"])
-                found.append(files.Found(prefix + name, url, info["size"] or 0, at.licence_files))
+                found.append(files.Found(prefix + name, url, info["size"], at.licence_files))
         del folders[here]
     if not found:
         raise ConfigError(f"source '{path}' has no file in a known programming language")

@@ -15,11 +15,11 @@ from jaxlm.corpus.sources.base import Part
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A file: its name relative to the source's folder, what to open, bytes (0 = unknown), code: its licence files."""
+    """A file: its name relative to the source's folder, what to open, bytes (None = unknown), code: its licence files."""
 
     name: str
     url: str
-    size: int
+    size: int | None
     licence_files: tuple[str, ...] = ()
 
 
@@ -57,7 +57,7 @@ def find(path: str, *formats: str) -> list[Found]:
     if fs.isfile(root):
         if not forced and not format_of(root, formats):
             raise ConfigError(f"source '{path}' is none of {suffixes}; convert it, or name a folder that holds such")
-        return [Found(posixpath.basename(root), url_of(fs, root), fs.size(root) or 0)]
+        return [Found(posixpath.basename(root), url_of(fs, root), fs.size(root))]
     if fs.isdir(root):
         base, forced, infos = root, False, fs.find(root, detail=True)
     elif glob.has_magic(root):
@@ -67,7 +67,7 @@ def find(path: str, *formats: str) -> list[Found]:
             f"source '{path}': no such file or folder; give a path, a glob, a URL, embedded:NAME, tfds:NAME or hub:NAME"
         )
     found = [
-        Found(name.removeprefix(base).lstrip("/"), url_of(fs, name), info.get("size") or 0)
+        Found(name.removeprefix(base).lstrip("/"), url_of(fs, name), info.get("size"))
         for name, info in infos.items()
         if info["type"] == "file" and (forced or format_of(name, formats))
     ]
@@ -78,8 +78,8 @@ def find(path: str, *formats: str) -> list[Found]:
 
 def cut(file: Found, format_name: str, task_bytes: int) -> list[Part]:
     """A file whole, or in pieces of about `task_bytes` where its format allows. A file of unknown size counts as one task."""
-    size = file.size or task_bytes
-    whole = Part(format_name, file.name, file.url, 0, -1, size, file.size, file.licence_files)
+    size = task_bytes if file.size is None else file.size
+    whole = Part(format_name, file.name, file.url, 0, -1, size, file.size or 0, file.licence_files)
     grain = registry.reader(format_name).GRAIN
     if not grain or size <= task_bytes or streams.compression(file.name):
         return [whole]

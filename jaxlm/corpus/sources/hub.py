@@ -28,7 +28,7 @@ def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
     if all(files.format_of(file.name, _FORMATS) for file in found):
         return [part for file in found for part in files.cut(file, files.format_of(file.name, _FORMATS), task_bytes)]
     count = _stream(spec).num_shards
-    return [Part("hub", _shard_name(spec, i, count), spec.path, i, i + 1) for i in range(count)]
+    return [Part("hub", _shard_name(spec, i, count), spec.path, i, i + 1, task_bytes) for i in range(count)]
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
@@ -91,7 +91,7 @@ def _on_hub(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.
         fs.ls(folder)  # one request a folder: `info` below answers from what it learnt
     for url in urls:
         name = _REVISION.sub("", url).removeprefix(repo).lstrip("/")
-        found.append(files.Found(f"{repo}/{name}", url, fs.info(url)["size"] or 0))
+        found.append(files.Found(f"{repo}/{name}", url, fs.info(url)["size"]))
     return found
 
 

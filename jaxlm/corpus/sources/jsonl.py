@@ -18,7 +18,7 @@ NUMBERED_BYTES = 64 << 20  # in files up to here lines have numbers (a task in t
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
     """Ids: `NAME:LINE` (from 1), and `NAME@BYTE` in a plain file past 64 MiB. Blank lines are no records.
 
-    Raises ConfigError when the part has records and none has `text_key`.
+    Raises ConfigError when the part has records and none has a field `text_key`.
     """
     key, records, seen_keys = spec.text_key, 0, set()
     numbered = bool(streams.compression(part.name)) or part.file_size <= NUMBERED_BYTES
@@ -40,7 +40,7 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
         else:
             records += 1
             yield rows.document(record[key], doc_id, record, key)
-    if not records and seen_keys:
+    if not records and seen_keys and key not in seen_keys:
         fields = ", ".join(sorted(map(str, seen_keys))[:10])
         raise ConfigError(f"{part.url} has no text in field '{key}'; its fields are {fields}: set text_key")
 

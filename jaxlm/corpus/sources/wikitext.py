@@ -32,6 +32,10 @@ _SPOKEN: dict[str, Callable[[list[str]], str]] = {
     "=": lambda given: "=",
     "!": lambda given: "|",
 }
+_LITERAL_TAG = re.compile(r"<(nowiki|pre|source|syntaxhighlight|math|chem|ce|code|templatedata)\b", re.IGNORECASE)
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_REFERENCE = re.compile(r"<ref\b[^>]*/>|<ref\b[^>]*>.*?</ref\s*>", re.DOTALL | re.IGNORECASE)
+_FLAT_TEMPLATE = re.compile(r"(?<!\{)\{\{([^{}|]*)(?:\|[^{}]*)?\}\}")
 _STYLE = re.compile(r"'{2,5}")
 _MAGIC_WORD = re.compile(r"__[A-Z]{3,}__")
 _EMPTY_PARENTHESES = re.compile(r" ?\((?:[\s,;:]|&nbsp;)*\)")
@@ -47,11 +51,26 @@ def to_markdown(text: str, dropped_namespaces: frozenset[str]) -> str:
 
     Raises ParserError (rare), RecursionError.
     """
-    code = mwparserfromhell.parse(text, skip_style_tags=True)
+    code = mwparserfromhell.parse(_without_silent(text), skip_style_tags=True)
     rendered = _Renderer(dropped_namespaces).render(code.nodes)
     fences = rendered.split("```")
     fences[::2] = map(_tidy, fences[::2])
     return _without_empty_sections("```".join(fences)).strip()
+
+
+def _without_silent(text: str) -> str:
+    """Takes out comments, references and templates that show nothing, inner ones first: parsing is slow, and they are half.
+
+    Where a tag may hold such marks as text, all is left to the parser, with the same outcome.
+    """
+    if _LITERAL_TAG.search(text):
+        return text
+    text, changed = _REFERENCE.sub("", _COMMENT.sub("", text)), True
+    while changed:
+        before = text
+        text = _FLAT_TEMPLATE.sub(lambda match: match[0] if match[1].strip().lower() in _SPOKEN else "", text)
+        changed = text != before
+    return text
 
 
 class _Renderer:

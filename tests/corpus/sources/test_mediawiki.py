@@ -107,3 +107,16 @@ def test_a_truncated_dump_yields_what_came_before(tmp_path, read_source):
 )
 def test_wikitext(source, shown):
     assert wikitext.to_markdown(source, frozenset({"file", "image", "category"})) == shown
+
+
+def test_what_is_taken_out_before_parsing_changes_nothing(monkeypatch):
+    text = (
+        "A<ref name=a/> b<ref name='x'>{{cite|[[c]]|d={{e}}}} y</ref> <references/> {{lang|fr|{{gone}} mot}} "
+        "{{Infobox|a=[[File:x.png|{{y}}]]|b={{nowrap|z}}}} {{{arg|{{t}}}}} <!-- {{ c --> {{open [[l|{{m}}n]]\n"
+        "{|\n| a {{b}} || {{convert|1|{{u}}}}\n|-\n| {{!}} || c{{d|\n|e}}\n|}\n* {{item}}\n"
+    )
+    fast = wikitext.to_markdown(text, frozenset({"file"}))
+    monkeypatch.setattr(wikitext, "_without_silent", str)
+    assert wikitext.to_markdown(text, frozenset({"file"})) == fast
+    assert "mot" in fast
+    assert "cite" not in fast

@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import json
 import lzma
 import random
 
@@ -13,15 +12,13 @@ from jaxlm.corpus.sources import base, streams
 from jaxlm.corpus.sources.base import Part
 
 COMPRESS = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor(write_checksum=True).compress, ".bz2": bz2.compress,
-            ".xz": lzma.compress}  # fmt: skip
+            ".xz": lambda raw: lzma.compress(raw, preset=0)}  # fmt: skip
 
 
 def lines_of(first, count):
     """Lines that hardly compress, so that a cut falls among them."""
-    return [
-        json.dumps({"text": f"{i} {random.Random(i).randbytes(40).hex()}"}).encode() + b"\n"
-        for i in range(first, first + count)
-    ]
+    noise = random.Random(first)
+    return [f'{{"text": "{i} {noise.randbytes(40).hex()}"}}\n'.encode() for i in range(first, first + count)]
 
 
 def texts(documents):

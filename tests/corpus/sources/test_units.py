@@ -86,12 +86,12 @@ def test_a_bad_byte_in_parquet_costs_its_row_alone(tmp_path, read_source):
 def test_small_files_share_a_unit_and_large_ones_are_cut(tmp_path, spec):
     for i in range(10):
         (tmp_path / f"{i}.txt").write_text("x" * 100)
+        (tmp_path / f"{i}.empty.txt").write_text("")
     (tmp_path / "big.jsonl").write_text('{"text": "0123456789"}\n' * 100)
     made = sources.units(spec(tmp_path), 500)
-    assert [[p.name for p in unit.parts] for unit in made[:2]] == [
-        [f"{i}.txt" for i in range(5)],
-        [f"{i}.txt" for i in range(5, 10)],
-    ]
+    names = [[p.name for p in unit.parts if p.size] for unit in made]
+    assert names[:2] == [[f"{i}.txt" for i in range(5)], [f"{i}.txt" for i in range(5, 10)]]
+    assert sum(len(unit.parts) for unit in made[:2]) == 20
     assert {p.name for unit in made[2:] for p in unit.parts} == {"big.jsonl"}
     assert made == sources.units(spec(tmp_path), 500)
 
@@ -178,3 +178,17 @@ def test_markdown_front_matter(tmp_path, read_source):
     assert (b.text, b.metadata["title"]) == ("text\n", "B")
     assert c.text.startswith("---\nA rule")
     assert d.text.startswith("---\ntitle")
+
+
+def test_statistics_of_units_merge_to_those_of_the_whole(tmp_path, spec):
+    rows = ['{"text": "a"}', "{broken", '{"text": ""}'] * 20
+    (tmp_path / "x.jsonl").write_text("\n".join(rows))
+    whole, merged = sources.SourceStats(), sources.SourceStats()
+    for unit in sources.units(spec(tmp_path), 100):
+        stats = sources.SourceStats()
+        list(sources.read(unit, spec(tmp_path), whole))
+        list(sources.read(unit, spec(tmp_path), stats))
+        merged.merge(stats)
+    assert merged == whole
+    assert (whole.documents, whole.skipped) == (20, {"malformed JSON line": 20, "empty": 20})
+    assert len(whole.examples) == 10
