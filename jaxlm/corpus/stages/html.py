@@ -1,0 +1,300 @@
+"""Main text of HTML pages, as Markdown-like text: headings, lists, fenced code and pipe tables stay.
+
+Pages of known documentation and wiki generators (Sphinx, DocBook, MediaWiki, ...) say where their text is; it is taken
+whole. Of other pages resiliparse's rules find it (https://github.com/chatnoir-eu/chatnoir-resiliparse; Bevendorff et
+al., "An Empirical Comparison of Web Content Extraction Algorithms", SIGIR 2023).
+"""
+
+import collections
+import dataclasses
+import re
+
+from resiliparse.extract import html2text
+from resiliparse.parse.html import HTMLTree
+
+from jaxlm.corpus.stage import Document, Remove, Stage
+
+# Where known generators put their text: Sphinx, Read the Docs, DocBook and Publican, MediaWiki, mkdocs, Docusaurus,
+# rustdoc, GitHub, Confluence exports, Doxygen.
+_ROOTS = (
+    "div.documentwrapper div.body, .rst-content [role=main], div.body[role=main], body > div:has(> .titlepage),"
+    " body > section:has(> .titlepage), .mw-parser-output, #mw-content-text, article.md-content__inner,"
+    " .theme-doc-markdown, .rustdoc #main-content, article.markdown-body, #main-content.wiki-content,"
+    " .header + .contents"
+)
+# What is never text, whatever the page.
+_FURNITURE = (
+    "nav, button, select, template, noscript, svg, iframe, dialog, [hidden], [aria-hidden=true],"
+    " [style*='display:none'], [style*='display: none'], [role=navigation], [role=search], [role=dialog],"
+    " [role=alertdialog], [role=menu], [role=menubar], [role=toolbar], .headerlink, .anchorjs-link, .heading-anchor,"
+    " .hash-link, a.anchor, a.permalink, .skip-link, .skiplink, .skip-to-content, .sr-only, .visually-hidden,"
+    " .breadcrumb, .breadcrumbs, #breadcrumbs, .cookie-banner, #cookie-banner, .cookie-notice, .cookie-consent,"
+    " .cookies, #onetrust-consent-sdk, #CybotCookiebotDialog, .cc-window, .gdpr, .newsletter, .newsletter-signup,"
+    " .social-share, .share-buttons, .sharedaddy, .addtoany_share_save_container, .navheader, .navfooter, .docnav,"
+    " .viewcode-link, .copybtn, .copy-button, .mw-editsection, .mw-jump-link, .navbox, .catlinks, .printfooter,"
+    " .noprint, sup.reference, .footer, #footer, .page-footer, #page-footer, .site-footer, #site-footer,"
+    " [role=contentinfo]"
+)
+# Numbers of lines beside code.
+_GUTTERS = (
+    "td.linenos, td.gutter, td.rouge-gutter, td.hljs-ln-numbers, td.blob-num, .linenodiv, .line-numbers-rows,"
+    " .lineno, span.linenos, span.ln, span.line-number, span.line-numbers, pre.lineno"
+)
+# What stands inside the text of documentation without being of it: tables of contents, links to neighbours.
+_WITHIN_ROOT = (
+    ".toctree-wrapper, div.toc, #toc, nav.contents, div.contents.topic, aside.contents, .sphinxsidebar, .related,"
+    " .rst-footer-buttons, .md-source-file, .theme-doc-footer, footer, p#title"
+)
+# A page nested deeper than this is an accident or an attack: extraction takes time in the square of the depth.
+_DEPTH = 400
+_TOO_DEEP = " > ".join(["*"] * _DEPTH)
+# A block of code or a table leaves the page as a number between these two, and comes back when the rest is text.
+_OPEN, _CLOSE = "\ue000", "\ue001"
+_PLACE = re.compile(rf"\n*^([^\n{_OPEN}]*){_OPEN}(\d+){_CLOSE}[ \t]*\n*", re.M)
+# resiliparse 2.0.1 takes a lone character of three bytes (a Chinese one, a dash) for an icon and drops it: this behind
+# it saves it. Real icons stand in the private use area.
+_SAVE = "\ue002"
+_LONE = re.compile(r">\s*(?:[\u0800-\udfff\uf900-\uffff]|&(?!nbsp)#?\w{2,8};)(?=\s*<)")
+_STRAY = re.compile(f"[{_OPEN}{_CLOSE}{_SAVE}]")
+_XHTML = re.compile(r"^\s*<\?xml|xhtml", re.I)
+_VOID = "area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr"
+_SELF_CLOSED = re.compile(rf"<(?!(?:{_VOID})\b)([a-z][\w:-]*)((?:\s[^<>]*)?)/>", re.I)
+_TOLD = "[class*=highlight-], [class*=language-], [class*=lang-], [class*=brush]"
+_LANGUAGE = re.compile(r"(?:^|\s)(?:language|lang|highlight-source|highlight|brush:)-?\s*([a-zA-Z][\w+#-]*)")
+_NOT_LANGUAGES = {"default", "none", "text", "notranslate", "plaintext", "source", "python3", "pycon3", "listing"}
+_BULLET = re.compile(r"^( *)• ?", re.M)
+_LIST_INDENT = re.compile(r"^  (?= *\S)", re.M)
+_SEPARATORS = re.compile(r"\s+(?:[|\u2013\u2014·»«:/-]|::)\s+")
+_MIN_SHARE = 0.3  # of the characters in the densest element: with less, the rules have missed the article
+_SIGNS = re.compile(r"[\W_]+")
+
+
+class Html(Stage):
+    """Replaces the HTML of a document by its main text; sets metadata["format"] to "text". Other formats pass."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Settings:
+        markup: bool
+        comments: bool
+        min_chars: int
+
+    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+        if document.metadata.get("format") != "html":
+            return None
+        tree = HTMLTree.parse(_well_formed(document.text))
+        if tree.body is None:
+            return Remove("no main text", "no body")
+        if tree.document.query_selector(_TOO_DEEP) is not None:
+            return Remove("nested too deep", f"elements nested over {_DEPTH} deep")
+        title, text = main_text(tree, self.settings.markup, self.settings.comments)
+        if len(text) < max(1, self.settings.min_chars):
+            return Remove("no main text", f"characters={len(text)}, min_chars={self.settings.min_chars}")
+        document.text = _with_title(title, text, self.settings.markup)
+        document.metadata["format"] = "text"
+        edits["page"] += 1
+        return None
+
+
+def _well_formed(html: str) -> str:
+    """What an HTML parser reads as the writer meant: to it, XHTML's `<title/>` would swallow all that follows."""
+    html = _STRAY.sub("", html.replace("\0", ""))
+    if "/>" in html and _XHTML.search(html[:2000]):
+        html = _SELF_CLOSED.sub(r"<\1\2></\1>", html)
+    return _LONE.sub(rf"\g<0>{_SAVE}", html)
+
+
+def main_text(tree: HTMLTree, markup: bool, comments: bool) -> tuple[str, str]:
+    """The title and the main text of a page. Changes the tree.
+
+    Args:
+      tree: of the page, with a body.
+      markup: whether headings get "#", code a fence, tables pipes and lists "-"; else they are lines of text.
+      comments: whether what readers wrote below an article belongs to it.
+    """
+    body = tree.body
+    headings = body.query_selector_all("h1").values()
+    title = headings[0].text if len(headings) == 1 else tree.title or ""
+    title = " ".join(title.replace(_SAVE, "").replace("\u00b6", "").split())
+    root = _root(body)
+    _drop(body, _FURNITURE if root is None else f"{_FURNITURE}, {_WITHIN_ROOT}", root)
+    if root is not None:
+        _isolate(root, body)
+    _drop(body, _GUTTERS, root)
+    blocks: list[str] = []
+    for pre in body.query_selector_all("pre").values():
+        _take_code(tree, pre, blocks, markup)
+    for table in body.query_selector_all("table").values():
+        _take_table(tree, table, blocks)
+    if markup:
+        _mark_headings(tree, body)
+    if root is None:
+        _protect_lists(tree, body)
+        text = _extract(tree, True, comments)
+        # Rules by class names sometimes take a whole article for furniture.
+        missed = _densest(body, comments) if len(text) < _MIN_SHARE * len(body.text) else None
+        if missed is not None and len(text) < _MIN_SHARE * len(missed.text):
+            _isolate(missed, body)
+            text = _extract(tree, False, comments)
+    else:
+        text = _extract(tree, False, comments)
+    return title, _finish(text, blocks, markup)
+
+
+def _extract(tree: HTMLTree, main_content: bool, comments: bool) -> str:
+    return html2text.extract_plain_text(
+        tree, preserve_formatting=True, main_content=main_content, alt_texts=False, comments=comments, post_meta=False
+    )
+
+
+def _densest(body, comments: bool):
+    """The element right around the most text in paragraphs; None if there is no paragraph."""
+    chars = collections.Counter()
+    for p in body.query_selector_all("p").values():
+        chars[p.parent] += len(p.text) - sum(len(a.text) for a in p.query_selector_all("a").values())
+    for element, _ in chars.most_common():  # equals in document order
+        if comments or element.closest("[class*=comment], [id*=comment], [class*=forum]") is None:
+            return element
+    return None
+
+
+def _root(body):
+    """The element that holds all the text, if the page is of a known kind."""
+    found = body.query_selector_all(_ROOTS).values()  # in document order: an element before those inside it
+    return found[0] if found and all(found[0].contains(other) for other in found[1:]) else None
+
+
+def _isolate(root, body) -> None:
+    """Takes out of `body` all that is neither `root` nor around it."""
+    node = root
+    while node != body:
+        parent = node.parent
+        for sibling in parent.child_nodes.values():
+            if sibling != node:
+                sibling.decompose()
+        node = parent
+
+
+def _drop(body, selectors: str, root) -> None:
+    for element in body.query_selector_all(selectors).values():
+        # An element that went with one around it has no parent any more.
+        if element.parent is not None and (root is None or not element.contains(root)):
+            element.decompose()
+
+
+def _put(blocks: list[str], text: str) -> str:
+    blocks.append(text)
+    return f"{_OPEN}{len(blocks) - 1}{_CLOSE}"
+
+
+def _take_code(tree: HTMLTree, pre, blocks: list[str], markup: bool) -> None:
+    """Puts the text of a `pre` aside, exactly as it is: serialisation would indent its first line only."""
+    for inner in pre.query_selector_all("br, div, li, p").values():
+        before = inner.previous_sibling
+        if inner.tag != "br" and before is not None and not (before.text or "").endswith("\n"):
+            before.parent.insert_before(tree.create_text_node("\n"), inner)
+        if inner.tag == "br" or not inner.text.endswith("\n"):
+            inner.append(tree.create_text_node("\n"))
+    code = pre.text.replace("\r\n", "\n").strip("\n").rstrip()
+    if not code.strip():
+        return
+    if markup:
+        fence = "```"
+        while fence in code:
+            fence += "`"
+        code = f"{fence}{_language(pre)}\n{code}\n{fence}"
+    pre.text = _put(blocks, code)
+
+
+def _language(pre) -> str:
+    """Of a block of code, by the class of its `code`, of the element or of one around it; "" if none is told."""
+    for element in (pre.query_selector("code"), pre, pre.closest(_TOLD)):
+        match = _LANGUAGE.search((element.getattr("class") or "") if element is not None else "")
+        if match:
+            name = match[1].lower()
+            return "python" if name in ("python3", "pycon3") else "" if name in _NOT_LANGUAGES else name
+    return ""
+
+
+def _take_table(tree: HTMLTree, table, blocks: list[str]) -> None:
+    """Turns a table of data into lines of cells between pipes. A table that lays out the page is left alone."""
+    if table.query_selector("table, pre, ul, ol, h1, h2, h3, form, p + p, div + div") is not None:
+        return
+    for br in table.query_selector_all("br").values():
+        br.append(tree.create_text_node(" "))
+    rows = []
+    for tr in table.query_selector_all("tr").values():
+        cells = []
+        for cell in tr.query_selector_all("th, td").values():
+            cells.append(" ".join(cell.text.split()).replace("|", "\\|"))
+            span = cell.getattr("colspan")
+            if span and span.isdecimal():
+                cells.extend([""] * (min(int(span), 100) - 1))
+        if any(cells):
+            rows.append(cells)
+    width = max(map(len, rows), default=0)
+    if width < 2 or len(rows) < 2:
+        return
+    lines = [f"| {' | '.join(row + [''] * (width - len(row)))} |" for row in rows]
+    lines.insert(1, "|" + " --- |" * width)
+    caption = table.query_selector("caption")
+    if caption is not None:
+        lines[:0] = [" ".join(caption.text.split()), ""]
+    place = tree.create_element("pre")
+    place.text = _put(blocks, "\n".join(lines))
+    table.replace_with(place)
+
+
+def _mark_headings(tree: HTMLTree, body) -> None:
+    for heading in body.query_selector_all("h1, h2, h3, h4, h5, h6").values():
+        if heading.text.strip():
+            heading.insert_before(tree.create_text_node(f"{'#' * int(heading.tag[1])} "), heading.first_child)
+
+
+def _protect_lists(tree: HTMLTree, body) -> None:
+    """Saves lists of prose from resiliparse, which drops every `ul` near the body and those with over 20% of links."""
+    for ul in body.query_selector_all("ul").values():
+        text = len(ul.text)
+        items = ul.query_selector_all("li").values()
+        if text < 40 * len(items) or not items:
+            continue
+        linked = sum(len(a.text) for a in ul.query_selector_all("a").values())
+        if linked > 0.25 * text or ul.query_selector("ul, ol") is not None:
+            continue
+        block = tree.create_element("div")
+        for name in ("class", "id"):  # the rules about these still hold
+            if ul.getattr(name):
+                block.setattr(name, ul.getattr(name))
+        for item in items:
+            line = tree.create_element("p")
+            line.append(tree.create_text_node("- "), *item.child_nodes.values())
+            block.append_child(line)
+        ul.replace_with(block)
+
+
+def _finish(text: str, blocks: list[str], markup: bool) -> str:
+    """Brings code and tables back, each a paragraph of its own, and tidies lists and blank lines."""
+    text = "\n".join(line.rstrip().replace("\t\t", "  ").lstrip("\t") for line in text.split("\n"))
+    text = _LIST_INDENT.sub("", text)
+    if markup:
+        text = _BULLET.sub(r"\1- ", text)
+    text = re.sub(r"\n{3,}", "\n\n", text)
+
+    def back(match: re.Match) -> str:
+        before, block = match[1], blocks[int(match[2])]
+        indent = " " * (len(before) - len(before.lstrip()))
+        block = block.replace("\n", f"\n{indent}")
+        lead = f"\n\n{before.rstrip()}" if before.strip() else ""
+        return f"{lead}\n\n{indent}{block}\n\n"
+
+    return _PLACE.sub(back, text).replace(_SAVE, "").strip()
+
+
+def _with_title(title: str, text: str, markup: bool) -> str:
+    """The text under its title, unless it has one: the site's name is cut off the page's."""
+    name = max(_SEPARATORS.split(title), key=len)
+    lines = {_SIGNS.sub("", line).casefold() for line in text[: 2 * len(title) + 300].splitlines()}
+    if not name or (markup and text.startswith("# ")):
+        return text
+    if not lines.isdisjoint(_SIGNS.sub("", t).casefold() for t in (title, name)):
+        return text
+    return f"{'# ' if markup else ''}{name}\n\n{text}"

@@ -1,0 +1,308 @@
+"""Stage `html`: a gold set of small pages, each with what must stay and what must go."""
+
+import collections
+import pathlib
+import time
+
+import pytest
+
+from configs import base
+from jaxlm.corpus import stages
+from jaxlm.corpus.stage import Document, Remove
+
+DEFAULTS = base.get_config().prepare.stages.to_dict()
+
+
+def clean(page, kind="html", **settings):
+    """(document, Remove or None, edits)."""
+    document = Document(text=page, id="d", metadata={"format": kind})
+    edits = collections.Counter()
+    stage = stages.make(stages.Spec("html", DEFAULTS["html"] | settings), pathlib.Path())
+    return document, stage.apply(document, edits), dict(edits)
+
+
+def text_of(page, **settings):
+    document, removed, _ = clean(page, **settings)
+    assert removed is None, removed
+    return document.text
+
+
+NEWS = """<html><head><title>Bridge reopens after two years | The Valley Herald</title><style>p{color:red}</style></head><body>
+<a class="skip-link" href="#main">Skip to main content</a>
+<div id="cookie-banner" class="cookie-banner"><p>We value your privacy and use cookies to personalise ads.</p>
+<button>Accept all</button></div>
+<header class="site-header"><nav><ul><li><a href="/">Home</a></li><li><a href="/sport">Sport</a></li></ul></nav></header>
+<div class="breadcrumbs"><a href="/">Home</a> &gt; <a href="/local">Local</a></div>
+<main><article><h1>Bridge reopens after two years</h1>
+<div class="social-share"><a href="#">Share on Facebook</a></div>
+<p>The old stone bridge over the river opened to traffic again on Monday, two years after the flood.</p>
+<p>Engineers had to replace <b>three</b> of its arches, the town said, at a cost of 4 million.</p>
+<ul><li>The bridge carries buses only on weekdays, between six in the morning and eight at night.</li>
+<li>Cyclists may cross it at any time, but are asked to dismount when the path is crowded.</li></ul>
+<script>track("view");</script></article>
+<aside class="related"><h3>More stories</h3><ul><li><a href="/a">Mayor resigns over parking</a></li></ul></aside></main>
+<footer class="site-footer"><p>Copyright 2024 Valley Herald. All rights reserved.</p></footer></body></html>"""
+
+SPHINX = """<!DOCTYPE html><html><head><title>queue - A queue - Manual 3.1 documentation</title></head><body>
+<div class="related" role="navigation"><ul><li><a href="i.html">index</a></li><li>modules |</li></ul></div>
+<div class="document"><div class="documentwrapper"><div class="bodywrapper"><div class="body" role="main">
+<section id="queue"><h1>queue<a class="headerlink" href="#queue" title="Permalink">¶</a></h1>
+<p>See <a href="a.html">heap</a>, <a href="b.html">deque</a>.</p>
+<ul><li><p><a href="put.html">put()</a> adds</p></li><li><p><a href="get.html">get()</a> takes</p></li></ul>
+<dl class="py"><dt>queue.put(item, block=True)<a class="headerlink" href="#p">¶</a></dt><dd><p>Puts an item.</p></dd></dl>
+<div class="highlight-python3 notranslate"><div class="highlight"><table class="highlighttable"><tr>
+<td class="linenos"><div class="linenodiv"><pre>41
+42</pre></div></td><td class="code"><pre><span class="k">def</span> <span>work</span>():
+    <span class="k">while</span> a &lt; b:
+
+        <span>q</span>.get()
+</pre></td></tr></table></div></div>
+<aside class="sidebar"><p>A queue of size zero has no limit at all.</p></aside>
+<table class="docutils"><thead><tr><th>Name</th><th>Order</th></tr></thead>
+<tbody><tr><td><p>Queue</p></td><td><p>first in | first out</p></td></tr></tbody></table>
+</section></div></div></div>
+<div class="sphinxsidebar" role="navigation"><h4>Previous topic</h4><p><a href="p.html">sched events</a></p></div></div>
+<div class="footer">&copy; Copyright 2001, Some Foundation.</div></body></html>"""
+
+DOCBOOK = """<?xml version="1.0" encoding="UTF-8"?><!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.0 Transitional//EN" "x">
+<html xmlns="http://www.w3.org/1999/xhtml"><head><title>5.2. Backups</title><script src="a.js"/></head><body>
+<div class="navheader"><table><tr><td><a href="p">Prev</a></td><th>Chapter 5. Care</th><td><a href="n">Next</a></td></tr>
+</table><hr/></div><div class="sect1" id="B"><div class="titlepage"><div><h2 class="title"><a id="x"/>5.2. Backups</h2></div>
+</div><div class="toc"><dl><dt>5.2.1. <a href="#d">Dumps by hand</a></dt></dl></div>
+<p>There are two ways to keep a copy:</p><div class="itemizedlist"><ul class="itemizedlist"><li class="listitem"><p>
+ To dump with <a href="pg.html">the dump tool</a>:</p><pre class="screen">
+<strong>dump  -a</strong> &gt; out
+  restore out
+</pre></li><li class="listitem"><p>To copy files.</p></li></ul></div></div>
+<div class="navfooter"><table><tr><td>5.1. Start</td><td><a href="h">Home</a></td></tr></table></div></body></html>"""
+
+WIKI = """<html><head><title>Tin - Openpedia</title></head><body><div id="mw-navigation"><h2>Navigation menu</h2>
+<ul><li><a href="r">Random page</a></li></ul></div><div id="content"><h1 id="firstHeading">Tin</h1><div id="mw-content-text">
+<div class="mw-parser-output"><p><b>Tin</b> is a metal.<sup class="reference"><a href="#1">[1]</a></sup></p>
+<div id="toc" class="toc"><ul><li><a href="#P">1 Properties of it</a></li></ul></div>
+<h2>Properties<span class="mw-editsection">[<a href="e">edit</a>]</span></h2>
+<table class="wikitable"><caption>Metals</caption><tr><th>Metal</th><th colspan="2">Melts at</th></tr>
+<tr><td>Tin</td><td>232&nbsp;°C</td><td>450<br/>°F</td></tr><tr><td>Lead</td><td>327 °C</td><td></td></tr></table>
+<table class="navbox"><tr><td><a href="z">Zinc group</a></td><td>x</td></tr></table></div></div></div>
+<div id="footer"><p>Text is available under a licence of some kind.</p></div></body></html>"""
+
+CHINESE = """<html lang="zh"><head><meta charset="utf-8"><title>城市里的河 - 日报网</title></head><body>
+<nav><a href="/">首页</a><a href="/n">新闻</a></nav><div class="content"><div class="article-body"><h1>城市里的河</h1>
+<p>这条河穿过整座城市,两岸种满了柳树。每到春天,人们就来这里散步。</p>
+<p>老人们说,五十年前河水很清,孩子们夏天在里面游泳。</p></div></div>
+<div class="cookie-consent">本网站使用Cookie。</div><footer>版权所有 日报网</footer></body></html>"""
+
+JAPANESE = """<html lang="ja"><head><title>猫の飼い方</title></head>
+<body><div class="menu"><ul><li><a href="/">ホーム</a></li></ul></div>
+<main><h1>猫の飼い方</h1><p>猫は一日に十四時間ほど眠ります。静かな場所を用意してください。</p><ol><li>水を毎日替える。</li>
+<li>トイレを清潔に保つ。</li></ol></main><div class="sidebar"><p><a href="k">人気の記事</a></p></div></body></html>"""
+
+FORUM = """<html><head><title>Engine will not start - Tractor Forum</title></head>
+<body><div class="navbar"><a href="/">Forums</a>
+<a href="/login">Log in</a></div><div id="page-body"><h2 class="topic-title">Engine will not start</h2>
+<div class="post"><div class="postbody"><div class="content">My tractor cranks but will not fire when it is cold outside.<br>
+The battery is new.</div></div></div>
+<div class="post"><div class="postbody"><div class="content">Check the glow plugs first, they fail on this model.
+<pre><code class="language-sh">volts --min 11
+  | grep low</code></pre></div></div></div></div>
+<div class="pagination"><a href="2">2</a> <a href="3">Next page</a></div>
+<div id="page-footer" class="footer">Powered by forum software</div></body></html>"""
+
+GOLD = {  # page, what stays, what goes
+    "news": (
+        NEWS,
+        """# Bridge reopens after two years
+
+The old stone bridge over the river opened to traffic again on Monday, two years after the flood.
+
+Engineers had to replace three of its arches, the town said, at a cost of 4 million.
+
+- The bridge carries buses only on weekdays, between six in the morning and eight at night.
+
+- Cyclists may cross it at any time, but are asked to dismount when the path is crowded.""",
+    ),
+    "sphinx": (
+        SPHINX,
+        """# queue
+
+See heap, deque.
+
+- put() adds
+
+- get() takes
+
+queue.put(item, block=True)
+
+Puts an item.
+
+```python
+def work():
+    while a < b:
+
+        q.get()
+```
+
+A queue of size zero has no limit at all.
+
+| Name | Order |
+| --- | --- |
+| Queue | first in \\| first out |""",
+    ),
+    "docbook": (
+        DOCBOOK,
+        """## 5.2. Backups
+
+There are two ways to keep a copy:
+
+- To dump with the dump tool:
+
+  ```
+  dump  -a > out
+    restore out
+  ```
+
+- To copy files.""",
+    ),
+    "wiki": (
+        WIKI,
+        """# Tin
+
+Tin is a metal.
+
+## Properties
+
+Metals
+
+| Metal | Melts at |  |
+| --- | --- | --- |
+| Tin | 232 °C | 450 °F |
+| Lead | 327 °C |  |""",
+    ),
+    "chinese": (
+        CHINESE,
+        """# 城市里的河
+
+这条河穿过整座城市,两岸种满了柳树。每到春天,人们就来这里散步。
+
+老人们说,五十年前河水很清,孩子们夏天在里面游泳。""",
+    ),
+    "japanese": (
+        JAPANESE,
+        """# 猫の飼い方
+
+猫は一日に十四時間ほど眠ります。静かな場所を用意してください。
+
+1. 水を毎日替える。
+2. トイレを清潔に保つ。""",
+    ),
+    "forum": (
+        FORUM,
+        """## Engine will not start
+
+My tractor cranks but will not fire when it is cold outside.
+The battery is new.
+Check the glow plugs first, they fail on this model.
+
+```sh
+volts --min 11
+  | grep low
+```""",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOLD)
+def test_gold(name):
+    page, text = GOLD[name]
+    assert text_of(page) == text
+
+
+@pytest.mark.parametrize("main", ["main", "div"])
+def test_lone_characters_stay_and_icons_go(main):
+    page = (
+        "<p>前の<b>中</b>後 <i>\u2013</i> <b>&mdash;</b> price <b>\u20ac</b> <i>\uf00c</i> with words to be a text.</p>"
+    )
+    assert text_of(f"<{main}>{page}</{main}>") == "前の中後 \u2013 \u2014 price \u20ac with words to be a text."
+
+
+def test_other_formats_pass_untouched():
+    for kind in ("text", "markdown", "code"):
+        document, removed, edits = clean(NEWS, kind)
+        assert (document.text, removed, edits, document.metadata["format"]) == (NEWS, None, {}, kind)
+
+
+def test_a_page_is_text_afterwards_and_counted():
+    document, removed, edits = clean(NEWS)
+    assert (document.metadata["format"], removed, edits) == ("text", None, {"page": 1})
+    assert text_of(NEWS) == document.text
+
+
+@pytest.mark.parametrize(
+    "page", ["", "   ", "<html></html>", "<body><nav><a href=x>Home of all our pages</a></nav></body>"]
+)
+def test_pages_without_main_text_go(page):
+    _, removed, edits = clean(page)
+    assert removed.reason == "no main text"
+    assert edits == {}
+
+
+def test_min_chars():
+    page = "<body><p>Ten words.</p></body>"
+    assert clean(page)[1] == Remove("no main text", "characters=10, min_chars=40")
+    assert text_of(page, min_chars=10) == "Ten words."
+
+
+def test_without_markup():
+    text = text_of(SPHINX, markup=False)
+    assert "```" not in text
+    assert "#" not in text
+    assert "def work():\n    while a < b:\n\n        q.get()" in text
+
+
+def test_comments_as_told():
+    page = "<main><article><h1>Head</h1><p>The article has a sentence, and another one after it.</p></article>"
+    page += '<div class="outer"><div class="comments"><p>A reader disagrees with all this.</p></div></div></main>'
+    assert "disagrees" not in text_of(page)
+    assert "disagrees" in text_of(page, comments=True)
+
+
+def test_title_comes_first_unless_it_is_there():
+    page = "<title>Acme | How to sharpen a knife well</title><body><p>Hold the stone still, then draw the blade.</p>"
+    assert text_of(page) == "# How to sharpen a knife well\n\nHold the stone still, then draw the blade."
+    page = "<title>A short Guide</title><body><h2>A short guide</h2><p>Hold the stone still, then draw the blade.</p>"
+    assert text_of(page).startswith("## A short guide\n\nHold")
+
+
+def test_article_that_the_rules_take_for_furniture():
+    prose = "<p>It is a long story of several sentences. It goes on for a while, as stories do.</p>" * 3
+    page = f'<body><div class="donate popup"><div class="x">{prose}</div></div><p>Short.</p></body>'
+    assert text_of(page).count("long story") == 3
+
+
+def test_code_with_breaks_lines_in_blocks_and_fences():
+    page = "<p>Words to reach the least length here.</p><pre>a<br>  b<div>c</div>d\n```\ne</pre>"
+    assert "````\na\n  b\nc\nd\n```\ne\n````" in text_of(page)
+
+
+def test_tables_that_lay_out_the_page_are_not_tables():
+    page = "<table><tr><td><h1>Welcome here</h1><p>First words of text.</p><p>More words of text.</p></td></tr></table>"
+    text = text_of(page)
+    assert "|" not in text
+    assert "First words of text.\n\nMore words of text." in text
+
+
+def test_private_characters_of_the_page_do_no_harm():
+    text = text_of("<p>Icons \ue000 and \ue0000\ue001 in a sentence of text.</p><pre>code\n here</pre>")
+    assert "sentence of text" in text
+    assert text.count("code\n here") == 1
+
+
+@pytest.mark.parametrize("page", ["<div>" * 100_000 + "x", "<ul><li>" * 20_000, "<table><tr><td>" * 10_000])
+def test_deep_pages_go_at_once(page):
+    start = time.monotonic()
+    assert clean(page)[1].reason == "nested too deep"
+    assert time.monotonic() - start < 5
+
+
+def test_keys_are_those_of_the_config():
+    assert set(DEFAULTS["html"]) == set(stages.stage_class("html").Settings.__dataclass_fields__)
