@@ -3,16 +3,19 @@
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable
 
 from jaxlm.corpus.audit_patterns import GROUPS
 
-MAX_ENTRIES = 100_000
+MAX_ENTRIES = 50_000
 _MIN_COUNT = 5
-_EXAMPLE_FROM = 3  # a string's count from which on an example is kept
+_EXAMPLE_AT = 3  # a string's count from which on examples are kept
 _CONTEXT = 50  # characters on each side
 _MAX_WORD = 40  # longer ones are blobs
-_LINE_CHARS = range(10, 301)
+_LINE_CHARS = (10, 300)
+_CLAUSE_CHARS = (20, 300)
+_CLAUSE_SPACES = 4  # between four words, and the one after the mark
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 # In a run of characters without spaces: <tag>, [NAME], Chinese or Japanese, a word with its apostrophe.
 _PARTS = re.compile(rf"</?[\w|.:-]{{1,40}}/?>|\[/?[A-Za-z_]{{2,30}}\]|[{_CJK}]+|[^\W{_CJK}]+(?:['\u2019][^\W{_CJK}]+)?")
@@ -31,33 +34,36 @@ class _Document:
 class Entry:
     """How often a string occurs, in how many documents, its characters in all, and examples (document id, context)."""
 
-    __slots__ = ("chars", "count", "documents", "examples", "from_count", "key", "last", "wanted")
+    __slots__ = ("chars", "count", "documents", "example_at", "examples", "key", "last")
 
-    def __init__(self, key: str, from_count: int):
+    def __init__(self, key: str, example_at: int):
         self.key = key
         self.count = self.documents = self.chars = 0
         self.last = 0  # the last document's number
-        self.from_count = from_count  # from which on examples are kept
-        self.wanted = 1 if key.islower() else 3  # examples still to be kept
+        self.example_at = example_at  # the count from which on an example is kept
         self.examples: tuple[tuple[str, str], ...] = ()
 
-    def add(self, n: int, literal: str, document: _Document) -> None:
-        """Counts `n` times what stands as `literal` in the document."""
+    def add(self, n: int, document: _Document, literal: str = "") -> None:
+        """Counts what stands `n` times in the document, as `literal` or as the key itself."""
         self.count += n
-        self.chars += n * len(literal)
         if self.last != document.number:
             self.last = document.number
             self.documents += 1
-        if self.wanted and self.count >= self.from_count:
-            self._keep_example(literal, document)
+        if self.count >= self.example_at:
+            self.keep_example(document, literal)
 
-    def _keep_example(self, literal: str, document: _Document) -> None:
+    def keep_example(self, document: _Document, literal: str = "") -> None:
+        """Keeps what is around the string in the document, but for a second example from one document."""
         if self.examples and self.examples[-1][0] == document.doc_id:
             return
-        at = document.text.find(literal)
-        excerpt = document.text[max(0, at - _CONTEXT) : at + min(len(literal), 2 * _CONTEXT) + _CONTEXT]
+        start, size = document.text.find(literal or self.key), len(literal or self.key)
+        if start < 0:  # digits stand as 0 in the key
+            match = re.search(re.escape(self.key).replace("0", r"\d+"), document.text)
+            start = match.start() if match else 0
+        excerpt = document.text[max(0, start - _CONTEXT) : start + min(size, 2 * _CONTEXT) + _CONTEXT]
         self.examples += ((document.doc_id, " ".join(excerpt.split())),)
-        self.wanted -= 1
+        if len(self.examples) == (1 if self.key.islower() else 3):
+            self.example_at = sys.maxsize
 
 
 class Table:
@@ -70,20 +76,48 @@ class Table:
     def __init__(self, limit: int, min_count: int):
         self.limit, self.min_count, self.lost = limit, min_count, 0
         self.entries: dict[str, Entry] = {}
+        self._once: set[str] = set()  # most lines never come back: an entry is for those that do
 
     def entry(self, key: str) -> Entry:
         """The entry of a string, a new one if need be."""
         entry = self.entries.get(key)
         if entry is None:
-            entry = self.entries[key] = Entry(key, min(self.min_count, _EXAMPLE_FROM))
+            entry = self.entries[key] = Entry(key, min(self.min_count, _EXAMPLE_AT))
         return entry
+
+    def add(self, key: str, n: int, document: _Document) -> None:
+        """Counts a string that stands `n` times in a document; called once for each of its documents."""
+        if key not in self.entries:
+            if n == 1 and key not in self._once:
+                self._once.add(key)
+                return
+            if key in self._once:
+                self._once.remove(key)
+                entry = self.entry(key)
+                entry.count = entry.documents = 1
+        self.entry(key).add(n, document)
+
+    def __len__(self) -> int:
+        return len(self.entries) + len(self._once)
 
     def prune(self) -> None:
         """Keeps the most frequent, at most `limit`; of ties at the limit all go, so that their order does not matter."""
+        cut = 0
+        if len(self) > self.limit:
+            cut = 1
+            self._once.clear()
         if len(self.entries) > self.limit:
             cut = sorted((entry.count for entry in self.entries.values()), reverse=True)[self.limit]
             self.entries = {key: entry for key, entry in self.entries.items() if entry.count > cut}
-            self.lost += cut
+        self.lost += cut
+
+    def finish(self) -> None:
+        """Leaves out what is too rare."""
+        self.prune()
+        self._once.clear()
+        self.entries = {key: entry for key, entry in self.entries.items() if entry.count >= self.min_count}
+        for key, entry in self.entries.items():
+            entry.chars = entry.chars or entry.count * len(key)
 
 
 @dataclasses.dataclass
@@ -109,7 +143,8 @@ def scan(source: str, documents: Iterable[tuple[str, str]], max_entries: int = M
 
     Memory does not grow with the corpus: at most `2 * max_entries` strings of each of four kinds while reading, and one
     document; afterwards at most `max_entries` that occur five times or more. Where a source has more different strings
-    than that, the rare ones drop out, and counts may be too low by `Table.lost`.
+    than that, the rare ones drop out, and counts may be too low by `Table.lost`. By default that is some 150 MB where
+    nothing ever repeats, and a few megabytes for each source that is done.
     """
     counts = Counts(source, *(Table(max_entries, n) for n in (1, _MIN_COUNT, _MIN_COUNT, _MIN_COUNT)))
     splits: dict[str, tuple[Entry, ...]] = {}
@@ -119,37 +154,37 @@ def scan(source: str, documents: Iterable[tuple[str, str]], max_entries: int = M
         counts.bytes += len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
         for name, group in GROUPS.items():
             for match in group.matches(text):
-                counts.junk.entry(f"{name}:{group.label_of(match)}").add(1, match[0], document)
+                entry = counts.junk.entry(f"{name}:{group.label_of(match)}")
+                entry.chars += len(match[0])
+                entry.add(1, document, match[0])
         counts.total_words += _count_words(counts.words, splits, document)
-        lines = set()
-        for line, raw in _lines(text):
-            counts.lines.entry(line).add(1, raw, document)
-            lines.add(line)
-        for clause, raw in _clauses(text):
-            if clause not in lines:
-                counts.clauses.entry(clause).add(1, raw, document)
+        _count_lines(counts.lines, counts.clauses, document)
         for table in counts.tables:
-            if len(table.entries) > 2 * max_entries:
+            if len(table) > 2 * max_entries:
                 table.prune()
                 splits.clear()  # it holds entries
         if len(splits) > 2 * max_entries:
             splits.clear()
     for table in counts.tables:
-        table.prune()
-        table.entries = {key: entry for key, entry in table.entries.items() if entry.count >= table.min_count}
+        table.finish()
     return counts
 
 
 def _count_words(words: Table, splits: dict[str, tuple[Entry, ...]], document: _Document) -> int:
     """Counts a document's words; returns their number. `splits` remembers which words a run without spaces holds."""
-    total = 0
+    total, number = 0, document.number
     for run, n in collections.Counter(document.text.split()).items():
         entries = splits.get(run)
         if entries is None:
             entries = splits[run] = tuple(map(words.entry, _split(run))) if len(run) <= 4 * _MAX_WORD else ()
-        for entry in entries:
-            entry.add(n, entry.key, document)
+        for entry in entries:  # as Entry.add, without the call: this loop takes the most time
+            entry.count += n
             total += n
+            if entry.last != number:
+                entry.last = number
+                entry.documents += 1
+            if entry.count >= entry.example_at:
+                entry.keep_example(document)
     return total
 
 
@@ -161,15 +196,17 @@ def _split(run: str) -> list[str]:
     return [word for word in words if len(word) <= _MAX_WORD and not word.isdigit()]
 
 
-def _lines(text: str, min_spaces: int = 0) -> Iterator[tuple[str, str]]:
-    """Each line: digits as 0 and white space as one space, and as it stands."""
-    for raw in text.split("\n"):
-        if len(raw) in _LINE_CHARS and raw.count(" ") >= min_spaces:
-            yield _DIGITS.sub("0", " ".join(raw.split())), raw.strip()
-
-
-def _clauses(text: str) -> Iterator[tuple[str, str]]:
-    """Each stretch of four words or more between marks, as for lines."""
+def _count_lines(lines: Table, clauses: Table, document: _Document) -> None:
+    """Counts a document's lines, and what stands between marks in longer ones, digits as 0."""
+    text = _DIGITS.sub("0", document.text)
+    whole = collections.Counter(map(str.strip, text.split("\n")))
+    for line, n in whole.items():
+        if _LINE_CHARS[0] <= len(line) <= _LINE_CHARS[1]:
+            lines.add(line, n, document)
     for mark in _MARKS:  # three times as fast as one regular expression
         text = text.replace(mark, "\n")
-    return _lines(text, min_spaces=4)  # three, and the one after the mark
+    for raw, n in collections.Counter(text.split("\n")).items():
+        if _CLAUSE_CHARS[0] <= len(raw) <= _CLAUSE_CHARS[1] and raw.count(" ") >= _CLAUSE_SPACES:
+            clause = raw.strip()
+            if clause not in whole:
+                clauses.add(clause, n, document)

@@ -82,7 +82,7 @@ def _cut_lines(text: str, matches: list[re.Match[str]]) -> tuple[str, int]:
     """The text without the lines that matches touch, and how many lines those are."""
     kept, lines, position = [], 0, 0
     for match in matches:
-        # What `\\s` took of the lines around a match does not count as touching them.
+        # What `\s` took of the lines around a match does not count as touching them.
         hit = len(match[0]) - len(match[0].lstrip())
         start, end = match.start() + hit, max(match.start() + hit, match.start() + len(match[0].rstrip()))
         if end <= position:

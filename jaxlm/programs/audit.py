@@ -1,0 +1,139 @@
+"""`jaxlm audit`: junk in prepared documents, in existing shards or in the sources themselves, worst first."""
+
+import argparse
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+
+from jaxlm.config import Config, ConfigError, nearest
+from jaxlm.corpus import audit, documents, sources
+from jaxlm.data import shards
+from jaxlm.programs import setup
+from jaxlm.programs.tables import print_table
+
+Documents = Iterator[tuple[str, str]]
+_UNIT_BYTES = 8 << 20
+_WINDOW_TOKENS = 1 << 20
+_TEXT_CHARS, _EXAMPLE_CHARS = 48, 72  # of the columns for people
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Prints what the audit finds in DATA/documents, else in DATA's shards, else in the sources of the config.
+
+    All sources are read, as each is compared with the others; --source shows the findings of one.
+    """
+    for option in ("top", "max_bytes"):
+        if getattr(args, option) < 0:
+            raise ConfigError(f"--{option.replace('_', '-')}={getattr(args, option)}: it must not be negative")
+    what, readers = _find(config, args.max_bytes)
+    if args.source and args.source not in readers:
+        raise ConfigError(f"--source={args.source}: no such source; {nearest(args.source, readers)}")
+    began, counts = time.monotonic(), []
+    for name, read in readers.items():
+        counts.append(audit.scan(name, read()))
+        setup.say(f"{name}: {counts[-1].documents:,} documents, {counts[-1].bytes / 1e6:.1f} MB of {what}")
+    found = [finding for finding in audit.rank(counts) if args.source in ("", finding.source)]
+    shown = found[: args.top or None]
+    lost = max(table.lost for count in counts for table in count.tables)
+    setup.say(
+        f"{len(found)} findings" + (f", the worst {len(shown)} shown" if len(shown) < len(found) else "")
+        + f"; {time.monotonic() - began:.1f} s; " + (f"counts may be up to {lost} too low" if lost else "counts are exact")
+    )  # fmt: skip
+    print_table([finding.to_row() if args.json else _short(finding) for finding in shown], args.json)
+    return 0
+
+
+def _short(finding: audit.Finding) -> dict[str, object]:
+    return {
+        "score": round(finding.score, 1),
+        "kind": finding.kind,
+        "text": _clip(finding.text, _TEXT_CHARS),
+        "source": finding.source,
+        "count": finding.count,
+        "documents": finding.documents,
+        "share": f"{finding.share_of_documents:.2%}",
+        "concentration": f"{finding.concentration:.2f}",
+        "example": _clip(finding.examples[0][1], _EXAMPLE_CHARS) if finding.examples else "",
+    }
+
+
+def _clip(text: str, chars: int) -> str:
+    text = "".join(c if c.isprintable() else "\ufffd" for c in text)  # nothing that a terminal acts on
+    return text if len(text) <= chars else text[: chars - 1] + "\u2026"
+
+
+def _find(config: Config, max_bytes: int) -> tuple[str, dict[str, Callable[[], Documents]]]:
+    """What there is to read, in words, and source -> what begins to read it (at most `max_bytes`; 0 = all)."""
+    root = pathlib.Path(config.data.dir) if config.data.dir else None
+    if root and (prepared := documents.find(root)):
+        what, readers = "prepared documents", {n: _prepared(files) for n, files in prepared.items()}
+    elif root and (root / shards.MANIFEST).is_file():
+        data = shards.open_data(root)
+        what, readers = "tokens", {name: _decoded(data, name) for name in data.sources}
+    else:
+        specs = _raw_specs(config, max_bytes)
+        what, readers = "raw text", {spec.name: _raw(spec) for spec in specs}
+    if not readers:
+        raise ConfigError("nothing to audit: give --config.data.path=FILES, or the --config.data.dir of existing data")
+    return what, {name: _limited(read, max_bytes) for name, read in readers.items()}
+
+
+def _limited(read: Callable[[], Documents], max_bytes: int) -> Callable[[], Documents]:
+    def limited() -> Documents:
+        n_bytes = 0
+        for doc_id, text in read():
+            n_bytes += len(text.encode())
+            if max_bytes and n_bytes > max_bytes and n_bytes > len(text.encode()):
+                return
+            yield doc_id, text
+
+    return limited if max_bytes else read
+
+
+def _prepared(files: list[pathlib.Path]) -> Callable[[], Documents]:
+    return lambda: ((document.id, document.text) for path in files for document in documents.read_documents(path))
+
+
+def _decoded(data: shards.DataDir, source: str) -> Callable[[], Documents]:
+    """The documents of both splits, tokens back to text, a million tokens at a time."""
+
+    def read() -> Documents:
+        tokenizer = data.tokenizer()
+        for split in shards.SPLITS:
+            stream = data.stream(source, split)
+            for start in range(0, stream.tokens, _WINDOW_TOKENS):
+                found = data.documents(source, split, start, min(stream.tokens, start + _WINDOW_TOKENS))
+                found = [document for document in found if document.start >= start]
+                tokens = stream.read(found[0].start, found[-1].start + found[-1].tokens) if found else ()
+                for document in found:
+                    at = document.start - found[0].start
+                    yield document.doc_id, tokenizer.decode(tokens[at : at + document.tokens - 1])
+
+    return read
+
+
+def _raw_specs(config: Config, max_bytes: int) -> list[sources.SourceSpec]:
+    """The sources of `data`, else those of `prepare`. With `max_bytes` they give parts from all over, not the beginning."""
+    d = config.data
+    common = {"tfds_dir": d.tfds_dir, "hub_dir": d.hub_dir}
+    plain = {"format": "plain", "text_key": d.text_key, "max_bytes": d.max_bytes, "licences": ()}
+    specs = [sources.SourceSpec(name, s.path, **plain, **common) for name, s in d.sources.items() if s.path]
+    for name, s in config.prepare.sources.items() if not specs else ():
+        specs.append(sources.SourceSpec(name, s.path, s.format, s.text_key, s.max_bytes, s.licences, **common))
+    return [
+        dataclasses.replace(s, max_bytes=min(n for n in (s.max_bytes, max_bytes) if n)) if max_bytes else s
+        for s in specs
+    ]
+
+
+def _raw(spec: sources.SourceSpec) -> Callable[[], Documents]:
+    def read() -> Documents:
+        stats = sources.SourceStats()
+        for unit in sources.units(spec, _UNIT_BYTES):
+            for document in sources.read(unit, spec, stats):
+                yield document.id, document.text
+        if stats.skipped or stats.repaired or not stats.documents:
+            setup.say(f"{spec.name}: {stats.summary()}")
+
+    return read
