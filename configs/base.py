@@ -175,9 +175,7 @@ def _prepare(c: ConfigDict) -> None:
     q.min_stop_words = 2  # different ones
     q.stop_words = ("the", "be", "to", "of", "and", "that", "have", "with")  # of the language
 
-    s.gopher_repetition = r = (
-        ConfigDict()
-    )  # what repeats itself within a document; limits of Gopher; 0 = off; code passes
+    s.gopher_repetition = r = ConfigDict()  # what repeats itself within a document, by Gopher; 0 = off; code passes
     r.dup_line_frac = 0.3  # share of lines that have come before
     r.dup_para_frac = 0.3  # the same of paragraphs
     r.dup_line_char_frac = 0.2  # share of characters in such lines
@@ -193,9 +191,7 @@ def _prepare(c: ConfigDict) -> None:
     r.dup_10_gram = 0.1
 
     s.c4 = c4 = ConfigDict()  # C4's rules on lines, for web pages; code passes
-    c4.terminal_punctuation = (
-        False  # lines must end in . ? ! or a quotation mark: as in C4, but FineWeb found it too much
-    )
+    c4.terminal_punctuation = False  # lines must end in . ? ! or a quotation mark (C4 did; FineWeb found it too much)
     c4.citations = True  # [1] and [edit] go from their lines
     c4.min_sentences = 5  # in the lines that stay, else the document goes; 0 = off
     c4.min_words_per_line = 3  # headings are such lines too; 0 = off
@@ -219,7 +215,7 @@ def _prepare(c: ConfigDict) -> None:
     cl.min_score = 0.5  # probability of being good below which a document goes; 0 = only note it
     cl.chars = 4000  # looked at, from the beginning; a trained one has its own
 
-    s.perplexity = pp = ConfigDict()  # how a language model likes it; writes metadata["bits_per_byte"]; one of three models:
+    s.perplexity = pp = ConfigDict()  # how a language model likes it (metadata["bits_per_byte"]); one of three
     pp.reference = ""  # a folder of good text, 1 MB or more, from which byte n-grams are counted; quantiles beside it
     pp.model = ""  # a KenLM .arpa or .binary
     pp.pieces = ""  # the SentencePiece model of that KenLM model; "" = words between spaces

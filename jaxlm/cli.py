@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import difflib
 import errno
+import functools
 import importlib
 import inspect
 import logging
@@ -246,8 +247,8 @@ def _config_summary(name: str) -> str:
 
 
 def _keys() -> list[tuple[str, str, str]]:
-    """(key, default, comment) of every key, read from the source of configs/base.py, where each has its comment."""
-    names, keys = {"c": ""}, []
+    """(key, default, comment) of every key; the comment stands beside it in the source of configs/base.py."""
+    names, keys, defaults = {"c": ""}, [], config_files.load("base")
     for line in (config_files.CONFIG_PACKAGE / "base.py").read_text(encoding="utf-8").splitlines():
         code, _, comment = line.strip().partition("  # ")
         targets = [part.strip() for part in code.split(" = ")]
@@ -263,7 +264,8 @@ def _keys() -> list[tuple[str, str, str]]:
             names |= {alias: f"{key}." for alias in targets[:-1]}
             if key not in ("data.sources", "prepare.sources"):
                 continue
-        keys.append((key, targets[-1].replace("ConfigDict()", "{}"), comment))
+        default = functools.reduce(lambda section, part: section[part], key.split("."), defaults)
+        keys.append((key, "{}" if isinstance(default, config_dict.ConfigDict) else repr(default), comment))
     return keys
 
 

@@ -15,6 +15,7 @@ import typing
 
 import pyarrow.parquet as pq
 
+from jaxlm.config import ConfigError
 from jaxlm.corpus import sources, stages
 from jaxlm.corpus.dedup import lines
 from jaxlm.corpus.dedup.tables import ROW_BITS, Signer
@@ -152,6 +153,8 @@ def _apply(document: Document, chain: list[Stage], books: Books) -> bool:
         before = document.text
         try:
             why = stage.apply(document, counts.edits)
+        except ConfigError:
+            raise
         except Exception as error:  # one document that a stage can't cope with must not cost the run
             reason = f"stage {stage.name}: {type(error).__name__}"
             books.tally.failed[reason] += 1

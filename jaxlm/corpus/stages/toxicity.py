@@ -43,6 +43,8 @@ class Toxicity(Stage):
     def build(cls, settings: Settings, folder: pathlib.Path) -> None:
         if settings.words:
             _automaton(settings.words)
+        if settings.min_score < 1:
+            _model()
 
     def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         s, lines = self.settings, document.text.split("\n")
@@ -93,8 +95,12 @@ class _Model:
 
 @functools.cache
 def _model() -> _Model:
-    from profanity_check.profanity_check import model, vectorizer
-
+    try:
+        from profanity_check.profanity_check import model, vectorizer
+    except ImportError:
+        raise ConfigError(
+            "the stage toxicity needs alt-profanity-check: pip install 'jaxlm[toxicity]', or give min_score=1 and words=FILE"
+        ) from None
     parts = [(c.estimator.coef_[0], c.estimator.intercept_[0], c.calibrators[0]) for c in model.calibrated_classifiers_]
     coefficients, intercepts, sigmoids = zip(*parts, strict=True)
     numbers = (coefficients, intercepts, [c.a_ for c in sigmoids], [c.b_ for c in sigmoids])
