@@ -152,12 +152,14 @@ def scan(source: str, documents: Iterable[tuple[str, str]], max_entries: int = M
         document = _Document(number, doc_id, text)
         counts.documents = number
         counts.bytes += len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+        runs = collections.Counter(text.split())
+        longest = max(map(len, runs), default=0)
         for name, group in GROUPS.items():
-            for match in group.matches(text):
+            for match in group.matches(text) if longest >= group.min_run else ():
                 entry = counts.junk.entry(f"{name}:{group.label_of(match)}")
                 entry.chars += len(match[0])
                 entry.add(1, document, match[0])
-        counts.total_words += _count_words(counts.words, splits, document)
+        counts.total_words += _count_words(counts.words, runs, splits, document)
         _count_lines(counts.lines, counts.clauses, document)
         for table in counts.tables:
             if len(table) > 2 * max_entries:
@@ -170,10 +172,15 @@ def scan(source: str, documents: Iterable[tuple[str, str]], max_entries: int = M
     return counts
 
 
-def _count_words(words: Table, splits: dict[str, tuple[Entry, ...]], document: _Document) -> int:
-    """Counts a document's words; returns their number. `splits` remembers which words a run without spaces holds."""
+def _count_words(
+    words: Table, runs: collections.Counter[str], splits: dict[str, tuple[Entry, ...]], document: _Document
+) -> int:
+    """Counts the words in a document's runs of characters without spaces; returns how many there are.
+
+    `splits` remembers which words a run holds.
+    """
     total, number = 0, document.number
-    for run, n in collections.Counter(document.text.split()).items():
+    for run, n in runs.items():
         entries = splits.get(run)
         if entries is None:
             entries = splits[run] = tuple(map(words.entry, _split(run))) if len(run) <= 4 * _MAX_WORD else ()

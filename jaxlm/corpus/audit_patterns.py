@@ -25,6 +25,7 @@ class Group:
       severity: 0 to 1, how sure one may be that this is junk wherever it stands.
       mentions: one match in quotes or backticks is legitimate.
       label: of all matches, when each differs (base64).
+      min_run: a text without so many characters in a row that are no space has no match.
     """
 
     pattern: re.Pattern[str]
@@ -32,6 +33,7 @@ class Group:
     severity: float
     mentions: bool = False
     label: str = ""
+    min_run: int = 0
 
     def matches(self, text: str) -> Iterator[re.Match[str]]:
         """All matches in a text, in order."""
@@ -120,6 +122,7 @@ GROUPS = {
         (),
         0.7,
         label="base64 or hex blob",
+        min_run=40,
     ),
     "markup": Group(
         _compile(
