@@ -1,0 +1,142 @@
+"""Characters: mojibake, normal form C, white space, and what cannot be seen.
+
+Mojibake (UTF-8 that was read as a code page of one byte) is mended by ftfy (https://ftfy.readthedocs.io; Speer 2019).
+Only what has one meaning is changed: NFC, not NFKC, so that x², ﬁ and full-width forms stay; no quote is straightened;
+tabs and indentation stay.
+"""
+
+import collections
+import dataclasses
+import re
+import unicodedata
+
+import ftfy
+
+from jaxlm.corpus.stage import Document, Remove, Stage
+
+# What UTF-8 looks like when read as Latin-1 or Windows-1252, as Windows-1251, as Mac Roman; and C1 controls, which were
+# punctuation of Windows-1252. ftfy is slow: it decides about the lines in which one of these stands, and no others.
+_HIGH = "\u0080-\u00bf\u0152-\u0192\u02c6\u02dc\u2013-\u2122"
+_SUSPICIOUS = re.compile(
+    rf"[\u00c2-\u00f4][{_HIGH}]|[\u0420\u0421][\u0400-\u040f\u0450-\u045f{_HIGH}]|\u201a\u00c4|\u221a[\u00a1-\u00ff]|"
+    "[\u0080-\u009f]"
+)
+_FTFY = ftfy.TextFixerConfig(
+    unescape_html=False,
+    remove_terminal_escapes=False,
+    fix_latin_ligatures=False,
+    fix_character_width=False,
+    uncurl_quotes=False,
+    fix_line_breaks=False,
+    fix_surrogates=False,
+    remove_control_chars=False,
+    normalization=None,
+    explain=False,
+)
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_LINE_ENDS = re.compile("[\r\x0b\x0c\u2028\u2029]\n?")
+_OVERSTRIKES = re.compile("[^\n\x08]\x08")  # of manual pages: "_\x08N_\x08A"
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_=>])")  # of terminals
+_CONTROLS = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufff9-\ufffb\ufffe\uffff]")
+_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f]")  # U+3000, the space of Chinese and Japanese, stays
+
+_UNSEEN = re.compile("[\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\U000e0001-\U000e007f]")
+# Scripts from right to left need marks and isolates; nobody needs overrides, which show a text in another order.
+_RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001efff]")
+_BIDI = re.compile("[\u202a-\u202e\u206a-\u206f]")
+_MARKS = re.compile("[\u061c\u200e\u200f\u2066-\u2069]")
+# Soft hyphen, word joiner, invisible operators, byte order mark.
+_INVISIBLE = re.compile("[\u00ad\u2060-\u2064\ufeff]")
+# A zero-width space says where a line may break: of use between words of Thai, Lao, Burmese and Khmer only.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+_BREAKS = re.compile(f"(?<![{_UNSPACED}])\u200b+|\u200b+(?![{_UNSPACED}\u200b])")
+# Joiners shape the letters of these scripts, and join emoji into one.
+_SHAPED = "\u0590-\u109f\u1700-\u1cff\ua800-\uabff\ufb1d-\ufdff\ufe70-\ufefc\U00010a00-\U00011fff"
+_EMOJI = "\u00a9\u00ae\u203c-\u2bff\u3030\u303d\u3297\u3299\ufe0f\U0001f000-\U0001faff\U000e007f"
+_J = "\u200c\u200d"
+_JOINERS = re.compile(
+    f"(?<![{_SHAPED}{_EMOJI}{_J}])[{_J}]+(?![{_SHAPED}{_J}])|(?<=[{_EMOJI}])[{_J}]+(?![{_SHAPED}{_EMOJI}{_J}])"
+)
+# Tag characters spell the flags of regions, after a black flag; elsewhere they hide text.
+_TAGS = re.compile("(?<![\U0001f3f4\U000e0020-\U000e007f])[\U000e0001-\U000e007f]+")
+
+_TRAILING = re.compile("(?<![ \t])[ \t]+$", re.M)
+
+
+class Unicode(Stage):
+    """Puts characters in order; removes documents with too many that could not be decoded."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Settings:
+        mojibake: bool
+        max_undecodable: float
+        max_blank_lines: int
+
+    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+        text = document.text
+        if not text.isascii() and _SURROGATES.search(text):
+            # Pairs are characters that JSON spelled in two parts; single ones are damage, and become U+FFFD.
+            text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+            edits["surrogates"] += 1
+        text = _replace(_LINE_ENDS, "\n", text, "line_ends", edits)
+        if not text.isascii():
+            if self.settings.mojibake:
+                text = _mend(text, edits)
+            lost = text.count("\ufffd")
+            if lost > self.settings.max_undecodable * len(text):
+                return Remove(
+                    "undecodable", f"U+FFFD={lost / len(text):.4f}, max_undecodable={self.settings.max_undecodable}"
+                )
+        if "\x08" in text:
+            text = _replace(_OVERSTRIKES, "", text, "overstrikes", edits)
+        if "\x1b" in text:
+            text = _replace(_ESCAPES, "", text, "escapes", edits)
+        text = _replace(_CONTROLS, "", text, "controls", edits)
+        if not text.isascii():
+            text = _replace(_SPACES, " ", text, "spaces", edits)
+            if _UNSEEN.search(text):
+                text = _unseen(text, document.metadata.get("format") == "code", edits)
+            if not unicodedata.is_normalized("NFC", text):
+                text = unicodedata.normalize("NFC", text)
+                edits["nfc"] += 1
+        document.text = self._blanks(text, edits)
+        return None
+
+    def _blanks(self, text: str, edits: collections.Counter[str]) -> str:
+        """Without white space at line ends, long runs of blank lines, and blank lines at both ends."""
+        if " \n" in text or "\t\n" in text or text.endswith((" ", "\t")):
+            text = _replace(_TRAILING, "", text, "trailing", edits)
+        most = "\n" * (self.settings.max_blank_lines + 1)
+        if most + "\n" in text:
+            text = _replace(re.compile(f"{most}\n+"), most, text, "blank_lines", edits)
+        return text.strip("\n")
+
+
+def _replace(pattern: re.Pattern, by: str, text: str, name: str, edits: collections.Counter[str]) -> str:
+    text, count = pattern.subn(by, text)
+    if count:
+        edits[name] += count
+    return text
+
+
+def _mend(text: str, edits: collections.Counter[str]) -> str:
+    """Mojibake, line by line: a page may have been put together from parts that were read differently."""
+    if not _SUSPICIOUS.search(text):
+        return text
+    lines = text.split("\n")
+    for i, line in enumerate(lines):
+        if _SUSPICIOUS.search(line) and (mended := ftfy.fix_text(line, _FTFY)) != line:
+            lines[i] = mended
+            edits["mojibake"] += 1
+    return "\n".join(lines)
+
+
+def _unseen(text: str, code: bool, edits: collections.Counter[str]) -> str:
+    """Without characters that do not show, but those that a script or an emoji needs."""
+    text = _replace(_BIDI, "", text, "bidi", edits)
+    if code or not _RIGHT_TO_LEFT.search(text):
+        text = _replace(_MARKS, "", text, "bidi", edits)
+    text = _replace(_INVISIBLE, "", text, "invisible", edits)
+    text = _replace(_BREAKS, "", text, "invisible", edits)
+    text = _replace(_JOINERS, "", text, "invisible", edits)
+    return _replace(_TAGS, "", text, "invisible", edits)
