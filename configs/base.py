@@ -155,7 +155,10 @@ def _prepare(c: ConfigDict) -> None:
 
     # debris
 
-    # unicode
+    s.unicode = u = ConfigDict()  # mojibake, NFC, line ends, white space, characters that do not show
+    u.mojibake = True  # mend UTF-8 that was read as another encoding ("cafÃ©")
+    u.max_undecodable = 0.01  # share of characters that are U+FFFD; documents with more go
+    u.max_blank_lines = 2  # in a row
 
     s.language = lang = ConfigDict()  # keeps documents in these languages; code passes
     lang.languages = ("en",)  # codes as the model gives them; () = only note it in metadata["language_id"]

@@ -19,9 +19,10 @@ def get_config():
     c.model.n_kv_heads = 2
     c.model.d_ff = 704
     c.model.vocab_size = 4096
-    c.data.sources.prose = dict(path="embedded:prose", weight=87.0)
-    c.data.sources.math = dict(path="embedded:math", weight=10.0)
-    c.data.sources.code = dict(path="embedded:code", weight=3.0)
+    stages = ("unicode", "pii", "junk", "exact", "near", "lines")
+    c.prepare.sources.prose = base.source("embedded:prose", stages, weight=87.0)
+    c.prepare.sources.math = base.source("embedded:math", stages, weight=10.0)
+    c.prepare.sources.code = base.source("embedded:code", ("code", "pii", "exact", "near"), weight=3.0)
     c.train.steps = 520
     c.train.batch_size = 4
     c.train.seq_len = 256

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import pathlib
 
-from configs import base
+from jaxlm.configs import base
 from jaxlm.corpus import stages
 from jaxlm.corpus.stage import Document, Remove, Stage
 

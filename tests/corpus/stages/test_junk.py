@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from configs import base
+from jaxlm.configs import base
 from jaxlm.config import ConfigError
 from jaxlm.corpus import audit, stages
 from jaxlm.corpus.stage import Document

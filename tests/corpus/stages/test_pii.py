@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from configs import base
+from jaxlm.configs import base
 from jaxlm.config import ConfigError
 from jaxlm.corpus import stages
 from jaxlm.corpus.stage import Document
