@@ -273,7 +273,8 @@ def _prepare(c: ConfigDict) -> None:
     s.near.bands = 20
     s.near.rows = 5  # hashes a band
     s.lines = ConfigDict()  # lines and paragraphs that come back in many documents
-    s.lines.min_documents = 10  # of a site that hold a line, from which on it goes everywhere
+    s.lines.min_documents = 10  # of a site that hold a line, from which on it goes from all of them,
+    s.lines.min_share = 0.05  # if it is this share of the site's documents too
     s.lines.min_chars = 20  # shorter lines are left alone
     s.lines.min_paragraph_chars = 200  # a paragraph this long that comes back stays once
 

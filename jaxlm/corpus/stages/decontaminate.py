@@ -1,0 +1,272 @@
+"""Documents that hold items of benchmarks go, so that their scores mean something.
+
+As in GPT-3 (Brown et al. 2020, appendix C) items and documents are compared by n-grams of normalised words. One common
+n-gram is no leak, though: a document must hold a share of an item's question or answer, so that n can be small for short
+items, and half a question is found where a phrase that both use is not. `build` writes the index once; workers map it.
+"""
+
+import collections
+import collections.abc
+import dataclasses
+import html
+import itertools
+import json
+import math
+import pathlib
+import re
+import unicodedata
+
+import numpy as np
+
+from jaxlm.config import ConfigError
+from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stages import benchmarks, licences
+from jaxlm.corpus.stages.benchmarks import Item
+
+__all__ = ["Decontaminate", "normalise"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    paths: tuple[str, ...]
+    ngram: int
+    min_words: int
+    coverage: float
+    max_items: int
+
+
+class Decontaminate(Stage):
+    """Removes documents in which an item of a benchmark stands, whole or half."""
+
+    Settings = Settings
+
+    @classmethod
+    def build(cls, settings: Settings, folder: pathlib.Path) -> None:
+        """Writes the index of `settings.paths` into `folder`. Raises ConfigError for a file that can't be read as items."""
+        if not settings.paths:
+            raise ConfigError("prepare.stages.decontaminate.paths is empty: name the benchmark files (jsonl, parquet)")
+        if not 5 <= settings.ngram < 128 or settings.min_words < 1 or not 0 < settings.coverage <= 1:
+            raise ConfigError(
+                "prepare.stages.decontaminate: 5 <= ngram < 128, min_words >= 1 and 0 < coverage <= 1, please"
+            )
+        items = list(
+            itertools.chain.from_iterable(benchmarks.read_items(path) for path in benchmarks.files(settings.paths))
+        )
+        _write_index(items, settings, folder)
+
+    def __init__(self, settings: Settings, folder: pathlib.Path):
+        super().__init__(settings, folder)
+        self._index = _Index(folder, _sizes(settings))
+
+    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+        """See `Stage.apply`. The detail names the item and the words that it shares with the document."""
+        found = self._index.find(document.text)
+        return found and Remove(f"contains {found[0]}", f"{found[1]}: {found[2]}")
+
+
+# Text to words.
+_WORDS = re.compile(  # a character of Chinese, Japanese, Korean or Thai is a word, as no spaces part them
+    r"[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+"
+)
+_ASCII_WORDS = str.maketrans({chr(c): " " for c in range(128) if not chr(c).isalnum()})
+_INVISIBLE = re.compile(
+    r"[\u00ad\u034f\u061c\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufe00-\ufe0f\ufeff]+"
+)
+_ENTITY = re.compile(r"&(?:#\d+|#x[0-9a-fA-F]+|[a-zA-Z]{2,8});")
+
+
+def normalise(text: str) -> list[str]:
+    """The words of a text: no HTML escapes, invisible characters, case and punctuation; letters as in NFKC."""
+    for _ in range(2):  # "&amp;lt;" is escaped twice
+        if "&" in text and _ENTITY.search(text):
+            text = html.unescape(text)
+    if text.isascii():
+        return text.lower().translate(_ASCII_WORDS).split()
+    text = _INVISIBLE.sub("", text)
+    if not unicodedata.is_normalized("NFKC", text):
+        text = unicodedata.normalize("NFKC", text)
+    return _WORDS.findall(text.casefold())
+
+
+def _squeezed(text: str) -> str:
+    """Without punctuation inside words: "Janet's" is written "Janets" by who drops it, "Janet s" by who blanks it."""
+    return re.sub(r"(?<=\w)(?:[^\w\s]|_)+(?=\w)", "", html.unescape(text))
+
+
+# Items to the index, and documents against it.
+_SIZES = (6, 8, 10)  # of n-grams, for texts too short for `ngram`; looked up one after the other, so few
+_HALF_QUESTION = 6  # words that half a text has at least, if halves shall count; fewer, and it must stand there whole
+_HALF_ANSWER = 8
+_CONTENT = 2  # different words that an n-gram has beside those of every text; 3 where half of a short text shall do
+_STOP = """about after all also although and any are because been before being best between both but can could did does down
+each few following for from get had has have her here him his how if in into is it its just like made make many may me more
+most much must my no not number of off on one only or other our out over own part same shall she should so some such
+than that the their them then there these they this those through to too two type under until up use used using very
+was way we were what when where which while who whom whose why will with would you your return self int str def"""
+
+
+_POWERS = {k: np.uint64(pow(0x9E3779B97F4A7C15, k, 2**64)) for k in (1, 2, 4, 8, 16, 32, 64)}
+
+
+def _sizes(settings: Settings) -> list[int]:
+    return sorted({n for n in (settings.min_words, *_SIZES) if n < settings.ngram} | {settings.ngram})
+
+
+def _hashes(x_W: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
+    """For each size n the hash of the n words from each place on: sum of x[i+k] r^k modulo 2^64, by doubling."""
+    doubled = {1: x_W}
+    while 2 * max(doubled) <= min(max(sizes), len(x_W)):
+        k = max(doubled)
+        doubled[2 * k] = _joined(doubled[k], doubled[k], k)
+    return [_sized(doubled, n) if n <= len(x_W) else x_W[:0] for n in sizes]
+
+
+def _sized(doubled: dict[int, np.ndarray], n: int) -> np.ndarray:
+    size = max(k for k in doubled if k <= n)
+    return doubled[size] if size == n else _joined(doubled[size], _sized(doubled, n - size), size)
+
+
+def _joined(left: np.ndarray, right: np.ndarray, k: int) -> np.ndarray:
+    """Of the hashes of k words and of those that follow."""
+    right = right[k:]
+    return left[: len(right)] + right * _POWERS[k]
+
+
+def _word_hashes(count: int) -> np.ndarray:
+    """A 64-bit value for each number of a word (splitmix64); 0 is any word that no item has."""
+    x = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _covered(segments: np.ndarray, places: np.ndarray, sizes_S: np.ndarray) -> np.ndarray:
+    """For each segment, how many of its words lie in the n-grams at (segment, place); pairs in order, none twice."""
+    gap = np.where(np.diff(segments, append=-1) == 0, np.diff(places, append=0), np.iinfo(np.int64).max)
+    return np.bincount(segments, np.minimum(gap, sizes_S[segments]), minlength=len(sizes_S)).astype(np.int64)
+
+
+def _segments(item: Item, settings: Settings) -> collections.abc.Iterator[tuple[list[str], int]]:
+    """The texts by which an item is known, as words, each with the fewest words of which half may be missing."""
+    for rewrite in (str, _squeezed):
+        question = normalise(rewrite(item.question))
+        answers = [normalise(rewrite(answer)) for answer in item.answers]
+        yield question, 2 * _HALF_QUESTION
+        if len(question) < 2 * settings.ngram:  # too short to be half there; with an answer it may be
+            yield from ((question + answer, 2 * _HALF_QUESTION) for answer in answers if len(answer) > 1)
+        yield from ((answer, 2 * _HALF_ANSWER) for answer in answers if len(answer) >= _HALF_ANSWER)
+
+
+def _telling(words: list[str], n: int, content: int) -> np.ndarray:
+    """The places whose n-gram has enough different content words: no numbers, single letters and words of every text."""
+    stop = set(_STOP.split())
+    tells = [word if len(word) > word.isascii() and not (word in stop or word.isdigit()) else "" for word in words]
+    return np.array([i for i in range(len(words) - n + 1) if len({*tells[i : i + n], ""}) > content], np.int64)
+
+
+def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) -> None:
+    """Writes the sorted hashes of all n-grams with their places, and what it takes to have leaked each segment."""
+    texts: dict[tuple[str, ...], tuple[int, int]] = {}
+    for number, item in enumerate(items):
+        for words, half in _segments(item, settings):
+            dense = 2 * sum(len(word) == 1 and not word.isascii() for word in words) > len(
+                words
+            )  # Chinese: half as telling
+            if len(words) >= settings.min_words * (1 + dense):
+                texts.setdefault(tuple(words), (number, max(half, 2 * settings.ngram * dense)))
+    vocabulary = sorted({word for words in texts for word in words})
+    ids = {word: number for number, word in enumerate(vocabulary, 1)}
+    x_V, sizes = _word_hashes(len(vocabulary) + 1), _sizes(settings)
+    size_S, item_S, halves_S, length_S = np.zeros((4, len(texts)), np.int64)
+    keys, places = [np.zeros(0, np.uint64)], [np.zeros((0, 2), np.int64)]
+    for segment, (words, (number, half)) in enumerate(texts.items()):
+        halves = len(words) >= half
+        n = max(size for size in sizes if size <= (max(half // 2, (len(words) - 1) // 2) if halves else len(words)))
+        (hashes,) = _hashes(x_V[[ids[word] for word in words]], [n])
+        place = _telling(words, n, _CONTENT + (halves and n < 10))
+        keys.append(hashes[place])
+        places.append(np.stack([np.full_like(place, segment), place], axis=1))
+        size_S[segment], item_S[segment], halves_S[segment], length_S[segment] = n, number, halves, len(words)
+    key_G, place_G = np.concatenate(keys), np.concatenate(places)
+    order = np.lexsort((place_G[:, 1], place_G[:, 0], key_G))
+    key_G, place_G = key_G[order], place_G[order]
+
+    # What many items have in common is no item's own: instructions, licences. Segments are in the order of items.
+    first_G = np.diff(key_G, prepend=~key_G[:1]) != 0
+    group_G = np.cumsum(first_G) - 1
+    first_of_item_G = first_G | (np.diff(item_S[place_G[:, 0]], prepend=-1) != 0)
+    own_G = np.bincount(group_G, first_of_item_G, minlength=1)[group_G] <= settings.max_items
+    for notice in licences.NOTICES:
+        x_W = x_V[[ids.get(word, 0) for word in normalise(notice)]]
+        own_G &= ~np.isin(key_G, np.concatenate(_hashes(x_W, sizes)))
+    key_G, place_G = key_G[own_G], place_G[own_G]
+
+    in_order = place_G[np.lexsort((place_G[:, 1], place_G[:, 0]))]
+    covered_S = _covered(in_order[:, 0], in_order[:, 1], size_S)
+    need_S = np.where(halves_S, np.ceil(settings.coverage * covered_S), covered_S).astype(np.int64)
+    need_S[covered_S < np.minimum(settings.ngram, (length_S + 1) // 2)] = np.iinfo(
+        np.int64
+    ).max  # too little of it is its own
+    key_K, start_K = np.unique(key_G, return_index=True)
+    bits = max(16, math.ceil(math.log2(16 * max(1, len(key_K)))))
+    set_B = np.zeros(2**bits, bool)
+    set_B[key_K >> np.uint64(64 - bits)] = True
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in (
+        ("keys", key_K),
+        ("starts", np.append(start_K, len(key_G))),
+        ("places", place_G.astype(np.uint32)),
+        ("filter", np.packbits(set_B, bitorder="little")),
+        ("segments", np.stack([size_S, item_S, need_S], axis=1)),
+    ):
+        np.save(folder / f"{name}.npy", array)
+    (folder / "words.txt").write_text("\n".join(vocabulary), encoding="utf-8")
+    (folder / "items.json").write_text(json.dumps([[item.benchmark, item.id] for item in items]), encoding="utf-8")
+
+
+class _Index:
+    """What `_write_index` wrote, memory-mapped so that the workers of a machine share it."""
+
+    def __init__(self, folder: pathlib.Path, sizes: list[int]):
+        names = ("keys", "starts", "places", "filter", "segments")
+        arrays = [np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in names]
+        self.keys, self.starts, self.places, self.filter, self.segments = arrays
+        vocabulary = (folder / "words.txt").read_text(encoding="utf-8").split("\n")
+        self.ids = {word: number for number, word in enumerate(vocabulary, 1)}
+        self.x_V = _word_hashes(len(vocabulary) + 1)
+        self.items = json.loads((folder / "items.json").read_text(encoding="utf-8"))
+        self.sizes = sizes
+        self.shift = np.uint64(64 - int(math.log2(8 * len(self.filter))))
+
+    def find(self, text: str) -> tuple[str, str, str] | None:
+        """Benchmark, item and shared words of what leaks most into the text, or None."""
+        words = normalise(text)
+        ids_W = np.fromiter(map(self.ids.get, words, itertools.repeat(0)), np.int64, len(words))
+        hits = self._hits(_hashes(self.x_V[ids_W], self.sizes))
+        if not len(hits):
+            return None
+        segment_H, place_H, at_H = hits.T
+        size_S, item_S, need_S = self.segments.T
+        pairs = np.unique(np.stack([segment_H, place_H], axis=1), axis=0)
+        share_S = _covered(pairs[:, 0], pairs[:, 1], size_S) / need_S
+        most = int(np.argmax(share_S))
+        if share_S[most] < 1:
+            return None
+        shared = {at + k for at in at_H[segment_H == most] for k in range(size_S[most])}
+        return *self.items[item_S[most]], " ".join(words[i] for i in sorted(shared)[:30])
+
+    def _hits(self, hashes: list[np.ndarray]) -> np.ndarray:
+        """(segment, place in it, place in the text) of each n-gram that is in the index; an array of hashes per n."""
+        hash_W = np.concatenate(hashes)
+        bit_W = hash_W >> self.shift
+        maybe = np.flatnonzero(self.filter[bit_W >> np.uint64(3)] >> (bit_W & np.uint64(7)).astype(np.uint8) & 1)
+        key = np.minimum(np.searchsorted(self.keys, hash_W[maybe]), len(self.keys) - 1)
+        known = np.flatnonzero(self.keys[key] == hash_W[maybe]) if len(maybe) else maybe
+        starts = np.cumsum([0, *map(len, hashes)])
+        found = [
+            (segment, place, at - starts[np.searchsorted(starts, at, "right") - 1])
+            for at, k in zip(maybe[known], key[known], strict=True)
+            for segment, place in self.places[self.starts[k] : self.starts[k + 1]]
+        ]
+        return np.array(found, np.int64).reshape(-1, 3)

@@ -1,0 +1,239 @@
+"""Leaked items of a benchmark are found however they are written; clean text that shares phrases with them stays."""
+
+import collections
+import gzip
+import html
+import json
+import pathlib
+import random
+import string
+
+import pytest
+
+from configs import base
+from jaxlm.config import ConfigError
+from jaxlm.corpus import stages
+from jaxlm.corpus.stage import Document
+from jaxlm.corpus.stages import decontaminate, licences
+
+split = str.split
+PEOPLE = split("Anna Ben Chidi Dora Emil Fatima Goran Hana Igor Julia Kofi Lena Marek Nadia Omar Petra Quentin Rosa")
+THINGS = split(
+    "apples marbles pencils lanterns buckets tickets candles shells ribbons bricks seeds kites drums mirrors "
+    "carrots stamps nails barrels carpets medals spoons bottles needles ropes baskets helmets tiles cushions"
+)
+PLACES = split("market harbour library orchard museum bakery station garden warehouse school valley theatre")
+ACTS = split("buys sells paints repairs loses borrows carries counts polishes hides wraps delivers")
+ENDS = (
+    "How many {a} are {p}'s, at the {w}?",
+    "Does {p} pay for {a} at ${n}.50?",
+    "Which {w} sees all {n} {a}?",
+)
+
+
+def question(rng: random.Random, sentences: int) -> str:
+    """Words that all questions share, each time in another order: no phrase of six tells two of them apart by chance."""
+    parts = [
+        f"{rng.choice(PEOPLE)} {rng.choice(ACTS)} {rng.randint(3, 99)} {rng.choice(THINGS)} at the {rng.choice(PLACES)}, "
+        f"then {rng.choice(ACTS)} some {rng.choice(THINGS)} & {rng.choice(THINGS)}."
+        for _ in range(sentences)
+    ]
+    end = rng.choice(ENDS).format(
+        p=rng.choice(PEOPLE), a=rng.choice(THINGS), w=rng.choice(PLACES), n=rng.randint(3, 99)
+    )
+    return " ".join([*parts, end])
+
+
+def clean_text(rng: random.Random, words: int) -> str:
+    pool = [*PEOPLE, *THINGS, *PLACES, *ACTS, *split("the a and of in with to for at some many what which does it")]
+    return " ".join(rng.choice(pool) + rng.choice(("", "", "", ",", ".")) for _ in range(words))
+
+
+QUESTIONS = [question(random.Random(i), 1 + i % 3) for i in range(150)]
+
+
+def make_stage(folder: pathlib.Path, records: list[dict], line: str = "", name: str = "bench") -> stages.Stage:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return load_stage(folder, f'paths=("{folder}/{name}.jsonl",) {line}')
+
+
+def load_stage(folder: pathlib.Path, line: str) -> stages.Stage:
+    spec = stages.parse(f"decontaminate {line}", base.get_config().prepare.stages.to_dict(), "test")
+    stages.stage_class("decontaminate").build(stages.typed_settings(spec), folder / spec.key)
+    return stages.make(spec, folder)
+
+
+def flagged(stage: stages.Stage, text: str):
+    return stage.apply(Document(text=text, id="0"), collections.Counter())
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    return make_stage(
+        tmp_path_factory.mktemp("index"), [{"id": f"q{i}", "question": q} for i, q in enumerate(QUESTIONS)]
+    )
+
+
+def half(text: str) -> str:
+    words = text.split()
+    return " ".join(words[: len(words) // 2] if len(words) % 4 < 2 else words[len(words) // 2 :])
+
+
+def zero_width(text: str) -> str:
+    return "".join(c + ("\u200b" if i % 3 == 0 else "") + ("\u00ad" if i % 5 == 0 else "") for i, c in enumerate(text))
+
+
+REWRITES = {
+    "verbatim": str,
+    "upper": str.upper,
+    "punctuation dropped": lambda text: text.translate(str.maketrans("", "", string.punctuation)),
+    "punctuation blanked": lambda text: "".join(c if c.isalnum() else " " for c in text),
+    "curly quotes and dashes": lambda text: text.replace("'", "\u2019").replace(", ", " \u2014 "),
+    "html": html.escape,
+    "html twice": lambda text: html.escape(html.escape(text)),
+    "zero width": zero_width,
+    "full width": lambda text: "".join(chr(ord(c) + 0xFEE0) if c.isalnum() else c for c in text),
+    "broken lines": lambda text: text.replace(" ", "\n  ", 7),
+    "half": half,
+}
+
+
+@pytest.mark.parametrize("rewrite", REWRITES)
+def test_leaks_are_found(stage, rewrite):
+    rng = random.Random(1)
+    found = 0
+    for i, q in enumerate(QUESTIONS):
+        text = clean_text(rng, 400) + "\n" + REWRITES[rewrite](q) + "\n" + clean_text(rng, 400)
+        removed = flagged(stage, text)
+        found += removed is not None and removed.reason == "contains bench" and removed.detail.startswith(f"q{i}: ")
+    assert found >= (0.9 if rewrite == "half" else 1.0) * len(QUESTIONS)
+
+
+def test_clean_text_of_the_same_words_stays(stage):
+    rng = random.Random(2)
+    assert sum(flagged(stage, clean_text(rng, 400)) is not None for _ in range(300)) == 0
+    others = [question(random.Random(1000 + i), 1 + i % 3) for i in range(300)]
+    assert sum(flagged(stage, q) is not None for q in others) <= 3  # other questions of the same making
+
+
+def test_the_removal_tells_what_was_found(stage):
+    removed = flagged(stage, f"Intro words. {QUESTIONS[0]} And more.")
+    assert removed.detail == "q0: " + " ".join(decontaminate.normalise(QUESTIONS[0])[:30])
+
+
+def test_one_phrase_of_a_long_item_is_no_leak(stage):
+    long = max(QUESTIONS, key=len).split()
+    assert flagged(stage, " ".join(long[4:15])) is None
+
+
+def test_short_items_must_be_whole(tmp_path):
+    stage = make_stage(
+        tmp_path,
+        [
+            {"goal": "pencil", "sol1": "can draw a line across soft paper", "sol2": "can cut steel"},
+            {"question": "Which common mineral scratches glass?", "answer": "quartz"},
+            {"question": "What?", "answer": "Yes."},
+        ],
+    )
+    assert flagged(stage, "Which common MINERAL scratches glass").detail == "1: which common mineral scratches glass"
+    assert flagged(stage, "This common mineral scratches glass.") is None
+    assert flagged(stage, "pencil: can draw a line across soft paper").reason == "contains bench"
+    assert flagged(stage, "A pencil can draw a line.") is None
+    assert flagged(stage, "What? Yes.") is None
+
+
+def test_answers_that_are_long_count(tmp_path):
+    rng = random.Random(3)
+    answer = question(rng, 3)
+    stage = make_stage(tmp_path, [{"question": question(rng, 2), "answer": answer}])
+    assert flagged(stage, f"He wrote: {answer}").reason == "contains bench"
+
+
+BODY = "Compute the covered surface of this polygon, whose corners the caller lists clockwise as pairs of metres from a gate."
+LICENCE = "/* " + " ".join(licences.NOTICES[0].split()) + " */\n"
+
+
+def test_licences_tables_and_instructions_stay(tmp_path):
+    table = "\n".join(" ".join(str((i * j) % 7) + ".0" for j in range(12)) for i in range(12))
+    instruction = (
+        "Read the passage with care, choose the single best option and explain your reasoning briefly to the examiner."
+    )
+    records = [{"prompt": LICENCE + BODY}]
+    records += [{"prompt": "0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 1 0 0 1"}, {"prompt": table}]
+    records += [{"prompt": f"{instruction} {question(random.Random(i), 1)}"} for i in range(25)]
+    stage = make_stage(tmp_path, records)
+    assert flagged(stage, LICENCE + "int main() { return 0; }") is None
+    assert flagged(stage, "\n".join(licences.NOTICES)) is None
+    assert flagged(stage, table) is None
+    assert flagged(stage, "0 " * 500) is None
+    assert flagged(stage, f"Exam. {instruction} The river is long.") is None
+    assert flagged(stage, "x " + question(random.Random(7), 1)) is not None
+    assert flagged(stage, BODY) is not None
+
+
+def test_texts_without_spaces(tmp_path):
+    numbers = (
+        "4e00 4e2a 519c 6c11 6709 4e03 53ea 9e21 548c 4e94 5934 725b ff0c 95ee 4ed6 4e00 5171 6709 591a 5c11 817f ff1f"
+    )
+    item = "".join(
+        chr(int(number, 16)) for number in numbers.split()
+    )  # a farmer has seven hens and five cows; how many legs?
+    stage = make_stage(tmp_path, [{"question": item}])
+    assert flagged(stage, f"\u9898\uff1a{item}\u7b54").reason == "contains bench"
+    assert flagged(stage, item[:8] + "\u3002") is None
+
+
+def test_the_index_is_the_same_each_time(tmp_path):
+    records = [{"id": i, "question": q} for i, q in enumerate(QUESTIONS)]
+    make_stage(tmp_path / "a", records)
+    folders = []
+    for _ in range(2):
+        load_stage(tmp_path / "out", f'paths=("{tmp_path}/a/bench.jsonl",)')
+        (folder,) = (tmp_path / "out").iterdir()
+        folders.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert folders[0] == folders[1]
+
+
+def test_a_benchmark_of_which_nothing_is_long_enough_flags_nothing(tmp_path):
+    stage = make_stage(tmp_path, [{"question": "Why?", "answer": "So."}])
+    assert flagged(stage, "Why? So. " * 50) is None
+
+
+@pytest.mark.parametrize("text", ["", " ", "one", "&", "\u200b", "a b c d e f", "\u0000" * 20, "&#1114112;&#x0; x"])
+def test_odd_texts(stage, text):
+    assert flagged(stage, text) is None
+
+
+def test_bad_settings(tmp_path):
+    with pytest.raises(ConfigError, match="paths is empty"):
+        load_stage(tmp_path, "")
+    with pytest.raises(ConfigError, match="coverage"):
+        make_stage(tmp_path, [{"question": "x"}], "coverage=1.5")
+
+
+def shared(name: str) -> pathlib.Path:
+    path = pathlib.Path(__file__).parents[4] / "shared/data" / name
+    if not path.exists():
+        pytest.skip("no shared data")
+    return path
+
+
+@pytest.mark.shared
+def test_real_benchmarks_in_real_prose(tmp_path):
+    stage = load_stage(tmp_path, f'paths=("{shared("eval")}",)')
+    prose = [json.loads(line)["text"] for line in gzip.open(shared("text/prose.jsonl.gz"), "rt")]
+    assert sum(flagged(stage, text) is not None for text in prose) < 0.005 * len(prose)
+    similar = [json.loads(line)["question"] for line in shared("text/gsm8k_train.jsonl").open()]
+    assert sum(flagged(stage, text) is not None for text in similar) < 0.005 * len(similar)
+    rng = random.Random(0)
+    read = gzip.open(shared("eval/HumanEval.jsonl.gz"), "rt")
+    items = {"HumanEval": [json.loads(line)["prompt"] for line in read]}
+    items["gsm8k_test"] = [json.loads(line)["question"] for line in shared("eval/gsm8k_test.jsonl").open()]
+    arc = [json.loads(line) for line in shared("eval/arc_easy.jsonl").open()]
+    items["arc_easy"] = [q for q in (row["query"].removeprefix("Question: ") for row in arc) if len(q.split()) >= 13]
+    for benchmark, questions in items.items():
+        for name, rewrite in REWRITES.items():
+            some = rng.sample(questions, 60)
+            found = [flagged(stage, "\n".join((rng.choice(prose), rewrite(q), rng.choice(prose)))) for q in some]
+            assert sum(f is not None for f in found) >= (54 if name == "half" else 57), (benchmark, name)
