@@ -153,7 +153,16 @@ def _prepare(c: ConfigDict) -> None:
     h.comments = False  # keep what readers wrote below an article
     h.min_chars = 40  # of main text, else the document goes
 
-    # debris
+    s.debris = d = ConfigDict()  # leftovers of careless HTML stripping; code and HTML pages pass
+    d.entities = True  # "&amp;nbsp;" "&#39;"
+    d.tags = True  # "<br/>" "</div>" 'class="..."'
+    d.styles = True  # lines of style sheets and of trackers' scripts
+    d.menus = True  # "Home / About / Contact", on one line or on several; "Home > Docs > API"
+    d.notices = True  # lines about cookies, newsletters, sharing
+    d.max_mentions = 1  # of HTML, CSS ...: a text with more is about them, and keeps its tags and entities
+    d.min_menu_lines = 3  # of menus' words, in a run of short lines
+    d.max_menu_chars = 30  # of a short line
+    d.max_notice_chars = 200
 
     s.unicode = u = ConfigDict()  # mojibake, NFC, line ends, white space, characters that do not show
     u.mojibake = True  # mend UTF-8 that was read as another encoding ("cafÃ©")

@@ -19,7 +19,7 @@ def get_config():
     c.model.n_kv_heads = 2
     c.model.d_ff = 704
     c.model.vocab_size = 4096
-    stages = ("unicode", "pii", "junk", "exact", "near", "lines")
+    stages = ("unicode", "pii", "junk", "exact", "near")
     c.prepare.sources.prose = base.source("embedded:prose", stages, weight=87.0)
     c.prepare.sources.math = base.source("embedded:math", stages, weight=10.0)
     c.prepare.sources.code = base.source("embedded:code", ("code", "pii", "exact", "near"), weight=3.0)

@@ -18,6 +18,7 @@ import os
 import pathlib
 import pickle
 import shutil
+import time
 import typing
 from collections.abc import Callable
 
@@ -79,8 +80,9 @@ def prepare(config: Config, log: Callable[[str], None] = print) -> Prepared:
     ]
     for phase, function, tasks in phases:
         if tasks:
-            log(f"{phase}: {tasks} task{'s' if tasks > 1 else ''}")
+            began = time.perf_counter()
             engine_lib.run(engine, folder, phase, function, tasks)
+            log(f"{phase}: {tasks} task{'s' if tasks > 1 else ''} ({time.perf_counter() - began:.1f} s)")
     return _conclude(root, folder, plan, recipe)
 
 
@@ -232,7 +234,8 @@ def find_joins(folder: pathlib.Path, task: int) -> None:
         else:
             names = [("doc", pa.uint64()), ("keeper", pa.uint64()), ("keeper_id", pa.string())]
             pq.write_table(pa.schema(names).empty_table(), folder / "near.parquet")
-        lines.find(connection, folder, plan.global_settings["lines"]["min_documents"])
+        settings = plan.global_settings["lines"]
+        lines.find(connection, folder, settings["min_documents"], settings["min_share"])
 
 
 def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict) -> Prepared:

@@ -1,6 +1,7 @@
 """Lines and paragraphs that come back in many documents: boilerplate of a site, and passages that were copied.
 
-A line that `min_documents` documents of a site share goes from all of them (menus, notices, footers). A paragraph of
+A line that at least `min_documents` and a share of `min_share` of a site's documents have goes from all of them (menus,
+notices, footers). A paragraph of
 `min_paragraph_chars` or more that comes back anywhere stays in the best-ranked document alone (as in CCNet, Wenzek et al.
 2019, and C4's three-sentence spans). Code, in fences or indented, and table rows are left alone.
 """
@@ -47,25 +48,26 @@ def _marked(text: str) -> Iterator[tuple[str, bool]]:
         fenced ^= fence
 
 
-def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, min_documents: int) -> None:
+def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, min_documents: int, min_share: float) -> None:
     """`lines/*.parquet` -> `lines.parquet`: (doc, key), what goes from each document that stays; sorted by document."""
     connection.execute(f"""
-        CREATE TEMP VIEW repeats AS SELECT * FROM read_parquet({quoted(folder / "lines/*.parquet")})
+        CREATE TEMP VIEW here AS SELECT doc, rank, tie, site FROM read_parquet({quoted(folder / "sign/*.parquet")})
         WHERE doc NOT IN (SELECT doc FROM read_parquet({quoted(folder / "exact.parquet")}))
         AND doc NOT IN (SELECT doc FROM read_parquet({quoted(folder / "near.parquet")}));
-        CREATE TEMP TABLE often AS SELECT key FROM repeats WHERE NOT paragraph GROUP BY key HAVING count(*) >= {min_documents};
-        CREATE TEMP TABLE copied AS SELECT key FROM repeats WHERE paragraph GROUP BY key HAVING count(*) > 1;
-        CREATE TEMP TABLE first AS
-        SELECT key, arg_min(doc, (rank, tie, doc)) AS doc
-        FROM (SELECT doc, key FROM repeats WHERE paragraph AND key IN (SELECT key FROM copied))
-        JOIN (SELECT doc, rank, tie FROM read_parquet({quoted(folder / "sign/*.parquet")})) USING (doc) GROUP BY key;
+        CREATE TEMP VIEW repeats AS SELECT doc, key, paragraph, rank, tie, site
+        FROM read_parquet({quoted(folder / "lines/*.parquet")}) JOIN here USING (doc);
+        CREATE TEMP TABLE sites AS SELECT site, count(*) AS documents FROM here GROUP BY site;
+        CREATE TEMP TABLE often AS SELECT key FROM repeats JOIN sites USING (site) WHERE NOT paragraph GROUP BY key
+        HAVING count(*) >= greatest({min_documents}, {min_share} * any_value(sites.documents));
+        CREATE TEMP TABLE first AS SELECT key, arg_min(doc, (rank, tie, doc)) AS keeper
+        FROM repeats WHERE paragraph GROUP BY key HAVING count(*) > 1;
         COPY (
             SELECT doc, key FROM repeats WHERE NOT paragraph AND key IN (SELECT key FROM often)
             UNION ALL
-            SELECT r.doc, r.key FROM repeats r JOIN first f USING (key) WHERE r.paragraph AND r.doc != f.doc
+            SELECT doc, key FROM repeats JOIN first USING (key) WHERE paragraph AND doc != keeper
             ORDER BY doc, key
         ) TO {quoted(folder / "lines.parquet")} (FORMAT parquet);
-        DROP TABLE first; DROP TABLE copied; DROP TABLE often; DROP VIEW repeats;
+        DROP TABLE first; DROP TABLE often; DROP TABLE sites; DROP VIEW repeats; DROP VIEW here;
     """)
 
 

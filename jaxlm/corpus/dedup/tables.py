@@ -32,7 +32,7 @@ class Signer:
         for name in ("sign", "sketch", "lines"):
             (folder / name).mkdir(exist_ok=True)
         bands = near["bands"] if near else 0
-        fields = [(name, pa.uint64()) for name in ("doc", "rank", "tie", "h0", "h1", "sketch_start")]
+        fields = [(name, pa.uint64()) for name in ("doc", "rank", "tie", "site", "h0", "h1", "sketch_start")]
         fields += [("sketch_len", pa.uint32()), ("exact", pa.bool_()), ("id", pa.string())] + [
             (f"b{i}", pa.uint64()) for i in range(bands)
         ]
@@ -58,8 +58,8 @@ class Signer:
                 sketch = signatures.sketch(shingles)
                 self._sketches.write(sketch.tobytes())
         none = (None,) * (self._near["bands"] - len(bands)) if self._near else ()
-        tie = signatures.hash64(f"{source}\0{doc_id}")
-        self._sign.add((doc, rank, tie, h0, h1, self._place, len(sketch), self._exact, doc_id, *bands, *none))
+        tie, where = signatures.hash64(f"{source}\0{doc_id}"), signatures.hash64(f"{source}\0{site}")
+        self._sign.add((doc, rank, tie, where, h0, h1, self._place, len(sketch), self._exact, doc_id, *bands, *none))
         self._place += len(sketch)
         if self._lines:
             for key, paragraph in repeats.keys(text, source, site, self._lines):

@@ -10,7 +10,7 @@ from jaxlm.corpus.dedup.sql import connect
 from jaxlm.corpus.dedup.tables import Signer
 
 NEAR = {"threshold": 0.6, "ngram": 5, "bands": 20, "rows": 5}
-LINES = {"min_documents": 3, "min_chars": 20, "min_paragraph_chars": 200}
+LINES = {"min_documents": 3, "min_share": 0.3, "min_chars": 20, "min_paragraph_chars": 200}
 WORDS = [f"{a}{b}" for a in "bcdfghjklm" for b in ("an", "or", "ith", "ey", "um", "all", "ost", "ide", "ern", "ock")]
 
 
@@ -39,7 +39,7 @@ def deduplicate(folder, tasks, near_settings=NEAR, priorities=None):
         for band in range(near_settings["bands"]):
             near.find_pairs(connection, folder, band, near_settings["bands"], near_settings["threshold"])
         near.resolve(connection, folder)
-        lines.find(connection, folder, LINES["min_documents"])
+        lines.find(connection, folder, LINES["min_documents"], LINES["min_share"])
     names = {task << 32 | row: doc[0] for task, documents in enumerate(tasks) for row, doc in enumerate(documents)}
     gone = {}
     for stage in ("exact", "near"):
@@ -132,6 +132,13 @@ def test_boilerplate_lines_go_from_all_and_copied_paragraphs_stay_once(tmp_path)
     assert count == 1
     assert text_left.count(notice) == 1  # the one in the fence
     assert "short line" in text_left
+
+
+def test_a_line_of_few_pages_of_a_large_site_stays(tmp_path):
+    line = "check_finite : bool, optional, whether to check the input"
+    pages = [(f"d{i}", f"{text(i, 30)}\n{line if i < 5 else text(100 + i, 9)}") for i in range(20)]
+    _, counts = deduplicate(tmp_path / "d", [pages])
+    assert not counts
 
 
 def test_lines_of_removed_duplicates_do_not_count(tmp_path):
