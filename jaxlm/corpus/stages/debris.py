@@ -1,0 +1,381 @@
+"""Leftovers of careless HTML stripping in plain text: entities, tags, attributes, style sheets, scripts, menus, notices.
+
+The rules prefer to leave debris over harming text: code in fences and `inline code` are not looked at; a text that
+speaks of HTML keeps the tags it shows, and so does what a line introduces with a colon; only names of HTML's own elements
+count as tags (`List<String>` and `a < b` stay), and only words that menus are made of count as a menu. After what the
+field reports of stripped corpora: C4 (Raffel et al. 2020), and the line-wise corrections of RefinedWeb (Penedo et al.
+2023) and Dolma (Soldaini et al. 2024).
+"""
+# ruff: noqa: RUF001 - words of menus in other scripts
+
+import collections
+import dataclasses
+import html
+import re
+
+from jaxlm.corpus.stage import Document, Remove, Stage
+
+_FENCED = re.compile(r"^[ \t]*(?P<fence>```+|~~~+)[^\n]*\n(?:.*?^[ \t]*(?P=fence)[`~]*[ \t]*$|.*)", re.M | re.S)
+_INLINE = re.compile(r"(`[^`\n]+`)")
+
+# A text about HTML says so. Once or twice in a document may be chance; beside the tag it is not.
+_ABOUT = re.compile(
+    r"(?<![<\w./-])(?:x?html5?|xml|svg|css|javascript|jquery|jsx|markup|angle brackets?|docbook)(?![\w(=/-]|\.\w)", re.I
+)
+_BESIDE = re.compile(
+    r"(?<![<\w./-])(?:tags?|elements?|attributes?|entity|entities|escap(?:e|ed|es|ing))(?![\w(=/-])", re.I
+)
+
+_ENTITY = re.compile(r"&(?:amp;)*(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});|&(?:amp;)?nbsp(?![\w;])")
+
+_BLOCKS = (
+    "address article aside blockquote body center dd div dl dt figcaption figure footer form h1 h2 h3 h4 h5 h6 head"
+    " header hr html li main nav ol option p pre section select table tbody tfoot thead title tr ul br"
+)
+_INLINES = (
+    "a abbr acronym b big button cite code del em embed fieldset font i iframe img input ins kbd label link meta"
+    " noscript object q s samp script small span strike strong style sub sup td th tt u var video wbr"
+)
+_LINES = frozenset(_BLOCKS.split())
+_NAMES = "|".join(sorted(f"{_BLOCKS} {_INLINES}".split(), key=len, reverse=True))
+_ATTRIBUTES = r"(?:\s+[a-zA-Z][\w:.-]*(?:\s*=\s*(?:\"[^\"<>\n]*\"|'[^'<>\n]*'|[^\s\"'<>=]+))?)*"
+_TAG = re.compile(rf"<(?P<end>/?)(?P<name>{_NAMES})(?P<rest>{_ATTRIBUTES}\s*/?)>", re.I)
+_ALONE = {"br", "hr", "wbr"}  # have no end tag, and are no likely names of types or of what to fill in (`cp <input>`)
+_RAISED = re.compile(r"<(su[pb])>([\w+-]{1,12})</\1>", re.I)
+# What goes with all that it holds: where it begins and where it ends.
+_HIDDEN = {
+    "script": (re.compile(r"<script\b[^<>\n]*>", re.I), re.compile(r"</script\s*>", re.I)),
+    "style": (re.compile(r"<style\b[^<>\n]*>", re.I), re.compile(r"</style\s*>", re.I)),
+    "comment": (re.compile(r"<!--"), re.compile(r"-->")),
+    "doctype": (re.compile(r"<!doctype\b", re.I), re.compile(r">")),
+    "cdata": (re.compile(r"(?://)?<!\[CDATA\["), re.compile(r"(?://)?\]\]>")),
+}
+_FOREIGN = re.compile(rf"</(?!(?:{_NAMES})\s*>)[a-zA-Z][\w:.-]*\s*>", re.I)  # of XML, JSX: the tags are the text
+_ENDS = re.compile(r"</([a-zA-Z]\w*)\s*>")
+_ATTRIBUTE = (
+    r"(?:class|id|href|src|style|target|rel|alt|width|height|align|valign|border|cellpadding|cellspacing|colspan|"
+    r"bgcolor|onclick|onload|data-[\w-]+|aria-[\w-]+)=(?:\"[^\"\n]*\"|'[^'\n]*')"
+)
+_TORN = re.compile(rf"(?<![\w,(<-])(?:</?\w+ +)?{_ATTRIBUTE}(?:(?: +{_ATTRIBUTE})+ *(?:/?>|(?=\s|$))| */?>|$)", re.M)
+
+_EQUALS = re.compile("=[\"']")
+_STYLES = re.compile(r"[;}]\s*(?:\n|\Z)")
+
+_RULE = re.compile(
+    r"^\s*(?!(?:return|else|do|try|struct|class|enum|export|default|case|union)\b)"
+    r"(?:@media[^{};]*|[.#*:a-z][^{};=()]*)\{"
+)
+_DECLARATION = re.compile(
+    r"(?:^|[{;])\s*(?:-\w+-)?(?:color|margin|padding|font|display|width|height|background|border|float|clear|position|"
+    r"top|left|text-align|text-decoration|line-height|overflow|z-index|min-width|max-width|visibility)[\w-]*\s*:"
+    r"[^;{}]+[;}]"
+)
+_TRACKER = re.compile(
+    r"\b_ga[qt]\b|GoogleAnalyticsObject|\bdataLayer\b|\bgtag\(|\bgoogletag\b|\badsbygoogle\b|\bfbq\(|\b__tcfapi\b|"
+    r"\bdocument\.write\(|\bgoogle_ad_\w+\s*=|\baddthis_\w+\s*="
+)
+_CODE_ENDS = re.compile(r"[;{}]\s*$|^\s*[})\]]|^\s*//")
+
+_SOCIAL = "facebook|twitter|x|instagram|youtube|linkedin|pinterest|whatsapp|reddit|tumblr|telegram|google\\+?|e-?mail"
+_MENU = frozenset(
+    line.strip()
+    for line in """
+    home, homepage, home page, about, about us, contact, contact us, contacts, get in touch, login, log in, sign in,
+    sign up, sign out, log out, logout, register, join, join us, join now, my account, account, profile, search,
+    sitemap, site map, privacy, privacy policy, cookie policy, cookies, terms, terms of use, terms of service,
+    terms and conditions, terms & conditions, legal, legal notice, disclaimer, imprint, accessibility, faq, faqs, help,
+    support, blog, news, events, shop, store, cart, basket, checkout, wishlist, products, services, solutions, pricing,
+    portfolio, gallery, careers, jobs, press, media, advertise, advertising, subscribe, newsletter, donate, menu,
+    main menu, toggle navigation, navigation, skip to content, skip to main content, skip navigation, categories,
+    archives, archive, tags, recent posts, recent comments, rss, feed, feedback, forum, forums, members, memberlist,
+    downloads, download, documentation, docs, team, our team, testimonials, partners, next, previous, prev, back,
+    back to top, top, share, follow us, print, email, facebook, twitter, instagram, youtube, linkedin, pinterest,
+    startseite, kontakt, impressum, datenschutz, anmelden, registrieren, suche, über uns, agb, hilfe, warenkorb,
+    accueil, à propos, mentions légales, connexion, s'inscrire, recherche, panier, plan du site, aide,
+    inicio, contacto, acerca de, aviso legal, iniciar sesión, buscar, política de privacidad, quiénes somos,
+    главная, контакты, о нас, войти, регистрация, поиск, новости,
+    首页, 首頁, 关于我们, 關於我們, 联系我们, 聯絡我們, 登录, 登入, 注册, 註冊,
+    搜索, 新闻, 新聞, 网站地图, 隐私政策, ホーム, トップページ, 会社概要, お問い合わせ,
+    ログイン, 新規登録, サイトマップ, プライバシーポリシー, 検索, ニュース
+    """.replace("\n", " ").split(",")
+)
+_ROOTS = frozenset(
+    ("home", "homepage", "main page", "index", "start", "startseite", "accueil", "inicio", "главная")
+).union(("首页", "首頁", "ホーム", "トップページ"))
+_FIRST_WORDS = frozenset(entry.split()[0] for entry in _MENU) | {"you", "main", "start", "index"}
+_SPLIT = re.compile(r"\s*(?:\||\u203a|\u00bb|\u00b7|\u2022|::)\s*|\s+[/>\u2192]\s+|\t+|\s{3,}")
+_CRUMBS = re.compile(r"\s>\s|\u203a|\u00bb|\u2192|\s/\s|::")
+_HERE = re.compile(r"^you are here:?\s*", re.I)
+_ROW = re.compile("(?:{0})(?:\\s+(?:{0})){{3,}}".format("|".join(map(re.escape, sorted(_MENU, key=len, reverse=True)))))
+_BULLET = re.compile(r"^\s*(?:[-*+\u2022\u00b7\u25aa\u25cf]\s+)?")
+_NO_MENU = re.compile(r"[.!?:;,\u3002\uff01\uff1f]$|^#")
+
+_NOTICE = re.compile(
+    "(?:"
+    + "|".join(
+        (
+            r"(?:please )?share (?:this|on|via|with)(?: (?:article|post|page|story|with|your|friends|on|via|:|this|and|"
+            rf"{_SOCIAL}|[,|/]))*",
+            rf"(?:please )?(?:follow|like|join|find) us (?:on|at) (?:{_SOCIAL})\b.{{0,60}}",
+            r"(?:click here to )?(?:tweet|pin it|print this(?: page| article| post)?)(?: this| share| like)*",
+            r"email this(?: page| article| post| to a friend)?",
+            r"(?:(?:this|our) (?:web ?)?site|we(?: and our partners)?)(?: also)? uses?(?: \w+)? cookies\b(?=.*\b(?:experience|"
+            r"site|website|browsing|consent|agree|accept|policy|analy[sz]\w+|traffic|ads?|advert\w*|services?)\b).*",
+            r"by (?:continuing|using|browsing|clicking|closing)\b(?=.*\b(?:cookies?|(?:web ?)?site)\b).{0,80}"
+            r"\byou (?:agree|accept|consent)\b.*",
+            r"(?:accept|reject|allow|manage|decline)(?: all)? (?:cookies|cookie (?:settings|preferences))",
+            r"(?:please )?(?:subscribe|sign up) (?:to|for) (?:our|the|this|my) (?:\w+ ){0,3}(?:newsletters?|mailing list|"
+            r"e-?mails?|channel|feed|rss(?: feed)?|blog|updates)\b.{0,80}",
+            r"enter your e-?mail(?: address)?\b.{0,80}",
+            r"get .{3,60}\b(?:to|in) your (?:inbox|e-?mail)\b.{0,60}",
+            r"your e-?mail address will not be published\b.{0,60}",
+            r"(?:leave|post|add) a (?:comment|reply)(?: cancel reply)?",
+            r"skip to (?:the )?(?:main )?(?:content|navigation|search|footer)",
+            r"back to (?:the )?top(?: of (?:the )?page)?",
+            r"(?:(?:\u00a9|\(c\)|copyright) *)+.{0,100}\ball rights reserved\b.{0,40}",
+            r"(?:proudly )?powered by (?:wordpress|drupal|joomla|phpbb|vbulletin|blogger|shopify|squarespace|mediawiki|"
+            r"discourse|disqus|simple machines)\b.{0,60}",
+            r"(?:please enable|you need to enable|enable) javascript\b.{0,80}",
+            r"(?:it (?:seems|looks like) )?(?:your browser (?:does not support|has disabled)|javascript (?:is (?:disabled|"
+            r"required|not enabled)|must be enabled))\b.{0,80}",
+            r"advertise?ment|sponsored(?: content| links?)?|continue reading below",
+            r"(?:continue reading|(?:read|learn|view|show|load) more)",
+            r"loading(?: comments)?(?:\.\.\.|\u2026)",
+        )
+    )
+    + r")\s*[.!:\u2026\u00bb\u2192>|]*",
+    re.I,
+)
+# A notice begins with one of these: nearly all lines are seen to be none by their first word.
+_NOTICE_WORDS = frozenset(
+    """
+    please share follow like join find click tweet pin print email this our we by accept reject allow manage decline
+    subscribe sign enter get your leave post add skip back \u00a9 (c) copyright proudly powered you enable it javascript
+    advertisement advertisment sponsored continue read learn view show load loading loading... loading\u2026
+    """.split()  # noqa: SIM905
+)
+
+
+class Debris(Stage):
+    """Takes debris of HTML out of texts; never removes a document. Code and HTML pages pass."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Settings:
+        entities: bool
+        tags: bool
+        styles: bool
+        menus: bool
+        notices: bool
+        max_mentions: int
+        min_menu_lines: int
+        max_menu_chars: int
+        max_notice_chars: int
+
+    def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
+        if document.metadata.get("format") in ("code", "html"):
+            return None
+        # Even parts are text; odd ones are fenced blocks, which stay.
+        parts = _fences(document.text)
+        if self.settings.menus or self.settings.notices:
+            parts[::2] = [self._lines(part, edits) for part in parts[::2]]
+        texts = parts[::2]
+        if any(map(_may_have_markup, texts)):
+            mentions = sum(1 for t in texts for _ in _ABOUT.finditer(t))
+            if mentions <= self.settings.max_mentions and not any("</" in t and _FOREIGN.search(t) for t in texts):
+                parts[::2] = [self._markup(t, edits) for t in texts]
+        document.text = "".join(parts)
+        return None
+
+    def _lines(self, text: str, edits: collections.Counter[str]) -> str:
+        """Without the lines that are menus, breadcrumbs or notices."""
+        lines = text.split("\n")
+        gone: set[int] = set()
+        run: list[tuple[int, bool]] = []  # short lines in a row, and whether each is a menu's
+        longest = max(self.settings.max_notice_chars, self.settings.max_menu_chars)
+        for i, line in enumerate(lines):
+            if not line or line.isspace():
+                continue
+            short = False
+            if len(line) <= longest + 100:
+                bare = line.strip()
+                if not bare[0].isalnum():
+                    bare = _BULLET.sub("", bare)
+                low = bare.lower()
+                first = low.split(None, 1)[0] if bare else ""
+                if self.settings.notices and first in _NOTICE_WORDS and self._is_notice(bare):
+                    gone.add(i)
+                    edits["notice"] += 1
+                    continue
+                if self.settings.menus:
+                    if (first in _FIRST_WORDS or low in _MENU) and len(bare) <= longest and _is_row(low):
+                        gone.add(i)
+                        edits["menu"] += 1
+                        continue
+                    short = len(bare) <= self.settings.max_menu_chars and not _NO_MENU.search(bare)
+            if short:
+                run.append((i, low in _MENU))
+            elif run:
+                self._end_run(run, gone, edits)
+        self._end_run(run, gone, edits)
+        return "\n".join(line for i, line in enumerate(lines) if i not in gone) if gone else text
+
+    def _is_notice(self, line: str) -> bool:
+        return len(line) <= self.settings.max_notice_chars and _NOTICE.fullmatch(line) is not None
+
+    def _end_run(self, run: list[tuple[int, bool]], gone: set[int], edits: collections.Counter[str]) -> None:
+        """Decides about a run of short lines: what lies between its first and last word of a menu is one, if half are."""
+        hits = [k for k, (_, hit) in enumerate(run) if hit]
+        if len(hits) >= self.settings.min_menu_lines and 2 * len(hits) >= hits[-1] - hits[0] + 1:
+            gone.update(i for i, _ in run[hits[0] : hits[-1] + 1])
+            edits["menu"] += hits[-1] - hits[0] + 1
+        run.clear()
+
+    def _markup(self, text: str, edits: collections.Counter[str]) -> str:
+        """Without tags, torn attributes, style sheets, trackers' scripts and entities."""
+        if self.settings.tags and "<" in text:
+            for name, (begin, end) in _HIDDEN.items():
+                text = _cut(text, begin, end, name, edits)
+        if self.settings.styles and _STYLES.search(text):
+            text = _without_styles(text, edits)
+        tags = self.settings.tags and (
+            ("<" in text and _TAG.search(text)) or (_EQUALS.search(text) and _TORN.search(text))
+        )
+        entities = self.settings.entities and "&" in text and _ENTITY.search(text)
+        if not tags and not entities:
+            return text
+        ended = {name.lower() for name in _ENDS.findall(text)} if tags else set()
+        out, shown = [], False
+        for line in text.split("\n"):
+            if not line.strip():
+                shown = shown and bool(out) and out[-1].rstrip().endswith(":")
+            elif not shown and ("<" in line or "&" in line or _EQUALS.search(line)) and not _BESIDE.search(line):
+                line = self._line(line, ended, bool(entities), edits)
+                if line is None:
+                    continue
+            if line.rstrip().endswith(":"):  # what follows is shown: an example
+                shown = True
+            out.append(line)
+        return "\n".join(out)
+
+    def _line(self, line: str, ended: set[str], entities: bool, edits: collections.Counter[str]) -> str | None:
+        """A line without tags and entities; None if nothing else was in it."""
+        pieces = _INLINE.split(line) if "`" in line else [line]
+        before = edits.total()
+        if self.settings.tags:
+            pieces[::2] = [_without_tags(piece, ended, edits) for piece in pieces[::2]]
+        changed = edits.total() > before
+        if entities:
+            pieces[::2] = [_unescaped(piece, edits) for piece in pieces[::2]]
+        line = "".join(pieces)
+        if not changed:
+            return line
+        kept = [part.strip() for part in line.split("\n") if part.strip()]
+        return "\n".join(kept) if kept else None
+
+
+def _may_have_markup(text: str) -> bool:
+    """A quick look, for most texts have none."""
+    return (
+        ("<" in text and ("<!" in text or _TAG.search(text) is not None))
+        or ("&" in text and _ENTITY.search(text) is not None)
+        or _EQUALS.search(text) is not None
+        or _STYLES.search(text) is not None
+    )
+
+
+def _fences(text: str) -> list[str]:
+    """[text, fenced block, text, ..., text]."""
+    if "```" not in text and "~~~" not in text:
+        return [text]
+    parts, end = [], 0
+    for match in _FENCED.finditer(text):
+        parts += [text[end : match.start()], match[0]]
+        end = match.end()
+    return [*parts, text[end:]]
+
+
+def _is_row(low: str) -> bool:
+    """Whether a line, in lower case, is a breadcrumb or a row of a menu."""
+    here = _HERE.sub("", low)
+    parts = [part for part in _SPLIT.split(here) if part]
+    if len(parts) >= 3 and not low.endswith((".", ";", ",")):
+        if parts[0] in _ROOTS and _CRUMBS.search(here):
+            return all(len(part.split()) <= 6 for part in parts[:-1])
+        hits = sum(part in _MENU for part in parts)
+        return hits >= 3 and 2 * hits >= len(parts)
+    return (len(parts) == 2 and here != low) or (len(low) <= 200 and _ROW.fullmatch(low) is not None)
+
+
+def _cut(text: str, begin: re.Pattern, end: re.Pattern, name: str, edits: collections.Counter[str]) -> str:
+    """Without what stands between `begin` and `end`, both included. What does not end stays. Linear in the text."""
+    out, at = [], 0
+    while (start := begin.search(text, at)) and (stop := end.search(text, start.end())):
+        out.append(text[at : start.start()])
+        at = stop.end()
+        edits[name] += 1
+    return "".join([*out, text[at:]]) if out else text
+
+
+def _without_styles(text: str, edits: collections.Counter[str]) -> str:
+    """Without runs of lines that are a style sheet or call a tracker."""
+    out: list[str] = []
+    run: list[str] = []
+
+    def end_run() -> None:
+        rules, declarations = sum(map(bool, map(_RULE.match, run))), sum(map(bool, map(_DECLARATION.search, run)))
+        if (rules and declarations) or declarations >= 3:
+            edits["style"] += len(run)
+        elif any(map(_TRACKER.search, run)):
+            edits["script"] += len(run)
+        else:
+            out.extend(run)
+        run.clear()
+
+    for line in text.split("\n"):
+        if line and ("{" in line or ";" in line or "}" in line) and (_CODE_ENDS.search(line) or _RULE.match(line)):
+            run.append(line)
+            continue
+        if run:
+            end_run()
+        out.append(line)
+    if run:
+        end_run()
+    return "\n".join(out)
+
+
+def _without_tags(piece: str, ended: set[str], edits: collections.Counter[str]) -> str:
+    if "<" in piece and _RAISED.search(piece):
+        piece, raised = _RAISED.subn(lambda m: ("^" if m[1].lower() == "sup" else "_") + m[2], piece)
+        edits["tag"] += raised
+
+    def drop(match: re.Match) -> str:
+        name = match["name"].lower()
+        rest = match["rest"].strip(" /")
+        if rest and "=" not in rest:  # <title of the page>: to be filled in
+            return match[0]
+        if not rest and not match["end"] and name not in _ALONE and name not in ended:
+            return match[0]
+        edits["tag"] += 1
+        return "\n" if name in _LINES else " " if name in ("td", "th") else ""
+
+    if "<" in piece:
+        piece = _TAG.sub(drop, piece)
+    if _EQUALS.search(piece):
+        piece, torn = _TORN.subn("", piece)
+        if torn:
+            edits["attribute"] += torn
+    return piece
+
+
+def _unescaped(piece: str, edits: collections.Counter[str]) -> str:
+    def character(match: re.Match) -> str:
+        text = match[0] if match[0].endswith(";") else f"{match[0]};"
+        for _ in range(text.count("amp;") + 1):
+            text = html.unescape(text)
+        text = text.replace("\u00a0", " ")
+        if (text.startswith("&") and len(text) > 1) or not text.isprintable():
+            return match[0]
+        edits["entity"] += 1
+        return text
+
+    return _ENTITY.sub(character, piece) if "&" in piece else piece
