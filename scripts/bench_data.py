@@ -7,8 +7,8 @@
     python scripts/bench_data.py memory --gigabytes=3                       # a synthetic corpus; prints the curve
 
 Megabytes are of what is read (HTML as it lies on disk, text uncompressed); times are whole processes on `--workers`
-processes (2), starting and reports included. The peer needs `pip install spacy trafilatura`. Language identification and
-tokenization are left out of the paired runs: datatrove's need files from the network.
+processes (2), starting and reports included. The peer needs `pip install spacy trafilatura
+'xxhash<4'`. Language identification and tokenization are left out of the paired runs: datatrove's need files from the network.
 """
 
 import argparse
@@ -68,7 +68,15 @@ def jaxlm(folder: pathlib.Path, verb: str, args: argparse.Namespace, stages: tup
     config.write_text(
         CONFIG.format(path=str(args.input), stages=stages, format=args.format, workers=args.workers, task_mb=task_mb)
     )
-    words = [sys.executable, "-m", "jaxlm.cli", verb, f"--config={config}", f"--config.data.dir={folder / 'data'}"]
+    words = [
+        sys.executable,
+        "-m",
+        "jaxlm.cli",
+        verb,
+        f"--config={config}",
+        f"--config.data.dir={folder / 'data'}",
+        *args.extra,
+    ]
     return timed(words)
 
 
@@ -149,7 +157,10 @@ def against_datatrove(args: argparse.Namespace) -> None:
             ours = jaxlm(
                 folder,
                 "prepare",
-                argparse.Namespace(**vars(args) | {"input": parts, "format": "jsonl", "mb": mb}),
+                argparse.Namespace(
+                    **vars(args)
+                    | {"input": parts, "format": "jsonl", "mb": mb, "extra": ["--config.prepare.report_mb=0"]}
+                ),
                 stages,
             )
             began = time.perf_counter()
@@ -240,6 +251,7 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=3.0)
     parser.add_argument("--scratch", type=pathlib.Path, help="folder for temporary files")
     args = parser.parse_args()
+    args.extra = []
     if args.part == "memory":
         memory(args)
         return

@@ -22,7 +22,7 @@ from bench_step import jaxlm_step, make_config
 
 from jaxlm.ops.attention import BACKENDS, attention, resolve_backend
 from jaxlm.plan import flops
-from jaxlm.programs.tables import print_table
+from jaxlm.programs.console import print_table
 
 SHAPES = {
     "35M": (64, 512, ["model.n_kv_heads=4", "model.vocab_size=20480"]),

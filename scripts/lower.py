@@ -18,7 +18,7 @@ from jaxlm import config_files, sharding
 from jaxlm.config import ConfigError, resolve
 from jaxlm.plan import lower
 from jaxlm.programs import setup
-from jaxlm.programs.tables import print_table
+from jaxlm.programs.console import print_table
 
 LARGE = 1_000_000
 

@@ -107,7 +107,7 @@ def test_main_is_jaxlm_train():
 
 
 def test_print_table(capsys):
-    from jaxlm.programs.tables import print_table
+    from jaxlm.programs.console import print_table
 
     rows = [{"name": "a", "loss": 1.23456}, {"name": "long", "loss": 2.0}]
     print_table(rows, as_json=False)

@@ -108,16 +108,30 @@ class _LocalExecutor(PipelineExecutor):
             for rank in ranks:
                 self._run_for_rank(rank, 1)
             return
-        context = multiprocessing.get_context("spawn")  # the parent has threads: JAX's, Arrow's
-        pool = concurrent.futures.ProcessPoolExecutor(min(self.workers, len(ranks)), context, initializer=_quiet)
+        waiting = [_pool(self.workers).submit(self._run_for_rank, rank, 1) for rank in ranks]
         try:
-            waiting = [pool.submit(self._run_for_rank, rank, 1) for rank in ranks]
             for done in concurrent.futures.as_completed(waiting):
                 done.result()
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            close()
             raise
-        pool.shutdown()
+
+
+_pools: dict[int, concurrent.futures.ProcessPoolExecutor] = {}
+
+
+def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
+    """The worker processes, kept from phase to phase: each takes a second to start."""
+    if workers not in _pools:
+        context = multiprocessing.get_context("spawn")  # the parent may have threads: JAX's, Arrow's
+        _pools[workers] = concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_quiet)
+    return _pools[workers]
+
+
+def close() -> None:
+    """Lets the local worker processes go."""
+    while _pools:
+        _pools.popitem()[1].shutdown(wait=False, cancel_futures=True)
 
 
 def _quiet() -> None:

@@ -78,11 +78,14 @@ def prepare(config: Config, log: Callable[[str], None] = print) -> Prepared:
         ("joins", f"{_HERE}.find_joins", 1),
         ("finish", "jaxlm.corpus.pipeline.finish", len(plan.units)),
     ]
-    for phase, function, tasks in phases:
-        if tasks:
-            began = time.perf_counter()
-            engine_lib.run(engine, folder, phase, function, tasks)
-            log(f"{phase}: {tasks} task{'s' if tasks > 1 else ''} ({time.perf_counter() - began:.1f} s)")
+    try:
+        for phase, function, tasks in phases:
+            if tasks:
+                began = time.perf_counter()
+                engine_lib.run(engine, folder, phase, function, tasks)
+                log(f"{phase}: {tasks} task{'s' if tasks > 1 else ''} ({time.perf_counter() - began:.1f} s)")
+    finally:
+        engine_lib.close()
     return _conclude(root, folder, plan, recipe)
 
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from jaxlm.config import Config, ConfigError, nearest
 from jaxlm.corpus import audit, documents, sources
 from jaxlm.data import shards
-from jaxlm.programs import setup
-from jaxlm.programs.tables import print_table
+from jaxlm.programs.console import print_table, say
 
 Documents = Iterator[tuple[str, str]]
 _UNIT_BYTES = 8 << 20
@@ -32,11 +31,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
     began, counts = time.monotonic(), []
     for name, read in readers.items():
         counts.append(audit.scan(name, read()))
-        setup.say(f"{name}: {counts[-1].documents:,} documents, {counts[-1].bytes / 1e6:.1f} MB of {what}")
+        say(f"{name}: {counts[-1].documents:,} documents, {counts[-1].bytes / 1e6:.1f} MB of {what}")
     found = [finding for finding in audit.rank(counts) if args.source in ("", finding.source)]
     shown = found[: args.top or None]
     lost = max(table.lost for count in counts for table in count.tables)
-    setup.say(
+    say(
         f"{len(found)} findings" + (f", the worst {len(shown)} shown" if len(shown) < len(found) else "")
         + f"; {time.monotonic() - began:.1f} s; " + (f"counts may be up to {lost} too low" if lost else "counts are exact")
     )  # fmt: skip
@@ -134,6 +133,6 @@ def _raw(spec: sources.SourceSpec) -> Callable[[], Documents]:
             for document in sources.read(unit, spec, stats):
                 yield document.id, document.text
         if stats.skipped or stats.repaired or not stats.documents:
-            setup.say(f"{spec.name}: {stats.summary()}")
+            say(f"{spec.name}: {stats.summary()}")
 
     return read

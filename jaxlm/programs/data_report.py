@@ -6,8 +6,8 @@ import typing
 from collections.abc import Iterator
 
 from jaxlm.config import Config
-from jaxlm.corpus import audit, documents, mismatch, prepare, sources
-from jaxlm.programs import setup
+from jaxlm.corpus import audit, documents, prepare, sources
+from jaxlm.programs import console
 from jaxlm.report import data as report
 
 FINDINGS = "findings.json"
@@ -18,6 +18,8 @@ _JUNK_ROWS = 200
 
 def inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
     """Audit and mismatch on `prepare.report_mb` of each source, from DATA/findings.json when they are there."""
+    if not config.prepare.report_mb:
+        return {}
     path = done.path / FINDINGS
     about = {"prepared": done.sha256, "target": config.prepare.target, "report_mb": config.prepare.report_mb}
     try:
@@ -28,13 +30,15 @@ def inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
         pass
     kept = {name: files for name, files in documents.find(done.path).items() if _kept(done, name)}
     limit = int(config.prepare.report_mb * 1e6)
-    setup.say("audit and mismatch report")
+    console.say("audit and mismatch report")
     junk = audit.audit({name: sample(files, limit) for name, files in kept.items()})
     target = None
     if config.prepare.target:
         target = (text for _, text in sources.iterate_documents(config.prepare.target, max_bytes=limit))
     compared = None
     if len(kept) > 1 or target:
+        from jaxlm.corpus import mismatch  # scikit-learn is slow to import
+
         texts = {name: (text for _, text in sample(files, limit)) for name, files in kept.items()}
         weights = {name: source.weight for name, source in config.prepare.sources.items() if name in kept}
         compared = mismatch.compare(texts, target, weights=weights or None).to_dict()

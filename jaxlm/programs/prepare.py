@@ -4,15 +4,15 @@ import argparse
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import prepare
-from jaxlm.programs import data_report, setup
-from jaxlm.programs.tables import print_table
+from jaxlm.programs import data_report
+from jaxlm.programs.console import print_table, say
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Makes DATA/documents and DATA/report.html, and prints what became of each source."""
     if not config.data.dir:
         raise ConfigError("no folder for the documents: give --config.data.dir=DIR")
-    done = prepare.prepare(config, setup.say)
+    done = prepare.prepare(config, say)
     rows = []
     for name, source in done.manifest["sources"].items():
         read, kept = source["read"], source["kept"]
@@ -22,5 +22,5 @@ def run(config: Config, args: argparse.Namespace) -> int:
     columns = dict.fromkeys(key for row in rows for key in row)
     print_table([{key: row.get(key, "") for key in columns} for row in rows], args.json)
     page = data_report.write(config, done)
-    setup.say(f"prepared, sha256 {done.sha256}; report: {page}")
+    say(f"prepared, sha256 {done.sha256}; report: {page}")
     return 0

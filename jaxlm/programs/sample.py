@@ -11,7 +11,7 @@ from jaxlm.config import Config, ConfigError, MeshConfig, RunError
 from jaxlm.data import shards
 from jaxlm.eval import samples
 from jaxlm.programs import setup
-from jaxlm.programs.tables import print_table
+from jaxlm.programs.console import print_table
 from jaxlm.train.checkpoint import Checkpointer, CorruptCheckpointError
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import pathlib
-import sys
 import typing
 
 import jax
@@ -16,6 +15,7 @@ from jaxlm.corpus.sources import SourceStats
 from jaxlm.data import build
 from jaxlm.data.shards import MANIFEST, DataDir, open_data
 from jaxlm.ops import attention
+from jaxlm.programs import console
 
 # Keys of the model that change how it is computed, not which function it is: free to differ on resuming.
 _FREE_MODEL_KEYS = ("attention", "dtype", "dropout", "fuse_projections", "init_std", "remat", "scan_layers")
@@ -147,7 +147,7 @@ def data(config: Config) -> tuple[DataDir, dict[str, float]]:
 def say(text: str) -> None:
     """A line for the person on standard error, from the first process only."""
     if jax.process_index() == 0:
-        print(text, file=sys.stderr, flush=True)
+        console.say(text)
 
 
 def workdir(config: Config) -> pathlib.Path:

@@ -9,7 +9,7 @@ from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import documents, prepare, sources
 from jaxlm.data import shards, tokenizer, tokenizer_fit
 from jaxlm.programs import data_report, setup
-from jaxlm.programs.tables import print_table
+from jaxlm.programs.console import print_table
 
 EMBEDDED = "embedded:prose"
 _SWEEP_BYTES = 32 << 20

@@ -5,7 +5,7 @@ import argparse
 from jaxlm.config import Config, ConfigError
 from jaxlm.data import trace
 from jaxlm.programs import setup
-from jaxlm.programs.tables import print_table
+from jaxlm.programs.console import print_table
 
 
 def run(config: Config, args: argparse.Namespace) -> int:

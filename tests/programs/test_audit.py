@@ -36,7 +36,7 @@ def worst_is_person_x(rows):
 def write_config(folder, section, source):
     """A config whose `section`.sources are the two files; `source` makes one of a path."""
     lines = [
-        "from configs import base",
+        "from jaxlm.configs import base",
         "def get_config():",
         "  c = base.get_config()",
         "  c.data.dir = 'nothing-here'",

@@ -54,11 +54,12 @@ _PLACE = re.compile(rf"\n*^([^\n{_OPEN}]*){_OPEN}(\d+){_CLOSE}[ \t]*\n*", re.M)
 # resiliparse 2.0.1 takes a lone character of three bytes (a Chinese one, a dash) for an icon and drops it: this behind
 # it saves it. Real icons stand in the private use area.
 _SAVE = "\ue002"
-_LONE = re.compile(r">\s*(?:[\u0800-\udfff\uf900-\uffff]|&(?!nbsp)#?\w{2,8};)(?=\s*<)")
+_LONE = re.compile(r"(?<=[>\s])[\u0800-\udfff\uf900-\uffff](?=\s*<)")
+_LONE_ENTITY = re.compile(r"(?<=[>\s])&(?!nbsp)#?\w{2,8};(?=\s*<)")
 _STRAY = re.compile(f"[{_OPEN}{_CLOSE}{_SAVE}]")
 _XHTML = re.compile(r"^\s*<\?xml|xhtml", re.I)
-_VOID = "area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr"
-_SELF_CLOSED = re.compile(rf"<(?!(?:{_VOID})\b)([a-z][\w:-]*)((?:\s[^<>]*)?)/>", re.I)
+_VOID = frozenset("area base br col embed hr img input link meta param source track wbr".split())  # noqa: SIM905
+_NAME = re.compile(r"[a-zA-Z][\w:-]*")
 _TOLD = "[class*=highlight-], [class*=language-], [class*=lang-], [class*=brush]"
 _LANGUAGE = re.compile(r"(?:^|\s)(?:language|lang|highlight-source|highlight|brush:)-?\s*([a-zA-Z][\w+#-]*)")
 _NOT_LANGUAGES = {"default", "none", "text", "notranslate", "plaintext", "source", "python3", "pycon3", "listing"}
@@ -99,8 +100,20 @@ def _well_formed(html: str) -> str:
     """What an HTML parser reads as the writer meant: to it, XHTML's `<title/>` would swallow all that follows."""
     html = _STRAY.sub("", html.replace("\0", ""))
     if "/>" in html and _XHTML.search(html[:2000]):
-        html = _SELF_CLOSED.sub(r"<\1\2></\1>", html)
-    return _LONE.sub(rf"\g<0>{_SAVE}", html)
+        html = _close(html)
+    if not html.isascii():
+        html = _LONE.sub(rf"\g<0>{_SAVE}", html)
+    return _LONE_ENTITY.sub(rf"\g<0>{_SAVE}", html)
+
+
+def _close(html: str) -> str:
+    """With `<a></a>` for `<a/>`, but for the elements that are always empty."""
+    pieces = html.split("/>")
+    for i, piece in enumerate(pieces[:-1]):
+        start = piece.rfind("<")
+        name = _NAME.match(piece, start + 1) if start >= 0 and piece.find(">", start) < 0 else None
+        pieces[i] = f"{piece}></{name[0]}>" if name and name[0].lower() not in _VOID else f"{piece}/>"
+    return "".join(pieces)
 
 
 def main_text(tree: HTMLTree, markup: bool, comments: bool) -> tuple[str, str]:

@@ -5,8 +5,8 @@ import pathlib
 
 import pytest
 
-from jaxlm.configs import base
 from jaxlm.config import ConfigError
+from jaxlm.configs import base
 from jaxlm.corpus import audit, stages
 from jaxlm.corpus.stage import Document
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from jaxlm.configs import base
 from jaxlm.config import ConfigError
+from jaxlm.configs import base
 from jaxlm.corpus import stages
 from jaxlm.corpus.stage import Document
 

@@ -1,6 +1,7 @@
-"""Tables for people, JSON lines for programs."""
+"""What programs say: tables on standard output for people or as JSON lines for programs, progress on standard error."""
 
 import json
+import sys
 import typing
 
 
@@ -16,3 +17,8 @@ def print_table(rows: list[dict[str, typing.Any]], as_json: bool) -> None:
     widths = [max(len(line[i]) for line in text) for i in range(len(text[0]))]
     for line in text:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def say(text: str) -> None:
+    """A line for the person on standard error."""
+    print(text, file=sys.stderr, flush=True)
