@@ -50,12 +50,12 @@ _DEPTH = 400
 _TOO_DEEP = " > ".join(["*"] * _DEPTH)
 # A block of code or a table leaves the page as a number between these two, and comes back when the rest is text.
 _OPEN, _CLOSE = "\ue000", "\ue001"
-_PLACE = re.compile(rf"\n*^([^\n{_OPEN}]*){_OPEN}(\d+){_CLOSE}[ \t]*\n*", re.M)
+_PLACE = re.compile(rf"{_OPEN}(\d+){_CLOSE}")
 # resiliparse 2.0.1 takes a lone character of three bytes (a Chinese one, a dash) for an icon and drops it: this behind
 # it saves it. Real icons stand in the private use area.
 _SAVE = "\ue002"
-_LONE = re.compile(r"(?<=[>\s])[\u0800-\udfff\uf900-\uffff](?=\s*<)")
-_LONE_ENTITY = re.compile(r"(?<=[>\s])&(?!nbsp)#?\w{2,8};(?=\s*<)")
+_LONE = re.compile(r"[\u0800-\udfff\uf900-\uffff](?=\s*<)")  # more than need be: one character is quickly found
+_LONE_ENTITY = re.compile(r"&(?!nbsp)#?\w{2,8};(?=\s*<)")
 _STRAY = re.compile(f"[{_OPEN}{_CLOSE}{_SAVE}]")
 _XHTML = re.compile(r"^\s*<\?xml|xhtml", re.I)
 _VOID = frozenset("area base br col embed hr img input link meta param source track wbr".split())  # noqa: SIM905
@@ -292,14 +292,15 @@ def _finish(text: str, blocks: list[str], markup: bool) -> str:
         text = _BULLET.sub(r"\1- ", text)
     text = re.sub(r"\n{3,}", "\n\n", text)
 
-    def back(match: re.Match) -> str:
-        before, block = match[1], blocks[int(match[2])]
-        indent = " " * (len(before) - len(before.lstrip()))
-        block = block.replace("\n", f"\n{indent}")
-        lead = f"\n\n{before.rstrip()}" if before.strip() else ""
-        return f"{lead}\n\n{indent}{block}\n\n"
-
-    return _PLACE.sub(back, text).replace(_SAVE, "").strip()
+    pieces = _PLACE.split(text)  # text, number, text, ...
+    for i in range(1, len(pieces), 2):
+        above, _, lead = pieces[i - 1].rpartition("\n")
+        indent = " " * (len(lead) - len(lead.lstrip()))
+        block = f"{indent}{blocks[int(pieces[i])]}".replace("\n", f"\n{indent}")
+        pieces[i - 1] = f"{above}\n{lead}".rstrip()
+        pieces[i] = f"\n\n{block}\n\n"
+        pieces[i + 1] = pieces[i + 1].lstrip(" \t").lstrip("\n")
+    return "".join(pieces).replace(_SAVE, "").strip()
 
 
 def _with_title(title: str, text: str, markup: bool) -> str:
