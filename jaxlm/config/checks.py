@@ -31,6 +31,10 @@ _BOUNDS = {
         ("sample.every_steps", "sample.max_new_tokens", "sample.temperature", "sample.top_k"), (0, math.inf)
     ),
     **dict.fromkeys(("data.max_bytes", "data.num_workers"), (0, math.inf)),
+    **dict.fromkeys(
+        ("prepare.workers", "prepare.examples", "prepare.excerpt_chars", "prepare.report_mb"), (0, math.inf)
+    ),
+    **dict.fromkeys(("prepare.task_mb", "prepare.memory_gb"), (0.001, math.inf)),
     "seed": (0, 2**32 - 1),  # jax.random.key takes 32 bits of it
     **dict.fromkeys(("hardware.usd_per_hour", "hardware.peak_tflops"), (0, math.inf)),
     **dict.fromkeys(("optim.final_lr_ratio", "optim.b1", "optim.b2", "sample.top_p"), (0, 1)),
@@ -44,6 +48,7 @@ def validate(c: Config) -> None:
     _validate_model(c.model, c.train)
     _validate_training(c.train, c.optim)
     _validate_data(c.data)
+    _validate_prepare(c)
     for key, value in dataclasses.asdict(c.mesh).items():
         _need(value == -1 or value > 0, f"config.mesh.{key}={value} must be positive, or -1 for all remaining devices")
     _need(
@@ -136,8 +141,19 @@ def _validate_training(t: TrainConfig, o: OptimConfig) -> None:
             raise ConfigError(f"config.optim: {pattern!r} is not a regular expression: {error}") from error
 
 
+def _validate_prepare(c: Config) -> None:
+    has_data = c.data.sources or c.data.dir or c.prepare.sources
+    _need(bool(has_data), "no data: set config.data.path, data.sources or data.dir")
+    for name, source in c.prepare.sources.items():
+        where = f"config.prepare.sources.{name}"
+        _need(bool(re.fullmatch(r"[A-Za-z0-9_-]+", name)), f"source name {name!r}: letters, digits, - and _ only")
+        _need(source.weight >= 0, f"{where}.weight={source.weight} must not be negative")
+        _need(-128 <= source.priority <= 127, f"{where}.priority={source.priority} must be in -128 to 127")
+        _need(source.max_bytes >= 0, f"{where}.max_bytes={source.max_bytes} must not be negative")
+        _need(bool(source.path), f"{where}.path is empty: name a folder, file, glob, URL or dataset")
+
+
 def _validate_data(d: DataConfig) -> None:
-    _need(bool(d.sources) or bool(d.dir), "no data: set config.data.path, data.sources or data.dir")
     for name, source in d.sources.items():
         _need(source.weight >= 0, f"config.data.sources.{name}.weight={source.weight} must not be negative")
         _need(bool(re.fullmatch(r"[A-Za-z0-9_-]+", name)), f"source name {name!r}: letters, digits, - and _ only")

@@ -10,7 +10,7 @@ import string
 
 import pytest
 
-from configs import base
+from jaxlm.configs import base
 from jaxlm.config import ConfigError
 from jaxlm.corpus import stages
 from jaxlm.corpus.stage import Document

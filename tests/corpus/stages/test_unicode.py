@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from configs import base
+from jaxlm.configs import base
 from jaxlm.corpus import stages
 from jaxlm.corpus.stage import Document, Remove
 
