@@ -114,7 +114,7 @@ def main(argv: typing.Sequence[str] | None = None) -> int:
         )
         return 1
     except KeyboardInterrupt:
-        print("jaxlm: stopped before anything was trained", file=sys.stderr)
+        print("jaxlm: stopped; the same command goes on from what is done", file=sys.stderr)
         return 1
 
 

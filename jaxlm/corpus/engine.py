@@ -5,11 +5,14 @@ is marked in `folder/tasks/PHASE/completions`, so that after a crash the same co
 """
 
 import concurrent.futures
+import contextlib
+import ctypes
 import dataclasses
 import importlib
 import multiprocessing
 import os
 import pathlib
+import signal
 import subprocess
 import typing
 
@@ -124,18 +127,24 @@ def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
     """The worker processes, kept from phase to phase: each takes a second to start."""
     if workers not in _pools:
         context = multiprocessing.get_context("spawn")  # the parent may have threads: JAX's, Arrow's
-        _pools[workers] = concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_quiet)
+        _pools[workers] = concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_begin)
     return _pools[workers]
 
 
 def close() -> None:
-    """Lets the local worker processes go."""
+    """Ends the local worker processes, whatever they do: what they had not finished is done again."""
     while _pools:
         _pools.popitem()[1].shutdown(wait=False, cancel_futures=True)
+    for child in multiprocessing.active_children():
+        child.terminate()
 
 
-def _quiet() -> None:
+def _begin() -> None:
+    """In each worker: datatrove is quiet, ctrl-C is the parent's to handle, and no worker outlives its parent."""
     logger.remove()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):  # Linux only
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _ray(engine: Engine, pipeline: list, tasks: int, logging_dir: str) -> PipelineExecutor:

@@ -21,7 +21,7 @@ from jaxlm.corpus.dedup import lines
 from jaxlm.corpus.dedup.tables import ROW_BITS, Signer
 from jaxlm.corpus.documents import DocumentWriter, read_documents
 from jaxlm.corpus.stage import Document, Remove, Stage
-from jaxlm.corpus.tally import StageTally, Tally
+from jaxlm.corpus.tally import FAILURES, StageTally, Tally
 
 _CHANGES = 2  # changed documents shown, a stage and task
 _CONTEXT = 60  # characters shown on either side of a change
@@ -158,7 +158,8 @@ def _apply(document: Document, chain: list[Stage], books: Books) -> bool:
         except Exception as error:  # one document that a stage can't cope with must not cost the run
             reason = f"stage {stage.name}: {type(error).__name__}"
             books.tally.failed[reason] += 1
-            books.tally.failures.append(f"{document.id}: {reason}: {error}"[:300])
+            if len(books.tally.failures) < FAILURES:
+                books.tally.failures.append(f"{document.id}: {reason}: {error}"[:300])
             return False
         now = time.perf_counter()
         counts.seconds += now - began

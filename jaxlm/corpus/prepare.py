@@ -25,6 +25,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jaxlm import files
 from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import engine as engine_lib
 from jaxlm.corpus import sources, stages
@@ -63,6 +64,14 @@ def prepare(config: Config, log: Callable[[str], None] = print) -> Prepared:
         _compare(root, found.manifest["recipe"], recipe)
         log(f"{root} is prepared already")
         return found
+    root.mkdir(parents=True, exist_ok=True)
+    with files.lock(root):
+        return _run(config, plan, recipe, log)
+
+
+def _run(config: Config, plan: Plan, recipe: dict, log: Callable[[str], None]) -> Prepared:
+    """All phases; those tasks that are done stay done."""
+    root = pathlib.Path(config.data.dir)
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
     folder = root / "work" / key
     plan.save(folder)
@@ -244,7 +253,7 @@ def find_joins(folder: pathlib.Path, task: int) -> None:
 def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict) -> Prepared:
     """Checks the books, moves the results into place, writes the manifest last, removes the work."""
     tallies = {name: Tally() for name in plan.sources}
-    files: dict[str, list[dict]] = {name: [] for name in plan.sources}
+    written: dict[str, list[dict]] = {name: [] for name in plan.sources}
     for task, (name, _) in enumerate(plan.units):
         for phase in ("clean", "finish"):
             tallies[name].add(pickle.loads((folder / "tally" / f"{phase}-{task:06d}.pickle").read_bytes()))
@@ -254,7 +263,7 @@ def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict
         with path.open("rb") as content:
             sha256 = hashlib.file_digest(content, "sha256").hexdigest()
         where = str(plan.document_file(pathlib.Path(), task))
-        files[name].append(
+        written[name].append(
             {"file": where, "size": path.stat().st_size, "sha256": sha256, "documents": pq.read_metadata(path).num_rows}
         )
     for name, tally in tallies.items():
@@ -268,16 +277,14 @@ def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict
         "format": FORMAT,
         "recipe": recipe,
         "sources": {
-            name: {"path": plan.sources[name].spec.path} | tally.to_dict() | {"files": files[name]}
+            name: {"path": plan.sources[name].spec.path} | tally.to_dict() | {"files": written[name]}
             for name, tally in tallies.items()
         },
     }
     seconds = {name: {stage.name: round(stage.seconds, 3) for stage in tally.stages} for name, tally in tallies.items()}
     (root / "timings.json").write_text(json.dumps(seconds, indent=1) + "\n")
     content = (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()
-    part = root / (MANIFEST + ".part")
-    part.write_bytes(content)
-    part.replace(root / MANIFEST)
+    files.write_atomically(root / MANIFEST, content)
     shutil.rmtree(root / "work")
     return Prepared(root, manifest, hashlib.sha256(content).hexdigest())
 
@@ -288,15 +295,15 @@ def _merge_removed(root: pathlib.Path, folder: pathlib.Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     with contextlib.ExitStack() as stack:
-        files: dict[str, typing.IO[bytes]] = {}
+        outs: dict[str, typing.IO[bytes]] = {}
         for path in sorted((folder / "removed").glob("*.jsonl.gz")):
             with gzip.open(path, "rb") as lines_in:
                 for line in lines_in:
                     stage = json.loads(line)["stage"]
-                    if stage not in files:
+                    if stage not in outs:
                         raw = stack.enter_context((place / f"{stage}.jsonl.gz").open("wb"))
-                        files[stage] = stack.enter_context(gzip.GzipFile("", "wb", 3, raw, mtime=0))
-                    files[stage].write(line)
+                        outs[stage] = stack.enter_context(gzip.GzipFile("", "wb", 3, raw, mtime=0))
+                    outs[stage].write(line)
 
 
 def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> None:

@@ -7,6 +7,7 @@ import typing
 from jaxlm.config import RunError
 
 Counts = collections.Counter
+FAILURES = 20  # told by name, a source
 
 
 @dataclasses.dataclass
@@ -52,7 +53,7 @@ class Tally:
         self.bytes += other.bytes
         self.failed.update(other.failed)
         self.repaired.update(other.repaired)
-        self.failures = (self.failures + other.failures)[:20]
+        self.failures = (self.failures + other.failures)[:FAILURES]
         self.kept += other.kept
         self.kept_bytes += other.kept_bytes
         names = [stage.name for stage in self.stages]

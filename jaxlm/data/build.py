@@ -5,9 +5,7 @@ large the corpus: 256 MB of text (see `shuffle.py`), one batch of texts, and the
 the text once more while building. The bytes of all files depend only on the texts and the settings.
 """
 
-import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import io
 import os
@@ -18,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from jaxlm import files
 from jaxlm.config import ConfigError
 from jaxlm.corpus import sources
 from jaxlm.data import rows, shards
@@ -114,7 +113,7 @@ def build_data(
         root.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise ConfigError(f"data.dir={root} can't be made: {e.strerror or e}") from None
-    with _lock(root):
+    with files.lock(root):
         if data := finished():
             return data
         recipe = _recipe(source_list, settings, signed, recipe_extra or {}, {})
@@ -188,19 +187,6 @@ def _compare_recipes(root: pathlib.Path, built: Mapping[str, str], wanted: Mappi
                 f"the data in {root} was built with {key} = {built.get(key)}, now it is {wanted.get(key)}; "
                 "set another data.dir, or delete that one to rebuild it"
             )
-
-
-@contextlib.contextmanager
-def _lock(root: pathlib.Path) -> Iterator[None]:
-    """Keeps two processes from building the same directory; the system lets go when a process dies."""
-    with open(root / ".lock", "w") as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another process is building {root}; wait for it or set another data.dir") from None
-        except OSError:
-            pass  # some network file systems have no locks; a single builder is safe without
-        yield
 
 
 def _default_reader(settings: BuildSettings) -> Reader:
@@ -341,7 +327,7 @@ def _write_tokenizer(root: pathlib.Path, coder: Tokenizer) -> list[dict]:
     np.save(lengths, coder.token_bytes())
     entries = []
     for name, content in ((shards.TOKENIZER, coder.model_bytes), (shards.TOKEN_BYTES, lengths.getvalue())):
-        shards.write_atomically(root / name, content)
+        files.write_atomically(root / name, content)
         entries.append({"file": name, "size": len(content), "sha256": hashlib.sha256(content).hexdigest()})
     return entries
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from array_record.python import array_record_data_source, array_record_module
 
+from jaxlm import files
 from jaxlm.config import ConfigError
 from jaxlm.data.tokenizer import Tokenizer
 
@@ -40,25 +41,6 @@ def file_sha256(path: str | os.PathLike) -> str:
     """Hex sha256 of a file's bytes."""
     with open(path, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
-
-
-def write_atomically(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file so that a crash leaves either the old one or the new one, on disk."""
-    tmp = path.with_name(path.name + ".tmp")
-    tmp.write_bytes(content)
-    settle(tmp, path)
-
-
-def settle(tmp: pathlib.Path, path: pathlib.Path) -> None:
-    """Flushes a closed file to disk, gives it its final name, and flushes that too."""
-    with open(tmp, "rb+") as f:
-        os.fsync(f.fileno())
-    os.replace(tmp, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 class StreamWriter:
@@ -133,7 +115,7 @@ class StreamWriter:
             return
         self._writer.close()
         path = self._tmp.with_suffix("")
-        settle(self._tmp, path)
+        files.settle(self._tmp, path)
         first = sum(shard["tokens"] for shard in self._shards)
         inside = bisect.bisect_left(self._starts, first + self._shard_tokens)
         self._shards.append(
@@ -156,7 +138,7 @@ class StreamWriter:
         self._flush_index()
         self._index.close()
         index = self._folder / DOCUMENTS
-        settle(self._index_tmp, index)
+        files.settle(self._index_tmp, index)
         return {
             "documents": self._documents,
             "tokens": self._tokens,
@@ -357,4 +339,4 @@ def verify_data(data: DataDir) -> int:
 def write_manifest(root: pathlib.Path, manifest: dict) -> None:
     """Writes manifest.json, deterministically; the last act of a build."""
     content = json.dumps({"format": FORMAT, **manifest}, indent=1, ensure_ascii=False) + "\n"
-    write_atomically(root / MANIFEST, content.encode())
+    files.write_atomically(root / MANIFEST, content.encode())

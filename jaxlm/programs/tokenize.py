@@ -5,6 +5,7 @@ import json
 import pathlib
 import typing
 
+from jaxlm import files
 from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import documents, prepare, sources
 from jaxlm.data import shards, tokenizer, tokenizer_fit
@@ -61,7 +62,7 @@ def _fit(config: Config, data: shards.DataDir, wanted: str) -> dict[str, typing.
         pass
     found = about | tokenizer_fit.report(data, _reference(config, data, name))
     try:
-        shards.write_atomically(path, (json.dumps(found, indent=1) + "\n").encode())
+        files.write_atomically(path, (json.dumps(found, indent=1) + "\n").encode())
     except OSError as error:  # finished data may lie on a disk that can't be written
         setup.say(f"{path} can't be written: {error.strerror}")
     return found

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+from jaxlm import files
 from jaxlm.config import ConfigError
 from jaxlm.data import build, shards
 
@@ -195,7 +196,7 @@ def test_bad_settings_are_refused_before_anything_is_read(tmp_path, names, chang
 
 def test_two_builders_do_not_meet(corpus, tmp_path):
     (tmp_path / "d").mkdir()
-    with build._lock(tmp_path / "d"), pytest.raises(ConfigError, match="another process is building"):
+    with files.lock(tmp_path / "d"), pytest.raises(ConfigError, match="another process is writing"):
         corpus.build(tmp_path / "d")
 
 

@@ -10,8 +10,8 @@ import string
 
 import pytest
 
-from jaxlm.configs import base
 from jaxlm.config import ConfigError
+from jaxlm.configs import base
 from jaxlm.corpus import stages
 from jaxlm.corpus.stage import Document
 from jaxlm.corpus.stages import decontaminate, licences
