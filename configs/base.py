@@ -143,7 +143,7 @@ def _prepare(c: ConfigDict) -> None:
     p.memory_gb = 1.0  # for what looks at all documents together (it goes to disk beyond this)
     p.examples = 20  # removed documents shown in the report, per source, stage and reason
     p.excerpt_chars = 500  # of each removed document in removed/STAGE.jsonl.gz
-    p.report_mb = 16.0  # of each source's documents that the audit and the mismatch report look at; 0 = neither
+    p.report_mb = 8.0  # of each source's documents that the audit and the mismatch report look at; 0 = neither
     p.target = ""  # a folder of "what I want it to write like", for the mismatch report
     p.stages = s = ConfigDict()
 

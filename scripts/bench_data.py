@@ -12,6 +12,7 @@ processes (2), starting and reports included. The peer needs `pip install spacy 
 """
 
 import argparse
+import gzip
 import json
 import multiprocessing
 import os
@@ -43,13 +44,13 @@ def get_config():
 
 
 def megabytes(path: pathlib.Path) -> float:
-    """Of a file or folder as it lies on disk; a .jsonl.gz counts what is in it."""
-    if path.suffix == ".gz":
-        import gzip
-
-        with gzip.open(path) as file:
+    """Of a file or folder as it lies on disk; of .jsonl and .jsonl.gz the texts alone."""
+    if path.is_dir():
+        return sum(megabytes(p) for p in path.rglob("*") if p.is_file())
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt") as file:
             return sum(len(json.loads(line)["text"].encode()) for line in file) / 1e6
-    return sum(p.stat().st_size for p in ([path] if path.is_file() else path.rglob("*")) if p.is_file()) / 1e6
+    return path.stat().st_size / 1e6
 
 
 def timed(words: list[str]) -> float:
@@ -129,8 +130,6 @@ def datatrove_run(place: str, path: str, html: bool, workers: int) -> None:
 
 def write_parts(folder: pathlib.Path, source: pathlib.Path, html: bool) -> None:
     """The documents of a source as eight .jsonl files, which both sides read."""
-    import gzip
-
     if html:
         texts = (p.read_text("utf-8", "replace") for p in sorted(source.rglob("*.html")))
     else:

@@ -1,10 +1,13 @@
 """What `prepare` and `tokenize` know of a corpus, put together in DATA/report.html."""
 
+import concurrent.futures
 import json
+import multiprocessing
 import pathlib
 import typing
 from collections.abc import Iterator
 
+from jaxlm import files
 from jaxlm.config import Config
 from jaxlm.corpus import audit, documents, prepare, sources
 from jaxlm.programs import console
@@ -28,23 +31,34 @@ def inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
             return known
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    kept = {name: files for name, files in documents.find(done.path).items() if _kept(done, name)}
-    limit = int(config.prepare.report_mb * 1e6)
+    names = [name for name in documents.find(done.path) if _kept(done, name)]
+    weights = {name: source.weight for name, source in config.prepare.sources.items() if name in names}
     console.say("audit and mismatch report")
-    junk = audit.audit({name: sample(files, limit) for name, files in kept.items()})
-    target = None
-    if config.prepare.target:
-        target = (text for _, text in sources.iterate_documents(config.prepare.target, max_bytes=limit))
-    compared = None
-    if len(kept) > 1 or target:
-        from jaxlm.corpus import mismatch  # scikit-learn is slow to import
-
-        texts = {name: (text for _, text in sample(files, limit)) for name, files in kept.items()}
-        weights = {name: source.weight for name, source in config.prepare.sources.items() if name in kept}
-        compared = mismatch.compare(texts, target, weights=weights or None).to_dict()
-    found = about | {"junk": [finding.to_row() for finding in junk[:_JUNK_ROWS]], "mismatch": compared}
-    path.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    with concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        junk = pool.submit(_junk, done.path, names, about["report_mb"])
+        compared = pool.submit(_mismatch, done.path, names, about["report_mb"], config.prepare.target, weights)
+        found = about | {"junk": junk.result(), "mismatch": compared.result()}
+    files.write_atomically(path, (json.dumps(found, ensure_ascii=False, indent=1) + "\n").encode())
     return found
+
+
+def _junk(root: pathlib.Path, names: list[str], megabytes: float) -> list[dict]:
+    sampled = documents.find(root)
+    found = audit.audit({name: sample(sampled[name], int(megabytes * 1e6)) for name in names})
+    return [finding.to_row() for finding in found[:_JUNK_ROWS]]
+
+
+def _mismatch(
+    root: pathlib.Path, names: list[str], megabytes: float, target: str, weights: dict[str, float]
+) -> dict | None:
+    if len(names) < 2 and not target:
+        return None
+    from jaxlm.corpus import mismatch  # scikit-learn is slow to import
+
+    limit, sampled = int(megabytes * 1e6), documents.find(root)
+    texts = {name: (text for _, text in sample(sampled[name], limit)) for name in names}
+    like = (text for _, text in sources.iterate_documents(target, max_bytes=limit)) if target else None
+    return mismatch.compare(texts, like, weights=weights or None).to_dict()
 
 
 def write(config: Config, done: prepare.Prepared) -> pathlib.Path:
@@ -62,10 +76,10 @@ def write(config: Config, done: prepare.Prepared) -> pathlib.Path:
     return root / PAGE
 
 
-def sample(files: list[pathlib.Path], limit: int) -> Iterator[tuple[str, str]]:
+def sample(paths: list[pathlib.Path], limit: int) -> Iterator[tuple[str, str]]:
     """(id, text) of documents from every file alike, at most about `limit` bytes in all."""
-    for path in files:
-        left = limit // len(files)
+    for path in paths:
+        left = limit // len(paths)
         for document in documents.read_documents(path):
             yield document.id, document.text
             left -= len(document.text)
