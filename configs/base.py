@@ -12,7 +12,17 @@ def get_config() -> ConfigDict:
     c.program = "pretrain"  # what `python -m jaxlm.main` runs
     c.workdir = ""  # folder of this run: checkpoints, metrics, samples; required
     c.seed = 0  # initial weights, data order, dropout and samples all follow from it
+    _model(c)
+    _data(c)
+    _train(c)
+    _outputs(c)
+    _machine(c)
+    _prepare(c)
+    return c
 
+
+def _model(c: ConfigDict) -> None:
+    """The network."""
     c.model = m = ConfigDict()
     m.family = "llama"  # llama | gpt2
     m.n_layers = 8
@@ -42,6 +52,9 @@ def get_config() -> ConfigDict:
     m.scan_layers = False  # True: compile one layer and scan it (deep models, TPU); False: unroll (fastest on one GPU)
     m.fuse_projections = True  # q, k, v in one product and gate, up in one; the parameters stay apart
 
+
+def _data(c: ConfigDict) -> None:
+    """Where tokens come from, and how they reach the step."""
     c.data = d = ConfigDict()
     d.dir = ""  # where tokenizer, shards and manifest live; made when absent; "" = WORKDIR/data
     d.path = ""  # train on this one folder, file, glob or tfds:NAME; takes the place of `sources`
@@ -60,6 +73,9 @@ def get_config() -> ConfigDict:
     d.prefetch = 8  # batches made ahead of the step
     d.timeout_s = 300.0  # a batch that takes longer than this is an error, not a silent wait
 
+
+def _train(c: ConfigDict) -> None:
+    """The optimizer steps."""
     c.train = t = ConfigDict()
     t.steps = 1000
     t.batch_size = 64  # sequences per optimizer step, over all devices
@@ -87,6 +103,9 @@ def get_config() -> ConfigDict:
     o.no_decay = (r".*norm.*", r".*embed.*", r".*/bias")  # those that do not; each must be in exactly one list
     o.clip_norm = 1.0  # of the global gradient norm; 0 = off
 
+
+def _outputs(c: ConfigDict) -> None:
+    """What a run leaves behind, and how it is judged on the way."""
     c.checkpoint = ConfigDict()
     c.checkpoint.every_steps = 1000  # 0 = at the end only
     c.checkpoint.keep_last = 2
@@ -107,6 +126,9 @@ def get_config() -> ConfigDict:
     s.top_k = 50  # 0 = off
     s.top_p = 0.95  # 1 = off
 
+
+def _machine(c: ConfigDict) -> None:
+    """Devices, logs and processes."""
     c.mesh = ConfigDict()  # devices on each axis; -1 = all that remain
     c.mesh.data = -1  # copies of the model, each on its part of the batch
     c.mesh.fsdp = 1  # the batch and the parameters split over these
@@ -129,8 +151,6 @@ def get_config() -> ConfigDict:
     c.distributed.process_id = -1
 
     c.engine = "local"  # where the tasks of `jaxlm prepare` run: local | ray | slurm
-    _prepare(c)
-    return c
 
 
 def _prepare(c: ConfigDict) -> None:
@@ -145,9 +165,16 @@ def _prepare(c: ConfigDict) -> None:
     p.excerpt_chars = 500  # of each removed document in removed/STAGE.jsonl.gz
     p.report_mb = 8.0  # of each source's documents that the audit and the mismatch report look at; 0 = neither
     p.target = ""  # a folder of "what I want it to write like", for the mismatch report
-    p.stages = s = ConfigDict()
+    p.stages = s = ConfigDict()  # a source may set any of these for itself: "gopher_quality min_words=30"
+    _cleaning(s)
+    _published_rules(s)
+    _judges(s)
+    _guards(s)
+    _deduplication(s)
 
-    # Stages. A source may set any of these for itself: stages=("gopher_quality min_words=30", ...).
+
+def _cleaning(s: ConfigDict) -> None:
+    """Stages that make text of pages and mend it."""
     s.html = h = ConfigDict()  # main text of pages; other documents pass
     h.markup = True  # "#" before headings, fences around code, pipes in tables, "-" in lists; False = bare text
     h.comments = False  # keep what readers wrote below an article
@@ -169,6 +196,9 @@ def _prepare(c: ConfigDict) -> None:
     u.max_undecodable = 0.01  # share of characters that are U+FFFD; documents with more go
     u.max_blank_lines = 2  # in a row
 
+
+def _published_rules(s: ConfigDict) -> None:
+    """Stages by the rules of published corpora."""
     s.language = lang = ConfigDict()  # keeps documents in these languages; code passes
     lang.languages = ("en",)  # codes as the model gives them; () = only note it in metadata["language_id"]
     lang.min_score = 0.5  # probability below which the language counts as uncertain, and the document goes
@@ -220,6 +250,9 @@ def _prepare(c: ConfigDict) -> None:
     f.max_repeated_line_chars = 0.01  # share of characters in lines that have come before; 1 = off
     f.max_newlines_per_word = 0.3
 
+
+def _judges(s: ConfigDict) -> None:
+    """Stages that ask a model or a parser."""
     s.classifier = cl = ConfigDict()  # quality as two sets of examples show it; writes metadata["quality"]
     cl.good = ""  # a folder or file of good examples (.txt, .jsonl, .parquet): hundreds or more
     cl.bad = ""  # and of bad ones
@@ -252,6 +285,9 @@ def _prepare(c: ConfigDict) -> None:
     co.max_non_ascii = 0.5  # share of characters beyond ASCII; 1 = off
     co.max_parse_chars = 1000000  # longer files are not parsed
 
+
+def _guards(s: ConfigDict) -> None:
+    """Stages against what a model must not learn."""
     s.pii = ConfigDict()  # personal data becomes <EMAIL>, <PHONE>, ..., the same always
     s.pii.kinds = ("secret", "email", "iban", "card", "ssn", "ip", "phone")
     s.pii.regions = ("US",)  # whose phone numbers are known without "+" and country code; ISO codes
@@ -274,7 +310,9 @@ def _prepare(c: ConfigDict) -> None:
     dc.coverage = 0.35  # share of a question, or of a long answer, that a document must hold; short ones must be whole
     dc.max_items = 20  # an n-gram that more items have is nobody's: instructions, licences
 
-    # exact, near, lines
+
+def _deduplication(s: ConfigDict) -> None:
+    """Stages that look at all documents together."""
     s.exact = ConfigDict()  # the same text, spacing and case aside: one stays
     s.near = ConfigDict()  # nearly the same text: MinHash finds candidates, their shingles' Jaccard similarity decides
     s.near.threshold = 0.6  # similarity from which one of two documents goes
