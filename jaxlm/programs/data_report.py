@@ -5,7 +5,7 @@ import json
 import multiprocessing
 import pathlib
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from jaxlm import files
 from jaxlm.config import Config
@@ -23,23 +23,35 @@ def inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
     """Audit and mismatch on `prepare.report_mb` of each source, from DATA/findings.json when they are there."""
     if not config.prepare.report_mb:
         return {}
-    path = done.path / FINDINGS
     about = {"prepared": done.sha256, "target": config.prepare.target, "report_mb": config.prepare.report_mb}
+    return remembered(done.path / FINDINGS, about, lambda: _inspect(config, done))
+
+
+def remembered(path: pathlib.Path, about: dict, make: Callable[[], dict]) -> dict[str, typing.Any]:
+    """What a file holds, when it is about the same things; else what `make` gives, put there for the next time."""
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
         if {key: known[key] for key in about} == about:
             return known
     except (OSError, ValueError, KeyError, TypeError):
         pass
+    found = about | make()
+    try:
+        files.write_atomically(path, (json.dumps(found, ensure_ascii=False, indent=1) + "\n").encode())
+    except OSError as error:  # finished data may lie on a disk that can't be written
+        console.say(f"{path} can't be written: {error.strerror}")
+    return found
+
+
+def _inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
     names = [name for name in documents.find(done.path) if _kept(done, name)]
     weights = {name: source.weight for name, source in config.prepare.sources.items() if name in names}
+    megabytes, target = config.prepare.report_mb, config.prepare.target
     console.say("audit and mismatch report")
     with concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        junk = pool.submit(_junk, done.path, names, about["report_mb"])
-        compared = pool.submit(_mismatch, done.path, names, about["report_mb"], config.prepare.target, weights)
-        found = about | {"junk": junk.result(), "mismatch": compared.result()}
-    files.write_atomically(path, (json.dumps(found, ensure_ascii=False, indent=1) + "\n").encode())
-    return found
+        junk = pool.submit(_junk, done.path, names, megabytes)
+        compared = pool.submit(_mismatch, done.path, names, megabytes, target, weights)
+        return {"junk": junk.result(), "mismatch": compared.result()}
 
 
 def _junk(root: pathlib.Path, names: list[str], megabytes: float) -> list[dict]:

@@ -1,11 +1,9 @@
 """`jaxlm tokenize`: text -> tokenizer, shards and manifest; how well the tokenizer fits; a sweep of vocabulary sizes."""
 
 import argparse
-import json
 import pathlib
 import typing
 
-from jaxlm import files
 from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import documents, prepare, sources
 from jaxlm.data import shards, tokenizer, tokenizer_fit
@@ -50,22 +48,13 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 def _fit(config: Config, data: shards.DataDir, wanted: str) -> dict[str, typing.Any]:
     """The fit, from DATA/tokenizer_fit.json where it is that of this tokenizer and reference; else made and put there."""
-    path = data.path / data_report.FIT
-    embedded = any(source.path.startswith("embedded:") for source in config.data.sources.values())
+    paths = [source.path for source in (config.data.sources or config.prepare.sources).values()]
+    embedded = any(path.startswith("embedded:") for path in paths)
     name = "" if wanted == "none" or (wanted == EMBEDDED and embedded) else wanted
     about = {"data": data.sha256, "reference": name}
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        if {key: known[key] for key in about} == about:
-            return known
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    found = about | tokenizer_fit.report(data, _reference(config, data, name))
-    try:
-        files.write_atomically(path, (json.dumps(found, indent=1) + "\n").encode())
-    except OSError as error:  # finished data may lie on a disk that can't be written
-        setup.say(f"{path} can't be written: {error.strerror}")
-    return found
+    return data_report.remembered(
+        data.path / data_report.FIT, about, lambda: tokenizer_fit.report(data, _reference(config, data, name))
+    )
 
 
 def _reference(config: Config, data: shards.DataDir, name: str) -> tokenizer.Tokenizer | None:
