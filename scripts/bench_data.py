@@ -30,6 +30,7 @@ import psutil
 FILTERS = ("gopher_repetition", "gopher_quality", "fineweb")
 TEXT_STAGES = ("unicode", "debris", "language", *FILTERS, "pii", "junk", "exact", "near", "lines")
 HTML_STAGES = ("html", "unicode", "debris", "language", "gopher_repetition", "pii", "junk", "exact", "near", "lines")
+MEMORY_STAGES = ("unicode", "debris", "pii", "junk", "exact", "near", "lines")  # no filter likes random words
 CONFIG = """
 from jaxlm.configs import base
 
@@ -212,7 +213,7 @@ def memory(args: argparse.Namespace) -> None:
             curve, stop = [], threading.Event()
             watcher = threading.Thread(target=_watch, args=(curve, stop))
             watcher.start()
-            seconds = jaxlm(folder, verb, args, TEXT_STAGES)
+            seconds = jaxlm(folder, verb, args, MEMORY_STAGES)
             stop.set()
             watcher.join()
             peaks = [

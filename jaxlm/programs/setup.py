@@ -93,6 +93,8 @@ def make_data(config: Config) -> None:
         done = prepare.prepare(config, say) if config.prepare.sources else prepare.open_prepared(root)
         weights = {name: source.weight for name, source in (config.prepare.sources or d.sources).items()}
         names = [name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]]
+        if not names:
+            raise ConfigError(f"prepare kept no document of any source: {root / 'removed'} says which stage took them")
         sources = [build.Source(name, f"documents/{name}", weights.get(name, 1.0)) for name in names]
         read, extra = _read_prepared(root, d.max_bytes), {"prepared": done.sha256}
     else:
