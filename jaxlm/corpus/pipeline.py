@@ -8,14 +8,17 @@ import collections
 import dataclasses
 import gzip
 import json
+import os
 import pathlib
 import pickle
 import time
 import typing
+from collections.abc import Sequence
 
 import pyarrow.parquet as pq
+from loguru import logger
 
-from jaxlm.config import ConfigError
+from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import sources, stages
 from jaxlm.corpus.dedup import lines
 from jaxlm.corpus.dedup.tables import ROW_BITS, Signer
@@ -48,6 +51,20 @@ class Plan:
     threads: int
     examples: int
     excerpt_chars: int
+
+    @classmethod
+    def of(cls, config: Config, planned: dict[str, SourcePlan], units: Sequence[tuple[str, sources.Unit]]) -> "Plan":
+        """A plan by the settings of `prepare`. On a cluster the cores of this machine don't count."""
+        p = config.prepare
+        return cls(
+            sources=planned,
+            units=tuple(units),
+            global_settings={name: dict(p.stages[name]) for name in stages.GLOBAL_STAGES},
+            memory_gb=p.memory_gb,
+            threads=(p.workers or os.cpu_count() or 1) if config.engine == "local" else 1,
+            examples=p.examples,
+            excerpt_chars=p.excerpt_chars,
+        )
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes it where the tasks look for it."""
@@ -159,7 +176,8 @@ def _apply(document: Document, chain: list[Stage], books: Books) -> bool:
             reason = f"stage {stage.name}: {type(error).__name__}"
             books.tally.failed[reason] += 1
             if len(books.tally.failures) < FAILURES:
-                books.tally.failures.append(f"{document.id}: {reason}: {error}"[:300])
+                books.tally.failures.append(f"{document.id}: {reason}")
+            logger.warning(f"{document.id}: {reason}: {error}")  # into the task's log
             return False
         now = time.perf_counter()
         counts.seconds += now - began

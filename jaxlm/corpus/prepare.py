@@ -14,19 +14,18 @@ import gzip
 import hashlib
 import importlib.metadata
 import json
-import os
 import pathlib
 import pickle
 import shutil
 import time
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxlm import files
-from jaxlm.config import Config, ConfigError
+from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.corpus import engine as engine_lib
 from jaxlm.corpus import sources, stages
 from jaxlm.corpus.dedup import exact, lines, near
@@ -38,6 +37,8 @@ MANIFEST = "prepared.json"
 FORMAT = 1
 _PACKAGES = ("datatrove", "ftfy", "phonenumbers", "py3langid", "pyarrow", "resiliparse", "scikit-learn")
 _HERE = __name__
+_OWNER = ".recipe"  # in documents/: the key of the recipe that they were made by
+_LEAST_GB = 0.25  # for a task that joins
 _CLUSTERS, _MEMBERS = 20, 10  # shown in clusters.json
 
 
@@ -57,23 +58,48 @@ def prepare(config: Config, log: Callable[[str], None] = print) -> Prepared:
     names the tasks that failed.
     """
     root = pathlib.Path(config.data.dir)
-    plan = make_plan(config)
-    recipe = make_recipe(config, plan)
-    if (root / MANIFEST).is_file():
-        found = open_prepared(root)
-        _compare(root, found.manifest["recipe"], recipe)
-        log(f"{root} is prepared already")
+    if found := _finished(root, config, log):
         return found
     root.mkdir(parents=True, exist_ok=True)
     with files.lock(root):
-        return _run(config, plan, recipe, log)
+        if found := _finished(root, config, log):
+            return found
+        plan = make_plan(config)
+        return _run(root, config, plan, make_recipe(config, plan), log)
 
 
-def _run(config: Config, plan: Plan, recipe: dict, log: Callable[[str], None]) -> Prepared:
+def _finished(root: pathlib.Path, config: Config, log: Callable[[str], None]) -> Prepared | None:
+    """What is there already, by the same recipe as far as can be told: its sources may be gone, libraries may be newer."""
+    if not (root / MANIFEST).is_file():
+        return None
+    found = open_prepared(root)
+    built, planned = found.manifest["recipe"], source_plans(config)
+    wanted = make_recipe(config, Plan.of(config, planned, ()))
+    for name, source in planned.items():
+        key = f"files of {name}"
+        try:
+            remote = "://" in source.spec.path or source.spec.path.startswith("hub:")
+            units = () if remote else sources.units(source.spec, int(config.prepare.task_mb * 1e6))
+            wanted[key] = _signature(units) if units else built.get(key)
+        except ConfigError:
+            wanted[key] = built.get(key)  # finished data is often carried to another machine without its sources
+        for spec in source.stages:
+            if not spec.inputs:
+                wanted[f"inputs of {name}/{spec.name}"] = built.get(f"inputs of {name}/{spec.name}", "")
+    if built.get("packages") != wanted.get("packages"):
+        log(f"{root} was prepared with other versions of libraries: {built.get('packages')}")
+        wanted["packages"] = built.get("packages")
+    _compare(root, built, json.loads(json.dumps(wanted)))
+    log(f"{root} is prepared already")
+    return found
+
+
+def _run(root: pathlib.Path, config: Config, plan: Plan, recipe: dict, log: Callable[[str], None]) -> Prepared:
     """All phases; those tasks that are done stay done."""
-    root = pathlib.Path(config.data.dir)
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
     folder = root / "work" / key
+    if not (folder / "documents").exists() and _owner(root) != key:
+        shutil.rmtree(folder / "tasks" / "finish", ignore_errors=True)  # what it wrote was replaced by another recipe's
     plan.save(folder)
     _build_stages(plan, folder, log)
     engine = engine_lib.Engine(
@@ -98,32 +124,14 @@ def _run(config: Config, plan: Plan, recipe: dict, log: Callable[[str], None]) -
     return _conclude(root, folder, plan, recipe)
 
 
-def make_plan(config: Config) -> Plan:
-    """The sources' units and stages. Raises ConfigError."""
+def source_plans(config: Config) -> dict[str, SourcePlan]:
+    """The sources and their stages, nothing read or listed but the files that stages name. Raises ConfigError."""
     p = config.prepare
     if not p.sources:
         raise ConfigError("nothing to prepare: config.prepare.sources is empty; see configs/data for examples")
-    planned, units = {}, []
+    planned = {}
     for name, source in p.sources.items():
-        where = f"config.prepare.sources.{name}"
-        specs = [stages.parse(line, p.stages, f"{where}.stages") for line in source.stages]
-        names = [spec.name for spec in specs]
-        for spec in specs:
-            if names.count(spec.name) > 1:
-                raise ConfigError(f"{where}.stages: {spec.name} is there twice")
-            if spec.name in stages.DOCUMENT_STAGES:
-                stages.typed_settings(spec)
-            elif spec.settings != p.stages[spec.name]:
-                raise ConfigError(
-                    f"{where}.stages: {spec.name} looks at all sources together; set config.prepare.stages.{spec.name}.KEY"
-                )
-        together = tuple(name for name in names if name in stages.GLOBAL_STAGES)
-        if tuple(names[len(names) - len(together) :]) != together or together != tuple(
-            name for name in stages.GLOBAL_STAGES if name in together
-        ):
-            raise ConfigError(
-                f"{where}.stages: {', '.join(stages.GLOBAL_STAGES)} come last, in this order; got {names}"
-            )
+        document_stages, together = _stages(source.stages, p.stages, f"config.prepare.sources.{name}.stages")
         spec = sources.SourceSpec(
             name=name,
             path=source.path,
@@ -134,18 +142,37 @@ def make_plan(config: Config) -> Plan:
             tfds_dir=config.data.tfds_dir,
             hub_dir=config.data.hub_dir,
         )
-        document_stages = tuple(spec for spec in specs if spec.name in stages.DOCUMENT_STAGES)
         planned[name] = SourcePlan(spec, document_stages, together, source.priority)
-        units += [(name, unit) for unit in sources.units(spec, int(p.task_mb * 1e6))]
-    return Plan(
-        sources=planned,
-        units=tuple(units),
-        global_settings={name: dict(p.stages[name]) for name in stages.GLOBAL_STAGES},
-        memory_gb=p.memory_gb,
-        threads=p.workers or os.cpu_count() or 1,
-        examples=p.examples,
-        excerpt_chars=p.excerpt_chars,
-    )
+    return planned
+
+
+def _stages(
+    lines: tuple[str, ...], defaults: dict[str, dict], where: str
+) -> tuple[tuple[stages.Spec, ...], tuple[str, ...]]:
+    """Document stages with their settings, and the names of the global ones. Raises ConfigError."""
+    specs = [stages.parse(line, defaults, where) for line in lines]
+    names = [spec.name for spec in specs]
+    for spec in specs:
+        if names.count(spec.name) > 1:
+            raise ConfigError(f"{where}: {spec.name} is there twice")
+        if spec.name in stages.DOCUMENT_STAGES:
+            stages.typed_settings(spec)
+        elif spec.settings != defaults[spec.name]:
+            raise ConfigError(
+                f"{where}: {spec.name} looks at all sources together; set config.prepare.stages.{spec.name}.KEY"
+            )
+    together = tuple(name for name in stages.GLOBAL_STAGES if name in names)
+    if tuple(names[len(names) - len(together) :]) != together:
+        raise ConfigError(f"{where}: {', '.join(stages.GLOBAL_STAGES)} come last, in this order; got {names}")
+    of_documents = (spec for spec in specs if spec.name in stages.DOCUMENT_STAGES)
+    return tuple(dataclasses.replace(spec, inputs=stages.digest(spec)) for spec in of_documents), together
+
+
+def make_plan(config: Config) -> Plan:
+    """The sources' stages and units of work. Raises ConfigError."""
+    planned, task_bytes = source_plans(config), int(config.prepare.task_mb * 1e6)
+    units = [(name, unit) for name, source in planned.items() for unit in sources.units(source.spec, task_bytes)]
+    return Plan.of(config, planned, units)
 
 
 def make_recipe(config: Config, plan: Plan) -> dict[str, typing.Any]:
@@ -157,6 +184,7 @@ def make_recipe(config: Config, plan: Plan) -> dict[str, typing.Any]:
         recipe[f"stages of {name}"] = [[spec.name, spec.settings] for spec in source.stages] + list(
             source.global_stages
         )
+        recipe |= {f"inputs of {name}/{spec.name}": spec.inputs for spec in source.stages}
         recipe[f"priority of {name}"] = source.priority
         recipe[f"files of {name}"] = _signature([unit for owner, unit in plan.units if owner == name])
     recipe |= {f"stage {name}": settings for name, settings in plan.global_settings.items()}
@@ -165,7 +193,7 @@ def make_recipe(config: Config, plan: Plan) -> dict[str, typing.Any]:
     return json.loads(json.dumps(recipe))
 
 
-def _signature(units: list[sources.Unit]) -> str:
+def _signature(units: Sequence[sources.Unit]) -> str:
     """What the tasks read, by name and size; an edit that keeps a file's size goes unseen."""
     parts = [(u, part.name, part.start, part.stop, part.size) for u, unit in enumerate(units) for part in unit.parts]
     return f"sha256 {hashlib.sha256(repr(parts).encode()).hexdigest()[:16]} of {len(parts)} parts in {len(units)} units"
@@ -189,6 +217,11 @@ def open_prepared(root: pathlib.Path) -> Prepared:
                 f"{path} is missing or differs in size; copy it again, or delete {root} and prepare again"
             )
     return Prepared(root, manifest, hashlib.sha256(content).hexdigest())
+
+
+def _owner(root: pathlib.Path) -> str:
+    path = root / "documents" / _OWNER
+    return path.read_text() if path.is_file() else ""
 
 
 def _compare(root: pathlib.Path, built: dict, wanted: dict) -> None:
@@ -227,14 +260,14 @@ def find_exact(folder: pathlib.Path, task: int) -> None:
     """The task of the phase `exact`."""
     plan = Plan.load(folder)
     with connect(folder, plan.memory_gb, plan.threads) as connection:
-        exact.find(connection, folder)
+        exact.find(connection, folder, plan.memory_gb)
 
 
 def find_pairs(folder: pathlib.Path, task: int) -> None:
     """The task of the phase `pairs` for band `task`."""
-    plan, settings = Plan.load(folder), Plan.load(folder).global_settings["near"]
-    with connect(folder, plan.memory_gb / plan.threads, 1) as connection:
-        near.find_pairs(connection, folder, task, settings["bands"], settings["threshold"])
+    plan = Plan.load(folder)
+    with connect(folder, max(_LEAST_GB, plan.memory_gb / plan.threads), 1) as connection:
+        near.find_pairs(connection, folder, task, plan.global_settings["near"]["threshold"])
 
 
 def find_joins(folder: pathlib.Path, task: int) -> None:
@@ -268,10 +301,15 @@ def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict
         )
     for name, tally in tallies.items():
         tally.check(name)
+        if tally.kept != sum(entry["documents"] for entry in written[name]):
+            raise RunError(
+                f"{root / 'documents' / name} does not hold the {tally.kept} documents that the books tell of"
+            )
     _merge_removed(root, folder)
     _write_clusters(root, folder, plan)
     if (folder / "documents").exists():
         shutil.rmtree(root / "documents", ignore_errors=True)
+        (folder / "documents" / _OWNER).write_text(folder.name)
         (folder / "documents").rename(root / "documents")
     manifest = {
         "format": FORMAT,

@@ -32,6 +32,7 @@ class Stage:
     """
 
     Settings: type
+    inputs: tuple[str, ...] = ()  # settings that name files: what is in them decides the outcome too
     name: str  # as in the config; set by `stages.make`
 
     def __init__(self, settings: typing.Any, folder: pathlib.Path):

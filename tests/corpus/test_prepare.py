@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import time
 import pytest
 
 from jaxlm import config as config_lib
-from jaxlm import config_files
+from jaxlm import config_files, files
 from jaxlm.config import ConfigError, RunError
 from jaxlm.corpus import documents, prepare
 
@@ -134,6 +135,51 @@ def test_a_second_run_does_nothing_and_another_recipe_is_refused(corpus, done):
     assert run(corpus, done.path).sha256 == done.sha256
     with pytest.raises(ConfigError, match=r"prepared with stage near = .*set another data.dir"):
         run(corpus, done.path, "prepare.stages.near.threshold=0.7")
+
+
+def test_finished_data_needs_neither_its_sources_nor_the_same_libraries(corpus, done, tmp_path, monkeypatch):
+    moved = tmp_path / "moved"
+    shutil.copytree(done.path, moved)
+    (corpus / "web").rename(corpus / "elsewhere")
+    monkeypatch.setattr(prepare.importlib.metadata, "version", lambda name: "99")
+    try:
+        assert run(corpus, moved).sha256 == done.sha256
+    finally:
+        (corpus / "elsewhere").rename(corpus / "web")
+    (corpus / "web" / "new.jsonl").write_text('{"text": "one more"}\n')
+    try:
+        with pytest.raises(ConfigError, match="files of web"):
+            run(corpus, moved)
+    finally:
+        (corpus / "web" / "new.jsonl").unlink()
+
+
+def test_a_changed_file_of_a_stage_is_another_recipe(corpus, tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text("unspeakable\n")
+    stage = f"prepare.sources.web.stages=('toxicity min_score=1.0 words={words}','exact')"
+    first = run(corpus, tmp_path / "d", stage)
+    assert run(corpus, tmp_path / "d", stage).sha256 == first.sha256
+    words.write_text("the\n")
+    with pytest.raises(ConfigError, match="inputs of web/toxicity"):
+        run(corpus, tmp_path / "d", stage)
+
+
+def test_documents_of_another_recipe_are_not_taken_for_ones_own(corpus, done, tmp_path, monkeypatch):
+    """Stopped after its documents were in place, then another recipe the same, then the first again."""
+
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    original = files.write_atomically
+    for overrides in ((), ("prepare.sources.web.stages=('exact',)",)):
+        monkeypatch.setattr(files, "write_atomically", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(corpus, tmp_path, *overrides)
+    monkeypatch.setattr(files, "write_atomically", original)
+    assert run(corpus, tmp_path).sha256 == done.sha256
+    found = [d for path in documents.find(tmp_path)["web"] for d in documents.read_documents(path)]
+    assert not any("@mail-" in document.text for document in found)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +304,7 @@ def test_slurm_gives_the_same(corpus, done, tmp_path):
         (programs / name).write_text(content)
         (programs / name).chmod(0o755)
     path = os.pathsep.join([str(programs), str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
-    words = command(corpus, tmp_path / "d", "engine=slurm", "prepare.engine_options=('partition=cpu','time=1:00:00')")
+    words = command(corpus, tmp_path / "d", "engine=slurm", "prepare.workers=400", "prepare.engine_options=('partition=cpu','time=1:00:00')")
     subprocess.run(words, check=True, timeout=400, env=os.environ | {"PATH": path})
     assert prepare.open_prepared(tmp_path / "d").sha256 == done.sha256
 

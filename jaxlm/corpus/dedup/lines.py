@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import duckdb
 
 from jaxlm.corpus.dedup import signatures
-from jaxlm.corpus.dedup.sql import quoted
+from jaxlm.corpus.dedup.sql import best_ranked, quoted
 
 
 def keys(text: str, source: str, site: str, settings: dict) -> Iterator[tuple[int, bool]]:
@@ -27,10 +27,10 @@ def keys(text: str, source: str, site: str, settings: dict) -> Iterator[tuple[in
 
 def _line_keys(line: str, source: str, site: str, settings: dict) -> Iterator[tuple[int, bool]]:
     words = " ".join(line.split()).casefold()
-    if len(words) >= settings["min_chars"]:
-        yield signatures.hash64(f"{source}\0{site}\0{words}"), False
     if len(words) >= settings["min_paragraph_chars"]:
         yield signatures.hash64(words), True
+    elif len(words) >= settings["min_chars"]:
+        yield signatures.hash64(f"{source}\0{site}\0{words}"), False
 
 
 def _prose_lines(text: str) -> Iterator[str]:
@@ -51,18 +51,19 @@ def _marked(text: str) -> Iterator[tuple[str, bool]]:
 def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, min_documents: int, min_share: float) -> None:
     """`lines/*.parquet` -> `lines.parquet`: (doc, key), what goes from each document that stays; sorted by document."""
     connection.execute(f"""
-        CREATE TEMP VIEW here AS SELECT doc, rank, tie, site FROM read_parquet({quoted(folder / "sign/*.parquet")})
-        WHERE doc NOT IN (SELECT doc FROM read_parquet({quoted(folder / "exact.parquet")}))
-        AND doc NOT IN (SELECT doc FROM read_parquet({quoted(folder / "near.parquet")}));
+        CREATE TEMP VIEW here AS SELECT s.doc, s.rank, s.tie, s.site
+        FROM read_parquet({quoted(folder / "sign/*.parquet")}) s
+        ANTI JOIN read_parquet({quoted(folder / "exact.parquet")}) e ON s.doc = e.doc
+        ANTI JOIN read_parquet({quoted(folder / "near.parquet")}) n ON s.doc = n.doc;
         CREATE TEMP VIEW repeats AS SELECT doc, key, paragraph, rank, tie, site
         FROM read_parquet({quoted(folder / "lines/*.parquet")}) JOIN here USING (doc);
         CREATE TEMP TABLE sites AS SELECT site, count(*) AS documents FROM here GROUP BY site;
         CREATE TEMP TABLE often AS SELECT key FROM repeats JOIN sites USING (site) WHERE NOT paragraph GROUP BY key
         HAVING count(*) >= greatest({min_documents}, {min_share} * any_value(sites.documents));
-        CREATE TEMP TABLE first AS SELECT key, arg_min(doc, (rank, tie, doc)) AS keeper
+        CREATE TEMP TABLE first AS SELECT key, {best_ranked("doc")} AS keeper
         FROM repeats WHERE paragraph GROUP BY key HAVING count(*) > 1;
         COPY (
-            SELECT doc, key FROM repeats WHERE NOT paragraph AND key IN (SELECT key FROM often)
+            SELECT r.doc, r.key FROM repeats r SEMI JOIN often o ON r.key = o.key WHERE NOT r.paragraph
             UNION ALL
             SELECT doc, key FROM repeats JOIN first USING (key) WHERE paragraph AND doc != keeper
             ORDER BY doc, key

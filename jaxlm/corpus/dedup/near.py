@@ -23,63 +23,50 @@ LEADERS = 32  # of a larger one, documents unlike those before them that all oth
 NEIGHBOURS = 4  # and so many next in rank
 
 
-def find_pairs(
-    connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, band: int, bands: int, threshold: float
-) -> None:
+def find_pairs(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, band: int, threshold: float) -> None:
     """Similar pairs among documents that share the hash of `band` -> `pairs/BAND.parquet`: (better, worse)."""
-    columns = ", ".join(f"b{i}" for i in range(bands))
     documents = f"""
-        SELECT * FROM read_parquet({quoted(folder / "sign/*.parquet")}, union_by_name = true)
-        WHERE b{band} IS NOT NULL AND doc NOT IN (SELECT doc FROM read_parquet({quoted(folder / "exact.parquet")}))"""
+        SELECT s.* FROM read_parquet({quoted(folder / "sign/*.parquet")}, union_by_name = true) s
+        ANTI JOIN read_parquet({quoted(folder / "exact.parquet")}) e ON s.doc = e.doc WHERE s.b{band} IS NOT NULL"""
     rows = connection.sql(f"""
-        SELECT doc, sketch_start, sketch_len, {columns} FROM ({documents})
-        WHERE b{band} IN (SELECT b{band} FROM ({documents}) GROUP BY b{band} HAVING count(*) > 1)
-        ORDER BY b{band}, rank, tie, doc""")
+        SELECT s.doc, s.sketch_start, s.sketch_len, s.b{band} FROM ({documents}) s
+        SEMI JOIN (SELECT b{band} FROM ({documents}) GROUP BY b{band} HAVING count(*) > 1) m ON s.b{band} = m.b{band}
+        ORDER BY s.b{band}, s.rank, s.tie, s.doc""")
     sketches = Sketches(folder)
     (folder / "pairs").mkdir(exist_ok=True)
     schema = pa.schema([("better", pa.uint64()), ("worse", pa.uint64())])
     with pq.ParquetWriter(folder / "pairs" / f"{band:03d}.parquet", schema) as writer:
-        for bucket in _buckets(rows, band):
-            pairs = list(_similar_pairs(bucket, band, threshold, sketches))
+        for bucket in _buckets(rows):
+            pairs = list(_similar_pairs(bucket, threshold, sketches))
             if pairs:
                 writer.write_table(pa.Table.from_arrays(list(map(pa.array, zip(*pairs, strict=True))), schema=schema))
 
 
-def _buckets(rows: duckdb.DuckDBPyRelation, band: int) -> Iterator[np.ndarray]:
-    """uint64[documents, 3 + bands], one array for each hash of the band, in its order of ranks."""
+def _buckets(rows: duckdb.DuckDBPyRelation) -> Iterator[np.ndarray]:
+    """uint64[documents, 4], one array for each hash of the band, in its order of ranks."""
     rest = None
     for batch in rows.to_arrow_reader(1 << 14):
         table = np.stack([column.to_numpy(zero_copy_only=False).astype(np.uint64) for column in batch.columns], axis=1)
         table = table if rest is None else np.concatenate([rest, table])
-        edges = np.flatnonzero(np.diff(table[:, 3 + band])) + 1
+        edges = np.flatnonzero(np.diff(table[:, 3])) + 1
         *whole, rest = np.split(table, edges)
         yield from whole
     if rest is not None and len(rest):
         yield rest
 
 
-def _similar_pairs(bucket: np.ndarray, band: int, threshold: float, sketches: "Sketches") -> Iterator[tuple[int, int]]:
-    docs, bands = bucket[:, 0].tolist(), bucket[:, 3:]
-    held = [sketches.read(*row) for row in bucket[:, :3].tolist()] if len(docs) <= ALL_PAIRS else None
-
-    def sketch(i: int) -> np.ndarray:
-        return held[i] if held else sketches.read(*bucket[i, :3].tolist())
-
-    leaders: list[int] = []
-    for i in range(1, len(docs)):
-        if held:
-            others = range(i)
-        else:
-            leaders = leaders or [0]
-            others = [*leaders, *(j for j in range(max(0, i - NEIGHBOURS), i) if j not in leaders)]
-        mine, alone = sketch(i), True
+def _similar_pairs(bucket: np.ndarray, threshold: float, sketches: "Sketches") -> Iterator[tuple[int, int]]:
+    places = bucket[:, :3].tolist()
+    held = [sketches.read(*place) for place in places] if len(places) <= ALL_PAIRS else None
+    leaders: list[int] = [0]
+    for i in range(1, len(places)):
+        mine, alone = held[i] if held else sketches.read(*places[i]), True
+        others = range(i) if held else [*leaders, *(j for j in range(max(0, i - NEIGHBOURS), i) if j not in leaders)]
         for j in others:
-            if (bands[i, :band] == bands[j, :band]).any():
-                alone = False  # compared with that band already
-            elif signatures.similarity(mine, sketch(j)) >= threshold:
+            if signatures.similarity(mine, held[j] if held else sketches.read(*places[j])) >= threshold:
                 alone = False
-                yield docs[j], docs[i]
-        if alone and not held and len(leaders) < LEADERS:
+                yield places[j][0], places[i][0]
+        if alone and len(leaders) < LEADERS:
             leaders.append(i)
 
 
@@ -109,13 +96,12 @@ def resolve(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None
     """)
     while connection.execute("SELECT count(*) FROM pairs").fetchone()[0]:
         connection.execute("""
-            CREATE TEMP TABLE kept AS SELECT DISTINCT better AS doc FROM pairs
-            WHERE better NOT IN (SELECT worse FROM pairs);
-            CREATE TEMP TABLE going AS SELECT worse AS doc, min(better) AS keeper FROM pairs
-            WHERE better IN (SELECT doc FROM kept) GROUP BY worse;
+            CREATE TEMP TABLE kept AS SELECT DISTINCT p.better AS doc FROM pairs p ANTI JOIN pairs w ON p.better = w.worse;
+            CREATE TEMP TABLE going AS SELECT p.worse AS doc, min(p.better) AS keeper
+            FROM pairs p SEMI JOIN kept k ON p.better = k.doc GROUP BY p.worse;
             INSERT INTO gone SELECT * FROM going;
-            CREATE TEMP TABLE left_over AS SELECT better, worse FROM pairs
-            WHERE better NOT IN (SELECT doc FROM going) AND worse NOT IN (SELECT doc FROM going);
+            CREATE TEMP TABLE left_over AS SELECT p.better, p.worse FROM pairs p
+            ANTI JOIN going b ON p.better = b.doc ANTI JOIN going w ON p.worse = w.doc;
             DROP TABLE pairs; DROP TABLE kept; DROP TABLE going;
             ALTER TABLE left_over RENAME TO pairs;
         """)

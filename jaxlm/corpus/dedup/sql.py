@@ -28,3 +28,8 @@ def connect(folder: pathlib.Path, memory_gb: float, threads: int) -> Iterator[du
 def quoted(path: typing.Any) -> str:
     """A path or glob as an SQL string."""
     return "'" + str(path).replace("'", "''") + "'"
+
+
+def best_ranked(column: str) -> str:
+    """SQL of the `column` of the best-ranked document of a group, in a state of fixed size."""
+    return f"arg_min({column}, (rank::UHUGEINT << 64) | tie::UHUGEINT)"

@@ -3,6 +3,7 @@
 import ast
 import collections.abc
 import dataclasses
+import glob
 import hashlib
 import importlib
 import json
@@ -37,15 +38,16 @@ GLOBAL_STAGES = ("exact", "near", "lines")
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """A stage with its settings, as a source wants it."""
+    """A stage with its settings, as a source wants it, and a digest of the files that these name ("" = none)."""
 
     name: str
     settings: dict[str, typing.Any]
+    inputs: str = ""
 
     @property
     def key(self) -> str:
-        """Equal for equal name and settings; usable as the name of a folder."""
-        text = json.dumps([self.name, self.settings], sort_keys=True)
+        """Equal for equal name, settings and files; usable as the name of a folder."""
+        text = json.dumps([self.name, self.settings, self.inputs], sort_keys=True)
         return f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
@@ -81,6 +83,25 @@ def stage_class(name: str) -> type[Stage]:
 def typed_settings(spec: Spec) -> typing.Any:
     """The spec's settings as the stage's own dataclass. Raises ConfigError for a value of the wrong type."""
     return config_lib.build(stage_class(spec.name).Settings, spec.settings, f"prepare.stages.{spec.name}")
+
+
+def digest(spec: Spec) -> str:
+    """sha256 of the local files that a stage's settings name, "" where there are none (URLs are not looked at)."""
+    found, hasher = False, hashlib.sha256()
+    for key in stage_class(spec.name).inputs:
+        value = spec.settings[key]
+        for path in [value] if isinstance(value, str) else value:
+            for file in _files(path) if path else ():
+                hasher.update(f"{key}\0{file.name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+                found = True
+    return hasher.hexdigest()[:16] if found else ""
+
+
+def _files(path: str) -> list[pathlib.Path]:
+    place = pathlib.Path(path).expanduser()
+    if place.is_dir():
+        return sorted(file for file in place.rglob("*") if file.is_file())
+    return [place] if place.is_file() else sorted(map(pathlib.Path, glob.glob(str(place), recursive=True)))
 
 
 def make(spec: Spec, folder: pathlib.Path) -> Stage:

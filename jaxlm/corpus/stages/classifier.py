@@ -37,6 +37,7 @@ class Classifier(Stage):
     """Writes the probability of being good to metadata["quality"], and removes documents below `min_score`."""
 
     Settings = Settings
+    inputs = ("good", "bad", "model")
 
     def __init__(self, settings: Settings, folder: pathlib.Path):
         super().__init__(settings, folder)

@@ -39,6 +39,7 @@ class Decontaminate(Stage):
     """Removes documents in which an item of a benchmark stands, whole or half."""
 
     Settings = Settings
+    inputs = ("paths",)
 
     @classmethod
     def build(cls, settings: Settings, folder: pathlib.Path) -> None:

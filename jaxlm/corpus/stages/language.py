@@ -32,6 +32,7 @@ class Language(Stage):
     """Writes the most probable language to metadata["language_id"]; removes other and uncertain ones. Code passes."""
 
     Settings = Settings
+    inputs = ("model",)
 
     def __init__(self, settings: Settings, folder: pathlib.Path):
         super().__init__(settings, folder)

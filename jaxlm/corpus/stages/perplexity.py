@@ -45,6 +45,7 @@ class Perplexity(Stage):
     """Writes metadata["bits_per_byte"], and removes documents outside of the limits."""
 
     Settings = Settings
+    inputs = ("reference", "model", "pieces")
 
     def __init__(self, settings: Settings, folder: pathlib.Path):
         super().__init__(settings, folder)

@@ -49,7 +49,9 @@ _FORMATS = (
     (("AC", "SK"), twilio.TwilioKeyDetector.denylist, 0),
     ((":",), telegram_token.TelegramBotTokenDetector.denylist, 0),
     (("M", "N", "O"), discord.DiscordBotTokenDetector.denylist, 0),
-    (("eyJ",), (re.compile(r"eyJ[\w-]{8,}\.eyJ[\w-]{4,}(?:\.[\w-]*)?"),), 0),  # JWT with its signature
+    # JWT with its signature. Only where a run of such characters begins, and only if the payload follows: linear time.
+    (("eyJ",), (re.compile(r"(?a)(?<![\w-])(?=[\w-]++\.eyJ[\w-]{4})(?:[\w-]*?[_-])??"
+        r"(eyJ[\w-]{8,}+\.eyJ[\w-]{4,}+(?:\.[\w-]*+)?)"),), 1),
     # As their issuers publish them, and not in detect-secrets 1.5.
     (("AIza",), (re.compile(r"AIza[\w-]{35}"),), 0),
     (("GOCSPX-",), (re.compile(r"GOCSPX-[\w-]{28}"),), 0),

@@ -34,6 +34,7 @@ class Toxicity(Stage):
     """Scores each line that is not blank; what is done with the bad ones is in the settings."""
 
     Settings = Settings
+    inputs = ("words",)
 
     def __init__(self, settings: Settings, folder: pathlib.Path):
         super().__init__(settings, folder)

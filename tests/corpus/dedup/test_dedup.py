@@ -35,9 +35,9 @@ def deduplicate(folder, tasks, near_settings=NEAR, priorities=None):
             signer.add("s", doc_id, "", body)
         signer.finish()
     with connect(folder, 0.25, 2) as connection:
-        exact.find(connection, folder)
+        exact.find(connection, folder, 0.25)
         for band in range(near_settings["bands"]):
-            near.find_pairs(connection, folder, band, near_settings["bands"], near_settings["threshold"])
+            near.find_pairs(connection, folder, band, near_settings["threshold"])
         near.resolve(connection, folder)
         lines.find(connection, folder, LINES["min_documents"], LINES["min_share"])
     names = {task << 32 | row: doc[0] for task, documents in enumerate(tasks) for row, doc in enumerate(documents)}
@@ -106,6 +106,23 @@ def test_a_bucket_larger_than_all_pairs_is_still_resolved(tmp_path):
     many = [(f"d{i}", near_copy(base, 0.9, i)) for i in range(3 * near.ALL_PAIRS)]
     gone, _ = deduplicate(tmp_path / "d", [many])
     assert len(gone["near"]) >= len(many) - 3
+
+
+def test_pages_of_one_template_are_told_apart_and_their_copies_found(tmp_path):
+    """More pages than a bucket compares pair by pair share most bands; each has a near copy of its own."""
+    template = text("template", 150)
+    pages = [(f"p{i}", f"{template} {text(f'own{i}', 120)}") for i in range(80)]
+    copies = [(f"c{i}", page.replace(page.split()[-3], "changed")) for i, (_, page) in enumerate(pages)]
+    gone, _ = deduplicate(tmp_path / "d", [pages, copies])
+    assert len(gone["near"]) == 80
+    assert {name[1:] for name in gone["near"]} == {str(i) for i in range(80)}
+
+
+def test_a_long_notice_of_a_site_stays_once(tmp_path):
+    notice = text("notice", 60)
+    pages = [(f"d{i}", f"{text(i, 30)}\n{notice}") for i in range(6)]
+    _, counts = deduplicate(tmp_path / "d", [pages])
+    assert len(counts) == 5
 
 
 def test_short_documents_and_tables_of_numbers_are_not_confused(tmp_path):
