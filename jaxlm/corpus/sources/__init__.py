@@ -52,8 +52,8 @@ def units(spec: SourceSpec, task_bytes: int) -> list[Unit]:
 def read(unit: Unit, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
     """Yields a unit's documents in a fixed order. Texts are non-empty and encode as UTF-8.
 
-    A broken record costs itself alone and is counted in `stats`. Raises ConfigError for what no record has (`text_key`),
-    OSError when the file system fails.
+    A broken record costs itself alone and is counted in `stats`; so does a file that lacks the field `text_key` (see
+    `stats.no_field`). Raises ConfigError for a dataset that lacks it, OSError when the file system fails.
     """
     read_bytes = 0
     for part in unit.parts:
@@ -95,7 +95,9 @@ def iterate_documents(
     whole = Unit(tuple(_parts(wanted, sys.maxsize)), wanted.max_bytes)
     yield from ((document.id, document.text) for document in read(whole, wanted, stats))
     if not stats.documents:
-        raise ConfigError(f"source '{spec}' gave no document ({stats.summary()}); check the path and text_key")
+        raise ConfigError(
+            f"source '{spec}' gave no document ({stats.summary()}); {stats.no_field or 'check the path and text_key'}"
+        )
 
 
 def source_signature(spec: str) -> str:

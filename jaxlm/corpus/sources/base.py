@@ -73,13 +73,20 @@ class Unit:
 
 @dataclasses.dataclass
 class SourceStats:
-    """What reading a source met. `skipped` counts lost records by reason; `examples` names the first of each reason."""
+    """What reading a source met.
+
+    Attributes:
+      skipped: lost records by reason. repaired: the same of records that are kept in a changed form.
+      examples: the first of each reason, `ID: REASON`.
+      no_field: of the first part of which no record has the field `text_key`: what it has; "" = no such part.
+    """
 
     documents: int = 0
     bytes: int = 0
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
     repaired: dict[str, int] = dataclasses.field(default_factory=dict)
     examples: list[str] = dataclasses.field(default_factory=list)
+    no_field: str = ""
 
     def skip(self, reason: str, doc_id: str, count: int = 1) -> None:
         """Counts records that are left out."""
@@ -93,6 +100,7 @@ class SourceStats:
         """Adds what another unit of the source met; in the order of units the examples are always the same."""
         self.documents += other.documents
         self.bytes += other.bytes
+        self.no_field = self.no_field or other.no_field
         for mine, theirs in ((self.skipped, other.skipped), (self.repaired, other.repaired)):
             for reason, count in theirs.items():
                 mine[reason] = mine.get(reason, 0) + count

@@ -6,21 +6,18 @@ from collections.abc import Iterator
 
 import orjson
 
-from jaxlm.config import ConfigError
 from jaxlm.corpus.sources import base, rows, streams
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
 from jaxlm.corpus.stage import Document
 
 GRAIN = 1
+_SHOWN_FIELDS = 10
 NUMBERED_BYTES = 64 << 20  # in files up to here lines have numbers (a task in the middle counts those before)
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Ids: `NAME:LINE` (from 1), and `NAME@BYTE` in a plain file past 64 MiB. Blank lines are no records.
-
-    Raises ConfigError when the part has records and none has a field `text_key`.
-    """
-    key, records, seen_keys = spec.text_key, 0, set()
+    """Ids: `NAME:LINE` (from 1), and `NAME@BYTE` in a plain file past 64 MiB. Blank lines are no records."""
+    key, has_field, fields = spec.text_key, False, set()
     numbered = bool(streams.compression(part.name)) or part.file_size <= NUMBERED_BYTES
     number = _lines_before(part) if numbered and part.start else 0
     for offset, line in streams.lines(part):
@@ -36,13 +33,15 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
             stats.skip("malformed JSON line", doc_id)
         elif not isinstance(record, dict) or not isinstance(record.get(key), str):
             stats.skip(rows.no_text(key), doc_id)
-            seen_keys.update(record if isinstance(record, dict) else ())
+            if isinstance(record, dict):
+                has_field = has_field or key in record
+                fields.update(record if len(fields) < _SHOWN_FIELDS else ())
         else:
-            records += 1
+            has_field = True
             yield rows.document(record[key], doc_id, record, key)
-    if not records and seen_keys and key not in seen_keys:
-        fields = ", ".join(sorted(map(str, seen_keys))[:10])
-        raise ConfigError(f"{part.url} has no text in field '{key}'; its fields are {fields}: set text_key")
+    if fields and not has_field and not stats.no_field:
+        shown = ", ".join(sorted(fields)[:_SHOWN_FIELDS])
+        stats.no_field = f"{part.url} has no text in field '{key}'; its fields are {shown}: set text_key"
 
 
 def _parse(line: bytes, doc_id: str, stats: SourceStats) -> typing.Any:

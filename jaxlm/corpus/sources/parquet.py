@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxlm.config import ConfigError
 from jaxlm.corpus.sources import base, rows, streams
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
 from jaxlm.corpus.stage import Document
@@ -15,7 +14,7 @@ _BATCH_ROWS = 256
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Ids: `NAME:ROW` (from 0). Raises ConfigError when there is no such column of strings."""
+    """Ids: `NAME:ROW` (from 0). Without such a column of strings all rows are skipped."""
     with streams.open_file(part.url) as f:
         try:
             table = pq.ParquetFile(f)
@@ -24,12 +23,17 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
             if not part.start:  # every part of the file meets this; it is one failure
                 stats.skip(f"not a readable parquet file ({str(e).splitlines()[0]})", part.name)
             return
-        columns = _columns(table.schema_arrow, spec.text_key, part.url)
-        row = 0
+        schema, row = table.schema_arrow, 0
+        fault = _fault(schema, spec.text_key, part.url)
+        stats.no_field = stats.no_field or fault
+        columns = [spec.text_key, *sorted(base.FIELDS & set(schema.names) - {spec.text_key})]
         for group in range(table.metadata.num_row_groups):
             about = table.metadata.row_group(group)
             if part.start <= _first_byte(about) and (part.stop < 0 or _first_byte(about) < part.stop):
-                yield from _read_group(table, group, row, columns, part, spec, stats)
+                if fault:
+                    stats.skip(rows.no_text(spec.text_key), f"{part.name}:{row}", about.num_rows)
+                else:
+                    yield from _read_group(table, group, row, columns, part, spec, stats)
             row += about.num_rows
 
 
@@ -39,15 +43,14 @@ def _raise_if_not_the_data(error: Exception) -> None:
         raise error
 
 
-def _columns(schema: pa.Schema, key: str, where: str) -> list[str]:
+def _fault(schema: pa.Schema, key: str, where: str) -> str:
+    """Why there is no text in the column; "" when there may be."""
     if key not in schema.names:
-        raise ConfigError(
-            f"{where} has no column '{key}'; its columns are {', '.join(schema.names[:10])}: set text_key"
-        )
+        return f"{where} has no column '{key}'; its columns are {', '.join(schema.names[:10])}: set text_key"
     kind = schema.field(key).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise ConfigError(f"column '{key}' of {where} holds {kind}, not strings: set text_key")
-    return [key, *sorted(base.FIELDS & set(schema.names) - {key})]
+        return f"column '{key}' of {where} holds {kind}, not strings: set text_key"
+    return ""
 
 
 def _first_byte(group: pq.RowGroupMetaData) -> int:

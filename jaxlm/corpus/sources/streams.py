@@ -19,11 +19,68 @@ from jaxlm.corpus.sources import base
 from jaxlm.corpus.sources.base import Part
 
 CHUNK_BYTES = 1 << 18
-_TOO_LARGE = f"record over {base.MAX_RECORD_BYTES >> 20} MiB"
+_OUTPUT_BYTES = 1 << 22  # of a chunk, decompressed, at a time: a few kB may stand for gigabytes
+TOO_LARGE = f"record over {base.MAX_RECORD_BYTES >> 20} MiB"
+
+
+class _Gzip:
+    """zlib's decompressor of one member with the interface of bz2's and lzma's."""
+
+    def __init__(self):
+        self._member = zlib.decompressobj(31)
+        self.needs_input = True
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        out = self._member.decompress(self._member.unconsumed_tail + data, max_length)
+        self.needs_input = not self._member.unconsumed_tail and len(out) < max_length
+        return out
+
+    @property
+    def eof(self) -> bool:
+        return self._member.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._member.unused_data
+
+
+class _Zstd:
+    """The same of zstandard, which takes no limit: input goes in by pieces, and `max_length` is passed by one's output.
+
+    A block of zstd has 3 bytes or more and gives up to 128 KiB: a piece gives 8 MiB at most.
+    """
+
+    _PIECE_BYTES = 192
+
+    def __init__(self):
+        self._member = zstandard.ZstdDecompressor().decompressobj()
+        self._data, self._at = b"", 0
+        self.needs_input = True
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        self._data, self._at = self._data[self._at :] + data, 0
+        out, size = [], 0
+        while size < max_length and self._at < len(self._data) and not self.eof:
+            piece = self._data[self._at : self._at + self._PIECE_BYTES]
+            self._at += len(piece)
+            out.append(self._member.decompress(piece))
+            size += len(out[-1])
+        self.needs_input = self._at == len(self._data)
+        return b"".join(out)
+
+    @property
+    def eof(self) -> bool:
+        return self._member.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._member.unused_data + self._data[self._at :]
+
+
 # Suffix -> name, a new decompressor of one member, what a member begins with.
 COMPRESSIONS: dict[str, tuple[str, Callable[[], typing.Any], re.Pattern[bytes]]] = {
-    ".gz": ("gzip", lambda: zlib.decompressobj(31), re.compile(rb"(?s)\x1f\x8b\x08[\0-\x1f].{4}[\0\2\4][\0-\x0d\xff]")),
-    ".zst": ("zstd", lambda: zstandard.ZstdDecompressor().decompressobj(), re.compile(rb"\x28\xb5\x2f\xfd")),
+    ".gz": ("gzip", _Gzip, re.compile(rb"(?s)\x1f\x8b\x08[\0-\x1f].{4}[\0\2\4][\0-\x0d\xff]")),
+    ".zst": ("zstd", _Zstd, re.compile(rb"\x28\xb5\x2f\xfd")),
     ".bz2": ("bzip2", bz2.BZ2Decompressor, re.compile(rb"BZh[1-9]1AY&SY")),
     ".xz": ("xz", lzma.LZMADecompressor, re.compile(rb"\xfd7zXZ\0")),
 }
@@ -79,20 +136,29 @@ def _members(raw: Iterator[bytes], name: str, new: Callable[[], typing.Any], beg
                 break
             fresh = False
             try:
-                out = member.decompress(data)
+                yield from _outputs(member, data)
             except _ERRORS as e:
                 yield Damage(f"unreadable: damaged {name} member ({str(e).splitlines()[0]})")
                 data = _next_member(data[1:], raw, beginning)
                 member, fresh = new(), True
                 continue
-            if out:
-                yield out
             if not member.eof:
                 break
             data = member.unused_data
             member, fresh = new(), True
     if not fresh:
         yield Damage(f"unreadable: {name} member cut short")
+
+
+def _outputs(member: typing.Any, data: bytes) -> Iterator[bytes]:
+    """What a member gives for `data`, in chunks of bounded size."""
+    out = member.decompress(data, _OUTPUT_BYTES)
+    while True:
+        if out:
+            yield out
+        if member.eof or member.needs_input:
+            return
+        out = member.decompress(b"", _OUTPUT_BYTES)
 
 
 def _next_member(data: bytes, raw: Iterator[bytes], beginning: re.Pattern[bytes]) -> bytes:
@@ -112,7 +178,7 @@ def read_whole(part: Part) -> bytes | Damage:
             return chunk
         size += len(chunk)
         if size > base.MAX_RECORD_BYTES:
-            return Damage(_TOO_LARGE)
+            return Damage(TOO_LARGE)
         out.append(chunk)
     return b"".join(out)
 
@@ -138,15 +204,15 @@ def lines(part: Part) -> Iterator[tuple[int, bytes | Damage]]:
             at, length = offset, held + len(line)
             if 0 <= part.stop <= at:
                 return
-            too_large = held > base.MAX_RECORD_BYTES
+            too_large = length > base.MAX_RECORD_BYTES
             whole = b"".join((*rest, line)) if rest else line
             rest, held, offset = [], 0, offset + length
             if drop:
                 drop = False
             else:
-                yield at, Damage(_TOO_LARGE) if too_large else whole
+                yield at, Damage(TOO_LARGE) if too_large else whole
     if held and not drop and not 0 <= part.stop <= offset:
-        yield offset, Damage(_TOO_LARGE) if held > base.MAX_RECORD_BYTES else b"".join(rest)
+        yield offset, Damage(TOO_LARGE) if held > base.MAX_RECORD_BYTES else b"".join(rest)
 
 
 class Cursor:

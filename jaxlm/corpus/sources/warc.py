@@ -21,7 +21,7 @@ _PAGE = re.compile(rb"^warc-type:[ \t]*(?:response|conversion)[ \t]*\r$", re.IGN
 _SPACE = re.compile(rb"\s*")
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
 _HTML_BEGINS = re.compile(
-    rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype\s+html|(html|head|body)[\s>])",
+    rb"(\xef\xbb\xbf)?\s*+(<\?xml[^>]*+>\s*+)?(<!--((?!-->).)*+-->\s*+)*+<(!doctype\s+html|(html|head|body)[\s>])",
     re.IGNORECASE | re.DOTALL,
 )
 _SNIFF_BYTES = 4096
@@ -43,6 +43,8 @@ def _page(raw: bytes, doc_id: str, stats: SourceStats) -> Document | streams.Dam
         record, body = _parse(raw)
     except (OSError, ValueError) as e:
         return streams.Damage(f"bad WARC record ({str(e).splitlines()[0]})")
+    if len(body) > base.MAX_RECORD_BYTES:
+        return streams.Damage(streams.TOO_LARGE)
     url = record.headers.get("WARC-Target-URI", "").strip("<>")
     metadata = {"url": url, "site": base.site_of(url), "date": record.headers.get("WARC-Date", "")}
     metadata = {key: value for key, value in metadata.items() if value}
@@ -57,17 +59,20 @@ def _page(raw: bytes, doc_id: str, stats: SourceStats) -> Document | streams.Dam
 
 
 def _parse(raw: bytes) -> tuple[WarcRecord, bytes]:
-    """The record and its body, decoded as its HTTP headers say, or as it is when it turns out to be decoded already."""
-    record = WarcRecord.from_bytes(raw)
+    """The record and its body, decoded as its HTTP headers say, or as it is when it turns out to be decoded already.
+
+    Of a body that decodes to more than the limit comes one byte more than that.
+    """
+    record, limit = WarcRecord.from_bytes(raw), base.MAX_RECORD_BYTES + 1
     if record.record_type != WarcRecordType.response:
-        return record, record.reader.read()
+        return record, record.reader.read(limit)
     try:
         record.parse_http(auto_decode="all", quirks_mode=True)
-        return record, record.reader.read()
+        return record, record.reader.read(limit)
     except OSError:
         record = WarcRecord.from_bytes(raw)
         record.parse_http(auto_decode="none", quirks_mode=True)
-        body = record.reader.read()
+        body = record.reader.read(limit)
         if _HTML_BEGINS.match(body[:_SNIFF_BYTES]):
             return record, body
         raise

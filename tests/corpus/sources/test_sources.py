@@ -128,6 +128,30 @@ def test_clear_errors_for_paths(tmp_path, make, spec, options, message):
         read(tmp_path / spec, **options)
 
 
+def test_a_file_without_the_field_costs_itself_alone(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl({"text": "good"}))
+    (tmp_path / "b.jsonl").write_bytes(jsonl({"error": "x"}, {"status": 404}))
+    pq.write_table(pa.table({"body": ["a"] * 3}), tmp_path / "c.parquet")
+    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "d.parquet")
+    documents, stats = read(tmp_path)
+    assert documents == [("a.jsonl:1", "good")]
+    assert stats.skipped == {"no text in field 'text'": 7}
+    assert stats.examples == [
+        f"{i}: no text in field 'text'" for i in ("b.jsonl:1", "b.jsonl:2", "c.parquet:0", "d.parquet:0")
+    ]
+    assert (
+        stats.no_field == f"{tmp_path}/b.jsonl has no text in field 'text'; its fields are error, status: set text_key"
+    )
+    merged = sources.SourceStats()
+    merged.merge(stats)
+    assert merged == stats
+    (tmp_path / "a.jsonl").unlink()
+    with pytest.raises(
+        ConfigError, match=r"gave no document .*; .*b.jsonl has no text .* its fields are error, status"
+    ):
+        read(tmp_path)
+
+
 def test_clear_errors_for_parquet_columns(tmp_path):
     pq.write_table(pa.table({"body": ["a"], "n": [1]}), tmp_path / "x.parquet")
     with pytest.raises(ConfigError, match="no column 'text'; its columns are body, n: set text_key"):

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import lzma
 import random
+import tracemalloc
 
 import pytest
 import zstandard
@@ -98,3 +99,18 @@ def test_a_line_beyond_the_limit_is_dropped_and_named(tmp_path, monkeypatch, rea
     assert [(d.id, d.text) for d in documents] == [("x.jsonl:1", "a"), ("x.jsonl:3", "c")]
     assert list(stats.skipped.values()) == [1]
     assert "x.jsonl:2" in stats.examples[0]
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_small_file_of_much_data_takes_bounded_memory(tmp_path, monkeypatch, read_source, suffix):
+    monkeypatch.setattr(base, "MAX_RECORD_BYTES", 1000)
+    bomb, good = b"\0" * (128 << 20) + b"\n", b'{"text": "7"}\n'
+    (tmp_path / f"x.jsonl{suffix}").write_bytes(COMPRESS[suffix](good + bomb + good) + COMPRESS[suffix](good))
+    del bomb
+    tracemalloc.start()
+    documents, stats = read_source(tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [d.id for d in documents] == [f"x.jsonl{suffix}:{line}" for line in (1, 3, 4)]
+    assert stats.skipped == {"record over 64 MiB": 1}
+    assert peak < 32 << 20

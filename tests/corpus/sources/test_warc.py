@@ -4,6 +4,8 @@ import gzip
 
 import pytest
 
+from jaxlm.corpus.sources import base
+
 HTML = "text/html; charset=utf-8"
 BODY = "<!DOCTYPE html><html><head><title>Page {i}</title></head><body>Grüße {i}</body></html>"
 
@@ -81,6 +83,25 @@ def test_pages_are_found_by_type_or_by_their_beginning(write, read_source):
     assert documents[0].text == BODY.format(i=1)
     assert documents[-1].text == "Words of a\npage"
     assert documents[-1].metadata["format"] == "text"
+
+
+def test_many_comments_take_no_time(write, read_source):
+    comments = "<!---->" * 500
+    documents, stats = read_source(
+        write([record(1, comments + "<rss>", kind=None), record(2, comments + " <!-- > -- --><html>x", kind=None)])
+    )
+    assert sites(documents) == [2]
+    assert stats.skipped == {"not HTML": 1}
+
+
+def test_a_body_that_decodes_beyond_the_limit_is_left_out(write, read_source, monkeypatch):
+    monkeypatch.setattr(base, "MAX_RECORD_BYTES", 100_000)
+    bodies = ["<html>" + "a" * size for size in (99_994, 99_995, 9_999_995)]
+    zipped = [record(i, gzip.compress(b.encode()), http="Content-Encoding: gzip\r\n") for i, b in enumerate(bodies)]
+    documents, stats = read_source(write([*zipped, record(3)]))
+    assert sites(documents) == [0, 3]
+    assert documents[0].text == bodies[0]
+    assert stats.skipped == {"record over 64 MiB": 2}
 
 
 def test_charset_and_encodings_of_http(write, read_source):

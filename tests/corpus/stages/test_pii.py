@@ -13,6 +13,7 @@ from jaxlm.config import ConfigError
 from jaxlm.configs import base
 from jaxlm.corpus import stages
 from jaxlm.corpus.stage import Document
+from jaxlm.corpus.stages import secrets
 
 PLACES = (  # each format stands in each of these
     "You can use {} for that.",
@@ -342,6 +343,15 @@ def test_bad_settings(tmp_path, line, message):
         stages.stage_class("pii").build(stages.typed_settings(spec), tmp_path)
 
 
+@pytest.mark.parametrize("around", ["{}", "Bearer {}, then", "令牌{}。", "jwt-{}", "a_b_{}", "x={}&y=1", "ids.{}"])
+def test_a_jwt_stands_anywhere_but_within_a_word(around):
+    header, payload = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9", "eyJzdWIiOiIxMjM0NTY3ODkwIn0"
+    for token in (f"{header}.{payload}.dozjgNryP4J3jVmN-HrPAvj_VzkNI9w", f"{header}.{payload}"):
+        text = around.format(token)
+        assert [text[start:end] for start, end in secrets.find(text)] == [token]
+        assert not list(secrets.find("x" + token))
+
+
 def test_long_runs_of_one_character_take_no_time(stage):
     for text in (
         "1" * 50_000,
@@ -350,6 +360,9 @@ def test_long_runs_of_one_character_take_no_time(stage):
         "A1" * 50_000,
         "a.b" * 30_000 + "@",
         "-----BEGIN " * 5_000,
+        "eyJ" * 100_000,
+        "eyJ-" * 75_000 + ".eyJ",
+        "-eyJ.eyJ" * 40_000,
     ):
         start = time.process_time()
         run(stage, text)
