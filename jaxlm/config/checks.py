@@ -147,6 +147,7 @@ def _validate_prepare(c: Config) -> None:
     for name, source in c.prepare.sources.items():
         where = f"config.prepare.sources.{name}"
         _need(bool(re.fullmatch(r"[A-Za-z0-9_-]+", name)), f"source name {name!r}: letters, digits, - and _ only")
+        _need(name != "target", "a source can't be called target: the mismatch report calls prepare.target so")
         _need(source.weight >= 0, f"{where}.weight={source.weight} must not be negative")
         _need(-128 <= source.priority <= 127, f"{where}.priority={source.priority} must be in -128 to 127")
         _need(source.max_bytes >= 0, f"{where}.max_bytes={source.max_bytes} must not be negative")

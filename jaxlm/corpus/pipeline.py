@@ -157,6 +157,7 @@ def clean(folder: pathlib.Path, task: int) -> None:
     tally.documents += sum(stats.skipped.values())
     tally.failed.update(stats.skipped)
     tally.repaired.update(stats.repaired)
+    tally.no_field = stats.no_field
     tally.failures = stats.examples + tally.failures
     signer.finish()
     writer.close()

@@ -118,6 +118,8 @@ def _run(root: pathlib.Path, config: Config, plan: Plan, recipe: dict, log: Call
             if tasks:
                 began = time.perf_counter()
                 engine_lib.run(engine, folder, phase, function, tasks)
+                if phase == "clean":
+                    _check_read(folder, plan)
                 log(f"{phase}: {tasks} task{'s' if tasks > 1 else ''} ({time.perf_counter() - began:.1f} s)")
     finally:
         engine_lib.close()
@@ -260,7 +262,7 @@ def find_exact(folder: pathlib.Path, task: int) -> None:
     """The task of the phase `exact`."""
     plan = Plan.load(folder)
     with connect(folder, plan.memory_gb, plan.threads) as connection:
-        exact.find(connection, folder, plan.memory_gb)
+        exact.find(connection, folder)
 
 
 def find_pairs(folder: pathlib.Path, task: int) -> None:
@@ -283,13 +285,28 @@ def find_joins(folder: pathlib.Path, task: int) -> None:
         lines.find(connection, folder, settings["min_documents"], settings["min_share"])
 
 
+def _check_read(folder: pathlib.Path, plan: Plan) -> None:
+    """Raises ConfigError for a source that gave no document at all."""
+    for name, tally in _tallies(folder, plan, ("clean",)).items():
+        if any(stage.documents_in for stage in tally.stages) or tally.documents != tally.failed.total():
+            continue
+        why = tally.no_field or (tally.failures[0] if tally.failures else "check its path and format")
+        raise ConfigError(f"source '{name}' gave no document; {why}")
+
+
+def _tallies(folder: pathlib.Path, plan: Plan, phases: Sequence[str]) -> dict[str, Tally]:
+    tallies = {name: Tally() for name in plan.sources}
+    for task, (name, _) in enumerate(plan.units):
+        for phase in phases:
+            tallies[name].add(pickle.loads((folder / "tally" / f"{phase}-{task:06d}.pickle").read_bytes()))
+    return tallies
+
+
 def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict) -> Prepared:
     """Checks the books, moves the results into place, writes the manifest last, removes the work."""
-    tallies = {name: Tally() for name in plan.sources}
+    tallies = _tallies(folder, plan, ("clean", "finish"))
     written: dict[str, list[dict]] = {name: [] for name in plan.sources}
     for task, (name, _) in enumerate(plan.units):
-        for phase in ("clean", "finish"):
-            tallies[name].add(pickle.loads((folder / "tally" / f"{phase}-{task:06d}.pickle").read_bytes()))
         path = plan.document_file(folder, task)
         if not path.exists():  # moved by a conclusion that was cut short
             path = root / path.relative_to(folder)

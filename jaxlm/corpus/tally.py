@@ -43,6 +43,7 @@ class Tally:
     failed: Counts = dataclasses.field(default_factory=Counts)
     failures: list[str] = dataclasses.field(default_factory=list)
     repaired: Counts = dataclasses.field(default_factory=Counts)
+    no_field: str = ""  # see `sources.SourceStats`
     stages: list[StageTally] = dataclasses.field(default_factory=list)
     kept: int = 0
     kept_bytes: int = 0
@@ -53,6 +54,7 @@ class Tally:
         self.bytes += other.bytes
         self.failed.update(other.failed)
         self.repaired.update(other.repaired)
+        self.no_field = self.no_field or other.no_field
         self.failures = (self.failures + other.failures)[:FAILURES]
         self.kept += other.kept
         self.kept_bytes += other.kept_bytes

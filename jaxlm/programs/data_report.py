@@ -1,5 +1,6 @@
 """What `prepare` and `tokenize` know of a corpus, put together in DATA/report.html."""
 
+import collections
 import concurrent.futures
 import json
 import multiprocessing
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from jaxlm import files
 from jaxlm.config import Config
-from jaxlm.corpus import audit, documents, prepare, sources
+from jaxlm.corpus import audit, documents, prepare, sources, stages
 from jaxlm.programs import console
 from jaxlm.report import data as report
 
@@ -50,7 +51,7 @@ def _inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
     console.say("audit and mismatch report")
     with concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         junk = pool.submit(_junk, done.path, names, megabytes)
-        compared = pool.submit(_mismatch, done.path, names, megabytes, target, weights)
+        compared = pool.submit(_mismatch, done.path, names, megabytes, target, config.prepare.stages["html"], weights)
         return {"junk": junk.result(), "mismatch": compared.result()}
 
 
@@ -61,7 +62,7 @@ def _junk(root: pathlib.Path, names: list[str], megabytes: float) -> list[dict]:
 
 
 def _mismatch(
-    root: pathlib.Path, names: list[str], megabytes: float, target: str, weights: dict[str, float]
+    root: pathlib.Path, names: list[str], megabytes: float, target: str, html: dict, weights: dict[str, float]
 ) -> dict | None:
     if len(names) < 2 and not target:
         return None
@@ -69,8 +70,25 @@ def _mismatch(
 
     limit, sampled = int(megabytes * 1e6), documents.find(root)
     texts = {name: (text for _, text in sample(sampled[name], limit)) for name in names}
-    like = (text for _, text in sources.iterate_documents(target, max_bytes=limit)) if target else None
-    return mismatch.compare(texts, like, weights=weights or None).to_dict()
+    like = target_texts(target, limit, html) if target else None
+    return mismatch.compare(texts, like, weights=weights if sum(weights.values()) else None).to_dict()
+
+
+def target_texts(path: str, limit: int, html: dict) -> Iterator[str]:
+    """Texts of `prepare.target`, in any format, about `limit` bytes of them; `html`: settings of that stage. Raises ConfigError when it is not there."""
+    spec = sources.SourceSpec("target", path, "auto", "text", limit, (), "", "")
+    units = sources.units(spec, max(1 << 20, limit))
+    stage = stages.make(
+        stages.parse("html", {"html": {"markup": True, "comments": False, "min_chars": 40}}, ""), pathlib.Path()
+    )
+
+    def texts() -> Iterator[str]:
+        for unit in units:
+            for document in sources.read(unit, spec, sources.SourceStats()):
+                if stage.apply(document, collections.Counter()) is None:
+                    yield document.text
+
+    return texts()
 
 
 def write(config: Config, done: prepare.Prepared) -> pathlib.Path:

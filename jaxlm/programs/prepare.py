@@ -12,6 +12,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """Makes DATA/documents and DATA/report.html, and prints what became of each source."""
     if not config.data.dir:
         raise ConfigError("no folder for the documents: give --config.data.dir=DIR")
+    if config.prepare.target:
+        # Refuses a path that is not there before all the work.
+        data_report.target_texts(config.prepare.target, 1 << 20, config.prepare.stages["html"])
     done = prepare.prepare(config, say)
     rows = []
     for name, source in done.manifest["sources"].items():

@@ -304,7 +304,13 @@ def test_slurm_gives_the_same(corpus, done, tmp_path):
         (programs / name).write_text(content)
         (programs / name).chmod(0o755)
     path = os.pathsep.join([str(programs), str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
-    words = command(corpus, tmp_path / "d", "engine=slurm", "prepare.workers=400", "prepare.engine_options=('partition=cpu','time=1:00:00')")
+    words = command(
+        corpus,
+        tmp_path / "d",
+        "engine=slurm",
+        "prepare.workers=400",
+        "prepare.engine_options=('partition=cpu','time=1:00:00')",
+    )
     subprocess.run(words, check=True, timeout=400, env=os.environ | {"PATH": path})
     assert prepare.open_prepared(tmp_path / "d").sha256 == done.sha256
 

@@ -1,33 +1,42 @@
-"""Exact duplicates: texts that differ in spacing and case alone; the best-ranked copy stays."""
+"""Exact duplicates: texts that differ in spacing and case alone; the best-ranked copy stays.
+
+Sorted on disk and read in order, because grouping would hold every distinct text in memory.
+"""
 
 import pathlib
 
 import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from jaxlm.corpus.dedup.sql import best_ranked, quoted
+from jaxlm.corpus.dedup.sql import quoted
 
-_PART = 4_000_000  # documents a gigabyte that are grouped at a time: grouping can't spill what it holds of each group
+_BATCH = 1 << 16
 
 
-def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, memory_gb: float) -> None:
+def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
     """`sign/*.parquet` -> `exact.parquet`: (doc, keeper, keeper_id), every document that goes, and the one that stays."""
+    sign = f"read_parquet({quoted(folder / 'sign/*.parquet')})"
+    rows = connection.sql(f"SELECT h0, h1, doc FROM {sign} WHERE exact ORDER BY h0, h1, rank, tie, doc")
+    schema = pa.schema([("doc", pa.uint64()), ("keeper", pa.uint64())])
+    last = np.zeros(3, np.uint64)  # hash and keeper of the group that the batch before ended in
+    began = False
+    with pq.ParquetWriter(folder / "copies.parquet", schema) as writer:
+        for batch in rows.to_arrow_reader(_BATCH):
+            h0, h1, doc = (column.to_numpy(zero_copy_only=False) for column in batch.columns)
+            if not len(doc):
+                continue
+            before0, before1 = np.concatenate([last[:1], h0[:-1]]), np.concatenate([last[1:2], h1[:-1]])
+            same = (h0 == before0) & (h1 == before1)
+            same[0] &= began
+            group = np.maximum.accumulate(np.where(same, -1, np.arange(len(doc))))
+            keeper = np.where(group < 0, last[2], doc[group])
+            writer.write_table(pa.table({"doc": doc[same], "keeper": keeper[same]}, schema=schema))
+            last, began = np.array([h0[-1], h1[-1], keeper[-1]], np.uint64), True
     connection.execute(f"""
-        CREATE TEMP VIEW sign AS SELECT doc, rank, tie, h0, h1, id FROM read_parquet({quoted(folder / "sign/*.parquet")})
-        WHERE exact;
-        CREATE TEMP TABLE gone (doc UBIGINT, keeper UBIGINT);
-    """)
-    (documents,) = connection.execute("SELECT count(*) FROM sign").fetchone()
-    parts = 1 + int(documents / (_PART * memory_gb))
-    for part in range(parts):
-        connection.execute(f"""
-            INSERT INTO gone SELECT s.doc, b.keeper FROM sign s JOIN (
-                SELECT h0, h1, {best_ranked("doc")} AS keeper FROM sign WHERE h0 % {parts} = {part}
-                GROUP BY h0, h1 HAVING count(*) > 1
-            ) b ON s.h0 = b.h0 AND s.h1 = b.h1 WHERE s.h0 % {parts} = {part} AND s.doc != b.keeper;
-        """)
-    connection.execute(f"""
-        COPY (SELECT g.doc, g.keeper, s.id AS keeper_id FROM gone g JOIN sign s ON g.keeper = s.doc ORDER BY g.doc)
-        TO {quoted(folder / "exact.parquet")} (FORMAT parquet);
-        DROP TABLE gone;
-        DROP VIEW sign;
-    """)
+        COPY (
+            SELECT c.doc, c.keeper, s.id AS keeper_id FROM read_parquet({quoted(folder / "copies.parquet")}) c
+            JOIN {sign} s ON c.keeper = s.doc ORDER BY c.doc
+        ) TO {quoted(folder / "exact.parquet")} (FORMAT parquet)""")
+    (folder / "copies.parquet").unlink()

@@ -35,7 +35,7 @@ def deduplicate(folder, tasks, near_settings=NEAR, priorities=None):
             signer.add("s", doc_id, "", body)
         signer.finish()
     with connect(folder, 0.25, 2) as connection:
-        exact.find(connection, folder, 0.25)
+        exact.find(connection, folder)
         for band in range(near_settings["bands"]):
             near.find_pairs(connection, folder, band, near_settings["threshold"])
         near.resolve(connection, folder)
