@@ -75,7 +75,10 @@ def _mismatch(
 
 
 def target_texts(path: str, limit: int, html: dict) -> Iterator[str]:
-    """Texts of `prepare.target`, in any format, about `limit` bytes of them; `html`: settings of that stage. Raises ConfigError when it is not there."""
+    """Texts of `prepare.target`, in any format, about `limit` bytes of them; `html`: settings of that stage.
+
+    Raises ConfigError when it is not there.
+    """
     spec = sources.SourceSpec("target", path, "auto", "text", limit, (), "", "")
     units = sources.units(spec, max(1 << 20, limit))
     stage = stages.make(
