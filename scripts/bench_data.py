@@ -211,7 +211,7 @@ def memory(args: argparse.Namespace) -> None:
         args.mb, args.format = megabytes(args.input), "auto"
         for verb in ("prepare", "tokenize"):
             curve, stop = [], threading.Event()
-            watcher = threading.Thread(target=_watch, args=(curve, stop))
+            watcher = threading.Thread(target=_watch, args=(curve, stop), daemon=True)
             watcher.start()
             seconds = jaxlm(folder, verb, args, MEMORY_STAGES)
             stop.set()
