@@ -35,7 +35,10 @@ from jaxlm.corpus.tally import Tally
 
 MANIFEST = "prepared.json"
 FORMAT = 1
-_PACKAGES = ("datatrove", "ftfy", "phonenumbers", "py3langid", "pyarrow", "resiliparse", "scikit-learn")
+_PACKAGES = (  # whose versions can change what is kept
+    *("datatrove", "detect-secrets", "FastWARC", "ftfy", "mwparserfromhell", "numpy", "phonenumbers", "py3langid"),
+    *("pyarrow", "python-stdnum", "resiliparse", "scikit-learn"),
+)
 _HERE = __name__
 _OWNER = ".recipe"  # in documents/: the key of the recipe that they were made by
 _LEAST_GB = 0.25  # for a task that joins
