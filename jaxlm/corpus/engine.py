@@ -127,7 +127,9 @@ def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
     """The worker processes, kept from phase to phase: each takes a second to start."""
     if workers not in _pools:
         context = multiprocessing.get_context("spawn")  # the parent may have threads: JAX's, Arrow's
-        _pools[workers] = concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_begin)
+        _pools[workers] = concurrent.futures.ProcessPoolExecutor(
+            workers, context, initializer=_begin, initargs=(os.getpid(),)
+        )
     return _pools[workers]
 
 
@@ -139,12 +141,14 @@ def close() -> None:
         child.terminate()
 
 
-def _begin() -> None:
+def _begin(parent: int) -> None:
     """In each worker: datatrove is quiet, ctrl-C is the parent's to handle, and no worker outlives its parent."""
     logger.remove()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):  # Linux only
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it died before this took hold
+        os._exit(1)
 
 
 def _ray(engine: Engine, pipeline: list, tasks: int, logging_dir: str) -> PipelineExecutor:
