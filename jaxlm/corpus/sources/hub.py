@@ -74,9 +74,19 @@ def _local(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.F
     return [files.Found(f"{repo}/{prefix}{file.name}", file.url, file.size) for file in found]
 
 
-def _on_hub(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.Found]:
-    import datasets  # slow to import, and most runs have no such source
+def _datasets() -> typing.Any:
+    """The library, slow to import and an extra. Raises ConfigError where it is not installed."""
+    try:
+        import datasets
+    except ImportError:
+        raise ConfigError(
+            "sources from the hub need datasets: pip install 'jaxlm[hub]', or give data.hub_dir"
+        ) from None
+    return datasets
 
+
+def _on_hub(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.Found]:
+    datasets = _datasets()
     try:
         by_split = datasets.load_dataset_builder(repo, config or None).config.data_files or {}
     except Exception as e:
@@ -96,8 +106,7 @@ def _on_hub(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.
 
 
 def _stream(spec: SourceSpec) -> typing.Any:
-    import datasets
-
+    datasets = _datasets()
     repo, config, split = _parse(spec.path)
     return datasets.load_dataset(repo, config or None, split=split, streaming=True)
 
