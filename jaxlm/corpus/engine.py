@@ -14,6 +14,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import sys
 import typing
 
 from datatrove.executor.base import PipelineExecutor
@@ -108,8 +109,9 @@ class _LocalExecutor(PipelineExecutor):
     def run(self) -> None:
         ranks = self.get_incomplete_ranks()
         if min(self.workers, len(ranks)) <= 1:
-            for rank in ranks:
-                self._run_for_rank(rank, 1)
+            with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):  # the task's log has it
+                for rank in ranks:
+                    self._run_for_rank(rank, 1)
             return
         waiting = [_pool(self.workers).submit(self._run_for_rank, rank, 1) for rank in ranks]
         try:
@@ -143,7 +145,7 @@ def close() -> None:
 
 def _begin(parent: int) -> None:
     """In each worker: datatrove is quiet, ctrl-C is the parent's to handle, and no worker outlives its parent."""
-    logger.remove()
+    sys.stderr = open(os.devnull, "w")  # its task logger would print there what the task's log has
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):  # Linux only
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
