@@ -6,6 +6,7 @@ task alone; a task that is killed is done again from its beginning.
 
 import collections
 import dataclasses
+import functools
 import gzip
 import json
 import os
@@ -79,8 +80,12 @@ class Plan:
     def document_file(self, folder: pathlib.Path, task: int) -> pathlib.Path:
         """Where task `task` leaves its finished documents: documents/SOURCE/NNNNN.parquet, counted within the source."""
         name = self.units[task][0]
-        first = next(i for i, (owner, _) in enumerate(self.units) if owner == name)
-        return folder / "documents" / name / f"{task - first:05d}.parquet"
+        return folder / "documents" / name / f"{task - self._first[name]:05d}.parquet"
+
+    @functools.cached_property
+    def _first(self) -> dict[str, int]:
+        """The first task of each source."""
+        return {name: task for task, (name, _) in reversed(list(enumerate(self.units)))}
 
 
 class Books:
@@ -209,8 +214,8 @@ def finish(folder: pathlib.Path, task: int) -> None:
     books = Books(folder, "finish", task, name, plan)
     counts = {stage: StageTally(stage) for stage in stages.GLOBAL_STAGES if stage in source.global_stages}
     books.tally.stages = list(counts.values())
-    gone = {
-        stage: _of_task(folder / f"{stage}.parquet", task, "keeper_id")
+    lost = {
+        stage: dict(_of_task(folder / f"{stage}.parquet", task, "keeper_id"))
         for stage in ("exact", "near")
         if stage in counts
     }
@@ -218,7 +223,6 @@ def finish(folder: pathlib.Path, task: int) -> None:
     if "lines" in counts:
         for row, key in _of_task(folder / "lines.parquet", task, "key"):
             going[row].add(key)
-    lost = {stage: dict(rows) for stage, rows in gone.items()}
     writer = DocumentWriter(plan.document_file(folder, task))
     for row, document in enumerate(read_documents(folder / "clean" / f"{task:06d}.parquet")):
         if _finish_one(row, document, counts, lost, going, plan, books):

@@ -92,7 +92,7 @@ def _finished(root: pathlib.Path, config: Config, log: Callable[[str], None]) ->
     if built.get("packages") != wanted.get("packages"):
         log(f"{root} was prepared with other versions of libraries: {built.get('packages')}")
         wanted["packages"] = built.get("packages")
-    _compare(root, built, json.loads(json.dumps(wanted)))
+    _compare(root, built, wanted)
     log(f"{root} is prepared already")
     return found
 

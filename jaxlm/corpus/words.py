@@ -10,8 +10,8 @@ import re
 
 from datatrove.utils.word_tokenizers import WordTokenizer
 
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_WORD = re.compile(rf"[^\W{_CJK}]+(?:[.,]\d+)*|['’]\w{{1,2}}\b|\.\.+|--+|[^\w\s]|[{_CJK}]")  # noqa: RUF001
+CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[^\W{CJK}]+(?:[.,]\d+)*|['’]\w{{1,2}}\b|\.\.+|--+|[^\w\s]|[{CJK}]")  # noqa: RUF001
 _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]»]*(?=\s)|[。！？]+[」』”’）]*")  # noqa: RUF001
 
 

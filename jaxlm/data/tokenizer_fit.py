@@ -13,11 +13,11 @@ import numpy as np
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources import embedded
+from jaxlm.corpus.words import CJK
 from jaxlm.data.shards import DataDir
 from jaxlm.data.tokenizer import Tokenizer, train_tokenizer
 
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_WORD = re.compile(rf"[{_CJK}]|[^\s{_CJK}]+")
+_WORD = re.compile(rf"[{CJK}]|[^\s{CJK}]+")
 _USED_TOKENS = 16_000_000
 _HELD_OUT = 10  # of a sweep's texts, every tenth is measured on and not trained on
 

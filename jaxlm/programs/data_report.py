@@ -81,9 +81,7 @@ def target_texts(path: str, limit: int, html: dict) -> Iterator[str]:
     """
     spec = sources.SourceSpec("target", path, "auto", "text", limit, (), "", "")
     units = sources.units(spec, max(1 << 20, limit))
-    stage = stages.make(
-        stages.parse("html", {"html": {"markup": True, "comments": False, "min_chars": 40}}, ""), pathlib.Path()
-    )
+    stage = stages.make(stages.Spec("html", html), pathlib.Path())
 
     def texts() -> Iterator[str]:
         for unit in units:

@@ -10,6 +10,7 @@ import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from jaxlm import files
 from jaxlm.report import style
 
 _HIDDEN = re.compile(
@@ -163,6 +164,4 @@ def write(path: pathlib.Path, title: str, lead: Markup, sections: Iterable[tuple
     )
     content = f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n'
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(content, encoding="utf-8")
-    temporary.replace(path)
+    files.write_atomically(path, content.encode())

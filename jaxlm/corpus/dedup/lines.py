@@ -1,9 +1,9 @@
 """Lines and paragraphs that come back in many documents: boilerplate of a site, and passages that were copied.
 
 A line that at least `min_documents` and a share of `min_share` of a site's documents have goes from all of them (menus,
-notices, footers). A paragraph of
-`min_paragraph_chars` or more that comes back anywhere stays in the best-ranked document alone (as in CCNet, Wenzek et al.
-2019, and C4's three-sentence spans). Code, in fences or indented, and table rows are left alone.
+notices, footers). A paragraph of `min_paragraph_chars` or more that comes back anywhere stays in the best-ranked
+document alone (as in CCNet, Wenzek et al. 2019, and C4's three-sentence spans). Code, in fences or indented, and table
+rows are left alone.
 """
 
 import pathlib
@@ -17,26 +17,18 @@ from jaxlm.corpus.dedup.sql import best_ranked, quoted
 
 def keys(text: str, source: str, site: str, settings: dict) -> Iterator[tuple[int, bool]]:
     """(hash, is a paragraph) of what may be removed from a text, each once."""
-    seen = set()
-    for line in _prose_lines(text):
-        for key, paragraph in _line_keys(line, source, site, settings):
-            if key not in seen:
-                seen.add(key)
-                yield key, paragraph
+    found = (_key(line, source, site, settings) for line, prose in _marked(text) if prose)
+    yield from dict.fromkeys(key for key in found if key)
 
 
-def _line_keys(line: str, source: str, site: str, settings: dict) -> Iterator[tuple[int, bool]]:
+def _key(line: str, source: str, site: str, settings: dict) -> tuple[int, bool] | None:
+    """(hash, is a paragraph) of a line; None where it is too short."""
     words = " ".join(line.split()).casefold()
     if len(words) >= settings["min_paragraph_chars"]:
-        yield signatures.hash64(words), True
-    elif len(words) >= settings["min_chars"]:
-        yield signatures.hash64(f"{source}\0{site}\0{words}"), False
-
-
-def _prose_lines(text: str) -> Iterator[str]:
-    for line, prose in _marked(text):
-        if prose:
-            yield line
+        return signatures.hash64(words), True
+    if len(words) >= settings["min_chars"]:
+        return signatures.hash64(f"{source}\0{site}\0{words}"), False
+    return None
 
 
 def _marked(text: str) -> Iterator[tuple[str, bool]]:
@@ -76,7 +68,8 @@ def remove(text: str, source: str, site: str, settings: dict, going: set[int]) -
     """The text without the lines and paragraphs whose keys are `going`, and how many went."""
     kept, count = [], 0
     for line, prose in _marked(text):
-        if prose and any(key in going for key, _ in _line_keys(line, source, site, settings)):
+        key = _key(line, source, site, settings) if prose else None
+        if key and key[0] in going:
             count += 1
         else:
             kept.append(line)

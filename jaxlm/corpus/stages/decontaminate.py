@@ -19,6 +19,7 @@ import unicodedata
 import numpy as np
 
 from jaxlm.config import ConfigError
+from jaxlm.corpus.dedup.signatures import mix
 from jaxlm.corpus.stage import Document, Remove, Stage
 from jaxlm.corpus.stages import benchmarks, licences
 from jaxlm.corpus.stages.benchmarks import Item
@@ -135,10 +136,7 @@ def _joined(left: np.ndarray, right: np.ndarray, k: int) -> np.ndarray:
 
 def _word_hashes(count: int) -> np.ndarray:
     """A 64-bit value for each number of a word (splitmix64); 0 is any word that no item has."""
-    x = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    return mix(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 
 
 def _covered(segments: np.ndarray, places: np.ndarray, sizes_S: np.ndarray) -> np.ndarray:
