@@ -9,6 +9,7 @@ import importlib
 import inspect
 import logging
 import pathlib
+import re
 import sys
 import typing
 
@@ -275,7 +276,15 @@ def _keys_help() -> str:
         lines.append(f"  --config.{key}  ({default})")
         if comment:
             lines.append(f"      {comment}")
+    lines.append("keys of a source of prepare.sources, as --config.prepare.sources.NAME.KEY (default) and meaning:")
+    for key, default, comment in _SOURCE_KEY.findall(
+        (config_files.CONFIG_PACKAGE / "base.py").read_text(encoding="utf-8")
+    ):
+        lines += [f"  {key}  ({default})", f"      {comment}"]
     return "\n".join(lines).replace("%", "%%")
+
+
+_SOURCE_KEY = re.compile(r"^        (\w+)=(.+),  # (.+)$", re.MULTILINE)  # of base.source
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """Prepared documents on disk: parquet files with the columns `id`, `text` and `meta` (JSON), in groups of bounded size."""
 
 import json
-import os
 import pathlib
 from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jaxlm import files
+from jaxlm.config import RunError
 from jaxlm.corpus.stage import Document
 
 SCHEMA = pa.schema([("id", pa.string()), ("text", pa.large_string()), ("meta", pa.string())])
@@ -42,16 +43,26 @@ class DocumentWriter:
         """Finishes the file and gives it its name."""
         self._flush()
         self._writer.close()
-        os.replace(self._part, self._path)
+        files.settle(self._part, self._path)
 
 
 def read_documents(path: pathlib.Path) -> Iterator[Document]:
-    """The documents of one file, a group at a time."""
-    with pq.ParquetFile(path) as file:
-        for group in range(file.num_row_groups):
-            table = file.read_row_group(group)
-            for row in zip(*(table.column(name).to_pylist() for name in SCHEMA.names), strict=True):
-                yield Document(row[1], row[0], metadata=json.loads(row[2]))
+    """The documents of one file, a group at a time. Raises RunError for a damaged one."""
+    for table in _groups(path):
+        for row in zip(*(table.column(name).to_pylist() for name in SCHEMA.names), strict=True):
+            yield Document(row[1], row[0], metadata=json.loads(row[2]))
+
+
+def _groups(path: pathlib.Path) -> Iterator[pa.Table]:
+    try:
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                yield file.read_row_group(group)
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None):  # the file system's own; Arrow tells of damage by one without a number
+            raise
+        why = str(error).splitlines()[0]
+        raise RunError(f"{path} is damaged ({why}): copy it again, or delete its data.dir and prepare again") from None
 
 
 def find(data_dir: pathlib.Path) -> dict[str, list[pathlib.Path]]:

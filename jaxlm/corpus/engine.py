@@ -57,9 +57,16 @@ class Task(PipelineStep):
         try:
             getattr(importlib.import_module(module), name)(pathlib.Path(self.folder), rank)
         except Exception as error:
-            note.write_text(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}", encoding="utf-8")
+            note.write_text(_in_short(error), encoding="utf-8")
             raise
         yield from ()
+
+
+_KILLED = "a worker was killed, perhaps for memory: then lower prepare.workers or prepare.task_mb"
+
+
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def run(engine: Engine, folder: pathlib.Path, phase: str, function: str, tasks: int) -> None:
@@ -78,12 +85,13 @@ def run(engine: Engine, folder: pathlib.Path, phase: str, function: str, tasks: 
     except (ConfigError, RunError, KeyboardInterrupt):
         raise
     except Exception as error:  # whatever it was: what counts is which tasks are not done
-        problem = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        problem = _KILLED if isinstance(error, concurrent.futures.BrokenExecutor) else _in_short(error)
     left = executor.get_incomplete_ranks(skip_completed=True)
     if left:
         notes = [note for task in left if (note := place / f"failed-{task:05d}").exists()]
         failed = [int(note.name.removeprefix("failed-")) for note in notes] or left
-        why = notes[0].read_text(encoding="utf-8") if notes else problem or "it ended without a word"
+        # A note is empty where the disk was too full to write it.
+        why = (notes and notes[0].read_text(encoding="utf-8")) or problem or "it ended without a word"
         names = ", ".join(map(str, failed[:5])) + (f" and {len(failed) - 5} more" if len(failed) > 5 else "")
         raise RunError(
             f"{phase}: task {names} of {tasks} failed ({why}); its log is {place / 'logs' / f'task_{failed[0]:05d}.log'}; "
@@ -133,6 +141,15 @@ def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
             workers, context, initializer=_begin, initargs=(os.getpid(),)
         )
     return _pools[workers]
+
+
+@contextlib.contextmanager
+def worker_processes(count: int) -> typing.Iterator[concurrent.futures.Executor]:
+    """Processes for work that is no task of a phase; they end with the block, also by ctrl-C."""
+    try:
+        yield _pool(count)
+    finally:
+        close()
 
 
 def close() -> None:

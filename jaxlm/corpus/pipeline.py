@@ -14,7 +14,7 @@ import pathlib
 import pickle
 import time
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow.parquet as pq
 from loguru import logger
@@ -81,6 +81,10 @@ class Plan:
         """Where task `task` leaves its finished documents: documents/SOURCE/NNNNN.parquet, counted within the source."""
         name = self.units[task][0]
         return folder / "documents" / name / f"{task - self._first[name]:05d}.parquet"
+
+    def name_of(self, doc: int, doc_id: str) -> str:
+        """A document as people look for it: ids are unique within a source only."""
+        return f"{doc_id} ({self.units[doc >> ROW_BITS][0]})"
 
     @functools.cached_property
     def _first(self) -> dict[str, int]:
@@ -215,7 +219,10 @@ def finish(folder: pathlib.Path, task: int) -> None:
     counts = {stage: StageTally(stage) for stage in stages.GLOBAL_STAGES if stage in source.global_stages}
     books.tally.stages = list(counts.values())
     lost = {
-        stage: dict(_of_task(folder / f"{stage}.parquet", task, "keeper_id"))
+        stage: {
+            row: plan.name_of(keeper, keeper_id)
+            for row, keeper, keeper_id in _of_task(folder / f"{stage}.parquet", task, "keeper", "keeper_id")
+        }
         for stage in ("exact", "near")
         if stage in counts
     }
@@ -269,11 +276,11 @@ def _finish_one(
     return True
 
 
-def _of_task(path: pathlib.Path, task: int, column: str) -> list[tuple[int, typing.Any]]:
-    """(row, value) of the documents of one task in a table sorted by document."""
+def _of_task(path: pathlib.Path, task: int, *columns: str) -> Iterator[tuple]:
+    """(row, value of each column) of the documents of one task in a table sorted by document."""
     first = task << ROW_BITS
     table = pq.read_table(
-        path, columns=["doc", column], filters=[("doc", ">=", first), ("doc", "<", first + (1 << ROW_BITS))]
+        path, columns=["doc", *columns], filters=[("doc", ">=", first), ("doc", "<", first + (1 << ROW_BITS))]
     )
     rows = [doc - first for doc in table.column("doc").to_pylist()]
-    return list(zip(rows, table.column(column).to_pylist(), strict=True))
+    yield from zip(rows, *(table.column(column).to_pylist() for column in columns), strict=True)

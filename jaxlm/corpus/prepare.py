@@ -67,7 +67,7 @@ def prepare(config: Config, log: Callable[[str], None] = print) -> Prepared:
     with files.lock(root):
         if found := _finished(root, config, log):
             return found
-        plan = make_plan(config)
+        plan = make_plan(config, log)
         return _run(root, config, plan, make_recipe(config, plan), log)
 
 
@@ -134,6 +134,8 @@ def source_plans(config: Config) -> dict[str, SourcePlan]:
     p = config.prepare
     if not p.sources:
         raise ConfigError("nothing to prepare: config.prepare.sources is empty; see configs/data for examples")
+    for name in stages.GLOBAL_STAGES:
+        stages.check_ranges(name, p.stages[name])
     planned = {}
     for name, source in p.sources.items():
         document_stages, together = _stages(source.stages, p.stages, f"config.prepare.sources.{name}.stages")
@@ -173,10 +175,16 @@ def _stages(
     return tuple(dataclasses.replace(spec, inputs=stages.digest(spec)) for spec in of_documents), together
 
 
-def make_plan(config: Config) -> Plan:
+def make_plan(config: Config, log: Callable[[str], None] = print) -> Plan:
     """The sources' stages and units of work. Raises ConfigError."""
     planned, task_bytes = source_plans(config), int(config.prepare.task_mb * 1e6)
-    units = [(name, unit) for name, source in planned.items() for unit in sources.units(source.spec, task_bytes)]
+    units = []
+    for name, source in planned.items():
+        others: collections.Counter[str] = collections.Counter()
+        units += [(name, unit) for unit in sources.units(source.spec, task_bytes, others)]
+        if others:
+            kinds = ", ".join(f"{suffix} {count:,}" for suffix, count in others.most_common(5))
+            log(f"{name}: {others.total():,} files in {source.spec.path} are of no format that is read here ({kinds})")
     return Plan.of(config, planned, units)
 
 
@@ -234,7 +242,7 @@ def _compare(root: pathlib.Path, built: dict, wanted: dict) -> None:
         if built.get(key) != wanted.get(key):
             raise ConfigError(
                 f"{root} was prepared with {key} = {built.get(key)}, now it is {wanted.get(key)}; set another data.dir, or "
-                "delete that one to prepare it again"
+                f"delete {root / MANIFEST} to prepare it again"
             )
 
 
@@ -369,18 +377,22 @@ def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> Non
     with connect(folder, plan.memory_gb, plan.threads) as connection:
         connection.execute(f"""
             CREATE TEMP TABLE gone AS SELECT * FROM (
-                SELECT doc, keeper_id FROM read_parquet({quoted(folder / "exact.parquet")})
-                UNION ALL SELECT doc, keeper_id FROM read_parquet({quoted(folder / "near.parquet")}));
-            CREATE TEMP TABLE clusters AS SELECT keeper_id, count(*) + 1 AS size FROM gone GROUP BY keeper_id""")
+                SELECT * FROM read_parquet({quoted(folder / "exact.parquet")})
+                UNION ALL SELECT * FROM read_parquet({quoted(folder / "near.parquet")}));
+            CREATE TEMP TABLE clusters AS
+            SELECT keeper, any_value(keeper_id) AS keeper_id, count(*) + 1 AS size FROM gone GROUP BY keeper""")
         sizes = connection.execute("SELECT size, count(*) FROM clusters GROUP BY size ORDER BY size").fetchall()
         largest = connection.execute(f"""
-            SELECT c.keeper_id, c.size, list(s.id ORDER BY s.id)[:{_MEMBERS}]
-            FROM (SELECT * FROM clusters ORDER BY size DESC, keeper_id LIMIT {_CLUSTERS}) c JOIN gone g USING (keeper_id)
+            SELECT c.keeper, c.keeper_id, c.size, list((s.doc, s.id) ORDER BY s.doc)[:{_MEMBERS}]
+            FROM (SELECT * FROM clusters ORDER BY size DESC, keeper LIMIT {_CLUSTERS}) c JOIN gone g USING (keeper)
             JOIN (SELECT doc, id FROM read_parquet({quoted(folder / "sign/*.parquet")})) s USING (doc)
-            GROUP BY c.keeper_id, c.size ORDER BY c.size DESC, c.keeper_id""").fetchall()
+            GROUP BY ALL ORDER BY c.size DESC, c.keeper""").fetchall()
     clusters = {
         "sizes": {str(size): count for size, count in sizes},
-        "largest": [{"kept": kept, "size": size, "members": members} for kept, size, members in largest],
+        "largest": [
+            {"kept": plan.name_of(doc, doc_id), "size": size, "members": [plan.name_of(*member) for member in members]}
+            for doc, doc_id, size, members in largest
+        ],
     }
     (root / "clusters.json").write_text(json.dumps(clusters, ensure_ascii=False) + "\n", encoding="utf-8")
 

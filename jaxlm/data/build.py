@@ -185,7 +185,7 @@ def _compare_recipes(root: pathlib.Path, built: Mapping[str, str], wanted: Mappi
         if built.get(key) != wanted.get(key):
             raise ConfigError(
                 f"the data in {root} was built with {key} = {built.get(key)}, now it is {wanted.get(key)}; "
-                "set another data.dir, or delete that one to rebuild it"
+                f"set another data.dir, or delete {root / shards.MANIFEST} to build it anew (what jaxlm prepare made stays)"
             )
 
 

@@ -67,6 +67,8 @@ def _find(config: Config, max_bytes: int) -> tuple[str, dict[str, Callable[[], D
     root = pathlib.Path(config.data.dir) if config.data.dir else None
     if root and (prepared := documents.find(root)):
         what, readers = "prepared documents", {n: _prepared(files) for n, files in prepared.items()}
+        if any(source.path for source in config.data.sources.values()):
+            say(f"{root} holds prepared documents: these are audited; for the files of data.path give another data.dir")
     elif root and (root / shards.MANIFEST).is_file():
         data = shards.open_data(root)
         what, readers = "tokens", {name: _decoded(data, name) for name in data.sources}

@@ -1,16 +1,14 @@
 """What `prepare` and `tokenize` know of a corpus, put together in DATA/report.html."""
 
 import collections
-import concurrent.futures
 import json
-import multiprocessing
 import pathlib
 import typing
 from collections.abc import Callable, Iterator
 
 from jaxlm import files
 from jaxlm.config import Config
-from jaxlm.corpus import audit, documents, prepare, sources, stages
+from jaxlm.corpus import audit, documents, engine, prepare, sources, stages
 from jaxlm.programs import console
 from jaxlm.report import data as report
 
@@ -49,7 +47,7 @@ def _inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
     weights = {name: source.weight for name, source in config.prepare.sources.items() if name in names}
     megabytes, target = config.prepare.report_mb, config.prepare.target
     console.say("audit and mismatch report")
-    with concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+    with engine.worker_processes(2) as pool:
         junk = pool.submit(_junk, done.path, names, megabytes)
         compared = pool.submit(_mismatch, done.path, names, megabytes, target, config.prepare.stages["html"], weights)
         return {"junk": junk.result(), "mismatch": compared.result()}

@@ -23,7 +23,14 @@ def run(config: Config, args: argparse.Namespace) -> int:
         row |= {stage["name"]: sum(stage["removed"].values()) for stage in source["stages"]}
         rows.append(row | {"kept": kept["documents"], "read_mb": read["bytes"] / 1e6, "kept_mb": kept["bytes"] / 1e6})
     columns = dict.fromkeys(key for row in rows for key in row)
-    print_table([{key: row.get(key, "") for key in columns} for row in rows], args.json)
+    print_table(rows if args.json else [{key: row.get(key, "") for key in columns} for row in rows], args.json)
+    for row in rows:
+        if not row["kept"]:
+            taken = {key: row[key] for key in row if key not in ("source", "read", "kept", "read_mb", "kept_mb")}
+            most = max(taken, key=taken.get)
+            say(
+                f"nothing of {row['source']} is left: {most} took {taken[most]:,} of {row['read']:,}; removed/ has examples"
+            )
     page = data_report.write(config, done)
     say(f"prepared, sha256 {done.sha256}; report: {page}")
     return 0

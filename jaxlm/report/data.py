@@ -28,7 +28,7 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
     parts = [
         ("Funnel", _funnel, summary["sources"]),
         ("Edits", _edits, summary["sources"]),
-        ("Removed documents", _examples, summary.get("examples")),
+        ("Removed and changed documents", _examples, summary.get("examples")),
         ("Duplicate clusters", _clusters, summary.get("clusters")),
         ("Junk", _junk, summary.get("junk")),
         ("Mismatch", mismatch.render, summary.get("mismatch")),
@@ -190,14 +190,17 @@ def _edits(sources: dict[str, dict]) -> Markup:
 
 
 def _examples(examples: list[dict]) -> Markup:
-    """Removed documents by stage and reason, folded away."""
+    """Removed and changed documents by stage and reason, folded away."""
     groups: dict[str, dict[str, list[dict]]] = {}
     for example in examples:
         groups.setdefault(example["stage"], {}).setdefault(example["reason"], []).append(example)
     parts = [tag("p", "Read some of each: a filter that takes what you would keep is the wrong filter.")]
     for stage, reasons in groups.items():
         inner = [
-            details(join([reason, " ", tag("span", len(found), class_="dim")]), *map(_example, found))
+            details(
+                join([reason or "changed: before -> after", " ", tag("span", len(found), class_="dim")]),
+                *map(_example, found),
+            )
             for reason, found in reasons.items()
         ]
         total = sum(map(len, reasons.values()))

@@ -116,7 +116,7 @@ def test_what_went_is_told_with_its_reason(done):
         (record,) = map(json.loads, file)
     assert record["source"] == "web"
     assert record["reason"] == "near duplicate"
-    assert "2.jsonl:1" in record["detail"]
+    assert record["detail"].endswith(".jsonl:1 (books)")
     assert record["excerpt"]
     reasons = {(example["stage"], example["reason"]) for example in prepare.examples(done.path, 3)}
     assert ("exact", "duplicate") in reasons
@@ -124,6 +124,15 @@ def test_what_went_is_told_with_its_reason(done):
     clusters = json.loads((done.path / "clusters.json").read_text())
     assert clusters["sizes"] == {"2": 3}
     assert not (done.path / "work").exists()
+
+
+def test_damaged_documents_are_named(done, tmp_path):
+    damaged = tmp_path / "00000.parquet"
+    raw = bytearray(documents.find(done.path)["web"][0].read_bytes())
+    raw[20:200] = bytes(180)
+    damaged.write_bytes(raw)
+    with pytest.raises(RunError, match=r"00000\.parquet is damaged"):
+        list(documents.read_documents(damaged))
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -191,6 +200,13 @@ def test_documents_of_another_recipe_are_not_taken_for_ones_own(corpus, done, tm
         ("prepare.sources.web.stages=('pii kind=2',)", "no setting 'kind=2'; did you mean 'kinds'"),
         ("prepare.sources.web.stages=('near bands=2',)", "set config.prepare.stages.near.KEY"),
         ("prepare.sources.web.path='nowhere'", "nowhere"),
+        ("prepare.stages.near.threshold=7.0", "near.threshold=7.0 must be in 0 to 1"),
+        ("prepare.stages.near.bands=0", "near.bands=0 must be at least 1"),
+        (
+            "prepare.sources.web.stages=('gopher_quality min_words=-5',)",
+            "gopher_quality.min_words=-5 must be at least 0",
+        ),
+        ("prepare.sources.web.stages=('c4 min_sentences=x',)", "expected int"),
         ("prepare.engine_options=('partition',)", "not of the form NAME=VALUE"),
     ],
 )

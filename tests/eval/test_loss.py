@@ -57,7 +57,7 @@ def direct(c, model, params, data, source):
 def test_loss_and_bits_per_byte_are_those_of_the_texts(data, mesh):
     # Rows as long as the stream, so that no document is cut at a row's end.
     length = max(data.entry(s, "val")["tokens"] for s in MIXTURE)
-    c = make_config(max_batches=0, batch_size=8)
+    c = make_config(max_batches=0, batch_size=mesh[0] * mesh[1])
     c = dataclasses.replace(c, train=dataclasses.replace(c.train, seq_len=length))
     model = models.build(c.model, "xla")
     params = tiny.random_params(model)

@@ -7,6 +7,7 @@ rows are left alone.
 """
 
 import pathlib
+import re
 from collections.abc import Iterator
 
 import duckdb
@@ -65,12 +66,41 @@ def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, min_docume
 
 
 def remove(text: str, source: str, site: str, settings: dict, going: set[int]) -> tuple[str, int]:
-    """The text without the lines and paragraphs whose keys are `going`, and how many went."""
-    kept, count = [], 0
+    """The text without the lines and paragraphs whose keys are `going`, and how many went.
+
+    Around what went blank lines close up, and a heading under which nothing is left goes with it.
+    """
+    kept: list[str] = []
+    count, cut = 0, False  # cut: something has gone since the last line that stayed
     for line, prose in _marked(text):
         key = _key(line, source, site, settings) if prose else None
         if key and key[0] in going:
-            count += 1
-        else:
-            kept.append(line)
+            count, cut = count + 1, True
+            continue
+        if line.strip():
+            if cut:
+                _drop_empty_sections(kept, _level(line) if prose else _BODY)
+            cut = False
+        elif cut and (not kept or not kept[-1].strip()):
+            continue
+        kept.append(line)
+    if cut:
+        _drop_empty_sections(kept, 1)
     return "".join(kept).strip("\n"), count
+
+
+_HEADING = re.compile(r"(#{1,6}) ")
+_BODY = 7  # below all headings
+
+
+def _level(line: str) -> int:
+    heading = _HEADING.match(line)
+    return len(heading[1]) if heading else _BODY
+
+
+def _drop_empty_sections(kept: list[str], next_level: int) -> None:
+    """Takes headings off the end that what comes next, of `next_level`, leaves without a text."""
+    last = next((i for i in reversed(range(len(kept))) if kept[i].strip()), -1)
+    while last >= 0 and next_level <= _level(kept[last]) < _BODY:
+        del kept[last:]
+        last = next((i for i in reversed(range(len(kept))) if kept[i].strip()), -1)

@@ -16,6 +16,7 @@ A document's id leads back to the source: `a/b.jsonl:LINE` (from 1), `b.parquet:
 Every record is counted once: as a document that is yielded, or in `SourceStats.skipped`.
 """
 
+import collections
 import sys
 import zlib
 from collections.abc import Iterator
@@ -31,13 +32,14 @@ __all__ = ["Part", "SourceSpec", "SourceStats", "Unit", "iterate_documents", "re
 _SAMPLED_PART = 16
 
 
-def units(spec: SourceSpec, task_bytes: int) -> list[Unit]:
+def units(spec: SourceSpec, task_bytes: int, others: collections.Counter[str] | None = None) -> list[Unit]:
     """Splits a source into units of work of about `task_bytes` of input, in a fixed order.
 
-    What they hold depends on the source, `task_bytes` and `spec` alone. Files are listed, not read. With `max_bytes`,
-    some units, evenly spread, share it by their size. Raises ConfigError for a source that does not exist.
+    What they hold depends on the source, `task_bytes` and `spec` alone. Files are listed, not read; those of a folder
+    that are of no known format are counted in `others` by suffix. With `max_bytes`, some units, evenly spread, share it
+    by their size. Raises ConfigError for a source that does not exist.
     """
-    parts = _parts(spec, task_bytes)
+    parts = _parts(spec, task_bytes, others)
     grouped, size = [[]], 0
     for part in parts:
         if grouped[-1] and size + part.size > task_bytes:
@@ -111,7 +113,7 @@ def source_signature(spec: str) -> str:
     return f"crc32 {zlib.crc32(';'.join(listing).encode()):08x} of {len(listing)} file names and sizes"
 
 
-def _parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
+def _parts(spec: SourceSpec, task_bytes: int, others: collections.Counter[str] | None = None) -> list[Part]:
     if scheme := registry.scheme(spec.path):
         return registry.reader(scheme).parts(spec, task_bytes)
     if spec.format == "code":
@@ -123,7 +125,7 @@ def _parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
         known = ["auto", *registry.FORMATS]
         raise ConfigError(f"source '{spec.path}': no format '{spec.format}'; {nearest(spec.format, known)}")
     formats = choices.get(spec.format, (spec.format,))
-    found = files.find(spec.path, *formats)
+    found = files.find(spec.path, *formats, others=others)
     return [
         part
         for file in found

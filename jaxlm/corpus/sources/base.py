@@ -12,6 +12,7 @@ from jaxlm.corpus.stage import Document
 MAX_RECORD_BYTES = 64 << 20
 BAD_BYTES = "bytes that the declared charset lacks became U+FFFD"
 NOT_UTF8 = "bytes that are not UTF-8 became U+FFFD"
+WESTERN = "not UTF-8: read as windows-1252"
 _EXAMPLES = 5  # of each reason
 
 
@@ -134,13 +135,36 @@ class Reader(typing.Protocol):
 
 
 def to_text(raw: bytes, doc_id: str, stats: SourceStats) -> str:
-    """UTF-8 (with or without a byte order mark); what is none becomes U+FFFD and is counted as repaired."""
+    """UTF-8 (with or without a byte order mark), or windows-1252 where that alone makes sense, counted as repaired.
+
+    Else what is not UTF-8 becomes U+FFFD, and is counted too.
+    """
     raw = raw.removeprefix(b"\xef\xbb\xbf")
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        stats.repair(NOT_UTF8, doc_id)
-        return raw.decode("utf-8", "replace")
+        western = _western(raw)
+        stats.repair(NOT_UTF8 if western is None else WESTERN, doc_id)
+        return raw.decode("utf-8", "replace") if western is None else western
+
+
+def _western(raw: bytes) -> str | None:
+    """Text in windows-1252, if nothing in it is UTF-8 beyond ASCII and its other characters are few and common."""
+    beyond = raw.translate(None, bytes(range(128)))
+    if (
+        8 * len(beyond) > len(raw)
+        or beyond.translate(None, _COMMON_1252)
+        or not raw.decode("utf-8", "ignore").isascii()
+    ):
+        return None
+    return raw.decode("cp1252")
+
+
+_COMMON_1252 = (  # signs of typography, and letters of French, German, Italian, Portuguese, Scandinavian and Spanish
+    "\u20ac\u2026\u2018\u2019\u201c\u201d\u2022\u2013\u2014\u2122\xa0\xa3\xa7\xa9\xab\xad\xae\xb0\xb1\xb5\xb7\xbb\xbc\xbd\xbe\xd7"
+    "\u0152\u0153\xc0\xc4\xc5\xc6\xc7\xc9\xd1\xd6\xd8\xdc\xdf\xe0\xe1\xe2\xe3\xe4\xe5\xe6\xe7\xe8\xe9\xea\xeb\xec\xed\xee\xef"
+    "\xf1\xf2\xf3\xf4\xf5\xf6\xf8\xf9\xfa\xfb\xfc"
+).encode("cp1252")
 
 
 def site_of(url: str) -> str:

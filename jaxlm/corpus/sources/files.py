@@ -1,5 +1,6 @@
 """The files of a path source, on any file system that fsspec knows."""
 
+import collections
 import dataclasses
 import glob
 import pathlib
@@ -45,11 +46,11 @@ def format_of(name: str, formats: tuple[str, ...]) -> str:
     return next((f for f in formats if plain.endswith(registry.FORMATS[f][1])), "")
 
 
-def find(path: str, *formats: str) -> list[Found]:
+def find(path: str, *formats: str, others: collections.Counter[str] | None = None) -> list[Found]:
     """The files, sorted by name. ConfigError when there is none.
 
-    Of a folder those whose names tell one of `formats`; a single one of `formats` is also taken at its word for a file
-    or a glob, whatever the names.
+    Of a folder those whose names tell one of `formats` (`others` counts the rest by suffix); a single one of `formats` is
+    also taken at its word for a file or a glob, whatever the names.
     """
     suffixes = ", ".join(suffix for f in formats for suffix in registry.FORMATS[f][1])
     fs, root = filesystem(path)
@@ -66,11 +67,14 @@ def find(path: str, *formats: str) -> list[Found]:
         raise ConfigError(
             f"source '{path}': no such file or folder; give a path, a glob, a URL, embedded:NAME, tfds:NAME or hub:NAME"
         )
-    found = [
-        Found(name.removeprefix(base).lstrip("/"), url_of(fs, name), info.get("size"))
-        for name, info in infos.items()
-        if info["type"] == "file" and (forced or format_of(name, formats))
-    ]
+    found = []
+    for name, info in infos.items():
+        if info["type"] != "file":
+            continue
+        if forced or format_of(name, formats):
+            found.append(Found(name.removeprefix(base).lstrip("/"), url_of(fs, name), info.get("size")))
+        elif others is not None:
+            others[posixpath.splitext(name)[1] or "no suffix"] += 1
     if not found:
         raise ConfigError(f"source '{path}' has no file ending in {suffixes}")
     return sorted(found, key=lambda file: file.name)

@@ -61,7 +61,17 @@ def _local(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.F
     fs, root = files.filesystem(posixpath.join(spec.hub_dir, repo))
     if not fs.isdir(root):
         raise ConfigError(f"source '{spec.path}': hub_dir={spec.hub_dir} has no folder {repo}")
-    folders = [folder for folder in (config, f"data/{config}") if config and fs.isdir(f"{root}/{folder}")]
+    folders = [
+        folder
+        for folder in (config, f"data/{config}", config.replace("-", "/", 1))
+        if config and fs.isdir(f"{root}/{folder}")
+    ]
+    there = sorted(posixpath.basename(name.rstrip("/")) for name in fs.ls(root, detail=False) if fs.isdir(name))
+    there = [
+        name for name in there if name != "data" and not name.startswith(".") and not _SPLIT_IN_NAME.match(f"{name}/")
+    ]
+    if config and there and not folders:
+        raise ConfigError(f"source '{spec.path}': no configuration '{config}' in {root}; there are {', '.join(there)}")
     prefix = f"{folders[0]}/" if folders else ""
     found = files.find(files.url_of(fs, f"{root}/{prefix}".rstrip("/")), *_FORMATS)
     splits = [match[1] if (match := _SPLIT_IN_NAME.search(file.name)) else "" for file in found]

@@ -7,6 +7,7 @@ import glob
 import hashlib
 import importlib
 import json
+import math
 import pathlib
 import typing
 
@@ -70,7 +71,7 @@ def parse(line: str, defaults: collections.abc.Mapping[str, dict], where: str) -
             value = ast.literal_eval(text)
         except (ValueError, SyntaxError):
             value = text
-        settings[key] = value
+        settings[key] = (value,) if isinstance(value, str) and isinstance(defaults[name][key], tuple | list) else value
     return Spec(name, settings)
 
 
@@ -81,8 +82,26 @@ def stage_class(name: str) -> type[Stage]:
 
 
 def typed_settings(spec: Spec) -> typing.Any:
-    """The spec's settings as the stage's own dataclass. Raises ConfigError for a value of the wrong type."""
-    return config_lib.build(stage_class(spec.name).Settings, spec.settings, f"prepare.stages.{spec.name}")
+    """The spec's settings as the stage's own dataclass. Raises ConfigError for a value of the wrong type or size."""
+    typed = config_lib.build(stage_class(spec.name).Settings, spec.settings, f"prepare.stages.{spec.name}")
+    check_ranges(spec.name, dataclasses.asdict(typed))
+    return typed
+
+
+_COUNTED_FROM_ONE = ("ngram", "bands", "rows", "min_documents")
+_MAY_PASS_ONE = ("per_word", "word_length", "per_byte", "mean_line_chars")  # all other floats are shares
+
+
+def check_ranges(name: str, settings: collections.abc.Mapping[str, typing.Any]) -> None:
+    """Raises ConfigError for a number of the stage `name` that can't work: a negative one, a share above 1."""
+    for key, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        share = isinstance(value, float) and not key.endswith(_MAY_PASS_ONE)
+        low, high = int(key in _COUNTED_FROM_ONE), 1 if share else math.inf
+        if not low <= value <= high:
+            limits = f"in {low} to {high}" if share else f"at least {low}"
+            raise ConfigError(f"prepare.stages.{name}.{key}={value} must be {limits}")
 
 
 def digest(spec: Spec) -> str:

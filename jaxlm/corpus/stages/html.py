@@ -142,6 +142,7 @@ def main_text(tree: HTMLTree, markup: bool, comments: bool) -> tuple[str, str]:
         _mark_headings(tree, body)
     if root is None:
         _protect_lists(tree, body)
+        _protect_captions(tree, body)
         text = _extract(tree, True, comments)
         # Rules by class names sometimes take a whole article for furniture.
         missed = _densest(body, comments) if len(text) < _MIN_SHARE * len(body.text) else None
@@ -263,14 +264,25 @@ def _mark_headings(tree: HTMLTree, body) -> None:
             heading.insert_before(tree.create_text_node(f"{'#' * int(heading.tag[1])} "), heading.first_child)
 
 
+def _protect_captions(tree: HTMLTree, body) -> None:
+    """Puts the words below a figure before it: resiliparse drops it with all that is in it."""
+    for caption in body.query_selector_all("figure > figcaption").values():
+        paragraph, figure = tree.create_element("p"), caption.parent
+        paragraph.append(*caption.child_nodes.values())
+        figure.parent.insert_before(paragraph, figure)
+
+
 def _protect_lists(tree: HTMLTree, body) -> None:
-    """Saves lists of prose from resiliparse, which drops every `ul` near the body and those with over 20% of links."""
+    """Saves lists of prose from resiliparse, which drops every `ul` near the body and those with over 20% of links.
+
+    Items of a menu are short and link somewhere: short ones without any link are of the text.
+    """
     for ul in body.query_selector_all("ul").values():
         text = len(ul.text)
         items = ul.query_selector_all("li").values()
-        if text < 40 * len(items) or not items:
-            continue
         linked = sum(len(a.text) for a in ul.query_selector_all("a").values())
+        if not items or (linked and text < 40 * len(items)):
+            continue
         if linked > 0.25 * text or ul.query_selector("ul, ol") is not None:
             continue
         block = tree.create_element("div")

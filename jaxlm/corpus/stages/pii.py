@@ -87,6 +87,7 @@ _LOCAL = re.compile(rf"(?<![{_LETTER}._%+-])[{_LETTER}](?:[{_LETTER}._%+'-]{{0,6
 _DOT = r"(?:\.| ?[\[({] ?(?:dot|DOT|\.) ?[\])}] ?| dot )"
 _DOMAIN = re.compile(rf" ?((?:[{_LETTER}](?:[{_LETTER}-]*[{_LETTER}])?{_DOT})+)([A-Za-z]{{2,13}})(?![\w(@])")
 _SPOKEN = re.compile(r"(?i)\b\w+(?:(?:[.\d_]| dot )\w*)+ at (?:\w+(?: dot |\.))+(?:com|org|net|edu|gov|io|[a-z]{2})\b")
+_LABEL_MESSAGE = re.compile(r"(?i)(?:/m|\bmsg-?id|\bmessage-?id)[/=:\s]{1,3}<?\Z")
 # Of two letters any may be a country; of more, these. Else `icon@2x.png`, `getty@tty1.service` and `a@b.transpose` pass.
 _DOMAINS = (
     "com org net edu gov mil int info biz name pro aero coop museum jobs mobi travel tel cat asia post arpa app dev "
@@ -109,7 +110,8 @@ def _emails(text: str, settings: Settings) -> Spans:
         local = domain and _LOCAL.search(text, max(end, at.start() - 66), at.start())
         if not local or (plain and (local[1] or domain[0][0] == " ")) or not _is_top(domain[2]):
             continue
-        if re.search(r"//[^\s/]*\Z", _before(text, local.start())):  # ssh://user@host
+        before = _before(text, local.start())
+        if re.search(r"//[^\s/]*\Z", before) or _LABEL_MESSAGE.search(before):  # ssh://user@host, .../m/<message id>
             continue
         address = f"{local[0].strip()}@{re.sub(_DOT, '.', domain[1])}{domain[2]}"
         if not (keep and keep.fullmatch(address)):
@@ -212,7 +214,9 @@ def _cards(text: str, settings: Settings) -> Spans:
         number = re.sub(r"\D", "", match[0])
         issued = any(a <= int(number[: len(str(a))]) <= b and len(number) in n for a, b, n in _ISSUERS)
         before = _before(text, match.start())
-        other = re.search(r"[\w./#-]\Z|\d{4}[ -]\Z", before) or _LABEL_NUMBER.search(before) or len(set(number)) == 1
+        other = (
+            re.search(r"[\w./#-]\Z|(?<!\d)\d{4}[ -]\Z", before) or _LABEL_NUMBER.search(before) or len(set(number)) == 1
+        )
         if issued and not other and luhn.is_valid(number):
             yield match.span()
 

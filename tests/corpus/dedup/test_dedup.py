@@ -151,6 +151,18 @@ def test_boilerplate_lines_go_from_all_and_copied_paragraphs_stay_once(tmp_path)
     assert "short line" in text_left
 
 
+def test_what_a_removed_line_leaves_behind_goes_too():
+    gone = "The footer of this site, all rights reserved."
+    page = f"# Title\n\nText.\n\n## Legal\n\n{gone}\n\n## More\n\nMore text.\n{gone}\n\n\nEnd.\n\n## Last\n### Sub\n{gone}\n"
+    ((key, _),) = (found for found in lines.keys(page, "s", "", LINES))
+    left, count = lines.remove(page, "s", "", LINES, {key})
+    assert count == 3
+    assert left == "# Title\n\nText.\n\n## More\n\nMore text.\n\nEnd."
+    empty = "# A\n\n## B\n\n# C\n\nText."
+    assert lines.remove(empty, "s", "", LINES, {key}) == (empty, 0)  # headings that were empty before stay
+    assert lines.remove(f"# A\n\n{gone}\n\n## B\n\nText.", "s", "", LINES, {key})[0] == "# A\n\n## B\n\nText."
+
+
 def test_a_line_of_few_pages_of_a_large_site_stays(tmp_path):
     line = "check_finite : bool, optional, whether to check the input"
     pages = [(f"d{i}", f"{text(i, 30)}\n{line if i < 5 else text(100 + i, 9)}") for i in range(20)]

@@ -40,6 +40,7 @@ def hub_dir(tmp_path):
         ("hub:org/configs:full", ["f0"]),
         ("hub:org/configs:sample/10BT", ["s0"]),
         ("hub:org/configs:en:train", ["e0"]),
+        ("hub:org/configs:sample-10BT", ["s0"]),
     ],
 )
 def test_a_folder_takes_the_place_of_the_hub(hub_dir, read_source, name, texts):
@@ -54,6 +55,7 @@ def test_text_key_and_clear_errors(hub_dir, read_source):
     for name, message in [
         ("hub:org/none", "has no folder org/none"),
         ("hub:org/set::validation", "no split 'validation' in .*; there are test, train"),
+        ("hub:org/configs:fulll", "no configuration 'fulll' in .*; there are full, sample"),
         ("hub:", "not of the form"),
         ("hub:a:b:c:d", "not of the form"),
     ]:

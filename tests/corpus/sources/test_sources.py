@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -61,7 +62,7 @@ def test_broken_records_cost_themselves_alone(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(
         jsonl({"text": "good"}, '{"text": "cut', "[1]", {"body": 1}, {"text": 5}, "", {"text": " \n"})
-        + b'{"text": "caf\xe9"}\n{"text": "\\ud800!"}\n'
+        + b'{"text": "caf\xff"}\n{"text": "\\ud800!"}\n'
         + jsonl({"text": "last"})
     )
     documents, stats = read(path)
@@ -70,6 +71,31 @@ def test_broken_records_cost_themselves_alone(tmp_path):
     assert stats.repaired == {"bytes that are not UTF-8 became U+FFFD": 1, "lone surrogates became '?'": 1}
     assert stats.examples[0] == "x.jsonl:2: malformed JSON line"
     assert "skipped 1: malformed JSON line" in stats.summary()
+
+
+@pytest.mark.parametrize(
+    ("raw", "text", "reason"),
+    [
+        (
+            b"The caf\xe9 of the town \x93opens\x94 at nine o'clock \x96 bien s\xfbr.",
+            "The caf\u00e9 of the town \u201copens\u201d at nine o'clock \u2013 bien s\u00fbr.",
+            "1252",
+        ),
+        (
+            "A caf\u00e9 in UTF-8, with a byte ".encode() + b"\xe9 too",
+            "A caf\u00e9 in UTF-8, with a byte \ufffd too",
+            "U.FFFD",
+        ),
+        (b"A byte \x81 that windows-1252 lacks.", "A byte \ufffd that windows-1252 lacks.", "U.FFFD"),
+        ("\u041f\u0440\u0438\u0432\u0435\u0442".encode("cp1251"), "\ufffd" * 6, "U.FFFD"),
+    ],
+)
+def test_what_is_not_utf8_is_read_as_windows_1252_where_that_makes_sense(tmp_path, raw, text, reason):
+    (tmp_path / "a.txt").write_bytes(raw)
+    documents, stats = read(tmp_path / "a.txt")
+    assert documents == [("a.txt", text)]
+    (told,) = stats.repaired
+    assert re.search(reason, told)
 
 
 def test_a_cut_gzip_gives_what_can_be_read(tmp_path):

@@ -284,6 +284,22 @@ def test_code_with_breaks_lines_in_blocks_and_fences():
     assert "````\na\n  b\nc\nd\n```\ne\n````" in text_of(page)
 
 
+def test_lists_of_short_items_and_captions_stay_and_menus_go():
+    prose = (
+        "<p>"
+        + "The program runs on several systems, and each of them is tested before a release is made. " * 3
+        + "</p>"
+    )
+    menu = "<ul><li><a href=/a>Home</a></li><li><a href=/b>About</a></li><li><a href=/c>Contact</a></li></ul>"
+    page = f"""<html><body>{menu}<div id=content><h1>Systems</h1>{prose}<ul><li>Linux</li><li>macOS</li></ul>{prose}
+    <figure><img src=a.png><figcaption>Figure 1: how the parts talk.</figcaption></figure>{prose}</div></body></html>"""
+    text = text_of(page)
+    assert "- Linux\n" in text
+    assert "- macOS\n" in text
+    assert "Figure 1: how the parts talk." in text
+    assert "About" not in text
+
+
 def test_tables_that_lay_out_the_page_are_not_tables():
     page = "<table><tr><td><h1>Welcome here</h1><p>First words of text.</p><p>More words of text.</p></td></tr></table>"
     text = text_of(page)

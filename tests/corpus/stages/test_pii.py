@@ -311,6 +311,13 @@ def test_all_kinds_in_one_text_are_counted_and_stay_the_same_when_run_again(stag
     assert run(stage, once) == (once, {})
 
 
+def test_two_cards_in_a_row_and_the_ids_of_messages(stage):
+    assert run(stage, "4111111111111111 5500000000000004")[0] == "<CARD> <CARD>"
+    link = "https://postgr.es/m/CA1TgmoZ@mail.gmail.com"
+    assert run(stage, f"See {link} and Message-ID: <20200101.12@mail.gmail.com>.")[1] == {}
+    assert run(stage, "https://a.org/?to=jane@gmail.com")[0] == "https://a.org/?to=<EMAIL>"
+
+
 def test_only_the_kinds_asked_for():
     stage = make_stage('pii kinds=("ssn","iban")')
     text = "jane@gmail.com 536-90-4399 93.184.216.34 415-555-0132"
