@@ -2,7 +2,7 @@
 
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -63,6 +63,21 @@ def _groups(path: pathlib.Path) -> Iterator[pa.Table]:
             raise
         why = str(error).splitlines()[0]
         raise RunError(f"{path} is damaged ({why}): copy it again, or delete its data.dir and prepare again") from None
+
+
+def read_texts(paths: Iterable[pathlib.Path]) -> Iterator[tuple[str, str]]:
+    """(id, text) of the documents of several files."""
+    return ((document.id, document.text) for path in paths for document in read_documents(path))
+
+
+def within(texts: Iterable[tuple[str, str]], max_bytes: int) -> Iterator[tuple[str, str]]:
+    """The first of these (id, text) that fit in `max_bytes` of UTF-8 together, at least one; 0 = all."""
+    n_bytes = 0
+    for doc_id, text in texts:
+        n_bytes += len(text.encode())
+        if 0 < max_bytes < n_bytes and n_bytes > len(text.encode()):
+            return
+        yield doc_id, text
 
 
 def find(data_dir: pathlib.Path) -> dict[str, list[pathlib.Path]]:

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import pathlib
 import time
 from collections.abc import Callable, Iterator
@@ -66,7 +67,10 @@ def _find(config: Config, max_bytes: int) -> tuple[str, dict[str, Callable[[], D
     """What there is to read, in words, and source -> what begins to read it (at most `max_bytes`; 0 = all)."""
     root = pathlib.Path(config.data.dir) if config.data.dir else None
     if root and (prepared := documents.find(root)):
-        what, readers = "prepared documents", {n: _prepared(files) for n, files in prepared.items()}
+        what, readers = (
+            "prepared documents",
+            {n: functools.partial(documents.read_texts, files) for n, files in prepared.items()},
+        )
         if any(source.path for source in config.data.sources.values()):
             say(f"{root} holds prepared documents: these are audited; for the files of data.path give another data.dir")
     elif root and (root / shards.MANIFEST).is_file():
@@ -77,23 +81,11 @@ def _find(config: Config, max_bytes: int) -> tuple[str, dict[str, Callable[[], D
         what, readers = "raw text", {spec.name: _raw(spec) for spec in specs}
     if not readers:
         raise ConfigError("nothing to audit: give --config.data.path=FILES, or the --config.data.dir of existing data")
-    return what, {name: _limited(read, max_bytes) for name, read in readers.items()}
+    return what, {name: functools.partial(_limited, read, max_bytes) for name, read in readers.items()}
 
 
-def _limited(read: Callable[[], Documents], max_bytes: int) -> Callable[[], Documents]:
-    def limited() -> Documents:
-        n_bytes = 0
-        for doc_id, text in read():
-            n_bytes += len(text.encode())
-            if max_bytes and n_bytes > max_bytes and n_bytes > len(text.encode()):
-                return
-            yield doc_id, text
-
-    return limited if max_bytes else read
-
-
-def _prepared(files: list[pathlib.Path]) -> Callable[[], Documents]:
-    return lambda: ((document.id, document.text) for path in files for document in documents.read_documents(path))
+def _limited(read: Callable[[], Documents], max_bytes: int) -> Documents:
+    return documents.within(read(), max_bytes)
 
 
 def _decoded(data: shards.DataDir, source: str) -> Callable[[], Documents]:

@@ -106,14 +106,9 @@ def write(config: Config, done: prepare.Prepared) -> pathlib.Path:
 
 
 def sample(paths: list[pathlib.Path], limit: int) -> Iterator[tuple[str, str]]:
-    """(id, text) of documents from every file alike, at most about `limit` bytes in all."""
+    """(id, text) of documents from every file alike, about `limit` bytes in all."""
     for path in paths:
-        left = limit // len(paths)
-        for document in documents.read_documents(path):
-            yield document.id, document.text
-            left -= len(document.text)
-            if left <= 0:
-                break
+        yield from documents.within(documents.read_texts([path]), max(1, limit // len(paths)))
 
 
 def _kept(done: prepare.Prepared, name: str) -> int:

@@ -115,14 +115,10 @@ def make_data(config: Config) -> None:
 
 def _read_prepared(root: pathlib.Path, max_bytes: int) -> build.Reader:
     def read(source: build.Source, stats: SourceStats) -> typing.Iterator[tuple[str, str]]:
-        for path in documents.find(root)[source.name]:
-            for document in documents.read_documents(path):
-                n_bytes = len(document.text.encode())
-                if max_bytes and stats.bytes + n_bytes > max_bytes:
-                    return
-                stats.documents += 1
-                stats.bytes += n_bytes
-                yield document.id, document.text
+        for doc_id, text in documents.within(documents.read_texts(documents.find(root)[source.name]), max_bytes):
+            stats.documents += 1
+            stats.bytes += len(text.encode())
+            yield doc_id, text
 
     return read
 

@@ -122,9 +122,5 @@ def _texts(config: Config, data: shards.DataDir | None) -> list[str]:
             )
             texts += [text for _, text in read]
         else:
-            for document in (document for path in prepared[name] for document in documents.read_documents(path)):
-                if left <= 0:
-                    break
-                texts.append(document.text)
-                left -= len(document.text)
+            texts += [text for _, text in documents.within(documents.read_texts(prepared[name]), max(1, left))]
     return texts
