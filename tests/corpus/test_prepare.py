@@ -17,6 +17,7 @@ from jaxlm import config as config_lib
 from jaxlm import config_files, files
 from jaxlm.config import ConfigError, RunError
 from jaxlm.corpus import documents, prepare
+from jaxlm.corpus.stages import decontaminate
 
 COMMON = "the of and to in is that for on with as was at by an be this are from or had not but what"
 WORDS = COMMON.split()
@@ -262,6 +263,66 @@ def test_killed_in_any_phase_and_run_again_it_gives_the_same(corpus, done, tmp_p
     process.wait()
     assert not (tmp_path / prepare.MANIFEST).exists()
     assert run(corpus, tmp_path).sha256 == done.sha256
+
+
+def test_two_at_once_are_refused(corpus, tmp_path):
+    with files.lock(tmp_path), pytest.raises(ConfigError, match="another process is writing"):
+        run(corpus, tmp_path)
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_killed_driver_and_the_next_run_gives_the_same(corpus, done, tmp_path):
+    import psutil
+
+    process = subprocess.Popen(command(corpus, tmp_path, "prepare.workers=2"), stderr=subprocess.DEVNULL)
+    workers, deadline = [], time.monotonic() + 120
+    while not list(tmp_path.glob("work/*/tasks/clean/logs/*")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    assert workers
+    assert not psutil.wait_procs(workers, timeout=30)[1]
+    assert run(corpus, tmp_path).sha256 == done.sha256
+
+
+@pytest.mark.parametrize("name", ["_merge_removed", "_write_clusters"])
+def test_stopped_while_it_concludes_and_run_again_it_gives_the_same(corpus, done, tmp_path, monkeypatch, name):
+    original = getattr(prepare, name)
+
+    def half(*args):
+        original(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare, name, half)
+    with pytest.raises(KeyboardInterrupt):
+        run(corpus, tmp_path)
+    monkeypatch.undo()
+    assert run(corpus, tmp_path).sha256 == done.sha256
+    for path in (done.path / "removed").iterdir():
+        assert (tmp_path / "removed" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_what_a_stage_half_built_is_built_anew(corpus, tmp_path, monkeypatch):
+    (tmp_path / "bench.jsonl").write_text(
+        json.dumps({"question": "How many lamps does the old keeper of the harbour light?"})
+    )
+    stage = f"prepare.sources.web.stages=('decontaminate paths={tmp_path}/bench.jsonl','exact')"
+    whole = run(corpus, tmp_path / "whole", stage)
+    write = decontaminate.np.save
+    calls = []
+
+    def stop_at_the_third(path, array):
+        calls.append(path)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        write(path, array)
+
+    monkeypatch.setattr(decontaminate.np, "save", stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        run(corpus, tmp_path / "d", stage)
+    monkeypatch.undo()
+    assert run(corpus, tmp_path / "d", stage).sha256 == whole.sha256
 
 
 @pytest.mark.slow
