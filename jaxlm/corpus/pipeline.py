@@ -5,6 +5,7 @@ task alone; a task that is killed is done again from its beginning.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import gzip
@@ -93,15 +94,19 @@ class Plan:
 
 
 class Books:
-    """Tally and record of what a task removed and changed: `tally/PHASE-TASK.pickle`, `removed/PHASE-TASK.jsonl.gz`."""
+    """Tally and record of what a task removed and changed: `tally/PHASE-TASK.pickle`, `removed/STAGE/PHASE-TASK.jsonl.gz`
+    and the first of them, for the report, in `examples/PHASE-TASK.jsonl`."""
 
     def __init__(self, folder: pathlib.Path, phase: str, task: int, source: str, plan: Plan):
-        for name in ("tally", "removed"):
+        for name in ("tally", "examples"):
             (folder / name).mkdir(exist_ok=True)
         self.tally = Tally()
-        self._source, self._excerpt = source, plan.excerpt_chars
-        self._tally_path = folder / "tally" / f"{phase}-{task:06d}.pickle"
-        self._removed = gzip.open(folder / "removed" / f"{phase}-{task:06d}.jsonl.gz", "wt", 3, encoding="utf-8")
+        self._source, self._excerpt, self._most = source, plan.excerpt_chars, plan.examples
+        self._folder, self._name = folder, f"{phase}-{task:06d}"
+        self._outs: dict[str, typing.IO[bytes]] = {}
+        self._files = contextlib.ExitStack()
+        self._shown: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._examples: list[str] = []
         self._changes: collections.Counter[str] = collections.Counter()
 
     def removed(self, stage: str, document: Document, why: Remove) -> None:
@@ -128,12 +133,23 @@ class Books:
             "id": doc_id,
             "excerpt": excerpt,
         }
-        self._removed.write(json.dumps(record, ensure_ascii=False) + "\n")
+        line = json.dumps(record, ensure_ascii=False) + "\n"
+        if stage not in self._outs:
+            place = self._folder / "removed" / stage
+            place.mkdir(parents=True, exist_ok=True)
+            raw = self._files.enter_context((place / f"{self._name}.jsonl.gz").open("wb"))
+            self._outs[stage] = self._files.enter_context(gzip.GzipFile("", "wb", 3, raw, mtime=0))
+        self._outs[stage].write(line.encode("utf-8", "replace"))
+        self._shown[stage, reason] += 1
+        if self._shown[stage, reason] <= self._most:
+            self._examples.append(line)
 
     def close(self) -> None:
         """Writes the tally."""
-        self._removed.close()
-        self._tally_path.write_bytes(pickle.dumps(self.tally))
+        self._files.close()
+        examples = "".join(self._examples).encode("utf-8", "replace")
+        (self._folder / "examples" / f"{self._name}.jsonl").write_bytes(examples)
+        (self._folder / "tally" / f"{self._name}.pickle").write_bytes(pickle.dumps(self.tally))
 
 
 def size(text: str) -> int:

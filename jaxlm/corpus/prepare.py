@@ -2,20 +2,18 @@
 
 DATA/documents/SOURCE/NNNNN.parquet   id, text, meta
 DATA/removed/STAGE.jsonl.gz           what each stage removed (and examples of what it changed), why, an excerpt
+DATA/examples.jsonl                   some of these, for the report
 DATA/clusters.json  timings.json      groups of duplicates; seconds by source and stage
 DATA/prepared.json                    recipe, counts by source and stage, sha256 of every file
 DATA/work/                            while it runs
 """
 
 import collections
-import contextlib
 import dataclasses
-import gzip
 import hashlib
 import importlib.metadata
 import json
 import pathlib
-import pickle
 import shutil
 import time
 import typing
@@ -25,24 +23,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxlm import files
-from jaxlm.config import Config, ConfigError, RunError
+from jaxlm.config import Config, ConfigError
+from jaxlm.corpus import conclude, sources, stages
 from jaxlm.corpus import engine as engine_lib
-from jaxlm.corpus import sources, stages
+from jaxlm.corpus.conclude import FORMAT, MANIFEST, OWNER
 from jaxlm.corpus.dedup import exact, lines, near
-from jaxlm.corpus.dedup.sql import connect, quoted
+from jaxlm.corpus.dedup.sql import connect
 from jaxlm.corpus.pipeline import Plan, SourcePlan
-from jaxlm.corpus.tally import Tally
 
-MANIFEST = "prepared.json"
-FORMAT = 1
 _PACKAGES = (  # whose versions can change what is kept
     *("datatrove", "detect-secrets", "FastWARC", "ftfy", "mwparserfromhell", "numpy", "phonenumbers", "py3langid"),
     *("pyarrow", "python-stdnum", "resiliparse", "scikit-learn"),
 )
 _HERE = __name__
-_OWNER = ".recipe"  # in documents/: the key of the recipe that they were made by
 _LEAST_GB = 0.25  # for a task that joins
-_CLUSTERS, _MEMBERS = 20, 10  # shown in clusters.json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,11 +116,12 @@ def _run(root: pathlib.Path, config: Config, plan: Plan, recipe: dict, log: Call
                 began = time.perf_counter()
                 engine_lib.run(engine, folder, phase, function, tasks)
                 if phase == "clean":
-                    _check_read(folder, plan)
+                    conclude.check_read(folder, plan)
                 log(f"{phase}: {tasks} task{'s' if tasks > 1 else ''} ({time.perf_counter() - began:.1f} s)")
     finally:
         engine_lib.close()
-    return _conclude(root, folder, plan, recipe)
+    conclude.conclude(root, folder, plan, recipe)
+    return open_prepared(root)
 
 
 def source_plans(config: Config) -> dict[str, SourcePlan]:
@@ -233,7 +228,7 @@ def open_prepared(root: pathlib.Path) -> Prepared:
 
 
 def _owner(root: pathlib.Path) -> str:
-    path = root / "documents" / _OWNER
+    path = root / "documents" / OWNER
     return path.read_text() if path.is_file() else ""
 
 
@@ -294,118 +289,3 @@ def find_joins(folder: pathlib.Path, task: int) -> None:
             pq.write_table(pa.schema(names).empty_table(), folder / "near.parquet")
         settings = plan.global_settings["lines"]
         lines.find(connection, folder, settings["min_documents"], settings["min_share"])
-
-
-def _check_read(folder: pathlib.Path, plan: Plan) -> None:
-    """Raises ConfigError for a source that gave no document at all."""
-    for name, tally in _tallies(folder, plan, ("clean",)).items():
-        if any(stage.documents_in for stage in tally.stages) or tally.documents != tally.failed.total():
-            continue
-        why = tally.no_field or (tally.failures[0] if tally.failures else "check its path and format")
-        raise ConfigError(f"source '{name}' gave no document; {why}")
-
-
-def _tallies(folder: pathlib.Path, plan: Plan, phases: Sequence[str]) -> dict[str, Tally]:
-    tallies = {name: Tally() for name in plan.sources}
-    for task, (name, _) in enumerate(plan.units):
-        for phase in phases:
-            tallies[name].add(pickle.loads((folder / "tally" / f"{phase}-{task:06d}.pickle").read_bytes()))
-    return tallies
-
-
-def _conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict) -> Prepared:
-    """Checks the books, moves the results into place, writes the manifest last, removes the work."""
-    tallies = _tallies(folder, plan, ("clean", "finish"))
-    written: dict[str, list[dict]] = {name: [] for name in plan.sources}
-    for task, (name, _) in enumerate(plan.units):
-        path = plan.document_file(folder, task)
-        if not path.exists():  # moved by a conclusion that was cut short
-            path = root / path.relative_to(folder)
-        with path.open("rb") as content:
-            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-        where = str(plan.document_file(pathlib.Path(), task))
-        written[name].append(
-            {"file": where, "size": path.stat().st_size, "sha256": sha256, "documents": pq.read_metadata(path).num_rows}
-        )
-    for name, tally in tallies.items():
-        tally.check(name)
-        if tally.kept != sum(entry["documents"] for entry in written[name]):
-            raise RunError(
-                f"{root / 'documents' / name} does not hold the {tally.kept} documents that the books tell of"
-            )
-    _merge_removed(root, folder)
-    _write_clusters(root, folder, plan)
-    if (folder / "documents").exists():
-        shutil.rmtree(root / "documents", ignore_errors=True)
-        (folder / "documents" / _OWNER).write_text(folder.name)
-        (folder / "documents").rename(root / "documents")
-    manifest = {
-        "format": FORMAT,
-        "recipe": recipe,
-        "sources": {
-            name: {"path": plan.sources[name].spec.path} | tally.to_dict() | {"files": written[name]}
-            for name, tally in tallies.items()
-        },
-    }
-    seconds = {name: {stage.name: round(stage.seconds, 3) for stage in tally.stages} for name, tally in tallies.items()}
-    (root / "timings.json").write_text(json.dumps(seconds, indent=1) + "\n")
-    content = (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()
-    files.write_atomically(root / MANIFEST, content)
-    shutil.rmtree(root / "work")
-    return Prepared(root, manifest, hashlib.sha256(content).hexdigest())
-
-
-def _merge_removed(root: pathlib.Path, folder: pathlib.Path) -> None:
-    """removed/STAGE.jsonl.gz of all tasks, in their order; the same bytes whenever it is done."""
-    place = root / "removed"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    with contextlib.ExitStack() as stack:
-        outs: dict[str, typing.IO[bytes]] = {}
-        for path in sorted((folder / "removed").glob("*.jsonl.gz")):
-            with gzip.open(path, "rb") as lines_in:
-                for line in lines_in:
-                    stage = json.loads(line)["stage"]
-                    if stage not in outs:
-                        raw = stack.enter_context((place / f"{stage}.jsonl.gz").open("wb"))
-                        outs[stage] = stack.enter_context(gzip.GzipFile("", "wb", 3, raw, mtime=0))
-                    outs[stage].write(line)
-
-
-def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> None:
-    """clusters.json: how large the groups of duplicates were, and the largest with some of their members."""
-    with connect(folder, plan.memory_gb, plan.threads) as connection:
-        connection.execute(f"""
-            CREATE TEMP TABLE gone AS SELECT * FROM (
-                SELECT * FROM read_parquet({quoted(folder / "exact.parquet")})
-                UNION ALL SELECT * FROM read_parquet({quoted(folder / "near.parquet")}));
-            CREATE TEMP TABLE clusters AS
-            SELECT keeper, any_value(keeper_id) AS keeper_id, count(*) + 1 AS size FROM gone GROUP BY keeper""")
-        sizes = connection.execute("SELECT size, count(*) FROM clusters GROUP BY size ORDER BY size").fetchall()
-        largest = connection.execute(f"""
-            SELECT c.keeper, c.keeper_id, c.size, list((s.doc, s.id) ORDER BY s.doc)[:{_MEMBERS}]
-            FROM (SELECT * FROM clusters ORDER BY size DESC, keeper LIMIT {_CLUSTERS}) c JOIN gone g USING (keeper)
-            JOIN (SELECT doc, id FROM read_parquet({quoted(folder / "sign/*.parquet")})) s USING (doc)
-            GROUP BY ALL ORDER BY c.size DESC, c.keeper""").fetchall()
-    clusters = {
-        "sizes": {str(size): count for size, count in sizes},
-        "largest": [
-            {"kept": plan.name_of(doc, doc_id), "size": size, "members": [plan.name_of(*member) for member in members]}
-            for doc, doc_id, size, members in largest
-        ],
-    }
-    (root / "clusters.json").write_text(json.dumps(clusters, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def examples(root: pathlib.Path, limit: int) -> list[dict[str, str]]:
-    """Up to `limit` removed documents of each source, stage and reason, and of changed ones (their reason is "")."""
-    counts: collections.Counter[tuple] = collections.Counter()
-    found = []
-    for path in sorted((root / "removed").glob("*.jsonl.gz")):
-        with gzip.open(path, "rt", encoding="utf-8") as records:
-            for record in map(json.loads, records):
-                key = record["source"], record["stage"], record["reason"]
-                counts[key] += 1
-                if counts[key] <= limit:
-                    found.append(record)
-    return found

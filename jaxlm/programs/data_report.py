@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from jaxlm import files
 from jaxlm.config import Config
-from jaxlm.corpus import audit, documents, engine, prepare, sources, stages
+from jaxlm.corpus import audit, conclude, documents, engine, prepare, sources, stages
 from jaxlm.programs import console
 from jaxlm.report import data as report
 
@@ -93,7 +93,7 @@ def target_texts(path: str, limit: int, html: dict) -> Iterator[str]:
 def write(config: Config, done: prepare.Prepared) -> pathlib.Path:
     """Writes DATA/report.html anew from all that is in DATA; returns its path."""
     root, summary = done.path, {"sources": done.manifest["sources"]}
-    summary["examples"] = prepare.examples(root, config.prepare.examples)
+    summary["examples"] = conclude.examples(root)
     for name, file in (("clusters", "clusters.json"), ("tokenizer_fit", FIT)):
         if (root / file).is_file():
             summary[name] = json.loads((root / file).read_text(encoding="utf-8"))
