@@ -323,7 +323,8 @@ def _deduplication(s: ConfigDict) -> None:
     s.lines.min_documents = 10  # of a site that hold a line, from which on it goes from all of them,
     s.lines.min_share = 0.05  # if it is this share of the site's documents too
     s.lines.min_chars = 20  # shorter lines are left alone
-    s.lines.min_paragraph_chars = 200  # a paragraph this long that comes back stays once
+    s.lines.min_paragraph_chars = 200  # a paragraph on one line, this long, that comes back stays once
+    s.lines.max_removed = 0.5  # share of a document's characters beyond which what is left of it goes too
 
 
 def source(path: str, stages: tuple[str, ...] = (), **keys) -> dict:

@@ -11,6 +11,7 @@ if typing.TYPE_CHECKING:
 _ALIKE_AUC = 0.65  # below this, passages can hardly be told apart
 _FAR_AUC = 0.9
 _FAR_BITS = 0.05  # of divergence of words beyond chance
+_GAIN = 0.005  # bits nearer to the target, below which another mixture is not worth it
 _DROP = 0.02  # share in the nearest mixture
 _APART = 1.5  # times the distance that is usual among the sources
 _CHANGE = 1.5  # times more or less than now
@@ -30,6 +31,9 @@ def advise(
     sources: Mapping[str, dict], pairs: "Sequence[mismatch.Pair]", mixture: "mismatch.Mixture | None"
 ) -> dict[str, Advice]:
     """Source -> advice; arguments as the fields of `mismatch.Report`."""
+    if mixture is not None and mixture.js_now - mixture.js_nearest < _GAIN:
+        told = f"no mixture of these sources comes nearer to the target than the one now ({mixture.js_now:.2f} bits from it)"
+        return {name: Advice("keep", f"Keep {name} as it is: {told}.") for name in mixture.now}
     if mixture is not None:
         to_target = {pair.a: pair for pair in pairs if pair.b == "target"}
         return {name: _towards_target(name, sources, to_target[name], mixture) for name in mixture.now}

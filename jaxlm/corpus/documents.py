@@ -1,5 +1,6 @@
 """Prepared documents on disk: parquet files with the columns `id`, `text` and `meta` (JSON), in groups of bounded size."""
 
+import hashlib
 import json
 import pathlib
 from collections.abc import Iterable, Iterator
@@ -48,21 +49,32 @@ class DocumentWriter:
 
 def read_documents(path: pathlib.Path) -> Iterator[Document]:
     """The documents of one file, a group at a time. Raises RunError for a damaged one."""
-    for table in _groups(path):
-        for row in zip(*(table.column(name).to_pylist() for name in SCHEMA.names), strict=True):
-            yield Document(row[1], row[0], metadata=json.loads(row[2]))
+    for rows in _groups(path):
+        for doc_id, text, meta in rows:
+            yield Document(text, doc_id, metadata=meta)
 
 
-def _groups(path: pathlib.Path) -> Iterator[pa.Table]:
+def _groups(path: pathlib.Path) -> Iterator[list[tuple[str, str, dict]]]:
     try:
         with pq.ParquetFile(path) as file:
             for group in range(file.num_row_groups):
-                yield file.read_row_group(group)
-    except (pa.ArrowException, OSError) as error:
+                table = file.read_row_group(group)
+                ids, texts, metas = (table.column(name).to_pylist() for name in SCHEMA.names)
+                yield list(zip(ids, texts, map(json.loads, metas), strict=True))
+    except (pa.ArrowException, OSError, ValueError) as error:
         if getattr(error, "errno", None):  # the file system's own; Arrow tells of damage by one without a number
             raise
         why = str(error).splitlines()[0]
         raise RunError(f"{path} is damaged ({why}): copy it again, or delete its data.dir and prepare again") from None
+
+
+def verify(path: pathlib.Path, sha256: str) -> None:
+    """Raises RunError for a file of other content than was written."""
+    with path.open("rb") as content:
+        if hashlib.file_digest(content, "sha256").hexdigest() != sha256:
+            raise RunError(
+                f"{path} is damaged (its sha256 differs): copy it again, or delete its data.dir and prepare again"
+            )
 
 
 def read_texts(paths: Iterable[pathlib.Path]) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,8 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
+import time
 import typing
 
 from datatrove.executor.base import PipelineExecutor
@@ -62,6 +64,7 @@ class Task(PipelineStep):
         yield from ()
 
 
+_TELL_S = 30.0
 _KILLED = "a worker was killed, perhaps for memory: then lower prepare.workers or prepare.task_mb"
 
 
@@ -69,8 +72,17 @@ def _in_short(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
-def run(engine: Engine, folder: pathlib.Path, phase: str, function: str, tasks: int) -> None:
+def run(
+    engine: Engine,
+    folder: pathlib.Path,
+    phase: str,
+    function: str,
+    tasks: int,
+    log: typing.Callable[[str], None] = print,
+) -> None:
     """Runs `function` ("package.module.name") for tasks 0 .. tasks-1, those that are done already left out.
+
+    `log` hears twice a minute how many tasks are done, wherever they run.
 
     Raises RunError that names the tasks that failed, with the first one's own words.
     """
@@ -80,12 +92,16 @@ def run(engine: Engine, folder: pathlib.Path, phase: str, function: str, tasks: 
     step = Task(function, str(folder.resolve()), phase)
     executor = _EXECUTORS[engine.name](engine, [step], tasks, str(place.resolve()))
     problem = ""
+    ended = threading.Event()
+    threading.Thread(target=_tell, args=(place, phase, tasks, log, ended), daemon=True).start()
     try:
         executor.run()
     except (ConfigError, RunError, KeyboardInterrupt):
         raise
     except Exception as error:  # whatever it was: what counts is which tasks are not done
         problem = _KILLED if isinstance(error, concurrent.futures.BrokenExecutor) else _in_short(error)
+    finally:
+        ended.set()
     left = executor.get_incomplete_ranks(skip_completed=True)
     if left:
         notes = [note for task in left if (note := place / f"failed-{task:05d}").exists()]
@@ -97,6 +113,23 @@ def run(engine: Engine, folder: pathlib.Path, phase: str, function: str, tasks: 
             f"{phase}: task {names} of {tasks} failed ({why}); its log is {place / 'logs' / f'task_{failed[0]:05d}.log'}; "
             "mend it and run the same command again: what is done stays done"
         )
+
+
+def _tell(
+    place: pathlib.Path, phase: str, tasks: int, log: typing.Callable[[str], None], ended: threading.Event
+) -> None:
+    began, before = time.monotonic(), _done(place)
+    while not ended.wait(_TELL_S):
+        done = _done(place)
+        rate = (done - before) / (time.monotonic() - began)
+        log(
+            f"{phase}: {done} of {tasks} tasks" + (f", about {(tasks - done) / rate / 60:.0f} min left" if rate else "")
+        )
+
+
+def _done(place: pathlib.Path) -> int:
+    folder = place / "completions"
+    return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
 
 
 class _LocalExecutor(PipelineExecutor):
@@ -155,9 +188,11 @@ def worker_processes(count: int) -> typing.Iterator[concurrent.futures.Executor]
 def close() -> None:
     """Ends the local worker processes, whatever they do: what they had not finished is done again."""
     while _pools:
-        _pools.popitem()[1].shutdown(wait=False, cancel_futures=True)
-    for child in multiprocessing.active_children():
-        child.terminate()
+        pool = _pools.popitem()[1]
+        processes = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
 
 
 def _begin(parent: int) -> None:

@@ -97,7 +97,9 @@ class Books:
     """Tally and record of what a task removed and changed: `tally/PHASE-TASK.pickle`, `removed/STAGE/PHASE-TASK.jsonl.gz`
     and the first of them, for the report, in `examples/PHASE-TASK.jsonl`."""
 
-    def __init__(self, folder: pathlib.Path, phase: str, task: int, source: str, plan: Plan):
+    def __init__(self, folder: pathlib.Path, phase: str, task: int, source: str, plan: Plan, pii: Stage | None = None):
+        """`pii` hides from the record what it would hide from the documents."""
+        self._pii = pii
         for name in ("tally", "examples"):
             (folder / name).mkdir(exist_ok=True)
         self.tally = Tally()
@@ -122,16 +124,17 @@ class Books:
                 (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
             )
             cut = slice(max(0, at - _CONTEXT), at + 2 * _CONTEXT)
-            self._write(stage, "", f"{before[cut]!r} -> {after[cut]!r}", document.id, "")
+            shown = f"{after[cut]!r}" if stage == "pii" else f"{before[cut]!r} -> {after[cut]!r}"
+            self._write(stage, "", shown, document.id, "")
 
     def _write(self, stage: str, reason: str, detail: str, doc_id: str, excerpt: str) -> None:
         record = {
             "source": self._source,
             "stage": stage,
             "reason": reason,
-            "detail": detail,
+            "detail": self._hidden(detail),
             "id": doc_id,
-            "excerpt": excerpt,
+            "excerpt": self._hidden(excerpt),
         }
         line = json.dumps(record, ensure_ascii=False) + "\n"
         if stage not in self._outs:
@@ -143,6 +146,13 @@ class Books:
         self._shown[stage, reason] += 1
         if self._shown[stage, reason] <= self._most:
             self._examples.append(line)
+
+    def _hidden(self, text: str) -> str:
+        if not self._pii or not text:
+            return text
+        document = Document(text=text, id="")
+        self._pii.apply(document, collections.Counter())
+        return document.text
 
     def close(self) -> None:
         """Writes the tally."""
@@ -163,7 +173,7 @@ def clean(folder: pathlib.Path, task: int) -> None:
     name, unit = plan.units[task]
     source = plan.sources[name]
     chain = [stages.make(spec, folder / "stages") for spec in source.stages]
-    books = Books(folder, "clean", task, name, plan)
+    books = Books(folder, "clean", task, name, plan, next((stage for stage in chain if stage.name == "pii"), None))
     tally = books.tally
     tally.stages = [StageTally(stage.name) for stage in chain]
     settings = {
@@ -178,7 +188,8 @@ def clean(folder: pathlib.Path, task: int) -> None:
         document.metadata.setdefault("source", name)
         if _apply(document, chain, books):
             writer.add(document)
-            signer.add(name, document.id, document.metadata.get("site", ""), document.text)
+            meta = document.metadata
+            signer.add(name, document.id, meta.get("site", ""), document.text, code=meta.get("format") == "code")
     tally.documents += sum(stats.skipped.values())
     tally.failed.update(stats.skipped)
     tally.repaired.update(stats.repaired)
@@ -275,13 +286,19 @@ def _finish_one(
         elif stage == "lines" and row in going:
             before, meta = document.text, document.metadata
             document.text, count = lines.remove(
-                before, meta.get("source", ""), meta.get("site", ""), plan.global_settings["lines"], going[row]
+                before,
+                meta.get("source", ""),
+                meta.get("site", ""),
+                plan.global_settings["lines"],
+                going[row],
+                headings=meta.get("format") == "markdown" or meta.get("from") == "html",
             )
             tally.edits["repeated line or paragraph"] += count
             tally.changed += 1
             books.changed(stage, document, before)
-            if not document.text.strip():
-                document.text, why = before, Remove("nothing left")
+            gone = 1 - len(document.text) / len(before)
+            if gone > plan.global_settings["lines"]["max_removed"] or not document.text.strip():
+                document.text, why = before, Remove("mostly repeated", f"{gone:.0%} of it stands in other documents")
             bytes_in = size(document.text)
         if why is not None:
             tally.removed[why.reason] += 1

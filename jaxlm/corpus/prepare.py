@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import pathlib
 import shutil
+import sys
 import time
 import typing
 from collections.abc import Callable, Sequence
@@ -57,7 +58,10 @@ def prepare(config: Config, log: Callable[[str], None] = print) -> Prepared:
     root = pathlib.Path(config.data.dir)
     if found := _finished(root, config, log):
         return found
-    root.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"config.data.dir={root} can't be made: {error.strerror}; name another folder") from None
     with files.lock(root):
         if found := _finished(root, config, log):
             return found
@@ -86,7 +90,9 @@ def _finished(root: pathlib.Path, config: Config, log: Callable[[str], None]) ->
     if built.get("packages") != wanted.get("packages"):
         log(f"{root} was prepared with other versions of libraries: {built.get('packages')}")
         wanted["packages"] = built.get("packages")
+    wanted["code"] = built.get("code")  # finished data stays what it is
     _compare(root, built, wanted)
+    shutil.rmtree(root / "work", ignore_errors=True)  # left where the end was cut short
     log(f"{root} is prepared already")
     return found
 
@@ -114,7 +120,7 @@ def _run(root: pathlib.Path, config: Config, plan: Plan, recipe: dict, log: Call
         for phase, function, tasks in phases:
             if tasks:
                 began = time.perf_counter()
-                engine_lib.run(engine, folder, phase, function, tasks)
+                engine_lib.run(engine, folder, phase, function, tasks, log)
                 if phase == "clean":
                     conclude.check_read(folder, plan)
                 log(f"{phase}: {tasks} task{'s' if tasks > 1 else ''} ({time.perf_counter() - began:.1f} s)")
@@ -196,9 +202,19 @@ def make_recipe(config: Config, plan: Plan) -> dict[str, typing.Any]:
         recipe[f"priority of {name}"] = source.priority
         recipe[f"files of {name}"] = _signature([unit for owner, unit in plan.units if owner == name])
     recipe |= {f"stage {name}": settings for name, settings in plan.global_settings.items()}
+    recipe["code"] = _own_code()
     if used:
         recipe["packages"] = {name: importlib.metadata.version(name) for name in _PACKAGES}
+        recipe["packages"]["python"] = ".".join(map(str, sys.version_info[:2]))
     return json.loads(json.dumps(recipe))
+
+
+def _own_code() -> str:
+    """A digest of this package's sources: tasks of two versions of it must not be mixed."""
+    here, hasher = pathlib.Path(__file__).parent, hashlib.sha256()
+    for path in sorted(here.rglob("*.py")):
+        hasher.update(f"{path.relative_to(here)}\0".encode() + path.read_bytes())
+    return hasher.hexdigest()[:16]
 
 
 def _signature(units: Sequence[sources.Unit]) -> str:

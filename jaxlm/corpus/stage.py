@@ -52,7 +52,8 @@ class Stage:
 
         Args:
           document: `text`, `id` and `metadata`: "source" (name in the config), "format" (text | html | markdown | code),
-            and where the source knows them "url", "site", "path", "licence", "language" (of code).
+            "from" ("html" if it was a page), and where the source knows them "url", "site", "path", "licence" and
+            "language" (of code).
           edits: add to it by name what was changed: {"EMAIL": 2}.
         """
         raise NotImplementedError

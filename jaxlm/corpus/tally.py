@@ -3,11 +3,23 @@
 import collections
 import dataclasses
 import typing
+from collections.abc import Sequence
 
 from jaxlm.config import RunError
 
 Counts = collections.Counter
 FAILURES = 20  # told by name, a source
+
+
+def stage_order(sources: Sequence[Sequence[str]]) -> list[str]:
+    """The names of all sources' stages, each behind those that stand before it in any source, where that can be."""
+    left, names = [list(stages) for stages in sources], []
+    while any(left):
+        first = [stages[0] for stages in left if stages]
+        free = [name for name in first if not any(name in stages[1:] for stages in left)]
+        names.append((free or first)[0])
+        left = [[name for name in stages if name != names[-1]] for stages in left]
+    return names
 
 
 @dataclasses.dataclass

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from jaxlm import files
 from jaxlm.config import Config
 from jaxlm.corpus import audit, conclude, documents, engine, prepare, sources, stages
+from jaxlm.data import shards
 from jaxlm.programs import console
 from jaxlm.report import data as report
 
@@ -16,6 +17,7 @@ FINDINGS = "findings.json"
 PAGE = "report.html"
 FIT = "tokenizer_fit.json"
 _JUNK_ROWS = 200
+_SAMPLED_FILES = 256  # at most, of each source
 
 
 def inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
@@ -23,6 +25,8 @@ def inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
     if not config.prepare.report_mb:
         return {}
     about = {"prepared": done.sha256, "target": config.prepare.target, "report_mb": config.prepare.report_mb}
+    about["weights"] = {name: source.weight for name, source in config.prepare.sources.items()}
+    about["html"] = config.prepare.stages["html"]
     return remembered(done.path / FINDINGS, about, lambda: _inspect(config, done))
 
 
@@ -94,21 +98,27 @@ def write(config: Config, done: prepare.Prepared) -> pathlib.Path:
     """Writes DATA/report.html anew from all that is in DATA; returns its path."""
     root, summary = done.path, {"sources": done.manifest["sources"]}
     summary["examples"] = conclude.examples(root)
-    for name, file in (("clusters", "clusters.json"), ("tokenizer_fit", FIT)):
-        if (root / file).is_file():
-            summary[name] = json.loads((root / file).read_text(encoding="utf-8"))
-    if "tokenizer_fit" in summary:
-        summary["tokenizer_fit"] = summary["tokenizer_fit"]["sources"]
+    if (root / "clusters.json").is_file():
+        summary["clusters"] = json.loads((root / "clusters.json").read_text(encoding="utf-8"))
+    if (root / FIT).is_file() and _made_of(root, done.sha256):
+        summary["tokenizer_fit"] = json.loads((root / FIT).read_text(encoding="utf-8"))["sources"]
     summary |= inspect(config, done)
     summary["manifest"] = {"sha256": done.sha256, "config": done.manifest["recipe"]}
     report.write(root / PAGE, summary)
     return root / PAGE
 
 
+def _made_of(root: pathlib.Path, prepared: str) -> bool:
+    """Whether the shards in a data directory are of these prepared documents."""
+    manifest = root / shards.MANIFEST
+    return manifest.is_file() and json.loads(manifest.read_bytes())["recipe"].get("prepared") == prepared
+
+
 def sample(paths: list[pathlib.Path], limit: int) -> Iterator[tuple[str, str]]:
-    """(id, text) of documents from every file alike, about `limit` bytes in all."""
-    for path in paths:
-        yield from documents.within(documents.read_texts([path]), max(1, limit // len(paths)))
+    """(id, text) of documents of files from all over, about `limit` bytes in all."""
+    chosen = paths[:: -(-len(paths) // _SAMPLED_FILES)] if paths else []
+    for path in chosen:
+        yield from documents.within(documents.read_texts([path]), max(1, limit // len(chosen)))
 
 
 def _kept(done: prepare.Prepared, name: str) -> int:

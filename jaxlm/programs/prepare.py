@@ -4,6 +4,7 @@ import argparse
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import prepare
+from jaxlm.corpus.tally import stage_order
 from jaxlm.programs import data_report
 from jaxlm.programs.console import print_table, say
 
@@ -22,7 +23,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         row = {"source": name, "read": read["documents"], "failed": sum(read["failed"].values())}
         row |= {stage["name"]: sum(stage["removed"].values()) for stage in source["stages"]}
         rows.append(row | {"kept": kept["documents"], "read_mb": read["bytes"] / 1e6, "kept_mb": kept["bytes"] / 1e6})
-    columns = dict.fromkeys(key for row in rows for key in row)
+    order = stage_order([[stage["name"] for stage in source["stages"]] for source in done.manifest["sources"].values()])
+    columns = ["source", "read", "failed", *order, "kept", "read_mb", "kept_mb"]
     print_table(rows if args.json else [{key: row.get(key, "") for key in columns} for row in rows], args.json)
     for row in rows:
         if not row["kept"]:

@@ -90,13 +90,18 @@ def make_data(config: Config) -> None:
     if any(source.path for source in d.sources.values()):
         sources = [build.Source(name, s.path, s.weight, d.text_key) for name, s in d.sources.items()]
     elif config.prepare.sources or ((root / prepare.MANIFEST).is_file() and not (root / MANIFEST).is_file()):
+        fresh = not (root / prepare.MANIFEST).is_file()
         done = prepare.prepare(config, say) if config.prepare.sources else prepare.open_prepared(root)
+        if fresh:
+            say(
+                f"prepared documents: {root / 'documents'}; jaxlm prepare with the same config and data.dir writes their report"
+            )
         weights = {name: source.weight for name, source in (config.prepare.sources or d.sources).items()}
         names = [name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]]
         if not names:
             raise ConfigError(f"prepare kept no document of any source: {root / 'removed'} says which stage took them")
         sources = [build.Source(name, f"documents/{name}", weights.get(name, 1.0)) for name in names]
-        read, extra = _read_prepared(root, d.max_bytes), {"prepared": done.sha256}
+        read, extra = _read_prepared(done, d.max_bytes), {"prepared": done.sha256}
     else:
         return
     settings = build.BuildSettings(
@@ -113,9 +118,14 @@ def make_data(config: Config) -> None:
     build.build_data(d.dir, sources, settings, read=read, recipe_extra=extra, log=say)
 
 
-def _read_prepared(root: pathlib.Path, max_bytes: int) -> build.Reader:
+def _read_prepared(done: prepare.Prepared, max_bytes: int) -> build.Reader:
+    def verified(name: str) -> typing.Iterator[pathlib.Path]:
+        for entry in done.manifest["sources"][name]["files"]:
+            documents.verify(done.path / entry["file"], entry["sha256"])
+            yield done.path / entry["file"]
+
     def read(source: build.Source, stats: SourceStats) -> typing.Iterator[tuple[str, str]]:
-        for doc_id, text in documents.within(documents.read_texts(documents.find(root)[source.name]), max_bytes):
+        for doc_id, text in documents.within(documents.read_texts(verified(source.name)), max_bytes):
             stats.documents += 1
             stats.bytes += len(text.encode())
             yield doc_id, text

@@ -17,6 +17,7 @@ import json
 import pathlib
 import typing
 
+from jaxlm.corpus.tally import stage_order
 from jaxlm.report import mismatch, page
 from jaxlm.report.page import Markup, cell, count, details, join, share, size, table, tag
 
@@ -64,19 +65,7 @@ def _total(sources: typing.Iterable[dict], key: str) -> tuple[int, int]:
 
 
 def _stages(sources: dict[str, dict]) -> list[str]:
-    """Names of all stages, those that only some sources have before the next that is common."""
-    names: list[str] = []
-    for source in sources.values():
-        new: list[str] = []
-        for stage in source["stages"]:
-            if stage["name"] in names:
-                at = names.index(stage["name"])
-                names[at:at] = new
-                new = []
-            else:
-                new.append(stage["name"])
-        names += new
-    return names
+    return stage_order([[stage["name"] for stage in source["stages"]] for source in sources.values()])
 
 
 def _funnel(sources: dict[str, dict]) -> Markup:

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -129,11 +130,35 @@ def test_what_went_is_told_with_its_reason(done):
 
 def test_damaged_documents_are_named(done, tmp_path):
     damaged = tmp_path / "00000.parquet"
-    raw = bytearray(documents.find(done.path)["web"][0].read_bytes())
-    raw[20:200] = bytes(180)
-    damaged.write_bytes(raw)
-    with pytest.raises(RunError, match=r"00000\.parquet is damaged"):
-        list(documents.read_documents(damaged))
+    entry = done.manifest["sources"]["web"]["files"][0]
+    whole = (done.path / entry["file"]).read_bytes()
+    documents.verify(done.path / entry["file"], entry["sha256"])
+    noticed = 0
+    for place in range(10, len(whole), len(whole) // 40):
+        raw = bytearray(whole)
+        raw[place] ^= 4
+        damaged.write_bytes(raw)
+        with pytest.raises(RunError, match=r"00000\.parquet is damaged"):
+            documents.verify(damaged, entry["sha256"])
+        try:
+            list(documents.read_documents(damaged))
+        except RunError as error:  # and no other: a changed letter of a text goes unseen here
+            noticed += "00000.parquet is damaged" in str(error)
+    assert noticed > 5
+
+
+def test_the_first_that_fit():
+    texts = [("a", "xx"), ("b", "\u00e9\u00e9"), ("c", "x")]
+    assert [i for i, _ in documents.within(texts, 0)] == ["a", "b", "c"]
+    assert [i for i, _ in documents.within(texts, 6)] == ["a", "b"]
+    assert [i for i, _ in documents.within(texts, 5)] == ["a"]
+    assert [i for i, _ in documents.within(texts, 1)] == ["a"]  # at least one
+
+
+def test_what_pii_hides_stays_out_of_the_books(done):
+    for path in (done.path / "removed").iterdir():
+        assert "@mail-" not in gzip.decompress(path.read_bytes()).decode()
+    assert "@mail-" not in (done.path / "examples.jsonl").read_text()
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -208,6 +233,8 @@ def test_documents_of_another_recipe_are_not_taken_for_ones_own(corpus, done, tm
             "gopher_quality.min_words=-5 must be at least 0",
         ),
         ("prepare.sources.web.stages=('c4 min_sentences=x',)", "expected int"),
+        ("prepare.sources.web.stages=('gopher_quality max_words=10',)", "min_words=50 is above max_words=10"),
+        ("data.dir=/proc/nothing", "data.dir=/proc/nothing can't be made"),
         ("prepare.engine_options=('partition',)", "not of the form NAME=VALUE"),
     ],
 )
@@ -222,11 +249,11 @@ def test_a_failing_task_is_named_and_what_is_done_stays(corpus, done, tmp_path, 
     calls = []
     original = prepare.engine_lib.run
 
-    def until_joins(engine, folder, phase, function, tasks):
+    def until_joins(engine, folder, phase, function, tasks, log):
         calls.append(phase)
         if phase == "joins" and calls.count("joins") == 1:
             next((folder / "pairs").glob("*.parquet")).write_bytes(b"garbage")
-        original(engine, folder, phase, function, tasks)
+        original(engine, folder, phase, function, tasks, log)
 
     monkeypatch.setattr(prepare.engine_lib, "run", until_joins)
     with pytest.raises(RunError, match=r"joins: task 0 of 1 failed \(.*its log is .*task_00000.log"):
@@ -264,6 +291,31 @@ def test_killed_in_any_phase_and_run_again_it_gives_the_same(corpus, done, tmp_p
     process.wait()
     assert not (tmp_path / prepare.MANIFEST).exists()
     assert run(corpus, tmp_path).sha256 == done.sha256
+
+
+def test_it_tells_how_far_it_is(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare.engine_lib, "_TELL_S", 0.05)
+    said = []
+    prepare.prepare(load(corpus, tmp_path, "prepare.workers=1"), log=said.append)
+    assert any(re.fullmatch(r"clean: \d of 6 tasks.*", line) for line in said)
+
+
+def test_a_document_that_others_repeat_for_the_most_part_goes(tmp_path):
+    shared = [text(f"p{i}", 60) for i in range(3)]
+    rows = {
+        "old": ["\n\n".join([*shared, text("own", 12)]), text("alone")],
+        "curated": ["\n\n".join([*shared, text("more", 80)])],
+    }
+    lines = ["from jaxlm.configs import base", "def get_config():", "  c = base.get_config()"]
+    for priority, (name, texts) in enumerate(rows.items()):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+        lines.append(
+            f"  c.prepare.sources.{name} = base.source({str(tmp_path / name)!r} + '.jsonl', ('lines',), priority={priority})"
+        )
+    (tmp_path / "config.py").write_text("\n".join([*lines, "  return c"]))
+    sources = run(tmp_path, tmp_path / "d").manifest["sources"]
+    assert sources["old"]["stages"][-1]["removed"] == {"mostly repeated": 1}
+    assert sources["old"]["kept"]["documents"] == sources["curated"]["kept"]["documents"] == 1
 
 
 def test_two_at_once_are_refused(corpus, tmp_path):

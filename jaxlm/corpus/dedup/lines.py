@@ -2,8 +2,9 @@
 
 A line that at least `min_documents` and a share of `min_share` of a site's documents have goes from all of them (menus,
 notices, footers). A paragraph of `min_paragraph_chars` or more that comes back anywhere stays in the best-ranked
-document alone (as in CCNet, Wenzek et al. 2019, and C4's three-sentence spans). Code, in fences or indented, and table
-rows are left alone.
+document alone (as in CCNet, Wenzek et al. 2019, and C4's three-sentence spans); a paragraph is one line here, so that
+text wrapped at 80 columns has none. Code, in fences or indented, and table rows are left alone; documents of source code
+(metadata "format") have no such lines at all.
 """
 
 import pathlib
@@ -34,11 +35,18 @@ def _key(line: str, source: str, site: str, settings: dict) -> tuple[int, bool] 
 
 def _marked(text: str) -> Iterator[tuple[str, bool]]:
     """(line with its end, whether it is prose)."""
-    fenced = False
+    fence = ""
     for line in text.splitlines(keepends=True):
-        fence = line.lstrip().startswith("```")
-        yield line, not (fenced or fence or line.startswith(("    ", "\t", "|")))
-        fenced ^= fence
+        mark = _FENCE.match(line)
+        yield line, not (fence or mark or line.startswith(("    ", "\t", "|")))
+        if fence:
+            if mark and mark[1].startswith(fence) and not line[mark.end() :].strip():
+                fence = ""
+        elif mark:
+            fence = mark[1]
+
+
+_FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 
 
 def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, min_documents: int, min_share: float) -> None:
@@ -65,10 +73,10 @@ def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, min_docume
     """)
 
 
-def remove(text: str, source: str, site: str, settings: dict, going: set[int]) -> tuple[str, int]:
+def remove(text: str, source: str, site: str, settings: dict, going: set[int], *, headings: bool) -> tuple[str, int]:
     """The text without the lines and paragraphs whose keys are `going`, and how many went.
 
-    Around what went blank lines close up, and a heading under which nothing is left goes with it.
+    Around what went blank lines close up; where `headings` begin with "#", one under which nothing is left goes with it.
     """
     kept: list[str] = []
     count, cut = 0, False  # cut: something has gone since the last line that stayed
@@ -78,14 +86,14 @@ def remove(text: str, source: str, site: str, settings: dict, going: set[int]) -
             count, cut = count + 1, True
             continue
         if line.strip():
-            if cut:
-                _drop_empty_sections(kept, _level(line) if prose else _BODY)
+            if cut and headings:
+                count += _drop_empty_sections(kept, _level(line) if prose else _BODY)
             cut = False
         elif cut and (not kept or not kept[-1].strip()):
             continue
         kept.append(line)
-    if cut:
-        _drop_empty_sections(kept, 1)
+    if cut and headings:
+        count += _drop_empty_sections(kept, 1)
     return "".join(kept).strip("\n"), count
 
 
@@ -98,9 +106,12 @@ def _level(line: str) -> int:
     return len(heading[1]) if heading else _BODY
 
 
-def _drop_empty_sections(kept: list[str], next_level: int) -> None:
-    """Takes headings off the end that what comes next, of `next_level`, leaves without a text."""
+def _drop_empty_sections(kept: list[str], next_level: int) -> int:
+    """Takes headings off the end that what comes next, of `next_level`, leaves without a text; returns how many."""
+    count = 0
     last = next((i for i in reversed(range(len(kept))) if kept[i].strip()), -1)
     while last >= 0 and next_level <= _level(kept[last]) < _BODY:
         del kept[last:]
+        count += 1
         last = next((i for i in reversed(range(len(kept))) if kept[i].strip()), -1)
+    return count

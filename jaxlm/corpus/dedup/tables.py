@@ -42,8 +42,8 @@ class Signer:
         self._sketches = open(folder / "sketch" / f"{task:06d}.u32", "wb")
         self._row = self._place = 0
 
-    def add(self, source: str, doc_id: str, site: str, text: str) -> None:
-        """Takes the next document; rows count from 0."""
+    def add(self, source: str, doc_id: str, site: str, text: str, *, code: bool = False) -> None:
+        """Takes the next document; rows count from 0. Lines that come back in source `code` are no boilerplate."""
         doc = self._task << ROW_BITS | self._row
         self._row += 1
         h0, h1 = signatures.normalised_hash(text)
@@ -61,7 +61,7 @@ class Signer:
         tie, where = signatures.hash64(f"{source}\0{doc_id}"), signatures.hash64(f"{source}\0{site}")
         self._sign.add((doc, rank, tie, where, h0, h1, self._place, len(sketch), self._exact, doc_id, *bands, *none))
         self._place += len(sketch)
-        if self._lines:
+        if self._lines and not code:
             for key, paragraph in repeats.keys(text, source, site, self._lines):
                 self._repeats.add((doc, key, paragraph))
 

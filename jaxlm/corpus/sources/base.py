@@ -9,7 +9,7 @@ import urllib.parse
 from jaxlm.corpus.stage import Document
 
 # A line, page or WARC record beyond this is left out, so that memory has a bound.
-MAX_RECORD_BYTES = 64 << 20
+MAX_RECORD_BYTES = 16 << 20
 BAD_BYTES = "bytes that the declared charset lacks became U+FFFD"
 NOT_UTF8 = "bytes that are not UTF-8 became U+FFFD"
 WESTERN = "not UTF-8: read as windows-1252"
@@ -157,7 +157,13 @@ def _western(raw: bytes) -> str | None:
         or not raw.decode("utf-8", "ignore").isascii()
     ):
         return None
+    if _TORN_UTF8.search(raw) or _FOREIGN_WORD.search(raw):
+        return None
     return raw.decode("cp1252")
+
+
+_TORN_UTF8 = re.compile(rb"\xe2\x80|[\xc2-\xf4][\x80-\xbf]{0,2}\Z")
+_FOREIGN_WORD = re.compile(rb"[\xc0-\xff]{3}|(?<![A-Za-z])[\xc0-\xff]{2}(?![A-Za-z])")  # as another alphabet looks
 
 
 _COMMON_1252 = (  # signs of typography, and letters of French, German, Italian, Portuguese, Scandinavian and Spanish

@@ -70,6 +70,8 @@ def find(path: str, *formats: str, others: collections.Counter[str] | None = Non
     found = []
     for name, info in infos.items():
         if info["type"] != "file" and not fs.isfile(name):  # a link to a file is one: the hub's cache is made of such
+            if others is not None and info["type"] == "link":
+                others["link to nothing"] += 1
             continue
         if forced or format_of(name, formats):
             found.append(Found(name.removeprefix(base).lstrip("/"), url_of(fs, name), info.get("size")))

@@ -70,12 +70,13 @@ def _local(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.F
     there = [
         name for name in there if name != "data" and not name.startswith(".") and not _SPLIT_IN_NAME.match(f"{name}/")
     ]
-    if config and there and not folders:
-        raise ConfigError(f"source '{spec.path}': no configuration '{config}' in {root}; there are {', '.join(there)}")
+    if there and not folders and (config or len(there) > 1):
+        told = f"no configuration '{config}'" if config else "several configurations"
+        raise ConfigError(f"source '{spec.path}': {told} in {root}; there are {', '.join(there)}")
     prefix = f"{folders[0]}/" if folders else ""
     found = files.find(files.url_of(fs, f"{root}/{prefix}".rstrip("/")), *_FORMATS)
     splits = [match[1] if (match := _SPLIT_IN_NAME.search(file.name)) else "" for file in found]
-    wanted = split if split in splits else ""
+    wanted = "" if split == "train" and split not in splits else split  # files that name no split are for training
     found = [file for file, of in zip(found, splits, strict=True) if of == wanted]
     if not found:
         raise ConfigError(

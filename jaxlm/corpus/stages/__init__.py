@@ -102,6 +102,9 @@ def check_ranges(name: str, settings: collections.abc.Mapping[str, typing.Any]) 
         if not low <= value <= high:
             limits = f"in {low} to {high}" if share else f"at least {low}"
             raise ConfigError(f"prepare.stages.{name}.{key}={value} must be {limits}")
+        most = settings.get(f"max_{key.removeprefix('min_')}") if key.startswith("min_") else None
+        if most and value > most:
+            raise ConfigError(f"prepare.stages.{name}: min_{key[4:]}={value} is above max_{key[4:]}={most}")
 
 
 def digest(spec: Spec) -> str:

@@ -157,7 +157,10 @@ _NOTICE_WORDS = frozenset(
 
 
 class Debris(Stage):
-    """Takes debris of HTML out of texts; never removes a document. Code and HTML pages pass."""
+    """Takes debris of HTML out of texts; never removes a document. Code and HTML pages pass.
+
+    What the stage `html` made loses menus and notices only: tags and entities that it shows are its text.
+    """
 
     @dataclasses.dataclass(frozen=True)
     class Settings:
@@ -179,7 +182,7 @@ class Debris(Stage):
         if self.settings.menus or self.settings.notices:
             parts[::2] = [self._lines(part, edits) for part in parts[::2]]
         texts = parts[::2]
-        if any(map(_may_have_markup, texts)):
+        if document.metadata.get("from") != "html" and any(map(_may_have_markup, texts)):
             mentions = sum(1 for t in texts for _ in _ABOUT.finditer(t))
             if mentions <= self.settings.max_mentions and not any("</" in t and _FOREIGN.search(t) for t in texts):
                 parts[::2] = [self._markup(t, edits) for t in texts]

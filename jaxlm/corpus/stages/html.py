@@ -32,7 +32,8 @@ _FURNITURE = (
     " .cookies, #onetrust-consent-sdk, #CybotCookiebotDialog, .cc-window, .gdpr, .newsletter, .newsletter-signup,"
     " .social-share, .share-buttons, .sharedaddy, .addtoany_share_save_container, .navheader, .navfooter, .docnav,"
     " .viewcode-link, .copybtn, .copy-button, .mw-editsection, .mw-jump-link, .navbox, .catlinks, .printfooter,"
-    " .noprint, sup.reference, .footer, #footer, .page-footer, #page-footer, .site-footer, #site-footer,"
+    " .noprint, sup.reference, .tagline, .mainmenu, .toplang, .bottomlang, .language-selection, #path:has(> a + a),"
+    " .viewcode-back, .footer, #footer, .page-footer, #page-footer, .site-footer, #site-footer,"
     " [role=contentinfo]"
 )
 # Numbers of lines beside code.
@@ -71,7 +72,7 @@ _SIGNS = re.compile(r"[\W_]+")
 
 
 class Html(Stage):
-    """Replaces the HTML of a document by its main text; sets metadata["format"] to "text". Other formats pass."""
+    """Replaces the HTML of a document by its main text; sets metadata "format" to text, "from" to html. Other formats pass."""
 
     @dataclasses.dataclass(frozen=True)
     class Settings:
@@ -91,7 +92,7 @@ class Html(Stage):
         if len(text) < max(1, self.settings.min_chars):
             return Remove("no main text", f"characters={len(text)}, min_chars={self.settings.min_chars}")
         document.text = _with_title(title, text, self.settings.markup)
-        document.metadata["format"] = "text"
+        document.metadata |= {"format": "text", "from": "html"}
         edits["page"] += 1
         return None
 
@@ -141,8 +142,8 @@ def main_text(tree: HTMLTree, markup: bool, comments: bool) -> tuple[str, str]:
     if markup:
         _mark_headings(tree, body)
     if root is None:
+        _protect_figures(tree, body)
         _protect_lists(tree, body)
-        _protect_captions(tree, body)
         text = _extract(tree, True, comments)
         # Rules by class names sometimes take a whole article for furniture.
         missed = _densest(body, comments) if len(text) < _MIN_SHARE * len(body.text) else None
@@ -264,26 +265,27 @@ def _mark_headings(tree: HTMLTree, body) -> None:
             heading.insert_before(tree.create_text_node(f"{'#' * int(heading.tag[1])} "), heading.first_child)
 
 
-def _protect_captions(tree: HTMLTree, body) -> None:
-    """Puts the words below a figure before it: resiliparse drops it with all that is in it."""
-    for caption in body.query_selector_all("figure > figcaption").values():
-        paragraph, figure = tree.create_element("p"), caption.parent
-        paragraph.append(*caption.child_nodes.values())
-        figure.parent.insert_before(paragraph, figure)
+def _protect_figures(tree: HTMLTree, body) -> None:
+    """Turns figures into plain blocks without their pictures: resiliparse drops them with all that is in them."""
+    for figure in reversed(body.query_selector_all("figure, figcaption").values()):
+        block = tree.create_element("div" if figure.tag == "figure" else "p")
+        for name in ("class", "id"):
+            if figure.getattr(name):
+                block.setattr(name, figure.getattr(name))
+        block.append(*figure.child_nodes.values())
+        figure.replace_with(block)
 
 
 def _protect_lists(tree: HTMLTree, body) -> None:
-    """Saves lists of prose from resiliparse, which drops every `ul` near the body and those with over 20% of links.
+    """Saves lists of text from resiliparse, which drops every `ul` near the body and those with over 20% of links.
 
-    Items of a menu are short and link somewhere: short ones without any link are of the text.
+    Items of a menu are links: a list with few stays.
     """
-    for ul in body.query_selector_all("ul").values():
+    for ul in reversed(body.query_selector_all("ul").values()):  # inner ones first
         text = len(ul.text)
-        items = ul.query_selector_all("li").values()
+        items = [item for item in ul.child_nodes.values() if item.tag == "li"]
         linked = sum(len(a.text) for a in ul.query_selector_all("a").values())
-        if not items or (linked and text < 40 * len(items)):
-            continue
-        if linked > 0.25 * text or ul.query_selector("ul, ol") is not None:
+        if not items or linked > 0.25 * text:
             continue
         block = tree.create_element("div")
         for name in ("class", "id"):  # the rules about these still hold
@@ -291,7 +293,12 @@ def _protect_lists(tree: HTMLTree, body) -> None:
                 block.setattr(name, ul.getattr(name))
         for item in items:
             line = tree.create_element("p")
-            line.append(tree.create_text_node("- "), *item.child_nodes.values())
+            line.append(tree.create_text_node("- "))
+            for node in item.child_nodes.values():
+                if node.tag == "p":  # its text stands beside the bullet
+                    line.append(*node.child_nodes.values(), tree.create_text_node(" "))
+                else:
+                    line.append(node)
             block.append_child(line)
         ul.replace_with(block)
 

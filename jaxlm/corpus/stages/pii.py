@@ -183,6 +183,8 @@ def _is_public(address: str) -> bool:
 def _is_version(text: str, match: re.Match) -> bool:
     """Whether a dotted quad numbers a version or a section."""
     before = _before(text, match.start())
+    if re.search(r"(?i)\bsections?\s\S*/?\Z", before):  # "section 6.13.16.2/6.13.16.3"
+        return True
     if _LABEL_ADDRESS.search(before) or re.match(r":\d\d|/\d| - ", text[match.end() : match.end() + 3]):
         return False
     if _LABEL_VERSION.search(before) or re.search(r"\w/\Z|[=<>~^]=?\s?\Z", before):  # Opera/9.80.1.2, pkg>=1.2.3.4

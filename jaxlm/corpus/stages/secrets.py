@@ -69,8 +69,8 @@ _FORMATS = (
     (("AGE-SECRET-KEY-",), (re.compile(r"AGE-SECRET-KEY-1[A-Z0-9]{58}"),), 0),
     (("ecret", "ECRET"), (re.compile(r"(?i)secret_?(?:access_?)?key[\"']?\s{0,3}[=:]\s{0,3}[\"']?([0-9a-z/+]{40})\b"),), 1),
     # The block goes with its body; a title alone, or "..." for a body, stays.
-    (("PRIVATE KEY",), (re.compile(r"-----BEGIN ([A-Z0-9 ]*)PRIVATE KEY( BLOCK)?-----(?=[\s\S]{0,400}?[A-Za-z0-9+/=]{40})"
-        r"(?:[^-]|-(?!----))+(?:-----END \1PRIVATE KEY(?:\2)-----)?"),), 0),
+    (("PRIVATE KEY",), (re.compile(r"-----BEGIN ([A-Z0-9 ]*)PRIVATE KEY(?: BLOCK)?-----(?=[\s\S]{0,400}?[A-Za-z0-9+/=]{40})"
+        r"(?:[^-]|-(?!----))+(?:-----END \1PRIVATE KEY(?: BLOCK)?-----)?"),), 0),
     (("PuTTY-User-Key-File-",), (re.compile(r"PuTTY-User-Key-File-\d:[\s\S]{0,4000}?Private-MAC: ?[0-9a-f]+"),), 0),
 )  # fmt: skip
 _MIN_DISTINCT = 8  # characters; "ghp_xxxxxxxx..." in a manual is no secret

@@ -145,22 +145,42 @@ def test_boilerplate_lines_go_from_all_and_copied_paragraphs_stay_once(tmp_path)
     assert {doc_id: count for doc_id, count in counts.items() if doc_id[0] == "d"} == {f"d{i}": 1 for i in range(4)}
     assert sum(count for doc_id, count in counts.items() if doc_id[0] == "p") == 1
     going = {row["key"] for row in pq.read_table(folder / "lines.parquet").to_pylist()}
-    text_left, count = lines.remove(documents[0][1], "s", "", LINES, going)
+    text_left, count = lines.remove(documents[0][1], "s", "", LINES, going, headings=True)
     assert count == 1
     assert text_left.count(notice) == 1  # the one in the fence
     assert "short line" in text_left
+
+
+def test_code_has_no_boilerplate_and_fences_are_paired(tmp_path):
+    line = "from __future__ import annotations"
+    signer = Signer(tmp_path, 0, priority=0, exact=False, near=None, lines=LINES)
+    for i in range(4):
+        signer.add("s", f"{i}.py", "", f"{line}\n{text(i)}", code=True)
+    signer.finish()
+    assert not pq.read_table(tmp_path / "lines" / "000000.parquet").num_rows
+    page = f"````\n```\n{line}\n```\n{line}\n````\n~~~ sh\n{line}\n~~~\n{line}"
+    ((key, _),) = lines.keys(page, "s", "", LINES)
+    assert lines.remove(page, "s", "", LINES, {key}, headings=False) == (page.rpartition("\n")[0], 1)
 
 
 def test_what_a_removed_line_leaves_behind_goes_too():
     gone = "The footer of this site, all rights reserved."
     page = f"# Title\n\nText.\n\n## Legal\n\n{gone}\n\n## More\n\nMore text.\n{gone}\n\n\nEnd.\n\n## Last\n### Sub\n{gone}\n"
     ((key, _),) = (found for found in lines.keys(page, "s", "", LINES))
-    left, count = lines.remove(page, "s", "", LINES, {key})
-    assert count == 3
+    left, count = lines.remove(page, "s", "", LINES, {key}, headings=True)
+    assert count == 6  # three lines and three headings
     assert left == "# Title\n\nText.\n\n## More\n\nMore text.\n\nEnd."
     empty = "# A\n\n## B\n\n# C\n\nText."
-    assert lines.remove(empty, "s", "", LINES, {key}) == (empty, 0)  # headings that were empty before stay
-    assert lines.remove(f"# A\n\n{gone}\n\n## B\n\nText.", "s", "", LINES, {key})[0] == "# A\n\n## B\n\nText."
+    assert lines.remove(empty, "s", "", LINES, {key}, headings=True) == (
+        empty,
+        0,
+    )  # headings that were empty before stay
+    shell = f"As root:\n\n# apt-get install nginx-full\n\n{gone}"
+    assert lines.remove(shell, "s", "", LINES, {key}, headings=False) == ("As root:\n\n# apt-get install nginx-full", 1)
+    assert (
+        lines.remove(f"# A\n\n{gone}\n\n## B\n\nText.", "s", "", LINES, {key}, headings=True)[0]
+        == "# A\n\n## B\n\nText."
+    )
 
 
 def test_a_line_of_few_pages_of_a_large_site_stays(tmp_path):

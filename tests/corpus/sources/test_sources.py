@@ -95,6 +95,12 @@ def test_broken_records_cost_themselves_alone(tmp_path):
             "U.FFFD",
         ),
         (b"A byte \x81 that windows-1252 lacks.", "A byte \ufffd that windows-1252 lacks.", "U.FFFD"),
+        (b"There is more to this story\xe2\x80", "There is more to this story\ufffd", "U.FFFD"),
+        (
+            "Two words, \u0434\u0430 \u0438 \u043d\u0435\u0442, in English text.".encode("cp1251"),
+            "Two words, \ufffd\ufffd \ufffd \ufffd\ufffd\ufffd, in English text.",
+            "U.FFFD",
+        ),
         ("\u041f\u0440\u0438\u0432\u0435\u0442".encode("cp1251"), "\ufffd" * 6, "U.FFFD"),
     ],
 )

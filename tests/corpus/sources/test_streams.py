@@ -112,5 +112,5 @@ def test_a_small_file_of_much_data_takes_bounded_memory(tmp_path, monkeypatch, r
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [d.id for d in documents] == [f"x.jsonl{suffix}:{line}" for line in (1, 3, 4)]
-    assert stats.skipped == {"record over 64 MiB": 1}
+    assert stats.skipped == {"record over 16 MiB": 1}
     assert peak < 32 << 20

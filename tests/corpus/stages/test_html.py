@@ -300,6 +300,18 @@ def test_lists_of_short_items_and_captions_stay_and_menus_go():
     assert "About" not in text
 
 
+def test_bullets_stay_with_their_paragraphs():
+    items = "".join(
+        f"<li>\n<p>This is entry {i} of the list, and it is about a matter of its own.</p></li>" for i in range(4)
+    )
+    for page in (
+        f"<div class=body role=main><h1>T</h1><ul>{items}</ul></div>",
+        f"<main><h1>T</h1><ul>{items}</ul></main>",
+    ):
+        text = text_of(f"<html><body>{page}</body></html>")
+        assert all(f"- This is entry {i} of" in text for i in range(4)), text
+
+
 def test_tables_that_lay_out_the_page_are_not_tables():
     page = "<table><tr><td><h1>Welcome here</h1><p>First words of text.</p><p>More words of text.</p></td></tr></table>"
     text = text_of(page)

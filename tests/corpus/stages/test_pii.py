@@ -311,6 +311,12 @@ def test_all_kinds_in_one_text_are_counted_and_stay_the_same_when_run_again(stag
     assert run(stage, once) == (once, {})
 
 
+def test_a_key_goes_with_its_last_line(stage):
+    body = base64.b64encode(random.Random(1).randbytes(90)).decode()
+    for kind in ("RSA PRIVATE KEY", "PRIVATE KEY", "PGP PRIVATE KEY BLOCK"):
+        assert run(stage, f"a\n-----BEGIN {kind}-----\n{body}\n-----END {kind}-----\nb")[0] == "a\n<SECRET>\nb"
+
+
 def test_two_cards_in_a_row_and_the_ids_of_messages(stage):
     assert run(stage, "4111111111111111 5500000000000004")[0] == "<CARD> <CARD>"
     link = "https://postgr.es/m/CA1TgmoZ@mail.gmail.com"
