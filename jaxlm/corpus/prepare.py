@@ -182,7 +182,10 @@ def make_plan(config: Config, log: Callable[[str], None] = print) -> Plan:
     units = []
     for name, source in planned.items():
         others: collections.Counter[str] = collections.Counter()
-        units += [(name, unit) for unit in sources.units(source.spec, task_bytes, others)]
+        try:
+            units += [(name, unit) for unit in sources.units(source.spec, task_bytes, others)]
+        except ConfigError as error:
+            raise ConfigError(f"config.prepare.sources.{name}: {error}") from error
         if others:
             kinds = ", ".join(f"{suffix} {count:,}" for suffix, count in others.most_common(5))
             log(f"{name}: {others.total():,} files in {source.spec.path} are of no format that is read here ({kinds})")

@@ -200,7 +200,7 @@ def _examples(examples: list[dict]) -> Markup:
 def _example(example: dict) -> Markup:
     about = tag("div", tag("b", example["source"]), " ", tag("code", example["id"], class_="id"))
     detail = tag("div", example["detail"], class_="dim") if example["detail"] else ""
-    return tag("div", about, detail, tag("pre", example["excerpt"]), class_="example")
+    return tag("div", about, detail, tag("pre", example["excerpt"]) if example["excerpt"] else "", class_="example")
 
 
 def _clusters(clusters: dict) -> Markup:
