@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import dataclasses
 import importlib
+import math
 import multiprocessing
 import os
 import pathlib
@@ -123,7 +124,7 @@ def _tell(
         done = _done(place)
         rate = (done - before) / (time.monotonic() - began)
         log(
-            f"{phase}: {done} of {tasks} tasks" + (f", about {(tasks - done) / rate / 60:.0f} min left" if rate else "")
+            f"{phase}: {done} of {tasks} tasks" + (f", about {math.ceil((tasks - done) / rate / 60)} min left" if rate else "")
         )
 
 
