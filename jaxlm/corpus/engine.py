@@ -124,7 +124,8 @@ def _tell(
         done = _done(place)
         rate = (done - before) / (time.monotonic() - began)
         log(
-            f"{phase}: {done} of {tasks} tasks" + (f", about {math.ceil((tasks - done) / rate / 60)} min left" if rate else "")
+            f"{phase}: {done} of {tasks} tasks"
+            + (f", about {math.ceil((tasks - done) / rate / 60)} min left" if rate else "")
         )
 
 

@@ -49,7 +49,7 @@ def test_shrunk_it_takes_a_step(name):
     c = dataclasses.replace(c, model=small, train=train)
     model = models.build(c.model, "xla")
     tx = optim.make(c.optim, models.abstract_params(model))
-    now = state.init(models.init_params(model, jax.random.key(0)), tx)
+    now = jax.jit(lambda key: state.init(models.init_params(model, key), tx))(jax.random.key(0))
     fn = step.make(c, lm.make(model, c.model, c.loss), tx, optim.schedule(c.optim, c.train.steps))
     ones = jnp.ones((2, 8), jnp.int32)
     batch = {"tokens": ones, "targets": ones, "segment_ids": ones, "positions": ones * jnp.arange(8)}
