@@ -6,7 +6,9 @@ graph of similar pairs, found in rounds of joins.
 """
 
 import collections
+import os
 import pathlib
+import typing
 from collections.abc import Iterator
 
 import duckdb
@@ -71,21 +73,21 @@ def _similar_pairs(bucket: np.ndarray, threshold: float, sketches: "Sketches") -
 
 
 class Sketches:
-    """Reads sketches by document, with a bounded number of files open."""
+    """Reads sketches by document, with a bounded number of files open; not mapped, so that they count as no memory."""
 
     def __init__(self, folder: pathlib.Path, open_files: int = 256):
         self._folder, self._limit = folder / "sketch", open_files
-        self._open: collections.OrderedDict[int, np.memmap] = collections.OrderedDict()
+        self._open: collections.OrderedDict[int, typing.BinaryIO] = collections.OrderedDict()
 
     def read(self, doc: int, start: int, length: int) -> np.ndarray:
         """uint32[length], see `signatures.sketch`."""
         task = doc >> ROW_BITS
         if task not in self._open:
             if len(self._open) >= self._limit:
-                self._open.popitem(last=False)
-            self._open[task] = np.memmap(self._folder / f"{task:06d}.u32", np.uint32, "r")
+                self._open.popitem(last=False)[1].close()
+            self._open[task] = (self._folder / f"{task:06d}.u32").open("rb", buffering=0)
         self._open.move_to_end(task)
-        return np.asarray(self._open[task][start : start + length])
+        return np.frombuffer(os.pread(self._open[task].fileno(), 4 * length, 4 * start), np.uint32)
 
 
 def resolve(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
