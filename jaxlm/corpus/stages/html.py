@@ -130,9 +130,9 @@ def main_text(tree: HTMLTree, markup: bool, comments: bool) -> tuple[str, str]:
     title = headings[0].text if len(headings) == 1 else tree.title or ""
     title = " ".join(title.replace(_SAVE, "").replace("\u00b6", "").split())
     root = _root(body)
-    _drop(body, _FURNITURE if root is None else f"{_FURNITURE}, {_WITHIN_ROOT}", root)
-    if root is not None:
+    if root is not None:  # first, as there is less to search then
         _isolate(root, body)
+    _drop(body, _FURNITURE if root is None else f"{_FURNITURE}, {_WITHIN_ROOT}", root)
     _drop(body, _GUTTERS, root)
     blocks: list[str] = []
     for pre in body.query_selector_all("pre").values():
