@@ -64,17 +64,18 @@ def _groups(path: pathlib.Path) -> Iterator[list[tuple[str, str, dict]]]:
     except (pa.ArrowException, OSError, ValueError) as error:
         if getattr(error, "errno", None):  # the file system's own; Arrow tells of damage by one without a number
             raise
-        why = str(error).splitlines()[0]
-        raise RunError(f"{path} is damaged ({why}): copy it again, or delete its data.dir and prepare again") from None
+        raise _damaged(path, str(error).splitlines()[0]) from None
 
 
 def verify(path: pathlib.Path, sha256: str) -> None:
     """Raises RunError for a file of other content than was written."""
     with path.open("rb") as content:
         if hashlib.file_digest(content, "sha256").hexdigest() != sha256:
-            raise RunError(
-                f"{path} is damaged (its sha256 differs): copy it again, or delete its data.dir and prepare again"
-            )
+            raise _damaged(path, "its sha256 differs")
+
+
+def _damaged(path: pathlib.Path, why: str) -> RunError:
+    return RunError(f"{path} is damaged ({why}): copy it again, or delete its data.dir and prepare again")
 
 
 def read_texts(paths: Iterable[pathlib.Path]) -> Iterator[tuple[str, str]]:
@@ -86,8 +87,8 @@ def within(texts: Iterable[tuple[str, str]], max_bytes: int) -> Iterator[tuple[s
     """The first of these (id, text) that fit in `max_bytes` of UTF-8 together, at least one; 0 = all."""
     n_bytes = 0
     for doc_id, text in texts:
-        n_bytes += len(text.encode())
-        if 0 < max_bytes < n_bytes and n_bytes > len(text.encode()):
+        before, n_bytes = n_bytes, n_bytes + len(text.encode())
+        if before and 0 < max_bytes < n_bytes:
             return
         yield doc_id, text
 

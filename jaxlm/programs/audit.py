@@ -67,10 +67,8 @@ def _find(config: Config, max_bytes: int) -> tuple[str, dict[str, Callable[[], D
     """What there is to read, in words, and source -> what begins to read it (at most `max_bytes`; 0 = all)."""
     root = pathlib.Path(config.data.dir) if config.data.dir else None
     if root and (prepared := documents.find(root)):
-        what, readers = (
-            "prepared documents",
-            {n: functools.partial(documents.read_texts, files) for n, files in prepared.items()},
-        )
+        what = "prepared documents"
+        readers = {name: functools.partial(documents.read_texts, files) for name, files in prepared.items()}
         if any(source.path for source in config.data.sources.values()):
             say(f"{root} holds prepared documents: these are audited; for the files of data.path give another data.dir")
     elif root and (root / shards.MANIFEST).is_file():

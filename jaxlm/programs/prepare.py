@@ -28,10 +28,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
     print_table(rows if args.json else [{key: row.get(key, "") for key in columns} for row in rows], args.json)
     for row in rows:
         if not row["kept"]:
-            taken = {key: row[key] for key in row if key not in ("source", "read", "kept", "read_mb", "kept_mb")}
-            most = max(taken, key=taken.get)
+            most = max(("failed", *order), key=lambda stage: row.get(stage, 0))
             say(
-                f"nothing of {row['source']} is left: {most} took {taken[most]:,} of {row['read']:,}; removed/ has examples"
+                f"nothing of {row['source']} is left: {most} took {row[most]:,} of {row['read']:,}; removed/ has examples"
             )
     page = data_report.write(config, done)
     say(f"prepared, sha256 {done.sha256}; report: {page}")

@@ -109,9 +109,11 @@ def _level(line: str) -> int:
 def _drop_empty_sections(kept: list[str], next_level: int) -> int:
     """Takes headings off the end that what comes next, of `next_level`, leaves without a text; returns how many."""
     count = 0
-    last = next((i for i in reversed(range(len(kept))) if kept[i].strip()), -1)
-    while last >= 0 and next_level <= _level(kept[last]) < _BODY:
+    for last in reversed(range(len(kept))):
+        if not kept[last].strip():
+            continue
+        if not next_level <= _level(kept[last]) < _BODY:
+            break
         del kept[last:]
         count += 1
-        last = next((i for i in reversed(range(len(kept))) if kept[i].strip()), -1)
     return count

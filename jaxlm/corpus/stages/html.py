@@ -265,13 +265,19 @@ def _mark_headings(tree: HTMLTree, body) -> None:
             heading.insert_before(tree.create_text_node(f"{'#' * int(heading.tag[1])} "), heading.first_child)
 
 
+def _in_place_of(tree: HTMLTree, element, tag: str):
+    """A new element with the class and id of another: the rules about these still hold."""
+    new = tree.create_element(tag)
+    for name in ("class", "id"):
+        if element.getattr(name):
+            new.setattr(name, element.getattr(name))
+    return new
+
+
 def _protect_figures(tree: HTMLTree, body) -> None:
     """Turns figures into plain blocks without their pictures: resiliparse drops them with all that is in them."""
     for figure in reversed(body.query_selector_all("figure, figcaption").values()):
-        block = tree.create_element("div" if figure.tag == "figure" else "p")
-        for name in ("class", "id"):
-            if figure.getattr(name):
-                block.setattr(name, figure.getattr(name))
+        block = _in_place_of(tree, figure, "div" if figure.tag == "figure" else "p")
         block.append(*figure.child_nodes.values())
         figure.replace_with(block)
 
@@ -287,10 +293,7 @@ def _protect_lists(tree: HTMLTree, body) -> None:
         linked = sum(len(a.text) for a in ul.query_selector_all("a").values())
         if not items or linked > 0.25 * text:
             continue
-        block = tree.create_element("div")
-        for name in ("class", "id"):  # the rules about these still hold
-            if ul.getattr(name):
-                block.setattr(name, ul.getattr(name))
+        block = _in_place_of(tree, ul, "div")
         for item in items:
             line = tree.create_element("p")
             line.append(tree.create_text_node("- "))
