@@ -25,6 +25,8 @@ def keys(text: str, source: str, site: str, settings: dict) -> Iterator[tuple[in
 
 def _key(line: str, source: str, site: str, settings: dict) -> tuple[int, bool] | None:
     """(hash, is a paragraph) of a line; None where it is too short."""
+    if len(line) < settings["min_chars"]:
+        return None
     words = " ".join(line.split()).casefold()
     if len(words) >= settings["min_paragraph_chars"]:
         return signatures.hash64(words), True
@@ -37,7 +39,7 @@ def _marked(text: str) -> Iterator[tuple[str, bool]]:
     """(line with its end, whether it is prose)."""
     fence = ""
     for line in text.splitlines(keepends=True):
-        mark = _FENCE.match(line)
+        mark = _FENCE.match(line) if "```" in line or "~~~" in line else None
         yield line, not (fence or mark or line.startswith(("    ", "\t", "|")))
         if fence:
             if mark and mark[1].startswith(fence) and not line[mark.end() :].strip():

@@ -84,10 +84,16 @@ def shingles(words: np.ndarray, n: int) -> np.ndarray:
     if not len(words):
         return np.empty(0, np.uint64)
     n = min(n, len(words))
-    hashes = np.zeros(len(words) - n + 1, np.uint64)
-    for k in range(n):
-        hashes = hashes * _P + mix(words[k : len(words) - n + 1 + k])
-    return np.unique(mix(hashes))
+    mixed = mix(words)
+    hashes = mixed[: len(words) - n + 1]
+    for k in range(1, n):
+        hashes = hashes * _P + mixed[k : len(words) - n + 1 + k]
+    return _distinct(np.sort(mix(hashes)))
+
+
+def _distinct(ordered: np.ndarray) -> np.ndarray:
+    """`np.unique` of sorted integers; numpy's own takes thirty times as long as the sort."""
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
 
 
 @functools.cache
@@ -105,14 +111,16 @@ def band_hashes(shingles_S: np.ndarray, bands: int, rows: int) -> np.ndarray:
     lowest_P = np.full(bands * rows, np.iinfo(np.uint64).max, np.uint64)
     for start in range(0, len(shingles_S), _CHUNK):
         part = shingles_S[start : start + _CHUNK]
-        lowest_P = np.minimum(lowest_P, (a * part + b).min(1) >> np.uint64(16))
+        hashes_PS = a * part
+        hashes_PS += b
+        np.minimum(lowest_P, hashes_PS.min(1) >> np.uint64(16), out=lowest_P)
     mixed = mix(lowest_P + (np.arange(bands * rows, dtype=np.uint64) << np.uint64(48))).reshape(bands, rows)
     return mix(np.add.reduce(mixed * _powers(rows), axis=1))
 
 
 def sketch(shingles_S: np.ndarray) -> np.ndarray:
     """uint32[<= SKETCH], sorted: the document's smallest shingle hashes, a uniform sample of its shingles."""
-    return np.unique((shingles_S[: 2 * SKETCH] >> np.uint64(32)).astype(np.uint32))[:SKETCH]
+    return _distinct((shingles_S[: 2 * SKETCH] >> np.uint64(32)).astype(np.uint32))[:SKETCH]
 
 
 def similarity(a: np.ndarray, b: np.ndarray) -> float:

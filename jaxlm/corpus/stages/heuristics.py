@@ -134,8 +134,6 @@ class GopherRepetition(_Prose):
     """
 
     Settings = GopherRepetitionSettings
-    _paragraphs = re.compile(r"\n{2,}")
-    _lines = re.compile(r"\n+")
 
     def __init__(self, settings: GopherRepetitionSettings, folder: pathlib.Path):
         super().__init__(settings, folder)
@@ -146,7 +144,7 @@ class GopherRepetition(_Prose):
         s, text = self.settings, document.text
         if not text:
             return Remove("empty")
-        for kind, parts in (("para", self._paragraphs.split(text.strip())), ("line", self._lines.split(text))):
+        for kind, parts in (("para", _paragraphs(text)), ("line", _lines(text))):
             repeated, chars = find_duplicates(parts)
             for reason, share in (
                 (f"dup_{kind}_frac", repeated / len(parts)),
@@ -159,12 +157,24 @@ class GopherRepetition(_Prose):
             if limit and (share := grams.top_chars(n) / len(text)) > limit:
                 return Remove(f"top_{n}_gram", f"{share:.3f}, max={limit}")
         limits = [limit for _, limit in self._dup if limit]
-        if not limits or grams.covered_chars(5) / len(text) <= min(limits):
-            return None  # longer n-grams cover no more than those of 5 that they are made of
         for n, limit in self._dup:
-            if limit and (share := grams.repeated_chars(n) / len(text)) > limit:
+            covered = grams.covered_chars(n) / len(text)
+            if limit and covered > limit and (share := grams.repeated_chars(n) / len(text)) > limit:
                 return Remove(f"duplicated_{n}_n_grams", f"{share:.3f}, max={limit}")
+            if limits and covered <= min(limits):
+                return None  # longer n-grams cover no more than these that they are made of
         return None
+
+
+def _paragraphs(text: str) -> list[str]:
+    """`re.split(r"\\n{2,}", text.strip())`, sooner."""
+    return [part.removeprefix("\n") for part in text.strip().split("\n\n") if part] or [""]
+
+
+def _lines(text: str) -> list[str]:
+    """`re.split(r"\\n+", text)`, sooner."""
+    first, *inner = text.split("\n")
+    return [first, *filter(None, inner[:-1]), *inner[-1:]]
 
 
 class _Grams:
@@ -175,10 +185,11 @@ class _Grams:
     def __init__(self, tokens: list[str]):
         numbers = {word: i for i, word in enumerate(dict.fromkeys(tokens), 1)}
         self._words = np.fromiter(map(numbers.__getitem__, tokens), np.uint64, len(tokens))
-        self._lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+        self._lengths = np.fromiter(map(len, numbers), np.int64, len(numbers))[self._words.astype(np.int64) - 1]
         self._ends = np.concatenate([[0], np.cumsum(self._lengths)])
         self._hashes = self._words
         self._n = 1
+        self._order: tuple[int, np.ndarray, np.ndarray] = (0, self._words, self._words)
 
     def _of(self, n: int) -> np.ndarray:
         """[words - n + 1] hashes; `n` may only grow from call to call."""
@@ -208,10 +219,8 @@ class _Grams:
         """Characters of the words that lie in an n-gram that has occurred before."""
         if len(self._words) < n:
             return 0
-        hashes = self._of(n)
-        order = np.argsort(hashes, kind="stable")
-        ordered = hashes[order]
-        again = order[1:][ordered[1:] == ordered[:-1]]
+        order, same = self._sorted(n)
+        again = order[1:][same]
         size = len(self._words) + 1
         inside = np.cumsum(np.bincount(again, minlength=size) - np.bincount(again + n, minlength=size)) > 0
         return int(self._lengths[inside[:-1]].sum())
@@ -220,17 +229,31 @@ class _Grams:
         """Characters of the n-grams met before, from left to right and without overlap (datatrove's count)."""
         if len(self._words) < n:
             return 0
-        hashes = self._of(n).tolist()
+        order, same = self._sorted(n)
+        often = np.zeros(len(order), bool)
+        often[1:] = same
+        often[:-1] |= same
+        places = np.sort(order[often])  # the others are met once
         seen = set()
-        i = chars = 0
-        while i < len(hashes):
-            if hashes[i] in seen:
+        end = chars = 0
+        for i, gram in zip(places.tolist(), self._of(n)[places].tolist(), strict=True):
+            if i < end:
+                continue
+            if gram in seen:
                 chars += int(self._ends[i + n] - self._ends[i])
-                i += n
+                end = i + n
             else:
-                seen.add(hashes[i])
-                i += 1
+                seen.add(gram)
         return chars
+
+    def _sorted(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Places of the n-grams by their hashes, and which of these equals the one before; kept for the last `n`."""
+        if self._order[0] != n:
+            hashes = self._of(n)
+            order = np.argsort(hashes, kind="stable")
+            ordered = hashes[order]
+            self._order = n, order, ordered[1:] == ordered[:-1]
+        return self._order[1:]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,10 @@ al., "An Empirical Comparison of Web Content Extraction Algorithms", SIGIR 2023)
 
 import collections
 import dataclasses
+import functools
 import re
 
+import numpy as np
 from resiliparse.extract import html2text
 from resiliparse.parse.html import HTMLTree
 
@@ -57,7 +59,7 @@ _PLACE = re.compile(rf"{_OPEN}(\d+){_CLOSE}")
 _SAVE = "\ue002"
 _LONE = re.compile(r"[\u0800-\udfff\uf900-\uffff](?=\s*<)")  # more than need be: one character is quickly found
 _LONE_ENTITY = re.compile(r"&(?!nbsp)#?\w{2,8};(?=\s*<)")
-_STRAY = re.compile(f"[{_OPEN}{_CLOSE}{_SAVE}]")
+_STRAY = ("\0", _OPEN, _CLOSE, _SAVE)
 _XHTML = re.compile(r"^\s*<\?xml|xhtml", re.I)
 _VOID = frozenset("area base br col embed hr img input link meta param source track wbr".split())  # noqa: SIM905
 _NAME = re.compile(r"[a-zA-Z][\w:-]*")
@@ -68,6 +70,7 @@ _BULLET = re.compile(r"^( *)• ?", re.M)
 _LIST_INDENT = re.compile(r"^  (?= *\S)", re.M)
 _SEPARATORS = re.compile(r"\s+(?:[|\u2013\u2014·»«:/-]|::)\s+")
 _MIN_SHARE = 0.3  # of the characters in the densest element: with less, the rules have missed the article
+_SPACED = bytes(c if chr(c).isascii() and (chr(c).isalnum() or chr(c) in "-_") else 0x20 for c in range(0x100))
 _SIGNS = re.compile(r"[\W_]+")
 
 
@@ -83,12 +86,13 @@ class Html(Stage):
     def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         if document.metadata.get("format") != "html":
             return None
-        tree = HTMLTree.parse(_well_formed(document.text))
+        html = _well_formed(document.text)
+        tree = HTMLTree.parse(html)
         if tree.body is None:
             return Remove("no main text", "no body")
         if tree.document.query_selector(_TOO_DEEP) is not None:
             return Remove("nested too deep", f"elements nested over {_DEPTH} deep")
-        title, text = main_text(tree, self.settings.markup, self.settings.comments)
+        title, text = main_text(tree, _words(html), self.settings.markup, self.settings.comments)
         if len(text) < max(1, self.settings.min_chars):
             return Remove("no main text", f"characters={len(text)}, min_chars={self.settings.min_chars}")
         document.text = _with_title(title, text, self.settings.markup)
@@ -99,12 +103,27 @@ class Html(Stage):
 
 def _well_formed(html: str) -> str:
     """What an HTML parser reads as the writer meant: to it, XHTML's `<title/>` would swallow all that follows."""
-    html = _STRAY.sub("", html.replace("\0", ""))
+    for stray in _STRAY:
+        html = html.replace(stray, "")
     if "/>" in html and _XHTML.search(html[:2000]):
         html = _close(html)
     if not html.isascii():
-        html = _LONE.sub(rf"\g<0>{_SAVE}", html)
+        html = _save_lone(html)
     return _LONE_ENTITY.sub(rf"\g<0>{_SAVE}", html)
+
+
+def _save_lone(html: str) -> str:
+    """With `_SAVE` behind every character of three bytes before a tag; a regex takes ten times as long to find them."""
+    points = np.frombuffer(html.encode("utf-32-le", "surrogatepass"), np.uint32)
+    ends = (
+        np.flatnonzero((points[:-1] >= 0x800) & (points[1:] < 0x40)) + 1
+    )  # before white space and marks, "<" among them
+    pieces, start = [], 0
+    for end in ends.tolist():
+        if _LONE.match(html, end - 1):
+            pieces += [html[start:end], _SAVE]
+            start = end
+    return "".join([*pieces, html[start:]])
 
 
 def _close(html: str) -> str:
@@ -117,11 +136,30 @@ def _close(html: str) -> str:
     return "".join(pieces)
 
 
-def main_text(tree: HTMLTree, markup: bool, comments: bool) -> tuple[str, str]:
+def _words(html: str) -> frozenset[bytes]:
+    """All words of a page, names and values of attributes among them."""
+    return frozenset(html.encode("utf-8", "replace").lower().translate(_SPACED).split())
+
+
+def _selector(words: frozenset[bytes], *groups: str) -> str:
+    """Those of the selectors that can match in a page of these words: each of them takes time on every element."""
+    return ", ".join(name for group in groups for name, needed in _needed(group).items() if needed <= words)
+
+
+@functools.cache
+def _needed(group: str) -> dict[str, frozenset[bytes]]:
+    return {
+        name: frozenset(_words(name.replace(":has(", " ").replace(")", " ")))
+        for name in (n.strip() for n in group.split(","))
+    }
+
+
+def main_text(tree: HTMLTree, words: frozenset[bytes], markup: bool, comments: bool) -> tuple[str, str]:
     """The title and the main text of a page. Changes the tree.
 
     Args:
       tree: of the page, with a body.
+      words: of the page, as `_words` finds them.
       markup: whether headings get "#", code a fence, tables pipes and lists "-"; else they are lines of text.
       comments: whether what readers wrote below an article belongs to it.
     """
@@ -129,11 +167,10 @@ def main_text(tree: HTMLTree, markup: bool, comments: bool) -> tuple[str, str]:
     headings = body.query_selector_all("h1").values()
     title = headings[0].text if len(headings) == 1 else tree.title or ""
     title = " ".join(title.replace(_SAVE, "").replace("\u00b6", "").split())
-    root = _root(body)
+    root = _root(body, words)
     if root is not None:  # first, as there is less to search then
         _isolate(root, body)
-    _drop(body, _FURNITURE if root is None else f"{_FURNITURE}, {_WITHIN_ROOT}", root)
-    _drop(body, _GUTTERS, root)
+    _drop(body, _selector(words, _FURNITURE, _GUTTERS, *([] if root is None else [_WITHIN_ROOT])), root)
     blocks: list[str] = []
     for pre in body.query_selector_all("pre").values():
         _take_code(tree, pre, blocks, markup)
@@ -172,9 +209,12 @@ def _densest(body, comments: bool):
     return None
 
 
-def _root(body):
+def _root(body, words: frozenset[bytes]):
     """The element that holds all the text, if the page is of a known kind."""
-    found = body.query_selector_all(_ROOTS).values()  # in document order: an element before those inside it
+    selectors = _selector(words, _ROOTS)
+    found = (
+        body.query_selector_all(selectors).values() if selectors else []
+    )  # in document order: an element before those inside it
     return found[0] if found and all(found[0].contains(other) for other in found[1:]) else None
 
 
@@ -190,7 +230,7 @@ def _isolate(root, body) -> None:
 
 
 def _drop(body, selectors: str, root) -> None:
-    for element in body.query_selector_all(selectors).values():
+    for element in body.query_selector_all(selectors).values() if selectors else ():
         # An element that went with one around it has no parent any more.
         if element.parent is not None and (root is None or not element.contains(root)):
             element.decompose()
@@ -237,15 +277,15 @@ def _take_table(tree: HTMLTree, table, blocks: list[str]) -> None:
     for br in table.query_selector_all("br").values():
         br.append(tree.create_text_node(" "))
     rows = []
-    for tr in table.query_selector_all("tr").values():
-        cells = []
-        for cell in tr.query_selector_all("th, td").values():
-            cells.append(" ".join(cell.text.split()).replace("|", "\\|"))
-            span = cell.getattr("colspan")
-            if span and span.isdecimal():
-                cells.extend([""] * (min(int(span), 100) - 1))
-        if any(cells):
-            rows.append(cells)
+    for element in table.query_selector_all("tr, th, td").values():  # in document order: the cells after their row
+        if element.tag == "tr":
+            rows.append([])
+            continue
+        rows[-1].append(" ".join(element.text.split()).replace("|", "\\|"))
+        span = element.getattr("colspan")
+        if span and span.isdecimal():
+            rows[-1].extend([""] * (min(int(span), 100) - 1))
+    rows = [cells for cells in rows if any(cells)]
     width = max(map(len, rows), default=0)
     if width < 2 or len(rows) < 2:
         return
@@ -308,9 +348,10 @@ def _protect_lists(tree: HTMLTree, body) -> None:
 
 def _finish(text: str, blocks: list[str], markup: bool) -> str:
     """Brings code and tables back, each a paragraph of its own, and tidies lists and blank lines."""
-    text = "\n".join(line.rstrip().replace("\t\t", "  ").lstrip("\t") for line in text.split("\n"))
+    lines = map(str.rstrip, text.split("\n"))
+    text = "\n".join((line.replace("\t\t", "  ").lstrip("\t") for line in lines) if "\t" in text else lines)
     text = _LIST_INDENT.sub("", text)
-    if markup:
+    if markup and "•" in text:
         text = _BULLET.sub(r"\1- ", text)
     text = re.sub(r"\n{3,}", "\n\n", text)
 

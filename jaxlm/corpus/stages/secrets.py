@@ -2,7 +2,7 @@
 
 Most regexes are those of detect-secrets (github.com/Yelp/detect-secrets: its plugins, without those for entropy and
 for the names of variables); the rest are newer formats and whole key blocks. Each is tried only in a text that holds one
-of its literals, which is nearly never.
+of its literals, which is nearly never; a regex stands where a literal would be too common.
 """
 
 import collections.abc
@@ -29,7 +29,7 @@ from detect_secrets.plugins import (
 
 __all__ = ["find"]
 
-# Literals of which every match holds one, the regexes, and the group that is the secret.
+# Literals or regexes of which every match holds one, the regexes, and the group that is the secret.
 _FORMATS = (
     (("AKIA", "ASIA", "ABIA", "ACCA", "A3T"), aws.AWSKeyDetector.denylist[:1], 0),
     (("aws", "AWS", "Aws"), aws.AWSKeyDetector.denylist[1:], 1),
@@ -38,7 +38,7 @@ _FORMATS = (
     (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), github_token.GitHubTokenDetector.denylist, 0),
     (("glpat-", "gldt-", "glft-", "glsoat-", "glrt-"), gitlab_token.GitLabTokenDetector.denylist[:1], 0),
     (("GR1348941", "glcbt-", "glimt-", "glptt-", "glagent-", "gloas-"), gitlab_token.GitLabTokenDetector.denylist[1:], 0),
-    (("-us",), mailchimp.MailchimpDetector.denylist, 0),
+    ((re.compile(r"-us(?<=[0-9a-z]{8}-us)\d"),), mailchimp.MailchimpDetector.denylist, 0),
     (("_authToken",), npm.NpmDetector.denylist, 1),
     (("T3BlbkFJ",), openai.OpenAIDetector.denylist, 0),
     (("pypi-",), pypi_token.PypiTokenDetector.denylist, 0),
@@ -47,7 +47,7 @@ _FORMATS = (
     (("sq0csp-",), square_oauth.SquareOAuthDetector.denylist, 0),
     (("k_live_",), stripe.StripeDetector.denylist, 0),
     (("AC", "SK"), twilio.TwilioKeyDetector.denylist, 0),
-    ((":",), telegram_token.TelegramBotTokenDetector.denylist, 0),
+    ((re.compile(r":(?<=\d{8}:)[\w-]{35}"),), telegram_token.TelegramBotTokenDetector.denylist, 0),
     (("M", "N", "O"), discord.DiscordBotTokenDetector.denylist, 0),
     # JWT with its signature. Only where a run of such characters begins, and only if the payload follows: linear time.
     (("eyJ",), (re.compile(r"(?a)(?<![\w-])(?=[\w-]++\.eyJ[\w-]{4})(?:[\w-]*?[_-])??"
@@ -80,7 +80,7 @@ _PLACEHOLDER = re.compile(r"[<{%$*]|(?i:pass(?:word|wd)?|secret|pw|pwd|x+)$")  #
 def find(text: str) -> collections.abc.Iterator[tuple[int, int]]:
     """Yields (start, end) of each secret; spans of different formats may overlap."""
     for literals, regexes, group in _FORMATS:
-        if not any(literal in text for literal in literals):
+        if not any(literal in text if isinstance(literal, str) else literal.search(text) for literal in literals):
             continue
         for regex in regexes:
             for match in regex.finditer(text):

@@ -33,7 +33,7 @@ _FTFY = ftfy.TextFixerConfig(
     normalization=None,
     explain=False,
 )
-_SURROGATES = re.compile("[\ud800-\udfff]")
+_PLAIN = bytes([9, 10, *range(0x20, 0x7F)])
 _LINE_ENDS = re.compile("[\r\x0b\x0c\u2028\u2029]\n?")
 _OVERSTRIKES = re.compile("[^\n\x08]\x08")  # of manual pages: "_\x08N_\x08A"
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_=>])")  # of terminals
@@ -74,33 +74,44 @@ class Unicode(Stage):
 
     def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         text = document.text
-        if not text.isascii() and _SURROGATES.search(text):
-            # Pairs are characters that JSON spelled in two parts; single ones are damage, and become U+FFFD.
+        try:
+            rare = _rare(text)
+        except UnicodeEncodeError:
+            # Pairs of surrogates are characters that JSON spelled in two parts; single ones are damage, and become U+FFFD.
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
             edits["surrogates"] += 1
-        text = _replace(_LINE_ENDS, "\n", text, "line_ends", edits)
-        if not text.isascii():
-            if self.settings.mojibake:
-                text = _mend(text, edits)
-            lost = text.count("\ufffd")
-            if lost > self.settings.max_undecodable * len(text):
-                return Remove(
-                    "undecodable", f"U+FFFD={lost / len(text):.4f}, max_undecodable={self.settings.max_undecodable}"
-                )
-        if "\x08" in text:
-            text = _replace(_OVERSTRIKES, "", text, "overstrikes", edits)
-        if "\x1b" in text:
-            text = _replace(_ESCAPES, "", text, "escapes", edits)
-        text = _replace(_CONTROLS, "", text, "controls", edits)
-        if not text.isascii():
-            text = _replace(_SPACES, " ", text, "spaces", edits)
-            if _UNSEEN.search(text):
-                text = _unseen(text, document.metadata.get("format") == "code", edits)
-            if not unicodedata.is_normalized("NFC", text):
-                text = unicodedata.normalize("NFC", text)
-                edits["nfc"] += 1
+            rare = _rare(text)
+        if _LINE_ENDS.search(rare):
+            text = _replace(_LINE_ENDS, "\n", text, "line_ends", edits)
+        if self.settings.mojibake and _SUSPICIOUS.search(rare):
+            text = _mend(text, edits)
+            rare = _rare(text)
+        lost = rare.count("\ufffd")
+        if lost > self.settings.max_undecodable * len(text):
+            return Remove(
+                "undecodable", f"U+FFFD={lost / len(text):.4f}, max_undecodable={self.settings.max_undecodable}"
+            )
+        if rare:
+            text = self._unusual(text, rare, document.metadata.get("format") == "code", edits)
         document.text = self._blanks(text, edits)
         return None
+
+    def _unusual(self, text: str, rare: str, code: bool, edits: collections.Counter[str]) -> str:
+        """Without controls and what does not show, in normal form C."""
+        if "\x08" in rare:
+            text = _replace(_OVERSTRIKES, "", text, "overstrikes", edits)
+        if "\x1b" in rare:
+            text = _replace(_ESCAPES, "", text, "escapes", edits)
+        if _CONTROLS.search(rare):
+            text = _replace(_CONTROLS, "", text, "controls", edits)
+        if _SPACES.search(rare):
+            text = _replace(_SPACES, " ", text, "spaces", edits)
+        if _UNSEEN.search(rare):
+            text = _unseen(text, code, edits)
+        if not unicodedata.is_normalized("NFC", text):
+            text = unicodedata.normalize("NFC", text)
+            edits["nfc"] += 1
+        return text
 
     def _blanks(self, text: str, edits: collections.Counter[str]) -> str:
         """Without white space at line ends, long runs of blank lines, and blank lines at both ends."""
@@ -119,10 +130,13 @@ def _replace(pattern: re.Pattern, by: str, text: str, name: str, edits: collecti
     return text
 
 
+def _rare(text: str) -> str:
+    """The text without the characters of plain text: what needs mending is in here or nowhere, and it is soon searched."""
+    return text.encode().translate(None, _PLAIN).decode()
+
+
 def _mend(text: str, edits: collections.Counter[str]) -> str:
     """Mojibake, line by line: a page may have been put together from parts that were read differently."""
-    if not _SUSPICIOUS.search(text):
-        return text
     lines = text.split("\n")
     for i, line in enumerate(lines):
         if _SUSPICIOUS.search(line) and (mended := ftfy.fix_text(line, _FTFY)) != line:
