@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from jaxlm import config_files, models, processes, sharding
 from jaxlm.config import Config, ConfigError
-from jaxlm.corpus import documents, prepare
+from jaxlm.corpus import documents
 from jaxlm.corpus.sources import SourceStats
 from jaxlm.data import build
 from jaxlm.data.shards import MANIFEST, DataDir, open_data
@@ -85,23 +85,12 @@ def make_data(config: Config) -> None:
     Raises:
       ConfigError: a source that is not there, or data of another recipe.
     """
-    d, root = config.data, pathlib.Path(config.data.dir)
-    read, extra = None, {}
+    d = config.data
     if any(source.path for source in d.sources.values()):
         sources = [build.Source(name, s.path, s.weight, d.text_key) for name, s in d.sources.items()]
-    elif config.prepare.sources or ((root / prepare.MANIFEST).is_file() and not (root / MANIFEST).is_file()):
-        fresh = not (root / prepare.MANIFEST).is_file()
-        done = prepare.prepare(config, say) if config.prepare.sources else prepare.open_prepared(root)
-        if fresh:
-            say(
-                f"prepared documents: {root / 'documents'}; jaxlm prepare with the same config and data.dir writes their report"
-            )
-        weights = {name: source.weight for name, source in (config.prepare.sources or d.sources).items()}
-        names = [name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]]
-        if not names:
-            raise ConfigError(f"prepare kept no document of any source: {root / 'removed'} says which stage took them")
-        sources = [build.Source(name, f"documents/{name}", weights.get(name, 1.0)) for name in names]
-        read, extra = _read_prepared(done, d.max_bytes), {"prepared": done.sha256}
+        read, extra = None, {}
+    elif found := _prepared(config):
+        sources, read, extra = found
     else:
         return
     settings = build.BuildSettings(
@@ -118,19 +107,41 @@ def make_data(config: Config) -> None:
     build.build_data(d.dir, sources, settings, read=read, recipe_extra=extra, log=say)
 
 
-def _read_prepared(done: prepare.Prepared, max_bytes: int) -> build.Reader:
+def _prepared(config: Config) -> tuple[list[build.Source], build.Reader, dict[str, str]] | None:
+    """What `jaxlm prepare` made or now makes, how it is read, and what identifies it; None where neither is the case."""
+    from jaxlm.corpus import prepare  # here, because its libraries take a second to import
+
+    root = pathlib.Path(config.data.dir)
+    fresh = not (root / prepare.MANIFEST).is_file()
+    if config.prepare.sources:
+        done = prepare.prepare(config, say)
+    elif fresh or (root / MANIFEST).is_file():
+        return None
+    else:
+        done = prepare.open_prepared(root)
+    if fresh:
+        say(
+            f"prepared documents: {root / 'documents'}; jaxlm prepare with the same config and data.dir writes their report"
+        )
+    weights = {name: source.weight for name, source in (config.prepare.sources or config.data.sources).items()}
+    names = [name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]]
+    if not names:
+        raise ConfigError(f"prepare kept no document of any source: {root / 'removed'} says which stage took them")
+
     def verified(name: str) -> typing.Iterator[pathlib.Path]:
         for entry in done.manifest["sources"][name]["files"]:
-            documents.verify(done.path / entry["file"], entry["sha256"])
-            yield done.path / entry["file"]
+            documents.verify(root / entry["file"], entry["sha256"])
+            yield root / entry["file"]
 
     def read(source: build.Source, stats: SourceStats) -> typing.Iterator[tuple[str, str]]:
-        for doc_id, text in documents.within(documents.read_texts(verified(source.name)), max_bytes):
+        texts = documents.read_texts(verified(source.name))
+        for doc_id, text in documents.within(texts, config.data.max_bytes):
             stats.documents += 1
             stats.bytes += len(text.encode())
             yield doc_id, text
 
-    return read
+    sources = [build.Source(name, f"documents/{name}", weights.get(name, 1.0)) for name in names]
+    return sources, read, {"prepared": done.sha256}
 
 
 def data(config: Config) -> tuple[DataDir, dict[str, float]]:

@@ -15,8 +15,6 @@ import sys
 import time
 import typing
 
-import tensorboardX
-
 from jaxlm.config import ConfigError, LogConfig
 
 
@@ -74,7 +72,7 @@ class Writer:
 
     def __init__(self, workdir: pathlib.Path, config: LogConfig, run_config: dict):
         self._json = JsonLines(workdir / "metrics.jsonl")
-        self._board = tensorboardX.SummaryWriter(str(workdir / "tensorboard")) if config.tensorboard else None
+        self._board = _open_tensorboard(workdir) if config.tensorboard else None
         self._wandb = _open_wandb(workdir, config.wandb, run_config) if config.wandb else None
 
     @property
@@ -105,6 +103,12 @@ def check(config: LogConfig) -> None:
     """Refuses a logger that is not installed, before anything is trained. Raises ConfigError."""
     if config.wandb and importlib.util.find_spec("wandb") is None:
         raise ConfigError(f'config.log.wandb={config.wandb!r} needs Weights & Biases: pip install "jaxlm[wandb]"')
+
+
+def _open_tensorboard(workdir: pathlib.Path) -> typing.Any:
+    import tensorboardX  # here, because it imports PyTorch where there is one: seconds
+
+    return tensorboardX.SummaryWriter(str(workdir / "tensorboard"))
 
 
 def _open_wandb(workdir: pathlib.Path, mode: str, run_config: dict) -> typing.Any:
