@@ -30,18 +30,25 @@ class Verb:
       summary: one line for the help.
       options: flags beside --config: name -> arguments of `add_argument`.
       reads_run: it works on a run that exists: WORKDIR/config.json is its config.
+      keys: sections of the config that its help lists first.
     """
 
     module: str | None
     summary: str
     options: dict[str, dict] = dataclasses.field(default_factory=dict)
     reads_run: bool = False
+    keys: tuple[str, ...] = ()
 
 
 _JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
 VERBS = {
     "train": Verb(None, "train a model; the same as python -m jaxlm.main. Run it again to resume or to continue"),
-    "prepare": Verb("prepare", "clean, deduplicate and audit documents into config.data.dir, with a report", _JSON),
+    "prepare": Verb(
+        "prepare",
+        "clean, deduplicate and audit documents into config.data.dir, with a report",
+        _JSON,
+        keys=("data", "prepare"),
+    ),
     "tokenize": Verb(
         "tokenize",
         "make the tokenizer, the shards and the manifest in config.data.dir",
@@ -54,6 +61,7 @@ VERBS = {
             },
             **_JSON,
         },
+        keys=("data",),
     ),
     "sample": Verb(
         "sample",
@@ -75,6 +83,7 @@ VERBS = {
             **_JSON,
         },
         reads_run=True,
+        keys=("data", "prepare"),
     ),
     "trace": Verb(
         "trace",
@@ -203,7 +212,7 @@ def _parse(name: str, verb: Verb, rest: list[str]) -> argparse.Namespace:
     parser = _Parser(
         prog=f"jaxlm {name}",
         description=f"{verb.summary[0].upper()}{verb.summary[1:]}.",
-        epilog=_keys_help(),
+        epilog=_keys_help(verb.keys),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -270,9 +279,9 @@ def _keys() -> list[tuple[str, str, str]]:
     return keys
 
 
-def _keys_help() -> str:
+def _keys_help(first: tuple[str, ...]) -> str:
     lines = ["keys (default) and meaning:"]
-    for key, default, comment in _keys():
+    for key, default, comment in sorted(_keys(), key=lambda entry: entry[0].split(".")[0] not in first):
         lines.append(f"  --config.{key}  ({default})")
         if comment:
             lines.append(f"      {comment}")

@@ -3,6 +3,7 @@
 import ast
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -25,6 +26,13 @@ def test_help_lists_every_verb_and_every_shipped_config(capsys):
     assert code == 0
     for name in [*cli.VERBS, *config_files.shipped_configs()]:
         assert f"  {name}" in out
+
+
+def test_help_lists_the_keys_of_a_verb_first(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["prepare", "--help"])
+    keys = re.findall(r"^  --config\.(\w+)\.", capsys.readouterr().out, re.M)
+    assert list(dict.fromkeys(keys))[:2] == ["data", "prepare"]
 
 
 @pytest.mark.parametrize("verb", list(cli.VERBS))
