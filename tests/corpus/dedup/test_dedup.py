@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -59,6 +60,16 @@ def test_exact_copies_go_whatever_their_case_and_spacing(tmp_path):
     assert not gone["near"]
 
 
+def test_copies_are_seen_across_batches(tmp_path, monkeypatch):
+    """With one group over several batches, and groups that end where a batch does."""
+    monkeypatch.setattr(exact, "_BATCH", 2048)
+    gone, _ = deduplicate(tmp_path / "d", [[(f"{name}{i}", f"the text {name}") for i in range(3000)] for name in "abc"])
+    keepers = set(gone["exact"].values())
+    assert sorted(keeper[0] for keeper in keepers) == ["a", "b", "c"]
+    assert len(gone["exact"]) == 3 * 2999
+    assert not keepers & set(gone["exact"])
+
+
 def test_recall_and_precision_by_similarity(tmp_path):
     """Issue: recall >= .90 at J = .8 and >= .80 at .7; at most .05 removed below .5."""
     n = 150
@@ -106,6 +117,20 @@ def test_a_bucket_larger_than_all_pairs_is_still_resolved(tmp_path):
     many = [(f"d{i}", near_copy(base, 0.9, i)) for i in range(3 * near.ALL_PAIRS)]
     gone, _ = deduplicate(tmp_path / "d", [many])
     assert len(gone["near"]) >= len(many) - 3
+
+
+def test_copies_beyond_the_leaders_of_a_bucket_are_found_among_their_neighbours():
+    rng = np.random.default_rng(0)
+    unlike = [np.sort(rng.integers(0, 2**32, 100, np.uint32)) for _ in range(near.LEADERS + 8)]
+
+    class Held:
+        def read(self, doc: int, start: int, length: int) -> np.ndarray:
+            return unlike[doc // 2]  # each document and, next in rank, its copy
+
+    bucket = np.zeros((2 * len(unlike), 4), np.uint64)
+    bucket[:, 0] = np.arange(len(bucket))
+    pairs = set(near._similar_pairs(bucket, 0.6, Held()))
+    assert pairs == {(2 * i, 2 * i + 1) for i in range(len(unlike))}
 
 
 def test_pages_of_one_template_are_told_apart_and_their_copies_found(tmp_path):
