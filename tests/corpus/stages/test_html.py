@@ -246,6 +246,27 @@ def test_pages_without_main_text_go(page):
     assert edits == {}
 
 
+@pytest.mark.parametrize(
+    "furniture",
+    [
+        "<DIV CLASS=navheader>gone</DIV>",
+        "<div class='x breadcrumbs\ty'>gone</div>",
+        "<div\nid = footer>gone</div>",
+        '<div role="search">gone</div>',
+        "<div HIDDEN>gone</div>",
+        '<p style="color:red;display: none">gone</p>',
+        '<p id="path"><a>gone</a><a>gone</a></p>',
+        "<aside class=sidebar><sup class=reference>gone</sup></aside>",
+    ],
+)
+def test_furniture_goes_however_it_is_written(furniture):
+    text = "<p>The program runs on several systems and each is tested before release.</p>" * 3
+    page = f'<!DOCTYPE html><body><div class="rst-content"><div role="main">{text}{furniture}<p>Stays.</p></div></div>'
+    found = text_of(page)
+    assert found.endswith("Stays.")
+    assert "gone" not in found
+
+
 def test_min_chars():
     page = "<body><p>Ten words.</p></body>"
     assert clean(page)[1] == Remove("no main text", "characters=10, min_chars=40")
