@@ -14,11 +14,10 @@ from collections.abc import Iterator
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from jaxlm.corpus.dedup import signatures
 from jaxlm.corpus.dedup.sql import quoted
-from jaxlm.corpus.dedup.tables import ROW_BITS
+from jaxlm.corpus.dedup.tables import ROW_BITS, Columns
 
 ALL_PAIRS = 32  # a bucket up to this size has all its pairs compared
 LEADERS = 32  # of a larger one, documents unlike those before them that all others are compared with,
@@ -37,11 +36,11 @@ def find_pairs(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, band
     sketches = Sketches(folder)
     (folder / "pairs").mkdir(exist_ok=True)
     schema = pa.schema([("better", pa.uint64()), ("worse", pa.uint64())])
-    with pq.ParquetWriter(folder / "pairs" / f"{band:03d}.parquet", schema) as writer:
-        for bucket in _buckets(rows):
-            pairs = list(_similar_pairs(bucket, threshold, sketches))
-            if pairs:
-                writer.write_table(pa.Table.from_arrays(list(map(pa.array, zip(*pairs, strict=True))), schema=schema))
+    pairs = Columns(folder / "pairs" / f"{band:03d}.parquet", schema)
+    for bucket in _buckets(rows):
+        for pair in _similar_pairs(bucket, threshold, sketches):
+            pairs.add(pair)
+    pairs.close()
 
 
 def _buckets(rows: duckdb.DuckDBPyRelation) -> Iterator[np.ndarray]:

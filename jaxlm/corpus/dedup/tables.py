@@ -36,9 +36,9 @@ class Signer:
         fields += [("sketch_len", pa.uint32()), ("exact", pa.bool_()), ("id", pa.string())] + [
             (f"b{i}", pa.uint64()) for i in range(bands)
         ]
-        self._sign = _Columns(folder / "sign" / f"{task:06d}.parquet", pa.schema(fields))
+        self._sign = Columns(folder / "sign" / f"{task:06d}.parquet", pa.schema(fields))
         schema = pa.schema([("doc", pa.uint64()), ("key", pa.uint64()), ("paragraph", pa.bool_())])
-        self._repeats = _Columns(folder / "lines" / f"{task:06d}.parquet", schema)
+        self._repeats = Columns(folder / "lines" / f"{task:06d}.parquet", schema)
         self._sketches = open(folder / "sketch" / f"{task:06d}.u32", "wb")
         self._row = self._place = 0
 
@@ -72,8 +72,8 @@ class Signer:
         self._sketches.close()
 
 
-class _Columns:
-    """A parquet file written row by row in groups of bounded size."""
+class Columns:
+    """A parquet file written row by row in groups of even size: a group takes kilobytes of memory in whoever reads."""
 
     def __init__(self, path: pathlib.Path, schema: pa.Schema):
         self._schema, self._rows = schema, []

@@ -133,6 +133,17 @@ def test_copies_beyond_the_leaders_of_a_bucket_are_found_among_their_neighbours(
     assert pairs == {(2 * i, 2 * i + 1) for i in range(len(unlike))}
 
 
+def test_pairs_lie_in_few_groups(tmp_path):
+    """A group a bucket cost two kilobytes a pair in memory when they were read."""
+    bases = [(f"base{i}", text(i)) for i in range(60)]
+    copies = [(f"copy{i}", near_copy(base, 0.9, i)) for i, (_, base) in enumerate(bases)]
+    deduplicate(tmp_path / "d", [bases, copies])
+    for path in sorted((tmp_path / "d/pairs").iterdir()):
+        about = pq.read_metadata(path)
+        assert about.num_rows > 10
+        assert about.num_row_groups == 1
+
+
 def test_pages_of_one_template_are_told_apart_and_their_copies_found(tmp_path):
     """More pages than a bucket compares pair by pair share most bands; each has a near copy of its own."""
     template = text("template", 150)
