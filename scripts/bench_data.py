@@ -66,7 +66,7 @@ def timed(words: list[str]) -> float:
 def jaxlm(folder: pathlib.Path, verb: str, args: argparse.Namespace, stages: tuple[str, ...]) -> float:
     """Seconds of `jaxlm VERB`."""
     config = folder / "config.py"
-    task_mb = max(1.0, args.mb / (4 * args.workers))
+    task_mb = max(1.0, min(64.0, args.mb / (8 * args.workers)))  # the default, or less: all processes end together
     config.write_text(
         CONFIG.format(path=str(args.input), stages=stages, format=args.format, workers=args.workers, task_mb=task_mb)
     )
