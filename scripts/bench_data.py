@@ -7,8 +7,8 @@
     python scripts/bench_data.py memory --gigabytes=3                       # a synthetic corpus; prints the curve
 
 Megabytes are of what is read (HTML as it lies on disk, text uncompressed); times are whole processes on `--workers`
-processes (2), starting and reports included. The peer needs `pip install spacy trafilatura
-lxml_html_clean 'xxhash<4'`. Language identification and tokenization are left out of the paired runs: datatrove's need files from the network.
+processes (2), starting and reports included. The peer needs `pip install spacy trafilatura lxml_html_clean 'xxhash<4'`.
+Language identification and tokenization are left out of the paired runs: datatrove's need files from the network.
 """
 
 import argparse
