@@ -122,3 +122,12 @@ def test_print_table(capsys):
     assert capsys.readouterr().out == "name  loss\na     1.235\nlong  2\n"
     print_table(rows, as_json=True)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
+
+
+def test_training_imports_no_library_that_it_does_not_use():
+    """tensorboardX imports PyTorch where there is one: seconds of every start."""
+    code = "import sys, jaxlm.programs.pretrain; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "jaxlm.train.loop" in loaded
+    assert not loaded & {"tensorboardX", "torch", "datatrove.executor", "duckdb", "resiliparse", "sklearn", "wandb"}

@@ -30,6 +30,7 @@ from jaxlm.corpus.tally import FAILURES, StageTally, Tally
 
 _CHANGES = 2  # changed documents shown, a stage and task
 _CONTEXT = 60  # characters shown on either side of a change
+_MARGIN = 2000  # characters beyond an excerpt that are looked at, so that personal data is not cut in two
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,13 +114,18 @@ class Books:
 
     def removed(self, stage: str, document: Document, why: Remove) -> None:
         """Notes a document that goes."""
-        self._write(stage, why.reason, why.detail, document.id, document.text[: self._excerpt])
+        excerpt = self._hidden(document.text[: self._excerpt + _MARGIN])[: self._excerpt]
+        self._write(stage, why.reason, self._hidden(why.detail), document.id, excerpt)
 
     def changed(self, stage: str, document: Document, before: str) -> None:
         """Notes a changed document, while there are few."""
         if self._changes[stage] < _CHANGES:
             self._changes[stage] += 1
             after = document.text
+            if (
+                stage != "pii"
+            ):  # before anything is cut and quoted: half a number is none to it, nor is one behind "\\n"
+                before, after = self._hidden(before), self._hidden(after)
             at = next(
                 (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
             )
@@ -132,9 +138,9 @@ class Books:
             "source": self._source,
             "stage": stage,
             "reason": reason,
-            "detail": self._hidden(detail),
+            "detail": detail,
             "id": doc_id,
-            "excerpt": self._hidden(excerpt),
+            "excerpt": excerpt,
         }
         line = json.dumps(record, ensure_ascii=False) + "\n"
         if stage not in self._outs:
@@ -293,13 +299,14 @@ def _finish_one(
                 going[row],
                 headings=meta.get("format") == "markdown" or meta.get("from") == "html",
             )
-            tally.edits["repeated line or paragraph"] += count
-            tally.changed += 1
-            books.changed(stage, document, before)
             gone = 1 - len(document.text) / len(before)
             if gone > plan.global_settings["lines"]["max_removed"] or not document.text.strip():
                 document.text, why = before, Remove("mostly repeated", f"{gone:.0%} of it stands in other documents")
-            bytes_in = size(document.text)
+            else:
+                tally.edits["repeated line or paragraph"] += count
+                tally.changed += 1
+                books.changed(stage, document, before)
+                bytes_in = size(document.text)
         if why is not None:
             tally.removed[why.reason] += 1
             books.removed(stage, document, why)

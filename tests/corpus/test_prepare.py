@@ -11,13 +11,16 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
 from jaxlm import config as config_lib
 from jaxlm import config_files, files
 from jaxlm.config import ConfigError, RunError
-from jaxlm.corpus import conclude, documents, prepare
+from jaxlm.configs import base
+from jaxlm.corpus import conclude, documents, pipeline, prepare, stages
+from jaxlm.corpus.stage import Document, Remove
 from jaxlm.corpus.stages import decontaminate
 
 COMMON = "the of and to in is that for on with as was at by an be this are from or had not but what"
@@ -155,10 +158,25 @@ def test_the_first_that_fit():
     assert [i for i, _ in documents.within(texts, 1)] == ["a"]  # at least one
 
 
-def test_what_pii_hides_stays_out_of_the_books(done):
-    for path in (done.path / "removed").iterdir():
-        assert "@mail-" not in gzip.decompress(path.read_bytes()).decode()
-    assert "@mail-" not in (done.path / "examples.jsonl").read_text()
+def test_what_pii_hides_stays_out_of_the_books(tmp_path):
+    """Also what a cut would halve, or a quoted line end hide."""
+    settings = base.get_config().prepare.stages.pii.to_dict()
+    pii = stages.make(stages.Spec("pii", settings), tmp_path)
+    plan = types.SimpleNamespace(excerpt_chars=40, examples=9)
+    books = pipeline.Books(tmp_path, "clean", 0, "web", plan, pii)
+    numbers = "pay\n4111 1111 1111 1111\nphone\n+1 415 555 2671\nssn\n536-90-4399"
+    books.changed("unicode", Document(f"bad char then {numbers}", "a"), f"bad\u200b char then {numbers}")
+    cut = f"{'word ' * 6}john.smith.longname@post-office.org and more"
+    books.removed("language", Document(cut, "b"), Remove("other", "near ann.example@post-office.org"))
+    books.changed("debris", Document(f"{'x ' * 50}{cut} end", "c"), f"{'y ' * 50}{cut} end")
+    books.close()
+    removed = [gzip.decompress(path.read_bytes()).decode() for path in (tmp_path / "removed").rglob("*.gz")]
+    kept = (tmp_path / "examples/clean-000000.jsonl").read_text()
+    assert len(kept.splitlines()) == len(removed) == 3
+    for found in (kept, *removed):
+        assert "<" in found
+        for secret in ("4111", "2671", "4399", "john", "smith", "ann.", "@"):
+            assert secret not in found, (secret, found)
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -25,8 +25,8 @@ def keys(text: str, source: str, site: str, settings: dict) -> Iterator[tuple[in
 
 def _key(line: str, source: str, site: str, settings: dict) -> tuple[int, bool] | None:
     """(hash, is a paragraph) of a line; None where it is too short."""
-    if len(line) < settings["min_chars"]:
-        return None
+    if line.isascii() and len(line) < min(settings["min_chars"], settings["min_paragraph_chars"]):
+        return None  # without the trouble: only beyond ASCII may folding case make it longer
     words = " ".join(line.split()).casefold()
     if len(words) >= settings["min_paragraph_chars"]:
         return signatures.hash64(words), True

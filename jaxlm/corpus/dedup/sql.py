@@ -2,6 +2,8 @@
 
 import contextlib
 import pathlib
+import shutil
+import tempfile
 import typing
 from collections.abc import Iterator
 
@@ -11,18 +13,23 @@ import duckdb
 @contextlib.contextmanager
 def connect(folder: pathlib.Path, memory_gb: float, threads: int) -> Iterator[duckdb.DuckDBPyConnection]:
     """A DuckDB that spills to `folder` beyond `memory_gb`."""
-    spill = folder / "spill"
-    spill.mkdir(parents=True, exist_ok=True)
+    (folder / "spill").mkdir(parents=True, exist_ok=True)
+    spill = tempfile.mkdtemp(
+        dir=folder / "spill"
+    )  # its own: DuckDB names files by process, and machines share the disk
     settings = {
         "memory_limit": f"{memory_gb}GB",
-        "temp_directory": str(spill),
+        "temp_directory": spill,
         "threads": threads,
         "preserve_insertion_order": False,
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
     }
-    with duckdb.connect(":memory:", config=settings) as connection:
-        yield connection
+    try:
+        with duckdb.connect(":memory:", config=settings) as connection:
+            yield connection
+    finally:
+        shutil.rmtree(spill, ignore_errors=True)
 
 
 def quoted(path: typing.Any) -> str:

@@ -138,7 +138,7 @@ class GopherRepetition(_Prose):
     def __init__(self, settings: GopherRepetitionSettings, folder: pathlib.Path):
         super().__init__(settings, folder)
         self._top = [(n, getattr(settings, f"top_{n}_gram")) for n in (2, 3, 4)]
-        self._dup = [(n, getattr(settings, f"dup_{n}_gram")) for n in range(5, 11)]
+        self._dup = [(n, limit) for n in range(5, 11) if (limit := getattr(settings, f"dup_{n}_gram"))]
 
     def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         s, text = self.settings, document.text
@@ -156,12 +156,11 @@ class GopherRepetition(_Prose):
         for n, limit in self._top:
             if limit and (share := grams.top_chars(n) / len(text)) > limit:
                 return Remove(f"top_{n}_gram", f"{share:.3f}, max={limit}")
-        limits = [limit for _, limit in self._dup if limit]
         for n, limit in self._dup:
             covered = grams.covered_chars(n) / len(text)
-            if limit and covered > limit and (share := grams.repeated_chars(n) / len(text)) > limit:
+            if covered > limit and (share := grams.repeated_chars(n) / len(text)) > limit:
                 return Remove(f"duplicated_{n}_n_grams", f"{share:.3f}, max={limit}")
-            if limits and covered <= min(limits):
+            if covered <= min(limit for _, limit in self._dup):
                 return None  # longer n-grams cover no more than these that they are made of
         return None
 

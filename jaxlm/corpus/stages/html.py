@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import functools
 import re
+from html import unescape
 
 import numpy as np
 from resiliparse.extract import html2text
@@ -57,7 +58,9 @@ _PLACE = re.compile(rf"{_OPEN}(\d+){_CLOSE}")
 # resiliparse 2.0.1 takes a lone character of three bytes (a Chinese one, a dash) for an icon and drops it: this behind
 # it saves it. Real icons stand in the private use area.
 _SAVE = "\ue002"
-_LONE = re.compile(r"[\u0800-\udfff\uf900-\uffff](?=\s*<)")  # more than need be: one character is quickly found
+_LONE = re.compile(
+    r"[\u0800-\udfff\uf900-\uffff](?=\s*<)"
+)  # more than need be: a class of one range is quickly matched
 _LONE_ENTITY = re.compile(r"&(?!nbsp)#?\w{2,8};(?=\s*<)")
 _STRAY = ("\0", _OPEN, _CLOSE, _SAVE)
 _XHTML = re.compile(r"^\s*<\?xml|xhtml", re.I)
@@ -71,6 +74,10 @@ _LIST_INDENT = re.compile(r"^  (?= *\S)", re.M)
 _SEPARATORS = re.compile(r"\s+(?:[|\u2013\u2014·»«:/-]|::)\s+")
 _MIN_SHARE = 0.3  # of the characters in the densest element: with less, the rules have missed the article
 _SPACED = bytes(c if chr(c).isascii() and (chr(c).isalnum() or chr(c) in "-_") else 0x20 for c in range(0x100))
+_SPELLED = re.compile(  # a letter, digit, "-" or "_" of a name as a character reference
+    r"&#(?:45|95|4[89]|5[0-7]|6[5-9]|[78]\d|9[07-9]|1[01]\d|12[0-2]|x(?:2d|5f|3\d|[46][1-9a-f]|[57][0-9a]))(?!\w)", re.I
+)
+_IMPLIED = frozenset([b"html", b"head", b"body", b"tbody"])  # elements that a page may leave unsaid
 _SIGNS = re.compile(r"[\W_]+")
 
 
@@ -115,9 +122,8 @@ def _well_formed(html: str) -> str:
 def _save_lone(html: str) -> str:
     """With `_SAVE` behind every character of three bytes before a tag; a regex takes ten times as long to find them."""
     points = np.frombuffer(html.encode("utf-32-le", "surrogatepass"), np.uint32)
-    ends = (
-        np.flatnonzero((points[:-1] >= 0x800) & (points[1:] < 0x40)) + 1
-    )  # before white space and marks, "<" among them
+    before_space_or_tag = (points[:-1] >= 0x800) & (points[1:] <= 0xA0)
+    ends = np.flatnonzero(before_space_or_tag) + 1
     pieces, start = [], 0
     for end in ends.tolist():
         if _LONE.match(html, end - 1):
@@ -138,20 +144,21 @@ def _close(html: str) -> str:
 
 def _words(html: str) -> frozenset[bytes]:
     """All words of a page, names and values of attributes among them."""
-    return frozenset(html.encode("utf-8", "replace").lower().translate(_SPACED).split())
+    words = frozenset(html.encode("utf-8", "replace").lower().translate(_SPACED).split())
+    if _SPELLED.search(html):
+        words |= frozenset(unescape(html).encode("utf-8", "replace").lower().translate(_SPACED).split())
+    return words
 
 
 def _selector(words: frozenset[bytes], *groups: str) -> str:
-    """Those of the selectors that can match in a page of these words: each of them takes time on every element."""
+    """Those of the selectors whose words a page has, all of them: each selector takes time on every element."""
     return ", ".join(name for group in groups for name, needed in _needed(group).items() if needed <= words)
 
 
 @functools.cache
 def _needed(group: str) -> dict[str, frozenset[bytes]]:
-    return {
-        name: frozenset(_words(name.replace(":has(", " ").replace(")", " ")))
-        for name in (n.strip() for n in group.split(","))
-    }
+    selectors = [selector.strip() for selector in group.split(",")]
+    return {s: _words(s.replace(":has(", " ").replace(")", " ")) - _IMPLIED for s in selectors}
 
 
 def main_text(tree: HTMLTree, words: frozenset[bytes], markup: bool, comments: bool) -> tuple[str, str]:
@@ -212,9 +219,8 @@ def _densest(body, comments: bool):
 def _root(body, words: frozenset[bytes]):
     """The element that holds all the text, if the page is of a known kind."""
     selectors = _selector(words, _ROOTS)
-    found = (
-        body.query_selector_all(selectors).values() if selectors else []
-    )  # in document order: an element before those inside it
+    # In document order: an element before those inside it.
+    found = body.query_selector_all(selectors).values() if selectors else []
     return found[0] if found and all(found[0].contains(other) for other in found[1:]) else None
 
 
@@ -276,11 +282,13 @@ def _take_table(tree: HTMLTree, table, blocks: list[str]) -> None:
         return
     for br in table.query_selector_all("br").values():
         br.append(tree.create_text_node(" "))
-    rows = []
+    rows: list[list[str]] = []
     for element in table.query_selector_all("tr, th, td").values():  # in document order: the cells after their row
         if element.tag == "tr":
             rows.append([])
             continue
+        if not rows:  # in MathML, where a cell needs no row
+            return
         rows[-1].append(" ".join(element.text.split()).replace("|", "\\|"))
         span = element.getattr("colspan")
         if span and span.isdecimal():

@@ -219,6 +219,13 @@ def test_what_a_removed_line_leaves_behind_goes_too():
     )
 
 
+def test_a_line_is_as_long_at_the_end_as_elsewhere():
+    """In folded case: ß is two letters then."""
+    line = "Straßenordnung 2024"
+    settings = LINES | {"min_chars": len(line) + 1}
+    assert list(lines.keys(line, "s", "", settings)) == list(lines.keys(f"{line}\n", "s", "", settings)) != []
+
+
 def test_a_line_of_few_pages_of_a_large_site_stays(tmp_path):
     line = "check_finite : bool, optional, whether to check the input"
     pages = [(f"d{i}", f"{text(i, 30)}\n{line if i < 5 else text(100 + i, 9)}") for i in range(20)]

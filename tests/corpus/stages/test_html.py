@@ -257,6 +257,8 @@ def test_pages_without_main_text_go(page):
         '<p style="color:red;display: none">gone</p>',
         '<p id="path"><a>gone</a><a>gone</a></p>',
         "<aside class=sidebar><sup class=reference>gone</sup></aside>",
+        '<p class="cookie&#45;banner">gone</p>',
+        "<p class='&#x68;eaderlink'>gone</p>",
     ],
 )
 def test_furniture_goes_however_it_is_written(furniture):
@@ -265,6 +267,18 @@ def test_furniture_goes_however_it_is_written(furniture):
     found = text_of(page)
     assert found.endswith("Stays.")
     assert "gone" not in found
+
+
+def test_a_page_may_leave_its_body_unsaid():
+    text = "<p>The program runs on several systems and each is tested before release.</p>" * 3
+    page = f"<title>T</title><div class=chapter><div class=titlepage><h1>Head</h1></div>{text}<div class=toc>gone</div></div>"
+    assert "gone" not in text_of(page)
+
+
+def test_a_cell_without_a_row_does_no_harm():
+    text = "<p>The program runs on several systems and each is tested before release.</p>" * 3
+    table = "<table><caption><math><td>x</td></math></caption><tr><td>a<td>b<tr><td>c<td>d</table>"
+    assert "b" in text_of(f"<!DOCTYPE html><body><article>{text}{table}{text}</article>")
 
 
 def test_min_chars():
