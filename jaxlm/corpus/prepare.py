@@ -253,9 +253,13 @@ def _owner(root: pathlib.Path) -> str:
 
 def _compare(root: pathlib.Path, built: dict, wanted: dict) -> None:
     for key in [*wanted, *(key for key in built if key not in wanted)]:
-        if built.get(key) != wanted.get(key):
+        if (was := built.get(key)) != (now := wanted.get(key)):
+            if isinstance(was, dict) and isinstance(now, dict):
+                was, now = (
+                    {k: v for k, v in one.items() if other.get(k) != v} for one, other in ((was, now), (now, was))
+                )
             raise ConfigError(
-                f"{root} was prepared with {key} = {built.get(key)}, now it is {wanted.get(key)}; set another data.dir, or "
+                f"{root} was prepared with {key} = {was}, now it is {now}; set another data.dir, or "
                 f"delete {root / MANIFEST} to prepare it again"
             )
 

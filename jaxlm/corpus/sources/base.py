@@ -13,6 +13,7 @@ MAX_RECORD_BYTES = 16 << 20
 BAD_BYTES = "bytes that the declared charset lacks became U+FFFD"
 NOT_UTF8 = "bytes that are not UTF-8 became U+FFFD"
 WESTERN = "not UTF-8: read as windows-1252"
+BYTE_ORDER_MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 _EXAMPLES = 5  # of each reason
 
 
@@ -135,11 +136,15 @@ class Reader(typing.Protocol):
 
 
 def to_text(raw: bytes, doc_id: str, stats: SourceStats) -> str:
-    """UTF-8 (with or without a byte order mark), or windows-1252 where that alone makes sense, counted as repaired.
+    """UTF-8, what a byte order mark tells, or windows-1252 where that alone makes sense, counted as repaired.
 
     Else what is not UTF-8 becomes U+FFFD, and is counted too.
     """
-    raw = raw.removeprefix(b"\xef\xbb\xbf")
+    for mark, charset in BYTE_ORDER_MARKS:
+        if raw.startswith(mark):
+            raw = raw[len(mark) :]
+            if charset != "utf-8":
+                return raw.decode(charset, "replace")
     try:
         return raw.decode()
     except UnicodeDecodeError:

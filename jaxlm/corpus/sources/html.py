@@ -22,7 +22,6 @@ _DECLARED = re.compile(
     rb"<meta\b[^>]*\bcharset\s*=\s*[\"']?\s*([\w.:-]+)|<\?xml[^>]*\bencoding\s*=\s*[\"']([\w.:-]+)", re.IGNORECASE
 )
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
-_BOMS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
@@ -53,7 +52,7 @@ def decode(raw: bytes, http_charset: str, doc_id: str, stats: SourceStats) -> st
     UTF-8 that is valid goes before the declaration because it is hardly ever valid by chance, and servers misdeclare it.
     A bad byte among good ones becomes U+FFFD and is counted as repaired.
     """
-    for bom, name in _BOMS:
+    for bom, name in base.BYTE_ORDER_MARKS:
         if raw.startswith(bom):
             return raw[len(bom) :].decode(name, "replace")
     declared = http_charset

@@ -34,11 +34,14 @@ _FURNITURE = (
     " .breadcrumb, .breadcrumbs, #breadcrumbs, .cookie-banner, #cookie-banner, .cookie-notice, .cookie-consent,"
     " .cookies, #onetrust-consent-sdk, #CybotCookiebotDialog, .cc-window, .gdpr, .newsletter, .newsletter-signup,"
     " .social-share, .share-buttons, .sharedaddy, .addtoany_share_save_container, .navheader, .navfooter, .docnav,"
+    " h1 a.mark, h2 a.mark, h3 a.mark, h4 a.mark, h5 a.mark, h6 a.mark,"
     " .viewcode-link, .copybtn, .copy-button, .mw-editsection, .mw-jump-link, .navbox, .catlinks, .printfooter,"
     " .noprint, sup.reference, .tagline, .mainmenu, .toplang, .bottomlang, .language-selection, #path:has(> a + a),"
     " .viewcode-back, .footer, #footer, .page-footer, #page-footer, .site-footer, #site-footer,"
     " [role=contentinfo]"
 )
+# What resiliparse's rules drop though it stands in a sentence.
+_INLINE = "p time, p label, li time, li label, dd time, td time"
 # Numbers of lines beside code.
 _GUTTERS = (
     "td.linenos, td.gutter, td.rouge-gutter, td.hljs-ln-numbers, td.blob-num, .linenodiv, .line-numbers-rows,"
@@ -78,6 +81,8 @@ _SPELLED = re.compile(  # a letter, digit, "-" or "_" of a name as a character r
     r"&#(?:45|95|4[89]|5[0-7]|6[5-9]|[78]\d|9[07-9]|1[01]\d|12[0-2]|x(?:2d|5f|3\d|[46][1-9a-f]|[57][0-9a]))(?!\w)", re.I
 )
 _IMPLIED = frozenset([b"html", b"head", b"body", b"tbody"])  # elements that a page may leave unsaid
+_LINKED = 0.6  # of a list's characters; with more it is a menu
+_LONG_ITEM = 70  # characters of an item, on average: no menu has so many
 _SIGNS = re.compile(r"[\W_]+")
 
 
@@ -95,7 +100,7 @@ class Html(Stage):
             return None
         html = _well_formed(document.text)
         tree = HTMLTree.parse(html)
-        if tree.body is None:
+        if tree.body is None or tree.body.tag is None:  # the body of a page of frames is no element
             return Remove("no main text", "no body")
         if tree.document.query_selector(_TOO_DEEP) is not None:
             return Remove("nested too deep", f"elements nested over {_DEPTH} deep")
@@ -177,7 +182,8 @@ def main_text(tree: HTMLTree, words: frozenset[bytes], markup: bool, comments: b
     root = _root(body, words)
     if root is not None:  # first, as there is less to search then
         _isolate(root, body)
-    _drop(body, _selector(words, _FURNITURE, _GUTTERS, *([] if root is None else [_WITHIN_ROOT])), root)
+    groups = (_FURNITURE, _GUTTERS) if root is None else (_FURNITURE, _GUTTERS, _WITHIN_ROOT)
+    _drop(body, _selector(words, *groups), root)
     blocks: list[str] = []
     for pre in body.query_selector_all("pre").values():
         _take_code(tree, pre, blocks, markup)
@@ -186,11 +192,16 @@ def main_text(tree: HTMLTree, words: frozenset[bytes], markup: bool, comments: b
     if markup:
         _mark_headings(tree, body)
     if root is None:
+        if inline := _selector(words, _INLINE):
+            for element in body.query_selector_all(inline).values():
+                element.replace_with(tree.create_text_node(element.text))
         _protect_figures(tree, body)
         _protect_lists(tree, body)
         text = _extract(tree, True, comments)
         # Rules by class names sometimes take a whole article for furniture.
         missed = _densest(body, comments) if len(text) < _MIN_SHARE * len(body.text) else None
+        if missed is None and not text.strip():  # all that there is stands in what is called comments
+            missed = _densest(body, True)
         if missed is not None and len(text) < _MIN_SHARE * len(missed.text):
             _isolate(missed, body)
             text = _extract(tree, False, comments)
@@ -249,7 +260,7 @@ def _put(blocks: list[str], text: str) -> str:
 
 def _take_code(tree: HTMLTree, pre, blocks: list[str], markup: bool) -> None:
     """Puts the text of a `pre` aside, exactly as it is: serialisation would indent its first line only."""
-    for inner in pre.query_selector_all("br, div, li, p").values():
+    for inner in pre.query_selector_all("br, div, li, p, code + code").values():
         before = inner.previous_sibling
         if inner.tag != "br" and before is not None and not (before.text or "").endswith("\n"):
             before.parent.insert_before(tree.create_text_node("\n"), inner)
@@ -333,13 +344,13 @@ def _protect_figures(tree: HTMLTree, body) -> None:
 def _protect_lists(tree: HTMLTree, body) -> None:
     """Saves lists of text from resiliparse, which drops every `ul` near the body and those with over 20% of links.
 
-    Items of a menu are links: a list with few stays.
+    Items of a menu are short links: a list with other text, of long items or right below a paragraph stays.
     """
     for ul in reversed(body.query_selector_all("ul").values()):  # inner ones first
         text = len(ul.text)
         items = [item for item in ul.child_nodes.values() if item.tag == "li"]
         linked = sum(len(a.text) for a in ul.query_selector_all("a").values())
-        if not items or linked > 0.25 * text:
+        if not items or (linked > _LINKED * text and text < _LONG_ITEM * len(items) and not _below_paragraph(ul)):
             continue
         block = _in_place_of(tree, ul, "div")
         for item in items:
@@ -352,6 +363,14 @@ def _protect_lists(tree: HTMLTree, body) -> None:
                     line.append(node)
             block.append_child(line)
         ul.replace_with(block)
+
+
+def _below_paragraph(element) -> bool:
+    """Whether the element before it is a paragraph of more than links."""
+    before = element.previous_element_sibling
+    if before is None or before.tag != "p":
+        return False
+    return len(before.text) > 2 * sum(len(a.text) for a in before.query_selector_all("a").values())
 
 
 def _finish(text: str, blocks: list[str], markup: bool) -> str:

@@ -112,6 +112,14 @@ def test_what_is_not_utf8_is_read_as_windows_1252_where_that_makes_sense(tmp_pat
     assert re.search(reason, told)
 
 
+@pytest.mark.parametrize("charset", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_tells_the_charset(tmp_path, charset):
+    (tmp_path / "x.txt").write_bytes("Река by the town".encode(charset))
+    documents, stats = read(tmp_path / "x.txt")
+    assert documents == [("x.txt", "Река by the town")]
+    assert not stats.repaired
+
+
 def test_a_cut_gzip_gives_what_can_be_read(tmp_path):
     raw = gzip.compress(jsonl(*({"text": f"{i} {hash((i, 1))}"} for i in range(5000))))
     (tmp_path / "x.jsonl.gz").write_bytes(raw[: len(raw) // 2])

@@ -269,6 +269,47 @@ def test_furniture_goes_however_it_is_written(furniture):
     assert "gone" not in found
 
 
+PROSE = "<p>The program runs on several systems and each is tested before release.</p>" * 3
+
+
+def test_lists_of_links_in_the_text_stay():
+    lead = "<p>The module defines:</p><ul><li><a href=a>open_file</a></li><li><a href=b>close_file</a></li></ul>"
+    long = "".join(
+        f"<li><a href={i}>J. Smith, The flood of 190{i} in the lower town and its causes, Journal 12</a></li>"
+        for i in "12"
+    )
+    some = "<ul><li><code>buffer</code> <a>string</a> | <a>Buffer</a> The bytes to decode.</li></ul>"
+    found = text_of(
+        f"<article>{PROSE}{lead}{PROSE}<h2>References</h2><ul>{long}</ul>{PROSE}<h3>end</h3>{some}{PROSE}</article>"
+    )
+    for line in (
+        "- open_file",
+        "- close_file",
+        "- J. Smith, The flood of 1902",
+        "- buffer string | Buffer The bytes to decode.",
+    ):
+        assert line in found, found
+
+
+def test_words_in_a_sentence_stay():
+    text = "<p>It was released on <time>1 January</time>; tick <label>Always</label> then.</p>"
+    assert "released on 1 January; tick Always then." in text_of(f"<article>{PROSE}{text}{PROSE}</article>")
+
+
+def test_a_page_that_is_all_comments_is_text():
+    assert "several systems" in text_of(f"<body><div class=comments>{PROSE}</div>")
+
+
+def test_a_page_of_frames_has_no_text():
+    _, removed, _ = clean("<frameset cols=20%,80%><frame src=a><noframes><p>x</noframes></frameset>")
+    assert removed.reason == "no main text"
+
+
+def test_two_blocks_of_code_in_one_are_apart():
+    found = text_of(f"<article>{PROSE}<pre><code>import a</code><code>require('a')</code></pre>{PROSE}</article>")
+    assert "import a\nrequire('a')" in found
+
+
 def test_a_page_may_leave_its_body_unsaid():
     text = "<p>The program runs on several systems and each is tested before release.</p>" * 3
     page = f"<title>T</title><div class=chapter><div class=titlepage><h1>Head</h1></div>{text}<div class=toc>gone</div></div>"
