@@ -36,7 +36,7 @@ _FURNITURE = (
     " .social-share, .share-buttons, .sharedaddy, .addtoany_share_save_container, .navheader, .navfooter, .docnav,"
     " h1 a.mark, h2 a.mark, h3 a.mark, h4 a.mark, h5 a.mark, h6 a.mark,"
     " .viewcode-link, .copybtn, .copy-button, .mw-editsection, .mw-jump-link, .navbox, .catlinks, .printfooter,"
-    " .noprint, sup.reference, .tagline, .mainmenu, .toplang, .bottomlang, .language-selection, #path:has(> a + a),"
+    " .noprint, sup.reference, .tagline, .mainmenu, .submenu, .toplang, .bottomlang, .language-selection, #path:has(> a + a),"
     " .viewcode-back, .footer, #footer, .page-footer, #page-footer, .site-footer, #site-footer,"
     " [role=contentinfo]"
 )

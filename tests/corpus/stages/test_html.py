@@ -253,6 +253,7 @@ def test_pages_without_main_text_go(page):
         "<div class='x breadcrumbs\ty'>gone</div>",
         "<div\nid = footer>gone</div>",
         '<div role="search">gone</div>',
+        '<div class="menu submenu"><ul><li><a>gone</a></ul></div>',
         "<div HIDDEN>gone</div>",
         '<p style="color:red;display: none">gone</p>',
         '<p id="path"><a>gone</a><a>gone</a></p>',
