@@ -125,7 +125,7 @@ def main(argv: typing.Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print("jaxlm: stopped; the same command goes on from what is done", file=sys.stderr)
-        return 1
+        return 4
 
 
 def _without_leftovers(

@@ -88,7 +88,7 @@ def test_values_may_stand_apart(capsys):
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(ConfigError("bad"), 2), (RunError("broken"), 1), (KeyboardInterrupt(), 1)]
+    ("error", "code"), [(ConfigError("bad"), 2), (RunError("broken"), 1), (KeyboardInterrupt(), 4)]
 )
 def test_errors_become_exit_codes(capsys, monkeypatch, error, code):
     def fail(argv):
