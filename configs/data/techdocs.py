@@ -9,8 +9,8 @@ Navigation around every page, pages in twenty languages, and older versions that
 the newest stays (`priority`). The result is in data/techdocs: report.html says what went and why.
 
 753 MB of HTML in 21,791 files (Debian 12, 2026-11); without the handbook's translations 18,616 pages, 693 MB, of which
-6,534 documents and 76 MB of text are kept; `prepare` took 86 s on 2 idle cores (with
-all translations), 8 minutes beside other work. To decontaminate add "decontaminate" before "exact", with the benchmarks' files.
+6,534 documents and 76 MB of text are kept; `prepare` took 4 minutes on 2 slow cores. To decontaminate add "decontaminate"
+before "exact", with the benchmarks' files.
 """
 
 from jaxlm.configs import base

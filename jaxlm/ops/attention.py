@@ -79,26 +79,19 @@ def attention(
     if backend not in BACKENDS:
         raise ValueError(f"unknown attention backend {backend!r}; one of {', '.join(BACKENDS)}")
     _check_shapes(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH)
-    same_length = q_BxTxNxH.shape[1] == k_BxSxKxH.shape[1]
+    queries, keys = q_BxTxNxH.shape[1], k_BxSxKxH.shape[1]
     scale = q_BxTxNxH.shape[-1] ** -0.5 if scale is None else scale
-    if kv_segment_ids_BxS is None and same_length:
+    if kv_segment_ids_BxS is None and queries == keys:
         kv_segment_ids_BxS = q_segment_ids_BxT
     if (q_segment_ids_BxT is None) != (kv_segment_ids_BxS is None):
         raise ValueError("segment ids are needed for queries and for keys, or for neither")
     if backend == "xla":
-        mask_BxTxS = visible(
-            q_BxTxNxH.shape[1],
-            k_BxSxKxH.shape[1],
-            q_positions_BxT,
-            kv_positions_BxS,
-            q_segment_ids_BxT,
-            kv_segment_ids_BxS,
-        )
+        places = (q_positions_BxT, kv_positions_BxS, q_segment_ids_BxT, kv_segment_ids_BxS)
+        mask_BxTxS = visible(queries, keys, *places)
         return masked_attention(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, mask_BxTxS, scale)
-    if not same_length:
+    if queries != keys:
         raise ValueError(
-            f"attention backend {backend!r} needs as many keys as queries, got {k_BxSxKxH.shape[1]} and "
-            f"{q_BxTxNxH.shape[1]}; use 'xla' with positions"
+            f"attention backend {backend!r} needs as many keys as queries, got {keys} and {queries}; use 'xla' with positions"
         )
     function = {
         "blocked": attention_blocked.blocked_attention,

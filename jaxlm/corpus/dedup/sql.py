@@ -2,7 +2,6 @@
 
 import contextlib
 import pathlib
-import shutil
 import tempfile
 import typing
 from collections.abc import Iterator
@@ -14,22 +13,18 @@ import duckdb
 def connect(folder: pathlib.Path, memory_gb: float, threads: int) -> Iterator[duckdb.DuckDBPyConnection]:
     """A DuckDB that spills to `folder` beyond `memory_gb`."""
     (folder / "spill").mkdir(parents=True, exist_ok=True)
-    spill = tempfile.mkdtemp(
-        dir=folder / "spill"
-    )  # its own: DuckDB names files by process, and machines share the disk
-    settings = {
-        "memory_limit": f"{memory_gb}GB",
-        "temp_directory": spill,
-        "threads": threads,
-        "preserve_insertion_order": False,
-        "autoinstall_known_extensions": False,
-        "autoload_known_extensions": False,
-    }
-    try:
+    # A place of its own: DuckDB names files by process, and machines share the disk.
+    with tempfile.TemporaryDirectory(dir=folder / "spill", ignore_cleanup_errors=True) as spill:
+        settings = {
+            "memory_limit": f"{memory_gb}GB",
+            "temp_directory": spill,
+            "threads": threads,
+            "preserve_insertion_order": False,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+        }
         with duckdb.connect(":memory:", config=settings) as connection:
             yield connection
-    finally:
-        shutil.rmtree(spill, ignore_errors=True)
 
 
 def quoted(path: typing.Any) -> str:

@@ -139,6 +139,7 @@ class GopherRepetition(_Prose):
         super().__init__(settings, folder)
         self._top = [(n, getattr(settings, f"top_{n}_gram")) for n in (2, 3, 4)]
         self._dup = [(n, limit) for n in range(5, 11) if (limit := getattr(settings, f"dup_{n}_gram"))]
+        self._least = min((limit for _, limit in self._dup), default=0.0)
 
     def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         s, text = self.settings, document.text
@@ -160,7 +161,7 @@ class GopherRepetition(_Prose):
             covered = grams.covered_chars(n) / len(text)
             if covered > limit and (share := grams.repeated_chars(n) / len(text)) > limit:
                 return Remove(f"duplicated_{n}_n_grams", f"{share:.3f}, max={limit}")
-            if covered <= min(limit for _, limit in self._dup):
+            if covered <= self._least:
                 return None  # longer n-grams cover no more than these that they are made of
         return None
 

@@ -61,9 +61,7 @@ _PLACE = re.compile(rf"{_OPEN}(\d+){_CLOSE}")
 # resiliparse 2.0.1 takes a lone character of three bytes (a Chinese one, a dash) for an icon and drops it: this behind
 # it saves it. Real icons stand in the private use area.
 _SAVE = "\ue002"
-_LONE = re.compile(
-    r"[\u0800-\udfff\uf900-\uffff](?=\s*<)"
-)  # more than need be: a class of one range is quickly matched
+_LONE = re.compile(r"[\u0800-\udfff\uf900-\uffff](?=\s*<)")
 _LONE_ENTITY = re.compile(r"&(?!nbsp)#?\w{2,8};(?=\s*<)")
 _STRAY = ("\0", _OPEN, _CLOSE, _SAVE)
 _XHTML = re.compile(r"^\s*<\?xml|xhtml", re.I)
@@ -149,15 +147,15 @@ def _close(html: str) -> str:
 
 def _words(html: str) -> frozenset[bytes]:
     """All words of a page, names and values of attributes among them."""
-    words = frozenset(html.encode("utf-8", "replace").lower().translate(_SPACED).split())
     if _SPELLED.search(html):
-        words |= frozenset(unescape(html).encode("utf-8", "replace").lower().translate(_SPACED).split())
-    return words
+        html += unescape(html)
+    return frozenset(html.encode("utf-8", "replace").lower().translate(_SPACED).split())
 
 
-def _selector(words: frozenset[bytes], *groups: str) -> str:
-    """Those of the selectors whose words a page has, all of them: each selector takes time on every element."""
-    return ", ".join(name for group in groups for name, needed in _needed(group).items() if needed <= words)
+def _find(body, words: frozenset[bytes], *groups: str) -> list:
+    """Elements that a selector matches, in document order; tried are those whose words a page has, as each takes time."""
+    tried = [selector for group in groups for selector, needed in _needed(group).items() if needed <= words]
+    return body.query_selector_all(", ".join(tried)).values() if tried else []
 
 
 @functools.cache
@@ -183,7 +181,7 @@ def main_text(tree: HTMLTree, words: frozenset[bytes], markup: bool, comments: b
     if root is not None:  # first, as there is less to search then
         _isolate(root, body)
     groups = (_FURNITURE, _GUTTERS) if root is None else (_FURNITURE, _GUTTERS, _WITHIN_ROOT)
-    _drop(body, _selector(words, *groups), root)
+    _drop(_find(body, words, *groups), root)
     blocks: list[str] = []
     for pre in body.query_selector_all("pre").values():
         _take_code(tree, pre, blocks, markup)
@@ -192,9 +190,8 @@ def main_text(tree: HTMLTree, words: frozenset[bytes], markup: bool, comments: b
     if markup:
         _mark_headings(tree, body)
     if root is None:
-        if inline := _selector(words, _INLINE):
-            for element in body.query_selector_all(inline).values():
-                element.replace_with(tree.create_text_node(element.text))
+        for element in _find(body, words, _INLINE):
+            element.replace_with(tree.create_text_node(element.text))
         _protect_figures(tree, body)
         _protect_lists(tree, body)
         text = _extract(tree, True, comments)
@@ -229,9 +226,7 @@ def _densest(body, comments: bool):
 
 def _root(body, words: frozenset[bytes]):
     """The element that holds all the text, if the page is of a known kind."""
-    selectors = _selector(words, _ROOTS)
-    # In document order: an element before those inside it.
-    found = body.query_selector_all(selectors).values() if selectors else []
+    found = _find(body, words, _ROOTS)  # an element before those inside it
     return found[0] if found and all(found[0].contains(other) for other in found[1:]) else None
 
 
@@ -246,8 +241,8 @@ def _isolate(root, body) -> None:
         node = parent
 
 
-def _drop(body, selectors: str, root) -> None:
-    for element in body.query_selector_all(selectors).values() if selectors else ():
+def _drop(elements: list, root) -> None:
+    for element in elements:
         # An element that went with one around it has no parent any more.
         if element.parent is not None and (root is None or not element.contains(root)):
             element.decompose()

@@ -246,6 +246,9 @@ def test_pages_without_main_text_go(page):
     assert edits == {}
 
 
+PROSE = "<p>The program runs on several systems and each is tested before release.</p>" * 3
+
+
 @pytest.mark.parametrize(
     "furniture",
     [
@@ -263,14 +266,10 @@ def test_pages_without_main_text_go(page):
     ],
 )
 def test_furniture_goes_however_it_is_written(furniture):
-    text = "<p>The program runs on several systems and each is tested before release.</p>" * 3
-    page = f'<!DOCTYPE html><body><div class="rst-content"><div role="main">{text}{furniture}<p>Stays.</p></div></div>'
+    page = f'<!DOCTYPE html><body><div class="rst-content"><div role="main">{PROSE}{furniture}<p>Stays.</p></div></div>'
     found = text_of(page)
     assert found.endswith("Stays.")
     assert "gone" not in found
-
-
-PROSE = "<p>The program runs on several systems and each is tested before release.</p>" * 3
 
 
 def test_lists_of_links_in_the_text_stay():
@@ -312,15 +311,13 @@ def test_two_blocks_of_code_in_one_are_apart():
 
 
 def test_a_page_may_leave_its_body_unsaid():
-    text = "<p>The program runs on several systems and each is tested before release.</p>" * 3
-    page = f"<title>T</title><div class=chapter><div class=titlepage><h1>Head</h1></div>{text}<div class=toc>gone</div></div>"
+    page = f"<title>T</title><div class=chapter><div class=titlepage><h1>Head</h1></div>{PROSE}<div class=toc>gone</div></div>"
     assert "gone" not in text_of(page)
 
 
 def test_a_cell_without_a_row_does_no_harm():
-    text = "<p>The program runs on several systems and each is tested before release.</p>" * 3
     table = "<table><caption><math><td>x</td></math></caption><tr><td>a<td>b<tr><td>c<td>d</table>"
-    assert "b" in text_of(f"<!DOCTYPE html><body><article>{text}{table}{text}</article>")
+    assert "b" in text_of(f"<!DOCTYPE html><body><article>{PROSE}{table}{PROSE}</article>")
 
 
 def test_min_chars():
