@@ -48,9 +48,11 @@ def _model(c: ConfigDict) -> None:
     m.init_std = 0.02  # of normal initial weights; output projections divided by sqrt(2 n_layers)
     m.dtype = "auto"  # compute: bfloat16 | float32 | auto (float32 on CPU); parameters and loss are always float32
     m.attention = "auto"  # auto | xla | blocked (CPU) | cudnn (GPU) | pallas (GPU, TPU); the choice is logged
-    m.remat = "none"  # recompute in the backward pass: none | names | dots | full, in order of memory saved
+    m.remat = "none"  # recompute in backward: none | names | dots | full, in order of memory saved; auto = what fits
     m.scan_layers = False  # True: compile one layer and scan it (deep models, TPU); False: unroll (fastest on one GPU)
     m.fuse_projections = True  # q, k, v in one product and gate, up in one; the parameters stay apart
+    m.fp8 = False  # products of the MLP in float8 (e4m3, gradients e5m2; scaled by tensor): Hopper, Ada or newer
+    m.offload = False  # what `remat=names` keeps waits for the backward pass in host memory
 
 
 def _data(c: ConfigDict) -> None:
@@ -80,7 +82,7 @@ def _train(c: ConfigDict) -> None:
     t.steps = 1000
     t.batch_size = 64  # sequences per optimizer step, over all devices
     t.seq_len = 512  # tokens per sequence
-    t.microbatch_size = 0  # sequences held in memory at a time (gradient accumulation); 0 = batch_size
+    t.microbatch_size = 0  # sequences in memory at a time (accumulation); 0 = batch_size, -1 = auto, the most that fit
     t.eval_every_steps = 250  # held-out loss; 0 = at the end only
     t.max_nonfinite_steps = 20  # this many skipped steps in a row stop the run (exit code 3)
 
@@ -89,7 +91,10 @@ def _train(c: ConfigDict) -> None:
     c.loss.tile_tokens = 2048  # tokens per tile of the cross-entropy, so that all logits never exist; 0 = plain
 
     c.optim = o = ConfigDict()
-    o.name = "adamw"
+    o.name = "adamw"  # adamw | adamw8bit | adafactor | muon (AdamW for what is no matrix of a layer)
+    o.mu_dtype = "float32"  # of the first moment (adamw, muon): float32 | bfloat16
+    o.full_precision = (r".*norm.*", r".*embed.*", r".*/bias")  # adamw8bit: parameters whose moments stay float32
+    o.offload = False  # the optimizer's state lives in host memory and visits the device at each update
     o.lr = 1e-3  # peak
     o.schedule = "cosine"  # cosine | wsd | linear | constant, all after a linear warm-up
     o.warmup_steps = 100
@@ -133,6 +138,7 @@ def _machine(c: ConfigDict) -> None:
     c.mesh.data = -1  # copies of the model, each on its part of the batch
     c.mesh.fsdp = 1  # the batch and the parameters split over these
     c.mesh.tensor = 1  # heads, feed-forward and vocabulary split over these
+    c.mesh.context = 1  # the tokens of each row split over these (long rows)
 
     c.log = ConfigDict()
     c.log.every_steps = 10
@@ -143,12 +149,35 @@ def _machine(c: ConfigDict) -> None:
     c.hardware.usd_per_hour = 0.0  # what the machine costs, for the dollars in the progress line
     c.hardware.peak_tflops = 0.0  # of one device, for MFU; 0 = by the device's name
     c.hardware.compile_cache = "~/.cache/jaxlm/xla"  # persistent compile cache; "" = off
+    c.hardware.xla_flags = ()  # XLA flags added to those that jaxlm sets (docs/performance.md); the later one counts
+
+    c.profile = ConfigDict()
+    c.profile.steps = ""  # A:B = trace steps A to B, for TensorBoard and Perfetto, and say where the time went
 
     c.distributed = ConfigDict()  # several processes; found by themselves under Slurm and Open MPI
     c.distributed.auto = False  # True: JAX looks for a cluster that it knows (GKE, GCE TPU pods, Kubernetes)
     c.distributed.coordinator = ""  # host:port of process 0
     c.distributed.num_processes = 0
     c.distributed.process_id = -1
+
+    c.plan = p = ConfigDict()  # `jaxlm plan`
+    p.mesh = ""  # plan for a mesh that is not there, such as fsdp:64 or data:4,fsdp:8; "" = one device of each kind
+    p.hosts = 0  # over how many hosts that mesh goes; 0 = eight devices to a host
+    p.prices = ""  # your own copy of configs/prices.toml; "" = the shipped one
+    p.accelerator = ""  # only this one of the prices file; "" = all
+    p.compile = True  # compile the real step for the mesh, from shapes alone; False = arithmetic only
+    p.preemptions_per_day = 2.0  # of a spot machine
+    p.restart_minutes = 10.0  # from a preemption to the next step: a new machine, data, compile
+
+    c.tune = t = ConfigDict()  # `jaxlm tune`: every combination of these is compiled, those that fit are timed
+    t.microbatch_sizes = ()  # () = halves of train.batch_size, down to the mesh's own
+    t.remat = ("none", "names", "dots", "full")
+    t.attention = ()  # () = every backend that this device runs
+    t.scan_layers = (False, True)
+    t.tile_tokens = (0, 2048)  # of the loss
+    t.steps = 10  # timed for each
+    t.max_seconds = 1800.0  # begin no further candidate after this
+    t.memory_gb = 0.0  # of a device; 0 = what it says it has
 
     c.engine = "local"  # where the tasks of `jaxlm prepare` run: local | ray | slurm
 

@@ -226,7 +226,7 @@ def _parse(name: str, verb: Verb, rest: list[str]) -> argparse.Namespace:
     if unknown:
         known = ["--config", *verb.options]
         word = unknown[0].partition("=")[0]
-        keys = {key.split(".")[-1]: key for key, _, _ in _keys()}
+        keys = {key.split(".")[-1]: key for key, _, _ in reversed(_keys())}  # the first of a name
         near = difflib.get_close_matches(word, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"jaxlm {name} --help lists all"
         if word.lstrip("-").replace("-", "_").split(".")[-1] in keys:

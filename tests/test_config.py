@@ -115,7 +115,7 @@ def test_parameter_counts(name, count):
         ("model.dropout=1.0", "below 1"),
         ("sample.top_p=0", "greater than 0"),
         ("sample.temperature=-1", "at least 0"),
-        ("train.microbatch_size=-1", "at least 1"),
+        ("train.microbatch_size=-2", "at least -1"),
         ("optim.b2=1.5", "in 0 to 1"),
         ("optim.lr=inf", "greater than 0"),
         ("model.rope.factor=0", "at least 1"),

@@ -27,13 +27,16 @@ from jaxlm.config.schema import (
     MeshConfig,
     ModelConfig,
     OptimConfig,
+    PlanConfig,
     PrepareConfig,
     PrepareSourceConfig,
+    ProfileConfig,
     RopeConfig,
     RunError,
     SampleConfig,
     SourceConfig,
     TrainConfig,
+    TuneConfig,
 )
 
 __all__ = [
@@ -50,13 +53,16 @@ __all__ = [
     "MeshConfig",
     "ModelConfig",
     "OptimConfig",
+    "PlanConfig",
     "PrepareConfig",
     "PrepareSourceConfig",
+    "ProfileConfig",
     "RopeConfig",
     "RunError",
     "SampleConfig",
     "SourceConfig",
     "TrainConfig",
+    "TuneConfig",
     "build",
     "nearest",
     "nearest_key",
@@ -91,7 +97,7 @@ def _derive(c: Config) -> Config:
     )
     train = dataclasses.replace(t, microbatch_size=t.microbatch_size or t.batch_size)
     sources = {"text": SourceConfig(path=c.data.path, weight=1.0)} if c.data.path else c.data.sources
-    evaluation = dataclasses.replace(c.eval, batch_size=c.eval.batch_size or train.microbatch_size)
+    evaluation = dataclasses.replace(c.eval, batch_size=c.eval.batch_size or max(train.microbatch_size, 0))
     data_dir = c.data.dir or (os.path.join(c.workdir, "data") if c.workdir else "")
     data = dataclasses.replace(c.data, dir=data_dir, sources=sources)
     return dataclasses.replace(c, model=model, train=train, data=data, eval=evaluation)

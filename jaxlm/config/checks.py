@@ -14,10 +14,7 @@ _BOUNDS = {
         ("model.n_layers", "model.d_model", "model.n_heads", "model.n_kv_heads", "model.d_ff"), (1, math.inf)
     ),
     **dict.fromkeys(("train.seq_len", "train.steps", "train.batch_size"), (1, math.inf)),
-    **dict.fromkeys(
-        ("model.vocab_size", "model.max_seq_len", "train.microbatch_size", "eval.batch_size", "log.every_steps"),
-        (1, math.inf),
-    ),
+    **dict.fromkeys(("model.vocab_size", "model.max_seq_len", "log.every_steps", "tune.steps"), (1, math.inf)),
     **dict.fromkeys(("checkpoint.keep_last", "data.num_threads", "data.block_tokens", "data.prefetch"), (1, math.inf)),
     **dict.fromkeys(("model.rope.theta", "model.rope.factor", "data.timeout_s"), (1, math.inf)),
     **dict.fromkeys(("model.rope.low_freq_factor", "model.rope.high_freq_factor"), (0, math.inf)),
@@ -35,6 +32,12 @@ _BOUNDS = {
         ("prepare.workers", "prepare.examples", "prepare.excerpt_chars", "prepare.report_mb"), (0, math.inf)
     ),
     **dict.fromkeys(("prepare.task_mb", "prepare.memory_gb"), (0.001, math.inf)),
+    **dict.fromkeys(
+        ("plan.hosts", "plan.preemptions_per_day", "plan.restart_minutes", "tune.max_seconds", "tune.memory_gb"),
+        (0, math.inf),
+    ),
+    "train.microbatch_size": (-1, math.inf),  # -1 = auto
+    "eval.batch_size": (0, math.inf),  # 0 as long as the microbatch is auto
     "seed": (0, 2**32 - 1),  # jax.random.key takes 32 bits of it
     **dict.fromkeys(("hardware.usd_per_hour", "hardware.peak_tflops"), (0, math.inf)),
     **dict.fromkeys(("optim.final_lr_ratio", "optim.b1", "optim.b2", "sample.top_p"), (0, 1)),
@@ -66,11 +69,12 @@ def _need(ok: bool, message: str) -> None:
 _CHOICES = {
     "model.family": ("llama", "gpt2"),
     "model.dtype": ("auto", "float32", "bfloat16"),
-    "model.remat": ("none", "full", "dots", "names"),
+    "model.remat": ("none", "names", "dots", "full", "auto"),
     "model.attention": ("auto", "xla", "blocked", "cudnn", "pallas"),
     "model.rope.scaling": ("none", "linear", "llama3"),
     "optim.schedule": ("cosine", "wsd", "linear", "constant"),
-    "optim.name": ("adamw",),
+    "optim.name": ("adamw", "adamw8bit", "adafactor", "muon"),
+    "optim.mu_dtype": ("float32", "bfloat16"),
     "log.wandb": ("", "offline", "online"),
     "data.tokenizer_model": ("bpe", "unigram"),
     "engine": ("local", "ray", "slurm"),
@@ -126,7 +130,7 @@ def _validate_model(m: ModelConfig, t: TrainConfig) -> None:
 
 def _validate_training(t: TrainConfig, o: OptimConfig) -> None:
     _need(
-        t.batch_size % t.microbatch_size == 0,
+        t.microbatch_size == -1 or t.batch_size % t.microbatch_size == 0,
         f"train.batch_size={t.batch_size} is not divisible by train.microbatch_size={t.microbatch_size}",
     )
     _need(

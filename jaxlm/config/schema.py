@@ -47,6 +47,8 @@ class ModelConfig:
     remat: str
     scan_layers: bool
     fuse_projections: bool
+    fp8: bool
+    offload: bool
 
     @property
     def padded_vocab_size(self) -> int:
@@ -127,6 +129,9 @@ class LossConfig:
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
     name: str
+    mu_dtype: str
+    full_precision: tuple[str, ...]
+    offload: bool
     lr: float
     schedule: str
     warmup_steps: int
@@ -172,6 +177,7 @@ class MeshConfig:
     data: int
     fsdp: int
     tensor: int
+    context: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +192,35 @@ class HardwareConfig:
     usd_per_hour: float
     peak_tflops: float
     compile_cache: str
+    xla_flags: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfileConfig:
+    steps: str
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanConfig:
+    mesh: str
+    hosts: int
+    prices: str
+    accelerator: str
+    compile: bool
+    preemptions_per_day: float
+    restart_minutes: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TuneConfig:
+    microbatch_sizes: tuple[int, ...]
+    remat: tuple[str, ...]
+    attention: tuple[str, ...]
+    scan_layers: tuple[bool, ...]
+    tile_tokens: tuple[int, ...]
+    steps: int
+    max_seconds: float
+    memory_gb: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,6 +247,9 @@ class Config:
     mesh: MeshConfig
     log: LogConfig
     hardware: HardwareConfig
+    profile: ProfileConfig
     distributed: DistributedConfig
+    plan: PlanConfig
+    tune: TuneConfig
     engine: str
     prepare: PrepareConfig

@@ -39,7 +39,7 @@ def restore(config: Config, checkpoint: str) -> Restored:
     Raises ConfigError when there is none, RunError when it is damaged.
     """
     # A mesh of its own: the one that trained may need more devices than there are here.
-    config = dataclasses.replace(config, mesh=MeshConfig(data=1, fsdp=-1, tensor=1))
+    config = dataclasses.replace(config, mesh=MeshConfig(data=1, fsdp=-1, tensor=1, context=1))
     workdir = pathlib.Path(config.workdir)
     setup.check_same_model(workdir, config)
     mesh = setup.start(config)

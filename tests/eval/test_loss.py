@@ -61,7 +61,7 @@ def test_loss_and_bits_per_byte_are_those_of_the_texts(data, mesh):
     c = dataclasses.replace(c, train=dataclasses.replace(c.train, seq_len=length))
     model = models.build(c.model, "xla")
     params = tiny.random_params(model)
-    on = sharding.make_mesh(config.MeshConfig(*mesh), jax.devices()[: math.prod(mesh)])
+    on = sharding.make_mesh(config.MeshConfig(*mesh, 1), jax.devices()[: math.prod(mesh)])
     got = loss.make(c, model, data, MIXTURE, on)(params)
     for source in MIXTURE:
         nats, bits = direct(c, model, params, data, source)
@@ -74,7 +74,7 @@ def test_loss_and_bits_per_byte_are_those_of_the_texts(data, mesh):
 def test_max_batches_caps_the_rows_and_is_the_same_at_each_call(data):
     c = make_config(max_batches=1)
     model = models.build(c.model, "xla")
-    mesh = sharding.make_mesh(config.MeshConfig(8, 1, 1))
+    mesh = sharding.make_mesh(config.MeshConfig(8, 1, 1, 1))
     params = tiny.random_params(model)
     short = loss.make(c, model, data, MIXTURE, mesh)
     assert short(params) == short(params)
@@ -84,6 +84,6 @@ def test_max_batches_caps_the_rows_and_is_the_same_at_each_call(data):
 def test_only_sources_of_the_mixture_are_evaluated(data):
     c = make_config(max_batches=1)
     model = models.build(c.model, "xla")
-    mesh = sharding.make_mesh(config.MeshConfig(8, 1, 1))
+    mesh = sharding.make_mesh(config.MeshConfig(8, 1, 1, 1))
     got = loss.make(c, model, data, {"b": 1.0}, mesh)(tiny.random_params(model))
     assert set(got) == {"val/b/loss", "val/b/bits_per_byte", "val/loss"}

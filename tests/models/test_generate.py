@@ -205,7 +205,7 @@ def test_new_lengths_seldom_compile():
 def test_sharded_parameters_generate_the_same():
     model, params = built(vocab_size=250)
     expected = generate(model, params, PROMPTS, max_new_tokens=6)
-    mesh = sharding.make_mesh(config.MeshConfig(data=2, fsdp=2, tensor=2))
+    mesh = sharding.make_mesh(config.MeshConfig(data=2, fsdp=2, tensor=2, context=1))
     split = jax.device_put(
         params, sharding.tree_shardings(models.abstract_params(model), models.logical_axes(model), mesh)
     )

@@ -105,7 +105,7 @@ def test_sharded_is_one_device(family, scan_layers):
     batch = tiny.packed_batch(plain.config, batch=8)
     expected = tiny.value_and_grads(plain, params, batch)
     model = variant(scan_layers=scan_layers)
-    mesh = sharding.make_mesh(config.MeshConfig(data=2, fsdp=2, tensor=2))
+    mesh = sharding.make_mesh(config.MeshConfig(data=2, fsdp=2, tensor=2, context=1))
     where = sharding.tree_shardings(models.abstract_params(model), models.logical_axes(model), mesh)
     with jax.set_mesh(mesh):
         split = jax.device_put(params, where)
@@ -127,7 +127,7 @@ def test_sharded_is_one_device(family, scan_layers):
 def test_every_large_parameter_is_split_by_fsdp(family):
     cfg = tiny.model_config(family=family, d_model=64, tie_embeddings=False, bias=True)
     model = models.build(cfg, "xla")
-    mesh = sharding.make_mesh(config.MeshConfig(data=1, fsdp=8, tensor=1))
+    mesh = sharding.make_mesh(config.MeshConfig(data=1, fsdp=8, tensor=1, context=1))
     shapes = models.abstract_params(model)
     for (name, leaf), (_, where) in zip(
         tree.named_leaves(shapes),

@@ -227,7 +227,7 @@ def test_pallas_on_a_mesh_equals_xla(sizes):
     """Each device runs the kernel on its rows and heads; with 4 ways on 2 key-value heads the heads stay whole."""
     q, k, v, d_out = _qkv(48, batch=8)
     ids = jnp.asarray(np.tile(np.searchsorted([10, 30], np.arange(48), side="right") + 1, (8, 1)), jnp.int32)
-    mesh = sharding.make_mesh(MeshConfig(*sizes))
+    mesh = sharding.make_mesh(MeshConfig(*sizes, 1))
 
     def run(backend):
         fn = functools.partial(attention, backend=backend, q_segment_ids_BxT=ids, kv_segment_ids_BxS=ids)

@@ -64,7 +64,7 @@ def test_shrunk_it_takes_a_step(name):
 @pytest.mark.parametrize("devices", [1, 8])
 def test_large_configs_lower_and_leave_nothing_large_whole(name, devices):
     c = load(name)
-    mesh = sharding.make_mesh(MeshConfig(1, devices, 1), jax.devices()[:devices])
+    mesh = sharding.make_mesh(MeshConfig(1, devices, 1, 1), jax.devices()[:devices])
     lowered, rows = lower.lower_step(c, mesh)
     assert lowered.as_text().count("stablehlo.dot_general") > 10
     large = [row for row in rows if np.prod(row.shape) > LARGE]
@@ -77,7 +77,7 @@ def test_a_parameter_left_whole_is_seen(monkeypatch):
     """The mutation: without its rule the model dimension stays whole."""
     monkeypatch.setitem(sharding.RULES, "embed", None)
     c = load("gpuburnout_1b")
-    mesh = sharding.make_mesh(MeshConfig(1, 8, 1))
+    mesh = sharding.make_mesh(MeshConfig(1, 8, 1, 1))
     model = models.build(c.model, "xla")
     abstract = models.abstract_params(model)
     where = sharding.tree_shardings(abstract, models.logical_axes(model), mesh)

@@ -29,7 +29,7 @@ def make_state(step: int = 0, seed: int = 0) -> state.TrainState:
 
 
 def shardings(mesh_sizes=(1, 1, 1), n=1):
-    mesh = sharding.make_mesh(config.MeshConfig(*mesh_sizes), jax.devices()[:n])
+    mesh = sharding.make_mesh(config.MeshConfig(*mesh_sizes, 1), jax.devices()[:n])
     abstract = state.abstract(MODEL, TX)
     return abstract, state.shardings(abstract, MODEL, TX, mesh)
 
@@ -184,7 +184,7 @@ def test_what_is_not_damage_moves_nothing(saved, monkeypatch, error):
 def test_another_shape_is_not_damage(saved):
     model = models.build(dataclasses.replace(tiny.model_config(), d_ff=64), "xla")
     abstract = state.abstract(model, TX)
-    mesh = sharding.make_mesh(config.MeshConfig(1, 1, 1), jax.devices()[:1])
+    mesh = sharding.make_mesh(config.MeshConfig(1, 1, 1, 1), jax.devices()[:1])
     checkpointer = checkpoint.Checkpointer(saved, KEEP)
     with pytest.raises(RunError, match="can't be restored"):
         checkpointer.restore_latest(abstract, state.shardings(abstract, model, TX, mesh))
@@ -193,7 +193,7 @@ def test_another_shape_is_not_damage(saved):
 
 def test_digests_do_not_depend_on_the_mesh_and_see_every_bit():
     x = jax.random.normal(jax.random.key(0), (64, 32))
-    mesh = sharding.make_mesh(config.MeshConfig(1, 4, 2))
+    mesh = sharding.make_mesh(config.MeshConfig(1, 4, 2, 1))
     spread = jax.device_put(x, jax.NamedSharding(mesh, jax.P("fsdp", "tensor")))
     (a,), (b,) = checkpoint.digests([x]), checkpoint.digests([spread])
     assert int(a) == int(b)

@@ -61,7 +61,7 @@ def run(recorder, *, steps=8, first=0, stop_at=None, bad_from=None, interrupted=
     monkeypatch.setattr(loop.StopSignal, "requested", lambda self, step: step == stop_at)
     meter = metrics.Meter(tokens_per_step=1, flops_palm=1, flops_causal=1, peak_flops=None, usd_per_hour=0)
     hooks = loop.Hooks(recorder.evaluate, recorder.sample, {"note": 1}, interrupted)
-    mesh = sharding.make_mesh(config.MeshConfig(8, 1, 1))
+    mesh = sharding.make_mesh(config.MeshConfig(8, 1, 1, 1))
     state = types.SimpleNamespace(step=jnp.int32(first), params={})
     return loop.run(c, mesh, state, train_step, Batches(), recorder, meter, recorder, hooks)
 

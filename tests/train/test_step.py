@@ -36,7 +36,7 @@ class Setup:
         self.model = models.build(c.model, "xla")
         self.tx = optim.make(c.optim, models.abstract_params(self.model))
         self.step = step.make(c, lm.make(self.model, c.model, c.loss), self.tx, optim.schedule(c.optim, c.train.steps))
-        self.mesh = None if mesh_config is None else sharding.make_mesh(config.MeshConfig(*mesh_config))
+        self.mesh = None if mesh_config is None else sharding.make_mesh(config.MeshConfig(*mesh_config, 1))
 
     def state(self):
         return state.init(tiny.random_params(self.model), self.tx)
@@ -128,7 +128,7 @@ def test_the_state_is_sharded_and_its_memory_given_to_the_next():
 def test_create_is_the_same_on_any_mesh():
     setup = Setup(make_config())
     one, many = (
-        state.create(setup.model, setup.tx, sharding.make_mesh(config.MeshConfig(*sizes), jax.devices()[:n]), seed=3)
+        state.create(setup.model, setup.tx, sharding.make_mesh(config.MeshConfig(*sizes, 1), jax.devices()[:n]), seed=3)
         for sizes, n in (((1, 1, 1), 1), ((1, 4, 2), 8))
     )
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(one.params), jax.device_get(many.params))
