@@ -169,7 +169,8 @@ def _machine(c: ConfigDict) -> None:
     p.preemptions_per_day = 2.0  # of a spot machine
     p.restart_minutes = 10.0  # from a preemption to the next step: a new machine, data, compile
 
-    c.tune = t = ConfigDict()  # `jaxlm tune`: every combination of these is compiled, those that fit are timed
+    c.tune = t = ConfigDict()  # `jaxlm tune`: one of these settings after the other is varied from the best so far
+    t.exhaustive = False  # True: every combination
     t.microbatch_sizes = ()  # () = halves of train.batch_size, down to the mesh's own
     t.remat = ("none", "names", "dots", "full")
     t.attention = ()  # () = every backend that this device runs

@@ -63,6 +63,15 @@ VERBS = {
         },
         keys=("data",),
     ),
+    "tune": Verb(
+        "tune",
+        "time candidate settings of the train step on this device, and write the fastest as overrides",
+        {
+            "--out": {"metavar": "FILE", "help": "where the overrides go (default: WORKDIR/tuned.txt or ./tuned.txt)"},
+            **_JSON,
+        },
+        keys=("tune", "train", "model", "loss", "hardware"),
+    ),
     "sample": Verb(
         "sample",
         "continue prompts with the model of a run",

@@ -213,6 +213,7 @@ class PlanConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TuneConfig:
+    exhaustive: bool
     microbatch_sizes: tuple[int, ...]
     remat: tuple[str, ...]
     attention: tuple[str, ...]

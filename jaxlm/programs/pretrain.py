@@ -30,6 +30,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     held = together(lambda: ledger.lock(workdir), first_only=True)
     together(lambda: setup.make_data(config), first_only=True)
     data, mixture = together(lambda: setup.data(config))
+    config = setup.fit(config, mesh)
     model = setup.build_model(config)
     sample = together(lambda: samples.make(config, model, data, workdir))
     tx = optim.make(config.optim, models.abstract_params(model))
@@ -81,8 +82,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
 def check(config: Config, mesh: jax.sharding.Mesh) -> pathlib.Path:
     """Refuses what can be refused before anything is read or made; returns the run's folder. Raises ConfigError."""
     workdir = setup.workdir(config)
-    sizes = {"train.microbatch_size": config.train.microbatch_size, "eval.batch_size": config.eval.batch_size}
-    sharding.check_batch(mesh, **sizes)
+    size = config.train.microbatch_size if config.train.microbatch_size > 0 else config.train.batch_size
+    sharding.check_batch(mesh, **{"train.microbatch_size": size, "eval.batch_size": config.eval.batch_size})
     setup.check_same_model(workdir, config)
     metrics.check(config.log)
     return workdir
@@ -93,6 +94,7 @@ def begin(
 ) -> metrics.Writer:
     """Records this start and opens the metrics, on the first process."""
     choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
+    choices |= {"remat": config.model.remat, "microbatch_size": config.train.microbatch_size}
     # The config as asked for, so that `sample` finds its own best attention on another machine.
     ledger.record_start(workdir, asked, step=first, manifest_sha256=data.sha256, choices=choices)
     return metrics.Writer(workdir, config.log, dataclasses.asdict(config))

@@ -1,11 +1,13 @@
 """What every program that touches a device does first: processes, compile cache, mesh, data, model."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
 import typing
 
 import jax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxlm import config_files, models, processes, sharding
@@ -15,6 +17,7 @@ from jaxlm.corpus.sources import SourceStats
 from jaxlm.data import build
 from jaxlm.data.shards import MANIFEST, DataDir, open_data
 from jaxlm.ops import attention
+from jaxlm.plan import tune
 from jaxlm.programs import console
 
 # Keys of the model that change how it is computed, not which function it is: free to differ on resuming.
@@ -56,6 +59,22 @@ def for_platform(config: Config, platform: str) -> Config:
             )
         backend = "xla"
     return dataclasses.replace(config, model=dataclasses.replace(config.model, attention=backend, dtype=dtype))
+
+
+def backends(config: Config, platform: str) -> list[str]:
+    """The attention backends that this platform runs for this model."""
+    found = []
+    for name in attention.BACKENDS:
+        with contextlib.suppress(ConfigError):
+            model = dataclasses.replace(config.model, attention=name)
+            found.append(for_platform(dataclasses.replace(config, model=model), platform).model.attention)
+    return found
+
+
+def fit(config: Config, mesh: Mesh) -> Config:
+    """Settles `model.remat=auto` and `train.microbatch_size=-1` for the devices at hand, the same on all processes."""
+    limit = min(multihost_utils.process_allgather(tune.memory_limit(config.tune.memory_gb)).ravel().tolist())
+    return tune.resolve(config, mesh, limit, say)
 
 
 def build_model(config: Config) -> typing.Any:

@@ -1,0 +1,118 @@
+"""Times candidates of `tune` on the device at hand, with the optimizer state and the loader in place."""
+
+import contextlib
+import statistics
+import time
+import typing
+
+import jax
+from jax.sharding import Mesh
+
+from jaxlm import models
+from jaxlm.config import Config
+from jaxlm.plan import tune
+from jaxlm.train import optim, state
+
+FINALISTS = 3  # so many of the fastest run again, in turns
+
+
+class Bench:
+    """Compiles and times candidates, one state and one loader carried through all of them."""
+
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        limit_bytes: float,
+        batches: typing.Iterator[typing.Any],
+        say: typing.Callable[[str], None],
+    ):
+        self._config, self._mesh, self._batches = config, mesh, batches
+        self._compiler = tune.Compiler(config, mesh, limit_bytes)
+        self._peak = PeakMemory()
+        self._say = say
+        self._state: state.TrainState | None = None
+
+    def trial(self, candidate: tune.Candidate) -> tune.Trial:
+        """A candidate's needs, and its speed where it fits."""
+        trial = tune.Trial(candidate)
+        compiled, trial.predicted_bytes = self._compiler.compile(candidate)
+        if not self._compiler.fits(candidate):
+            trial.note = "does not fit"
+        else:
+            self._peak.reset()
+            try:
+                trial.tokens_per_second = self._speed(self._steps(compiled, self._config.tune.steps + 1)[1:])
+                trial.measured_bytes = self._peak.read()
+            except RuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                self._state, trial.note = None, "ran out of memory"
+        shown = f"{trial.tokens_per_second:,.0f} tokens/s" if trial.tokens_per_second else trial.note
+        self._say(f"{candidate}: {shown}")
+        return trial
+
+    def rematch(self, trials: list[tune.Trial], start: tune.Candidate) -> list[tune.Trial]:
+        """All trials, the fastest first, after the best of them and the config's own ran again, a step of each in turn.
+
+        A machine's speed may have moved between two trials; it is the same for those that alternate.
+        """
+        ran = sorted((t for t in trials if t.tokens_per_second), key=lambda t: -t.tokens_per_second)
+        again = [t for i, t in enumerate(ran) if i < FINALISTS or t.candidate == start]
+        if len(again) > 1:
+            programs = [self._compiler.compile(t.candidate)[0] for t in again]
+            seconds = [[] for _ in again]
+            for turn in range(self._config.tune.steps + 1):
+                for times, compiled in zip(seconds, programs, strict=True):
+                    times += self._steps(compiled, 1) if turn else self._steps(compiled, 1)[:0]
+            for trial, times in zip(again, seconds, strict=True):
+                trial.tokens_per_second = self._speed(times)
+                trial.note = "in turns"
+        rest = [t for t in trials if t not in again]
+        return sorted(again, key=lambda t: -t.tokens_per_second) + sorted(
+            rest, key=lambda t: -(t.tokens_per_second or 0)
+        )
+
+    def _speed(self, seconds: list[float]) -> float:
+        return self._config.train.batch_size * self._config.train.seq_len / statistics.median(seconds)
+
+    def _steps(self, compiled: typing.Any, count: int) -> list[float]:
+        """Seconds of each of `count` steps, the batch from the loader included."""
+        now, seconds = self._state or self._create(), []
+        self._state = None  # its memory is given to the steps
+        with jax.set_mesh(self._mesh):
+            for _ in range(count):
+                began = time.perf_counter()
+                now, metrics = compiled(now, next(self._batches))
+                jax.block_until_ready(metrics)
+                seconds.append(time.perf_counter() - began)
+        self._state = now
+        return seconds
+
+    def _create(self) -> state.TrainState:
+        model = models.build(self._config.model, self._config.model.attention)
+        tx = optim.make(self._config.optim, models.abstract_params(model))
+        return state.create(model, tx, self._mesh, self._config.seed)
+
+
+class PeakMemory:
+    """The most memory that was in use since `reset`: of a device by its own account, on a CPU of this whole process."""
+
+    def __init__(self):
+        self._before = 0
+
+    def reset(self) -> None:
+        """Begins anew. A device's own account only ever grows."""
+        self._before = self._device()
+        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as f:
+            f.write("5")  # Linux: the process's own high-water mark
+
+    def read(self) -> int | None:
+        """Bytes; None for a device that had used more before."""
+        if jax.default_backend() == "cpu":
+            return tune.proc_bytes("/proc/self/status", "VmHWM")
+        return peak if (peak := self._device()) > self._before else None
+
+    @staticmethod
+    def _device() -> int:
+        return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)

@@ -1,0 +1,124 @@
+"""`jaxlm tune`: tries settings of the train step on this device, with this model, its optimizer state and its data."""
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import pathlib
+import tempfile
+import typing
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxlm import sharding
+from jaxlm.config import Config, ConfigError
+from jaxlm.data import loader, rows
+from jaxlm.plan import bench, flops, tune
+from jaxlm.programs import setup
+from jaxlm.programs.console import print_table
+from jaxlm.programs.setup import say
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Prints the trials, the fastest first, and writes the fastest as overrides."""
+    mesh = setup.start(config)
+    if jax.process_count() > 1:
+        raise ConfigError("jaxlm tune runs in one process: tune on one host, and train on all with what it finds")
+    config = setup.for_platform(config, jax.devices()[0].platform)
+    m = config.model
+    limit = tune.memory_limit(config.tune.memory_gb)
+    values = tune.candidates(config, setup.backends(config, jax.devices()[0].platform), sharding.batch_ways(mesh))
+    check(config, values, mesh)
+    fitted = setup.fit(config, mesh)
+    start = tune.Candidate(
+        fitted.train.microbatch_size, fitted.model.remat, m.attention, m.scan_layers, config.loss.tile_tokens
+    )
+    with contextlib.ExitStack() as stack:
+        runner = bench.Bench(config, mesh, limit, stack.enter_context(batches(config, mesh)), say)
+        kept = {"exhaustive": config.tune.exhaustive, "max_seconds": config.tune.max_seconds}
+        trials = tune.search(values, start, runner.trial, **kept)
+        say("the fastest again, in turns")
+        trials = runner.rematch(trials, start)
+    table = [row(config, trial) for trial in trials]
+    print_table(table if args.json else readable(table), args.json)
+    best = trials[0]
+    if not best.tokens_per_second:
+        say(f"nothing fits into {limit / 1e9:.1f} GB: see the notes above")
+        return 1
+    out = pathlib.Path(args.out or pathlib.Path(config.workdir or ".") / "tuned.txt")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("\n".join(best.candidate.overrides()) + "\n")
+    own = next((t for t in trials if t.candidate == start and t.tokens_per_second), None)
+    gain = f", {best.tokens_per_second / own.tokens_per_second:.2f} times the config's own" if own else ""
+    say(f"fastest: {' '.join(best.candidate.overrides())}{gain}")
+    say(f"train with it: jaxlm train --config={args.config} --config.workdir=DIR $(cat {out})")
+    return 0
+
+
+def check(config: Config, values: dict[str, tuple], mesh: Mesh) -> None:
+    """Refuses candidates that can't be. Raises ConfigError."""
+    for name in ("remat", "attention"):
+        known = tune.REMATS if name == "remat" else setup.backends(config, jax.devices()[0].platform)
+        for value in values[name]:
+            if value not in known:
+                raise ConfigError(f"config.tune.{name}: {value!r} is not one of {', '.join(known)}")
+    for size in values["microbatch_size"]:
+        if size < 1 or config.train.batch_size % size or size % sharding.batch_ways(mesh):
+            raise ConfigError(
+                f"config.tune.microbatch_sizes: {size} must divide train.batch_size={config.train.batch_size} and be "
+                f"divisible by the mesh's data x fsdp = {sharding.batch_ways(mesh)} devices"
+            )
+    if empty := [name for name, choices in values.items() if not choices]:
+        raise ConfigError(f"nothing to try for {empty[0]}: config.tune names no value for it")
+
+
+@contextlib.contextmanager
+def batches(config: Config, mesh: Mesh) -> typing.Iterator[typing.Iterator[typing.Any]]:
+    """Batches on the devices: of the config's data, or random ones where there is none yet."""
+    t = config.train
+    with contextlib.ExitStack() as stack:
+        if not config.data.dir:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=folder))
+        try:
+            setup.make_data(config)
+            data, mixture = setup.data(config)
+            options = {"seed": config.seed, "seq_len": t.seq_len, "batch_size": t.batch_size}
+            local = sharding.local_rows(mesh, t.batch_size)
+            source = loader.TrainLoader(
+                data, mixture, row_indices=local, num_threads=config.data.num_threads, **options
+            )
+            stack.callback(source.close)
+        except ConfigError as error:
+            say(f"random tokens instead of data ({error})")
+            tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, (t.batch_size, t.seq_len + 1))
+            source = itertools.repeat(rows.make_batch(tokens.astype(np.int32), eos_id=0))
+        yield (sharding.to_global(batch, mesh, t.batch_size) for batch in source)
+
+
+def row(config: Config, trial: tune.Trial) -> dict[str, typing.Any]:
+    """One line of the table."""
+    c, speed = trial.candidate, trial.tokens_per_second
+    per_token = flops.flops_per_token(config.model, config.train.seq_len)
+    peak = config.hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
+    share = 1e12 * peak * jax.device_count() if peak and speed else None
+    dollars = config.hardware.usd_per_hour / 3600 / speed * 1e9 if speed and config.hardware.usd_per_hour else None
+    cells = {
+        **dataclasses.asdict(c),
+        "tokens_per_second": round(speed) if speed else None,
+        "mfu_palm": round(speed * per_token.palm / share, 4) if share else None,
+        "mfu_causal": round(speed * per_token.causal / share, 4) if share else None,
+        "predicted_gb": float(f"{trial.predicted_bytes / 1e9:.3g}") if trial.predicted_bytes else None,
+        "measured_gb": float(f"{trial.measured_bytes / 1e9:.3g}") if trial.measured_bytes else None,
+        "usd_per_billion_tokens": round(dollars, 2) if dollars else None,
+        "note": trial.note,
+    }
+    return cells
+
+
+def readable(table: list[dict[str, typing.Any]]) -> list[dict[str, typing.Any]]:
+    """Without columns in which nothing stands, "-" for what is not there."""
+    shown = [name for name in table[0] if any(line[name] not in (None, "") for line in table)]
+    return [{name: "-" if line[name] is None else line[name] for name in shown} for line in table]

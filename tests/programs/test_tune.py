@@ -1,0 +1,69 @@
+"""`jaxlm tune` from the command line to overrides that train accepts."""
+
+import json
+
+import pytest
+
+from jaxlm import cli, config, config_files
+
+TINY = {
+    "model.n_layers": 1,
+    "model.d_model": 32,
+    "model.n_heads": 2,
+    "model.d_ff": 64,
+    "model.vocab_size": 128,
+    "train.batch_size": 16,
+    "train.seq_len": 16,
+    "train.microbatch_size": -1,
+    "tune.remat": "('none',)",
+    "tune.microbatch_sizes": "(8, 16)",
+    "tune.attention": "('xla',)",
+    "tune.scan_layers": "(False,)",
+    "tune.tile_tokens": "(0,)",
+    "tune.steps": 2,
+    "hardware.usd_per_hour": 2.0,
+    "hardware.compile_cache": "",
+}
+
+
+def tune(tmp_path, **overrides) -> int:
+    keys = TINY | {"data.dir": tmp_path / "none", "workdir": tmp_path} | overrides
+    return cli.main(["tune", "--json", "--config=base", *(f"--config.{k}={v}" for k, v in keys.items())])
+
+
+def test_prints_trials_and_writes_overrides_that_train_accepts(tmp_path, capsys):
+    assert tune(tmp_path) == 0
+    said = capsys.readouterr()
+    rows = [json.loads(line) for line in said.out.splitlines()]
+    assert {(r["microbatch_size"], r["remat"]) for r in rows} == {(8, "none"), (16, "none")}
+    first = rows[0]
+    assert first["tokens_per_second"] == max(r["tokens_per_second"] for r in rows)
+    dollars = 2.0 / 3600 / first["tokens_per_second"] * 1e9
+    assert first["usd_per_billion_tokens"] == pytest.approx(dollars, rel=0.02, abs=0.01)
+    assert 0 < first["predicted_gb"] < first["measured_gb"]
+    assert "random tokens instead of data" in said.err
+    overrides = [line.removeprefix("--config.") for line in (tmp_path / "tuned.txt").read_text().split()]
+    tuned = config.resolve(config_files.load("local_35m", ["workdir=w", *overrides]))
+    assert (tuned.train.microbatch_size, tuned.model.remat) == (first["microbatch_size"], first["remat"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"tune.remat": "('some',)"}, "'some' is not one of none, names, dots, full"),
+        ({"tune.microbatch_sizes": "(3,)"}, "3 must divide train.batch_size=16"),
+        ({"tune.attention": "('cudnn',)"}, "'cudnn' is not one of"),
+        ({"tune.tile_tokens": "()"}, "nothing to try for tile_tokens"),
+    ],
+)
+def test_impossible_candidates_are_one_line(tmp_path, capsys, overrides, words):
+    assert tune(tmp_path, **{"mesh.data": 1, "mesh.fsdp": -1, **overrides}) == 2
+    said = capsys.readouterr().err.strip()
+    assert words in said
+    assert "\n" not in said
+    assert not (tmp_path / "tuned.txt").exists()
+
+
+def test_what_does_not_fit_ends_in_one_line(tmp_path, capsys):
+    assert tune(tmp_path, **{"tune.memory_gb": 1e-6}) == 1
+    assert "nothing fits into 0.00 GB a device" in capsys.readouterr().err
