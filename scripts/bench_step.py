@@ -58,11 +58,11 @@ def jaxlm_step(config: Config) -> Step:
     mesh = sharding.make_mesh(config.mesh)
     model = setup.build_model(config)
     tx = optim.make(config.optim, models.abstract_params(model))
-    shardings = state.shardings(state.abstract(model, tx), model, tx, mesh)
+    shardings = state.shardings(state.abstract(model, tx), model, mesh, config.optim.offload)
     pure = step.make(config, lm.make(model, config.model, config.loss), tx, optim.schedule(config.optim, 1000))
     compiled = step.jit(pure, shardings, mesh)
     batch = sharding.to_global(random_batch(config), mesh, config.train.batch_size)
-    now = state.create(model, tx, mesh, config.seed)
+    now = state.create(model, tx, shardings, config.seed)
 
     def run() -> float:
         nonlocal now

@@ -17,6 +17,7 @@ FLOORS = {
     "jaxlm.ops": 1,
     "jaxlm.data": 2,
     "jaxlm.models": 2,
+    "jaxlm.train.adam": 3,
     "jaxlm.train.step": 3,
     "jaxlm.train.optim": 3,
     "jaxlm.train.state": 3,

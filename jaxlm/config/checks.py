@@ -115,6 +115,10 @@ def _validate_model(m: ModelConfig, t: TrainConfig) -> None:
     )
     _need(m.family != "llama" or m.head_dim % 2 == 0, f"model.head_dim={m.head_dim} must be even for RoPE")
     _need(m.family != "gpt2" or m.n_kv_heads == m.n_heads, "model.family=gpt2 has no GQA: set model.n_kv_heads=0")
+    _need(
+        not m.offload or m.remat == "names",
+        f"config.model.offload needs model.remat=names, which says what waits in host memory; it is {m.remat}",
+    )
     _need(0 <= m.dropout < 1, f"config.model.dropout={m.dropout} must be at least 0 and below 1")
     _need(
         m.family != "gpt2" or t.seq_len <= m.max_seq_len,
@@ -138,7 +142,11 @@ def _validate_training(t: TrainConfig, o: OptimConfig) -> None:
         f"optim.warmup_steps={o.warmup_steps} is not shorter than train.steps={t.steps}: lower the one or raise the other",
     )
     _need(0 < o.decay_fraction <= 1, f"config.optim.decay_fraction={o.decay_fraction} must be in (0, 1]")
-    for pattern in o.decay + o.no_decay:
+    _need(
+        o.mu_dtype == "float32" or o.name in ("adamw", "muon"),
+        f"config.optim.mu_dtype={o.mu_dtype} is for adamw and muon; optim.name={o.name} has its own: set it back to float32",
+    )
+    for pattern in o.decay + o.no_decay + o.full_precision:
         try:
             re.compile(pattern)
         except re.error as error:

@@ -22,6 +22,13 @@ REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "names": jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES),
 }
+# The policy names, with what it keeps waiting in the host's memory.
+OFFLOAD_POLICY = jax.checkpoint_policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=[],
+    names_which_can_be_offloaded=list(SAVED_NAMES),
+    offload_src="device",
+    offload_dst="pinned_host",
+)
 
 
 class Transformer(nn.Module):
@@ -96,7 +103,8 @@ class Transformer(nn.Module):
         c = self.config
         fn = functools.partial(apply_layer, self.block_class(c, self.backend, parent=None))
         if c.remat != "none":
-            fn = jax.checkpoint(fn, policy=REMAT_POLICIES[c.remat], prevent_cse=not c.scan_layers)
+            policy = OFFLOAD_POLICY if c.offload else REMAT_POLICIES[c.remat]
+            fn = jax.checkpoint(fn, policy=policy, prevent_cse=not c.scan_layers)
         variables = [self.layer_variables(i) for i in range(c.n_layers)]
         if not c.scan_layers:
             for i, variables_l in enumerate(variables):

@@ -49,7 +49,7 @@ def lower_step(config: Config, mesh: Mesh) -> tuple[jax.stages.Lowered, list[Pla
     model = models.build(config.model, config.model.attention)
     tx = optim.make(config.optim, models.abstract_params(model))
     abstract = state.abstract(model, tx)
-    where = state.shardings(abstract, model, tx, mesh)
+    where = state.shardings(abstract, model, mesh, config.optim.offload)
     train_step = step.make(
         config, lm.make(model, config.model, config.loss), tx, optim.schedule(config.optim, config.train.steps)
     )

@@ -35,7 +35,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     sample = together(lambda: samples.make(config, model, data, workdir))
     tx = optim.make(config.optim, models.abstract_params(model))
     abstract = state.abstract(model, tx)
-    shardings = state.shardings(abstract, model, tx, mesh)
+    shardings = state.shardings(abstract, model, mesh, config.optim.offload)
     order = {"seed": config.seed, "seq_len": config.train.seq_len, "batch_size": config.train.batch_size}
     fingerprint = loader.data_fingerprint(data, mixture, **order)
     checkpointer = checkpoint.Checkpointer(workdir / "checkpoints", config.checkpoint)
@@ -43,7 +43,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         now, meta = checkpointer.restore_latest(abstract, shardings)
         loader.check_fingerprint(meta["fingerprint"], fingerprint)
     else:
-        now, meta = state.create(model, tx, mesh, config.seed), {"interrupted": False}
+        now, meta = state.create(model, tx, shardings, config.seed), {"interrupted": False}
     first = int(now.step)
     if first >= config.train.steps:
         say(f"complete: {workdir} is at step {first} of {config.train.steps}; raise config.train.steps to continue")

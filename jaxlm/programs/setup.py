@@ -21,7 +21,7 @@ from jaxlm.plan import tune
 from jaxlm.programs import console
 
 # Keys of the model that change how it is computed, not which function it is: free to differ on resuming.
-_FREE_MODEL_KEYS = ("attention", "dtype", "dropout", "fuse_projections", "init_std", "remat", "scan_layers")
+_FREE_MODEL_KEYS = ("attention", "dtype", "dropout", "fuse_projections", "init_std", "offload", "remat", "scan_layers")
 
 
 def start(config: Config) -> Mesh:

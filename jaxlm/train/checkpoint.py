@@ -21,6 +21,7 @@ from orbax.checkpoint import checkpoint_managers
 
 from jaxlm import tree
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
+from jaxlm.ops.bits import mix, numbers
 from jaxlm.train.state import TrainState
 
 BEST_METRIC = "val/loss"
@@ -41,13 +42,7 @@ def digests(tree_of_arrays: typing.Any) -> list[jax.Array]:
 
     def one(x: jax.Array) -> jax.Array:
         bits = jax.lax.bitcast_convert_type(x, _UINTS[x.dtype.itemsize]).astype(jnp.uint32)
-        index = jnp.zeros(x.shape, jnp.uint32)  # the global index, made without a reshape, which would gather the array
-        for axis, size in enumerate(x.shape):
-            index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-        h = bits ^ (index * jnp.uint32(0x9E3779B1))
-        h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
-        h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
-        return jnp.sum(h ^ (h >> 16), dtype=jnp.uint32)
+        return jnp.sum(mix(bits ^ numbers(x.shape)), dtype=jnp.uint32)
 
     return [one(x) for x in jax.tree.leaves(tree_of_arrays)]
 

@@ -4,12 +4,18 @@ The learning rate is applied by the train step, from the step number, so that it
 and is not held back by skipped steps.
 """
 
+import math
+import re
 import typing
 
+import jax
+import jax.numpy as jnp
 import optax
+import optax.contrib
 
 from jaxlm import tree
 from jaxlm.config import ConfigError, OptimConfig
+from jaxlm.train.adam import scale_by_adam
 
 
 def schedule(config: OptimConfig, steps: int) -> optax.Schedule:
@@ -35,7 +41,9 @@ def schedule(config: OptimConfig, steps: int) -> optax.Schedule:
 
 
 def make(config: OptimConfig, params: typing.Any) -> optax.GradientTransformation:
-    """AdamW (decoupled weight decay, arXiv:1711.05101) without its learning rate.
+    """The optimizer without its learning rate, decoupled weight decay (arXiv:1711.05101) included.
+
+    `update(grads, state, params, ok=ok)` leaves the state as it is where the scalar `ok` is false.
 
     Raises:
       ConfigError: a parameter is in neither or both of `optim.decay` and `optim.no_decay`.
@@ -44,7 +52,68 @@ def make(config: OptimConfig, params: typing.Any) -> optax.GradientTransformatio
         mask = tree.regex_mask(params, config.decay, config.no_decay)
     except ValueError as error:
         raise ConfigError(f"optim.decay and optim.no_decay must split all parameters: {error}") from error
-    return optax.chain(
-        optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps),
-        optax.add_decayed_weights(config.weight_decay, mask=mask),
-    )
+    return optax.chain(_OPTIMIZERS[config.name](config), optax.add_decayed_weights(config.weight_decay, mask=mask))
+
+
+def _adamw(c: OptimConfig) -> optax.GradientTransformation:
+    return scale_by_adam(c.b1, c.b2, c.eps, mu_dtype=c.mu_dtype)
+
+
+def _adamw8bit(c: OptimConfig) -> optax.GradientTransformation:
+    return scale_by_adam(c.b1, c.b2, c.eps, full_precision=c.full_precision)
+
+
+def _adafactor(c: OptimConfig) -> optax.GradientTransformation:
+    """Second moments by row and column, no first moment (arXiv:1804.04235).
+
+    Steps are not scaled by the parameter's size, as in arXiv:2106.04560, so that the learning rate means what it means
+    for AdamW. Attention kernels (D, heads, head size) have no two dimensions of optax's least size, 128: from 32 on a
+    dimension is factored.
+    """
+    del c
+    return _gated(optax.chain(optax.scale_by_factored_rms(min_dim_size_to_factor=32), optax.clip_by_block_rms(1.0)))
+
+
+def _muon(c: OptimConfig) -> optax.GradientTransformation:
+    """Muon (Jordan 2024) for the matrices of the layers, AdamW for embeddings, head, norms and biases.
+
+    With the momentum and the scale of arXiv:2502.16982, which gives its updates AdamW's root mean square, so that one
+    learning rate and one weight decay serve both.
+    """
+    orthogonalise = optax.contrib.scale_by_muon(beta=0.95, mu_dtype=c.mu_dtype, weight_dimension_numbers=_matrices)
+
+    def scale(update: jax.Array, axes: optax.contrib.MuonDimensionNumbers) -> jax.Array:
+        fans = (math.prod(update.shape[axis] for axis in part) for part in axes)
+        return 0.2 * math.sqrt(max(fans)) * update
+
+    rms = optax.stateless(lambda updates, _: jax.tree.map(scale, updates, _matrices(updates)))
+
+    def which(params: typing.Any) -> typing.Any:
+        return tree.map_named(lambda name, p: "muon" if _matrix_axes(name, p) else "adamw", params)
+
+    return optax.partition({"muon": _gated(optax.chain(orthogonalise, rms)), "adamw": _adamw(c)}, which)
+
+
+def _gated(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """`tx` whose state stays as it is where `ok` is false, as `adam.scale_by_adam` does."""
+
+    def update(grads: typing.Any, state: typing.Any, params: typing.Any, *, ok: jax.Array, **extra) -> tuple:
+        updates, new = tx.update(grads, state, params)
+        return updates, jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, state)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+def _matrices(params: typing.Any) -> typing.Any:
+    return tree.map_named(_matrix_axes, params)
+
+
+def _matrix_axes(name: str, p: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
+    """Which axes of a layer's kernel are inputs and which outputs: (D, N, H) and (N, H, D) are matrices too."""
+    if not re.fullmatch(r"layers_\d+/.*/kernel", name):
+        return None
+    inputs = p.ndim - 1 if name.endswith("/attn/o/kernel") else 1
+    return optax.contrib.MuonDimensionNumbers(tuple(range(inputs)), tuple(range(inputs, p.ndim)))
+
+
+_OPTIMIZERS = {"adamw": _adamw, "adamw8bit": _adamw8bit, "adafactor": _adafactor, "muon": _muon}

@@ -38,14 +38,14 @@ def make(
         grad_norm = _total(norms)
         clip = jnp.minimum(1.0, config.optim.clip_norm / grad_norm) if config.optim.clip_norm else 1.0
         grads = jax.tree.map(lambda g: g.astype(jnp.float32) * (scale * clip), grads)
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        opt_state = state.opt_state
+        if config.optim.offload:
+            opt_state = jax.device_put(opt_state, jax.memory.Space.Device)
+        ok = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+        updates, opt_state = tx.update(grads, opt_state, state.params, ok=ok)
         rate = lr(state.step + 1)
         updates = jax.tree.map(lambda u: -rate * u, updates)
-        ok = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        new_params = optax.apply_updates(state.params, updates)
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(ok, new, old), (new_params, opt_state), (state.params, state.opt_state)
-        )
+        params = jax.tree.map(lambda p, u: jnp.where(ok, p + u, p), state.params, updates)
         bad = (~ok).astype(jnp.int32)
         new = TrainState(
             step=state.step + 1,

@@ -31,7 +31,7 @@ def make_state(step: int = 0, seed: int = 0) -> state.TrainState:
 def shardings(mesh_sizes=(1, 1, 1), n=1):
     mesh = sharding.make_mesh(config.MeshConfig(*mesh_sizes, 1), jax.devices()[:n])
     abstract = state.abstract(MODEL, TX)
-    return abstract, state.shardings(abstract, MODEL, TX, mesh)
+    return abstract, state.shardings(abstract, MODEL, mesh)
 
 
 def assert_same(a, b):
@@ -187,7 +187,7 @@ def test_another_shape_is_not_damage(saved):
     mesh = sharding.make_mesh(config.MeshConfig(1, 1, 1, 1), jax.devices()[:1])
     checkpointer = checkpoint.Checkpointer(saved, KEEP)
     with pytest.raises(RunError, match="can't be restored"):
-        checkpointer.restore_latest(abstract, state.shardings(abstract, model, TX, mesh))
+        checkpointer.restore_latest(abstract, state.shardings(abstract, model, mesh))
     assert checkpointer.steps() == [1, 2]
 
 

@@ -49,7 +49,7 @@ class Setup:
                 now, metrics = fn(now, batch)
                 history.append(metrics)
             return now, history
-        where = state.shardings(state.abstract(self.model, self.tx), self.model, self.tx, self.mesh)
+        where = state.shardings(state.abstract(self.model, self.tx), self.model, self.mesh)
         now, history = jax.device_put(self.state(), where), []
         with jax.set_mesh(self.mesh):
             fn = step.jit(self.step, where, self.mesh)
@@ -111,7 +111,7 @@ def test_sharded_equals_one_device(mesh, rows):
 
 def test_the_state_is_sharded_and_its_memory_given_to_the_next():
     setup = Setup(make_config(), (1, 8, 1))
-    where = state.shardings(state.abstract(setup.model, setup.tx), setup.model, setup.tx, setup.mesh)
+    where = state.shardings(state.abstract(setup.model, setup.tx), setup.model, setup.mesh)
     now = jax.device_put(setup.state(), where)
     mu = now.opt_state[0].mu["layers_0"]["mlp"]["up"]["kernel"]
     assert mu.addressable_shards[0].data.size == mu.size // 8
@@ -127,9 +127,13 @@ def test_the_state_is_sharded_and_its_memory_given_to_the_next():
 
 def test_create_is_the_same_on_any_mesh():
     setup = Setup(make_config())
-    one, many = (
-        state.create(setup.model, setup.tx, sharding.make_mesh(config.MeshConfig(*sizes, 1), jax.devices()[:n]), seed=3)
+    abstract = state.abstract(setup.model, setup.tx)
+    meshes = (
+        sharding.make_mesh(config.MeshConfig(*sizes, 1), jax.devices()[:n])
         for sizes, n in (((1, 1, 1), 1), ((1, 4, 2), 8))
+    )
+    one, many = (
+        state.create(setup.model, setup.tx, state.shardings(abstract, setup.model, mesh), seed=3) for mesh in meshes
     )
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(one.params), jax.device_get(many.params))
 
