@@ -83,6 +83,7 @@ def check(config: Config, mesh: jax.sharding.Mesh) -> pathlib.Path:
     workdir = setup.workdir(config)
     sizes = {"train.microbatch_size": config.train.microbatch_size, "eval.batch_size": config.eval.batch_size}
     sharding.check_batch(mesh, **sizes)
+    sharding.check_context(mesh, config.train.seq_len, config.model.attention)
     setup.check_same_model(workdir, config)
     metrics.check(config.log)
     return workdir
