@@ -16,11 +16,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
 from jaxlm.ops.attention import attention
+from jaxlm.ops.by_device import lookup
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
 from jaxlm.ops.linear import dense
 from jaxlm.ops.norms import layer_norm, rms_norm
 from jaxlm.ops.rope import rope_frequencies, rotate
-from jaxlm.sharding import constrain
+from jaxlm.sharding import axis_size, constrain
 
 # Tags of the activations that the remat policy `names` keeps (see transformer.REMAT_POLICIES).
 SAVED_NAMES = ("qkv_proj", "attn_out", "residual", "mlp_proj")
@@ -115,7 +116,7 @@ class Embedding(nn.Module):
     def __call__(self, ids_BxT: jax.Array) -> jax.Array:
         c = self.config
         table_VxD = self.param("embedding", nn.initializers.normal(c.init_std), (self.rows, c.d_model))
-        return constrain(table_VxD[ids_BxT].astype(c.dtype), "batch", "seq", "act_embed")
+        return constrain(lookup(table_VxD, ids_BxT, c.dtype), "batch", "seq", "act_embed")
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
@@ -131,11 +132,6 @@ def output_std(config: ModelConfig) -> float:
     return config.init_std / np.sqrt(2 * config.n_layers)
 
 
-def _tensor_parallel() -> bool:
-    mesh = jax.sharding.get_abstract_mesh()
-    return not mesh.empty and mesh.shape.get("tensor", 1) > 1
-
-
 def project(
     module: nn.Module, name: str, x: jax.Array, kernels: typing.Sequence[jax.Array], axes: int = 1
 ) -> list[jax.Array]:
@@ -146,13 +142,13 @@ def project(
     """
     lead, outs = x.shape[: x.ndim - axes], [kernel.shape[axes:] for kernel in kernels]
     if module.has_variable("packed", name):
-        y_MxO = row_product(x.reshape(math.prod(lead), -1), module.get_variable("packed", name))
-    elif len(kernels) == 1 or not module.config.fuse_projections or _tensor_parallel():
+        y = row_product(x.reshape(math.prod(lead), -1), module.get_variable("packed", name))
+    elif len(kernels) == 1 or not module.config.fuse_projections or axis_size("tensor") > 1:
         return [dense(x, kernel, axes) for kernel in kernels]
     else:
-        y_MxO = dense(x.reshape(math.prod(lead), -1), jnp.concatenate([_matrix(k, axes) for k in kernels], axis=1))
+        y = dense(x, jnp.concatenate([kernel.reshape(*kernel.shape[:axes], -1) for kernel in kernels], axis=-1), axes)
     ends = np.cumsum([math.prod(out) for out in outs])
-    parts = jnp.split(y_MxO, ends[:-1], axis=1)
+    parts = jnp.split(y, ends[:-1], axis=-1)
     return [part.reshape(*lead, *out) for part, out in zip(parts, outs, strict=True)]
 
 
@@ -166,7 +162,7 @@ def pack_params(params: dict, config: ModelConfig, every_product: bool) -> dict:
     q, k, v in one matrix and gate, up too, laid out for `ops.decode.row_product`; with `every_product` the others as
     well, which pays where that layout is faster (CPUs). {} over the `tensor` axis, where products stay apart.
     """
-    if _tensor_parallel():
+    if axis_size("tensor") > 1:
         return {}
 
     def pack(*kernels: jax.Array, axes: int = 1) -> jax.Array:
