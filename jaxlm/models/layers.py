@@ -138,16 +138,18 @@ def project(
     """x (B, T, *in) times each kernel (*in, *out), `axes` of them inputs; one product if the config fuses projections.
 
     Where `module` has a kernel packed beforehand under `name` (see `pack_params`), that one is used and `kernels` only
-    say the shapes. Over the `tensor` axis the products stay apart: fusing would move weights between devices.
+    say the shapes. Over the `tensor` axis each device fuses its own columns of all kernels, so that the gradient of x is
+    added up over devices once; kernels that it does not split evenly stay apart.
     """
-    lead, outs = x.shape[: x.ndim - axes], [kernel.shape[axes:] for kernel in kernels]
+    lead, outs, ways = x.shape[: x.ndim - axes], [kernel.shape[axes:] for kernel in kernels], axis_size("tensor")
     if module.has_variable("packed", name):
-        y = row_product(x.reshape(math.prod(lead), -1), module.get_variable("packed", name))
-    elif len(kernels) == 1 or not module.config.fuse_projections or axis_size("tensor") > 1:
+        y, ways = row_product(x.reshape(math.prod(lead), -1), module.get_variable("packed", name)), 1
+    elif len(kernels) == 1 or not module.config.fuse_projections or any(out[0] % ways for out in outs):
         return [dense(x, kernel, axes) for kernel in kernels]
     else:
-        y = dense(x, jnp.concatenate([kernel.reshape(*kernel.shape[:axes], -1) for kernel in kernels], axis=-1), axes)
-    ends = np.cumsum([math.prod(out) for out in outs])
+        columns = [kernel.reshape(*kernel.shape[:axes], ways, -1) for kernel in kernels]
+        y = dense(x, jnp.concatenate(columns, axis=-1), axes)
+    ends = np.cumsum([math.prod(out) // ways for out in outs])
     parts = jnp.split(y, ends[:-1], axis=-1)
     return [part.reshape(*lead, *out) for part, out in zip(parts, outs, strict=True)]
 

@@ -73,7 +73,8 @@ def over_tokens(
         return result if summed else result.reshape(batch, length)
     rows, columns = (math.prod(mesh.shape[axis] for axis in _names(entry)) for entry in tokens)
     dtype = head_DxV.dtype
-    head_DxV = sharding.constrain(head_DxV, None, "vocab").astype(jnp.float32)
+    # Pinned twice: the compiler would gather what the head is cast from, in float32.
+    head_DxV = sharding.constrain(sharding.constrain(head_DxV, "embed", "vocab"), None, "vocab").astype(jnp.float32)
 
     def split(x_BxT: jax.Array) -> jax.Array:
         x = x_BxT.reshape(rows, batch // rows, columns, length // columns, *x_BxT.shape[2:]).swapaxes(1, 2)
