@@ -4,6 +4,7 @@ Bits per byte (summed loss in nats / ln 2 / raw UTF-8 bytes of the targets) comp
 the loss per token does not.
 """
 
+import functools
 import math
 import typing
 
@@ -17,7 +18,7 @@ from jaxlm.config import Config
 from jaxlm.data import loader
 from jaxlm.data.shards import DataDir
 from jaxlm.objectives import lm
-from jaxlm.ops import xent
+from jaxlm.ops import by_device, xent
 from jaxlm.train import step as step_lib
 
 Evaluator = typing.Callable[[typing.Any], dict[str, float]]
@@ -31,17 +32,14 @@ def make(config: Config, model: typing.Any, data: DataDir, mixture: dict[str, fl
     """
     dtype = jnp.dtype(config.model.dtype)
 
+    token_nll = functools.partial(xent.token_nll, vocab_size=config.model.vocab_size, tile=config.loss.tile_tokens)
+
     def summed_nll(params, batch):
         params = step_lib.cast(params, dtype)
         hidden_BxTxD = lm.hidden(model, params, batch, key=None, train=False)
-        nll_M = xent.token_nll(
-            hidden_BxTxD.reshape(-1, hidden_BxTxD.shape[-1]),
-            models.head_kernel(params, config.model),
-            batch["targets"].reshape(-1),
-            vocab_size=config.model.vocab_size,
-            tile=config.loss.tile_tokens,
-        )
-        return jnp.sum(nll_M * batch["weights"].reshape(-1))
+        head_DxV = models.head_kernel(params, config.model)
+        nll_BxT = by_device.over_tokens(token_nll, hidden_BxTxD, head_DxV, batch["targets"], summed=False)
+        return jnp.sum(nll_BxT * batch["weights"])
 
     summed_nll = jax.jit(summed_nll, out_shardings=sharding.replicated(mesh))
     size = config.eval.batch_size

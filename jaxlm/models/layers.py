@@ -16,11 +16,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
 from jaxlm.ops.attention import attention
+from jaxlm.ops.by_device import lookup
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
 from jaxlm.ops.linear import dense
 from jaxlm.ops.norms import layer_norm, rms_norm
 from jaxlm.ops.rope import rope_frequencies, rotate
-from jaxlm.sharding import constrain
+from jaxlm.sharding import axis_size, constrain
 
 # Tags of the activations that the remat policy `names` keeps (see transformer.REMAT_POLICIES).
 SAVED_NAMES = ("qkv_proj", "attn_out", "residual", "mlp_proj")
@@ -115,7 +116,7 @@ class Embedding(nn.Module):
     def __call__(self, ids_BxT: jax.Array) -> jax.Array:
         c = self.config
         table_VxD = self.param("embedding", nn.initializers.normal(c.init_std), (self.rows, c.d_model))
-        return constrain(table_VxD[ids_BxT].astype(c.dtype), "batch", "seq", "act_embed")
+        return constrain(lookup(table_VxD, ids_BxT, c.dtype), "batch", "seq", "act_embed")
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
@@ -131,28 +132,25 @@ def output_std(config: ModelConfig) -> float:
     return config.init_std / np.sqrt(2 * config.n_layers)
 
 
-def _tensor_parallel() -> bool:
-    mesh = jax.sharding.get_abstract_mesh()
-    return not mesh.empty and mesh.shape.get("tensor", 1) > 1
-
-
 def project(
     module: nn.Module, name: str, x: jax.Array, kernels: typing.Sequence[jax.Array], axes: int = 1
 ) -> list[jax.Array]:
     """x (B, T, *in) times each kernel (*in, *out), `axes` of them inputs; one product if the config fuses projections.
 
     Where `module` has a kernel packed beforehand under `name` (see `pack_params`), that one is used and `kernels` only
-    say the shapes. Over the `tensor` axis the products stay apart: fusing would move weights between devices.
+    say the shapes. Over the `tensor` axis each device fuses its own columns of all kernels, so that the gradient of x is
+    added up over devices once; kernels that it does not split evenly stay apart.
     """
-    lead, outs = x.shape[: x.ndim - axes], [kernel.shape[axes:] for kernel in kernels]
+    lead, outs, ways = x.shape[: x.ndim - axes], [kernel.shape[axes:] for kernel in kernels], axis_size("tensor")
     if module.has_variable("packed", name):
-        y_MxO = row_product(x.reshape(math.prod(lead), -1), module.get_variable("packed", name))
-    elif len(kernels) == 1 or not module.config.fuse_projections or _tensor_parallel():
+        y, ways = row_product(x.reshape(math.prod(lead), -1), module.get_variable("packed", name)), 1
+    elif len(kernels) == 1 or not module.config.fuse_projections or any(out[0] % ways for out in outs):
         return [dense(x, kernel, axes) for kernel in kernels]
     else:
-        y_MxO = dense(x.reshape(math.prod(lead), -1), jnp.concatenate([_matrix(k, axes) for k in kernels], axis=1))
-    ends = np.cumsum([math.prod(out) for out in outs])
-    parts = jnp.split(y_MxO, ends[:-1], axis=1)
+        columns = [kernel.reshape(*kernel.shape[:axes], ways, -1) for kernel in kernels]
+        y = dense(x, jnp.concatenate(columns, axis=-1), axes)
+    ends = np.cumsum([math.prod(out) // ways for out in outs])
+    parts = jnp.split(y, ends[:-1], axis=-1)
     return [part.reshape(*lead, *out) for part, out in zip(parts, outs, strict=True)]
 
 
@@ -166,7 +164,7 @@ def pack_params(params: dict, config: ModelConfig, every_product: bool) -> dict:
     q, k, v in one matrix and gate, up too, laid out for `ops.decode.row_product`; with `every_product` the others as
     well, which pays where that layout is faster (CPUs). {} over the `tensor` axis, where products stay apart.
     """
-    if _tensor_parallel():
+    if axis_size("tensor") > 1:
         return {}
 
     def pack(*kernels: jax.Array, axes: int = 1) -> jax.Array:

@@ -6,13 +6,14 @@ train step can add microbatches of any token counts and divide once: gradient ac
 Legend: B batch, T tokens, D model, V vocabulary.
 """
 
+import functools
 import typing
 
 import jax
 
 from jaxlm import models
 from jaxlm.config import LossConfig, ModelConfig
-from jaxlm.ops import xent
+from jaxlm.ops import by_device, xent
 
 Batch = dict[str, jax.Array]
 Objective = typing.Callable[[typing.Any, Batch, jax.Array | None, bool], tuple[jax.Array, jax.Array, dict]]
@@ -21,16 +22,15 @@ Objective = typing.Callable[[typing.Any, Batch, jax.Array | None, bool], tuple[j
 def make(model: typing.Any, config: ModelConfig, loss: LossConfig) -> Objective:
     """The cross-entropy of `targets_BxT`, weighted by `weights_BxT`, with an optional z-loss."""
 
+    cross_entropy = functools.partial(
+        xent.cross_entropy, vocab_size=config.vocab_size, z_loss=loss.z_loss, tile=loss.tile_tokens
+    )
+
     def objective(params, batch: Batch, key: jax.Array | None, train: bool):
         hidden_BxTxD = hidden(model, params, batch, key=key, train=train)
-        loss_sum, aux = xent.cross_entropy(
-            hidden_BxTxD.reshape(-1, hidden_BxTxD.shape[-1]),
-            models.head_kernel(params, config),
-            batch["targets"].reshape(-1),
-            batch["weights"].reshape(-1),
-            vocab_size=config.vocab_size,
-            z_loss=loss.z_loss,
-            tile=loss.tile_tokens,
+        head_DxV = models.head_kernel(params, config)
+        loss_sum, aux = by_device.over_tokens(
+            cross_entropy, hidden_BxTxD, head_DxV, batch["targets"], batch["weights"], summed=True
         )
         return loss_sum, aux["weight_sum"], {"accuracy": aux["correct_sum"], "nll": aux["nll_sum"]}
 

@@ -4,10 +4,12 @@ Legend: B batch, T query tokens, S key-value tokens (or cache slots), N query he
 heads to a key-value head, H head dim. Query head n uses key-value head n // G.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
-from jaxlm.ops import attention_blocked, attention_kernels
+from jaxlm.ops import attention_blocked, attention_context, attention_kernels
 
 BACKENDS = ("xla", "blocked", "cudnn", "pallas")
 _AUTO = {"cpu": "blocked", "gpu": "cudnn", "tpu": "pallas"}
@@ -59,6 +61,9 @@ def attention(
     "not after" by index in the row, which for positions that increase along each segment is the same thing, so
     positions are not read. `xla` compares positions when they are given (both, or it raises) and indices otherwise.
 
+    Under a mesh (`jax.set_mesh`) whose `context` axis splits the tokens, keys and values are gathered over it, see
+    attention_context; `pallas` refuses.
+
     Args:
       q_BxTxNxH: queries.
       k_BxSxKxH, v_BxSxKxH: keys and values; N is a multiple of K.
@@ -85,11 +90,24 @@ def attention(
         kv_segment_ids_BxS = q_segment_ids_BxT
     if (q_segment_ids_BxT is None) != (kv_segment_ids_BxS is None):
         raise ValueError("segment ids are needed for queries and for keys, or for neither")
+    run = functools.partial(_run, backend=backend, scale=scale)
+    positions, ids = (q_positions_BxT, kv_positions_BxS), (q_segment_ids_BxT, kv_segment_ids_BxS)
+    if queries == keys and attention_context.splits(queries):
+        if backend == "pallas":
+            raise ValueError("attention backend 'pallas' does not split rows over devices; use 'blocked' or 'xla'")
+        positions = positions if backend == "xla" else (None, None)
+        return attention_context.over_context(run, q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, positions, ids)
+    return run(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, positions, ids)
+
+
+def _run(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, positions, ids, offset=None, *, backend: str, scale: float) -> jax.Array:
+    """Attention by a backend; with an offset (an integer, traced) query t stands at index offset + t among the keys."""
+    queries, keys = q_BxTxNxH.shape[1], k_BxSxKxH.shape[1]
     if backend == "xla":
-        places = (q_positions_BxT, kv_positions_BxS, q_segment_ids_BxT, kv_segment_ids_BxS)
-        mask_BxTxS = visible(queries, keys, *places)
-        return masked_attention(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, mask_BxTxS, scale)
-    if queries != keys:
+        if offset is not None and positions[0] is None:
+            positions = (offset + jnp.arange(queries)[None], jnp.arange(keys)[None])
+        return masked_attention(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, visible(queries, keys, *positions, *ids), scale)
+    if offset is None and queries != keys:
         raise ValueError(
             f"attention backend {backend!r} needs as many keys as queries, got {keys} and {queries}; use 'xla' with positions"
         )
@@ -98,7 +116,9 @@ def attention(
         "cudnn": attention_kernels.cudnn_attention,
         "pallas": attention_kernels.pallas_attention,
     }[backend]
-    return function(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, q_segment_ids_BxT, kv_segment_ids_BxS, scale=scale)
+    return function(
+        q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, *ids, scale=scale, **({} if offset is None else {"offset": offset})
+    )
 
 
 def visible(

@@ -5,11 +5,12 @@ backward pass recomputes the probabilities from the saved log-sum-exp instead of
 Dao 2023, arXiv:2307.08691). The forward pass holds scores as [queries, keys], the backward pass as [keys, queries]:
 so that nearly every product is row-major times row-major (or times a transpose), which XLA's CPU products run fastest.
 
-Legend: B batch, T tokens, S keys seen by a block, I queries of a block, N query heads, K key-value heads,
+Legend: B batch, T queries, S keys (or those seen by a block), I queries of a block, N query heads, K key-value heads,
 G = N // K, H head dim.
 """
 
 import functools
+import itertools
 import operator
 
 import jax
@@ -22,21 +23,24 @@ _MAX_BLOCKS = 32  # blocks are unrolled in the program: longer rows get longer b
 
 def blocked_attention(
     q_BxTxNxH: jax.Array,
-    k_BxTxKxH: jax.Array,
-    v_BxTxKxH: jax.Array,
+    k_BxSxKxH: jax.Array,
+    v_BxSxKxH: jax.Array,
     q_segment_ids_BxT: jax.Array | None,
-    kv_segment_ids_BxT: jax.Array | None,
+    kv_segment_ids_BxS: jax.Array | None,
     *,
     scale: float,
     block: int | None = None,
+    offset: jax.Array | None = None,
 ) -> jax.Array:
     """Causal self-attention within segments, in memory O(T * block) instead of O(T * T).
 
     Args:
-      q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: any T; N a multiple of K.
-      q_segment_ids_BxT, kv_segment_ids_BxT: integers, or None for one segment a row.
+      q_BxTxNxH, k_BxSxKxH, v_BxSxKxH: any T; N a multiple of K.
+      q_segment_ids_BxT, kv_segment_ids_BxS: integers, or None for one segment a row.
       scale: of the scores.
       block: queries in a block; None takes 128, or T / 32 for rows over 4,096 tokens.
+      offset: index of the first query among the keys, an integer scalar; there may then be more keys than queries, and
+        each block meets all of them, since where it stands is known only when it runs.
 
     Returns:
       [B, T, N, H] in q's dtype; scores, softmax and gradients' sums are float32.
@@ -48,21 +52,23 @@ def blocked_attention(
     block = max(_BLOCK, -(-length // _MAX_BLOCKS)) if block is None else block
     if block < 1:
         raise ValueError(f"block must be at least 1 token, got {block}")
-    ids = None if q_segment_ids_BxT is None else (q_segment_ids_BxT, kv_segment_ids_BxT)
-    return _blocked(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, ids, float(scale), block)
+    ids = None if q_segment_ids_BxT is None else (q_segment_ids_BxT, kv_segment_ids_BxS)
+    return _blocked(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset, float(scale), block)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _blocked(q, k, v, ids, scale, block):
-    return _forward(q, k, v, ids, scale, block)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _blocked(q, k, v, ids, offset, scale, block):
+    return _forward(q, k, v, ids, offset, scale, block)[0]
 
 
-def _edges(length: int, block: int) -> list[tuple[int, int]]:
-    return [(start, min(start + block, length)) for start in range(0, length, block)]
+def _edges(queries: int, keys: int, block: int, offset: jax.Array | None) -> list[tuple[int, int, int]]:
+    """Of each block: its first query, the one after its last, and how many keys it meets."""
+    ends = [(start, min(start + block, queries)) for start in range(0, queries, block)]
+    return [(start, end, end if offset is None else keys) for start, end in ends]
 
 
-def _heads_first(x_BxTxKxH: jax.Array) -> jax.Array:
-    return jnp.swapaxes(x_BxTxKxH, 1, 2)
+def _heads_first(x_BxSxKxH: jax.Array) -> jax.Array:
+    return jnp.swapaxes(x_BxSxKxH, 1, 2)
 
 
 def _query_block(q_BxTxNxH: jax.Array, kv_heads: int, start: int, end: int) -> jax.Array:
@@ -78,70 +84,72 @@ def _rows(x_BxKxGxIxH: jax.Array) -> jax.Array:
     return x_BxKxGxIxH.transpose(0, 3, 1, 2, 4).reshape(batch, rows, kv_heads * group, head_dim)
 
 
-def _visible(ids, start: int, end: int) -> jax.Array:
-    """Which of keys 0..end the queries start..end may see: [B or 1, I, S]."""
-    mask = (jnp.arange(end)[None, :] <= jnp.arange(start, end)[:, None])[None]
+def _visible(ids, offset, start: int, end: int, seen: int) -> jax.Array:
+    """Which of keys 0..seen the queries start..end may see: [B or 1, I, S]."""
+    first = start if offset is None else start + offset
+    mask = (jnp.arange(seen)[None, :] <= first + jnp.arange(end - start)[:, None])[None]
     if ids is None:
         return mask
-    return mask & (ids[0][:, start:end, None] == ids[1][:, None, :end])
+    return mask & (ids[0][:, start:end, None] == ids[1][:, None, :seen])
 
 
 _einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
-def _forward(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, ids, scale, block):
-    k_BxKxTxH, v_BxKxTxH = _heads_first(k_BxTxKxH), _heads_first(v_BxTxKxH)
+def _forward(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset, scale, block):
+    k_BxKxSxH, v_BxKxSxH = _heads_first(k_BxSxKxH), _heads_first(v_BxSxKxH)
     q_BxTxNxH = q_BxTxNxH * jnp.asarray(scale, q_BxTxNxH.dtype)
     outs, normalisers = [], []
-    for start, end in _edges(q_BxTxNxH.shape[1], block):
-        q_BxKxGxIxH = _query_block(q_BxTxNxH, k_BxTxKxH.shape[2], start, end)
-        scores = _einsum("bkgih,bksh->bkgis", q_BxKxGxIxH, k_BxKxTxH[:, :, :end])
-        scores = jnp.where(_visible(ids, start, end)[:, None, None], scores, _MASKED)
+    for start, end, seen in _edges(q_BxTxNxH.shape[1], k_BxSxKxH.shape[1], block, offset):
+        q_BxKxGxIxH = _query_block(q_BxTxNxH, k_BxSxKxH.shape[2], start, end)
+        scores = _einsum("bkgih,bksh->bkgis", q_BxKxGxIxH, k_BxKxSxH[:, :, :seen])
+        scores = jnp.where(_visible(ids, offset, start, end, seen)[:, None, None], scores, _MASKED)
         highest = jnp.max(scores, axis=-1, keepdims=True)
         weights = jnp.exp(scores - highest)
         total = jnp.sum(weights, axis=-1, keepdims=True)
-        out = _einsum("bkgis,bksh->bkgih", weights.astype(v_BxTxKxH.dtype), v_BxKxTxH[:, :, :end])
+        out = _einsum("bkgis,bksh->bkgih", weights.astype(v_BxSxKxH.dtype), v_BxKxSxH[:, :, :seen])
         outs.append(_rows((out / total).astype(q_BxTxNxH.dtype)))
         normalisers.append((highest + jnp.log(total))[..., 0])  # [B, K, G, I]
     return jnp.concatenate(outs, axis=1), normalisers
 
 
-def _blocked_fwd(q, k, v, ids, scale, block):
-    out, normalisers = _forward(q, k, v, ids, scale, block)
-    return out, (q, k, v, ids, out, normalisers)
+def _blocked_fwd(q, k, v, ids, offset, scale, block):
+    out, normalisers = _forward(q, k, v, ids, offset, scale, block)
+    return out, (q, k, v, ids, offset, out, normalisers)
 
 
 def _blocked_bwd(scale, block, residuals, d_out_BxTxNxH):
-    q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, ids, out_BxTxNxH, normalisers = residuals
-    kv_heads, dtype = k_BxTxKxH.shape[2], q_BxTxNxH.dtype
-    k_BxKxTxH, v_BxKxTxH = _heads_first(k_BxTxKxH), _heads_first(v_BxTxKxH)
-    k_BxKxHxT = jnp.swapaxes(k_BxKxTxH, 2, 3)  # turned once: else XLA turns every block of d_scores
+    q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset, out_BxTxNxH, normalisers = residuals
+    kv_heads, dtype = k_BxSxKxH.shape[2], q_BxTxNxH.dtype
+    k_BxKxSxH, v_BxKxSxH = _heads_first(k_BxSxKxH), _heads_first(v_BxSxKxH)
+    k_BxKxHxS = jnp.swapaxes(k_BxKxSxH, 2, 3)  # turned once: else XLA turns every block of d_scores
     scaled_BxTxNxH = q_BxTxNxH * jnp.asarray(scale, dtype)
     delta_BxTxNx1 = jnp.sum(d_out_BxTxNxH.astype(jnp.float32) * out_BxTxNxH, axis=-1, keepdims=True)
-    edges = _edges(q_BxTxNxH.shape[1], block)
+    edges = _edges(q_BxTxNxH.shape[1], k_BxSxKxH.shape[1], block, offset)
     d_q, d_k, d_v = [], [], []
-    for (start, end), normaliser in zip(edges, normalisers, strict=True):
+    for (start, end, seen), normaliser in zip(edges, normalisers, strict=True):
         q_BxKxGxIxH = _query_block(scaled_BxTxNxH, kv_heads, start, end)
         d_out_BxKxGxIxH = _query_block(d_out_BxTxNxH, kv_heads, start, end)
         delta_BxKxGxI = _query_block(delta_BxTxNx1, kv_heads, start, end)[..., 0]
-        mask_BxSxI = jnp.swapaxes(_visible(ids, start, end), 1, 2)
-        scores = _einsum("bksh,bkgih->bksgi", k_BxKxTxH[:, :, :end], q_BxKxGxIxH)
+        mask_BxSxI = jnp.swapaxes(_visible(ids, offset, start, end, seen), 1, 2)
+        scores = _einsum("bksh,bkgih->bksgi", k_BxKxSxH[:, :, :seen], q_BxKxGxIxH)
         scores = jnp.where(mask_BxSxI[:, None, :, None, :], scores, _MASKED)
         weights = jnp.exp(scores - normaliser[:, :, None])
-        slopes = _einsum("bksh,bkgih->bksgi", v_BxKxTxH[:, :, :end], d_out_BxKxGxIxH)
+        slopes = _einsum("bksh,bkgih->bksgi", v_BxKxSxH[:, :, :seen], d_out_BxKxGxIxH)
         d_scores = (weights * (slopes - delta_BxKxGxI[:, :, None])).astype(dtype)
         d_v.append(_einsum("bksgi,bkgih->bksh", weights.astype(dtype), d_out_BxKxGxIxH))
         d_k.append(_einsum("bksgi,bkgih->bksh", d_scores, q_BxKxGxIxH))
-        d_q_BxKxHxGxI = _einsum("bkhs,bksgi->bkhgi", k_BxKxHxT[..., :end], d_scores)
+        d_q_BxKxHxGxI = _einsum("bkhs,bksgi->bkhgi", k_BxKxHxS[..., :seen], d_scores)
         d_q.append(_rows((jnp.moveaxis(d_q_BxKxHxGxI, 2, 4) * scale).astype(dtype)))
-    return jnp.concatenate(d_q, axis=1), _sum_keys(d_k, edges, dtype), _sum_keys(d_v, edges, dtype), None
+    return jnp.concatenate(d_q, axis=1), _sum_keys(d_k, dtype), _sum_keys(d_v, dtype), None, None
 
 
-def _sum_keys(parts: list[jax.Array], edges: list[tuple[int, int]], dtype) -> jax.Array:
-    """Adds up the gradients of the keys: parts[i] covers keys 0..edges[i][1]. [B, K, S, H] -> [B, T, K, H]."""
+def _sum_keys(parts: list[jax.Array], dtype) -> jax.Array:
+    """Adds up the gradients of the keys, of which each part covers the first ones. [B, K, S, H] -> [B, S, K, H]."""
+    ends = [0, *sorted({part.shape[2] for part in parts})]
     sums = [
-        functools.reduce(operator.add, [part[:, :, start:end] for part in parts[i:]])
-        for i, (start, end) in enumerate(edges)
+        functools.reduce(operator.add, [part[:, :, start:end] for part in parts if part.shape[2] >= end])
+        for start, end in itertools.pairwise(ends)
     ]
     return jnp.swapaxes(jnp.concatenate(sums, axis=2), 1, 2).astype(dtype)
 

@@ -3,7 +3,7 @@
 Nothing here falls back: where the library cannot, its error is what the caller sees. The kernels need their device, so
 segment isolation on a GPU is checked by the leakage test run on a GPU machine; here Pallas' GPU kernel runs interpreted.
 
-Legend: B batch, T tokens, N query heads, K key-value heads, H head dim.
+Legend: B batch, T tokens, S keys, N query heads, K key-value heads, H head dim.
 """
 
 import functools
@@ -17,25 +17,28 @@ from jaxlm import sharding
 
 def cudnn_attention(
     q_BxTxNxH: jax.Array,
-    k_BxTxKxH: jax.Array,
-    v_BxTxKxH: jax.Array,
+    k_BxSxKxH: jax.Array,
+    v_BxSxKxH: jax.Array,
     q_segment_ids_BxT: jax.Array | None,
-    kv_segment_ids_BxT: jax.Array | None,
+    kv_segment_ids_BxS: jax.Array | None,
     *,
     scale: float,
+    offset: jax.Array | None = None,
 ) -> jax.Array:
     """cuDNN's flash attention through jax.nn.dot_product_attention(implementation="cudnn").
 
-    Segments go in as a boolean mask, which cuDNN takes as a bias of [B, 1, T, T] in q's dtype (2 bytes * B * T * T):
+    Segments go in as a boolean mask, which cuDNN takes as a bias of [B, 1, T, S] in q's dtype (2 bytes * B * T * S):
     exact for any number of segments. cuDNN's packed form (sequence offsets) would avoid it, but needs a fixed greatest
     number of segments a row, Hopper, and in jax scales the keys' offsets by the number of query heads, which is wrong
     for grouped queries. Without segment ids there is no mask, only cuDNN's own causal one.
 
     Args:
-      q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: bfloat16 or float16; H a multiple of 8 and at most 128 (256 on Hopper); T even
+      q_BxTxNxH, k_BxSxKxH, v_BxSxKxH: bfloat16 or float16; H a multiple of 8 and at most 128 (256 on Hopper); T even
         with segments.
-      q_segment_ids_BxT, kv_segment_ids_BxT: integers, or None for one segment a row.
+      q_segment_ids_BxT, kv_segment_ids_BxS: integers, or None for one segment a row.
       scale: of the scores.
+      offset: index of the first query among the keys, an integer scalar; then S may be larger than T, and causality goes
+        into the mask. None: S = T.
 
     Returns:
       [B, T, N, H] in q's dtype.
@@ -48,9 +51,12 @@ def cudnn_attention(
         raise ValueError(f"attention backend 'cudnn' takes bfloat16 or float16, got {q_BxTxNxH.dtype}")
     mask = None
     if q_segment_ids_BxT is not None:
-        mask = (q_segment_ids_BxT[:, :, None] == kv_segment_ids_BxT[:, None, :])[:, None]
+        mask = (q_segment_ids_BxT[:, :, None] == kv_segment_ids_BxS[:, None, :])[:, None]
+    if offset is not None:
+        past_TxS = jnp.arange(k_BxSxKxH.shape[1])[None] <= offset + jnp.arange(q_BxTxNxH.shape[1])[:, None]
+        mask = past_TxS[None, None] if mask is None else mask & past_TxS
     return jax.nn.dot_product_attention(
-        q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, mask=mask, is_causal=True, scale=scale, implementation="cudnn"
+        q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, mask=mask, is_causal=offset is None, scale=scale, implementation="cudnn"
     )
 
 

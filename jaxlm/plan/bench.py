@@ -92,7 +92,8 @@ class Bench:
     def _create(self) -> state.TrainState:
         model = models.build(self._config.model, self._config.model.attention)
         tx = optim.make(self._config.optim, models.abstract_params(model))
-        return state.create(model, tx, self._mesh, self._config.seed)
+        where = state.shardings(state.abstract(model, tx), model, self._mesh, self._config.optim.offload)
+        return state.create(model, tx, where, self._config.seed)
 
 
 class PeakMemory:

@@ -143,7 +143,7 @@ def test_no_leakage_between_documents(backend):
 
 
 def test_leakage_check_catches_a_backend_that_ignores_segments(monkeypatch):
-    monkeypatch.setattr(attention_blocked, "_visible", lambda ids, start, end: _VISIBLE(None, start, end))
+    monkeypatch.setattr(attention_blocked, "_visible", lambda ids, *where: _VISIBLE(None, *where))
     assert _leaks("blocked", function=ops.attention)
 
 

@@ -11,6 +11,7 @@ import tiny_models as tiny
 
 from jaxlm import config, config_files, models, sharding
 from jaxlm.objectives import lm
+from jaxlm.ops import attention_context
 from jaxlm.train import optim, state, step
 
 B, T = 8, 16
@@ -29,14 +30,19 @@ def make_batch(seed: int = 0) -> dict:
     return batch | {"weights": jnp.asarray(np.arange(T)[None] < counted[:, None], jnp.float32)}
 
 
-class Setup:
-    """A model, its optimizer and a step, on a mesh or bare."""
+def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, context: int = 1):
+    c = config.MeshConfig(data, fsdp, tensor, context)
+    return sharding.make_mesh(c, jax.devices()[: data * fsdp * tensor * context])
 
-    def __init__(self, c: config.Config, mesh_config=None):
-        self.model = models.build(c.model, "xla")
+
+class Setup:
+    """A model, its optimizer and a step, on a mesh (its sizes by axis) or bare."""
+
+    def __init__(self, c: config.Config, sizes: dict[str, int] | None = None, attention: str = "xla"):
+        self.model = models.build(c.model, attention)
         self.tx = optim.make(c.optim, models.abstract_params(self.model))
         self.step = step.make(c, lm.make(self.model, c.model, c.loss), self.tx, optim.schedule(c.optim, c.train.steps))
-        self.mesh = None if mesh_config is None else sharding.make_mesh(config.MeshConfig(*mesh_config, 1))
+        self.mesh = None if sizes is None else make_mesh(**sizes)
 
     def state(self):
         return state.init(tiny.random_params(self.model), self.tx)
@@ -101,16 +107,36 @@ def test_the_accumulation_test_can_fail(monkeypatch):
         assert_close(got.params, expected.params)
 
 
-@pytest.mark.parametrize(("mesh", "rows"), [((8, 1, 1), B), ((1, 8, 1), B), ((2, 2, 2), 4), ((1, 2, 4), 2)])
-def test_sharded_equals_one_device(mesh, rows):
+PAIRS = [  # every two axes, rows of a microbatch, backend
+    ({"data": 2, "fsdp": 4}, B, "xla"),
+    ({"data": 4, "tensor": 2}, B, "xla"),
+    ({"fsdp": 2, "tensor": 4}, 4, "xla"),
+    ({"data": 2, "context": 4}, 4, "xla"),
+    ({"fsdp": 4, "context": 2}, B, "blocked"),
+    ({"tensor": 2, "context": 4}, 2, "blocked"),
+    ({"fsdp": 2, "tensor": 2, "context": 2}, 4, "blocked"),
+]
+
+
+@pytest.mark.parametrize(("mesh", "rows", "attention"), PAIRS)
+def test_sharded_equals_one_device(mesh, rows, attention):
     expected, expected_metrics = full_batch()
-    got, got_metrics = Setup(make_config(microbatch_size=rows), mesh).run(BATCHES)
+    got, got_metrics = Setup(make_config(microbatch_size=rows), mesh, attention).run(BATCHES)
     assert_close(got.params, expected.params, rtol=1e-4)
     assert_close(got_metrics, expected_metrics, rtol=1e-4)
 
 
+def test_the_comparison_of_meshes_can_fail(monkeypatch):
+    """The mutation: each device takes its first token for the first of the row, so queries miss the keys before it."""
+    monkeypatch.setattr(attention_context, "_offset", lambda tokens: jnp.int32(0))
+    expected, _ = full_batch()
+    got, _ = Setup(make_config(microbatch_size=B), {"context": 2}, "blocked").run(BATCHES)
+    with pytest.raises(AssertionError):
+        assert_close(got.params, expected.params, rtol=1e-4)
+
+
 def test_the_state_is_sharded_and_its_memory_given_to_the_next():
-    setup = Setup(make_config(), (1, 8, 1))
+    setup = Setup(make_config(), {"fsdp": 8})
     where = state.shardings(state.abstract(setup.model, setup.tx), setup.model, setup.mesh)
     now = jax.device_put(setup.state(), where)
     mu = now.opt_state[0].mu["layers_0"]["mlp"]["up"]["kernel"]
@@ -128,10 +154,7 @@ def test_the_state_is_sharded_and_its_memory_given_to_the_next():
 def test_create_is_the_same_on_any_mesh():
     setup = Setup(make_config())
     abstract = state.abstract(setup.model, setup.tx)
-    meshes = (
-        sharding.make_mesh(config.MeshConfig(*sizes, 1), jax.devices()[:n])
-        for sizes, n in (((1, 1, 1), 1), ((1, 4, 2), 8))
-    )
+    meshes = (make_mesh(), make_mesh(fsdp=4, tensor=2))
     one, many = (
         state.create(setup.model, setup.tx, state.shardings(abstract, setup.model, mesh), seed=3) for mesh in meshes
     )

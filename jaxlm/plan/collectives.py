@@ -1,0 +1,114 @@
+"""What devices send each other in a compiled step, read from its HLO text.
+
+collectives.read(lowered.compile().as_text())
+"""
+
+import dataclasses
+import math
+import re
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+
+_BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "c64": 8, "c128": 16, "bf16": 2}
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\s*(?:/\*.*)?$")
+_COLLECTIVE = re.compile(rf" = (?P<shape>.*?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(")
+_ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
+_CALLED = re.compile(r"(?:body|condition|calls|to_apply)=%?([\w.\-]+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One operation between devices, as one of them sees it.
+
+    Attributes:
+      kind: one of KINDS.
+      bytes: of the largest array (or tuple of arrays) that goes in or comes out on one device: of a gather its result, of
+        a reduce-scatter its input.
+      group: devices that take part together.
+      shapes: of the arrays that come out, such as "bf16[64,128]".
+      in_loop: it stands in the body of a loop, and happens once in every turn.
+      name: the operation of the program that it comes from.
+    """
+
+    kind: str
+    bytes: int
+    group: int
+    shapes: tuple[str, ...]
+    in_loop: bool
+    name: str
+
+
+def read(compiled_text: str) -> list[Collective]:
+    """All collectives of an optimised HLO module, but those within groups of one device, in the order of the text.
+
+    Raises:
+      ValueError: a collective whose group can't be told.
+    """
+    devices = _devices(compiled_text)
+    loops = _in_loops(compiled_text)
+    found, computation = [], ""
+    for line in compiled_text.splitlines():
+        if head := _COMPUTATION.match(line):
+            computation = head["name"]
+        if not (match := _COLLECTIVE.search(line)):
+            continue
+        group = _group(line, match["kind"], devices)
+        arrays = _ARRAY.findall(match["shape"])
+        if match["start"] and match["kind"] in ("all-gather", "collective-permute"):
+            arrays = arrays[len(arrays) // 2 :]  # an asynchronous one gives (what goes in, what comes out)
+        size = sum(_size(*array) for array in arrays) * (group if match["kind"] == "reduce-scatter" else 1)
+        shapes = tuple(f"{dtype}[{shape}]" for dtype, shape in arrays)
+        name = re.search(r'op_name="([^"]*)"', line)
+        if group > 1:
+            in_loop = computation in loops
+            found.append(Collective(match["kind"], int(size), group, shapes, in_loop, name[1] if name else ""))
+    return found
+
+
+def _size(dtype: str, shape: str) -> float:
+    bits = re.search(r"\d+", dtype)
+    width = _BYTES.get(dtype) or (int(bits[0]) / 8 if bits else 0)
+    return width * math.prod(int(n) for n in shape.split(",") if n)
+
+
+def _devices(text: str) -> int:
+    header = text.partition("\n")[0]
+    counts = [int(n) for n in re.findall(r"(?:num_partitions|replica_count)=(\d+)", header)]
+    return math.prod(counts)
+
+
+def _group(line: str, kind: str, devices: int) -> int:
+    """Devices in a group: replica_groups={{0,1},{2,3}}, [groups,size]<=[...] or mesh['a'=4,'b'=2] {'b'}; {} means all."""
+    if kind == "collective-permute":
+        return 2 if re.search(r"source_target_pairs=\{\{", line) else 1
+    if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]", line):
+        return int(iota[2])
+    if named := re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(.*?\))? ?\{([^}]*)\}", line):
+        sizes = dict(re.findall(r"'([^']+)'=(\d+)", named[1]))
+        used = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", named[2])  # 'b':(2)4 is a part of axis b, of size 4
+        return math.prod(int(part or sizes[axis]) for axis, part in used)
+    if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
+        return len(listed[1].split(","))
+    if "replica_groups={}" in line or "replica_groups=" not in line:
+        return devices
+    raise ValueError(f"unknown groups of devices in {line.strip()[:200]}")
+
+
+def _in_loops(text: str) -> set[str]:
+    """Computations that a loop's body is or calls."""
+    calls: dict[str, set[str]] = {}
+    bodies, computation = set(), ""
+    for line in text.splitlines():
+        if head := _COMPUTATION.match(line):
+            computation = head["name"]
+        called = set(_CALLED.findall(line))
+        calls.setdefault(computation, set()).update(called)
+        if " while(" in line:
+            bodies |= called
+    reached, ahead = set(), list(bodies)
+    while ahead:
+        name = ahead.pop()
+        if name not in reached:
+            reached.add(name)
+            ahead += calls.get(name, ())
+    return reached
