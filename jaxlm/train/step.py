@@ -38,7 +38,8 @@ def make(
         grad_norm = _total(norms)
         clip = jnp.minimum(1.0, config.optim.clip_norm / grad_norm) if config.optim.clip_norm else 1.0
         grads = jax.tree.map(lambda g: g.astype(jnp.float32) * (scale * clip), grads)
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        with jax.named_scope("optimizer"):
+            updates, opt_state = tx.update(grads, state.opt_state, state.params)
         rate = lr(state.step + 1)
         updates = jax.tree.map(lambda u: -rate * u, updates)
         ok = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
