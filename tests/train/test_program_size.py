@@ -47,5 +47,5 @@ def test_the_step_is_as_small_as_it_was():
 
 @pytest.mark.parametrize("override", ["model.remat=full", "model.fuse_projections=False"])
 def test_a_larger_step_is_noticed(override):
-    with pytest.raises(AssertionError, match="now and pinned: .*'dot'"):
+    with pytest.raises(AssertionError, match=r"now and pinned: .*'dot'"):
         check(program_size(override))
