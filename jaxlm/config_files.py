@@ -64,14 +64,18 @@ def apply_override(config: config_dict.ConfigDict, override: str) -> None:
     old = _lookup(config, key)
     if isinstance(old, config_dict.ConfigDict):
         raise ConfigError(f"config.{key} is a section, set one of its keys: {', '.join(f'{key}.{k}' for k in old)}")
+    # A config of this key alone: the flags print the whole config for their help, a third of a second for each override.
+    section, _, name = key.rpartition(".")
+    alone = config_dict.ConfigDict({name: old})
     values = flags.FlagValues()
-    argv = ["jaxlm", f"--config.{key}={value}"]
-    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
+    argv = ["jaxlm", f"--config.{name}={value}"]
+    config_flags.DEFINE_config_dict("config", alone, flag_values=values, sys_argv=argv)
     try:
         values(argv)
     except (flags.Error, TypeError, ValueError, SyntaxError) as error:
         kind = type(old).__name__
         raise ConfigError(f"config.{key}={value}: expected {kind}, such as {old!r}") from error
+    (_lookup(config, section) if section else config)[name] = alone[name]
 
 
 def _flat_keys(config: config_dict.ConfigDict, prefix: str = "") -> list[str]:

@@ -51,6 +51,7 @@ def validate(c: Config) -> None:
     _validate_model(c.model, c.train)
     _validate_training(c.train, c.optim)
     _validate_data(c.data)
+    _validate_profile(c)
     _validate_prepare(c)
     for key, value in dataclasses.asdict(c.mesh).items():
         _need(value == -1 or value > 0, f"config.mesh.{key}={value} must be positive, or -1 for all remaining devices")
@@ -151,6 +152,21 @@ def _validate_training(t: TrainConfig, o: OptimConfig) -> None:
             re.compile(pattern)
         except re.error as error:
             raise ConfigError(f"config.optim: {pattern!r} is not a regular expression: {error}") from error
+
+
+def _validate_profile(c: Config) -> None:
+    steps = c.profile.steps
+    _need(
+        not steps or bool(re.fullmatch(r"[0-9]{1,18}:[0-9]{1,18}", steps)),
+        f"config.profile.steps={steps!r}: give the first and the last step to trace as A:B, such as 20:25",
+    )
+    if c.profile.window:
+        first, last = c.profile.window
+        _need(
+            1 <= first <= last <= c.train.steps,
+            f"config.profile.steps={steps}: the first step must be at least 1, the last at least the first and at most "
+            f"train.steps={c.train.steps}",
+        )
 
 
 def _validate_prepare(c: Config) -> None:

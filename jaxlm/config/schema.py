@@ -199,6 +199,12 @@ class HardwareConfig:
 class ProfileConfig:
     steps: str
 
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """First and last traced step; None when nothing is traced."""
+        first, _, last = self.steps.partition(":")
+        return (int(first), int(last)) if self.steps else None
+
 
 @dataclasses.dataclass(frozen=True)
 class PlanConfig:

@@ -3,6 +3,7 @@
 Legend: B batch, T tokens, D model, V vocabulary, Vp vocabulary padded to a multiple of 128.
 """
 
+import functools
 import re
 
 import jax
@@ -56,7 +57,12 @@ def init_params(model: nn.Module, key: jax.Array) -> dict:
 
 
 def abstract_params(model: nn.Module) -> dict:
-    """The parameters as ShapeDtypeStructs; takes no memory."""
+    """The parameters as ShapeDtypeStructs; takes no memory, and traces a model once however often it is asked."""
+    return jax.tree.map(lambda leaf: leaf, _abstract_params(model))  # a dict of the caller's own
+
+
+@functools.lru_cache(maxsize=8)
+def _abstract_params(model: nn.Module) -> dict:
     return jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
 
 

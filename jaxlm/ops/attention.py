@@ -43,6 +43,7 @@ def resolve_backend(name: str, platform: str) -> str:
     return name
 
 
+@jax.named_scope("attention")  # a profile tells its products from the others by this name
 def attention(
     q_BxTxNxH: jax.Array,
     k_BxSxKxH: jax.Array,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 _MASKED = -1e30  # finite, so that a masked column gives exp(...) = 0 and never inf - inf
 
 
+@jax.named_scope("loss")
 def cross_entropy(
     hidden_MxD: jax.Array,
     head_DxV: jax.Array,

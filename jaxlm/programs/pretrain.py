@@ -18,7 +18,7 @@ from jaxlm.plan import flops, params
 from jaxlm.processes import together
 from jaxlm.programs import setup
 from jaxlm.programs.setup import say
-from jaxlm.train import checkpoint, ledger, loop, metrics, optim, state, step
+from jaxlm.train import checkpoint, ledger, loop, metrics, optim, profile, state, step
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -49,6 +49,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         say(f"complete: {workdir} is at step {first} of {config.train.steps}; raise config.train.steps to continue")
         checkpointer.close()
         return loop.DONE
+    profile.check(config.profile, first + 1)
 
     rows = sharding.local_rows(mesh, config.train.batch_size)
     kept = {"row_indices": rows, "start_step": first, **speed(config.data)}

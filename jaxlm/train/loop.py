@@ -1,12 +1,14 @@
 """The only training loop. Every program feeds it an objective, batches, and what to do at evaluations.
 
 The host never waits for the step it has just sent to the device: metrics of step N-1 are read after step N is
-dispatched. Only evaluations, samples and checkpoints wait.
+dispatched, and only those that are needed; the batch of step N+1 goes to the device while step N runs. Only evaluations,
+samples, checkpoints and the two ends of a trace wait.
 """
 
 import dataclasses
 import logging
 import os
+import pathlib
 import signal
 import threading
 import time
@@ -20,6 +22,7 @@ from jax.sharding import Mesh
 from jaxlm import sharding
 from jaxlm.config import Config
 from jaxlm.train import metrics as metrics_lib
+from jaxlm.train import profile
 from jaxlm.train.checkpoint import Checkpointer
 from jaxlm.train.state import TrainState
 
@@ -73,20 +76,30 @@ def run(
     """
     step, total = int(state.step), config.train.steps
     loop = _Loop(config, checkpointer, meter, writer, hooks, first=step + 1)
-    with StopSignal() as stop, jax.set_mesh(mesh):
+    trace_folder = pathlib.Path(config.workdir) / "profile"
+    tracer = profile.Tracer(config.profile.window, trace_folder, loop.say, meter.pause)
+
+    def next_batch() -> typing.Any:
+        return sharding.to_global(next(batches), mesh, config.train.batch_size)
+
+    with StopSignal() as stop, jax.set_mesh(mesh), tracer:
         if step == 0 and config.eval.at_start:
             loop.evaluate(state, step)
         if hooks.interrupted:
             loop.milestone(state, step)
         pending, code = None, DONE
+        batch = next_batch() if step < total else None
         while step < total:
-            batch = sharding.to_global(next(batches), mesh, config.train.batch_size)
+            tracer.before(step + 1, state)
             state, on_device = train_step(state, batch)
             step += 1
+            loop.fetch(step, on_device)
+            batch = next_batch() if step < total else None  # one ahead: a resumed run needs only the step
             checkpointer.check()
             if pending is not None and not loop.record(*pending):
                 code = STOPPED
             pending = (step, on_device)
+            tracer.after(step, state)
             if stop.requested(step) and code == DONE and step < total:
                 code = PREEMPTED
             if code == DONE and loop.is_milestone(step):
@@ -98,6 +111,7 @@ def run(
                 break
         if pending is not None and code != STOPPED and not loop.record(*pending):
             code = STOPPED
+        tracer.end(step, state)
         loop.finish(state, step, code)
     return code
 
@@ -111,12 +125,18 @@ class _Loop:
         self._writer, self._hooks = writer, hooks
         self._progress = metrics_lib.Progress(config.train.steps)
 
+    def fetch(self, step: int, on_device: dict) -> None:
+        """Starts the copies to the host that `record` will need; they wait for the step, the host does not."""
+        for name, value in on_device.items():
+            if name == "skipped_in_a_row" or self._log_due(step):
+                value.copy_to_host_async()
+
     def record(self, step: int, on_device: dict) -> bool:
-        """Writes a step's metrics when they are due. False when the run must stop."""
-        train = {f"train/{name}": float(value) for name, value in jax.device_get(on_device).items()}
-        in_a_row = train.pop("train/skipped_in_a_row")
-        due = step % self._config.log.every_steps == 0 or step in self._always or in_a_row > 0
-        if due:
+        """Writes a step's metrics when they are due, or when it was skipped. False when the run must stop."""
+        in_a_row = float(on_device["skipped_in_a_row"])
+        if self._log_due(step) or in_a_row > 0:
+            train = {f"train/{name}": float(value) for name, value in jax.device_get(on_device).items()}
+            del train["train/skipped_in_a_row"]
             record = self._meter.measure(step, self._config.train.steps) | train
             if self._writer:
                 self._writer.write({k: v for k, v in record.items() if k != "eta_s"})
@@ -180,6 +200,9 @@ class _Loop:
         start = time.monotonic()
         self._checkpointer.save(state, self._hooks.meta | {"interrupted": interrupted}, evaluated)
         self._meter.pause(time.monotonic() - start)
+
+    def _log_due(self, step: int) -> bool:
+        return step % self._config.log.every_steps == 0 or step in self._always
 
     def _eval_due(self, step: int) -> bool:
         return _multiple(step, self._config.train.eval_every_steps)

@@ -106,8 +106,14 @@ def check(config: LogConfig) -> None:
 
 
 def _open_tensorboard(workdir: pathlib.Path) -> typing.Any:
-    import tensorboardX  # here, because it imports PyTorch where there is one: seconds
-
+    # It imports PyTorch where there is one, for the name of a type: seconds. A None makes that an ImportError.
+    without_torch = {} if "torch" in sys.modules else {"torch": None}
+    sys.modules.update(without_torch)
+    try:
+        import tensorboardX
+    finally:
+        for name in without_torch:
+            del sys.modules[name]
     return tensorboardX.SummaryWriter(str(workdir / "tensorboard"))
 
 

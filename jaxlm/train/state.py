@@ -35,7 +35,7 @@ def init(params: typing.Any, tx: optax.GradientTransformation) -> TrainState:
 
 def abstract(model: typing.Any, tx: optax.GradientTransformation) -> TrainState:
     """Shapes and types of the state, without taking memory."""
-    return jax.eval_shape(lambda: init(models.init_params(model, jax.random.key(0)), tx))
+    return jax.eval_shape(lambda params: init(params, tx), models.abstract_params(model))
 
 
 def shardings(abstract_state: TrainState, model: typing.Any, mesh: Mesh, offload: bool = False) -> TrainState:

@@ -42,7 +42,8 @@ def make(
         if config.optim.offload:
             opt_state = jax.device_put(opt_state, jax.memory.Space.Device)
         ok = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        updates, opt_state = tx.update(grads, opt_state, state.params, ok=ok)
+        with jax.named_scope("optimizer"):
+            updates, opt_state = tx.update(grads, opt_state, state.params, ok=ok)
         rate = lr(state.step + 1)
         updates = jax.tree.map(lambda u: -rate * u, updates)
         params = jax.tree.map(lambda p, u: jnp.where(ok, p + u, p), state.params, updates)

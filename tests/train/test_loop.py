@@ -52,7 +52,10 @@ def run(recorder, *, steps=8, first=0, stop_at=None, bad_from=None, interrupted=
         nonlocal row
         step = int(state.step) + 1
         row = row + 1 if bad_from and step >= bad_from else 0
-        return types.SimpleNamespace(step=jnp.int32(step), params={}), {"loss": 1.0, "skipped_in_a_row": float(row)}
+        return types.SimpleNamespace(step=jnp.int32(step), params={}), {
+            "loss": jnp.float32(1),
+            "skipped_in_a_row": jnp.float32(row),
+        }
 
     class Batches:
         def __next__(self):
