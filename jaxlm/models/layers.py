@@ -15,6 +15,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
+from jaxlm.ops import fp8
 from jaxlm.ops.attention import attention
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
 from jaxlm.ops.linear import dense
@@ -137,23 +138,34 @@ def _tensor_parallel() -> bool:
 
 
 def project(
-    module: nn.Module, name: str, x: jax.Array, kernels: typing.Sequence[jax.Array], axes: int = 1
+    module: nn.Module,
+    name: str,
+    x: jax.Array,
+    kernels: typing.Sequence[jax.Array],
+    axes: int = 1,
+    product: typing.Callable = dense,
 ) -> list[jax.Array]:
     """x (B, T, *in) times each kernel (*in, *out), `axes` of them inputs; one product if the config fuses projections.
 
-    Where `module` has a kernel packed beforehand under `name` (see `pack_params`), that one is used and `kernels` only
-    say the shapes. Over the `tensor` axis the products stay apart: fusing would move weights between devices.
+    `product` is `ops.linear.dense` or `ops.fp8.dense`. Where `module` has a kernel packed beforehand under `name` (see
+    `pack_params`), that one is used and `kernels` only say the shapes. Over the `tensor` axis the products stay apart:
+    fusing would move weights between devices.
     """
     lead, outs = x.shape[: x.ndim - axes], [kernel.shape[axes:] for kernel in kernels]
     if module.has_variable("packed", name):
         y_MxO = row_product(x.reshape(math.prod(lead), -1), module.get_variable("packed", name))
     elif len(kernels) == 1 or not module.config.fuse_projections or _tensor_parallel():
-        return [dense(x, kernel, axes) for kernel in kernels]
+        return [product(x, kernel, axes) for kernel in kernels]
     else:
-        y_MxO = dense(x.reshape(math.prod(lead), -1), jnp.concatenate([_matrix(k, axes) for k in kernels], axis=1))
+        y_MxO = product(x.reshape(math.prod(lead), -1), jnp.concatenate([_matrix(k, axes) for k in kernels], axis=1))
     ends = np.cumsum([math.prod(out) for out in outs])
     parts = jnp.split(y_MxO, ends[:-1], axis=1)
     return [part.reshape(*lead, *out) for part, out in zip(parts, outs, strict=True)]
+
+
+def mlp_product(config: ModelConfig) -> typing.Callable:
+    """How the products of the MLP are computed: `product` of `project`."""
+    return fp8.dense if config.fp8 else dense
 
 
 def _matrix(kernel: jax.Array, axes: int) -> jax.Array:

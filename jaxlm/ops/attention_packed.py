@@ -82,7 +82,7 @@ def packed_attention(
 
 
 def _forward(q, k, v, ids, scale, per_row, masked):
-    batch, length, heads, head_dim = q.shape
+    batch, length, heads, _ = q.shape
     if q.size > _INT32:
         raise ValueError(f"queries of {q.shape} have more elements than the offsets of 'cudnn_packed' can count")
     segments = segments_of(ids, per_row)
@@ -104,9 +104,7 @@ def _backward(scale, per_row, masked, residuals, d_out):
 
     def packed(q, k, v, d_out):
         operands = (q, k, v, saved, d_out, out)
-        return _call(
-            "__cudnn$fmhaSoftmaxBackward", _BACKWARD, operands, q, k, segments, scale, per_row, (q, k, v), ()
-        )
+        return _call("__cudnn$fmhaSoftmaxBackward", _BACKWARD, operands, q, k, segments, scale, per_row, (q, k, v), ())
 
     def fallback(q, k, v, d_out):
         return tuple(jax.vjp(lambda *qkv: masked(*qkv, ids), q, k, v)[1](d_out))

@@ -94,7 +94,9 @@ def calls(function, *arrays) -> dict[str, tuple[dict, str]]:
 def test_packed_calls_are_those_of_jax():
     """The same configuration, operand and result types and layouts that jax's own packed call has."""
     ids = jax.ShapeDtypeStruct((2, T), jnp.int32)
-    ours = calls(lambda q, k, v, ids: attention_packed.packed_attention(q, k, v, ids, 0.125, 4, lambda q, k, v, ids: q), ids)
+    ours = calls(
+        lambda q, k, v, ids: attention_packed.packed_attention(q, k, v, ids, 0.125, 4, lambda q, k, v, ids: q), ids
+    )
     lengths, offsets = (jax.ShapeDtypeStruct((2, n), jnp.int32) for n in (4, 5))
 
     def theirs(q, k, v, lengths, offsets):
