@@ -91,6 +91,8 @@ class Bench:
         env.setdefault("XLA_CLIENT_MEM_FRACTION", "0.92")
         if flags:
             env["XLA_FLAGS"] = f"{env.get('XLA_FLAGS', '')} --{flags}".strip()
+        if kind in ("torch", "hf"):
+            env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the card is PyTorch's there
         if a.device == "cpu":
             env |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
         began = time.monotonic()

@@ -4,7 +4,6 @@ Legend: B batch, T tokens, N query heads, K key-value heads, H head dim.
 """
 
 import gc
-import itertools
 import json
 import pathlib
 import sys
@@ -130,20 +129,25 @@ def jaxlm_row(work: dict, label: str, keys: dict, steps: int, seconds: float) ->
 def sweep(work: dict) -> typing.Iterator[dict]:
     """A few steps of each candidate, as long as there is time; one that does not fit is a row too."""
     end = time.perf_counter() + work["seconds"]
-    sizes = (2, 4) if work["tiny"] else (16, 32, 64, 8)
-    candidates = [(size, "none", 4096) for size in sizes[:2]]
-    candidates += [(sizes[1], "none", 2048), (sizes[1], "none", 16384)]
-    candidates += [(size, remat, 4096) for size, remat in itertools.product(sizes[2:], ("none", "names"))]
-    for size, remat, tile in candidates:
+    small, middle, large = (2, 4, 8) if work["tiny"] else (16, 32, 64)
+    base = {"train.microbatch_size": small, "model.remat": "none", "loss.tile_tokens": 4096}
+    base["model.attention"] = work["backend"]
+    candidates = [{}, {"train.microbatch_size": middle}]  # then changes of the best so far
+    candidates += [{"loss.tile_tokens": 16384}, {"loss.tile_tokens": 2048}, {"model.fuse_projections": False}]
+    candidates += [{"train.microbatch_size": large, "model.remat": "names"}, {"train.microbatch_size": small // 2}]
+    best, fastest = base, 0
+    for change in candidates:
         if time.perf_counter() > end - 20:
             return
-        keys = {"train.microbatch_size": size, "model.remat": remat, "loss.tile_tokens": tile}
-        keys["model.attention"] = work["backend"]
-        label = f"jaxlm 1.04B, {size} rows, remat {remat}, tile {tile}"
+        keys = best | change
+        label = "jaxlm 1.04B, " + ", ".join(f"{key.split('.')[-1]} {value}" for key, value in keys.items())
         try:
-            yield jaxlm_row(work, label, keys, 8, 6.0)
+            found = jaxlm_row(work, label, keys, 8, 6.0)
+            if found["tokens/s"] > fastest:
+                best, fastest = keys, found["tokens/s"]
         except Exception as error:  # out of memory for one candidate must not cost the others
-            yield {"what": label, "failed": str(error).splitlines()[0][:160]}
+            found = {"what": label, "failed": str(error).splitlines()[0][:160]}
+        yield found
         jax.clear_caches()
         gc.collect()
 

@@ -67,7 +67,9 @@ def jaxlm_step(config: Config, batches: Batches | None = None) -> Side:
     model = setup.build_model(config)
     tx = optim.make(config.optim, models.abstract_params(model))
     shardings = state.shardings(state.abstract(model, tx), model, tx, mesh)
-    pure = step.make(config, lm.make(model, config.model, config.loss), tx, optim.schedule(config.optim, 1000))
+    pure = step.make(
+        config, lm.make(model, config.model, config.loss), tx, optim.schedule(config.optim, config.train.steps)
+    )
 
     def to_device(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         return sharding.to_global(batch, mesh, config.train.batch_size)
