@@ -47,7 +47,7 @@ def _model(c: ConfigDict) -> None:
     m.dropout = 0.0  # on embeddings and on each residual branch
     m.init_std = 0.02  # of normal initial weights; output projections divided by sqrt(2 n_layers)
     m.dtype = "auto"  # compute: bfloat16 | float32 | auto (float32 on CPU); parameters and loss are always float32
-    m.attention = "auto"  # auto | xla | blocked (CPU) | cudnn (GPU) | pallas (GPU, TPU); the choice is logged
+    m.attention = "auto"  # auto | xla | blocked (CPU) | cudnn, cudnn_packed, tokamax (GPU) | pallas (GPU, TPU); logged
     m.remat = "none"  # recompute in backward: none | names | dots | full, in order of memory saved; auto = what fits
     m.scan_layers = False  # True: compile one layer and scan it (deep models, TPU); False: unroll (fastest on one GPU)
     m.fuse_projections = True  # q, k, v in one product and gate, up in one; the parameters stay apart

@@ -14,8 +14,8 @@ import time
 
 import numpy as np
 
+from jaxlm import files
 from jaxlm.data import loader, shards
-from jaxlm.files import write_atomically
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
 
@@ -35,7 +35,7 @@ def make_data(root: pathlib.Path, tokens: int, vocab_size: int) -> shards.DataDi
         for i, document in enumerate(np.split(ids, cuts[cuts < wanted])):
             writers["train" if i else "val"].add(f"{name}-{i}", document, 4 * len(document))
         entries[name] = {"spec": "random", **{split: writer.finish() for split, writer in writers.items()}}
-    write_atomically(root / shards.TOKENIZER, b"")
+    files.write_atomically(root / shards.TOKENIZER, b"")
     manifest = {
         "recipe": {},
         "tokenizer": {"sha256": hashlib.sha256(b"").hexdigest(), "vocab_size": vocab_size, "eos_id": 2},

@@ -23,7 +23,15 @@ from jaxlm.objectives import lm
 from jaxlm.programs import setup
 from jaxlm.train import optim, state, step
 
-Step = typing.Callable[[], float]  # runs one step to its end; returns the loss
+Batches = typing.Iterator[dict[str, np.ndarray]]
+
+
+class Side(typing.NamedTuple):
+    """One of those that are timed: `run` queues a step, `wait` blocks until that is done; both return the loss."""
+
+    run: typing.Callable[[], typing.Any]
+    wait: typing.Callable[[typing.Any], typing.Any]
+    compiled: jax.stages.Compiled | None = None
 
 
 def make_config(batch: int, seq_len: int, overrides: list[str]) -> Config:
@@ -53,27 +61,33 @@ def random_batch(config: Config) -> dict[str, np.ndarray]:
     }
 
 
-def jaxlm_step(config: Config) -> Step:
-    """The product's own step on one batch, its state carried along."""
+def jaxlm_step(config: Config, batches: Batches | None = None) -> Side:
+    """The product's own step, its state carried along, on successive batches (one random batch if None)."""
     mesh = sharding.make_mesh(config.mesh)
     model = setup.build_model(config)
     tx = optim.make(config.optim, models.abstract_params(model))
     shardings = state.shardings(state.abstract(model, tx), model, mesh, config.optim.offload)
-    pure = step.make(config, lm.make(model, config.model, config.loss), tx, optim.schedule(config.optim, 1000))
-    compiled = step.jit(pure, shardings, mesh)
-    batch = sharding.to_global(random_batch(config), mesh, config.train.batch_size)
+    pure = step.make(
+        config, lm.make(model, config.model, config.loss), tx, optim.schedule(config.optim, config.train.steps)
+    )
+
+    def to_device(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+        return sharding.to_global(batch, mesh, config.train.batch_size)
+
+    batch = to_device(next(batches) if batches else random_batch(config))
     now = state.create(model, tx, shardings, config.seed)
+    with jax.set_mesh(mesh):
+        compiled = step.jit(pure, shardings, mesh).lower(now, batch).compile()
 
-    def run() -> float:
+    def run() -> jax.Array:
         nonlocal now
-        with jax.set_mesh(mesh):
-            now, metrics = compiled(now, batch)
-        return float(metrics["loss"])
+        now, metrics = compiled(now, to_device(next(batches)) if batches else batch)
+        return metrics["loss"]
 
-    return run
+    return Side(run, jax.block_until_ready, compiled)
 
 
-def hugging_face_step(config: Config, optimizer: str, compile_model: bool) -> Step:
+def hugging_face_step(config: Config, optimizer: str, compile_model: bool, batches: Batches | None = None) -> Side:
     """LlamaForCausalLM of the same shape and numbers: forward, backward, clipping, AdamW."""
     import torch
     import transformers
@@ -95,31 +109,59 @@ def hugging_face_step(config: Config, optimizer: str, compile_model: bool) -> St
         use_cache=False,
     )
     torch.manual_seed(0)
-    device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, m.dtype)
     model = transformers.LlamaForCausalLM(hf_config).to(device).train()
-    tokens = torch.from_numpy(random_batch(config)["tokens"]).long().to(device)
+    fixed = torch_tokens(random_batch(config)["tokens"], device)
     adamw = torch.optim.AdamW(
         model.parameters(), lr=o.lr, betas=(o.b1, o.b2), eps=o.eps, weight_decay=o.weight_decay, **{optimizer: True}
     )
     forward = torch.compile(model) if compile_model else model
 
-    def run() -> float:
+    def run() -> typing.Any:
+        tokens = torch_tokens(next(batches)["tokens"], device) if batches else fixed
         with torch.autocast(device, dtype, enabled=dtype != torch.float32):
             loss = forward(input_ids=tokens, labels=tokens).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm or float("inf"))
         adamw.step()
         adamw.zero_grad(set_to_none=True)
-        return float(loss.detach())
+        return marked(loss.detach())
 
-    return run
+    return Side(run, wait_for)
 
 
-def timed(run: Step) -> float:
-    """Seconds of one step."""
+def torch_tokens(ids: np.ndarray, device: str) -> typing.Any:
+    """Ids on the peer's device, their copy not waited for."""
+    import torch
+
+    tokens = torch.from_numpy(np.ascontiguousarray(ids)).long()
+    return tokens.pin_memory().to(device, non_blocking=True) if device == "cuda" else tokens
+
+
+def marked(loss: typing.Any) -> tuple:
+    """A queued loss with an event behind it, so that one step can be waited for while the next is queued."""
+    import torch
+
+    if not loss.is_cuda:
+        return loss, None
+    event = torch.cuda.Event()
+    event.record()
+    return loss, event
+
+
+def wait_for(queued: tuple) -> typing.Any:
+    """Blocks until a marked step is done, and for nothing that was queued behind it; its loss."""
+    loss, event = queued
+    if event is not None:
+        event.synchronize()
+    return loss
+
+
+def timed(side: Side) -> float:
+    """Seconds of one step, alone."""
     start = time.perf_counter()
-    run()
+    side.wait(side.run())
     return time.perf_counter() - start
 
 
@@ -152,13 +194,15 @@ def main() -> None:
     if args.peer == "hf":
         sides["hf"] = hugging_face_step(config, args.optimizer, not args.eager)
     print(versions("hf" in sides))
-    for name, run in sides.items():
-        losses = [f"{run():.4f}" for _ in range(2)]  # compiles; random tokens start at log(vocabulary)
+    for name, side in sides.items():
+        losses = [
+            f"{float(side.wait(side.run())):.4f}" for _ in range(2)
+        ]  # compiles; random tokens start at log(vocabulary)
         print(f"{name}: first losses {' '.join(losses)}", flush=True)
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(args.steps):
-        for name, run in sides.items():
-            times[name].append(timed(run))
+        for name, side in sides.items():
+            times[name].append(timed(side))
     tokens = args.batch * args.seq_len
     for name, seconds in times.items():
         spread = f"{tokens / max(seconds):.0f} to {tokens / min(seconds):.0f}"

@@ -13,6 +13,7 @@ FLOORS = {
     "jaxlm.processes": 0,
     "jaxlm.tree": 0,
     "jaxlm.sharding": 0,
+    "jaxlm.xla_flags": 0,
     "jaxlm.corpus": 1,
     "jaxlm.ops": 1,
     "jaxlm.data": 2,

@@ -71,7 +71,7 @@ _CHOICES = {
     "model.family": ("llama", "gpt2"),
     "model.dtype": ("auto", "float32", "bfloat16"),
     "model.remat": ("none", "names", "dots", "full", "auto"),
-    "model.attention": ("auto", "xla", "blocked", "cudnn", "pallas"),
+    "model.attention": ("auto", "xla", "blocked", "cudnn", "cudnn_packed", "tokamax", "pallas"),
     "model.rope.scaling": ("none", "linear", "llama3"),
     "optim.schedule": ("cosine", "wsd", "linear", "constant"),
     "optim.name": ("adamw", "adamw8bit", "adafactor", "muon"),

@@ -17,6 +17,7 @@ from jaxlm.models.layers import (
     Linear,
     Where,
     dropout,
+    mlp_product,
     output_std,
     project,
 )
@@ -33,11 +34,11 @@ class GeluMLP(nn.Module):
     def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
         c = self.config
         up, up_bias = Linear((c.d_model, c.d_ff), (c.d_ff,), c.init_std, c.dtype, name="up")()
-        (up_BxTxF,) = project(self, "up", x_BxTxD, [up])
+        (up_BxTxF,) = project(self, "up", x_BxTxD, [up], product=mlp_product(c))
         up_BxTxF = checkpoint_name(up_BxTxF + up_bias, "mlp_proj")
         hidden_BxTxF = constrain(nn.gelu(up_BxTxF, approximate=True), "batch", "seq", "mlp")
         down, down_bias = Linear((c.d_ff, c.d_model), (c.d_model,), output_std(c), c.dtype, name="down")()
-        (y_BxTxD,) = project(self, "down", hidden_BxTxF, [down])
+        (y_BxTxD,) = project(self, "down", hidden_BxTxF, [down], product=mlp_product(c))
         return y_BxTxD + down_bias
 
 

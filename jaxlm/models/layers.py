@@ -15,6 +15,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
+from jaxlm.ops import fp8
 from jaxlm.ops.attention import attention
 from jaxlm.ops.by_device import lookup
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
@@ -133,25 +134,36 @@ def output_std(config: ModelConfig) -> float:
 
 
 def project(
-    module: nn.Module, name: str, x: jax.Array, kernels: typing.Sequence[jax.Array], axes: int = 1
+    module: nn.Module,
+    name: str,
+    x: jax.Array,
+    kernels: typing.Sequence[jax.Array],
+    axes: int = 1,
+    product: typing.Callable = dense,
 ) -> list[jax.Array]:
     """x (B, T, *in) times each kernel (*in, *out), `axes` of them inputs; one product if the config fuses projections.
 
-    Where `module` has a kernel packed beforehand under `name` (see `pack_params`), that one is used and `kernels` only
-    say the shapes. Over the `tensor` axis each device fuses its own columns of all kernels, so that the gradient of x is
-    added up over devices once; kernels that it does not split evenly stay apart.
+    `product` is `ops.linear.dense` or `ops.fp8.dense`. Where `module` has a kernel packed beforehand under `name` (see
+    `pack_params`), that one is used and `kernels` only say the shapes. Over the `tensor` axis each device fuses its own
+    columns of all kernels, so that the gradient of x is added up over devices once; kernels that it does not split evenly
+    stay apart.
     """
     lead, outs, ways = x.shape[: x.ndim - axes], [kernel.shape[axes:] for kernel in kernels], axis_size("tensor")
     if module.has_variable("packed", name):
         y, ways = row_product(x.reshape(math.prod(lead), -1), module.get_variable("packed", name)), 1
     elif len(kernels) == 1 or not module.config.fuse_projections or any(out[0] % ways for out in outs):
-        return [dense(x, kernel, axes) for kernel in kernels]
+        return [product(x, kernel, axes) for kernel in kernels]
     else:
         columns = [kernel.reshape(*kernel.shape[:axes], ways, -1) for kernel in kernels]
-        y = dense(x, jnp.concatenate(columns, axis=-1), axes)
+        y = product(x, jnp.concatenate(columns, axis=-1), axes)
     ends = np.cumsum([math.prod(out) // ways for out in outs])
     parts = jnp.split(y, ends[:-1], axis=-1)
     return [part.reshape(*lead, *out) for part, out in zip(parts, outs, strict=True)]
+
+
+def mlp_product(config: ModelConfig) -> typing.Callable:
+    """How the products of the MLP are computed: `product` of `project`."""
+    return fp8.dense if config.fp8 else dense
 
 
 def _matrix(kernel: jax.Array, axes: int) -> jax.Array:

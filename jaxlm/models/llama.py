@@ -16,6 +16,7 @@ from jaxlm.models.layers import (
     RMSNorm,
     Where,
     dropout,
+    mlp_product,
     output_std,
     project,
     rope_of,
@@ -36,7 +37,7 @@ class SwiGLU(nn.Module):
         bias = (c.d_ff,) if c.bias else None
         gate, gate_bias = Linear((c.d_model, c.d_ff), bias, c.init_std, c.dtype, name="gate")()
         up, up_bias = Linear((c.d_model, c.d_ff), bias, c.init_std, c.dtype, name="up")()
-        gate_BxTxF, up_BxTxF = project(self, "gate_up", x_BxTxD, (gate, up))
+        gate_BxTxF, up_BxTxF = project(self, "gate_up", x_BxTxD, (gate, up), product=mlp_product(c))
         if c.bias:
             gate_BxTxF, up_BxTxF = gate_BxTxF + gate_bias, up_BxTxF + up_bias
         gate_BxTxF, up_BxTxF = checkpoint_name(gate_BxTxF, "mlp_proj"), checkpoint_name(up_BxTxF, "mlp_proj")
@@ -44,7 +45,7 @@ class SwiGLU(nn.Module):
         down, down_bias = Linear(
             (c.d_ff, c.d_model), (c.d_model,) if c.bias else None, output_std(c), c.dtype, name="down"
         )()
-        (y_BxTxD,) = project(self, "down", hidden_BxTxF, [down])
+        (y_BxTxD,) = project(self, "down", hidden_BxTxF, [down], product=mlp_product(c))
         return y_BxTxD + down_bias if c.bias else y_BxTxD
 
 

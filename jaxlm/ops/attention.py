@@ -1,4 +1,4 @@
-"""Causal grouped-query attention over packed rows: one function, four interchangeable backends.
+"""Causal grouped-query attention over packed rows: one function, interchangeable backends.
 
 Legend: B batch, T query tokens, S key-value tokens (or cache slots), N query heads, K key-value heads, G = N // K query
 heads to a key-value head, H head dim. Query head n uses key-value head n // G.
@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from jaxlm.ops import attention_blocked, attention_context, attention_kernels
 
-BACKENDS = ("xla", "blocked", "cudnn", "pallas")
+BACKENDS = ("xla", "blocked", "cudnn", "cudnn_packed", "tokamax", "pallas")
 _AUTO = {"cpu": "blocked", "gpu": "cudnn", "tpu": "pallas"}
-_PLATFORMS = {"cudnn": ("gpu",), "pallas": ("gpu", "tpu")}
+_PLATFORMS = {"cudnn": ("gpu",), "cudnn_packed": ("gpu",), "tokamax": ("gpu",), "pallas": ("gpu", "tpu")}
 _MASKED = -1e30  # finite, so that exp(score - max) is 0 and never inf - inf
 
 
@@ -58,9 +58,10 @@ def attention(
 ) -> jax.Array:
     """softmax(scale * q k^T) v over the keys that a query may see: not after it, and of its own segment.
 
-    Every backend honours segment ids. `blocked`, `cudnn` and `pallas` are for self-attention (T = S): they take
-    "not after" by index in the row, which for positions that increase along each segment is the same thing, so
-    positions are not read. `xla` compares positions when they are given (both, or it raises) and indices otherwise.
+    Every backend honours segment ids. All but `xla` are for self-attention (T = S): they take "not after" by index in
+    the row, which for positions that increase along each segment is the same thing, so positions are not read. `xla`
+    compares positions when they are given (both, or it raises) and indices otherwise. `cudnn_packed` and `tokamax` take
+    a run of equal ids for a segment, which it is where ids increase along a row.
 
     Under a mesh (`jax.set_mesh`) whose `context` axis splits the tokens, keys and values are gathered over it, see
     attention_context; `pallas` refuses.
@@ -115,6 +116,8 @@ def _run(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, positions, ids, offset=None, *, backen
     function = {
         "blocked": attention_blocked.blocked_attention,
         "cudnn": attention_kernels.cudnn_attention,
+        "cudnn_packed": attention_kernels.cudnn_packed_attention,
+        "tokamax": attention_kernels.tokamax_attention,
         "pallas": attention_kernels.pallas_attention,
     }[backend]
     return function(

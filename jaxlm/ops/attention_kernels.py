@@ -1,7 +1,7 @@
-"""Attention through library kernels: cuDNN (GPU) and Pallas (Triton on GPU, splash attention on TPU).
+"""Attention through library kernels: cuDNN, Tokamax (Hopper), Pallas (Triton on GPU, splash attention on TPU).
 
 Nothing here falls back: where the library cannot, its error is what the caller sees. The kernels need their device, so
-segment isolation on a GPU is checked by the leakage test run on a GPU machine; here Pallas' GPU kernel runs interpreted.
+numbers and segment isolation on a GPU are checked by scripts/bench_gpu.py there; Pallas' GPU kernel also runs interpreted.
 
 Legend: B batch, T tokens, S keys, N query heads, K key-value heads, H head dim.
 """
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm import sharding
+from jaxlm.ops import attention_packed
 
 
 def cudnn_attention(
@@ -28,9 +29,8 @@ def cudnn_attention(
     """cuDNN's flash attention through jax.nn.dot_product_attention(implementation="cudnn").
 
     Segments go in as a boolean mask, which cuDNN takes as a bias of [B, 1, T, S] in q's dtype (2 bytes * B * T * S):
-    exact for any number of segments. cuDNN's packed form (sequence offsets) would avoid it, but needs a fixed greatest
-    number of segments a row, Hopper, and in jax scales the keys' offsets by the number of query heads, which is wrong
-    for grouped queries. Without segment ids there is no mask, only cuDNN's own causal one.
+    exact for any number of segments (before jax 0.11 the backward pass also writes a gradient of that size that nobody
+    reads). `cudnn_packed` has no mask. Without segment ids there is none here either, only cuDNN's own causal one.
 
     Args:
       q_BxTxNxH, k_BxSxKxH, v_BxSxKxH: bfloat16 or float16; H a multiple of 8 and at most 128 (256 on Hopper); T even
@@ -60,6 +60,80 @@ def cudnn_attention(
     )
 
 
+def cudnn_packed_attention(
+    q_BxTxNxH: jax.Array,
+    k_BxTxKxH: jax.Array,
+    v_BxTxKxH: jax.Array,
+    q_segment_ids_BxT: jax.Array | None,
+    kv_segment_ids_BxT: jax.Array | None,
+    *,
+    scale: float,
+) -> jax.Array:
+    """cuDNN's flash attention over packed documents by their offsets (Hopper or newer); see ops.attention_packed.
+
+    There is room for one document to TOKENS_PER_SEGMENT tokens, on average over the rows of a device; a batch with more
+    takes the masked kernel of `cudnn_attention`, chosen on the device.
+
+    Args, returns, raises: as cudnn_attention; ids are those of self-attention and must increase along a row.
+    """
+    if q_segment_ids_BxT is None:
+        return cudnn_attention(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, None, None, scale=scale)
+    if q_BxTxNxH.dtype not in (jnp.bfloat16, jnp.float16):
+        raise ValueError(f"attention backend 'cudnn_packed' takes bfloat16 or float16, got {q_BxTxNxH.dtype}")
+    del kv_segment_ids_BxT
+    per_row = max(2, q_BxTxNxH.shape[1] // attention_packed.TOKENS_PER_SEGMENT)
+
+    def masked(q, k, v, ids):
+        return cudnn_attention(q, k, v, ids, ids, scale=scale)
+
+    def run(q, k, v, ids):
+        return attention_packed.packed_attention(q, k, v, ids, scale, per_row, masked)
+
+    return _on_each_device(run, q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, q_segment_ids_BxT)
+
+
+def tokamax_attention(
+    q_BxTxNxH: jax.Array,
+    k_BxTxKxH: jax.Array,
+    v_BxTxKxH: jax.Array,
+    q_segment_ids_BxT: jax.Array | None,
+    kv_segment_ids_BxT: jax.Array | None,
+    *,
+    scale: float,
+) -> jax.Array:
+    """Tokamax's flash attention in Pallas' Mosaic for Hopper and newer (github.com/openxla/tokamax; `pip install tokamax`).
+
+    Each query names the first key that it may see, where its segment begins: exact for any number of segments, with no
+    mask in memory. Tokamax wants Python 3.12 and jax 0.11.1; the range of keys is not in its public function.
+
+    Args, returns: as cudnn_attention; ids are those of self-attention and must increase along a row.
+
+    Raises:
+      ValueError: where tokamax is not installed.
+      NotImplementedError: from tokamax, for a GPU, dtype or shape beyond it.
+    """
+    try:
+        from tokamax._src.ops.attention import base, pallas_mosaic_gpu
+    except ImportError as error:
+        raise ValueError(f"attention backend 'tokamax' needs the package: pip install tokamax ({error})") from error
+    del kv_segment_ids_BxT
+    kernel = pallas_mosaic_gpu.PallasMosaicGpuFlashAttention()
+
+    def run(q, k, v, ids=None):
+        first = None if ids is None else segment_starts(ids)[:, None]
+        return kernel(q, k, v, mask=base.Mask(k_start=first, is_causal=True), logits_scale=scale)
+
+    ids = () if q_segment_ids_BxT is None else (q_segment_ids_BxT,)
+    return _on_each_device(run, q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, *ids)
+
+
+def segment_starts(segment_ids_BxT: jax.Array) -> jax.Array:
+    """The index in its row at which each token's run of equal ids begins: int32 (B, T)."""
+    index_T = jnp.arange(segment_ids_BxT.shape[1], dtype=jnp.int32)
+    new_BxT = jnp.diff(segment_ids_BxT, axis=1, prepend=segment_ids_BxT[:, :1]) != 0
+    return jax.lax.cummax(jnp.where(new_BxT, index_T, 0), axis=1)
+
+
 def pallas_attention(
     q_BxTxNxH: jax.Array,
     k_BxTxKxH: jax.Array,
@@ -71,8 +145,7 @@ def pallas_attention(
 ) -> jax.Array:
     """jax.experimental.pallas kernels: splash attention on TPU, else the Triton flash attention (interpreted on CPU).
 
-    Rows are padded at their end to the kernel's block; padding is causally after every token, so none attends to it. The
-    compiler can't split a kernel: on a mesh each device runs it on its own rows and heads (`jax.shard_map`).
+    Rows are padded at their end to the kernel's block; padding is causally after every token, so none attends to it.
 
     Args:
       q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: N a multiple of K (the Triton kernel gets the keys repeated).
@@ -85,17 +158,21 @@ def pallas_attention(
     arrays = [q_BxTxNxH, k_BxTxKxH, v_BxTxKxH]
     if q_segment_ids_BxT is not None:
         arrays += [q_segment_ids_BxT, kv_segment_ids_BxT]
-    run = functools.partial(_on_one_device, scale=scale)
+    return _on_each_device(functools.partial(_pallas, scale=scale), *arrays)
+
+
+def _on_each_device(run, *arrays):
+    """`run(q, k, v, *ids)` with each device's own rows and heads: the compiler can't split a kernel over a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return run(*arrays)
     heads = ("batch", None, "heads", None)
-    kv = sharding.spec(heads, k_BxTxKxH.shape, mesh)  # queries follow the key-value heads, which may not divide
+    kv = sharding.spec(heads, arrays[1].shape, mesh)  # queries follow the key-value heads, which may not divide
     specs = [kv, kv, kv] + [sharding.spec(("batch", None), x.shape, mesh) for x in arrays[3:]]
     return jax.shard_map(run, in_specs=tuple(specs), out_specs=kv, check_vma=False)(*arrays)
 
 
-def _on_one_device(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, q_segment_ids_BxT=None, kv_segment_ids_BxT=None, *, scale):
+def _pallas(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, q_segment_ids_BxT=None, kv_segment_ids_BxT=None, *, scale):
     length = q_BxTxNxH.shape[1]
     block = 128 if length >= 128 else max(16, 1 << (length - 1).bit_length())
     platform = jax.default_backend()

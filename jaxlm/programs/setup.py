@@ -4,13 +4,14 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import re
 import typing
 
 import jax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from jaxlm import config_files, models, processes, sharding
+from jaxlm import config_files, models, processes, sharding, xla_flags
 from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import documents
 from jaxlm.corpus.sources import SourceStats
@@ -21,11 +22,22 @@ from jaxlm.plan import tune
 from jaxlm.programs import console
 
 # Keys of the model that change how it is computed, not which function it is: free to differ on resuming.
-_FREE_MODEL_KEYS = ("attention", "dtype", "dropout", "fuse_projections", "init_std", "offload", "remat", "scan_layers")
+_FREE_MODEL_KEYS = (
+    "attention",
+    "dtype",
+    "dropout",
+    "fp8",
+    "fuse_projections",
+    "init_std",
+    "offload",
+    "remat",
+    "scan_layers",
+)
 
 
 def start(config: Config) -> Mesh:
-    """Joins the cluster if there is one, turns the compile cache on, and returns the mesh over all devices."""
+    """Sets XLA's flags, joins the cluster if there is one, turns the compile cache on; returns the mesh over all devices."""
+    xla_flags.apply(config.hardware.xla_flags)
     processes.join_cluster(config.distributed)
     if config.model.dtype == "float32" and jax.default_backend() != "cpu":
         jax.config.update("jax_default_matmul_precision", "highest")  # else float32 means TF32, or bfloat16 on TPUs
@@ -52,12 +64,20 @@ def for_platform(config: Config, platform: str) -> Config:
         backend = attention.resolve_backend(asked, platform)
     except ValueError as error:
         raise ConfigError(f"config.model.attention: {error}") from error
-    if backend == "cudnn" and (dtype == "float32" or config.model.head_dim % 8 or config.model.head_dim > 128):
+    capability = _cuda_capability(platform)
+    if backend.startswith("cudnn") and (dtype == "float32" or config.model.head_dim % 8 or config.model.head_dim > 128):
         if asked != "auto":
             raise ConfigError(
-                "model.attention=cudnn needs model.dtype=bfloat16 and a head_dim that is a multiple of 8, at most 128"
+                f"model.attention={asked} needs model.dtype=bfloat16 and a head_dim that is a multiple of 8, at most 128"
             )
         backend = "xla"
+    if backend in ("cudnn_packed", "tokamax") and capability and capability < (9, 0):
+        raise ConfigError(
+            f"model.attention={asked} needs Hopper or newer (compute capability 9.0), this GPU has "
+            f"{capability[0]}.{capability[1]}: use cudnn"
+        )
+    if config.model.fp8:
+        _check_fp8(platform, dtype, capability)
     return dataclasses.replace(config, model=dataclasses.replace(config.model, attention=backend, dtype=dtype))
 
 
@@ -75,6 +95,26 @@ def fit(config: Config, mesh: Mesh) -> Config:
     """Settles `model.remat=auto` and `train.microbatch_size=-1` for the devices at hand, the same on all processes."""
     limit = min(multihost_utils.process_allgather(tune.memory_limit(config.tune.memory_gb)).ravel().tolist())
     return tune.resolve(config, mesh, limit, say)
+
+
+def _cuda_capability(platform: str) -> tuple[int, int] | None:
+    """Of the GPU at hand, as (9, 0) on Hopper; None elsewhere."""
+    if platform not in ("gpu", "cuda") or jax.default_backend() != "gpu":
+        return None
+    name = getattr(jax.devices()[0], "compute_capability", "")
+    return tuple(int(part) for part in name.split("."))[:2] if re.fullmatch(r"\d+\.\d+", name) else None
+
+
+def _check_fp8(platform: str, dtype: str, capability: tuple[int, int] | None) -> None:
+    if platform == "cpu":
+        return  # slow, and the same numbers: for tests
+    if platform not in ("gpu", "cuda") or (capability and capability < (8, 9)):
+        have = f"a GPU of compute capability {capability[0]}.{capability[1]}" if capability else f"a {platform}"
+        raise ConfigError(
+            f"model.fp8 needs an NVIDIA GPU of Ada, Hopper or newer (8.9), here is {have}: set it to False"
+        )
+    if dtype == "float32":
+        raise ConfigError("model.fp8 is for model.dtype=bfloat16: float32 asks for full precision")
 
 
 def build_model(config: Config) -> typing.Any:

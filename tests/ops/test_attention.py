@@ -19,7 +19,8 @@ attention = jax.jit(ops.attention, static_argnames=("backend", "scale"))  # one 
 
 B, N, K, H = 2, 4, 2, 16
 RUNS_HERE = ["xla", "blocked", "pallas"]
-CUDNN = ["cudnn"] if jax.default_backend() == "gpu" else []  # bfloat16 only; see scripts/check_gpu.py
+# bfloat16 only; see scripts/bench_gpu.py
+CUDNN = ["cudnn", "cudnn_packed"] if jax.default_backend() == "gpu" else []
 
 
 def _qkv(length, dtype=jnp.float32, heads=N, kv_heads=K, batch=B):
@@ -123,7 +124,7 @@ def test_packed_equals_each_document_alone(backend):
 
 def _leaks(backend, drop_segments=False, function=attention):
     """True if documents 1 and 3 notice a change of document 2 in outputs, or gradients cross documents."""
-    dtype = jnp.bfloat16 if backend == "cudnn" else jnp.float32
+    dtype = jnp.bfloat16 if backend in CUDNN else jnp.float32
     q, k, v, d_out = _qkv(160, dtype)
     ids = None if drop_segments else _segments(160, 50, 120)
     inside = jnp.zeros((B, 160, 1, 1), bool).at[0, 50:120].set(True)
@@ -198,7 +199,7 @@ def test_resolve_backend():
     assert resolve_backend("auto", "gpu") == resolve_backend("auto", "cuda") == "cudnn"
     assert resolve_backend("auto", "tpu") == "pallas"
     assert resolve_backend("xla", "tpu") == "xla"
-    with pytest.raises(ValueError, match="one of auto, xla, blocked, cudnn, pallas"):
+    with pytest.raises(ValueError, match="one of auto, xla, blocked, cudnn, cudnn_packed, tokamax, pallas"):
         resolve_backend("flash", "gpu")
     with pytest.raises(ValueError, match="'cudnn' runs on gpu, not on cpu"):
         resolve_backend("cudnn", "cpu")
@@ -220,6 +221,10 @@ def test_errors_are_one_line():
         attention(q, k, v, backend="xla", q_positions_BxT=jnp.zeros((B, 8), int))
     with pytest.raises(ValueError, match="bfloat16 or float16, got float32"):
         attention(q, k, v, backend="cudnn")
+    with pytest.raises(ValueError, match="bfloat16 or float16, got float32"):
+        attention(q, k, v, backend="cudnn_packed", q_segment_ids_BxT=_segments(8, 3))
+    with pytest.raises(ValueError, match="needs the package: pip install tokamax"):
+        attention(q, k, v, backend="tokamax")
 
 
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 2, 4)])

@@ -36,6 +36,33 @@ def test_what_the_platform_cannot_run_is_refused():
         setup.for_platform(resolve("model.attention=cudnn", "model.dtype=float32"), "gpu")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "platform", "capability", "message"),
+    [
+        ((), "gpu", (8, 0), "needs an NVIDIA GPU of Ada, Hopper or newer .*capability 8.0"),
+        ((), "tpu", None, "here is a tpu"),
+        (("model.dtype=float32",), "gpu", (9, 0), r"model.fp8 is for model\.dtype=bfloat16"),
+    ],
+)
+def test_float8_where_it_is_none_is_refused(overrides, platform, capability, message, monkeypatch):
+    monkeypatch.setattr(setup, "_cuda_capability", lambda platform: capability)
+    with pytest.raises(ConfigError, match=message):
+        setup.for_platform(resolve("model.fp8=True", *overrides), platform)
+    setup.for_platform(resolve("model.fp8=True"), "cpu")
+    monkeypatch.setattr(setup, "_cuda_capability", lambda platform: (8, 9))
+    assert setup.for_platform(resolve("model.fp8=True"), "gpu").model.fp8
+
+
+@pytest.mark.parametrize("backend", ["cudnn_packed", "tokamax"])
+def test_attention_for_hopper_is_refused_below(backend, monkeypatch):
+    monkeypatch.setattr(setup, "_cuda_capability", lambda platform: (8, 0))
+    with pytest.raises(ConfigError, match=rf"{backend} needs Hopper or newer .* has 8\.0: use cudnn"):
+        setup.for_platform(resolve(f"model.attention={backend}"), "gpu")
+    assert setup.for_platform(resolve(), "gpu").model.attention == "cudnn"
+    monkeypatch.setattr(setup, "_cuda_capability", lambda platform: (9, 0))
+    assert setup.for_platform(resolve(f"model.attention={backend}"), "gpu").model.attention == backend
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="can't be made"):

@@ -1,0 +1,55 @@
+"""Whether a lowered or compiled train step has its attention fused, told from its text: no silent fall-back."""
+
+import dataclasses
+import re
+
+# Custom calls by which a fused backend is known: (in the forward pass, in the backward pass).
+_CALLS = {
+    "cudnn": (r"__cudnn\$fmha\w*Softmax(?!\w*Backward)", r"__cudnn\$fmha\w*Backward"),
+    "cudnn_packed": (r"__cudnn\$fmhaSoftmax(?!\w*Backward)", r"__cudnn\$fmhaSoftmaxBackward"),
+    "tokamax": (r"mosaic_gpu\w*", r"mosaic_gpu\w*"),
+    "pallas": (r"__gpu\$xla\.gpu\.triton|triton_kernel_call", r"__gpu\$xla\.gpu\.triton|triton_kernel_call"),
+}
+_TARGET = r'(?:custom_call @|custom_call_target=")'
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """Calls of a backend's kernels in a program, and products whose result is [..., T, T] (scores that are kept)."""
+
+    forward: int
+    backward: int
+    score_products: int
+
+
+def attention_calls(text: str, backend: str, seq_len: int) -> Attention:
+    """Counts in StableHLO (`lowered.as_text()`) or compiled HLO (`compiled.as_text()`) what a backend should leave there.
+
+    Args:
+      text: the program.
+      backend: the attention backend that was asked for.
+      seq_len: T; a product is one of scores if its result has three or more dimensions and ends in T x T.
+    """
+    forward, backward = (
+        len(re.findall(f'{_TARGET}"?(?:{pattern})', text)) for pattern in _CALLS.get(backend, (r"(?!)", r"(?!)"))
+    )
+    t = seq_len
+    stable = rf"dot_general[^\n]*-> tensor<(?:\d+x)+{t}x{t}x\w+>"
+    compiled = rf"= \(?\w+\[(?:\d+,)+{t},{t}\]\S* (?:dot\(|custom-call\([^\n]*custom_call_target=\"__cublas)"
+    return Attention(forward, backward, len(re.findall(f"{stable}|{compiled}", text)))
+
+
+def check_attention(text: str, backend: str, layers: int, seq_len: int) -> Attention:
+    """Raises RuntimeError unless every layer's attention runs in the backend's kernels, forward and backward.
+
+    Args:
+      text, backend, seq_len: as in attention_calls.
+      layers: kernels wanted of each kind; 1 where the layers are scanned.
+    """
+    found = attention_calls(text, backend, seq_len)
+    if found.forward < layers or found.backward < layers or found.score_products:
+        raise RuntimeError(
+            f"attention {backend!r} is not fused: {found.forward} forward and {found.backward} backward kernels for "
+            f"{layers} layers, {found.score_products} products of {seq_len} x {seq_len} scores"
+        )
+    return found

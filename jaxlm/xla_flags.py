@@ -1,0 +1,73 @@
+"""What jaxlm sets for XLA before the first device is touched: flags, and how much of a GPU's memory it may take.
+
+XLA reads its flags once, when the first backend starts, and ends the process on one that it does not know. What stands
+in the environment already wins over what is set here: it is the user's.
+"""
+
+import os
+import subprocess
+import sys
+
+from jax._src import xla_bridge
+
+from jaxlm.config import ConfigError
+
+# Flag -> (value, why). Only what was measured (dev/LEADERBOARD.md) or mends a defect stands here; a name that begins
+# with xla_gpu_ means something on GPUs alone. scripts/bench_gpu.py tries candidates beside these.
+FLAGS: dict[str, tuple[str, str]] = {}
+
+# Of a GPU's memory, for JAX's allocator, which takes it at the start. JAX's own default of 0.75 would refuse runs that
+# fit; the rest is for CUDA, cuBLAS, cuDNN and NCCL, which allocate for themselves.
+MEMORY_FRACTION = 0.92
+_MEMORY_KEYS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+
+
+def apply(asked: tuple[str, ...]) -> None:
+    """Puts jaxlm's flags and those of `hardware.xla_flags` into XLA_FLAGS, and the memory fraction beside it.
+
+    Order, the later one counts: jaxlm's own, `asked`, what XLA_FLAGS held before.
+
+    Args:
+      asked: each NAME=VALUE, with or without leading dashes.
+
+    Raises:
+      ConfigError: a flag that XLA does not know or can't read, or that comes too late for this process.
+    """
+    if not any(os.environ.get(key) for key in _MEMORY_KEYS):
+        os.environ[_MEMORY_KEYS[0]] = str(MEMORY_FRACTION)
+    theirs = os.environ.get("XLA_FLAGS", "").split()
+    wanted = [f"--{name}={value}" for name, (value, _) in FLAGS.items()] + [_flag(text) for text in asked]
+    new = [flag for flag in wanted if flag not in theirs]
+    if not new:
+        return
+    if xla_bridge.backends_are_initialized():
+        if asked:
+            raise ConfigError(
+                f"config.hardware.xla_flags={' '.join(asked)} comes too late: JAX has started its devices"
+            )
+        return
+    flags = " ".join(new + theirs)
+    if asked:
+        _check(flags)
+    os.environ["XLA_FLAGS"] = flags
+
+
+def _flag(text: str) -> str:
+    name, equals, value = text.strip().lstrip("-").partition("=")
+    if not name.startswith("xla_") or not equals or not value or " " in text.strip():
+        raise ConfigError(
+            f"config.hardware.xla_flags: {text!r} is not xla_NAME=VALUE, such as xla_gpu_autotune_level=4"
+        )
+    return f"--{name}={value}"
+
+
+def _check(flags: str) -> None:
+    """Starts XLA with the flags in a process of its own, which XLA may end. Raises ConfigError with what it said."""
+    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    tried = subprocess.run(
+        [sys.executable, "-c", "import jax; jax.jit(lambda: 0)()"], env=env, capture_output=True, text=True
+    )
+    if tried.returncode:
+        said = [line for line in tried.stderr.splitlines() if "flag" in line.lower()] or tried.stderr.splitlines()
+        reason = said[0].split("] ")[-1].strip() if said else f"exit code {tried.returncode}"
+        raise ConfigError(f"config.hardware.xla_flags: XLA does not take {flags}: {reason}")

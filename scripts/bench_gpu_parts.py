@@ -1,0 +1,311 @@
+"""The parts of scripts/bench_gpu.py, each run by it in a process of its own.
+
+Legend: B batch, T tokens, N query heads, K key-value heads, H head dim.
+"""
+
+import gc
+import json
+import pathlib
+import sys
+import tempfile
+import time
+import typing
+
+import bench_loader
+import bench_step
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlm import config_files
+from jaxlm.config import Config, resolve
+from jaxlm.data import loader
+from jaxlm.ops import attention_packed
+from jaxlm.ops.attention import BACKENDS, attention, resolve_backend
+from jaxlm.plan import flops, fused
+from jaxlm.programs import setup
+
+FUSED = ("cudnn", "cudnn_packed", "tokamax", "pallas")
+TINY = {
+    "model.n_layers": 2,
+    "model.d_model": 64,
+    "model.n_heads": 4,
+    "model.n_kv_heads": 2,
+    "model.head_dim": 16,
+    "model.d_ff": 128,
+    "model.vocab_size": 512,
+    "train.seq_len": 64,
+}
+
+
+def make_config(work: dict, keys: dict) -> Config:
+    """A shipped config with one microbatch to a step unless `keys` say otherwise."""
+    batch = keys.get("train.microbatch_size", 2 if work["tiny"] else 16)
+    found = {"workdir": "unused", "train.batch_size": batch, "train.microbatch_size": batch, **keys}
+    if work["tiny"]:
+        found |= TINY
+    overrides = [f"{key}={value}" for key, value in found.items()] + work["set"]
+    c = resolve(config_files.load(work.get("model", "gpuburnout_1b"), overrides))
+    return setup.for_platform(c, jax.devices()[0].platform)
+
+
+def real_batches(config: Config, folder: pathlib.Path) -> typing.Iterator[dict[str, np.ndarray]]:
+    """Packed documents through the product's loader, from shards made here."""
+    tokens = max(2_000_000, 40 * config.train.batch_size * config.train.seq_len)
+    data = bench_loader.make_data(folder, tokens, config.model.vocab_size)
+    t = config.train
+    return loader.TrainLoader(data, data.mixture, seed=0, seq_len=t.seq_len, batch_size=t.batch_size, prefetch=8)
+
+
+def times(side: bench_step.Side, steps: int, seconds: float) -> tuple[float, list[float], int]:
+    """Seconds a step over many, of which only the last is waited for; each step's own, the next one queued; how many.
+
+    Args:
+      steps: at most this many of the first kind, then a quarter as many of the second.
+      seconds: about, for both together.
+    """
+    start = time.perf_counter()
+    side.wait(side.run())
+    alone = time.perf_counter() - start
+    steps = max(min(steps, int(0.75 * seconds / alone)), 3)
+    start = time.perf_counter()
+    for _ in range(steps):
+        queued = side.run()
+    side.wait(queued)
+    mean = (time.perf_counter() - start) / steps
+    queued, ends = side.run(), []
+    for _ in range(max(steps // 4, 5)):
+        following = side.run()
+        side.wait(queued)
+        queued = following
+        ends.append(time.perf_counter())
+    side.wait(queued)
+    return mean, list(np.diff(ends)), steps
+
+
+def row(label: str, config: Config, timing: tuple[float, list[float], int], **more) -> dict:
+    """A timed row; MFU by 6N + 12LdT (palm) and 6N + 6LdT (causal) of the card's dense bf16 peak."""
+    mean, each, steps = timing
+    tokens = config.train.batch_size * config.train.seq_len
+    per_token = flops.flops_per_token(config.model, config.train.seq_len)
+    peak = flops.peak_tflops(jax.devices()[0].device_kind)
+    mfu = {}
+    if peak:
+        share = tokens / mean / (peak * 1e12)
+        mfu = {"mfu_palm": round(share * per_token.palm, 4), "mfu_causal": round(share * per_token.causal, 4)}
+    p50, p95 = (round(1e3 * float(np.percentile(each, q)), 2) for q in (50, 95))
+    found = {"what": label, "tokens/s": round(tokens / mean), **mfu, "p50_ms": p50, "p95_ms": p95, "steps": steps}
+    return found | {"rows": config.train.microbatch_size, **more}
+
+
+def jaxlm_row(work: dict, label: str, keys: dict, steps: int, seconds: float) -> dict:
+    """Builds the product's step, checks that its attention is fused, times it on real rows."""
+    config = make_config(work, keys)
+    with tempfile.TemporaryDirectory() as folder, real_batches(config, pathlib.Path(folder)) as batches:
+        began = time.perf_counter()
+        side = bench_step.jaxlm_step(config, batches)
+        compiled = time.perf_counter() - began
+        if config.model.attention in FUSED:
+            layers = 1 if config.model.scan_layers else config.model.n_layers
+            fused.check_attention(side.compiled.as_text(), config.model.attention, layers, config.train.seq_len)
+        loss = float(side.wait(side.run()))
+        first = time.perf_counter() - began
+        for _ in range(2):
+            side.wait(side.run())
+        timing = times(side, steps, max(seconds - (time.perf_counter() - began), 3.0))
+        last = float(side.wait(side.run()))
+    if not np.isfinite([loss, last]).all():
+        raise RuntimeError(f"losses {loss} and {last}")
+    memory, stats = side.compiled.memory_analysis(), jax.devices()[0].memory_stats() or {}
+    planned = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
+    planned -= memory.alias_size_in_bytes
+    m = config.model
+    more = {"planned_GB": round(planned / 1e9, 1), "peak_GB": round(stats.get("peak_bytes_in_use", 0) / 1e9, 1)}
+    more |= {"compile_s": round(compiled, 1), "first_step_s": round(first, 1), "loss": f"{loss:.3f} to {last:.3f}"}
+    more |= {"attention": m.attention, "remat": m.remat, "tile": config.loss.tile_tokens, "keys": keys}
+    return row(label, config, timing, **more)
+
+
+def sweep(work: dict) -> typing.Iterator[dict]:
+    """A few steps of each candidate, as long as there is time; one that does not fit is a row too."""
+    end = time.perf_counter() + work["seconds"]
+    small, middle, large = (2, 4, 8) if work["tiny"] else (16, 32, 64)
+    base = {"train.microbatch_size": small, "model.remat": "none", "loss.tile_tokens": 4096}
+    base["model.attention"] = work["backend"]
+    candidates = [{}, {"train.microbatch_size": middle}]  # then changes of the best so far
+    candidates += [{"loss.tile_tokens": 16384}, {"loss.tile_tokens": 2048}, {"model.fuse_projections": False}]
+    candidates += [{"train.microbatch_size": large, "model.remat": "names"}, {"train.microbatch_size": small // 2}]
+    best, fastest = base, 0
+    for change in candidates:
+        if time.perf_counter() > end - 20:
+            return
+        keys = best | change
+        label = "jaxlm 1.04B, " + ", ".join(f"{key.split('.')[-1]} {value}" for key, value in keys.items())
+        try:
+            found = jaxlm_row(work, label, keys, 8, 6.0)
+            if found["tokens/s"] > fastest:
+                best, fastest = keys, found["tokens/s"]
+        except Exception as error:  # out of memory for one candidate must not cost the others
+            found = {"what": label, "failed": str(error).splitlines()[0][:160]}
+        yield found
+        jax.clear_caches()
+        gc.collect()
+
+
+def peer(work: dict) -> dict:
+    """PyTorch, with the most rows that fit."""
+    import torch
+
+    sizes = (2,) if work["tiny"] else (32, 16, 8)
+    for size in sizes:
+        config = make_config(work, {"train.microbatch_size": size})
+        try:
+            return peer_row(work, config)
+        except torch.OutOfMemoryError:
+            gc.collect()
+            torch.cuda.empty_cache()
+    raise RuntimeError(f"not even {sizes[-1]} rows fit")
+
+
+def peer_row(work: dict, config: Config) -> dict:
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with tempfile.TemporaryDirectory() as folder, real_batches(config, pathlib.Path(folder)) as batches:
+        began = time.perf_counter()
+        if work["kind"] == "hf":
+            side = bench_step.hugging_face_step(config, "fused", not work["eager"], batches)
+        else:
+            side = by_hand(config, device, batches, not work["eager"])
+        loss = float(side.wait(side.run()))
+        first = time.perf_counter() - began
+        for _ in range(3):
+            side.wait(side.run())
+        timing = times(side, work["steps"], max(work["seconds"] - (time.perf_counter() - began), 10.0))
+        last = float(side.wait(side.run()))
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
+    more = {"peak_GB": round(peak / 1e9, 1), "first_step_s": round(first, 1), "loss": f"{loss:.3f} to {last:.3f}"}
+    return row(work["label"], config, timing, **more)
+
+
+def by_hand(config: Config, device: str, batches: bench_step.Batches, compiled: bool) -> bench_step.Side:
+    from peers.torch_llama import Trainer
+
+    trainer = Trainer(config, device, compile_model=compiled)
+
+    def run() -> tuple:
+        batch = next(batches)
+        ids = (bench_step.torch_tokens(batch[name], device) for name in ("tokens", "targets"))
+        return bench_step.marked(trainer.step(*ids))
+
+    return bench_step.Side(run, bench_step.wait_for)
+
+
+def documents(batch: int, length: int) -> np.ndarray:
+    """Segment ids of rows cut from one stream of documents of 20 to 900 tokens, so that some rows hold many."""
+    ends = np.cumsum(np.random.default_rng(0).integers(20, 900, batch * length // 20))
+    document = np.searchsorted(ends, np.arange(batch * length), side="right").reshape(batch, length)
+    return (document - document[:, :1] + 1).astype(np.int32)
+
+
+def attention_rows(work: dict) -> typing.Iterator[dict]:
+    """Each backend that this device runs, checked and timed; `cudnn_packed` with more and less room for documents too."""
+    platform = jax.devices()[0].platform
+    timed = (2, 64, 4, 2, 16) if work["tiny"] else (16, 2048, 32, 8, 64)
+    for backend in BACKENDS:
+        try:
+            resolve_backend(backend, platform)
+        except ValueError:
+            continue
+        found = {"backend": backend}
+        try:
+            found |= check_attention(backend, documents(2, 512))
+            # Documents of two tokens: more than cudnn_packed has room for.
+            crowded = check_attention(backend, np.tile(np.arange(512, dtype=np.int32) // 2, (2, 1)))
+            found["ok"] = found["ok"] and crowded["ok"]
+            if backend != "xla" or work["tiny"]:
+                found["ms"] = round(time_attention(backend, timed), 3)
+            if backend == "cudnn_packed":
+                for tokens in (64, 256):
+                    attention_packed.TOKENS_PER_SEGMENT = tokens
+                    found[f"ms at {tokens} tokens a segment"] = round(time_attention(backend, timed), 3)
+                attention_packed.TOKENS_PER_SEGMENT = 128
+        except Exception as error:  # a backend that is not installed or can't must not cost the others
+            found |= {"ok": None, "not run": str(error).splitlines()[0][:160]}
+        yield found
+
+
+def inputs(shape: tuple[int, ...], dtype: jnp.dtype) -> list[jax.Array]:
+    b, t, n, k, h = shape
+    keys = jax.random.split(jax.random.key(0), 4)
+    return [
+        jax.random.normal(key, (b, t, heads, h)).astype(dtype) for key, heads in zip(keys, (n, k, k, n), strict=True)
+    ]
+
+
+def both_ways(backend: str, ids: np.ndarray) -> typing.Callable:
+    """(q, k, v, d_out) -> (out, d_q, d_k, d_v), compiled."""
+
+    def run(q, k, v, d_out, ids):
+        out, vjp = jax.vjp(lambda *a: attention(*a, backend=backend, q_segment_ids_BxT=ids), q, k, v)
+        return (out, *vjp(d_out))
+
+    compiled = jax.jit(run)
+    return lambda *arrays: compiled(*arrays, jnp.asarray(ids))
+
+
+def check_attention(backend: str, ids: np.ndarray) -> dict:
+    """Relative error against float32 (norm, worst of output and gradients), and what crosses between documents: 0."""
+    q, k, v, d_out = inputs((*ids.shape, 8, 4, 64), jnp.bfloat16)
+    as_float = lambda arrays: [np.asarray(x, np.float64) for x in arrays]  # noqa: E731
+    with jax.default_matmul_precision("highest"):
+        want = as_float(both_ways("xla", ids)(*(x.astype(jnp.float32) for x in (q, k, v, d_out))))
+    run = both_ways(backend, ids)
+    got = as_float(run(q, k, v, d_out))
+    error = max(np.linalg.norm(g - w) / np.linalg.norm(w) for g, w in zip(got, want, strict=True))
+    changed = ids == ids[0, ids.shape[1] // 2]  # one document of the first row, and where ids agree, one of each other
+    moved = as_float(run(*(jnp.where(changed[..., None, None], 3 * x + 1, x) for x in (q, k, v)), d_out))[0]
+    silent = as_float(run(q, k, v, jnp.where(changed[..., None, None], d_out, 0)))[1:]
+    leak = max(np.abs(moved - got[0])[~changed].max(), *(np.abs(x)[~changed].max() for x in silent))
+    inside = np.abs(moved - got[0])[changed].max()
+    ok = bool(error < 0.01 and leak == 0 < inside)
+    return {"error": float(f"{error:.2e}"), "leak": float(leak), "ok": ok}
+
+
+def time_attention(backend: str, shape: tuple[int, ...]) -> float:
+    """Milliseconds of one layer's attention forward and backward, at the model's shape (median of 5 x 10)."""
+    arrays, run = inputs(shape, jnp.bfloat16), both_ways(backend, documents(*shape[:2]))
+    jax.block_until_ready(run(*arrays))
+    taken = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(10):
+            found = run(*arrays)
+        jax.block_until_ready(found)
+        taken.append((time.perf_counter() - start) * 100)
+    return float(np.median(taken))
+
+
+def main() -> None:
+    work, out = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
+    kind = work["kind"]
+    cache = pathlib.Path(tempfile.gettempdir()) / "jaxlm_bench_xla"
+    jax.config.update(
+        "jax_compilation_cache_dir", str(cache)
+    )  # of all parts: `first_step_s` of `jaxlm` is a second start
+    if work["tiny"]:
+        work["steps"] = min(work["steps"], 4)
+    if kind in ("attention", "sweep"):
+        found = {"attention": attention_rows, "sweep": sweep}[kind](work)
+    elif kind == "jaxlm":
+        found = [jaxlm_row(work, work["label"], work["keys"], work["steps"], work["seconds"])]
+    else:
+        found = [peer(work)]
+    rows = []
+    for one in found:
+        rows.append(one)
+        out.write_text(json.dumps(rows))  # as they come: what was reached counts, whatever follows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What jaxlm is timed against, written with the peers' own means."""
