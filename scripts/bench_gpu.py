@@ -16,10 +16,12 @@ compiled program, or its row fails. Two calls of nine minutes do all of it on an
     python scripts/bench_gpu.py --minutes=9 --out=bench.json --sections fp8 h128 3b accumulate flags
 
 (`--out` keeps the results; the second call reads the best settings from it.) A machine without network needs the wheels of
-absl-py, array-record, clu, etils, grain, ml-collections, orbax-checkpoint, tensorboardX and what they name beside its own
-JAX, flax, optax and PyTorch, and the checkout on PYTHONPATH; tokamax, einshape, immutabledict, pydantic and qwix add that
-backend (Python 3.12). `--device=cpu --tiny` runs every part on small shapes in minutes, to see that it works. Copy the
-rows to dev/LEADERBOARD.md with the commit, the card and its power limit, and what passed to docs/performance.md.
+array-record, datatrove, googleapis-common-protos, grain, ml-collections, portpicker, pytz and zstandard beside its own
+JAX, flax, optax, Orbax, PyTorch and transformers. tokamax, annotated-types, einshape, immutabledict, pydantic,
+pydantic-core, qwix and typing-inspection add that backend (Python 3.12).
+
+`--device=cpu --tiny` runs every part on small shapes in minutes, to see that it works. Copy the rows to
+dev/LEADERBOARD.md with the commit, the card and its power limit, and what passed to docs/performance.md.
 """
 
 import argparse
