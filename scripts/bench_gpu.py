@@ -10,7 +10,7 @@ In this order, each part in a process of its own, as far as `--minutes` allow; t
     flags       XLA flags, one at a time, against none
 
 The model is configs/gpuburnout_1b.py at 2,048 tokens in bfloat16; every layer's attention must be in fused kernels in the
-compiled program, or its row fails. Two calls of nine minutes do all of it on an H200:
+compiled program, or its row fails. Two calls of nine minutes are meant to do all of it on an H200 (not yet measured):
 
     python scripts/bench_gpu.py --minutes=9 --out=bench.json
     python scripts/bench_gpu.py --minutes=9 --out=bench.json --sections fp8 h128 3b accumulate flags
