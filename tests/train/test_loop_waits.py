@@ -92,7 +92,7 @@ def trained(tmp_path_factory):
     mesh = sharding.make_mesh(c.mesh)
     model = models.build(c.model, "xla")
     tx = optim.make(c.optim, models.abstract_params(model))
-    where = state.shardings(state.abstract(model, tx), model, tx, mesh)
+    where = state.shardings(state.abstract(model, tx), model, mesh)
     pure = step.make(c, lm.make(model, c.model, c.loss), tx, optim.schedule(c.optim, STEPS))
     compiled = step.jit(pure, where, mesh)
 
@@ -116,6 +116,9 @@ def run(trained, tmp_path, monkeypatch, c=None):
     monkeypatch.setattr(
         loop._Loop, "finish", lambda *a, before=loop._Loop.finish: (watch.events.append("end"), before(*a))
     )
+    monkeypatch.setattr(
+        sharding, "to_global", jax.transfer_guard("allow")(sharding.to_global)
+    )  # the one copy to the device
     with jax.transfer_guard("disallow"):
         args = (watch.step(compiled), batches, checkpointer, meter, writer, hooks)
         assert loop.run(c, mesh, now, *args) == loop.DONE
