@@ -95,7 +95,7 @@ class Clock:
     """Adds up the seconds spent in functions, by part."""
 
     def __init__(self):
-        self.seconds = collections.Counter()
+        self.seconds, self.notes = collections.Counter(), []
 
     def timed(self, part: str, function: typing.Callable) -> typing.Callable:
         def wrapped(*args, **kwargs):
@@ -104,6 +104,17 @@ class Clock:
                 return function(*args, **kwargs)
             finally:
                 self.seconds[part] += time.perf_counter() - began
+
+        return wrapped
+
+    def noted(self, part: str, function: typing.Callable) -> typing.Callable:
+        """`function`, noting for each call what it added to a part."""
+
+        def wrapped(*args, **kwargs):
+            before = self.seconds[part]
+            result = function(*args, **kwargs)
+            self.notes.append(self.seconds[part] - before)
+            return result
 
         return wrapped
 
@@ -144,6 +155,7 @@ def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds:
     sharding.to_global = clock.timed("transfer", sharding.to_global)
     writer.write = clock.timed("metrics", writer.write)
     checkpoint._digest_table = clock.timed("digests", checkpoint._digest_table)
+    checkpointer.save = clock.noted("digests", checkpointer.save)
     checkpointer.check = clock.timed("checkpoint", checkpointer.check)
     device.start()
     code = loop.run(config, mesh, now, train_step, batches, checkpointer, meter, writer, hooks)
@@ -151,8 +163,13 @@ def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds:
     batches.close()
     writer.close()
     assert code == loop.DONE
-    digests = clock.seconds.pop("digests") / len(checkpointer.blocked)
-    return {"digests": digests, "gaps": device.gaps(), "blocked": checkpointer.blocked[1], "host": dict(clock.seconds)}
+    del clock.seconds["digests"]
+    return {
+        "digests": clock.notes[1],
+        "gaps": device.gaps(),
+        "blocked": checkpointer.blocked[1],
+        "host": dict(clock.seconds),
+    }
 
 
 def table(found: dict, config: Config, seconds: float, gigabytes: float, scale_gb: float) -> dict:
