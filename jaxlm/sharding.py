@@ -13,11 +13,12 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxlm.config import ConfigError, MeshConfig
+from jaxlm.config import ConfigError, MeshConfig, ModelConfig
 
 # From the axis that says least between devices to the one that says most: neighbours in a mesh are near each other.
 MESH_AXES = ("data", "fsdp", "context", "tensor")
 BATCH_AXES = ("data", "fsdp")
+CONTEXT_ATTENTION = ("xla", "blocked", "cudnn")  # backends that attend from a part of a row to all of its keys
 
 # Logical axis -> mesh axis. A dimension that its mesh axis does not divide stays whole (see `spec`).
 RULES = {
@@ -116,15 +117,18 @@ def check_batch(mesh: Mesh, **batch_sizes: int) -> None:
             raise ConfigError(f"{key}={size} is not divisible by the mesh's data x fsdp = {ways} devices")
 
 
-def check_context(mesh: Mesh, seq_len: int, attention: str) -> None:
-    """Refuses rows and attention backends that can't be split over the mesh's context axis. Raises ConfigError."""
+def check_context(mesh: Mesh, seq_len: int, model: ModelConfig) -> None:
+    """Refuses what can't split the tokens of rows over the mesh's context axis. Raises ConfigError."""
     ways = mesh.shape["context"]
     if seq_len % ways:
         raise ConfigError(f"train.seq_len={seq_len} is not divisible by the mesh's context={ways} devices")
-    if ways > 1 and attention == "pallas":
+    if ways > 1 and model.attention not in CONTEXT_ATTENTION:
         raise ConfigError(
-            f"model.attention=pallas does not split rows over mesh.context={ways}; set model.attention to blocked or xla"
+            f"model.attention={model.attention} does not split rows over mesh.context={ways}; set model.attention to one of "
+            f"{', '.join(CONTEXT_ATTENTION)}"
         )
+    if ways > 1 and model.fp8:
+        raise ConfigError(f"model.fp8 does not split rows over mesh.context={ways}; leave one of them out")
 
 
 def batch_ways(mesh: Mesh) -> int:

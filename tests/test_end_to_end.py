@@ -256,40 +256,56 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def two_processes(place, workdir, **overrides) -> list[subprocess.Popen]:
-    coordinator = f"localhost:{free_port()}"
-    overrides = {"distributed__coordinator": coordinator, "distributed__num_processes": 2} | overrides
+def processes(place, workdir, n: int = 2, devices: int = 2, **overrides) -> list[subprocess.Popen]:
+    """Starts one run as `n` processes. Without samples, unless asked for: they are one more program to compile."""
+    coordinator = {"coordinator": f"localhost:{free_port()}", "num_processes": n}
+    overrides = (
+        {f"distributed__{key}": value for key, value in coordinator.items()} | {"sample__prompts": "()"} | overrides
+    )
     return [
         subprocess.Popen(
             command(place, workdir, distributed__process_id=i, **overrides),
-            env=environment(2),
+            env=environment(devices),
             stderr=subprocess.PIPE,
             text=True,
         )
-        for i in range(2)
+        for i in range(n)
     ]
 
 
-def test_two_processes_equal_one(place, uninterrupted):
-    processes = two_processes(place, "two", mesh__data=2, mesh__fsdp=2)
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], errors[0][-3000:] + errors[1][-3000:]
-    compare(results(place, "two"), uninterrupted)
+@pytest.mark.parametrize(
+    ("n", "devices", "overrides"),
+    [
+        (2, 2, {"mesh__data": 2, "mesh__fsdp": 2}),
+        (4, 1, {"mesh__data": 2, "mesh__fsdp": 2}),
+        # Two processes hold each row's first half, the others its second one.
+        (4, 1, {"mesh__fsdp": 2, "mesh__context": 2, "mesh__data": 1, "sample__prompts": "('one ',)"}),
+    ],
+)
+def test_several_processes_equal_one(place, uninterrupted, n, devices, overrides):
+    workdir = f"processes{n}{'context' if 'mesh__context' in overrides else ''}"
+    started = processes(place, workdir, n, devices, **overrides)
+    errors = [process.communicate(timeout=300)[1] for process in started]
+    assert [process.returncode for process in started] == [0] * n, "\n".join(error[-3000:] for error in errors)
+    compare(results(place, workdir), uninterrupted)
+    if "sample__prompts" in overrides:
+        said = [(place / run / "samples" / f"{STEPS}.jsonl").read_text() for run in (workdir, "whole")]
+        assert said[0] == said[1]
 
 
 def test_what_one_process_refuses_ends_both_at_once(place, tmp_path):
-    processes = two_processes(place, "refused", data__path=tmp_path / "absent", data__dir=tmp_path / "data")
-    errors = [process.communicate(timeout=60)[1] for process in processes]
-    assert [process.returncode for process in processes] == [2, 2], errors[0][-3000:] + errors[1][-3000:]
+    started = processes(place, "refused", data__path=tmp_path / "absent", data__dir=tmp_path / "data")
+    errors = [process.communicate(timeout=60)[1] for process in started]
+    assert [process.returncode for process in started] == [2, 2], errors[0][-3000:] + errors[1][-3000:]
     assert all("no such file or folder" in error for error in errors)
 
 
 def test_sigterm_to_one_of_two_processes_saves_and_one_process_goes_on(place, uninterrupted):
-    processes = two_processes(place, "preempted", mesh__data=2, mesh__fsdp=2)
-    wait_for_step(place, "preempted", 6, processes[0])
-    processes[1].send_signal(signal.SIGTERM)
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [4, 4], errors[0][-3000:] + errors[1][-3000:]
+    started = processes(place, "preempted", mesh__data=2, mesh__fsdp=2)
+    wait_for_step(place, "preempted", 6, started[0])
+    started[1].send_signal(signal.SIGTERM)
+    errors = [process.communicate(timeout=300)[1] for process in started]
+    assert [process.returncode for process in started] == [4, 4], errors[0][-3000:] + errors[1][-3000:]
     assert "resuming at step" in train(place, "preempted")
     compare(results(place, "preempted"), uninterrupted)
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_models as tiny
 from jax.sharding import PartitionSpec as P
 
 from jaxlm import sharding
@@ -40,12 +41,17 @@ def test_check_batch_names_the_key():
 
 def test_check_context_names_what_does_not_fit():
     mesh = sharding.make_mesh(MeshConfig(2, 1, 1, 4))
-    sharding.check_context(mesh, 16, "blocked")
+    model = tiny.model_config(attention="blocked")
+    sharding.check_context(mesh, 16, model)
     with pytest.raises(ConfigError, match=r"train.seq_len=18 is not divisible by the mesh's context=4"):
-        sharding.check_context(mesh, 18, "blocked")
-    with pytest.raises(ConfigError, match=r"pallas does not split rows over mesh.context=4; set .* blocked"):
-        sharding.check_context(mesh, 16, "pallas")
-    sharding.check_context(sharding.make_mesh(MeshConfig(8, 1, 1, 1)), 17, "pallas")
+        sharding.check_context(mesh, 18, model)
+    pallas, fp8 = dataclasses.replace(model, attention="pallas"), dataclasses.replace(model, fp8=True)
+    with pytest.raises(ConfigError, match=r"pallas does not split rows over mesh.context=4; .* xla, blocked, cudnn$"):
+        sharding.check_context(mesh, 16, pallas)
+    with pytest.raises(ConfigError, match=r"model.fp8 does not split rows over mesh.context=4"):
+        sharding.check_context(mesh, 16, fp8)
+    for other in (pallas, fp8):
+        sharding.check_context(sharding.make_mesh(MeshConfig(8, 1, 1, 1)), 17, other)
 
 
 @pytest.mark.parametrize(("sizes", "shard"), [((2, 2, 2, 1), (2, 6)), ((1, 2, 1, 4), (4, 1)), ((1, 2, 2, 2), (4, 3))])

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm.ops import attention_blocked, attention_context, attention_kernels
+from jaxlm.sharding import CONTEXT_ATTENTION
 
 BACKENDS = ("xla", "blocked", "cudnn", "cudnn_packed", "tokamax", "pallas")
 _AUTO = {"cpu": "blocked", "gpu": "cudnn", "tpu": "pallas"}
@@ -64,7 +65,7 @@ def attention(
     a run of equal ids for a segment, which it is where ids increase along a row.
 
     Under a mesh (`jax.set_mesh`) whose `context` axis splits the tokens, keys and values are gathered over it, see
-    attention_context; `pallas` refuses.
+    attention_context; the backends that are not in CONTEXT_ATTENTION refuse.
 
     Args:
       q_BxTxNxH: queries.
@@ -95,8 +96,8 @@ def attention(
     run = functools.partial(_run, backend=backend, scale=scale)
     positions, ids = (q_positions_BxT, kv_positions_BxS), (q_segment_ids_BxT, kv_segment_ids_BxS)
     if queries == keys and attention_context.splits(queries):
-        if backend == "pallas":
-            raise ValueError("attention backend 'pallas' does not split rows over devices; use 'blocked' or 'xla'")
+        if backend not in CONTEXT_ATTENTION:
+            raise ValueError(f"attention backend {backend!r} does not split rows over devices; use 'blocked' or 'xla'")
         positions = positions if backend == "xla" else (None, None)
         return attention_context.over_context(run, q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, positions, ids)
     return run(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, positions, ids)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlm import sharding
 from jaxlm.config import MeshConfig
 from jaxlm.ops import attention as ops
-from jaxlm.ops import attention_blocked, attention_kernels
+from jaxlm.ops import attention_blocked, attention_context, attention_kernels
 from jaxlm.ops.attention import resolve_backend
 
 attention = jax.jit(ops.attention, static_argnames=("backend", "scale"))  # one program, not one for each operation
@@ -242,3 +242,66 @@ def test_pallas_on_a_mesh_equals_xla(sizes):
     with jax.set_mesh(mesh):
         got = run("pallas")
     _assert_close(got, want, rtol=2e-5, atol=2e-5)
+
+
+def _with_positions(ids_BxT):
+    """Positions that start again with each segment."""
+    starts = np.maximum.accumulate(np.where(np.diff(ids_BxT, prepend=-1) != 0, np.arange(ids_BxT.shape[1]), 0), axis=1)
+    return jnp.asarray(np.arange(ids_BxT.shape[1]) - starts, jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("how", "sizes"),
+    [
+        ("xla", {"context": 4}),
+        ("xla with positions", {"fsdp": 2, "tensor": 2, "context": 2}),
+        ("blocked", {"tensor": 4, "context": 2}),
+        ("blocked, one segment", {"data": 2, "context": 4}),
+    ],
+)
+def test_rows_split_over_context_equal_whole_rows(how, sizes, monkeypatch):
+    """Forward and backward, packed. With 4 ways on 2 key-value heads the heads stay whole."""
+    monkeypatch.setattr(attention_blocked, "_BLOCK", 8)  # several blocks to a device
+    *qkv, d_out = _qkv(48, batch=4)
+    ids = np.concatenate([_segments(48, 9, 30), _segments(48, 21, 24)])
+    more = (
+        {} if "one segment" in how else {"q_segment_ids_BxT": jnp.asarray(ids), "kv_segment_ids_BxS": jnp.asarray(ids)}
+    )
+    if "positions" in how:
+        more |= dict.fromkeys(("q_positions_BxT", "kv_positions_BxS"), _with_positions(ids))
+    run = lambda: _value_and_gradients(  # noqa: E731
+        functools.partial(ops.attention, backend=how.split()[0].rstrip(","), **more), *qkv, d_out
+    )
+    want = run()
+    axes = {"data": 1, "fsdp": 1, "tensor": 1, "context": 1} | sizes
+    with jax.set_mesh(sharding.make_mesh(MeshConfig(**axes), jax.devices()[: np.prod(list(axes.values()))])):
+        _assert_close(run(), want, rtol=2e-5, atol=5e-6)
+        monkeypatch.setattr(attention_context, "_offset", lambda tokens: jnp.int32(0))
+        if "positions" not in how:  # which say where a query stands without the offset
+            with pytest.raises(AssertionError):
+                _assert_close(run(), want, rtol=2e-5, atol=5e-6)
+
+
+def test_cudnn_over_context_gets_the_mask_of_its_rectangle(monkeypatch):
+    """The kernel needs a GPU; what it is asked for is computed here by XLA."""
+    real = jax.nn.dot_product_attention
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *a, **k: real(*a, **(k | {"implementation": "xla"})))
+    *qkv, d_out = _qkv(16, jnp.bfloat16, batch=2)
+    ids = _segments(16, 5, 12)
+    run = lambda backend: _value_and_gradients(  # noqa: E731
+        functools.partial(ops.attention, backend=backend, q_segment_ids_BxT=ids), *qkv, d_out
+    )
+    want = run("xla")
+    with jax.set_mesh(sharding.make_mesh(MeshConfig(1, 1, 1, 4), jax.devices()[:4])):
+        _assert_close(run("cudnn"), want, rtol=0.03, atol=0.03)
+        monkeypatch.setattr(attention_context, "_offset", lambda tokens: jnp.int32(0))
+        with pytest.raises(AssertionError):
+            _assert_close(run("cudnn"), want, rtol=0.03, atol=0.03)
+
+
+def test_pallas_over_context_is_refused():
+    with (
+        jax.set_mesh(sharding.make_mesh(MeshConfig(1, 1, 1, 8))),
+        pytest.raises(ValueError, match="does not split rows over devices; use 'blocked' or 'xla'"),
+    ):
+        ops.attention(*_qkv(16)[:3], backend="pallas")
