@@ -284,7 +284,7 @@ def processes(place, workdir, n: int = 2, devices: int = 2, **overrides) -> list
 )
 def test_several_processes_equal_one(place, uninterrupted, n, devices, overrides):
     workdir = f"processes{n}{'context' if 'mesh__context' in overrides else ''}"
-    started = processes(place, workdir, n, devices, **overrides)
+    started = processes(place, workdir, n, devices, checkpoint__every_steps=0, **overrides)
     errors = [process.communicate(timeout=300)[1] for process in started]
     assert [process.returncode for process in started] == [0] * n, "\n".join(error[-3000:] for error in errors)
     compare(results(place, workdir), uninterrupted)
