@@ -144,6 +144,13 @@ def test_gpt2_refuses_gqa_and_rows_longer_than_its_positions():
         resolve("train.seq_len=2048", name="gpuburnout_134m")
 
 
+@pytest.mark.parametrize("name", ["adamw8bit", "adafactor"])
+def test_a_first_moment_in_bfloat16_is_for_those_that_have_one(name):
+    with pytest.raises(ConfigError, match="mu_dtype=bfloat16 is for adamw and muon"):
+        resolve(f"optim.name={name}", "optim.mu_dtype=bfloat16")
+    assert resolve("optim.name=muon", "optim.mu_dtype=bfloat16").optim.mu_dtype == "bfloat16"
+
+
 def test_typed_overrides():
     c = resolve("model.n_heads=8", "optim.lr=2", "sample.prompts=('x y','z')", "log.tensorboard=false")
     assert (c.model.n_heads, c.optim.lr, c.sample.prompts, c.log.tensorboard) == (8, 2.0, ("x y", "z"), False)
