@@ -117,6 +117,9 @@ def test_parameter_counts(name, count):
         ("sample.temperature=-1", "at least 0"),
         ("train.microbatch_size=-2", "at least -1"),
         ("optim.b2=1.5", "in 0 to 1"),
+        ("optim.name=adamw8bits", "did you mean 'adamw8bit'?"),
+        ("optim.full_precision=('[',)", "is not a regular expression"),
+        ("model.offload=True", "needs model.remat=names"),
         ("optim.lr=inf", "greater than 0"),
         ("model.rope.factor=0", "at least 1"),
         ("eval.max_batches=-1", "at least 0"),
@@ -139,6 +142,13 @@ def test_gpt2_refuses_gqa_and_rows_longer_than_its_positions():
         resolve("model.n_kv_heads=4", name="gpuburnout_134m")
     with pytest.raises(ConfigError, match=r"longer than model\.max_seq_len"):
         resolve("train.seq_len=2048", name="gpuburnout_134m")
+
+
+@pytest.mark.parametrize("name", ["adamw8bit", "adafactor"])
+def test_a_first_moment_in_bfloat16_is_for_those_that_have_one(name):
+    with pytest.raises(ConfigError, match="mu_dtype=bfloat16 is for adamw and muon"):
+        resolve(f"optim.name={name}", "optim.mu_dtype=bfloat16")
+    assert resolve("optim.name=muon", "optim.mu_dtype=bfloat16").optim.mu_dtype == "bfloat16"
 
 
 def test_typed_overrides():

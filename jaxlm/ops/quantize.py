@@ -43,6 +43,12 @@ def block_size(n: int) -> int:
     return max(sizes, key=lambda b: ((n // b) & -(n // b), b), default=0)
 
 
+def zeros(shape: typing.Sequence[int], dtype: jnp.dtype) -> Blocked:
+    """What `encode` makes of zeros."""
+    lead, n = tuple(shape[:-1]), shape[-1]
+    return Blocked(jnp.zeros(shape, dtype), jnp.zeros((*lead, n // block_size(n)), jnp.uint8))
+
+
 def noise(shape: typing.Sequence[int], seed: jax.Array) -> jax.Array:
     """Uniform random bits, uint32, from an element's index and `seed` (a uint32 scalar): enough for two roundings."""
     return mix(numbers(shape) ^ mix(seed))

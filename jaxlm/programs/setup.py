@@ -117,6 +117,15 @@ def _check_fp8(platform: str, dtype: str, capability: tuple[int, int] | None) ->
         raise ConfigError("model.fp8 is for model.dtype=bfloat16: float32 asks for full precision")
 
 
+def check_offload(config: Config, device: jax.Device) -> None:
+    """Refuses what is to wait in the host's memory where the device can't reach it. Raises ConfigError."""
+    asked = [key for key in ("optim", "model") if getattr(config, key).offload]
+    if asked and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
+        raise ConfigError(
+            f"{asked[0]}.offload: JAX has no pinned_host memory for {device.device_kind}; set it to False"
+        )
+
+
 def build_model(config: Config) -> typing.Any:
     """The model of a config that `for_platform` has been through."""
     return models.build(config.model, config.model.attention)

@@ -50,7 +50,7 @@ def scale_by_adam(
             whole = any(re.fullmatch(pattern, name) for pattern in full_precision)
             if whole or not p.ndim or not quantize.block_size(p.shape[-1]):
                 return jnp.zeros(p.shape, dtype)
-            return quantize.encode(jnp.zeros(p.shape), jnp.zeros(p.shape, jnp.uint32), dtype_8bit)
+            return quantize.zeros(p.shape, dtype_8bit)
 
         mu = tree.map_named(lambda name, p: zeros(name, p, mu_dtype, jnp.int8), params)
         nu = tree.map_named(lambda name, p: zeros(name, p, jnp.float32, jnp.uint8), params)

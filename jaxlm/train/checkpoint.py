@@ -41,6 +41,7 @@ def digests(tree_of_arrays: typing.Any) -> list[jax.Array]:
     """
 
     def one(x: jax.Array) -> jax.Array:
+        x = jax.device_put(x, jax.memory.Space.Device)  # an optimizer's state may wait in the host's memory
         bits = jax.lax.bitcast_convert_type(x, _UINTS[x.dtype.itemsize]).astype(jnp.uint32)
         return jnp.sum(mix(bits ^ numbers(x.shape)), dtype=jnp.uint32)
 

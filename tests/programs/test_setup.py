@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import types
 
+import jax
 import pytest
 
 from jaxlm import config, config_files
@@ -61,6 +63,15 @@ def test_attention_for_hopper_is_refused_below(backend, monkeypatch):
     assert setup.for_platform(resolve(), "gpu").model.attention == "cudnn"
     monkeypatch.setattr(setup, "_cuda_capability", lambda platform: (9, 0))
     assert setup.for_platform(resolve(f"model.attention={backend}"), "gpu").model.attention == backend
+
+
+def test_offload_is_refused_where_the_host_is_out_of_reach():
+    asked, here = resolve("optim.offload=True"), jax.devices()[0]
+    setup.check_offload(asked, here)
+    alone = types.SimpleNamespace(device_kind="abacus", addressable_memories=lambda: here.addressable_memories()[:1])
+    setup.check_offload(resolve(), alone)
+    with pytest.raises(ConfigError, match=r"optim\.offload: JAX has no pinned_host memory for abacus"):
+        setup.check_offload(asked, alone)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

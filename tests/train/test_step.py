@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import tiny_models as tiny
 
@@ -39,7 +40,7 @@ class Setup:
     """A model, its optimizer and a step, on a mesh (its sizes by axis) or bare."""
 
     def __init__(self, c: config.Config, sizes: dict[str, int] | None = None, attention: str = "xla"):
-        self.model = models.build(c.model, attention)
+        self.model, self.offload = models.build(c.model, attention), c.optim.offload
         self.tx = optim.make(c.optim, models.abstract_params(self.model))
         self.step = step.make(c, lm.make(self.model, c.model, c.loss), self.tx, optim.schedule(c.optim, c.train.steps))
         self.mesh = None if sizes is None else make_mesh(**sizes)
@@ -55,7 +56,7 @@ class Setup:
                 now, metrics = fn(now, batch)
                 history.append(metrics)
             return now, history
-        where = state.shardings(state.abstract(self.model, self.tx), self.model, self.mesh)
+        where = state.shardings(state.abstract(self.model, self.tx), self.model, self.mesh, self.offload)
         now, history = jax.device_put(self.state(), where), []
         with jax.set_mesh(self.mesh):
             fn = step.jit(self.step, where, self.mesh)
@@ -149,6 +150,107 @@ def test_the_state_is_sharded_and_its_memory_given_to_the_next():
         assert aliased == size  # every byte of it
         fn(now, batch)
     assert mu.is_deleted()
+
+
+def with_optimizer(name: str, **changes) -> config.Config:
+    """A config whose model is wide enough for blocks of eight bits."""
+    c = make_config()
+    model_config = tiny.model_config(n_layers=1, d_model=64, n_heads=2, n_kv_heads=1, head_dim=64, d_ff=128)
+    return dataclasses.replace(c, model=model_config, optim=dataclasses.replace(c.optim, name=name, **changes))
+
+
+def test_sharded_equals_one_device_with_muon():
+    c = with_optimizer("muon")
+    (expected, _), (got, _) = Setup(c).run(BATCHES), Setup(c, {"fsdp": 4, "tensor": 2}).run(BATCHES)
+    assert_close(got.params, expected.params, rtol=1e-4)
+
+
+def test_in_eight_bits_state_on_the_host_or_on_other_devices_changes_nothing():
+    """Gradients that are summed in another order may round a code in ten thousand the other way."""
+    c = with_optimizer("adamw8bit")
+    (one, _), (many, metrics), (there, other) = (
+        Setup(c).run(BATCHES),
+        Setup(c, {"fsdp": 4, "tensor": 2}).run(BATCHES),
+        Setup(with_optimizer("adamw8bit", offload=True), {"fsdp": 4, "tensor": 2}).run(BATCHES),
+    )
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get((many, metrics)), jax.device_get((there, other)))
+    assert {x.sharding.memory_kind for x in jax.tree.leaves(there.opt_state) if x.ndim} == {"pinned_host"}
+    assert {x.sharding.memory_kind for x in jax.tree.leaves((many, there.params))} == {"device"}
+    gaps = jax.tree.map(lambda a, b: np.ravel(np.abs(np.asarray(a) - np.asarray(b))), one.params, many.params)
+    gaps = np.concatenate(jax.tree.leaves(gaps))
+    assert np.mean(gaps > 2e-6) < 1e-3
+    assert gaps.max() < c.optim.lr / 8
+
+
+def lowered(c: config.Config, platform: str) -> str:
+    """The text of a step as it would be compiled for a platform that is not there."""
+    setup = Setup(c, {"fsdp": 8})
+    abstract = state.abstract(setup.model, setup.tx)
+    where = state.shardings(abstract, setup.model, setup.mesh, setup.offload)
+    batch = jax.eval_shape(lambda: BATCHES[0])
+    with jax.set_mesh(setup.mesh):
+        return (
+            step.jit(setup.step, where, setup.mesh)
+            .trace(abstract, batch)
+            .lower(lowering_platforms=(platform,))
+            .as_text()
+        )
+
+
+def test_on_a_gpu_what_is_offloaded_goes_to_the_host_and_back():
+    c = make_config()
+    arrays = len([x for x in jax.tree.leaves(Setup(c).state().opt_state) if x.ndim])
+    plain = lowered(c, "cuda")
+    state_away = lowered(dataclasses.replace(c, optim=dataclasses.replace(c.optim, offload=True)), "cuda")
+    names = dataclasses.replace(c, model=dataclasses.replace(c.model, remat="names", offload=True))
+    activations_away = lowered(names, "cuda")
+
+    def count(text, place):
+        return text.count(f'_xla_buffer_placement = "{place}"')
+
+    assert count(plain, "pinned_host") == 0
+    assert count(state_away, "device") >= arrays
+    assert count(state_away, "pinned_host") >= arrays
+    saved = 7 * c.model.n_layers  # q, k, v, attention's output, residual, gate, up
+    assert count(activations_away, "pinned_host") >= saved
+    assert count(activations_away, "device") >= saved
+
+
+def test_offloaded_activations_change_nothing():
+    c = make_config()
+    names = dataclasses.replace(c, model=dataclasses.replace(c.model, remat="names"))
+    away = dataclasses.replace(c, model=dataclasses.replace(c.model, remat="names", offload=True))
+    (a, _), (b, _) = Setup(names).run(BATCHES[:1]), Setup(away).run(BATCHES[:1])
+    assert_close(a.params, b.params)
+
+
+def test_the_update_holds_no_second_copy_of_parameters_or_moments():
+    """Temporary memory is the gradients and little more; a state chosen after the update would be there twice."""
+    c = make_config()
+    c = dataclasses.replace(c, model=tiny.model_config(n_layers=2, d_model=256, n_heads=4, n_kv_heads=4, d_ff=1024))
+
+    def temporary(tx=None) -> float:
+        setup = Setup(c, {"data": 8})
+        setup.tx = tx or setup.tx
+        setup.step = step.make(c, lm.make(setup.model, c.model, c.loss), setup.tx, optim.schedule(c.optim, 1000))
+        abstract = state.abstract(setup.model, setup.tx)
+        where = state.shardings(abstract, setup.model, setup.mesh)
+        with jax.set_mesh(setup.mesh):
+            compiled = (
+                step.jit(setup.step, where, setup.mesh).lower(abstract, jax.eval_shape(lambda: BATCHES[0])).compile()
+            )
+        params = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract.params))
+        return compiled.memory_analysis().temp_size_in_bytes / params
+
+    frugal = temporary()
+    assert frugal < 2.1
+    inner = optim.make(c.optim, models.abstract_params(models.build(c.model, "xla")))
+
+    def chosen_after(grads, old, params, ok):
+        updates, new = inner.update(grads, old, params, ok=True)
+        return updates, jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, old)
+
+    assert temporary(optax.GradientTransformationExtraArgs(inner.init, chosen_after)) > frugal + 0.7
 
 
 def test_create_is_the_same_on_any_mesh():
