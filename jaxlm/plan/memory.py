@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 
-from jaxlm import sharding
+from jaxlm import sharding, tree
 from jaxlm.config import Config, MeshConfig, ModelConfig
 from jaxlm.plan import lower
 from jaxlm.train import step
@@ -78,16 +78,25 @@ def estimate(config: Config, mesh: typing.Any) -> Memory:
     return Estimator(config, mesh)(config)
 
 
+class _Share(typing.NamedTuple):
+    """A parameter as one device has it: how many numbers, of how many bytes in the compute type, and is it a layer's."""
+
+    numbers: int
+    width: int
+    in_layer: bool
+
+
 class Estimator:
     """`estimate` for configs that differ in remat and microbatch only: the state is laid out once."""
 
     def __init__(self, config: Config, mesh: typing.Any):
         abstract, where = lower.abstract_state(config, mesh)
         compute = jax.eval_shape(lambda p: step.cast(p, jnp.dtype(config.model.dtype)), abstract.params)
-        leaves = (jax.tree.leaves(tree) for tree in (abstract.params, compute, where.params))
+        parts = zip(tree.named_leaves(compute), jax.tree.leaves(where.params), strict=True)
         self._mesh = mesh
-        self._sizes = [
-            (math.prod(at.shard_shape(leaf.shape)), cast.dtype.itemsize) for leaf, cast, at in zip(*leaves, strict=True)
+        self._shares = [
+            _Share(math.prod(at.shard_shape(leaf.shape)), leaf.dtype.itemsize, name.startswith("layers_"))
+            for (name, leaf), at in parts
         ]
         self._optimizer = _device_bytes(abstract.opt_state, where.opt_state)
 
@@ -97,22 +106,24 @@ class Estimator:
         tokens = t.seq_len // self._mesh.shape.get("context", 1)
         rows = t.microbatch_size // sharding.batch_ways(self._mesh)
         accumulates = t.microbatch_size < t.batch_size
-        numbers = sum(size for size, _ in self._sizes)
+        numbers = sum(share.numbers for share in self._shares)
         steady = {
             "parameters": numbers * _F32,
             "optimizer": self._optimizer,
             "batch": 5 * 4 * t.batch_size // sharding.batch_ways(self._mesh) * tokens,
         }
         sums = numbers * _F32 if accumulates else 0
-        gradients = sums or sum(size * width for size, width in self._sizes)
+        gradients = sums or sum(share.numbers * share.width for share in self._shares)
         layer = _Layer(m, rows, tokens, self._mesh.shape)
+        # A scan goes over the layers' parameters stacked, a copy, and stacks their gradients before they are taken apart.
+        stacks = sum(s.numbers * s.width for s in self._shares if s.in_layer) if m.scan_layers else 0
         held = {
             "gradients": sums,
-            "copies": self._copies(m),
+            "copies": self._copies(m) + stacks,
             "activations": m.n_layers * layer.kept + layer.shared,
         }
         moments = [
-            Memory(**steady, **held, workspace=layer.backward + self._head(m)),
+            Memory(**steady, **held, workspace=layer.backward + self._head(m) + stacks),
             Memory(**steady, **held, workspace=self._loss(config, rows * tokens) + self._head(m)),
             Memory(**steady, gradients=gradients, copies=0, activations=0, workspace=numbers * _F32),
         ]
@@ -121,7 +132,7 @@ class Estimator:
     def _copies(self, m: ModelConfig) -> int:
         """Parameters in the compute type, and of one layer or (unrolled, without remat) all, q|k|v and gate|up side by side."""
         width = jnp.dtype(m.dtype).itemsize
-        cast = sum(size * w for size, w in self._sizes if w < _F32)
+        cast = sum(share.numbers * share.width for share in self._shares if share.width < _F32)
         tensor = self._mesh.shape.get("tensor", 1)
         head = m.padded_vocab_size * m.d_model * width // tensor if m.tie_embeddings and width < _F32 else 0
         joined = m.d_model * ((m.n_heads + 2 * m.n_kv_heads) * m.head_dim + (2 * m.d_ff if m.family == "llama" else 0))

@@ -1,0 +1,32 @@
+"""`jaxlm plan`: what a config takes, before anything is rented."""
+
+import argparse
+import dataclasses
+import json
+
+from jaxlm.config import Config
+from jaxlm.plan import compiled, fit, page, summary
+from jaxlm.programs import setup
+from jaxlm.programs.console import say
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Prints the plan: for one device of each accelerator, or for `plan.mesh`, whose step is compiled too.
+
+    The arithmetic is of the program that a GPU runs, whatever machine this is.
+    """
+    remat = "full" if config.model.remat == "auto" else config.model.remat  # the most that auto can come to
+    config = fit.with_changes(config, remat=remat)
+    where = None
+    if config.plan.mesh:
+        mesh = fit.parse_mesh(config.plan.mesh)
+        fit.check_mesh(config, mesh)
+        if config.plan.compile:
+            where = compiled.target(fit.devices_of(mesh), summary.hosts(config, mesh))  # before JAX has any device
+    plan = summary.summarise(setup.for_platform(config, "gpu"))
+    if where:
+        say(f"compiling the step for {where.name} ...")
+        own = fit.with_changes(setup.for_platform(config, where.platform), microbatch=plan["memory"]["microbatch"])
+        plan["compiled"] = compiled.compile_step(dataclasses.replace(own, mesh=mesh), mesh, where)
+    print(json.dumps(plan, indent=1) if args.json else page.render(plan))
+    return 0
