@@ -63,7 +63,6 @@ def target(devices: int, hosts: int) -> Target:
       ConfigError: JAX has begun with fewer CPU devices.
     """
     with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_platforms", "cpu")  # a GPU that is there is not taken
         jax.config.update("jax_num_cpu_devices", devices)
     try:
         shape = f"1x{hosts}x{-(-devices // hosts)}"

@@ -56,13 +56,17 @@ def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> 
 
 
 def slow_down(config: Config, hours: float, hosts: int) -> float:
-    """How many times as long a run of `hours` takes on spot machines, in expectation; inf where it would never end.
+    """How many times as long a run of `hours` takes on spot machines, in expectation; inf from a hundred times on.
 
-    Preemptions come at a constant rate, to any host for all. Each loses half a checkpoint interval, on average, and the
-    restart; they also come during what is done again, so that the wall time W of a run of H hours is H + W x rate x loss.
+    Preemptions come at a constant rate r, to any host for all; each loses what came since the last checkpoint, and R hours
+    until the next step. An interval of h hours between checkpoints then takes (1/r + R)(exp(rh) - 1) (Daly 2006,
+    doi:10.1016/j.future.2004.11.016, saving taken as free), which for small r is h + rh (h/2 + R): half an interval and a
+    restart for each preemption.
     """
-    every = config.checkpoint.every_steps or config.train.steps
-    interval = hours * min(every, config.train.steps) / config.train.steps
-    lost = interval / 2 + config.plan.restart_minutes / 60
-    share = config.plan.preemptions_per_day * hosts / 24 * lost
-    return 1 / (1 - share) if share < 1 else math.inf
+    every = min(config.checkpoint.every_steps or config.train.steps, config.train.steps)
+    interval = hours * every / config.train.steps
+    rate = config.plan.preemptions_per_day * hosts / 24
+    if not rate * interval:
+        return 1.0
+    factor = (1 / rate + config.plan.restart_minutes / 60) * math.expm1(min(rate * interval, 100)) / interval
+    return factor if factor < 100 else math.inf

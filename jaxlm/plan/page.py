@@ -27,9 +27,9 @@ def gigabytes(size: float) -> str:
     return f"{size / 1e9:.2f}" if size < 1e10 else f"{size / 1e9:.1f}"
 
 
-def dollars(usd: float) -> str:
+def dollars(usd: float | None) -> str:
     """$4,321; $43.2; a run that never ends costs -."""
-    if not math.isfinite(usd):
+    if usd is None or not math.isfinite(usd):
         return "never ends"
     return f"${usd:,.0f}" if usd >= 100 else f"${usd:.3g}"
 
@@ -177,7 +177,7 @@ def _notes(plan: dict) -> str:
         f"  spot: {plan['preemptions_per_day']:g} preemptions a day and host, each losing {plan['restart_minutes']:g} minutes "
         f"and half of {plan['checkpoint_every']:,} steps."
     )
-    if any(row["usd_spot"] > row["usd"] for row in rows if row["devices"]):
+    if any(row["usd_spot"] is None or row["usd_spot"] > row["usd"] for row in rows if row["devices"]):
         lines.append("  Where spot costs more than on demand, save more often (checkpoint.every_steps).")
     lines += [
         f"  Prices of {plan['prices_as_of']}, from no live offer: put yours into a copy and give it as config.plan.prices.",

@@ -3,6 +3,10 @@
 import argparse
 import dataclasses
 import json
+import math
+import typing
+
+import jax
 
 from jaxlm.config import Config
 from jaxlm.plan import compiled, fit, page, summary
@@ -15,6 +19,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
     The arithmetic is of the program that a GPU runs, whatever machine this is.
     """
+    jax.config.update("jax_platforms", "cpu")  # a GPU that is there is not taken
     remat = "full" if config.model.remat == "auto" else config.model.remat  # the most that auto can come to
     config = fit.with_changes(config, remat=remat)
     where = None
@@ -28,5 +33,14 @@ def run(config: Config, args: argparse.Namespace) -> int:
         say(f"compiling the step for {where.name} ...")
         own = fit.with_changes(setup.for_platform(config, where.platform), microbatch=plan["memory"]["microbatch"])
         plan["compiled"] = compiled.compile_step(dataclasses.replace(own, mesh=mesh), mesh, where)
-    print(json.dumps(plan, indent=1) if args.json else page.render(plan))
+    print(json.dumps(_finite(plan), indent=1) if args.json else page.render(plan))
     return 0
+
+
+def _finite(value: typing.Any) -> typing.Any:
+    """The same with null for what never ends, as JSON has no infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
