@@ -67,6 +67,10 @@ def check_mesh(config: Config, mesh: MeshConfig) -> None:
         raise ConfigError(
             f"config.plan.mesh: context:{mesh.context} does not divide train.seq_len={config.train.seq_len}"
         )
+    if config.plan.hosts and devices_of(mesh) % config.plan.hosts:
+        raise ConfigError(
+            f"config.plan.hosts={config.plan.hosts} does not divide the {devices_of(mesh)} devices of config.plan.mesh"
+        )
     if devices_of(mesh) > MOST_PLANNED:
         raise ConfigError(
             f"config.plan.mesh={config.plan.mesh!r} has {devices_of(mesh):,} devices, at most {MOST_PLANNED:,}"

@@ -180,7 +180,8 @@ class _Layer:
     def __init__(self, m: ModelConfig, rows: int, tokens: int, axes: typing.Mapping[str, int]):
         width, tensor = jnp.dtype(m.dtype).itemsize, axes.get("tensor", 1)
         parts = layer_elements(m, tensor)
-        kept = sum(parts[name] for name in KEPT[m.remat])
+        offloaded = m.offload and m.remat != "none"  # to the host's memory: all but the layer's input
+        kept = sum(parts[name] for name in KEPT["full" if offloaded else m.remat])
         small = m.n_heads // tensor * _F32 + (2 * m.d_model if m.dropout else 0)  # normalisers; dropout's masks
         here = rows * tokens
         self.kept = here * (kept * width + (small if m.remat == "none" else 0))

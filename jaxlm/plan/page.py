@@ -28,10 +28,10 @@ def gigabytes(size: float) -> str:
 
 
 def dollars(usd: float | None) -> str:
-    """$4,321; $43.2; a run that never ends costs -."""
+    """$4,321 or $43.21."""
     if usd is None or not math.isfinite(usd):
         return "never ends"
-    return f"${usd:,.0f}" if usd >= 100 else f"${usd:.3g}"
+    return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}"
 
 
 def hours(value: float) -> str:
@@ -137,7 +137,7 @@ def _table(plan: dict) -> str:
         "time",
         "on demand",
         "spot",
-        "$/B tokens",
+        "1B tokens",
         "MFU",
     ]
     rows = [head]
@@ -148,7 +148,7 @@ def _table(plan: dict) -> str:
             cells += ["-"] * 7
         else:
             cells += [str(row["devices"]), str(row["microbatch"]), count(row["tokens_per_second"]), hours(row["hours"])]
-            cells += [dollars(row["usd"]), dollars(row["usd_spot"]), f"{row['usd_per_billion']:.3g}"]
+            cells += [dollars(row["usd"]), dollars(row["usd_spot"]), dollars(row["usd_per_billion"])]
         rows.append([*cells, f"{row['mfu']:.0%} {where}"])
     notes = [f"  [{i}] {source}" for i, source in enumerate(sources, 1)]
     return "\n".join([table(rows), *notes])

@@ -20,8 +20,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
     The arithmetic is of the program that a GPU runs, whatever machine this is.
     """
     jax.config.update("jax_platforms", "cpu")  # a GPU that is there is not taken
-    remat = "full" if config.model.remat == "auto" else config.model.remat  # the most that auto can come to
-    config = fit.with_changes(config, remat=remat)
+    if config.model.remat == "auto":
+        say("model.remat=auto, which is chosen on the device, is planned as full, the most that it can come to")
+        config = fit.with_changes(config, remat="full")
+    if config.train.microbatch_size == -1:
+        say("train.microbatch_size=-1, the most that fits, is planned as one row a device; the table has the most")
     where = None
     if config.plan.mesh:
         mesh = fit.parse_mesh(config.plan.mesh)

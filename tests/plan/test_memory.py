@@ -84,6 +84,13 @@ def test_each_policy_keeps_less_and_each_way_of_splitting_helps():
     assert planner.memory(dataclasses.replace(one, data=4)).parameters == planner.memory(one).parameters
 
 
+def test_activations_on_the_host_are_not_on_the_device():
+    names = load("gpuburnout_1b", "model.remat=names")
+    one = memory.abstract_mesh(MeshConfig(1, 1, 1, 1), 1)
+    offloaded = load("gpuburnout_1b", "model.remat=names", "model.offload=True")
+    assert memory.estimate(offloaded, one).activations < 0.2 * memory.estimate(names, one).activations
+
+
 def test_the_state_on_the_host_is_not_on_the_device():
     c = load("local_35m", "optim.offload=True")
     one = memory.abstract_mesh(MeshConfig(1, 1, 1, 1), 1)

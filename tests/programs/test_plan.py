@@ -102,6 +102,7 @@ def test_a_parameter_left_whole_is_told(capsys, monkeypatch):
         ("plan.accelerator=H1000", "did you mean 'H100'?"),
         ("plan.prices=nowhere.toml", "No such file"),
         ("plan.hosts=-1", "must be at least 0"),
+        ("plan.hosts=3", "does not divide the 1 devices"),
         ("train.seq_len=0", "must be at least 1"),
     ],
 )
@@ -121,7 +122,7 @@ def test_more_devices_than_jax_began_with_is_one_line(capsys):
 
 def test_figures_are_short():
     assert [page.count(n) for n in (7, 1500, 2.36e10, 1.04e9)] == ["7", "1.5k", "23.6B", "1.04B"]
-    assert [page.dollars(n) for n in (0.5, 43.21, 4321.0, float("inf"))] == ["$0.5", "$43.2", "$4,321", "never ends"]
+    assert [page.dollars(n) for n in (0.5, 43.21, 4321.0, float("inf"))] == ["$0.50", "$43.21", "$4,321", "never ends"]
     assert [page.hours(n) for n in (2.5, 240.0, float("inf"))] == ["2.5 h", "10 days", "never ends"]
 
 
