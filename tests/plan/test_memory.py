@@ -44,22 +44,20 @@ def test_every_shipped_config_was_compiled():
     assert {row["config"] for row in GOLDEN if not row["overrides"]} == set(config_files.shipped_configs())
 
 
-@pytest.mark.parametrize("part", ["norms", "mlp_hidden", "qkv"])
+@pytest.mark.parametrize("part", ["mlp_proj", "mlp_hidden"])
 def test_a_part_that_is_forgotten_is_seen(part, monkeypatch):
-    """The mutation: without one part of what a layer keeps some figure is off by more than a tenth, or nearer to it."""
-    right = [abs(off(row)) for row in GOLDEN]
+    """The mutation: without one part of what a layer keeps, a figure is off by more than a tenth."""
     elements = memory.layer_elements
     monkeypatch.setattr(memory, "layer_elements", lambda *args: elements(*args) | {part: 0})
-    wrong = [abs(off(row)) for row in GOLDEN]
-    assert max(wrong) > 2 * max(right)
-    assert part == "qkv" or max(wrong) > 0.1
+    assert max(abs(off(row)) for row in GOLDEN) > 0.1
 
 
-@pytest.mark.parametrize("sizes", [{}, {"fsdp": 4}, {"data": 2, "fsdp": 2, "tensor": 2}])
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit"])
+@pytest.mark.parametrize(
+    ("sizes", "optimizer"), [({}, "adamw"), ({"data": 2, "fsdp": 2, "tensor": 2}, "adamw8bit")], ids=["one", "eight"]
+)
 def test_state_and_batch_are_the_compiled_programs_arguments_to_the_byte(sizes, optimizer):
     axes = {field.name: 1 for field in dataclasses.fields(MeshConfig)} | sizes
-    small = ("model.n_layers=2", "train.seq_len=32", "train.batch_size=8", "train.microbatch_size=4")
+    small = ("model.n_layers=1", "train.seq_len=32", "train.batch_size=8", "train.microbatch_size=4")
     c = load("quickstart", *small, f"optim.name={optimizer}", platform="cpu")
     mesh = MeshConfig(**axes)
     found = memory.estimate(c, memory.abstract_mesh(mesh, fit.devices_of(mesh)))
