@@ -3,7 +3,8 @@
     python -m jaxlm.main --config=configs/domain_7b.py --config.workdir=runs/7b --config.data.dir=DATA
 
 32 layers, d 4096, 32 query / 8 key-value heads of 128, SwiGLU 14336, 32,005-token BPE with the ChatML tokens, untied:
-7,241,773,056 parameters. Eight GPUs of 80 GB or more (`mesh.fsdp`). Pilot the same data with pilot_400m first.
+7,241,773,056 parameters. Eight GPUs of 80 GB or more (`mesh.fsdp`): 72 GB on each by
+`jaxlm plan`. Pilot the same data with pilot_400m first.
 
 Hours, dollars and final loss: not yet measured.
 """
@@ -28,7 +29,7 @@ def get_config():
     c.train.steps = 70_000
     c.train.batch_size = 512
     c.train.seq_len = 4096
-    c.train.microbatch_size = 64
+    c.train.microbatch_size = 32
     c.train.eval_every_steps = 1000
     c.optim.lr = 3e-4
     c.optim.warmup_steps = 2000

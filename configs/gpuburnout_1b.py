@@ -6,7 +6,8 @@
 
 16 layers, d 2048, 32 query / 8 key-value heads of 64, SwiGLU 8192, RoPE theta 500,000, 2,048 context, 32,005-token BPE
 with the ChatML tokens, tied. FineWeb-Edu 87 / FineMath 10 / Python-Edu 3, as the first two commands make them. One A100,
-H100 or H200 of 80 GB or more; the story took 90,000 steps in phases (200, 10,000, 60,000, 90,000) for $175 on an A100.
+H100 or H200 of 80 GB or more: a step takes 62 GB by `jaxlm plan`. The story took 90,000 steps in phases (200, 10,000,
+60,000, 90,000) for $175 on an A100.
 
 Hours, dollars and final loss with jaxlm: not yet measured.
 """

@@ -72,6 +72,12 @@ VERBS = {
         },
         keys=("tune", "train", "model", "loss", "hardware"),
     ),
+    "plan": Verb(
+        "plan",
+        "parameters, FLOPs, memory, hours and dollars on each accelerator, before anything is rented",
+        _JSON,
+        keys=("plan",),
+    ),
     "sample": Verb(
         "sample",
         "continue prompts with the model of a run",

@@ -28,6 +28,7 @@ class Collective:
       shapes: of the arrays that come out, such as "bf16[64,128]".
       in_loop: it stands in the body of a loop, and happens once in every turn.
       name: the operation of the program that it comes from.
+      turns: how often it happens in one run of the program; loops of unknown length count as one turn.
     """
 
     kind: str
@@ -36,6 +37,7 @@ class Collective:
     shapes: tuple[str, ...]
     in_loop: bool
     name: str
+    turns: int = 1
 
 
 def read(compiled_text: str) -> list[Collective]:
@@ -45,7 +47,7 @@ def read(compiled_text: str) -> list[Collective]:
       ValueError: a collective whose group can't be told.
     """
     devices = _devices(compiled_text)
-    loops = _in_loops(compiled_text)
+    turns = _turns(compiled_text)
     found, computation = [], ""
     for line in compiled_text.splitlines():
         if head := _COMPUTATION.match(line):
@@ -60,8 +62,8 @@ def read(compiled_text: str) -> list[Collective]:
         shapes = tuple(f"{dtype}[{shape}]" for dtype, shape in arrays)
         name = re.search(r'op_name="([^"]*)"', line)
         if group > 1:
-            in_loop = computation in loops
-            found.append(Collective(match["kind"], int(size), group, shapes, in_loop, name[1] if name else ""))
+            times, in_loop = turns.get(computation, (1, False))
+            found.append(Collective(match["kind"], int(size), group, shapes, in_loop, name[1] if name else "", times))
     return found
 
 
@@ -94,21 +96,22 @@ def _group(line: str, kind: str, devices: int) -> int:
     raise ValueError(f"unknown groups of devices in {line.strip()[:200]}")
 
 
-def _in_loops(text: str) -> set[str]:
-    """Computations that a loop's body is or calls."""
-    calls: dict[str, set[str]] = {}
-    bodies, computation = set(), ""
+def _turns(text: str) -> dict[str, tuple[int, bool]]:
+    """Computation -> how often it runs, and whether within a loop: the product of the loops' lengths that XLA has found."""
+    calls: dict[str, list[tuple[str, int, bool]]] = {}
+    entry, computation = "", ""
     for line in text.splitlines():
         if head := _COMPUTATION.match(line):
             computation = head["name"]
-        called = set(_CALLED.findall(line))
-        calls.setdefault(computation, set()).update(called)
-        if " while(" in line:
-            bodies |= called
-    reached, ahead = set(), list(bodies)
+            entry = computation if line.startswith("ENTRY") else entry
+        length = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line) if " while(" in line else None
+        for name in _CALLED.findall(line):
+            calls.setdefault(computation, []).append((name, int(length[1]) if length else 1, " while(" in line))
+    reached: dict[str, tuple[int, bool]] = {}
+    ahead = [(entry, 1, False)]
     while ahead:
-        name = ahead.pop()
-        if name not in reached:
-            reached.add(name)
-            ahead += calls.get(name, ())
+        name, times, looped = ahead.pop()
+        before = reached.get(name, (0, False))
+        reached[name] = (before[0] + times, before[1] or looped)
+        ahead += [(called, times * n, looped or loop) for called, n, loop in calls.get(name, ())]
     return reached

@@ -4,6 +4,7 @@ Legend: B batch, T tokens.
 """
 
 import dataclasses
+import functools
 import math
 import typing
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxlm import models, sharding, tree
-from jaxlm.config import Config
+from jaxlm.config import Config, ModelConfig, OptimConfig
 from jaxlm.objectives import lm
 from jaxlm.train import optim, state, step
 
@@ -36,6 +37,19 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
     return batch | {"weights": jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where)}
 
 
+def abstract_state(config: Config, mesh: typing.Any) -> tuple[state.TrainState, state.TrainState]:
+    """Shapes of the training state and their shardings on a mesh, which may be a `jax.sharding.AbstractMesh`."""
+    model, _, abstract = _shapes(config.model, config.optim)
+    return abstract, state.shardings(abstract, model, mesh, config.optim.offload)
+
+
+@functools.lru_cache(maxsize=4)
+def _shapes(model_config: ModelConfig, optim_config: OptimConfig) -> tuple[typing.Any, typing.Any, state.TrainState]:
+    model = models.build(model_config, model_config.attention)
+    tx = optim.make(optim_config, models.abstract_params(model))
+    return model, tx, state.abstract(model, tx)
+
+
 def lower_step(config: Config, mesh: Mesh) -> tuple[jax.stages.Lowered, list[Placement]]:
     """Lowers the pretraining step of a config for a mesh.
 
@@ -46,9 +60,7 @@ def lower_step(config: Config, mesh: Mesh) -> tuple[jax.stages.Lowered, list[Pla
     Returns:
       The lowered step (`.compile()` compiles it) and where each parameter lives.
     """
-    model = models.build(config.model, config.model.attention)
-    tx = optim.make(config.optim, models.abstract_params(model))
-    abstract = state.abstract(model, tx)
+    model, tx, abstract = _shapes(config.model, config.optim)
     where = state.shardings(abstract, model, mesh, config.optim.offload)
     train_step = step.make(
         config, lm.make(model, config.model, config.loss), tx, optim.schedule(config.optim, config.train.steps)

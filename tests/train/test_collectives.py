@@ -194,3 +194,10 @@ def test_reading_the_text():
     ]
     with pytest.raises(ValueError, match="unknown groups of devices"):
         collectives.read(HLO.replace("replica_groups={},", "replica_groups=new,"))
+
+
+def test_loops_of_known_length_are_counted():
+    loop = "condition=%cond.1, body=%body.1"
+    known = loop + ', backend_config={"known_trip_count":{"n":"16"},"x":1}'
+    assert [c.turns for c in collectives.read(HLO)] == [1, 1, 1, 1, 1]
+    assert [c.turns for c in collectives.read(HLO.replace(loop, known))] == [16, 1, 1, 1, 1]

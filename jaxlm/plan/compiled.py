@@ -1,0 +1,125 @@
+"""The real train step compiled for a mesh that is not here, from shapes alone: what each device holds and says to others.
+
+Where JAX's CUDA plugin is installed (`pip install "jaxlm[cuda12]"`; no GPU is needed), the step is compiled by XLA's GPU
+compiler for H100s; elsewhere for as many pretended CPU devices. The second shows where parameters live and what is sent;
+its memory is that of XLA's program for CPUs, in float32, and says little of a GPU.
+"""
+
+import contextlib
+import dataclasses
+import math
+import time
+import typing
+
+import jax
+from jax.experimental import topologies
+
+from jaxlm import sharding
+from jaxlm.config import Config, ConfigError, MeshConfig
+from jaxlm.plan import collectives, lower
+
+LARGE = 1_000_000  # numbers in a parameter that should not stand whole on every device of a mesh with fsdp
+
+# What XLA asks of an absent H100 (openxla/xla's gpu_device_info of the SXM card, from its data sheet and CUDA's properties).
+_H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024  threads_per_warp: 32  shared_memory_per_block: 49152  shared_memory_per_core: 233472
+  threads_per_core_limit: 2048  core_count: 132  fpus_per_core: 128  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535  block_dim_limit_z: 65535  memory_bandwidth: 3352320000000  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98  device_memory_size: 84929347584  shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 }  registers_per_core_limit: 65536  registers_per_block_limit: 65536
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 }
+runtime_version { major: 12 minor: 9 patch: 0 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
+# The machine code for CPUs is never run.
+_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Devices to compile for.
+
+    Attributes:
+      platform: "gpu" or "cpu", as `setup.for_platform` takes it.
+      name: for the person.
+      options: of the compiler.
+    """
+
+    platform: str
+    name: str
+    devices: typing.Sequence[typing.Any]
+    options: dict[str, typing.Any]
+
+
+def target(devices: int, hosts: int) -> Target:
+    """Absent H100s if JAX's CUDA plugin is there, else pretended CPU devices (to be called before JAX has any).
+
+    Raises:
+      ConfigError: JAX has begun with fewer CPU devices.
+    """
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", devices)
+    try:
+        shape = f"1x{hosts}x{-(-devices // hosts)}"
+        absent = topologies.get_topology_desc(platform="cuda", target_config=_H100, topology=shape).devices
+        # Autotuning would need the GPU itself.
+        return Target("gpu", f"{devices} x H100", absent[:devices], {"xla_gpu_autotune_level": 0})
+    except (NotImplementedError, RuntimeError):
+        pass
+    found = jax.devices("cpu")
+    if len(found) < devices:
+        raise ConfigError(f"JAX has begun with {len(found)} CPU devices, the mesh needs {devices}: use a new process")
+    return Target("cpu", f"{devices} pretended CPU devices", found[:devices], _QUICK)
+
+
+def memory_of(compiled: typing.Any) -> int:
+    """Bytes that a compiled step needs on each device: arguments, results that take no argument's place, temporaries.
+
+    The temporaries are one block, which has to be found whole; so this, and not `peak_memory_in_bytes` (XLA's GPU compiler
+    leaves gaps in the block out of it, its CPU compiler all temporaries), is what must be free.
+    """
+    m = compiled.memory_analysis()
+    return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
+
+
+def compile_step(config: Config, mesh: MeshConfig, where: Target) -> dict[str, typing.Any]:
+    """Compiles the step and reads it: `target`, `seconds`, `memory`, `memory_note`, `parameters_per_device`, `replicated`
+    (large parameters left whole on every device), `largest_replicated`, `collectives` (kind, times, bytes a step).
+
+    Args:
+      config: with dtype and attention of the target's platform, and a microbatch that the mesh divides.
+    """
+    start = time.monotonic()
+    real = sharding.make_mesh(mesh, where.devices)
+    lowered, rows = lower.lower_step(config, real)
+    program = lowered.compile(compiler_options=where.options or None)
+    whole = [row for row in rows if row.replicated and math.prod(row.shape) > LARGE]
+    largest = max(whole, key=lambda row: math.prod(row.shape), default=None)
+    return {
+        "target": where.name,
+        "dtype": config.model.dtype,
+        "microbatch": config.train.microbatch_size,
+        "seconds": time.monotonic() - start,
+        "memory": memory_of(program),
+        "memory_note": "" if where.platform == "gpu" else "XLA's program for CPUs in float32, not a GPU's",
+        "parameters_per_device": sum(row.per_device for row in rows),
+        "replicated": len(whole),
+        "largest_replicated": largest and {"name": largest.name, "elements": math.prod(largest.shape)},
+        "collectives": _by_kind(program.as_text()),
+    }
+
+
+def _by_kind(text: str) -> list[dict[str, typing.Any]]:
+    found = collectives.read(text)
+    rows = []
+    for kind in collectives.KINDS:
+        of_kind = [c for c in found if c.kind == kind]
+        if of_kind:
+            times, size = sum(c.turns for c in of_kind), sum(c.turns * c.bytes for c in of_kind)
+            rows.append({"kind": kind, "times": times, "bytes": size})
+    return rows

@@ -1,0 +1,102 @@
+"""Everything that `jaxlm plan` says of a config, as plain values: what `--json` prints and `plan.page` renders."""
+
+import dataclasses
+import typing
+
+from jaxlm.config import Config, MeshConfig
+from jaxlm.plan import accelerators, fit, scaling
+from jaxlm.plan.accelerators import Accelerator
+from jaxlm.plan.cost import cost, tokens
+from jaxlm.plan.flops import flops_per_token
+from jaxlm.plan.memory import Memory
+from jaxlm.plan.params import count_params, params_by_component
+
+_ONE = MeshConfig(**{field.name: 1 for field in dataclasses.fields(MeshConfig)})
+
+
+def summarise(config: Config) -> dict[str, typing.Any]:
+    """The plan of a config whose `model.dtype` and `model.attention` are set, on `plan.mesh` or on one device of each kind.
+
+    Raises:
+      ConfigError: an unknown accelerator, a mesh that is none or does not divide the batch, or a broken prices file.
+    """
+    prices = accelerators.load(config.plan.prices)
+    chosen = (prices.named(config.plan.accelerator),) if config.plan.accelerator else prices.accelerators
+    mesh = fit.parse_mesh(config.plan.mesh) if config.plan.mesh else _ONE
+    fit.check_mesh(config, mesh)
+    planner = fit.Planner(config)
+    microbatch = fit.own_microbatch(config, mesh)
+    memory = planner.memory(mesh, microbatch=microbatch)
+    return {
+        "model": _model(config),
+        "run": _run(config),
+        "mesh": {"axes": dataclasses.asdict(mesh), "devices": fit.devices_of(mesh), "hosts": hosts(config, mesh)},
+        "memory": {
+            "microbatch": microbatch,
+            "remat": config.model.remat,
+            "optimizer": config.optim.name,
+            "bytes": dataclasses.asdict(memory),
+            "total": memory.total,
+        },
+        "accelerators": [_row(config, planner, mesh, memory, device) for device in chosen],
+        "prices_as_of": prices.as_of,
+        "preemptions_per_day": config.plan.preemptions_per_day,
+        "restart_minutes": config.plan.restart_minutes,
+        "checkpoint_every": config.checkpoint.every_steps or config.train.steps,
+    }
+
+
+def hosts(config: Config, mesh: MeshConfig) -> int:
+    """Machines that the mesh goes over."""
+    return config.plan.hosts or -(-fit.devices_of(mesh) // 8)
+
+
+def _model(config: Config) -> dict[str, typing.Any]:
+    m = config.model
+    return {
+        "family": m.family,
+        "parameters": count_params(m),
+        "by_component": params_by_component(m),
+        "shape": {k: getattr(m, k) for k in ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")}
+        | {"vocab_size": m.vocab_size, "tie_embeddings": m.tie_embeddings},
+        "dtype": m.dtype,
+        "attention": m.attention,
+    }
+
+
+def _run(config: Config) -> dict[str, typing.Any]:
+    t, params, total = config.train, count_params(config.model), tokens(config)
+    per_token = flops_per_token(config.model, t.seq_len)
+    return {
+        "steps": t.steps,
+        "batch_size": t.batch_size,
+        "seq_len": t.seq_len,
+        "tokens_per_step": t.batch_size * t.seq_len,
+        "tokens": total,
+        "flops_per_token": per_token._asdict(),
+        "flops": {name: value * total for name, value in per_token._asdict().items()},
+        "scaling": dataclasses.asdict(scaling.stand(params, total)),
+    }
+
+
+def _row(
+    config: Config, planner: fit.Planner, mesh: MeshConfig, memory: Memory, device: Accelerator
+) -> dict[str, typing.Any]:
+    """One accelerator: the asked-for mesh of it, or as few as the model needs."""
+    asked = bool(config.plan.mesh)
+    found = planner.largest(mesh, device.memory) if asked else planner.fewest(device.memory)
+    devices = found.devices if found else fit.devices_of(mesh)
+    remedy = None if found and devices == fit.devices_of(mesh) else planner.remedy(mesh, device.memory)
+    machines = hosts(config, mesh) if asked else -(-devices // 8)
+    return {
+        "name": device.name,
+        "memory": device.memory,
+        "fits": bool(found) and memory.total <= device.memory and devices == fit.devices_of(mesh),
+        "devices": devices if found else None,
+        "microbatch": found.microbatch if found else None,
+        "memory_needed": found.memory.total if found else None,
+        "remedy": remedy and {k: getattr(remedy, k) for k in ("devices", "optimizer", "remat", "microbatch")},
+        "mfu": device.mfu,
+        "mfu_from": device.mfu_from,
+        **dataclasses.asdict(cost(config, device, devices, machines)),
+    }

@@ -1,0 +1,49 @@
+"""`jaxlm plan`: what a config takes, before anything is rented."""
+
+import argparse
+import dataclasses
+import json
+import math
+import typing
+
+import jax
+
+from jaxlm.config import Config
+from jaxlm.plan import compiled, fit, page, summary
+from jaxlm.programs import setup
+from jaxlm.programs.console import say
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Prints the plan: for one device of each accelerator, or for `plan.mesh`, whose step is compiled too.
+
+    The arithmetic is of the program that a GPU runs, whatever machine this is.
+    """
+    jax.config.update("jax_platforms", "cpu")  # a GPU that is there is not taken
+    if config.model.remat == "auto":
+        say("model.remat=auto, which is chosen on the device, is planned as full, the most that it can come to")
+        config = fit.with_changes(config, remat="full")
+    if config.train.microbatch_size == -1:
+        say("train.microbatch_size=-1, the most that fits, is planned as one row a device; the table has the most")
+    where = None
+    if config.plan.mesh:
+        mesh = fit.parse_mesh(config.plan.mesh)
+        fit.check_mesh(config, mesh)
+        if config.plan.compile:
+            where = compiled.target(fit.devices_of(mesh), summary.hosts(config, mesh))  # before JAX has any device
+    plan = summary.summarise(setup.for_platform(config, "gpu"))
+    if where:
+        say(f"compiling the step for {where.name} ...")
+        own = fit.with_changes(setup.for_platform(config, where.platform), microbatch=plan["memory"]["microbatch"])
+        plan["compiled"] = compiled.compile_step(dataclasses.replace(own, mesh=mesh), mesh, where)
+    print(json.dumps(_finite(plan), indent=1) if args.json else page.render(plan))
+    return 0
+
+
+def _finite(value: typing.Any) -> typing.Any:
+    """The same with null for what never ends, as JSON has no infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,85 @@
+"""Compiles shipped configs' train steps for absent H100s, and compares `jaxlm plan`'s arithmetic with what XLA says.
+
+    pip install -e ".[cuda12]" && JAX_PLATFORMS=cpu python scripts/check_plan.py            # all, about a minute each
+    JAX_PLATFORMS=cpu python scripts/check_plan.py gpuburnout_1b --config.model.remat=full
+
+No GPU is needed: JAX's CUDA plugin compiles for one that is described to it. Each config is compiled whole, in bfloat16, on
+its own mesh (eight devices where mesh.fsdp or mesh.data takes all that there are and the model needs them, else one).
+Without overrides the figures are written to tests/plan/h100_memory.json, which a test holds the arithmetic against.
+Fails where one is off by more than 10%.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+
+import jax
+
+from jaxlm import config_files, sharding
+from jaxlm.config import Config, MeshConfig, resolve
+from jaxlm.plan import compiled, fit, lower, memory
+from jaxlm.programs import setup
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+GOLDEN = ROOT / "tests/plan/h100_memory.json"
+DEVICES = {"domain_7b": 8}
+# Beside the shipped ones: what they would take with other policies, optimizers and meshes.
+VARIANTS = [
+    ("gpuburnout_1b", 1, ["model.remat=names"]),
+    ("gpuburnout_1b", 1, ["model.remat=dots"]),
+    ("gpuburnout_1b", 1, ["model.remat=full", "train.microbatch_size=1"]),
+    ("gpuburnout_3b", 1, ["optim.name=adamw"]),
+    ("gpuburnout_3b", 8, []),
+    ("domain_7b", 8, ["model.remat=full", "train.microbatch_size=8"]),
+]
+
+
+def planned(name: str, devices: int, overrides: list[str]) -> tuple[Config, MeshConfig]:
+    """The config as a GPU would run it, and its mesh over these devices."""
+    config = setup.for_platform(resolve(config_files.load(name, ["workdir=w", *overrides])), "gpu")
+    mesh = MeshConfig(**sharding.mesh_shape(config.mesh, devices))
+    return fit.with_changes(config, microbatch=fit.own_microbatch(config, mesh)), mesh
+
+
+def check(name: str, devices: int, overrides: list[str]) -> dict:
+    """Compiles one and compares."""
+    config, mesh = planned(name, devices, overrides)
+    guess = memory.estimate(config, memory.abstract_mesh(mesh, devices)).total
+    where = compiled.target(devices, 1)
+    if where.platform != "gpu":
+        sys.exit('JAX has no CUDA plugin: pip install -e ".[cuda12]"')
+    start = time.monotonic()
+    real = sharding.make_mesh(mesh, where.devices)
+    lowered, _ = lower.lower_step(dataclasses.replace(config, mesh=mesh), real)
+    taken = compiled.memory_of(lowered.compile(compiler_options=where.options))
+    off = guess / taken - 1
+    print(
+        f"{name:<20}{devices} device(s) {' '.join(overrides):<48}{guess / 1e9:>8.2f} GB by arithmetic "
+        f"{taken / 1e9:>8.2f} compiled {off:+.1%}  {time.monotonic() - start:.0f} s",
+        flush=True,
+    )
+    return {"config": name, "devices": devices, "overrides": overrides, "bytes": taken, "off": off}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("configs", nargs="*", help="shipped configs; none = all, and the variants")
+    args, overrides = parser.parse_known_args()
+    overrides = [o.removeprefix("--config.") for o in overrides]
+    names = args.configs or config_files.shipped_configs()
+    cases = [(name, DEVICES.get(name, 1), overrides) for name in names]
+    whole = not (args.configs or overrides)
+    rows = []
+    for case in cases + (VARIANTS if whole else []):
+        rows.append(check(*case))
+        if whole:
+            lines = ",\n".join(json.dumps({k: v for k, v in row.items() if k != "off"}) for row in rows)
+            GOLDEN.write_text(f'{{"jax": "{jax.__version__}", "rows": [\n{lines}\n]}}\n')
+    return int(any(abs(row["off"]) > 0.1 for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

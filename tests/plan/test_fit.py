@@ -1,0 +1,84 @@
+"""What fits: the largest microbatch, the fewest devices, and what would help."""
+
+import dataclasses
+
+import pytest
+
+from jaxlm import config, config_files
+from jaxlm.config import ConfigError, MeshConfig
+from jaxlm.plan import fit
+from jaxlm.programs import setup
+
+ONE = MeshConfig(**{field.name: 1 for field in dataclasses.fields(MeshConfig)})
+
+
+def load(name: str = "gpuburnout_1b", *overrides: str) -> config.Config:
+    return setup.for_platform(config.resolve(config_files.load(name, ["workdir=w", *overrides])), "gpu")
+
+
+def test_meshes_are_parsed():
+    assert fit.parse_mesh("data:4, fsdp:64") == dataclasses.replace(ONE, data=4, fsdp=64)
+    assert fit.devices_of(fit.parse_mesh("data:4,fsdp:64")) == 256
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fdsp:8", "no axis 'fdsp'; did you mean 'fsdp'?"),
+        ("fsdp", "give fsdp a number of devices, such as fsdp:8"),
+        ("fsdp:0", "give fsdp a number of devices"),
+        ("fsdp:-1", "give fsdp a number of devices"),
+        ("fsdp:two", "give fsdp a number of devices"),
+        ("fsdp:2,fsdp:4", "fsdp stands there twice"),
+        ("64", "no axis '64'"),
+        ("fsdp:7", "does not divide train.batch_size=128"),
+        ("tensor:100000", "at most 4,096"),
+        ("context:3", "does not divide train.seq_len=2048"),
+    ],
+)
+def test_bad_meshes_are_one_line(text, message):
+    with pytest.raises(ConfigError) as error:
+        fit.check_mesh(load("gpuburnout_1b", f"plan.mesh='{text}'"), fit.parse_mesh(text))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_largest_microbatch_fits_and_the_next_does_not():
+    planner = fit.Planner(load())
+    for limit in (24e9, 40e9, 79e9):
+        found = planner.largest(ONE, limit)
+        assert found.memory.total <= limit < planner.memory(ONE, microbatch=2 * found.microbatch).total
+    assert planner.largest(ONE, 1e9) is None
+    assert planner.largest(dataclasses.replace(ONE, fsdp=8), 79e9).microbatch % 8 == 0
+
+
+def test_the_fewest_devices():
+    planner = fit.Planner(load("domain_7b"))
+    found = planner.fewest(79e9)
+    assert found.devices > 1
+    half = dataclasses.replace(ONE, fsdp=found.devices // 2)
+    assert planner.largest(half, 79e9) is None
+
+
+def test_remedies_are_tried_from_the_cheapest():
+    planner = fit.Planner(load("gpuburnout_1b", "train.batch_size=16"))
+    least = {remat: planner.memory(ONE, remat=remat, microbatch=1).total for remat in ("none", "full")}
+    assert planner.remedy(ONE, least["none"]).remat == "none"
+    assert planner.remedy(ONE, least["full"]).remat == "full"
+    below = planner.remedy(ONE, least["full"] - 1)
+    assert below.optimizer == "adamw8bit"
+    assert planner.remedy(ONE, 1e9) is None
+
+
+def test_the_shipped_configs_fit_what_they_are_meant_for():
+    """80 GB cards: 1B and 3B on one, 7B on eight; 134M on 24 GB."""
+    for name, limit, devices in (
+        ("gpuburnout_1b", 78.6e9, 1),
+        ("gpuburnout_1b_h128", 78.6e9, 1),
+        ("gpuburnout_3b", 78.6e9, 1),
+        ("pilot_400m", 78.6e9, 1),
+        ("domain_7b", 78.6e9, 8),
+        ("gpuburnout_134m", 23.6e9, 1),
+    ):
+        c = load(name)
+        assert fit.Planner(c).memory(dataclasses.replace(ONE, fsdp=devices)).total < limit, name

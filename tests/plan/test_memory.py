@@ -1,0 +1,95 @@
+"""Memory by arithmetic: against programs compiled for an H100, and against what it must add up from."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+
+import jax
+import pytest
+
+from jaxlm import config, config_files, sharding
+from jaxlm.config import MeshConfig
+from jaxlm.plan import fit, lower, memory
+from jaxlm.programs import setup
+
+# What `python scripts/check_plan.py` measured.
+GOLDEN = json.loads((pathlib.Path(__file__).parent / "h100_memory.json").read_text())["rows"]
+
+
+def load(name: str, *overrides: str, platform: str = "gpu") -> config.Config:
+    return setup.for_platform(config.resolve(config_files.load(name, ["workdir=w", *overrides])), platform)
+
+
+@functools.cache
+def planned(name: str, devices: int, overrides: tuple[str, ...]) -> tuple[memory.Estimator, config.Config]:
+    c = load(name, *overrides)
+    mesh = MeshConfig(**sharding.mesh_shape(c.mesh, devices))
+    c = fit.with_changes(c, microbatch=fit.own_microbatch(c, mesh))
+    return memory.Estimator(c, memory.abstract_mesh(mesh, devices)), c
+
+
+def off(row: dict) -> float:
+    """By how much the arithmetic differs from the compiled program, as a share of it."""
+    estimator, c = planned(row["config"], row["devices"], tuple(row["overrides"]))
+    return estimator(c).total / row["bytes"] - 1
+
+
+@pytest.mark.parametrize("row", GOLDEN, ids=lambda row: " ".join([row["config"], *row["overrides"]]))
+def test_within_a_tenth_of_the_compiled_program(row):
+    assert abs(off(row)) < 0.1
+
+
+def test_every_shipped_config_was_compiled():
+    assert {row["config"] for row in GOLDEN if not row["overrides"]} == set(config_files.shipped_configs())
+
+
+@pytest.mark.parametrize("part", ["mlp_proj", "mlp_hidden"])
+def test_a_part_that_is_forgotten_is_seen(part, monkeypatch):
+    """The mutation: without one part of what a layer keeps, a figure is off by more than a tenth."""
+    elements = memory.layer_elements
+    monkeypatch.setattr(memory, "layer_elements", lambda *args: elements(*args) | {part: 0})
+    assert max(abs(off(row)) for row in GOLDEN) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "optimizer"), [({}, "adamw"), ({"data": 2, "fsdp": 2, "tensor": 2}, "adamw8bit")], ids=["one", "eight"]
+)
+def test_state_and_batch_are_the_compiled_programs_arguments_to_the_byte(sizes, optimizer):
+    axes = {field.name: 1 for field in dataclasses.fields(MeshConfig)} | sizes
+    small = ("model.n_layers=1", "train.seq_len=32", "train.batch_size=8", "train.microbatch_size=4")
+    c = load("quickstart", *small, f"optim.name={optimizer}", platform="cpu")
+    mesh = MeshConfig(**axes)
+    found = memory.estimate(c, memory.abstract_mesh(mesh, fit.devices_of(mesh)))
+    real = sharding.make_mesh(mesh, jax.devices()[: fit.devices_of(mesh)])
+    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    analysis = lower.lower_step(c, real)[0].compile(compiler_options=options).memory_analysis()
+    scalars = analysis.argument_size_in_bytes - found.parameters - found.optimizer - found.batch
+    assert 0 <= scalars <= 64  # steps, counters
+    assert found.total < analysis.argument_size_in_bytes + analysis.temp_size_in_bytes  # CPUs hold more
+
+
+def test_each_policy_keeps_less_and_each_way_of_splitting_helps():
+    c = load("gpuburnout_1b")
+    one = MeshConfig(**{field.name: 1 for field in dataclasses.fields(MeshConfig)})
+    planner = fit.Planner(c)
+    totals = [planner.memory(one, remat=remat).total for remat in memory.KEPT]
+    assert totals == sorted(totals, reverse=True)
+    assert planner.memory(one, microbatch=8).total < planner.memory(one, microbatch=16).total
+    for axis in ("fsdp", "tensor", "data", "context"):
+        split = planner.memory(dataclasses.replace(one, **{axis: 4}))
+        assert split.activations < 0.5 * planner.memory(one).activations, axis
+    assert planner.memory(dataclasses.replace(one, data=4)).parameters == planner.memory(one).parameters
+
+
+def test_activations_on_the_host_are_not_on_the_device():
+    names = load("gpuburnout_1b", "model.remat=names")
+    one = memory.abstract_mesh(MeshConfig(1, 1, 1, 1), 1)
+    offloaded = load("gpuburnout_1b", "model.remat=names", "model.offload=True")
+    assert memory.estimate(offloaded, one).activations < 0.2 * memory.estimate(names, one).activations
+
+
+def test_the_state_on_the_host_is_not_on_the_device():
+    c = load("local_35m", "optim.offload=True")
+    one = memory.abstract_mesh(MeshConfig(1, 1, 1, 1), 1)
+    assert memory.estimate(c, one).optimizer < 100

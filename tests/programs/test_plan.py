@@ -1,0 +1,132 @@
+"""`jaxlm plan` as a person sees it."""
+
+import json
+
+import jax
+import pytest
+
+from jaxlm import cli, sharding
+from jaxlm.plan import accelerators, compiled, page
+
+
+def run(capsys, *argv: str) -> tuple[int, str, str]:
+    code = cli.main(["plan", *argv])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_page_of_one_billion(capsys):
+    code, out, err = run(capsys, "--config=gpuburnout_1b", "--config.plan.accelerator=a100-80gb")
+    assert (code, err) == (0, "")
+    for words in (
+        "MODEL  1,038,692,352 parameters",
+        "TOKENS  23.6B = 90,000 steps x 128 rows x 2,048",
+        "22.7 a parameter: about Chinchilla's optimum",
+        "7.04 GFLOP a token",
+        "microbatch 16 of 128 rows, bfloat16, attention cudnn",
+        "A100 80GB     79    yes        1          16     28.4k",
+        "64% published [1]",
+        "[1] gpuburnout's own stack",
+    ):
+        assert words in out
+    assert max(map(len, out.splitlines())) <= 128
+
+
+def test_json_has_what_the_page_has(capsys):
+    code, out, _ = run(capsys, "--config=gpuburnout_1b", "--json")
+    plan = json.loads(out)
+    assert code == 0
+    assert plan["model"]["parameters"] == 1_038_692_352
+    assert sum(plan["memory"]["bytes"].values()) == plan["memory"]["total"]
+    assert len(plan["accelerators"]) == 13
+    rows = {row["name"]: row for row in plan["accelerators"]}
+    assert rows["A100 80GB"]["fits"]
+    assert not rows["RTX 4090"]["fits"]
+    assert rows["H100"]["usd"] == pytest.approx(rows["H100"]["hours"] * 2.70)
+    assert rows["TPU v5e"]["mfu_from"] == ""
+    assert page.render(plan).splitlines()[0].startswith("MODEL  1,038,692,352")
+
+
+def test_a_price_of_ones_own_counts(capsys, tmp_path):
+    text = accelerators.SHIPPED.read_text()
+    (tmp_path / "mine.toml").write_text(text.replace("usd = 2.70\nusd_spot = 1.70", "usd = 27.0\nusd_spot = 1.70"))
+    prices = f"--config.plan.prices={tmp_path / 'mine.toml'}"
+    _, out, _ = run(capsys, "--config=local_35m", "--json", "--config.plan.accelerator=H100", prices)
+    (row,) = json.loads(out)["accelerators"]
+    assert row["usd"] == pytest.approx(27.0 * row["hours"])
+
+
+@pytest.fixture
+def no_plugin(monkeypatch):
+    """JAX without its CUDA plugin, also where it is installed."""
+
+    def absent(**_):
+        raise NotImplementedError
+
+    monkeypatch.setattr(compiled.topologies, "get_topology_desc", absent)
+
+
+@pytest.mark.usefixtures("no_plugin")
+def test_a_mesh_that_is_not_there_is_compiled(capsys):
+    small = ("--config.train.batch_size=16", "--config.train.microbatch_size=8", "--config.train.seq_len=64")
+    small += ("--config.model.n_layers=2", "--config.model.scan_layers=True", "--config.model.d_model=1024")
+    small += ("--config.model.remat=full",)
+    code, out, err = run(capsys, "--config=quickstart", "--config.plan.mesh=data:2,fsdp:4", "--json", *small)
+    assert (code, "compiling the step for 8 pretended CPU devices" in err) == (0, True)
+    plan = json.loads(out)
+    found = plan["compiled"]
+    assert (found["replicated"], found["largest_replicated"]) == (0, None)
+    assert found["memory"] > plan["memory"]["bytes"]["parameters"] + plan["memory"]["bytes"]["optimizer"]
+    kinds = {row["kind"]: row for row in found["collectives"]}
+    # q|k|v, o, gate|up and down of each of two layers, in each of two microbatches, for forward and for backward.
+    assert kinds["all-gather"]["times"] >= 4 * 2 * 2 * 2
+    text = page.render(plan)
+    assert "COMPILED for 8 pretended CPU devices" in text
+    assert "left whole on all: none" in text
+
+
+@pytest.mark.usefixtures("no_plugin")
+def test_a_parameter_left_whole_is_told(capsys, monkeypatch):
+    """The mutation: without its rule the model dimension stays whole on every device."""
+    monkeypatch.setitem(sharding.RULES, "embed", None)
+    small = ("--config.train.seq_len=64", "--config.model.n_layers=1", "--config.model.remat=full")
+    _, out, _ = run(capsys, "--config=quickstart", "--config.plan.mesh=fsdp:4", *small)
+    assert "left whole on all: 1 of them, the largest embed/embedding with 1.05M numbers" in out
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("plan.mesh=fdsp:64", "no axis 'fdsp'; did you mean 'fsdp'?"),
+        ("plan.mesh=fsdp:3", "does not divide train.batch_size=128"),
+        ("plan.accelerator=H1000", "did you mean 'H100'?"),
+        ("plan.prices=nowhere.toml", "No such file"),
+        ("plan.hosts=-1", "must be at least 0"),
+        ("plan.hosts=3", "does not divide the 1 devices"),
+        ("train.seq_len=0", "must be at least 1"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, override, message):
+    code, out, err = run(capsys, "--config=gpuburnout_1b", f"--config.{override}")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("no_plugin")
+def test_more_devices_than_jax_began_with_is_one_line(capsys):
+    assert len(jax.devices()) == 8
+    code, _, err = run(capsys, "--config=gpuburnout_1b", "--config.plan.mesh=fsdp:16")
+    assert (code, "the mesh needs 16: use a new process" in err) == (2, True)
+
+
+def test_figures_are_short():
+    assert [page.count(n) for n in (7, 1500, 2.36e10, 1.04e9)] == ["7", "1.5k", "23.6B", "1.04B"]
+    assert [page.dollars(n) for n in (0.5, 43.21, 4321.0, float("inf"))] == ["$0.50", "$43.21", "$4,321", "never ends"]
+    assert [page.hours(n) for n in (2.5, 240.0, float("inf"))] == ["2.5 h", "10 days", "never ends"]
+
+
+def test_spot_that_never_ends_is_valid_json(capsys):
+    _, out, _ = run(capsys, "--config=local_35m", "--json", "--config.plan.preemptions_per_day=100000")
+    assert "Infinity" not in out
+    assert {row["usd_spot"] for row in json.loads(out)["accelerators"]} == {None}
