@@ -66,7 +66,6 @@ def test_state_and_batch_are_the_compiled_programs_arguments_to_the_byte(sizes, 
     analysis = lower.lower_step(c, real)[0].compile(compiler_options=options).memory_analysis()
     scalars = analysis.argument_size_in_bytes - found.parameters - found.optimizer - found.batch
     assert 0 <= scalars <= 64  # steps, counters
-    assert found.total < analysis.argument_size_in_bytes + analysis.temp_size_in_bytes  # CPUs hold more
 
 
 def test_each_policy_keeps_less_and_each_way_of_splitting_helps():
