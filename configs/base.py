@@ -176,7 +176,8 @@ def _machine(c: ConfigDict) -> None:
     t.attention = ()  # () = every backend that this device runs
     t.scan_layers = (False, True)
     t.tile_tokens = (0, 2048)  # of the loss
-    t.steps = 10  # timed for each
+    t.steps = 10  # timed for each at most
+    t.step_seconds = 20.0  # of timing for each at most, but two steps at least
     t.max_seconds = 1800.0  # begin no further candidate after this
     t.memory_gb = 0.0  # of a device; 0 = what it says it has
 

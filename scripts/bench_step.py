@@ -2,15 +2,18 @@
 
 Times jaxlm's own compiled train step on random tokens; the defaults are the 32M Llama (8 layers, d 512, 8/4 heads,
 SwiGLU 1408, vocabulary 16,384, tied), float32, 8 rows of 512 tokens in three documents each. The peer is transformers'
-LlamaForCausalLM of the same shape in the same process, under torch.compile with AdamW and gradient clipping, its
+LlamaForCausalLM of the same shape in a process of its own, under torch.compile with AdamW and gradient clipping, its
 steps alternating with ours so that both meet the same noise. It attends over whole rows (no documents), which is less
 work than ours. Any key of configs/base.py can be set: `--set=loss.tile_tokens=512`.
 """
 
 import argparse
+import functools
+import multiprocessing
 import statistics
 import time
 import typing
+from concurrent import futures
 
 import jax
 import numpy as np
@@ -158,11 +161,34 @@ def wait_for(queued: tuple) -> typing.Any:
     return loss
 
 
-def timed(side: Side) -> float:
-    """Seconds of one step, alone."""
+def timed(side: Side) -> tuple[float, float]:
+    """Seconds of one step, alone, and its loss."""
     start = time.perf_counter()
-    side.wait(side.run())
-    return time.perf_counter() - start
+    loss = side.wait(side.run())
+    return time.perf_counter() - start, float(loss)
+
+
+class Apart:
+    """A side in a process of its own, so that neither's threads and memory are the other's."""
+
+    def __init__(self, make: typing.Callable[..., Side], *args: typing.Any):
+        spawn = multiprocessing.get_context("spawn")
+        self._pool = futures.ProcessPoolExecutor(1, mp_context=spawn, initializer=_begin, initargs=(make, args))
+
+    def timed(self) -> tuple[float, float]:
+        """Seconds of one step, alone, and its loss."""
+        return self._pool.submit(_timed_here).result()
+
+
+_here: list[Side] = []  # the side of this process, where it is one of Apart's
+
+
+def _begin(make: typing.Callable[..., Side], args: tuple) -> None:
+    _here.append(make(*args))
+
+
+def _timed_here() -> tuple[float, float]:
+    return timed(_here[0])
 
 
 def versions(peer: bool) -> str:
@@ -190,19 +216,17 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of configs/base.py")
     args = parser.parse_args()
     config = make_config(args.batch, args.seq_len, args.set)
-    sides = {"jaxlm": jaxlm_step(config)}
+    sides = {"jaxlm": functools.partial(timed, jaxlm_step(config))}
     if args.peer == "hf":
-        sides["hf"] = hugging_face_step(config, args.optimizer, not args.eager)
+        sides["hf"] = Apart(hugging_face_step, config, args.optimizer, not args.eager).timed
     print(versions("hf" in sides))
     for name, side in sides.items():
-        losses = [
-            f"{float(side.wait(side.run())):.4f}" for _ in range(2)
-        ]  # compiles; random tokens start at log(vocabulary)
+        losses = [f"{side()[1]:.4f}" for _ in range(2)]  # compiles; random tokens start at log(vocabulary)
         print(f"{name}: first losses {' '.join(losses)}", flush=True)
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(args.steps):
         for name, side in sides.items():
-            times[name].append(timed(side))
+            times[name].append(side()[0])
     tokens = args.batch * args.seq_len
     for name, seconds in times.items():
         spread = f"{tokens / max(seconds):.0f} to {tokens / min(seconds):.0f}"

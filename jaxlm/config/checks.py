@@ -33,7 +33,14 @@ _BOUNDS = {
     ),
     **dict.fromkeys(("prepare.task_mb", "prepare.memory_gb"), (0.001, math.inf)),
     **dict.fromkeys(
-        ("plan.hosts", "plan.preemptions_per_day", "plan.restart_minutes", "tune.max_seconds", "tune.memory_gb"),
+        (
+            "plan.hosts",
+            "plan.preemptions_per_day",
+            "plan.restart_minutes",
+            "tune.max_seconds",
+            "tune.step_seconds",
+            "tune.memory_gb",
+        ),
         (0, math.inf),
     ),
     "train.microbatch_size": (-1, math.inf),  # -1 = auto

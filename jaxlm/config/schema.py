@@ -226,6 +226,7 @@ class TuneConfig:
     scan_layers: tuple[bool, ...]
     tile_tokens: tuple[int, ...]
     steps: int
+    step_seconds: float
     max_seconds: float
     memory_gb: float
 

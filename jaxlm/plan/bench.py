@@ -42,7 +42,8 @@ class Bench:
         else:
             self._peak.reset()
             try:
-                trial.tokens_per_second = self._speed(self._steps(compiled, self._config.tune.steps + 1)[1:])
+                self._step(compiled)  # not counted: memory is being laid out
+                trial.tokens_per_second = self._speeds([compiled])[0]
                 trial.measured_bytes = self._peak.read()
             except RuntimeError as error:
                 if "RESOURCE_EXHAUSTED" not in str(error):
@@ -57,43 +58,46 @@ class Bench:
 
         A machine's speed may have moved between two trials; it is the same for those that alternate.
         """
-        ran = sorted((t for t in trials if t.tokens_per_second), key=lambda t: -t.tokens_per_second)
+        ran = sorted((t for t in trials if t.tokens_per_second), key=_slowness)
         again = [t for i, t in enumerate(ran) if i < FINALISTS or t.candidate == start]
         if len(again) > 1:
             programs = [self._compiler.compile(t.candidate)[0] for t in again]
-            seconds = [[] for _ in again]
-            for turn in range(self._config.tune.steps + 1):
-                for times, compiled in zip(seconds, programs, strict=True):
-                    times += self._steps(compiled, 1) if turn else self._steps(compiled, 1)[:0]
-            for trial, times in zip(again, seconds, strict=True):
-                trial.tokens_per_second = self._speed(times)
-                trial.note = "in turns"
+            for compiled in programs:
+                self._step(compiled)
+            for trial, speed in zip(again, self._speeds(programs), strict=True):
+                trial.tokens_per_second, trial.note = speed, "in turns"
         rest = [t for t in trials if t not in again]
-        return sorted(again, key=lambda t: -t.tokens_per_second) + sorted(
-            rest, key=lambda t: -(t.tokens_per_second or 0)
-        )
+        return sorted(again, key=_slowness) + sorted(rest, key=_slowness)
 
-    def _speed(self, seconds: list[float]) -> float:
-        return self._config.train.batch_size * self._config.train.seq_len / statistics.median(seconds)
+    def _speeds(self, programs: list[typing.Any]) -> list[float]:
+        """Tokens a second of each program by its median step, a step of each in turn: `tune.steps` of them, or as many as
+        `tune.step_seconds` (for each program) lets begin, two at least."""
+        t, seconds = self._config.tune, [[] for _ in programs]
+        end = time.perf_counter() + t.step_seconds * len(programs)
+        while len(seconds[0]) < t.steps and (len(seconds[0]) < 2 or time.perf_counter() < end):
+            for times, compiled in zip(seconds, programs, strict=True):
+                times.append(self._step(compiled))
+        tokens = self._config.train.batch_size * self._config.train.seq_len
+        return [tokens / statistics.median(times) for times in seconds]
 
-    def _steps(self, compiled: typing.Any, count: int) -> list[float]:
-        """Seconds of each of `count` steps, the batch from the loader included."""
-        now, seconds = self._state or self._create(), []
-        self._state = None  # its memory is given to the steps
+    def _step(self, compiled: typing.Any) -> float:
+        """Seconds of one step, the batch from the loader included."""
+        began, now = time.perf_counter(), self._state or self._create()
+        self._state = None  # its memory is given to the step
         with jax.set_mesh(self._mesh):
-            for _ in range(count):
-                began = time.perf_counter()
-                now, metrics = compiled(now, next(self._batches))
-                jax.block_until_ready(metrics)
-                seconds.append(time.perf_counter() - began)
-        self._state = now
-        return seconds
+            self._state, metrics = compiled(now, next(self._batches))
+        jax.block_until_ready(metrics)
+        return time.perf_counter() - began
 
     def _create(self) -> state.TrainState:
         model = models.build(self._config.model, self._config.model.attention)
         tx = optim.make(self._config.optim, models.abstract_params(model))
         where = state.shardings(state.abstract(model, tx), model, self._mesh, self._config.optim.offload)
         return state.create(model, tx, where, self._config.seed)
+
+
+def _slowness(trial: tune.Trial) -> float:
+    return -(trial.tokens_per_second or 0)
 
 
 class PeakMemory:

@@ -191,9 +191,8 @@ def search(
 ) -> list[Trial]:
     """Tries candidates; returns all trials in the order of trying.
 
-    By default one setting after the other is varied from the best so far (microbatch and remat together, as they trade
-    memory for speed against each other), which takes the sum and not the product of the numbers of values. A larger
-    microbatch is not tried where a smaller one did not fit.
+    By default one setting after the other is varied from the best so far, which takes the sum and not the product of the
+    numbers of values; microbatch and remat together, more remat only for microbatches that do not fit with less.
 
     Args:
       values: as from `candidates`.
@@ -204,34 +203,36 @@ def search(
     """
     end, done = time.monotonic() + max_seconds, {}
 
-    def attempt(candidate: Candidate) -> None:
-        if candidate in done or time.monotonic() > end:
-            return
-        smaller = (
-            t
-            for c, t in done.items()
-            if dataclasses.replace(c, microbatch_size=candidate.microbatch_size) == candidate
-            and c.microbatch_size < candidate.microbatch_size
-        )
-        if any(t.tokens_per_second is None for t in smaller):
-            done[candidate] = Trial(candidate, note="a smaller microbatch does not fit")
-            return
-        done[candidate] = trial(candidate)
+    def fits(candidate: Candidate) -> bool | None:
+        return done[candidate].tokens_per_second is not None if candidate in done else None
+
+    def needless(candidate: Candidate) -> bool:
+        """Whether it can't fit, or recomputes what need not be."""
+        sizes = [size for size in values["microbatch_size"] if size < candidate.microbatch_size]
+        less = [remat for remat in REMATS[: REMATS.index(candidate.remat)] if not exhaustive]
+        if any(fits(dataclasses.replace(candidate, microbatch_size=size)) is False for size in sizes):
+            return True
+        return any(fits(dataclasses.replace(candidate, remat=remat)) for remat in less)
 
     def sweep(base: Candidate, *settings: str) -> None:
         for choice in itertools.product(*(_smallest_first(name, values[name]) for name in settings)):
-            attempt(dataclasses.replace(base, **dict(zip(settings, choice, strict=True))))
+            candidate = dataclasses.replace(base, **dict(zip(settings, choice, strict=True)))
+            if candidate not in done and not needless(candidate) and time.monotonic() < end:
+                done[candidate] = trial(candidate)
 
     if exhaustive:
         sweep(start, *values)
         return list(done.values())
-    attempt(start)
+    sweep(start)
     for group in (("attention",), ("remat", "microbatch_size"), ("scan_layers",), ("tile_tokens",)):
         sweep((best(list(done.values())) or Trial(start)).candidate, *group)
     return list(done.values())
 
 
 def _smallest_first(name: str, choices: tuple) -> tuple:
+    """What fits most easily first: then what can't fit is not compiled."""
+    if name == "remat":
+        return tuple(sorted(choices, key=REMATS.index))
     return tuple(sorted(choices)) if name == "microbatch_size" else choices
 
 
