@@ -151,7 +151,7 @@ class Bench:
         if name == "h128":
             return self.part("jaxlm", "jaxlm 1.04B h128", limit, keys=best, model="gpuburnout_1b_h128", steps=few)
         if name == "3b":
-            small = {"train.microbatch_size": 8, "model.remat": "names", "optim.mu_dtype": "bfloat16"}
+            small = {"train.microbatch_size": 8, "model.remat": "names"}
             return self.part("jaxlm", "jaxlm 3.12B", limit, keys=best | small, model="gpuburnout_3b", steps=few // 2)
         if name == "accumulate":
             whole = {"train.batch_size": 8 if self.args.tiny else 128}

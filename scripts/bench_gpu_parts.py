@@ -22,7 +22,7 @@ from jaxlm.config import Config, resolve
 from jaxlm.data import loader
 from jaxlm.ops import attention_packed
 from jaxlm.ops.attention import BACKENDS, attention, resolve_backend
-from jaxlm.plan import flops, fused
+from jaxlm.plan import flops, fused, lower
 from jaxlm.programs import setup
 
 FUSED = ("cudnn", "cudnn_packed", "tokamax", "pallas")
@@ -116,11 +116,11 @@ def jaxlm_row(work: dict, label: str, keys: dict, steps: int, seconds: float) ->
         last = float(side.wait(side.run()))
     if not np.isfinite([loss, last]).all():
         raise RuntimeError(f"losses {loss} and {last}")
-    memory, stats = side.compiled.memory_analysis(), jax.devices()[0].memory_stats() or {}
-    planned = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
-    planned -= memory.alias_size_in_bytes
-    m = config.model
-    more = {"planned_GB": round(planned / 1e9, 1), "peak_GB": round(stats.get("peak_bytes_in_use", 0) / 1e9, 1)}
+    stats, m = jax.devices()[0].memory_stats() or {}, config.model
+    more = {
+        "planned_GB": round(lower.memory_of(side.compiled) / 1e9, 1),
+        "peak_GB": round(stats.get("peak_bytes_in_use", 0) / 1e9, 1),
+    }
     more |= {"compile_s": round(compiled, 1), "first_step_s": round(first, 1), "loss": f"{loss:.3f} to {last:.3f}"}
     more |= {"attention": m.attention, "remat": m.remat, "tile": config.loss.tile_tokens, "keys": keys}
     return row(label, config, timing, **more)

@@ -54,7 +54,7 @@ def check(name: str, devices: int, overrides: list[str]) -> dict:
     start = time.monotonic()
     real = sharding.make_mesh(mesh, where.devices)
     lowered, _ = lower.lower_step(dataclasses.replace(config, mesh=mesh), real)
-    taken = compiled.memory_of(lowered.compile(compiler_options=where.options))
+    taken = lower.memory_of(lowered.compile(compiler_options=where.options))
     off = guess / taken - 1
     print(
         f"{name:<20}{devices} device(s) {' '.join(overrides):<48}{guess / 1e9:>8.2f} GB by arithmetic "

@@ -77,16 +77,6 @@ def target(devices: int, hosts: int) -> Target:
     return Target("cpu", f"{devices} pretended CPU devices", found[:devices], _QUICK)
 
 
-def memory_of(compiled: typing.Any) -> int:
-    """Bytes that a compiled step needs on each device: arguments, results that take no argument's place, temporaries.
-
-    The temporaries are one block, which has to be found whole; so this, and not `peak_memory_in_bytes` (XLA's GPU compiler
-    leaves gaps in the block out of it, its CPU compiler all temporaries), is what must be free.
-    """
-    m = compiled.memory_analysis()
-    return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
-
-
 def compile_step(config: Config, mesh: MeshConfig, where: Target) -> dict[str, typing.Any]:
     """Compiles the step and reads it: `target`, `seconds`, `memory`, `memory_note`, `parameters_per_device`, `replicated`
     (large parameters left whole on every device), `largest_replicated`, `collectives` (kind, times, bytes a step).
@@ -105,7 +95,7 @@ def compile_step(config: Config, mesh: MeshConfig, where: Target) -> dict[str, t
         "dtype": config.model.dtype,
         "microbatch": config.train.microbatch_size,
         "seconds": time.monotonic() - start,
-        "memory": memory_of(program),
+        "memory": lower.memory_of(program),
         "memory_note": "" if where.platform == "gpu" else "XLA's program for CPUs in float32, not a GPU's",
         "parameters_per_device": sum(row.per_device for row in rows),
         "replicated": len(whole),

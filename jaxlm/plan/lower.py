@@ -70,6 +70,16 @@ def lower_step(config: Config, mesh: Mesh) -> tuple[jax.stages.Lowered, list[Pla
     return lowered, placements(abstract.params, where.params)
 
 
+def memory_of(compiled: typing.Any) -> int:
+    """Bytes that a compiled step needs on each device: arguments, results that take no argument's place, temporaries.
+
+    The temporaries are one block, which has to be found whole; so this, and not `peak_memory_in_bytes` (XLA's GPU compiler
+    leaves gaps in the block out of it, its CPU compiler all temporaries), is what must be free.
+    """
+    m = compiled.memory_analysis()
+    return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
+
+
 def placements(params: typing.Any, shardings: typing.Any) -> list[Placement]:
     """One row per parameter, in tree order."""
     rows = []

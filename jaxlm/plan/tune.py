@@ -81,12 +81,6 @@ def microbatch_sizes(config: Config, ways: int) -> list[int]:
     return sizes
 
 
-def device_bytes(compiled: typing.Any) -> int:
-    """Bytes that a compiled step takes on each device: what goes in, what comes out anew, and what lies between."""
-    m = compiled.memory_analysis()
-    return m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes - m.alias_size_in_bytes
-
-
 class Compiler:
     """Compiles candidates once each and remembers what they need."""
 
@@ -105,7 +99,7 @@ class Compiler:
                 raise
             self._needs[candidate] = None
             return None, None
-        self._needs[candidate] = device_bytes(compiled)
+        self._needs[candidate] = lower.memory_of(compiled)
         return compiled, self._needs[candidate]
 
     def fits(self, candidate: Candidate) -> bool:
