@@ -17,6 +17,7 @@ from jaxlm.config import Config, RunError
 from jaxlm.plan import lower
 
 REMATS = ("none", "names", "dots", "full")  # from the fastest to the most frugal
+HEADROOM = 0.95  # of a device's memory, for the step
 FULL_SPEED_TOKENS = 8192  # of a microbatch on one device, from which on a larger one gains little on any accelerator
 
 
@@ -237,11 +238,13 @@ def best(trials: list[Trial]) -> Trial | None:
 
 
 def memory_limit(memory_gb: float = 0.0) -> float:
-    """Bytes that a program may take on one device: as asked, what the device says, or this host's free memory shared."""
+    """Bytes that a program may take on one device: as asked, or a share of what the device says that it has, or of what
+    this host has free. The rest is for the next batch, what evaluation takes, and gaps between blocks."""
     if memory_gb:
         return memory_gb * 1e9
     stats = jax.local_devices()[0].memory_stats() or {}
-    return float(stats.get("bytes_limit", 0.9 * proc_bytes("/proc/meminfo", "MemAvailable") / jax.local_device_count()))
+    free = stats.get("bytes_limit") or proc_bytes("/proc/meminfo", "MemAvailable") / jax.local_device_count()
+    return HEADROOM * free
 
 
 def proc_bytes(path: str, name: str) -> int:
