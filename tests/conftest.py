@@ -4,6 +4,9 @@ import jax
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
+# A program that a test runs in-process turns the cache on for all that follow, and what comes out of it is not compiled:
+# no dump of passes, no compile to time.
+jax.config.update("jax_enable_compilation_cache", False)
 
 
 def pytest_collection_modifyitems(items):
