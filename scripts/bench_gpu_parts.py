@@ -257,7 +257,10 @@ def both_ways(backend: str, ids: np.ndarray) -> typing.Callable:
 def check_attention(backend: str, ids: np.ndarray) -> dict:
     """Relative error against float32 (norm, worst of output and gradients), and what crosses between documents: 0."""
     q, k, v, d_out = inputs((*ids.shape, 8, 4, 64), jnp.bfloat16)
-    as_float = lambda arrays: [np.asarray(x, np.float64) for x in arrays]  # noqa: E731
+
+    def as_float(arrays: typing.Iterable) -> list[np.ndarray]:
+        return [np.asarray(x, np.float64) for x in arrays]
+
     with jax.default_matmul_precision("highest"):
         want = as_float(both_ways("xla", ids)(*(x.astype(jnp.float32) for x in (q, k, v, d_out))))
     run = both_ways(backend, ids)

@@ -18,13 +18,12 @@ from concurrent import futures
 import jax
 import numpy as np
 
-from jaxlm import models, sharding
+from jaxlm import sharding
 from jaxlm.config import Config, resolve
 from jaxlm.config_files import apply_override
 from jaxlm.configs import base
-from jaxlm.objectives import lm
 from jaxlm.programs import setup
-from jaxlm.train import optim, state, step
+from jaxlm.train import pretraining
 
 Batches = typing.Iterator[dict[str, np.ndarray]]
 
@@ -67,20 +66,15 @@ def random_batch(config: Config) -> dict[str, np.ndarray]:
 def jaxlm_step(config: Config, batches: Batches | None = None) -> Side:
     """The product's own step, its state carried along, on successive batches (one random batch if None)."""
     mesh = sharding.make_mesh(config.mesh)
-    model = setup.build_model(config)
-    tx = optim.make(config.optim, models.abstract_params(model))
-    shardings = state.shardings(state.abstract(model, tx), model, mesh, config.optim.offload)
-    pure = step.make(
-        config, lm.make(model, config.model, config.loss), tx, optim.schedule(config.optim, config.train.steps)
-    )
+    parts = pretraining.make(config, mesh)
 
     def to_device(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         return sharding.to_global(batch, mesh, config.train.batch_size)
 
     batch = to_device(next(batches) if batches else random_batch(config))
-    now = state.create(model, tx, shardings, config.seed)
+    now = parts.create()
     with jax.set_mesh(mesh):
-        compiled = step.jit(pure, shardings, mesh).lower(now, batch).compile()
+        compiled = parts.jit().lower(now, batch).compile()
 
     def run() -> jax.Array:
         nonlocal now

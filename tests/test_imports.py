@@ -22,6 +22,7 @@ FLOORS = {
     "jaxlm.train.step": 3,
     "jaxlm.train.optim": 3,
     "jaxlm.train.state": 3,
+    "jaxlm.train.pretraining": 3,
     "jaxlm.objectives": 3,
     "jaxlm.plan": 3,
     "jaxlm.train": 4,

@@ -8,10 +8,9 @@ import typing
 import jax
 from jax.sharding import Mesh
 
-from jaxlm import models
 from jaxlm.config import Config
 from jaxlm.plan import tune
-from jaxlm.train import optim, state
+from jaxlm.train import pretraining, state
 
 FINALISTS = 3  # so many of the fastest run again, in turns
 
@@ -82,18 +81,12 @@ class Bench:
 
     def _step(self, compiled: typing.Any) -> float:
         """Seconds of one step, the batch from the loader included."""
-        began, now = time.perf_counter(), self._state or self._create()
+        began, now = time.perf_counter(), self._state or pretraining.make(self._config, self._mesh).create()
         self._state = None  # its memory is given to the step
         with jax.set_mesh(self._mesh):
             self._state, metrics = compiled(now, next(self._batches))
         jax.block_until_ready(metrics)
         return time.perf_counter() - began
-
-    def _create(self) -> state.TrainState:
-        model = models.build(self._config.model, self._config.model.attention)
-        tx = optim.make(self._config.optim, models.abstract_params(model))
-        where = state.shardings(state.abstract(model, tx), model, self._mesh, self._config.optim.offload)
-        return state.create(model, tx, where, self._config.seed)
 
 
 def _slowness(trial: tune.Trial) -> float:

@@ -4,7 +4,6 @@ Legend: B batch, T tokens.
 """
 
 import dataclasses
-import functools
 import math
 import typing
 
@@ -12,10 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxlm import models, sharding, tree
-from jaxlm.config import Config, ModelConfig, OptimConfig
-from jaxlm.objectives import lm
-from jaxlm.train import optim, state, step
+from jaxlm import sharding, tree
+from jaxlm.config import Config
+from jaxlm.train import pretraining
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,19 +35,6 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
     return batch | {"weights": jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where)}
 
 
-def abstract_state(config: Config, mesh: typing.Any) -> tuple[state.TrainState, state.TrainState]:
-    """Shapes of the training state and their shardings on a mesh, which may be a `jax.sharding.AbstractMesh`."""
-    model, _, abstract = _shapes(config.model, config.optim)
-    return abstract, state.shardings(abstract, model, mesh, config.optim.offload)
-
-
-@functools.lru_cache(maxsize=4)
-def _shapes(model_config: ModelConfig, optim_config: OptimConfig) -> tuple[typing.Any, typing.Any, state.TrainState]:
-    model = models.build(model_config, model_config.attention)
-    tx = optim.make(optim_config, models.abstract_params(model))
-    return model, tx, state.abstract(model, tx)
-
-
 def lower_step(config: Config, mesh: Mesh) -> tuple[jax.stages.Lowered, list[Placement]]:
     """Lowers the pretraining step of a config for a mesh.
 
@@ -60,14 +45,10 @@ def lower_step(config: Config, mesh: Mesh) -> tuple[jax.stages.Lowered, list[Pla
     Returns:
       The lowered step (`.compile()` compiles it) and where each parameter lives.
     """
-    model, tx, abstract = _shapes(config.model, config.optim)
-    where = state.shardings(abstract, model, mesh, config.optim.offload)
-    train_step = step.make(
-        config, lm.make(model, config.model, config.loss), tx, optim.schedule(config.optim, config.train.steps)
-    )
+    made = pretraining.make(config, mesh)
     with jax.set_mesh(mesh):
-        lowered = step.jit(train_step, where, mesh).lower(abstract, abstract_batch(config, mesh))
-    return lowered, placements(abstract.params, where.params)
+        lowered = made.jit().lower(made.abstract, abstract_batch(config, mesh))
+    return lowered, placements(made.abstract.params, made.shardings.params)
 
 
 def memory_of(compiled: typing.Any) -> int:

@@ -20,8 +20,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from jaxlm import sharding, tree
 from jaxlm.config import Config, MeshConfig, ModelConfig
-from jaxlm.plan import lower
-from jaxlm.train import step
+from jaxlm.train import pretraining, step
 
 # What each remat policy keeps of `layer_elements`; transformer.REMAT_POLICIES are the policies themselves. `dots` keeps the
 # output of the attention's last product, of the residual's size, in place of the residual.
@@ -90,7 +89,8 @@ class Estimator:
     """`estimate` for configs that differ in remat and microbatch only: the state is laid out once."""
 
     def __init__(self, config: Config, mesh: typing.Any):
-        abstract, where = lower.abstract_state(config, mesh)
+        made = pretraining.make(config, mesh)
+        abstract, where = made.abstract, made.shardings
         compute = jax.eval_shape(lambda p: step.cast(p, jnp.dtype(config.model.dtype)), abstract.params)
         parts = zip(tree.named_leaves(compute), jax.tree.leaves(where.params), strict=True)
         self._mesh = mesh

@@ -8,17 +8,16 @@ import typing
 import jax
 from clu import parameter_overview
 
-from jaxlm import models, sharding
+from jaxlm import sharding
 from jaxlm.config import Config, DataConfig
 from jaxlm.data import loader, shards
 from jaxlm.eval import loss as eval_loss
 from jaxlm.eval import samples
-from jaxlm.objectives import lm
 from jaxlm.plan import flops, params
 from jaxlm.processes import together
 from jaxlm.programs import setup
 from jaxlm.programs.setup import say
-from jaxlm.train import checkpoint, ledger, loop, metrics, optim, profile, state, step
+from jaxlm.train import checkpoint, ledger, loop, metrics, pretraining, profile, state
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -31,19 +30,16 @@ def run(config: Config, args: argparse.Namespace) -> int:
     together(lambda: setup.make_data(config), first_only=True)
     data, mixture = together(lambda: setup.data(config))
     config = setup.fit(config, mesh)
-    model = setup.build_model(config)
-    sample = together(lambda: samples.make(config, model, data, workdir))
-    tx = optim.make(config.optim, models.abstract_params(model))
-    abstract = state.abstract(model, tx)
-    shardings = state.shardings(abstract, model, mesh, config.optim.offload)
+    parts = pretraining.make(config, mesh)
+    sample = together(lambda: samples.make(config, parts.model, data, workdir))
     order = {"seed": config.seed, "seq_len": config.train.seq_len, "batch_size": config.train.batch_size}
     fingerprint = loader.data_fingerprint(data, mixture, **order)
     checkpointer = checkpoint.Checkpointer(workdir / "checkpoints", config.checkpoint)
     if checkpointer.steps():
-        now, meta = checkpointer.restore_latest(abstract, shardings)
+        now, meta = checkpointer.restore_latest(parts.abstract, parts.shardings)
         loader.check_fingerprint(meta["fingerprint"], fingerprint)
     else:
-        now, meta = state.create(model, tx, shardings, config.seed), {"interrupted": False}
+        now, meta = parts.create(), {"interrupted": False}
     first = int(now.step)
     if first >= config.train.steps:
         say(f"complete: {workdir} is at step {first} of {config.train.steps}; raise config.train.steps to continue")
@@ -57,17 +53,14 @@ def run(config: Config, args: argparse.Namespace) -> int:
     writer = together(lambda: begin(workdir, asked, config, data, mesh, first), first_only=True)
     announce(config, now, mesh, first)
     hooks = loop.Hooks(
-        evaluate=eval_loss.make(config, model, data, mixture, mesh),
+        evaluate=eval_loss.make(config, parts.model, data, mixture, mesh),
         sample=sample,
         meta={"config": dataclasses.asdict(config), "fingerprint": fingerprint},
         interrupted=meta["interrupted"],
     )
-    rate = optim.schedule(config.optim, config.train.steps)
-    train_step = step.make(config, lm.make(model, config.model, config.loss), tx, rate)
-    train_step = step.jit(train_step, shardings, mesh)
     meter = make_meter(config, writer)
     try:
-        code = loop.run(config, mesh, now, train_step, batches, checkpointer, meter, writer, hooks)
+        code = loop.run(config, mesh, now, parts.jit(), batches, checkpointer, meter, writer, hooks)
     finally:
         batches.close()
         if writer:

@@ -47,7 +47,7 @@ def restore(config: Config, checkpoint: str) -> Restored:
     checkpointer = Checkpointer(workdir / "checkpoints", read_only=True)
     step = checkpointer.find(checkpoint)
     data = shards.open_data(config.data.dir)
-    model = setup.build_model(config)
+    model = models.build(config.model, config.model.attention)
     abstract = models.abstract_params(model)
     where = sharding.tree_shardings(abstract, models.logical_axes(model), mesh)
     try:

@@ -11,7 +11,7 @@ import jax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from jaxlm import config_files, models, processes, sharding, xla_flags
+from jaxlm import config_files, processes, sharding, xla_flags
 from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import documents
 from jaxlm.corpus.sources import SourceStats
@@ -124,11 +124,6 @@ def check_offload(config: Config, device: jax.Device) -> None:
         raise ConfigError(
             f"{asked[0]}.offload: JAX has no pinned_host memory for {device.device_kind}; set it to False"
         )
-
-
-def build_model(config: Config) -> typing.Any:
-    """The model of a config that `for_platform` has been through."""
-    return models.build(config.model, config.model.attention)
 
 
 def check_same_model(workdir: pathlib.Path, config: Config) -> None:

@@ -78,9 +78,10 @@ def test_blocked_equals_xla_forward_and_backward(length, packed):
 def test_backends_equal_xla_at_their_own_blocks(backend):
     *qkv, d_out = _qkv(200)
     ids = _segments(200, 70, 131)
-    run = lambda name: _value_and_gradients(  # noqa: E731
-        lambda *a: attention(*a, backend=name, q_segment_ids_BxT=ids), *qkv, d_out
-    )
+
+    def run(name):
+        return _value_and_gradients(functools.partial(attention, backend=name, q_segment_ids_BxT=ids), *qkv, d_out)
+
     _assert_close(run(backend), run("xla"), rtol=2e-5, atol=5e-6)
 
 
@@ -184,12 +185,16 @@ def test_a_query_that_sees_nothing_gives_zeros():
 def test_sharded_equals_one_device():
     *qkv, d_out = _qkv(40, batch=4)
     ids = jnp.concatenate([_segments(40, 9), _segments(40, 21)])
-    run = lambda q, k, v, d_out, ids: _value_and_gradients(  # noqa: E731
-        lambda *a: attention(*a, backend="blocked", q_segment_ids_BxT=ids), q, k, v, d_out
-    )
+
+    def run(q, k, v, d_out, ids):
+        blocked = functools.partial(attention, backend="blocked", q_segment_ids_BxT=ids)
+        return _value_and_gradients(blocked, q, k, v, d_out)
+
+    def place(x, *spec):
+        return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
+
     want = run(*qkv, d_out, ids)
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "tensor"))
-    place = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))  # noqa: E731
     placed = [place(x, "data", None, "tensor") for x in (*qkv, d_out)]
     _assert_close(run(*placed, place(ids, "data")), want, rtol=1e-5, atol=2e-6)
 
@@ -269,9 +274,11 @@ def test_rows_split_over_context_equal_whole_rows(how, sizes, monkeypatch):
     )
     if "positions" in how:
         more |= dict.fromkeys(("q_positions_BxT", "kv_positions_BxS"), _with_positions(ids))
-    run = lambda: _value_and_gradients(  # noqa: E731
-        functools.partial(ops.attention, backend=how.split()[0].rstrip(","), **more), *qkv, d_out
-    )
+
+    def run():
+        backend = how.split()[0].rstrip(",")
+        return _value_and_gradients(functools.partial(ops.attention, backend=backend, **more), *qkv, d_out)
+
     want = run()
     axes = {"data": 1, "fsdp": 1, "tensor": 1, "context": 1} | sizes
     with jax.set_mesh(sharding.make_mesh(MeshConfig(**axes), jax.devices()[: np.prod(list(axes.values()))])):
@@ -288,9 +295,12 @@ def test_cudnn_over_context_gets_the_mask_of_its_rectangle(monkeypatch):
     monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *a, **k: real(*a, **(k | {"implementation": "xla"})))
     *qkv, d_out = _qkv(16, jnp.bfloat16, batch=2)
     ids = _segments(16, 5, 12)
-    run = lambda backend: _value_and_gradients(  # noqa: E731
-        functools.partial(ops.attention, backend=backend, q_segment_ids_BxT=ids), *qkv, d_out
-    )
+
+    def run(backend):
+        return _value_and_gradients(
+            functools.partial(ops.attention, backend=backend, q_segment_ids_BxT=ids), *qkv, d_out
+        )
+
     want = run("xla")
     with jax.set_mesh(sharding.make_mesh(MeshConfig(1, 1, 1, 4), jax.devices()[:4])):
         _assert_close(run("cudnn"), want, rtol=0.03, atol=0.03)

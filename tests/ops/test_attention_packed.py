@@ -1,5 +1,6 @@
 """Packed attention without its kernels: cuDNN and Tokamax are played by functions that read what they would be given."""
 
+import functools
 import sys
 import types
 
@@ -45,8 +46,7 @@ def cudnn_by_offsets(target, results, **settings):
         q_lengths, kv_lengths, q_offsets, kv_offsets = rest[-4:]
         q_segment, q_place = places(q_lengths, q_offsets, N * H)
         k_segment, k_place = places(kv_lengths, kv_offsets, K * H)
-        tokens = lambda place, elements: place // elements  # noqa: E731
-        mask = (q_segment[:, None] == k_segment) & (tokens(k_place, K * H) <= tokens(q_place, N * H)[:, None])
+        mask = (q_segment[:, None] == k_segment) & (k_place // (K * H) <= (q_place // (N * H))[:, None])
 
         def forward(q, k, v):
             flat = (x.reshape(1, B * T, -1, H) for x in (q, k, v))
@@ -124,7 +124,10 @@ def test_wrong_offsets_of_keys_are_seen(cudnn, monkeypatch):
 def test_a_batch_with_too_many_documents_is_exact_too(cudnn):
     many = ids(list(range(1, T)), [3])
     assert compared(many, per_row=2) < 1e-6
-    nothing = lambda q, k, v, segments: jnp.zeros_like(q)  # noqa: E731
+
+    def nothing(q, k, v, segments):
+        return jnp.zeros_like(q)
+
     assert compared(many, per_row=2, masked=nothing) == 1.0  # mutation: it is the masked kernel that ran
     assert compared(many, per_row=13, masked=nothing) < 1e-6
 
@@ -134,7 +137,7 @@ def test_the_backend_takes_room_for_a_document_in_128_tokens(cudnn, monkeypatch)
     monkeypatch.setattr(jax.lax, "cond", lambda fit, packed, fallback, *args: packed(*args))
     *qkv, d_out = arrays()
     segments = ids([5], [11])
-    run = lambda *a: attention(*a, backend="cudnn_packed", q_segment_ids_BxT=segments, scale=0.3)  # noqa: E731
+    run = functools.partial(attention, backend="cudnn_packed", q_segment_ids_BxT=segments, scale=0.3)
     want = value_and_gradients(lambda *a: masked_by_xla(*a, segments), *qkv, d_out)
     assert worst(value_and_gradients(run, *qkv, d_out), want) < 1e-6
 
@@ -169,6 +172,6 @@ def test_tokamax_is_told_where_each_document_begins(monkeypatch, segments):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, package, found)
     *qkv, d_out = arrays()
-    run = lambda *a: attention(*a, backend="tokamax", q_segment_ids_BxT=segments, scale=0.3)  # noqa: E731
+    run = functools.partial(attention, backend="tokamax", q_segment_ids_BxT=segments, scale=0.3)
     want = value_and_gradients(lambda *a: masked_by_xla(*a, segments), *qkv, d_out)
     assert worst(value_and_gradients(run, *qkv, d_out), want) < 1e-6

@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-from jaxlm import config, config_files, models
+from jaxlm import config, config_files
 from jaxlm.config import MeshConfig
-from jaxlm.objectives import lm
 from jaxlm.ops import attention_packed
 from jaxlm.ops.attention import attention
 from jaxlm.plan import fused, lower
 from jaxlm.sharding import make_mesh
-from jaxlm.train import optim, state, step
+from jaxlm.train import pretraining
 
 LAYERS, T = 2, 256
 
@@ -36,13 +35,10 @@ def lowered_step(backend: str) -> str:
     keys |= {"dtype": "bfloat16", "attention": backend}
     overrides = ["workdir=w", "data.dir=d", "train.batch_size=2", f"train.seq_len={T}", "loss.tile_tokens=128"]
     c = config.resolve(config_files.load("base", overrides + [f"model.{k}={v}" for k, v in keys.items()]))
-    model = models.build(c.model, backend)
-    tx = optim.make(c.optim, models.abstract_params(model))
-    abstract = state.abstract(model, tx)
     mesh = make_mesh(MeshConfig(1, 1, 1, 1), jax.devices()[:1])
-    fn = step.make(c, lm.make(model, c.model, c.loss), tx, optim.schedule(c.optim, c.train.steps))
+    made = pretraining.make(c, mesh)
     batch = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in lower.abstract_batch(c, mesh).items()}
-    return jax.jit(fn).trace(abstract, batch).lower(lowering_platforms=("cuda",)).as_text()
+    return jax.jit(made.step()).trace(made.abstract, batch).lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.mark.parametrize("backend", ["cudnn", "cudnn_packed"])

@@ -9,9 +9,8 @@ import pytest
 
 from jaxlm import config, config_files, models, sharding, tree
 from jaxlm.config import MeshConfig
-from jaxlm.objectives import lm
 from jaxlm.plan import lower, params
-from jaxlm.train import optim, state, step
+from jaxlm.train import pretraining
 
 LARGE = 1_000_000
 
@@ -47,13 +46,10 @@ def test_shrunk_it_takes_a_step(name):
     )
     train = dataclasses.replace(c.train, batch_size=2, microbatch_size=2, seq_len=8)
     c = dataclasses.replace(c, model=small, train=train)
-    model = models.build(c.model, "xla")
-    tx = optim.make(c.optim, models.abstract_params(model))
-    now = jax.jit(lambda key: state.init(models.init_params(model, key), tx))(jax.random.key(0))
-    fn = step.make(c, lm.make(model, c.model, c.loss), tx, optim.schedule(c.optim, c.train.steps))
+    made = pretraining.make(c, sharding.make_mesh(MeshConfig(1, 1, 1, 1), jax.devices()[:1]))
     ones = jnp.ones((2, 8), jnp.int32)
     batch = {"tokens": ones, "targets": ones, "segment_ids": ones, "positions": ones * jnp.arange(8)}
-    new, metrics = jax.jit(fn)(now, batch | {"weights": jnp.ones((2, 8))})
+    new, metrics = jax.jit(made.step())(made.create(), batch | {"weights": jnp.ones((2, 8))})
     assert np.isfinite(metrics["loss"])
     assert float(metrics["update_norm"]) > 0
     assert int(new.skipped) == 0

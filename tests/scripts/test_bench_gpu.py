@@ -5,19 +5,15 @@ import pathlib
 import subprocess
 import sys
 
+import bench_gpu
 import numpy as np
 import pytest
 import tiny_models as tiny
-import torch
-from torch import nn
 
 from jaxlm.plan.params import count_params
 
+torch = pytest.importorskip("torch", reason="the peers are PyTorch: pip install 'jaxlm[parity]'")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "scripts"))
-
-import bench_gpu  # noqa: E402
-from peers import torch_llama  # noqa: E402
 
 
 def run(tmp_path: pathlib.Path, *args: str) -> tuple[int, dict, str]:
@@ -58,6 +54,8 @@ def test_the_fastest_that_passed_is_taken(tmp_path):
 
 def test_the_peer_by_hand_is_a_llama():
     """Its loss and gradients are those of plain next-token cross-entropy, whatever the chunk; ours have the same shape."""
+    from peers import torch_llama
+
     cfg = tiny.model_config()
     torch.manual_seed(0)
     model = torch_llama.Stack(cfg, 16)
@@ -73,7 +71,7 @@ def test_the_peer_by_hand_is_a_llama():
         return [p.grad.clone() for p in model.parameters()]
 
     logits = (model(ids).reshape(32, -1) @ model.embed.weight.t())[:, : cfg.vocab_size]
-    want = nn.functional.cross_entropy(logits, targets)
+    want = torch.nn.functional.cross_entropy(logits, targets)
     wanted = gradients(want)
     got = torch_llama.ChunkedLoss.apply(
         model(ids).reshape(32, -1), model.embed.weight, targets, cfg.vocab_size, 12, torch_llama.chunk_gradients
