@@ -76,7 +76,10 @@ def rope_tables(positions_BxT: jax.Array, inv_freq: np.ndarray | jax.Array) -> t
       (cos, sin), each float32 [B, T, 1, H // 2].
     """
     angles = positions_BxT.astype(jnp.float32)[:, :, None, None] * jnp.asarray(inv_freq, jnp.float32)
-    return jnp.cos(angles), jnp.sin(angles)
+    # A loop, because what it gives is written down: else XLA computes cos and sin anew in every layer, for every head,
+    # forward and backward (its CPU compiler drops an optimization barrier first).
+    cos, sin = jax.lax.map(lambda is_sin: jnp.where(is_sin, jnp.sin(angles), jnp.cos(angles)), jnp.arange(2) == 1)
+    return cos, sin
 
 
 def rotate(x_BxTxNxH: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
