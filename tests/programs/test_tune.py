@@ -5,6 +5,8 @@ import json
 import pytest
 
 from jaxlm import cli, config, config_files
+from jaxlm.models import layers
+from jaxlm.ops import attention
 
 TINY = {
     "model.n_layers": 1,
@@ -45,6 +47,23 @@ def test_prints_trials_and_writes_overrides_that_train_accepts(tmp_path, capsys)
     overrides = [line.removeprefix("--config.") for line in (tmp_path / "tuned.txt").read_text().split()]
     tuned = config.resolve(config_files.load("local_35m", ["workdir=w", *overrides]))
     assert (tuned.train.microbatch_size, tuned.model.remat) == (first["microbatch_size"], first["remat"])
+
+
+def test_a_backend_that_cannot_run_costs_no_other(tmp_path, capsys, monkeypatch):
+    """Such as tokamax where it is not installed: it is found out by trying."""
+    real = attention.attention
+
+    def absent(*args, backend, **kwargs):
+        if backend == "blocked":
+            raise ValueError("attention backend 'blocked' needs the package")
+        return real(*args, backend=backend, **kwargs)
+
+    monkeypatch.setattr(layers, "attention", absent)
+    keys = {"tune.attention": "('xla', 'blocked')", "tune.microbatch_sizes": "(16,)"}
+    assert tune(tmp_path, **keys, **{"train.microbatch_size": 16}) == 0
+    rows = {row["attention"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert rows["xla"]["tokens_per_second"] > 0
+    assert (rows["blocked"]["tokens_per_second"], rows["blocked"]["note"][:6]) == (None, "failed")
 
 
 @pytest.mark.parametrize(
