@@ -135,9 +135,10 @@ class Estimator:
         cast = sum(share.numbers * share.width for share in self._shares if share.width < _F32)
         tensor = self._mesh.shape.get("tensor", 1)
         head = m.padded_vocab_size * m.d_model * width // tensor if m.tie_embeddings and width < _F32 else 0
-        joined = m.d_model * ((m.n_heads + 2 * m.n_kv_heads) * m.head_dim + (2 * m.d_ff if m.family == "llama" else 0))
-        if not m.fuse_projections or tensor > 1:
-            joined = 0
+        # Each of the tensor devices joins its own columns, where there are as many for each: see models.layers.project.
+        qkv = (m.n_heads + 2 * m.n_kv_heads) * m.head_dim if m.n_kv_heads % tensor == 0 else 0
+        gate_up = 2 * m.d_ff if m.family == "llama" and m.d_ff % tensor == 0 else 0
+        joined = m.d_model * (qkv + gate_up) // tensor if m.fuse_projections else 0
         return cast + head + joined * width * (m.n_layers if m.remat == "none" and not m.scan_layers else 1)
 
     def _head(self, m: ModelConfig) -> int:
