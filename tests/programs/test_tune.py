@@ -86,3 +86,8 @@ def test_impossible_candidates_are_one_line(tmp_path, capsys, overrides, words):
 def test_what_does_not_fit_ends_in_one_line(tmp_path, capsys):
     assert tune(tmp_path, **{"tune.memory_gb": 1e-6}) == 1
     assert "nothing fits into 0.00 GB a device" in capsys.readouterr().err
+
+
+def test_no_time_ends_in_one_line(tmp_path, capsys):
+    assert tune(tmp_path, **{"tune.max_seconds": 0, "train.microbatch_size": 16}) == 1
+    assert "nothing ran in " in capsys.readouterr().err
