@@ -11,7 +11,7 @@ import typing
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.config import ConfigError, MeshConfig, ModelConfig
 
@@ -117,7 +117,7 @@ def check_batch(mesh: Mesh, **batch_sizes: int) -> None:
             raise ConfigError(f"{key}={size} is not divisible by the mesh's data x fsdp = {ways} devices")
 
 
-def check_context(mesh: Mesh, seq_len: int, model: ModelConfig) -> None:
+def check_context(mesh: Mesh | AbstractMesh, seq_len: int, model: ModelConfig) -> None:
     """Refuses what can't split the tokens of rows over the mesh's context axis. Raises ConfigError."""
     ways = mesh.shape["context"]
     if seq_len % ways:

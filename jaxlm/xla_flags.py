@@ -28,7 +28,7 @@ def apply(asked: tuple[str, ...]) -> None:
     Order, the later one counts: jaxlm's own, `asked`, what XLA_FLAGS held before.
 
     Args:
-      asked: each NAME=VALUE, with or without leading dashes.
+      asked: each NAME=VALUE, with or without leading dashes; VALUE may be empty (xla_gpu_enable_command_buffer=).
 
     Raises:
       ConfigError: a flag that XLA does not know or can't read, or that comes too late for this process.
@@ -54,7 +54,7 @@ def apply(asked: tuple[str, ...]) -> None:
 
 def _flag(text: str) -> str:
     name, equals, value = text.strip().lstrip("-").partition("=")
-    if not name.startswith("xla_") or not equals or not value or " " in text.strip():
+    if not name.startswith("xla_") or not equals or " " in text.strip():
         raise ConfigError(
             f"config.hardware.xla_flags: {text!r} is not xla_NAME=VALUE, such as xla_gpu_autotune_level=4"
         )

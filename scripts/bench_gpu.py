@@ -90,7 +90,6 @@ class Bench:
         work["seconds"] = min(limit, max(self.left(), 20.0))
         env = dict(os.environ)
         env["PYTHONPATH"] = os.pathsep.join(p for p in (str(here.parent), env.get("PYTHONPATH", "")) if p)
-        env.setdefault("XLA_CLIENT_MEM_FRACTION", "0.92")
         if flags:
             env["XLA_FLAGS"] = f"{env.get('XLA_FLAGS', '')} --{flags}".strip()
         if kind in ("torch", "hf"):

@@ -3,6 +3,7 @@
 Legend: B batch, T tokens, N query heads, K key-value heads, H head dim.
 """
 
+import contextlib
 import gc
 import json
 import pathlib
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm import config_files
+from jaxlm import config_files, xla_flags
 from jaxlm.config import Config, resolve
 from jaxlm.data import loader
 from jaxlm.ops import attention_packed
@@ -143,6 +144,7 @@ def sweep(work: dict) -> typing.Iterator[dict]:
         label = "jaxlm 1.04B, " + ", ".join(f"{key.split('.')[-1]} {value}" for key, value in keys.items())
         try:
             found = jaxlm_row(work, label, keys, 8, 6.0)
+            del found["peak_GB"]  # of all candidates so far: it only grows
             if found["tokens/s"] > fastest:
                 best, fastest = keys, found["tokens/s"]
         except Exception as error:  # out of memory for one candidate must not cost the others
@@ -159,11 +161,12 @@ def peer(work: dict) -> dict:
     sizes = (2,) if work["tiny"] else (32, 16, 8)
     for size in sizes:
         config = make_config(work, {"train.microbatch_size": size})
-        try:
+        with contextlib.suppress(torch.OutOfMemoryError):
             return peer_row(work, config)
-        except torch.OutOfMemoryError:
-            gc.collect()
-            torch.cuda.empty_cache()
+        # Out here, where the error no longer holds the model; and compiled anew, else for any number of rows, which is slower.
+        torch._dynamo.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
     raise RuntimeError(f"not even {sizes[-1]} rows fit")
 
 
@@ -292,6 +295,7 @@ def time_attention(backend: str, shape: tuple[int, ...]) -> float:
 def main() -> None:
     work, out = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
     kind = work["kind"]
+    xla_flags.apply(())  # the product's own; what stands in the environment wins
     cache = pathlib.Path(tempfile.gettempdir()) / "jaxlm_bench_xla"
     jax.config.update(
         "jax_compilation_cache_dir", str(cache)

@@ -33,8 +33,8 @@ def test_the_later_flag_counts_and_the_environment_is_last(monkeypatch):
     monkeypatch.setattr(xla_flags, "FLAGS", {"xla_ours": ("1", "measured")})
     monkeypatch.setattr(xla_flags, "_check", lambda flags: None)
     os.environ["XLA_FLAGS"] = "--xla_theirs=3"
-    xla_flags.apply(("xla_asked=2", "--xla_more=x"))
-    assert os.environ["XLA_FLAGS"] == "--xla_ours=1 --xla_asked=2 --xla_more=x --xla_theirs=3"
+    xla_flags.apply(("xla_asked=2", "--xla_more="))  # an empty value is one too
+    assert os.environ["XLA_FLAGS"] == "--xla_ours=1 --xla_asked=2 --xla_more= --xla_theirs=3"
     xla_flags.apply(("xla_asked=2",))
     assert os.environ["XLA_FLAGS"].count("xla_asked") == 1
 

@@ -74,7 +74,10 @@ def load(path: str = "") -> Prices:
     if not isinstance(table, dict) or not table:
         raise ConfigError(f'{file} has no [accelerators."NAME"]: copy {SHIPPED} and edit it')
     rows = tuple(_accelerator(file, name, entry, usable, assumed) for name, entry in table.items())
-    peaks = {str(kind): float(peak) for kind, peak in found.get("peak_tflops", {}).items()}
+    others = found.get("peak_tflops", {})
+    if not isinstance(others, dict):
+        raise ConfigError(f"{file}: peak_tflops is not a table")
+    peaks = {kind: _number(f"{file}, [peak_tflops]", others, kind) for kind in others}
     peaks |= {row.kind: row.tflops for row in rows}
     return Prices(rows, peaks, str(found.get("prices_as_of", "an unknown date")))
 

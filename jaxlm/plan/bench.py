@@ -8,7 +8,8 @@ import typing
 import jax
 from jax.sharding import Mesh
 
-from jaxlm.config import Config
+from jaxlm import config_files
+from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.plan import tune
 from jaxlm.train import pretraining, state
 
@@ -33,24 +34,29 @@ class Bench:
         self._state: state.TrainState | None = None
 
     def trial(self, candidate: tune.Candidate) -> tune.Trial:
-        """A candidate's needs, and its speed where it fits."""
+        """A candidate's needs, and its speed where it fits; one that can't be compiled or run costs no other."""
         trial = tune.Trial(candidate)
-        compiled, trial.predicted_bytes = self._compiler.compile(candidate)
-        if not self._compiler.fits(candidate):
-            trial.note = "does not fit"
-        else:
-            self._peak.reset()
-            try:
-                self._step(compiled)  # not counted: memory is being laid out
-                trial.tokens_per_second = self._speeds([compiled])[0]
-                trial.measured_bytes = self._peak.read()
-            except RuntimeError as error:
-                if "RESOURCE_EXHAUSTED" not in str(error):
-                    raise
-                self._state, trial.note = None, "ran out of memory"
+        try:
+            self._try(trial)
+        except (ConfigError, RunError):  # of the data
+            raise
+        except (RuntimeError, ValueError) as error:  # JAX's and the kernels', such as a package that is not installed
+            self._state, trial.tokens_per_second = None, None
+            out_of_memory = "RESOURCE_EXHAUSTED" in str(error)
+            trial.note = "ran out of memory" if out_of_memory else f"failed: {config_files.first_line(error)[:160]}"
         shown = f"{trial.tokens_per_second:,.0f} tokens/s" if trial.tokens_per_second else trial.note
         self._say(f"{candidate}: {shown}")
         return trial
+
+    def _try(self, trial: tune.Trial) -> None:
+        compiled, trial.predicted_bytes = self._compiler.compile(trial.candidate)
+        if not self._compiler.fits(trial.candidate):
+            trial.note = "does not fit"
+            return
+        self._peak.reset()
+        self._step(compiled)  # not counted: memory is being laid out
+        trial.tokens_per_second = self._speeds([compiled])[0]
+        trial.measured_bytes = self._peak.read()
 
     def rematch(self, trials: list[tune.Trial], start: tune.Candidate) -> list[tune.Trial]:
         """All trials, the fastest first, after the best of them and the config's own ran again, a step of each in turn.

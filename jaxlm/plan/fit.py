@@ -3,6 +3,7 @@
 import dataclasses
 import typing
 
+from jaxlm import sharding
 from jaxlm.config import Config, ConfigError, MeshConfig, nearest
 from jaxlm.plan.memory import KEPT, Estimator, Memory, abstract_mesh
 
@@ -67,6 +68,8 @@ def check_mesh(config: Config, mesh: MeshConfig) -> None:
         raise ConfigError(
             f"config.plan.mesh: context:{mesh.context} does not divide train.seq_len={config.train.seq_len}"
         )
+    if config.model.attention != "auto":
+        sharding.check_context(abstract_mesh(mesh, devices_of(mesh)), config.train.seq_len, config.model)
     if config.plan.hosts and devices_of(mesh) % config.plan.hosts:
         raise ConfigError(
             f"config.plan.hosts={config.plan.hosts} does not divide the {devices_of(mesh)} devices of config.plan.mesh"

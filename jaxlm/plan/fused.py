@@ -42,12 +42,15 @@ def attention_calls(text: str, backend: str, seq_len: int) -> Attention:
 def check_attention(text: str, backend: str, layers: int, seq_len: int) -> Attention:
     """Raises RuntimeError unless every layer's attention runs in the backend's kernels, forward and backward.
 
+    Where both have one name there must be two to a layer.
+
     Args:
       text, backend, seq_len: as in attention_calls.
       layers: kernels wanted of each kind; 1 where the layers are scanned.
     """
     found = attention_calls(text, backend, seq_len)
-    if found.forward < layers or found.backward < layers or found.score_products:
+    wanted = layers * (2 if backend in _CALLS and len(set(_CALLS[backend])) == 1 else 1)
+    if found.forward < wanted or found.backward < wanted or found.score_products:
         raise RuntimeError(
             f"attention {backend!r} is not fused: {found.forward} forward and {found.backward} backward kernels for "
             f"{layers} layers, {found.score_products} products of {seq_len} x {seq_len} scores"

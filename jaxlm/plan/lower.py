@@ -46,8 +46,9 @@ def lower_step(config: Config, mesh: Mesh) -> tuple[jax.stages.Lowered, list[Pla
       The lowered step (`.compile()` compiles it) and where each parameter lives.
     """
     made = pretraining.make(config, mesh)
+    jitted = made.jit()  # out here: it makes a key, which can't be where the mesh's devices are absent
     with jax.set_mesh(mesh):
-        lowered = made.jit().lower(made.abstract, abstract_batch(config, mesh))
+        lowered = jitted.lower(made.abstract, abstract_batch(config, mesh))
     return lowered, placements(made.abstract.params, made.shardings.params)
 
 

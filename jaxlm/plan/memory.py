@@ -98,7 +98,7 @@ class Estimator:
             _Share(math.prod(at.shard_shape(leaf.shape)), leaf.dtype.itemsize, name.startswith("layers_"))
             for (name, leaf), at in parts
         ]
-        self._optimizer = _device_bytes(abstract.opt_state, where.opt_state)
+        self._optimizer, self._visiting = _device_bytes(abstract.opt_state, where.opt_state)
 
     def __call__(self, config: Config) -> Memory:
         """The memory with this config's remat policy and microbatch."""
@@ -125,20 +125,27 @@ class Estimator:
         moments = [
             Memory(**steady, **held, workspace=layer.backward + self._head(m) + stacks),
             Memory(**steady, **held, workspace=self._loss(config, rows * tokens) + self._head(m)),
-            Memory(**steady, gradients=gradients, copies=0, activations=0, workspace=numbers * _F32),
+            Memory(**steady, gradients=gradients, copies=0, activations=0, workspace=numbers * _F32 + self._visiting),
         ]
         return max(moments, key=lambda memory: memory.total)
 
     def _copies(self, m: ModelConfig) -> int:
-        """Parameters in the compute type, and of one layer or (unrolled, without remat) all, q|k|v and gate|up side by side."""
+        """Parameters in the compute type; of one layer or (unrolled, without remat) of all, q|k|v and gate|up side by side,
+        and the weights that fsdp gathers.
+        """
         width = jnp.dtype(m.dtype).itemsize
         cast = sum(share.numbers * share.width for share in self._shares if share.width < _F32)
         tensor = self._mesh.shape.get("tensor", 1)
         head = m.padded_vocab_size * m.d_model * width // tensor if m.tie_embeddings and width < _F32 else 0
-        joined = m.d_model * ((m.n_heads + 2 * m.n_kv_heads) * m.head_dim + (2 * m.d_ff if m.family == "llama" else 0))
-        if not m.fuse_projections or tensor > 1:
-            joined = 0
-        return cast + head + joined * width * (m.n_layers if m.remat == "none" and not m.scan_layers else 1)
+        # Each of the tensor devices joins its own columns, where there are as many for each: see models.layers.project.
+        qkv = (m.n_heads + 2 * m.n_kv_heads) * m.head_dim if m.n_kv_heads % tensor == 0 else 0
+        gate_up = 2 * m.d_ff if m.family == "llama" and m.d_ff % tensor == 0 else 0
+        joined = m.d_model * (qkv + gate_up) // tensor if m.fuse_projections else 0
+        # What fsdp splits is gathered to be used; of what is joined that copy is the one above.
+        whole = sum(share.numbers for share in self._shares if share.in_layer) * self._mesh.shape.get("fsdp", 1)
+        gathered = whole // m.n_layers - joined if self._mesh.shape.get("fsdp", 1) > 1 else 0
+        layers = m.n_layers if m.remat == "none" and not m.scan_layers else 1
+        return cast + head + (joined + gathered) * width * layers
 
     def _head(self, m: ModelConfig) -> int:
         """The float32 gradient of the output head, which the loss adds up over its tiles."""
@@ -195,10 +202,9 @@ class _Layer:
         self.backward = here * (again + parts["mlp_proj"] + m.d_model) * width + scores
 
 
-def _device_bytes(abstract: typing.Any, where: typing.Any) -> int:
-    """Bytes of a tree on each device, without what lives in host memory."""
-    return sum(
-        math.prod(at.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf, at in zip(jax.tree.leaves(abstract), jax.tree.leaves(where), strict=True)
-        if at.memory_kind != "pinned_host"
-    )
+def _device_bytes(abstract: typing.Any, where: typing.Any) -> tuple[int, int]:
+    """Bytes of a tree on each device: what lives there, and what comes from host memory to be used."""
+    sizes = {True: 0, False: 0}
+    for leaf, at in zip(jax.tree.leaves(abstract), jax.tree.leaves(where), strict=True):
+        sizes[at.memory_kind == "pinned_host"] += math.prod(at.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    return sizes[False], sizes[True]

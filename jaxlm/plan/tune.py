@@ -114,6 +114,11 @@ class Compiler:
         return self._needs[candidate]
 
 
+def undecided(config: Config) -> bool:
+    """Whether the config leaves something to `resolve`."""
+    return config.model.remat == "auto" or config.train.microbatch_size == -1
+
+
 def resolve(config: Config, mesh: Mesh, limit_bytes: float, log: typing.Callable[[str], None]) -> Config:
     """Replaces `model.remat=auto` and `train.microbatch_size=-1` by what fits: the least recomputation, then the largest
     microbatch. One under FULL_SPEED_TOKENS, whose products are too small for an accelerator, comes after all others.
@@ -127,9 +132,9 @@ def resolve(config: Config, mesh: Mesh, limit_bytes: float, log: typing.Callable
     Raises:
       RunError: nothing fits.
     """
-    auto_remat, auto_size = config.model.remat == "auto", config.train.microbatch_size == -1
-    if not (auto_remat or auto_size):
+    if not undecided(config):
         return config
+    auto_remat, auto_size = config.model.remat == "auto", config.train.microbatch_size == -1
     ways = sharding.batch_ways(mesh)
     sizes = microbatch_sizes(config, ways) if auto_size else [config.train.microbatch_size]
     large = [size for size in sizes if size * config.train.seq_len >= ways * FULL_SPEED_TOKENS]

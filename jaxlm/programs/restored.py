@@ -44,6 +44,8 @@ def restore(config: Config, checkpoint: str) -> Restored:
     setup.check_same_model(workdir, config)
     mesh = setup.start(config)
     config = setup.for_platform(config, jax.devices()[0].platform)
+    # Nothing is differentiated here; and a run's `auto` was settled for its training alone.
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat="none", offload=False))
     checkpointer = Checkpointer(workdir / "checkpoints", read_only=True)
     step = checkpointer.find(checkpoint)
     data = shards.open_data(config.data.dir)

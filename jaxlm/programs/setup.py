@@ -93,6 +93,8 @@ def backends(config: Config, platform: str) -> list[str]:
 
 def fit(config: Config, mesh: Mesh) -> Config:
     """Settles `model.remat=auto` and `train.microbatch_size=-1` for the devices at hand, the same on all processes."""
+    if not tune.undecided(config):
+        return config  # then nothing is asked of the machine, which may not know (memory, off Linux), nor of the others
     limit = min(multihost_utils.process_allgather(tune.memory_limit(config.tune.memory_gb)).ravel().tolist())
     return tune.resolve(config, mesh, limit, say)
 

@@ -43,10 +43,12 @@ def run(config: Config, args: argparse.Namespace) -> int:
         trials = runner.rematch(trials, start)
     table = [row(config, trial) for trial in trials]
     print_table(table if args.json else readable(table), args.json)
-    best = trials[0]
-    if not best.tokens_per_second:
-        say(f"nothing fits into {limit / 1e9:.1f} GB: see the notes above")
+    if not trials or not trials[0].tokens_per_second:
+        say(
+            f"nothing ran in {limit / 1e9:.1f} GB and tune.max_seconds={config.tune.max_seconds:g}: see the notes above"
+        )
         return 1
+    best = trials[0]
     out = pathlib.Path(args.out or pathlib.Path(config.workdir or ".") / "tuned.txt")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("\n".join(best.candidate.overrides()) + "\n")
@@ -120,5 +122,5 @@ def row(config: Config, trial: tune.Trial) -> dict[str, typing.Any]:
 
 def readable(table: list[dict[str, typing.Any]]) -> list[dict[str, typing.Any]]:
     """Without columns in which nothing stands, "-" for what is not there."""
-    shown = [name for name in table[0] if any(line[name] not in (None, "") for line in table)]
+    shown = [name for name in (table[0] if table else ()) if any(line[name] not in (None, "") for line in table)]
     return [{name: "-" if line[name] is None else line[name] for name in shown} for line in table]

@@ -70,21 +70,21 @@ class Tracer:
     def _finish(self, step: int, state: typing.Any) -> None:
         jax.block_until_ready(state)
         start = time.monotonic()
-        self._stop()
-        newest = max((self._folder / "plugins" / "profile").iterdir(), key=lambda path: path.stat().st_mtime)
-        steps = step - self._first + 1
-        (path,) = newest.glob("*.xplane.pb")
-        if jax.process_index() == 0:
-            try:
-                self._show(report.read(path), steps, newest)
-            except Exception as error:  # a trace that can't be read is no reason to lose a run
-                self._say(f"trace: {newest}; its summary failed: {error}")
+        try:
+            self._stop()
+            if jax.process_index() == 0:
+                newest = max((self._folder / "plugins" / "profile").iterdir(), key=lambda path: path.stat().st_mtime)
+                self._show(step, newest)
+        except Exception as error:  # a trace that can't be written or read is no reason to lose a run
+            self._say(f"trace: {self._folder}; it can't be summarised: {type(error).__name__}: {error}")
         self._pause(time.monotonic() - start)
 
-    def _show(self, events: list[report.Event], steps: int, folder: pathlib.Path) -> None:
-        found = report.summarise(events, steps)
+    def _show(self, last: int, folder: pathlib.Path) -> None:
+        (path,) = folder.glob("*.xplane.pb")
+        steps = last - self._first + 1
+        found = report.summarise(report.read(path), steps)
         kind = jax.local_devices()[0].device_kind
-        self._say(f"steps {self._first} to {self._first + steps - 1}: {1e3 * found.seconds:.1f} ms a step on {kind}")
+        self._say(f"steps {self._first} to {last}: {1e3 * found.seconds:.1f} ms a step on {kind}")
         for line in report.lines(found):
             self._say(line)
         self._say(f"trace: {folder} (perfetto_trace.json.gz opens in ui.perfetto.dev)")

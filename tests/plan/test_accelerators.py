@@ -55,6 +55,7 @@ def test_names_are_found_whatever_their_case():
         ('mfu_from = "MosaicML', '# "', "say in mfu_from who measured"),
         ("assumed_mfu = 0.40", "", "assumed_mfu = None"),
         ("[peak_tflops]", "[peak_tflops", "is not TOML"),
+        ('"H800" = 989', '"H800" = "fast"', "[peak_tflops]: H800 = 'fast' must be a number"),
     ],
 )
 def test_a_broken_copy_is_one_line(tmp_path, old, new, message):

@@ -43,6 +43,12 @@ def test_bad_meshes_are_one_line(text, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("override", ["model.attention=cudnn_packed", "model.fp8=True"])
+def test_what_does_not_split_rows_over_context_is_one_line(override):
+    with pytest.raises(ConfigError, match=r"does not split rows over mesh\.context=2"):
+        fit.check_mesh(load("gpuburnout_1b", override), fit.parse_mesh("context:2"))
+
+
 def test_the_largest_microbatch_fits_and_the_next_does_not():
     planner = fit.Planner(load())
     for limit in (24e9, 40e9, 79e9):

@@ -61,6 +61,16 @@ def test_a_layer_too_few_is_seen():
         fused.check_attention(lowered_step("cudnn"), "cudnn", LAYERS + 1, T)
 
 
+@pytest.mark.parametrize("backend", ["tokamax", "pallas"])
+def test_kernels_of_one_name_must_be_two_to_a_layer(backend):
+    """Else a backward pass without any would pass."""
+    target = {"tokamax": "mosaic_gpu_v2", "pallas": "__gpu$xla.gpu.triton"}[backend]
+    call = f'%c = (bf16[2]{{0}}) custom-call(%q), custom_call_target="{target}"\n'
+    fused.check_attention(call * 4, backend, LAYERS, T)
+    with pytest.raises(RuntimeError, match="is not fused"):
+        fused.check_attention(call * 3, backend, LAYERS, T)
+
+
 def test_scores_are_seen_in_compiled_programs():
     q = jnp.ones((1, 32, 2, 16))
     run = jax.jit(jax.grad(lambda q: attention(q, q, q, backend="xla").sum()))

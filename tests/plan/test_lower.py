@@ -10,7 +10,7 @@ import pytest
 from jaxlm import config, config_files, models, sharding, tree
 from jaxlm.config import MeshConfig
 from jaxlm.plan import lower, params
-from jaxlm.train import pretraining
+from jaxlm.train import pretraining, step
 
 LARGE = 1_000_000
 
@@ -67,6 +67,20 @@ def test_large_configs_lower_and_leave_nothing_large_whole(name, devices):
     assert len(large) > 6 * c.model.n_layers
     for row in large:
         assert row.per_device * devices == np.prod(row.shape), row
+
+
+def test_the_step_is_made_before_the_mesh_is_set(monkeypatch):
+    """It makes a key, and the mesh's devices may be absent: `plan.compiled` only describes H100s to XLA."""
+    make, meshes = step.make, []
+
+    def watched(*args):
+        meshes.append(jax.sharding.get_abstract_mesh())
+        return make(*args)
+
+    monkeypatch.setattr(step, "make", watched)
+    c = load("quickstart", "model.n_layers=1", "train.seq_len=32", "train.batch_size=8")
+    lower.lower_step(c, sharding.make_mesh(MeshConfig(1, 8, 1, 1)))
+    assert [mesh.empty for mesh in meshes] == [True]
 
 
 def test_a_parameter_left_whole_is_seen(monkeypatch):

@@ -65,6 +65,19 @@ def test_attention_for_hopper_is_refused_below(backend, monkeypatch):
     assert setup.for_platform(resolve(f"model.attention={backend}"), "gpu").model.attention == backend
 
 
+def test_a_machine_is_asked_for_its_memory_only_where_something_is_left_open(monkeypatch):
+    """Off Linux it may not know."""
+
+    def unknown(*_):
+        raise FileNotFoundError("/proc/meminfo")
+
+    monkeypatch.setattr(setup.tune, "memory_limit", unknown)
+    settled = setup.for_platform(resolve(), "cpu")
+    assert setup.fit(settled, None) is settled
+    with pytest.raises(FileNotFoundError):
+        setup.fit(dataclasses.replace(settled, model=dataclasses.replace(settled.model, remat="auto")), None)
+
+
 def test_offload_is_refused_where_the_host_is_out_of_reach():
     asked, here = resolve("optim.offload=True"), jax.devices()[0]
     setup.check_offload(asked, here)

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from jaxlm import cli, config, config_files
+from jaxlm.models import layers
+from jaxlm.ops import attention
 
 TINY = {
     "model.n_layers": 1,
@@ -47,6 +49,23 @@ def test_prints_trials_and_writes_overrides_that_train_accepts(tmp_path, capsys)
     assert (tuned.train.microbatch_size, tuned.model.remat) == (first["microbatch_size"], first["remat"])
 
 
+def test_a_backend_that_cannot_run_costs_no_other(tmp_path, capsys, monkeypatch):
+    """Such as tokamax where it is not installed: it is found out by trying."""
+    real = attention.attention
+
+    def absent(*args, backend, **kwargs):
+        if backend == "blocked":
+            raise ValueError("attention backend 'blocked' needs the package")
+        return real(*args, backend=backend, **kwargs)
+
+    monkeypatch.setattr(layers, "attention", absent)
+    keys = {"tune.attention": "('xla', 'blocked')", "tune.microbatch_sizes": "(16,)"}
+    assert tune(tmp_path, **keys, **{"train.microbatch_size": 16}) == 0
+    rows = {row["attention"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert rows["xla"]["tokens_per_second"] > 0
+    assert (rows["blocked"]["tokens_per_second"], rows["blocked"]["note"][:6]) == (None, "failed")
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -67,3 +86,8 @@ def test_impossible_candidates_are_one_line(tmp_path, capsys, overrides, words):
 def test_what_does_not_fit_ends_in_one_line(tmp_path, capsys):
     assert tune(tmp_path, **{"tune.memory_gb": 1e-6}) == 1
     assert "nothing fits into 0.00 GB a device" in capsys.readouterr().err
+
+
+def test_no_time_ends_in_one_line(tmp_path, capsys):
+    assert tune(tmp_path, **{"tune.max_seconds": 0, "train.microbatch_size": 16}) == 1
+    assert "nothing ran in " in capsys.readouterr().err

@@ -51,6 +51,20 @@ def test_a_run_that_ends_within_the_window_shows_the_steps_it_made(tmp_path):
     assert list(tmp_path.rglob("perfetto_trace.json.gz"))
 
 
+def test_a_trace_that_cannot_be_written_does_not_end_the_run(tmp_path, monkeypatch):
+    said, stop = [], jax.profiler.stop_trace
+
+    def full():
+        stop()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(jax.profiler, "stop_trace", full)
+    with profile.Tracer((1, 1), tmp_path, said.append, lambda s: None) as tracer:
+        tracer.before(1, ())
+        tracer.after(1, ())
+    assert "No space left on device" in said[0]
+
+
 def test_a_loop_that_fails_leaves_no_trace_running(tmp_path):
     with contextlib.suppress(KeyError), profile.Tracer((1, 9), tmp_path, print, lambda s: None) as tracer:
         tracer.before(1, ())
