@@ -31,6 +31,7 @@ class Verb:
       options: flags beside --config: name -> arguments of `add_argument`.
       reads_run: it works on a run that exists: WORKDIR/config.json is its config.
       keys: sections of the config that its help lists first.
+      resumes: the same command goes on from what an interrupted one has done.
     """
 
     module: str | None
@@ -38,16 +39,20 @@ class Verb:
     options: dict[str, dict] = dataclasses.field(default_factory=dict)
     reads_run: bool = False
     keys: tuple[str, ...] = ()
+    resumes: bool = False
 
 
 _JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
 VERBS = {
-    "train": Verb(None, "train a model; the same as python -m jaxlm.main. Run it again to resume or to continue"),
+    "train": Verb(
+        None, "train a model; the same as python -m jaxlm.main. Run it again to resume or to continue", resumes=True
+    ),
     "prepare": Verb(
         "prepare",
         "clean, deduplicate and audit documents into config.data.dir, with a report",
         _JSON,
         keys=("data", "prepare"),
+        resumes=True,
     ),
     "tokenize": Verb(
         "tokenize",
@@ -139,8 +144,9 @@ def main(argv: typing.Sequence[str] | None = None) -> int:
         )
         return 1
     except KeyboardInterrupt:
-        print("jaxlm: stopped; the same command goes on from what is done", file=sys.stderr)
-        return 4
+        resumes = argv[0] in VERBS and VERBS[argv[0]].resumes
+        print(f"jaxlm: stopped{'; the same command goes on from what is done' * resumes}", file=sys.stderr)
+        return 4 if resumes else 1
 
 
 def _without_leftovers(
@@ -171,6 +177,7 @@ def _run(argv: list[str]) -> int:
     verb = VERBS[name]
     rest, overrides = _split_overrides(argv[1:])
     args = _parse(name, verb, rest)
+    args.overrides = overrides
     config = config_lib.resolve(_config(verb, args.config, overrides))
     module = verb.module or PROGRAMS.get(config.program)
     if module is None:

@@ -88,14 +88,21 @@ def test_values_may_stand_apart(capsys):
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(ConfigError("bad"), 2), (RunError("broken"), 1), (KeyboardInterrupt(), 4)]
+    ("verb", "error", "code"),
+    [
+        ("train", ConfigError("bad"), 2),
+        ("train", RunError("broken"), 1),
+        ("train", KeyboardInterrupt(), 4),
+        ("plan", KeyboardInterrupt(), 1),  # nothing is saved that a launcher could go on from
+    ],
 )
-def test_errors_become_exit_codes(capsys, monkeypatch, error, code):
+def test_errors_become_exit_codes(capsys, monkeypatch, verb, error, code):
     def fail(argv):
         raise error
 
     monkeypatch.setattr(cli, "_run", fail)
-    assert run(capsys)[0] == code
+    found, _, err = run(capsys, verb)
+    assert (found, "the same command goes on" in err) == (code, code == 4)
 
 
 def test_verbs_that_read_a_run_take_its_own_config(tmp_path):

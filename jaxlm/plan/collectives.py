@@ -56,8 +56,10 @@ def read(compiled_text: str) -> list[Collective]:
             continue
         group = _group(line, match["kind"], devices)
         arrays = _ARRAY.findall(match["shape"])
-        if match["start"] and match["kind"] in ("all-gather", "collective-permute"):
+        if match["start"] and match["kind"] == "all-gather":
             arrays = arrays[len(arrays) // 2 :]  # an asynchronous one gives (what goes in, what comes out)
+        elif match["start"] and match["kind"] == "collective-permute":
+            arrays = arrays[1:2]  # and before jaxlib 0.5 two counters
         size = sum(_size(*array) for array in arrays) * (group if match["kind"] == "reduce-scatter" else 1)
         shapes = tuple(f"{dtype}[{shape}]" for dtype, shape in arrays)
         name = re.search(r'op_name="([^"]*)"', line)

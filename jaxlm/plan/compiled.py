@@ -1,7 +1,7 @@
 """The real train step compiled for a mesh that is not here, from shapes alone: what each device holds and says to others.
 
 Where JAX's CUDA plugin is installed (`pip install "jaxlm[cuda12]"`; no GPU is needed), the step is compiled by XLA's GPU
-compiler for H100s; elsewhere for as many pretended CPU devices. The second shows where parameters live and what is sent;
+compiler for H100s; elsewhere for as many fake CPU devices. The second shows where parameters live and what is sent;
 its memory is that of XLA's program for CPUs, in float32, and says little of a GPU.
 """
 
@@ -57,7 +57,7 @@ class Target:
 
 
 def target(devices: int, hosts: int) -> Target:
-    """Absent H100s if JAX's CUDA plugin is there, else pretended CPU devices (to be called before JAX has any).
+    """Absent H100s if JAX's CUDA plugin is there, else fake CPU devices (to be called before JAX has any).
 
     Raises:
       ConfigError: JAX has begun with fewer CPU devices.
@@ -74,7 +74,7 @@ def target(devices: int, hosts: int) -> Target:
     found = jax.devices("cpu")
     if len(found) < devices:
         raise ConfigError(f"JAX has begun with {len(found)} CPU devices, the mesh needs {devices}: use a new process")
-    return Target("cpu", f"{devices} pretended CPU devices", found[:devices], _QUICK)
+    return Target("cpu", f"{devices} fake CPU devices", found[:devices], _QUICK)
 
 
 def compile_step(config: Config, mesh: MeshConfig, where: Target) -> dict[str, typing.Any]:
@@ -88,6 +88,9 @@ def compile_step(config: Config, mesh: MeshConfig, where: Target) -> dict[str, t
     real = sharding.make_mesh(mesh, where.devices)
     lowered, rows = lower.lower_step(config, real)
     program = lowered.compile(compiler_options=where.options or None)
+    note = "" if where.platform == "gpu" else "XLA's program for CPUs in float32, not a GPU's"
+    if config.optim.offload or config.model.offload:
+        note = "as if nothing were offloaded: JAX knows no host memory of devices that are not there"
     whole = [row for row in rows if row.replicated and math.prod(row.shape) > LARGE]
     largest = max(whole, key=lambda row: math.prod(row.shape), default=None)
     return {
@@ -96,7 +99,7 @@ def compile_step(config: Config, mesh: MeshConfig, where: Target) -> dict[str, t
         "microbatch": config.train.microbatch_size,
         "seconds": time.monotonic() - start,
         "memory": lower.memory_of(program),
-        "memory_note": "" if where.platform == "gpu" else "XLA's program for CPUs in float32, not a GPU's",
+        "memory_note": note,
         "parameters_per_device": sum(row.per_device for row in rows),
         "replicated": len(whole),
         "largest_replicated": largest and {"name": largest.name, "elements": math.prod(largest.shape)},

@@ -83,7 +83,7 @@ def microbatch_sizes(config: Config, ways: int) -> list[int]:
 
 
 class Compiler:
-    """Compiles candidates once each and remembers what they need."""
+    """Compiles candidates and remembers what they need (the compile cache has the program of one that comes again)."""
 
     def __init__(self, config: Config, mesh: Mesh, limit_bytes: float):
         self.limit_bytes = limit_bytes

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import itertools
 import pathlib
+import shlex
 import tempfile
 import typing
 
@@ -55,7 +56,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
     own = next((t for t in trials if t.candidate == start and t.tokens_per_second), None)
     gain = f", {best.tokens_per_second / own.tokens_per_second:.2f} times the config's own" if own else ""
     say(f"fastest: {' '.join(best.candidate.overrides())}{gain}")
-    say(f"train with it: jaxlm train --config={args.config} --config.workdir=DIR $(cat {out})")
+    own_keys = [f"--config.{override}" for override in args.overrides if not override.startswith("workdir=")]
+    words = [f"--config={args.config}", f"--config.workdir={config.workdir or 'DIR'}", *map(shlex.quote, own_keys)]
+    say(f"train with it: jaxlm train {' '.join(words)} $(cat {shlex.quote(str(out))})")
     return 0
 
 

@@ -33,26 +33,20 @@ class CorruptCheckpointError(RunError):
 
 
 @jax.jit
-def digests(tree_of_arrays: typing.Any) -> list[jax.Array]:
-    """One uint32 per leaf, in tree order, independent of how the leaf is sharded.
+def digest(x: jax.Array) -> jax.Array:
+    """One uint32 of an array, independent of how it is sharded.
 
     Each element's bits are mixed with its global index (murmur3's finaliser, a bijection) and the results added
     modulo 2^32: the order of addition is free, and any change of one element changes the sum.
     """
-
-    def one(x: jax.Array) -> jax.Array:
-        x = jax.device_put(x, jax.memory.Space.Device)  # an optimizer's state may wait in the host's memory
-        bits = jax.lax.bitcast_convert_type(x, _UINTS[x.dtype.itemsize]).astype(jnp.uint32)
-        return jnp.sum(mix(bits ^ numbers(x.shape)), dtype=jnp.uint32)
-
-    return [one(x) for x in jax.tree.leaves(tree_of_arrays)]
+    x = jax.device_put(x, jax.memory.Space.Device)  # an optimizer's state may wait in the host's memory
+    bits = jax.lax.bitcast_convert_type(x, _UINTS[x.dtype.itemsize]).astype(jnp.uint32)
+    return jnp.sum(mix(bits ^ numbers(x.shape)), dtype=jnp.uint32)
 
 
 def _digest_table(items: dict[str, typing.Any]) -> dict[str, int]:
-    """Leaf name -> digest, fetched to the host."""
-    return dict(
-        zip([n for n, _ in tree.named_leaves(items)], [int(d) for d in jax.device_get(digests(items))], strict=True)
-    )
+    """Leaf name -> digest, fetched to the host. One leaf after the other: an offloaded state need not fit at once."""
+    return {name: int(jax.device_get(digest(leaf))) for name, leaf in tree.named_leaves(items)}
 
 
 def _items(state: TrainState) -> dict[str, typing.Any]:

@@ -6,8 +6,9 @@ import tomllib
 
 import pytest
 
+from jaxlm import xla_flags
 from jaxlm.config import ConfigError
-from jaxlm.plan import accelerators
+from jaxlm.plan import accelerators, tune
 from jaxlm.plan.flops import peak_tflops
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -36,6 +37,11 @@ def test_no_mfu_is_given_without_its_source():
     for name, speed in (("A100 80GB", 28.3e3), ("H100", 58.7e3), ("H200 NVL", 72.8e3)):
         a = by_name[name]
         assert a.mfu * a.tflops * 1e12 / 7.04e9 == pytest.approx(speed, rel=0.02)
+
+
+def test_plan_counts_on_the_memory_that_auto_and_tune_do():
+    share = tomllib.loads(accelerators.SHIPPED.read_text())["usable_memory"]
+    assert share == pytest.approx(xla_flags.MEMORY_FRACTION * tune.HEADROOM, abs=0.001)
 
 
 def test_names_are_found_whatever_their_case():

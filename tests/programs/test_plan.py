@@ -24,7 +24,7 @@ def test_the_page_of_one_billion(capsys):
         "22.7 a parameter: about Chinchilla's optimum",
         "7.04 GFLOP a token",
         "microbatch 16 of 128 rows, bfloat16, attention cudnn",
-        "A100 80GB     79    yes        1          16     28.4k",
+        "A100 80GB     75    yes        1          16     28.4k",
         "64% published [1]",
         "[1] gpuburnout's own stack",
     ):
@@ -72,7 +72,7 @@ def test_a_mesh_that_is_not_there_is_compiled(capsys):
     small += ("--config.model.n_layers=2", "--config.model.scan_layers=True", "--config.model.d_model=1024")
     small += ("--config.model.remat=full",)
     code, out, err = run(capsys, "--config=quickstart", "--config.plan.mesh=data:2,fsdp:4", "--json", *small)
-    assert (code, "compiling the step for 8 pretended CPU devices" in err) == (0, True)
+    assert (code, "compiling the step for 8 fake CPU devices" in err) == (0, True)
     plan = json.loads(out)
     found = plan["compiled"]
     assert (found["replicated"], found["largest_replicated"]) == (0, None)
@@ -81,7 +81,7 @@ def test_a_mesh_that_is_not_there_is_compiled(capsys):
     # q|k|v, o, gate|up and down of each of two layers, in each of two microbatches, for forward and for backward.
     assert kinds["all-gather"]["times"] >= 4 * 2 * 2 * 2
     text = page.render(plan)
-    assert "COMPILED for 8 pretended CPU devices" in text
+    assert "COMPILED for 8 fake CPU devices" in text
     assert "left whole on all: none" in text
 
 

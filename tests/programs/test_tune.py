@@ -16,7 +16,7 @@ TINY = {
     "model.vocab_size": 128,
     "train.batch_size": 16,
     "train.seq_len": 16,
-    "train.microbatch_size": -1,
+    "train.microbatch_size": 16,
     "tune.remat": "('none',)",
     "tune.microbatch_sizes": "(8, 16)",
     "tune.attention": "('xla',)",
@@ -60,7 +60,7 @@ def test_a_backend_that_cannot_run_costs_no_other(tmp_path, capsys, monkeypatch)
 
     monkeypatch.setattr(layers, "attention", absent)
     keys = {"tune.attention": "('xla', 'blocked')", "tune.microbatch_sizes": "(16,)"}
-    assert tune(tmp_path, **keys, **{"train.microbatch_size": 16}) == 0
+    assert tune(tmp_path, **keys) == 0
     rows = {row["attention"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
     assert rows["xla"]["tokens_per_second"] > 0
     assert (rows["blocked"]["tokens_per_second"], rows["blocked"]["note"][:6]) == (None, "failed")
