@@ -34,7 +34,13 @@ import tempfile
 import time
 
 ORDER = ("attention", "sweep", "jaxlm", "torch", "hf", "fp8", "h128", "3b", "accumulate", "flags")
-SECONDS = dict.fromkeys(ORDER, 100.0) | {"attention": 60.0, "sweep": 150.0, "jaxlm": 120.0, "fp8": 200.0, "flags": 150.0}
+SECONDS = dict.fromkeys(ORDER, 100.0) | {
+    "attention": 60.0,
+    "sweep": 150.0,
+    "jaxlm": 120.0,
+    "fp8": 200.0,
+    "flags": 150.0,
+}
 # Candidates for jaxlm.xla_flags.FLAGS: measured here, set there once they win.
 FLAG_CANDIDATES = (
     "xla_gpu_enable_triton_gemm=false",
