@@ -109,7 +109,7 @@ def hybrid_shape(sizes: dict[str, int], granules: typing.Sequence[int]) -> tuple
     return tuple(size // ways for size, ways in zip(sizes.values(), outer, strict=True)), tuple(outer)
 
 
-def check_batch(mesh: Mesh, **batch_sizes: int) -> None:
+def check_batch(mesh: Mesh | AbstractMesh, **batch_sizes: int) -> None:
     """Refuses batch sizes that the mesh does not divide. Raises ConfigError."""
     ways = batch_ways(mesh)
     for key, size in batch_sizes.items():
@@ -122,7 +122,7 @@ def check_context(mesh: Mesh | AbstractMesh, seq_len: int, model: ModelConfig) -
     ways = mesh.shape["context"]
     if seq_len % ways:
         raise ConfigError(f"train.seq_len={seq_len} is not divisible by the mesh's context={ways} devices")
-    if ways > 1 and model.attention not in CONTEXT_ATTENTION:
+    if ways > 1 and model.attention not in ("auto", *CONTEXT_ATTENTION):
         raise ConfigError(
             f"model.attention={model.attention} does not split rows over mesh.context={ways}; set model.attention to one of "
             f"{', '.join(CONTEXT_ATTENTION)}"
@@ -131,7 +131,7 @@ def check_context(mesh: Mesh | AbstractMesh, seq_len: int, model: ModelConfig) -
         raise ConfigError(f"model.fp8 does not split rows over mesh.context={ways}; leave one of them out")
 
 
-def batch_ways(mesh: Mesh) -> int:
+def batch_ways(mesh: Mesh | AbstractMesh) -> int:
     """Over how many devices the batch axis is split."""
     return int(np.prod([mesh.shape[axis] for axis in BATCH_AXES]))
 

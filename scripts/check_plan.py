@@ -31,6 +31,8 @@ VARIANTS = [
     ("gpuburnout_1b", 1, ["model.remat=names"]),
     ("gpuburnout_1b", 1, ["model.remat=dots"]),
     ("gpuburnout_1b", 1, ["model.remat=full", "train.microbatch_size=1"]),
+    ("gpuburnout_1b", 8, ["mesh.fsdp=8", "mesh.data=1"]),
+    ("gpuburnout_1b", 8, ["mesh.fsdp=4", "mesh.data=1", "mesh.tensor=2"]),
     ("gpuburnout_3b", 1, ["optim.name=adamw"]),
     ("gpuburnout_3b", 8, []),
     ("domain_7b", 8, ["model.remat=full", "train.microbatch_size=8"]),

@@ -57,19 +57,10 @@ def devices_of(mesh: MeshConfig) -> int:
 
 
 def check_mesh(config: Config, mesh: MeshConfig) -> None:
-    """Refuses a mesh that does not divide the batch or the rows. Raises ConfigError."""
-    ways, batch = mesh.data * mesh.fsdp, config.train.batch_size
-    if batch % ways:
-        raise ConfigError(
-            f"config.plan.mesh={config.plan.mesh!r} splits rows over data x fsdp = {ways} devices, which does not divide "
-            f"train.batch_size={batch}"
-        )
-    if config.train.seq_len % mesh.context:
-        raise ConfigError(
-            f"config.plan.mesh: context:{mesh.context} does not divide train.seq_len={config.train.seq_len}"
-        )
-    if config.model.attention != "auto":
-        sharding.check_context(abstract_mesh(mesh, devices_of(mesh)), config.train.seq_len, config.model)
+    """Refuses a mesh that training would refuse, and more devices than can be planned for. Raises ConfigError."""
+    there = abstract_mesh(mesh, devices_of(mesh))
+    sharding.check_batch(there, **{"train.batch_size": config.train.batch_size})
+    sharding.check_context(there, config.train.seq_len, config.model)
     if config.plan.hosts and devices_of(mesh) % config.plan.hosts:
         raise ConfigError(
             f"config.plan.hosts={config.plan.hosts} does not divide the {devices_of(mesh)} devices of config.plan.mesh"

@@ -31,9 +31,9 @@ def test_meshes_are_parsed():
         ("fsdp:two", "give fsdp a number of devices"),
         ("fsdp:2,fsdp:4", "fsdp stands there twice"),
         ("64", "no axis '64'"),
-        ("fsdp:7", "does not divide train.batch_size=128"),
+        ("fsdp:7", "train.batch_size=128 is not divisible by the mesh's data x fsdp = 7 devices"),
         ("tensor:100000", "at most 4,096"),
-        ("context:3", "does not divide train.seq_len=2048"),
+        ("context:3", "train.seq_len=2048 is not divisible by the mesh's context=3 devices"),
     ],
 )
 def test_bad_meshes_are_one_line(text, message):

@@ -98,7 +98,7 @@ def test_a_parameter_left_whole_is_told(capsys, monkeypatch):
     ("override", "message"),
     [
         ("plan.mesh=fdsp:64", "no axis 'fdsp'; did you mean 'fsdp'?"),
-        ("plan.mesh=fsdp:3", "does not divide train.batch_size=128"),
+        ("plan.mesh=fsdp:3", "train.batch_size=128 is not divisible by the mesh's data x fsdp = 3 devices"),
         ("plan.accelerator=H1000", "did you mean 'H100'?"),
         ("plan.prices=nowhere.toml", "No such file"),
         ("plan.hosts=-1", "must be at least 0"),
