@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 import logging
+import os
 import pathlib
 import re
 import sys
@@ -122,14 +123,22 @@ def main(argv: typing.Sequence[str] | None = None) -> int:
     absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax reports through exceptions too
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _without_leftovers(sys.unraisablehook)
+    resumes = bool(argv) and argv[0] in VERBS and VERBS[argv[0]].resumes
     try:
-        return _run(argv)
+        code = _run(argv)
+        sys.stdout.flush()
+        return code
     except ConfigError as error:
         print(f"jaxlm: {error}", file=sys.stderr)
         return 2
     except RunError as error:
         print(f"jaxlm: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # `| head` has what it wanted; where work goes on, it may be another pipe
+        if resumes:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:  # no permission, disk full, ...: the system's own words name the file
         mend = "; free some room and run the same command again" if error.errno == errno.ENOSPC else ""
         print(f"jaxlm: {error}{mend}", file=sys.stderr)
@@ -144,7 +153,6 @@ def main(argv: typing.Sequence[str] | None = None) -> int:
         )
         return 1
     except KeyboardInterrupt:
-        resumes = argv[0] in VERBS and VERBS[argv[0]].resumes
         print(f"jaxlm: stopped{'; the same command goes on from what is done' * resumes}", file=sys.stderr)
         return 4 if resumes else 1
 

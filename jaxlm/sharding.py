@@ -131,6 +131,14 @@ def check_context(mesh: Mesh | AbstractMesh, seq_len: int, model: ModelConfig) -
         raise ConfigError(f"model.fp8 does not split rows over mesh.context={ways}; leave one of them out")
 
 
+def check_tensor(mesh: Mesh | AbstractMesh, model: ModelConfig) -> None:
+    """Refuses a tensor axis that would leave the model's products whole on every device. Raises ConfigError."""
+    ways = mesh.shape["tensor"]
+    for key in ("n_heads", "d_ff"):
+        if getattr(model, key) % ways:
+            raise ConfigError(f"mesh.tensor={ways} does not divide model.{key}={getattr(model, key)}")
+
+
 def batch_ways(mesh: Mesh | AbstractMesh) -> int:
     """Over how many devices the batch axis is split."""
     return int(np.prod([mesh.shape[axis] for axis in BATCH_AXES]))

@@ -58,13 +58,22 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sections", nargs="*", choices=ORDER, default=list(ORDER))
     parser.add_argument("--steps", type=int, default=200, help="timed steps of the main rows; others take a quarter")
     parser.add_argument(
-        "--out", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()) / "jaxlm_bench_gpu.json"
+        "--out",
+        type=pathlib.Path,
+        default=pathlib.Path("bench_gpu.json"),
+        help="rows so far; a later call goes on from them",
     )
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--tiny", action="store_true", help="small shapes, few steps")
     parser.add_argument("--eager", action="store_true", help="PyTorch without torch.compile")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of configs/base.py")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.device == "gpu" and card() == NO_CARD:
+        parser.error("no NVIDIA GPU here (nvidia-smi finds none): try it on the CPU with --device=cpu --tiny --eager")
+    return args
+
+
+NO_CARD = {"name": "no NVIDIA GPU"}
 
 
 def card() -> dict[str, str]:
@@ -75,7 +84,7 @@ def card() -> dict[str, str]:
         said = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0]
         return dict(zip(names, said.split(", "), strict=False))
     except (OSError, subprocess.CalledProcessError, IndexError):
-        return {"name": "no NVIDIA GPU"}
+        return NO_CARD
 
 
 class Bench:
@@ -83,7 +92,12 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace):
         self.args, self.end = args, time.monotonic() + 60 * args.minutes
-        self.state = json.loads(args.out.read_text()) if args.out.is_file() else {}
+        made_with = {"card": card() if args.device == "gpu" else NO_CARD, "tiny": args.tiny, "set": args.set}
+        self.state = json.loads(args.out.read_text()) if args.out.is_file() else {"made with": made_with}
+        if self.state.get("made with") != made_with:
+            sys.exit(
+                f"{args.out} has figures of {self.state.get('made with')}, this is {made_with}: give another --out"
+            )
 
     def left(self) -> float:
         return self.end - time.monotonic()

@@ -294,6 +294,8 @@ def time_attention(backend: str, shape: tuple[int, ...]) -> float:
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit("a part of scripts/bench_gpu.py, which runs it")
     work, out = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
     kind = work["kind"]
     xla_flags.apply(())  # the product's own; what stands in the environment wins

@@ -9,6 +9,7 @@ work than ours. Any key of configs/base.py can be set: `--set=loss.tile_tokens=5
 
 import argparse
 import functools
+import importlib.util
 import multiprocessing
 import statistics
 import time
@@ -19,7 +20,7 @@ import jax
 import numpy as np
 
 from jaxlm import sharding
-from jaxlm.config import Config, resolve
+from jaxlm.config import Config, ConfigError, resolve
 from jaxlm.config_files import apply_override
 from jaxlm.configs import base
 from jaxlm.programs import setup
@@ -209,7 +210,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=7, help="timed steps of each")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of configs/base.py")
     args = parser.parse_args()
-    config = make_config(args.batch, args.seq_len, args.set)
+    if min(args.batch, args.seq_len, args.steps) < 1:
+        parser.error("--batch, --seq_len and --steps must be at least 1")
+    if args.peer == "hf" and not importlib.util.find_spec("transformers"):
+        parser.error("the peer is not installed: pip install -e '.[parity]'")
+    try:
+        config = make_config(args.batch, args.seq_len, args.set)
+    except ConfigError as error:
+        parser.error(str(error))
     sides = {"jaxlm": functools.partial(timed, jaxlm_step(config))}
     if args.peer == "hf":
         sides["hf"] = Apart(hugging_face_step, config, args.optimizer, not args.eager).timed

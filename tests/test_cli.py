@@ -105,6 +105,12 @@ def test_errors_become_exit_codes(capsys, monkeypatch, verb, error, code):
     assert (found, "the same command goes on" in err) == (code, code == 4)
 
 
+def test_a_reader_that_has_enough_is_no_error():
+    command = f"{sys.executable} -m jaxlm.cli --help | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_verbs_that_read_a_run_take_its_own_config(tmp_path):
     c = config.resolve(config_files.load("quickstart", [f"workdir={tmp_path}", "train.steps=777"]))
     (tmp_path / "config.json").write_text(config.to_json(c))

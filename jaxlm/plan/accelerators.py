@@ -53,6 +53,8 @@ class Prices:
         hint = nearest(name.lower(), names)
         for lower, proper in names.items():
             hint = hint.replace(f"'{lower}'", f"'{proper}'")
+        if longer := [a.name for a in self.accelerators if _plain(a.name).startswith(_plain(name))]:
+            hint = f"there are {', '.join(longer)}"
         raise ConfigError(f"config.plan.accelerator={name!r} is not in the prices file; {hint}")
 
 
@@ -107,8 +109,9 @@ def _accelerator(file: pathlib.Path, name: str, entry: typing.Any, usable: float
 
 
 def _number(where: typing.Any, table: dict, key: str, bounds: tuple[float, float] = (0, 1e12)) -> float:
-    value = table.get(key)
-    low, high = bounds
+    if key not in table:
+        raise ConfigError(f"{where}: {key} is missing")
+    value, (low, high) = table[key], bounds
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value <= high:
         raise ConfigError(f"{where}: {key} = {value!r} must be a number above {low:g}, at most {high:g}")
     return float(value)

@@ -1,7 +1,9 @@
 """Times candidates of `tune` on the device at hand, with the optimizer state and the loader in place."""
 
 import contextlib
+import dataclasses
 import statistics
+import threading
 import time
 import typing
 
@@ -10,7 +12,7 @@ from jax.sharding import Mesh
 
 from jaxlm import config_files
 from jaxlm.config import Config, ConfigError, RunError
-from jaxlm.plan import tune
+from jaxlm.plan import flops, tune
 from jaxlm.train import pretraining, state
 
 FINALISTS = 3  # so many of the fastest run again, in turns
@@ -32,6 +34,8 @@ class Bench:
         self._peak = PeakMemory()
         self._say = say
         self._state: state.TrainState | None = None
+        self.done: list[tune.Trial] = []
+        self.stop = threading.Event()  # set, the next step raises KeyboardInterrupt
 
     def trial(self, candidate: tune.Candidate) -> tune.Trial:
         """A candidate's needs, and its speed where it fits; one that can't be compiled or run costs no other."""
@@ -46,6 +50,7 @@ class Bench:
             trial.note = "ran out of memory" if out_of_memory else f"failed: {config_files.first_line(error)[:160]}"
         shown = f"{trial.tokens_per_second:,.0f} tokens/s" if trial.tokens_per_second else trial.note
         self._say(f"{candidate}: {shown}")
+        self.done.append(trial)
         return trial
 
     def _try(self, trial: tune.Trial) -> None:
@@ -63,7 +68,7 @@ class Bench:
 
         A machine's speed may have moved between two trials; it is the same for those that alternate.
         """
-        ran = sorted((t for t in trials if t.tokens_per_second), key=_slowness)
+        ran = sorted((t for t in trials if t.tokens_per_second), key=slowness)
         again = [t for i, t in enumerate(ran) if i < FINALISTS or t.candidate == start]
         if len(again) > 1:
             programs = [self._compiler.compile(t.candidate)[0] for t in again]
@@ -72,7 +77,7 @@ class Bench:
             for trial, speed in zip(again, self._speeds(programs), strict=True):
                 trial.tokens_per_second, trial.note = speed, "in turns"
         rest = [t for t in trials if t not in again]
-        return sorted(again, key=_slowness) + sorted(rest, key=_slowness)
+        return sorted(again, key=slowness) + sorted(rest, key=slowness)
 
     def _speeds(self, programs: list[typing.Any]) -> list[float]:
         """Tokens a second of each program by its median step, a step of each in turn: `tune.steps` of them, or as many as
@@ -87,6 +92,8 @@ class Bench:
 
     def _step(self, compiled: typing.Any) -> float:
         """Seconds of one step, the batch from the loader included."""
+        if self.stop.is_set():
+            raise KeyboardInterrupt
         began, now = time.perf_counter(), self._state or pretraining.make(self._config, self._mesh).create()
         self._state = None  # its memory is given to the step
         with jax.set_mesh(self._mesh):
@@ -95,8 +102,35 @@ class Bench:
         return time.perf_counter() - began
 
 
-def _slowness(trial: tune.Trial) -> float:
+def slowness(trial: tune.Trial) -> float:
+    """By which trials sort with the fastest first."""
     return -(trial.tokens_per_second or 0)
+
+
+def row(config: Config, trial: tune.Trial) -> dict[str, typing.Any]:
+    """What a person compares of a trial, of a config with `hardware` set."""
+    c, speed = trial.candidate, trial.tokens_per_second
+    per_token = flops.flops_per_token(config.model, config.train.seq_len)
+    peak = config.hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
+    share = 1e12 * peak * jax.device_count() if peak and speed else None
+    dollars = config.hardware.usd_per_hour / 3600 / speed * 1e9 if speed and config.hardware.usd_per_hour else None
+    cells = {
+        **dataclasses.asdict(c),
+        "tokens_per_second": round(speed) if speed else None,
+        "mfu_palm": round(speed * per_token.palm / share, 4) if share else None,
+        "mfu_causal": round(speed * per_token.causal / share, 4) if share else None,
+        "predicted_gb": float(f"{trial.predicted_bytes / 1e9:.3g}") if trial.predicted_bytes else None,
+        "measured_gb": float(f"{trial.measured_bytes / 1e9:.3g}") if trial.measured_bytes else None,
+        "usd_per_billion_tokens": round(dollars, 2) if dollars else None,
+        "note": trial.note,
+    }
+    return cells
+
+
+def readable(table: list[dict[str, typing.Any]]) -> list[dict[str, typing.Any]]:
+    """Without columns in which nothing stands, "-" for what is not there."""
+    shown = [name for name in (table[0] if table else ()) if any(line[name] not in (None, "") for line in table)]
+    return [{name: "-" if line[name] is None else line[name] for name in shown} for line in table]
 
 
 class PeakMemory:

@@ -58,16 +58,17 @@ def devices_of(mesh: MeshConfig) -> int:
 
 def check_mesh(config: Config, mesh: MeshConfig) -> None:
     """Refuses a mesh that training would refuse, and more devices than can be planned for. Raises ConfigError."""
-    there = abstract_mesh(mesh, devices_of(mesh))
-    sharding.check_batch(there, **{"train.batch_size": config.train.batch_size})
-    sharding.check_context(there, config.train.seq_len, config.model)
-    if config.plan.hosts and devices_of(mesh) % config.plan.hosts:
-        raise ConfigError(
-            f"config.plan.hosts={config.plan.hosts} does not divide the {devices_of(mesh)} devices of config.plan.mesh"
-        )
     if devices_of(mesh) > MOST_PLANNED:
         raise ConfigError(
             f"config.plan.mesh={config.plan.mesh!r} has {devices_of(mesh):,} devices, at most {MOST_PLANNED:,}"
+        )
+    there = abstract_mesh(mesh, devices_of(mesh))
+    sharding.check_batch(there, **{"train.batch_size": config.train.batch_size})
+    sharding.check_context(there, config.train.seq_len, config.model)
+    sharding.check_tensor(there, config.model)
+    if config.plan.hosts and devices_of(mesh) % config.plan.hosts:
+        raise ConfigError(
+            f"config.plan.hosts={config.plan.hosts} does not divide the {devices_of(mesh)} devices of config.plan.mesh"
         )
 
 

@@ -79,8 +79,10 @@ def check(config: Config, mesh: jax.sharding.Mesh) -> pathlib.Path:
     size = config.train.microbatch_size if config.train.microbatch_size > 0 else config.train.batch_size
     sharding.check_batch(mesh, **{"train.microbatch_size": size, "eval.batch_size": config.eval.batch_size})
     sharding.check_context(mesh, config.train.seq_len, config.model)
+    sharding.check_tensor(mesh, config.model)
     setup.check_offload(config, mesh.local_devices[0])
     setup.check_same_model(workdir, config)
+    setup.check_same_optimizer(workdir, config)
     metrics.check(config.log)
     return workdir
 

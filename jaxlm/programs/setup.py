@@ -130,15 +130,27 @@ def check_offload(config: Config, device: jax.Device) -> None:
 
 def check_same_model(workdir: pathlib.Path, config: Config) -> None:
     """Refuses another model than the one whose checkpoints this folder holds. Raises ConfigError."""
+    free = _FREE_MODEL_KEYS + (("max_seq_len",) if config.model.family == "llama" else ())
+    keys = [field.name for field in dataclasses.fields(config.model)]
+    _check_same(workdir, config, "model", [key for key in keys if key not in free])
+
+
+def check_same_optimizer(workdir: pathlib.Path, config: Config) -> None:
+    """Refuses an optimizer whose state is not the one that this folder's checkpoints hold. Raises ConfigError."""
+    _check_same(workdir, config, "optim", ["name", "mu_dtype", "full_precision"])
+
+
+def _check_same(workdir: pathlib.Path, config: Config, section: str, keys: typing.Sequence[str]) -> None:
     saved, checkpoints = workdir / "config.json", workdir / "checkpoints"
     if not saved.is_file() or not checkpoints.is_dir() or not any(checkpoints.iterdir()):
         return
-    old, new = config_files.from_run(saved).model.to_dict(), dataclasses.asdict(config.model)
-    free = _FREE_MODEL_KEYS + (("max_seq_len",) if config.model.family == "llama" else ())
-    for key in new:
-        if key not in free and old[key] != new[key]:
+    old = config_files.from_run(saved)[section].to_dict()
+    new = dataclasses.asdict(getattr(config, section))
+    for key in keys:
+        if old[key] != new[key]:
+            what = "a model" if section == "model" else "an optimizer"
             raise ConfigError(
-                f"{workdir} holds a model with {key}={old[key]}, now model.{key}={new[key]}: set it back, or give another "
+                f"{workdir} holds {what} with {key}={old[key]}, now {section}.{key}={new[key]}: set it back, or give another "
                 "config.workdir"
             )
 

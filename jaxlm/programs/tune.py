@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import pathlib
 import shlex
+import signal
 import tempfile
 import typing
 
@@ -16,7 +17,7 @@ from jax.sharding import Mesh
 from jaxlm import sharding
 from jaxlm.config import Config, ConfigError
 from jaxlm.data import loader, rows
-from jaxlm.plan import bench, flops, tune
+from jaxlm.plan import bench, tune
 from jaxlm.programs import setup
 from jaxlm.programs.console import print_table
 from jaxlm.programs.setup import say
@@ -32,34 +33,67 @@ def run(config: Config, args: argparse.Namespace) -> int:
     limit = tune.memory_limit(config.tune.memory_gb)
     values = tune.candidates(config, setup.backends(config, jax.devices()[0].platform), sharding.batch_ways(mesh))
     check(config, values, mesh)
+    out = output(config, args)
     fitted = setup.fit(config, mesh)
     start = tune.Candidate(
         fitted.train.microbatch_size, fitted.model.remat, m.attention, m.scan_layers, config.loss.tile_tokens
     )
     with contextlib.ExitStack() as stack:
         runner = bench.Bench(config, mesh, limit, stack.enter_context(batches(config, mesh)), say)
+        stack.enter_context(stopped_by_ctrl_c(runner))
         kept = {"exhaustive": config.tune.exhaustive, "max_seconds": config.tune.max_seconds}
-        trials = tune.search(values, start, runner.trial, **kept)
-        say("the fastest again, in turns")
-        trials = runner.rematch(trials, start)
-    table = [row(config, trial) for trial in trials]
-    print_table(table if args.json else readable(table), args.json)
+        try:
+            trials = tune.search(values, start, runner.trial, **kept)
+            say("the fastest again, in turns")
+            trials = runner.rematch(trials, start)
+        except KeyboardInterrupt:
+            say("stopped: what follows is of the candidates tried so far")
+            trials = sorted(runner.done, key=bench.slowness)
+    table = [bench.row(config, trial) for trial in trials]
+    print_table(table if args.json else bench.readable(table), args.json)
     if not trials or not trials[0].tokens_per_second:
         say(
             f"nothing ran in {limit / 1e9:.1f} GB and tune.max_seconds={config.tune.max_seconds:g}: see the notes above"
         )
         return 1
     best = trials[0]
-    out = pathlib.Path(args.out or pathlib.Path(config.workdir or ".") / "tuned.txt")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text("\n".join(best.candidate.overrides()) + "\n")
     own = next((t for t in trials if t.candidate == start and t.tokens_per_second), None)
     gain = f", {best.tokens_per_second / own.tokens_per_second:.2f} times the config's own" if own else ""
     say(f"fastest: {' '.join(best.candidate.overrides())}{gain}")
+    out.write_text("\n".join(best.candidate.overrides()) + "\n")
     own_keys = [f"--config.{override}" for override in args.overrides if not override.startswith("workdir=")]
     words = [f"--config={args.config}", f"--config.workdir={config.workdir or 'DIR'}", *map(shlex.quote, own_keys)]
     say(f"train with it: jaxlm train {' '.join(words)} $(cat {shlex.quote(str(out))})")
-    return 0
+    return 1 if runner.stop.is_set() else 0
+
+
+def output(config: Config, args: argparse.Namespace) -> pathlib.Path:
+    """Where the overrides go, refused before anything is timed. Raises ConfigError."""
+    out = pathlib.Path(args.out) if args.out else setup.workdir(config) / "tuned.txt" if config.workdir else None
+    out = out or pathlib.Path("tuned.txt")
+    there = out.exists()
+    try:
+        out.open("a").close()
+    except OSError as error:
+        raise ConfigError(f"{out} can't be written: {error.strerror}; give another file by --out=FILE") from error
+    if not there:
+        out.unlink()
+    return out
+
+
+@contextlib.contextmanager
+def stopped_by_ctrl_c(runner: bench.Bench) -> typing.Iterator[None]:
+    """The first ctrl-C ends the search after the step or compile in progress, the second one at once."""
+
+    def on_signal(number: int, frame: typing.Any) -> None:
+        runner.stop.set()
+        signal.signal(number, before)
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def check(config: Config, values: dict[str, tuple], mesh: Mesh) -> None:
@@ -75,6 +109,8 @@ def check(config: Config, values: dict[str, tuple], mesh: Mesh) -> None:
                 f"config.tune.microbatch_sizes: {size} must divide train.batch_size={config.train.batch_size} and be "
                 f"divisible by the mesh's data x fsdp = {sharding.batch_ways(mesh)} devices"
             )
+    if any(size < 0 for size in values["tile_tokens"]):
+        raise ConfigError(f"config.tune.tile_tokens={values['tile_tokens']}: tokens in a tile, or 0 for all at once")
     if empty := [name for name, choices in values.items() if not choices]:
         raise ConfigError(f"nothing to try for {empty[0]}: config.tune names no value for it")
 
@@ -101,29 +137,3 @@ def batches(config: Config, mesh: Mesh) -> typing.Iterator[typing.Iterator[typin
             tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, (t.batch_size, t.seq_len + 1))
             source = itertools.repeat(rows.make_batch(tokens.astype(np.int32), eos_id=0))
         yield (sharding.to_global(batch, mesh, t.batch_size) for batch in source)
-
-
-def row(config: Config, trial: tune.Trial) -> dict[str, typing.Any]:
-    """One line of the table."""
-    c, speed = trial.candidate, trial.tokens_per_second
-    per_token = flops.flops_per_token(config.model, config.train.seq_len)
-    peak = config.hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
-    share = 1e12 * peak * jax.device_count() if peak and speed else None
-    dollars = config.hardware.usd_per_hour / 3600 / speed * 1e9 if speed and config.hardware.usd_per_hour else None
-    cells = {
-        **dataclasses.asdict(c),
-        "tokens_per_second": round(speed) if speed else None,
-        "mfu_palm": round(speed * per_token.palm / share, 4) if share else None,
-        "mfu_causal": round(speed * per_token.causal / share, 4) if share else None,
-        "predicted_gb": float(f"{trial.predicted_bytes / 1e9:.3g}") if trial.predicted_bytes else None,
-        "measured_gb": float(f"{trial.measured_bytes / 1e9:.3g}") if trial.measured_bytes else None,
-        "usd_per_billion_tokens": round(dollars, 2) if dollars else None,
-        "note": trial.note,
-    }
-    return cells
-
-
-def readable(table: list[dict[str, typing.Any]]) -> list[dict[str, typing.Any]]:
-    """Without columns in which nothing stands, "-" for what is not there."""
-    shown = [name for name in (table[0] if table else ()) if any(line[name] not in (None, "") for line in table)]
-    return [{name: "-" if line[name] is None else line[name] for name in shown} for line in table]

@@ -47,6 +47,8 @@ def test_plan_counts_on_the_memory_that_auto_and_tune_do():
 def test_names_are_found_whatever_their_case():
     prices = accelerators.load()
     assert prices.named("rtx4090").name == "RTX 4090"
+    with pytest.raises(ConfigError, match="'A100' is not in the prices file; there are A100 40GB, A100 80GB"):
+        prices.named("A100")
     with pytest.raises(ConfigError, match=r"'H10O' is not in the prices file; did you mean 'H100'\?"):
         prices.named("H10O")
 
@@ -59,7 +61,7 @@ def test_names_are_found_whatever_their_case():
         ("usd = 1.60", "usb = 1.60", "unknown key usb; did you mean 'usd'?"),
         ("mfu = 0.42", "mfu = 42", "mfu = 42 must be a number above 0, at most 1"),
         ('mfu_from = "MosaicML', '# "', "say in mfu_from who measured"),
-        ("assumed_mfu = 0.40", "", "assumed_mfu = None"),
+        ("assumed_mfu = 0.40", "", "assumed_mfu is missing"),
         ("[peak_tflops]", "[peak_tflops", "is not TOML"),
         ('"H800" = 989', '"H800" = "fast"', "[peak_tflops]: H800 = 'fast' must be a number"),
     ],

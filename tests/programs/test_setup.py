@@ -104,6 +104,16 @@ def test_a_folder_without_checkpoints_takes_another_model(tmp_path):
         setup.check_same_model(tmp_path, other)
 
 
+@pytest.mark.parametrize(("key", "value"), [("name", "muon"), ("mu_dtype", "bfloat16")])
+def test_checkpoints_of_another_optimizer_are_not_called_damaged(tmp_path, key, value):
+    c = resolve(f"workdir={tmp_path}")
+    (tmp_path / "config.json").write_text(config.to_json(c))
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    setup.check_same_optimizer(tmp_path, dataclasses.replace(c, optim=dataclasses.replace(c.optim, lr=1.0)))
+    with pytest.raises(ConfigError, match=rf"holds an optimizer with {key}=\w+, now optim\.{key}={value}: set it back"):
+        setup.check_same_optimizer(tmp_path, dataclasses.replace(c, optim=dataclasses.replace(c.optim, **{key: value})))
+
+
 def test_an_old_run_has_the_defaults_of_newer_keys(tmp_path):
     c = resolve(f"workdir={tmp_path}")
     saved = json.loads(config.to_json(c))

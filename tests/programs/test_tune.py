@@ -1,12 +1,14 @@
 """`jaxlm tune` from the command line to overrides that train accepts."""
 
 import json
+import signal
 
 import pytest
 
 from jaxlm import cli, config, config_files
 from jaxlm.models import layers
 from jaxlm.ops import attention
+from jaxlm.plan import bench
 
 TINY = {
     "model.n_layers": 1,
@@ -73,6 +75,7 @@ def test_a_backend_that_cannot_run_costs_no_other(tmp_path, capsys, monkeypatch)
         ({"tune.microbatch_sizes": "(3,)"}, "3 must divide train.batch_size=16"),
         ({"tune.attention": "('cudnn',)"}, "'cudnn' is not one of"),
         ({"tune.tile_tokens": "()"}, "nothing to try for tile_tokens"),
+        ({"tune.tile_tokens": "(-5,)"}, "tune.tile_tokens=(-5,)"),
     ],
 )
 def test_impossible_candidates_are_one_line(tmp_path, capsys, overrides, words):
@@ -83,8 +86,30 @@ def test_impossible_candidates_are_one_line(tmp_path, capsys, overrides, words):
     assert not (tmp_path / "tuned.txt").exists()
 
 
+def test_where_the_overrides_go_is_tried_first(tmp_path, capsys):
+    (tmp_path / "tuned.txt").mkdir()
+    assert tune(tmp_path) == 2
+    assert "tuned.txt can't be written: Is a directory; give another file by --out=FILE" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path, capsys, monkeypatch):
+    real = bench.Bench.trial
+
+    def interrupted(self, candidate):
+        trial = real(self, candidate)
+        signal.raise_signal(signal.SIGINT)
+        return trial
+
+    monkeypatch.setattr(bench.Bench, "trial", interrupted)
+    assert tune(tmp_path) == 1
+    said = capsys.readouterr()
+    (row,) = [json.loads(line) for line in said.out.splitlines()]
+    assert "stopped: what follows is of the candidates tried so far" in said.err
+    assert f"--config.train.microbatch_size={row['microbatch_size']}" in (tmp_path / "tuned.txt").read_text()
+
+
 def test_what_does_not_fit_ends_in_one_line(tmp_path, capsys):
-    assert tune(tmp_path, **{"tune.memory_gb": 1e-6}) == 1
+    assert tune(tmp_path, **{"tune.memory_gb": 1e-6, "train.microbatch_size": -1}) == 1
     assert "nothing fits into 0.00 GB a device" in capsys.readouterr().err
 
 

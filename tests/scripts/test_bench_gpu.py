@@ -47,9 +47,20 @@ def test_the_fastest_that_passed_is_taken(tmp_path):
     rows = [{"backend": "a", "ok": False, "ms": 1.0}, {"backend": "b", "ok": True, "ms": 3.0}]
     rows += [{"backend": "c", "ok": True, "ms": 2.0}, {"backend": "d", "ok": None, "not run": "absent"}]
     sweep = [{"what": "x", "failed": "no"}, {"what": "y", "tokens/s": 5, "keys": {"k": 1}}]
-    out.write_text(json.dumps({"attention": rows, "sweep": sweep}))
-    bench = bench_gpu.Bench(bench_gpu.options([f"--out={out}"]))
-    assert bench.best() == {"model.attention": "c", "k": 1}
+    args = ["--device=cpu", f"--out={out}"]
+    bench = bench_gpu.Bench(bench_gpu.options(args))
+    bench.keep("attention", rows)
+    bench.keep("sweep", sweep)
+    assert bench_gpu.Bench(bench_gpu.options(args)).best() == {"model.attention": "c", "k": 1}
+    with pytest.raises(SystemExit, match="give another --out"):
+        bench_gpu.Bench(bench_gpu.options([*args, "--tiny"]))
+
+
+def test_without_a_gpu_it_says_so_at_once(capsys, monkeypatch):
+    monkeypatch.setattr(bench_gpu, "card", lambda: bench_gpu.NO_CARD)
+    with pytest.raises(SystemExit):
+        bench_gpu.options([])
+    assert "--device=cpu --tiny" in capsys.readouterr().err
 
 
 def test_the_peer_by_hand_is_a_llama():
