@@ -5,7 +5,7 @@
 The corpus is made from the Python standard library's and installed packages' documentation (87), NumPy's, SciPy's and
 JAX's mathematical docstrings (10) and Python sources (3), so nothing is downloaded.
 
-No GPU, no cost; held-out loss 8.33 -> 4.81 (2 minutes of training on 2 cores, dev/LEADERBOARD.md).
+No GPU, no cost; held-out loss 8.32 -> 5.12 (2 to 4 minutes of training on 2 cores, dev/LEADERBOARD.md).
 """
 
 from jaxlm.configs import base

@@ -73,6 +73,7 @@ def _tokens(plan: dict) -> str:
     losses = ", ".join(f"{n:.2f}" for n in law["loss_by_law"].values())
     names = " and ".join(name.partition("(")[2].rstrip(")") for name in law["loss_by_law"])
     per, total = run["flops_per_token"], run["flops"]
+    beyond = law["loss"] > math.log(plan["model"]["shape"]["vocab_size"])
     return (
         f"TOKENS  {count(run['tokens'])} = {run['steps']:,} steps x {run['batch_size']} rows x {run['seq_len']:,}\n"
         f"  {law['tokens_per_param']:.3g} a parameter: {stand} (20 a parameter: {count(law['optimal_tokens'])}; "
@@ -81,7 +82,24 @@ def _tokens(plan: dict) -> str:
         f"{per['causal'] / 1e9:.3g} causal); {total['palm']:.2e} in all\n"
         f"LOSS  {law['loss']:.2f} nats a token at the end, in {law['low']:.2f} to {law['high']:.2f} ({losses} by {names})\n"
         "  Those laws were fitted with another tokenizer on other text: compare plans by it, not with a loss that you see."
+        + ("\n  More than guessing among the vocabulary: far outside of what they were fitted on." if beyond else "")
+        + _data(plan)
     )
+
+
+def _data(plan: dict) -> str:
+    """How often the run goes through its data, if that is there."""
+    if not (found := plan.get("data")):
+        return ""
+    epochs = ", ".join(f"{name} {n:.2g}" for name, n in found["epochs"].items())
+    often = (
+        ""
+        if max(found["epochs"].values(), default=0) <= 4
+        else (
+            "\n  Beyond about four times a token teaches less than a new one (arXiv:2305.16264): get more, or take fewer steps."
+        )
+    )
+    return f"\nDATA  {count(sum(found['tokens'].values()))} tokens in {found['dir']}; times through: {epochs}{often}"
 
 
 def _memory(plan: dict) -> str:

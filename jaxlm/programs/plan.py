@@ -8,7 +8,7 @@ import typing
 
 import jax
 
-from jaxlm.config import Config
+from jaxlm.config import Config, ConfigError
 from jaxlm.plan import compiled, fit, page, summary
 from jaxlm.programs import setup
 from jaxlm.programs.console import say
@@ -32,12 +32,25 @@ def run(config: Config, args: argparse.Namespace) -> int:
         if config.plan.compile:
             where = compiled.target(fit.devices_of(mesh), summary.hosts(config, mesh))  # before JAX has any device
     plan = summary.summarise(setup.for_platform(config, "gpu"))
+    plan["data"] = data(config)
     if where:
         say(f"compiling the step for {where.name} ...")
         own = fit.with_changes(setup.for_platform(config, where.platform), microbatch=plan["memory"]["microbatch"])
         plan["compiled"] = compiled.compile_step(dataclasses.replace(own, mesh=mesh), mesh, where)
     print(json.dumps(_finite(plan), indent=1) if args.json else page.render(plan))
     return 0
+
+
+def data(config: Config) -> dict[str, typing.Any] | None:
+    """Tokens to train on of each source in `data.dir`, and how often the run goes through them; None before there are any."""
+    try:
+        opened, mixture = setup.data(config)
+    except ConfigError:
+        return None
+    tokens, asked = opened.token_counts(), config.train.steps * config.train.batch_size * config.train.seq_len
+    share = {name: mixture[name] / sum(mixture.values()) for name in tokens if mixture.get(name)}
+    epochs = {name: asked * part / tokens[name] for name, part in share.items() if tokens[name]}
+    return {"dir": config.data.dir, "tokens": tokens, "epochs": epochs}
 
 
 def _finite(value: typing.Any) -> typing.Any:

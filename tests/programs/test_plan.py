@@ -1,12 +1,14 @@
 """`jaxlm plan` as a person sees it."""
 
 import json
+import types
 
 import jax
 import pytest
 
 from jaxlm import cli, sharding
 from jaxlm.plan import accelerators, compiled, page
+from jaxlm.programs import setup
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:
@@ -45,6 +47,20 @@ def test_json_has_what_the_page_has(capsys):
     assert rows["H100"]["usd"] == pytest.approx(rows["H100"]["hours"] * 2.70)
     assert rows["TPU v5e"]["mfu_from"] == ""
     assert page.render(plan).splitlines()[0].startswith("MODEL  1,038,692,352")
+
+
+def test_data_that_is_there_is_set_against_the_plan(capsys, monkeypatch):
+    opened = types.SimpleNamespace(token_counts=lambda: {"web": 10**9, "code": 10**8, "unused": 5})
+    monkeypatch.setattr(setup, "data", lambda config: (opened, {"web": 3.0, "code": 1.0}))
+    keys = ["--config.train.steps=10000", "--config.plan.accelerator=H100"]  # 2.62B tokens
+    _, out, _ = run(capsys, "--config=gpuburnout_1b", *keys)
+    assert "DATA  1.1B tokens in data/1b; times through: web 2, code 6.6\n  Beyond about four times" in out
+    assert "LOSS  17.8" not in out
+    assert "far outside" not in out
+    few = ["--config.train.steps=10", "--config.optim.warmup_steps=1"]
+    _, out, _ = run(capsys, "--config=quickstart", *keys[1:], *few)
+    assert "far outside of what they were fitted on" in out
+    assert "Beyond about four times" not in out
 
 
 def test_a_price_of_ones_own_counts(capsys, tmp_path):
