@@ -19,7 +19,7 @@ import time
 import jax
 
 from jaxlm import config_files, sharding
-from jaxlm.config import Config, ConfigError, MeshConfig, resolve
+from jaxlm.config import Config, MeshConfig, resolve
 from jaxlm.plan import compiled, fit, lower, memory
 from jaxlm.programs import setup
 
@@ -48,14 +48,11 @@ def planned(name: str, devices: int, overrides: list[str]) -> tuple[Config, Mesh
 
 def check(name: str, devices: int, overrides: list[str]) -> dict:
     """Compiles one and compares."""
+    where = compiled.target(devices, 1)  # first: without the plugin JAX is only now given its CPU devices
+    if where.platform != "gpu":
+        sys.exit('JAX has no CUDA plugin: pip install -e ".[cuda12]"')
     config, mesh = planned(name, devices, overrides)
     guess = memory.estimate(config, memory.abstract_mesh(mesh, devices)).total
-    try:
-        where = compiled.target(devices, 1)
-    except ConfigError:
-        where = None  # fewer CPU devices than asked for, and no plugin
-    if where is None or where.platform != "gpu":
-        sys.exit('JAX has no CUDA plugin: pip install -e ".[cuda12]"')
     start = time.monotonic()
     real = sharding.make_mesh(mesh, where.devices)
     lowered, _ = lower.lower_step(dataclasses.replace(config, mesh=mesh), real)

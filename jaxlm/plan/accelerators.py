@@ -49,12 +49,13 @@ class Prices:
         plain = {_plain(a.name): a for a in self.accelerators}
         if _plain(name) in plain:
             return plain[_plain(name)]
-        names = {a.name.lower(): a.name for a in self.accelerators}
-        hint = nearest(name.lower(), names)
-        for lower, proper in names.items():
-            hint = hint.replace(f"'{lower}'", f"'{proper}'")
         if longer := [a.name for a in self.accelerators if _plain(a.name).startswith(_plain(name))]:
             hint = f"there are {', '.join(longer)}"
+        else:
+            names = {a.name.lower(): a.name for a in self.accelerators}
+            hint = nearest(name.lower(), names)
+            for lower, proper in names.items():
+                hint = hint.replace(f"'{lower}'", f"'{proper}'")
         raise ConfigError(f"config.plan.accelerator={name!r} is not in the prices file; {hint}")
 
 

@@ -92,14 +92,11 @@ def _data(plan: dict) -> str:
     if not (found := plan.get("data")):
         return ""
     epochs = ", ".join(f"{name} {n:.2g}" for name, n in found["epochs"].items())
-    often = (
-        ""
-        if max(found["epochs"].values(), default=0) <= 4
-        else (
-            "\n  Beyond about four times a token teaches less than a new one (arXiv:2305.16264): get more, or take fewer steps."
-        )
-    )
-    return f"\nDATA  {count(sum(found['tokens'].values()))} tokens in {found['dir']}; times through: {epochs}{often}"
+    text = f"\nDATA  {count(sum(found['tokens'].values()))} tokens in {found['dir']}; times through: {epochs}"
+    if max(found["epochs"].values(), default=0) > 4:
+        text += "\n  Beyond about four times a token teaches less than a new one (arXiv:2305.16264): "
+        text += "get more, or take fewer steps."
+    return text
 
 
 def _memory(plan: dict) -> str:

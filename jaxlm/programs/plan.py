@@ -9,6 +9,7 @@ import typing
 import jax
 
 from jaxlm.config import Config, ConfigError
+from jaxlm.data import rows
 from jaxlm.plan import compiled, fit, page, summary
 from jaxlm.programs import setup
 from jaxlm.programs.console import say
@@ -45,11 +46,12 @@ def data(config: Config) -> dict[str, typing.Any] | None:
     """Tokens to train on of each source in `data.dir`, and how often the run goes through them; None before there are any."""
     try:
         opened, mixture = setup.data(config)
+        tokens = opened.token_counts()
+        shares = rows.normalise_mixture(mixture, list(tokens))
     except ConfigError:
         return None
-    tokens, asked = opened.token_counts(), config.train.steps * config.train.batch_size * config.train.seq_len
-    share = {name: mixture[name] / sum(mixture.values()) for name in tokens if mixture.get(name)}
-    epochs = {name: asked * part / tokens[name] for name, part in share.items() if tokens[name]}
+    asked = config.train.steps * config.train.batch_size * config.train.seq_len
+    epochs = {name: asked * float(share) / tokens[name] for name, share in shares.items() if tokens[name]}
     return {"dir": config.data.dir, "tokens": tokens, "epochs": epochs}
 
 

@@ -69,8 +69,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 def output(config: Config, args: argparse.Namespace) -> pathlib.Path:
     """Where the overrides go, refused before anything is timed. Raises ConfigError."""
-    out = pathlib.Path(args.out) if args.out else setup.workdir(config) / "tuned.txt" if config.workdir else None
-    out = out or pathlib.Path("tuned.txt")
+    folder = setup.workdir(config) if config.workdir else pathlib.Path()
+    out = pathlib.Path(args.out or folder / "tuned.txt")
     there = out.exists()
     try:
         out.open("a").close()

@@ -120,6 +120,11 @@ def test_packed_calls_are_those_of_jax():
 
 def test_the_packed_step_chooses_on_the_device_twice_a_layer():
     """Forward and backward: the masked kernel is there for batches with too many documents."""
+    pattern = rf"tensor<2x1x{T}x{T}xbf16>"
+    assert re.search(pattern, lowered_step("cudnn"))
     assert not re.findall(r"stablehlo\.case|stablehlo\.if", lowered_step("cudnn"))
     packed = lowered_step("cudnn_packed")
     assert len(re.findall(r"stablehlo\.case|stablehlo\.if", packed)) == 2 * LAYERS
+    fmha = [line for line in packed.splitlines() if "@__cudnn$fmhaSoftmax" in line]
+    assert fmha
+    assert not any(re.search(pattern, line) for line in fmha)
