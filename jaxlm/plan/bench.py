@@ -12,8 +12,9 @@ from jax.sharding import Mesh
 
 from jaxlm import config_files
 from jaxlm.config import Config, ConfigError, RunError
+from jaxlm.objectives import lm
 from jaxlm.plan import flops, tune
-from jaxlm.train import pretraining, state
+from jaxlm.step import parts, state
 
 FINALISTS = 3  # so many of the fastest run again, in turns
 
@@ -94,10 +95,10 @@ class Bench:
         """Seconds of one step, the batch from the loader included."""
         if self.stop.is_set():
             raise KeyboardInterrupt
-        began, now = time.perf_counter(), self._state or pretraining.make(self._config, self._mesh).create()
+        began, now = time.perf_counter(), self._state or parts.make(self._config, self._mesh, lm.make).create()[0]
         self._state = None  # its memory is given to the step
         with jax.set_mesh(self._mesh):
-            self._state, metrics = compiled(now, next(self._batches))
+            self._state, metrics = compiled({}, now, next(self._batches))
         jax.block_until_ready(metrics)
         return time.perf_counter() - began
 

@@ -242,3 +242,75 @@ class Meter:
                 record |= {name: speed * flops / self._peak for name, flops in self._flops.items()}
         self._mark, self._paused = (step, now), 0.0
         return record
+
+
+class Recorder:
+    """Brings the metrics of steps from the device to metrics.jsonl, the loggers and the progress line.
+
+    Args:
+      meter: speed, dollars and time left.
+      writer: None on all processes but the first, which alone writes and says anything.
+      first: the first step of this start; it is logged, however seldom others are. So is the last.
+      steps: the last step of the run.
+      every_steps: steps from one log line to the next.
+      reads: metrics that are read of every step. The others are read when they are logged.
+    """
+
+    def __init__(
+        self,
+        meter: Meter,
+        writer: Writer | None,
+        *,
+        first: int,
+        steps: int,
+        every_steps: int,
+        reads: typing.Iterable[str] = (),
+    ):
+        self._meter, self._writer = meter, writer
+        self._always, self._steps, self._every = (first, steps), steps, every_steps
+        self._reads = {"skipped_in_a_row", *reads}
+        self._progress = Progress(steps)
+
+    def fetch(self, step: int, metrics: dict) -> None:
+        """Starts the copies to the host that `read` will need. They wait for the step, the host does not."""
+        for name in metrics if self._due(step) else self._reads:
+            metrics[name].copy_to_host_async()
+
+    def read(self, step: int, metrics: dict) -> dict[str, float]:
+        """The metrics of a step, those that are read of every step or all of them; waits until the step is done.
+
+        All are read and logged where a line is due, or where an update was skipped.
+        """
+        record = {name: float(metrics[name]) for name in self._reads}
+        if not self._due(step) and not record["skipped_in_a_row"] > 0:
+            return record
+        record |= {name: float(value) for name, value in metrics.items() if name not in record}
+        line = self._meter.measure(step, self._steps)
+        line |= {f"train/{name}": record[name] for name in metrics if name != "skipped_in_a_row"}
+        if self._writer:
+            self._writer.write({name: value for name, value in line.items() if name != "eta_s"})
+            self._progress.update(line)
+        return record
+
+    def add(self, step: int, name: str, figures: dict[str, float]) -> None:
+        """Writes and says what was found after a step, such as held-out losses."""
+        if self._writer:
+            self._writer.write(self._meter.clock(step) | figures)
+        parts = [f"{key.removeprefix('val/')} {value:.4f}" for key, value in figures.items()]
+        self.say(f"step {step}  {name}: " + "  ".join(parts))
+
+    def say(self, text: str) -> None:
+        """Shows a line to the person."""
+        if self._writer:
+            self._progress.message(text)
+
+    def pause(self, seconds: float) -> None:
+        """Leaves seconds out of the speed."""
+        self._meter.pause(seconds)
+
+    def close(self) -> None:
+        """Leaves the last progress line standing."""
+        self._progress.close()
+
+    def _due(self, step: int) -> bool:
+        return step % self._every == 0 or step in self._always

@@ -15,11 +15,14 @@ import optax.contrib
 
 from jaxlm import tree
 from jaxlm.config import ConfigError, OptimConfig
-from jaxlm.train.adam import scale_by_adam
+from jaxlm.step.adam import scale_by_adam
 
 
-def schedule(config: OptimConfig, steps: int) -> optax.Schedule:
-    """Learning rate of update s = 1, 2, ..., `steps`: linear warm-up, then cosine, wsd, linear or constant.
+def rates(config: OptimConfig, steps: int) -> optax.Schedule:
+    """Learning rate of step s = 1, 2, ..., `steps`: linear warm-up, then cosine, wsd, linear or constant.
+
+    One scalar is the rate of all parameters. The train step also takes a schedule that gives a tree of scalars, whose
+    branches end where the parameters' go on: {"embed": 1e-4, "layers_0": 1e-3, ...}.
 
     `wsd` (warm-up, stable, decay; MiniCPM, arXiv:2404.06395) holds the peak and falls linearly in the last
     `decay_fraction` of all steps. The last update has `final_lr_ratio` times the peak, but for `constant`.
