@@ -15,7 +15,11 @@ import sys
 import time
 import typing
 
-from jaxlm.config import ConfigError, LogConfig
+import jax
+
+from jaxlm.config import ConfigError, HardwareConfig, LogConfig, ModelConfig, TrainConfig
+from jaxlm.console import duration, human
+from jaxlm.plan import flops
 
 
 class JsonLines:
@@ -182,24 +186,6 @@ class Progress:
         return "  ".join(parts)
 
 
-def human(x: float) -> str:
-    """1234567 -> '1.23M'."""
-    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(x) >= limit:
-            return f"{x / limit:.3g}{unit}"
-    return f"{x:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """3725 -> '1h02m'; 95 -> '1m35s'."""
-    s = round(seconds)
-    if s >= 86400:
-        return f"{s // 86400}d{s % 86400 // 3600:02d}h"
-    if s >= 3600:
-        return f"{s // 3600}h{s % 3600 // 60:02d}m"
-    return f"{s // 60}m{s % 60:02d}s"
-
-
 class Meter:
     """Turns finished steps into tokens/s, MFU, wall time, dollars and time left.
 
@@ -211,7 +197,16 @@ class Meter:
       wall_s: seconds that earlier starts of this run took, so that dollars are those really spent.
     """
 
-    def __init__(self, *, tokens_per_step, flops_palm, flops_causal, peak_flops, usd_per_hour, wall_s=0.0):
+    def __init__(
+        self,
+        *,
+        tokens_per_step: int,
+        flops_palm: float,
+        flops_causal: float,
+        peak_flops: float | None,
+        usd_per_hour: float,
+        wall_s: float = 0.0,
+    ):
         self._tokens_per_step = tokens_per_step
         self._flops = {"mfu_palm": flops_palm, "mfu_causal": flops_causal}
         self._peak = peak_flops
@@ -242,3 +237,17 @@ class Meter:
                 record |= {name: speed * flops / self._peak for name, flops in self._flops.items()}
         self._mark, self._paused = (step, now), 0.0
         return record
+
+
+def make_meter(model: ModelConfig, train: TrainConfig, hardware: HardwareConfig, wall_s: float = 0.0) -> Meter:
+    """The meter of a run on all devices at hand; `wall_s`: seconds that its earlier starts took."""
+    per_token = flops.flops_per_token(model, train.seq_len)
+    peak = hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
+    return Meter(
+        tokens_per_step=train.batch_size * train.seq_len,
+        flops_palm=per_token.palm,
+        flops_causal=per_token.causal,
+        peak_flops=peak * 1e12 * jax.device_count() if peak else None,
+        usd_per_hour=hardware.usd_per_hour,
+        wall_s=wall_s,
+    )

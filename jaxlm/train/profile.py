@@ -12,7 +12,7 @@ import typing
 import jax
 
 from jaxlm.config import ConfigError, ProfileConfig
-from jaxlm.report import profile as report
+from jaxlm.train import xplane
 
 
 def check(config: ProfileConfig, first: int) -> None:
@@ -82,10 +82,10 @@ class Tracer:
     def _show(self, last: int, folder: pathlib.Path) -> None:
         (path,) = folder.glob("*.xplane.pb")
         steps = last - self._first + 1
-        found = report.summarise(report.read(path), steps)
+        found = xplane.summarise(xplane.read(path), steps)
         kind = jax.local_devices()[0].device_kind
         self._say(f"steps {self._first} to {last}: {1e3 * found.seconds:.1f} ms a step on {kind}")
-        for line in report.lines(found):
+        for line in xplane.lines(found):
             self._say(line)
         self._say(f"trace: {folder} (perfetto_trace.json.gz opens in ui.perfetto.dev)")
 
