@@ -1,4 +1,4 @@
-"""Several processes, one program: joining the cluster, and failing together."""
+"""The processes of one program: how they start, what the first one says, and how they fail together."""
 
 import os
 import typing
@@ -6,11 +6,54 @@ import typing
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 
-from jaxlm.config import ConfigError, DistributedConfig, RunError
+from jaxlm import console, sharding, xla_flags
+from jaxlm.config import ConfigError, DistributedConfig, HardwareConfig, MeshConfig, RunError
 
 T = typing.TypeVar("T")
 _MESSAGE_BYTES = 2000
+
+
+def start(hardware: HardwareConfig, distributed: DistributedConfig, mesh: MeshConfig, dtype: str) -> Mesh:
+    """Starts JAX: XLA's flags, the cluster if there is one, matmul precision, the compile cache. Returns the mesh.
+
+    Every program that runs on devices calls this first, before anything touches a device.
+
+    Args:
+      hardware, distributed, mesh: sections of the config.
+      dtype: `model.dtype`.
+
+    Raises:
+      ConfigError: a flag, cluster, cache folder or mesh that this machine can't have.
+    """
+    xla_flags.apply(hardware.xla_flags)
+    join_cluster(distributed)
+    if dtype == "float32" and jax.default_backend() != "cpu":
+        jax.config.update("jax_default_matmul_precision", "highest")  # else float32 means TF32, or bfloat16 on TPUs
+    if cache := os.path.expanduser(hardware.compile_cache):
+        _turn_cache_on(cache)
+    return sharding.make_mesh(mesh)
+
+
+def _turn_cache_on(folder: str) -> None:
+    """Keeps every program whose compilation takes half a second or more in this folder. Raises ConfigError."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"config.hardware.compile_cache={folder} can't be made: {error.strerror}; name another folder, or "
+            '"" for no cache'
+        ) from error
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def say(text: str) -> None:
+    """Writes a line on standard error, from the first process only."""
+    if jax.process_index() == 0:
+        console.say(text)
 
 
 def join_cluster(config: DistributedConfig) -> None:

@@ -1,7 +1,6 @@
 """The command line as a new user meets it: help, typos, exit codes; one line, never a traceback."""
 
 import ast
-import json
 import pathlib
 import re
 import subprocess
@@ -125,16 +124,6 @@ def test_main_is_jaxlm_train():
         [sys.executable, "-m", "jaxlm.main", "--config=quickstart", "--config.lr=1"], capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (2, "jaxlm: unknown key config.lr; did you mean config.optim.lr?\n")
-
-
-def test_print_table(capsys):
-    from jaxlm.programs.console import print_table
-
-    rows = [{"name": "a", "loss": 1.23456}, {"name": "long", "loss": 2.0}]
-    print_table(rows, as_json=False)
-    assert capsys.readouterr().out == "name  loss\na     1.235\nlong  2\n"
-    print_table(rows, as_json=True)
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
 
 
 def test_training_imports_no_library_that_it_does_not_use():

@@ -9,6 +9,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FLOORS = {
     "jaxlm.config": 0,
     "jaxlm.config_files": 0,
+    "jaxlm.console": 0,
     "jaxlm.files": 0,
     "jaxlm.processes": 0,
     "jaxlm.tree": 0,

@@ -45,7 +45,7 @@ class Target:
     """Devices to compile for.
 
     Attributes:
-      platform: "gpu" or "cpu", as `setup.for_platform` takes it.
+      platform: "gpu" or "cpu", as `models.hardware.for_platform` takes it.
       name: for the person.
       options: of the compiler.
     """

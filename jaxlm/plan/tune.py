@@ -10,10 +10,12 @@ import time
 import typing
 
 import jax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxlm import sharding
 from jaxlm.config import Config, RunError
+from jaxlm.console import gigabytes
 from jaxlm.plan import lower
 
 REMATS = ("none", "names", "dots", "full")  # from the fastest to the most frugal
@@ -114,8 +116,19 @@ class Compiler:
         return self._needs[candidate]
 
 
+def fit(config: Config, mesh: Mesh, say: typing.Callable[[str], None]) -> Config:
+    """Settles `model.remat=auto` and `train.microbatch_size=-1` for the devices at hand, the same on all processes.
+
+    Raises RunError if nothing fits. See `resolve`.
+    """
+    if not undecided(config):
+        return config  # asks neither the machine for its memory, which it may not know (off Linux), nor the other processes
+    limit = min(multihost_utils.process_allgather(memory_limit(config.tune.memory_gb)).ravel().tolist())
+    return resolve(config, mesh, limit, say)
+
+
 def undecided(config: Config) -> bool:
-    """Whether the config leaves something to `resolve`."""
+    """True if the config leaves something for `resolve` to choose."""
     return config.model.remat == "auto" or config.train.microbatch_size == -1
 
 
@@ -146,13 +159,13 @@ def resolve(config: Config, mesh: Mesh, limit_bytes: float, log: typing.Callable
         if size is None:
             continue
         chosen = dataclasses.replace(start, remat=remat, microbatch_size=size)
-        of = f"{compiler.needs(chosen) / 1e9:.2f} of {limit_bytes / 1e9:.2f} GB a device"
+        of = f"{gigabytes(compiler.needs(chosen), 2)} of {gigabytes(limit_bytes, 2)} GB a device"
         log(f"chosen: train.microbatch_size={size}, model.remat={remat}; {of}")
         return chosen.applied(config)
     need = compiler.needs(dataclasses.replace(start, remat=remats[-1], microbatch_size=sizes[-1]))
-    said = "more than the compiler can place" if need is None else f"{need / 1e9:.2f} GB"
+    said = "more than the compiler can place" if need is None else f"{gigabytes(need, 2)} GB"
     raise RunError(
-        f"nothing fits into {limit_bytes / 1e9:.2f} GB a device: microbatch_size={sizes[-1]} with remat={remats[-1]} needs "
+        f"nothing fits into {gigabytes(limit_bytes, 2)} GB a device: microbatch_size={sizes[-1]} with remat={remats[-1]} needs "
         f"{said}; take optim.name=adamw8bit, a shorter train.seq_len, or split the model by mesh.fsdp"
     )
 

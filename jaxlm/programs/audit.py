@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 
 from jaxlm.config import Config, ConfigError, nearest
+from jaxlm.console import count, megabytes, print_table, say
 from jaxlm.corpus import audit, documents, sources
 from jaxlm.data import shards
-from jaxlm.programs.console import print_table, say
 
 Documents = Iterator[tuple[str, str]]
 _UNIT_BYTES = 8 << 20
@@ -32,7 +32,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     began, counts = time.monotonic(), []
     for name, read in readers.items():
         counts.append(audit.scan(name, read()))
-        say(f"{name}: {counts[-1].documents:,} documents, {counts[-1].bytes / 1e6:.1f} MB of {what}")
+        say(f"{name}: {count(counts[-1].documents)} documents, {megabytes(counts[-1].bytes)} of {what}")
     found = [finding for finding in audit.rank(counts) if args.source in ("", finding.source)]
     shown = found[: args.top or None]
     lost = max(table.lost for count in counts for table in count.tables)

@@ -6,11 +6,10 @@ import pathlib
 import typing
 from collections.abc import Callable, Iterator
 
-from jaxlm import files
+from jaxlm import console, files
 from jaxlm.config import Config
 from jaxlm.corpus import audit, conclude, documents, engine, prepare, sources, stages
 from jaxlm.data import shards
-from jaxlm.programs import console
 from jaxlm.report import data as report
 
 FINDINGS = "findings.json"

@@ -3,10 +3,10 @@
 import argparse
 
 from jaxlm.config import Config, ConfigError
+from jaxlm.console import print_table, say
 from jaxlm.corpus import prepare
 from jaxlm.corpus.tally import stage_order
 from jaxlm.programs import data_report
-from jaxlm.programs.console import print_table, say
 
 
 def run(config: Config, args: argparse.Namespace) -> int:

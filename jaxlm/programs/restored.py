@@ -12,13 +12,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxlm import config as config_lib
-from jaxlm import config_files, models, sharding
+from jaxlm import config_files, models, processes, sharding
 from jaxlm.config import Config, ConfigError, MeshConfig, RunError
 from jaxlm.data import rows, shards
+from jaxlm.models import hardware
 from jaxlm.objectives import lm
 from jaxlm.ops import xent
-from jaxlm.programs import setup
 from jaxlm.train.checkpoint import Checkpointer, CorruptCheckpointError
+from jaxlm.train.workdir import check_same_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +42,11 @@ def restore(config: Config, checkpoint: str) -> Restored:
     # A mesh of its own: the one that trained may need more devices than there are here.
     config = dataclasses.replace(config, mesh=MeshConfig(data=1, fsdp=-1, tensor=1, context=1))
     workdir = pathlib.Path(config.workdir)
-    setup.check_same_model(workdir, config)
-    mesh = setup.start(config)
-    config = setup.for_platform(config, jax.devices()[0].platform)
+    check_same_model(workdir, config.model)
+    mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
+    settled = hardware.for_platform(config.model, jax.devices()[0].platform)
     # Nothing is differentiated here; and a run's `auto` was settled for its training alone.
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat="none", offload=False))
+    config = dataclasses.replace(config, model=dataclasses.replace(settled, remat="none", offload=False))
     checkpointer = Checkpointer(workdir / "checkpoints", read_only=True)
     step = checkpointer.find(checkpoint)
     data = shards.open_data(config.data.dir)

@@ -5,9 +5,10 @@ import argparse
 import jax
 
 from jaxlm.config import Config, ConfigError
+from jaxlm.console import print_table
 from jaxlm.eval import samples
-from jaxlm.programs import restored, setup
-from jaxlm.programs.console import print_table
+from jaxlm.processes import say
+from jaxlm.programs import restored
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -18,7 +19,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if not prompts:
         raise ConfigError('nothing to continue: give --prompt="TEXT", again for more than one')
     run = restored.restore(config, args.checkpoint)
-    setup.say(f"checkpoint {run.step} of {config.workdir}")
+    say(f"checkpoint {run.step} of {config.workdir}")
     with jax.set_mesh(run.mesh):
         texts = samples.continue_prompts(run.config, run.model, run.params, run.data.tokenizer(), prompts)
     if jax.process_index():

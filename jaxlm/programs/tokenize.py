@@ -5,10 +5,11 @@ import pathlib
 import typing
 
 from jaxlm.config import Config, ConfigError
+from jaxlm.console import print_table, say
 from jaxlm.corpus import documents, prepare, sources
 from jaxlm.data import shards, tokenizer, tokenizer_fit
-from jaxlm.programs import data_report, setup
-from jaxlm.programs.console import print_table
+from jaxlm.data.open import make_data, open_mixture
+from jaxlm.programs import data_report
 
 EMBEDDED = "embedded:prose"
 _SWEEP_BYTES = 32 << 20
@@ -22,8 +23,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if args.sweep:
         print_table(_sweep(config, args.sweep), args.json)
         return 0
-    setup.make_data(config)
-    data, mixture = setup.data(config)
+    make_data(config, say)
+    data, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
     fit = _fit(config, data, args.reference)
     rows = []
     for source, fitted in zip(data.sources, fit["sources"], strict=True):
@@ -40,7 +41,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
             row | {key: value for key, value in fitted.items() if key not in row and (args.json or key in _SHOWN)}
         )
     print_table(rows, args.json)
-    setup.say(_summary(fit))
+    say(_summary(fit))
     if (data.path / prepare.MANIFEST).is_file():
         data_report.write(config, prepare.open_prepared(data.path))
     return 0
@@ -67,7 +68,7 @@ def _reference(config: Config, data: shards.DataDir, name: str) -> tokenizer.Tok
             model_type=config.data.tokenizer_model,
         )
     except ConfigError as error:
-        setup.say(f"no general tokenizer to compare with: {error}")
+        say(f"no general tokenizer to compare with: {error}")
         return None
 
 

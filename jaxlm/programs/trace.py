@@ -3,16 +3,16 @@
 import argparse
 
 from jaxlm.config import Config, ConfigError
+from jaxlm.console import print_table
 from jaxlm.data import trace
-from jaxlm.programs import setup
-from jaxlm.programs.console import print_table
+from jaxlm.data.open import open_mixture
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Prints the documents of the batch behind the metrics of step N (the N-th update, counted from 1)."""
     if args.step < 1:
         raise ConfigError(f"--step={args.step}: steps are counted from 1")
-    data, mixture = setup.data(config)
+    data, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
     batch = trace.describe_batch(
         data,
         mixture,

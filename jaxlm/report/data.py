@@ -17,9 +17,10 @@ import json
 import pathlib
 import typing
 
+from jaxlm.console import count, share, size
 from jaxlm.corpus.tally import stage_order
 from jaxlm.report import mismatch, page
-from jaxlm.report.page import Markup, cell, count, details, join, share, size, table, tag
+from jaxlm.report.page import Markup, cell, details, join, table, tag
 
 _JUNK_ROWS = 40  # shown at once; the others on demand
 

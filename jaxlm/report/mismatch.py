@@ -4,8 +4,9 @@ import math
 import typing
 from collections.abc import Callable
 
+from jaxlm.console import count, share
 from jaxlm.report import page
-from jaxlm.report.page import Markup, cell, count, details, join, share, table, tag
+from jaxlm.report.page import Markup, cell, details, join, table, tag
 
 TARGET = "target"
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from jaxlm import files
+from jaxlm.console import count
 from jaxlm.report import style
 
 _HIDDEN = re.compile(
@@ -42,30 +43,6 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
 def join(parts: Iterable[object]) -> Markup:
     """Parts one after another."""
     return Markup("".join(text(part) for part in parts))
-
-
-def count(number: float) -> str:
-    """1234567 -> 1,234,567."""
-    return f"{number:,.0f}"
-
-
-def size(number: float) -> str:
-    """Bytes in the unit that suits: 1.2 MB."""
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while abs(number) >= 999.5 and len(units) > 1:
-        number, units = number / 1000, units[1:]
-    return f"{number:.0f} {units[0]}" if units[0] == "B" or abs(number) >= 99.5 else f"{number:.3g} {units[0]}"
-
-
-def share(part: float, whole: float) -> str:
-    """A part of a whole in percent; "" where there is no whole."""
-    if not whole:
-        return ""
-    percent = 100 * part / whole
-    if part == whole or not part:
-        return f"{percent:.0f}%"
-    # Neither 0 nor 100, then it must not say so.
-    return "<0.1%" if percent < 0.1 else ">99.9%" if percent > 99.9 else f"{percent:.1f}%"
 
 
 def value(item: object) -> object:

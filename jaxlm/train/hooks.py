@@ -1,7 +1,6 @@
 """What a run does between two steps besides training: checkpoints, held-out loss, samples. (`profile` has the trace.)"""
 
 import pathlib
-import typing
 from collections.abc import Callable, Sequence
 
 import jax
@@ -12,8 +11,7 @@ from jaxlm.config import EvalConfig, SampleConfig
 from jaxlm.objectives.base import Variables
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.loop import Ending, Hook, Moment
-
-BEST_METRIC = "val/loss"
+from jaxlm.train.metrics import HELD_OUT
 
 
 class Save(Hook):
@@ -70,8 +68,8 @@ class HeldOut(Hook):
 
     def __call__(self, moment: Moment) -> dict[str, float]:
         found = self._evaluate(moment.variables)
-        if BEST_METRIC in found:
-            self._losses[moment.step] = found[BEST_METRIC]
+        if HELD_OUT in found:
+            self._losses[moment.step] = found[HELD_OUT]
         return found
 
 
@@ -124,8 +122,3 @@ def owed(hooks: Sequence[Hook], step: int, end: int, interrupted: bool = False) 
 
 def _multiple(step: int, every: int) -> bool:
     return every > 0 and step > 0 and step % every == 0
-
-
-def known_losses(records: typing.Mapping[int, dict]) -> dict[int, float]:
-    """Step -> held-out loss of what metrics.jsonl holds."""
-    return {step: record[BEST_METRIC] for step, record in records.items() if record.get(BEST_METRIC) is not None}

@@ -15,7 +15,14 @@ import sys
 import time
 import typing
 
-from jaxlm.config import ConfigError, LogConfig
+import jax
+
+from jaxlm.config import ConfigError, HardwareConfig, LogConfig, ModelConfig, TrainConfig
+from jaxlm.console import duration, human
+from jaxlm.plan import flops
+
+
+HELD_OUT = "val/loss"  # the metric by which the best checkpoint is known
 
 
 class JsonLines:
@@ -59,6 +66,18 @@ def read(path: pathlib.Path) -> dict[int, dict]:
         record = json.loads(line)
         steps.setdefault(record["step"], {}).update(record)
     return steps
+
+
+def held_out_losses(path: pathlib.Path) -> dict[int, float]:
+    """Step -> `val/loss`, the newest of each; {} where there is no file. Lines that are no JSON are passed over."""
+    losses = {}
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                record = json.loads(line) if f'"{HELD_OUT}"' in line else {}
+                if record.get(HELD_OUT) is not None:
+                    losses[record["step"]] = record[HELD_OUT]
+    return losses
 
 
 class Writer:
@@ -182,24 +201,6 @@ class Progress:
         return "  ".join(parts)
 
 
-def human(x: float) -> str:
-    """1234567 -> '1.23M'."""
-    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(x) >= limit:
-            return f"{x / limit:.3g}{unit}"
-    return f"{x:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """3725 -> '1h02m'; 95 -> '1m35s'."""
-    s = round(seconds)
-    if s >= 86400:
-        return f"{s // 86400}d{s % 86400 // 3600:02d}h"
-    if s >= 3600:
-        return f"{s // 3600}h{s % 3600 // 60:02d}m"
-    return f"{s // 60}m{s % 60:02d}s"
-
-
 class Meter:
     """Turns finished steps into tokens/s, MFU, wall time, dollars and time left.
 
@@ -211,7 +212,16 @@ class Meter:
       wall_s: seconds that earlier starts of this run took, so that dollars are those really spent.
     """
 
-    def __init__(self, *, tokens_per_step, flops_palm, flops_causal, peak_flops, usd_per_hour, wall_s=0.0):
+    def __init__(
+        self,
+        *,
+        tokens_per_step: int,
+        flops_palm: float,
+        flops_causal: float,
+        peak_flops: float | None,
+        usd_per_hour: float,
+        wall_s: float = 0.0,
+    ):
         self._tokens_per_step = tokens_per_step
         self._flops = {"mfu_palm": flops_palm, "mfu_causal": flops_causal}
         self._peak = peak_flops
@@ -314,3 +324,17 @@ class Recorder:
 
     def _due(self, step: int) -> bool:
         return step % self._every == 0 or step in self._always
+
+
+def make_meter(model: ModelConfig, train: TrainConfig, hardware: HardwareConfig, wall_s: float = 0.0) -> Meter:
+    """The meter of a run on all devices at hand; `wall_s`: seconds that its earlier starts took."""
+    per_token = flops.flops_per_token(model, train.seq_len)
+    peak = hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
+    return Meter(
+        tokens_per_step=train.batch_size * train.seq_len,
+        flops_palm=per_token.palm,
+        flops_causal=per_token.causal,
+        peak_flops=peak * 1e12 * jax.device_count() if peak else None,
+        usd_per_hour=hardware.usd_per_hour,
+        wall_s=wall_s,
+    )

@@ -6,14 +6,15 @@ failure shows.
 """
 
 import collections
+import dataclasses
 import re
 
 import jax
 import pytest
 
 from jaxlm import config, config_files, sharding
+from jaxlm.models import hardware
 from jaxlm.plan import lower
-from jaxlm.programs import setup
 
 JAX = "0.10"
 PINNED = {"all": 4423, "fusion": 352, "dot": 41, "custom-call": 0, "copy": 67, "transpose": 34, "while": 2}
@@ -30,7 +31,8 @@ def program_size(*overrides: str) -> dict[str, int]:
     """HLO instructions of the optimised step of a two-layer llama on one CPU device: all, and by opcode."""
     keys = ["data.path=x", "train.batch_size=2", "train.seq_len=128", "loss.tile_tokens=128"]
     keys += [f"model.{key}={value}" for key, value in SHAPE.items()]
-    c = setup.for_platform(config.resolve(config_files.load("base", [*keys, *overrides])), "cpu")
+    c = config.resolve(config_files.load("base", [*keys, *overrides]))
+    c = dataclasses.replace(c, model=hardware.for_platform(c.model, "cpu"))
     lowered, _ = lower.lower_step(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
     line = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (?:\(.*?\)|\S+) ([a-z][\w-]*)\(", re.M)
     compiled = lowered.compile(compiler_options={"xla_cpu_use_fusion_emitters": True})  # as users' are
