@@ -19,7 +19,7 @@ import grain
 import numpy as np
 from absl import flags
 
-from jaxlm.config import RunError
+from jaxlm.config import DataConfig, RunError
 from jaxlm.data import rows, shards
 
 
@@ -146,6 +146,19 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
 
     def __exit__(self, *exc) -> None:
         self.close()
+
+
+def open_train(order: rows.Order, config: DataConfig, *, row_indices: np.ndarray, start_step: int) -> TrainLoader:
+    """The loader with the threads, workers and patience that `config.data` asks for."""
+    return TrainLoader(
+        order,
+        row_indices=row_indices,
+        start_step=start_step,
+        num_threads=config.num_threads,
+        num_workers=config.num_workers,
+        prefetch=config.prefetch,
+        stall_seconds=config.timeout_s,
+    )
 
 
 def _die_with_parent(worker: int, num_workers: int) -> None:

@@ -327,5 +327,7 @@ def _group_length(group: Sequence[Segment], seq_len: int) -> int:
             )
     length = sum(len(segment.ids) - 1 for segment in group)
     if length > seq_len:
-        raise ConfigError(f"a group of {length:,} tokens is longer than a row of train.seq_len={seq_len:,}: cut it, or raise it")
+        raise ConfigError(
+            f"a group of {length:,} tokens is longer than a row of train.seq_len={seq_len:,}: cut it, or raise it"
+        )
     return length

@@ -19,7 +19,9 @@ from jaxlm.config import Config
 from jaxlm.models.transformer import Transformer
 from jaxlm.ops import by_device, xent
 
-Variables = dict[str, dict]  # collection -> tree, as `model.apply` takes it: "params", "lora", ...; scalar heads "value"
+Variables = dict[
+    str, dict
+]  # collection -> tree, as `model.apply` takes it: "params", "lora", ...; scalar heads "value"
 Batch = dict[str, jax.Array]  # rows first: [B, T] by token, [B, S] by segment, [B] by row
 Running = dict[str, jax.Array]  # scalars that an objective adapts from step to step
 

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from jaxlm import tree
 from jaxlm.config import Config
-from jaxlm.objectives import lm
+from jaxlm.objectives import base, lm
 from jaxlm.step import parts
 
 
@@ -24,17 +24,20 @@ class Placement:
     replicated: bool
 
 
-def lower_step(config: Config, mesh: Mesh) -> tuple[jax.stages.Lowered, list[Placement]]:
-    """Lowers the pretraining step of a config for a mesh.
+def lower_step(
+    config: Config, mesh: Mesh, objective: base.Maker = lm.make
+) -> tuple[jax.stages.Lowered, list[Placement]]:
+    """Lowers the train step of a config for a mesh.
 
     Args:
       config: with `model.attention` and `model.dtype` set (not auto).
       mesh: of real, fake or absent devices.
+      objective: makes what is minimised; next-token prediction by default.
 
     Returns:
       The lowered step (`.compile()` compiles it) and where each parameter lives.
     """
-    made = parts.make(config, mesh, lm.make)
+    made = parts.make(config, mesh, objective)
     return made.lower(), placements(made.abstract.params["params"], made.shardings.params["params"])
 
 

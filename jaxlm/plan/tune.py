@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jaxlm import sharding
 from jaxlm.config import Config, RunError
 from jaxlm.console import gigabytes
+from jaxlm.objectives import base, lm
 from jaxlm.plan import lower
 
 REMATS = ("none", "names", "dots", "full")  # from the fastest to the most frugal
@@ -87,15 +88,15 @@ def microbatch_sizes(config: Config, ways: int) -> list[int]:
 class Compiler:
     """Compiles candidates and remembers what they need (the compile cache has the program of one that comes again)."""
 
-    def __init__(self, config: Config, mesh: Mesh, limit_bytes: float):
+    def __init__(self, config: Config, mesh: Mesh, limit_bytes: float, objective: base.Maker = lm.make):
         self.limit_bytes = limit_bytes
-        self._config, self._mesh = config, mesh
+        self._config, self._mesh, self._objective = config, mesh, objective
         self._needs: dict[Candidate, int | None] = {}
 
     def compile(self, candidate: Candidate) -> tuple[typing.Any, int | None]:
         """(the compiled step, its bytes); (None, None) where the compiler itself says that memory does not suffice."""
         try:
-            lowered, _ = lower.lower_step(candidate.applied(self._config), self._mesh)
+            lowered, _ = lower.lower_step(candidate.applied(self._config), self._mesh, self._objective)
             compiled = lowered.compile()
         except RuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
@@ -116,7 +117,7 @@ class Compiler:
         return self._needs[candidate]
 
 
-def fit(config: Config, mesh: Mesh, say: typing.Callable[[str], None]) -> Config:
+def fit(config: Config, mesh: Mesh, say: typing.Callable[[str], None], objective: base.Maker = lm.make) -> Config:
     """Settles `model.remat=auto` and `train.microbatch_size=-1` for the devices at hand, the same on all processes.
 
     Raises RunError if nothing fits. See `resolve`.
@@ -124,7 +125,7 @@ def fit(config: Config, mesh: Mesh, say: typing.Callable[[str], None]) -> Config
     if not undecided(config):
         return config  # asks neither the machine for its memory, which it may not know (off Linux), nor the other processes
     limit = min(multihost_utils.process_allgather(memory_limit(config.tune.memory_gb)).ravel().tolist())
-    return resolve(config, mesh, limit, say)
+    return resolve(config, mesh, limit, say, objective)
 
 
 def undecided(config: Config) -> bool:
@@ -132,7 +133,13 @@ def undecided(config: Config) -> bool:
     return config.model.remat == "auto" or config.train.microbatch_size == -1
 
 
-def resolve(config: Config, mesh: Mesh, limit_bytes: float, log: typing.Callable[[str], None]) -> Config:
+def resolve(
+    config: Config,
+    mesh: Mesh,
+    limit_bytes: float,
+    log: typing.Callable[[str], None],
+    objective: base.Maker = lm.make,
+) -> Config:
     """Replaces `model.remat=auto` and `train.microbatch_size=-1` by what fits: the least recomputation, then the largest
     microbatch. One under FULL_SPEED_TOKENS, whose products are too small for an accelerator, comes after all others.
 
@@ -141,6 +148,7 @@ def resolve(config: Config, mesh: Mesh, limit_bytes: float, log: typing.Callable
       mesh: what it will run on.
       limit_bytes: of one device.
       log: is told the choice.
+      objective: makes what is minimised: its step is compiled.
 
     Raises:
       RunError: nothing fits.
@@ -152,7 +160,7 @@ def resolve(config: Config, mesh: Mesh, limit_bytes: float, log: typing.Callable
     sizes = microbatch_sizes(config, ways) if auto_size else [config.train.microbatch_size]
     large = [size for size in sizes if size * config.train.seq_len >= ways * FULL_SPEED_TOKENS]
     remats = REMATS if auto_remat else (config.model.remat,)
-    m, compiler = config.model, Compiler(config, mesh, limit_bytes)
+    m, compiler = config.model, Compiler(config, mesh, limit_bytes, objective)
     start = Candidate(sizes[0], remats[0], m.attention, m.scan_layers, config.loss.tile_tokens)
     for choices, remat in itertools.product((large, sizes), remats):
         size = _largest(compiler, dataclasses.replace(start, remat=remat), choices)

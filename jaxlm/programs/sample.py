@@ -6,9 +6,8 @@ import jax
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import print_table
-from jaxlm.eval import samples
+from jaxlm.eval import model, samples
 from jaxlm.processes import say
-from jaxlm.programs import restored
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -18,7 +17,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     prompts = args.prompt or list(config.sample.prompts)
     if not prompts:
         raise ConfigError('nothing to continue: give --prompt="TEXT", again for more than one')
-    run = restored.restore(config, args.checkpoint)
+    run = model.restore(config, args.checkpoint)
     say(f"checkpoint {run.step} of {config.workdir}")
     with jax.set_mesh(run.mesh):
         texts = samples.continue_prompts(run.config, run.model, run.params, run.data.tokenizer(), prompts)

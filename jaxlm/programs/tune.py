@@ -128,11 +128,9 @@ def batches(config: Config, mesh: Mesh) -> typing.Iterator[typing.Iterator[typin
         try:
             make_data(config, say)
             data, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
-            options = {"seed": config.seed, "seq_len": t.seq_len, "batch_size": t.batch_size}
+            order = rows.Order(data, mixture, config.seed, t.seq_len, t.batch_size)
             local = sharding.local_rows(mesh, t.batch_size)
-            source = loader.TrainLoader(
-                data, mixture, row_indices=local, num_threads=config.data.num_threads, **options
-            )
+            source = loader.TrainLoader(order, row_indices=local, num_threads=config.data.num_threads)
             stack.callback(source.close)
         except ConfigError as error:
             say(f"random tokens instead of data ({error})")

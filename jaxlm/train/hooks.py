@@ -78,19 +78,12 @@ class Sample(Hook):
 
     Args:
       sample: (variables, step) -> lines to show; writes WORKDIR/samples/<step>.jsonl.
-      say: shows a line to the person.
     """
 
     name = "samples"
 
-    def __init__(
-        self,
-        sample: Callable[[Variables, int], list[str]],
-        config: SampleConfig,
-        workdir: pathlib.Path,
-        say: Callable[[str], None],
-    ):
-        self._sample, self._config, self._folder, self._say = sample, config, workdir / "samples", say
+    def __init__(self, sample: Callable[[Variables, int], list[str]], config: SampleConfig, workdir: pathlib.Path):
+        self._sample, self._config, self._folder = sample, config, workdir / "samples"
 
     def due(self, step: int, end: int) -> bool:
         c = self._config
@@ -101,7 +94,7 @@ class Sample(Hook):
 
     def __call__(self, moment: Moment) -> None:
         for line in self._sample(moment.variables, moment.step):
-            self._say(line)
+            moment.say(line)
 
 
 def owed(hooks: Sequence[Hook], step: int, end: int, interrupted: bool = False) -> list[Hook]:

@@ -8,7 +8,7 @@ wait for the device.
 import dataclasses
 import time
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 from jax.sharding import Mesh
@@ -40,11 +40,12 @@ class Ending:
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """What hooks see between two steps: `state` is that after `step` steps."""
+    """What hooks see between two steps: `state` is that after `step` steps; `say` shows a line to the person."""
 
     step: int
     state: TrainState
     frozen: Variables
+    say: Callable[[str], None]
 
     @property
     def variables(self) -> Variables:
@@ -126,13 +127,17 @@ class Run:
     stop: StopSignal
     owed: Sequence[Hook] = ()
 
+    def moment(self, step: int, state: TrainState) -> Moment:
+        """What hooks see after a step."""
+        return Moment(step, state, self.frozen, self.recorder.say)
+
 
 def run(run: Run, state: TrainState) -> tuple[TrainState, Ending]:
     """Trains from `state.step` to `run.steps`, or until a hook, a watch or a signal ends it."""
     step = int(state.step)
     unread = None  # (step, metrics) whose metrics nobody has looked at yet
     with run.stop, jax.set_mesh(run.mesh):
-        ending = _call(run, run.owed, Moment(step, state, run.frozen))
+        ending = _call(run, run.owed, run.moment(step, state))
         batch = run.batches(state) if step < run.steps and not ending else None
         while batch is not None and not ending:
             state, metrics = run.train_step(run.frozen, state, batch)
@@ -146,11 +151,11 @@ def run(run: Run, state: TrainState) -> tuple[TrainState, Ending]:
             due = [hook for hook in run.hooks if hook.due(step, run.steps)]
             if due and not ending:
                 ending, unread = _watch(run, unread), None
-                ending = ending or _call(run, due, Moment(step, state, run.frozen))
+                ending = ending or _call(run, due, run.moment(step, state))
         if not ending or ending.code == PREEMPTED:
             ending = _watch(run, unread) or ending or Ending(DONE)
         for hook in run.hooks:
-            hook.close(Moment(step, state, run.frozen), ending)
+            hook.close(run.moment(step, state), ending)
     return state, ending
 
 

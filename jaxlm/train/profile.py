@@ -6,7 +6,6 @@ The device is waited for before the first traced step and after the last one: no
 """
 
 import pathlib
-from collections.abc import Callable
 
 import jax
 
@@ -32,47 +31,45 @@ class Trace(Hook):
     Args:
       window: first and last step to trace, or None.
       folder: WORKDIR/profile.
-      say: shows a line to the person.
     """
 
     name = "trace"
 
-    def __init__(self, window: tuple[int, int] | None, folder: pathlib.Path, say: Callable[[str], None]):
+    def __init__(self, window: tuple[int, int] | None, folder: pathlib.Path):
         self.first, self.last = window or (0, 0)
         self.folder = folder / f"process_{jax.process_index()}" if jax.process_count() > 1 else folder
         self.begin = _Begin(self)
         self.running = False
-        self._say = say
 
     def due(self, step: int, end: int) -> bool:
         return self.running and step == self.last
 
     def __call__(self, moment: Moment) -> None:
         jax.block_until_ready(moment.state)
-        self._finish(moment.step)
+        self._finish(moment)
 
     def close(self, moment: Moment, ending: Ending) -> None:
         if self.running:
             self(moment)
 
-    def _finish(self, step: int) -> None:
+    def _finish(self, moment: Moment) -> None:
         try:
             self._stop()
             if jax.process_index() == 0:
                 newest = max((self.folder / "plugins" / "profile").iterdir(), key=lambda path: path.stat().st_mtime)
-                self._show(step, newest)
+                self._show(moment, newest)
         except Exception as error:  # a trace that can't be written or read is no reason to lose a run
-            self._say(f"trace: {self.folder}; it can't be summarised: {type(error).__name__}: {error}")
+            moment.say(f"trace: {self.folder}; it can't be summarised: {type(error).__name__}: {error}")
 
-    def _show(self, last: int, folder: pathlib.Path) -> None:
+    def _show(self, moment: Moment, folder: pathlib.Path) -> None:
         (path,) = folder.glob("*.xplane.pb")
-        steps = last - self.first + 1
+        steps = moment.step - self.first + 1
         found = xplane.summarise(xplane.read(path), steps)
         kind = jax.local_devices()[0].device_kind
-        self._say(f"steps {self.first} to {last}: {1e3 * found.seconds:.1f} ms a step on {kind}")
+        moment.say(f"steps {self.first} to {moment.step}: {1e3 * found.seconds:.1f} ms a step on {kind}")
         for line in xplane.lines(found):
-            self._say(line)
-        self._say(f"trace: {folder} (perfetto_trace.json.gz opens in ui.perfetto.dev)")
+            moment.say(line)
+        moment.say(f"trace: {folder} (perfetto_trace.json.gz opens in ui.perfetto.dev)")
 
     def _stop(self) -> None:
         self.running = False

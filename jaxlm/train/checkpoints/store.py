@@ -116,7 +116,9 @@ class Checkpointer:
     def _rotate(self) -> None:
         """Deletes what need not be kept, on the first process: it is the one that knows, and no other has to wait."""
         if self._config and jax.process_index() == 0:
-            self._delete([self.directory / str(step) for step in keep.obsolete(self.steps(), self._losses, self._config)])
+            self._delete(
+                [self.directory / str(step) for step in keep.obsolete(self.steps(), self._losses, self._config)]
+            )
 
     def _delete(self, folders: list[pathlib.Path]) -> None:
         """Deletes beside the training. Each folder first loses its name: half a checkpoint never looks like a whole one."""
