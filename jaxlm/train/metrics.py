@@ -21,7 +21,6 @@ from jaxlm.config import ConfigError, HardwareConfig, LogConfig, ModelConfig, Tr
 from jaxlm.console import duration, human
 from jaxlm.plan import flops
 
-
 HELD_OUT = "val/loss"  # the metric by which the best checkpoint is known
 
 

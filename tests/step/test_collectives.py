@@ -19,7 +19,7 @@ from jaxlm.objectives import lm
 from jaxlm.ops import linear
 from jaxlm.plan import collectives, lower
 from jaxlm.plan.collectives import Collective
-from jaxlm.train import step
+from jaxlm.step import step
 
 B, T, D, K, H = 8, 24, 32, 2, 8
 

@@ -11,7 +11,7 @@ import tiny_models as tiny
 from jaxlm import config, config_files, models
 from jaxlm.objectives import lm
 from jaxlm.ops import fp8
-from jaxlm.train import optim, state, step
+from jaxlm.step import optim, state, step
 
 STEPS = 30
 
@@ -23,12 +23,12 @@ def losses(**model) -> np.ndarray:
     c = dataclasses.replace(c, model=tiny.model_config(init_std=0.1, **model), optim=optimizer)
     built = models.build(c.model, "xla")
     tx = optim.make(c.optim, models.abstract_params(built))
-    now = state.init(tiny.random_params(built), tx)
-    fn = tiny.jit(step.make(c, lm.make(built, c.model, c.loss), tx, optim.schedule(c.optim, 200)))
+    now = state.init({"params": tiny.random_params(built)}, tx)
+    fn = tiny.jit(step.make(c, lm.make(built, c), tx, optim.rates(c.optim, 200)))
     batches = [tiny.packed_batch(c.model, seed=seed) | {"weights": jnp.ones((4, 24))} for seed in range(3)]
     found = []
     for i in range(STEPS):
-        now, metrics = fn(now, batches[i % 3])
+        now, metrics = fn({}, now, batches[i % 3])
         found.append(float(metrics["loss"]))
     assert int(now.skipped) == 0
     return np.asarray(found)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError
-from jaxlm.train import optim
+from jaxlm.step import optim
 
 
 def optim_config(**changes):
@@ -28,13 +28,13 @@ def optim_config(**changes):
     ],
 )
 def test_schedule_values(schedule, at):
-    lr = optim.schedule(optim_config(schedule=schedule), 1000)
+    lr = optim.rates(optim_config(schedule=schedule), 1000)
     for step, value in at.items():
         np.testing.assert_allclose(lr(step), value, rtol=1e-5)
 
 
 def test_no_warmup_starts_at_the_peak():
-    assert float(optim.schedule(dataclasses.replace(optim_config(), warmup_steps=0), 1000)(0)) == 1.0
+    assert float(optim.rates(dataclasses.replace(optim_config(), warmup_steps=0), 1000)(0)) == 1.0
 
 
 MATRICES = {

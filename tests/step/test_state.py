@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jaxlm import config, config_files, models, sharding, tree
-from jaxlm.train import checkpoint, optim, state
+from jaxlm.step import optim, state
+from jaxlm.train.checkpoints.store import Checkpointer
 
 OPTIMIZERS = ("adamw", "adamw8bit", "adafactor", "muon")
 
@@ -19,7 +20,12 @@ def setup(name, *overrides):
     c = dataclasses.replace(c, model=dataclasses.replace(c.model, dtype="float32"))
     model = models.build(c.model, "xla")
     tx = optim.make(c.optim, models.abstract_params(model))
-    return c, model, tx, state.abstract(model, tx)
+    abstract = jax.eval_shape(lambda params: state.init(params, tx), {"params": models.abstract_params(model)})
+    return c, model, tx, abstract
+
+
+def shardings(abstract, model, mesh, offload=False):
+    return state.shardings(abstract, {"params": models.logical_axes(model)}, mesh, offload)
 
 
 def nbytes(leaf) -> int:
@@ -31,7 +37,7 @@ def nbytes(leaf) -> int:
 def test_nothing_large_is_whole_on_a_device(name, sizes):
     _, model, _, abstract = setup(name)
     mesh = sharding.make_mesh(config.MeshConfig(*sizes))
-    where = state.shardings(abstract, model, mesh)
+    where = shardings(abstract, model, mesh)
     leaves = list(zip(tree.named_leaves(abstract.opt_state), jax.tree.leaves(where.opt_state), strict=True))
     large = sum(nbytes(leaf) for (_, leaf), _ in leaves) / 100
     if name == "adafactor":  # its state is a hundredth of the parameters: what counts is what it takes of them
@@ -40,9 +46,7 @@ def test_nothing_large_is_whole_on_a_device(name, sizes):
     for (n, _), s in leaves:
         if "codes" in n or "exponents" in n or "/mu/" in n:
             kernel = n.removesuffix("/codes").removesuffix("/exponents").split("/mu/")[-1].split("/nu/")[-1]
-            parameter = dict(
-                zip([x for x, _ in tree.named_leaves(where.params)], jax.tree.leaves(where.params), strict=True)
-            )
+            parameter = dict(tree.named_leaves(where.params["params"]))
             assert s.spec == parameter[kernel].spec, n
 
 
@@ -81,7 +85,7 @@ SMALL = ("model.n_layers=1", "model.d_model=64", "model.n_heads=1", "model.n_kv_
 def test_a_checkpoint_restores_bit_for_bit(name, offload, tmp_path):
     c, model, _, abstract = setup(name, *SMALL, "model.vocab_size=128")
     mesh = sharding.make_mesh(config.MeshConfig(1, 4, 2, 1))
-    where = state.shardings(abstract, model, mesh, offload)
+    where = shardings(abstract, model, mesh, offload)
     assert offload == any(s.memory_kind == "pinned_host" for s in jax.tree.leaves(where.opt_state))
     rng = np.random.default_rng(0)
     first = jax.tree.map(
@@ -89,8 +93,8 @@ def test_a_checkpoint_restores_bit_for_bit(name, offload, tmp_path):
         abstract,
     )
     first = jax.device_put(first, where)
-    saver = checkpoint.Checkpointer(tmp_path, dataclasses.replace(c.checkpoint, keep_best=0))
-    saver.save(first, {}, {})
+    saver = Checkpointer(tmp_path, dataclasses.replace(c.checkpoint, keep_best=0))
+    saver.save(first, {})
     saver.wait()
     back = saver.restore(0, abstract, where)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(back), jax.device_get(first))

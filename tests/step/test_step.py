@@ -13,7 +13,7 @@ import tiny_models as tiny
 from jaxlm import config, config_files, models, sharding
 from jaxlm.objectives import lm
 from jaxlm.ops import attention_context
-from jaxlm.train import optim, state, step
+from jaxlm.step import optim, parts, state, step
 
 B, T = 8, 16
 
@@ -37,31 +37,32 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, context: int = 1):
 
 
 class Setup:
-    """A model, its optimizer and a step, on a mesh (its sizes by axis) or bare."""
+    """A config's parts on a mesh (its sizes by axis), or bare."""
 
-    def __init__(self, c: config.Config, sizes: dict[str, int] | None = None, attention: str = "xla"):
-        self.model, self.offload = models.build(c.model, attention), c.optim.offload
-        self.tx = optim.make(c.optim, models.abstract_params(self.model))
-        self.step = step.make(c, lm.make(self.model, c.model, c.loss), self.tx, optim.schedule(c.optim, c.train.steps))
+    def __init__(
+        self, c: config.Config, sizes: dict[str, int] | None = None, attention: str = "xla", objective=lm.make
+    ):
+        c = dataclasses.replace(c, model=dataclasses.replace(c.model, attention=attention))
         self.mesh = None if sizes is None else make_mesh(**sizes)
+        self.parts = parts.make(c, self.mesh or make_mesh(), objective)
+        self.step = self.parts.step()
 
     def state(self):
-        return state.init(tiny.random_params(self.model), self.tx)
+        return state.init({"params": tiny.random_params(self.parts.model)}, self.parts.tx)
 
     def run(self, batches):
         if self.mesh is None:
             now, fn = self.state(), jax.jit(self.step)
             history = []
             for batch in batches:
-                now, metrics = fn(now, batch)
+                now, metrics = fn({}, now, batch)
                 history.append(metrics)
             return now, history
-        where = state.shardings(state.abstract(self.model, self.tx), self.model, self.mesh, self.offload)
-        now, history = jax.device_put(self.state(), where), []
+        now, history = jax.device_put(self.state(), self.parts.shardings), []
         with jax.set_mesh(self.mesh):
-            fn = step.jit(self.step, where, self.mesh)
+            fn = self.parts.jit()
             for batch in batches:
-                now, metrics = fn(now, sharding.to_global(jax.tree.map(np.asarray, batch), self.mesh, B))
+                now, metrics = fn({}, now, sharding.to_global(jax.tree.map(np.asarray, batch), self.mesh, B))
                 history.append(metrics)
         return now, history
 
@@ -87,23 +88,21 @@ def test_accumulated_gradients_equal_the_full_batch_with_unequal_token_counts():
         assert_close(got_metrics, expected_metrics, rtol=1e-4)
 
 
-def test_the_accumulation_test_can_fail(monkeypatch):
+def test_the_accumulation_test_can_fail():
     """The usual mistake, a mean of microbatch means, gives another gradient on these batches."""
 
-    def mean_of_means(model, model_config, loss):
-        objective = lm.make(model, model_config, loss)
+    def mean_of_means(model, c):
+        objective = lm.make(model, c)
 
-        def wrong(params, batch, key, train):
-            loss_sum, weight, sums = objective(params, batch, key, train)
-            return loss_sum / weight, jnp.ones(()), sums
+        def wrong(variables, batch, key):
+            sums = objective.sums(variables, batch, key)
+            return sums._replace(loss=sums.loss / sums.weight, weight=jnp.ones(()))
 
-        return wrong
+        return dataclasses.replace(objective, sums=wrong)
 
     expected, _ = full_batch()
     c = make_config(microbatch_size=2)
-    wrong = Setup(c)
-    wrong.step = step.make(c, mean_of_means(wrong.model, c.model, c.loss), wrong.tx, optim.schedule(c.optim, 1000))
-    got, _ = wrong.run(BATCHES)
+    got, _ = Setup(c, objective=mean_of_means).run(BATCHES)
     with pytest.raises(AssertionError):
         assert_close(got.params, expected.params)
 
@@ -138,17 +137,16 @@ def test_the_comparison_of_meshes_can_fail(monkeypatch):
 
 def test_the_state_is_sharded_and_its_memory_given_to_the_next():
     setup = Setup(make_config(), {"fsdp": 8})
-    where = state.shardings(state.abstract(setup.model, setup.tx), setup.model, setup.mesh)
-    now = jax.device_put(setup.state(), where)
+    now = jax.device_put(setup.state(), setup.parts.shardings)
     mu = now.opt_state[0].mu["layers_0"]["mlp"]["up"]["kernel"]
     assert mu.addressable_shards[0].data.size == mu.size // 8
     with jax.set_mesh(setup.mesh):
         batch = sharding.to_global(jax.tree.map(np.asarray, BATCHES[0]), setup.mesh, B)
-        fn = step.jit(setup.step, where, setup.mesh)
-        aliased = fn.lower(now, batch).compile().memory_analysis().alias_size_in_bytes
+        fn = setup.parts.jit()
+        aliased = fn.lower({}, now, batch).compile().memory_analysis().alias_size_in_bytes
         size = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(now))
         assert aliased == size  # every byte of it
-        fn(now, batch)
+        fn({}, now, batch)
     assert mu.is_deleted()
 
 
@@ -185,16 +183,10 @@ def test_in_eight_bits_state_on_the_host_or_on_other_devices_changes_nothing():
 def lowered(c: config.Config, platform: str) -> str:
     """The text of a step as it would be compiled for a platform that is not there."""
     setup = Setup(c, {"fsdp": 8})
-    abstract = state.abstract(setup.model, setup.tx)
-    where = state.shardings(abstract, setup.model, setup.mesh, setup.offload)
     batch = jax.eval_shape(lambda: BATCHES[0])
     with jax.set_mesh(setup.mesh):
-        return (
-            step.jit(setup.step, where, setup.mesh)
-            .trace(abstract, batch)
-            .lower(lowering_platforms=(platform,))
-            .as_text()
-        )
+        traced = setup.parts.jit().trace({}, setup.parts.abstract, batch)
+        return traced.lower(lowering_platforms=(platform,)).as_text()
 
 
 def test_on_a_gpu_what_is_offloaded_goes_to_the_host_and_back():
@@ -230,16 +222,9 @@ def test_the_update_holds_no_second_copy_of_parameters_or_moments():
     c = dataclasses.replace(c, model=tiny.model_config(n_layers=2, d_model=256, n_heads=4, n_kv_heads=4, d_ff=1024))
 
     def temporary(tx=None) -> float:
-        setup = Setup(c, {"data": 8})
-        setup.tx = tx or setup.tx
-        setup.step = step.make(c, lm.make(setup.model, c.model, c.loss), setup.tx, optim.schedule(c.optim, 1000))
-        abstract = state.abstract(setup.model, setup.tx)
-        where = state.shardings(abstract, setup.model, setup.mesh)
-        with jax.set_mesh(setup.mesh):
-            compiled = (
-                step.jit(setup.step, where, setup.mesh).lower(abstract, jax.eval_shape(lambda: BATCHES[0])).compile()
-            )
-        params = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract.params))
+        made = Setup(c, {"data": 8}).parts
+        compiled = dataclasses.replace(made, tx=tx or made.tx).lower().compile()
+        params = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(made.abstract.params))
         return compiled.memory_analysis().temp_size_in_bytes / params
 
     frugal = temporary()
@@ -254,23 +239,19 @@ def test_the_update_holds_no_second_copy_of_parameters_or_moments():
 
 
 def test_create_is_the_same_on_any_mesh():
-    setup = Setup(make_config())
-    abstract = state.abstract(setup.model, setup.tx)
-    meshes = (make_mesh(), make_mesh(fsdp=4, tensor=2))
-    one, many = (
-        state.create(setup.model, setup.tx, state.shardings(abstract, setup.model, mesh), seed=3) for mesh in meshes
-    )
+    c = dataclasses.replace(make_config(), seed=3)
+    (one, _), (many, _) = (Setup(c, sizes).parts.create() for sizes in ({}, {"fsdp": 4, "tensor": 2}))
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(one.params), jax.device_get(many.params))
 
 
 def test_a_step_that_is_not_finite_changes_only_the_counters():
     setup = Setup(make_config())
     fn = jax.jit(setup.step)
-    first, _ = fn(setup.state(), BATCHES[0])
+    first, _ = fn({}, setup.state(), BATCHES[0])
     bad = BATCHES[1] | {"weights": BATCHES[1]["weights"].at[0, 0].set(jnp.nan)}
-    second, metrics = fn(first, bad)
-    third, _ = fn(second, bad)
-    fourth, _ = fn(third, BATCHES[1])
+    second, metrics = fn({}, first, bad)
+    third, _ = fn({}, second, bad)
+    fourth, _ = fn({}, third, BATCHES[1])
     jax.tree.map(np.testing.assert_array_equal, (second.params, second.opt_state), (first.params, first.opt_state))
     assert np.isnan(metrics["loss"])
     counts = [(int(s.step), int(s.skipped), int(s.skipped_in_a_row)) for s in (first, second, third, fourth)]
@@ -313,9 +294,9 @@ def test_bf16_gradients_are_near_fp32_also_of_rows_that_many_tokens_share(tied, 
         model_config = dataclasses.replace(c.model, dtype=dtype)
         model = models.build(model_config, "blocked")
         params = models.init_params(model, jax.random.key(0))
-        objective = lm.make(model, model_config, c.loss)
-        cast = step.cast(params, jnp.dtype(dtype))
-        return jax.jit(lambda p, b: step._gradients(objective, p, b, None, 1)[0])(cast, batch)
+        objective = lm.make(model, dataclasses.replace(c, model=model_config))
+        cast = step.cast({"params": params}, jnp.dtype(dtype))
+        return jax.jit(lambda p, b: step._gradients(objective, {}, p, b, None, 1)[1])(cast, batch)
 
     def worst(got, expected):
         def error(a, b):
@@ -338,6 +319,6 @@ def test_dropout_follows_from_the_step():
     assert_close(first, again, rtol=0)
     _, other = setup.run([BATCHES[0], BATCHES[0]])
     assert float(other[0]["loss"]) == float(first[0]["loss"])
-    no_lr = jax.jit(setup.step)(setup.state(), BATCHES[0])[1]["loss"]
-    later = jax.jit(setup.step)(dataclasses.replace(setup.state(), step=jnp.int32(5)), BATCHES[0])[1]["loss"]
+    no_lr = jax.jit(setup.step)({}, setup.state(), BATCHES[0])[1]["loss"]
+    later = jax.jit(setup.step)({}, dataclasses.replace(setup.state(), step=jnp.int32(5)), BATCHES[0])[1]["loss"]
     assert float(no_lr) != float(later)
