@@ -57,10 +57,14 @@ def say(text: str) -> None:
 
 
 def join_cluster(config: DistributedConfig) -> None:
-    """`jax.distributed.initialize`, from the config or from the cluster's environment; nothing on a single process.
+    """Calls `jax.distributed.initialize` if the program runs as several processes; does nothing for a single one.
 
-    Several processes are seen by themselves under Slurm, Open MPI and where TPU_WORKER_HOSTNAMES names the hosts; with
-    `distributed.auto` JAX looks for any cluster that it knows (GKE, GCE TPU pods, Kubernetes, MPI).
+    It runs as several if `distributed.coordinator` is set, if the environment is that of several tasks of Slurm or Open
+    MPI, or if TPU_WORKER_HOSTNAMES names several hosts. With `distributed.auto` JAX looks for any cluster that it knows
+    (GKE, GCE TPU pods, Kubernetes, MPI).
+
+    Raises:
+      ConfigError: `distributed.coordinator`, `num_processes` and `process_id` do not go together.
     """
     if jax.distributed.is_initialized():
         return
@@ -80,6 +84,7 @@ def join_cluster(config: DistributedConfig) -> None:
 
 
 def _in_cluster() -> bool:
+    """True if the environment says that this is one of several processes."""
     sizes = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
     return any(int(os.environ.get(name) or 1) > 1 for name in sizes) or "," in os.environ.get(
         "TPU_WORKER_HOSTNAMES", ""
@@ -92,14 +97,22 @@ def together(
     first_only: bool = False,
     errors: tuple[type[Exception], ...] = (ConfigError, RunError),
 ) -> T | None:
-    """Runs `action` on every process (or on the first alone) and raises on all of them where it raises on one.
+    """Runs `action` on every process; if it raises on one of them, raises on all.
 
-    Without this, what one process can't read leaves the others waiting for it until a time-out. `action` must not talk to
-    other processes. The result of `action`; None where it did not run.
+    Without this, a process that can't read a file would leave the others waiting for it until a time-out. `action` must
+    not communicate with other processes.
+
+    Args:
+      action: what to run.
+      first_only: run it on the first process alone.
+      errors: classes that an error may be raised as on the other processes; the last is for errors of other classes.
+
+    Returns:
+      The result of `action`, or None on a process that did not run it.
 
     Raises:
-      What it raised here; elsewhere the first of `errors` that this was (or the last of them), with the message of the
-      first process that failed.
+      On a process on which `action` raised, that error. On the others, an error of the same class as that of the first
+      process that failed, with its message.
     """
     result, error = None, None
     try:

@@ -1,4 +1,4 @@
-"""`jaxlm plan`'s page: what a person reads before renting anything."""
+"""The text of `jaxlm plan`: what a person reads before renting anything."""
 
 import math
 import typing
@@ -9,7 +9,11 @@ _REMEDY = {"optimizer": "optim.name", "remat": "model.remat", "microbatch": "tra
 
 
 def render(plan: dict[str, typing.Any]) -> str:
-    """The page of a plan (`summary.summarise`, with `compiled` where the step was compiled)."""
+    """A plan as text.
+
+    Args:
+      plan: of `summary.summarise`; with the key `compiled` (of `compiled.compile_step`) if the step was compiled.
+    """
     parts = [_model(plan), _tokens(plan), _memory(plan), _table(plan), _notes(plan)]
     if "compiled" in plan:
         parts.insert(3, _compiled(plan["compiled"]))
@@ -50,7 +54,7 @@ def _tokens(plan: dict) -> str:
 
 
 def _data(plan: dict) -> str:
-    """How often the run goes through its data, if that is there."""
+    """How many times the run reads its data; "" if there is no data yet."""
     if not (found := plan.get("data")):
         return ""
     epochs = ", ".join(f"{name} {n:.2g}" for name, n in found["epochs"].items())
@@ -64,7 +68,7 @@ def _data(plan: dict) -> str:
 def _memory(plan: dict) -> str:
     memory, mesh = plan["memory"], plan["mesh"]
     named = ", ".join(f"{axis} {size}" for axis, size in mesh["axes"].items() if size > 1)
-    where = f"each of {mesh['devices']} devices ({named})" if named else "one device"
+    devices = f"each of {mesh['devices']} devices ({named})" if named else "one device"
     rows = [[name, gigabytes(size)] for name, size in memory["bytes"].items()]
     rows.append(["total", gigabytes(memory["total"])])
     notes = {
@@ -78,7 +82,7 @@ def _memory(plan: dict) -> str:
         [[f"  {name}", size, notes.get(name, "") if size != "0.00" else ""] for name, size in rows], right=[1]
     )
     return (
-        f"MEMORY of {where}, GB: microbatch {memory['microbatch']} of {plan['run']['batch_size']} rows, "
+        f"MEMORY of {devices}, GB: microbatch {memory['microbatch']} of {plan['run']['batch_size']} rows, "
         f"{plan['model']['dtype']}, attention {plan['model']['attention']}\n{lines}"
     )
 
@@ -121,14 +125,14 @@ def _table(plan: dict) -> str:
     ]
     rows = [head]
     for row in plan["accelerators"]:
-        where = f"published [{sources.index(row['mfu_from']) + 1}]" if row["mfu_from"] else "assumed"
+        origin = f"published [{sources.index(row['mfu_from']) + 1}]" if row["mfu_from"] else "assumed"
         cells = [row["name"], gigabytes(row["memory"], 0), "yes" if row["fits"] else "no"]
         if row["devices"] is None:
             cells += ["-"] * 7
         else:
             cells += [str(row["devices"]), str(row["microbatch"]), human(row["tokens_per_second"]), hours(row["hours"])]
             cells += [dollars(row["usd"]), dollars(row["usd_spot"]), dollars(row["usd_per_billion"])]
-        rows.append([*cells, f"{row['mfu']:.0%} {where}"])
+        rows.append([*cells, f"{row['mfu']:.0%} {origin}"])
     notes = [f"  [{i}] {source}" for i, source in enumerate(sources, 1)]
     return "\n".join([table(rows, right=range(1, len(head) - 1)), *notes])
 
@@ -167,10 +171,10 @@ def _notes(plan: dict) -> str:
 
 
 def _advice(row: dict, plan: dict) -> str:
-    where = f"{plan['mesh']['devices']} devices" if plan["mesh"]["devices"] > 1 else "one device"
+    devices = f"{plan['mesh']['devices']} devices" if plan["mesh"]["devices"] > 1 else "one device"
     if not row["remedy"]:
-        return f"{where} can't hold it with any remat policy or 8-bit AdamW."
+        return f"{devices} can't hold it with any remat policy or 8-bit AdamW."
     own = {"optimizer": plan["memory"]["optimizer"], "remat": plan["memory"]["remat"]}
     changes = [f"{_REMEDY[key]}={row['remedy'][key]}" for key in own if row["remedy"][key] != own[key]]
     changes.append(f"{_REMEDY['microbatch']}={row['remedy']['microbatch']}")
-    return f"{where} would do with {', '.join(changes)}."
+    return f"{devices} would do with {', '.join(changes)}."

@@ -19,9 +19,9 @@ _TEXT_CHARS, _EXAMPLE_CHARS = 48, 72  # of the columns for people
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints what the audit finds in DATA/documents, else in DATA's shards, else in the sources of the config.
+    """Prints the junk in DATA/documents; if there are none, in DATA's shards; without those, in the config's sources.
 
-    All sources are read, as each is compared with the others; --source shows the findings of one.
+    Each source is compared with the others, so all are read; --source shows the findings of one.
     """
     for option in ("top", "max_bytes"):
         if getattr(args, option) < 0:
@@ -64,7 +64,7 @@ def _clip(text: str, chars: int) -> str:
 
 
 def _find(config: Config, max_bytes: int) -> tuple[str, dict[str, Callable[[], Documents]]]:
-    """What there is to read, in words, and source -> what begins to read it (at most `max_bytes`; 0 = all)."""
+    """What the text is, in words, and for each source a function that reads it (at most `max_bytes` of it; 0: all)."""
     root = pathlib.Path(config.data.dir) if config.data.dir else None
     if root and (prepared := documents.find(root)):
         what = "prepared documents"
@@ -87,7 +87,7 @@ def _limited(read: Callable[[], Documents], max_bytes: int) -> Documents:
 
 
 def _decoded(data: shards.DataDir, source: str) -> Callable[[], Documents]:
-    """The documents of both splits, tokens back to text, a million tokens at a time."""
+    """A reader of both splits of a source: decodes its tokens, a million at a time."""
 
     def read() -> Documents:
         tokenizer = data.tokenizer()
@@ -105,7 +105,7 @@ def _decoded(data: shards.DataDir, source: str) -> Callable[[], Documents]:
 
 
 def _raw_specs(config: Config, max_bytes: int) -> list[sources.SourceSpec]:
-    """The sources of `data`, else those of `prepare`. With `max_bytes` they give parts from all over, not the beginning."""
+    """The sources of `data`, or of `prepare` if it has none. With `max_bytes`, each gives parts from all over it."""
     d = config.data
     common = {"tfds_dir": d.tfds_dir, "hub_dir": d.hub_dir}
     plain = {"format": "plain", "text_key": d.text_key, "max_bytes": d.max_bytes, "licences": ()}

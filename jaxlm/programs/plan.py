@@ -1,4 +1,4 @@
-"""`jaxlm plan`: what a config takes, before anything is rented."""
+"""`jaxlm plan`: memory, hours and dollars of a config, before anything is rented."""
 
 import argparse
 import dataclasses
@@ -17,11 +17,11 @@ from jaxlm.plan import compiled, fit, page, summary
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints the plan: for one device of each accelerator, or for `plan.mesh`, whose step is compiled too.
+    """Prints the plan: for one device of each accelerator, or for `plan.mesh`, whose step is also compiled.
 
-    The arithmetic is of the program that a GPU runs, whatever machine this is.
+    It is a plan of the program that a GPU runs, whatever the machine that makes it.
     """
-    jax.config.update("jax_platforms", "cpu")  # a GPU that is there is not taken
+    jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
     if config.model.remat == "auto":
         say("model.remat=auto, which is chosen on the device, is planned as full, the most that it can come to")
         config = fit.with_changes(config, remat="full")
@@ -45,7 +45,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def data(config: Config) -> dict[str, typing.Any] | None:
-    """Tokens to train on of each source in `data.dir`, and how often the run goes through them; None before there are any."""
+    """Training tokens of each source in `data.dir`, and how many times the run reads each; None if there is no data yet."""
     try:
         opened, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
         tokens = opened.token_counts()
@@ -58,7 +58,7 @@ def data(config: Config) -> dict[str, typing.Any] | None:
 
 
 def _finite(value: typing.Any) -> typing.Any:
-    """The same with null for what never ends, as JSON has no infinity."""
+    """The same values with None for infinities and NaN, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _finite(part) for key, part in value.items()}
     if isinstance(value, list):

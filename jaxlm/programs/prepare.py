@@ -1,4 +1,4 @@
-"""`jaxlm prepare`: sources -> cleaned, deduplicated, decontaminated, audited documents, with a report."""
+"""`jaxlm prepare`: turns sources into clean, deduplicated, decontaminated, audited documents, and reports on them."""
 
 import argparse
 

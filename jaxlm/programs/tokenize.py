@@ -17,7 +17,7 @@ _SHOWN = ("tokens_per_word", "byte_fallback", "unused_pieces", "tokens_saved")
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Makes `data.dir`, or opens it when it is there, and prints what each source holds and how the tokenizer fits it."""
+    """Makes `data.dir` if it is not there; prints what each source holds and how well the tokenizer fits it."""
     if not config.data.dir:
         raise ConfigError("no folder for the data: give --config.data.dir=DIR")
     if args.sweep:
@@ -48,7 +48,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def _fit(config: Config, data: shards.DataDir, wanted: str) -> dict[str, typing.Any]:
-    """The fit, from DATA/tokenizer_fit.json where it is that of this tokenizer and reference; else made and put there."""
+    """The report of `tokenizer_fit`. Read from DATA/tokenizer_fit.json if that is of the same data and reference."""
     paths = [source.path for source in (config.data.sources or config.prepare.sources).values()]
     embedded = any(path.startswith("embedded:") for path in paths)
     name = "" if wanted == "none" or (wanted == EMBEDDED and embedded) else wanted
@@ -101,7 +101,10 @@ def _sweep(config: Config, wanted: str) -> list[dict[str, typing.Any]]:
 
 
 def _texts(config: Config, data: shards.DataDir | None) -> list[str]:
-    """Up to 32 MB, of each source by its weight: from finished shards, else the first of prepared documents or sources."""
+    """Up to 32 MB of text, shared among the sources by weight.
+
+    It comes from finished shards; without them from the first prepared documents, or the first of the sources themselves.
+    """
     d, root = config.data, pathlib.Path(config.data.dir)
     prepared = {name: files for name, files in documents.find(root).items() if files}
     paths = {name: source.path for name, source in d.sources.items() if source.path}

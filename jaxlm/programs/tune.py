@@ -1,4 +1,4 @@
-"""`jaxlm tune`: tries settings of the train step on this device, with this model, its optimizer state and its data."""
+"""`jaxlm tune`: times settings of the train step on this device, with the real model, optimizer state and data."""
 
 import argparse
 import contextlib
@@ -8,7 +8,8 @@ import pathlib
 import shlex
 import signal
 import tempfile
-import typing
+import types
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -26,7 +27,7 @@ from jaxlm.train.workdir import workdir
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints the trials, the fastest first, and writes the fastest as overrides."""
+    """Prints the trials, fastest first, and writes the settings of the fastest to a file of overrides."""
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     if jax.process_count() > 1:
         raise ConfigError("jaxlm tune runs in one process: tune on one host, and train on all with what it finds")
@@ -71,7 +72,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def output(config: Config, args: argparse.Namespace) -> pathlib.Path:
-    """Where the overrides go, refused before anything is timed. Raises ConfigError."""
+    """The file that the overrides go to, tried before anything is timed. Raises ConfigError if it can't be written."""
     folder = workdir(config.workdir) if config.workdir else pathlib.Path()
     out = pathlib.Path(args.out or folder / "tuned.txt")
     there = out.exists()
@@ -85,10 +86,10 @@ def output(config: Config, args: argparse.Namespace) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def stopped_by_ctrl_c(runner: bench.Bench) -> typing.Iterator[None]:
-    """The first ctrl-C ends the search after the step or compile in progress, the second one at once."""
+def stopped_by_ctrl_c(runner: bench.Bench) -> Iterator[None]:
+    """Within it, the first ctrl-C ends the search after the step or compilation in progress, the second one at once."""
 
-    def on_signal(number: int, frame: typing.Any) -> None:
+    def on_signal(number: int, frame: types.FrameType | None) -> None:
         runner.stop.set()
         signal.signal(number, before)
 
@@ -100,7 +101,7 @@ def stopped_by_ctrl_c(runner: bench.Bench) -> typing.Iterator[None]:
 
 
 def check(config: Config, values: dict[str, tuple], backends: list[str], mesh: Mesh) -> None:
-    """Refuses candidates that can't be. Raises ConfigError."""
+    """Refuses values that the model, the mesh or this device can't have. Raises ConfigError."""
     for name, known in (("remat", tune.REMATS), ("attention", backends)):
         for value in values[name]:
             if value not in known:
@@ -118,8 +119,8 @@ def check(config: Config, values: dict[str, tuple], backends: list[str], mesh: M
 
 
 @contextlib.contextmanager
-def batches(config: Config, mesh: Mesh) -> typing.Iterator[typing.Iterator[typing.Any]]:
-    """Batches on the devices: of the config's data, or random ones where there is none yet."""
+def batches(config: Config, mesh: Mesh) -> Iterator[Iterator[dict[str, jax.Array]]]:
+    """An iterator over batches on the mesh: of the config's data, or of random tokens if there is none yet."""
     t = config.train
     with contextlib.ExitStack() as stack:
         if not config.data.dir:

@@ -1,13 +1,14 @@
-"""Where a traced step's time went: the operations of an `.xplane.pb`, their classes, and a table.
+"""Reads a trace of JAX's profiler (`.xplane.pb`): which operations and classes of operations the time of a step went to.
 
-A trace of JAX's profiler holds one event for each operation that a device ran, and the compiled programs beside them.
-An operation's class follows from both: its place in the model (`jax.named_scope`) and what its program says that it is.
-Each instant of the traced time belongs to what runs then, shared equally where several operations run at once;
-communication only has the instants at which no computation runs (what is hidden behind computation costs nothing); an
-instant at which nothing runs is idle. So the shares add up to 1.
+A trace holds one event for each operation that a device ran, and the compiled programs that the operations belong to. The
+class of an operation follows from its place in the model (`jax.named_scope`) and from what its program says about it.
 
-Read: CPU ("/host:CPU", one event for each thunk on the executor's threads) and GPU ("/device:GPU:n", a line for each
-stream). The format is XLA's xplane.proto; `jax.profiler.ProfileData` reads the events, `_fields` the programs.
+Each instant of the traced time is given to the operation that runs then, or in equal parts to those that run at once.
+Communication gets only the instants at which no computation runs: what hides behind computation costs nothing. Instants
+at which nothing runs are idle. So the shares of all classes add up to 1.
+
+Understood are CPUs ("/host:CPU", one event for each thunk on the executor's threads) and GPUs ("/device:GPU:n", a line for
+each stream). The format is XLA's xplane.proto: `jax.profiler.ProfileData` reads the events, `_fields` the programs.
 """
 
 import collections
@@ -18,6 +19,7 @@ import typing
 
 from jax.profiler import ProfileData
 
+Message = bytes | memoryview  # of a protobuf
 CLASSES = ("attention", "matmul", "elementwise", "communication", "idle")  # elementwise: all other computation
 
 _COMMUNICATION = re.compile(r"all-?_?reduce|all-?_?gather|all-?_?to-?_?all|reduce-?_?scatter|collective|nccl", re.I)
@@ -30,13 +32,13 @@ _PRODUCTS = ("dot", "convolution")
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """What a compiled program says of one of its instructions.
+    """What a compiled program says about one of its instructions.
 
     Attributes:
       opcode: HLO's, such as `fusion`.
       scope: `jit(train_step)/jvp(Llama)/LlamaBlock/attn/dot_general`, or "".
       target: of a custom call, or "".
-      product: it is a matrix product, or a fusion around one.
+      product: True for a matrix product, or a fusion that holds one.
     """
 
     opcode: str
@@ -58,7 +60,7 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """All runs of the operations of one name and place: seconds and runs, both for each step and device."""
+    """All runs of the operations with this name and place. Seconds and runs are those of one step on one device."""
 
     name: str
     place: str
@@ -69,7 +71,13 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """Seconds from the first operation to the last for each step, the share of each of CLASSES, and rows, largest first."""
+    """Where the time went.
+
+    Attributes:
+      seconds: of one step, from its first operation to its last.
+      shares: of that time, for each of CLASSES.
+      rows: of all operations, the longest first.
+    """
 
     seconds: float
     shares: dict[str, float]
@@ -77,7 +85,7 @@ class Profile:
 
 
 def classify(event: Event) -> str:
-    """One of CLASSES but for idle, by the operation's name and its instruction."""
+    """The class of an operation, by its name and its instruction: one of CLASSES, never idle."""
     found = event.instruction or Instruction("", "")
     names = f"{event.name} {found.target}"
     if _COMMUNICATION.search(names):
@@ -90,7 +98,7 @@ def classify(event: Event) -> str:
 
 
 def summarise(events: typing.Iterable[Event], steps: int) -> Profile:
-    """Shares and rows of the events of `steps` steps, over all devices that have any.
+    """Adds the events of `steps` steps up; the result is the mean over steps and devices.
 
     Raises:
       ValueError: there is no event.
@@ -117,7 +125,7 @@ def summarise(events: typing.Iterable[Event], steps: int) -> Profile:
 
 
 def _attribute(events: list[Event], background: list[bool]) -> list[float]:
-    """Nanoseconds of each event: instants are shared by what runs, and belong to `background` where nothing else does."""
+    """Nanoseconds of each event. What runs at once shares the time; events in `background` get it only when alone."""
     edges = sorted([(e.start, 1, i) for i, e in enumerate(events)] + [(e.end, 0, i) for i, e in enumerate(events)])
     spent, before = [0.0] * len(events), 0.0
     running: tuple[set[int], set[int]] = (set(), set())  # computation, background
@@ -131,12 +139,12 @@ def _attribute(events: list[Event], background: list[bool]) -> list[float]:
 
 
 def _base(name: str) -> str:
-    """`add_select_fusion.12` -> `add_select_fusion`: the same operation in another layer."""
+    """The name without its number, which differs from layer to layer: add_select_fusion.12 -> add_select_fusion."""
     return re.sub(r"(\.\d+|\.clone|\.remat\d*)+$", "", name)
 
 
 def place(scope: str) -> str:
-    """The part of a scope that a person looks for: `attn/attention/exp (backward)`, without classes and wrappers."""
+    """A scope as a person reads it, without classes and wrappers: `attn/attention/exp (backward)`."""
     parts = [re.sub(r"^(?:(?:transpose|jvp|vmap|remat)\()*([^()]*)\)*$", r"\1", part) for part in scope.split("/")]
     parts = [part for part in parts if not _NOT_A_PLACE.search(part)]
     passes = [word for word, mark in (("backward", "transpose("), ("recomputed", "rematted")) if mark in scope]
@@ -144,7 +152,7 @@ def place(scope: str) -> str:
 
 
 def read(path: pathlib.Path) -> list[Event]:
-    """The operations in one `.xplane.pb`: of GPUs where there are any, else of the CPU's devices."""
+    """The operations in an `.xplane.pb`: those of its GPUs, or of the CPU if it has none."""
     programs = instructions(path.read_bytes())
     planes = list(ProfileData.from_file(str(path)).planes)
     devices = [plane for plane in planes if plane.name.startswith("/device:")]
@@ -173,7 +181,7 @@ def _operations(plane: str, line: typing.Any, programs: dict, *, is_host: bool) 
 
 
 def instructions(xspace: bytes) -> dict[tuple[str, str], Instruction]:
-    """(program, instruction) -> what the programs in the trace say of it."""
+    """All instructions of all programs in a trace, by the names of program and instruction."""
     table = {}
     for plane in _all(xspace, 1):  # XSpace.planes
         if bytes(_first(plane, 2)) != b"/host:metadata":
@@ -185,8 +193,8 @@ def instructions(xspace: bytes) -> dict[tuple[str, str], Instruction]:
     return table
 
 
-def _module(module: typing.Any) -> dict[tuple[str, str], Instruction]:
-    """HloModuleProto -> its instructions, those of all computations."""
+def _module(module: Message) -> dict[tuple[str, str], Instruction]:
+    """The instructions of an HloModuleProto, those of all its computations."""
     name = bytes(_first(module, 1)).decode()
     computations = {_first(c, 5): [_instruction(i) for i in _all(c, 2)] for c in _all(module, 3)}
     table = {}
@@ -202,8 +210,8 @@ def _module(module: typing.Any) -> dict[tuple[str, str], Instruction]:
     return table
 
 
-def _instruction(proto: typing.Any) -> tuple[str, Instruction, list[int]]:
-    """HloInstructionProto -> name, itself, the computations that it calls."""
+def _instruction(proto: Message) -> tuple[str, Instruction, list[int]]:
+    """(name, instruction, ids of the computations that it calls) of an HloInstructionProto."""
     fields = dict(_fields(proto))
     scope = bytes(_first(fields.get(7, b""), 2)).decode()
     called = fields.get(38, b"")
@@ -211,16 +219,16 @@ def _instruction(proto: typing.Any) -> tuple[str, Instruction, list[int]]:
     return bytes(fields.get(1, b"")).decode(), found, [called] if isinstance(called, int) else list(_varints(called))
 
 
-def _all(message: typing.Any, number: int) -> list[typing.Any]:
+def _all(message: Message, number: int) -> list[int | memoryview]:
     return [value for field, value in _fields(message) if field == number]
 
 
-def _first(message: typing.Any, number: int) -> typing.Any:
+def _first(message: Message, number: int) -> int | memoryview | bytes:
     return next(iter(_all(message, number)), b"")
 
 
-def _fields(message: typing.Any) -> typing.Iterator[tuple[int, typing.Any]]:
-    """(number, value) of a message in protobuf's wire format; numbers as int, the rest as memoryview."""
+def _fields(message: Message) -> typing.Iterator[tuple[int, int | memoryview]]:
+    """(field number, value) of a message in protobuf's wire format: numbers as int, the rest as memoryview."""
     view, at = memoryview(message), 0
     while at < len(view):
         key, at = _varint(view, at)
@@ -251,7 +259,7 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
 
 
 def lines(profile: Profile, top: int = 10) -> list[str]:
-    """The table for people: the largest operations, then the share of each class."""
+    """A table for people: the longest operations, then the share of each class."""
     out = ["  share   ms/step   runs/step  class          operation"]
     for row in profile.rows[:top]:
         share = row.seconds / profile.seconds
