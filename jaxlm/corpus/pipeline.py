@@ -18,7 +18,6 @@ import typing
 from collections.abc import Iterator, Sequence
 
 import pyarrow.parquet as pq
-from loguru import logger
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import sources, stages
@@ -220,7 +219,7 @@ def _apply(document: Document, chain: list[Stage], books: Books) -> bool:
             books.tally.failed[reason] += 1
             if len(books.tally.failures) < FAILURES:
                 books.tally.failures.append(f"{document.id}: {reason}")
-            logger.warning(f"{document.id}: {reason}: {error}")  # into the task's log
+            _warn(f"{document.id}: {reason}: {error}")
             return False
         now = time.perf_counter()
         counts.seconds += now - began
@@ -241,6 +240,13 @@ def _apply(document: Document, chain: list[Stage], books: Books) -> bool:
         counts.documents_out += 1
         counts.bytes_out += bytes_in
     return True
+
+
+def _warn(line: str) -> None:
+    """Writes a line into the task's log, which is datatrove's."""
+    from loguru import logger  # here, because it comes with datatrove, and whoever reads finished data needs neither
+
+    logger.warning(line)
 
 
 def finish(folder: pathlib.Path, task: int) -> None:

@@ -26,7 +26,6 @@ import pyarrow.parquet as pq
 from jaxlm import files
 from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import conclude, sources, stages
-from jaxlm.corpus import engine as engine_lib
 from jaxlm.corpus.conclude import FORMAT, MANIFEST, OWNER
 from jaxlm.corpus.dedup import exact, lines, near
 from jaxlm.corpus.dedup.sql import connect
@@ -103,6 +102,8 @@ def _run(root: pathlib.Path, config: Config, plan: Plan, recipe: dict, log: Call
     folder = root / "work" / key
     if not (folder / "documents").exists() and _owner(root) != key:
         shutil.rmtree(folder / "tasks" / "finish", ignore_errors=True)  # what it wrote was replaced by another recipe's
+    from jaxlm.corpus import engine as engine_lib  # here, because a machine that only trains may lack datatrove
+
     plan.save(folder)
     _build_stages(plan, folder, log)
     engine = engine_lib.Engine(
@@ -207,9 +208,16 @@ def make_recipe(config: Config, plan: Plan) -> dict[str, typing.Any]:
     recipe |= {f"stage {name}": settings for name, settings in plan.global_settings.items()}
     recipe["code"] = _own_code()
     if used:
-        recipe["packages"] = {name: importlib.metadata.version(name) for name in _PACKAGES}
+        recipe["packages"] = {name: _version(name) for name in _PACKAGES}
         recipe["packages"]["python"] = ".".join(map(str, sys.version_info[:2]))
     return json.loads(json.dumps(recipe))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None  # finished data is used without the libraries that made it
 
 
 def _own_code() -> str:

@@ -1,6 +1,7 @@
 """`jaxlm prepare` end to end on planted faults: the books balance, and engines, workers and crashes don't matter."""
 
 import gzip
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -19,7 +20,7 @@ from jaxlm import config as config_lib
 from jaxlm import config_files, files
 from jaxlm.config import ConfigError, RunError
 from jaxlm.configs import base
-from jaxlm.corpus import conclude, documents, pipeline, prepare, stages
+from jaxlm.corpus import conclude, documents, engine, pipeline, prepare, stages
 from jaxlm.corpus.stage import Document, Remove
 from jaxlm.corpus.stages import decontaminate
 
@@ -207,6 +208,32 @@ def test_finished_data_needs_neither_its_sources_nor_the_same_libraries(corpus, 
         (corpus / "web" / "new.jsonl").unlink()
 
 
+def test_finished_data_needs_no_datatrove(corpus, done, monkeypatch):
+    """A rented machine that only trains on copied data lacks its wheel (and loguru, which comes with it)."""
+    code = f"""
+import sys
+sys.modules["datatrove"] = sys.modules["loguru"] = None  # an import of either fails
+from jaxlm import config, config_files
+from jaxlm.corpus import prepare
+from jaxlm.corpus.stages import DOCUMENT_STAGES, stage_class
+c = config.resolve(config_files.load({str(corpus / "config.py")!r}, ["data.dir={done.path}"]))
+print(prepare.prepare(c, lambda line: None).sha256)
+for name in DOCUMENT_STAGES:
+    stage_class(name).Settings
+"""
+    opened = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (opened.stdout, opened.stderr) == (done.sha256 + "\n", "")
+
+    def version(name):
+        if name == "datatrove":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    installed = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert run(corpus, done.path).sha256 == done.sha256
+
+
 def test_a_changed_file_of_a_stage_is_another_recipe(corpus, tmp_path):
     words = tmp_path / "words.txt"
     words.write_text("unspeakable\n")
@@ -265,7 +292,7 @@ def test_bad_settings_are_refused_in_one_line(corpus, tmp_path, override, messag
 def test_a_failing_task_is_named_and_what_is_done_stays(corpus, done, tmp_path, monkeypatch):
     plan = prepare.make_plan(load(corpus, tmp_path))
     calls = []
-    original = prepare.engine_lib.run
+    original = engine.run
 
     def until_joins(engine, folder, phase, function, tasks, log):
         calls.append(phase)
@@ -273,7 +300,7 @@ def test_a_failing_task_is_named_and_what_is_done_stays(corpus, done, tmp_path, 
             next((folder / "pairs").glob("*.parquet")).write_bytes(b"garbage")
         original(engine, folder, phase, function, tasks, log)
 
-    monkeypatch.setattr(prepare.engine_lib, "run", until_joins)
+    monkeypatch.setattr(engine, "run", until_joins)
     with pytest.raises(RunError, match=r"joins: task 0 of 1 failed \(.*its log is .*task_00000.log"):
         run(corpus, tmp_path)
     assert not (tmp_path / prepare.MANIFEST).exists()
@@ -312,7 +339,7 @@ def test_killed_in_any_phase_and_run_again_it_gives_the_same(corpus, done, tmp_p
 
 
 def test_it_tells_how_far_it_is(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare.engine_lib, "_TELL_S", 0.05)
+    monkeypatch.setattr(engine, "_TELL_S", 0.05)
     said = []
     prepare.prepare(load(corpus, tmp_path, "prepare.workers=1"), log=said.append)
     assert any(re.fullmatch(r"clean: \d of 6 tasks.*", line) for line in said)
