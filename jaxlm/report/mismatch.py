@@ -1,4 +1,4 @@
-"""The mismatch section of a report: `corpus.mismatch.Report.to_dict()` as advice, maps of distances, lengths, formats."""
+"""The mismatch section of a report: `corpus.comparison.Report.to_dict()` as advice, maps of distances, lengths, formats."""
 
 import math
 import typing
