@@ -25,11 +25,14 @@ import pyarrow.parquet as pq
 
 from jaxlm import files
 from jaxlm.config import Config, ConfigError
-from jaxlm.corpus import conclude, sources, stages
+from jaxlm.corpus import conclude
 from jaxlm.corpus.conclude import FORMAT, MANIFEST, OWNER
 from jaxlm.corpus.dedup import exact, lines, near
 from jaxlm.corpus.dedup.sql import connect
 from jaxlm.corpus.pipeline import Plan, SourcePlan
+from jaxlm.corpus.sources.base import SourceSpec, Unit
+from jaxlm.corpus.sources.units import split_source
+from jaxlm.corpus.stages import registry
 
 _PACKAGES = (  # whose versions can change what is kept
     *("datatrove", "detect-secrets", "FastWARC", "ftfy", "mwparserfromhell", "numpy", "phonenumbers", "py3langid"),
@@ -79,7 +82,7 @@ def _finished(root: pathlib.Path, config: Config, log: Callable[[str], None]) ->
         key = f"files of {name}"
         try:
             remote = "://" in source.spec.path or source.spec.path.startswith("hub:")
-            units = () if remote else sources.units(source.spec, int(config.prepare.task_mb * 1e6))
+            units = () if remote else split_source(source.spec, int(config.prepare.task_mb * 1e6))
             wanted[key] = _signature(units) if units else built.get(key)
         except ConfigError:
             wanted[key] = built.get(key)  # finished data is often carried to another machine without its sources
@@ -136,12 +139,12 @@ def source_plans(config: Config) -> dict[str, SourcePlan]:
     p = config.prepare
     if not p.sources:
         raise ConfigError("nothing to prepare: config.prepare.sources is empty; see configs/data for examples")
-    for name in stages.GLOBAL_STAGES:
-        stages.check_ranges(name, p.stages[name])
+    for name in registry.GLOBAL_STAGES:
+        registry.check_ranges(name, p.stages[name])
     planned = {}
     for name, source in p.sources.items():
         document_stages, together = _stages(source.stages, p.stages, f"config.prepare.sources.{name}.stages")
-        spec = sources.SourceSpec(
+        spec = SourceSpec(
             name=name,
             path=source.path,
             format=source.format,
@@ -157,24 +160,24 @@ def source_plans(config: Config) -> dict[str, SourcePlan]:
 
 def _stages(
     lines: tuple[str, ...], defaults: dict[str, dict], where: str
-) -> tuple[tuple[stages.Spec, ...], tuple[str, ...]]:
+) -> tuple[tuple[registry.StageSpec, ...], tuple[str, ...]]:
     """Document stages with their settings, and the names of the global ones. Raises ConfigError."""
-    specs = [stages.parse(line, defaults, where) for line in lines]
+    specs = [registry.parse(line, defaults, where) for line in lines]
     names = [spec.name for spec in specs]
     for spec in specs:
         if names.count(spec.name) > 1:
             raise ConfigError(f"{where}: {spec.name} is there twice")
-        if spec.name in stages.DOCUMENT_STAGES:
-            stages.typed_settings(spec)
+        if spec.name in registry.DOCUMENT_STAGES:
+            registry.typed_settings(spec)
         elif spec.settings != defaults[spec.name]:
             raise ConfigError(
                 f"{where}: {spec.name} looks at all sources together; set config.prepare.stages.{spec.name}.KEY"
             )
-    together = tuple(name for name in stages.GLOBAL_STAGES if name in names)
+    together = tuple(name for name in registry.GLOBAL_STAGES if name in names)
     if tuple(names[len(names) - len(together) :]) != together:
-        raise ConfigError(f"{where}: {', '.join(stages.GLOBAL_STAGES)} come last, in this order; got {names}")
-    of_documents = (spec for spec in specs if spec.name in stages.DOCUMENT_STAGES)
-    return tuple(dataclasses.replace(spec, inputs=stages.digest(spec)) for spec in of_documents), together
+        raise ConfigError(f"{where}: {', '.join(registry.GLOBAL_STAGES)} come last, in this order; got {names}")
+    of_documents = (spec for spec in specs if spec.name in registry.DOCUMENT_STAGES)
+    return tuple(dataclasses.replace(spec, inputs=registry.digest(spec)) for spec in of_documents), together
 
 
 def make_plan(config: Config, log: Callable[[str], None] = print) -> Plan:
@@ -184,7 +187,7 @@ def make_plan(config: Config, log: Callable[[str], None] = print) -> Plan:
     for name, source in planned.items():
         others: collections.Counter[str] = collections.Counter()
         try:
-            units += [(name, unit) for unit in sources.units(source.spec, task_bytes, others)]
+            units += [(name, unit) for unit in split_source(source.spec, task_bytes, others)]
         except ConfigError as error:
             raise ConfigError(f"config.prepare.sources.{name}: {error}") from error
         if others:
@@ -228,7 +231,7 @@ def _own_code() -> str:
     return hasher.hexdigest()[:16]
 
 
-def _signature(units: Sequence[sources.Unit]) -> str:
+def _signature(units: Sequence[Unit]) -> str:
     """What the tasks read, by name and size; an edit that keeps a file's size goes unseen."""
     parts = [(u, part.name, part.start, part.stop, part.size) for u, unit in enumerate(units) for part in unit.parts]
     return f"sha256 {hashlib.sha256(repr(parts).encode()).hexdigest()[:16]} of {len(parts)} parts in {len(units)} units"
@@ -289,7 +292,7 @@ def _build_stages(plan: Plan, folder: pathlib.Path, log: Callable[[str], None]) 
         part = place.with_name(spec.key + ".part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        stages.stage_class(spec.name).build(stages.typed_settings(spec), part)
+        registry.stage_class(spec.name).build(registry.typed_settings(spec), part)
         if any(part.iterdir()):
             log(f"built what the stage {spec.name} needs")
         part.rename(place)

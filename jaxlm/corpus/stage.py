@@ -44,7 +44,7 @@ class Stage:
 
     Settings: type
     inputs: tuple[str, ...] = ()  # settings that name files: what is in them decides the outcome too
-    name: str  # as in the config; set by `stages.make`
+    name: str  # as in the config; set by `stages.registry.make`
 
     def __init__(self, settings: typing.Any, folder: pathlib.Path):
         """`folder` is what `build` was given (nothing is in it unless `build` wrote there)."""

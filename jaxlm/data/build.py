@@ -18,7 +18,8 @@ import numpy as np
 
 from jaxlm import files
 from jaxlm.config import ConfigError
-from jaxlm.corpus import sources
+from jaxlm.corpus.sources.base import SourceStats
+from jaxlm.corpus.sources.plain import iterate_documents, source_signature
 from jaxlm.data import rows, shards
 from jaxlm.data.shuffle import Shuffle
 from jaxlm.data.tokenizer import Tokenizer, train_tokenizer
@@ -28,12 +29,12 @@ _BATCH_BYTES = 4 << 20
 _MEMORY = 256 << 20  # of text, over all sources
 _VERSION = 2  # raise it when the same settings begin to give other bytes
 
-Reader = Callable[["Source", sources.SourceStats], Iterator[tuple[str, str]]]
+Reader = Callable[["Source", SourceStats], Iterator[tuple[str, str]]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A named source: `spec` as in `sources.py`, its `weight` in the mixture, and the field that holds the text."""
+    """A named source: `spec` as in `jaxlm.corpus.sources`, its `weight` in the mixture, and the field that holds the text."""
 
     name: str
     spec: str
@@ -169,7 +170,7 @@ def _recipe(
         if not signed:
             continue
         try:
-            recipe[files] = sources.source_signature(source.spec)
+            recipe[files] = source_signature(source.spec)
         except ConfigError:
             if files not in built:
                 raise
@@ -190,8 +191,8 @@ def _compare_recipes(root: pathlib.Path, built: Mapping[str, str], wanted: Mappi
 
 
 def _default_reader(settings: BuildSettings) -> Reader:
-    def read(source: Source, stats: sources.SourceStats) -> Iterator[tuple[str, str]]:
-        return sources.iterate_documents(
+    def read(source: Source, stats: SourceStats) -> Iterator[tuple[str, str]]:
+        return iterate_documents(
             source.spec,
             text_key=source.text_key,
             tfds_dir=settings.tfds_dir,
@@ -257,7 +258,7 @@ def _build(
     documents, stats = {}, {}
     for source in source_list:
         began, name = time.perf_counter(), source.name
-        stats[name] = sources.SourceStats()
+        stats[name] = SourceStats()
         texts = read(source, stats[name])
         documents[name] = _Documents(root / _SPILL / name, source, settings, texts, _MEMORY // len(source_list))
         log(f"read {name}: {stats[name].summary()} ({time.perf_counter() - began:.1f} s)")

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jaxlm import config_files, processes, sharding, xla_flags
 from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import documents
-from jaxlm.corpus.sources import SourceStats
+from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.data import build
 from jaxlm.data.shards import MANIFEST, DataDir, open_data
 from jaxlm.ops import attention

@@ -5,7 +5,8 @@ import pathlib
 import typing
 
 from jaxlm.config import Config, ConfigError
-from jaxlm.corpus import documents, prepare, sources
+from jaxlm.corpus import documents, prepare
+from jaxlm.corpus.sources.plain import iterate_documents
 from jaxlm.data import shards, tokenizer, tokenizer_fit
 from jaxlm.programs import data_report, setup
 from jaxlm.programs.console import print_table
@@ -117,9 +118,7 @@ def _texts(config: Config, data: shards.DataDir | None) -> list[str]:
         if data:
             texts += tokenizer_fit.held_out(data, name, left, "train")[0]
         elif paths:
-            read = sources.iterate_documents(
-                paths[name], text_key=d.text_key, tfds_dir=d.tfds_dir or None, max_bytes=left
-            )
+            read = iterate_documents(paths[name], text_key=d.text_key, tfds_dir=d.tfds_dir or None, max_bytes=left)
             texts += [text for _, text in read]
         else:
             texts += [text for _, text in documents.within(documents.read_texts(prepared[name]), max(1, left))]

@@ -20,9 +20,9 @@ from jaxlm import config as config_lib
 from jaxlm import config_files, files
 from jaxlm.config import ConfigError, RunError
 from jaxlm.configs import base
-from jaxlm.corpus import conclude, documents, engine, pipeline, prepare, stages
+from jaxlm.corpus import conclude, documents, engine, pipeline, prepare
 from jaxlm.corpus.stage import Document, Remove
-from jaxlm.corpus.stages import decontaminate
+from jaxlm.corpus.stages import decontaminate, registry
 
 COMMON = "the of and to in is that for on with as was at by an be this are from or had not but what"
 WORDS = COMMON.split()
@@ -162,7 +162,7 @@ def test_the_first_that_fit():
 def test_what_pii_hides_stays_out_of_the_books(tmp_path):
     """Also what a cut would halve, or a quoted line end hide."""
     settings = base.get_config().prepare.stages.pii.to_dict()
-    pii = stages.make(stages.Spec("pii", settings), tmp_path)
+    pii = registry.make(registry.StageSpec("pii", settings), tmp_path)
     plan = types.SimpleNamespace(excerpt_chars=40, examples=9)
     books = pipeline.Books(tmp_path, "clean", 0, "web", plan, pii)
     numbers = "pay\n4111 1111 1111 1111\nphone\n+1 415 555 2671\nssn\n536-90-4399"
@@ -215,7 +215,7 @@ import sys
 sys.modules["datatrove"] = sys.modules["loguru"] = None  # an import of either fails
 from jaxlm import config, config_files
 from jaxlm.corpus import prepare
-from jaxlm.corpus.stages import DOCUMENT_STAGES, stage_class
+from jaxlm.corpus.stages.registry import DOCUMENT_STAGES, stage_class
 c = config.resolve(config_files.load({str(corpus / "config.py")!r}, ["data.dir={done.path}"]))
 print(prepare.prepare(c, lambda line: None).sha256)
 for name in DOCUMENT_STAGES:

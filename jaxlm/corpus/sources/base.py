@@ -47,7 +47,7 @@ class Part:
     """A file or a piece of one.
 
     Attributes:
-      format: a key of `registry.READERS`.
+      format: a key of `registry.FORMATS` or `registry.SCHEMES`.
       name: what its documents' ids begin with: relative to the source's folder.
       url: what to open: a local path, or a URL.
       start, stop: the records that begin in these bytes (examples, for datasets); stop -1 = to the end.

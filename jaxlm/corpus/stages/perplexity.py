@@ -16,7 +16,7 @@ import pathlib
 import numpy as np
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus import sources
+from jaxlm.corpus.sources.plain import iterate_documents
 from jaxlm.corpus.stage import Document, Remove, Stage
 
 Scorer = collections.abc.Callable[[str], float]  # text -> bits per byte
@@ -125,7 +125,7 @@ def train(reference: str, folder: pathlib.Path) -> dict:
     than ORDER counts once for each byte that it came after.
     """
     try:
-        texts = [text for _, text in sources.iterate_documents(reference, max_bytes=_MAX_BYTES)]
+        texts = [text for _, text in iterate_documents(reference, max_bytes=_MAX_BYTES)]
     except ConfigError as error:
         raise ConfigError(f"{_WHERE}.reference: {error}") from error
     held_out = texts[9::10] or texts[-1:]
