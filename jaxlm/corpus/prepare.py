@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from jaxlm import files
 from jaxlm.config import Config, ConfigError
-from jaxlm.corpus import conclude
+from jaxlm.corpus import conclude, recipes
 from jaxlm.corpus.conclude import FORMAT, MANIFEST, OWNER
 from jaxlm.corpus.dedup import exact, lines, near
 from jaxlm.corpus.dedup.sql import connect
@@ -64,7 +64,7 @@ def prepare(config: Config, log: Callable[[str], None] = print) -> Prepared:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"config.data.dir={root} can't be made: {error.strerror}; name another folder") from None
-    with files.lock(root):
+    with files.lock(root, "is writing", "data.dir"):
         if found := _finished(root, config, log):
             return found
         plan = make_plan(config, log)
@@ -93,7 +93,7 @@ def _finished(root: pathlib.Path, config: Config, log: Callable[[str], None]) ->
         log(f"{root} was prepared with other versions of libraries: {built.get('packages')}")
         wanted["packages"] = built.get("packages")
     wanted["code"] = built.get("code")  # finished data stays what it is
-    _compare(root, built, wanted)
+    recipes.check_same(built, wanted, made=f"{root} was prepared", manifest=root / MANIFEST, again="prepare it again")
     shutil.rmtree(root / "work", ignore_errors=True)  # left where the end was cut short
     log(f"{root} is prepared already")
     return found
@@ -260,19 +260,6 @@ def open_prepared(root: pathlib.Path) -> Prepared:
 def _owner(root: pathlib.Path) -> str:
     path = root / "documents" / OWNER
     return path.read_text() if path.is_file() else ""
-
-
-def _compare(root: pathlib.Path, built: dict, wanted: dict) -> None:
-    for key in [*wanted, *(key for key in built if key not in wanted)]:
-        if (was := built.get(key)) != (now := wanted.get(key)):
-            if isinstance(was, dict) and isinstance(now, dict):
-                was, now = (
-                    {k: v for k, v in one.items() if other.get(k) != v} for one, other in ((was, now), (now, was))
-                )
-            raise ConfigError(
-                f"{root} was prepared with {key} = {was}, now it is {now}; set another data.dir, or "
-                f"delete {root / MANIFEST} to prepare it again"
-            )
 
 
 def _options(words: tuple[str, ...]) -> dict[str, str | int]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxlm import files
 from jaxlm.config import ConfigError
+from jaxlm.corpus import recipes
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.corpus.sources.plain import iterate_documents, source_signature
 from jaxlm.data import rows, shards
@@ -104,7 +105,13 @@ def build_data(
             return None
         data = shards.open_data(root)
         built = data.manifest["recipe"]
-        _compare_recipes(root, built, _recipe(source_list, settings, signed, recipe_extra or {}, built))
+        recipes.check_same(
+            built,
+            _recipe(source_list, settings, signed, recipe_extra or {}, built),
+            made=f"the data in {root} was built",
+            manifest=root / shards.MANIFEST,
+            again="build it anew (what jaxlm prepare made stays)",
+        )
         log(f"data in {root} is complete")
         return data
 
@@ -114,7 +121,7 @@ def build_data(
         root.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise ConfigError(f"data.dir={root} can't be made: {e.strerror or e}") from None
-    with files.lock(root):
+    with files.lock(root, "is writing", "data.dir"):
         if data := finished():
             return data
         recipe = _recipe(source_list, settings, signed, recipe_extra or {}, {})
@@ -179,15 +186,6 @@ def _recipe(
         if recipe[files] and os.path.realpath(built.get(where, "")) == os.path.realpath(source.spec):
             recipe[where] = built[where]  # the same place, however its path is written
     return {**recipe, **{key: str(value) for key, value in extra.items()}}
-
-
-def _compare_recipes(root: pathlib.Path, built: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    for key in [*wanted, *(key for key in built if key not in wanted)]:
-        if built.get(key) != wanted.get(key):
-            raise ConfigError(
-                f"the data in {root} was built with {key} = {built.get(key)}, now it is {wanted.get(key)}; "
-                f"set another data.dir, or delete {root / shards.MANIFEST} to build it anew (what jaxlm prepare made stays)"
-            )
 
 
 def _default_reader(settings: BuildSettings) -> Reader:
