@@ -10,16 +10,15 @@ import dataclasses
 import functools
 import gzip
 import json
-import os
 import pathlib
 import pickle
 import time
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pyarrow.parquet as pq
 
-from jaxlm.config import Config, ConfigError
+from jaxlm.config import ConfigError
 from jaxlm.corpus.dedup import lines
 from jaxlm.corpus.dedup.tables import ROW_BITS, Signer
 from jaxlm.corpus.documents import DocumentWriter, read_documents
@@ -55,20 +54,6 @@ class Plan:
     threads: int
     examples: int
     excerpt_chars: int
-
-    @classmethod
-    def of(cls, config: Config, planned: dict[str, SourcePlan], units: Sequence[tuple[str, Unit]]) -> "Plan":
-        """A plan by the settings of `prepare`. On a cluster the cores of this machine don't count."""
-        p = config.prepare
-        return cls(
-            sources=planned,
-            units=tuple(units),
-            global_settings={name: dict(p.stages[name]) for name in registry.GLOBAL_STAGES},
-            memory_gb=p.memory_gb,
-            threads=(p.workers or os.cpu_count() or 1) if config.engine == "local" else 1,
-            examples=p.examples,
-            excerpt_chars=p.excerpt_chars,
-        )
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes it where the tasks look for it."""

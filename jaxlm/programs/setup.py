@@ -191,7 +191,7 @@ def _prepared(config: Config) -> tuple[list[build.Source], build.Reader, dict[st
     root = pathlib.Path(config.data.dir)
     fresh = not (root / prepare.MANIFEST).is_file()
     if config.prepare.sources:
-        done = prepare.prepare(config, say)
+        done = prepare.prepare(config.prepare, config.data, config.engine, say)
     elif fresh or (root / MANIFEST).is_file():
         return None
     else:

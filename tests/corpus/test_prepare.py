@@ -87,7 +87,8 @@ def load(corpus: pathlib.Path, out: pathlib.Path, *overrides: str) -> config_lib
 
 
 def run(corpus, out, *overrides) -> prepare.Prepared:
-    return prepare.prepare(load(corpus, out, *overrides), log=lambda line: None)
+    c = load(corpus, out, *overrides)
+    return prepare.prepare(c.prepare, c.data, c.engine, log=lambda line: None)
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +218,7 @@ from jaxlm import config, config_files
 from jaxlm.corpus import prepare
 from jaxlm.corpus.stages.registry import DOCUMENT_STAGES, stage_class
 c = config.resolve(config_files.load({str(corpus / "config.py")!r}, ["data.dir={done.path}"]))
-print(prepare.prepare(c, lambda line: None).sha256)
+print(prepare.prepare(c.prepare, c.data, c.engine, lambda line: None).sha256)
 for name in DOCUMENT_STAGES:
     stage_class(name).Settings
 """
@@ -290,7 +291,8 @@ def test_bad_settings_are_refused_in_one_line(corpus, tmp_path, override, messag
 
 
 def test_a_failing_task_is_named_and_what_is_done_stays(corpus, done, tmp_path, monkeypatch):
-    plan = prepare.make_plan(load(corpus, tmp_path))
+    c = load(corpus, tmp_path)
+    plan = prepare.make_plan(c.prepare, c.data, c.engine)
     calls = []
     original = engine.run
 
@@ -341,7 +343,8 @@ def test_killed_in_any_phase_and_run_again_it_gives_the_same(corpus, done, tmp_p
 def test_it_tells_how_far_it_is(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "_TELL_S", 0.05)
     said = []
-    prepare.prepare(load(corpus, tmp_path, "prepare.workers=1"), log=said.append)
+    c = load(corpus, tmp_path, "prepare.workers=1")
+    prepare.prepare(c.prepare, c.data, c.engine, log=said.append)
     assert any(re.fullmatch(r"clean: \d of 6 tasks.*", line) for line in said)
 
 
