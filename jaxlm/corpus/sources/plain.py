@@ -22,12 +22,13 @@ def iterate_documents(
 
     Args:
       spec: the source's path, as in the docstring of `jaxlm.corpus.sources`.
-      text_key: field of .jsonl and .parquet records that holds the text.
+      text_key: the field of .jsonl and .parquet records that holds the text.
       tfds_dir: TFDS's data_dir (default: TFDS's own).
-      max_bytes: stop after this many bytes of text (embedded sources have a default of their own).
+      max_bytes: stop after this many bytes of text (default: all; embedded sources have a limit of their own).
       stats: filled while reading.
 
-    Raises ConfigError for a source that does not exist, holds no such field or yields no document.
+    Raises:
+      ConfigError: the source does not exist, has no such field or gave no document.
     """
     stats = SourceStats() if stats is None else stats
     wanted = SourceSpec(spec, spec, "plain", text_key, max_bytes or 0, (), tfds_dir or "", "")
@@ -40,9 +41,9 @@ def iterate_documents(
 
 
 def source_signature(spec: str) -> str:
-    """What a rebuild compares to see whether a source's files changed: names and sizes, one line; empty if not files.
+    """Returns one line that changes if the names or sizes of a source's files change; "" if the source is not files.
 
-    An edit that keeps a file's size goes unseen.
+    A rebuild compares it with the last one. An edit that keeps a file's size is not noticed.
     """
     if registry.scheme(spec):
         return ""

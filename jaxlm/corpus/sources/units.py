@@ -16,11 +16,18 @@ _SAMPLED_PART = 16
 
 
 def split_source(spec: SourceSpec, task_bytes: int, others: collections.Counter[str] | None = None) -> list[Unit]:
-    """Splits a source into units of work of about `task_bytes` of input, in a fixed order.
+    """Splits a source into units of work of about `task_bytes` of input each, in a fixed order.
 
-    What they hold depends on the source, `task_bytes` and `spec` alone. Files are listed, not read; those of a folder
-    that are of no known format are counted in `others` by suffix. With `max_bytes`, some units, evenly spread, share it
-    by their size. Raises ConfigError for a source that does not exist.
+    Lists the files and does not read them. With `spec.max_bytes`, returns units spread evenly over the source, each
+    with its share of these bytes.
+
+    Args:
+      spec: the source. The result depends on it, `task_bytes` and the names and sizes of the files alone.
+      task_bytes: input of one task.
+      others: if given, counts files of a folder that are of no known format, by suffix.
+
+    Raises:
+      ConfigError: there is no such source.
     """
     parts = find_parts(spec, task_bytes, others)
     grouped, size = [[]], 0
@@ -35,10 +42,14 @@ def split_source(spec: SourceSpec, task_bytes: int, others: collections.Counter[
 
 
 def read_unit(unit: Unit, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields a unit's documents in a fixed order. Texts are non-empty and encode as UTF-8.
+    """Yields a unit's documents in a fixed order. No text is empty, and each can be encoded as UTF-8.
 
-    A broken record costs itself alone and is counted in `stats`; so does a file that lacks the field `text_key` (see
-    `stats.no_field`). Raises ConfigError for a dataset that lacks it, OSError when the file system fails.
+    A broken record is skipped and counted in `stats`; so are the records of a file that lacks the field `text_key` (see
+    `stats.no_field`).
+
+    Raises:
+      ConfigError: a dataset lacks the field.
+      OSError: the file system failed.
     """
     read_bytes = 0
     for part in unit.parts:
@@ -57,7 +68,7 @@ def read_unit(unit: Unit, spec: SourceSpec, stats: SourceStats) -> Iterator[Docu
 
 
 def find_parts(spec: SourceSpec, task_bytes: int, others: collections.Counter[str] | None = None) -> list[Part]:
-    """Returns a source's parts in order; see `split_source`."""
+    """Returns a source's parts in order; arguments and errors as of `split_source`."""
     if scheme := registry.scheme(spec.path):
         return registry.reader(scheme).parts(spec, task_bytes)
     if spec.format == "code":
@@ -88,7 +99,7 @@ def _sample(made: list[Unit], max_bytes: int, task_bytes: int) -> list[Unit]:
 
 
 def _checked_size(document: Document, stats: SourceStats) -> int | None:
-    """Bytes of the text, after lone surrogates are repaired; None (and counted) when it is empty."""
+    """Repairs lone surrogates and returns the bytes of the text; None, counted as skipped, if it is empty."""
     text = document.text
     if not text.strip():
         stats.skip("empty", document.id)
