@@ -295,7 +295,7 @@ def _judges(s: ConfigDict) -> None:
     pp.reference = ""  # a folder of good text, 1 MB or more, from which byte n-grams are counted; quantiles beside it
     pp.model = ""  # a KenLM .arpa or .binary
     pp.pieces = ""  # the SentencePiece model of that KenLM model; "" = words between spaces
-    pp.scorer = ""  # MODULE:FUNCTION ARGUMENT; "jaxlm.programs.restored:bits_per_byte RUN" is a jaxlm model
+    pp.scorer = ""  # MODULE:FUNCTION ARGUMENT; "jaxlm.eval.scorer:bits_per_byte RUN" is a jaxlm model
     pp.min_bits_per_byte = 0.0  # below: boilerplate of the reference; 0 = off
     pp.max_bits_per_byte = 0.0  # above: debris or foreign to the reference; 0 = off
     pp.chars = 4000  # looked at, from the beginning

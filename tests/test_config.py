@@ -8,7 +8,7 @@ import pytest
 
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError
-from jaxlm.corpus import stages
+from jaxlm.corpus.stages import registry
 from jaxlm.plan import params
 
 OK = ("workdir=w",)
@@ -54,7 +54,7 @@ def test_every_shipped_data_config_resolves_and_names_its_command(name):
     assert f"jaxlm prepare --config=configs/{name}.py" in config_files.find_config(name).read_text()
     for source in c.prepare.sources.values():
         for i, line in enumerate(source.stages):
-            stages.parse(line, c.prepare.stages, f"stage {i}")
+            registry.parse(line, c.prepare.stages, f"stage {i}")
 
 
 @pytest.mark.parametrize(("data", "train"), [("data/techdocs", "techdocs_35m"), ("data/gpuburnout", "gpuburnout_1b")])

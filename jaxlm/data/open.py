@@ -3,9 +3,9 @@
 import pathlib
 from collections.abc import Callable, Iterator
 
-from jaxlm.config import Config, ConfigError, DataConfig, PrepareConfig
+from jaxlm.config import ConfigError, DataConfig, PrepareConfig
 from jaxlm.corpus import documents
-from jaxlm.corpus.sources import SourceStats
+from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.data import build
 from jaxlm.data.shards import MANIFEST, DataDir, open_data
 
@@ -32,31 +32,33 @@ def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> t
     return opened, prepared or opened.mixture
 
 
-def make_data(config: Config, say: Say) -> None:
+def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size: int, seed: int, say: Say) -> None:
     """Makes `data.dir`: tokenizer, shards and manifest. If it is there, checks that it was made by the same recipe.
 
     The text comes from the `data.sources` that have a path, else from the documents of `jaxlm prepare`, which are made
     from `prepare.sources` first if need be. With neither, nothing is done.
 
     Args:
-      config: takes the whole, because `corpus.prepare` does.
+      engine: where the tasks of `jaxlm prepare` run.
+      vocab_size: of the tokenizer, if one is trained.
+      seed: of the order of documents.
       say: is told of the progress.
 
     Raises:
       ConfigError: a source that is not there, or data of another recipe.
     """
-    d = config.data
+    d = data
     if any(source.path for source in d.sources.values()):
         sources = [build.Source(name, s.path, s.weight, d.text_key) for name, s in d.sources.items()]
         read, extra = None, {}
-    elif found := _prepared(config, say):
+    elif found := _prepared(data, prepare, engine, say):
         sources, read, extra = found
     else:
         return
     settings = build.BuildSettings(
-        vocab_size=config.model.vocab_size,
+        vocab_size=vocab_size,
         chat_tokens=d.chat_tokens,
-        seed=config.seed,
+        seed=seed,
         val_fraction=d.val_fraction,
         block_tokens=d.block_tokens,
         max_source_bytes=d.max_bytes or None,
@@ -67,26 +69,28 @@ def make_data(config: Config, say: Say) -> None:
     build.build_data(d.dir, sources, settings, read=read, recipe_extra=extra, log=say)
 
 
-def _prepared(config: Config, say: Say) -> tuple[list[build.Source], build.Reader, dict[str, str]] | None:
+def _prepared(
+    data: DataConfig, prepare: PrepareConfig, engine: str, say: Say
+) -> tuple[list[build.Source], build.Reader, dict[str, str]] | None:
     """The documents that `jaxlm prepare` made or now makes: sources, their reader, and what identifies them in a recipe.
 
     None if there are none and `prepare.sources` names nothing to make them from.
     """
-    from jaxlm.corpus import prepare  # here, because its libraries take a second to import
+    from jaxlm.corpus import prepare as corpus  # here, because its libraries take a second to import
 
-    root = pathlib.Path(config.data.dir)
-    fresh = not (root / prepare.MANIFEST).is_file()
-    if config.prepare.sources:
-        done = prepare.prepare(config, say)
+    root = pathlib.Path(data.dir)
+    fresh = not (root / corpus.MANIFEST).is_file()
+    if prepare.sources:
+        done = corpus.prepare(prepare, data, engine, say)
     elif fresh or (root / MANIFEST).is_file():
         return None
     else:
-        done = prepare.open_prepared(root)
+        done = corpus.open_prepared(root)
     if fresh:
         say(
             f"prepared documents: {root / 'documents'}; jaxlm prepare with the same config and data.dir writes their report"
         )
-    weights = {name: source.weight for name, source in (config.prepare.sources or config.data.sources).items()}
+    weights = {name: source.weight for name, source in (prepare.sources or data.sources).items()}
     names = [name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]]
     if not names:
         raise ConfigError(f"prepare kept no document of any source: {root / 'removed'} says which stage took them")
@@ -98,7 +102,7 @@ def _prepared(config: Config, say: Say) -> tuple[list[build.Source], build.Reade
 
     def read(source: build.Source, stats: SourceStats) -> Iterator[tuple[str, str]]:
         texts = documents.read_texts(verified(source.name))
-        for doc_id, text in documents.within(texts, config.data.max_bytes):
+        for doc_id, text in documents.within(texts, data.max_bytes):
             stats.documents += 1
             stats.bytes += len(text.encode())
             yield doc_id, text

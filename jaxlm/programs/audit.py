@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 
 from jaxlm.config import Config, ConfigError, nearest
 from jaxlm.console import count, megabytes, print_table, say
-from jaxlm.corpus import audit, documents, sources
+from jaxlm.corpus import audit, documents
+from jaxlm.corpus.sources.base import SourceSpec, SourceStats
+from jaxlm.corpus.sources.units import read_unit, split_source
 from jaxlm.data import shards
 
 Documents = Iterator[tuple[str, str]]
@@ -104,25 +106,25 @@ def _decoded(data: shards.DataDir, source: str) -> Callable[[], Documents]:
     return read
 
 
-def _raw_specs(config: Config, max_bytes: int) -> list[sources.SourceSpec]:
+def _raw_specs(config: Config, max_bytes: int) -> list[SourceSpec]:
     """The sources of `data`, or of `prepare` if it has none. With `max_bytes`, each gives parts from all over it."""
     d = config.data
     common = {"tfds_dir": d.tfds_dir, "hub_dir": d.hub_dir}
     plain = {"format": "plain", "text_key": d.text_key, "max_bytes": d.max_bytes, "licences": ()}
-    specs = [sources.SourceSpec(name, s.path, **plain, **common) for name, s in d.sources.items() if s.path]
+    specs = [SourceSpec(name, s.path, **plain, **common) for name, s in d.sources.items() if s.path]
     for name, s in config.prepare.sources.items() if not specs else ():
-        specs.append(sources.SourceSpec(name, s.path, s.format, s.text_key, s.max_bytes, s.licences, **common))
+        specs.append(SourceSpec(name, s.path, s.format, s.text_key, s.max_bytes, s.licences, **common))
     return [
         dataclasses.replace(s, max_bytes=min(n for n in (s.max_bytes, max_bytes) if n)) if max_bytes else s
         for s in specs
     ]
 
 
-def _raw(spec: sources.SourceSpec) -> Callable[[], Documents]:
+def _raw(spec: SourceSpec) -> Callable[[], Documents]:
     def read() -> Documents:
-        stats = sources.SourceStats()
-        for unit in sources.units(spec, _UNIT_BYTES):
-            for document in sources.read(unit, spec, stats):
+        stats = SourceStats()
+        for unit in split_source(spec, _UNIT_BYTES):
+            for document in read_unit(unit, spec, stats):
                 yield document.id, document.text
         if stats.skipped or stats.repaired or not stats.documents:
             say(f"{spec.name}: {stats.summary()}")

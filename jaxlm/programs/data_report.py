@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 
 from jaxlm import console, files
 from jaxlm.config import Config
-from jaxlm.corpus import audit, conclude, documents, engine, prepare, sources, stages
+from jaxlm.corpus import audit, conclude, documents, engine, prepare
+from jaxlm.corpus.sources.base import SourceSpec, SourceStats
+from jaxlm.corpus.sources.units import read_unit, split_source
+from jaxlm.corpus.stages import registry
 from jaxlm.data import shards
 from jaxlm.report import data as report
 
@@ -89,13 +92,13 @@ def target_texts(path: str, limit: int, html: dict) -> Iterator[str]:
 
     `html` is the settings of the stage that strips markup. Raises ConfigError if there is nothing at `path`.
     """
-    spec = sources.SourceSpec("target", path, "auto", "text", limit, (), "", "")
-    units = sources.units(spec, max(1 << 20, limit))
-    stage = stages.make(stages.Spec("html", html), pathlib.Path())
+    spec = SourceSpec("target", path, "auto", "text", limit, (), "", "")
+    units = split_source(spec, max(1 << 20, limit))
+    stage = registry.make(registry.StageSpec("html", html), pathlib.Path())
 
     def texts() -> Iterator[str]:
         for unit in units:
-            for document in sources.read(unit, spec, sources.SourceStats()):
+            for document in read_unit(unit, spec, SourceStats()):
                 if stage.apply(document, collections.Counter()) is None:
                     yield document.text
 

@@ -16,7 +16,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if config.prepare.target:
         # Refuses a path that is not there before all the work.
         data_report.target_texts(config.prepare.target, 1 << 20, config.prepare.stages["html"])
-    done = prepare.prepare(config, say)
+    done = prepare.prepare(config.prepare, config.data, config.engine, say)
     rows = []
     for name, source in done.manifest["sources"].items():
         read, kept = source["read"], source["kept"]

@@ -22,8 +22,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 def data(config: Config) -> rows.Order:
     """The shards of `data.dir`, made where need be, and the order in which they are read."""
-    together(lambda: make_data(config, say), first_only=True)
-    opened, mixture = together(lambda: open_mixture(config.data, config.prepare, config.model.vocab_size))
+    d, prepare, vocab_size = config.data, config.prepare, config.model.vocab_size
+    together(lambda: make_data(d, prepare, config.engine, vocab_size, config.seed, say), first_only=True)
+    opened, mixture = together(lambda: open_mixture(d, prepare, vocab_size))
     return rows.Order(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size)
 
 

@@ -6,7 +6,8 @@ import typing
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import print_table, say
-from jaxlm.corpus import documents, prepare, sources
+from jaxlm.corpus import documents, prepare
+from jaxlm.corpus.sources.plain import iterate_documents
 from jaxlm.data import shards, tokenizer, tokenizer_fit
 from jaxlm.data.open import make_data, open_mixture
 from jaxlm.programs import data_report
@@ -23,7 +24,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if args.sweep:
         print_table(_sweep(config, args.sweep), args.json)
         return 0
-    make_data(config, say)
+    make_data(config.data, config.prepare, config.engine, config.model.vocab_size, config.seed, say)
     data, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
     fit = _fit(config, data, args.reference)
     rows = []
@@ -121,9 +122,7 @@ def _texts(config: Config, data: shards.DataDir | None) -> list[str]:
         if data:
             texts += tokenizer_fit.held_out(data, name, left, "train")[0]
         elif paths:
-            read = sources.iterate_documents(
-                paths[name], text_key=d.text_key, tfds_dir=d.tfds_dir or None, max_bytes=left
-            )
+            read = iterate_documents(paths[name], text_key=d.text_key, tfds_dir=d.tfds_dir or None, max_bytes=left)
             texts += [text for _, text in read]
         else:
             texts += [text for _, text in documents.within(documents.read_texts(prepared[name]), max(1, left))]

@@ -127,7 +127,7 @@ def batches(config: Config, mesh: Mesh) -> Iterator[Iterator[dict[str, jax.Array
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=folder))
         try:
-            make_data(config, say)
+            make_data(config.data, config.prepare, config.engine, config.model.vocab_size, config.seed, say)
             data, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
             order = rows.Order(data, mixture, config.seed, t.seq_len, t.batch_size)
             local = sharding.local_rows(mesh, t.batch_size)

@@ -7,7 +7,7 @@
     examples       [{source, stage, reason, detail, id, excerpt}] of removed documents
     clusters       sizes {size: how many}, largest [{size, kept, members [id, ...]}]
     junk           rows of `corpus.audit` (`Finding.to_row`)
-    mismatch       `corpus.mismatch` (`Report.to_dict`)
+    mismatch       `corpus.comparison.Report.to_dict`
     tokenizer_fit  rows, one a source
     manifest       sha256, config
 """

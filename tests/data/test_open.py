@@ -23,6 +23,10 @@ def open_as(c: Config, prepared=(), sources=()):
     return open_mixture(*sections, c.model.vocab_size)
 
 
+def make(c, say):
+    make_data(c.data, c.prepare, c.engine, c.model.vocab_size, c.seed, say)
+
+
 def test_weights_are_those_of_data_then_of_prepare_then_of_the_manifest(data):
     c = resolve(data.path)
     opened, mixture = open_as(c)
@@ -40,18 +44,18 @@ def test_a_tokenizer_of_another_size_is_refused(data):
 def test_data_that_is_there_is_opened_and_not_made_again(corpus, tmp_path):
     keys = [f"data.path={corpus.folder / 'code.jsonl'}", "data.val_fraction=0.1", "data.block_tokens=64"]
     c, said = resolve(tmp_path, "seed=3", *keys), []
-    make_data(c, said.append)
+    make(c, said.append)
     assert any(line.startswith("wrote text: ") for line in said)
     sha256, mixture = open_as(c)[0].sha256, open_mixture(c.data, c.prepare, 325)[1]
     assert mixture == {"text": 1.0}
     said.clear()
-    make_data(c, said.append)
+    make(c, said.append)
     assert open_as(c)[0].sha256 == sha256
     assert not any(line.startswith("wrote") for line in said)
     with pytest.raises(ConfigError, match="seed"):
-        make_data(resolve(tmp_path, "seed=4", *keys), said.append)
+        make(resolve(tmp_path, "seed=4", *keys), said.append)
 
 
 def test_without_sources_nothing_is_made(tmp_path):
-    make_data(resolve(tmp_path / "none"), lambda _: None)
+    make(resolve(tmp_path / "none"), lambda _: None)
     assert not (tmp_path / "none").exists()

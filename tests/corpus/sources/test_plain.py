@@ -12,13 +12,14 @@ from array_record.python import array_record_module
 from tensorflow_datasets.proto import tf_example_pb2
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus import sources
 from jaxlm.corpus.sources import text as text_reader
+from jaxlm.corpus.sources.base import SourceStats
+from jaxlm.corpus.sources.plain import iterate_documents, source_signature
 
 
 def read(spec, **options):
-    stats = sources.SourceStats()
-    return list(sources.iterate_documents(str(spec), stats=stats, **options)), stats
+    stats = SourceStats()
+    return list(iterate_documents(str(spec), stats=stats, **options)), stats
 
 
 def jsonl(*records):
@@ -190,7 +191,7 @@ def test_a_file_without_the_field_costs_itself_alone(tmp_path):
     assert (
         stats.no_field == f"{tmp_path}/b.jsonl has no text in field 'text'; its fields are error, status: set text_key"
     )
-    merged = sources.SourceStats()
+    merged = SourceStats()
     merged.merge(stats)
     assert merged == stats
     (tmp_path / "a.jsonl").unlink()
@@ -209,11 +210,11 @@ def test_clear_errors_for_parquet_columns(tmp_path):
 
 
 def test_signature_sees_names_and_sizes(folder):
-    first = sources.source_signature(str(folder))
-    assert first == sources.source_signature(str(folder))
+    first = source_signature(str(folder))
+    assert first == source_signature(str(folder))
     (folder / "b.txt").write_text("other")
-    assert sources.source_signature(str(folder)) != first
-    assert sources.source_signature("embedded:prose") == ""
+    assert source_signature(str(folder)) != first
+    assert source_signature("embedded:prose") == ""
 
 
 @pytest.fixture
