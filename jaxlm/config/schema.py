@@ -210,7 +210,7 @@ class HardwareConfig:
 @dataclasses.dataclass(frozen=True)
 class ProfileConfig:
     steps: Annotated[
-        str, written(r"([0-9]{1,18}:[0-9]{1,18})?", "A:B, the first and the last step to trace, such as 20:25")
+        str, written(r"([0-9]{1,18}:[0-9]{1,18})?", "the first and the last step to trace as A:B, such as 20:25")
     ]
 
     @property
