@@ -95,7 +95,11 @@ def _hint(name: str) -> str:
     if beside and "/" in name:
         return f"did you mean '{path.parent / beside[0]}'?"
     near = difflib.get_close_matches(_shipped_name(name), _all_shipped(), n=1)
-    return f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(_all_shipped())}"
+    if near:
+        return f"did you mean {near[0]!r}?"
+    if "/" in name:
+        return "a config is a shipped name or a FILE.py, a run a folder with config.json"
+    return f"shipped: {', '.join(_all_shipped())}"
 
 
 def module(path: pathlib.Path) -> types.ModuleType:

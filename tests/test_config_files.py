@@ -83,12 +83,12 @@ def test_anything_else_that_is_there_is_documents(here):
     ("word", "hint"),
     [
         ("quikstart", "did you mean 'quickstart'?"),
-        ("./nosuch", "shipped: "),
+        ("./nosuch", "a run a folder with config.json"),
         ("./quickstart", "did you mean 'quickstart'?"),
-        ("nosuch.py", "shipped: "),
+        ("nosuch.py", "shipped: domain_7b, "),
         ("runs/frist", "did you mean 'runs/first'?"),
-        ("runs/100%", "shipped: "),
-        ("texts/*.jsonl", "shipped: "),
+        ("runs/100%", "a run a folder with config.json"),
+        ("texts/*.jsonl", "a run a folder with config.json"),
     ],
 )
 def test_what_is_not_there_is_one_line_with_the_nearest(here, word, hint):

@@ -46,7 +46,12 @@ def from_to_below(low: float, high: float) -> Limit:
 
 
 def _numbers(words: str, allows: Callable[[float], bool]) -> Limit:
-    return Limit(words, lambda value: "" if math.isfinite(value) and allows(value) else f" must be {words}")
+    def problem(value: float) -> str:
+        if not math.isfinite(value):
+            return f" must be finite and {words}"
+        return "" if allows(value) else f" must be {words}"
+
+    return Limit(words, problem)
 
 
 def written(pattern: str, words: str) -> Limit:
