@@ -32,7 +32,7 @@ def test_links_in_the_docs_lead_somewhere():
 
 def test_keys_named_in_the_docs_exist():
     base = config_files.load("base")
-    keys = set(config_files._flat_keys(base))
+    keys = set(config_files.flat_keys(base))
     sections = "model|data|train|loss|optim|checkpoint|eval|sample|mesh|log|hardware|distributed|plan|tune|profile"
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for key in re.findall(rf"`(?:--config\.)?((?:{sections})\.[a-z0-9_.]+)", page.read_text()):
