@@ -134,7 +134,7 @@ def open_side(name: str, what: str, scratch: pathlib.Path, keep: pathlib.Path | 
         shutil.rmtree(place, ignore_errors=True)  # files change: what was kept of a folder says nothing of it now
         yield Side(name, folder.resolve(), place, "")
         return
-    commit = git("rev-parse", "--verify", "--end-of-options", f"{what}^{{commit}}")
+    commit = git("rev-parse", "--verify", f"{what}^{{commit}}")
     place, tree = scratch / name if keep is None else keep / commit, scratch / f"tree-{name}"
     git("worktree", "add", "--quiet", "--detach", str(tree), commit)
     try:
