@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxlm.config import ConfigError, ModelConfig
 from jaxlm.models import layers
+from jaxlm.models.params import pack_params
 from jaxlm.models.sampling import Sampler, sample
 from jaxlm.models.transformer import Transformer, empty_cache
 from jaxlm.ops.decode import first_argmax, row_product
@@ -203,7 +204,7 @@ class _State(typing.NamedTuple):
 
 
 class _Weights(typing.NamedTuple):
-    """Parameters in the compute dtype, the `packed` collection (see layers.pack_params) and the head by rows."""
+    """Parameters in the compute dtype, the `packed` collection (see params.pack_params) and the head by rows."""
 
     params: dict
     packed: dict
@@ -214,7 +215,7 @@ def _pack(model: Transformer, params: typing.Any, every_product: bool) -> _Weigh
     c = model.config
     params = _cast(params, c.dtype)
     head_VxD = params["embed"]["embedding"] if c.tie_embeddings else params["head"]["kernel"].T
-    return _Weights(params, layers.pack_params(params, c, every_product), head_VxD)
+    return _Weights(params, pack_params(params, c, every_product), head_VxD)
 
 
 @functools.partial(jax.jit, static_argnames="dtype")

@@ -60,8 +60,14 @@ class Cache(typing.NamedTuple):
     positions_BxS: jax.Array
 
 
-class Where(typing.NamedTuple):
-    """What every layer knows of its tokens: positions and segment ids (B, T), cos and sin of RoPE if it has any."""
+class TokenInfo(typing.NamedTuple):
+    """What every layer knows of its tokens beside their vectors.
+
+    Attributes:
+      positions_BxT: of each token in its document, from 0.
+      segment_ids_BxT: of the document that each token belongs to; None where a row is one document.
+      rope: cos and sin of `ops.rope.rope_tables`; None in a family without rotary embeddings.
+    """
 
     positions_BxT: jax.Array
     segment_ids_BxT: jax.Array | None
@@ -138,17 +144,24 @@ def project(
     name: str,
     x: jax.Array,
     kernels: typing.Sequence[jax.Array],
-    axes: int = 1,
-    product: typing.Callable = dense,
+    product: typing.Callable[[jax.Array, jax.Array, int], jax.Array] = dense,
 ) -> list[jax.Array]:
-    """x (B, T, *in) times each kernel (*in, *out), `axes` of them inputs; one product if the config fuses projections.
+    """Multiplies x (B, T, *in) by each kernel (*in, *out): arrays (B, T, *out).
 
-    `product` is `ops.linear.dense` or `ops.fp8.dense`. Where `module` has a kernel packed beforehand under `name` (see
-    `pack_params`), that one is used and `kernels` only say the shapes. Over the `tensor` axis each device fuses its own
+    If the config fuses projections, all kernels make one product. Over the `tensor` axis each device fuses its own
     columns of all kernels, so that the gradient of x is added up over devices once; kernels that it does not split evenly
     stay apart.
+
+    Args:
+      module: the module that asks. If its collection `packed` has a kernel under `name` (see `params.pack_params`), that
+        one is used and `kernels` only give the shapes.
+      name: of the products together, e.g. "qkv".
+      x: activations in the compute dtype.
+      kernels: in the compute dtype.
+      product: `ops.linear.dense` or `ops.fp8.dense`.
     """
-    lead, outs, ways = x.shape[: x.ndim - axes], [kernel.shape[axes:] for kernel in kernels], axis_size("tensor")
+    lead, axes = x.shape[:2], x.ndim - 2
+    outs, ways = [kernel.shape[axes:] for kernel in kernels], axis_size("tensor")
     if module.has_variable("packed", name):
         y, ways = row_product(x.reshape(math.prod(lead), -1), module.get_variable("packed", name)), 1
     elif len(kernels) == 1 or not module.config.fuse_projections or any(out[0] % ways for out in outs):
@@ -166,35 +179,6 @@ def mlp_product(config: ModelConfig) -> typing.Callable:
     return fp8.dense if config.fp8 else dense
 
 
-def _matrix(kernel: jax.Array, axes: int) -> jax.Array:
-    return kernel.reshape(math.prod(kernel.shape[:axes]), -1)
-
-
-def pack_params(params: dict, config: ModelConfig, every_product: bool) -> dict:
-    """The `packed` collection: each layer's products as a decoding loop wants them, in the compute dtype.
-
-    q, k, v in one matrix and gate, up too, laid out for `ops.decode.row_product`; with `every_product` the others as
-    well, which pays where that layout is faster (CPUs). {} over the `tensor` axis, where products stay apart.
-    """
-    if axis_size("tensor") > 1:
-        return {}
-
-    def pack(*kernels: jax.Array, axes: int = 1) -> jax.Array:
-        return jnp.concatenate([_matrix(kernel, axes).T for kernel in kernels]).astype(config.dtype)
-
-    packed = {}
-    for i in range(config.n_layers):
-        parts = params[f"layers_{i}"]
-        attn, mlp = ({n: p["kernel"] for n, p in parts[part].items() if "kernel" in p} for part in ("attn", "mlp"))
-        packed[f"layers_{i}"] = layer = {"attn": {"qkv": pack(*(attn[name] for name in "qkv"))}, "mlp": {}}
-        if "gate" in mlp:
-            layer["mlp"]["gate_up"] = pack(mlp.pop("gate"), mlp.pop("up"))
-        if every_product:
-            layer["attn"]["o"] = pack(attn["o"], axes=2)
-            layer["mlp"] |= {name: pack(kernel) for name, kernel in mlp.items()}
-    return packed
-
-
 class Attention(nn.Module):
     """Causal self-attention with grouped key-value heads (arXiv:2305.13245), optional RoPE, QK-norm and KV cache."""
 
@@ -206,7 +190,7 @@ class Attention(nn.Module):
     def __call__(
         self,
         x_BxTxD: jax.Array,
-        where: Where,
+        info: TokenInfo,
         cache: tuple[LayerCache, Cache] | None = None,
     ) -> tuple[jax.Array, LayerCache | None]:
         c = self.config
@@ -224,16 +208,47 @@ class Attention(nn.Module):
         if c.qk_norm:
             q_BxTxNxH = RMSNorm(c.norm_eps, name="q_norm")(q_BxTxNxH)
             k_BxTxKxH = RMSNorm(c.norm_eps, name="k_norm")(k_BxTxKxH)
-        if where.rope is not None:
-            q_BxTxNxH, k_BxTxKxH = rotate(q_BxTxNxH, *where.rope), rotate(k_BxTxKxH, *where.rope)
+        if info.rope is not None:
+            q_BxTxNxH, k_BxTxKxH = rotate(q_BxTxNxH, *info.rope), rotate(k_BxTxKxH, *info.rope)
         q_BxTxNxH = constrain(q_BxTxNxH, "batch", "seq", "heads", "head_dim")
         k_BxTxKxH = constrain(k_BxTxKxH, "batch", "seq", "kv_heads", "head_dim")
         v_BxTxKxH = constrain(v_BxTxKxH, "batch", "seq", "kv_heads", "head_dim")
-        out_BxTxNxH, layer_cache = attend(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, where, cache, self.backend)
+        out_BxTxNxH, layer_cache = attend(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, info, cache, self.backend)
         out_BxTxNxH = checkpoint_name(constrain(out_BxTxNxH, "batch", "seq", "heads", "head_dim"), "attn_out")
         o_NxHxD, o_bias = Linear((n, h, d), (d,) if self.bias else None, output_std(c), c.dtype, name="o")()
-        (y_BxTxD,) = project(self, "o", out_BxTxNxH, [o_NxHxD], axes=2)
+        (y_BxTxD,) = project(self, "o", out_BxTxNxH, [o_NxHxD])
         return (y_BxTxD if o_bias is None else y_BxTxD + o_bias), layer_cache
+
+
+class Block(nn.Module):
+    """One layer: attention and an MLP, each behind a norm and added to the residual stream (pre-norm).
+
+    Attributes:
+      norm, mlp: the family's modules, made as `norm(eps, name=...)` and `mlp(config, name=...)`.
+      attention_bias: True if the attention's projections have biases.
+    """
+
+    config: ModelConfig
+    backend: str
+    norm: type[nn.Module]
+    mlp: type[nn.Module]
+    attention_bias: bool
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BxTxD: jax.Array,
+        info: TokenInfo,
+        dropout_keys: tuple[jax.Array, jax.Array] | tuple[None, None] = (None, None),
+        cache: tuple[LayerCache, Cache] | None = None,
+    ) -> tuple[jax.Array, LayerCache | None]:
+        c = self.config
+        y_BxTxD = self.norm(c.norm_eps, name="attn_norm")(x_BxTxD)
+        attn = Attention(c, self.backend, self.attention_bias, name="attn")
+        y_BxTxD, layer_cache = attn(y_BxTxD, info, cache)
+        x_BxTxD = checkpoint_name(x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[0]), "residual")
+        y_BxTxD = self.mlp(c, name="mlp")(self.norm(c.norm_eps, name="mlp_norm")(x_BxTxD))
+        return x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[1]), layer_cache
 
 
 def rope_of(config: ModelConfig) -> np.ndarray:
@@ -254,7 +269,7 @@ def attend(
     q_BxTxNxH: jax.Array,
     k_BxTxKxH: jax.Array,
     v_BxTxKxH: jax.Array,
-    where: Where,
+    info: TokenInfo,
     cache: tuple[LayerCache, Cache] | None,
     backend: str,
 ) -> tuple[jax.Array, LayerCache | None]:
@@ -267,16 +282,16 @@ def attend(
         layer, shared = cache
         layer = LayerCache(*write_cache(*layer, k_BxTxKxH, v_BxTxKxH, shared.slot))
         if not isinstance(shared.slot, int):
-            mask_BxTxS = shared.positions_BxS[:, None, :] <= where.positions_BxT[:, :, None]
+            mask_BxTxS = shared.positions_BxS[:, None, :] <= info.positions_BxT[:, :, None]
             return cached_attention(q_BxTxNxH, *layer, mask_BxTxS), layer
     out_BxTxNxH = attention(
         q_BxTxNxH,
         k_BxTxKxH,
         v_BxTxKxH,
         backend=backend,
-        q_positions_BxT=where.positions_BxT,
-        kv_positions_BxS=where.positions_BxT,
-        q_segment_ids_BxT=where.segment_ids_BxT,
-        kv_segment_ids_BxS=where.segment_ids_BxT,
+        q_positions_BxT=info.positions_BxT,
+        kv_positions_BxS=info.positions_BxT,
+        q_segment_ids_BxT=info.segment_ids_BxT,
+        kv_segment_ids_BxS=info.segment_ids_BxT,
     )
     return out_BxTxNxH, layer

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.config import ModelConfig
-from jaxlm.models.layers import SAVED_NAMES, Cache, Embedding, LayerCache, Where, dropout
+from jaxlm.models.layers import SAVED_NAMES, Block, Cache, Embedding, LayerCache, TokenInfo, dropout
 from jaxlm.sharding import constrain
+from jaxlm.tree import layer_name
 
 # What the backward pass may keep of each layer: everything (none), the tagged activations (names), the outputs of
 # products with weights (dots), or only the layer's input (full).
@@ -43,7 +44,10 @@ class Transformer(nn.Module):
     config: ModelConfig
     backend: str
 
-    block_class: typing.ClassVar[type[nn.Module]]
+    # What a family sets.
+    norm: typing.ClassVar[type[nn.Module]]
+    mlp: typing.ClassVar[type[nn.Module]]
+    always_bias: typing.ClassVar[bool] = False  # True: attention has biases, whatever `model.bias` says
 
     def embed(self, tokens_BxT: jax.Array, positions_BxT: jax.Array) -> jax.Array:
         """Input embeddings (B, T, D) in the compute dtype."""
@@ -55,9 +59,10 @@ class Transformer(nn.Module):
         del positions_BxT
         return None
 
-    def final_norm(self) -> nn.Module:
-        """The module that normalises the last layer's output."""
-        raise NotImplementedError(f"{type(self).__name__} does not define final_norm")
+    def block(self, backend: str, name: str | None = None) -> Block:
+        """One layer of this family: a submodule if it has a name, else a module on its own, for `block.apply`."""
+        c, parent = self.config, self if name else None
+        return Block(c, backend, self.norm, self.mlp, self.always_bias or c.bias, name=name, parent=parent)
 
     @nn.compact
     def __call__(
@@ -67,69 +72,67 @@ class Transformer(nn.Module):
         segment_ids_BxT: jax.Array | None = None,
         train: bool = False,
         cache: Cache | None = None,
-    ) -> typing.Any:
+    ) -> jax.Array | tuple[jax.Array, Cache]:
         c = self.config
         if positions_BxT is None:
             positions_BxT = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
         key = self.make_rng("dropout") if train and c.dropout > 0 else None
         x_BxTxD = self.embed(tokens_BxT, positions_BxT)
         x_BxTxD = dropout(x_BxTxD, c.dropout, None if key is None else jax.random.fold_in(key, c.n_layers))
-        where = Where(positions_BxT, segment_ids_BxT, self.rope(positions_BxT))
+        info = TokenInfo(positions_BxT, segment_ids_BxT, self.rope(positions_BxT))
         layers = []
         if self.is_initializing():
             for i in range(c.n_layers):
-                block = self.block_class(c, "xla", name=f"layers_{i}")
-                x_BxTxD, _ = block(x_BxTxD, where)
+                x_BxTxD, _ = self.block("xla", layer_name(i))(x_BxTxD, info)
             if not c.tie_embeddings:
                 self.param("head", _init_head, c)
         elif cache is not None:
+            block = self.block(self.backend)
             for i, layer_cache in enumerate(cache.layers):
-                x_BxTxD, layer_cache = self.block_class(c, self.backend, parent=None).apply(
-                    self.layer_variables(i), x_BxTxD, where, cache=(layer_cache, cache)
-                )
+                x_BxTxD, layer_cache = block.apply(self.layer_variables(i), x_BxTxD, info, cache=(layer_cache, cache))
                 layers.append(layer_cache)
         else:
-            x_BxTxD = self.run_layers(x_BxTxD, where, key)
-        hidden_BxTxD = self.final_norm()(x_BxTxD)
+            x_BxTxD = self.run_layers(x_BxTxD, info, key)
+        hidden_BxTxD = self.norm(c.norm_eps, name="final_norm")(x_BxTxD)
         return hidden_BxTxD if cache is None else (hidden_BxTxD, cache._replace(layers=tuple(layers)))
 
     def layer_variables(self, i: int) -> dict:
         """Layer i's part of every collection."""
-        name = f"layers_{i}"
+        name = layer_name(i)
         return {collection: tree[name] for collection, tree in self.variables.items() if name in tree}
 
-    def run_layers(self, x_BxTxD: jax.Array, where: Where, key: jax.Array | None) -> jax.Array:
+    def run_layers(self, x_BxTxD: jax.Array, info: TokenInfo, key: jax.Array | None) -> jax.Array:
         """All layers, one after the other or as a scan over stacked parameters; same function either way."""
         c = self.config
-        fn = functools.partial(apply_layer, self.block_class(c, self.backend, parent=None))
+        fn = functools.partial(apply_layer, self.block(self.backend))
         if c.remat != "none":
             policy = OFFLOAD_POLICY if c.offload else REMAT_POLICIES[c.remat]
             fn = jax.checkpoint(fn, policy=policy, prevent_cse=not c.scan_layers)
         variables = [self.layer_variables(i) for i in range(c.n_layers)]
         if not c.scan_layers:
             for i, variables_l in enumerate(variables):
-                x_BxTxD = fn(variables_l, x_BxTxD, where, key, i)
+                x_BxTxD = fn(variables_l, x_BxTxD, info, key, i)
             return x_BxTxD
 
         def body(x_BxTxD: jax.Array, layer: tuple) -> tuple[jax.Array, None]:
             variables_l, i = layer
-            return fn(variables_l, x_BxTxD, where, key, i), None
+            return fn(variables_l, x_BxTxD, info, key, i), None
 
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *variables)
         return jax.lax.scan(body, x_BxTxD, (stacked, jnp.arange(c.n_layers)))[0]
 
 
 def apply_layer(
-    block: nn.Module,
+    block: Block,
     variables: dict,
     x_BxTxD: jax.Array,
-    where: Where,
+    info: TokenInfo,
     key: jax.Array | None,
     layer: int | jax.Array,
 ) -> jax.Array:
     """One layer as a pure function of its variables; dropout follows from (key, layer) alone."""
     keys = (None, None) if key is None else tuple(jax.random.split(jax.random.fold_in(key, layer)))
-    y_BxTxD, _ = block.apply(variables, x_BxTxD, where, keys)
+    y_BxTxD, _ = block.apply(variables, x_BxTxD, info, keys)
     return constrain(y_BxTxD, "batch", "seq", "act_embed")
 
 

@@ -8,7 +8,7 @@ import typing
 import jax
 from clu import parameter_overview
 
-from jaxlm import sharding
+from jaxlm import sharding, tree
 from jaxlm.config import Config, DataConfig
 from jaxlm.data import loader, shards
 from jaxlm.eval import loss as eval_loss
@@ -119,8 +119,8 @@ def announce(config: Config, now: state.TrainState, mesh: jax.sharding.Mesh, fir
 
 def stacked_shapes(params: typing.Any) -> typing.Any:
     """Shapes of the parameters with all layers under one name, so that a table of them is short at any depth."""
-    layers = [tree for name, tree in params.items() if name.startswith("layers_")]
-    rest = {name: tree for name, tree in params.items() if not name.startswith("layers_")}
+    layers = [part for name, part in params.items() if tree.layer_of(name) is not None]
+    rest = {name: part for name, part in params.items() if tree.layer_of(name) is None}
     stack = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(layers), *x.shape), x.dtype), layers[0])
     return {**rest, "layers": stack}
 

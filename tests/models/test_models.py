@@ -9,7 +9,7 @@ import pytest
 import tiny_models as tiny
 
 from jaxlm import config, config_files, models, sharding, tree
-from jaxlm.models import layers
+from jaxlm.models import params as params_module
 
 FAMILIES = pytest.mark.parametrize("family", ["llama", "gpt2"])
 
@@ -76,7 +76,7 @@ def test_fused_and_packed_are_unfused(family, bias):
         attn = attn | {name: attn[order["qkv".index(name)]] for name in "qkv"}
         mixed = params | {"layers_1": params["layers_1"] | {"attn": attn}}
         for every_product in (False, True):
-            variables = {"params": params, "packed": layers.pack_params(mixed, fused.config, every_product)}
+            variables = {"params": params, "packed": params_module.pack_params(mixed, fused.config, every_product)}
             assert low <= tiny.difference(tiny.hidden(fused, variables, batch), hidden) < high
 
 
