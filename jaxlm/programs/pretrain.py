@@ -31,7 +31,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     data, mixture = together(lambda: setup.data(config))
     config = setup.fit(config, mesh)
     parts = pretraining.make(config, mesh)
-    sample = together(lambda: samples.make(config, parts.model, data, workdir))
+    sample = together(lambda: samples.make(config.sample, config.seed, parts.model, data, workdir))
     order = {"seed": config.seed, "seq_len": config.train.seq_len, "batch_size": config.train.batch_size}
     fingerprint = loader.data_fingerprint(data, mixture, **order)
     checkpointer = checkpoint.Checkpointer(workdir / "checkpoints", config.checkpoint)
