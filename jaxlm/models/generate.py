@@ -107,7 +107,7 @@ def _check_settings(s: SampleConfig) -> None:
 
 
 class _Request(typing.NamedTuple):
-    """What a call asks for, as arrays; B and P are rounded up."""
+    """The prompts and limits of a call as arrays. B and P are rounded up, so that few programs serve all calls."""
 
     tokens_BxP: np.ndarray
     lengths_B: np.ndarray
@@ -116,7 +116,7 @@ class _Request(typing.NamedTuple):
     key: jax.Array
 
     def positions(self, slots: int) -> jax.Array:
-        """Position of each cache slot, (B, slots): 0 at a prompt's first token, _NEVER in the padding before it."""
+        """The position of each cache slot, (B, slots): 0 at a prompt's first token, _NEVER in the padding before it."""
         pad_Bx1 = (self.tokens_BxP.shape[1] - self.lengths_B)[:, None]
         slots_S = jnp.arange(slots)
         return jnp.where(slots_S >= pad_Bx1, slots_S - pad_Bx1, _NEVER)

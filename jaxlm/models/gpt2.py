@@ -31,7 +31,7 @@ class GeluMLP(nn.Module):
 
 
 class GPT2(Transformer):
-    """The GPT-2 family; see `Transformer` for how to call it. Positions must be below `max_seq_len`."""
+    """The GPT-2 family; see `Transformer` for how to call it. Positions must be below `model.max_seq_len`."""
 
     norm, mlp, always_bias = LayerNorm, GeluMLP, True
 

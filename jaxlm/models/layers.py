@@ -1,4 +1,4 @@
-"""Pieces that both model families share: projections, norms, embeddings, attention with an optional KV cache.
+"""The modules that all families share: projections, norms, embeddings, attention with an optional KV cache, the block.
 
 Linen modules here declare parameters; the mathematics is in `jaxlm.ops`. Parameters are float32 and cast to the compute
 dtype where they are used. Legend: B batch, T tokens, S cache slots, D model, F feed-forward, N query heads,
@@ -36,11 +36,11 @@ class LayerCache(typing.NamedTuple):
 
     @property
     def slots(self) -> int:
-        """S."""
+        """The number of slots, S."""
         return self.v_BxKxSxH.shape[2]
 
     def grown(self, slots: int) -> "LayerCache":
-        """With empty slots added at the end, up to `slots` of them in all."""
+        """Returns a cache of `slots` slots: these, and empty ones after them."""
         more = slots - self.slots
         return LayerCache(
             jnp.pad(self.k_BxKxHxS, ((0, 0), (0, 0), (0, 0), (0, more))),
@@ -49,10 +49,14 @@ class LayerCache(typing.NamedTuple):
 
 
 class Cache(typing.NamedTuple):
-    """The KV cache of a model. New tokens go to the slots from `slot` on, the same in all rows: one update in place.
+    """The KV cache of a model.
 
-    `slot` is the Python int 0 for the prefill and a traced scalar for decoding. A query sees the slots whose position
-    is not after its own: a slot of padding has a position after all.
+    Attributes:
+      layers: the keys and values of each layer.
+      slot: new tokens are written to the slots from this one on. It is the same in all rows, so that one update in place
+        serves them all. The Python int 0 stands for the prefill; in decoding it is a traced scalar.
+      positions_BxS: of the token in each slot. A query sees the slots whose position is not after its own; slots of
+        padding hold a position after every other, so that none sees them.
     """
 
     layers: tuple[LayerCache, ...]
@@ -75,12 +79,19 @@ class TokenInfo(typing.NamedTuple):
 
 
 class Linear(nn.Module):
-    """Holds `kernel` (and `bias`), float32, and returns both in the compute dtype; callers do the product."""
+    """Holds a kernel and a bias, and returns both in the compute dtype. The caller multiplies (see `project`).
+
+    Attributes:
+      shape: of the kernel, (*in, *out).
+      bias_shape: (*out); None: no bias, and None is returned for it.
+      std: of the kernel's initial values.
+      dtype: the compute dtype.
+    """
 
     shape: tuple[int, ...]
     bias_shape: tuple[int, ...] | None
     std: float
-    dtype: typing.Any
+    dtype: str
 
     @nn.compact
     def __call__(self) -> tuple[jax.Array, jax.Array | None]:
@@ -114,7 +125,7 @@ class LayerNorm(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Holds `embedding` (rows, D), looks ids up and casts the rows found."""
+    """Holds a table (rows, D); returns the rows of ids (B, T), cast to the compute dtype: (B, T, D)."""
 
     rows: int
     config: ModelConfig
@@ -127,7 +138,7 @@ class Embedding(nn.Module):
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Inverted dropout; `key=None` turns it off."""
+    """Inverted dropout: zeros x at this rate and scales what is left, so that its mean stays. `key=None` turns it off."""
     if key is None or rate == 0.0:
         return x
     keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
@@ -135,7 +146,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 def output_std(config: ModelConfig) -> float:
-    """Initial standard deviation of projections into the residual stream (GPT-2: shrunk by the number of branches)."""
+    """Initial standard deviation of projections into the residual stream: `init_std` / sqrt(2 * layers), as in GPT-2."""
     return config.init_std / np.sqrt(2 * config.n_layers)
 
 
@@ -174,8 +185,8 @@ def project(
     return [part.reshape(*lead, *out) for part, out in zip(parts, outs, strict=True)]
 
 
-def mlp_product(config: ModelConfig) -> typing.Callable:
-    """How the products of the MLP are computed: `product` of `project`."""
+def mlp_product(config: ModelConfig) -> typing.Callable[[jax.Array, jax.Array, int], jax.Array]:
+    """The `product` that `project` takes in the MLP: `ops.fp8.dense` if the config asks for fp8, else `ops.linear.dense`."""
     return fp8.dense if config.fp8 else dense
 
 
@@ -252,7 +263,7 @@ class Block(nn.Module):
 
 
 def rope_of(config: ModelConfig) -> np.ndarray:
-    """The rotary frequencies (H/2,) of a config."""
+    """The rotary frequencies (H/2,) of a config, in radians a token (see `ops.rope.rope_frequencies`)."""
     r = config.rope
     return rope_frequencies(
         config.head_dim,
@@ -273,9 +284,16 @@ def attend(
     cache: tuple[LayerCache, Cache] | None,
     backend: str,
 ) -> tuple[jax.Array, LayerCache | None]:
-    """Attention among the tokens given, or over the cache once it is filled; returns the cache with them written in.
+    """Returns the attention's output (B, T, N, H), and the layer's cache with the new keys and values; None without one.
 
-    The prefill (`slot` is the int 0) sees its own tokens only, so it attends to them and not to the empty slots.
+    Without a cache, and in the prefill (`slot` is the int 0), the tokens attend among themselves: the cache holds nothing
+    else yet. In decoding they attend to the cache.
+
+    Args:
+      q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: of the new tokens.
+      info: their positions and segment ids.
+      cache: this layer's, and the whole one, which says where to write.
+      backend: of `ops.attention.attention`, for new tokens among themselves.
     """
     layer = None
     if cache is not None:

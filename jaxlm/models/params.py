@@ -71,7 +71,7 @@ def pack_params(params: dict, config: ModelConfig, every_product: bool) -> dict:
     """Returns the collection `packed`: kernels of the layers as matrices (out, in), for `ops.decode.row_product`.
 
     `layers.project` reads it in decoding. q, k and v make one matrix, and so do gate and up. {} if the mesh splits
-    parameters over `tensor`: there the products stay apart.
+    parameters over `tensor`: there the products stay apart. Adapters are not read: merge them into `params` first.
 
     Args:
       params: the model's parameters.

@@ -1,4 +1,4 @@
-"""The decoder-only transformer that both families share: embed, layers (unrolled or scanned, with remat), final norm.
+"""The decoder-only transformer that all families share: embed, layers (unrolled or scanned, with remat), final norm.
 
 Parameters are always kept per layer (`layers_0`, `layers_1`, ...), so the checkpoint layout does not depend on how the
 layers run. Legend: B batch, T tokens, D model, V padded vocabulary, L layers.
@@ -33,12 +33,22 @@ OFFLOAD_POLICY = jax.checkpoint_policies.save_and_offload_only_these_names(
 
 
 class Transformer(nn.Module):
-    """Tokens -> hidden states after the final norm; the loss or `jaxlm.models.logits` applies the head.
+    """Returns hidden states after the final norm, (B, T, D) in the compute dtype; the loss or `models.logits` applies the head.
 
-    `model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT, train=True, rngs={"dropout": key})`
-    gives (B, T, D) in the compute dtype. `positions_BxT=None` counts from 0, `segment_ids_BxT=None` is one document per
-    row; with a `cache` the result is (hidden, cache with these tokens written). Other collections than `params` that
-    have `layers_{i}` entries (adapters, packed kernels) reach layer i as they are.
+    `model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT, train=True, rngs={"dropout": key})`.
+    Other collections than `params` may stand beside it: what they hold under `tree.layer_name(i)` (adapters, packed
+    kernels) reaches layer i, the same leaves in each layer if layers are scanned; the rest is not read here.
+
+    Args of `apply`, after the variables:
+      tokens_BxT: token ids.
+      positions_BxT: of each token in its document; None counts from 0 in each row.
+      segment_ids_BxT: tokens attend within equal ids only; None: a row is one document.
+      train: True turns dropout on, with the key `dropout` of `rngs`.
+      cache: the result is then (hidden, the cache with these tokens written).
+
+    Attributes:
+      config: the section `model`.
+      backend: of attention, one of `ops.attention.BACKENDS`.
     """
 
     config: ModelConfig
@@ -55,7 +65,7 @@ class Transformer(nn.Module):
         return Embedding(self.config.padded_vocab_size, self.config, name="embed")(tokens_BxT)
 
     def rope(self, positions_BxT: jax.Array) -> tuple[jax.Array, jax.Array] | None:
-        """cos and sin of rotary embeddings, made once for all layers; None in a family without them."""
+        """cos and sin of the rotary embeddings, made once for all layers; None in a family without them."""
         del positions_BxT
         return None
 
@@ -97,16 +107,17 @@ class Transformer(nn.Module):
         return hidden_BxTxD if cache is None else (hidden_BxTxD, cache._replace(layers=tuple(layers)))
 
     def layer_variables(self, i: int) -> dict:
-        """Layer i's part of every collection."""
+        """Layer i's part of every collection that has one."""
         name = layer_name(i)
         return {collection: tree[name] for collection, tree in self.variables.items() if name in tree}
 
     def run_layers(self, x_BxTxD: jax.Array, info: TokenInfo, key: jax.Array | None) -> jax.Array:
-        """All layers, one after the other or as a scan over stacked parameters; same function either way."""
+        """Runs all layers: (B, T, D) -> (B, T, D), the same function unrolled and as a scan over stacked variables."""
         c = self.config
         fn = functools.partial(apply_layer, self.block(self.backend))
         if c.remat != "none":
             policy = OFFLOAD_POLICY if c.offload else REMAT_POLICIES[c.remat]
+            # In a scan nothing can be merged with the forward pass, so the barriers against it would only cost.
             fn = jax.checkpoint(fn, policy=policy, prevent_cse=not c.scan_layers)
         variables = [self.layer_variables(i) for i in range(c.n_layers)]
         if not c.scan_layers:
@@ -118,6 +129,7 @@ class Transformer(nn.Module):
             variables_l, i = layer
             return fn(variables_l, x_BxTxD, info, key, i), None
 
+        # A copy, made in the program: parameters stay per layer, so that checkpoints do not depend on `scan_layers`.
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *variables)
         return jax.lax.scan(body, x_BxTxD, (stacked, jnp.arange(c.n_layers)))[0]
 
@@ -130,7 +142,7 @@ def apply_layer(
     key: jax.Array | None,
     layer: int | jax.Array,
 ) -> jax.Array:
-    """One layer as a pure function of its variables; dropout follows from (key, layer) alone."""
+    """One layer as a pure function of its variables: (B, T, D) -> (B, T, D). Dropout follows from (key, layer) alone."""
     keys = (None, None) if key is None else tuple(jax.random.split(jax.random.fold_in(key, layer)))
     y_BxTxD, _ = block.apply(variables, x_BxTxD, info, keys)
     return constrain(y_BxTxD, "batch", "seq", "act_embed")
@@ -141,7 +153,7 @@ def _init_head(key: jax.Array, config: ModelConfig) -> dict:
 
 
 def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:
-    """A KV cache with nothing in it, for a prefill of up to `slots` tokens and the decoding after it."""
+    """A KV cache with nothing in it, for a prefill of up to `slots` tokens a row and the decoding after it."""
     heads = (batch, config.n_kv_heads)
     k_BxKxHxS = jnp.zeros((*heads, config.head_dim, slots), config.dtype)
     v_BxKxSxH = jnp.zeros((*heads, slots, config.head_dim), config.dtype)
