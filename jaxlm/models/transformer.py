@@ -33,7 +33,7 @@ OFFLOAD_POLICY = jax.checkpoint_policies.save_and_offload_only_these_names(
 
 
 class Transformer(nn.Module):
-    """Returns hidden states after the final norm, (B, T, D) in the compute dtype; the loss or `models.logits` applies the head.
+    """From tokens (B, T) to hidden states after the final norm, (B, T, D) in the compute dtype; `head` goes on from there.
 
     `model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT, train=True, rngs={"dropout": key})`.
     Other collections than `params` may stand beside it: what they hold under `tree.layer_name(i)` (adapters, packed

@@ -92,13 +92,13 @@ def test_packed_is_unpacked(family, backend):
     unpacked = tiny.jit(lambda tokens: plain.apply({"params": params}, tokens)[0])
     segments = np.asarray(batch["segment_ids"])[0]
     for number in (1, 2, 3):
-        where = segments == number
+        inside = segments == number
         # The document alone, padded on the right, where causality keeps the padding out.
-        tokens = jnp.zeros_like(batch["tokens"]).at[0, : where.sum()].set(batch["tokens"][0, where])
-        alone = np.asarray(unpacked(tokens))[: where.sum()]
-        assert tiny.difference(packed[where], alone) < 1e-5
+        tokens = jnp.zeros_like(batch["tokens"]).at[0, : inside.sum()].set(batch["tokens"][0, inside])
+        alone = np.asarray(unpacked(tokens))[: inside.sum()]
+        assert tiny.difference(packed[inside], alone) < 1e-5
         if number > 1:
-            assert tiny.difference(leaky[where], alone) > 1e-3
+            assert tiny.difference(leaky[inside], alone) > 1e-3
 
 
 @pytest.mark.parametrize(("family", "scan_layers"), [("llama", False), ("llama", True), ("gpt2", True)])
@@ -108,13 +108,13 @@ def test_sharded_is_one_device(family, scan_layers):
     expected = tiny.value_and_grads(plain, params, batch)
     model = variant(scan_layers=scan_layers)
     mesh = sharding.make_mesh(config.MeshConfig(data=2, fsdp=2, tensor=2, context=1))
-    where = sharding.tree_shardings(models.abstract_params(model), models.logical_axes(model), mesh)
+    shardings = sharding.tree_shardings(models.abstract_params(model), models.logical_axes(model), mesh)
     with jax.set_mesh(mesh):
-        split = jax.device_put(params, where)
+        split = jax.device_put(params, shardings)
         rows = jax.device_put(batch, sharding.batch_sharding(mesh))
         step = jax.jit(
             jax.value_and_grad(lambda p, b: tiny.loss(model, p, b)),
-            out_shardings=(None, where),
+            out_shardings=(None, shardings),
             compiler_options=tiny.FAST_COMPILE,
         )
         got = step(split, rows)
@@ -131,13 +131,13 @@ def test_every_large_parameter_is_split_by_fsdp(family):
     model = models.build(cfg, "xla")
     mesh = sharding.make_mesh(config.MeshConfig(data=1, fsdp=8, tensor=1, context=1))
     shapes = models.abstract_params(model)
-    for (name, leaf), (_, where) in zip(
+    for (name, leaf), (_, split) in zip(
         tree.named_leaves(shapes),
         tree.named_leaves(sharding.tree_shardings(shapes, models.logical_axes(model), mesh)),
         strict=True,
     ):
         if name.endswith(("kernel", "embedding")):
-            assert np.prod(where.shard_shape(leaf.shape)) * 8 == np.prod(leaf.shape), name
+            assert np.prod(split.shard_shape(leaf.shape)) * 8 == np.prod(leaf.shape), name
 
 
 @FAMILIES
