@@ -16,6 +16,7 @@ from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import documents
 from jaxlm.corpus.sources import SourceStats
 from jaxlm.data import build
+from jaxlm.data.rows import weights_of
 from jaxlm.data.shards import MANIFEST, DataDir, open_data
 from jaxlm.ops import attention
 from jaxlm.plan import tune
@@ -200,7 +201,6 @@ def _prepared(config: Config) -> tuple[list[build.Source], build.Reader, dict[st
         say(
             f"prepared documents: {root / 'documents'}; jaxlm prepare with the same config and data.dir writes their report"
         )
-    weights = {name: source.weight for name, source in (config.prepare.sources or config.data.sources).items()}
     names = [name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]]
     if not names:
         raise ConfigError(f"prepare kept no document of any source: {root / 'removed'} says which stage took them")
@@ -217,7 +217,8 @@ def _prepared(config: Config) -> tuple[list[build.Source], build.Reader, dict[st
             stats.bytes += len(text.encode())
             yield doc_id, text
 
-    sources = [build.Source(name, f"documents/{name}", weights.get(name, 1.0)) for name in names]
+    weights = weights_of(config.prepare.sources or config.data.sources, names)
+    sources = [build.Source(name, f"documents/{name}", weights[name]) for name in names]
     return sources, read, {"prepared": done.sha256}
 
 

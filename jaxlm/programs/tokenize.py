@@ -7,6 +7,7 @@ import typing
 from jaxlm.config import Config, ConfigError
 from jaxlm.corpus import documents, prepare, sources
 from jaxlm.data import shards, tokenizer, tokenizer_fit
+from jaxlm.data.rows import weights_of
 from jaxlm.programs import data_report, setup
 from jaxlm.programs.console import print_table
 
@@ -109,8 +110,7 @@ def _texts(config: Config, data: shards.DataDir | None) -> list[str]:
         raise ConfigError(
             f"no text to train on: {root} holds neither data nor prepared documents, data.sources has no path"
         )
-    weights = {name: source.weight for name, source in (d.sources or config.prepare.sources).items()}
-    weights = {name: weights.get(name, 1.0) for name in names}
+    weights = weights_of(d.sources or config.prepare.sources, list(names))
     texts = []
     for name, weight in weights.items():
         left = int(_SWEEP_BYTES * weight / (sum(weights.values()) or 1.0))
