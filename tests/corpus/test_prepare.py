@@ -232,6 +232,7 @@ def test_documents_of_another_recipe_are_not_taken_for_ones_own(corpus, done, tm
     monkeypatch.setattr(files, "write_atomically", original)
     assert run(corpus, tmp_path).sha256 == done.sha256
     found = [d for path in documents.find(tmp_path)["web"] for d in documents.read_documents(path)]
+    assert len(found) == 61
     assert not any("@mail-" in document.text for document in found)
 
 
