@@ -7,6 +7,7 @@ from jaxlm.config import ConfigError, DataConfig, PrepareConfig
 from jaxlm.corpus import documents
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.data import build
+from jaxlm.data.rows import weights_of
 from jaxlm.data.shards import MANIFEST, DataDir, open_data
 
 Say = Callable[[str], None]
@@ -90,7 +91,6 @@ def _prepared(
         say(
             f"prepared documents: {root / 'documents'}; jaxlm prepare with the same config and data.dir writes their report"
         )
-    weights = {name: source.weight for name, source in (prepare.sources or data.sources).items()}
     names = [name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]]
     if not names:
         raise ConfigError(f"prepare kept no document of any source: {root / 'removed'} says which stage took them")
@@ -107,5 +107,6 @@ def _prepared(
             stats.bytes += len(text.encode())
             yield doc_id, text
 
-    sources = [build.Source(name, f"documents/{name}", weights.get(name, 1.0)) for name in names]
+    weights = weights_of(prepare.sources or data.sources, names)
+    sources = [build.Source(name, f"documents/{name}", weights[name]) for name in names]
     return sources, read, {"prepared": done.sha256}

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, PrepareSourceConfig, SourceConfig
 from jaxlm.data.shards import DataDir
 
 MAX_CYCLE = 65536
@@ -44,6 +44,21 @@ def normalise_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dic
         raise ConfigError("every mixture weight is 0; give at least one source a positive weight")
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
+
+
+def weights_of(listed: Mapping[str, SourceConfig | PrepareSourceConfig], names: Sequence[str]) -> dict[str, float]:
+    """Name -> weight in the mixture, as the config lists it; all alike where it lists no source at all.
+
+    Raises ConfigError for a name that the list leaves out.
+    """
+    if not listed:
+        return {name: 1.0 for name in names}
+    if missing := [name for name in names if name not in listed]:
+        raise ConfigError(
+            f"the data has the source '{missing[0]}', but the config gives it no weight: add data.sources."
+            f'{missing[0]} = dict(path="", weight=...) to the config, 0 to leave it out'
+        )
+    return {name: listed[name].weight for name in names}
 
 
 @functools.lru_cache(maxsize=64)

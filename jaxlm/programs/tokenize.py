@@ -10,6 +10,7 @@ from jaxlm.corpus import documents, prepare
 from jaxlm.corpus.sources.plain import iterate_documents
 from jaxlm.data import shards, tokenizer, tokenizer_fit
 from jaxlm.data.open import make_data, open_mixture
+from jaxlm.data.rows import weights_of
 from jaxlm.programs import data_report
 
 EMBEDDED = "embedded:prose"
@@ -114,8 +115,7 @@ def _texts(config: Config, data: shards.DataDir | None) -> list[str]:
         raise ConfigError(
             f"no text to train on: {root} holds neither data nor prepared documents, data.sources has no path"
         )
-    weights = {name: source.weight for name, source in (d.sources or config.prepare.sources).items()}
-    weights = {name: weights.get(name, 1.0) for name in names}
+    weights = weights_of(d.sources or config.prepare.sources, list(names))
     texts = []
     for name, weight in weights.items():
         left = int(_SWEEP_BYTES * weight / (sum(weights.values()) or 1.0))

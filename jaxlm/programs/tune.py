@@ -66,7 +66,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     say(f"fastest: {' '.join(best.candidate.overrides())}{gain}")
     out.write_text("\n".join(best.candidate.overrides()) + "\n")
     own_keys = [f"--config.{override}" for override in args.overrides if not override.startswith("workdir=")]
-    words = [f"--config={args.config}", f"--config.workdir={config.workdir or 'DIR'}", *map(shlex.quote, own_keys)]
+    workdir = shlex.quote(config.workdir) if config.workdir else "DIR"
+    words = [f"--config={args.config}", f"--config.workdir={workdir}", *map(shlex.quote, own_keys)]
     say(f"train with it: jaxlm train {' '.join(words)} $(cat {shlex.quote(str(out))})")
     return 1 if runner.stop.is_set() else 0
 

@@ -56,7 +56,7 @@ def test_shrunk_it_takes_a_step(name):
     assert int(new.skipped) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 @pytest.mark.parametrize("name", ["gpuburnout_1b", "gpuburnout_3b", "domain_7b"])
 @pytest.mark.parametrize("devices", [1, 8])
 def test_large_configs_lower_and_leave_nothing_large_whole(name, devices):
