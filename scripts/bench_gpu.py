@@ -34,6 +34,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -200,6 +201,7 @@ class Bench:
         """One section's work in a process of its own; its rows, or one that says why there are none."""
         began, a = time.monotonic(), self.args
         work = {"kind": kind, "label": label, "steps": a.steps, "tiny": a.tiny, "eager": a.eager, "set": a.set, **asked}
+        work["script"] = os.getpid()
         # By a clock that all processes share. Near the end it plans for less than there is: a row too late is no row.
         work["until"] = min(began + limit, self.end - 0.1 * self.left())
         ends = min(began + limit + SLACK, self.end)
@@ -212,6 +214,8 @@ class Bench:
                 env = self.environment(kind, flags) | {"TMPDIR": folder}
                 code = run(command, env, output, lambda: not self.stopped and time.monotonic() < ends)
                 said, rows = output.read_text(errors="replace"), read_rows(result, label)
+                if code and not said and shutil.disk_usage(folder).free < 1 << 20:
+                    said = f"no room left in {tempfile.gettempdir()} (TMPDIR)"
         except OSError as error:  # no room for the folder, say: this part's rows must not cost the others'
             said = str(error)
         seconds = time.monotonic() - began

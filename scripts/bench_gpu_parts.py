@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import gc
 import json
+import os
 import pathlib
 import signal
 import sys
@@ -166,25 +167,25 @@ def sweep(work: dict) -> typing.Iterator[dict]:
         gc.collect()
 
 
-def peer_sizes(kind: str, card_bytes: float, tiny: bool) -> tuple[int, ...]:
+def peer_sizes(work: dict, card_bytes: float) -> tuple[int, ...]:
     """Rows a step that a peer tries, from the most: each that does not fit costs it a compile.
 
-    Args:
-      kind: "torch" or "hf", whose float32 logits and activations of 32 rows fit no card.
-      card_bytes: the card's memory. 32 rows are tried from 100 GiB.
+    Below 100 GiB it begins with 16; Hugging Face's float32 logits and activations of 32 rows fit no card.
     """
-    if tiny:
+    asked = [int(value) for key, _, value in (one.partition("=") for one in work["set"]) if key == ROWS]
+    if asked:
+        return (asked[-1],)
+    if work["tiny"]:
         return (2,)
-    return (32, 16, 8) if kind == "torch" and card_bytes >= 100 * 2**30 else (16, 8)
+    return (32, 16, 8) if work["kind"] == "torch" and card_bytes >= 100 * 2**30 else (16, 8)
 
 
 def peer(work: dict) -> dict:
-    """PyTorch, with the most rows that fit, or with those that --set asks for."""
+    """PyTorch, with the most rows that fit."""
     import torch
 
-    card = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
-    asked = [int(value) for key, _, value in (one.partition("=") for one in work["set"]) if key == ROWS]
-    sizes = asked[-1:] or peer_sizes(work["kind"], card, work["tiny"])
+    card_bytes = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
+    sizes = peer_sizes(work, card_bytes)
     for size in sizes:
         # Behind --set: a peer has no microbatches, so a batch of that many rows at once.
         config = make_config(work | {"set": [*work["set"], f"train.batch_size={size}", f"{ROWS}={size}"]}, {})
@@ -322,9 +323,11 @@ def time_attention(backend: str, shape: tuple[int, ...]) -> float:
 def main() -> None:
     if len(sys.argv) != 3:
         sys.exit("a part of scripts/bench_gpu.py, which runs it")
+    work, out = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
     if sys.platform == "linux":  # 1 is PR_SET_PDEATHSIG: no part outlives a script that was killed
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    work, out = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
+    if os.getppid() != work["script"]:
+        sys.exit("the script that began this part was killed")
     kind = work["kind"]
     work["seconds"] = max(work["until"] - time.monotonic(), 3.0)  # the imports took some
     xla_flags.apply(())  # the product's own; what stands in the environment wins

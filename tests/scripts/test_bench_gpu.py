@@ -80,20 +80,12 @@ def hang():  # with a child, both deaf to everything but SIGKILL
 MAIN = "import sys, bench_gpu; sys.exit(bench_gpu.main(sys.argv[2:], [sys.executable, sys.argv[1]]))"
 
 
-def begin(tmp_path: pathlib.Path, part: str, *args: str) -> subprocess.Popen:
+def begin(tmp_path: pathlib.Path, part: str, *args: str, main: str = MAIN) -> subprocess.Popen:
     """The script with parts that do what `part` says, as a process."""
     program = tmp_path / "part.py"
     program.write_text(PART + textwrap.dedent(part))
-    command = [
-        sys.executable,
-        "-c",
-        MAIN,
-        str(program),
-        "--device=cpu",
-        "--tiny",
-        f"--out={tmp_path / 'bench.json'}",
-        *args,
-    ]
+    given = ["--device=cpu", "--tiny", f"--out={tmp_path / 'bench.json'}", *args]
+    command = [sys.executable, "-c", main, str(program), *given]
     return subprocess.Popen(command, cwd=ROOT / "scripts", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -181,6 +173,18 @@ def test_whatever_a_part_does_costs_its_own_rows_alone(tmp_path):
     ]
 
 
+def test_a_bug_in_the_script_itself_costs_no_table(tmp_path):
+    earlier = {"made with": {"card": bench_gpu.NO_CARD, "tiny": True, "set": []}, "hf": [{"what": "x", "tokens/s": 7}]}
+    (tmp_path / "bench.json").write_text(json.dumps(earlier))
+    process = begin(
+        tmp_path, "row()", "--sections", "attention", main="import bench_gpu; bench_gpu.SECONDS = {}\n" + MAIN
+    )
+    said, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "KeyError: 'attention'" in errors
+    assert table(said) == ["what x  tokens/s 7"]
+
+
 def test_out_that_breaks_on_the_way_costs_no_table(tmp_path):
     (tmp_path / "out").mkdir()
     part = "row()\nimport shutil\nshutil.rmtree(notes / 'out', ignore_errors=True)"
@@ -232,11 +236,13 @@ def test_a_ratio_says_where_rows_differ():
 
 def test_peers_begin_with_what_the_card_has_room_for():
     """On 80 to 96 GB a first try of 32 rows is a compile for nothing."""
-    gb = 2**30
-    for card, torch_first in ((80 * gb, 16), (96 * gb, 16), (139 * gb, 32), (180 * gb, 32)):
-        assert bench_gpu_parts.peer_sizes("torch", card, False)[0] == torch_first
-        assert bench_gpu_parts.peer_sizes("hf", card, False) == (16, 8)
-    assert bench_gpu_parts.peer_sizes("torch", 139 * gb, False) == (32, 16, 8)
+
+    def sizes(kind: str, gb: int, *overrides: str) -> tuple[int, ...]:
+        return bench_gpu_parts.peer_sizes({"kind": kind, "tiny": False, "set": list(overrides)}, gb * 2**30)
+
+    assert sizes("torch", 80) == sizes("torch", 96) == sizes("hf", 80) == sizes("hf", 139) == (16, 8)
+    assert sizes("torch", 139) == sizes("torch", 180) == (32, 16, 8)
+    assert sizes("torch", 139, "train.batch_size=4", "train.microbatch_size=4") == (4,)
 
 
 ALLOWED = """
