@@ -4,6 +4,7 @@ Legend: B batch, T tokens, N query heads, K key-value heads, H head dim.
 """
 
 import contextlib
+import dataclasses
 import gc
 import json
 import pathlib
@@ -21,10 +22,10 @@ import numpy as np
 from jaxlm import config_files, xla_flags
 from jaxlm.config import Config, resolve
 from jaxlm.data import loader
+from jaxlm.models import hardware
 from jaxlm.ops import attention_packed
 from jaxlm.ops.attention import BACKENDS, attention, resolve_backend
 from jaxlm.plan import flops, fused, lower
-from jaxlm.programs import setup
 
 FUSED = ("cudnn", "cudnn_packed", "tokamax", "pallas")
 TINY = {
@@ -47,7 +48,7 @@ def make_config(work: dict, keys: dict) -> Config:
         found |= TINY
     overrides = [f"{key}={value}" for key, value in found.items()] + work["set"]
     c = resolve(config_files.load(work.get("model", "gpuburnout_1b"), overrides))
-    return setup.for_platform(c, jax.devices()[0].platform)
+    return dataclasses.replace(c, model=hardware.for_platform(c.model, jax.devices()[0].platform))
 
 
 def real_batches(config: Config, folder: pathlib.Path) -> typing.Iterator[dict[str, np.ndarray]]:

@@ -8,6 +8,7 @@ work than ours. Any key of configs/base.py can be set: `--set=loss.tile_tokens=5
 """
 
 import argparse
+import dataclasses
 import functools
 import importlib.util
 import multiprocessing
@@ -23,7 +24,7 @@ from jaxlm import sharding
 from jaxlm.config import Config, ConfigError, resolve
 from jaxlm.config_files import apply_override
 from jaxlm.configs import base
-from jaxlm.programs import setup
+from jaxlm.models import hardware
 from jaxlm.train import pretraining
 
 Batches = typing.Iterator[dict[str, np.ndarray]]
@@ -45,7 +46,8 @@ def make_config(batch: int, seq_len: int, overrides: list[str]) -> Config:
     c.data.dir = "unused"  # the tokens are random
     for override in overrides:
         apply_override(c, override)
-    return setup.for_platform(resolve(c), jax.devices()[0].platform)
+    c = resolve(c)
+    return dataclasses.replace(c, model=hardware.for_platform(c.model, jax.devices()[0].platform))
 
 
 def random_batch(config: Config) -> dict[str, np.ndarray]:

@@ -34,7 +34,7 @@ def test_links_in_the_docs_lead_somewhere():
 
 def test_keys_named_in_the_docs_exist():
     base = config_files.load("base")
-    keys = set(config_files._flat_keys(base))
+    keys = set(config_files.flat_keys(base))
     sections = "model|data|train|loss|optim|checkpoint|eval|sample|mesh|log|hardware|distributed|plan|tune|profile"
     pattern = rf"`(?:--config\.)?((?:{sections})\.[a-z0-9_.]+)"
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]

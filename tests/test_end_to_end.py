@@ -159,7 +159,7 @@ def test_sample_trace_and_tokenize_read_the_run(place, uninterrupted, tmp_path):
 def test_a_run_judges_texts_for_the_stage_perplexity(place, uninterrupted):
     """The same as the evaluation says: the first held-out documents, one by one, against val/a/bits_per_byte."""
     from jaxlm.data import shards
-    from jaxlm.programs.restored import bits_per_byte
+    from jaxlm.eval.scorer import bits_per_byte
 
     score = bits_per_byte(str(place / "whole"))
     known, foreign = "one two three four five six seven eight nine ten.", "Qx7 zzk %% jjwv qqp 0x9f"

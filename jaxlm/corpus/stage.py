@@ -1,13 +1,24 @@
-"""What a cleaning stage is: one document at a time, kept, changed or removed, with the reason."""
+"""A document, and what a cleaning stage does with one: it keeps, changes or removes it, and says why."""
 
 import collections
 import dataclasses
 import pathlib
 import typing
 
-from datatrove.data import Document
 
-__all__ = ["Document", "Remove", "Stage"]
+@dataclasses.dataclass(slots=True)
+class Document:
+    """A text on its way through the stages. datatrove's filters take it too: they read `text`.
+
+    Attributes:
+      text: what is cleaned.
+      id: leads back to where the text was read (see `jaxlm.corpus.sources`).
+      metadata: what the source knows of it; the keys are listed under `Stage.apply`.
+    """
+
+    text: str
+    id: str
+    metadata: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +44,7 @@ class Stage:
 
     Settings: type
     inputs: tuple[str, ...] = ()  # settings that name files: what is in them decides the outcome too
-    name: str  # as in the config; set by `stages.make`
+    name: str  # as in the config; set by `stages.registry.make`
 
     def __init__(self, settings: typing.Any, folder: pathlib.Path):
         """`folder` is what `build` was given (nothing is in it unless `build` wrote there)."""

@@ -39,7 +39,7 @@ def _encode(tokenizer: Tokenizer, prompts: typing.Sequence[str]) -> list[list[in
 def make(
     config: Config, model: typing.Any, data: DataDir, workdir: pathlib.Path
 ) -> typing.Callable[[typing.Any, int], list[str]]:
-    """Returns `(params, step) -> lines to show`, which also writes WORKDIR/samples/<step>.jsonl.
+    """Returns `(variables, step) -> lines to show`, which also writes WORKDIR/samples/<step>.jsonl.
 
     Raises:
       ConfigError: a prompt of the config that can't be continued, before anything is trained.
@@ -47,10 +47,10 @@ def make(
     tokenizer = data.tokenizer()
     generate.check_prompts(config.model, _encode(tokenizer, config.sample.prompts))
 
-    def sample(params: typing.Any, step: int) -> list[str]:
+    def sample(variables: typing.Any, step: int) -> list[str]:
         if not config.sample.prompts:
             return []
-        texts = continue_prompts(config, model, params, tokenizer, config.sample.prompts)
+        texts = continue_prompts(config, model, variables["params"], tokenizer, config.sample.prompts)
         if jax.process_index():
             return []
         folder = workdir / "samples"

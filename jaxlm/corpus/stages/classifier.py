@@ -15,7 +15,7 @@ import pathlib
 import numpy as np
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus import sources
+from jaxlm.corpus.sources.plain import iterate_documents
 from jaxlm.corpus.stage import Document, Remove, Stage
 
 N_FEATURES = 1 << 18
@@ -63,7 +63,7 @@ class Classifier(Stage):
 
 def _examples(spec: str, where: str) -> list[str]:
     try:
-        texts = [text for _, text in sources.iterate_documents(spec, max_bytes=_MAX_BYTES)]
+        texts = [text for _, text in iterate_documents(spec, max_bytes=_MAX_BYTES)]
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     if len(texts) < MIN_EXAMPLES:

@@ -5,7 +5,8 @@ The rules, their names and their outcome are datatrove's (`datatrove.pipeline.fi
 `jaxlm.corpus.words`. FineWeb's filter is called as it is. Gopher's are computed otherwise because datatrove's take more
 time than all the rest of a chain: quality looks at each distinct word once, repetition sorts hashes of n-grams. C4's is
 ours because datatrove's joins what stays without its indentation and its paragraphs. Tests compare the three with
-datatrove's on real and made-up text.
+datatrove's on real and made-up text. datatrove is imported when a stage is made: a machine that only trains on prepared
+data checks the settings of these stages without it.
 
 Documents of the format "code" pass: rules for prose say nothing about them.
 """
@@ -16,10 +17,6 @@ import pathlib
 import re
 
 import numpy as np
-from datatrove.pipeline.filters import FineWebQualityFilter
-from datatrove.pipeline.filters.c4_filters import CITATION_REGEX, ELLIPSIS, END_PUNCTUATION, POLICY_SUBSTRINGS
-from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
-from datatrove.utils.text import PUNCTUATION_SET
 
 from jaxlm.corpus import words
 from jaxlm.corpus.stage import Document, Remove, Stage
@@ -53,7 +50,10 @@ class GopherQuality(_Prose):
     Settings = GopherQualitySettings
 
     def __init__(self, settings: GopherQualitySettings, folder: pathlib.Path):
+        from datatrove.utils.text import PUNCTUATION_SET
+
         super().__init__(settings, folder)
+        self._punctuation = PUNCTUATION_SET
         self._stop_words = frozenset(settings.stop_words)
 
     def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
@@ -62,7 +62,7 @@ class GopherQuality(_Prose):
         n_words = counts.total()
         n_plain = n_plain_chars = n_alphabetic = 0
         for word, count in counts.items():
-            if not PUNCTUATION_SET.issuperset(word):
+            if not self._punctuation.issuperset(word):
                 n_plain += count
                 n_plain_chars += count * len(word)
                 if word.isalpha() or any(map(str.isalpha, word)):
@@ -136,7 +136,10 @@ class GopherRepetition(_Prose):
     Settings = GopherRepetitionSettings
 
     def __init__(self, settings: GopherRepetitionSettings, folder: pathlib.Path):
+        from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
+
         super().__init__(settings, folder)
+        self._find_duplicates = find_duplicates
         self._top = [(n, getattr(settings, f"top_{n}_gram")) for n in (2, 3, 4)]
         self._dup = [(n, limit) for n in range(5, 11) if (limit := getattr(settings, f"dup_{n}_gram"))]
         self._least = min((limit for _, limit in self._dup), default=0.0)
@@ -146,7 +149,7 @@ class GopherRepetition(_Prose):
         if not text:
             return Remove("empty")
         for kind, parts in (("para", _paragraphs(text)), ("line", _lines(text))):
-            repeated, chars = find_duplicates(parts)
+            repeated, chars = self._find_duplicates(parts)
             for reason, share in (
                 (f"dup_{kind}_frac", repeated / len(parts)),
                 (f"dup_{kind}_char_frac", chars / len(text)),
@@ -274,6 +277,12 @@ class C4(_Prose):
 
     Settings = C4Settings
 
+    def __init__(self, settings: C4Settings, folder: pathlib.Path):
+        from datatrove.pipeline.filters import c4_filters
+
+        super().__init__(settings, folder)
+        self._rules = c4_filters
+
     def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         s = self.settings
         kept, n_sentences, changed = [], 0, False
@@ -306,9 +315,11 @@ class C4(_Prose):
         if s.max_word_length > 0 and len(line) > s.max_word_length and max(map(len, tokens)) > s.max_word_length:
             return "too_long_word", line
         if s.citations and "[" in line:
-            line = CITATION_REGEX.sub("", line)
+            line = self._rules.CITATION_REGEX.sub("", line)
         end = line.rstrip()
-        if s.terminal_punctuation and (not end.endswith(END_PUNCTUATION) or end.endswith(ELLIPSIS)):
+        if s.terminal_punctuation and (
+            not end.endswith(self._rules.END_PUNCTUATION) or end.endswith(self._rules.ELLIPSIS)
+        ):
             return "no_terminal_punc", line
         if len(tokens) < s.min_words_per_line:
             return "too_few_words", line
@@ -319,7 +330,7 @@ class C4(_Prose):
             return "javascript", line
         if s.curly_bracket and "{" in line:
             return Remove("curly_bracket", end.strip()), line
-        if s.policy and any(phrase in lower for phrase in POLICY_SUBSTRINGS):
+        if s.policy and any(phrase in lower for phrase in self._rules.POLICY_SUBSTRINGS):
             return "policy", line
         return "", line
 
@@ -339,6 +350,10 @@ class FineWeb(_Prose):
     Settings = FineWebSettings
 
     def __init__(self, settings: FineWebSettings, folder: pathlib.Path):
+        from datatrove.pipeline.filters import FineWebQualityFilter
+
+        from jaxlm.corpus.stages.word_tokenizer import TOKENIZER
+
         super().__init__(settings, folder)
         self._filter = FineWebQualityFilter(
             line_punct_thr=settings.min_punctuated_lines,
@@ -346,7 +361,7 @@ class FineWeb(_Prose):
             short_line_length=settings.short_line_chars,
             char_duplicates_ratio=settings.max_repeated_line_chars,
             new_line_ratio=settings.max_newlines_per_word,
-            language=words.TOKENIZER,
+            language=TOKENIZER,
         )
         self._limits = {
             "line_punct_ratio": f"min_punctuated_lines={settings.min_punctuated_lines}",

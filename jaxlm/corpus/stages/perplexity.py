@@ -16,7 +16,7 @@ import pathlib
 import numpy as np
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus import sources
+from jaxlm.corpus.sources.plain import iterate_documents
 from jaxlm.corpus.stage import Document, Remove, Stage
 
 Scorer = collections.abc.Callable[[str], float]  # text -> bits per byte
@@ -28,6 +28,7 @@ _MIN_BYTES = 10_000
 _MAX_BYTES = 1 << 24  # of reference read; beyond it the slots fill up
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _WHERE = "prepare.stages.perplexity"
+_MOVED = {"jaxlm.programs.restored:bits_per_byte": "jaxlm.eval.scorer:bits_per_byte"}  # documented scorers, by old name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +81,7 @@ def _make(s: Settings, folder: pathlib.Path) -> Scorer:
     if s.reference:
         return load(folder)
     path, _, argument = s.scorer.partition(" ")
+    path = _MOVED.get(path, path)
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name)(argument)
@@ -125,7 +127,7 @@ def train(reference: str, folder: pathlib.Path) -> dict:
     than ORDER counts once for each byte that it came after.
     """
     try:
-        texts = [text for _, text in sources.iterate_documents(reference, max_bytes=_MAX_BYTES)]
+        texts = [text for _, text in iterate_documents(reference, max_bytes=_MAX_BYTES)]
     except ConfigError as error:
         raise ConfigError(f"{_WHERE}.reference: {error}") from error
     held_out = texts[9::10] or texts[-1:]
