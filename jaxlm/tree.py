@@ -45,10 +45,21 @@ def regex_mask(tree: typing.Any, yes: typing.Sequence[str], no: typing.Sequence[
     return map_named(decide, tree)
 
 
+def layer_name(i: int) -> str:
+    """The name under which layer i (from 0) has its parameters."""
+    return f"layers_{i}"
+
+
+def layer_of(name: str) -> int | None:
+    """The index of the layer that a parameter belongs to; None for those of no layer (`embed/embedding`)."""
+    found = re.match(r"layers_(\d+)(/|$)", name)
+    return int(found[1]) if found else None
+
+
 def group_of(name: str) -> str:
-    """The group under which norms of a parameter are reported: its layer index left out (`layers/attn`, `embed`)."""
-    parts = re.sub(r"^layers_\d+", "layers", name).split("/")
-    return "/".join(parts[:2]) if parts[0] == "layers" else parts[0]
+    """The group under which norms of a parameter are reported: `layers/attn` for all layers together, `embed`."""
+    parts = name.split("/")
+    return parts[0] if layer_of(name) is None else "/".join(["layers", *parts[1:2]])
 
 
 def merge(collections: dict[str, dict]) -> dict:

@@ -96,7 +96,7 @@ class Estimator:
         placed = zip(tree.named_leaves(compute), jax.tree.leaves(tree.merge(where.params)), strict=True)
         self._mesh = mesh
         self._shares = [
-            _Share(math.prod(at.shard_shape(leaf.shape)), leaf.dtype.itemsize, name.startswith("layers_"))
+            _Share(math.prod(at.shard_shape(leaf.shape)), leaf.dtype.itemsize, tree.layer_of(name) is not None)
             for (name, leaf), at in placed
         ]
         self._optimizer, self._visiting = _device_bytes(abstract.opt_state, where.opt_state)

@@ -20,7 +20,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     run = model.restore(config, args.checkpoint)
     say(f"checkpoint {run.step} of {config.workdir}")
     with jax.set_mesh(run.mesh):
-        texts = samples.continue_prompts(run.config, run.model, run.params, run.data.tokenizer(), prompts)
+        settings, seed = run.config.sample, run.config.seed
+        texts = samples.continue_prompts(run.model, run.params, run.data.tokenizer(), prompts, settings, seed)
     if jax.process_index():
         return 0
     if args.json:

@@ -72,7 +72,7 @@ def run(config: Config, task: Task) -> int:
         data = task.data(config)
         config = tune.fit(config, mesh, say, task.objective)
         ready = Ready(config, parts_lib.make(config, mesh, task.objective), data)
-        sample = together(lambda: samples.make(config, ready.parts.model, data.data, folder))
+        sample = together(lambda: samples.make(config.sample, config.seed, ready.parts.model, data.data, folder))
         losses = metrics.held_out_losses(folder / "metrics.jsonl")
         checkpointer = Checkpointer(folder / "checkpoints", config.checkpoint, losses=losses)
         stack.callback(checkpointer.close)  # a save in flight is finished, also when the loop failed

@@ -5,7 +5,6 @@ and is not held back by skipped steps.
 """
 
 import math
-import re
 import typing
 
 import jax
@@ -15,6 +14,7 @@ import optax.contrib
 
 from jaxlm import tree
 from jaxlm.config import ConfigError, OptimConfig
+from jaxlm.models.params import input_axes
 from jaxlm.step.adam import scale_by_adam
 
 
@@ -112,10 +112,10 @@ def _matrices(params: typing.Any) -> typing.Any:
 
 
 def _matrix_axes(name: str, p: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
-    """Which axes of a layer's kernel are inputs and which outputs: (D, N, H) and (N, H, D) are matrices too."""
-    if not re.fullmatch(r"layers_\d+/.*/kernel", name):
+    """The input and the output axes of a layer's kernel, so that (D, N, H) is a matrix too; None for other parameters."""
+    if tree.layer_of(name) is None or not name.endswith("/kernel"):
         return None
-    inputs = p.ndim - 1 if name.endswith("/attn/o/kernel") else 1
+    inputs = input_axes(name)
     return optax.contrib.MuonDimensionNumbers(tuple(range(inputs)), tuple(range(inputs, p.ndim)))
 
 

@@ -41,10 +41,7 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
         params, grads = tree.merge(state.params), tree.merge(grads)
         scale = 1.0 / jnp.where(sums.weight > 0, sums.weight, 1.0)
         loss = sums.loss * scale
-        norms = {name: norm * scale for name, norm in _group_norms(grads).items()}
-        grad_norm = _total(norms)
-        clip = jnp.minimum(1.0, config.optim.clip_norm / grad_norm) if config.optim.clip_norm else 1.0
-        grads = jax.tree.map(lambda g: g.astype(jnp.float32) * (scale * clip), grads)
+        grads, norms, grad_norm = _clip(grads, scale, config.optim.clip_norm)
         opt_state = state.opt_state
         if config.optim.offload:
             opt_state = jax.device_put(opt_state, jax.memory.Space.Device)
@@ -70,25 +67,37 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
         metrics |= {f"grad_norm/{name}": value for name, value in norms.items()}
         return state, metrics | {f"update_norm/{name}": value for name, value in update_norms.items()}
 
-    def several_updates(frozen: Variables, state: TrainState, batch: Batch, key: jax.Array | None):
-        def one(state: TrainState, inputs: tuple[jax.Array, Batch]) -> tuple[TrainState, Metrics]:
-            index, part = inputs
-            return update(frozen, state, part, None if key is None else jax.random.fold_in(key, index))
-
-        parts = jax.tree.map(functools.partial(_split, parts=objective.updates), batch)
-        state, metrics = jax.lax.scan(one, state, (jnp.arange(objective.updates), parts))
-        return state, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
+    updated = update if objective.updates == 1 else _repeated(update, objective.updates)
 
     def train_step(frozen: Variables, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         # The key of a step follows from its number, so that a resumed run draws what an uninterrupted one does.
         step_key = jax.random.fold_in(key, state.step) if config.model.dropout else None
-        updated = update if objective.updates == 1 else several_updates
         state, metrics = updated(frozen, state, batch, step_key)
         state = dataclasses.replace(state, step=state.step + 1, running=objective.adapt(state.running, metrics))
         metrics |= {"skipped": state.skipped, "skipped_in_a_row": state.skipped_in_a_row}
         return state, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)
 
     return train_step
+
+
+Update = typing.Callable[[Variables, TrainState, Batch, jax.Array | None], tuple[TrainState, Metrics]]
+
+
+def _repeated(update: Update, times: int) -> Update:
+    """Several updates in a row, each on its part of the batch, in a scan: the state is there once. Metrics are means."""
+
+    def updates(
+        frozen: Variables, state: TrainState, batch: Batch, key: jax.Array | None
+    ) -> tuple[TrainState, Metrics]:
+        def one(state: TrainState, inputs: tuple[jax.Array, Batch]) -> tuple[TrainState, Metrics]:
+            index, part = inputs
+            return update(frozen, state, part, None if key is None else jax.random.fold_in(key, index))
+
+        parts = jax.tree.map(functools.partial(_split, parts=times), batch)
+        state, metrics = jax.lax.scan(one, state, (jnp.arange(times), parts))
+        return state, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
+
+    return updates
 
 
 def _gradients(
@@ -136,6 +145,18 @@ def cast(params: Variables, dtype: jnp.dtype) -> Variables:
         return p.astype(dtype) if p.ndim > 1 and not name.endswith("embedding") else p
 
     return tree.map_named(one, params)
+
+
+def _clip(grads: dict, scale: jax.Array, limit: float) -> tuple[dict, dict[str, jax.Array], jax.Array]:
+    """(scaled gradients in float32, their global norm at most `limit`; norms by group; global norm, both before clipping).
+
+    Args:
+      limit: 0 = no clipping.
+    """
+    norms = {name: norm * scale for name, norm in _group_norms(grads).items()}
+    grad_norm = _total(norms)
+    clip = jnp.minimum(1.0, limit / grad_norm) if limit else 1.0
+    return jax.tree.map(lambda g: g.astype(jnp.float32) * (scale * clip), grads), norms, grad_norm
 
 
 def _group_norms(grads: dict) -> dict[str, jax.Array]:

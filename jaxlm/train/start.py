@@ -40,8 +40,8 @@ def announce(model: ModelConfig, train: TrainConfig, params: dict, mesh: Mesh, f
 
 def stacked_shapes(params: dict) -> dict:
     """Shapes of the parameters with all layers stacked under one name: a table of them is short however deep the model."""
-    layers = [part for name, part in params.items() if name.startswith("layers_")]
-    rest = {name: part for name, part in params.items() if not name.startswith("layers_")}
+    layers = [part for name, part in params.items() if tree.layer_of(name) is not None]
+    rest = {name: part for name, part in params.items() if tree.layer_of(name) is None}
     stack = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(layers), *x.shape), x.dtype), layers[0])
     return {**rest, "layers": stack}
 

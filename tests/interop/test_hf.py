@@ -14,8 +14,8 @@ import tiny_models as tiny
 
 from jaxlm import config, models
 from jaxlm.interop import hf
-from jaxlm.models.layers import Attention, RMSNorm, Where, rope_of
-from jaxlm.models.llama import LlamaBlock, SwiGLU
+from jaxlm.models.layers import Attention, RMSNorm, TokenInfo, rope_of
+from jaxlm.models.llama import SwiGLU
 from jaxlm.ops.rope import rope_tables
 
 if typing.TYPE_CHECKING:
@@ -144,12 +144,13 @@ def test_norm_attention_and_layer_alone():
         return tiny.jit(lambda p, x: module.apply({"params": p}, x, *args))(part, x)
 
     assert relative(apply(RMSNorm(cfg.norm_eps), layer["attn_norm"]), norm) < 1e-4
-    where, twice = (Where(p, None, rope_tables(p, rope_of(cfg))) for p in (positions, positions * 2))
-    ours = apply(Attention(cfg, "xla", bias=False), layer["attn"], where)[0]
+    info, twice = (TokenInfo(p, None, rope_tables(p, rope_of(cfg))) for p in (positions, positions * 2))
+    ours = apply(Attention(cfg, "xla", bias=False), layer["attn"], info)[0]
     assert relative(ours, attn) < 1e-4
+    block = model.block("xla")
     assert relative(apply(SwiGLU(cfg), layer["mlp"]), mlp) < 1e-4
-    assert relative(apply(LlamaBlock(cfg, "xla"), layer, where)[0], whole) < 1e-4
-    assert relative(apply(LlamaBlock(cfg, "xla"), layer, twice)[0], whole) > 1e-3
+    assert relative(apply(block, layer, info)[0], whole) < 1e-4
+    assert relative(apply(block, layer, twice)[0], whole) > 1e-3
 
 
 def test_wrong_checkpoints_are_refused_in_one_line():

@@ -1,4 +1,7 @@
-"""The stages by name, and how `"gopher_quality min_words=30"` in a config becomes one."""
+"""The stages by name, and how `"gopher_quality min_words=30"` in a config becomes a stage.
+
+To add a stage, add a module with its class, a line in `DOCUMENT_STAGES`, and its section in `configs/base.py`.
+"""
 
 import ast
 import collections.abc
@@ -39,7 +42,13 @@ GLOBAL_STAGES = ("exact", "near", "lines")
 
 @dataclasses.dataclass(frozen=True)
 class StageSpec:
-    """A stage with its settings, as a source wants it, and a digest of the files that these name ("" = none)."""
+    """A stage as a source's config asks for it.
+
+    Attributes:
+      name: a key of `DOCUMENT_STAGES`, or one of `GLOBAL_STAGES`.
+      settings: all settings of the stage.
+      inputs: a digest of the files that the settings name; "" = none.
+    """
 
     name: str
     settings: dict[str, typing.Any]
@@ -47,25 +56,29 @@ class StageSpec:
 
     @property
     def key(self) -> str:
-        """Equal for equal name, settings and files; usable as the name of a folder."""
+        """Returns a string that is equal for equal name, settings and files, and can be the name of a folder."""
         text = json.dumps([self.name, self.settings, self.inputs], sort_keys=True)
         return f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def parse(line: str, defaults: collections.abc.Mapping[str, dict], where: str) -> StageSpec:
-    """`NAME key=value ...` with `defaults[NAME]` for the other keys. Raises ConfigError that begins with `where`."""
+def parse(line: str, defaults: collections.abc.Mapping[str, dict], config_key: str) -> StageSpec:
+    """Parses a line `NAME key=value ...`. Settings that it leaves out come from `defaults[NAME]`.
+
+    Raises:
+      ConfigError: no such stage or setting. The message begins with `config_key`, the key that the line stands under.
+    """
     name, *words = line.split() or [""]
     known = [*DOCUMENT_STAGES, *GLOBAL_STAGES]
     if name not in known:
-        raise ConfigError(f"{where}: no stage {name!r}; {config_lib.nearest(name, known)}")
+        raise ConfigError(f"{config_key}: no stage {name!r}; {config_lib.nearest(name, known)}")
     settings = dict(defaults[name])
     for word in words:
         key, equals, text = word.partition("=")
         if key not in settings or not equals:
             raise ConfigError(
-                f"{where}: stage {name} has no setting {word!r}; {config_lib.nearest(key, settings)}"
+                f"{config_key}: stage {name} has no setting {word!r}; {config_lib.nearest(key, settings)}"
                 if key not in settings
-                else f"{where}: write {key}=VALUE after {name}"
+                else f"{config_key}: write {key}=VALUE after {name}"
             )
         try:
             value = ast.literal_eval(text)
@@ -76,13 +89,13 @@ def parse(line: str, defaults: collections.abc.Mapping[str, dict], where: str) -
 
 
 def stage_class(name: str) -> type[Stage]:
-    """The class of a document stage."""
+    """Returns the class of a document stage; imports its module."""
     module, kind = DOCUMENT_STAGES[name]
     return getattr(importlib.import_module(f"jaxlm.corpus.stages.{module}"), kind)
 
 
 def typed_settings(spec: StageSpec) -> typing.Any:
-    """The spec's settings as the stage's own dataclass. Raises ConfigError for a value of the wrong type or size."""
+    """Returns the settings as the stage's own dataclass. Raises ConfigError for a value of a wrong type or size."""
     typed = config_lib.build(stage_class(spec.name).Settings, spec.settings, f"prepare.stages.{spec.name}")
     check_ranges(spec.name, dataclasses.asdict(typed))
     return typed
@@ -93,7 +106,7 @@ _MAY_PASS_ONE = ("per_word", "word_length", "per_byte", "mean_line_chars")  # al
 
 
 def check_ranges(name: str, settings: collections.abc.Mapping[str, typing.Any]) -> None:
-    """Raises ConfigError for a number of the stage `name` that can't work: a negative one, a share above 1."""
+    """Raises ConfigError for a number that can't work for the stage `name`: a negative one, a share above 1."""
     for key, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
@@ -108,7 +121,7 @@ def check_ranges(name: str, settings: collections.abc.Mapping[str, typing.Any]) 
 
 
 def digest(spec: StageSpec) -> str:
-    """sha256 of the local files that a stage's settings name, "" where there are none (URLs are not looked at)."""
+    """Returns a digest of the local files that the settings name; "" if they name none. URLs are not read."""
     found, hasher = False, hashlib.sha256()
     for key in stage_class(spec.name).inputs:
         value = spec.settings[key]
@@ -127,7 +140,7 @@ def _files(path: str) -> list[pathlib.Path]:
 
 
 def make(spec: StageSpec, folder: pathlib.Path) -> Stage:
-    """The stage itself; `folder` as in `Stage`."""
+    """Returns the stage itself. `folder` holds what stages built, each in a folder of its own."""
     stage = stage_class(spec.name)(typed_settings(spec), folder / spec.key)
     stage.name = spec.name
     return stage
