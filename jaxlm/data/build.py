@@ -88,8 +88,7 @@ def build_data(
       path: the directory; other files in it are left alone.
       source_list: names must differ; weights may change later without a rebuild.
       settings: see there.
-      read: yields the (doc_id, text) of a source, filling its stats; a cleaning pipeline goes here. Default:
-        `iterate_documents`.
+      read: yields the (doc_id, text) of each document of a source and fills its stats; default: `iterate_documents`.
       recipe_extra: what else decides the content (settings of `read`, signatures of its files), compared likewise.
       log: called with a line of progress for people.
 
