@@ -143,6 +143,16 @@ def open_side(name: str, what: str, scratch: pathlib.Path, keep: pathlib.Path | 
         git("worktree", "remove", "--force", str(tree))
 
 
+def manifest_digest(path: pathlib.Path) -> str:
+    """One digest of the data: every shard's and the tokenizer's sha256, counts, mixture.
+
+    Left out is the sha256 of prepared.json, which digests the code of `jaxlm prepare` too: the shards tell what it made.
+    """
+    manifest = json.loads(path.read_bytes())
+    manifest["recipe"].pop("prepared", None)
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
 def train(side: Side, case: str, processes: Processes) -> dict:
     """The result of a case on one side: run, or read where it is kept for this commit, this machine and these settings.
 
@@ -171,7 +181,7 @@ def train(side: Side, case: str, processes: Processes) -> dict:
     steps = [int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit()]
     result = {
         "settings": settings,
-        "manifest": hashlib.sha256((side.place / "data/manifest.json").read_bytes()).hexdigest(),
+        "manifest": manifest_digest(side.place / "data/manifest.json"),
         "metrics": metrics(workdir / "metrics.jsonl"),
         "step": max(steps),
         "arrays": arrays(workdir / "checkpoints" / str(max(steps))),

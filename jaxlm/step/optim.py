@@ -55,6 +55,9 @@ def make(config: OptimConfig, params: typing.Any) -> optax.GradientTransformatio
         mask = tree.regex_mask(params, config.decay, config.no_decay)
     except ValueError as error:
         raise ConfigError(f"optim.decay and optim.no_decay must split all parameters: {error}") from error
+    if config.name == "muon" and not any(_matrix_axes(name, p) for name, p in tree.named_leaves(params)):
+        name = tree.named_leaves(params)[0][0]
+        raise ConfigError(f"optim.name=muon is for kernels of layers, and none is trained ({name}, ...): take adamw")
     return optax.chain(_OPTIMIZERS[config.name](config), optax.add_decayed_weights(config.weight_decay, mask=mask))
 
 

@@ -9,31 +9,12 @@ import numpy as np
 import optax
 import pytest
 import tiny_models as tiny
+from tiny_steps import BATCHES, B, assert_close, make_config, make_mesh
 
-from jaxlm import config, config_files, models, sharding
+from jaxlm import config, models, sharding
 from jaxlm.objectives import lm
 from jaxlm.ops import attention_context
 from jaxlm.step import optim, parts, state, step
-
-B, T = 8, 16
-
-
-def make_config(**train) -> config.Config:
-    c = config.resolve(config_files.load("base", ["data.path=x", f"train.batch_size={B}", f"train.seq_len={T}"]))
-    c = dataclasses.replace(c, model=tiny.model_config(), optim=dataclasses.replace(c.optim, warmup_steps=2))
-    return dataclasses.replace(c, train=dataclasses.replace(c.train, **train))
-
-
-def make_batch(seed: int = 0) -> dict:
-    """Packed rows whose number of counted tokens differs from row to row."""
-    batch = tiny.packed_batch(tiny.model_config(), batch=B, tokens=T, seed=seed)
-    counted = np.random.default_rng(seed).integers(1, T, B)
-    return batch | {"weights": jnp.asarray(np.arange(T)[None] < counted[:, None], jnp.float32)}
-
-
-def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, context: int = 1):
-    c = config.MeshConfig(data, fsdp, tensor, context)
-    return sharding.make_mesh(c, jax.devices()[: data * fsdp * tensor * context])
 
 
 class Setup:
@@ -65,13 +46,6 @@ class Setup:
                 now, metrics = fn({}, now, sharding.to_global(jax.tree.map(np.asarray, batch), self.mesh, B))
                 history.append(metrics)
         return now, history
-
-
-def assert_close(a, b, rtol=2e-5):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-6), a, b)
-
-
-BATCHES = [make_batch(0), make_batch(1)]
 
 
 @functools.cache
