@@ -1,6 +1,6 @@
 """Checks and times jaxlm on one GPU, and PyTorch beside it on the same card: `python scripts/bench_gpu.py`.
 
-In this order, each part in a process of its own, as far as `--minutes` allow; the table comes last, whatever was reached:
+Runs these sections in this order, each part in a process of its own, and prints the table last:
 
     attention   every backend against float32 (output, gradients, documents that must not see each other), and its time
     sweep       microbatch x loss tile x remat for a few steps each, with the fastest backend that passed
@@ -15,25 +15,36 @@ compiled program, or its row fails. Two calls of nine minutes are meant to do al
     python scripts/bench_gpu.py --minutes=9 --out=bench.json
     python scripts/bench_gpu.py --minutes=9 --out=bench.json --sections fp8 h128 3b accumulate flags
 
-(`--out` keeps the results; the second call reads the best settings from it.) A machine without network needs the wheels of
-array-record, datatrove, googleapis-common-protos, grain, ml-collections, portpicker, pytz and zstandard beside its own
-JAX, flax, optax, Orbax, PyTorch and transformers. tokamax, annotated-types, einshape, immutabledict, pydantic,
-pydantic-core, qwix and typing-inspection add that backend (Python 3.12).
+`--out` keeps the rows of each section when it ends, so the second call reads the best settings from it, and its table has
+the rows of both. `--sections` without a name prints the table of the file. No part runs on after `--minutes`: it is killed
+with its children. Ctrl-C and SIGTERM end the part that runs. The table is printed after all of these, with the rows so far.
+
+A machine without network needs the wheels of array-record, cloudpickle, grain, ml-collections, portpicker, pyarrow,
+sentencepiece and zstandard beside its own Python 3.12, JAX 0.11, flax, optax, Orbax, PyTorch and transformers. tokamax,
+annotated-types, einshape, immutabledict, pydantic, pydantic-core, qwix and typing-inspection add that backend.
 
 `--device=cpu --tiny` runs every part on small shapes in minutes, to see that it works. Copy the rows to
 dev/LEADERBOARD.md with the commit, the card and its power limit, and what passed to docs/performance.md.
 """
 
 import argparse
+import contextlib
+import itertools
 import json
+import math
 import os
 import pathlib
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import types
+import typing
 
 ORDER = ("attention", "sweep", "jaxlm", "torch", "hf", "fp8", "h128", "3b", "accumulate", "flags")
+# What a section's part plans for; one that compiles for long may take SLACK more. Neither goes beyond --minutes.
 SECONDS = dict.fromkeys(ORDER, 100.0) | {
     "attention": 60.0,
     "sweep": 150.0,
@@ -41,6 +52,7 @@ SECONDS = dict.fromkeys(ORDER, 100.0) | {
     "fp8": 200.0,
     "flags": 150.0,
 }
+SLACK = 60.0
 # Candidates for jaxlm.xla_flags.FLAGS: measured here, set there once they win.
 FLAG_CANDIDATES = (
     "xla_gpu_enable_triton_gemm=false",
@@ -50,11 +62,14 @@ FLAG_CANDIDATES = (
     "xla_gpu_enable_cublaslt=true",
     "xla_gpu_graph_min_graph_size=1",
 )
+HERE = pathlib.Path(__file__).resolve().parent
+PROGRAM = (sys.executable, str(HERE / "bench_gpu_parts.py"))
+NO_CARD = {"name": "no NVIDIA GPU"}
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=9.0, help="begin no further part after this")
+    parser.add_argument("--minutes", type=float, default=9.0, help="for everything: a part that still runs is killed")
     parser.add_argument("--sections", nargs="*", choices=ORDER, default=list(ORDER))
     parser.add_argument("--steps", type=int, default=200, help="timed steps of the main rows; others take a quarter")
     parser.add_argument(
@@ -68,12 +83,10 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--eager", action="store_true", help="PyTorch without torch.compile")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of configs/base.py")
     args = parser.parse_args(argv)
-    if args.device == "gpu" and card() == NO_CARD:
+    args.card = card() if args.device == "gpu" else NO_CARD
+    if args.device == "gpu" and args.card == NO_CARD and args.sections:
         parser.error("no NVIDIA GPU here (nvidia-smi finds none): try it on the CPU with --device=cpu --tiny --eager")
     return args
-
-
-NO_CARD = {"name": "no NVIDIA GPU"}
 
 
 def card() -> dict[str, str]:
@@ -81,75 +94,190 @@ def card() -> dict[str, str]:
     names = ("name", "power.limit", "driver_version")
     try:
         query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
-        said = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0]
-        return dict(zip(names, said.split(", "), strict=False))
-    except (OSError, subprocess.CalledProcessError, IndexError):
+        done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
+        return dict(zip(names, done.stdout.strip().splitlines()[0].split(", "), strict=False))
+    except (OSError, subprocess.SubprocessError, IndexError):
         return NO_CARD
 
 
-class Bench:
-    """Runs parts one after another, keeps their rows in a file, and knows the best settings so far."""
+def say(line: str, file: typing.TextIO | None = None) -> None:
+    """Prints a line; where nobody can read it any more, the rows must still reach --out."""
+    with contextlib.suppress(OSError):
+        print(line, file=file or sys.stdout, flush=True)
 
-    def __init__(self, args: argparse.Namespace):
-        self.args, self.end = args, time.monotonic() + 60 * args.minutes
-        made_with = {"card": card() if args.device == "gpu" else NO_CARD, "tiny": args.tiny, "set": args.set}
-        self.state = json.loads(args.out.read_text()) if args.out.is_file() else {"made with": made_with}
-        if self.state.get("made with") != made_with:
-            sys.exit(
-                f"{args.out} has figures of {self.state.get('made with')}, this is {made_with}: give another --out"
-            )
+
+def number(row: dict, key: str) -> float:
+    """A row's figure; 0 where it has none."""
+    value = row.get(key)
+    return float(value) if type(value) in (int, float) and math.isfinite(value) else 0.0
+
+
+def readable(row: typing.Any, label: str) -> dict:
+    """The row itself if it has what the table needs, else a failed row that shows what there was."""
+    if isinstance(row, dict) and isinstance(row.get("keys", {}), dict):
+        timed = isinstance(row.get("what"), str) and ("failed" in row or number(row, "tokens/s") > 0)
+        if timed or isinstance(row.get("backend"), str):
+            return row
+    return {"what": label, "failed": f"unreadable row: {row!s:.160}"}
+
+
+def read_rows(path: pathlib.Path, label: str) -> list[dict]:
+    """The rows that a part wrote, one a line; the last may be cut off where the part was killed."""
+    rows = []
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
+        try:
+            rows.append(readable(json.loads(line), label))
+        except ValueError:
+            rows.append(readable(line, label))
+    return rows
+
+
+def read_results(path: pathlib.Path) -> dict:
+    """What earlier calls wrote: {"made with": ..., section: rows}; {} where there is no file. Exits if it is none of ours."""
+    if not path.exists():
+        return {}
+    try:
+        state = json.loads(path.read_text())
+        return {"made with": state["made with"]} | {
+            name: [readable(row, name) for row in state[name]] for name in ORDER if name in state
+        }
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        sys.exit(f"{path} holds no results of this script ({error!r:.80}): move it away, or give another --out")
+
+
+def run(command: list[str], env: dict[str, str], said: pathlib.Path, go_on: typing.Callable[[], bool]) -> int | None:
+    """Runs a command in a process group of its own, its output in the file `said`.
+
+    Returns:
+      Its exit code; None if `go_on` became False first. Either way its whole group has been killed: what a part leaves
+      behind would slow the next one.
+    """
+    with said.open("wb") as output:
+        # A file, not a pipe: a child that holds a pipe open keeps its reader waiting after the part has ended.
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        while process.poll() is None and go_on():
+            time.sleep(0.05)
+        return process.returncode
+    finally:
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGKILL)  # no SIGTERM first: JAX swallows it
+            process.wait(5)  # not for ever: a driver that hangs keeps even a killed process
+
+
+class Bench:
+    """Runs parts one after another, keeps their rows in a file, and knows the best settings so far.
+
+    `program` is the command of a part, which gets its work as JSON and the file for its rows.
+    """
+
+    def __init__(self, args: argparse.Namespace, program: typing.Sequence[str] = PROGRAM):
+        self.args, self.program = args, program
+        self.end = time.monotonic() + 60 * args.minutes
+        self.least = 5.0 if args.tiny else 30.0  # seconds: no part begins with less
+        self.stopped = 0  # the signal that asked for the end
+        self.out = args.out.resolve()
+        self.written = True
+        made_with = {"card": args.card, "tiny": args.tiny, "set": args.set}
+        self.state = read_results(self.out) or {"made with": made_with}
+        if not args.sections:
+            return
+        if self.state["made with"] != made_with:
+            sys.exit(f"{args.out} has figures of {self.state['made with']}, this is {made_with}: give another --out")
+        self.write()
+        if not self.written:
+            sys.exit("give another --out")
 
     def left(self) -> float:
         return self.end - time.monotonic()
 
+    def stop(self, signum: int, frame: types.FrameType | None = None) -> None:
+        """A signal's handler: ends the part that runs, and no other begins."""
+        self.stopped = signum
+
     def part(self, kind: str, label: str, limit: float, flags: str = "", **asked) -> list[dict]:
         """One section's work in a process of its own; its rows, or one that says why there are none."""
-        here = pathlib.Path(__file__).resolve().parent
-        a = self.args
+        began, a = time.monotonic(), self.args
         work = {"kind": kind, "label": label, "steps": a.steps, "tiny": a.tiny, "eager": a.eager, "set": a.set, **asked}
-        work["seconds"] = min(limit, max(self.left(), 20.0))
-        env = dict(os.environ)
-        env["PYTHONPATH"] = os.pathsep.join(p for p in (str(here.parent), env.get("PYTHONPATH", "")) if p)
+        work["script"] = os.getpid()
+        # By a clock that all processes share. Near the end it plans for less than there is: a row too late is no row.
+        work["until"] = min(began + limit, self.end - 0.1 * self.left())
+        ends = min(began + limit + SLACK, self.end)
+        said, rows, code = "", [], None
+        try:
+            # What a killed part leaves in its temporary folder goes with ours.
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+                result, output = pathlib.Path(folder, "rows.jsonl"), pathlib.Path(folder, "output")
+                command = [*self.program, json.dumps(work), str(result)]
+                env = self.environment(kind, flags) | {"TMPDIR": folder}
+                code = run(command, env, output, lambda: not self.stopped and time.monotonic() < ends)
+                said, rows = output.read_text(errors="replace"), read_rows(result, label)
+                if code and not said and shutil.disk_usage(folder).free < 1 << 20:
+                    said = f"no room left in {tempfile.gettempdir()} (TMPDIR)"
+        except OSError as error:  # no room for the folder, say: this part's rows must not cost the others'
+            said = str(error)
+        seconds = time.monotonic() - began
+        if code != 0 or not rows:
+            lines = [line for line in said.splitlines() if line.strip()]
+            rows.append(
+                {"what": label, "failed": f"{self.why(code, seconds)}: {(lines or ['nothing said'])[-1][:200]}"}
+            )
+            say("\n".join(lines[-15:]), sys.stderr)
+        for row in rows:
+            say(json.dumps(row))
+        say(f"[{label}: {seconds:.0f} s, {self.left():.0f} s left]")
+        return rows
+
+    def environment(self, kind: str, flags: str) -> dict[str, str]:
+        """The variables of a part."""
+        env, caches = dict(os.environ), pathlib.Path(tempfile.gettempdir())
+        env["PYTHONPATH"] = os.pathsep.join(p for p in (str(HERE.parent), env.get("PYTHONPATH", "")) if p)
+        # Compiled programs of all parts and calls: `first_step_s` of `jaxlm` is a second start.
+        env.setdefault("JAX_COMPILATION_CACHE_DIR", str(caches / "jaxlm_bench_xla"))
+        env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(caches / "jaxlm_bench_torch"))
         if flags:
             env["XLA_FLAGS"] = f"{env.get('XLA_FLAGS', '')} --{flags}".strip()
         if kind in ("torch", "hf"):
             env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the card is PyTorch's there
-        if a.device == "cpu":
+        if self.args.device == "cpu":
             env |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            result = pathlib.Path(folder) / "rows.json"
-            command = [sys.executable, str(here / "bench_gpu_parts.py"), json.dumps(work), str(result)]
-            try:
-                # The part stops by itself at its limit; this is for one that hangs.
-                done = subprocess.run(
-                    command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=work["seconds"] + 60
-                )
-                said, code = done.stdout.decode(errors="replace"), done.returncode
-            except subprocess.TimeoutExpired as error:
-                said, code = (error.stdout or b"").decode(errors="replace"), "no end"
-            rows = json.loads(result.read_text()) if result.is_file() else []
-        if code != 0:
-            lines = [line for line in said.splitlines() if line.strip()]
-            rows.append({"what": label, "failed": f"{code}: {lines[-1][:200] if lines else 'nothing said'}"})
-            print("\n".join(lines[-15:]), file=sys.stderr)
-        for row in rows:
-            print(json.dumps(row), flush=True)
-        print(f"[{label}: {time.monotonic() - began:.0f} s, {self.left():.0f} s left]", flush=True)
-        return rows
+        return env
+
+    def why(self, code: int | None, seconds: float) -> str:
+        """Why a part gave no rows, or not all."""
+        if code is not None:
+            return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return signal.Signals(self.stopped).name if self.stopped else f"no end within {seconds:.0f} s"
 
     def keep(self, section: str, rows: list[dict]) -> None:
         self.state[section] = rows
-        self.args.out.write_text(json.dumps(self.state, indent=1))
+        self.write()
+
+    def write(self) -> None:
+        """Replaces --out by what is known now. Where that fails it says so: the table comes all the same."""
+        new = self.out.with_name(self.out.name + ".new")
+        try:
+            if self.out.exists() and not self.out.is_file():
+                raise OSError(0, "not a file")
+            new.write_text(json.dumps(self.state, indent=1))
+            new.replace(self.out)
+            self.written = True
+        except OSError as error:
+            self.written = False
+            say(f"[{self.args.out} can't be written: {error.strerror}]", sys.stderr)
+            with contextlib.suppress(OSError):
+                new.unlink()
 
     def backend(self) -> str:
         """The fastest attention that passed its checks, else what `auto` takes."""
-        passed = [row for row in self.state.get("attention", []) if row.get("ok") and row.get("ms")]
+        passed = [row for row in self.state.get("attention", []) if row.get("ok") is True and number(row, "ms")]
         return min(passed, key=lambda row: row["ms"])["backend"] if passed else "auto"
 
     def best(self) -> dict:
         """Settings of the fastest candidate of the sweep."""
-        rows = [row for row in self.state.get("sweep", []) if row.get("tokens/s")]
+        rows = [row for row in self.state.get("sweep", []) if number(row, "tokens/s") and "keys" in row]
         keys = max(rows, key=lambda row: row["tokens/s"])["keys"] if rows else {"loss.tile_tokens": 4096}
         return {"model.attention": self.backend(), **keys}
 
@@ -163,7 +291,8 @@ class Bench:
         if name == "jaxlm":
             return self.part("jaxlm", "jaxlm 1.04B", limit, keys=best)
         if name in ("torch", "hf"):
-            label = {"torch": "torch.compile, by hand, 1.04B", "hf": "Hugging Face, torch.compile, 1.04B"}[name]
+            who = {"torch": "PyTorch by hand", "hf": "Hugging Face"}[name]
+            label = f"{who}, {'eager' if self.args.eager else 'torch.compile'}, 1.04B"
             return self.part(name, label, limit, steps=few)
         if name == "fp8":
             return self.part("jaxlm", "jaxlm 1.04B fp8", limit, keys=best | {"model.fp8": True}, steps=few)
@@ -177,43 +306,60 @@ class Bench:
             return self.part("jaxlm", "jaxlm 1.04B, 128 rows a step", limit, keys=best | whole, steps=few // 4 + 2)
         rows = []
         for flag in ("", *FLAG_CANDIDATES[: 2 if self.args.tiny else None]):
-            if rows and self.left() < 60:
+            if rows and (self.stopped or self.left() < self.least):
                 break
             rows += self.part("jaxlm", f"jaxlm 1.04B {flag or 'no flag'}", 60, flags=flag, keys=best, steps=20)
         return rows
 
-    def table(self) -> None:
-        """All rows, the newest of each section, with each one's ratio to the best peer."""
-        print(f"\n{json.dumps(card())}")
-        for row in self.state.get("attention", []):
-            print("  ".join(f"{key} {value}" for key, value in row.items()))
-        timed = [row for name in ORDER[1:] for row in self.state.get(name, [])]
-        peers = [
-            row["tokens/s"] for row in timed if row["what"].startswith(("torch", "Hugging")) and "failed" not in row
-        ]
-        for row in timed:
-            if "failed" in row:
-                print(f"{row['what']}: FAILED {row['failed']}")
+    def sections(self) -> bool:
+        """Runs those that were asked for, as far as the time allows. True if no row failed."""
+        good = True
+        for name in (name for name in ORDER if name in self.args.sections):
+            if self.stopped or self.left() < self.least:
+                say(f"[{'stopped before' if self.stopped else 'no time left for'} {name}]")
                 continue
-            same = peers and row["what"].startswith("jaxlm 1.04B") and "h128" not in row["what"]
-            ratio = {"ratio": round(row["tokens/s"] / max(peers), 3)} if same else {}
-            print("  ".join(f"{key} {value}" for key, value in (row | ratio).items() if key != "keys"))
+            rows = self.section(name)
+            good = good and not any("failed" in row or row.get("ok") is False for row in rows)
+            if self.stopped and name in self.state and all("failed" in row for row in rows):
+                continue  # stopped before its first figure: an earlier call's stay
+            self.keep(name, rows)
+        return good
+
+    def table(self) -> None:
+        """Prints all rows, the newest of each section, with the ratio of each of ours to the fastest peer."""
+        say(f"\n{json.dumps(self.state['made with'])}")
+        rows = {name: self.state.get(name, []) for name in ORDER}
+        peers = [row for name in ("torch", "hf") for row in rows[name] if "failed" not in row]
+        peer = max(peers, key=lambda row: number(row, "tokens/s"), default=None)
+        for row in itertools.chain(*rows.values()):
+            if "failed" in row:
+                say(f"{row['what']}: FAILED {row['failed']}")
+                continue
+            what = row.get("what", "")
+            ours = what.startswith("jaxlm 1.04B") and "h128" not in what
+            more = ratio(row, peer) if peer and ours else {}
+            say("  ".join(f"{key} {value}" for key, value in (row | more).items() if key != "keys"))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """0 when no row failed."""
-    bench = Bench(options(argv))
-    reached = []
-    for name in ORDER:
-        if name not in bench.args.sections:
-            continue
-        if bench.left() < 30:
-            print(f"[no time left for {name}]")
-            continue
-        bench.keep(name, bench.section(name))
-        reached.append(name)
-    bench.table()
-    return int(any("failed" in row or row.get("ok") is False for name in reached for row in bench.state[name]))
+def ratio(row: dict, peer: dict) -> dict[str, str]:
+    """Our tokens/s over the peer's; where the two were not timed with the same rows a step, it says so."""
+    ours, theirs = (each.get("rows a step", each.get("rows")) for each in (row, peer))
+    other = "" if ours == theirs else f" ({ours} rows a step to {theirs} of {peer['what']})"
+    return {"ratio": f"{round(number(row, 'tokens/s') / number(peer, 'tokens/s'), 3)}{other}"}
+
+
+def main(argv: list[str] | None = None, program: typing.Sequence[str] = PROGRAM) -> int:
+    """0 when no row failed and --out has them; 128 + the signal where one ended it."""
+    bench = Bench(options(argv), program)
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(one) is not signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(one, bench.stop)
+    good = False
+    try:
+        good = bench.sections()
+    finally:
+        bench.table()
+    return 128 + bench.stopped if bench.stopped else int(not (good and bench.written))
 
 
 if __name__ == "__main__":

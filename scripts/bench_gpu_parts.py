@@ -4,9 +4,13 @@ Legend: B batch, T tokens, N query heads, K key-value heads, H head dim.
 """
 
 import contextlib
+import ctypes
+import dataclasses
 import gc
 import json
+import os
 import pathlib
+import signal
 import sys
 import tempfile
 import time
@@ -20,13 +24,14 @@ import numpy as np
 
 from jaxlm import config_files, xla_flags
 from jaxlm.config import Config, resolve
-from jaxlm.data import loader
+from jaxlm.data import loader, rows
+from jaxlm.models import hardware
 from jaxlm.ops import attention_packed
 from jaxlm.ops.attention import BACKENDS, attention, resolve_backend
 from jaxlm.plan import flops, fused, lower
-from jaxlm.programs import setup
 
 FUSED = ("cudnn", "cudnn_packed", "tokamax", "pallas")
+ROWS = "train.microbatch_size"
 TINY = {
     "model.n_layers": 2,
     "model.d_model": 64,
@@ -47,15 +52,24 @@ def make_config(work: dict, keys: dict) -> Config:
         found |= TINY
     overrides = [f"{key}={value}" for key, value in found.items()] + work["set"]
     c = resolve(config_files.load(work.get("model", "gpuburnout_1b"), overrides))
-    return setup.for_platform(c, jax.devices()[0].platform)
+    return dataclasses.replace(c, model=hardware.for_platform(c.model, jax.devices()[0].platform))
+
+
+def compiled_step(config: Config, batches: bench_step.Batches) -> tuple[bench_step.Side, float]:
+    """The product's step, compiled, and the bytes it plans for. Raises RuntimeError if its attention is in no fused kernel."""
+    side, m = bench_step.jaxlm_step(config, batches), config.model
+    if m.attention in FUSED:
+        layers = 1 if m.scan_layers else m.n_layers
+        fused.check_attention(side.compiled.as_text(), m.attention, layers, config.train.seq_len)
+    return side, lower.memory_of(side.compiled)
 
 
 def real_batches(config: Config, folder: pathlib.Path) -> typing.Iterator[dict[str, np.ndarray]]:
     """Packed documents through the product's loader, from shards made here."""
     tokens = max(2_000_000, 40 * config.train.batch_size * config.train.seq_len)
     data = bench_loader.make_data(folder, tokens, config.model.vocab_size)
-    t = config.train
-    return loader.TrainLoader(data, data.mixture, seed=0, seq_len=t.seq_len, batch_size=t.batch_size, prefetch=8)
+    order = rows.Order(data, data.mixture, 0, config.train.seq_len, config.train.batch_size)
+    return loader.TrainLoader(order, prefetch=8)
 
 
 def times(side: bench_step.Side, steps: int, seconds: float) -> tuple[float, list[float], int]:
@@ -96,7 +110,9 @@ def row(label: str, config: Config, timing: tuple[float, list[float], int], **mo
         mfu = {"mfu_palm": round(share * per_token.palm, 4), "mfu_causal": round(share * per_token.causal, 4)}
     p50, p95 = (round(1e3 * float(np.percentile(each, q)), 2) for q in (50, 95))
     found = {"what": label, "tokens/s": round(tokens / mean), **mfu, "p50_ms": p50, "p95_ms": p95, "steps": steps}
-    return found | {"rows": config.train.microbatch_size, **more}
+    t = config.train
+    found |= {"rows": t.microbatch_size} | ({"rows a step": t.batch_size} if t.batch_size != t.microbatch_size else {})
+    return found | more
 
 
 def jaxlm_row(work: dict, label: str, keys: dict, steps: int, seconds: float) -> dict:
@@ -104,11 +120,8 @@ def jaxlm_row(work: dict, label: str, keys: dict, steps: int, seconds: float) ->
     config = make_config(work, keys)
     with tempfile.TemporaryDirectory() as folder, real_batches(config, pathlib.Path(folder)) as batches:
         began = time.perf_counter()
-        side = bench_step.jaxlm_step(config, batches)
+        side, planned = compiled_step(config, batches)
         compiled = time.perf_counter() - began
-        if config.model.attention in FUSED:
-            layers = 1 if config.model.scan_layers else config.model.n_layers
-            fused.check_attention(side.compiled.as_text(), config.model.attention, layers, config.train.seq_len)
         loss = float(side.wait(side.run()))
         first = time.perf_counter() - began
         for _ in range(2):
@@ -119,7 +132,7 @@ def jaxlm_row(work: dict, label: str, keys: dict, steps: int, seconds: float) ->
         raise RuntimeError(f"losses {loss} and {last}")
     stats, m = jax.devices()[0].memory_stats() or {}, config.model
     more = {
-        "planned_GB": round(lower.memory_of(side.compiled) / 1e9, 1),
+        "planned_GB": round(planned / 1e9, 1),
         "peak_GB": round(stats.get("peak_bytes_in_use", 0) / 1e9, 1),
     }
     more |= {"compile_s": round(compiled, 1), "first_step_s": round(first, 1), "loss": f"{loss:.3f} to {last:.3f}"}
@@ -129,7 +142,7 @@ def jaxlm_row(work: dict, label: str, keys: dict, steps: int, seconds: float) ->
 
 def sweep(work: dict) -> typing.Iterator[dict]:
     """A few steps of each candidate, as long as there is time; one that does not fit is a row too."""
-    end = time.perf_counter() + work["seconds"]
+    end = time.perf_counter() + work["seconds"] - (5 if work["tiny"] else 20)  # none begins after that
     small, middle, large = (2, 4, 8) if work["tiny"] else (16, 32, 64)
     base = {"train.microbatch_size": small, "model.remat": "none", "loss.tile_tokens": 4096}
     base["model.attention"] = work["backend"]
@@ -138,7 +151,7 @@ def sweep(work: dict) -> typing.Iterator[dict]:
     candidates += [{"train.microbatch_size": large, "model.remat": "names"}, {"train.microbatch_size": small // 2}]
     best, fastest = base, 0
     for change in candidates:
-        if time.perf_counter() > end - 20:
+        if time.perf_counter() > end:
             return
         keys = best | change
         label = "jaxlm 1.04B, " + ", ".join(f"{key.split('.')[-1]} {value}" for key, value in keys.items())
@@ -154,14 +167,28 @@ def sweep(work: dict) -> typing.Iterator[dict]:
         gc.collect()
 
 
+def peer_sizes(work: dict, card_bytes: float) -> tuple[int, ...]:
+    """Rows a step that a peer tries, from the most: each that does not fit costs it a compile.
+
+    Below 100 GiB it begins with 16; Hugging Face's float32 logits and activations of 32 rows fit no card.
+    """
+    asked = [int(value) for key, _, value in (one.partition("=") for one in work["set"]) if key == ROWS]
+    if asked:
+        return (asked[-1],)
+    if work["tiny"]:
+        return (2,)
+    return (32, 16, 8) if work["kind"] == "torch" and card_bytes >= 100 * 2**30 else (16, 8)
+
+
 def peer(work: dict) -> dict:
     """PyTorch, with the most rows that fit."""
     import torch
 
-    # Hugging Face's float32 logits and activations of 32 rows fit no card: trying costs a compile.
-    sizes = (2,) if work["tiny"] else (16, 8) if work["kind"] == "hf" else (32, 16, 8)
+    card_bytes = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
+    sizes = peer_sizes(work, card_bytes)
     for size in sizes:
-        config = make_config(work, {"train.microbatch_size": size})
+        # Behind --set: a peer has no microbatches, so a batch of that many rows at once.
+        config = make_config(work | {"set": [*work["set"], f"train.batch_size={size}", f"{ROWS}={size}"]}, {})
         with contextlib.suppress(torch.OutOfMemoryError):
             return peer_row(work, config)
         # Out here, where the error no longer holds the model; and compiled anew, else for any number of rows, which is slower.
@@ -297,12 +324,13 @@ def main() -> None:
     if len(sys.argv) != 3:
         sys.exit("a part of scripts/bench_gpu.py, which runs it")
     work, out = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
+    if sys.platform == "linux":  # 1 is PR_SET_PDEATHSIG: no part outlives a script that was killed
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != work["script"]:
+        sys.exit("the script that began this part was killed")
     kind = work["kind"]
+    work["seconds"] = max(work["until"] - time.monotonic(), 3.0)  # the imports took some
     xla_flags.apply(())  # the product's own; what stands in the environment wins
-    cache = pathlib.Path(tempfile.gettempdir()) / "jaxlm_bench_xla"
-    jax.config.update(
-        "jax_compilation_cache_dir", str(cache)
-    )  # of all parts: `first_step_s` of `jaxlm` is a second start
     if work["tiny"]:
         work["steps"] = min(work["steps"], 4)
     if kind in ("attention", "sweep"):
@@ -311,10 +339,9 @@ def main() -> None:
         found = [jaxlm_row(work, work["label"], work["keys"], work["steps"], work["seconds"])]
     else:
         found = [peer(work)]
-    rows = []
-    for one in found:
-        rows.append(one)
-        out.write_text(json.dumps(rows))  # as they come: what was reached counts, whatever follows
+    with out.open("a") as lines:
+        for one in found:
+            print(json.dumps(one), file=lines, flush=True)  # as they come: what was reached counts, whatever follows
 
 
 if __name__ == "__main__":

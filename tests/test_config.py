@@ -123,11 +123,11 @@ def test_parameter_counts(name, count):
         ("optim.lr=inf", "greater than 0"),
         ("model.rope.factor=0", "at least 1"),
         ("eval.max_batches=-1", "at least 0"),
-        ("prepare.sources.prose.weight=-1", "must not be negative"),
+        ("prepare.sources.prose.weight=-1", "must be at least 0"),
         ("prepare.sources.prose.priority=200", "in -128 to 127"),
         ("prepare.task_mb=0", "at least 0.001"),
         ("optim.decay=('(',)", "not a regular expression"),
-        ("mesh.data=0", "must be positive"),
+        ("mesh.data=0", "must be at least 1, or -1 for all remaining devices"),
         ("mesh.fsdp=-1", "only one axis"),
     ],
 )

@@ -1,12 +1,12 @@
-"""`jaxlm prepare`: sources -> cleaned, deduplicated, decontaminated, audited documents, with a report."""
+"""`jaxlm prepare`: turns sources into clean, deduplicated, decontaminated, audited documents, and reports on them."""
 
 import argparse
 
 from jaxlm.config import Config, ConfigError
+from jaxlm.console import print_table, say
 from jaxlm.corpus import prepare
 from jaxlm.corpus.tally import stage_order
 from jaxlm.programs import data_report
-from jaxlm.programs.console import print_table, say
 
 
 def run(config: Config, args: argparse.Namespace) -> int:

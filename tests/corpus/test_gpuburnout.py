@@ -57,6 +57,7 @@ def test_the_mix_is_prepared_from_local_folders(tmp_path, hub):
     kept = {name: source["kept"]["documents"] for name, source in done.manifest["sources"].items()}
     assert kept == {"fineweb_edu": 39, "finemath": 21, "python_edu": 12}  # a copy gone; finemath's copy of web wins
     texts = [d.text for paths in documents.find(done.path).values() for p in paths for d in documents.read_documents(p)]
+    assert len(texts) == 72
     assert not any("PersonX" in text for text in texts)
 
 

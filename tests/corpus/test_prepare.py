@@ -260,6 +260,7 @@ def test_documents_of_another_recipe_are_not_taken_for_ones_own(corpus, done, tm
     monkeypatch.setattr(files, "write_atomically", original)
     assert run(corpus, tmp_path).sha256 == done.sha256
     found = [d for path in documents.find(tmp_path)["web"] for d in documents.read_documents(path)]
+    assert len(found) == 61
     assert not any("@mail-" in document.text for document in found)
 
 
@@ -324,7 +325,7 @@ def command(corpus, out, *overrides) -> list[str]:
     return [sys.executable, "-m", "jaxlm.cli", "prepare", *words]
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize("phase", ["clean", "exact", "pairs", "joins", "finish"])
 def test_killed_in_any_phase_and_run_again_it_gives_the_same(corpus, done, tmp_path, phase):
     process = subprocess.Popen(
@@ -371,7 +372,7 @@ def test_two_at_once_are_refused(corpus, tmp_path):
         run(corpus, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_workers_end_with_a_killed_driver_and_the_next_run_gives_the_same(corpus, done, tmp_path):
     import psutil
 
@@ -426,7 +427,7 @@ def test_what_a_stage_half_built_is_built_anew(corpus, tmp_path, monkeypatch):
     assert run(corpus, tmp_path / "d", stage).sha256 == whole.sha256
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_killed_worker_is_noticed(corpus, tmp_path):
     """As by the system when memory is out: the run ends with a line instead of waiting for ever."""
     import psutil
@@ -448,7 +449,7 @@ def test_a_killed_worker_is_noticed(corpus, tmp_path):
     assert "run the same command again" in said
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_ray_gives_the_same(corpus, done, tmp_path):
     pytest.importorskip("ray", reason="pip install 'jaxlm[ray]'")
     words = command(corpus, tmp_path, "engine=ray", "prepare.workers=2", "prepare.engine_options=('num_cpus=2',)")
@@ -473,7 +474,7 @@ sys.exit(bool(failed))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_slurm_gives_the_same(corpus, done, tmp_path):
     programs = tmp_path / "bin"
     programs.mkdir()

@@ -5,7 +5,7 @@ import fractions
 import numpy as np
 import pytest
 
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, SourceConfig
 from jaxlm.data import rows
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
@@ -172,3 +172,12 @@ def test_no_target_belongs_to_another_document_than_its_context():
     assert leaks(batch["segment_ids"]) == 0
     closed_by_eos = np.roll(batch["segment_ids"], 1, axis=1)  # the mutation: EOS as the end of the segment before it
     assert leaks(closed_by_eos) > 0
+
+
+def test_weights_are_those_of_the_config_and_no_other():
+    listed = {"a": SourceConfig(path="", weight=3.0), "b": SourceConfig(path="", weight=0.5)}
+    assert rows.weights_of(listed, ["b", "a"]) == {"b": 0.5, "a": 3.0}
+    assert rows.weights_of(listed, ["a"]) == {"a": 3.0}
+    assert rows.weights_of({}, ["a", "c"]) == {"a": 1.0, "c": 1.0}
+    with pytest.raises(ConfigError, match=r"the source 'c', but the config gives it no weight: add data\.sources\.c"):
+        rows.weights_of(listed, ["a", "c"])

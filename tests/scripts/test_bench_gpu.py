@@ -1,18 +1,25 @@
 """scripts/bench_gpu.py on small shapes of this machine: its parts end to end, and that a failure costs one row."""
 
+import contextlib
 import json
+import os
 import pathlib
+import re
+import signal
 import subprocess
 import sys
+import textwrap
+import time
 
 import bench_gpu
+import bench_gpu_parts
 import numpy as np
+import psutil
 import pytest
 import tiny_models as tiny
 
 from jaxlm.plan.params import count_params
 
-torch = pytest.importorskip("torch", reason="the peers are PyTorch: pip install 'jaxlm[parity]'")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -23,7 +30,7 @@ def run(tmp_path: pathlib.Path, *args: str) -> tuple[int, dict, str]:
     return done.returncode, json.loads(out.read_text()), done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.parity
 def test_the_main_parts_end_to_end(tmp_path):
     code, state, said = run(tmp_path, "--sections", "attention", "jaxlm", "torch")
     assert code == 0, said
@@ -56,6 +63,233 @@ def test_the_fastest_that_passed_is_taken(tmp_path):
         bench_gpu.Bench(bench_gpu.options([*args, "--tiny"]))
 
 
+PART = """
+import json, os, pathlib, signal, subprocess, sys, time
+work, rows = json.loads(sys.argv[1]), open(sys.argv[2], "a")
+label = work["label"].removeprefix("jaxlm 1.04B").strip(", ") or "jaxlm"
+notes = pathlib.Path(__file__).parent
+def row(**more):
+    print(json.dumps({"what": work["label"], "tokens/s": 10} | more), file=rows, flush=True)
+def hang():  # with a child, both deaf to everything but SIGKILL
+    for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    (notes / "pids").write_text(f"{os.getpid()} {child.pid}")
+    time.sleep(600)
+"""
+MAIN = "import sys, bench_gpu; sys.exit(bench_gpu.main(sys.argv[2:], [sys.executable, sys.argv[1]]))"
+
+
+def begin(tmp_path: pathlib.Path, part: str, *args: str, main: str = MAIN) -> subprocess.Popen:
+    """The script with parts that do what `part` says, as a process."""
+    program = tmp_path / "part.py"
+    program.write_text(PART + textwrap.dedent(part))
+    given = ["--device=cpu", "--tiny", f"--out={tmp_path / 'bench.json'}", *args]
+    command = [sys.executable, "-c", main, str(program), *given]
+    return subprocess.Popen(command, cwd=ROOT / "scripts", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def table(said: str) -> list[str]:
+    """The lines of the table, which stands last."""
+    return said.rpartition('{"card"')[2].splitlines()[1:]
+
+
+def assert_gone(tmp_path: pathlib.Path) -> None:
+    for pid in (tmp_path / "pids").read_text().split():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            assert psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE  # nobody's to wait for in a container
+
+
+def test_a_part_that_hangs_is_killed_with_its_children_when_the_minutes_are_over(tmp_path):
+    began = time.monotonic()
+    process = begin(tmp_path, "row()\nif label == 'sweep': hang()", "--minutes=0.1")
+    said, _ = process.communicate(timeout=60)
+    assert time.monotonic() - began < 6 + 4
+    assert process.returncode == 1
+    assert_gone(tmp_path)
+    shown = table(said)
+    assert [line.split("  ")[0] for line in shown[:2]] == ["what attention", "what sweep"]
+    assert shown[2].startswith("sweep: FAILED no end within ")
+    assert "[no time left for flags]" in said
+    state = json.loads((tmp_path / "bench.json").read_text())
+    assert ["failed" in row for row in state["sweep"]] == [False, True]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_part_and_the_table_comes(tmp_path, signum):
+    made_with = {"card": bench_gpu.NO_CARD, "tiny": True, "set": []}
+    earlier = {"made with": made_with, "jaxlm": [{"what": "jaxlm 1.04B", "tokens/s": 7}]}
+    (tmp_path / "bench.json").write_text(json.dumps(earlier))
+    process = begin(tmp_path, "hang() if label == 'jaxlm' else row()", "--minutes=5")
+    end = time.monotonic() + 30
+    while not (tmp_path / "pids").is_file() and time.monotonic() < end:
+        time.sleep(0.02)
+    time.sleep(0.1)
+    process.send_signal(signum)
+    began = time.monotonic()
+    said, _ = process.communicate(timeout=60)
+    assert time.monotonic() - began < 3
+    assert process.returncode == 128 + signum
+    assert_gone(tmp_path)
+    assert f"FAILED {signum.name}" not in said  # an earlier call's figure is worth more than none
+    assert table(said) == ["what attention  tokens/s 10", "what sweep  tokens/s 10", "what jaxlm 1.04B  tokens/s 7"]
+    assert "[stopped before torch]" in said
+    state = json.loads((tmp_path / "bench.json").read_text())
+    assert state == earlier | {name: [{"what": name, "tokens/s": 10}] for name in ("attention", "sweep")}
+
+
+def test_whatever_a_part_does_costs_its_own_rows_alone(tmp_path):
+    part = """
+        if label == "attention":
+            row(); sys.exit("no such kernel")
+        if label == "sweep":
+            row(); print('{"what": "sw', end="", file=rows, flush=True); os.kill(os.getpid(), signal.SIGKILL)
+        if label == "jaxlm":
+            row(); child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            (notes / "pids").write_text(str(child.pid))
+        if label == "fp8":
+            print("[1]", '{"what": 1}', '{"what": "x", "tokens/s": "many"}', '{"what": "x"}', sep="\\n", file=rows)
+        if label == "128 rows a step":
+            row(rows=4)
+    """
+    process = begin(tmp_path, part, "--sections", "attention", "sweep", "jaxlm", "fp8", "h128", "accumulate")
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert_gone(tmp_path)  # a child that a part leaves behind would slow the next
+    unreadable = "jaxlm 1.04B fp8: FAILED unreadable row: "
+    assert table(said) == [
+        "what attention  tokens/s 10",
+        "attention: FAILED exit code 1: no such kernel",
+        "what sweep  tokens/s 10",
+        'sweep: FAILED unreadable row: {"what": "sw',
+        "sweep: FAILED killed by signal 9: nothing said",
+        "what jaxlm 1.04B  tokens/s 10",
+        f"{unreadable}[1]",
+        unreadable + "{'what': 1}",
+        unreadable + "{'what': 'x', 'tokens/s': 'many'}",
+        unreadable + "{'what': 'x'}",
+        "jaxlm 1.04B h128: FAILED exit code 0: nothing said",
+        "what jaxlm 1.04B, 128 rows a step  tokens/s 10  rows 4",
+    ]
+
+
+def test_a_bug_in_the_script_itself_costs_no_table(tmp_path):
+    earlier = {"made with": {"card": bench_gpu.NO_CARD, "tiny": True, "set": []}, "hf": [{"what": "x", "tokens/s": 7}]}
+    (tmp_path / "bench.json").write_text(json.dumps(earlier))
+    process = begin(
+        tmp_path, "row()", "--sections", "attention", main="import bench_gpu; bench_gpu.SECONDS = {}\n" + MAIN
+    )
+    said, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "KeyError: 'attention'" in errors
+    assert table(said) == ["what x  tokens/s 7"]
+
+
+def test_out_that_breaks_on_the_way_costs_no_table(tmp_path):
+    (tmp_path / "out").mkdir()
+    part = "row()\nimport shutil\nshutil.rmtree(notes / 'out', ignore_errors=True)"
+    process = begin(tmp_path, part, f"--out={tmp_path / 'out' / 'bench.json'}", "--sections", "attention", "sweep")
+    said, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert table(said) == ["what attention  tokens/s 10", "what sweep  tokens/s 10"]
+    assert errors.count("can't be written: No such file or directory") == 2
+
+
+@pytest.mark.parametrize("broken", ["missing folder", "folder", "half a file", "a list", "no list of rows"])
+def test_out_that_is_broken_at_the_start_is_refused_before_anything_runs(tmp_path, broken):
+    out = tmp_path / "results"
+    if broken == "missing folder":
+        out = out / "bench.json"
+    elif broken == "folder":
+        out.mkdir()
+    else:
+        texts = {"half a file": '{"made wi', "a list": "[]", "no list of rows": '{"made with": {}, "sweep": 3}'}
+        out.write_text(texts[broken])
+    process = begin(tmp_path, "(notes / 'ran').touch()", f"--out={out}")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "give another --out" in errors
+    assert "Traceback" not in errors
+    assert not (tmp_path / "ran").exists()
+    assert not out.is_file() or out.read_text() == texts[broken]
+
+
+def test_a_later_call_merges_and_no_section_prints_the_table(tmp_path):
+    for name in ("torch", "accumulate"):
+        assert begin(tmp_path, f"row(rows={len(name)})", "--sections", name).wait(60) == 0
+    process = begin(tmp_path, "sys.exit(1)", "--sections")
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    peer = "PyTorch by hand, torch.compile, 1.04B"
+    assert table(said) == [
+        f"what {peer}  tokens/s 10  rows 5",
+        f"what jaxlm 1.04B, 128 rows a step  tokens/s 10  rows 10  ratio 1.0 (10 rows a step to 5 of {peer})",
+    ]
+
+
+def test_a_ratio_says_where_rows_differ():
+    ours, peer = {"tokens/s": 30, "rows": 16}, {"tokens/s": 20, "rows": 16, "what": "PyTorch"}
+    assert bench_gpu.ratio(ours, peer) == {"ratio": "1.5"}
+    assert bench_gpu.ratio(ours | {"rows": 32}, peer) == {"ratio": "1.5 (32 rows a step to 16 of PyTorch)"}
+    assert bench_gpu.ratio(ours | {"rows a step": 128}, peer) == {"ratio": "1.5 (128 rows a step to 16 of PyTorch)"}
+
+
+def test_peers_begin_with_what_the_card_has_room_for():
+    """On 80 to 96 GB a first try of 32 rows is a compile for nothing."""
+
+    def sizes(kind: str, gb: int, *overrides: str) -> tuple[int, ...]:
+        return bench_gpu_parts.peer_sizes({"kind": kind, "tiny": False, "set": list(overrides)}, gb * 2**30)
+
+    assert sizes("torch", 80) == sizes("torch", 96) == sizes("hf", 80) == sizes("hf", 139) == (16, 8)
+    assert sizes("torch", 139) == sizes("torch", 180) == (32, 16, 8)
+    assert sizes("torch", 139, "train.batch_size=4", "train.microbatch_size=4") == (4,)
+
+
+ALLOWED = """
+import importlib.metadata, re, sys
+from packaging.requirements import Requirement
+carried = sys.argv[1].split()
+def add(name, extras, found):
+    key = (re.sub("[-_.]+", "-", name).lower(), frozenset(extras))
+    if key in found:
+        return
+    found.add(key)
+    try:
+        wanted = importlib.metadata.requires(name) or []
+    except importlib.metadata.PackageNotFoundError:
+        return
+    for one in map(Requirement, wanted):
+        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            add(one.name, one.extras, found)
+machine = set()
+for name in ("jax", "flax", "optax", "orbax-checkpoint", "torch", "transformers"):
+    add(name, (), machine)
+allowed = {name for name, _ in machine} | set(carried)
+homes = importlib.metadata.packages_distributions()
+normal = {top: {re.sub("[-_.]+", "-", name).lower() for name in names} for top, names in homes.items()}
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in normal and top != "jaxlm" and not normal[top] & allowed:
+            raise ModuleNotFoundError(f"No module named {top!r}: carry it", name=top)
+sys.meta_path.insert(0, Absent())
+import bench_gpu_parts
+loaded = {name for top in {module.partition(".")[0] for module in sys.modules} for name in normal.get(top, ())}
+print(sorted(set(carried) - loaded))
+"""
+
+
+def test_the_wheels_to_carry_are_those_that_the_parts_import():
+    """With JAX, flax, optax, Orbax, PyTorch, transformers, what these need, and the docstring's list: no more, no less."""
+    listed = re.search(r"needs the wheels of (.+?) beside its own", bench_gpu.__doc__, re.DOTALL)[1]
+    names = re.findall(r"[\w-]+", listed.replace(" and ", " "))
+    command = [sys.executable, "-c", ALLOWED, " ".join(names)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, cwd=ROOT / "scripts", env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
 def test_without_a_gpu_it_says_so_at_once(capsys, monkeypatch):
     monkeypatch.setattr(bench_gpu, "card", lambda: bench_gpu.NO_CARD)
     with pytest.raises(SystemExit):
@@ -63,8 +297,10 @@ def test_without_a_gpu_it_says_so_at_once(capsys, monkeypatch):
     assert "--device=cpu --tiny" in capsys.readouterr().err
 
 
+@pytest.mark.parity
 def test_the_peer_by_hand_is_a_llama():
     """Its loss and gradients are those of plain next-token cross-entropy, whatever the chunk; ours have the same shape."""
+    import torch
     from peers import torch_llama
 
     cfg = tiny.model_config()

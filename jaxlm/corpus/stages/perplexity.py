@@ -28,6 +28,7 @@ _MIN_BYTES = 10_000
 _MAX_BYTES = 1 << 24  # of reference read; beyond it the slots fill up
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _WHERE = "prepare.stages.perplexity"
+_MOVED = {"jaxlm.programs.restored:bits_per_byte": "jaxlm.eval.scorer:bits_per_byte"}  # documented scorers, by old name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +81,7 @@ def _make(s: Settings, folder: pathlib.Path) -> Scorer:
     if s.reference:
         return load(folder)
     path, _, argument = s.scorer.partition(" ")
+    path = _MOVED.get(path, path)
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name)(argument)
