@@ -91,9 +91,7 @@ def build_data(
     recipe_extra: Mapping[str, str] | None = None,
     log: Callable[[str], None] = print,
 ) -> shards.DataDir:
-    """Makes a data directory and opens it. If it is there already, made by the same recipe, only opens it.
-
-    After a crash the next call starts anew.
+    """Makes a data directory and opens it; starts anew after a crash. If the same recipe made it before, only opens it.
 
     Args:
       path: the directory. Other files in it are left alone.
@@ -104,8 +102,7 @@ def build_data(
       log: called with a line of progress for people.
 
     Raises:
-      ConfigError: bad settings or sources; the directory was made by another recipe (the message names what differs);
-        another process is making it.
+      ConfigError: bad settings or sources; another recipe made the directory (names what differs); another process makes it.
     """
     _check(source_list, settings)
     root = pathlib.Path(path)
