@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and folders with one writer."""
+"""Writes files whole or not at all, and locks folders so that they have one writer."""
 
 import fcntl
 import os
@@ -9,14 +9,14 @@ from jaxlm.config import ConfigError
 
 
 def write_atomically(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file so that a crash leaves either the old one or the new one, on disk."""
+    """Writes a file to disk so that a crash leaves either the old content or the new."""
     tmp = path.with_name(path.name + ".tmp")
     tmp.write_bytes(content)
     settle(tmp, path)
 
 
 def settle(tmp: pathlib.Path, path: pathlib.Path) -> None:
-    """Flushes a closed file to disk, gives it its final name, and flushes that too."""
+    """Flushes the closed file `tmp` to disk, renames it to `path`, and flushes the folder too."""
     with open(tmp, "rb+") as f:
         os.fsync(f.fileno())
     os.replace(tmp, path)

@@ -1,1 +1,1 @@
-"""Raw documents -> documents that one can trust: read, clean, deduplicate, decontaminate, audit, report."""
+"""Turns raw documents into documents that one can trust: reads, cleans, deduplicates, decontaminates and audits them."""

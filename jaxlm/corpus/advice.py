@@ -1,4 +1,4 @@
-"""What to try with each source in a pilot: one sentence a source, from the numbers of a mismatch report."""
+"""Says in one sentence a source what to try with it in a pilot, from the numbers of a mismatch report."""
 
 import operator
 import statistics
@@ -18,7 +18,11 @@ _NAMES = {"list": "lists", "table": "tables", "heading": "headings", "code": "co
 
 
 def advise(sources: Mapping[str, dict], pairs: Sequence[Pair], mixture: Mixture | None) -> dict[str, Advice]:
-    """Returns advice for each source; the arguments are those fields of `comparison.Report`."""
+    """Returns advice for each source.
+
+    Args:
+      sources, pairs, mixture: the fields of `comparison.Report`.
+    """
     if mixture is not None and mixture.js_now - mixture.js_nearest < _GAIN:
         told = f"no mixture of these sources comes nearer to the target than the one now ({mixture.js_now:.2f} bits from it)"
         return {name: Advice("keep", f"Keep {name} as it is: {told}.") for name in mixture.now}
@@ -81,7 +85,7 @@ def _percent(share: float) -> str:
 
 
 def _why(a: dict, b: dict, telling: Sequence[str]) -> str:
-    """The one difference of format, sentence or length that is largest, and the words that tell."""
+    """Names the largest difference of format, sentences or length, and the words that tell the source."""
     found = []
     for kind, shares in a["formats"].items():
         x, y = shares["lines"], b["formats"][kind]["lines"]

@@ -1,10 +1,10 @@
-"""The junk audit: what a source repeats that nobody would write, found before a tokenizer or a model sees it.
+"""The junk audit: finds what a source repeats that nobody would write, before a tokenizer or a model sees it.
 
-`scan` counts the known junk, words, lines and clauses of each source in one pass; `rank` compares the sources. A word is
-a source's own when its log-odds ratio against the others, with an informative Dirichlet prior, is high (Monroe, Colaresi
-and Quinn 2008, "Fightin' Words"). It is suspect when besides its shape is unnatural (`PersonX`, `foo_bar`, `<name>`) and
-it dominates the source's words of that shape: one of a thousand identifiers is code, one of three is junk. With one
-source the shape alone speaks.
+`scan` counts known junk, words, lines and clauses of each source in one pass; `rank` compares the sources. A word
+belongs to a source if its log-odds ratio against the other sources, with an informative Dirichlet prior, is high
+(Monroe, Colaresi and Quinn 2008, "Fightin' Words"). Such a word is suspect if its shape is unnatural (`PersonX`,
+`foo_bar`, `<name>`) and it dominates the source's words of that shape: one of a thousand identifiers is code, one of
+three is junk. With one source only the shape counts.
 """
 
 import collections
@@ -36,16 +36,16 @@ class Finding:
 
     Attributes:
       kind: a group of `audit_patterns`, or "token" (a word of unnatural shape), "word", "line", "clause".
-      text: what is repeated; digits stand as 0, but for those of words.
-      pattern: what removes it when given to the stage `junk`: the group's name or a regular expression.
-      source: where. The same junk in two sources makes two findings.
-      count, documents: how often, in how many documents; lower bounds where memory was short (see `scan`).
-      share_of_documents: of the source.
-      concentration: rate per byte here over that plus the rate in the other sources together: 1 = only here, .5 = as
-        elsewhere. 1 with one source.
-      score: 0 to 100, the harm: how surely it is junk times the root of its share of the source's documents (or bytes,
-        when that is larger).
-      examples: up to three (document id, the text around it).
+      text: what is repeated, with every digit as 0, except in words.
+      pattern: the group's name or a regular expression that makes the stage `junk` remove it.
+      source: the source that repeats it. The same junk in two sources makes two findings.
+      count, documents: how often it occurs, and in how many documents; too low if memory was short (see `scan`).
+      share_of_documents: `documents` as a share of the source's documents.
+      concentration: its rate per byte here, divided by that rate plus its rate in the other sources together. 1 = only
+        here, 0.5 = as often as elsewhere. 1 with one source.
+      score: the harm, 0 to 100: how surely it is junk, times the square root of its share of the source's documents (or
+        bytes, if that is larger).
+      examples: up to three (document id, text around it).
     """
 
     kind: str
@@ -60,7 +60,7 @@ class Finding:
     examples: tuple[tuple[str, str], ...]
 
     def to_row(self) -> dict[str, object]:
-        """A plain dict, for tables and JSON."""
+        """Returns the finding as a plain dict, for tables and JSON."""
         examples = [{"document": doc_id, "text": text} for doc_id, text in self.examples]
         return dataclasses.asdict(self) | {"examples": examples}
 
@@ -68,12 +68,17 @@ class Finding:
 def audit(
     documents_by_source: Mapping[str, Iterable[tuple[str, str]]], max_entries: int = MAX_ENTRIES
 ) -> list[Finding]:
-    """Finds junk in the (doc_id, text) pairs of each source, worst first. Deterministic; memory as `scan` says."""
+    """Returns the junk in the documents of each source, worst first. Deterministic.
+
+    Args:
+      documents_by_source: source -> its (doc_id, text) pairs.
+      max_entries: bounds memory, see `scan`.
+    """
     return rank([scan(name, documents, max_entries) for name, documents in documents_by_source.items()])
 
 
 def rank(sources: Sequence[Counts]) -> list[Finding]:
-    """All findings in the sources, worst first, at most 20 of a kind in each."""
+    """Returns all findings in the sources, worst first, and at most 20 of a kind for each source."""
     findings = []
     for counts in sources:
         others = [other for other in sources if other is not counts]
@@ -98,7 +103,7 @@ def _known_junk(counts: Counts, others: list[Counts]) -> Iterator[Finding]:
 
 
 def _words(counts: Counts, others: list[Counts]) -> Iterator[Finding]:
-    """Words of the source's own, weighed by how they dominate all its own words of their shape."""
+    """Yields the words that belong to the source, scored by how much they dominate its own words of their shape."""
     own: dict[str, dict[str, float]] = collections.defaultdict(dict)  # shape -> word -> concentration
     for word, entry in counts.words.entries.items():
         kind = shape(word)
@@ -127,7 +132,7 @@ _SHAPES |= {"acronym": 0.2, "plain": 0.2}
 
 
 def shape(word: str) -> str:
-    """What a word looks like: a key of `_SHAPES`; "plain" is how people write."""
+    """Returns what a word looks like, a key of `_SHAPES`; "plain" is how people write."""
     if word.islower() and word.isalpha():
         return "plain"
     if word[0] == "<" or (word[0] == "[" and (word.isupper() or "_" in word)):  # [It] is an editor's
@@ -146,7 +151,7 @@ def shape(word: str) -> str:
 
 
 def _log_odds_z(word: str, entry: Entry, counts: Counts, others: list[Counts]) -> float:
-    """z-score of the log-odds ratio of a word here against elsewhere (Monroe et al. 2008, equations 16 and 22)."""
+    """Returns the z-score of a word's log-odds ratio here against elsewhere (Monroe et al. 2008, equations 16 and 22)."""
     here, there = entry.count, _elsewhere([(o, o.words, word) for o in others])
     n_here, n_there = counts.total_words, sum(other.total_words for other in others)
     if not n_there:
@@ -158,7 +163,10 @@ def _log_odds_z(word: str, entry: Entry, counts: Counts, others: list[Counts]) -
 
 
 def _repeated(counts: Counts, others: list[Counts]) -> Iterator[Finding]:
-    """Lines, and clauses of the source's own, that come back in many documents; each text in its longest form only."""
+    """Yields lines, and clauses that belong to the source, that occur in many documents.
+
+    Each text in its longest form only.
+    """
     shown: list[tuple[str, int]] = []
     for kind, table, length, weight in (("line", "lines", _LONG_LINE, 0.6), ("clause", "clauses", _LONG_CLAUSE, 0.4)):
         for text, entry in sorted(getattr(counts, table).entries.items(), key=lambda item: (-len(item[0]), item[0])):
@@ -176,7 +184,7 @@ def _repeated(counts: Counts, others: list[Counts]) -> Iterator[Finding]:
 
 
 def _is_known(text: str) -> bool:
-    """Whether known junk stands in the text: it has a finding of its own."""
+    """True if the text holds known junk, which has a finding of its own."""
     return any(next(group.matches(text), None) for group in GROUPS.values())
 
 
@@ -185,7 +193,7 @@ def _escape(text: str) -> str:
 
 
 def _elsewhere(places: list[tuple[Counts, Table, str]]) -> int:
-    """Occurrences in other sources; what may have dropped out of memory there counts as there."""
+    """Counts occurrences in other sources. What memory may have dropped there counts as there."""
     return sum(table.entries[key].count if key in table.entries else table.lost for _, table, key in places)
 
 

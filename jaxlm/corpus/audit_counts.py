@@ -1,4 +1,4 @@
-"""What the audit counts, in one pass and bounded memory: known junk, words, repeated lines and clauses of a source."""
+"""Counts what the audit needs of a source in one pass and bounded memory: known junk, words, repeated lines and clauses."""
 
 import collections
 import dataclasses
@@ -32,7 +32,7 @@ class _Document:
 
 
 class Entry:
-    """How often a string occurs, in how many documents, its characters in all, and examples (document id, context)."""
+    """How often a string occurs, in how many documents, with how many characters, and examples as (document id, context)."""
 
     __slots__ = ("chars", "count", "documents", "example_at", "examples", "key", "last")
 
@@ -44,7 +44,7 @@ class Entry:
         self.examples: tuple[tuple[str, str], ...] = ()
 
     def add(self, n: int, document: _Document, literal: str = "") -> None:
-        """Counts what stands `n` times in the document, as `literal` or as the key itself."""
+        """Counts a string that occurs `n` times in the document, written as `literal` ("" = as the key)."""
         self.count += n
         if self.last != document.number:
             self.last = document.number
@@ -53,7 +53,7 @@ class Entry:
             self.keep_example(document, literal)
 
     def keep_example(self, document: _Document, literal: str = "") -> None:
-        """Keeps what is around the string in the document, but for a second example from one document."""
+        """Keeps the text around the string as an example, unless this document gave one already."""
         if self.examples and self.examples[-1][0] == document.doc_id:
             return
         start, size = document.text.find(literal or self.key), len(literal or self.key)
@@ -67,10 +67,10 @@ class Entry:
 
 
 class Table:
-    """Counts of strings in bounded memory, after the lossy counting of Manku and Motwani (2002).
+    """Counts strings in bounded memory, after the lossy counting of Manku and Motwani (2002).
 
-    Of more than `2 * limit` strings the `limit` most frequent stay; `lost` is the most by which a count may be too low.
-    Strings seen fewer than `min_count` times don't count in the end.
+    When there are more than `2 * limit` strings, the `limit` most frequent stay. `lost` is by how much a count may be
+    too low at most. In the end, strings seen fewer than `min_count` times are dropped.
     """
 
     def __init__(self, limit: int, min_count: int):
@@ -79,14 +79,14 @@ class Table:
         self._once: set[str] = set()  # most lines never come back: an entry is for those that do
 
     def entry(self, key: str) -> Entry:
-        """The entry of a string, a new one if need be."""
+        """Returns the entry of a string; makes a new one if there is none."""
         entry = self.entries.get(key)
         if entry is None:
             entry = self.entries[key] = Entry(key, min(self.min_count, _EXAMPLE_AT))
         return entry
 
     def add(self, key: str, n: int, document: _Document) -> None:
-        """Counts a string that stands `n` times in a document; called once for each of its documents."""
+        """Counts a string that occurs `n` times in a document. Call it once for each document."""
         if key not in self.entries:
             if n == 1 and key not in self._once:
                 self._once.add(key)
@@ -101,7 +101,10 @@ class Table:
         return len(self.entries) + len(self._once)
 
     def prune(self) -> None:
-        """Keeps the most frequent, at most `limit`; of ties at the limit all go, so that their order does not matter."""
+        """Keeps the `limit` most frequent strings.
+
+        Of strings that tie at the limit none stays, so that their order does not matter.
+        """
         cut = 0
         if len(self) > self.limit:
             cut = 1
@@ -112,7 +115,7 @@ class Table:
         self.lost += cut
 
     def finish(self) -> None:
-        """Leaves out what is too rare."""
+        """Drops what is too rare."""
         self.prune()
         self._once.clear()
         self.entries = {key: entry for key, entry in self.entries.items() if entry.count >= self.min_count}
@@ -122,7 +125,10 @@ class Table:
 
 @dataclasses.dataclass
 class Counts:
-    """What `scan` found in a source: `junk` by "GROUP:label", the others by the string itself (digits of lines as 0)."""
+    """What `scan` counted in a source.
+
+    `junk` is keyed by "GROUP:label", the other tables by the string (digits of lines as 0).
+    """
 
     source: str
     junk: Table
@@ -141,10 +147,10 @@ class Counts:
 def scan(source: str, documents: Iterable[tuple[str, str]], max_entries: int = MAX_ENTRIES) -> Counts:
     """Counts a source's (doc_id, text) pairs in one pass.
 
-    Memory does not grow with the corpus: at most `2 * max_entries` strings of each of four kinds while reading, and one
-    document; afterwards at most `max_entries` that occur five times or more. Where a source has more different strings
-    than that, the rare ones drop out, and counts may be too low by `Table.lost`. By default that is some 150 MB where
-    nothing ever repeats, and a few megabytes for each source that is done.
+    Memory does not grow with the corpus. While reading, it holds one document and at most `2 * max_entries` strings of
+    each of four kinds; afterwards at most `max_entries` that occur five times or more. If a source has more different
+    strings, the rare ones drop out, and counts may be too low by `Table.lost`. The default takes some 150 MB if nothing
+    ever repeats, and a few megabytes for each source that is done.
     """
     counts = Counts(source, *(Table(max_entries, n) for n in (1, _MIN_COUNT, _MIN_COUNT, _MIN_COUNT)))
     splits: dict[str, tuple[Entry, ...]] = {}
@@ -175,7 +181,7 @@ def scan(source: str, documents: Iterable[tuple[str, str]], max_entries: int = M
 def _count_words(
     words: Table, runs: collections.Counter[str], splits: dict[str, tuple[Entry, ...]], document: _Document
 ) -> int:
-    """Counts the words in a document's runs of characters without spaces; returns how many there are.
+    """Counts the words in a document's runs of characters without spaces; returns how many words there are.
 
     `splits` remembers which words a run holds.
     """
@@ -196,7 +202,10 @@ def _count_words(
 
 
 def _split(run: str) -> list[str]:
-    """`(PersonX's` -> PersonX; `a<br>b` -> a, <br>, b; a run of marks alone (`@-@`, `====`) is a word of at most four."""
+    """Splits `(PersonX's` into PersonX, `a<br>b` into a, <br>, b.
+
+    Marks alone (`@-@`, `====`) are a word of at most four.
+    """
     words = [part[:-2] if part.endswith(_POSSESSIVES) else part for part in _PARTS.findall(run)]
     if not words and len(run) > 1:
         words = [run[:4]]
@@ -204,7 +213,7 @@ def _split(run: str) -> list[str]:
 
 
 def _count_lines(lines: Table, clauses: Table, document: _Document) -> None:
-    """Counts a document's lines, and what stands between marks in longer ones, digits as 0."""
+    """Counts a document's lines, and the clauses between marks in longer lines, with digits as 0."""
     text = _DIGITS.sub("0", document.text)
     whole = collections.Counter(map(str.strip, text.split("\n")))
     for line, n in whole.items():

@@ -1,9 +1,8 @@
-"""Junk that is known by its looks, as named groups of patterns: the audit counts them, the stage `junk` removes them.
+"""Junk that is known by its looks, as named groups of patterns. The audit counts it, the stage `junk` removes it.
 
-Where they come from: ATOMIC's PersonX (Sap et al. 2019); Universal Dependencies' tags; the Penn Treebank's brackets;
+Sources of the patterns: ATOMIC's PersonX (Sap et al. 2019); Universal Dependencies' tags; the Penn Treebank's brackets;
 CoNLL-2003's entity tags; BERT's, T5's and fastai's special tokens; SentencePiece's, GPT-2's, BERT's and BPE's marks of
-word pieces; ChatML's, Llama's, Gemma's and DeepSeek's chat tokens; WikiText's `<unk>` and `@-@`;
-GSM8K's calculator marks.
+word pieces; ChatML's, Llama's, Gemma's and DeepSeek's chat tokens; WikiText's `<unk>` and `@-@`; GSM8K's calculator marks.
 """
 
 import dataclasses
@@ -19,13 +18,13 @@ class Group:
     """Patterns of one kind of junk.
 
     Attributes:
-      pattern: a named group that matched is the label ("stack_frame"), else the matched text is ("PersonX"). What the
-        group `keep` matched stays when the match alone is removed.
-      needles: a text without any of these has no match (a fast check); () = always look.
-      severity: 0 to 1, how sure one may be that this is junk wherever it stands.
-      mentions: one match in quotes or backticks is legitimate.
-      label: of all matches, when each differs (base64).
-      min_run: a text without so many characters in a row that are no space has no match.
+      pattern: a match is labelled by its named group ("stack_frame"), without one by its text ("PersonX"). When only
+        the match is removed, what its group `keep` matched stays.
+      needles: a text that holds none of these has no match (a fast check); () = always search.
+      severity: how surely this is junk wherever it stands, 0 to 1.
+      mentions: a match in quotes or backticks is allowed: the text talks about it.
+      label: one label for all matches, if each match differs (base64).
+      min_run: a text without that many characters in a row that are no space has no match.
     """
 
     pattern: re.Pattern[str]
@@ -36,7 +35,7 @@ class Group:
     min_run: int = 0
 
     def matches(self, text: str) -> Iterator[re.Match[str]]:
-        """All matches in a text, in order."""
+        """Yields all matches in a text, in order."""
         if self.needles and not any(needle in text for needle in self.needles):
             return
         for match in self.pattern.finditer(text):
@@ -46,7 +45,7 @@ class Group:
             yield match
 
     def label_of(self, match: re.Match[str]) -> str:
-        """What to call a match in a table: few for many matches."""
+        """Returns the name of a match in a table; many matches share few names."""
         if self.label or match.lastgroup not in (None, "keep"):
             return self.label or match.lastgroup.replace("_", " ")
         return re.sub(r"\d+", "0", " ".join(match[0].split()))[:80]

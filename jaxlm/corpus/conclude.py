@@ -1,4 +1,4 @@
-"""The end of a preparation: the books are checked, the results moved into place, the manifest written last."""
+"""Ends a preparation: checks the books, moves the results into place, writes the manifest last."""
 
 import collections
 import hashlib
@@ -42,7 +42,17 @@ def _tallies(folder: pathlib.Path, plan: Plan, phases: Sequence[str]) -> dict[st
 
 
 def conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict[str, typing.Any]) -> None:
-    """Checks the books, moves the results into place, writes the manifest last, removes the work."""
+    """Checks the books, moves the results from `folder` to `root`, writes the manifest last, and removes the work.
+
+    Args:
+      root: the data directory.
+      folder: what the tasks wrote.
+      plan: of the tasks.
+      recipe: what decides the result; goes into the manifest.
+
+    Raises:
+      RunError: a document is unaccounted for.
+    """
     tallies = _tallies(folder, plan, ("clean", "finish"))
     written: dict[str, list[dict]] = {name: [] for name in plan.sources}
     for task, (name, _) in enumerate(plan.units):
@@ -51,9 +61,14 @@ def conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict[
             path = root / path.relative_to(folder)
         with path.open("rb") as content:
             sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-        where = str(plan.document_file(pathlib.Path(), task))
+        name_in_root = str(plan.document_file(pathlib.Path(), task))
         written[name].append(
-            {"file": where, "size": path.stat().st_size, "sha256": sha256, "documents": pq.read_metadata(path).num_rows}
+            {
+                "file": name_in_root,
+                "size": path.stat().st_size,
+                "sha256": sha256,
+                "documents": pq.read_metadata(path).num_rows,
+            }
         )
     for name, tally in tallies.items():
         tally.check(name)
@@ -84,7 +99,7 @@ def conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict[
 
 
 def _merge_removed(root: pathlib.Path, folder: pathlib.Path) -> None:
-    """removed/STAGE.jsonl.gz: what the tasks wrote, one gzip member after the other, in their order."""
+    """Writes removed/STAGE.jsonl.gz: what the tasks wrote, one gzip member after another, in the order of tasks."""
     place = root / "removed"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -96,7 +111,7 @@ def _merge_removed(root: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def _write_examples(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> None:
-    """examples.jsonl: up to `prepare.examples` records of each source, stage and reason."""
+    """Writes examples.jsonl: up to `prepare.examples` records for each source, stage and reason."""
     counts: collections.Counter[tuple] = collections.Counter()
     with (root / EXAMPLES).open("wb") as out:
         for part in sorted((folder / "examples").iterdir()):
@@ -109,7 +124,7 @@ def _write_examples(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> Non
 
 
 def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> None:
-    """clusters.json: how large the groups of duplicates were, and the largest with some of their members."""
+    """Writes clusters.json: the sizes of groups of duplicates, and the largest groups with some of their members."""
     with connect(folder, plan.memory_gb, plan.threads) as connection:
         connection.execute(f"""
             CREATE TEMP TABLE gone AS SELECT * FROM (
@@ -134,6 +149,9 @@ def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> Non
 
 
 def examples(root: pathlib.Path) -> list[dict[str, str]]:
-    """Some removed documents of each source, stage and reason, and some changed ones (their reason is "")."""
+    """Returns some removed documents of each source, stage and reason, and some changed ones (with the reason "").
+
+    Each has the keys source, stage, reason, detail, id and excerpt.
+    """
     path = root / EXAMPLES
     return list(map(json.loads, path.read_bytes().splitlines())) if path.is_file() else []

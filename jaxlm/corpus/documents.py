@@ -1,4 +1,4 @@
-"""Prepared documents on disk: parquet files with the columns `id`, `text` and `meta` (JSON), in groups of bounded size."""
+"""Prepared documents on disk: parquet files with columns `id`, `text` and `meta` (JSON), in groups of bounded size."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ GROUP_BYTES = 8 << 20
 
 
 class DocumentWriter:
-    """Writes documents to `path`, which appears when `close` is called."""
+    """Writes documents to a file, which appears at `path` when `close` is called."""
 
     def __init__(self, path: pathlib.Path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,7 @@ class DocumentWriter:
         self._bytes = 0
 
     def add(self, document: Document) -> None:
-        """Appends a document; metadata of other than strings and numbers is left out."""
+        """Appends a document. Drops metadata that is not a string or a number."""
         meta = {k: v for k, v in sorted(document.metadata.items()) if isinstance(v, str | int | float)}
         self._rows.append((document.id, document.text, json.dumps(meta, ensure_ascii=False)))
         self._bytes += len(document.text)
@@ -48,7 +48,7 @@ class DocumentWriter:
 
 
 def read_documents(path: pathlib.Path) -> Iterator[Document]:
-    """The documents of one file, a group at a time. Raises RunError for a damaged one."""
+    """Yields the documents of one file; holds one group at a time. Raises RunError if the file is damaged."""
     for rows in _groups(path):
         for doc_id, text, meta in rows:
             yield Document(text, doc_id, metadata=meta)
@@ -68,7 +68,7 @@ def _groups(path: pathlib.Path) -> Iterator[list[tuple[str, str, dict]]]:
 
 
 def verify(path: pathlib.Path, sha256: str) -> None:
-    """Raises RunError for a file of other content than was written."""
+    """Raises RunError if the file's sha256 is another."""
     with path.open("rb") as content:
         if hashlib.file_digest(content, "sha256").hexdigest() != sha256:
             raise _damaged(path, "its sha256 differs")
@@ -79,12 +79,12 @@ def _damaged(path: pathlib.Path, why: str) -> RunError:
 
 
 def read_texts(paths: Iterable[pathlib.Path]) -> Iterator[tuple[str, str]]:
-    """(id, text) of the documents of several files."""
+    """Yields (id, text) of the documents of several files."""
     return ((document.id, document.text) for path in paths for document in read_documents(path))
 
 
 def within(texts: Iterable[tuple[str, str]], max_bytes: int) -> Iterator[tuple[str, str]]:
-    """The first of these (id, text) that fit in `max_bytes` of UTF-8 together, at least one; 0 = all."""
+    """Yields the first (id, text) pairs that together fit in `max_bytes` of UTF-8, at least one; 0 = all."""
     n_bytes = 0
     for doc_id, text in texts:
         before, n_bytes = n_bytes, n_bytes + len(text.encode())
@@ -94,6 +94,6 @@ def within(texts: Iterable[tuple[str, str]], max_bytes: int) -> Iterator[tuple[s
 
 
 def find(data_dir: pathlib.Path) -> dict[str, list[pathlib.Path]]:
-    """Source -> its files, of a data directory that `jaxlm prepare` made; empty when it did not."""
+    """Returns source -> its files in a data directory that `jaxlm prepare` made; {} if it made none there."""
     folders = sorted(path for path in (data_dir / "documents").glob("*") if path.is_dir())
     return {folder.name: sorted(folder.glob("*.parquet")) for folder in folders}

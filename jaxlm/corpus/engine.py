@@ -1,7 +1,7 @@
-"""Runs the tasks of a phase on this machine, on a Ray cluster or under Slurm, by datatrove's executors.
+"""Runs the tasks of a phase with datatrove's executors: on this machine, on a Ray cluster or under Slurm.
 
-A phase is a function of (folder, task); tasks share nothing but the folder, which every machine must see. A finished task
-is marked in `folder/tasks/PHASE/completions`, so that after a crash the same command does the rest.
+A phase is a function of (folder, task). Tasks share only the folder, which every machine must see. A finished task leaves a
+mark in `folder/tasks/PHASE/completions`, so that after a crash the same command does the rest.
 """
 
 import concurrent.futures
@@ -33,9 +33,9 @@ class Engine:
 
     Attributes:
       name: local, ray or slurm.
-      workers: tasks at a time; 0 = one per core here, no limit on Slurm.
-      memory_gb: that a task may take (asked for on Ray and Slurm).
-      options: extra `sbatch` options by name ("partition", "time", ...), or `ray.init` arguments ("address").
+      workers: how many tasks run at a time; 0 = one a core on this machine, no limit on Slurm.
+      memory_gb: how much memory a task may take; Ray and Slurm are asked for it.
+      options: extra options of `sbatch` by name ("partition", "time", ...), or arguments of `ray.init` ("address").
     """
 
     name: str
@@ -45,7 +45,10 @@ class Engine:
 
 
 class Task(PipelineStep):
-    """A datatrove step that calls `module.function(folder, task)`, and leaves a note beside where it fails."""
+    """A datatrove step that calls `module.function(folder, task)`.
+
+    If that fails, it leaves a note in the phase's folder.
+    """
 
     type, name = "jaxlm", "task"
 
@@ -81,11 +84,18 @@ def run(
     tasks: int,
     log: typing.Callable[[str], None] = print,
 ) -> None:
-    """Runs `function` ("package.module.name") for tasks 0 .. tasks-1, those that are done already left out.
+    """Runs `function` for the tasks 0 .. tasks-1, except for those that are done.
 
-    `log` hears twice a minute how many tasks are done, wherever they run.
+    Args:
+      engine: where.
+      folder: first argument of the function; every machine must see it.
+      phase: the name of the phase.
+      function: "package.module.name".
+      tasks: how many there are.
+      log: called twice a minute with how many tasks are done, wherever they run.
 
-    Raises RunError that names the tasks that failed, with the first one's own words.
+    Raises:
+      RunError: names the tasks that failed, with the first one's message.
     """
     place = folder / "tasks" / phase
     place.mkdir(parents=True, exist_ok=True)
@@ -135,7 +145,7 @@ def _done(place: pathlib.Path) -> int:
 
 
 class _LocalExecutor(PipelineExecutor):
-    """datatrove's local executor over a pool that notices when a worker is killed (multiprocess.Pool waits for ever)."""
+    """datatrove's local executor, on a pool that notices when a worker is killed (multiprocess.Pool waits for ever)."""
 
     def __init__(self, engine: Engine, pipeline: list, tasks: int, logging_dir: str):
         super().__init__(pipeline, logging_dir)
@@ -169,7 +179,7 @@ _pools: dict[int, concurrent.futures.ProcessPoolExecutor] = {}
 
 
 def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
-    """The worker processes, kept from phase to phase: each takes a second to start."""
+    """Returns the worker processes. They are kept from phase to phase, because each takes a second to start."""
     if workers not in _pools:
         context = multiprocessing.get_context("spawn")  # the parent may have threads: JAX's, Arrow's
         _pools[workers] = concurrent.futures.ProcessPoolExecutor(
@@ -180,7 +190,7 @@ def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
 
 @contextlib.contextmanager
 def worker_processes(count: int) -> typing.Iterator[concurrent.futures.Executor]:
-    """Processes for work that is no task of a phase; they end with the block, also by ctrl-C."""
+    """Yields processes for work that is no task of a phase. They end with the block, by ctrl-C too."""
     try:
         yield _pool(count)
     finally:
@@ -188,7 +198,7 @@ def worker_processes(count: int) -> typing.Iterator[concurrent.futures.Executor]
 
 
 def close() -> None:
-    """Ends the local worker processes, whatever they do: what they had not finished is done again."""
+    """Ends the local worker processes at once. A task that was running is done again later."""
     while _pools:
         pool = _pools.popitem()[1]
         processes = list((pool._processes or {}).values())
@@ -198,7 +208,10 @@ def close() -> None:
 
 
 def _begin(parent: int) -> None:
-    """In each worker: datatrove is quiet, ctrl-C is the parent's to handle, and no worker outlives its parent."""
+    """Runs in each worker first.
+
+    Silences datatrove, leaves ctrl-C to the parent, and ends the worker if its parent dies.
+    """
     sys.stderr = open(os.devnull, "w")  # its task logger would print there what the task's log has
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):  # Linux only

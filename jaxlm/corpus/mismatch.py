@@ -1,11 +1,12 @@
-"""Mismatch report: how far the sources are from one another, and from a sample of what one wants the model to write like.
+"""Mismatch report: how far the sources are from one another, and from a sample of what the model should write like.
 
-Per source: length, readability, format. Per pair: Jensen-Shannon divergence of words and of pairs of words, beside what
-two halves of one source show by chance (the noise floor), and how well a classifier tells passages of the two apart
-(area under the ROC curve, .5 by chance), with the words that tell. Then the mixture of sources nearest to the target
-(least KL divergence of words, by EM; the unigram mixture of Jelinek and Mercer 1980), and advice in words.
+For each source: length, readability, format. For each pair: the Jensen-Shannon divergence of words and of pairs of
+words; the same between two halves of one source, which is what chance gives (the floor); how well a classifier tells
+passages of the two apart (area under the ROC curve, 0.5 by chance), with the words that tell. Then the mixture of
+sources nearest to the target (least KL divergence of words, by EM; the unigram mixture of Jelinek and Mercer 1980), and
+advice in words.
 
-All of it is about samples of a few megabytes, and words say nothing of truth or worth: advice is what to try in a pilot.
+All of it is measured on samples of a few megabytes, and words tell nothing of truth or worth: try the advice in a pilot.
 """
 
 import dataclasses
@@ -43,11 +44,14 @@ def compare(
     """Compares sources with one another and with a target, on samples. Deterministic; the order of texts does not matter.
 
     Args:
-      sources: name -> texts of documents; at most `read_mb` of each are read, and passages of `sample_mb` kept.
+      sources: name -> texts of documents.
       target: texts like those that the model should write.
-      weights: of the sources in the mixture as it is; default: all alike.
+      weights: source -> its weight in the mixture in use; default: all equal.
+      sample_mb: keeps passages of this size from each source.
+      read_mb: reads at most this much of each source.
 
-    Raises ConfigError for a source or target without text, and a source named "target".
+    Raises:
+      ConfigError: a source or the target has no text, or a source is named "target".
     """
     if target is not None and TARGET in sources:
         raise ConfigError('no source may be named "target" in a mismatch report: rename it')
@@ -71,7 +75,7 @@ def compare(
 
 
 class _Profile:
-    """A sample in numbers: words of each passage, and of two halves that share no document."""
+    """A sample as numbers: the words of each passage, and of two halves that share no document."""
 
     def __init__(self, sample: textstats.Sample, vocabulary: textstats.Vocabulary):
         self.sample = sample
@@ -89,7 +93,7 @@ class _Profile:
         return tuple(np.concatenate([of[i] for i in chosen] + empty) for of in (self.passages, self.bigrams))
 
     def describe(self) -> dict[str, typing.Any]:
-        """The report's entry."""
+        """Returns the source's entry in the report."""
         return {
             "documents": len(self.sample.lengths),
             "bytes": self.sample.n_bytes,
@@ -101,7 +105,7 @@ class _Profile:
 
 
 def _divergence(a: _Profile, b: _Profile, kind: int) -> tuple[float, float]:
-    """(JS of a and b, mean JS of the halves of each), all from samples of one size; kind 0: words, 1: bigrams."""
+    """Returns (JS of a and b, mean JS between the halves of each), on samples of one size. kind 0: words, 1: bigrams."""
     size = min(len(half[kind]) for half in a.halves + b.halves)
 
     def js(x: tuple[np.ndarray, ...], y: tuple[np.ndarray, ...]) -> float:
@@ -114,7 +118,7 @@ def _divergence(a: _Profile, b: _Profile, kind: int) -> tuple[float, float]:
 
 @dataclasses.dataclass(frozen=True)
 class _Features:
-    """TF-IDF of passages (CSR float[passages, F]) by source, and each column's word or bigram as in `textstats`."""
+    """TF-IDF of passages (CSR float[passages, F]) by source, and each column's word or bigram as `textstats` numbers them."""
 
     rows: dict[str, scipy.sparse.csr_matrix]
     columns: np.ndarray
@@ -122,7 +126,7 @@ class _Features:
 
 
 def _features(profiles: Mapping[str, _Profile]) -> _Features:
-    """The most frequent words and bigrams of all passages, two thirds words."""
+    """Takes the most frequent words and bigrams of all passages; two thirds are words."""
     keys, passages_of = [], {name: len(p.passages) for name, p in profiles.items()}
     for kind, limit in ((0, _FEATURES * 2 // 3), (1, _FEATURES // 3)):
         everything = [ids for p in profiles.values() for ids in (p.passages, p.bigrams)[kind]]
@@ -174,7 +178,7 @@ def _classifier() -> LogisticRegression:
 
 
 def _auc(x: scipy.sparse.csr_matrix, y: np.ndarray, groups: np.ndarray) -> float | None:
-    """Mean over folds that share no document; None when a side has fewer documents than folds."""
+    """Returns the mean over folds that share no document; None if a side has fewer documents than folds."""
     if min(len(np.unique(groups[y == side])) for side in (0, 1)) < _FOLDS:
         return None
     fold = np.empty(len(y), np.int64)
@@ -188,7 +192,7 @@ def _auc(x: scipy.sparse.csr_matrix, y: np.ndarray, groups: np.ndarray) -> float
 
 
 def _mixture(profiles: Mapping[str, _Profile], now: Mapping[str, float], size: int) -> Mixture:
-    """The mixture nearest to the target, over the words most frequent in all; each source alike long, and smoothed."""
+    """Finds the mixture nearest to the target, over the most frequent words. All sources count alike, and are smoothed."""
     words = {name: profile.words for name, profile in profiles.items()}
     counts = {name: np.bincount(ids, minlength=size) / len(ids) for name, ids in words.items()}
     best = np.argsort(-sum(counts.values()), kind="stable")[:_MIXTURE_WORDS]

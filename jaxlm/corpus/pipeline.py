@@ -1,7 +1,7 @@
-"""The two tasks that touch text: `clean` reads a unit of a source and applies its stages, `finish` drops duplicates.
+"""The two tasks that touch text: `clean` reads a unit and applies its source's stages, `finish` removes duplicates.
 
-Each is a function of (folder, task) for `jaxlm.corpus.engine`. What it writes under `folder` depends on the plan and the
-task alone; a task that is killed is done again from its beginning.
+Each is a function of (folder, task), for `jaxlm.corpus.engine`. What it writes in `folder` depends on the plan and the task
+alone. A task that was killed is done again from its beginning.
 """
 
 import collections
@@ -35,7 +35,10 @@ _MARGIN = 2000  # characters beyond an excerpt that are looked at, so that perso
 
 @dataclasses.dataclass(frozen=True)
 class SourcePlan:
-    """A source: how to read it, its document stages in order, and which of the global ones it takes part in."""
+    """How to read and clean a source.
+
+    Its document stages in order, the global stages that it takes part in, and its priority.
+    """
 
     spec: SourceSpec
     stages: tuple[registry.StageSpec, ...]
@@ -45,7 +48,16 @@ class SourcePlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All that a task must know; one task a unit."""
+    """All that a task must know.
+
+    Attributes:
+      sources: name -> how to read and clean it.
+      units: (source, unit) of each task.
+      global_settings: settings of each stage in `GLOBAL_STAGES`.
+      memory_gb, threads: for the joins of deduplication.
+      examples: removed documents to show for each source, stage and reason.
+      excerpt_chars: how much of a removed document is kept.
+    """
 
     sources: dict[str, SourcePlan]
     units: tuple[tuple[str, Unit], ...]
@@ -56,36 +68,42 @@ class Plan:
     excerpt_chars: int
 
     def save(self, folder: pathlib.Path) -> None:
-        """Writes it where the tasks look for it."""
+        """Writes the plan to the folder that the tasks get."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "plan.pickle").write_bytes(pickle.dumps(self))
 
     @classmethod
     def load(cls, folder: pathlib.Path) -> "Plan":
-        """The plan of a folder that `save` wrote."""
+        """Reads the plan that `save` wrote."""
         return pickle.loads((folder / "plan.pickle").read_bytes())
 
     def document_file(self, folder: pathlib.Path, task: int) -> pathlib.Path:
-        """Where task `task` leaves its finished documents: documents/SOURCE/NNNNN.parquet, counted within the source."""
+        """Returns where a task writes its finished documents.
+
+        Documents/SOURCE/NNNNN.parquet, numbered within the source.
+        """
         name = self.units[task][0]
         return folder / "documents" / name / f"{task - self._first[name]:05d}.parquet"
 
     def name_of(self, doc: int, doc_id: str) -> str:
-        """A document as people look for it: ids are unique within a source only."""
+        """Returns a document's id with its source's name, because ids are unique within a source only."""
         return f"{doc_id} ({self.units[doc >> ROW_BITS][0]})"
 
     @functools.cached_property
     def _first(self) -> dict[str, int]:
-        """The first task of each source."""
+        """Returns the first task of each source."""
         return {name: task for task, (name, _) in reversed(list(enumerate(self.units)))}
 
 
 class Books:
-    """Tally and record of what a task removed and changed: `tally/PHASE-TASK.pickle`, `removed/STAGE/PHASE-TASK.jsonl.gz`
-    and the first of them, for the report, in `examples/PHASE-TASK.jsonl`."""
+    """Counts and records what a task removes and changes.
+
+    Writes `tally/PHASE-TASK.pickle`, `removed/STAGE/PHASE-TASK.jsonl.gz`, and the first records of each kind, for the
+    report, to `examples/PHASE-TASK.jsonl`.
+    """
 
     def __init__(self, folder: pathlib.Path, phase: str, task: int, source: str, plan: Plan, pii: Stage | None = None):
-        """`pii` hides from the record what it would hide from the documents."""
+        """`pii` is the stage that hides personal data in the records, None for no hiding."""
         self._pii = pii
         for name in ("tally", "examples"):
             (folder / name).mkdir(exist_ok=True)
@@ -99,12 +117,12 @@ class Books:
         self._changes: collections.Counter[str] = collections.Counter()
 
     def removed(self, stage: str, document: Document, why: Remove) -> None:
-        """Notes a document that goes."""
+        """Records a document that is removed."""
         excerpt = self._hidden(document.text[: self._excerpt + _MARGIN])[: self._excerpt]
         self._write(stage, why.reason, self._hidden(why.detail), document.id, excerpt)
 
     def changed(self, stage: str, document: Document, before: str) -> None:
-        """Notes a changed document, while there are few."""
+        """Records a changed document, if there are few records of changes yet."""
         if self._changes[stage] < _CHANGES:
             self._changes[stage] += 1
             after = document.text
@@ -147,7 +165,7 @@ class Books:
         return document.text
 
     def close(self) -> None:
-        """Writes the tally."""
+        """Writes the tally and closes the files."""
         self._files.close()
         examples = "".join(self._examples).encode("utf-8", "replace")
         (self._folder / "examples" / f"{self._name}.jsonl").write_bytes(examples)
@@ -155,12 +173,12 @@ class Books:
 
 
 def size(text: str) -> int:
-    """Bytes of a text in UTF-8."""
+    """Returns the bytes of a text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
 def clean(folder: pathlib.Path, task: int) -> None:
-    """Reads unit `task`, applies its source's stages, writes the documents and their signatures."""
+    """Reads unit `task`, applies its source's stages, and writes the documents and their signatures."""
     plan = Plan.load(folder)
     name, unit = plan.units[task]
     source = plan.sources[name]
@@ -193,7 +211,7 @@ def clean(folder: pathlib.Path, task: int) -> None:
 
 
 def _apply(document: Document, chain: list[Stage], books: Books) -> bool:
-    """Passes a document through the stages; whether it is still there."""
+    """Passes a document through the stages. Returns False if one removed it."""
     began, bytes_in = time.perf_counter(), size(document.text)
     for stage, counts in zip(chain, books.tally.stages, strict=True):
         before = document.text
@@ -237,7 +255,7 @@ def _warn(line: str) -> None:
 
 
 def finish(folder: pathlib.Path, task: int) -> None:
-    """Drops the duplicates and the repeated lines that the joins found among the documents of a task."""
+    """Removes the duplicates and the repeated lines that the joins found among a task's documents."""
     plan = Plan.load(folder)
     name, _ = plan.units[task]
     source = plan.sources[name]
@@ -310,7 +328,7 @@ def _finish_one(
 
 
 def _of_task(path: pathlib.Path, task: int, *columns: str) -> Iterator[tuple]:
-    """(row, value of each column) of the documents of one task in a table sorted by document."""
+    """Yields (row, value of each column) for one task's documents, from a table sorted by document."""
     first = task << ROW_BITS
     table = pq.read_table(
         path, columns=["doc", *columns], filters=[("doc", ">=", first), ("doc", "<", first + (1 << ROW_BITS))]

@@ -1,4 +1,4 @@
-"""From the sources of a config to prepared documents: the plan, the phases, the books, `prepared.json`.
+"""Makes prepared documents from the sources of a config: makes the plan, runs the phases, writes `prepared.json`.
 
 DATA/documents/SOURCE/NNNNN.parquet   id, text, meta
 DATA/removed/STAGE.jsonl.gz           what each stage removed (and examples of what it changed), why, an excerpt
@@ -45,7 +45,10 @@ _LEAST_GB = 0.25  # for a task that joins
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A finished preparation: the content of prepared.json and its sha256, equal for equal results."""
+    """A finished preparation.
+
+    Its folder, the content of prepared.json, and that file's sha256, which is equal for equal results.
+    """
 
     path: pathlib.Path
     manifest: dict[str, typing.Any]
@@ -149,7 +152,7 @@ def _run(
 
 
 def source_plans(settings: PrepareConfig, data: DataConfig) -> dict[str, SourcePlan]:
-    """Returns how to read and clean each source. Reads nothing but the files that stages name. Raises ConfigError."""
+    """Returns source -> how to read and clean it. Reads only the files that stages name. Raises ConfigError."""
     if not settings.sources:
         raise ConfigError("nothing to prepare: config.prepare.sources is empty; see configs/data for examples")
     for name in registry.GLOBAL_STAGES:
@@ -172,29 +175,29 @@ def source_plans(settings: PrepareConfig, data: DataConfig) -> dict[str, SourceP
 
 
 def _stages(
-    lines: tuple[str, ...], defaults: dict[str, dict], where: str
+    lines: tuple[str, ...], defaults: dict[str, dict], config_key: str
 ) -> tuple[tuple[registry.StageSpec, ...], tuple[str, ...]]:
-    """Document stages with their settings, and the names of the global ones. Raises ConfigError."""
-    specs = [registry.parse(line, defaults, where) for line in lines]
+    """Returns the document stages with their settings, and the names of the global stages. Raises ConfigError."""
+    specs = [registry.parse(line, defaults, config_key) for line in lines]
     names = [spec.name for spec in specs]
     for spec in specs:
         if names.count(spec.name) > 1:
-            raise ConfigError(f"{where}: {spec.name} is there twice")
+            raise ConfigError(f"{config_key}: {spec.name} is there twice")
         if spec.name in registry.DOCUMENT_STAGES:
             registry.typed_settings(spec)
         elif spec.settings != defaults[spec.name]:
             raise ConfigError(
-                f"{where}: {spec.name} looks at all sources together; set config.prepare.stages.{spec.name}.KEY"
+                f"{config_key}: {spec.name} looks at all sources together; set config.prepare.stages.{spec.name}.KEY"
             )
     together = tuple(name for name in registry.GLOBAL_STAGES if name in names)
     if tuple(names[len(names) - len(together) :]) != together:
-        raise ConfigError(f"{where}: {', '.join(registry.GLOBAL_STAGES)} come last, in this order; got {names}")
+        raise ConfigError(f"{config_key}: {', '.join(registry.GLOBAL_STAGES)} come last, in this order; got {names}")
     of_documents = (spec for spec in specs if spec.name in registry.DOCUMENT_STAGES)
     return tuple(dataclasses.replace(spec, inputs=registry.digest(spec)) for spec in of_documents), together
 
 
 def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Callable[[str], None] = print) -> Plan:
-    """Returns the sources' stages and units of work. Arguments and errors as of `prepare`."""
+    """Returns the plan: stages and units of work of each source. Lists files. Arguments and errors as of `prepare`."""
     planned, task_bytes = source_plans(settings, data), int(settings.task_mb * 1e6)
     units = []
     for name, source in planned.items():
@@ -221,12 +224,12 @@ def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Calla
 def make_recipe(
     settings: PrepareConfig, planned: Mapping[str, SourcePlan], units: Sequence[tuple[str, Unit]]
 ) -> dict[str, typing.Any]:
-    """Returns what decides the result: settings, files by name and size, our own code, versions of the libraries that clean.
+    """Returns what decides the result: settings, files by name and size, our own code, versions of cleaning libraries.
 
     Args:
       settings: `config.prepare`.
-      planned: of `source_plans`.
-      units: (source, unit) of all tasks in order.
+      planned: what `source_plans` returned.
+      units: (source, unit) of all tasks in order; () leaves the files out.
     """
     used = {spec.name for source in planned.values() for spec in source.stages}
     recipe: dict[str, typing.Any] = {"version": FORMAT, "task_mb": settings.task_mb}
@@ -254,7 +257,7 @@ def _version(package: str) -> str | None:
 
 
 def _own_code() -> str:
-    """A digest of this package's sources: tasks of two versions of it must not be mixed."""
+    """Returns a digest of this package's source code, because tasks of two versions must not be mixed."""
     here, hasher = pathlib.Path(__file__).parent, hashlib.sha256()
     for path in sorted(here.rglob("*.py")):
         hasher.update(f"{path.relative_to(here)}\0".encode() + path.read_bytes())
@@ -262,13 +265,13 @@ def _own_code() -> str:
 
 
 def _signature(units: Sequence[Unit]) -> str:
-    """What the tasks read, by name and size; an edit that keeps a file's size goes unseen."""
+    """Returns a digest of what the tasks read, by names and sizes. An edit that keeps a file's size is not noticed."""
     parts = [(u, part.name, part.start, part.stop, part.size) for u, unit in enumerate(units) for part in unit.parts]
     return f"sha256 {hashlib.sha256(repr(parts).encode()).hexdigest()[:16]} of {len(parts)} parts in {len(units)} units"
 
 
 def open_prepared(root: pathlib.Path) -> Prepared:
-    """The result in a data directory. Raises ConfigError when there is none or it is damaged."""
+    """Returns the result in a data directory. Raises ConfigError if there is none or it is damaged."""
     try:
         content = (root / MANIFEST).read_bytes()
         manifest = json.loads(content)
@@ -301,7 +304,7 @@ def _options(words: tuple[str, ...]) -> dict[str, str | int]:
 
 
 def _build_stages(plan: Plan, folder: pathlib.Path, log: Callable[[str], None]) -> None:
-    """What stages make once for all tasks; a folder that is there is whole."""
+    """Runs `Stage.build` of each stage, once for all tasks. A folder that is there is complete."""
     for spec in {spec.key: spec for source in plan.sources.values() for spec in source.stages}.values():
         place = folder / "stages" / spec.key
         if place.is_dir():
@@ -316,21 +319,21 @@ def _build_stages(plan: Plan, folder: pathlib.Path, log: Callable[[str], None]) 
 
 
 def find_exact(folder: pathlib.Path, task: int) -> None:
-    """The task of the phase `exact`."""
+    """Runs the phase `exact`: finds exact duplicates."""
     plan = Plan.load(folder)
     with connect(folder, plan.memory_gb, plan.threads) as connection:
         exact.find(connection, folder)
 
 
 def find_pairs(folder: pathlib.Path, task: int) -> None:
-    """The task of the phase `pairs` for band `task`."""
+    """Runs task `task` of the phase `pairs`: finds similar documents among those that share the hash of band `task`."""
     plan = Plan.load(folder)
     with connect(folder, max(_LEAST_GB, plan.memory_gb / plan.threads), 1) as connection:
         near.find_pairs(connection, folder, task, plan.global_settings["near"]["threshold"])
 
 
 def find_joins(folder: pathlib.Path, task: int) -> None:
-    """The task of the phase `joins`: which near duplicates go, and which lines."""
+    """Runs the phase `joins`: decides which near duplicates and which lines are removed."""
     plan = Plan.load(folder)
     with connect(folder, plan.memory_gb, plan.threads) as connection:
         if any("near" in source.global_stages for source in plan.sources.values()):

@@ -1,4 +1,4 @@
-"""The books of a source: every document that was read is kept, removed by a stage, or failed; checked."""
+"""The books of a source: every document that was read is kept, removed by a stage, or failed. `Tally.check` checks it."""
 
 import collections
 import dataclasses
@@ -12,7 +12,7 @@ FAILURES = 20  # told by name, a source
 
 
 def stage_order(sources: Sequence[Sequence[str]]) -> list[str]:
-    """The names of all sources' stages, each behind those that stand before it in any source, where that can be."""
+    """Merges the sources' stage lists into one order (a topological sort). A cycle keeps the first source's order."""
     left, names = [list(stages) for stages in sources], []
     while any(left):
         first = [stages[0] for stages in left if stages]
@@ -24,7 +24,16 @@ def stage_order(sources: Sequence[Sequence[str]]) -> list[str]:
 
 @dataclasses.dataclass
 class StageTally:
-    """What one stage did. `removed` and `edits` count by reason and by name; `seconds` are not part of any hash."""
+    """What one stage did to one source's documents.
+
+    Attributes:
+      name: of the stage.
+      documents_in, documents_out, bytes_in, bytes_out: before and after the stage.
+      changed: documents that it changed.
+      removed: reason -> documents.
+      edits: kind of change -> how often.
+      seconds: time it took; no part of any digest.
+    """
 
     name: str
     documents_in: int = 0
@@ -48,7 +57,17 @@ class StageTally:
 
 @dataclasses.dataclass
 class Tally:
-    """All stages of one source. Bytes are of UTF-8 text; `bytes` is what was read, before the first stage."""
+    """The books of one source. Bytes are those of texts in UTF-8.
+
+    Attributes:
+      documents, bytes: what was read, before the first stage.
+      failed: reason -> records that could not be read or that made a stage fail.
+      failures: the first of these, by name.
+      repaired: reason -> records that were repaired on reading.
+      no_field: see `sources.base.SourceStats`.
+      stages: in their order.
+      kept, kept_bytes: what is left.
+    """
 
     documents: int = 0
     bytes: int = 0
@@ -78,7 +97,7 @@ class Tally:
             self.stages[names.index(stage.name)].add(stage)
 
     def check(self, source: str) -> None:
-        """Raises RunError when a document is unaccounted for."""
+        """Raises RunError if a document is unaccounted for."""
         removed = sum(stage.removed.total() for stage in self.stages)
         if self.documents != self.kept + removed + self.failed.total():
             raise RunError(
@@ -87,7 +106,7 @@ class Tally:
             )
 
     def to_dict(self) -> dict[str, typing.Any]:
-        """JSON-able, without the seconds."""
+        """Returns the books as JSON has them, without the seconds."""
         stages = [
             {field.name: getattr(stage, field.name) for field in dataclasses.fields(stage)} for stage in self.stages
         ]

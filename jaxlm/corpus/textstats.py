@@ -1,7 +1,7 @@
-"""What a sample of texts is like, in numbers: word counts and their divergence, length, readability, format.
+"""Describes samples of texts in numbers: counts of words and their divergence, length, readability, format.
 
-Samples are of passages (documents cut into parts of at most 4000 characters), chosen by a hash of their content, so
-that the same texts give the same sample in any order.
+A sample is made of passages (parts of documents of at most 4000 characters), chosen by a hash of their content, so that the
+same texts give the same sample in any order.
 """
 
 import array
@@ -43,14 +43,14 @@ FORMATS = tuple(_LINE_FORMATS)
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Passages of a source in the order of their hashes.
+    """Passages of a source, sorted by their hashes.
 
     Attributes:
       passages: texts of at most `PASSAGE_CHARS` characters.
-      groups: int[passages], documents numbered in the order of their first passages here (where there are few, every
-        passage counts as one).
+      groups: int[passages], the number of each passage's document, in the order in which documents first occur here. If
+        there are few documents, every passage has a number of its own.
       lengths: int[documents], characters of every document that was read, sampled or not.
-      n_bytes: bytes of what was read.
+      n_bytes: bytes that were read.
     """
 
     passages: list[str]
@@ -60,7 +60,7 @@ class Sample:
 
 
 def sample(texts: Iterable[str], sample_chars: int, read_bytes: int) -> Sample:
-    """Reads up to `read_bytes` of texts and keeps the passages with the lowest hashes, about `sample_chars` of them."""
+    """Reads up to `read_bytes` of the texts, and keeps about `sample_chars` of passages, those with the lowest hashes."""
     heap: list[tuple[int, int, str]] = []  # of (-hash, document, passage), the highest hash on top
     lengths, total, read = array.array("Q"), 0, 0
     for document, text in enumerate(texts):
@@ -86,7 +86,7 @@ def sample(texts: Iterable[str], sample_chars: int, read_bytes: int) -> Sample:
 
 
 class Vocabulary:
-    """Lower-case words by number, shared by all the samples that are compared."""
+    """Numbers lower-case words, for all the samples that are compared."""
 
     def __init__(self) -> None:
         self._ids: collections.defaultdict[str, int] = collections.defaultdict()
@@ -96,31 +96,34 @@ class Vocabulary:
         return len(self._ids)
 
     def ids(self, text: str) -> np.ndarray:
-        """int64[words]; new words get new numbers."""
+        """Returns the numbers of a text's words, int64[words]. A new word gets a new number."""
         return np.asarray([self._ids[word] for word in words_lib.split(text.lower())], np.int64)
 
     def names(self) -> list[str]:
-        """The word of each number."""
+        """Returns the word of each number."""
         return list(self._ids)
 
 
 def bigrams(ids: np.ndarray) -> np.ndarray:
-    """int64[words - 1]: neighbours as one number each, `first << 32 | second`."""
+    """Returns each pair of neighbours as one number, `first << 32 | second`: int64[words - 1]."""
     return ids[:-1] << 32 | ids[1:]
 
 
 def js_divergence(a: np.ndarray, b: np.ndarray) -> float:
-    """Jensen-Shannon divergence (Lin 1991) in bits, 0 to 1, of the counts of two int arrays' values; 0 when one is empty."""
+    """Returns the Jensen-Shannon divergence (Lin 1991) between the values of two int arrays, by their counts.
+
+    In bits, from 0 to 1; 0 if an array is empty.
+    """
     if not len(a) or not len(b):
         return 0.0
-    values, where = np.unique(np.concatenate([a, b]), return_inverse=True)
-    p = np.bincount(where[: len(a)], minlength=len(values)) / len(a)
-    q = np.bincount(where[len(a) :], minlength=len(values)) / len(b)
+    values, places = np.unique(np.concatenate([a, b]), return_inverse=True)
+    p = np.bincount(places[: len(a)], minlength=len(values)) / len(a)
+    q = np.bincount(places[len(a) :], minlength=len(values)) / len(b)
     return js_of_shares(p, q)
 
 
 def js_of_shares(p: np.ndarray, q: np.ndarray) -> float:
-    """Jensen-Shannon divergence in bits of two distributions float[V]."""
+    """Returns the Jensen-Shannon divergence in bits of two distributions, float[V] each."""
     m = (p + q) / 2
 
     def kl(x: np.ndarray) -> float:
@@ -131,15 +134,17 @@ def js_of_shares(p: np.ndarray, q: np.ndarray) -> float:
 
 
 def nearest_mixture(components: np.ndarray, target: np.ndarray, steps: int = 1000) -> np.ndarray:
-    """Weights of the mixture of components nearest to the target: least KL(target || mixture), by EM.
+    """Returns the weights of the mixture of components nearest to the target: least KL(target || mixture), by EM.
 
-    The problem is convex, so the start does not matter; deterministic.
+    The problem is convex, so that the start does not matter. Deterministic.
 
     Args:
-      components: float[S, V], distributions, positive wherever the target is.
+      components: float[S, V], distributions that are positive wherever the target is.
       target: float[V], a distribution.
+      steps: of EM.
 
-    Returns float[S], not negative, sum 1.
+    Returns:
+      float[S], not negative, with the sum 1.
     """
     some = target > 0
     components, target = components[:, some], target[some]
@@ -156,7 +161,7 @@ def nearest_mixture(components: np.ndarray, target: np.ndarray, steps: int = 100
 
 
 def quantiles(lengths: np.ndarray) -> dict[str, int]:
-    """Characters of documents: "p5", "p25", "p50", "p75", "p95" and the "mean"."""
+    """Returns "p5", "p25", "p50", "p75", "p95" and "mean" of the documents' lengths in characters."""
     if not len(lengths):
         return {}
     values = np.quantile(lengths, _QUANTILES)
@@ -165,9 +170,9 @@ def quantiles(lengths: np.ndarray) -> dict[str, int]:
 
 
 def readability(passages: Sequence[str]) -> dict[str, float]:
-    """Words a sentence, characters a word, and Flesch's reading ease (1948: about 60 for plain English, 30 for papers).
+    """Returns words a sentence, characters a word, and Flesch's reading ease (1948: about 60 = plain English, 30 = papers).
 
-    Syllables are counted as groups of vowels without silent e, so that the ease means something for English only.
+    Counts a group of vowels without silent e as a syllable, so that the reading ease means something for English only.
     """
     n_words = n_chars = n_sentences = n_syllables = 0
     for text in passages:
@@ -185,10 +190,10 @@ def readability(passages: Sequence[str]) -> dict[str, float]:
 
 
 def formats(passages: Sequence[str]) -> dict[str, dict[str, float]]:
-    """For lists, tables, headings and code: the share of lines that look so, and of passages with two such lines or more.
+    """Returns for lists, tables, headings and code: the share of lines that look so, and of passages with two such lines.
 
-    One line is enough for a heading. A line counts once, as the first of list, table, heading, code that it resembles;
-    in a passage of code, what looks like a heading is a comment.
+    For headings one line is enough. A line counts once, as the first of list, table, heading and code that it looks
+    like. In a passage of code, what looks like a heading is a comment.
     """
     lines_of, passages_of = collections.Counter(), collections.Counter()
     n_lines = 0
@@ -221,11 +226,11 @@ def _line_format(line: str) -> str | None:
 
 
 def shares(ids: np.ndarray, size: int) -> np.ndarray:
-    """float[size]: the share of each number below `size`; zeros for an empty array."""
+    """Returns the share of each number below `size` among the ids, float[size]; zeros if there are no ids."""
     return np.bincount(ids, minlength=size)[:size] / max(len(ids), 1)
 
 
 def weighted(by_name: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
-    """float[V]: the mixture of distributions by weights, which need not sum to 1."""
+    """Returns the mixture of distributions, float[V]. The weights need not sum to 1."""
     total = sum(weights[name] for name in by_name)
     return sum(by_name[name] * (weights[name] / total) for name in by_name)

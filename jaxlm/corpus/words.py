@@ -1,8 +1,8 @@
-"""Words and sentences by regular expressions, for datatrove's filters (through `stages.word_tokenizer`) and for our own stages.
+"""Splits text into words and sentences by regular expressions, for our stages and (by `stages.word_tokenizer`) datatrove's.
 
-datatrove's English word tokenizer is spaCy. These expressions follow its rules where the verdicts of the filters hang on
-them (numbers, contractions, dots, dashes; each other mark alone), at about 100 times its speed, and add that a Chinese
-or Japanese character is a word, as there are no spaces to go by.
+datatrove's tokenizer of English is spaCy. These expressions follow its rules where the filters' verdicts depend on them
+(numbers, contractions, dots, dashes; every other mark alone), at about 100 times its speed. Every Chinese or Japanese
+character counts as a word, because these scripts have no spaces.
 """
 
 import functools
@@ -15,12 +15,15 @@ _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]»]*(?=\s)|[。！？]+[」�
 
 @functools.lru_cache(maxsize=2)
 def split(text: str) -> list[str]:
-    """Words and marks of a text, without white space. The stages of a document share one list: do not change it."""
+    """Returns the words and marks of a text, without white space.
+
+    The stages of a document share this list: do not change it.
+    """
     return _WORD.findall(text)
 
 
 def sentence_ends(text: str) -> list[int]:
-    """Where the sentences end; the last end is that of the text without the white space after it."""
+    """Returns where the sentences end. The last end is that of the text without trailing white space."""
     ends = [m.end() for m in _SENTENCE_END.finditer(text)]
     end = len(text.rstrip())
     return ends if ends and ends[-1] >= end else [*ends, end]

@@ -1,8 +1,8 @@
-"""From sources to a finished data directory: read, hold out, train the tokenizer, shuffle, encode, write.
+"""Makes a data directory from sources: reads them, holds documents out, trains the tokenizer, shuffles, encodes, writes.
 
-Every source is read once, into an external shuffle beside the result; everything after works from that. Memory, however
-large the corpus: 256 MB of text (see `shuffle.py`), one batch of texts, and the tokenizer's training sample. Disk:
-the text once more while building. The bytes of all files depend only on the texts and the settings.
+Reads every source once, into an external shuffle beside the result, and works from that. Memory does not grow with the
+corpus: 256 MB of text (see `shuffle.py`), one batch of texts, and the tokenizer's training sample. Disk, while
+building: the text once more. The bytes of all files depend on the texts and the settings alone.
 """
 
 import dataclasses
@@ -35,7 +35,14 @@ Reader = Callable[["Source", SourceStats], Iterator[tuple[str, str]]]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A named source: `spec` as in `jaxlm.corpus.sources`, its `weight` in the mixture, and the field that holds the text."""
+    """A source of texts to train on.
+
+    Attributes:
+      name: names its folders in the data directory.
+      spec: its path, as in `jaxlm.corpus.sources`.
+      weight: in the mixture.
+      text_key: the field that holds the text.
+    """
 
     name: str
     spec: str
@@ -48,15 +55,17 @@ class BuildSettings:
     """How a data directory is made.
 
     Attributes:
-      vocab_size: ids in all, the five ChatML tokens included when `chat_tokens`.
-      seed: of the document order and of what is held out.
-      val_fraction: share of each source's documents to hold out (at least one), by hash of content, so that exact
-        duplicates fall on one side.
-      tokenizer_path: a SentencePiece model to use instead of training one (its size must be `vocab_size`).
-      tokenizer_model: what is trained, bpe or unigram.
-      tokenizer_sample_bytes: text for training the tokenizer, spread over the sources by weight.
-      block_tokens: tokens a record. shard_blocks: records a file.
-      max_source_bytes: cap on the text of each source; None for all of it.
+      vocab_size: number of ids, with the five ChatML tokens if `chat_tokens`.
+      chat_tokens: adds the ChatML tokens to the vocabulary.
+      seed: decides the order of documents and which of them are held out.
+      val_fraction: share of each source's documents to hold out (at least one). Chosen by a hash of the content, so
+        that exact duplicates are all held out or all trained on.
+      tokenizer_path: a SentencePiece model to use instead of training one; its size must be `vocab_size`.
+      tokenizer_model: the kind of model to train, bpe or unigram.
+      tokenizer_sample_bytes: how much text to train the tokenizer on, taken from the sources by weight.
+      block_tokens: tokens in a record.
+      shard_blocks: records in a file.
+      max_source_bytes: takes at most this much text of each source; None = all.
       tfds_dir: TFDS's data_dir.
     """
 
@@ -82,18 +91,18 @@ def build_data(
     recipe_extra: Mapping[str, str] | None = None,
     log: Callable[[str], None] = print,
 ) -> shards.DataDir:
-    """Makes a data directory and opens it; when it is already there by the same recipe, only opens it.
+    """Makes a data directory and opens it; starts anew after a crash. If the same recipe made it before, only opens it.
 
     Args:
-      path: the directory; other files in it are left alone.
-      source_list: names must differ; weights may change later without a rebuild.
-      settings: see there.
-      read: yields the (doc_id, text) of each document of a source and fills its stats; default: `iterate_documents`.
-      recipe_extra: what else decides the content (settings of `read`, signatures of its files), compared likewise.
+      path: the directory. Other files in it are left alone.
+      source_list: the sources; their names must differ. Weights may change later without a rebuild.
+      settings: how to make it.
+      read: yields (doc_id, text) of a source and fills its stats, for a cleaning pipeline. Default: `iterate_documents`.
+      recipe_extra: what else decides the content (settings of `read`, signatures of its files); a part of the recipe.
       log: called with a line of progress for people.
 
-    Raises ConfigError for bad settings or sources, for a directory built by another recipe (naming what differs), and
-    when another process is building it. After a crash the next call starts anew.
+    Raises:
+      ConfigError: bad settings or sources; another recipe made the directory (names what differs); another process makes it.
     """
     _check(source_list, settings)
     root = pathlib.Path(path)
@@ -155,10 +164,10 @@ def _recipe(
     extra: Mapping[str, str],
     built: Mapping[str, str],
 ) -> dict[str, str]:
-    """What decides the bytes, the texts themselves aside; all strings. Weights are left out: they may change freely.
+    """Returns what decides the bytes, apart from the texts, all as strings. Weights may change freely and are left out.
 
-    With `signed`, names and sizes of the sources' files count. What is no longer here (finished data is often carried to
-    another machine without its sources) counts as in `built`.
+    With `signed`, names and sizes of the sources' files are part of it. What is gone here counts as it does in `built`,
+    because finished data is often carried to another machine without its sources.
     """
     recipe = {"version": str(_VERSION)}
     for field in dataclasses.fields(settings):
@@ -170,20 +179,20 @@ def _recipe(
         absent = "tokenizer" in built and not os.path.exists(path)
         recipe["tokenizer"] = built["tokenizer"] if absent else Tokenizer.load(path).sha256
     for source in source_list:
-        where, files = f"source {source.name}", f"files of {source.name}"
-        recipe[where] = source.spec
+        spec_key, files_key = f"source {source.name}", f"files of {source.name}"
+        recipe[spec_key] = source.spec
         recipe[f"text_key of {source.name}"] = source.text_key
         if not signed:
             continue
         try:
-            recipe[files] = source_signature(source.spec)
+            recipe[files_key] = source_signature(source.spec)
         except ConfigError:
-            if files not in built:
+            if files_key not in built:
                 raise
-            recipe[files] = built[files]
+            recipe[files_key] = built[files_key]
             continue
-        if recipe[files] and os.path.realpath(built.get(where, "")) == os.path.realpath(source.spec):
-            recipe[where] = built[where]  # the same place, however its path is written
+        if recipe[files_key] and os.path.realpath(built.get(spec_key, "")) == os.path.realpath(source.spec):
+            recipe[spec_key] = built[spec_key]  # the same place, however its path is written
     return {**recipe, **{key: str(value) for key, value in extra.items()}}
 
 
@@ -201,7 +210,10 @@ def _default_reader(settings: BuildSettings) -> Reader:
 
 
 class _Documents:
-    """The documents of one source, read once, in shuffled order, each held out or not by the hash of its content."""
+    """The documents of one source in shuffled order, each held out or not by a hash of its content.
+
+    Reads the source once.
+    """
 
     def __init__(
         self,
@@ -239,11 +251,11 @@ class _Documents:
         return len(self._shuffle)
 
     def close(self) -> None:
-        """Lets go of memory and disk."""
+        """Frees memory and disk."""
         self._shuffle.close()
 
     def __iter__(self) -> Iterator[tuple[str, bytes, bool]]:
-        """(doc_id, text in UTF-8, held out) in shuffled order, as often as asked."""
+        """Yields (doc_id, text in UTF-8, True if held out) in shuffled order; may be called again."""
         for doc_id, raw, content in self._shuffle:
             yield doc_id, raw, content < self._limit
 
@@ -251,7 +263,7 @@ class _Documents:
 def _build(
     root: pathlib.Path, source_list: Sequence[Source], settings: BuildSettings, read: Reader, log: Callable[[str], None]
 ) -> dict:
-    """Writes all files but the manifest, and returns it."""
+    """Writes all files except the manifest, and returns the manifest."""
     documents, stats = {}, {}
     for source in source_list:
         began, name = time.perf_counter(), source.name
@@ -291,7 +303,10 @@ def _build(
 
 
 def _sample(documents: Mapping[str, _Documents], shares: Mapping[str, float], settings: BuildSettings) -> Iterator[str]:
-    """Texts to train the tokenizer on: of each source its share of the sample, in shuffled order, nothing held out."""
+    """Yields texts to train the tokenizer on.
+
+    Each source's share of the sample, in shuffled order, without held-out documents.
+    """
     for name, share in shares.items():
         left = int(share * settings.tokenizer_sample_bytes)
         for _, raw, held_out in documents[name]:

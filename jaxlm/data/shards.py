@@ -1,9 +1,10 @@
-"""The data directory: how token streams are stored, and how they are opened, checked and read.
+"""The data directory: how streams of tokens are stored, opened, checked and read.
 
-A source is one stream of tokens per split: shuffled documents, each followed by EOS, cut into records of `block_tokens`
-tokens (the last record is shorter, never padded) in ArrayRecord files with group_size:1, so that any
-range of tokens is a read of one or two records. `documents.parquet` beside them says where each document starts.
-manifest.json names every file with its size and sha256 and is written last: without it the directory does not count.
+A source has one stream of tokens for each split: shuffled documents, each followed by EOS, cut into records of
+`block_tokens` tokens (the last one is shorter, never padded). Records lie in ArrayRecord files with group_size:1, so
+that a range of tokens is a read of one or two records. `documents.parquet` beside them tells where each document
+starts. manifest.json names every file with its size and sha256, and is written last: without it the directory does not
+count.
 """
 
 import bisect
@@ -38,7 +39,7 @@ _INDEX_SCHEMA = pa.schema(
 
 
 def file_sha256(path: str | os.PathLike) -> str:
-    """Hex sha256 of a file's bytes."""
+    """Returns the sha256 of a file's bytes, in hex."""
     with open(path, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
@@ -73,7 +74,7 @@ class StreamWriter:
         self._index_rows: dict[str, list] = {name: [] for name in _INDEX_SCHEMA.names}
 
     def add(self, doc_id: str, ids: np.ndarray, n_bytes: int) -> None:
-        """Appends a document: its token ids without EOS (int[n]) and the length of its text in bytes."""
+        """Appends a document: its token ids without EOS, int[n], and the bytes of its text."""
         entry = (self._tokens, len(ids) + 1, n_bytes, doc_id)
         for name, value in zip(_INDEX_SCHEMA.names, entry, strict=True):
             self._index_rows[name].append(value)
@@ -132,7 +133,7 @@ class StreamWriter:
         }
 
     def finish(self) -> dict:
-        """Closes everything and returns the manifest's entry for this split."""
+        """Closes everything and returns the split's entry for the manifest."""
         self._flush_blocks(last=True)
         self._close_shard()
         self._flush_index()
@@ -149,7 +150,7 @@ class StreamWriter:
 
 
 def clear_leftovers(root: pathlib.Path) -> None:
-    """Removes what an interrupted build left (only names that a build writes); for when there is no manifest."""
+    """Removes what an interrupted build left, by the names that a build writes. Call it only if there is no manifest."""
     for split in SPLITS:
         for pattern in ("*.array_record", "*.array_record.tmp", DOCUMENTS, DOCUMENTS + ".tmp"):
             for path in (root / split).glob(f"*/{pattern}"):
@@ -157,13 +158,13 @@ def clear_leftovers(root: pathlib.Path) -> None:
 
 
 def token_dtype(vocab_size: int) -> str:
-    """The narrowest little-endian type for ids below `vocab_size`."""
+    """Returns the narrowest little-endian type for ids below `vocab_size`."""
     return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Shard:
-    """A whole file, in the form in which ArrayRecordDataSource takes it without opening it first."""
+    """A whole file, in the form that ArrayRecordDataSource takes without opening the file first."""
 
     filename: str
     skip: int
@@ -172,7 +173,7 @@ class _Shard:
 
 
 class TokenStream:
-    """One split of one source, read at random. Thread-safe, and cheap to pickle into a worker process."""
+    """Reads one split of one source at any place. Thread-safe, and cheap to pickle for a worker process."""
 
     def __init__(self, root: pathlib.Path, entry: dict, *, dtype: str, block_tokens: int, label: str):
         self.tokens: int = entry["tokens"]
@@ -181,7 +182,12 @@ class TokenStream:
         self._records = array_record_data_source.ArrayRecordDataSource(shards) if shards else None
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Tokens [start, stop) in the stored type. IndexError outside the stream, RuntimeError for a bad file."""
+        """Returns tokens [start, stop) in the stored type.
+
+        Raises:
+          IndexError: outside the stream.
+          RuntimeError: a bad file.
+        """
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens [{start}, {stop}) of {self._label}, which has {self.tokens}")
         if start == stop:
@@ -207,7 +213,7 @@ class TokenStream:
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """A document's place in its stream: `tokens` counts its EOS, `n_bytes` its text in UTF-8."""
+    """A document's place in its stream. `tokens` counts its EOS too; `n_bytes` is the length of its text in UTF-8."""
 
     doc_id: str
     start: int
@@ -216,7 +222,7 @@ class Document:
 
 
 class DataDir:
-    """An opened data directory. Use `open_data`."""
+    """An opened data directory; `open_data` makes it."""
 
     def __init__(self, path: pathlib.Path, manifest: dict, sha256: str):
         self.path, self.manifest, self.sha256 = path, manifest, sha256
@@ -226,17 +232,17 @@ class DataDir:
         self.mixture: dict[str, float] = dict(manifest["mixture"])
 
     def token_counts(self, split: str = "train") -> dict[str, int]:
-        """Tokens per source."""
+        """Returns source -> its tokens in the split."""
         return {name: self.entry(name, split)["tokens"] for name in self.sources}
 
     def entry(self, source: str, split: str) -> dict:
-        """The manifest's entry of one split of one source; ConfigError when there is no such source."""
+        """Returns the manifest's entry of one split of one source. Raises ConfigError if there is no such source."""
         if source not in self.manifest["sources"]:
             raise ConfigError(f"{self.path} has no source '{source}'; it has {', '.join(self.sources)}")
         return self.manifest["sources"][source][split]
 
     def stream(self, source: str, split: str = "train") -> TokenStream:
-        """A reader of the source's tokens."""
+        """Returns a reader of the source's tokens."""
         return TokenStream(
             self.path,
             self.entry(source, split),
@@ -246,15 +252,15 @@ class DataDir:
         )
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the tokens."""
+        """Returns the tokenizer that made the tokens."""
         return Tokenizer.load(self.path / TOKENIZER)
 
     def token_bytes(self) -> np.ndarray:
-        """int32[vocab_size]: raw bytes of each id (0 for control tokens)."""
+        """Returns the raw bytes of each id, int32[vocab_size]; 0 for control tokens."""
         return np.load(self.path / TOKEN_BYTES)
 
     def documents(self, source: str, split: str, start: int, stop: int) -> list[Document]:
-        """The documents that own tokens [start, stop), in order; reads only their row groups of the index."""
+        """Returns the documents that tokens [start, stop) belong to, in order. Reads only their row groups of the index."""
         index = pq.ParquetFile(self.path / self.entry(source, split)["index"]["file"])
         groups = [index.metadata.row_group(g).column(0).statistics.min for g in range(index.num_row_groups)]
         wanted = range(max(0, bisect.bisect_right(groups, start) - 1), bisect.bisect_left(groups, stop))
@@ -267,7 +273,7 @@ class DataDir:
         return found
 
     def files(self) -> Iterable[dict]:
-        """Every file that the manifest vouches for: its `file`, `size`, `sha256` and, for shards, `records`."""
+        """Yields the manifest's entry of every file: `file`, `size`, `sha256`, and for shards `records`."""
         yield from self.manifest["files"]
         for source in self.manifest["sources"].values():
             for split in SPLITS:
@@ -276,10 +282,10 @@ class DataDir:
 
 
 def open_data(path: str | os.PathLike) -> DataDir:
-    """Opens a data directory, checking sizes and record counts (a truncated ArrayRecord opens as empty in silence).
+    """Opens a data directory. Checks sizes and counts of records, because a truncated ArrayRecord opens as empty in silence.
 
-    Raises ConfigError when there is no manifest, it is of another format, or a file is missing or differs in size or
-    count.
+    Raises:
+      ConfigError: no manifest, one of another format, or a file that is missing or differs in size or count.
     """
     root = pathlib.Path(path)
     try:
@@ -324,9 +330,10 @@ def _check_file(path: pathlib.Path, entry: dict) -> None:
 
 
 def verify_data(data: DataDir) -> int:
-    """Reads every file and compares its sha256 with the manifest (about 1 GB/s a core).
+    """Reads every file and compares its sha256 with the manifest (about 1 GB/s a core). Returns the bytes read.
 
-    Returns the bytes read; raises ConfigError that names the files that differ.
+    Raises:
+      ConfigError: names the files that differ.
     """
     bad = [entry["file"] for entry in data.files() if file_sha256(data.path / entry["file"]) != entry["sha256"]]
     if bad:
@@ -337,6 +344,6 @@ def verify_data(data: DataDir) -> int:
 
 
 def write_manifest(root: pathlib.Path, manifest: dict) -> None:
-    """Writes manifest.json, deterministically; the last act of a build."""
+    """Writes manifest.json; the same content gives the same bytes. This ends a build."""
     content = json.dumps({"format": FORMAT, **manifest}, indent=1, ensure_ascii=False) + "\n"
     files.write_atomically(root / MANIFEST, content.encode())

@@ -1,7 +1,7 @@
-"""A global shuffle of documents that does not fit in memory: scatter by a random key, then sort bucket by bucket.
+"""Shuffles documents that do not fit in memory: scatters them by a random key, then sorts bucket by bucket.
 
-The order is that of a hash of (key, position), so it depends on nothing but the sequence of documents: not on the memory
-or on how the buckets were cut. Reading and writing are sequential. Memory: `memory_bytes` and one document.
+The order is that of a hash of (key, position). It depends on the sequence of documents alone, not on the memory or on
+how the buckets were cut. Reads and writes sequentially. Memory: `memory_bytes` and one document.
 """
 
 import hashlib
@@ -16,19 +16,20 @@ _MASK = (1 << 64) - 1
 
 
 def _mix(x: int) -> int:
-    """The finaliser of splitmix64 (Steele et al. 2014): one to one, so no two positions share an order."""
+    """The finaliser of splitmix64 (Steele et al. 2014). It is one to one, so that no two positions have the same order."""
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
     return x ^ (x >> 31)
 
 
 class Shuffle:
-    """Takes documents, gives them back in a random order, as often as asked.
+    """Takes documents and gives them back in a random order, as often as asked.
 
     Args:
-      folder: made when the documents outgrow the memory; `close` removes it.
-      key: of the order.
-      memory_bytes: about how much text is held at a time.
+      folder: made if the documents outgrow the memory; `close` removes it.
+      key: decides the order.
+      memory_bytes: about how much text memory holds at a time.
+      level: how many times the documents were split into buckets already; callers leave it 0.
     """
 
     def __init__(self, folder: pathlib.Path, key: str, memory_bytes: int = 256 << 20, *, level: int = 0):
@@ -43,7 +44,7 @@ class Shuffle:
         return self.documents
 
     def add(self, doc_id: str, text: str, content_hash: int) -> None:
-        """Takes the next document (`content_hash`: uint64, given back with it)."""
+        """Takes the next document. `content_hash` is a uint64 that is given back with it."""
         raw_id, raw = doc_id.encode("utf-8", "replace"), text.encode()
         order = _mix((self._start + self.documents * 0x9E3779B97F4A7C15) & _MASK)
         self._put(order, _HEADER.pack(order, content_hash, len(raw_id), len(raw)) + raw_id + raw)
@@ -67,7 +68,7 @@ class Shuffle:
         self._held = 0
 
     def __iter__(self) -> Iterator[tuple[str, bytes, int]]:
-        """(doc_id, text in UTF-8, content hash) of every document, in order."""
+        """Yields (doc_id, text in UTF-8, content hash) of every document, in the random order."""
         if any(self._on_disk):
             self._spill()  # the memory is for the bucket that is read
         for i, held in enumerate(self._buckets):
@@ -79,7 +80,7 @@ class Shuffle:
                 yield from _in_order(held)
 
     def _split(self, bucket: int) -> Iterator[tuple[str, bytes, int]]:
-        """A bucket larger than the memory, by the next bits of its orders."""
+        """Yields a bucket larger than the memory, in order, after splitting it by the next bits of the orders."""
         inner = Shuffle(self._folder / f"{bucket:02d}.split", "", self._memory, level=self._level + 1)
         try:
             with open(self._folder / f"{bucket:02d}", "rb") as file:
@@ -91,7 +92,7 @@ class Shuffle:
             inner.close()
 
     def close(self) -> None:
-        """Forgets everything and removes the folder."""
+        """Drops all documents and removes the folder."""
         self._buckets = [bytearray() for _ in self._buckets]
         shutil.rmtree(self._folder, ignore_errors=True)
 

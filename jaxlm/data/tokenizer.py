@@ -1,8 +1,8 @@
 """SentencePiece (Kudo and Richardson 2018), BPE or unigram, with byte fallback: every text comes back exactly.
 
-Spaces, newlines, tabs and control characters are kept; digits are split; ids 0/1/2 are unk/bos/eos. The five ChatML
-tokens, when wanted, are control pieces appended to the trained model, so that they hold the last ids of the
-vocabulary (32000..32004 of 32005) and text that merely spells `<|im_start|>` or `</s>` is encoded as ordinary text.
+Keeps spaces, newlines, tabs and control characters; splits digits; ids 0, 1, 2 are unk, bos, eos. The five ChatML
+tokens are optional. They are control pieces behind the trained model's pieces, so that they have the last ids of the
+vocabulary (32000..32004 of 32005), and a text that spells `<|im_start|>` or `</s>` is encoded as ordinary text.
 """
 
 import functools
@@ -33,10 +33,13 @@ _CACHE_CHARS = 1 << 24  # with 40 for the rest of each entry: about 100 MB
 
 
 class Tokenizer:
-    """A SentencePiece model. Equal `sha256` means equal ids for every text.
+    """A SentencePiece model. Two with the same `sha256` give the same ids for every text.
 
-    Attributes: `vocab_size` (control tokens included), `eos_id`, `bos_id`, `sha256` (hex, of the model's bytes),
-    `model_bytes`.
+    Attributes:
+      vocab_size: number of ids, control tokens included.
+      eos_id, bos_id: control tokens.
+      model_bytes: the content of the `.model` file.
+      sha256: of these bytes, in hex.
     """
 
     def __init__(self, model_bytes: bytes):
@@ -54,7 +57,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Tokenizer":
-        """Reads a `.model` file; ConfigError when there is none or it is not SentencePiece's."""
+        """Reads a `.model` file. Raises ConfigError if there is none, or it is not SentencePiece's."""
         try:
             content = pathlib.Path(path).read_bytes()
         except OSError as e:
@@ -68,16 +71,16 @@ class Tokenizer:
         return Tokenizer, (self.model_bytes,)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, without BOS or EOS. Never yields a control id. Lone surrogates become '?'."""
+        """Returns the ids of a text, without BOS and EOS. Never gives a control id. Lone surrogates become '?'."""
         return self.encode_batch([text], num_threads=1)[0].tolist()
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[np.ndarray]:
-        """Ids of each text, int32[n] each; `encode` of many. New words are encoded in `num_threads` threads.
+        """Returns what `encode` gives for each text, int32[n] each. Encodes new words in `num_threads` threads.
 
-        Where no piece reaches from one word into the next (so it is with all that `train_tokenizer` makes), each word is
-        encoded once and remembered. For BPE that changes nothing but the time: merges never cross from word to word. A
-        unigram model sums scores in float32, so that SentencePiece itself may cut a word differently by what stands
-        before it; here it is always cut alike.
+        If no piece reaches across words (true for all models of `train_tokenizer`), encodes each word once and
+        remembers it. For BPE this only saves time, because merges never cross words. A unigram model adds scores in
+        float32, so that SentencePiece may split the same word differently after different texts; here a word is always
+        split the same way.
         """
         if not self._by_word:
             return self._encode_whole(texts, num_threads)
@@ -87,7 +90,7 @@ class Tokenizer:
         return [np.frombuffer(bytearray().join(map(words.__getitem__, parts)), np.int32) for parts in split]
 
     def _learn(self, seen: set[str], num_threads: int) -> Mapping[str, bytes]:
-        """Word -> int32 ids, for at least all the words in `seen`."""
+        """Returns word -> int32 ids, for at least the words in `seen`."""
         words = self._words  # other threads may put a new one in its place, but never take anything out of this one
         new = [word for word in seen if word not in words]
         for word, ids in zip(new, self._sp.encode(new, out_type=int, num_threads=num_threads), strict=True):
@@ -103,7 +106,7 @@ class Tokenizer:
         self._word_chars = 0
 
     def _encode_whole(self, texts: Sequence[str], num_threads: int) -> list[np.ndarray]:
-        """For models made elsewhere: whole texts, the longest cut at newlines."""
+        """Encodes whole texts, for models made elsewhere; cuts the longest texts at newlines."""
         parts, owners = [], []
         for owner, text in enumerate(texts):
             for part in self._split(text):
@@ -117,7 +120,10 @@ class Tokenizer:
         return [np.asarray(ids, np.int32) for ids in out]
 
     def _split(self, text: str) -> Iterator[str | None]:
-        """Parts to be encoded one by one; None stands for a literal U+2581, which SentencePiece takes for a space."""
+        """Yields parts to be encoded one by one.
+
+        None stands for a literal U+2581, which SentencePiece takes for a space.
+        """
         if not text.isascii():
             text = text.encode("utf-8", "replace").decode()
         for i, section in enumerate(text.split(_SPACE) if _SPACE in text else (text,)):
@@ -133,12 +139,12 @@ class Tokenizer:
                 yield section[start:]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; control tokens give nothing, bytes that are not UTF-8 (a cut character) give U+FFFD."""
+        """Returns the text of ids. Control tokens give nothing; bytes that are not UTF-8 (a cut character) give U+FFFD."""
         table = self._raw_bytes
         return b"".join([table[int(i)] for i in ids]).decode("utf-8", "replace")
 
     def _pieces(self) -> Iterator[str]:
-        """The pieces that text can become."""
+        """Yields the pieces that text can become."""
         for i in range(self.vocab_size):
             if not self._sp.is_control(i):
                 yield self._sp.id_to_piece(i)
@@ -158,19 +164,19 @@ class Tokenizer:
         return table
 
     def token_bytes(self) -> np.ndarray:
-        """int32[vocab_size]: how many bytes of raw text each id stands for; 0 for control tokens."""
+        """Returns how many bytes of raw text each id stands for, int32[vocab_size]; 0 for control tokens."""
         return np.asarray([len(raw) for raw in self._raw_bytes], np.int32)
 
     def piece_bytes(self) -> list[bytes]:
-        """The raw text of each id, in UTF-8; empty for control tokens."""
+        """Returns the raw text of each id in UTF-8; empty for control tokens."""
         return list(self._raw_bytes)
 
     def byte_ids(self) -> np.ndarray:
-        """int32[256] or less: the ids of the byte pieces, which stand in for characters that have no piece."""
+        """Returns the ids of the byte pieces, at most int32[256]. They spell characters that have no piece."""
         return np.asarray([i for i in range(self.vocab_size) if self._sp.is_byte(i)], np.int32)
 
     def id_of(self, piece: str) -> int:
-        """The id of a piece such as `<|im_end|>`; ConfigError when the vocabulary lacks it."""
+        """Returns the id of a piece such as `<|im_end|>`. Raises ConfigError if the vocabulary lacks it."""
         i = self._sp.piece_to_id(piece)
         if self._sp.id_to_piece(i) != piece:
             raise ConfigError(f"the tokenizer has no token {piece}; train it with the chat tokens")
@@ -178,12 +184,16 @@ class Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
-    """Trains a tokenizer on texts (all of them held in memory by SentencePiece: sample first).
+    """Trains a tokenizer. The result depends on the texts and their order alone.
 
-    The result depends only on the texts and their order. `vocab_size` counts everything: with `chat_tokens`, the five
-    ChatML tokens take its last five ids and the model has `vocab_size` - 5 pieces. `model_type` is bpe or unigram (Kudo
-    2018; its training takes some seven times as long). Raises ConfigError for another one, and when the text is too
-    small for the vocabulary, naming the largest possible one.
+    Args:
+      texts: SentencePiece holds all of them in memory, so pass a sample.
+      vocab_size: number of ids in all.
+      chat_tokens: gives the last five ids to the ChatML tokens; the model then has `vocab_size` - 5 pieces.
+      model_type: bpe, or unigram (Kudo 2018), which takes some seven times as long to train.
+
+    Raises:
+      ConfigError: another model_type, or too little text for the vocabulary (the message names the largest possible one).
     """
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"no tokenizer model {model_type!r}; choose one of {', '.join(MODEL_TYPES)}")
@@ -232,7 +242,7 @@ def _training_error(message: str, vocab_size: int, extra: int) -> ConfigError:
 
 
 def _training_lines(texts: Iterable[str]) -> Iterator[str]:
-    """Lines short enough for SentencePiece, without what its trainer refuses (NUL, U+2581: byte pieces serve)."""
+    """Yields lines short enough for SentencePiece, without what its trainer refuses (NUL, U+2581; byte pieces serve)."""
     for text in texts:
         for line in text.replace("\0", "\n").replace(_SPACE, "\n").splitlines():
             raw = line.encode("utf-8", "replace")
@@ -242,7 +252,7 @@ def _training_lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _append_controls(model_bytes: bytes, names: Sequence[str]) -> bytes:
-    """The model with control pieces added after its last id."""
+    """Returns the model with control pieces behind its last id."""
     # Needs protobuf, at training only; a trained model is read without it.
     from sentencepiece import sentencepiece_model_pb2
 

@@ -1,7 +1,7 @@
-"""How well a tokenizer fits the text it is for: bytes a token and tokens a word by source, fallback to bytes, white space.
+"""Measures how well a tokenizer fits its text: bytes a token, tokens a word, fallback to bytes, white space, by source.
 
-Fertility as in Rust et al. 2021 (tokens a word). A sweep of vocabulary sizes sets what a larger one saves in tokens
-against what it costs in parameters (Tao et al. 2024: larger models want larger vocabularies).
+Fertility (tokens a word) is that of Rust et al. 2021. A sweep of vocabulary sizes compares the tokens that a larger
+vocabulary saves with the parameters that it costs (Tao et al. 2024: larger models want larger vocabularies).
 """
 
 import re
@@ -25,15 +25,15 @@ _HELD_OUT = 10  # of a sweep's texts, every tenth is measured on and not trained
 def fit(
     tokenizer: Tokenizer, texts_by_source: Mapping[str, Sequence[str]], reference: Tokenizer | None = None
 ) -> list[dict[str, typing.Any]]:
-    """One row a source, JSON-able:
+    """Returns one row for each source, as JSON has it:
 
     - `bytes_per_token`, `tokens_per_word` (words by white space; each Chinese or Japanese character is one);
     - `byte_fallback`: share of tokens that are single bytes of characters without a piece (white space does not count);
-    - `single_letters`: share of tokens that are one letter; many of them speak of another language or of broken text;
-    - `white_space`: share of tokens that are nothing but white space;
-    - `unused_pieces`: share of the vocabulary (bytes and controls aside) that these texts do not use;
+    - `single_letters`: share of tokens that are one letter; many mean another language or broken text;
+    - `white_space`: share of tokens that are only white space;
+    - `unused_pieces`: share of the vocabulary (without bytes and controls) that these texts do not use;
     - `lossy_documents`: texts that do not come back as they went in;
-    - with a reference: its `reference_bytes_per_token`, and `tokens_saved`, the share of tokens fewer than with it.
+    - with a reference: `reference_bytes_per_token`, and `tokens_saved`, the share of tokens saved against it.
     """
     kinds = _kinds(tokenizer)
     rows = []
@@ -61,7 +61,10 @@ def fit(
 
 
 def _kinds(tokenizer: Tokenizer) -> dict[str, np.ndarray]:
-    """bool[V] each: ids that are bytes of characters without a piece, single letters, white space, learned pieces."""
+    """Returns bool[V] each.
+
+    Ids that are bytes of characters without a piece, single letters, white space, learned pieces.
+    """
     raw, is_byte = tokenizer.piece_bytes(), np.zeros(tokenizer.vocab_size, bool)
     is_byte[tokenizer.byte_ids()] = True
     text = [piece.decode("utf-8", "replace") for piece in raw]
@@ -75,10 +78,10 @@ def _kinds(tokenizer: Tokenizer) -> dict[str, np.ndarray]:
 
 
 def traits(tokenizer: Tokenizer) -> dict[str, typing.Any]:
-    """What the tokenizer does whatever the text.
+    """Returns what the tokenizer does whatever the text, by name.
 
-    `tokens_of_2024`; `indent_4`, `indent_8`, `tab`: tokens that such an indent adds to a line of code; `newline` and
-    `blank_line`: tokens of one and of two newlines; `vocab_size`; `byte_pieces` (256 when every text can come back).
+    `tokens_of_2024`; `indent_4`, `indent_8`, `tab`: how many tokens such an indent adds to a line of code; `newline`,
+    `blank_line`: tokens of one and of two newlines; `vocab_size`; `byte_pieces` (256 if every text can come back).
     """
 
     def extra(indent: str) -> int:
@@ -97,18 +100,19 @@ def traits(tokenizer: Tokenizer) -> dict[str, typing.Any]:
 
 
 def general_tokenizer(vocab_size: int, *, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
-    """A tokenizer for general prose to compare with: trained on the embedded corpus (see `embedded`) in seconds.
+    """Trains a tokenizer for general prose, to compare with, on the embedded corpus (see `embedded`), in seconds.
 
-    Raises ConfigError when that corpus is too small for the size.
+    Raises:
+      ConfigError: the embedded corpus is too small for `vocab_size`.
     """
     texts = (text for _, text in embedded.iterate_embedded("prose"))
     return train_tokenizer(texts, vocab_size=vocab_size, chat_tokens=chat_tokens, model_type=model_type)
 
 
 def held_out(data: DataDir, source: str, max_bytes: int = 1_000_000, split: str = "val") -> tuple[list[str], int]:
-    """About `max_bytes` of a source's documents, decoded, and how many of them are not as long as they were when read.
+    """Returns about `max_bytes` of a source's documents, decoded, and how many differ in length from what was read.
 
-    They are whole documents in their shuffled order; the first one whatever its length.
+    Takes whole documents in their shuffled order; the first one whatever its length.
     """
     stream, coder = data.stream(source, split), data.tokenizer()
     texts, lossy, left = [], 0, max_bytes
@@ -124,10 +128,10 @@ def held_out(data: DataDir, source: str, max_bytes: int = 1_000_000, split: str 
 
 
 def report(data: DataDir, reference: Tokenizer | None = None, max_bytes: int = 1_000_000) -> dict[str, typing.Any]:
-    """The fit of a data directory's tokenizer, JSON-able: `traits`, `sources` as in `fit`, on held-out text.
+    """Measures a data directory's tokenizer on its held-out text. Returns `traits` and `sources` (rows as of `fit`).
 
-    `unused_pieces` is of the training tokens instead, the first 16 million of each source; beside the rows it is the number
-    of pieces that no source uses, of `pieces`.
+    `unused_pieces` of a row is of the source's first 16 million training tokens. Beside the rows it is the number of
+    pieces, of `pieces` in all, that no source uses.
     """
     samples = {source: held_out(data, source, max_bytes) for source in data.sources}
     coder = data.tokenizer()
@@ -155,12 +159,15 @@ def sweep(
     chat_tokens: bool = False,
     corpus_bytes: int | None = None,
 ) -> list[dict[str, typing.Any]]:
-    """One row a vocabulary size: trained on nine tenths of the texts, measured on the others.
+    """Trains a tokenizer of each size on nine tenths of the texts and measures it on the others. One row for each size:
 
-    `bytes_per_token`; `parameters` of the embedding (and the head, unless `tied`), rows padded to 128 as in the model;
-    `tokens` that the corpus will have (of 1 GB where `corpus_bytes` is not known: `tokens_per_gb`); `train_s`.
+    - `bytes_per_token`;
+    - `parameters` of the embedding, and of the head unless `tied`; rows are padded to 128 as in the model;
+    - `tokens` of the whole corpus of `corpus_bytes`; without that, `tokens_per_gb`;
+    - `train_s`: seconds.
 
-    Raises ConfigError for too little text, and sizes that it does not support.
+    Raises:
+      ConfigError: too little text, or too little for one of the sizes.
     """
     texts = list(texts)
     if len(texts) < 2:

@@ -1,4 +1,4 @@
-"""run.json: what ran, from which code, data and packages, on what hardware, and every (re)start."""
+"""Writes run.json: every (re)start of a run, with its code, data, packages and hardware."""
 
 import dataclasses
 import datetime
@@ -33,17 +33,17 @@ _PACKAGES = (
 
 
 def record_start(workdir: pathlib.Path, config: Config, *, step: int, manifest_sha256: str, choices: dict) -> None:
-    """Writes config.json and adds this start to run.json.
+    """Writes config.json, and adds this start to run.json.
 
     Args:
       workdir: the run's folder.
-      config: resolved.
+      config: the resolved config.
       step: updates already done.
-      manifest_sha256: of the data.
-      choices: what was decided at start (attention backend, mesh, ...).
+      manifest_sha256: of the data directory.
+      choices: what was decided at the start (attention backend, mesh, ...).
 
     Raises:
-      ConfigError: run.json is not what was written.
+      ConfigError: run.json is damaged.
     """
     # Absolute, so that the run is found from any folder.
     data = dataclasses.replace(config.data, dir=os.path.abspath(config.data.dir))
@@ -80,7 +80,7 @@ def lock(workdir: pathlib.Path) -> typing.IO[str]:
 
 
 def hardware() -> dict:
-    """Host, processor count and devices."""
+    """Returns the host, the number of processors and the devices."""
     devices = jax.devices()
     return {
         "host": platform.node(),
@@ -101,7 +101,7 @@ def _version(name: str) -> str | None:
 
 
 def _git() -> dict | None:
-    """Commit and dirtiness of the code, None outside a checkout."""
+    """Returns the code's commit, and whether files differ from it; None outside a checkout."""
     folder = pathlib.Path(__file__).resolve().parents[2]
 
     def git(*args: str) -> str:

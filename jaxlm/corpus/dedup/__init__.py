@@ -1,5 +1,5 @@
-"""What looks at all documents together: exact and near duplicates, lines and paragraphs that come back.
+"""Stages that look at all documents together: exact and near duplicates, lines and paragraphs that come again.
 
-Nothing here holds more of the corpus in memory than a task's share: the tables of hashes lie on disk and DuckDB joins
-them within `prepare.memory_gb`.
+Memory holds a task's share of the corpus at most: the tables of hashes lie on disk, and DuckDB joins them within
+`prepare.memory_gb`.
 """

@@ -1,6 +1,6 @@
-"""Exact duplicates: texts that differ in spacing and case alone; the best-ranked copy stays.
+"""Exact duplicates: texts that differ in spacing and case alone. The best-ranked copy stays.
 
-Sorted on disk and read in order, because grouping would hold every distinct text in memory.
+Sorts on disk and reads in order, because grouping would hold every distinct text in memory.
 """
 
 import pathlib
@@ -16,7 +16,10 @@ _BATCH = 1 << 16
 
 
 def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
-    """`sign/*.parquet` -> `exact.parquet`: (doc, keeper, keeper_id), every document that goes, and the one that stays."""
+    """Reads `sign/*.parquet`.
+
+    Writes every document to remove, with the one that stays, to `exact.parquet`: (doc, keeper, keeper_id).
+    """
     sign = f"read_parquet({quoted(folder / 'sign/*.parquet')})"
     rows = connection.sql(f"SELECT h0, h1, doc FROM {sign} WHERE exact ORDER BY h0, h1, rank, tie, doc")
     schema = pa.schema([("doc", pa.uint64()), ("keeper", pa.uint64())])

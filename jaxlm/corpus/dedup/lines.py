@@ -1,10 +1,10 @@
-"""Lines and paragraphs that come back in many documents: boilerplate of a site, and passages that were copied.
+"""Lines and paragraphs that many documents have: boilerplate of a site, and passages that were copied.
 
-A line that at least `min_documents` and a share of `min_share` of a site's documents have goes from all of them (menus,
-notices, footers). A paragraph of `min_paragraph_chars` or more that comes back anywhere stays in the best-ranked
-document alone (as in CCNet, Wenzek et al. 2019, and C4's three-sentence spans); a paragraph is one line here, so that
-text wrapped at 80 columns has none. Code, in fences or indented, and table rows are left alone; documents of source code
-(metadata "format") have no such lines at all.
+A line that at least `min_documents` and a share of `min_share` of a site's documents have is removed from all of them
+(menus, notices, footers). A paragraph of `min_paragraph_chars` or more that occurs again anywhere stays in the best-
+ranked document alone (as in CCNet, Wenzek et al. 2019, and C4's three-sentence spans). A paragraph is one line here, so
+that text wrapped at 80 columns has none. Code (fenced or indented) and table rows stay; documents of source code
+(metadata "format") are left out.
 """
 
 import pathlib
@@ -18,7 +18,7 @@ from jaxlm.corpus.dedup.sql import best_ranked, quoted
 
 
 def keys(text: str, source: str, site: str, settings: dict) -> Iterator[tuple[int, bool]]:
-    """(hash, is a paragraph) of what may be removed from a text, each once."""
+    """Yields (hash, True for a paragraph) of what may be removed from a text, each once."""
     found = (_key(line, source, site, settings) for line, prose in _marked(text) if prose)
     yield from dict.fromkeys(key for key in found if key)
 
@@ -52,7 +52,10 @@ _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 
 
 def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, min_documents: int, min_share: float) -> None:
-    """`lines/*.parquet` -> `lines.parquet`: (doc, key), what goes from each document that stays; sorted by document."""
+    """Reads `lines/*.parquet`.
+
+    Writes what to remove from the documents that stay to `lines.parquet`: (doc, key), sorted by doc.
+    """
     connection.execute(f"""
         CREATE TEMP VIEW here AS SELECT s.doc, s.rank, s.tie, s.site
         FROM read_parquet({quoted(folder / "sign/*.parquet")}) s
@@ -76,9 +79,10 @@ def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, min_docume
 
 
 def remove(text: str, source: str, site: str, settings: dict, going: set[int], *, headings: bool) -> tuple[str, int]:
-    """The text without the lines and paragraphs whose keys are `going`, and how many went.
+    """Removes the lines and paragraphs whose keys are in `going`. Returns the text, and how many there were.
 
-    Around what went blank lines close up; where `headings` begin with "#", one under which nothing is left goes with it.
+    Closes up the blank lines around them. If `headings` (they begin with "#"), removes a heading too that has nothing
+    left under it.
     """
     kept: list[str] = []
     count, cut = 0, False  # cut: something has gone since the last line that stayed

@@ -1,8 +1,8 @@
-"""Near duplicates: MinHash-LSH finds candidates, their sketches decide, and a chain is resolved from its best end.
+"""Near duplicates: MinHash-LSH finds candidates, their sketches decide, and chains are resolved from their best end.
 
-Of the documents that resemble one another, the best-ranked stays and takes with it only those that resemble *it*: with
-A ~ B ~ C but not A ~ C, A stays, B goes and C stays. That is the lexicographically first maximal independent set of the
-graph of similar pairs, found in rounds of joins.
+Of documents that resemble one another the best-ranked stays, and removes only those that resemble *it*: with A ~ B ~ C but
+not A ~ C, A stays, B goes and C stays. This is the lexicographically first maximal independent set of the graph of similar
+pairs, found in rounds of joins.
 """
 
 import collections
@@ -25,7 +25,10 @@ NEIGHBOURS = 4  # and so many next in rank
 
 
 def find_pairs(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, band: int, threshold: float) -> None:
-    """Similar pairs among documents that share the hash of `band` -> `pairs/BAND.parquet`: (better, worse)."""
+    """Writes the similar pairs among documents that share the hash of `band` to `pairs/BAND.parquet`: (better, worse).
+
+    `threshold` is the least Jaccard similarity.
+    """
     documents = f"""
         SELECT s.* FROM read_parquet({quoted(folder / "sign/*.parquet")}, union_by_name = true) s
         ANTI JOIN read_parquet({quoted(folder / "exact.parquet")}) e ON s.doc = e.doc WHERE s.b{band} IS NOT NULL"""
@@ -44,7 +47,7 @@ def find_pairs(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, band
 
 
 def _buckets(rows: duckdb.DuckDBPyRelation) -> Iterator[np.ndarray]:
-    """uint64[documents, 4], one array for each hash of the band, in its order of ranks."""
+    """Yields an array for each hash of the band, uint64[documents, 4], sorted by rank."""
     rest = None
     for batch in rows.to_arrow_reader(1 << 14):
         table = np.stack([column.to_numpy(zero_copy_only=False).astype(np.uint64) for column in batch.columns], axis=1)
@@ -72,14 +75,14 @@ def _similar_pairs(bucket: np.ndarray, threshold: float, sketches: "Sketches") -
 
 
 class Sketches:
-    """Reads sketches by document, with a bounded number of files open; not mapped, so that they count as no memory."""
+    """Reads sketches by document, with a bounded number of open files. Not memory-mapped, which would count as memory."""
 
     def __init__(self, folder: pathlib.Path, open_files: int = 256):
         self._folder, self._limit = folder / "sketch", open_files
         self._open: collections.OrderedDict[int, typing.BinaryIO] = collections.OrderedDict()
 
     def read(self, doc: int, start: int, length: int) -> np.ndarray:
-        """uint32[length], see `signatures.sketch`."""
+        """Returns uint32[length], see `signatures.sketch`."""
         task = doc >> ROW_BITS
         if task not in self._open:
             if len(self._open) >= self._limit:
@@ -90,7 +93,10 @@ class Sketches:
 
 
 def resolve(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
-    """`pairs/*.parquet` -> `near.parquet`: (doc, keeper, keeper_id), every document that goes and the one that it resembles."""
+    """Reads `pairs/*.parquet`; writes every document to remove, with the one that it resembles, to `near.parquet`.
+
+    Columns: (doc, keeper, keeper_id).
+    """
     connection.execute(f"""
         CREATE TEMP TABLE pairs AS SELECT DISTINCT better, worse FROM read_parquet({quoted(folder / "pairs/*.parquet")});
         CREATE TEMP TABLE gone (doc UBIGINT, keeper UBIGINT);

@@ -1,7 +1,7 @@
 """Hashes of a text: its words, its shingles, MinHash bands and a sketch (Broder 1997; LSH banding: Leskovec et al., ch. 3).
 
-All is vectorised over the code points of the text, so that one document costs microseconds and no Python loop. Letters:
-W words, S distinct shingles, P permutations, B bands.
+Vectorised over the code points of the text: a document costs microseconds and no Python loop. Letters: W words, S distinct
+shingles, P permutations, B bands.
 """
 
 import functools
@@ -15,18 +15,18 @@ _CHUNK = 1 << 14  # shingles hashed at a time, so that the table of permutations
 
 
 def normalised_hash(text: str) -> tuple[int, int]:
-    """128 bits that are equal for texts that differ in spacing and case alone, as two uint64."""
+    """Returns 128 bits as two uint64. They are equal for texts that differ in spacing and case alone."""
     digest = hashlib.blake2b(" ".join(text.casefold().split()).encode("utf-8", "replace"), digest_size=16).digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
 
 def hash64(text: str) -> int:
-    """A stable uint64 of a string."""
+    """Returns a uint64 of a string that is the same in every process."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little")
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele et al. 2014) over uint64."""
+    """Applies the finaliser of splitmix64 (Steele et al. 2014) to uint64."""
     x = x ^ (x >> np.uint64(30))
     x = x * np.uint64(0xBF58476D1CE4E5B9)
     x = x ^ (x >> np.uint64(27))
@@ -50,7 +50,7 @@ def _powers(n: int) -> np.ndarray:
 
 
 def word_hashes(text: str) -> np.ndarray:
-    """uint64[W]: a hash of each word, case folded; punctuation and spacing don't count, digits do."""
+    """Returns a hash of each word, case folded: uint64[W]. Digits count; punctuation and spacing don't."""
     text = text.casefold()
     if text.isascii():
         points = np.frombuffer(text.encode(), np.uint8)
@@ -80,7 +80,10 @@ def word_hashes(text: str) -> np.ndarray:
 
 
 def shingles(words: np.ndarray, n: int) -> np.ndarray:
-    """uint64[S], sorted: distinct hashes of `n` words in a row; one of all words when there are fewer."""
+    """Returns the distinct hashes of `n` words in a row, sorted.
+
+    Uint64[S]. One hash of all words if there are fewer than `n`.
+    """
     if not len(words):
         return np.empty(0, np.uint64)
     n = min(n, len(words))
@@ -103,9 +106,10 @@ def _permutations(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def band_hashes(shingles_S: np.ndarray, bands: int, rows: int) -> np.ndarray:
-    """uint64[B]: two documents of similarity J share a given one of them with probability J**rows.
+    """Returns a hash for each band, uint64[B].
 
-    Multiply-shift hashes (Dietzfelbinger et al. 1997), the smallest of each over the shingles.
+    In a given band, two documents of similarity J have the same hash with probability J**rows. Multiply-shift hashes
+    (Dietzfelbinger et al. 1997), of each the smallest over the shingles.
     """
     a, b = _permutations(bands * rows)
     lowest_P = np.full(bands * rows, np.iinfo(np.uint64).max, np.uint64)
@@ -119,12 +123,12 @@ def band_hashes(shingles_S: np.ndarray, bands: int, rows: int) -> np.ndarray:
 
 
 def sketch(shingles_S: np.ndarray) -> np.ndarray:
-    """uint32[<= SKETCH], sorted: the document's smallest shingle hashes, a uniform sample of its shingles."""
+    """Returns the document's smallest shingle hashes, sorted: uint32[<= SKETCH], a uniform sample of its shingles."""
     return _distinct((shingles_S[: 2 * SKETCH] >> np.uint64(32)).astype(np.uint32))[:SKETCH]
 
 
 def similarity(a: np.ndarray, b: np.ndarray) -> float:
-    """Jaccard similarity of two documents from their sketches."""
+    """Estimates the Jaccard similarity of two documents from their sketches."""
     both = np.concatenate([a, b])
     both.sort()
     same = both[1:] == both[:-1]

@@ -1,4 +1,4 @@
-"""DuckDB, to join and sort tables on disk within a stated memory."""
+"""DuckDB, which joins and sorts tables on disk within a stated memory."""
 
 import contextlib
 import pathlib
@@ -10,7 +10,7 @@ import duckdb
 
 @contextlib.contextmanager
 def connect(folder: pathlib.Path, memory_gb: float, threads: int) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A DuckDB that spills to `folder` beyond `memory_gb`."""
+    """Yields a DuckDB that spills to `folder` beyond `memory_gb`."""
     (folder / "spill").mkdir(parents=True, exist_ok=True)
     # A place of its own: DuckDB names files by process, and machines share the disk.
     with tempfile.TemporaryDirectory(dir=folder / "spill", ignore_cleanup_errors=True) as spill:
@@ -27,10 +27,10 @@ def connect(folder: pathlib.Path, memory_gb: float, threads: int) -> Iterator[du
 
 
 def quoted(path: pathlib.Path | str) -> str:
-    """A path or glob as an SQL string."""
+    """Returns a path or glob as an SQL string."""
     return "'" + str(path).replace("'", "''") + "'"
 
 
 def best_ranked(column: str) -> str:
-    """SQL of the `column` of the best-ranked document of a group, in a state of fixed size."""
+    """Returns SQL that gives the `column` of a group's best-ranked document, in a state of fixed size."""
     return f"arg_min({column}, (rank::UHUGEINT << 64) | tie::UHUGEINT)"

@@ -1,7 +1,7 @@
 """Tables of hashes on disk: what deduplication needs to know of each document.
 
-`doc` is a document's place: task << 32 | row. Documents are ranked: of two duplicates the one with the lower (`rank`, `tie`)
-stays. Both depend on the document alone, so the outcome does not depend on the order of shards or of workers.
+`doc` is a document's place: task << 32 | row. Documents are ranked: of two duplicates the one with the lower (`rank`,
+`tie`) stays. Both depend on the document alone, so that the order of shards and of workers does not matter.
 """
 
 import pathlib
@@ -17,11 +17,14 @@ ROW_BITS = 32
 
 
 class Signer:
-    """Writes what deduplication needs of the documents of one task, as `sign/TASK.parquet`, `sketch/TASK.u32` and
-    `lines/TASK.parquet` in `folder`.
+    """Writes what deduplication needs of one task's documents: `sign/TASK.parquet`, `sketch/TASK.u32`, `lines/TASK.parquet`.
 
     Args:
-      near: the settings of the stage `near`, lines: those of `lines`; None where the source leaves the stage out.
+      folder: gets these folders.
+      task: its number.
+      priority: of the source; of two duplicates the one with the higher priority stays.
+      exact: True if the source takes part in the stage `exact`.
+      near, lines: settings of these stages; None if the source leaves the stage out.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class Signer:
         self._row = self._place = 0
 
     def add(self, source: str, doc_id: str, site: str, text: str, *, code: bool = False) -> None:
-        """Takes the next document; rows count from 0. Lines that come back in source `code` are no boilerplate."""
+        """Takes the next document; rows count from 0. With `code`, no line of the text counts as boilerplate."""
         doc = self._task << ROW_BITS | self._row
         self._row += 1
         h0, h1 = signatures.normalised_hash(text)
@@ -58,8 +61,10 @@ class Signer:
                 sketch = signatures.sketch(shingles)
                 self._sketches.write(sketch.tobytes())
         none = (None,) * (self._near["bands"] - len(bands)) if self._near else ()
-        tie, where = signatures.hash64(f"{source}\0{doc_id}"), signatures.hash64(f"{source}\0{site}")
-        self._sign.add((doc, rank, tie, where, h0, h1, self._place, len(sketch), self._exact, doc_id, *bands, *none))
+        tie, site_hash = signatures.hash64(f"{source}\0{doc_id}"), signatures.hash64(f"{source}\0{site}")
+        self._sign.add(
+            (doc, rank, tie, site_hash, h0, h1, self._place, len(sketch), self._exact, doc_id, *bands, *none)
+        )
         self._place += len(sketch)
         if self._lines and not code:
             for key, paragraph in repeats.keys(text, source, site, self._lines):
@@ -73,7 +78,7 @@ class Signer:
 
 
 class Columns:
-    """A parquet file written row by row in groups of even size: a group takes kilobytes of memory in whoever reads."""
+    """Writes a parquet file row by row, in groups of even size, so that a reader holds kilobytes for each group."""
 
     def __init__(self, path: pathlib.Path, schema: pa.Schema):
         self._schema, self._rows = schema, []

@@ -85,10 +85,7 @@ _SIGNS = re.compile(r"[\W_]+")
 
 
 class Html(Stage):
-    """Replaces the HTML of a document by its main text, and sets metadata "format" to text and "from" to html.
-
-    Documents of other formats pass.
-    """
+    """Replaces HTML by its main text, and sets metadata "format" to text and "from" to html. Other formats pass."""
 
     @dataclasses.dataclass(frozen=True)
     class Settings:
@@ -156,10 +153,7 @@ def _words(html: str) -> frozenset[bytes]:
 
 
 def _find(body, words: frozenset[bytes], *groups: str) -> list:
-    """Returns the elements that a selector matches, in document order.
-
-    Tries only selectors whose words the page has, to save time.
-    """
+    """Returns the elements that a selector matches, in document order. Tries only groups whose words the page has."""
     tried = [selector for group in groups for selector, needed in _needed(group).items() if needed <= words]
     return body.query_selector_all(", ".join(tried)).values() if tried else []
 
@@ -279,10 +273,7 @@ def _take_code(tree: HTMLTree, pre, blocks: list[str], markup: bool) -> None:
 
 
 def _language(pre) -> str:
-    """Returns the language of a block of code, by the class of its `code`, of itself or of an element around it.
-
-    "" if unknown.
-    """
+    """Returns the language of a code block, by the class of its `code`, of itself or of what it lies in; "" if unknown."""
     for element in (pre.query_selector("code"), pre, pre.closest(_TOLD)):
         match = _LANGUAGE.search((element.getattr("class") or "") if element is not None else "")
         if match:
