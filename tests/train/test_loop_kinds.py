@@ -1,0 +1,226 @@
+"""What other kinds of training stand on, on the real loop with a real step and real checkpoints."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_models as tiny
+from tiny_steps import B, T, make_batch, make_config, make_mesh
+
+from jaxlm import sharding
+from jaxlm.objectives import lm
+from jaxlm.step import parts
+from jaxlm.train import hooks, loop, metrics, signals, watches
+from jaxlm.train.checkpoints.store import Checkpointer
+
+STEPS = 5
+
+
+def iterated(model, c):
+    """Four updates a step on weights that adapt, as PPO's KL penalty does: `running` goes into the next batch."""
+    plain = lm.make(model, c)
+
+    def adapt(running, found):
+        return {"penalty": jnp.where(found["loss"] > 4.6, running["penalty"] * 1.5, running["penalty"] / 1.5)}
+
+    return dataclasses.replace(plain, updates=4, running={"penalty": 1.0}, adapt=adapt)
+
+
+def spiky(model, c):
+    """A batch whose weights are above 1 has a loss that is as many times as high."""
+    plain = lm.make(model, c)
+
+    def sums(variables, batch, key):
+        found = plain.sums(variables, batch, key)
+        return found._replace(loss=found.loss * jnp.max(batch["weights"]))
+
+    return dataclasses.replace(plain, sums=sums)
+
+
+class Rollouts:
+    """Batches that the state writes: tokens follow from its parameters, weights from what it adapts."""
+
+    def __init__(self, mesh):
+        self._mesh, self.made = mesh, []
+
+        @jax.jit
+        def write(state):
+            batch = make_batch()
+            norm = jnp.sum(jnp.abs(state.params["params"]["embed"]["embedding"])) * 1e4
+            tokens = (batch["tokens"] + norm.astype(jnp.int32) + state.step) % 101
+            weights = batch["weights"] * state.running.get("penalty", jnp.float32(1))
+            return batch | {"tokens": tokens, "targets": jnp.roll(tokens, -1, axis=1), "weights": weights}
+
+        self._write = write
+
+    def __call__(self, state):
+        batch = jax.device_get(self._write(state))
+        self.made.append(batch)
+        return sharding.to_global(batch, self._mesh, B)
+
+    def close(self):
+        pass
+
+
+class Fixed:
+    """The batch of step s is that of number s; steps whose numbers are in `passed_over` are left out."""
+
+    def __init__(self, mesh, first, passed_over=(), spoiled=()):
+        self._mesh, self._spoiled = mesh, spoiled
+        self._numbers = iter([n for n in range(1, 100) if n not in passed_over][first:])
+
+    def __call__(self, state):
+        number = next(self._numbers)
+        batch = jax.tree.map(np.asarray, make_batch(number))
+        if number in self._spoiled:
+            batch["weights"] = batch["weights"] * 3
+        return sharding.to_global(batch, self._mesh, B)
+
+    def close(self):
+        pass
+
+
+class Spike(loop.Watch):
+    """Rolls back at a loss that is far above the one before."""
+
+    reads = ("loss",)
+
+    def __init__(self):
+        self._before = None
+
+    def __call__(self, step, record):
+        before, self._before = self._before, record["loss"]
+        if before and record["loss"] > 1.2 * before:
+            return loop.Ending(loop.ROLL_BACK, f"the loss of step {step} is {record['loss']:.2f}", keep=False)
+        return None
+
+
+class Gate(hooks.Hook):
+    """Ends the run after a step."""
+
+    name = "gate"
+
+    def __init__(self, step):
+        self._step = step
+
+    def due(self, step, end):
+        return step == self._step
+
+    def __call__(self, moment):
+        return loop.Ending(loop.STOPPED, "the gate is shut")
+
+
+def train(folder, objective=lm.make, *, batches=Rollouts, steps=STEPS, every=3, more_hooks=(), more_watches=()):
+    """(last state, how it ended) of a run in a folder, from its newest checkpoint if it has any."""
+    c = make_config(batch_size=B, microbatch_size=2 if objective is iterated else B)
+    c = dataclasses.replace(c, model=dataclasses.replace(c.model, attention="xla"))
+    made = parts.make(c, make_mesh(data=2), objective)
+    checkpointer = Checkpointer(folder, dataclasses.replace(c.checkpoint, keep_last=9))
+    state, frozen = made.create()
+    if checkpointer.steps():
+        state, _ = checkpointer.restore_latest(made.abstract, made.shardings)
+    first = int(state.step)
+    meter = metrics.Meter(tokens_per_step=B * T, flops_palm=1, flops_causal=1, peak_flops=None, usd_per_hour=0)
+    watching = [watches.SaveInFlight(checkpointer), watches.NonFinite(3), *more_watches]
+    reads = [name for watch in watching for name in watch.reads]
+    job = loop.Run(
+        mesh=made.mesh,
+        steps=steps,
+        train_step=made.jit(),
+        frozen=frozen,
+        batches=batches(made.mesh) if batches is Rollouts else batches(made.mesh, first),
+        hooks=[hooks.Save(checkpointer, every, {}), *more_hooks],
+        watches=watching,
+        recorder=metrics.Recorder(meter, None, first=first + 1, steps=steps, every_steps=100, reads=reads),
+        stop=signals.StopSignal(),
+    )
+    return loop.run(job, state)
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
+
+
+def test_a_producer_that_reads_the_state_resumes_to_the_bit_with_four_updates_a_step(tmp_path):
+    whole, ending = train(tmp_path / "whole", iterated)
+    assert ending.code == loop.DONE
+    adam = whole.opt_state[0]
+    assert (int(whole.step), int(adam.count), int(whole.skipped)) == (STEPS, 4 * STEPS, 0)
+    assert float(whole.running["penalty"]) not in (0.0, 1.0)
+    stopped, ending = train(tmp_path / "parts", iterated, more_hooks=[Gate(4)])
+    assert (ending.code, int(stopped.step)) == (loop.STOPPED, 4)  # saved at 3, and at its end
+    resumed, _ = train(tmp_path / "parts", iterated)
+    assert_same(resumed, whole)
+    early, _ = train(tmp_path / "early", iterated, steps=3)
+    assert_same(train(tmp_path / "early", iterated)[0], whole)
+    forgetful = dataclasses.replace(early, running={"penalty": jnp.float32(1)})
+    with pytest.raises(AssertionError):
+        assert_same(forgetful, early)
+
+
+def test_each_update_takes_its_own_rows_and_the_metrics_are_means():
+    """Four updates on four rows each by hand, one after the other, against one step."""
+    c = make_config(batch_size=B, microbatch_size=2)
+    c = dataclasses.replace(c, model=dataclasses.replace(c.model, attention="xla"))
+    at_once = parts.make(c, make_mesh(), iterated)
+    one = dataclasses.replace(c, train=dataclasses.replace(c.train, batch_size=2, microbatch_size=2))
+    apart = parts.make(one, make_mesh(), lm.make)
+    batch, (state, _) = make_batch(1), at_once.create()
+    got, found = jax.jit(at_once.step())({}, state, batch)
+    want, losses = dataclasses.replace(state, running={}), []
+    for update in range(4):
+        want = dataclasses.replace(want, step=jnp.int32(0))
+        want, metrics_of = jax.jit(apart.step())({}, want, jax.tree.map(lambda x, u=update: x[u::4], batch))
+        losses.append(float(metrics_of["loss"]))
+    assert tiny.difference(got.params, want.params) < 1e-4
+    assert float(found["loss"]) == pytest.approx(np.mean(losses), rel=1e-5)
+    assert int(got.step) == 1
+
+
+def test_several_updates_hold_no_second_state():
+    """A scan's carry is updated in place: temporary memory does not grow by a copy of parameters and moments."""
+
+    def temporary(updates):
+        c = make_config(batch_size=B, microbatch_size=2)
+        wide = tiny.model_config(n_layers=2, d_model=256, n_heads=4, n_kv_heads=4, d_ff=1024, attention="xla")
+        c = dataclasses.replace(c, model=wide)
+        made = parts.make(c, make_mesh(), lambda *a: dataclasses.replace(lm.make(*a), updates=updates))
+        params = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(made.abstract.params))
+        return made.lower().compile().memory_analysis().temp_size_in_bytes / params
+
+    assert temporary(4) < temporary(1) + 0.5  # the state is three times the parameters
+
+
+def test_a_hook_ends_a_real_run_with_its_state_saved(tmp_path):
+    state, ending = train(tmp_path, more_hooks=[Gate(2)])
+    assert ending == loop.Ending(loop.STOPPED, "the gate is shut")
+    assert Checkpointer(tmp_path, read_only=True).steps() == [int(state.step)] == [2]
+
+
+def test_a_watch_rolls_a_real_run_back_past_the_window_that_spoiled_it(tmp_path):
+    """Equal to the bit to a run whose data never had the window."""
+
+    def spoiled(mesh, first):
+        return Fixed(mesh, first, spoiled=(4,))
+
+    def past(mesh, first):
+        return Fixed(mesh, first, passed_over=(3, 4), spoiled=(4,))
+
+    _, ending = train(tmp_path / "run", spiky, batches=spoiled, steps=6, every=2, more_watches=[Spike()])
+    assert ending.code == loop.ROLL_BACK
+    assert ending.why.startswith("the loss of step 4 is")
+    assert Checkpointer(tmp_path / "run", read_only=True).steps()[-1] <= 4
+    for step in Checkpointer(tmp_path / "run", read_only=True).steps():
+        if step > 2:  # saved before the spike was read: rolling back leaves it out
+            (tmp_path / "run" / str(step)).rename(tmp_path / f"spoiled{step}")
+    again, ending = train(tmp_path / "run", spiky, batches=past, steps=6, every=2, more_watches=[Spike()])
+    assert ending.code == loop.DONE
+    clean, _ = train(
+        tmp_path / "clean", spiky, batches=lambda mesh, first: Fixed(mesh, first, (3, 4)), steps=6, every=2
+    )
+    assert_same(again, clean)
+    spoiled_for_good, _ = train(tmp_path / "spoiled", spiky, batches=spoiled, steps=6, every=2)
+    with pytest.raises(AssertionError):
+        assert_same(spoiled_for_good, clean)
