@@ -24,13 +24,16 @@ import typing
 import bench_loader
 import jax.numpy as jnp
 import numpy as np
-from jaxlm.train.state import TrainState
 
 from jaxlm import sharding
 from jaxlm.config import Config, resolve
 from jaxlm.config_files import load
-from jaxlm.data import loader, shards
-from jaxlm.train import checkpoint, loop, metrics
+from jaxlm.data import loader, rows, shards
+from jaxlm.step.state import TrainState
+from jaxlm.train import hooks, loop, metrics, signals, watches
+from jaxlm.train.batches import LoaderBatches
+from jaxlm.train.checkpoints import digest
+from jaxlm.train.checkpoints.store import Checkpointer
 
 
 class Device(threading.Thread):
@@ -76,17 +79,17 @@ class Metric:
         return self._value
 
 
-class Checkpointer(checkpoint.Checkpointer):
+class Saver(Checkpointer):
     """Saves after the device has come to the step, as reading the state would; notes how long each save blocks."""
 
     def __init__(self, *args, last: typing.Callable[[], threading.Event]):
         super().__init__(*args)
         self._last, self.blocked = last, []
 
-    def save(self, state: TrainState, meta: dict, evaluated: dict) -> bool:
+    def save(self, state: TrainState, meta: dict) -> bool:
         self._last().wait()
         began = time.perf_counter()
-        saved = super().save(state, meta, evaluated)
+        saved = super().save(state, meta)
         self.blocked.append(time.perf_counter() - began)
         return saved
 
@@ -127,7 +130,8 @@ def make_state(gigabytes: float) -> TrainState:
     named = {f"w{i}": leaf for i, leaf in enumerate(leaves)}
     params = dict(list(named.items())[::3])
     moments = {name: leaf for name, leaf in named.items() if name not in params}
-    return TrainState(jnp.int32(0), params, moments, jnp.int32(0), jnp.int32(0))
+    zero = jnp.int32(0)
+    return TrainState(zero, {"params": params}, moments, {}, zero, zero)
 
 
 def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds: float, gigabytes: float) -> dict:
@@ -136,7 +140,7 @@ def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds:
     now, last = make_state(gigabytes), threading.Event()
     last.set()
 
-    def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
+    def train_step(frozen: dict, state: TrainState, batch: dict) -> tuple[TrainState, dict]:
         nonlocal last
         last = device.send()
         values = {"loss": 1.0, "skipped": 0.0, "skipped_in_a_row": 0.0, **{f"grad_norm/{i}": 1.0 for i in range(24)}}
@@ -144,30 +148,42 @@ def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds:
 
     t, d = config.train, config.data
     options = {"num_threads": d.num_threads, "prefetch": d.prefetch}
-    batches = loader.TrainLoader(data, data.mixture, seed=0, seq_len=t.seq_len, batch_size=t.batch_size, **options)
-    checkpointer = Checkpointer(folder / "checkpoints", config.checkpoint, last=lambda: last)
+    order = rows.Order(data, data.mixture, 0, t.seq_len, t.batch_size)
+    batches = loader.TrainLoader(order, **options)
+    saver = Saver(folder / "checkpoints", config.checkpoint, last=lambda: last)
     writer = metrics.Writer(folder, config.log, {})
     meter = metrics.Meter(
         tokens_per_step=t.batch_size * t.seq_len, flops_palm=1, flops_causal=1, peak_flops=None, usd_per_hour=0
     )
-    hooks = loop.Hooks(lambda params: {}, lambda params, step: [], {})
+    recorder = metrics.Recorder(meter, writer, first=1, steps=t.steps, every_steps=config.log.every_steps)
     type(batches).__next__ = clock.timed("loader", type(batches).__next__)
     sharding.to_global = clock.timed("transfer", sharding.to_global)
     writer.write = clock.timed("metrics", writer.write)
-    checkpoint._digest_table = clock.timed("digests", checkpoint._digest_table)
-    checkpointer.save = clock.noted("digests", checkpointer.save)
-    checkpointer.check = clock.timed("checkpoint", checkpointer.check)
+    digest.table = clock.timed("digests", digest.table)
+    saver.save = clock.noted("digests", saver.save)
+    saver.check = clock.timed("checkpoint", saver.check)
     device.start()
-    code = loop.run(config, mesh, now, train_step, batches, checkpointer, meter, writer, hooks)
+    job = loop.Run(
+        mesh=mesh,
+        steps=t.steps,
+        train_step=train_step,
+        frozen={},
+        batches=LoaderBatches(batches, mesh, t.batch_size),
+        hooks=[hooks.Save(saver, config.checkpoint.every_steps, {})],
+        watches=[watches.SaveInFlight(saver), watches.NonFinite(config.train.max_nonfinite_steps)],
+        recorder=recorder,
+        stop=signals.StopSignal(),
+    )
+    _, ending = loop.run(job, now)
     device.stop()
     batches.close()
     writer.close()
-    assert code == loop.DONE
+    assert ending.code == loop.DONE
     del clock.seconds["digests"]
     return {
         "digests": clock.notes[1],
         "gaps": device.gaps(),
-        "blocked": checkpointer.blocked[1],
+        "blocked": saver.blocked[1],
         "host": dict(clock.seconds),
     }
 

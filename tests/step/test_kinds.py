@@ -157,6 +157,21 @@ def test_frozen_variables_are_kept_and_the_state_is_given_away():
     assert not any(x.is_deleted() for x in jax.tree.leaves(frozen))
 
 
+def test_frozen_parameters_come_from_an_origin_and_adapters_are_new():
+    made = parts.make(adapted(), make_mesh(fsdp=8), lora_lm, Lora())
+    given = tiny.random_params(made.model, seed=4)
+
+    class Origin:
+        def params(self, abstract, shardings):
+            assert jax.tree.structure(abstract) == jax.tree.structure(given)
+            return jax.device_put(given, shardings)
+
+    now, frozen = made.create(Origin())
+    jax.tree.map(np.testing.assert_array_equal, frozen["params"], tiny.random_params(made.model, seed=4))
+    jax.tree.map(np.testing.assert_array_equal, now.params, made.create()[0].params)
+    assert jax.tree.map(lambda x: x.sharding, frozen) == made.frozen_shardings
+
+
 def valued(model, c):
     """Next tokens, and a scalar head that learns the position within a document."""
     plain_lm = lm.make(model, c)
