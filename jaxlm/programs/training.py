@@ -82,12 +82,13 @@ def run(config: Config, task: Task) -> int:
         save = hooks.Save(checkpointer, config.checkpoint.every_steps, meta)
         held_out = hooks.HeldOut(task.held_out(ready), config.train.eval_every_steps, config.eval, losses)
         trace = stack.enter_context(profile.Trace(config.profile.window, folder / "profile"))
-        hooks_ = [trace, save, held_out, hooks.Sample(sample, config.sample, folder), trace.begin]
-        owed = hooks.owed(hooks_, first, config.train.steps, interrupted)
+        between = [trace, save, held_out, hooks.Sample(sample, config.sample, folder), trace.begin]
+        owed = hooks.owed(between, first, config.train.steps, interrupted)
         if first >= config.train.steps and not owed:
             say(f"complete: {folder} is at step {first} of {config.train.steps}; raise config.train.steps to continue")
             return EXIT_CODES[loop.DONE]
-        profile.check(config.profile, first + 1)
+        if first < config.train.steps:
+            profile.check(config.profile, first + 1)
         batches = task.batches(ready, first)
         stack.callback(batches.close)
         writer = together(lambda: start.begin(folder, asked, config, data.data.sha256, mesh, first), first_only=True)
@@ -99,7 +100,7 @@ def run(config: Config, task: Task) -> int:
         stack.callback(recorder.close)
         step = ready.parts.jit()
         job = loop.Run(
-            mesh, config.train.steps, step, frozen, batches, hooks_, watching, recorder, signals.StopSignal(), owed
+            mesh, config.train.steps, step, frozen, batches, between, watching, recorder, signals.StopSignal(), owed
         )
         _, ending = loop.run(job, state)
     _say_ending(ending, folder)

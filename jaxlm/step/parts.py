@@ -95,7 +95,7 @@ class Parts:
         """A batch as shapes with their shardings."""
         return self.objective.shapes(self.config, self.mesh)
 
-    def jit(self) -> typing.Any:
+    def jit(self) -> jax.stages.Wrapped:
         """The step compiled for the mesh: the state's memory is given to the new one, frozen variables stay.
 
         Call it under `jax.set_mesh(mesh)`.

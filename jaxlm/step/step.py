@@ -18,7 +18,7 @@ from jaxlm.step.state import TrainState
 
 Metrics = dict[str, jax.Array]
 TrainStep = typing.Callable[[Variables, TrainState, Batch], tuple[TrainState, Metrics]]
-Rates = typing.Callable[[jax.Array], typing.Any]  # see `optim.rates`
+Rates = typing.Callable[[jax.Array], jax.Array | dict]  # step -> one rate, or a tree of them; see `optim.rates`
 
 
 def make(config: Config, objective: Objective, tx: optax.GradientTransformationExtraArgs, rates: Rates) -> TrainStep:
@@ -172,7 +172,7 @@ def _total(norms: dict[str, jax.Array]) -> jax.Array:
     return jnp.sqrt(sum(jnp.square(norm) for norm in norms.values()))
 
 
-def _rate_metrics(lr: typing.Any) -> Metrics:
+def _rate_metrics(lr: jax.Array | dict) -> Metrics:
     """`lr`, the highest rate; with several also each as `lr/NAME`."""
     named = tree.named_leaves(lr)
     highest = functools.reduce(jnp.maximum, (rate for _, rate in named))
