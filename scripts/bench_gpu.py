@@ -217,7 +217,7 @@ class Bench:
                 if code and not said and shutil.disk_usage(folder).free < 1 << 20:
                     said = f"no room left in {tempfile.gettempdir()} (TMPDIR)"
         except OSError as error:  # no room for the folder, say: this part's rows must not cost the others'
-            said = str(error)
+            code, said = 1, str(error)
         seconds = time.monotonic() - began
         if code != 0 or not rows:
             lines = [line for line in said.splitlines() if line.strip()]
