@@ -1,6 +1,7 @@
-"""Every key with its default; an experiment imports this file, changes what it must, and nothing else.
+"""Every key with its default and a comment; an experiment imports this file, changes what it must, and nothing else.
 
-0 (or an empty string) means "derive it" where the comment says so.
+The comments are what `jaxlm train --help=SECTION` prints; a key's type, bounds and choices stand in jaxlm/config/schema.py.
+0 (or an empty string) means "derive it" if the comment says so.
 """
 
 from ml_collections import ConfigDict
@@ -9,8 +10,8 @@ from ml_collections import ConfigDict
 def get_config() -> ConfigDict:
     """A new ConfigDict with all defaults."""
     c = ConfigDict()
-    c.program = "pretrain"  # what `python -m jaxlm.main` runs
-    c.workdir = ""  # folder of this run: checkpoints, metrics, samples; required
+    c.program = "pretrain"  # the program that `jaxlm train` and `python -m jaxlm.main` run
+    c.workdir = ""  # folder of this run: checkpoints, metrics, samples; required to train
     c.seed = 0  # initial weights, data order, dropout and samples all follow from it
     _model(c)
     _data(c)
@@ -23,32 +24,32 @@ def get_config() -> ConfigDict:
 
 def _model(c: ConfigDict) -> None:
     """The network."""
-    c.model = m = ConfigDict()
-    m.family = "llama"  # llama | gpt2
-    m.n_layers = 8
-    m.d_model = 512
+    c.model = m = ConfigDict()  # the network
+    m.family = "llama"  # architecture
+    m.n_layers = 8  # transformer blocks
+    m.d_model = 512  # width: size of the embeddings and of the residual stream
     m.n_heads = 8  # query heads
     m.n_kv_heads = 0  # key-value heads (GQA); 0 = n_heads
     m.head_dim = 0  # 0 = d_model / n_heads
-    m.d_ff = 1408
+    m.d_ff = 1408  # inner size of the MLP
     m.vocab_size = 16384  # of the tokenizer, chat tokens included; padded internally to a multiple of 128
     m.max_seq_len = 0  # learned positions of gpt2, longest context written to exports; 0 = train.seq_len
     m.tie_embeddings = True  # one matrix for input embedding and output head
     m.bias = False  # biases in projections (llama: attention and MLP; gpt2 has them always as published)
     m.qk_norm = False  # RMSNorm on queries and keys per head
-    m.norm_eps = 1e-5
-    m.rope = ConfigDict()
-    m.rope.theta = 10000.0
-    m.rope.scaling = "none"  # none | linear | llama3
+    m.norm_eps = 1e-5  # added to the variance in each norm
+    m.rope = ConfigDict()  # rotary positions (llama)
+    m.rope.theta = 10000.0  # base of the angles
+    m.rope.scaling = "none"  # how a longer context than the trained one is reached
     m.rope.factor = 1.0  # context is stretched by this (linear, llama3)
     m.rope.low_freq_factor = 1.0  # llama3 only
     m.rope.high_freq_factor = 4.0  # llama3 only
     m.rope.original_max_len = 8192  # llama3 only: context before stretching
     m.dropout = 0.0  # on embeddings and on each residual branch
     m.init_std = 0.02  # of normal initial weights; output projections divided by sqrt(2 n_layers)
-    m.dtype = "auto"  # compute: bfloat16 | float32 | auto (float32 on CPU); parameters and loss are always float32
-    m.attention = "auto"  # auto | xla | blocked (CPU) | cudnn, cudnn_packed, tokamax (GPU) | pallas (GPU, TPU); logged
-    m.remat = "none"  # recompute in backward: none | names | dots | full, in order of memory saved; auto = what fits
+    m.dtype = "auto"  # of computation; auto: float32 on CPU, else bfloat16; parameters and loss are always float32
+    m.attention = "auto"  # blocked: CPU; cudnn, cudnn_packed, tokamax: GPU; pallas: GPU, TPU; auto: logged
+    m.remat = "none"  # what the backward pass recomputes, in order of memory saved; auto = the least that fits
     m.scan_layers = False  # True: compile one layer and scan it (deep models, TPU); False: unroll (fastest on one GPU)
     m.fuse_projections = True  # q, k, v in one product and gate, up in one; the parameters stay apart
     m.fp8 = False  # products of the MLP in float8 (e4m3, gradients e5m2; scaled by tensor): Hopper, Ada or newer
@@ -57,8 +58,8 @@ def _model(c: ConfigDict) -> None:
 
 def _data(c: ConfigDict) -> None:
     """Where tokens come from, and how they reach the step."""
-    c.data = d = ConfigDict()
-    d.dir = ""  # where tokenizer, shards and manifest live; made when absent; "" = WORKDIR/data
+    c.data = d = ConfigDict()  # texts, tokenizer, shards, loader
+    d.dir = ""  # folder of tokenizer, shards and manifest; made when absent; "" = WORKDIR/data
     d.path = ""  # train on this one folder, file, glob or tfds:NAME; takes the place of `sources`
     d.sources = ConfigDict()  # NAME -> path (folder, file, glob, tfds:NAME, embedded:NAME; "" = in data.dir), weight
     d.text_key = "text"  # the field that holds the text, in jsonl, parquet and TFDS
@@ -66,7 +67,7 @@ def _data(c: ConfigDict) -> None:
     d.tfds_dir = ""  # folder of TFDS datasets; "" = TFDS's own default
     d.hub_dir = ""  # folder that holds hub datasets as REPOSITORY/*.parquet or .jsonl; "" = from the hub
     d.tokenizer = ""  # a SentencePiece .model to use; "" = one is trained on the sources
-    d.tokenizer_model = "bpe"  # what is trained: bpe | unigram
+    d.tokenizer_model = "bpe"  # the kind of tokenizer that is trained
     d.chat_tokens = False  # the last five ids of the vocabulary are the ChatML tokens
     d.val_fraction = 0.01  # of documents, held out by a hash of their content
     d.block_tokens = 8192  # tokens per ArrayRecord record
@@ -78,32 +79,32 @@ def _data(c: ConfigDict) -> None:
 
 def _train(c: ConfigDict) -> None:
     """The optimizer steps."""
-    c.train = t = ConfigDict()
-    t.steps = 1000
+    c.train = t = ConfigDict()  # steps, batch, row length
+    t.steps = 1000  # optimizer steps in all; raise it to continue a finished run
     t.batch_size = 64  # sequences per optimizer step, over all devices
     t.seq_len = 512  # tokens per sequence
     t.microbatch_size = 0  # sequences in memory at a time (accumulation); 0 = batch_size, -1 = auto, the most that fit
     t.eval_every_steps = 250  # held-out loss; 0 = at the end only
     t.max_nonfinite_steps = 20  # this many skipped steps in a row stop the run (exit code 3)
 
-    c.loss = ConfigDict()
+    c.loss = ConfigDict()  # the cross-entropy
     c.loss.z_loss = 0.0  # weight of log(Z)^2
     c.loss.tile_tokens = 2048  # tokens per tile of the cross-entropy, so that all logits never exist; 0 = plain
 
-    c.optim = o = ConfigDict()
-    o.name = "adamw"  # adamw | adamw8bit | adafactor | muon (AdamW for what is no matrix of a layer)
-    o.mu_dtype = "float32"  # of the first moment (adamw, muon): float32 | bfloat16
+    c.optim = o = ConfigDict()  # optimizer and learning rate
+    o.name = "adamw"  # muon: AdamW for what is no matrix of a layer
+    o.mu_dtype = "float32"  # of the first moment (adamw, muon)
     o.full_precision = (r".*norm.*", r".*embed.*", r".*/bias")  # adamw8bit: parameters whose moments stay float32
     o.offload = False  # the optimizer's state lives in host memory and visits the device at each update
-    o.lr = 1e-3  # peak
-    o.schedule = "cosine"  # cosine | wsd | linear | constant, all after a linear warm-up
-    o.warmup_steps = 100
+    o.lr = 1e-3  # peak learning rate
+    o.schedule = "cosine"  # of the learning rate after its linear warm-up; wsd = warm-up, stable, decay
+    o.warmup_steps = 100  # steps in which the rate rises from 0 to its peak
     o.decay_fraction = 0.2  # wsd: the last part of the steps, in which the rate falls
     o.final_lr_ratio = 0.1  # rate at the last step over the peak
-    o.b1 = 0.9
-    o.b2 = 0.95
-    o.eps = 1e-8
-    o.weight_decay = 0.1  # decoupled
+    o.b1 = 0.9  # decay rate of the first moment
+    o.b2 = 0.95  # decay rate of the second moment
+    o.eps = 1e-8  # added to the square root of the second moment
+    o.weight_decay = 0.1  # decoupled from the gradient
     o.decay = (r".*/kernel",)  # parameters that decay (full match of their path)
     o.no_decay = (r".*norm.*", r".*embed.*", r".*/bias")  # those that do not; each must be in exactly one list
     o.clip_norm = 1.0  # of the global gradient norm; 0 = off
@@ -111,25 +112,25 @@ def _train(c: ConfigDict) -> None:
 
 def _outputs(c: ConfigDict) -> None:
     """What a run leaves behind, and how it is judged on the way."""
-    c.checkpoint = ConfigDict()
+    c.checkpoint = ConfigDict()  # when to save and what to keep
     c.checkpoint.every_steps = 1000  # 0 = at the end only
-    c.checkpoint.keep_last = 2
+    c.checkpoint.keep_last = 2  # the latest checkpoints that stay
     c.checkpoint.keep_every = 0  # also keep each checkpoint whose step is a multiple of this, for good
     c.checkpoint.keep_best = 1  # also keep this many with the lowest validation loss
 
-    c.eval = ConfigDict()
+    c.eval = ConfigDict()  # held-out loss
     c.eval.batch_size = 0  # sequences per evaluation step; 0 = microbatch_size
-    c.eval.at_start = False  # also before the first step, to see where the loss comes from
+    c.eval.at_start = False  # also before the first step
     c.eval.max_batches = 32  # per source; 0 = all held-out text
 
-    c.sample = s = ConfigDict()
+    c.sample = s = ConfigDict()  # texts that the run writes
     s.prompts = ()  # texts to continue; () = no samples
     s.every_steps = 0  # 0 = at `at_steps` and at the end only
-    s.at_steps = ()
-    s.max_new_tokens = 96
+    s.at_steps = ()  # after these steps too
+    s.max_new_tokens = 96  # of each continuation, at most
     s.temperature = 0.8  # 0 = greedy
-    s.top_k = 50  # 0 = off
-    s.top_p = 0.95  # 1 = off
+    s.top_k = 50  # draw from this many likeliest tokens; 0 = off
+    s.top_p = 0.95  # draw from the likeliest tokens that have this probability together; 1 = off
 
 
 def _machine(c: ConfigDict) -> None:
@@ -140,27 +141,27 @@ def _machine(c: ConfigDict) -> None:
     c.mesh.tensor = 1  # heads, feed-forward and vocabulary split over these
     c.mesh.context = 1  # the tokens of each row split over these (long rows)
 
-    c.log = ConfigDict()
-    c.log.every_steps = 10
-    c.log.tensorboard = True
-    c.log.wandb = ""  # "" = off | offline | online (pip install "jaxlm[wandb]")
+    c.log = ConfigDict()  # what is logged, and how often
+    c.log.every_steps = 10  # a line of metrics.jsonl and of the terminal
+    c.log.tensorboard = True  # write WORKDIR/tensorboard
+    c.log.wandb = ""  # Weights & Biases (pip install "jaxlm[wandb]"); "" = off
 
-    c.hardware = ConfigDict()
+    c.hardware = ConfigDict()  # price, peak, compile cache
     c.hardware.usd_per_hour = 0.0  # what the machine costs, for the dollars in the progress line
     c.hardware.peak_tflops = 0.0  # of one device, for MFU; 0 = by the device's name
     c.hardware.compile_cache = "~/.cache/jaxlm/xla"  # persistent compile cache; "" = off
     c.hardware.xla_flags = ()  # XLA flags added to those that jaxlm sets (docs/performance.md); the later one counts
 
-    c.profile = ConfigDict()
-    c.profile.steps = ""  # A:B = trace steps A to B, for TensorBoard and Perfetto, and say where the time went
+    c.profile = ConfigDict()  # a trace of some steps
+    c.profile.steps = ""  # trace steps A to B of A:B for TensorBoard and Perfetto, and print what took the time
 
     c.distributed = ConfigDict()  # several processes; found by themselves under Slurm and Open MPI
     c.distributed.auto = False  # True: JAX looks for a cluster that it knows (GKE, GCE TPU pods, Kubernetes)
     c.distributed.coordinator = ""  # host:port of process 0
-    c.distributed.num_processes = 0
-    c.distributed.process_id = -1
+    c.distributed.num_processes = 0  # with a coordinator: how many processes there are
+    c.distributed.process_id = -1  # with a coordinator: which of them this is, from 0
 
-    c.plan = p = ConfigDict()  # `jaxlm plan`
+    c.plan = p = ConfigDict()  # what `jaxlm plan` assumes
     p.mesh = ""  # plan for a mesh that is not there, such as fsdp:64 or data:4,fsdp:8; "" = one device of each kind
     p.hosts = 0  # over how many hosts that mesh goes; 0 = eight devices to a host
     p.prices = ""  # your own copy of configs/prices.toml; "" = the shipped one
@@ -169,25 +170,25 @@ def _machine(c: ConfigDict) -> None:
     p.preemptions_per_day = 2.0  # of a spot machine
     p.restart_minutes = 10.0  # from a preemption to the next step: a new machine, data, compile
 
-    c.tune = t = ConfigDict()  # `jaxlm tune`: one of these settings after the other is varied from the best so far
+    c.tune = t = ConfigDict()  # what `jaxlm tune` tries; it varies one setting after the other from the best so far
     t.exhaustive = False  # True: every combination
     t.microbatch_sizes = ()  # () = halves of train.batch_size, down to the mesh's own
-    t.remat = ("none", "names", "dots", "full")
-    t.attention = ()  # () = every backend that this device runs
-    t.scan_layers = (False, True)
-    t.tile_tokens = (0, 2048)  # of the loss
+    t.remat = ("none", "names", "dots", "full")  # of model.remat
+    t.attention = ()  # of model.attention; () = every backend that this device runs
+    t.scan_layers = (False, True)  # of model.scan_layers
+    t.tile_tokens = (0, 2048)  # of loss.tile_tokens
     t.steps = 10  # timed for each at most
     t.step_seconds = 20.0  # of timing for each at most, but two steps at least
     t.max_seconds = 1800.0  # begin no further candidate after this
     t.memory_gb = 0.0  # of a device; 0 = what it says it has
 
-    c.engine = "local"  # where the tasks of `jaxlm prepare` run: local | ray | slurm
+    c.engine = "local"  # what runs the tasks of `jaxlm prepare`
 
 
 def _prepare(c: ConfigDict) -> None:
     """`jaxlm prepare`: the sources with their stages in order, and what each stage does by default."""
-    c.prepare = p = ConfigDict()
-    p.sources = ConfigDict()  # NAME -> source(path, stages=(...), ...)
+    c.prepare = p = ConfigDict()  # raw documents to clean ones
+    p.sources = ConfigDict()  # NAME -> base.source(path, stages, ...)
     p.workers = 0  # processes at a time (local), or the most tasks at a time (ray, slurm); 0 = one per core
     p.engine_options = ()  # NAME=VALUE: of sbatch (partition=cpu, time=12:00:00) or of ray.init (address=auto)
     p.task_mb = 64.0  # of input per task; the outcome depends on it, not on the number of workers
@@ -196,7 +197,7 @@ def _prepare(c: ConfigDict) -> None:
     p.excerpt_chars = 500  # of each removed document in removed/STAGE.jsonl.gz
     p.report_mb = 8.0  # of each source's documents that the audit and the mismatch report look at; 0 = neither
     p.target = ""  # a folder of "what I want it to write like", for the mismatch report
-    p.stages = s = ConfigDict()  # a source may set any of these for itself: "gopher_quality min_words=30"
+    p.stages = s = ConfigDict()  # each stage's settings; a source may set its own: "gopher_quality min_words=30"
     _cleaning(s)
     _published_rules(s)
     _judges(s)
@@ -220,7 +221,7 @@ def _cleaning(s: ConfigDict) -> None:
     d.max_mentions = 1  # of HTML, CSS ...: a text with more is about them, and keeps its tags and entities
     d.min_menu_lines = 3  # of menus' words, in a run of short lines
     d.max_menu_chars = 30  # of a short line
-    d.max_notice_chars = 200
+    d.max_notice_chars = 200  # a longer line is no notice
 
     s.unicode = u = ConfigDict()  # mojibake, NFC, line ends, white space, characters that do not show
     u.mojibake = True  # mend UTF-8 that was read as another encoding ("cafÃ©")
@@ -237,10 +238,10 @@ def _published_rules(s: ConfigDict) -> None:
     lang.model = ""  # a fastText model file, such as lid.176.ftz; "" = py3langid
 
     s.gopher_quality = q = ConfigDict()  # words of prose; limits of Gopher, as in datatrove; 0 = off; code passes
-    q.min_words = 50
-    q.max_words = 100000
+    q.min_words = 50  # in a document
+    q.max_words = 100000  # in a document
     q.min_mean_word_length = 3.0  # characters
-    q.max_mean_word_length = 10.0
+    q.max_mean_word_length = 10.0  # characters
     q.max_symbols_per_word = 0.1  # of "#", and of ellipses
     q.max_bullet_lines = 0.9  # share of lines that begin with a bullet
     q.max_ellipsis_lines = 0.3  # share of lines that end in an ellipsis
@@ -252,16 +253,16 @@ def _published_rules(s: ConfigDict) -> None:
     r.dup_line_frac = 0.3  # share of lines that have come before
     r.dup_para_frac = 0.3  # the same of paragraphs
     r.dup_line_char_frac = 0.2  # share of characters in such lines
-    r.dup_para_char_frac = 0.2
+    r.dup_para_char_frac = 0.2  # share of characters in such paragraphs
     r.top_2_gram = 0.2  # share of characters in the most frequent pair of words
-    r.top_3_gram = 0.18
-    r.top_4_gram = 0.16
+    r.top_3_gram = 0.18  # the same for 3 words
+    r.top_4_gram = 0.16  # the same for 4 words
     r.dup_5_gram = 0.15  # share of characters in runs of 5 words that have come before
-    r.dup_6_gram = 0.14
-    r.dup_7_gram = 0.13
-    r.dup_8_gram = 0.12
-    r.dup_9_gram = 0.11
-    r.dup_10_gram = 0.1
+    r.dup_6_gram = 0.14  # the same for runs of 6 words
+    r.dup_7_gram = 0.13  # the same for runs of 7 words
+    r.dup_8_gram = 0.12  # the same for runs of 8 words
+    r.dup_9_gram = 0.11  # the same for runs of 9 words
+    r.dup_10_gram = 0.1  # the same for runs of 10 words
 
     s.c4 = c4 = ConfigDict()  # C4's rules on lines, for web pages; code passes
     c4.terminal_punctuation = False  # lines must end in . ? ! or a quotation mark (C4 did; FineWeb found it too much)
@@ -277,9 +278,9 @@ def _published_rules(s: ConfigDict) -> None:
     s.fineweb = f = ConfigDict()  # FineWeb's rules against lists and leftovers of pages; code passes
     f.min_punctuated_lines = 0.12  # share of lines that end in . ? ! ...
     f.max_short_lines = 0.67  # share of lines that are short; 1 = off
-    f.short_line_chars = 30
+    f.short_line_chars = 30  # up to this length a line is short
     f.max_repeated_line_chars = 0.01  # share of characters in lines that have come before; 1 = off
-    f.max_newlines_per_word = 0.3
+    f.max_newlines_per_word = 0.3  # more is a list
 
 
 def _judges(s: ConfigDict) -> None:
@@ -295,7 +296,7 @@ def _judges(s: ConfigDict) -> None:
     pp.reference = ""  # a folder of good text, 1 MB or more, from which byte n-grams are counted; quantiles beside it
     pp.model = ""  # a KenLM .arpa or .binary
     pp.pieces = ""  # the SentencePiece model of that KenLM model; "" = words between spaces
-    pp.scorer = ""  # MODULE:FUNCTION ARGUMENT; "jaxlm.programs.restored:bits_per_byte RUN" is a jaxlm model
+    pp.scorer = ""  # MODULE:FUNCTION ARGUMENT; "jaxlm.eval.scorer:bits_per_byte RUN" is a jaxlm model
     pp.min_bits_per_byte = 0.0  # below: boilerplate of the reference; 0 = off
     pp.max_bits_per_byte = 0.0  # above: debris or foreign to the reference; 0 = off
     pp.chars = 4000  # looked at, from the beginning
@@ -320,7 +321,7 @@ def _judges(s: ConfigDict) -> None:
 def _guards(s: ConfigDict) -> None:
     """Stages against what a model must not learn."""
     s.pii = ConfigDict()  # personal data becomes <EMAIL>, <PHONE>, ..., the same always
-    s.pii.kinds = ("secret", "email", "iban", "card", "ssn", "ip", "phone")
+    s.pii.kinds = ("secret", "email", "iban", "card", "ssn", "ip", "phone")  # of personal data
     s.pii.regions = ("US",)  # whose phone numbers are known without "+" and country code; ISO codes
     s.pii.keep_emails = (  # addresses that stay: regexes of the whole address, case aside
         r".*@([\w-]+\.)*example\.(com|org|net|edu)",
@@ -328,7 +329,6 @@ def _guards(s: ConfigDict) -> None:
         r".*@users\.noreply\.github\.com",
     )
 
-    # junk
     s.junk = ConfigDict()  # what `jaxlm audit` finds
     s.junk.patterns = ("annotation", "chat_tokens")  # groups of jaxlm/corpus/audit_patterns.py, regular expressions
     s.junk.level = "line"  # what goes: match (alone) | line | document
@@ -348,7 +348,7 @@ def _deduplication(s: ConfigDict) -> None:
     s.near = ConfigDict()  # nearly the same text: MinHash finds candidates, their shingles' Jaccard similarity decides
     s.near.threshold = 0.6  # similarity from which one of two documents goes
     s.near.ngram = 5  # words a shingle
-    s.near.bands = 20
+    s.near.bands = 20  # documents with all hashes of a band in common are compared
     s.near.rows = 5  # hashes a band
     s.lines = ConfigDict()  # lines and paragraphs that come back in many documents
     s.lines.min_documents = 10  # of a site that hold a line, from which on it goes from all of them,
@@ -360,17 +360,16 @@ def _deduplication(s: ConfigDict) -> None:
 
 def source(path: str, stages: tuple[str, ...] = (), **keys) -> dict:
     """A source of `prepare.sources`: `source("docs/*.html", stages=("html", "unicode"), priority=1)`."""
-    defaults = dict(
-        path=path,  # folder, file, glob, URL that fsspec knows, tfds:NAME, hub:REPOSITORY, embedded:NAME
-        format="auto",  # auto (by the file's name) | text | markdown | html | warc | code | mediawiki | jsonl | parquet
-        text_key="text",  # the field that holds the text, in jsonl, parquet and datasets
-        stages=stages,  # in order, each with its settings: "gopher_quality min_words=30"
-        priority=0,  # of two duplicates, the one from the source with the higher priority stays
-        weight=1.0,  # in the mixture to train on
-        max_bytes=0,  # of text to read; 0 = all
-        licences=(),  # code: keep files under these SPDX licences only; () = all
-    )
-    unknown = set(keys) - set(defaults)
+    s = ConfigDict()
+    s.path = path  # required: folder, file, glob, URL that fsspec knows, tfds:NAME, hub:REPOSITORY, embedded:NAME
+    s.format = "auto"  # auto (by the file's name) | text | markdown | html | warc | code | mediawiki | jsonl | parquet
+    s.text_key = "text"  # the field that holds the text, in jsonl, parquet and datasets
+    s.stages = stages  # in order, each with its settings: "gopher_quality min_words=30"
+    s.priority = 0  # of two duplicates, the one from the source with the higher priority stays
+    s.weight = 1.0  # in the mixture to train on
+    s.max_bytes = 0  # of text to read; 0 = all
+    s.licences = ()  # code: keep files under these SPDX licences only; () = all
+    unknown = set(keys) - set(s)
     if unknown:
-        raise ValueError(f"source has no key {sorted(unknown)}; there are {sorted(defaults)}")
-    return defaults | keys
+        raise ValueError(f"source has no key {sorted(unknown)}; there are {sorted(s)}")
+    return s.to_dict() | keys

@@ -1,18 +1,19 @@
 """The console script `jaxlm VERB ...`: flags in, program out, nothing else."""
 
 import argparse
+import ast
 import dataclasses
 import difflib
 import errno
-import functools
 import importlib
 import inspect
 import logging
 import os
 import pathlib
-import re
 import sys
-import typing
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from absl import logging as absl_logging
 from ml_collections import config_dict
@@ -20,6 +21,7 @@ from ml_collections import config_dict
 from jaxlm import config as config_lib
 from jaxlm import config_files
 from jaxlm.config import ConfigError, RunError
+from jaxlm.config import help as config_help
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +29,10 @@ class Verb:
     """One command.
 
     Attributes:
-      module: whose `run(config, args)` does it and returns the exit code; None: the program that `config.program` names.
+      module: of jaxlm.programs, whose `run(config, args)` does it and returns the exit code; None: `config.program`.
       summary: one line for the help.
       options: flags beside --config: name -> arguments of `add_argument`.
-      reads_run: it works on a run that exists: WORKDIR/config.json is its config.
+      reads_run: it works on a run that exists: with a config and a workdir, too, the run's own config counts.
       keys: sections of the config that its help lists first.
       resumes: the same command goes on from what an interrupted one has done.
     """
@@ -46,7 +48,10 @@ class Verb:
 _JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
 VERBS = {
     "train": Verb(
-        None, "train a model; the same as python -m jaxlm.main. Run it again to resume or to continue", resumes=True
+        None,
+        "train a model; the same as python -m jaxlm.main. Run it again to resume or to continue",
+        keys=("train", "model", "optim", "data"),
+        resumes=True,
     ),
     "prepare": Verb(
         "prepare",
@@ -63,7 +68,7 @@ VERBS = {
             "--reference": {
                 "default": "embedded:prose",
                 "metavar": "FILE.model",
-                "help": "the tokenizer to compare with; none for none (default: one trained on embedded prose)",
+                "help": "what to compare with; none = nothing (default: trained on embedded prose)",
             },
             **_JSON,
         },
@@ -73,7 +78,7 @@ VERBS = {
         "tune",
         "time candidate settings of the train step on this device, and write the fastest as overrides",
         {
-            "--out": {"metavar": "FILE", "help": "where the overrides go (default: WORKDIR/tuned.txt or ./tuned.txt)"},
+            "--out": {"metavar": "FILE", "help": "file for the overrides (default: WORKDIR/tuned.txt or ./tuned.txt)"},
             **_JSON,
         },
         keys=("tune", "train", "model", "loss", "hardware"),
@@ -113,17 +118,16 @@ VERBS = {
         reads_run=True,
     ),
 }
-PROGRAMS = {"pretrain": "pretrain"}
 
 
-def main(argv: typing.Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs `jaxlm ARGV`; returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted)."""
     argv = list(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True)
     absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax reports through exceptions too
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _without_leftovers(sys.unraisablehook)
-    resumes = bool(argv) and argv[0] in VERBS and VERBS[argv[0]].resumes
+    resumes = bool(argv) and argv[0] in VERBS and VERBS[argv[0]].resumes and not _help(argv)
     try:
         code = _run(argv)
         sys.stdout.flush()
@@ -134,7 +138,7 @@ def main(argv: typing.Sequence[str] | None = None) -> int:
     except RunError as error:
         print(f"jaxlm: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # `| head` has what it wanted; where work goes on, it may be another pipe
+    except BrokenPipeError:  # `| head` has what it wanted; in a command that works on, it may be another pipe
         if resumes:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -158,11 +162,11 @@ def main(argv: typing.Sequence[str] | None = None) -> int:
 
 
 def _without_leftovers(
-    hook: typing.Callable[[typing.Any], None],
-) -> typing.Callable[[typing.Any], None]:
+    hook: Callable[["sys.UnraisableHookArgs"], None],
+) -> Callable[["sys.UnraisableHookArgs"], None]:
     """`hook` without what asyncio says of reads and writes that Orbax abandoned: the error itself was raised."""
 
-    def unraisable(what: typing.Any) -> None:
+    def unraisable(what: "sys.UnraisableHookArgs") -> None:
         if "Event loop is closed" not in str(what.exc_value) and not inspect.iscoroutine(what.object):
             hook(what)
 
@@ -184,35 +188,74 @@ def _run(argv: list[str]) -> int:
         )
     verb = VERBS[name]
     rest, overrides = _split_overrides(argv[1:])
-    args = _parse(name, verb, rest)
+    asked = _help(rest)
+    if asked == "screen":
+        print(_screen(name, verb))
+        return 0
+    args = _parse(name, verb, [word for word in rest if not word.startswith("--help=")], needs_all=not asked)
     args.overrides = overrides
-    config = config_lib.resolve(_config(verb, args.config, overrides))
-    module = verb.module or PROGRAMS.get(config.program)
-    if module is None:
-        raise ConfigError(f"config.program={config.program!r}: choose one of {', '.join(PROGRAMS)}")
-    return importlib.import_module(f"jaxlm.programs.{module}").run(config, args)
+    args.config = _one_of(args.config, args.target)
+    if asked:
+        given = args.config or _workdir(overrides)
+        config = _config(name, args.config, overrides) if given else config_files.load("base", overrides)
+        print(config_help.page(_keys(), asked, config))
+        return 0
+    config = config_lib.resolve(_config(name, args.config, overrides))
+    args.config = args.config or config.workdir
+    return importlib.import_module(f"jaxlm.programs.{verb.module or config.program}").run(config, args)
 
 
-def _config(verb: Verb, name: str | None, overrides: list[str]) -> config_dict.ConfigDict:
-    """The config file, or for verbs that read a run what the run itself was made with, with overrides."""
-    workdir = next((o.partition("=")[2] for o in reversed(overrides) if o.startswith("workdir=")), "")
-    if not workdir and name and verb.reads_run:
-        workdir = config_files.load(name, overrides).workdir
-    saved = pathlib.Path(workdir) / "config.json"
-    if verb.reads_run and workdir and saved.is_file():
-        config = config_files.from_run(saved)
-        for override in overrides:
-            config_files.apply_override(config, override)
-        return config
-    if verb.reads_run and workdir and not name:
+def _one_of(option: str | None, target: str | None) -> str | None:
+    """What --config= or the plain argument names; both may be given if they name the same."""
+    if option and target and config_files.find(option) != config_files.find(target):
+        raise ConfigError(f"two configs: {target} and --config={option}; give one of them")
+    return option or target
+
+
+def _workdir(overrides: list[str]) -> str:
+    return next((o.partition("=")[2] for o in reversed(overrides) if o.startswith("workdir=")), "")
+
+
+def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.ConfigDict:
+    """The config file or the run that `word` names, else the run in config.workdir; with the overrides."""
+    verb, workdir = VERBS[name], _workdir(overrides)
+    found = config_files.find(word) if word else None
+    if found and found.kind in ("model", "documents"):
+        raise ConfigError(_not_taken(name, found))
+    if found and found.kind == "run":
+        if workdir and pathlib.Path(workdir).resolve() != found.path.resolve():
+            raise ConfigError(f"two runs: {word} and --config.workdir={workdir}; give one of them")
+        return _of_run(found.path, overrides)
+    if found and verb.reads_run and not workdir:
+        workdir = config_files.load(str(found.path), overrides).workdir
+    if workdir and (verb.reads_run or not found) and (pathlib.Path(workdir) / "config.json").is_file():
+        return _of_run(pathlib.Path(workdir), overrides)
+    if found:
+        return config_files.load(str(found.path), overrides)
+    if workdir and verb.reads_run:
         raise ConfigError(f"no run in {workdir}: it has no config.json")
-    if not name:
-        raise ConfigError(
-            "no config: give --config=NAME or --config=FILE.py"
-            + (", or the --config.workdir=DIR of a run" if verb.reads_run else "")
-            + f"; shipped: {', '.join(config_files.shipped_configs())}"
-        )
-    return config_files.load(name, overrides)
+    shipped = ", ".join(config_files.shipped_configs())
+    raise ConfigError(f"no config: jaxlm {name} NAME, FILE.py or the folder of a run; shipped: {shipped}")
+
+
+def _of_run(folder: pathlib.Path, overrides: list[str]) -> config_dict.ConfigDict:
+    config = config_files.from_run(folder / "config.json")
+    for override in overrides:
+        config_files.apply_override(config, override)
+    return config
+
+
+def _not_taken(name: str, found: config_files.Found) -> str:
+    """Why a verb can't work on what a plain argument names, and how to go on."""
+    path, takes = found.path, f"jaxlm {name} takes a config or the folder of a run"
+    if found.kind == "model":
+        return f"{path} is a model in Hugging Face's format; {takes}"
+    if any((path / made).is_file() for made in ("manifest.json", "prepared.json")):
+        return f"{path} holds data that jaxlm made; {takes}, and --config.data.dir={path}"
+    if name == "prepare":
+        return f"{path} is no config and no run: name documents in a config file, as configs/data/techdocs.py does"
+    texts = f" (texts: --config.data.path={path})" if "data" in VERBS[name].keys else ""
+    return f"{path} is no config (NAME or FILE.py) and no run (it has no config.json); {takes}{texts}"
 
 
 def _split_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -233,41 +276,83 @@ def _split_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
     return rest, overrides
 
 
+def _help(argv: Sequence[str]) -> str:
+    """The help that is asked for: "" = none, "screen" = the verb's, else a section or key of the config."""
+    if {"-h", "--help", "--help="} & set(argv):
+        return "screen"
+    return next((word.partition("=")[2] for word in argv if word.startswith("--help=")), "")
+
+
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> typing.NoReturn:
+    def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
 
 
-def _parse(name: str, verb: Verb, rest: list[str]) -> argparse.Namespace:
-    parser = _Parser(
-        prog=f"jaxlm {name}",
-        description=f"{verb.summary[0].upper()}{verb.summary[1:]}.",
-        epilog=_keys_help(verb.keys),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--config", metavar="NAME|FILE.py", help="a shipped config by name, or a config file")
-    parser.add_argument(
-        "--config.KEY", dest="_", metavar="VALUE", help="set any key of the config (all are listed below)"
-    )
+def _parse(name: str, verb: Verb, rest: list[str], needs_all: bool) -> argparse.Namespace:
+    """The arguments but for keys of the config; those that a verb requires may be missing unless `needs_all`."""
+    parser = _Parser(prog=f"jaxlm {name}", allow_abbrev=False, add_help=False)
+    parser.add_argument("target", nargs="?")
+    parser.add_argument("--config")
     for option, arguments in verb.options.items():
-        parser.add_argument(option, **arguments)
+        required = needs_all and arguments.get("required", False)
+        parser.add_argument(option, **{**arguments, "required": required})
     args, unknown = parser.parse_known_args(rest)
+    if args.target and "=" in args.target and not os.path.exists(args.target):
+        unknown = [args.target, *unknown]
     if unknown:
-        known = ["--config", *verb.options]
-        word = unknown[0].partition("=")[0]
-        keys = {key.split(".")[-1]: key for key, _, _ in reversed(_keys())}  # the first of a name
-        near = difflib.get_close_matches(word, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"jaxlm {name} --help lists all"
-        if word.lstrip("-").replace("-", "_").split(".")[-1] in keys:
-            hint = f"did you mean --config.{keys[word.lstrip('-').replace('-', '_').split('.')[-1]]}?"
-        raise ConfigError(f"unknown argument {unknown[0]!r}; {hint}")
+        raise ConfigError(f"unknown argument {unknown[0]!r}; {_argument_hint(name, verb, unknown[0])}")
     return args
+
+
+def _argument_hint(name: str, verb: Verb, argument: str) -> str:
+    word = argument.partition("=")[0]
+    if not word.startswith("-") and "=" not in argument:
+        return f"jaxlm {name} takes one config or run, and it has been named"
+    keys = [key.name for key in _keys().keys]
+    if word in keys:
+        return f"did you mean --config.{argument}?"
+    last = word.lstrip("-").replace("-", "_").split(".")[-1]
+    same = [key for key in keys if key.split(".")[-1] == last]
+    if same:  # rather one of the verb's own sections
+        order = {section: number for number, section in enumerate(verb.keys)}
+        return f"did you mean --config.{min(same, key=lambda key: order.get(key.split('.')[0], len(order)))}?"
+    near = difflib.get_close_matches(word, ["--config", "--help", *verb.options], n=1)
+    return f"did you mean {near[0]}?" if near else f"jaxlm {name} --help lists all"
+
+
+def _screen(name: str, verb: Verb) -> str:
+    """The help on a verb: what it does, its arguments, the sections of keys."""
+    arguments = {
+        "CONFIG": "a shipped config (see jaxlm --help) or a FILE.py; also --config=CONFIG",
+        "RUN": "the folder of a run: its own config; also --config.workdir=RUN",
+        "--config.KEY=VALUE": "set a key of the config",
+    }
+    for option, given in verb.options.items():
+        metavar = given.get("metavar")
+        arguments[f"{option}={metavar}" if metavar else option] = given["help"]
+    arguments["--help=SECTION"] = "keys of a section (or one key, or all), with their values in CONFIG or RUN"
+    width = max(map(len, arguments))
+    return "\n".join(
+        [
+            f"usage: jaxlm {name} CONFIG|RUN [--config.KEY=VALUE ...]{' [OPTIONS]' * bool(verb.options)}",
+            "",
+            *textwrap.wrap(f"{verb.summary[0].upper()}{verb.summary[1:]}.", config_help.WIDTH),
+            "",
+            *(f"  {argument:<{width}}  {text}" for argument, text in arguments.items()),
+            "",
+            "sections of keys:",
+            *config_help.overview(_keys(), verb.keys),
+        ]
+    )
+
+
+def _keys() -> config_help.Keys:
+    return config_help.read(config_files.module(config_files.find_config("base")))
 
 
 def _overview() -> str:
     lines = [
-        "usage: jaxlm VERB --config=NAME|FILE.py [--config.KEY=VALUE ...]",
+        "usage: jaxlm VERB CONFIG|RUN [--config.KEY=VALUE ...]",
         "",
         "verbs (jaxlm VERB --help for each):",
     ]
@@ -283,47 +368,7 @@ def _overview() -> str:
 
 def _config_summary(name: str) -> str:
     text = (config_files.CONFIG_PACKAGE / f"{name}.py").read_text(encoding="utf-8")
-    return text.split('"""')[1].strip().splitlines()[0]
-
-
-def _keys() -> list[tuple[str, str, str]]:
-    """(key, default, comment) of every key; the comment stands beside it in the source of configs/base.py."""
-    names, keys, defaults = {"c": ""}, [], config_files.load("base")
-    for line in (config_files.CONFIG_PACKAGE / "base.py").read_text(encoding="utf-8").splitlines():
-        code, _, comment = line.strip().partition("  # ")
-        targets = [part.strip() for part in code.split(" = ")]
-        owner, dot, attribute = targets[0].rpartition(".")
-        if len(targets) < 2 or not dot or not attribute.isidentifier():
-            continue
-        base = names.get(owner)
-        if base is None:
-            base = names["c"] + "".join(f"{part}." for part in owner.split(".")[1:])
-            base = names.get(owner.split(".")[0], "") + base
-        key = f"{base}{attribute}"
-        if targets[-1] == "ConfigDict()":
-            names |= {alias: f"{key}." for alias in targets[:-1]}
-            if key not in ("data.sources", "prepare.sources"):
-                continue
-        default = functools.reduce(lambda section, part: section[part], key.split("."), defaults)
-        keys.append((key, "{}" if isinstance(default, config_dict.ConfigDict) else repr(default), comment))
-    return keys
-
-
-def _keys_help(first: tuple[str, ...]) -> str:
-    lines = ["keys (default) and meaning:"]
-    for key, default, comment in sorted(_keys(), key=lambda entry: entry[0].split(".")[0] not in first):
-        lines.append(f"  --config.{key}  ({default})")
-        if comment:
-            lines.append(f"      {comment}")
-    lines.append("keys of a source of prepare.sources, as --config.prepare.sources.NAME.KEY (default) and meaning:")
-    for key, default, comment in _SOURCE_KEY.findall(
-        (config_files.CONFIG_PACKAGE / "base.py").read_text(encoding="utf-8")
-    ):
-        lines += [f"  {key}  ({default})", f"      {comment}"]
-    return "\n".join(lines).replace("%", "%%")
-
-
-_SOURCE_KEY = re.compile(r"^        (\w+)=(.+),  # (.+)$", re.MULTILINE)  # of base.source
+    return ast.get_docstring(ast.parse(text)).splitlines()[0]
 
 
 if __name__ == "__main__":

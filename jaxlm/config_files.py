@@ -1,11 +1,15 @@
-"""From a config file, by path or by shipped name, and command-line overrides to a locked ConfigDict."""
+"""From what a user names (a config file, a shipped config, a run's folder) and overrides to a locked ConfigDict."""
 
+import dataclasses
 import difflib
+import glob
 import importlib.util
 import json
 import os
 import pathlib
-import typing
+import types
+from collections.abc import Sequence
+from typing import Literal
 
 from absl import flags
 from ml_collections import config_dict, config_flags
@@ -13,6 +17,47 @@ from ml_collections import config_dict, config_flags
 from jaxlm.config import ConfigError, nearest_key
 
 CONFIG_PACKAGE = pathlib.Path(__file__).parent / "configs"
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a word on the command line names.
+
+    Attributes:
+      kind: a config file; the folder of a run; a folder with Hugging Face's files; anything else that is there.
+      path: the config file, or the folder or file.
+    """
+
+    kind: Literal["config", "run", "model", "documents"]
+    path: pathlib.Path
+
+
+def find(word: str) -> Found:
+    """The config, run, model or documents that a word names; a shipped config wins over a folder, written `./NAME`.
+
+    Raises:
+      ConfigError: there is nothing of this name.
+    """
+    path, file = pathlib.Path(word), _config_file(word)
+    only_path = word.endswith("/") or (word.startswith((".", "/")) and path.suffix != ".py")
+    if file and not only_path:
+        return Found("config", file)
+    if path.is_dir():
+        return Found(_kind(path), path)
+    if path.exists() or any(glob.iglob(word)):
+        return Found("documents", path)
+    raise ConfigError(f"no config file, shipped config or folder {word!r}; {_hint(word)}")
+
+
+def _kind(folder: pathlib.Path) -> Literal["run", "model", "documents"]:
+    config = folder / "config.json"
+    if config.is_file():
+        try:
+            saved = json.loads(config.read_text(encoding="utf-8"))
+        except ValueError:  # damaged: `from_run` says so
+            saved = {}
+        return "model" if isinstance(saved, dict) and {"architectures", "model_type"} & saved.keys() else "run"
+    return "model" if any(folder.glob("*.safetensors")) else "documents"
 
 
 def shipped_configs(folder: str = "") -> list[str]:
@@ -23,26 +68,53 @@ def shipped_configs(folder: str = "") -> list[str]:
 
 def find_config(name: str) -> pathlib.Path:
     """The file of a config given by path (`configs/quickstart.py`) or by shipped name (`quickstart`, `data/techdocs`)."""
+    if file := _config_file(name):
+        return file
+    raise ConfigError(f"no config file or shipped config {name!r}; {_hint(name)}")
+
+
+def _config_file(name: str) -> pathlib.Path | None:
     path = pathlib.Path(name)
     if path.suffix == ".py" and path.is_file():
         return path
-    wanted = path.as_posix().removeprefix("configs/").removesuffix(".py")
-    known = [*shipped_configs(), *shipped_configs("data")]
-    if wanted in [*known, "base"]:
-        return CONFIG_PACKAGE / f"{wanted}.py"
-    near = difflib.get_close_matches(wanted, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"shipped: {', '.join(known)}"
-    raise ConfigError(f"no config file or shipped config {name!r}; {hint}")
+    shipped = _shipped_name(name)
+    return CONFIG_PACKAGE / f"{shipped}.py" if shipped in [*_all_shipped(), "base"] else None
 
 
-def load(name: str, overrides: typing.Sequence[str] = ()) -> config_dict.ConfigDict:
+def _all_shipped() -> list[str]:
+    return [*shipped_configs(), *shipped_configs("data")]
+
+
+def _shipped_name(name: str) -> str:
+    return pathlib.Path(name).as_posix().removeprefix("configs/").removesuffix(".py")
+
+
+def _hint(name: str) -> str:
+    path = pathlib.Path(name)
+    beside = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
+    if beside and "/" in name:
+        return f"did you mean '{path.parent / beside[0]}'?"
+    near = difflib.get_close_matches(_shipped_name(name), _all_shipped(), n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    if "/" in name:
+        return "a config is a shipped name or a FILE.py, a run a folder with config.json"
+    return f"shipped: {', '.join(_all_shipped())}"
+
+
+def module(path: pathlib.Path) -> types.ModuleType:
+    """The config file as a module. Raises whatever the file raises."""
+    spec = importlib.util.spec_from_file_location(f"jaxlm_config_{path.stem}", path)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def load(name: str, overrides: Sequence[str] = ()) -> config_dict.ConfigDict:
     """Loads a config file and applies overrides such as `train.steps=100`. Raises ConfigError."""
     path = find_config(name)
     try:
-        spec = importlib.util.spec_from_file_location(f"jaxlm_config_{path.stem}", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        config = module.get_config()
+        config = module(path).get_config()
     except Exception as error:
         raise ConfigError(f"config {path}: {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(config, config_dict.ConfigDict):
@@ -56,16 +128,19 @@ def load(name: str, overrides: typing.Sequence[str] = ()) -> config_dict.ConfigD
 def apply_override(config: config_dict.ConfigDict, override: str) -> None:
     """Sets one `key=value` in place with the type of the existing value (parsed by ml_collections)."""
     key, sep, value = override.partition("=")
-    keys = _flat_keys(config)
+    keys = flat_keys(config)
     if key not in keys:
         raise ConfigError(f"unknown key config.{key}; {nearest_key(key, keys)}")
     if not sep:
         raise ConfigError(f"--config.{key} needs a value: --config.{key}=VALUE")
-    old = _lookup(config, key)
+    section, _, name = key.rpartition(".")
+    owner = config
+    for part in section.split(".") if section else ():
+        owner = owner[part]
+    old = owner[name]
     if isinstance(old, config_dict.ConfigDict):
         raise ConfigError(f"config.{key} is a section, set one of its keys: {', '.join(f'{key}.{k}' for k in old)}")
     # A config of this key alone: the flags print the whole config for their help, a third of a second for each override.
-    section, _, name = key.rpartition(".")
     alone = config_dict.ConfigDict({name: old})
     values = flags.FlagValues()
     argv = ["jaxlm", f"--config.{name}={value}"]
@@ -75,22 +150,17 @@ def apply_override(config: config_dict.ConfigDict, override: str) -> None:
     except (flags.Error, TypeError, ValueError, SyntaxError) as error:
         kind = type(old).__name__
         raise ConfigError(f"config.{key}={value}: expected {kind}, such as {old!r}") from error
-    (_lookup(config, section) if section else config)[name] = alone[name]
+    owner[name] = alone[name]
 
 
-def _flat_keys(config: config_dict.ConfigDict, prefix: str = "") -> list[str]:
+def flat_keys(config: config_dict.ConfigDict, prefix: str = "") -> list[str]:
+    """The dotted names of all sections and keys."""
     keys = []
     for key, value in config.items():
         keys.append(prefix + key)
         if isinstance(value, config_dict.ConfigDict):
-            keys += _flat_keys(value, f"{prefix}{key}.")
+            keys += flat_keys(value, f"{prefix}{key}.")
     return keys
-
-
-def _lookup(config: config_dict.ConfigDict, key: str) -> typing.Any:
-    for part in key.split("."):
-        config = config[part]
-    return config
 
 
 def first_line(error: BaseException) -> str:
@@ -99,9 +169,15 @@ def first_line(error: BaseException) -> str:
 
 
 def from_run(path: pathlib.Path) -> config_dict.ConfigDict:
-    """WORKDIR/config.json as a ConfigDict that takes overrides; the folder may have been moved since."""
+    """WORKDIR/config.json as a ConfigDict that takes overrides; the folder may have been moved since.
 
-    def tuples(value: typing.Any) -> typing.Any:
+    Keys that came after the run was made have their defaults.
+
+    Raises:
+      ConfigError: the file is not the config of a run.
+    """
+
+    def tuples(value: object) -> object:
         if isinstance(value, dict):
             return {k: tuples(v) for k, v in value.items()}
         return tuple(value) if isinstance(value, list) else value
@@ -113,10 +189,11 @@ def from_run(path: pathlib.Path) -> config_dict.ConfigDict:
         }
         return base | both
 
-    # Keys that came after this run was made have their defaults.
     base = load("base").to_dict()
     try:
         saved = tuples(json.loads(path.read_text(encoding="utf-8")))
+        if "train" not in saved:
+            raise ValueError("it has no section train")
         config = config_dict.ConfigDict(merged(base, saved))
     except (ValueError, AttributeError, TypeError) as error:
         raise ConfigError(

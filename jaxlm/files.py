@@ -1,10 +1,9 @@
 """Files that are there whole or not at all, and folders with one writer."""
 
-import contextlib
 import fcntl
 import os
 import pathlib
-from collections.abc import Iterator
+import typing
 
 from jaxlm.config import ConfigError
 
@@ -28,14 +27,23 @@ def settle(tmp: pathlib.Path, path: pathlib.Path) -> None:
         os.close(folder)
 
 
-@contextlib.contextmanager
-def lock(root: pathlib.Path) -> Iterator[None]:
-    """Keeps two processes from writing the same folder; the system lets go when a process dies."""
-    with open(root / ".lock", "w") as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another process is writing {root}; wait for it or set another data.dir") from None
-        except OSError:
-            pass  # some network file systems have no locks; a single writer is safe without
-        yield
+def lock(folder: pathlib.Path, does: str, key: str) -> typing.IO[str]:
+    """Locks a folder against other processes, until the returned file is closed: by `with`, by dropping it, or at exit.
+
+    Args:
+      folder: one that exists; the lock is a file `.lock` in it.
+      does: what a process does that holds it: "is writing", "trains in".
+      key: the config key that names the folder.
+
+    Raises:
+      ConfigError: another process holds the lock.
+    """
+    file = open(folder / ".lock", "w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError(f"another process {does} {folder}: wait for it, or give another config.{key}") from None
+    except OSError:
+        pass  # some network file systems have no locks; a single writer is safe without
+    return file

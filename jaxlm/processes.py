@@ -1,4 +1,4 @@
-"""Several processes, one program: joining the cluster, and failing together."""
+"""The processes of one program: how they start, what the first one says, and how they fail together."""
 
 import os
 import typing
@@ -6,18 +6,65 @@ import typing
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 
-from jaxlm.config import ConfigError, DistributedConfig, RunError
+from jaxlm import console, sharding, xla_flags
+from jaxlm.config import ConfigError, DistributedConfig, HardwareConfig, MeshConfig, RunError
 
 T = typing.TypeVar("T")
 _MESSAGE_BYTES = 2000
 
 
-def join_cluster(config: DistributedConfig) -> None:
-    """`jax.distributed.initialize`, from the config or from the cluster's environment; nothing on a single process.
+def start(hardware: HardwareConfig, distributed: DistributedConfig, mesh: MeshConfig, dtype: str) -> Mesh:
+    """Starts JAX: XLA's flags, the cluster if there is one, matmul precision, the compile cache. Returns the mesh.
 
-    Several processes are seen by themselves under Slurm, Open MPI and where TPU_WORKER_HOSTNAMES names the hosts; with
-    `distributed.auto` JAX looks for any cluster that it knows (GKE, GCE TPU pods, Kubernetes, MPI).
+    Every program that runs on devices calls this first, before anything touches a device.
+
+    Args:
+      hardware, distributed, mesh: sections of the config.
+      dtype: `model.dtype`.
+
+    Raises:
+      ConfigError: a flag, cluster, cache folder or mesh that this machine can't have.
+    """
+    xla_flags.apply(hardware.xla_flags)
+    join_cluster(distributed)
+    if dtype == "float32" and jax.default_backend() != "cpu":
+        jax.config.update("jax_default_matmul_precision", "highest")  # else float32 means TF32, or bfloat16 on TPUs
+    if cache := os.path.expanduser(hardware.compile_cache):
+        _turn_cache_on(cache)
+    return sharding.make_mesh(mesh)
+
+
+def _turn_cache_on(folder: str) -> None:
+    """Keeps every program whose compilation takes half a second or more in this folder. Raises ConfigError."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"config.hardware.compile_cache={folder} can't be made: {error.strerror}; name another folder, or "
+            '"" for no cache'
+        ) from error
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def say(text: str) -> None:
+    """Writes a line on standard error, from the first process only."""
+    if jax.process_index() == 0:
+        console.say(text)
+
+
+def join_cluster(config: DistributedConfig) -> None:
+    """Calls `jax.distributed.initialize` if the program runs as several processes; does nothing for a single one.
+
+    It runs as several if `distributed.coordinator` is set, if the environment is that of several tasks of Slurm or Open
+    MPI, or if TPU_WORKER_HOSTNAMES names several hosts. With `distributed.auto` JAX looks for any cluster that it knows
+    (GKE, GCE TPU pods, Kubernetes, MPI).
+
+    Raises:
+      ConfigError: `distributed.coordinator`, `num_processes` and `process_id` do not go together.
     """
     if jax.distributed.is_initialized():
         return
@@ -37,6 +84,7 @@ def join_cluster(config: DistributedConfig) -> None:
 
 
 def _in_cluster() -> bool:
+    """True if the environment says that this is one of several processes."""
     sizes = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
     return any(int(os.environ.get(name) or 1) > 1 for name in sizes) or "," in os.environ.get(
         "TPU_WORKER_HOSTNAMES", ""
@@ -49,14 +97,22 @@ def together(
     first_only: bool = False,
     errors: tuple[type[Exception], ...] = (ConfigError, RunError),
 ) -> T | None:
-    """Runs `action` on every process (or on the first alone) and raises on all of them where it raises on one.
+    """Runs `action` on every process; if it raises on one of them, raises on all.
 
-    Without this, what one process can't read leaves the others waiting for it until a time-out. `action` must not talk to
-    other processes. The result of `action`; None where it did not run.
+    Without this, a process that can't read a file would leave the others waiting for it until a time-out. `action` must
+    not communicate with other processes.
+
+    Args:
+      action: what to run.
+      first_only: run it on the first process alone.
+      errors: classes that an error may be raised as on the other processes; the last is for errors of other classes.
+
+    Returns:
+      The result of `action`, or None on a process that did not run it.
 
     Raises:
-      What it raised here; elsewhere the first of `errors` that this was (or the last of them), with the message of the
-      first process that failed.
+      On a process on which `action` raised, that error. On the others, an error of the same class as that of the first
+      process that failed, with its message.
     """
     result, error = None, None
     try:

@@ -45,7 +45,45 @@ def regex_mask(tree: typing.Any, yes: typing.Sequence[str], no: typing.Sequence[
     return map_named(decide, tree)
 
 
+def layer_name(i: int) -> str:
+    """The name under which layer i (from 0) has its parameters."""
+    return f"layers_{i}"
+
+
+def layer_of(name: str) -> int | None:
+    """The index of the layer that a parameter belongs to; None for those of no layer (`embed/embedding`)."""
+    found = re.match(r"layers_(\d+)(/|$)", name)
+    return int(found[1]) if found else None
+
+
 def group_of(name: str) -> str:
-    """The group under which norms of a parameter are reported: its layer index left out (`layers/attn`, `embed`)."""
-    parts = re.sub(r"^layers_\d+", "layers", name).split("/")
-    return "/".join(parts[:2]) if parts[0] == "layers" else parts[0]
+    """The group under which norms of a parameter are reported: `layers/attn` for all layers together, `embed`."""
+    parts = name.split("/")
+    return parts[0] if layer_of(name) is None else "/".join(["layers", *parts[1:2]])
+
+
+def merge(collections: dict[str, dict]) -> dict:
+    """All collections of variables as one tree, so that a leaf's name leaves its collection out.
+
+    {"params": {"layers_0": {"q": a}}, "lora": {"layers_0": {"q_a": b}}} becomes {"layers_0": {"q": a, "q_a": b}}. Patterns
+    of names (decay, groups, Muon's matrices) then match whatever collection a leaf is in. `split` undoes it.
+
+    Raises:
+      ValueError: two collections have a leaf of the same name.
+    """
+    merged: dict = {}
+    for collection in collections.values():
+        merged = _merge(merged, collection, "")
+    return merged
+
+
+def _merge(a: dict, b: dict, name: str) -> dict:
+    if not (isinstance(a, dict) and isinstance(b, dict)):
+        raise ValueError(f"two collections of variables have a leaf {name}: give one of them another name")
+    return a | {key: _merge(a[key], part, f"{name}/{key}".lstrip("/")) if key in a else part for key, part in b.items()}
+
+
+def split(merged: dict, like: dict[str, dict]) -> dict[str, dict]:
+    """The leaves of a merged tree, in collections as `like` has them."""
+    leaves = dict(named_leaves(merged))
+    return {name: map_named(lambda path, _: leaves[path], collection) for name, collection in like.items()}

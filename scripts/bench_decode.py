@@ -15,25 +15,27 @@ import jax
 import numpy as np
 
 from jaxlm import models
-from jaxlm.config import ModelConfig, resolve
+from jaxlm.config import Config, ModelConfig, resolve
 from jaxlm.config_files import apply_override
 from jaxlm.configs import base
 from jaxlm.models.generate import Generator
+from jaxlm.models.transformer import Transformer
 
 Run = typing.Callable[[], list[list[int]]]
 
 
-def make_config(overrides: list[str]) -> ModelConfig:
-    """The 32M Llama in float32, with any key of configs/base.py set by KEY=VALUE."""
+def make_config(overrides: list[str], new: int) -> Config:
+    """The 32M Llama in float32, greedy, `new` tokens a row, with any key of configs/base.py set by KEY=VALUE."""
     c = base.get_config()
+    c.sample.max_new_tokens, c.sample.temperature, c.sample.top_k, c.sample.top_p = new, 0.0, 0, 1.0
     c.model.n_kv_heads, c.model.dtype, c.model.max_seq_len = 4, "float32", 2048
     c.data.dir = "unused"
     for override in overrides:
         apply_override(c, override)
-    return resolve(c).model
+    return resolve(c)
 
 
-def random_params(model: typing.Any, seed: int) -> typing.Any:
+def random_params(model: Transformer, seed: int) -> dict:
     """Normal weights, norms at 1."""
     rng = np.random.default_rng(seed)
 
@@ -44,7 +46,7 @@ def random_params(model: typing.Any, seed: int) -> typing.Any:
     return jax.tree.map(draw, models.abstract_params(model))
 
 
-def hugging_face(config: ModelConfig, params: typing.Any, prompts: list[list[int]], new: int, threads: int) -> Run:
+def hugging_face(config: ModelConfig, params: dict, prompts: list[list[int]], new: int, threads: int) -> Run:
     """`generate` of transformers, greedy, cached, never stopping early."""
     import torch
     import transformers
@@ -95,14 +97,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
-    config = make_config(args.set)
-    model = models.build(config, "xla")
+    config = make_config(args.set, args.new)
+    model = models.build(config.model, "xla")
     params = random_params(model, 0)
-    prompts = np.random.default_rng(1).integers(3, config.vocab_size, (args.batch, args.prompt)).tolist()
+    prompts = np.random.default_rng(1).integers(3, config.model.vocab_size, (args.batch, args.prompt)).tolist()
     generator = Generator(model, params)
-    runs: dict[str, Run] = {"jaxlm": lambda: generator(prompts, max_new_tokens=args.new)}
+    runs: dict[str, Run] = {"jaxlm": lambda: generator(prompts, config.sample)}
     if args.peer:
-        runs["hf"] = hugging_face(config, params, prompts, args.new, args.threads)
+        runs["hf"] = hugging_face(config.model, params, prompts, args.new, args.threads)
     speeds = measure(runs, args.repeats, args.batch * args.new)
     for name, values in speeds.items():
         print(f"{name}: median {statistics.median(values):.0f} tokens/s, best {max(values):.0f}")

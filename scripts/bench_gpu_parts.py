@@ -5,6 +5,7 @@ Legend: B batch, T tokens, N query heads, K key-value heads, H head dim.
 
 import contextlib
 import ctypes
+import dataclasses
 import gc
 import json
 import os
@@ -23,11 +24,11 @@ import numpy as np
 
 from jaxlm import config_files, xla_flags
 from jaxlm.config import Config, resolve
-from jaxlm.data import loader
+from jaxlm.data import loader, rows
+from jaxlm.models import hardware
 from jaxlm.ops import attention_packed
 from jaxlm.ops.attention import BACKENDS, attention, resolve_backend
 from jaxlm.plan import flops, fused, lower
-from jaxlm.programs import setup
 
 FUSED = ("cudnn", "cudnn_packed", "tokamax", "pallas")
 ROWS = "train.microbatch_size"
@@ -51,7 +52,7 @@ def make_config(work: dict, keys: dict) -> Config:
         found |= TINY
     overrides = [f"{key}={value}" for key, value in found.items()] + work["set"]
     c = resolve(config_files.load(work.get("model", "gpuburnout_1b"), overrides))
-    return setup.for_platform(c, jax.devices()[0].platform)
+    return dataclasses.replace(c, model=hardware.for_platform(c.model, jax.devices()[0].platform))
 
 
 def compiled_step(config: Config, batches: bench_step.Batches) -> tuple[bench_step.Side, float]:
@@ -67,8 +68,8 @@ def real_batches(config: Config, folder: pathlib.Path) -> typing.Iterator[dict[s
     """Packed documents through the product's loader, from shards made here."""
     tokens = max(2_000_000, 40 * config.train.batch_size * config.train.seq_len)
     data = bench_loader.make_data(folder, tokens, config.model.vocab_size)
-    t = config.train
-    return loader.TrainLoader(data, data.mixture, seed=0, seq_len=t.seq_len, batch_size=t.batch_size, prefetch=8)
+    order = rows.Order(data, data.mixture, 0, config.train.seq_len, config.train.batch_size)
+    return loader.TrainLoader(order, prefetch=8)
 
 
 def times(side: bench_step.Side, steps: int, seconds: float) -> tuple[float, list[float], int]:

@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from jaxlm import files
-from jaxlm.data import loader, shards
+from jaxlm.data import loader, rows, shards
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
 
@@ -51,7 +51,8 @@ def make_data(root: pathlib.Path, tokens: int, vocab_size: int) -> shards.DataDi
 
 def measure(data: shards.DataDir, seconds: float, **options) -> float:
     """Tokens a second of a TrainLoader with these options, after ten batches of warm-up."""
-    with loader.TrainLoader(data, data.mixture, seed=0, **options) as batches:
+    order = rows.Order(data, data.mixture, 0, options.pop("seq_len"), options.pop("batch_size"))
+    with loader.TrainLoader(order, **options) as batches:
         for _ in range(10):
             next(batches)
         steps, began = 0, time.perf_counter()

@@ -24,13 +24,13 @@ import typing
 import bench_loader
 import jax.numpy as jnp
 import numpy as np
+from jaxlm.train.state import TrainState
 
 from jaxlm import sharding
 from jaxlm.config import Config, resolve
 from jaxlm.config_files import load
 from jaxlm.data import loader, shards
 from jaxlm.train import checkpoint, loop, metrics
-from jaxlm.train.state import TrainState
 
 
 class Device(threading.Thread):

@@ -8,6 +8,7 @@ work than ours. Any key of configs/base.py can be set: `--set=loss.tile_tokens=5
 """
 
 import argparse
+import dataclasses
 import functools
 import importlib.util
 import multiprocessing
@@ -23,8 +24,9 @@ from jaxlm import sharding
 from jaxlm.config import Config, ConfigError, resolve
 from jaxlm.config_files import apply_override
 from jaxlm.configs import base
-from jaxlm.programs import setup
-from jaxlm.train import pretraining
+from jaxlm.models import hardware
+from jaxlm.objectives import lm
+from jaxlm.step import parts as parts_lib
 
 Batches = typing.Iterator[dict[str, np.ndarray]]
 
@@ -45,7 +47,8 @@ def make_config(batch: int, seq_len: int, overrides: list[str]) -> Config:
     c.data.dir = "unused"  # the tokens are random
     for override in overrides:
         apply_override(c, override)
-    return setup.for_platform(resolve(c), jax.devices()[0].platform)
+    c = resolve(c)
+    return dataclasses.replace(c, model=hardware.for_platform(c.model, jax.devices()[0].platform))
 
 
 def random_batch(config: Config) -> dict[str, np.ndarray]:
@@ -67,19 +70,19 @@ def random_batch(config: Config) -> dict[str, np.ndarray]:
 def jaxlm_step(config: Config, batches: Batches | None = None) -> Side:
     """The product's own step, its state carried along, on successive batches (one random batch if None)."""
     mesh = sharding.make_mesh(config.mesh)
-    parts = pretraining.make(config, mesh)
+    parts = parts_lib.make(config, mesh, lm.make)
 
     def to_device(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         return sharding.to_global(batch, mesh, config.train.batch_size)
 
     batch = to_device(next(batches) if batches else random_batch(config))
-    now = parts.create()
+    now, frozen = parts.create()
     with jax.set_mesh(mesh):
-        compiled = parts.jit().lower(now, batch).compile()
+        compiled = parts.jit().lower(frozen, now, batch).compile()
 
     def run() -> jax.Array:
         nonlocal now
-        now, metrics = compiled(now, to_device(next(batches)) if batches else batch)
+        now, metrics = compiled(frozen, now, to_device(next(batches)) if batches else batch)
         return metrics["loss"]
 
     return Side(run, jax.block_until_ready, compiled)

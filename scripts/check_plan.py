@@ -20,8 +20,8 @@ import jax
 
 from jaxlm import config_files, sharding
 from jaxlm.config import Config, MeshConfig, resolve
+from jaxlm.models import hardware
 from jaxlm.plan import compiled, fit, lower, memory
-from jaxlm.programs import setup
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests/plan/h100_memory.json"
@@ -41,7 +41,8 @@ VARIANTS = [
 
 def planned(name: str, devices: int, overrides: list[str]) -> tuple[Config, MeshConfig]:
     """The config as a GPU would run it, and its mesh over these devices."""
-    config = setup.for_platform(resolve(config_files.load(name, ["workdir=w", *overrides])), "gpu")
+    config = resolve(config_files.load(name, ["workdir=w", *overrides]))
+    config = dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu"))
     mesh = MeshConfig(**sharding.mesh_shape(config.mesh, devices))
     return fit.with_changes(config, microbatch=fit.own_microbatch(config, mesh)), mesh
 

@@ -17,7 +17,18 @@ with pytest.MonkeyPatch.context() as patch:
     jax.devices()
 
 
+# Minutes each; the rest takes seconds. First in, so that the processes end together.
+LONGEST = ("test_end_to_end.py", "test_prepare.py", "test_models.py", "test_step.py", "test_generate.py")
+PARITY = ("torch", "transformers")
+
+
 def pytest_collection_modifyitems(items):
-    """Files with slow tests first, so that the processes end together."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    """The longest files first, the others as they come."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
+def pytest_runtest_setup(item):
+    """Skips a test of parity where there is nothing to compare with."""
+    if item.get_closest_marker("parity"):
+        for name in PARITY:
+            pytest.importorskip(name, reason=f"parity needs {name}: pip install 'jaxlm[parity]'")

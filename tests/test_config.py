@@ -8,7 +8,7 @@ import pytest
 
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError
-from jaxlm.corpus import stages
+from jaxlm.corpus.stages import registry
 from jaxlm.plan import params
 
 OK = ("workdir=w",)
@@ -54,7 +54,7 @@ def test_every_shipped_data_config_resolves_and_names_its_command(name):
     assert f"jaxlm prepare --config=configs/{name}.py" in config_files.find_config(name).read_text()
     for source in c.prepare.sources.values():
         for i, line in enumerate(source.stages):
-            stages.parse(line, c.prepare.stages, f"stage {i}")
+            registry.parse(line, c.prepare.stages, f"stage {i}")
 
 
 @pytest.mark.parametrize(("data", "train"), [("data/techdocs", "techdocs_35m"), ("data/gpuburnout", "gpuburnout_1b")])
@@ -123,11 +123,11 @@ def test_parameter_counts(name, count):
         ("optim.lr=inf", "greater than 0"),
         ("model.rope.factor=0", "at least 1"),
         ("eval.max_batches=-1", "at least 0"),
-        ("prepare.sources.prose.weight=-1", "must not be negative"),
+        ("prepare.sources.prose.weight=-1", "must be at least 0"),
         ("prepare.sources.prose.priority=200", "in -128 to 127"),
         ("prepare.task_mb=0", "at least 0.001"),
         ("optim.decay=('(',)", "not a regular expression"),
-        ("mesh.data=0", "must be positive"),
+        ("mesh.data=0", "must be at least 1, or -1 for all remaining devices"),
         ("mesh.fsdp=-1", "only one axis"),
     ],
 )

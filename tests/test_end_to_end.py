@@ -16,7 +16,6 @@ import pytest
 
 from jaxlm.train import metrics
 
-pytestmark = pytest.mark.slow
 STEPS = 24
 TINY = {
     "model.n_layers": 2,
@@ -160,7 +159,7 @@ def test_sample_trace_and_tokenize_read_the_run(place, uninterrupted, tmp_path):
 def test_a_run_judges_texts_for_the_stage_perplexity(place, uninterrupted):
     """The same as the evaluation says: the first held-out documents, one by one, against val/a/bits_per_byte."""
     from jaxlm.data import shards
-    from jaxlm.programs.restored import bits_per_byte
+    from jaxlm.eval.scorer import bits_per_byte
 
     score = bits_per_byte(str(place / "whole"))
     known, foreign = "one two three four five six seven eight nine ten.", "Qx7 zzk %% jjwv qqp 0x9f"
@@ -220,6 +219,7 @@ def compare(got: dict, expected: dict, since: int = 0) -> None:
                 assert got[step][key] == pytest.approx(record[key], rel=1e-6), (step, key)
 
 
+@pytest.mark.faults
 def test_resumed_on_another_mesh(place, uninterrupted):
     with subprocess.Popen(command(place, "mesh"), env=environment(), stderr=subprocess.DEVNULL) as process:
         wait_for_step(place, "mesh", 14, process)
@@ -228,6 +228,7 @@ def test_resumed_on_another_mesh(place, uninterrupted):
     compare(results(place, "mesh"), uninterrupted)
 
 
+@pytest.mark.faults
 def test_another_process_in_the_same_folder_is_refused(place, uninterrupted):
     overrides = {"train__steps": 2000, "checkpoint__every_steps": 4}
     with subprocess.Popen(command(place, "shared", **overrides), env=environment(), stderr=subprocess.DEVNULL) as first:
@@ -270,6 +271,7 @@ def processes(place, workdir, n: int = 2, devices: int = 2, **overrides) -> list
     ]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("n", "devices", "overrides"),
     [
@@ -289,6 +291,7 @@ def test_several_processes_equal_one(place, uninterrupted, n, devices, overrides
         assert said[0] == said[1]
 
 
+@pytest.mark.faults
 def test_what_one_process_refuses_ends_both_at_once(place, tmp_path):
     started = processes(place, "refused", data__path=tmp_path / "absent", data__dir=tmp_path / "data")
     errors = [process.communicate(timeout=60)[1] for process in started]
@@ -296,6 +299,7 @@ def test_what_one_process_refuses_ends_both_at_once(place, tmp_path):
     assert all("no such file or folder" in error for error in errors)
 
 
+@pytest.mark.faults
 def test_sigterm_to_one_of_two_processes_saves_and_one_process_goes_on(place, uninterrupted):
     started = processes(place, "preempted", mesh__data=2, mesh__fsdp=2)
     wait_for_step(place, "preempted", 6, started[0])
@@ -306,6 +310,7 @@ def test_sigterm_to_one_of_two_processes_saves_and_one_process_goes_on(place, un
     compare(results(place, "preempted"), uninterrupted)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_the_state_and_the_same_command_goes_on(place, uninterrupted, number):
     workdir = f"signal{int(number)}"

@@ -1,7 +1,8 @@
-"""Joining a cluster, and failing together."""
+"""Starting, joining a cluster, speaking with one voice, and failing together."""
 
 import dataclasses
 
+import jax
 import pytest
 
 from jaxlm import config, config_files, processes
@@ -53,3 +54,33 @@ def test_together_raises_on_every_process_what_one_raised(monkeypatch, error, el
     assert processes.together(lambda: 1) == 1
     monkeypatch.setattr(processes.jax, "process_index", lambda: 1)
     assert processes.together(fail, first_only=True) is None
+
+
+@pytest.fixture
+def own_jax_config():
+    """JAX's own settings, put back afterwards."""
+    names = [f"jax_{name}" for name in ("compilation_cache_dir", "persistent_cache_min_compile_time_secs")]
+    names += ["jax_persistent_cache_min_entry_size_bytes", "jax_default_matmul_precision"]
+    before = {name: getattr(jax.config, name) for name in names}
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.mark.usefixtures("own_jax_config")
+def test_a_start_gives_the_mesh_and_turns_the_cache_on(tmp_path):
+    c = config.resolve(config_files.load("quickstart", ["workdir=w", "mesh.data=2", "mesh.fsdp=4"]))
+    hardware = dataclasses.replace(c.hardware, compile_cache=str(tmp_path / "cache"))
+    mesh = processes.start(hardware, c.distributed, c.mesh, "float32")
+    assert dict(mesh.shape) == {"data": 2, "fsdp": 4, "context": 1, "tensor": 1}
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "cache")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"hardware\.compile_cache=.*/file can't be made: File exists"):
+        processes.start(dataclasses.replace(hardware, compile_cache=str(tmp_path / "file")), c.distributed, c.mesh, "")
+
+
+def test_only_the_first_process_speaks(monkeypatch, capsys):
+    processes.say("a line")
+    monkeypatch.setattr(processes.jax, "process_index", lambda: 1)
+    processes.say("another")
+    assert capsys.readouterr().err == "a line\n"

@@ -27,3 +27,9 @@ def test_regex_mask_covers_every_parameter():
 def test_groups():
     assert tree.group_of("layers_12/attn/q/kernel") == "layers/attn"
     assert tree.group_of("embed/embedding") == "embed"
+
+
+def test_layers_by_name_and_by_number():
+    assert tree.layer_of(f"{tree.layer_name(12)}/attn/q/kernel") == tree.layer_of(tree.layer_name(12)) == 12
+    for name in ("embed/embedding", "final_norm/scale", "layers/attn", "layers_x/attn", "head/layers_1"):
+        assert tree.layer_of(name) is None

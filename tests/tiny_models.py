@@ -1,5 +1,6 @@
 """Small models for tests: a config by overrides, parameters that are nowhere zero, packed batches, a loss."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -31,6 +32,13 @@ def model_config(**overrides) -> config.ModelConfig:
     keys = BASE | ({"n_kv_heads": 0} if overrides.get("family") == "gpt2" else {}) | overrides
     flat = [f"model.{k.replace('rope_', 'rope.', 1)}={v}" for k, v in keys.items()]
     return config.resolve(config_files.load("base", ["data.path=x", "train.seq_len=32", *flat])).model
+
+
+def sample_config(**settings) -> config.SampleConfig:
+    """Settings of generation: greedy, but for what is given; no prompts."""
+    greedy = {"prompts": (), "max_new_tokens": 4, "temperature": 0.0, "top_k": 0, "top_p": 1.0}
+    sample = config.resolve(config_files.load("base", ["data.path=x"])).sample
+    return dataclasses.replace(sample, **(greedy | settings))
 
 
 def random_params(model, seed: int = 0) -> dict:

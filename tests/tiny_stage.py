@@ -5,8 +5,8 @@ import dataclasses
 import pathlib
 
 from jaxlm.configs import base
-from jaxlm.corpus import stages
 from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stages import registry
 
 
 @dataclasses.dataclass
@@ -25,11 +25,11 @@ class Outcome:
 
 def make(line: str, folder: pathlib.Path | None = None, **settings) -> Stage:
     """`line` as in a config; `settings` for values that hold spaces. Builds in `folder` if there is one."""
-    spec = stages.parse(line, base.get_config().prepare.stages.to_dict(), "test")
+    spec = registry.parse(line, base.get_config().prepare.stages.to_dict(), "test")
     spec.settings.update(settings)
     if folder is not None:
-        stages.stage_class(spec.name).build(stages.typed_settings(spec), folder / spec.key)
-    return stages.make(spec, folder or pathlib.Path())
+        registry.stage_class(spec.name).build(registry.typed_settings(spec), folder / spec.key)
+    return registry.make(spec, folder or pathlib.Path())
 
 
 def apply(stage: Stage, text: str, **metadata) -> Outcome:

@@ -1,57 +1,127 @@
-"""From plain values to the typed dataclasses, with hints at what was probably meant."""
+"""Builds the typed dataclasses of the schema from plain values, and hints at what was probably meant."""
 
 import dataclasses
 import difflib
-import typing
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from jaxlm.config.limits import Limit
 from jaxlm.config.schema import ConfigError
 
+T = TypeVar("T")
 
-def build(kind: typing.Any, value: typing.Any, where: str) -> typing.Any:
-    """Builds `kind` (a dataclass, dict[str, X], tuple[X, ...] or scalar type) from plain values, checking every type."""
+
+def build(kind: type[T], value: object, key: str) -> T:
+    """The value as a `kind`, every type and limit checked.
+
+    Args:
+      kind: a dataclass, or the type of one of its fields: dict[str, X], tuple[X, ...], a scalar type, a Literal,
+        Annotated with limits, or `object` for a value that somebody else checks.
+      value: plain values: dicts, lists or tuples, scalars.
+      key: its key, dotted, for messages; "" for the whole config.
+
+    Raises:
+      ConfigError: an unknown or missing key, a wrong type, or a value beyond its limits.
+    """
     if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        if not isinstance(value, dict):
-            raise ConfigError(f"config.{where} must be a section with the keys {', '.join(hints)}")
-        for key in value:
-            if key not in hints:
-                raise ConfigError(
-                    f"unknown key config.{_join(where, key)}; {nearest_key(_join(where, key), list(hints))}"
-                )
-        missing = [key for key in hints if key not in value]
-        if missing:
-            raise ConfigError(f"missing key config.{_join(where, missing[0])}; begin the config with base.get_config()")
-        return kind(**{key: build(hint, value[key], _join(where, key)) for key, hint in hints.items()})
-    origin = typing.get_origin(kind)
+        return _section(kind, value, key)
+    origin = get_origin(kind)
     if origin is dict and isinstance(value, dict):
-        return {key: build(typing.get_args(kind)[1], v, _join(where, key)) for key, v in value.items()}
-    if origin is tuple and isinstance(value, (tuple, list)):
-        return tuple(build(typing.get_args(kind)[0], v, where) for v in value)
-    if kind is typing.Any:
-        return value
-    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if kind in (int, str, bool) and type(value) is kind:
-        return value
-    raise ConfigError(f"config.{where}={value!r}: expected {getattr(kind, '__name__', kind)}")
+        item = get_args(kind)[1]
+        return {name: build(item, part, _join(key, name)) for name, part in value.items()}
+    if origin is tuple and isinstance(value, tuple | list):
+        item = get_args(kind)[0]
+        for part in value:
+            if problem := _problem(item, part):
+                raise ConfigError(f"config.{key}={tuple(value)!r}: {part!r}{problem}")
+        return tuple(_scalar(item, part) for part in value)
+    if problem := _problem(kind, value):
+        raise ConfigError(f"config.{key}={value!r}{problem}")
+    return _scalar(kind, value)
 
 
-def _join(where: str, key: str) -> str:
-    return f"{where}.{key}" if where else key
+def _section(kind: type[T], value: object, key: str) -> T:
+    hints = get_type_hints(kind, include_extras=True)
+    if not isinstance(value, dict):
+        raise ConfigError(f"config.{key} must be a section with the keys {', '.join(hints)}")
+    for name in value:
+        if name not in hints:
+            raise ConfigError(f"unknown key config.{_join(key, name)}; {nearest_key(_join(key, name), list(hints))}")
+    for name in hints:
+        if name not in value:
+            raise ConfigError(f"missing key config.{_join(key, name)}; begin the config with base.get_config()")
+    return kind(**{name: build(hint, value[name], _join(key, name)) for name, hint in hints.items()})
 
 
-def nearest(name: str, names: typing.Iterable[str]) -> str:
+def plain(kind: type) -> type:
+    """The type without its limits: int for Annotated[int, ...], str for a Literal of strings."""
+    if get_origin(kind) is Annotated:
+        return plain(get_args(kind)[0])
+    return type(get_args(kind)[0]) if get_origin(kind) is Literal else kind
+
+
+def limits(kind: type) -> list[Limit]:
+    """The limits of a scalar type, in the order in which they are checked."""
+    if get_origin(kind) is Annotated:
+        inner, *own = get_args(kind)
+        return [*limits(inner), *(limit for limit in own if isinstance(limit, Limit))]
+    return [_choice(get_args(kind))] if get_origin(kind) is Literal else []
+
+
+def _choice(names: Sequence[str]) -> Limit:
+    words = f"one of {', '.join(name or repr('') for name in names)}"
+
+    def problem(value: str) -> str:
+        near = difflib.get_close_matches(value, names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return "" if value in names else f": choose {words}{hint}"
+
+    return Limit(words, problem)
+
+
+def _problem(kind: type, value: object) -> str:
+    """What is wrong with a scalar, as it is written behind it (" must be at least 1"); "" = nothing."""
+    wanted = plain(kind)
+    if wanted is object:
+        return ""
+    number = wanted is float and isinstance(value, int | float) and not isinstance(value, bool)
+    if not number and type(value) is not wanted:
+        return f": expected {type_name(kind)}"
+    return next(filter(None, (limit.problem(value) for limit in limits(kind))), "")
+
+
+def _scalar(kind: type[T], value: object) -> T:
+    return float(value) if plain(kind) is float else value
+
+
+def type_name(kind: type) -> str:
+    """The name of a key's type for people: "int", "tuple of str"."""
+    if get_origin(kind) is tuple:
+        return f"tuple of {type_name(get_args(kind)[0])}"
+    return "section" if get_origin(kind) is dict else plain(kind).__name__
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
     """A hint for a misspelt name: the one that was probably meant, else all that there are."""
     near = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(names))}"
 
 
-def nearest_key(key: str, keys: typing.Sequence[str]) -> str:
+def nearest_key(key: str, keys: Sequence[str]) -> str:
     """A hint at the key that was probably meant."""
+    near = meant(key, keys)
+    return f"did you mean config.{near}?" if near else "jaxlm train --help=all lists all keys"
+
+
+def meant(key: str, keys: Sequence[str]) -> str:
+    """The one of the dotted `keys` that was probably meant: the same last part, else similar; "" = none is."""
     last = key.split(".")[-1]
-    same = [k for k in keys if k.split(".")[-1] == last]
-    near = same or difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
+    near = [k for k in keys if k.split(".")[-1] == last] or difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
     if not near:
         by_last = {k.split(".")[-1]: k for k in keys}
         near = [by_last[m] for m in difflib.get_close_matches(last, by_last, n=1)]
-    return f"did you mean config.{near[0]}?" if near else "jaxlm train --help lists all keys"
+    return near[0] if near else ""

@@ -1,9 +1,21 @@
-"""The sections of the configuration as frozen dataclasses: the keys of `configs/base.py`, typed, without defaults."""
+"""The sections of the config as frozen dataclasses: each key's type, and the values that it may have.
+
+A key's default and comment stand in `configs/base.py`, what concerns several keys in `checks.py`, and nothing stands
+twice. To add a key, write one line here and one there.
+"""
 
 import dataclasses
-import typing
+from typing import Annotated, Literal
+
+from jaxlm.config.limits import REGULAR_EXPRESSION, above, at_least, from_to_below, within, written
 
 CHAT_TOKENS = ("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>")
+
+
+Attention = Literal["xla", "blocked", "cudnn", "cudnn_packed", "tokamax", "pallas"]
+Axis = Annotated[int, at_least(1, or_else={-1: "all remaining devices"})]
+Pattern = Annotated[str, REGULAR_EXPRESSION]
+Remat = Literal["none", "names", "dots", "full"]
 
 
 class ConfigError(ValueError):
@@ -16,35 +28,35 @@ class RunError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class RopeConfig:
-    theta: float
-    scaling: str
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_len: int
+    theta: Annotated[float, at_least(1)]
+    scaling: Literal["none", "linear", "llama3"]
+    factor: Annotated[float, at_least(1)]
+    low_freq_factor: Annotated[float, at_least(0)]
+    high_freq_factor: Annotated[float, at_least(0)]
+    original_max_len: Annotated[int, at_least(0)]
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    family: str
-    n_layers: int
-    d_model: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    d_ff: int
-    vocab_size: int
-    max_seq_len: int
+    family: Literal["llama", "gpt2"]
+    n_layers: Annotated[int, at_least(1)]
+    d_model: Annotated[int, at_least(1)]
+    n_heads: Annotated[int, at_least(1)]
+    n_kv_heads: Annotated[int, at_least(0)]
+    head_dim: Annotated[int, at_least(0)]
+    d_ff: Annotated[int, at_least(1)]
+    vocab_size: Annotated[int, at_least(1)]
+    max_seq_len: Annotated[int, at_least(0)]
     tie_embeddings: bool
     bias: bool
     qk_norm: bool
-    norm_eps: float
+    norm_eps: Annotated[float, above(0)]
     rope: RopeConfig
-    dropout: float
-    init_std: float
-    dtype: str
-    attention: str
-    remat: str
+    dropout: Annotated[float, from_to_below(0, 1)]
+    init_std: Annotated[float, at_least(0)]
+    dtype: Literal["auto", "float32", "bfloat16"]
+    attention: Literal["auto", Attention]
+    remat: Literal["auto", Remat]
     scan_layers: bool
     fuse_projections: bool
     fp8: bool
@@ -59,7 +71,7 @@ class ModelConfig:
 @dataclasses.dataclass(frozen=True)
 class SourceConfig:
     path: str
-    weight: float
+    weight: Annotated[float, at_least(0)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,29 +80,29 @@ class DataConfig:
     path: str
     sources: dict[str, SourceConfig]
     text_key: str
-    max_bytes: int
+    max_bytes: Annotated[int, at_least(0)]
     tfds_dir: str
     hub_dir: str
     tokenizer: str
-    tokenizer_model: str
+    tokenizer_model: Literal["bpe", "unigram"]
     chat_tokens: bool
-    val_fraction: float
-    block_tokens: int
-    num_threads: int
-    num_workers: int
-    prefetch: int
-    timeout_s: float
+    val_fraction: Annotated[float, above(0, most=0.5)]
+    block_tokens: Annotated[int, at_least(1)]
+    num_threads: Annotated[int, at_least(1)]
+    num_workers: Annotated[int, at_least(0)]
+    prefetch: Annotated[int, at_least(1)]
+    timeout_s: Annotated[float, at_least(1)]
 
 
 @dataclasses.dataclass(frozen=True)
 class PrepareSourceConfig:
-    path: str
+    path: Annotated[str, written(".+", "a folder, file, glob, URL or dataset")]
     format: str
     text_key: str
     stages: tuple[str, ...]
-    priority: int
-    weight: float
-    max_bytes: int
+    priority: Annotated[int, within(-128, 127)]
+    weight: Annotated[float, at_least(0)]
+    max_bytes: Annotated[int, at_least(0)]
     licences: tuple[str, ...]
 
 
@@ -99,105 +111,107 @@ class PrepareConfig:
     """`stages` holds each stage's defaults; their types are those of the stages' own Settings (`corpus.stages`)."""
 
     sources: dict[str, PrepareSourceConfig]
-    workers: int
+    workers: Annotated[int, at_least(0)]
     engine_options: tuple[str, ...]
-    task_mb: float
-    memory_gb: float
-    examples: int
-    excerpt_chars: int
-    report_mb: float
+    task_mb: Annotated[float, at_least(0.001)]
+    memory_gb: Annotated[float, at_least(0.001)]
+    examples: Annotated[int, at_least(0)]
+    excerpt_chars: Annotated[int, at_least(0)]
+    report_mb: Annotated[float, at_least(0)]
     target: str
-    stages: dict[str, dict[str, typing.Any]]
+    stages: dict[str, dict[str, object]]
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    steps: int
-    batch_size: int
-    seq_len: int
-    microbatch_size: int
-    eval_every_steps: int
-    max_nonfinite_steps: int
+    steps: Annotated[int, at_least(1)]
+    batch_size: Annotated[int, at_least(1)]
+    seq_len: Annotated[int, at_least(1)]
+    microbatch_size: Annotated[int, at_least(-1)]
+    eval_every_steps: Annotated[int, at_least(0)]
+    max_nonfinite_steps: Annotated[int, at_least(0)]
 
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
-    z_loss: float
-    tile_tokens: int
+    z_loss: Annotated[float, at_least(0)]
+    tile_tokens: Annotated[int, at_least(0)]
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
-    name: str
-    mu_dtype: str
-    full_precision: tuple[str, ...]
+    name: Literal["adamw", "adamw8bit", "adafactor", "muon"]
+    mu_dtype: Literal["float32", "bfloat16"]
+    full_precision: tuple[Pattern, ...]
     offload: bool
-    lr: float
-    schedule: str
-    warmup_steps: int
-    decay_fraction: float
-    final_lr_ratio: float
-    b1: float
-    b2: float
-    eps: float
-    weight_decay: float
-    decay: tuple[str, ...]
-    no_decay: tuple[str, ...]
-    clip_norm: float
+    lr: Annotated[float, above(0)]
+    schedule: Literal["cosine", "wsd", "linear", "constant"]
+    warmup_steps: Annotated[int, at_least(0)]
+    decay_fraction: Annotated[float, above(0, most=1)]
+    final_lr_ratio: Annotated[float, within(0, 1)]
+    b1: Annotated[float, within(0, 1)]
+    b2: Annotated[float, within(0, 1)]
+    eps: Annotated[float, at_least(0)]
+    weight_decay: Annotated[float, at_least(0)]
+    decay: tuple[Pattern, ...]
+    no_decay: tuple[Pattern, ...]
+    clip_norm: Annotated[float, at_least(0)]
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    every_steps: int
-    keep_last: int
-    keep_every: int
-    keep_best: int
+    every_steps: Annotated[int, at_least(0)]
+    keep_last: Annotated[int, at_least(1)]
+    keep_every: Annotated[int, at_least(0)]
+    keep_best: Annotated[int, at_least(0)]
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
     at_start: bool
-    batch_size: int
-    max_batches: int
+    batch_size: Annotated[int, at_least(0)]
+    max_batches: Annotated[int, at_least(0)]
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleConfig:
     prompts: tuple[str, ...]
-    every_steps: int
-    at_steps: tuple[int, ...]
-    max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
+    every_steps: Annotated[int, at_least(0)]
+    at_steps: tuple[Annotated[int, at_least(0)], ...]
+    max_new_tokens: Annotated[int, at_least(0)]
+    temperature: Annotated[float, at_least(0)]
+    top_k: Annotated[int, at_least(0)]
+    top_p: Annotated[float, above(0, most=1)]
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    data: int
-    fsdp: int
-    tensor: int
-    context: int
+    data: Axis
+    fsdp: Axis
+    tensor: Axis
+    context: Axis
 
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
-    every_steps: int
+    every_steps: Annotated[int, at_least(1)]
     tensorboard: bool
-    wandb: str
+    wandb: Literal["", "offline", "online"]
 
 
 @dataclasses.dataclass(frozen=True)
 class HardwareConfig:
-    usd_per_hour: float
-    peak_tflops: float
+    usd_per_hour: Annotated[float, at_least(0)]
+    peak_tflops: Annotated[float, at_least(0)]
     compile_cache: str
     xla_flags: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class ProfileConfig:
-    steps: str
+    steps: Annotated[
+        str, written(r"([0-9]{1,18}:[0-9]{1,18})?", "the first and the last step to trace as A:B, such as 20:25")
+    ]
 
     @property
     def window(self) -> tuple[int, int] | None:
@@ -209,41 +223,41 @@ class ProfileConfig:
 @dataclasses.dataclass(frozen=True)
 class PlanConfig:
     mesh: str
-    hosts: int
+    hosts: Annotated[int, at_least(0)]
     prices: str
     accelerator: str
     compile: bool
-    preemptions_per_day: float
-    restart_minutes: float
+    preemptions_per_day: Annotated[float, at_least(0)]
+    restart_minutes: Annotated[float, at_least(0)]
 
 
 @dataclasses.dataclass(frozen=True)
 class TuneConfig:
     exhaustive: bool
-    microbatch_sizes: tuple[int, ...]
-    remat: tuple[str, ...]
-    attention: tuple[str, ...]
+    microbatch_sizes: tuple[Annotated[int, at_least(1)], ...]
+    remat: tuple[Remat, ...]
+    attention: tuple[Attention, ...]
     scan_layers: tuple[bool, ...]
-    tile_tokens: tuple[int, ...]
-    steps: int
-    step_seconds: float
-    max_seconds: float
-    memory_gb: float
+    tile_tokens: tuple[Annotated[int, at_least(0)], ...]
+    steps: Annotated[int, at_least(1)]
+    step_seconds: Annotated[float, at_least(0)]
+    max_seconds: Annotated[float, at_least(0)]
+    memory_gb: Annotated[float, at_least(0)]
 
 
 @dataclasses.dataclass(frozen=True)
 class DistributedConfig:
     auto: bool
     coordinator: str
-    num_processes: int
-    process_id: int
+    num_processes: Annotated[int, at_least(0)]
+    process_id: Annotated[int, at_least(-1)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    program: str
+    program: Literal["pretrain"]
     workdir: str
-    seed: int
+    seed: Annotated[int, within(0, 2**32 - 1)]
     model: ModelConfig
     data: DataConfig
     train: TrainConfig
@@ -259,5 +273,5 @@ class Config:
     distributed: DistributedConfig
     plan: PlanConfig
     tune: TuneConfig
-    engine: str
+    engine: Literal["local", "ray", "slurm"]
     prepare: PrepareConfig

@@ -1,12 +1,10 @@
 """What to try with each source in a pilot: one sentence a source, from the numbers of a mismatch report."""
 
-import dataclasses
+import operator
 import statistics
-import typing
 from collections.abc import Mapping, Sequence
 
-if typing.TYPE_CHECKING:
-    from jaxlm.corpus import mismatch
+from jaxlm.corpus.comparison import TARGET, Advice, Mixture, Pair
 
 _ALIKE_AUC = 0.65  # below this, passages can hardly be told apart
 _FAR_AUC = 0.9
@@ -19,40 +17,27 @@ _MANY = 2.0  # a share of format, a length: this many times the other's is worth
 _NAMES = {"list": "lists", "table": "tables", "heading": "headings", "code": "code"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Advice:
-    """`action`: keep, raise, lower, drop, or try (there is no target to go by); `sentence` says why."""
-
-    action: str
-    sentence: str
-
-
-def advise(
-    sources: Mapping[str, dict], pairs: "Sequence[mismatch.Pair]", mixture: "mismatch.Mixture | None"
-) -> dict[str, Advice]:
-    """Source -> advice; arguments as the fields of `mismatch.Report`."""
+def advise(sources: Mapping[str, dict], pairs: Sequence[Pair], mixture: Mixture | None) -> dict[str, Advice]:
+    """Returns advice for each source; the arguments are those fields of `comparison.Report`."""
     if mixture is not None and mixture.js_now - mixture.js_nearest < _GAIN:
         told = f"no mixture of these sources comes nearer to the target than the one now ({mixture.js_now:.2f} bits from it)"
         return {name: Advice("keep", f"Keep {name} as it is: {told}.") for name in mixture.now}
     if mixture is not None:
-        to_target = {pair.a: pair for pair in pairs if pair.b == "target"}
+        to_target = {pair.a: pair for pair in pairs if pair.b == TARGET}
         return {name: _towards_target(name, sources, to_target[name], mixture) for name in mixture.now}
-    nearest = {name: min((p for p in pairs if name in (p.a, p.b)), key=_distance, default=None) for name in sources}
-    usual = statistics.median(_distance(pair) for pair in nearest.values()) if pairs else 0.0
+    nearest = {
+        name: min((p for p in pairs if name in (p.a, p.b)), key=operator.attrgetter("distance"), default=None)
+        for name in sources
+    }
+    usual = statistics.median(pair.distance for pair in nearest.values()) if pairs else 0.0
     return {name: _among_others(name, sources, pair, usual) for name, pair in nearest.items()}
 
 
-def _distance(pair: "mismatch.Pair") -> float:
-    return pair.distance
-
-
-def _towards_target(
-    name: str, sources: Mapping[str, dict], pair: "mismatch.Pair", mixture: "mismatch.Mixture"
-) -> Advice:
+def _towards_target(name: str, sources: Mapping[str, dict], pair: Pair, mixture: Mixture) -> Advice:
     now, nearest = mixture.now[name], mixture.nearest[name]
     near = f"{_percent(nearest)} in the mixture nearest to the target, {_percent(now)} now"
     far = pair.distance > _FAR_BITS and (pair.auc is None or pair.auc > _FAR_AUC)
-    why = _why(sources[name], sources["target"], pair.telling_a)
+    why = _why(sources[name], sources[TARGET], pair.telling_a)
     told = f"{pair.distance:.2f} bits from the target beyond chance{_auc(pair)}"
     if pair.auc is not None and pair.auc < _ALIKE_AUC:
         return Advice("keep", f"Keep {name}: it can hardly be told from the target (AUC {pair.auc:.2f}); {near}.")
@@ -65,7 +50,7 @@ def _towards_target(
     return Advice("keep", f"Keep {name} as it is: {near}; it is {told}.")
 
 
-def _among_others(name: str, sources: Mapping[str, dict], nearest: "mismatch.Pair | None", usual: float) -> Advice:
+def _among_others(name: str, sources: Mapping[str, dict], nearest: Pair | None, usual: float) -> Advice:
     if nearest is None:
         return Advice("keep", f"Keep {name}: it is the only source, and there is no target to compare it with.")
     other = nearest.b if nearest.a == name else nearest.a
@@ -87,7 +72,7 @@ def _among_others(name: str, sources: Mapping[str, dict], nearest: "mismatch.Pai
     return Advice("keep", f"Keep {name}: it stands no further apart than is usual here, {apart}.")
 
 
-def _auc(pair: "mismatch.Pair") -> str:
+def _auc(pair: Pair) -> str:
     return "" if pair.auc is None else f", told apart with AUC {pair.auc:.2f}"
 
 

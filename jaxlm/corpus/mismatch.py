@@ -20,76 +20,16 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus import advice, textstats
+from jaxlm.corpus import textstats
+from jaxlm.corpus.advice import advise
+from jaxlm.corpus.comparison import TARGET, Mixture, Pair, Report
 
-TARGET = "target"
 _FEATURES = 30_000  # words and pairs of words that the classifier sees: the most frequent
 _MIXTURE_WORDS = 50_000
 _CLASSIFIED = 1000  # passages of each side at most
 _FOLDS = 4
 _TELLING = 10
 _SMOOTHING = 0.02  # of each source's words, drawn from all sources: no word is impossible
-
-
-@dataclasses.dataclass(frozen=True)
-class Pair:
-    """Two sources, or a source and the target (then `b` is "target").
-
-    Attributes:
-      js_words, js_bigrams: Jensen-Shannon divergence in bits, 0 (alike) to 1 (nothing in common).
-      floor_words, floor_bigrams: the same between halves of one source, samples of the same size; the mean of the two.
-      auc: of telling passages of a from those of b, cross-validated by document; None where there are too few.
-      telling_a, telling_b: words and pairs of words by which the classifier knows a, and b.
-    """
-
-    a: str
-    b: str
-    js_words: float
-    floor_words: float
-    js_bigrams: float
-    floor_bigrams: float
-    auc: float | None
-    telling_a: list[str]
-    telling_b: list[str]
-
-    @property
-    def distance(self) -> float:
-        """Bits of divergence of words beyond chance."""
-        return max(0.0, self.js_words - self.floor_words)
-
-
-@dataclasses.dataclass(frozen=True)
-class Mixture:
-    """Shares of words by source, now and in the mixture nearest to the target; divergence in bits of both from it."""
-
-    now: dict[str, float]
-    nearest: dict[str, float]
-    js_now: float
-    js_nearest: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """What `compare` found.
-
-    Attributes:
-      sources: name (and "target") -> documents, bytes, sampled_words, length, readability, formats; see `textstats`.
-      pairs: every pair of sources, then every source with the target.
-      mixture: None without a target.
-      advice: source -> action (keep, raise, lower, drop, try) and one sentence that says why.
-    """
-
-    sources: dict[str, dict[str, typing.Any]]
-    pairs: list[Pair]
-    mixture: Mixture | None
-    advice: dict[str, advice.Advice]
-
-    def to_dict(self) -> dict[str, typing.Any]:
-        """JSON-able; `pairs` with their `distance`."""
-        found = dataclasses.asdict(self)
-        for pair, row in zip(self.pairs, found["pairs"], strict=True):
-            row["distance"] = pair.distance
-        return found
 
 
 def compare(
@@ -127,7 +67,7 @@ def compare(
     now = {name: weight / sum(now.values()) for name, weight in now.items()}
     mixture = _mixture(profiles, now, len(vocabulary)) if target is not None else None
     described = {name: profile.describe() for name, profile in profiles.items()}
-    return Report(described, pairs, mixture, advice.advise(described, pairs, mixture))
+    return Report(described, pairs, mixture, advise(described, pairs, mixture))
 
 
 class _Profile:

@@ -10,22 +10,22 @@ import dataclasses
 import functools
 import gzip
 import json
-import os
 import pathlib
 import pickle
 import time
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pyarrow.parquet as pq
-from loguru import logger
 
-from jaxlm.config import Config, ConfigError
-from jaxlm.corpus import sources, stages
+from jaxlm.config import ConfigError
 from jaxlm.corpus.dedup import lines
 from jaxlm.corpus.dedup.tables import ROW_BITS, Signer
 from jaxlm.corpus.documents import DocumentWriter, read_documents
+from jaxlm.corpus.sources.base import SourceSpec, SourceStats, Unit
+from jaxlm.corpus.sources.units import read_unit
 from jaxlm.corpus.stage import Document, Remove, Stage
+from jaxlm.corpus.stages import registry
 from jaxlm.corpus.tally import FAILURES, StageTally, Tally
 
 _CHANGES = 2  # changed documents shown, a stage and task
@@ -37,8 +37,8 @@ _MARGIN = 2000  # characters beyond an excerpt that are looked at, so that perso
 class SourcePlan:
     """A source: how to read it, its document stages in order, and which of the global ones it takes part in."""
 
-    spec: sources.SourceSpec
-    stages: tuple[stages.Spec, ...]
+    spec: SourceSpec
+    stages: tuple[registry.StageSpec, ...]
     global_stages: tuple[str, ...]
     priority: int
 
@@ -48,26 +48,12 @@ class Plan:
     """All that a task must know; one task a unit."""
 
     sources: dict[str, SourcePlan]
-    units: tuple[tuple[str, sources.Unit], ...]
+    units: tuple[tuple[str, Unit], ...]
     global_settings: dict[str, dict[str, typing.Any]]
     memory_gb: float
     threads: int
     examples: int
     excerpt_chars: int
-
-    @classmethod
-    def of(cls, config: Config, planned: dict[str, SourcePlan], units: Sequence[tuple[str, sources.Unit]]) -> "Plan":
-        """A plan by the settings of `prepare`. On a cluster the cores of this machine don't count."""
-        p = config.prepare
-        return cls(
-            sources=planned,
-            units=tuple(units),
-            global_settings={name: dict(p.stages[name]) for name in stages.GLOBAL_STAGES},
-            memory_gb=p.memory_gb,
-            threads=(p.workers or os.cpu_count() or 1) if config.engine == "local" else 1,
-            examples=p.examples,
-            excerpt_chars=p.excerpt_chars,
-        )
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes it where the tasks look for it."""
@@ -178,7 +164,7 @@ def clean(folder: pathlib.Path, task: int) -> None:
     plan = Plan.load(folder)
     name, unit = plan.units[task]
     source = plan.sources[name]
-    chain = [stages.make(spec, folder / "stages") for spec in source.stages]
+    chain = [registry.make(spec, folder / "stages") for spec in source.stages]
     books = Books(folder, "clean", task, name, plan, next((stage for stage in chain if stage.name == "pii"), None))
     tally = books.tally
     tally.stages = [StageTally(stage.name) for stage in chain]
@@ -187,8 +173,8 @@ def clean(folder: pathlib.Path, task: int) -> None:
     }
     signer = Signer(folder, task, priority=source.priority, exact="exact" in source.global_stages, **settings)
     writer = DocumentWriter(folder / "clean" / f"{task:06d}.parquet")
-    stats = sources.SourceStats()
-    for document in sources.read(unit, source.spec, stats):
+    stats = SourceStats()
+    for document in read_unit(unit, source.spec, stats):
         tally.documents += 1
         tally.bytes += size(document.text)
         document.metadata.setdefault("source", name)
@@ -220,7 +206,7 @@ def _apply(document: Document, chain: list[Stage], books: Books) -> bool:
             books.tally.failed[reason] += 1
             if len(books.tally.failures) < FAILURES:
                 books.tally.failures.append(f"{document.id}: {reason}")
-            logger.warning(f"{document.id}: {reason}: {error}")  # into the task's log
+            _warn(f"{document.id}: {reason}: {error}")
             return False
         now = time.perf_counter()
         counts.seconds += now - began
@@ -243,13 +229,20 @@ def _apply(document: Document, chain: list[Stage], books: Books) -> bool:
     return True
 
 
+def _warn(line: str) -> None:
+    """Writes a line into the task's log, which is datatrove's."""
+    from loguru import logger  # here, because it comes with datatrove, and whoever reads finished data needs neither
+
+    logger.warning(line)
+
+
 def finish(folder: pathlib.Path, task: int) -> None:
     """Drops the duplicates and the repeated lines that the joins found among the documents of a task."""
     plan = Plan.load(folder)
     name, _ = plan.units[task]
     source = plan.sources[name]
     books = Books(folder, "finish", task, name, plan)
-    counts = {stage: StageTally(stage) for stage in stages.GLOBAL_STAGES if stage in source.global_stages}
+    counts = {stage: StageTally(stage) for stage in registry.GLOBAL_STAGES if stage in source.global_stages}
     books.tally.stages = list(counts.values())
     lost = {
         stage: {

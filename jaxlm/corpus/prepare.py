@@ -13,24 +13,27 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import os
 import pathlib
 import shutil
 import sys
 import time
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxlm import files
-from jaxlm.config import Config, ConfigError
-from jaxlm.corpus import conclude, sources, stages
-from jaxlm.corpus import engine as engine_lib
+from jaxlm.config import ConfigError, DataConfig, PrepareConfig
+from jaxlm.corpus import conclude, recipes
 from jaxlm.corpus.conclude import FORMAT, MANIFEST, OWNER
 from jaxlm.corpus.dedup import exact, lines, near
 from jaxlm.corpus.dedup.sql import connect
 from jaxlm.corpus.pipeline import Plan, SourcePlan
+from jaxlm.corpus.sources.base import SourceSpec, Unit
+from jaxlm.corpus.sources.units import split_source
+from jaxlm.corpus.stages import registry
 
 _PACKAGES = (  # whose versions can change what is kept
     *("datatrove", "detect-secrets", "FastWARC", "ftfy", "mwparserfromhell", "numpy", "phonenumbers", "py3langid"),
@@ -49,38 +52,49 @@ class Prepared:
     sha256: str
 
 
-def prepare(config: Config, log: Callable[[str], None] = print) -> Prepared:
-    """Runs all phases that are not done yet and returns the result; a finished folder with the same recipe is left alone.
+def prepare(settings: PrepareConfig, data: DataConfig, engine: str, log: Callable[[str], None] = print) -> Prepared:
+    """Runs all phases that are not done yet and returns the result. A folder that the same recipe finished is left alone.
 
-    Raises ConfigError for bad settings, and for a folder that another recipe made (naming what differs); RunError that
-    names the tasks that failed.
+    Args:
+      settings: `config.prepare`.
+      data: `config.data`, of which `dir`, `tfds_dir` and `hub_dir` are read.
+      engine: `config.engine`: local, ray or slurm.
+      log: called with a line of progress for people.
+
+    Raises:
+      ConfigError: bad settings, or a folder that another recipe made (the message names what differs).
+      RunError: tasks failed; the message names them.
     """
-    root = pathlib.Path(config.data.dir)
-    if found := _finished(root, config, log):
+    root = pathlib.Path(data.dir)
+    if found := _finished(root, settings, data, log):
         return found
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"config.data.dir={root} can't be made: {error.strerror}; name another folder") from None
-    with files.lock(root):
-        if found := _finished(root, config, log):
+    with files.lock(root, "is writing", "data.dir"):
+        if found := _finished(root, settings, data, log):
             return found
-        plan = make_plan(config, log)
-        return _run(root, config, plan, make_recipe(config, plan), log)
+        return _run(root, settings, engine, make_plan(settings, data, engine, log), log)
 
 
-def _finished(root: pathlib.Path, config: Config, log: Callable[[str], None]) -> Prepared | None:
-    """What is there already, by the same recipe as far as can be told: its sources may be gone, libraries may be newer."""
+def _finished(
+    root: pathlib.Path, settings: PrepareConfig, data: DataConfig, log: Callable[[str], None]
+) -> Prepared | None:
+    """Returns the result that is there already, None without one. Raises ConfigError if another recipe made it.
+
+    What can't be compared counts as the same: sources and stages' files that are gone, other versions of libraries.
+    """
     if not (root / MANIFEST).is_file():
         return None
     found = open_prepared(root)
-    built, planned = found.manifest["recipe"], source_plans(config)
-    wanted = make_recipe(config, Plan.of(config, planned, ()))
+    built, planned = found.manifest["recipe"], source_plans(settings, data)
+    wanted = make_recipe(settings, planned, ())
     for name, source in planned.items():
         key = f"files of {name}"
         try:
             remote = "://" in source.spec.path or source.spec.path.startswith("hub:")
-            units = () if remote else sources.units(source.spec, int(config.prepare.task_mb * 1e6))
+            units = () if remote else split_source(source.spec, int(settings.task_mb * 1e6))
             wanted[key] = _signature(units) if units else built.get(key)
         except ConfigError:
             wanted[key] = built.get(key)  # finished data is often carried to another machine without its sources
@@ -91,23 +105,27 @@ def _finished(root: pathlib.Path, config: Config, log: Callable[[str], None]) ->
         log(f"{root} was prepared with other versions of libraries: {built.get('packages')}")
         wanted["packages"] = built.get("packages")
     wanted["code"] = built.get("code")  # finished data stays what it is
-    _compare(root, built, wanted)
+    recipes.check_same(built, wanted, made=f"{root} was prepared", manifest=root / MANIFEST, again="prepare it again")
     shutil.rmtree(root / "work", ignore_errors=True)  # left where the end was cut short
     log(f"{root} is prepared already")
     return found
 
 
-def _run(root: pathlib.Path, config: Config, plan: Plan, recipe: dict, log: Callable[[str], None]) -> Prepared:
-    """All phases; those tasks that are done stay done."""
+def _run(
+    root: pathlib.Path, settings: PrepareConfig, engine_name: str, plan: Plan, log: Callable[[str], None]
+) -> Prepared:
+    """Runs all phases and returns the result. Tasks that an earlier call of the same recipe did are not done again."""
+    recipe = make_recipe(settings, plan.sources, plan.units)
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
     folder = root / "work" / key
     if not (folder / "documents").exists() and _owner(root) != key:
         shutil.rmtree(folder / "tasks" / "finish", ignore_errors=True)  # what it wrote was replaced by another recipe's
+    from jaxlm.corpus import engine as engine_lib  # here, because a machine that only trains may lack datatrove
+
     plan.save(folder)
     _build_stages(plan, folder, log)
-    engine = engine_lib.Engine(
-        config.engine, config.prepare.workers, config.prepare.memory_gb + 1, _options(config.prepare.engine_options)
-    )
+    options = _options(settings.engine_options)
+    engine = engine_lib.Engine(engine_name, settings.workers, settings.memory_gb + 1, options)
     uses_near = any("near" in source.global_stages for source in plan.sources.values())
     phases = [
         ("clean", "jaxlm.corpus.pipeline.clean", len(plan.units)),
@@ -130,25 +148,24 @@ def _run(root: pathlib.Path, config: Config, plan: Plan, recipe: dict, log: Call
     return open_prepared(root)
 
 
-def source_plans(config: Config) -> dict[str, SourcePlan]:
-    """The sources and their stages, nothing read or listed but the files that stages name. Raises ConfigError."""
-    p = config.prepare
-    if not p.sources:
+def source_plans(settings: PrepareConfig, data: DataConfig) -> dict[str, SourcePlan]:
+    """Returns how to read and clean each source. Reads nothing but the files that stages name. Raises ConfigError."""
+    if not settings.sources:
         raise ConfigError("nothing to prepare: config.prepare.sources is empty; see configs/data for examples")
-    for name in stages.GLOBAL_STAGES:
-        stages.check_ranges(name, p.stages[name])
+    for name in registry.GLOBAL_STAGES:
+        registry.check_ranges(name, settings.stages[name])
     planned = {}
-    for name, source in p.sources.items():
-        document_stages, together = _stages(source.stages, p.stages, f"config.prepare.sources.{name}.stages")
-        spec = sources.SourceSpec(
+    for name, source in settings.sources.items():
+        document_stages, together = _stages(source.stages, settings.stages, f"config.prepare.sources.{name}.stages")
+        spec = SourceSpec(
             name=name,
             path=source.path,
             format=source.format,
             text_key=source.text_key,
             max_bytes=source.max_bytes,
             licences=source.licences,
-            tfds_dir=config.data.tfds_dir,
-            hub_dir=config.data.hub_dir,
+            tfds_dir=data.tfds_dir,
+            hub_dir=data.hub_dir,
         )
         planned[name] = SourcePlan(spec, document_stages, together, source.priority)
     return planned
@@ -156,60 +173,84 @@ def source_plans(config: Config) -> dict[str, SourcePlan]:
 
 def _stages(
     lines: tuple[str, ...], defaults: dict[str, dict], where: str
-) -> tuple[tuple[stages.Spec, ...], tuple[str, ...]]:
+) -> tuple[tuple[registry.StageSpec, ...], tuple[str, ...]]:
     """Document stages with their settings, and the names of the global ones. Raises ConfigError."""
-    specs = [stages.parse(line, defaults, where) for line in lines]
+    specs = [registry.parse(line, defaults, where) for line in lines]
     names = [spec.name for spec in specs]
     for spec in specs:
         if names.count(spec.name) > 1:
             raise ConfigError(f"{where}: {spec.name} is there twice")
-        if spec.name in stages.DOCUMENT_STAGES:
-            stages.typed_settings(spec)
+        if spec.name in registry.DOCUMENT_STAGES:
+            registry.typed_settings(spec)
         elif spec.settings != defaults[spec.name]:
             raise ConfigError(
                 f"{where}: {spec.name} looks at all sources together; set config.prepare.stages.{spec.name}.KEY"
             )
-    together = tuple(name for name in stages.GLOBAL_STAGES if name in names)
+    together = tuple(name for name in registry.GLOBAL_STAGES if name in names)
     if tuple(names[len(names) - len(together) :]) != together:
-        raise ConfigError(f"{where}: {', '.join(stages.GLOBAL_STAGES)} come last, in this order; got {names}")
-    of_documents = (spec for spec in specs if spec.name in stages.DOCUMENT_STAGES)
-    return tuple(dataclasses.replace(spec, inputs=stages.digest(spec)) for spec in of_documents), together
+        raise ConfigError(f"{where}: {', '.join(registry.GLOBAL_STAGES)} come last, in this order; got {names}")
+    of_documents = (spec for spec in specs if spec.name in registry.DOCUMENT_STAGES)
+    return tuple(dataclasses.replace(spec, inputs=registry.digest(spec)) for spec in of_documents), together
 
 
-def make_plan(config: Config, log: Callable[[str], None] = print) -> Plan:
-    """The sources' stages and units of work. Raises ConfigError."""
-    planned, task_bytes = source_plans(config), int(config.prepare.task_mb * 1e6)
+def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Callable[[str], None] = print) -> Plan:
+    """Returns the sources' stages and units of work. Arguments and errors as of `prepare`."""
+    planned, task_bytes = source_plans(settings, data), int(settings.task_mb * 1e6)
     units = []
     for name, source in planned.items():
         others: collections.Counter[str] = collections.Counter()
         try:
-            units += [(name, unit) for unit in sources.units(source.spec, task_bytes, others)]
+            units += [(name, unit) for unit in split_source(source.spec, task_bytes, others)]
         except ConfigError as error:
             raise ConfigError(f"config.prepare.sources.{name}: {error}") from error
         if others:
             kinds = ", ".join(f"{suffix} {count:,}" for suffix, count in others.most_common(5))
             log(f"{name}: {others.total():,} files in {source.spec.path} are of no format that is read here ({kinds})")
-    return Plan.of(config, planned, units)
+    return Plan(
+        sources=planned,
+        units=tuple(units),
+        global_settings={name: dict(settings.stages[name]) for name in registry.GLOBAL_STAGES},
+        memory_gb=settings.memory_gb,
+        # On a cluster the cores of this machine don't count.
+        threads=(settings.workers or os.cpu_count() or 1) if engine == "local" else 1,
+        examples=settings.examples,
+        excerpt_chars=settings.excerpt_chars,
+    )
 
 
-def make_recipe(config: Config, plan: Plan) -> dict[str, typing.Any]:
-    """What decides the result: settings, files by name and size, versions of the libraries that clean."""
-    used = {spec.name for source in plan.sources.values() for spec in source.stages}
-    recipe: dict[str, typing.Any] = {"version": FORMAT, "task_mb": config.prepare.task_mb}
-    for name, source in plan.sources.items():
+def make_recipe(
+    settings: PrepareConfig, planned: Mapping[str, SourcePlan], units: Sequence[tuple[str, Unit]]
+) -> dict[str, typing.Any]:
+    """Returns what decides the result: settings, files by name and size, our own code, versions of the libraries that clean.
+
+    Args:
+      settings: `config.prepare`.
+      planned: of `source_plans`.
+      units: (source, unit) of all tasks in order.
+    """
+    used = {spec.name for source in planned.values() for spec in source.stages}
+    recipe: dict[str, typing.Any] = {"version": FORMAT, "task_mb": settings.task_mb}
+    for name, source in planned.items():
         recipe[f"source {name}"] = dataclasses.asdict(source.spec)
         recipe[f"stages of {name}"] = [[spec.name, spec.settings] for spec in source.stages] + list(
             source.global_stages
         )
         recipe |= {f"inputs of {name}/{spec.name}": spec.inputs for spec in source.stages}
         recipe[f"priority of {name}"] = source.priority
-        recipe[f"files of {name}"] = _signature([unit for owner, unit in plan.units if owner == name])
-    recipe |= {f"stage {name}": settings for name, settings in plan.global_settings.items()}
+        recipe[f"files of {name}"] = _signature([unit for owner, unit in units if owner == name])
+    recipe |= {f"stage {name}": settings.stages[name] for name in registry.GLOBAL_STAGES}
     recipe["code"] = _own_code()
     if used:
-        recipe["packages"] = {name: importlib.metadata.version(name) for name in _PACKAGES}
+        recipe["packages"] = {name: _version(name) for name in _PACKAGES}
         recipe["packages"]["python"] = ".".join(map(str, sys.version_info[:2]))
     return json.loads(json.dumps(recipe))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None  # finished data is used without the libraries that made it
 
 
 def _own_code() -> str:
@@ -220,7 +261,7 @@ def _own_code() -> str:
     return hasher.hexdigest()[:16]
 
 
-def _signature(units: Sequence[sources.Unit]) -> str:
+def _signature(units: Sequence[Unit]) -> str:
     """What the tasks read, by name and size; an edit that keeps a file's size goes unseen."""
     parts = [(u, part.name, part.start, part.stop, part.size) for u, unit in enumerate(units) for part in unit.parts]
     return f"sha256 {hashlib.sha256(repr(parts).encode()).hexdigest()[:16]} of {len(parts)} parts in {len(units)} units"
@@ -251,19 +292,6 @@ def _owner(root: pathlib.Path) -> str:
     return path.read_text() if path.is_file() else ""
 
 
-def _compare(root: pathlib.Path, built: dict, wanted: dict) -> None:
-    for key in [*wanted, *(key for key in built if key not in wanted)]:
-        if (was := built.get(key)) != (now := wanted.get(key)):
-            if isinstance(was, dict) and isinstance(now, dict):
-                was, now = (
-                    {k: v for k, v in one.items() if other.get(k) != v} for one, other in ((was, now), (now, was))
-                )
-            raise ConfigError(
-                f"{root} was prepared with {key} = {was}, now it is {now}; set another data.dir, or "
-                f"delete {root / MANIFEST} to prepare it again"
-            )
-
-
 def _options(words: tuple[str, ...]) -> dict[str, str | int]:
     for word in words:
         if "=" not in word:
@@ -281,7 +309,7 @@ def _build_stages(plan: Plan, folder: pathlib.Path, log: Callable[[str], None]) 
         part = place.with_name(spec.key + ".part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        stages.stage_class(spec.name).build(stages.typed_settings(spec), part)
+        registry.stage_class(spec.name).build(registry.typed_settings(spec), part)
         if any(part.iterdir()):
             log(f"built what the stage {spec.name} needs")
         part.rename(place)

@@ -55,7 +55,7 @@ class Tally:
     failed: Counts = dataclasses.field(default_factory=Counts)
     failures: list[str] = dataclasses.field(default_factory=list)
     repaired: Counts = dataclasses.field(default_factory=Counts)
-    no_field: str = ""  # see `sources.SourceStats`
+    no_field: str = ""  # see `sources.base.SourceStats`
     stages: list[StageTally] = dataclasses.field(default_factory=list)
     kept: int = 0
     kept_bytes: int = 0

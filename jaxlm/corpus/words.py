@@ -1,4 +1,4 @@
-"""Words and sentences by regular expressions, for datatrove's filters and for our own stages.
+"""Words and sentences by regular expressions, for datatrove's filters (through `stages.word_tokenizer`) and for our own stages.
 
 datatrove's English word tokenizer is spaCy. These expressions follow its rules where the verdicts of the filters hang on
 them (numbers, contractions, dots, dashes; each other mark alone), at about 100 times its speed, and add that a Chinese
@@ -7,8 +7,6 @@ or Japanese character is a word, as there are no spaces to go by.
 
 import functools
 import re
-
-from datatrove.utils.word_tokenizers import WordTokenizer
 
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[^\W{CJK}]+(?:[.,]\d+)*|['’]\w{{1,2}}\b|\.\.+|--+|[^\w\s]|[{CJK}]")  # noqa: RUF001
@@ -26,20 +24,3 @@ def sentence_ends(text: str) -> list[int]:
     ends = [m.end() for m in _SENTENCE_END.finditer(text)]
     end = len(text.rstrip())
     return ends if ends and ends[-1] >= end else [*ends, end]
-
-
-class RegexTokenizer(WordTokenizer):
-    """The functions of this module as datatrove wants them: `SomeFilter(language=TOKENIZER)`."""
-
-    def word_tokenize(self, text: str) -> list[str]:
-        return split(text)
-
-    def sent_tokenize(self, text: str) -> list[str]:
-        return [text[a:b].strip() for a, b in self.span_tokenize(text)]
-
-    def span_tokenize(self, text: str) -> list[tuple[int, int]]:
-        ends = sentence_ends(text)
-        return list(zip([0, *ends[:-1]], ends, strict=True))
-
-
-TOKENIZER = RegexTokenizer()

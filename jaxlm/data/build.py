@@ -18,7 +18,9 @@ import numpy as np
 
 from jaxlm import files
 from jaxlm.config import ConfigError
-from jaxlm.corpus import sources
+from jaxlm.corpus import recipes
+from jaxlm.corpus.sources.base import SourceStats
+from jaxlm.corpus.sources.plain import iterate_documents, source_signature
 from jaxlm.data import rows, shards
 from jaxlm.data.shuffle import Shuffle
 from jaxlm.data.tokenizer import Tokenizer, train_tokenizer
@@ -28,12 +30,12 @@ _BATCH_BYTES = 4 << 20
 _MEMORY = 256 << 20  # of text, over all sources
 _VERSION = 2  # raise it when the same settings begin to give other bytes
 
-Reader = Callable[["Source", sources.SourceStats], Iterator[tuple[str, str]]]
+Reader = Callable[["Source", SourceStats], Iterator[tuple[str, str]]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A named source: `spec` as in `sources.py`, its `weight` in the mixture, and the field that holds the text."""
+    """A named source: `spec` as in `jaxlm.corpus.sources`, its `weight` in the mixture, and the field that holds the text."""
 
     name: str
     spec: str
@@ -86,8 +88,7 @@ def build_data(
       path: the directory; other files in it are left alone.
       source_list: names must differ; weights may change later without a rebuild.
       settings: see there.
-      read: yields the (doc_id, text) of a source, filling its stats; a cleaning pipeline goes here. Default:
-        `iterate_documents`.
+      read: yields the (doc_id, text) of each document of a source and fills its stats; default: `iterate_documents`.
       recipe_extra: what else decides the content (settings of `read`, signatures of its files), compared likewise.
       log: called with a line of progress for people.
 
@@ -103,7 +104,13 @@ def build_data(
             return None
         data = shards.open_data(root)
         built = data.manifest["recipe"]
-        _compare_recipes(root, built, _recipe(source_list, settings, signed, recipe_extra or {}, built))
+        recipes.check_same(
+            built,
+            _recipe(source_list, settings, signed, recipe_extra or {}, built),
+            made=f"the data in {root} was built",
+            manifest=root / shards.MANIFEST,
+            again="build it anew (what jaxlm prepare made stays)",
+        )
         log(f"data in {root} is complete")
         return data
 
@@ -113,7 +120,7 @@ def build_data(
         root.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise ConfigError(f"data.dir={root} can't be made: {e.strerror or e}") from None
-    with files.lock(root):
+    with files.lock(root, "is writing", "data.dir"):
         if data := finished():
             return data
         recipe = _recipe(source_list, settings, signed, recipe_extra or {}, {})
@@ -169,7 +176,7 @@ def _recipe(
         if not signed:
             continue
         try:
-            recipe[files] = sources.source_signature(source.spec)
+            recipe[files] = source_signature(source.spec)
         except ConfigError:
             if files not in built:
                 raise
@@ -180,18 +187,9 @@ def _recipe(
     return {**recipe, **{key: str(value) for key, value in extra.items()}}
 
 
-def _compare_recipes(root: pathlib.Path, built: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    for key in [*wanted, *(key for key in built if key not in wanted)]:
-        if built.get(key) != wanted.get(key):
-            raise ConfigError(
-                f"the data in {root} was built with {key} = {built.get(key)}, now it is {wanted.get(key)}; "
-                f"set another data.dir, or delete {root / shards.MANIFEST} to build it anew (what jaxlm prepare made stays)"
-            )
-
-
 def _default_reader(settings: BuildSettings) -> Reader:
-    def read(source: Source, stats: sources.SourceStats) -> Iterator[tuple[str, str]]:
-        return sources.iterate_documents(
+    def read(source: Source, stats: SourceStats) -> Iterator[tuple[str, str]]:
+        return iterate_documents(
             source.spec,
             text_key=source.text_key,
             tfds_dir=settings.tfds_dir,
@@ -257,7 +255,7 @@ def _build(
     documents, stats = {}, {}
     for source in source_list:
         began, name = time.perf_counter(), source.name
-        stats[name] = sources.SourceStats()
+        stats[name] = SourceStats()
         texts = read(source, stats[name])
         documents[name] = _Documents(root / _SPILL / name, source, settings, texts, _MEMORY // len(source_list))
         log(f"read {name}: {stats[name].summary()} ({time.perf_counter() - began:.1f} s)")

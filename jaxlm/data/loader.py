@@ -8,66 +8,33 @@ Shapes: B batch, b rows of it that this process needs, T tokens, T1 = T + 1.
 
 import ctypes
 import dataclasses
-import hashlib
-import json
 import os
 import queue
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import grain
 import numpy as np
 from absl import flags
 
-from jaxlm.config import ConfigError, RunError
+from jaxlm.config import DataConfig, RunError
 from jaxlm.data import rows, shards
-
-
-def data_fingerprint(
-    data: shards.DataDir, mixture: Mapping[str, float], *, seed: int, seq_len: int, batch_size: int
-) -> dict[str, str]:
-    """What decides the batches, for the checkpoint; all strings.
-
-    Keys: "data", "mixture", "seed", "seq_len", "batch_size", and the "sha256" of these. `check_fingerprint` compares
-    two when resuming.
-    """
-    shares = rows.normalise_mixture(mixture, sorted(data.sources))
-    parts = {
-        "data": data.sha256,
-        "mixture": ", ".join(f"{name} {share}" for name, share in shares.items()),
-        "seed": str(seed),
-        "seq_len": str(seq_len),
-        "batch_size": str(batch_size),
-    }
-    return {**parts, "sha256": hashlib.sha256(json.dumps(parts).encode()).hexdigest()}
-
-
-def check_fingerprint(saved: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raises ConfigError naming what changed between the run that saved and this one; returns None when nothing did."""
-    changed = [key for key in now if key != "sha256" and saved.get(key) != now[key]]
-    if changed:
-        what = "; ".join(f"{key} was {str(saved.get(key))[:60]}, is {now[key][:60]}" for key in changed)
-        raise ConfigError(
-            f"this run's batches would differ from those it was trained on: {what}; set them back or use a new workdir"
-        )
 
 
 class BatchSource:
     """Random access to batches: item i is this process's part of the batch of step `start_step` + i."""
 
-    def __init__(
-        self, data: shards.DataDir, plan: rows.RowPlan, *, seq_len: int, row_indices: np.ndarray, start_step: int
-    ):
-        self._plan, self._seq_len, self._start = plan, seq_len, start_step
-        self._eos_id = data.eos_id
+    def __init__(self, order: rows.Order, row_indices: np.ndarray, start_step: int):
+        self._plan, self._seq_len, self._start = order.plan(), order.seq_len, start_step
+        self._eos_id, plan = order.data.eos_id, self._plan
         self._slots = np.asarray(row_indices, np.int64).reshape(-1)
         if self._slots.size and not (self._slots.min() >= 0 and self._slots.max() < plan.batch_size):
             raise ValueError(
                 f"row_indices must lie in [0, {plan.batch_size}), got {self._slots.min()}..{self._slots.max()}"
             )
-        self._streams = [data.stream(name) for name in plan.names]
+        self._streams = [order.data.stream(name) for name in plan.names]
 
     def __len__(self) -> int:
         return sys.maxsize >> 1
@@ -88,11 +55,7 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
     """Endless batches of steps start_step, start_step + 1, ... Close it, or use it in a `with`.
 
     Args:
-      data: the opened data directory.
-      mixture: weight by source; absent sources count as 0.
-      seed: of the order of rows.
-      seq_len: T.
-      batch_size: B, sequences in the global batch.
+      order: which row sits in which slot of which batch.
       row_indices: which of the B rows this process yields, in this order (default all).
       start_step: the step of the first batch.
       num_threads: threads that make batches (in each process).
@@ -107,12 +70,8 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
 
     def __init__(
         self,
-        data: shards.DataDir,
-        mixture: Mapping[str, float],
+        order: rows.Order,
         *,
-        seed: int,
-        seq_len: int,
-        batch_size: int,
         row_indices: np.ndarray | None = None,
         start_step: int = 0,
         num_threads: int = 2,
@@ -120,9 +79,8 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
         prefetch: int = 4,
         stall_seconds: float = 600.0,
     ):
-        plan = rows.plan_rows(data.token_counts("train"), mixture, seed=seed, seq_len=seq_len, batch_size=batch_size)
-        slots = np.arange(batch_size) if row_indices is None else row_indices
-        source = BatchSource(data, plan, seq_len=seq_len, row_indices=slots, start_step=start_step)
+        slots = np.arange(order.batch_size) if row_indices is None else row_indices
+        source = BatchSource(order, slots, start_step)
         options = grain.ReadOptions(num_threads=max(1, num_threads), prefetch_buffer_size=max(1, prefetch))
         dataset = grain.MapDataset.source(source).to_iter_dataset(options)
         if num_workers:
@@ -188,6 +146,19 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
 
     def __exit__(self, *exc) -> None:
         self.close()
+
+
+def open_train(order: rows.Order, config: DataConfig, *, row_indices: np.ndarray, start_step: int) -> TrainLoader:
+    """The loader with the threads, workers and patience that `config.data` asks for."""
+    return TrainLoader(
+        order,
+        row_indices=row_indices,
+        start_step=start_step,
+        num_threads=config.num_threads,
+        num_workers=config.num_workers,
+        prefetch=config.prefetch,
+        stall_seconds=config.timeout_s,
+    )
 
 
 def _die_with_parent(worker: int, num_workers: int) -> None:

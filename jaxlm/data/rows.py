@@ -1,4 +1,4 @@
-"""Which row sits in which slot of which batch, and what a batch of rows looks like. Pure functions, no files.
+"""Which row sits in which slot of which batch, and what a batch of rows looks like. Pure functions.
 
 The batch of step s is a pure function of (seed, manifest, mixture, s). Slot b of step s is the global slot
 g = s * batch_size + b; a short repeating cycle maps g to a source and to the source's k-th draw, and a keyed
@@ -14,12 +14,15 @@ import dataclasses
 import fractions
 import functools
 import hashlib
+import json
 import math
+import typing
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, PrepareSourceConfig, SourceConfig
+from jaxlm.data.shards import DataDir
 
 MAX_CYCLE = 65536
 _ROUNDS = 6
@@ -41,6 +44,21 @@ def normalise_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dic
         raise ConfigError("every mixture weight is 0; give at least one source a positive weight")
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
+
+
+def weights_of(listed: Mapping[str, SourceConfig | PrepareSourceConfig], names: Sequence[str]) -> dict[str, float]:
+    """Name -> weight in the mixture, as the config lists it; all alike where it lists no source at all.
+
+    Raises ConfigError for a name that the list leaves out.
+    """
+    if not listed:
+        return {name: 1.0 for name in names}
+    if missing := [name for name in names if name not in listed]:
+        raise ConfigError(
+            f"the data has the source '{missing[0]}', but the config gives it no weight: add data.sources."
+            f'{missing[0]} = dict(path="", weight=...) to the config, 0 to leave it out'
+        )
+    return {name: listed[name].weight for name in names}
 
 
 @functools.lru_cache(maxsize=64)
@@ -184,6 +202,54 @@ def plan_rows(
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What decides every batch of a run, and nothing else does.
+
+    Attributes:
+      mixture: weight by source; absent sources count as 0.
+      seed: of the order of rows.
+      seq_len: T.
+      batch_size: B, rows of the global batch.
+    """
+
+    data: DataDir
+    mixture: Mapping[str, float]
+    seed: int
+    seq_len: int
+    batch_size: int
+
+    def plan(self) -> RowPlan:
+        """The map from slots to rows. Raises ConfigError as `plan_rows` does."""
+        sizes = {"seed": self.seed, "seq_len": self.seq_len, "batch_size": self.batch_size}
+        return plan_rows(self.data.token_counts("train"), self.mixture, **sizes)
+
+    def fingerprint(self) -> dict[str, str]:
+        """For the checkpoint, all strings: "data", "mixture", "seed", "seq_len", "batch_size", and the "sha256" of these.
+
+        `check_fingerprint` compares two when a run resumes.
+        """
+        shares = normalise_mixture(self.mixture, sorted(self.data.sources))
+        parts = {
+            "data": self.data.sha256,
+            "mixture": ", ".join(f"{name} {share}" for name, share in shares.items()),
+            "seed": str(self.seed),
+            "seq_len": str(self.seq_len),
+            "batch_size": str(self.batch_size),
+        }
+        return {**parts, "sha256": hashlib.sha256(json.dumps(parts).encode()).hexdigest()}
+
+
+def check_fingerprint(saved: Mapping[str, str], current: Mapping[str, str]) -> None:
+    """Raises ConfigError naming what changed between the run that saved and this one; returns None when nothing did."""
+    changed = [key for key in current if key != "sha256" and saved.get(key) != current[key]]
+    if changed:
+        what = "; ".join(f"{key} was {str(saved.get(key))[:60]}, is {current[key][:60]}" for key in changed)
+        raise ConfigError(
+            f"this run's batches would differ from those it was trained on: {what}; set them back or use a new workdir"
+        )
+
+
 def make_batch(rows_BxT1: np.ndarray, eos_id: int) -> dict[str, np.ndarray]:
     """Inputs, targets and document boundaries of packed rows.
 
@@ -212,3 +278,71 @@ def make_batch(rows_BxT1: np.ndarray, eos_id: int) -> dict[str, np.ndarray]:
         "positions": (index_T - opened_BxT).astype(np.int32, copy=False),
         "weights": np.ones(tokens_BxT.shape, np.float32),
     }
+
+
+class Segment(typing.NamedTuple):
+    """A text to be packed: its tokens, and for each token after the first the weight of predicting it."""
+
+    ids: Sequence[int]
+    weights: Sequence[float]
+
+
+def pack(groups: Sequence[Sequence[Segment]], seq_len: int, rows: int) -> tuple[dict[str, np.ndarray], list[int]]:
+    """A batch of as many groups as fit, in their order, each group whole in one row.
+
+    A group's segments follow each other: the texts of a pair are segments 2p - 1 and 2p of their row if all groups are
+    pairs, so no microbatch parts them. A group goes to the first row with room. The first group that fits nowhere ends
+    the batch; the caller begins the next one with it.
+
+    Args:
+      groups: segments that must not be parted, a text of one or more tokens each.
+      seq_len: T.
+      rows: B.
+
+    Returns:
+      The batch as `make_batch` gives it, where padding is a last segment of its row with weight 0; and for each group that
+      fitted the row that it is in.
+
+    Raises:
+      ConfigError: a group longer than a row, or a text of fewer than two tokens.
+    """
+    integers = ("tokens", "targets", "segment_ids", "positions")
+    batch = {name: np.zeros((rows, seq_len), np.int32) for name in integers}
+    batch["weights"] = np.zeros((rows, seq_len), np.float32)
+    used, segments, placed = np.zeros(rows, np.int64), np.zeros(rows, np.int64), []
+    for group in groups:
+        length = _group_length(group, seq_len)
+        fitting = np.flatnonzero(used + length <= seq_len)
+        if not fitting.size:
+            break
+        row = int(fitting[0])
+        for segment in group:
+            segments[row] += 1
+            inside = slice(used[row], used[row] + len(segment.ids) - 1)
+            batch["tokens"][row, inside] = segment.ids[:-1]
+            batch["targets"][row, inside] = segment.ids[1:]
+            batch["segment_ids"][row, inside] = segments[row]
+            batch["positions"][row, inside] = np.arange(len(segment.ids) - 1)
+            batch["weights"][row, inside] = segment.weights
+            used[row] = inside.stop
+        placed.append(row)
+    for row in range(rows):
+        batch["segment_ids"][row, used[row] :] = segments[row] + 1
+        batch["positions"][row, used[row] :] = np.arange(seq_len - used[row])
+    return batch, placed
+
+
+def _group_length(group: Sequence[Segment], seq_len: int) -> int:
+    """Tokens of a row that a group takes. Raises ConfigError."""
+    for segment in group:
+        if len(segment.ids) < 2 or len(segment.weights) != len(segment.ids) - 1:
+            raise ConfigError(
+                f"a text of {len(segment.ids)} tokens with {len(segment.weights)} weights can't be packed: it needs two "
+                "tokens or more, and a weight for each but the first"
+            )
+    length = sum(len(segment.ids) - 1 for segment in group)
+    if length > seq_len:
+        raise ConfigError(
+            f"a group of {length:,} tokens is longer than a row of train.seq_len={seq_len:,}: cut it, or raise it"
+        )
+    return length

@@ -1,11 +1,10 @@
 """From a step of training back to its documents."""
 
 import dataclasses
-from collections.abc import Mapping
 
 import numpy as np
 
-from jaxlm.data import rows, shards
+from jaxlm.data import rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,23 +28,13 @@ class TracedRow:
     documents: tuple[TracedDocument, ...]
 
 
-def describe_batch(
-    data: shards.DataDir,
-    mixture: Mapping[str, float],
-    *,
-    seed: int,
-    seq_len: int,
-    batch_size: int,
-    step: int,
-    snippet_chars: int = 200,
-) -> list[TracedRow]:
+def describe_batch(order: rows.Order, step: int, snippet_chars: int = 200) -> list[TracedRow]:
     """The rows of the batch of `step` with the documents they come from, as the loader yields them.
 
-    Arguments as for `loader.TrainLoader`; `snippet_chars` caps the text shown of each document. Uses no model and no
-    state.
+    `snippet_chars` caps the text shown of each document. Uses no model and no state.
     """
-    plan = rows.plan_rows(data.token_counts("train"), mixture, seed=seed, seq_len=seq_len, batch_size=batch_size)
-    located = zip(*(array.tolist() for array in plan.locate(step, np.arange(batch_size))), strict=True)
+    plan, data, seq_len = order.plan(), order.data, order.seq_len
+    located = zip(*(array.tolist() for array in plan.locate(step, np.arange(order.batch_size))), strict=True)
     coder = data.tokenizer()
     streams = {name: data.stream(name) for name in plan.names}
     traced = []

@@ -6,29 +6,28 @@ import typing
 
 import jax
 
-from jaxlm.config import Config
+from jaxlm.config import SampleConfig
 from jaxlm.data.shards import DataDir
 from jaxlm.data.tokenizer import Tokenizer
 from jaxlm.models import generate
+from jaxlm.models.transformer import Transformer
 
 
 def continue_prompts(
-    config: Config, model: typing.Any, params: typing.Any, tokenizer: Tokenizer, prompts: typing.Sequence[str]
+    model: Transformer,
+    params: dict,
+    tokenizer: Tokenizer,
+    prompts: typing.Sequence[str],
+    settings: SampleConfig,
+    seed: int,
 ) -> list[str]:
-    """The text that follows each prompt, up to the end of the document or `sample.max_new_tokens`."""
-    s = config.sample
-    new = generate.generate(
-        model,
-        params,
-        _encode(tokenizer, prompts),
-        max_new_tokens=s.max_new_tokens,
-        temperature=s.temperature,
-        top_k=s.top_k,
-        top_p=s.top_p,
-        stop_ids=(tokenizer.eos_id,),
-        seed=config.seed,
-    )
-    return [tokenizer.decode([i for i in ids if i != tokenizer.eos_id]) for ids in new]
+    """Returns the text that follows each prompt, up to the end of the document or `settings.max_new_tokens`.
+
+    The prompts are the argument's, not those of `settings`.
+    """
+    ids, stop_ids = _encode(tokenizer, prompts), (tokenizer.eos_id,)
+    new = generate.generate(model, params, ids, settings, stop_ids=stop_ids, seed=seed)
+    return [tokenizer.decode([i for i in row if i != tokenizer.eos_id]) for row in new]
 
 
 def _encode(tokenizer: Tokenizer, prompts: typing.Sequence[str]) -> list[list[int]]:
@@ -37,27 +36,27 @@ def _encode(tokenizer: Tokenizer, prompts: typing.Sequence[str]) -> list[list[in
 
 
 def make(
-    config: Config, model: typing.Any, data: DataDir, workdir: pathlib.Path
-) -> typing.Callable[[typing.Any, int], list[str]]:
-    """Returns `(params, step) -> lines to show`, which also writes WORKDIR/samples/<step>.jsonl.
+    settings: SampleConfig, seed: int, model: Transformer, data: DataDir, workdir: pathlib.Path
+) -> typing.Callable[[dict, int], list[str]]:
+    """Returns `(variables, step) -> lines to show`, which also writes WORKDIR/samples/<step>.jsonl.
 
     Raises:
-      ConfigError: a prompt of the config that can't be continued, before anything is trained.
+      ConfigError: a prompt of the settings that can't be continued, before anything is trained.
     """
-    tokenizer = data.tokenizer()
-    generate.check_prompts(config.model, _encode(tokenizer, config.sample.prompts))
+    tokenizer, prompts = data.tokenizer(), settings.prompts
+    generate.check_prompts(model.config, _encode(tokenizer, prompts))
 
-    def sample(params: typing.Any, step: int) -> list[str]:
-        if not config.sample.prompts:
+    def sample(variables: dict, step: int) -> list[str]:
+        if not prompts:
             return []
-        texts = continue_prompts(config, model, params, tokenizer, config.sample.prompts)
+        texts = continue_prompts(model, variables["params"], tokenizer, prompts, settings, seed)
         if jax.process_index():
             return []
         folder = workdir / "samples"
         folder.mkdir(exist_ok=True)
         with open(folder / f"{step}.jsonl", "w", encoding="utf-8") as file:
-            for prompt, text in zip(config.sample.prompts, texts, strict=True):
+            for prompt, text in zip(prompts, texts, strict=True):
                 file.write(json.dumps({"step": step, "prompt": prompt, "text": text}, ensure_ascii=False) + "\n")
-        return [f"step {step}  [{p}]{t}" for p, t in zip(config.sample.prompts, texts, strict=True)]
+        return [f"step {step}  [{p}]{t}" for p, t in zip(prompts, texts, strict=True)]
 
     return sample

@@ -5,12 +5,15 @@ RoPE is half-split on both sides, so nothing is permuted. Every array returned i
 dim, V vocabulary, Vp vocabulary padded to a multiple of 128.
 """
 
+import math
 import typing
 
 import jax
 import numpy as np
 
 from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.models.params import input_axes
+from jaxlm.tree import layer_name
 
 StateDict = typing.Mapping[str, np.ndarray]
 
@@ -91,18 +94,18 @@ def _head_from_hf(read: _Reader, config: ModelConfig) -> dict:
 # LLaMA: torch Linear holds (out, in), with out = heads x head dim
 
 
-def _llama_projections(config: ModelConfig) -> list[tuple[str, str, tuple[int, ...], bool]]:
-    """(our path, their path, our kernel shape, whether heads are on the output side) of one layer."""
+def _llama_projections(config: ModelConfig) -> list[tuple[str, str, tuple[int, ...]]]:
+    """(our path, their path, our kernel shape) of one layer."""
     c = config
     d, n, k, h = c.d_model, c.n_heads, c.n_kv_heads, c.head_dim
     return [
-        ("attn/q", "self_attn.q_proj", (d, n, h), True),
-        ("attn/k", "self_attn.k_proj", (d, k, h), True),
-        ("attn/v", "self_attn.v_proj", (d, k, h), True),
-        ("attn/o", "self_attn.o_proj", (n, h, d), False),
-        ("mlp/gate", "mlp.gate_proj", (d, c.d_ff), True),
-        ("mlp/up", "mlp.up_proj", (d, c.d_ff), True),
-        ("mlp/down", "mlp.down_proj", (c.d_ff, d), False),
+        ("attn/q", "self_attn.q_proj", (d, n, h)),
+        ("attn/k", "self_attn.k_proj", (d, k, h)),
+        ("attn/v", "self_attn.v_proj", (d, k, h)),
+        ("attn/o", "self_attn.o_proj", (n, h, d)),
+        ("mlp/gate", "mlp.gate_proj", (d, c.d_ff)),
+        ("mlp/up", "mlp.up_proj", (d, c.d_ff)),
+        ("mlp/down", "mlp.down_proj", (c.d_ff, d)),
     ]
 
 
@@ -125,9 +128,10 @@ def _get(tree: dict, path: str) -> np.ndarray:
     return tree
 
 
-def _split_sizes(shape: tuple[int, ...], heads_out: bool) -> tuple[int, int]:
-    """(in, out) of a kernel as a matrix."""
-    return (shape[0], int(np.prod(shape[1:]))) if heads_out else (int(np.prod(shape[:-1])), shape[-1])
+def _split_shape(path: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The input and the output part of a kernel's shape."""
+    inputs = input_axes(f"{path}/kernel")
+    return shape[:inputs], shape[inputs:]
 
 
 def _llama_from_hf(read: _Reader, config: ModelConfig) -> dict:
@@ -135,17 +139,16 @@ def _llama_from_hf(read: _Reader, config: ModelConfig) -> dict:
     params: dict = {"embed": {"embedding": _pad_rows(read("model.embed_tokens.weight", (c.vocab_size, c.d_model)), c)}}
     params["final_norm"] = {"scale": read("model.norm.weight", (c.d_model,))}
     for i in range(c.n_layers):
-        layer, theirs = params.setdefault(f"layers_{i}", {}), f"model.layers.{i}"
+        layer, theirs = params.setdefault(layer_name(i), {}), f"model.layers.{i}"
         for ours, name in _llama_norms(c):
             size = c.head_dim if ours.startswith("attn/") else c.d_model
             _set(layer, f"{ours}/scale", read(f"{theirs}.{name}.weight", (size,)))
-        for ours, name, shape, heads_out in _llama_projections(c):
-            n_in, n_out = _split_sizes(shape, heads_out)
-            kernel = read(f"{theirs}.{name}.weight", (n_out, n_in)).T
+        for ours, name, shape in _llama_projections(c):
+            ins, outs = _split_shape(ours, shape)
+            kernel = read(f"{theirs}.{name}.weight", (math.prod(outs), math.prod(ins))).T
             _set(layer, f"{ours}/kernel", np.ascontiguousarray(kernel).reshape(shape))
             if c.bias:
-                bias = read(f"{theirs}.{name}.bias", (n_out,))
-                _set(layer, f"{ours}/bias", bias.reshape(shape[1:] if heads_out else (n_out,)))
+                _set(layer, f"{ours}/bias", read(f"{theirs}.{name}.bias", (math.prod(outs),)).reshape(outs))
     return params | _head_from_hf(read, c)
 
 
@@ -156,11 +159,12 @@ def _llama_to_hf(params: dict, config: ModelConfig) -> dict[str, np.ndarray]:
         "model.norm.weight": params["final_norm"]["scale"],
     }
     for i in range(c.n_layers):
-        layer, theirs = params[f"layers_{i}"], f"model.layers.{i}"
+        layer, theirs = params[layer_name(i)], f"model.layers.{i}"
         for ours, name in _llama_norms(c):
             state[f"{theirs}.{name}.weight"] = _get(layer, f"{ours}/scale")
-        for ours, name, shape, heads_out in _llama_projections(c):
-            state[f"{theirs}.{name}.weight"] = _get(layer, f"{ours}/kernel").reshape(_split_sizes(shape, heads_out)).T
+        for ours, name, shape in _llama_projections(c):
+            ins, _ = _split_shape(ours, shape)
+            state[f"{theirs}.{name}.weight"] = _get(layer, f"{ours}/kernel").reshape(math.prod(ins), -1).T
             if c.bias:
                 state[f"{theirs}.{name}.bias"] = _get(layer, f"{ours}/bias").reshape(-1)
     if not c.tie_embeddings:
@@ -206,7 +210,7 @@ def _gpt2_from_hf(read: _Reader, config: ModelConfig) -> dict:
             "up": linear(f"{theirs}.mlp.c_fc", d, c.d_ff, (d, c.d_ff)),
             "down": linear(f"{theirs}.mlp.c_proj", c.d_ff, d, (c.d_ff, d)),
         }
-        params[f"layers_{i}"] = layer
+        params[layer_name(i)] = layer
     return params | _head_from_hf(read, c)
 
 
@@ -220,7 +224,7 @@ def _gpt2_to_hf(params: dict, config: ModelConfig) -> dict[str, np.ndarray]:
         "transformer.ln_f.bias": params["final_norm"]["bias"],
     }
     for i in range(c.n_layers):
-        layer = params[f"layers_{i}"]
+        layer = params[layer_name(i)]
         theirs, norms = _gpt2_names(i)
         for ours, name in norms:
             state[f"{theirs}.{name}.weight"] = layer[ours]["scale"]

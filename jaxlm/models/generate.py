@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.config import ConfigError, ModelConfig, SampleConfig
 from jaxlm.models import layers
+from jaxlm.models.params import pack_params
 from jaxlm.models.sampling import Sampler, sample
 from jaxlm.models.transformer import Transformer, empty_cache
 from jaxlm.ops.decode import first_argmax, row_product
@@ -24,13 +25,10 @@ _NEVER = np.int32(2**30)  # a position after every query's: the slot is never se
 
 def generate(
     model: Transformer,
-    params: typing.Any,
+    params: dict,
     prompts: typing.Sequence[typing.Sequence[int]],
+    settings: SampleConfig,
     *,
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
     stop_ids: typing.Sequence[int] = (),
     seed: int = 0,
 ) -> list[list[int]]:
@@ -43,10 +41,10 @@ def generate(
       model: from `models.build`; its config says the compute dtype and the longest context.
       params: the model's parameters, sharded or not.
       prompts: token ids, at least one in each.
-      max_new_tokens: a row ends after this many, at a stop id, or when prompt and new ids fill `max_seq_len`.
-      temperature: 0 takes the likeliest token.
-      top_k: sample among the k likeliest; 0 = all.
-      top_p: sample among the likeliest that together have this probability (arXiv:1904.09751); 1 = all.
+      settings: `max_new_tokens` ends a row, as a stop id does, or prompt and new ids that fill `max_seq_len`.
+        `temperature` 0 takes the likeliest token. `top_k` samples among the k likeliest, 0 among all. `top_p` samples
+        among the likeliest that together have this probability (arXiv:1904.09751), 1 among all. Its other keys are not
+        read.
       stop_ids: ids that end a row.
       seed: of the samples.
 
@@ -54,8 +52,7 @@ def generate(
       ConfigError: an empty prompt, an id outside the vocabulary, a prompt that leaves no room in the context, or a
         setting out of range.
     """
-    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop_ids": stop_ids, "seed": seed}
-    return Generator(model, params)(prompts, max_new_tokens=max_new_tokens, **settings)
+    return Generator(model, params)(prompts, settings, stop_ids=stop_ids, seed=seed)
 
 
 class Generator:
@@ -65,7 +62,7 @@ class Generator:
     parameters are split over a mesh, make and call it under `jax.set_mesh`.
     """
 
-    def __init__(self, model: Transformer, params: typing.Any):
+    def __init__(self, model: Transformer, params: dict):
         self.model = model
         self.on_cpu = _on_one_cpu(params)
         self.weights = _pack(model, params, every_product=self.on_cpu)
@@ -73,43 +70,44 @@ class Generator:
     def __call__(
         self,
         prompts: typing.Sequence[typing.Sequence[int]],
+        settings: SampleConfig,
         *,
-        max_new_tokens: int,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
         stop_ids: typing.Sequence[int] = (),
         seed: int = 0,
     ) -> list[list[int]]:
         """As `generate`."""
-        config = self.model.config
-        if max_new_tokens < 0 or not temperature >= 0 or top_k < 0 or not 0 < top_p <= 1:
-            raise ConfigError(
-                f"sampling: max_new_tokens={max_new_tokens}, temperature={temperature} and top_k={top_k} must not be "
-                f"negative, top_p={top_p} must be above 0 and at most 1"
-            )
+        config, s = self.model.config, settings
+        _check_settings(s)
         check_prompts(config, prompts)
-        if len(prompts) == 0 or max_new_tokens == 0:
+        if len(prompts) == 0 or s.max_new_tokens == 0:
             return [[] for _ in prompts]
         out_BxM, counts_B = _run(
             self.model,
             self.weights,
-            _request(prompts, max_new_tokens, config.max_seq_len, stop_ids, seed),
-            Sampler(np.float32(temperature), np.float32(top_p)),
-            how=_How(
-                most=-(-max_new_tokens // 32) * 32,
-                parts=min(4, max(1, max_new_tokens // 64)) if self.on_cpu else 1,
-                greedy=temperature == 0,
-                top_k=min(top_k, config.vocab_size),
-                nucleus=top_p < 1,
+            _request(prompts, s.max_new_tokens, config.max_seq_len, stop_ids, seed),
+            Sampler(np.float32(s.temperature), np.float32(s.top_p)),
+            static=_Static(
+                room=-(-s.max_new_tokens // 32) * 32,
+                parts=min(4, max(1, s.max_new_tokens // 64)) if self.on_cpu else 1,
+                greedy=s.temperature == 0,
+                top_k=min(s.top_k, config.vocab_size),
+                nucleus=s.top_p < 1,
             ),
         )
         out_BxM, counts_B = jax.device_get((out_BxM, counts_B))
         return [out_BxM[row, : counts_B[row]].tolist() for row in range(len(prompts))]
 
 
+def _check_settings(s: SampleConfig) -> None:
+    if s.max_new_tokens < 0 or not s.temperature >= 0 or s.top_k < 0 or not 0 < s.top_p <= 1:
+        raise ConfigError(
+            f"sampling: max_new_tokens={s.max_new_tokens}, temperature={s.temperature} and top_k={s.top_k} must not be "
+            f"negative, top_p={s.top_p} must be above 0 and at most 1"
+        )
+
+
 class _Request(typing.NamedTuple):
-    """What a call asks for, as arrays; B and P are rounded up."""
+    """The prompts and limits of a call as arrays. B and P are rounded up, so that few programs serve all calls."""
 
     tokens_BxP: np.ndarray
     lengths_B: np.ndarray
@@ -118,23 +116,25 @@ class _Request(typing.NamedTuple):
     key: jax.Array
 
     def positions(self, slots: int) -> jax.Array:
-        """Position of each cache slot, (B, slots): 0 at a prompt's first token, _NEVER in the padding before it."""
+        """The position of each cache slot, (B, slots): 0 at a prompt's first token, _NEVER in the padding before it."""
         pad_Bx1 = (self.tokens_BxP.shape[1] - self.lengths_B)[:, None]
         slots_S = jnp.arange(slots)
         return jnp.where(slots_S >= pad_Bx1, slots_S - pad_Bx1, _NEVER)
 
 
-class _How(typing.NamedTuple):
-    """What the program depends on.
+class _Static(typing.NamedTuple):
+    """What the compiled program depends on beside the shapes: another value compiles another program.
 
     Attributes:
-      most: new tokens that there is room for.
-      parts: in how many steps the cache grows to its full length; attention reads all of it, filled or not, and each
-        length is a loop of its own to compile.
-      greedy, top_k, nucleus: see `generate`.
+      room: columns for new tokens, M.
+      parts: the cache grows to its full length in this many steps. Attention reads all slots, filled or not, so that
+        short steps save time; but each length is a loop of its own to compile.
+      greedy: True takes the likeliest token.
+      top_k: samples among the k likeliest; 0 among all.
+      nucleus: True if top-p is on.
     """
 
-    most: int
+    room: int
     parts: int
     greedy: bool
     top_k: int
@@ -143,7 +143,7 @@ class _How(typing.NamedTuple):
 
 def _request(
     prompts: typing.Sequence[typing.Sequence[int]],
-    most: int,
+    max_new_tokens: int,
     max_seq_len: int,
     stop_ids: typing.Sequence[int],
     seed: int,
@@ -155,14 +155,18 @@ def _request(
     for row, prompt in enumerate(prompts):
         tokens_BxP[row, width - len(prompt) :] = prompt
         lengths_B[row] = len(prompt)
-        room_B[row] = min(most, max_seq_len - len(prompt))
+        room_B[row] = min(max_new_tokens, max_seq_len - len(prompt))
     stops = np.full(max(8, _power_of_two(len(stop_ids))), -1, np.int32)
     stops[: len(stop_ids)] = list(stop_ids)
     return _Request(tokens_BxP, lengths_B, room_B, stops, jax.random.key(seed))
 
 
 def check_prompts(config: ModelConfig, prompts: typing.Sequence[typing.Sequence[int]]) -> None:
-    """Refuses prompts that can't be continued. Raises ConfigError as `generate` does."""
+    """Refuses prompts that can't be continued: empty ones, ids outside the vocabulary, no room in the context.
+
+    Raises:
+      ConfigError: naming the first such prompt.
+    """
     for i, prompt in enumerate(prompts):
         if len(prompt) == 0:
             raise ConfigError(f"prompt {i} has no tokens: begin it with the end-of-document token")
@@ -175,7 +179,7 @@ def check_prompts(config: ModelConfig, prompts: typing.Sequence[typing.Sequence[
             raise ConfigError(f"prompt {i} has an id outside the vocabulary of {config.vocab_size}")
 
 
-def _on_one_cpu(params: typing.Any) -> bool:
+def _on_one_cpu(params: dict) -> bool:
     leaf = jax.tree.leaves(params)[0]
     devices = leaf.devices() if isinstance(leaf, jax.Array) else jax.devices()
     return len(devices) == 1 and next(iter(devices)).platform == "cpu"
@@ -203,45 +207,45 @@ class _State(typing.NamedTuple):
 
 
 class _Weights(typing.NamedTuple):
-    """Parameters in the compute dtype, the `packed` collection (see layers.pack_params) and the head by rows."""
+    """Parameters in the compute dtype, the `packed` collection (see params.pack_params) and the head by rows."""
 
     params: dict
     packed: dict
     head_VxD: jax.Array
 
 
-def _pack(model: Transformer, params: typing.Any, every_product: bool) -> _Weights:
+def _pack(model: Transformer, params: dict, every_product: bool) -> _Weights:
     c = model.config
     params = _cast(params, c.dtype)
     head_VxD = params["embed"]["embedding"] if c.tie_embeddings else params["head"]["kernel"].T
-    return _Weights(params, layers.pack_params(params, c, every_product), head_VxD)
+    return _Weights(params, pack_params(params, c, every_product), head_VxD)
 
 
 @functools.partial(jax.jit, static_argnames="dtype")
-def _cast(params: typing.Any, dtype: str) -> typing.Any:
+def _cast(params: dict, dtype: str) -> dict:
     return jax.tree.map(lambda p: p.astype(dtype) if p.ndim > 1 else p, params)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "how"))
+@functools.partial(jax.jit, static_argnames=("model", "static"))
 def _run(
-    model: Transformer, weights: _Weights, request: _Request, sampler: Sampler, *, how: _How
+    model: Transformer, weights: _Weights, request: _Request, sampler: Sampler, *, static: _Static
 ) -> tuple[jax.Array, jax.Array]:
     """(new tokens (B, M), how many of them count (B,)); one program for all prompts that round to these sizes."""
     rows, width = request.tokens_BxP.shape
     keys_B = jax.vmap(functools.partial(jax.random.fold_in, request.key))(jnp.arange(rows))
 
     def record(state: _State, hidden_BxD: jax.Array, cache: tuple[layers.LayerCache, ...]) -> _State:
-        token_B = _choose(model, weights, hidden_BxD, keys_B, state.step, sampler, how)
+        token_B = _choose(model, weights, hidden_BxD, keys_B, state.step, sampler, static)
         out_BxM = jax.lax.dynamic_update_slice(state.out_BxM, token_B[:, None], (0, state.step))
         counts_B = state.counts_B + ~state.done_B
         stopped_B = (token_B[:, None] == request.stops).any(axis=1) | (counts_B >= request.room_B)
         return _State(state.step + 1, token_B, state.done_B | stopped_B, counts_B, out_BxM, cache)
 
     zeros_B = jnp.zeros(rows, jnp.int32)
-    state = _State(jnp.int32(0), zeros_B, request.room_B <= 0, zeros_B, jnp.zeros((rows, how.most), jnp.int32), ())
+    state = _State(jnp.int32(0), zeros_B, request.room_B <= 0, zeros_B, jnp.zeros((rows, static.room), jnp.int32), ())
     state = record(state, *_prefill(model, weights, request))
-    for part in range(1, how.parts + 1):
-        last = how.most * part // how.parts
+    for part in range(1, static.parts + 1):
+        last = static.room * part // static.parts
         state = state._replace(cache=tuple(layer.grown(width + last) for layer in state.cache))
         state = jax.lax.while_loop(
             lambda state, last=last: ~state.done_B.all() & (state.step < last),
@@ -287,12 +291,12 @@ def _choose(
     keys_B: jax.Array,
     step: jax.Array,
     sampler: Sampler,
-    how: _How,
+    static: _Static,
 ) -> jax.Array:
     """The next token of each row, (B,)."""
     logits_BxV = row_product(hidden_BxD, weights.head_VxD, preferred_element_type=jnp.float32)
     logits_BxV = jnp.where(jnp.arange(logits_BxV.shape[1]) < model.config.vocab_size, logits_BxV, -jnp.inf)
-    if how.greedy:
+    if static.greedy:
         return first_argmax(logits_BxV)
     step_keys_B = jax.vmap(lambda key: jax.random.fold_in(key, step))(keys_B)
-    return sample(logits_BxV, step_keys_B, sampler, top_k=how.top_k, nucleus=how.nucleus)
+    return sample(logits_BxV, step_keys_B, sampler, top_k=static.top_k, nucleus=static.nucleus)

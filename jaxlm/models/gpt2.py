@@ -8,19 +8,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
-from jaxlm.models.layers import (
-    Attention,
-    Cache,
-    Embedding,
-    LayerCache,
-    LayerNorm,
-    Linear,
-    Where,
-    dropout,
-    mlp_product,
-    output_std,
-    project,
-)
+from jaxlm.models.layers import Embedding, LayerNorm, Linear, mlp_product, output_std, project
 from jaxlm.models.transformer import Transformer
 from jaxlm.sharding import constrain
 
@@ -42,36 +30,11 @@ class GeluMLP(nn.Module):
         return y_BxTxD + down_bias
 
 
-class GPT2Block(nn.Module):
-    """One layer: (B, T, D) -> (B, T, D), and its part of the cache where one is given."""
-
-    config: ModelConfig
-    backend: str
-
-    @nn.compact
-    def __call__(
-        self,
-        x_BxTxD: jax.Array,
-        where: Where,
-        dropout_keys: tuple[jax.Array, jax.Array] | tuple[None, None] = (None, None),
-        cache: tuple[LayerCache, Cache] | None = None,
-    ) -> tuple[jax.Array, LayerCache | None]:
-        c = self.config
-        y_BxTxD = LayerNorm(c.norm_eps, name="attn_norm")(x_BxTxD)
-        y_BxTxD, layer_cache = Attention(c, self.backend, bias=True, name="attn")(y_BxTxD, where, cache)
-        x_BxTxD = checkpoint_name(x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[0]), "residual")
-        y_BxTxD = GeluMLP(c, name="mlp")(LayerNorm(c.norm_eps, name="mlp_norm")(x_BxTxD))
-        return x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[1]), layer_cache
-
-
 class GPT2(Transformer):
-    """The GPT-2 family; see `Transformer` for how to call it. Positions must be below `max_seq_len`."""
+    """The GPT-2 family; see `Transformer` for how to call it. Positions must be below `model.max_seq_len`."""
 
-    block_class = GPT2Block
+    norm, mlp, always_bias = LayerNorm, GeluMLP, True
 
     def embed(self, tokens_BxT: jax.Array, positions_BxT: jax.Array) -> jax.Array:
         c = self.config
         return super().embed(tokens_BxT, positions_BxT) + Embedding(c.max_seq_len, c, name="pos_embed")(positions_BxT)
-
-    def final_norm(self) -> nn.Module:
-        return LayerNorm(self.config.norm_eps, name="final_norm")

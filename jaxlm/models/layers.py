@@ -1,4 +1,4 @@
-"""Pieces that both model families share: projections, norms, embeddings, attention with an optional KV cache.
+"""The modules that all families share: projections, norms, embeddings, attention with an optional KV cache, the block.
 
 Linen modules here declare parameters; the mathematics is in `jaxlm.ops`. Parameters are float32 and cast to the compute
 dtype where they are used. Legend: B batch, T tokens, S cache slots, D model, F feed-forward, N query heads,
@@ -36,11 +36,11 @@ class LayerCache(typing.NamedTuple):
 
     @property
     def slots(self) -> int:
-        """S."""
+        """The number of slots, S."""
         return self.v_BxKxSxH.shape[2]
 
     def grown(self, slots: int) -> "LayerCache":
-        """With empty slots added at the end, up to `slots` of them in all."""
+        """Returns a cache of `slots` slots: these, and empty ones after them."""
         more = slots - self.slots
         return LayerCache(
             jnp.pad(self.k_BxKxHxS, ((0, 0), (0, 0), (0, 0), (0, more))),
@@ -49,10 +49,14 @@ class LayerCache(typing.NamedTuple):
 
 
 class Cache(typing.NamedTuple):
-    """The KV cache of a model. New tokens go to the slots from `slot` on, the same in all rows: one update in place.
+    """The KV cache of a model.
 
-    `slot` is the Python int 0 for the prefill and a traced scalar for decoding. A query sees the slots whose position
-    is not after its own: a slot of padding has a position after all.
+    Attributes:
+      layers: the keys and values of each layer.
+      slot: new tokens are written to the slots from this one on. It is the same in all rows, so that one update in place
+        serves them all. The Python int 0 stands for the prefill; in decoding it is a traced scalar.
+      positions_BxS: of the token in each slot. A query sees the slots whose position is not after its own; slots of
+        padding hold a position after every other, so that none sees them.
     """
 
     layers: tuple[LayerCache, ...]
@@ -60,8 +64,14 @@ class Cache(typing.NamedTuple):
     positions_BxS: jax.Array
 
 
-class Where(typing.NamedTuple):
-    """What every layer knows of its tokens: positions and segment ids (B, T), cos and sin of RoPE if it has any."""
+class TokenInfo(typing.NamedTuple):
+    """What every layer knows of its tokens beside their vectors.
+
+    Attributes:
+      positions_BxT: of each token in its document, from 0.
+      segment_ids_BxT: of the document that each token belongs to; None where a row is one document.
+      rope: cos and sin of `ops.rope.rope_tables`; None in a family without rotary embeddings.
+    """
 
     positions_BxT: jax.Array
     segment_ids_BxT: jax.Array | None
@@ -69,12 +79,19 @@ class Where(typing.NamedTuple):
 
 
 class Linear(nn.Module):
-    """Holds `kernel` (and `bias`), float32, and returns both in the compute dtype; callers do the product."""
+    """Holds a kernel and a bias, and returns both in the compute dtype. The caller multiplies (see `project`).
+
+    Attributes:
+      shape: of the kernel, (*in, *out).
+      bias_shape: (*out); None: no bias, and None is returned for it.
+      std: of the kernel's initial values.
+      dtype: the compute dtype.
+    """
 
     shape: tuple[int, ...]
     bias_shape: tuple[int, ...] | None
     std: float
-    dtype: typing.Any
+    dtype: str
 
     @nn.compact
     def __call__(self) -> tuple[jax.Array, jax.Array | None]:
@@ -108,7 +125,7 @@ class LayerNorm(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Holds `embedding` (rows, D), looks ids up and casts the rows found."""
+    """Holds a table (rows, D); returns the rows of ids (B, T), cast to the compute dtype: (B, T, D)."""
 
     rows: int
     config: ModelConfig
@@ -121,7 +138,7 @@ class Embedding(nn.Module):
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Inverted dropout; `key=None` turns it off."""
+    """Inverted dropout: zeros x at this rate and scales what is left, so that its mean stays. `key=None` turns it off."""
     if key is None or rate == 0.0:
         return x
     keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
@@ -129,7 +146,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 def output_std(config: ModelConfig) -> float:
-    """Initial standard deviation of projections into the residual stream (GPT-2: shrunk by the number of branches)."""
+    """Initial standard deviation of projections into the residual stream: `init_std` / sqrt(2 * layers), as in GPT-2."""
     return config.init_std / np.sqrt(2 * config.n_layers)
 
 
@@ -138,17 +155,24 @@ def project(
     name: str,
     x: jax.Array,
     kernels: typing.Sequence[jax.Array],
-    axes: int = 1,
-    product: typing.Callable = dense,
+    product: typing.Callable[[jax.Array, jax.Array, int], jax.Array] = dense,
 ) -> list[jax.Array]:
-    """x (B, T, *in) times each kernel (*in, *out), `axes` of them inputs; one product if the config fuses projections.
+    """Multiplies x (B, T, *in) by each kernel (*in, *out): arrays (B, T, *out).
 
-    `product` is `ops.linear.dense` or `ops.fp8.dense`. Where `module` has a kernel packed beforehand under `name` (see
-    `pack_params`), that one is used and `kernels` only say the shapes. Over the `tensor` axis each device fuses its own
+    If the config fuses projections, all kernels make one product. Over the `tensor` axis each device fuses its own
     columns of all kernels, so that the gradient of x is added up over devices once; kernels that it does not split evenly
     stay apart.
+
+    Args:
+      module: the module that asks. If its collection `packed` has a kernel under `name` (see `params.pack_params`), that
+        one is used and `kernels` only give the shapes.
+      name: of the products together, e.g. "qkv".
+      x: activations in the compute dtype.
+      kernels: in the compute dtype.
+      product: `ops.linear.dense` or `ops.fp8.dense`.
     """
-    lead, outs, ways = x.shape[: x.ndim - axes], [kernel.shape[axes:] for kernel in kernels], axis_size("tensor")
+    lead, axes = x.shape[:2], x.ndim - 2
+    outs, ways = [kernel.shape[axes:] for kernel in kernels], axis_size("tensor")
     if module.has_variable("packed", name):
         y, ways = row_product(x.reshape(math.prod(lead), -1), module.get_variable("packed", name)), 1
     elif len(kernels) == 1 or not module.config.fuse_projections or any(out[0] % ways for out in outs):
@@ -161,38 +185,9 @@ def project(
     return [part.reshape(*lead, *out) for part, out in zip(parts, outs, strict=True)]
 
 
-def mlp_product(config: ModelConfig) -> typing.Callable:
-    """How the products of the MLP are computed: `product` of `project`."""
+def mlp_product(config: ModelConfig) -> typing.Callable[[jax.Array, jax.Array, int], jax.Array]:
+    """The `product` that `project` takes in the MLP: `ops.fp8.dense` if the config asks for fp8, else `ops.linear.dense`."""
     return fp8.dense if config.fp8 else dense
-
-
-def _matrix(kernel: jax.Array, axes: int) -> jax.Array:
-    return kernel.reshape(math.prod(kernel.shape[:axes]), -1)
-
-
-def pack_params(params: dict, config: ModelConfig, every_product: bool) -> dict:
-    """The `packed` collection: each layer's products as a decoding loop wants them, in the compute dtype.
-
-    q, k, v in one matrix and gate, up too, laid out for `ops.decode.row_product`; with `every_product` the others as
-    well, which pays where that layout is faster (CPUs). {} over the `tensor` axis, where products stay apart.
-    """
-    if axis_size("tensor") > 1:
-        return {}
-
-    def pack(*kernels: jax.Array, axes: int = 1) -> jax.Array:
-        return jnp.concatenate([_matrix(kernel, axes).T for kernel in kernels]).astype(config.dtype)
-
-    packed = {}
-    for i in range(config.n_layers):
-        parts = params[f"layers_{i}"]
-        attn, mlp = ({n: p["kernel"] for n, p in parts[part].items() if "kernel" in p} for part in ("attn", "mlp"))
-        packed[f"layers_{i}"] = layer = {"attn": {"qkv": pack(*(attn[name] for name in "qkv"))}, "mlp": {}}
-        if "gate" in mlp:
-            layer["mlp"]["gate_up"] = pack(mlp.pop("gate"), mlp.pop("up"))
-        if every_product:
-            layer["attn"]["o"] = pack(attn["o"], axes=2)
-            layer["mlp"] |= {name: pack(kernel) for name, kernel in mlp.items()}
-    return packed
 
 
 class Attention(nn.Module):
@@ -206,7 +201,7 @@ class Attention(nn.Module):
     def __call__(
         self,
         x_BxTxD: jax.Array,
-        where: Where,
+        info: TokenInfo,
         cache: tuple[LayerCache, Cache] | None = None,
     ) -> tuple[jax.Array, LayerCache | None]:
         c = self.config
@@ -224,20 +219,51 @@ class Attention(nn.Module):
         if c.qk_norm:
             q_BxTxNxH = RMSNorm(c.norm_eps, name="q_norm")(q_BxTxNxH)
             k_BxTxKxH = RMSNorm(c.norm_eps, name="k_norm")(k_BxTxKxH)
-        if where.rope is not None:
-            q_BxTxNxH, k_BxTxKxH = rotate(q_BxTxNxH, *where.rope), rotate(k_BxTxKxH, *where.rope)
+        if info.rope is not None:
+            q_BxTxNxH, k_BxTxKxH = rotate(q_BxTxNxH, *info.rope), rotate(k_BxTxKxH, *info.rope)
         q_BxTxNxH = constrain(q_BxTxNxH, "batch", "seq", "heads", "head_dim")
         k_BxTxKxH = constrain(k_BxTxKxH, "batch", "seq", "kv_heads", "head_dim")
         v_BxTxKxH = constrain(v_BxTxKxH, "batch", "seq", "kv_heads", "head_dim")
-        out_BxTxNxH, layer_cache = attend(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, where, cache, self.backend)
+        out_BxTxNxH, layer_cache = attend(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, info, cache, self.backend)
         out_BxTxNxH = checkpoint_name(constrain(out_BxTxNxH, "batch", "seq", "heads", "head_dim"), "attn_out")
         o_NxHxD, o_bias = Linear((n, h, d), (d,) if self.bias else None, output_std(c), c.dtype, name="o")()
-        (y_BxTxD,) = project(self, "o", out_BxTxNxH, [o_NxHxD], axes=2)
+        (y_BxTxD,) = project(self, "o", out_BxTxNxH, [o_NxHxD])
         return (y_BxTxD if o_bias is None else y_BxTxD + o_bias), layer_cache
 
 
+class Block(nn.Module):
+    """One layer: attention and an MLP, each behind a norm and added to the residual stream (pre-norm).
+
+    Attributes:
+      norm, mlp: the family's modules, made as `norm(eps, name=...)` and `mlp(config, name=...)`.
+      attention_bias: True if the attention's projections have biases.
+    """
+
+    config: ModelConfig
+    backend: str
+    norm: type[nn.Module]
+    mlp: type[nn.Module]
+    attention_bias: bool
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BxTxD: jax.Array,
+        info: TokenInfo,
+        dropout_keys: tuple[jax.Array, jax.Array] | tuple[None, None] = (None, None),
+        cache: tuple[LayerCache, Cache] | None = None,
+    ) -> tuple[jax.Array, LayerCache | None]:
+        c = self.config
+        y_BxTxD = self.norm(c.norm_eps, name="attn_norm")(x_BxTxD)
+        attn = Attention(c, self.backend, self.attention_bias, name="attn")
+        y_BxTxD, layer_cache = attn(y_BxTxD, info, cache)
+        x_BxTxD = checkpoint_name(x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[0]), "residual")
+        y_BxTxD = self.mlp(c, name="mlp")(self.norm(c.norm_eps, name="mlp_norm")(x_BxTxD))
+        return x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[1]), layer_cache
+
+
 def rope_of(config: ModelConfig) -> np.ndarray:
-    """The rotary frequencies (H/2,) of a config."""
+    """The rotary frequencies (H/2,) of a config, in radians a token (see `ops.rope.rope_frequencies`)."""
     r = config.rope
     return rope_frequencies(
         config.head_dim,
@@ -254,29 +280,36 @@ def attend(
     q_BxTxNxH: jax.Array,
     k_BxTxKxH: jax.Array,
     v_BxTxKxH: jax.Array,
-    where: Where,
+    info: TokenInfo,
     cache: tuple[LayerCache, Cache] | None,
     backend: str,
 ) -> tuple[jax.Array, LayerCache | None]:
-    """Attention among the tokens given, or over the cache once it is filled; returns the cache with them written in.
+    """Returns the attention's output (B, T, N, H), and the layer's cache with the new keys and values; None without one.
 
-    The prefill (`slot` is the int 0) sees its own tokens only, so it attends to them and not to the empty slots.
+    Without a cache, and in the prefill (`slot` is the int 0), the tokens attend among themselves: the cache holds nothing
+    else yet. In decoding they attend to the cache.
+
+    Args:
+      q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: of the new tokens.
+      info: their positions and segment ids.
+      cache: this layer's, and the whole one, which says where to write.
+      backend: of `ops.attention.attention`, for new tokens among themselves.
     """
     layer = None
     if cache is not None:
         layer, shared = cache
         layer = LayerCache(*write_cache(*layer, k_BxTxKxH, v_BxTxKxH, shared.slot))
         if not isinstance(shared.slot, int):
-            mask_BxTxS = shared.positions_BxS[:, None, :] <= where.positions_BxT[:, :, None]
+            mask_BxTxS = shared.positions_BxS[:, None, :] <= info.positions_BxT[:, :, None]
             return cached_attention(q_BxTxNxH, *layer, mask_BxTxS), layer
     out_BxTxNxH = attention(
         q_BxTxNxH,
         k_BxTxKxH,
         v_BxTxKxH,
         backend=backend,
-        q_positions_BxT=where.positions_BxT,
-        kv_positions_BxS=where.positions_BxT,
-        q_segment_ids_BxT=where.segment_ids_BxT,
-        kv_segment_ids_BxS=where.segment_ids_BxT,
+        q_positions_BxT=info.positions_BxT,
+        kv_positions_BxS=info.positions_BxT,
+        q_segment_ids_BxT=info.segment_ids_BxT,
+        kv_segment_ids_BxS=info.segment_ids_BxT,
     )
     return out_BxTxNxH, layer

@@ -8,19 +8,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
-from jaxlm.models.layers import (
-    Attention,
-    Cache,
-    LayerCache,
-    Linear,
-    RMSNorm,
-    Where,
-    dropout,
-    mlp_product,
-    output_std,
-    project,
-    rope_of,
-)
+from jaxlm.models.layers import Linear, RMSNorm, mlp_product, output_std, project, rope_of
 from jaxlm.models.transformer import Transformer
 from jaxlm.ops.rope import rope_tables
 from jaxlm.sharding import constrain
@@ -49,35 +37,10 @@ class SwiGLU(nn.Module):
         return y_BxTxD + down_bias if c.bias else y_BxTxD
 
 
-class LlamaBlock(nn.Module):
-    """One layer: (B, T, D) -> (B, T, D), and its part of the cache where one is given."""
-
-    config: ModelConfig
-    backend: str
-
-    @nn.compact
-    def __call__(
-        self,
-        x_BxTxD: jax.Array,
-        where: Where,
-        dropout_keys: tuple[jax.Array, jax.Array] | tuple[None, None] = (None, None),
-        cache: tuple[LayerCache, Cache] | None = None,
-    ) -> tuple[jax.Array, LayerCache | None]:
-        c = self.config
-        y_BxTxD = RMSNorm(c.norm_eps, name="attn_norm")(x_BxTxD)
-        y_BxTxD, layer_cache = Attention(c, self.backend, bias=c.bias, name="attn")(y_BxTxD, where, cache)
-        x_BxTxD = checkpoint_name(x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[0]), "residual")
-        y_BxTxD = SwiGLU(c, name="mlp")(RMSNorm(c.norm_eps, name="mlp_norm")(x_BxTxD))
-        return x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[1]), layer_cache
-
-
 class Llama(Transformer):
     """The LLaMA family; see `Transformer` for how to call it."""
 
-    block_class = LlamaBlock
+    norm, mlp = RMSNorm, SwiGLU
 
     def rope(self, positions_BxT: jax.Array) -> tuple[jax.Array, jax.Array]:
         return rope_tables(positions_BxT, rope_of(self.config))
-
-    def final_norm(self) -> nn.Module:
-        return RMSNorm(self.config.norm_eps, name="final_norm")

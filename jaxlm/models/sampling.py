@@ -7,17 +7,23 @@ import jax.numpy as jnp
 
 
 class Sampler(typing.NamedTuple):
-    """The settings that may change without a new program, scalars."""
+    """The settings of `sample` that are arguments of the compiled program, scalars: a new value compiles nothing."""
 
     temperature: jax.typing.ArrayLike
     top_p: jax.typing.ArrayLike
 
 
 def sample(logits_BxV: jax.Array, keys_B: jax.Array, sampler: Sampler, *, top_k: int, nucleus: bool) -> jax.Array:
-    """One token id (B,) int32 for each row, by the row's own key; -inf logits are never drawn.
+    """Draws one token id for each row, by the row's own key: int32 (B,). Logits of -inf are never drawn.
 
-    As in Hugging Face, temperature comes first, then top-k, then top-p among what is left. `top_k=0` is off;
-    `nucleus=False` leaves top-p out of the program.
+    As in Hugging Face, temperature comes first, then top-k, then top-p among what is left.
+
+    Args:
+      logits_BxV: any float dtype.
+      keys_B: a random key for each row.
+      sampler: temperature, above 0, and top_p.
+      top_k: draws among the k likeliest; 0 among all.
+      nucleus: False leaves top-p out of the program.
     """
     scores_BxV = logits_BxV.astype(jnp.float32) / sampler.temperature
     if top_k:

@@ -1,4 +1,4 @@
-"""The decoder-only transformer that both families share: embed, layers (unrolled or scanned, with remat), final norm.
+"""The decoder-only transformer that all families share: embed, layers (unrolled or scanned, with remat), final norm.
 
 Parameters are always kept per layer (`layers_0`, `layers_1`, ...), so the checkpoint layout does not depend on how the
 layers run. Legend: B batch, T tokens, D model, V padded vocabulary, L layers.
@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.config import ModelConfig
-from jaxlm.models.layers import SAVED_NAMES, Cache, Embedding, LayerCache, Where, dropout
+from jaxlm.models.layers import SAVED_NAMES, Block, Cache, Embedding, LayerCache, TokenInfo, dropout
 from jaxlm.sharding import constrain
+from jaxlm.tree import layer_name
 
 # What the backward pass may keep of each layer: everything (none), the tagged activations (names), the outputs of
 # products with weights (dots), or only the layer's input (full).
@@ -32,18 +33,31 @@ OFFLOAD_POLICY = jax.checkpoint_policies.save_and_offload_only_these_names(
 
 
 class Transformer(nn.Module):
-    """Tokens -> hidden states after the final norm; the loss or `jaxlm.models.logits` applies the head.
+    """From tokens (B, T) to hidden states after the final norm, (B, T, D) in the compute dtype; `head` goes on from there.
 
-    `model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT, train=True, rngs={"dropout": key})`
-    gives (B, T, D) in the compute dtype. `positions_BxT=None` counts from 0, `segment_ids_BxT=None` is one document per
-    row; with a `cache` the result is (hidden, cache with these tokens written). Other collections than `params` that
-    have `layers_{i}` entries (adapters, packed kernels) reach layer i as they are.
+    `model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT, train=True, rngs={"dropout": key})`.
+    Other collections than `params` may stand beside it: what they hold under `tree.layer_name(i)` (adapters, packed
+    kernels) reaches layer i, the same leaves in each layer if layers are scanned; the rest is not read here.
+
+    Args of `apply`, after the variables:
+      tokens_BxT: token ids.
+      positions_BxT: of each token in its document; None counts from 0 in each row.
+      segment_ids_BxT: tokens attend within equal ids only; None: a row is one document.
+      train: True turns dropout on, with the key `dropout` of `rngs`.
+      cache: the result is then (hidden, the cache with these tokens written).
+
+    Attributes:
+      config: the section `model`.
+      backend: of attention, one of `ops.attention.BACKENDS`.
     """
 
     config: ModelConfig
     backend: str
 
-    block_class: typing.ClassVar[type[nn.Module]]
+    # What a family sets.
+    norm: typing.ClassVar[type[nn.Module]]
+    mlp: typing.ClassVar[type[nn.Module]]
+    always_bias: typing.ClassVar[bool] = False  # True: attention has biases, whatever `model.bias` says
 
     def embed(self, tokens_BxT: jax.Array, positions_BxT: jax.Array) -> jax.Array:
         """Input embeddings (B, T, D) in the compute dtype."""
@@ -51,13 +65,14 @@ class Transformer(nn.Module):
         return Embedding(self.config.padded_vocab_size, self.config, name="embed")(tokens_BxT)
 
     def rope(self, positions_BxT: jax.Array) -> tuple[jax.Array, jax.Array] | None:
-        """cos and sin of rotary embeddings, made once for all layers; None in a family without them."""
+        """cos and sin of the rotary embeddings, made once for all layers; None in a family without them."""
         del positions_BxT
         return None
 
-    def final_norm(self) -> nn.Module:
-        """The module that normalises the last layer's output."""
-        raise NotImplementedError(f"{type(self).__name__} does not define final_norm")
+    def block(self, backend: str, name: str | None = None) -> Block:
+        """One layer of this family: a submodule if it has a name, else a module on its own, for `block.apply`."""
+        c, parent = self.config, self if name else None
+        return Block(c, backend, self.norm, self.mlp, self.always_bias or c.bias, name=name, parent=parent)
 
     @nn.compact
     def __call__(
@@ -67,69 +82,69 @@ class Transformer(nn.Module):
         segment_ids_BxT: jax.Array | None = None,
         train: bool = False,
         cache: Cache | None = None,
-    ) -> typing.Any:
+    ) -> jax.Array | tuple[jax.Array, Cache]:
         c = self.config
         if positions_BxT is None:
             positions_BxT = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
         key = self.make_rng("dropout") if train and c.dropout > 0 else None
         x_BxTxD = self.embed(tokens_BxT, positions_BxT)
         x_BxTxD = dropout(x_BxTxD, c.dropout, None if key is None else jax.random.fold_in(key, c.n_layers))
-        where = Where(positions_BxT, segment_ids_BxT, self.rope(positions_BxT))
+        info = TokenInfo(positions_BxT, segment_ids_BxT, self.rope(positions_BxT))
         layers = []
         if self.is_initializing():
             for i in range(c.n_layers):
-                block = self.block_class(c, "xla", name=f"layers_{i}")
-                x_BxTxD, _ = block(x_BxTxD, where)
+                x_BxTxD, _ = self.block("xla", layer_name(i))(x_BxTxD, info)
             if not c.tie_embeddings:
                 self.param("head", _init_head, c)
         elif cache is not None:
+            block = self.block(self.backend)
             for i, layer_cache in enumerate(cache.layers):
-                x_BxTxD, layer_cache = self.block_class(c, self.backend, parent=None).apply(
-                    self.layer_variables(i), x_BxTxD, where, cache=(layer_cache, cache)
-                )
+                x_BxTxD, layer_cache = block.apply(self.layer_variables(i), x_BxTxD, info, cache=(layer_cache, cache))
                 layers.append(layer_cache)
         else:
-            x_BxTxD = self.run_layers(x_BxTxD, where, key)
-        hidden_BxTxD = self.final_norm()(x_BxTxD)
+            x_BxTxD = self.run_layers(x_BxTxD, info, key)
+        hidden_BxTxD = self.norm(c.norm_eps, name="final_norm")(x_BxTxD)
         return hidden_BxTxD if cache is None else (hidden_BxTxD, cache._replace(layers=tuple(layers)))
 
     def layer_variables(self, i: int) -> dict:
-        """Layer i's part of every collection."""
-        name = f"layers_{i}"
+        """Layer i's part of every collection that has one."""
+        name = layer_name(i)
         return {collection: tree[name] for collection, tree in self.variables.items() if name in tree}
 
-    def run_layers(self, x_BxTxD: jax.Array, where: Where, key: jax.Array | None) -> jax.Array:
-        """All layers, one after the other or as a scan over stacked parameters; same function either way."""
+    def run_layers(self, x_BxTxD: jax.Array, info: TokenInfo, key: jax.Array | None) -> jax.Array:
+        """Runs all layers: (B, T, D) -> (B, T, D), the same function unrolled and as a scan over stacked variables."""
         c = self.config
-        fn = functools.partial(apply_layer, self.block_class(c, self.backend, parent=None))
+        fn = functools.partial(apply_layer, self.block(self.backend))
         if c.remat != "none":
             policy = OFFLOAD_POLICY if c.offload else REMAT_POLICIES[c.remat]
+            # In a scan nothing can be merged with the forward pass, so the barriers against it would only cost.
             fn = jax.checkpoint(fn, policy=policy, prevent_cse=not c.scan_layers)
         variables = [self.layer_variables(i) for i in range(c.n_layers)]
         if not c.scan_layers:
             for i, variables_l in enumerate(variables):
-                x_BxTxD = fn(variables_l, x_BxTxD, where, key, i)
+                x_BxTxD = fn(variables_l, x_BxTxD, info, key, i)
             return x_BxTxD
 
         def body(x_BxTxD: jax.Array, layer: tuple) -> tuple[jax.Array, None]:
             variables_l, i = layer
-            return fn(variables_l, x_BxTxD, where, key, i), None
+            return fn(variables_l, x_BxTxD, info, key, i), None
 
+        # A copy, made in the program: parameters stay per layer, so that checkpoints do not depend on `scan_layers`.
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *variables)
         return jax.lax.scan(body, x_BxTxD, (stacked, jnp.arange(c.n_layers)))[0]
 
 
 def apply_layer(
-    block: nn.Module,
+    block: Block,
     variables: dict,
     x_BxTxD: jax.Array,
-    where: Where,
+    info: TokenInfo,
     key: jax.Array | None,
     layer: int | jax.Array,
 ) -> jax.Array:
-    """One layer as a pure function of its variables; dropout follows from (key, layer) alone."""
+    """One layer as a pure function of its variables: (B, T, D) -> (B, T, D). Dropout follows from (key, layer) alone."""
     keys = (None, None) if key is None else tuple(jax.random.split(jax.random.fold_in(key, layer)))
-    y_BxTxD, _ = block.apply(variables, x_BxTxD, where, keys)
+    y_BxTxD, _ = block.apply(variables, x_BxTxD, info, keys)
     return constrain(y_BxTxD, "batch", "seq", "act_embed")
 
 
@@ -138,7 +153,7 @@ def _init_head(key: jax.Array, config: ModelConfig) -> dict:
 
 
 def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:
-    """A KV cache with nothing in it, for a prefill of up to `slots` tokens and the decoding after it."""
+    """A KV cache with nothing in it, for a prefill of up to `slots` tokens a row and the decoding after it."""
     heads = (batch, config.n_kv_heads)
     k_BxKxHxS = jnp.zeros((*heads, config.head_dim, slots), config.dtype)
     v_BxKxSxH = jnp.zeros((*heads, slots, config.head_dim), config.dtype)

@@ -104,12 +104,13 @@ def attention(
 
 
 def _run(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, positions, ids, offset=None, *, backend: str, scale: float) -> jax.Array:
-    """Attention by a backend; with an offset (an integer, traced) query t stands at index offset + t among the keys."""
+    """Runs a backend. With an offset (an integer scalar, traced) query t stands at index offset + t among the keys."""
     queries, keys = q_BxTxNxH.shape[1], k_BxSxKxH.shape[1]
     if backend == "xla":
         if offset is not None and positions[0] is None:
             positions = (offset + jnp.arange(queries)[None], jnp.arange(keys)[None])
         return masked_attention(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, visible(queries, keys, *positions, *ids), scale)
+    # The kernels below know no positions: without an offset, query t is at index t.
     if offset is None and queries != keys:
         raise ValueError(
             f"attention backend {backend!r} needs as many keys as queries, got {keys} and {queries}; use 'xla' with positions"
@@ -134,7 +135,9 @@ def visible(
     q_segment_ids_BxT: jax.Array | None = None,
     kv_segment_ids_BxS: jax.Array | None = None,
 ) -> jax.Array:
-    """Which keys each query may see, as booleans [B or 1, T, S]; by position if given, else by index (T = S).
+    """True where a query may see a key: booleans [B or 1, T, S]. By position if positions are given, else by index (T = S).
+
+    Args: as `attention`.
 
     Raises:
       ValueError: if only one kind of position is given, or neither where T differs from S.
@@ -170,7 +173,9 @@ def masked_attention(
     scores_BxKxGxTxS = jnp.einsum("btkgh,bskh->bkgts", q_BxTxKxGxH, k_BxSxKxH, preferred_element_type=jnp.float32)
     mask = mask_BxTxS[:, None, None]
     scores_BxKxGxTxS = jnp.where(mask, scores_BxKxGxTxS * scale, _MASKED)
+    # The maximum keeps exp in range and cancels out of the quotient, so that it needs no gradient.
     highest = jax.lax.stop_gradient(jnp.max(scores_BxKxGxTxS, axis=-1, keepdims=True))
+    # Masked again: where a query sees nothing, the maximum is _MASKED itself and exp gives 1 everywhere.
     weights_BxKxGxTxS = jnp.where(mask, jnp.exp(scores_BxKxGxTxS - highest), 0.0)
     total = jnp.sum(weights_BxKxGxTxS, axis=-1, keepdims=True)
     weights_BxKxGxTxS = (weights_BxKxGxTxS / jnp.maximum(total, 1e-30)).astype(v_BxSxKxH.dtype)

@@ -62,7 +62,7 @@ def _blocked(q, k, v, ids, offset, scale, block):
 
 
 def _edges(queries: int, keys: int, block: int, offset: jax.Array | None) -> list[tuple[int, int, int]]:
-    """Of each block: its first query, the one after its last, and how many keys it meets."""
+    """The blocks as (first query, one past the last, number of keys that it meets)."""
     ends = [(start, min(start + block, queries)) for start in range(0, queries, block)]
     return [(start, end, end if offset is None else keys) for start, end in ends]
 
@@ -85,7 +85,7 @@ def _rows(x_BxKxGxIxH: jax.Array) -> jax.Array:
 
 
 def _visible(ids, offset, start: int, end: int, seen: int) -> jax.Array:
-    """Which of keys 0..seen the queries start..end may see: [B or 1, I, S]."""
+    """True where one of the queries start..end may see one of the keys 0..seen: [B or 1, I, S]."""
     first = start if offset is None else start + offset
     mask = (jnp.arange(seen)[None, :] <= first + jnp.arange(end - start)[:, None])[None]
     if ids is None:
@@ -98,7 +98,7 @@ _einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 def _forward(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset, scale, block):
     k_BxKxSxH, v_BxKxSxH = _heads_first(k_BxSxKxH), _heads_first(v_BxSxKxH)
-    q_BxTxNxH = q_BxTxNxH * jnp.asarray(scale, q_BxTxNxH.dtype)
+    q_BxTxNxH = q_BxTxNxH * jnp.asarray(scale, q_BxTxNxH.dtype)  # H numbers a query to scale, not S scores
     outs, normalisers = [], []
     for start, end, seen in _edges(q_BxTxNxH.shape[1], k_BxSxKxH.shape[1], block, offset):
         q_BxKxGxIxH = _query_block(q_BxTxNxH, k_BxSxKxH.shape[2], start, end)
@@ -108,7 +108,9 @@ def _forward(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset, scale, block):
         weights = jnp.exp(scores - highest)
         total = jnp.sum(weights, axis=-1, keepdims=True)
         out = _einsum("bkgis,bksh->bkgih", weights.astype(v_BxSxKxH.dtype), v_BxKxSxH[:, :, :seen])
+        # Divided after the product with the values: H numbers a query, not S.
         outs.append(_rows((out / total).astype(q_BxTxNxH.dtype)))
+        # The log-sum-exp of the scores: exp(score - normaliser) is the probability, in the backward pass.
         normalisers.append((highest + jnp.log(total))[..., 0])  # [B, K, G, I]
     return jnp.concatenate(outs, axis=1), normalisers
 
@@ -124,6 +126,8 @@ def _blocked_bwd(scale, block, residuals, d_out_BxTxNxH):
     k_BxKxSxH, v_BxKxSxH = _heads_first(k_BxSxKxH), _heads_first(v_BxSxKxH)
     k_BxKxHxS = jnp.swapaxes(k_BxKxSxH, 2, 3)  # turned once: else XLA turns every block of d_scores
     scaled_BxTxNxH = q_BxTxNxH * jnp.asarray(scale, dtype)
+    # The gradient of a score is p * (slope - delta), where slope is that of its probability p and delta the sum of
+    # p * slope over the keys, which is also the product of the output with its gradient: no sum over keys is needed.
     delta_BxTxNx1 = jnp.sum(d_out_BxTxNxH.astype(jnp.float32) * out_BxTxNxH, axis=-1, keepdims=True)
     edges = _edges(q_BxTxNxH.shape[1], k_BxSxKxH.shape[1], block, offset)
     d_q, d_k, d_v = [], [], []

@@ -1,9 +1,9 @@
 """Self-attention with the tokens of each row split over the mesh's `context` axis.
 
-Queries stay where they are and meet all keys and values, gathered from the other devices: few bytes beside the queries'
-work where heads are grouped (Llama 3, arXiv:2407.21783, section 3.3.2). The gather's transpose adds the gradients up and
-leaves each device those of its own keys. Every device computes its whole rectangle of queries x keys, the masked part too:
-it would wait for the device of the last tokens anyway, of whose rectangle little is masked.
+Each device keeps its own queries and gathers all keys and values from the others (Llama 3, arXiv:2407.21783, section
+3.3.2): with grouped heads these are few bytes beside the queries' work. In the backward pass the gather becomes a sum over
+devices, which leaves each with the gradients of its own keys. Every device computes all its queries x keys, the masked
+ones too: skipping them would save nothing, since the device of the last tokens, where little is masked, takes as long.
 
 Legend: B batch, T tokens (of a row, and within a device of its part), S tokens of the whole row, N query heads,
 K key-value heads, H head dim.
@@ -19,7 +19,7 @@ Pair = tuple[jax.Array | None, jax.Array | None]
 
 
 def splits(tokens: int) -> bool:
-    """Whether the mesh that the caller runs under splits rows of so many tokens (it does not where it does not divide)."""
+    """True if the current mesh splits rows over `context`. False if `tokens` is not a multiple of the axis."""
     ways = sharding.axis_size("context")
     return ways > 1 and tokens % ways == 0
 
@@ -31,10 +31,11 @@ def over_context(
     v_BxTxKxH: jax.Array,
     *pairs: Pair,
 ) -> jax.Array:
-    """`run` on each device's queries and all keys.
+    """Runs `run` on every device, with its own queries and all keys.
 
     Args:
-      run: `(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, *pairs, offset) -> out_BxTxNxH`; the device's query t is token offset + t.
+      run: `(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, *pairs, offset) -> out_BxTxNxH`. Query t of the device is token offset + t
+        of its row.
       q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: of whole rows; T divisible by the context axis.
       pairs: arrays [B, T] for queries and for keys, or (None, None), as `run` takes them.
 
@@ -59,5 +60,5 @@ def over_context(
 
 
 def _offset(tokens: int) -> jax.Array:
-    """Where the first of this device's tokens stands in its row."""
+    """The index in its row of this device's first token."""
     return jax.lax.axis_index("context") * tokens

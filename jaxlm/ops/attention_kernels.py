@@ -129,6 +129,7 @@ def tokamax_attention(
 
 def segment_starts(segment_ids_BxT: jax.Array) -> jax.Array:
     """The index in its row at which each token's run of equal ids begins: int32 (B, T)."""
+    # A running maximum of the indices at which the id changes is the last such index so far.
     index_T = jnp.arange(segment_ids_BxT.shape[1], dtype=jnp.int32)
     new_BxT = jnp.diff(segment_ids_BxT, axis=1, prepend=segment_ids_BxT[:, :1]) != 0
     return jax.lax.cummax(jnp.where(new_BxT, index_T, 0), axis=1)
@@ -162,7 +163,10 @@ def pallas_attention(
 
 
 def _on_each_device(run, *arrays):
-    """`run(q, k, v, *ids)` with each device's own rows and heads: the compiler can't split a kernel over a mesh."""
+    """`run(q, k, v, *ids)` with each device's own rows and heads: the compiler can't split a kernel over a mesh.
+
+    Rows and heads attend by themselves, so that devices have nothing to tell each other.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return run(*arrays)
@@ -177,7 +181,7 @@ def _pallas(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, q_segment_ids_BxT=None, kv_segment_
     block = 128 if length >= 128 else max(16, 1 << (length - 1).bit_length())
     platform = jax.default_backend()
     if platform == "tpu":
-        block = 128
+        block = 128  # the splash kernel's least block, for short rows too
     pad = -length % block
     padded = [jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2)) for x in (q_BxTxNxH, k_BxTxKxH, v_BxTxKxH)]
     ids = q_segment_ids_BxT, kv_segment_ids_BxT
@@ -191,6 +195,7 @@ def _triton(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, q_ids_BxT, kv_ids_BxT, *, scale, in
     from jax.experimental.pallas.ops.gpu import attention as gpu  # imports Triton's lowering: only where it is used
 
     del kv_ids_BxT  # the kernel has one array of ids: self-attention
+    # The kernel wants a key-value head for each query head. The repeat's transpose adds their gradients up.
     repeats = q_BxTxNxH.shape[2] // k_BxTxKxH.shape[2]
     k_BxTxNxH, v_BxTxNxH = (jnp.repeat(x, repeats, axis=2) for x in (k_BxTxKxH, v_BxTxKxH))
     return gpu.mha(q_BxTxNxH, k_BxTxNxH, v_BxTxNxH, q_ids_BxT, sm_scale=scale, causal=True, interpret=interpret)
@@ -200,7 +205,7 @@ def _splash(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, q_ids_BxT, kv_ids_BxT, *, scale, in
     from jax.experimental.pallas.ops.tpu import splash_attention as tpu
 
     length, heads = q_BxTxNxH.shape[1:3]
-    size = int(np.gcd(length, 512))
+    size = int(np.gcd(length, 512))  # a block must divide the row, which is padded to a multiple of 128
     sizes = tpu.BlockSizes(
         block_q=size,
         block_kv=size,

@@ -30,7 +30,13 @@ _BACKWARD = {
 
 
 class Segments(typing.NamedTuple):
-    """The documents of a batch as cuDNN wants them: those there are first, then empty ones; and whether all had room."""
+    """The documents of a batch as cuDNN wants them, M in number: the real ones first, then empty ones.
+
+    Attributes:
+      lengths_M: tokens of each document.
+      starts_M1: the index of its first token among all tokens of the batch; M + 1 of them, the last is their number.
+      fit: a boolean scalar, False if the batch has more than M documents.
+    """
 
     lengths_M: jax.Array
     starts_M1: jax.Array
@@ -38,17 +44,17 @@ class Segments(typing.NamedTuple):
 
 
 def segments_of(segment_ids_BxT: jax.Array, per_row: int) -> Segments:
-    """Runs of equal ids within each row, in order; `starts_M1` counts tokens from the first of the batch.
+    """Finds the documents of a batch, in order.
 
     Args:
       segment_ids_BxT: integers; a document is a run of equal ids (the same id further on is another document).
       per_row: M / B. The rows share the room: only their sum must fit.
 
     Returns:
-      Segments; where more than M begin, `fit` is False and the rest is of no use.
+      Segments; if there are more than M documents, `fit` is False and the rest is of no use.
     """
     batch, length = segment_ids_BxT.shape
-    first_BxT = jnp.ones((batch, 1), bool)
+    first_BxT = jnp.ones((batch, 1), bool)  # a row begins a document, whatever the row before ends with
     begins_BxT = jnp.concatenate([first_BxT, segment_ids_BxT[:, 1:] != segment_ids_BxT[:, :-1]], axis=1)
     room, tokens = batch * per_row, batch * length
     (starts_M,) = jnp.nonzero(begins_BxT.reshape(-1), size=room, fill_value=tokens)
@@ -95,6 +101,7 @@ def _forward(q, k, v, ids, scale, per_row, masked):
     def fallback(q, k, v):
         return masked(q, k, v, ids), jnp.zeros(stats.shape, stats.dtype)
 
+    # Chosen on the device: shapes must not depend on the data, and the host need not be asked.
     out, saved = jax.lax.cond(segments.fit, packed, fallback, q, k, v)
     return out, (q, k, v, ids, segments, saved, out)
 
@@ -124,7 +131,7 @@ def _call(target, products, operands, q, k, segments, scale, per_row, like, extr
     starts = jnp.append(segments.starts_M1, jnp.full(batch - 1, batch * length, jnp.int32)).reshape(batch, per_row + 1)
     offsets = [starts * (x.shape[2] * x.shape[3]) for x in (q, k)]  # elements to a token: keys have fewer heads
     shapes = [jax.ShapeDtypeStruct((x.shape[0], x.shape[2], x.shape[1], x.shape[3]), x.dtype) for x in like]
-    workspace = jax.ShapeDtypeStruct((0,), jnp.uint8)
+    workspace = jax.ShapeDtypeStruct((0,), jnp.uint8)  # XLA's compiler gives it its size
     results = [*shapes, *extra, workspace]
     run = jax.ffi.ffi_call(
         target,

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 
 def numbers(shape: typing.Sequence[int]) -> jax.Array:
-    """A uint32 for each element: its row-major index times an odd constant, so that neighbours differ in many bits.
+    """A uint32 for each element of an array of this shape: its row-major index times an odd constant.
 
-    Made without a reshape, which would gather an array that is split over devices.
+    The constant makes neighbours differ in many bits. There is no reshape, which would gather an array that is split over
+    devices.
     """
     index = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape):

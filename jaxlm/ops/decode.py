@@ -1,4 +1,4 @@
-"""What decoding one token at a time needs to run at the speed of memory: attention over a cache, products with few rows.
+"""Operations of decoding, one token at a time at the speed of memory: attention over a cache, products with few rows.
 
 Legend: B batch, T new tokens, S cache slots, N query heads, K key-value heads, G = N // K, H head dim, I inputs and O
 outputs of a product, M rows.
@@ -46,7 +46,15 @@ def cached_attention(
 def write_cache(
     k_BxKxHxS: jax.Array, v_BxKxSxH: jax.Array, k_BxTxKxH: jax.Array, v_BxTxKxH: jax.Array, slot: int | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The cache with new keys and values in the slots from `slot` on, the same in all rows; in place where donated."""
+    """Returns the cache with new keys and values in the slots from `slot` on, the same in all rows.
+
+    The update is in place where the cache is donated or carried by a loop.
+
+    Args:
+      k_BxKxHxS, v_BxKxSxH: the cache.
+      k_BxTxKxH, v_BxTxKxH: of the new tokens.
+      slot: of the first new token; the others follow it.
+    """
     return (
         jax.lax.dynamic_update_slice(k_BxKxHxS, k_BxTxKxH.transpose(0, 2, 3, 1), (0, 0, 0, slot)),
         jax.lax.dynamic_update_slice(v_BxKxSxH, v_BxTxKxH.transpose(0, 2, 1, 3), (0, 0, slot, 0)),
@@ -56,7 +64,7 @@ def write_cache(
 def row_product(
     x_MxI: jax.Array, kernel_OxI: jax.Array, preferred_element_type: jax.typing.DTypeLike | None = None
 ) -> jax.Array:
-    """x times a kernel whose rows are its outputs, (M, O): for few rows of x, at the speed of reading the kernel once.
+    """x times the transposed kernel, (M, O): for few rows of x, at the speed of reading the kernel once.
 
     On one CPU the kernel is the left operand, because XLA's library copies the right one before it multiplies; and where
     its rows are short, two or more are taken as one, against x on the blocks of a diagonal: the vector units that M = 8
@@ -86,7 +94,10 @@ def row_product(
 
 
 def first_argmax(x_BxV: jax.Array) -> jax.Array:
-    """`jnp.argmax` over the last axis, int32, as two reductions that vectorise (its pairwise one does not on CPUs)."""
+    """`jnp.argmax` over the last axis, int32: the first index of the highest value.
+
+    Made of two reductions, a maximum and a minimum, which vectorise on CPUs; the one of `jnp.argmax` over pairs does not.
+    """
     highest_Bx1 = jnp.max(x_BxV, axis=-1, keepdims=True)
     ids_V = jnp.arange(x_BxV.shape[-1], dtype=jnp.int32)
     return jnp.min(jnp.where(x_BxV == highest_Bx1, ids_V, x_BxV.shape[-1]), axis=-1)

@@ -34,23 +34,23 @@ class Blocked(typing.NamedTuple):
 
 
 def block_size(n: int) -> int:
-    """Elements a block of a last axis of n: a divisor of n in 64 to 127, or up to 255; 0 where there is none.
+    """The number of elements in a block of an axis of n elements: a divisor of n from 64 to 255; 0 if there is none.
 
-    Of these the one that leaves the number of blocks divisible by the largest power of two, so that devices get whole
-    blocks, whatever the mesh: the block must not depend on it.
+    Of several divisors it is the one whose number of blocks is divisible by the largest power of two, so that on any mesh
+    each device gets whole blocks. (The block itself must not depend on the mesh.)
     """
     sizes = [b for b in range(64, 256) if n % b == 0]
     return max(sizes, key=lambda b: ((n // b) & -(n // b), b), default=0)
 
 
 def zeros(shape: typing.Sequence[int], dtype: jnp.dtype) -> Blocked:
-    """What `encode` makes of zeros."""
+    """An array of zeros in eight bits, as `encode` makes it. `dtype` is int8 or uint8."""
     lead, n = tuple(shape[:-1]), shape[-1]
     return Blocked(jnp.zeros(shape, dtype), jnp.zeros((*lead, n // block_size(n)), jnp.uint8))
 
 
 def noise(shape: typing.Sequence[int], seed: jax.Array) -> jax.Array:
-    """Uniform random bits, uint32, from an element's index and `seed` (a uint32 scalar): enough for two roundings."""
+    """Uniform random bits, uint32, from each element's index and `seed` (a uint32 scalar): 16 for each of two roundings."""
     return mix(numbers(shape) ^ mix(seed))
 
 
@@ -90,6 +90,6 @@ def _origin(exponents: jax.Array, levels: int) -> jax.Array:
 
 
 def blocks(x: jax.Array) -> jax.Array:
-    """(..., n) -> (..., n / block, block)."""
+    """Splits the last axis into blocks: (..., n) -> (..., n / block, block)."""
     block = block_size(x.shape[-1])
     return x.reshape(*x.shape[:-1], x.shape[-1] // block, block)

@@ -64,7 +64,10 @@ def token_nll(
     vocab_size: int,
     tile: int = 0,
 ) -> jax.Array:
-    """-log p(target) of each token, in nats, for evaluation (differentiable only with tile=0).
+    """-log p(target) of each token, in nats. Differentiable in hidden and head.
+
+    With a tile the backward pass makes each tile's logits anew, so that neither pass ever holds all of them.
+    `cross_entropy` computes them once, and is what to use for one weighted sum.
 
     Args:
       hidden_MxD, head_DxV, targets_M, vocab_size, tile: as in cross_entropy.
@@ -76,16 +79,10 @@ def token_nll(
       ValueError: as in cross_entropy.
     """
     _check(hidden_MxD, head_DxV, targets_M, targets_M, vocab_size, tile)
-
-    def nll_of(hidden_RxD, targets_R):
-        logits_RxV = _logits(hidden_RxD, head_DxV, vocab_size)
-        return jax.nn.logsumexp(logits_RxV, axis=-1) - _pick(logits_RxV, targets_R)
-
     if tile == 0 or tile >= hidden_MxD.shape[0]:
-        return nll_of(hidden_MxD, targets_M)
-    tiles = _to_tiles(tile, hidden_MxD, targets_M)
-    nll_RxI = jnp.moveaxis(jax.lax.map(lambda args: nll_of(*args), tiles), 0, 1)
-    return nll_RxI.reshape(-1)[: hidden_MxD.shape[0]]
+        lse_M, picked_M = _lse_and_picked(hidden_MxD, head_DxV, targets_M, vocab_size)
+        return lse_M - picked_M
+    return _tiled_nll(hidden_MxD, head_DxV, targets_M, vocab_size, tile)
 
 
 def _check(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, tile) -> None:
@@ -193,3 +190,44 @@ def _tiled_bwd(vocab_size, z_loss, tile, residuals, cotangents):
 
 
 _tiled.defvjp(_tiled_fwd, _tiled_bwd)
+
+
+def _lse_and_picked(hidden_RxD, head_DxV, targets_R, vocab_size: int) -> tuple[jax.Array, jax.Array]:
+    logits_RxV = _logits(hidden_RxD, head_DxV, vocab_size)
+    return jax.nn.logsumexp(logits_RxV, axis=-1), _pick(logits_RxV, targets_R)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _tiled_nll(hidden_MxD, head_DxV, targets_M, vocab_size, tile):
+    return _tiled_nll_fwd(hidden_MxD, head_DxV, targets_M, vocab_size, tile)[0]
+
+
+def _tiled_nll_fwd(hidden_MxD, head_DxV, targets_M, vocab_size, tile):
+    def of_tile(args):
+        lse_R, picked_R = _lse_and_picked(args[0], head_DxV, args[1], vocab_size)
+        return lse_R - picked_R, lse_R
+
+    found = jax.lax.map(of_tile, _to_tiles(tile, hidden_MxD, targets_M))
+    nll_M, lse_M = (_from_tiles(x_IxR, hidden_MxD.shape[0]) for x_IxR in found)
+    return nll_M, (hidden_MxD, head_DxV, targets_M, lse_M)
+
+
+def _tiled_nll_bwd(vocab_size, tile, residuals, slope_M):
+    hidden_MxD, head_DxV, targets_M, lse_M = residuals
+
+    def of_tile(d_head_VxD, args):
+        hidden_RxD, targets_R, lse_R, slope_R = args
+        logits_RxV = _logits(hidden_RxD, head_DxV, vocab_size)
+        hit_RxV = targets_R[:, None] == jnp.arange(head_DxV.shape[1])
+        d_logits_RxV = (jnp.exp(logits_RxV - lse_R[:, None]) - hit_RxV) * slope_R[:, None]
+        d_logits_RxV = d_logits_RxV.astype(head_DxV.dtype)
+        d_hidden_RxD = jnp.dot(d_logits_RxV, head_DxV.T, preferred_element_type=jnp.float32)
+        d_head_VxD = d_head_VxD + jnp.dot(d_logits_RxV.T, hidden_RxD, preferred_element_type=jnp.float32)
+        return d_head_VxD, d_hidden_RxD.astype(hidden_RxD.dtype)
+
+    start = jnp.zeros(head_DxV.shape[::-1], jnp.float32)
+    d_head_VxD, d_hidden_IxRxD = jax.lax.scan(of_tile, start, _to_tiles(tile, hidden_MxD, targets_M, lse_M, slope_M))
+    return _from_tiles(d_hidden_IxRxD, hidden_MxD.shape[0]), d_head_VxD.T.astype(head_DxV.dtype), None
+
+
+_tiled_nll.defvjp(_tiled_nll_fwd, _tiled_nll_bwd)

@@ -1,4 +1,4 @@
-"""Times candidates of `tune` on the device at hand, with the optimizer state and the loader in place."""
+"""Times the candidates of `tune` on the devices at hand, with the real optimizer state and loader."""
 
 import contextlib
 import dataclasses
@@ -6,28 +6,42 @@ import statistics
 import threading
 import time
 import typing
+from collections.abc import Callable, Iterator
 
 import jax
 from jax.sharding import Mesh
 
 from jaxlm import config_files
 from jaxlm.config import Config, ConfigError, RunError
+from jaxlm.objectives import lm
 from jaxlm.plan import flops, tune
-from jaxlm.train import pretraining, state
+from jaxlm.step import parts, state
 
-FINALISTS = 3  # so many of the fastest run again, in turns
+FINALISTS = 3  # how many of the fastest run again, in turns
 
 
 class Bench:
-    """Compiles and times candidates, one state and one loader carried through all of them."""
+    """Compiles and times candidates; one training state and one loader serve all of them.
+
+    Args:
+      config: with `model.attention` and `model.dtype` settled (not auto).
+      mesh: the devices.
+      limit_bytes: memory of one device that a step may take.
+      batches: on the mesh, as many as are asked for.
+      say: shows a line to the person.
+
+    Attributes:
+      done: the trials so far.
+      stop: an event; once it is set, the next step raises KeyboardInterrupt.
+    """
 
     def __init__(
         self,
         config: Config,
         mesh: Mesh,
         limit_bytes: float,
-        batches: typing.Iterator[typing.Any],
-        say: typing.Callable[[str], None],
+        batches: Iterator[dict[str, jax.Array]],
+        say: Callable[[str], None],
     ):
         self._config, self._mesh, self._batches = config, mesh, batches
         self._compiler = tune.Compiler(config, mesh, limit_bytes)
@@ -35,14 +49,14 @@ class Bench:
         self._say = say
         self._state: state.TrainState | None = None
         self.done: list[tune.Trial] = []
-        self.stop = threading.Event()  # set, the next step raises KeyboardInterrupt
+        self.stop = threading.Event()
 
     def trial(self, candidate: tune.Candidate) -> tune.Trial:
-        """A candidate's needs, and its speed where it fits; one that can't be compiled or run costs no other."""
+        """Compiles a candidate and, if it fits, times it. One that fails says so in its note and costs no other."""
         trial = tune.Trial(candidate)
         try:
             self._try(trial)
-        except (ConfigError, RunError):  # of the data
+        except (ConfigError, RunError):  # what the loader raises: no other candidate would do better
             raise
         except (RuntimeError, ValueError) as error:  # JAX's and the kernels', such as a package that is not installed
             self._state, trial.tokens_per_second = None, None
@@ -64,9 +78,9 @@ class Bench:
         trial.measured_bytes = self._peak.read()
 
     def rematch(self, trials: list[tune.Trial], start: tune.Candidate) -> list[tune.Trial]:
-        """All trials, the fastest first, after the best of them and the config's own ran again, a step of each in turn.
+        """Times the fastest trials and the config's own again, a step of each in turn; returns all trials, fastest first.
 
-        A machine's speed may have moved between two trials; it is the same for those that alternate.
+        The machine may have become faster or slower between two trials. Candidates that take turns have the same machine.
         """
         ran = sorted((t for t in trials if t.tokens_per_second), key=slowness)
         again = [t for i, t in enumerate(ran) if i < FINALISTS or t.candidate == start]
@@ -79,9 +93,11 @@ class Bench:
         rest = [t for t in trials if t not in again]
         return sorted(again, key=slowness) + sorted(rest, key=slowness)
 
-    def _speeds(self, programs: list[typing.Any]) -> list[float]:
-        """Tokens a second of each program by its median step, a step of each in turn: `tune.steps` of them, or as many as
-        `tune.step_seconds` (for each program) lets begin, two at least."""
+    def _speeds(self, programs: list[jax.stages.Compiled]) -> list[float]:
+        """Tokens a second of each program, by the median time of its steps. The programs take turns, a step at a time.
+
+        Each makes `tune.steps` steps, or fewer (two at least) when `tune.step_seconds` for each program have passed.
+        """
         t, seconds = self._config.tune, [[] for _ in programs]
         end = time.perf_counter() + t.step_seconds * len(programs)
         while len(seconds[0]) < t.steps and (len(seconds[0]) < 2 or time.perf_counter() < end):
@@ -90,63 +106,68 @@ class Bench:
         tokens = self._config.train.batch_size * self._config.train.seq_len
         return [tokens / statistics.median(times) for times in seconds]
 
-    def _step(self, compiled: typing.Any) -> float:
-        """Seconds of one step, the batch from the loader included."""
+    def _step(self, compiled: jax.stages.Compiled) -> float:
+        """Makes one step; returns its seconds, in which the loader's time for the batch is counted."""
         if self.stop.is_set():
             raise KeyboardInterrupt
-        began, now = time.perf_counter(), self._state or pretraining.make(self._config, self._mesh).create()
+        began = time.perf_counter()
+        before = self._state or parts.make(self._config, self._mesh, lm.make).create()[0]
         self._state = None  # its memory is given to the step
         with jax.set_mesh(self._mesh):
-            self._state, metrics = compiled(now, next(self._batches))
+            self._state, metrics = compiled({}, before, next(self._batches))
         jax.block_until_ready(metrics)
         return time.perf_counter() - began
 
 
 def slowness(trial: tune.Trial) -> float:
-    """By which trials sort with the fastest first."""
+    """A key to sort trials by: the fastest first, those that did not run last."""
     return -(trial.tokens_per_second or 0)
 
 
 def row(config: Config, trial: tune.Trial) -> dict[str, typing.Any]:
-    """What a person compares of a trial, of a config with `hardware` set."""
+    """A trial as a row of the table: its settings, tokens a second, MFU, memory in GB, dollars for 10^9 tokens."""
     c, speed = trial.candidate, trial.tokens_per_second
     per_token = flops.flops_per_token(config.model, config.train.seq_len)
     peak = config.hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
     share = 1e12 * peak * jax.device_count() if peak and speed else None
     dollars = config.hardware.usd_per_hour / 3600 / speed * 1e9 if speed and config.hardware.usd_per_hour else None
-    cells = {
+    return {
         **dataclasses.asdict(c),
         "tokens_per_second": round(speed) if speed else None,
         "mfu_palm": round(speed * per_token.palm / share, 4) if share else None,
         "mfu_causal": round(speed * per_token.causal / share, 4) if share else None,
-        "predicted_gb": float(f"{trial.predicted_bytes / 1e9:.3g}") if trial.predicted_bytes else None,
-        "measured_gb": float(f"{trial.measured_bytes / 1e9:.3g}") if trial.measured_bytes else None,
+        "predicted_gb": _gigabytes(trial.predicted_bytes),
+        "measured_gb": _gigabytes(trial.measured_bytes),
         "usd_per_billion_tokens": round(dollars, 2) if dollars else None,
         "note": trial.note,
     }
-    return cells
+
+
+def _gigabytes(number: int | None) -> float | None:
+    """Bytes in units of 10^9, three digits of them: a number for JSON. None stays None."""
+    return float(f"{number / 1e9:.3g}") if number else None
 
 
 def readable(table: list[dict[str, typing.Any]]) -> list[dict[str, typing.Any]]:
-    """Without columns in which nothing stands, "-" for what is not there."""
+    """The table for a person: without its empty columns, and with "-" for values that are None."""
     shown = [name for name in (table[0] if table else ()) if any(line[name] not in (None, "") for line in table)]
     return [{name: "-" if line[name] is None else line[name] for name in shown} for line in table]
 
 
 class PeakMemory:
-    """The most memory that was in use since `reset`: of a device by its own account, on a CPU of this whole process."""
+    """The most memory that was in use at any time since `reset`: on the first device, or on a CPU in this whole process."""
 
     def __init__(self):
         self._before = 0
 
     def reset(self) -> None:
-        """Begins anew. A device's own account only ever grows."""
+        """Begins anew. (A device's own account of its peak never falls: `read` tells whether it grew.)"""
         self._before = self._device()
         with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as f:
-            f.write("5")  # Linux: the process's own high-water mark
+            f.write("5")  # Linux: resets the process's VmHWM
 
     def read(self) -> int | None:
-        """Bytes; None for a device that had used more before."""
+        """The peak in bytes. None if the device had a higher one before `reset`, which hides that since."""
         if jax.default_backend() == "cpu":
             return tune.proc_bytes("/proc/self/status", "VmHWM")
         return peak if (peak := self._device()) > self._before else None

@@ -1,8 +1,8 @@
-"""The real train step compiled for a mesh that is not here, from shapes alone: what each device holds and says to others.
+"""Compiles the real train step for a mesh that is not here: how much each device holds, and what it sends to others.
 
-Where JAX's CUDA plugin is installed (`pip install "jaxlm[cuda12]"`; no GPU is needed), the step is compiled by XLA's GPU
-compiler for H100s; elsewhere for as many fake CPU devices. The second shows where parameters live and what is sent;
-its memory is that of XLA's program for CPUs, in float32, and says little of a GPU.
+Only shapes are needed. If JAX's CUDA plugin is installed (`pip install "jaxlm[cuda12]"`; no GPU is needed), XLA's GPU
+compiler compiles the step for H100s; otherwise it is compiled for as many fake CPU devices. Those show where parameters
+live and what is sent, but their memory is that of XLA's program for CPUs in float32, which says little about a GPU.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import dataclasses
 import math
 import time
 import typing
+from collections.abc import Sequence
 
 import jax
 from jax.experimental import topologies
@@ -18,9 +19,10 @@ from jaxlm import sharding
 from jaxlm.config import Config, ConfigError, MeshConfig
 from jaxlm.plan import collectives, lower
 
-LARGE = 1_000_000  # numbers in a parameter that should not stand whole on every device of a mesh with fsdp
+LARGE = 1_000_000  # elements; a parameter with more should not be whole on every device of a mesh with fsdp
 
-# What XLA asks of an absent H100 (openxla/xla's gpu_device_info of the SXM card, from its data sheet and CUDA's properties).
+# What XLA asks about an H100 that is not there: openxla/xla's gpu_device_info of the SXM card, whose figures are those of
+# its data sheet and of CUDA's properties.
 _H100 = """
 gpu_device_info {
   threads_per_block_limit: 1024  threads_per_warp: 32  shared_memory_per_block: 49152  shared_memory_per_core: 233472
@@ -36,31 +38,32 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """
 
 
-# The machine code for CPUs is never run.
+# Compiles fast, optimises little: the machine code for CPUs is never run.
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Devices to compile for.
+    """The devices to compile for, none of which need be there.
 
     Attributes:
-      platform: "gpu" or "cpu", as `setup.for_platform` takes it.
+      platform: "gpu" or "cpu", as `models.hardware.for_platform` takes it.
       name: for the person.
+      devices: absent or fake ones.
       options: of the compiler.
     """
 
     platform: str
     name: str
-    devices: typing.Sequence[typing.Any]
-    options: dict[str, typing.Any]
+    devices: Sequence[jax.Device]
+    options: dict[str, int | bool]
 
 
 def target(devices: int, hosts: int) -> Target:
-    """Absent H100s if JAX's CUDA plugin is there, else fake CPU devices (to be called before JAX has any).
+    """H100s if JAX's CUDA plugin is installed, else fake CPU devices. To be called before JAX starts its devices.
 
     Raises:
-      ConfigError: JAX has begun with fewer CPU devices.
+      ConfigError: JAX has already started fewer CPU devices.
     """
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", devices)
@@ -77,24 +80,30 @@ def target(devices: int, hosts: int) -> Target:
     return Target("cpu", f"{devices} fake CPU devices", found[:devices], _QUICK)
 
 
-def compile_step(config: Config, mesh: MeshConfig, where: Target) -> dict[str, typing.Any]:
-    """Compiles the step and reads it: `target`, `seconds`, `memory`, `memory_note`, `parameters_per_device`, `replicated`
-    (large parameters left whole on every device), `largest_replicated`, `collectives` (kind, times, bytes a step).
+def compile_step(config: Config, mesh: MeshConfig, target: Target) -> dict[str, typing.Any]:
+    """Compiles the step and reads the program.
 
     Args:
-      config: with dtype and attention of the target's platform, and a microbatch that the mesh divides.
+      config: with the dtype and the attention of the target's platform, and a microbatch that the mesh divides.
+      mesh: how the devices are arranged.
+      target: the devices.
+
+    Returns:
+      target, dtype, microbatch: as given. seconds: of compiling. memory: bytes on each device, and what to know of them in
+      memory_note. parameters_per_device: how many numbers each device holds. replicated: how many of the parameters over
+      LARGE are whole on every device, and the largest of them. collectives: kind, times and bytes a step.
     """
     start = time.monotonic()
-    real = sharding.make_mesh(mesh, where.devices)
+    real = sharding.make_mesh(mesh, target.devices)
     lowered, rows = lower.lower_step(config, real)
-    program = lowered.compile(compiler_options=where.options or None)
-    note = "" if where.platform == "gpu" else "XLA's program for CPUs in float32, not a GPU's"
+    program = lowered.compile(compiler_options=target.options or None)
+    note = "" if target.platform == "gpu" else "XLA's program for CPUs in float32, not a GPU's"
     if config.optim.offload or config.model.offload:
         note = "as if nothing were offloaded: JAX knows no host memory of devices that are not there"
     whole = [row for row in rows if row.replicated and math.prod(row.shape) > LARGE]
     largest = max(whole, key=lambda row: math.prod(row.shape), default=None)
     return {
-        "target": where.name,
+        "target": target.name,
         "dtype": config.model.dtype,
         "microbatch": config.train.microbatch_size,
         "seconds": time.monotonic() - start,
@@ -107,7 +116,8 @@ def compile_step(config: Config, mesh: MeshConfig, where: Target) -> dict[str, t
     }
 
 
-def _by_kind(text: str) -> list[dict[str, typing.Any]]:
+def _by_kind(text: str) -> list[dict[str, str | int]]:
+    """The collectives in the text of a compiled program, added up by kind."""
     found = collectives.read(text)
     rows = []
     for kind in collectives.KINDS:

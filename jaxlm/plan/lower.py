@@ -1,19 +1,16 @@
-"""The real train step, traced and lowered for a mesh from shapes alone: no parameter is ever made.
-
-Legend: B batch, T tokens.
-"""
+"""The real train step, lowered for a mesh from shapes alone, and what its program says of memory and placement."""
 
 import dataclasses
 import math
 import typing
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxlm import sharding, tree
+from jaxlm import tree
 from jaxlm.config import Config
-from jaxlm.train import pretraining
+from jaxlm.objectives import base, lm
+from jaxlm.step import parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,29 +24,21 @@ class Placement:
     replicated: bool
 
 
-def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of a training batch with their sharding."""
-    shape, where = (config.train.batch_size, config.train.seq_len), sharding.batch_sharding(mesh)
-    integers = ("tokens", "targets", "segment_ids", "positions")
-    batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=where) for name in integers}
-    return batch | {"weights": jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where)}
-
-
-def lower_step(config: Config, mesh: Mesh) -> tuple[jax.stages.Lowered, list[Placement]]:
-    """Lowers the pretraining step of a config for a mesh.
+def lower_step(
+    config: Config, mesh: Mesh, objective: base.Maker = lm.make
+) -> tuple[jax.stages.Lowered, list[Placement]]:
+    """Lowers the train step of a config for a mesh.
 
     Args:
       config: with `model.attention` and `model.dtype` set (not auto).
-      mesh: of real or fake devices.
+      mesh: of real, fake or absent devices.
+      objective: makes what is minimised; next-token prediction by default.
 
     Returns:
       The lowered step (`.compile()` compiles it) and where each parameter lives.
     """
-    made = pretraining.make(config, mesh)
-    jitted = made.jit()  # out here: it makes a key, which can't be where the mesh's devices are absent
-    with jax.set_mesh(mesh):
-        lowered = jitted.lower(made.abstract, abstract_batch(config, mesh))
-    return lowered, placements(made.abstract.params, made.shardings.params)
+    made = parts.make(config, mesh, objective)
+    return made.lower(), placements(made.abstract.params["params"], made.shardings.params["params"])
 
 
 def memory_of(compiled: typing.Any) -> int:

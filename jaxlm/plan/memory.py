@@ -20,7 +20,8 @@ from jax.sharding import AbstractMesh, AxisType
 
 from jaxlm import sharding, tree
 from jaxlm.config import Config, MeshConfig, ModelConfig
-from jaxlm.train import pretraining, step
+from jaxlm.objectives import lm
+from jaxlm.step import parts, step
 
 # What each remat policy keeps of `layer_elements`; transformer.REMAT_POLICIES are the policies themselves. `dots` keeps the
 # output of the attention's last product, of the residual's size, in place of the residual.
@@ -89,14 +90,14 @@ class Estimator:
     """`estimate` for configs that differ in remat and microbatch only: the state is laid out once."""
 
     def __init__(self, config: Config, mesh: typing.Any):
-        made = pretraining.make(config, mesh)
+        made = parts.make(config, mesh, lm.make)
         abstract, where = made.abstract, made.shardings
-        compute = jax.eval_shape(lambda p: step.cast(p, jnp.dtype(config.model.dtype)), abstract.params)
-        parts = zip(tree.named_leaves(compute), jax.tree.leaves(where.params), strict=True)
+        compute = jax.eval_shape(lambda p: step.cast(p, jnp.dtype(config.model.dtype)), tree.merge(abstract.params))
+        placed = zip(tree.named_leaves(compute), jax.tree.leaves(tree.merge(where.params)), strict=True)
         self._mesh = mesh
         self._shares = [
-            _Share(math.prod(at.shard_shape(leaf.shape)), leaf.dtype.itemsize, name.startswith("layers_"))
-            for (name, leaf), at in parts
+            _Share(math.prod(at.shard_shape(leaf.shape)), leaf.dtype.itemsize, tree.layer_of(name) is not None)
+            for (name, leaf), at in placed
         ]
         self._optimizer, self._visiting = _device_bytes(abstract.opt_state, where.opt_state)
 

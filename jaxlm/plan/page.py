@@ -1,62 +1,28 @@
-"""`jaxlm plan`'s page: what a person reads before renting anything."""
+"""The text of `jaxlm plan`: what a person reads before renting anything."""
 
 import math
 import typing
+
+from jaxlm.console import dollars, gigabytes, hours, human, table
 
 _REMEDY = {"optimizer": "optim.name", "remat": "model.remat", "microbatch": "train.microbatch_size"}
 
 
 def render(plan: dict[str, typing.Any]) -> str:
-    """The page of a plan (`summary.summarise`, with `compiled` where the step was compiled)."""
+    """A plan as text.
+
+    Args:
+      plan: of `summary.summarise`; with the key `compiled` (of `compiled.compile_step`) if the step was compiled.
+    """
     parts = [_model(plan), _tokens(plan), _memory(plan), _table(plan), _notes(plan)]
     if "compiled" in plan:
         parts.insert(3, _compiled(plan["compiled"]))
     return "\n\n".join(part for part in parts if part)
 
 
-def count(number: float) -> str:
-    """1.04B, 30.5k: three figures with a unit."""
-    for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= size:
-            return f"{number / size:.3g}{unit}" if number / size < 1000 else f"{number / size:,.0f}{unit}"
-    return f"{number:.3g}"
-
-
-def gigabytes(size: float) -> str:
-    """Bytes in units of 10^9, two figures after the point below 10."""
-    return f"{size / 1e9:.2f}" if size < 1e10 else f"{size / 1e9:.1f}"
-
-
-def dollars(usd: float | None) -> str:
-    """$4,321 or $43.21."""
-    if usd is None or not math.isfinite(usd):
-        return "never ends"
-    return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}"
-
-
-def hours(value: float) -> str:
-    """2.5 h, or days from 100 hours on."""
-    if not math.isfinite(value):
-        return "never ends"
-    return f"{value:.3g} h" if value < 100 else f"{value / 24:,.3g} days"
-
-
-def table(rows: list[list[str]]) -> str:
-    """Columns aligned, the first to the left and the others to the right but for the last."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(w) if i in (0, len(row) - 1) else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
 def _model(plan: dict) -> str:
     m, s = plan["model"], plan["model"]["shape"]
-    parts = ", ".join(f"{name} {count(n)}" for name, n in m["by_component"].items() if n)
+    parts = ", ".join(f"{name} {human(n)}" for name, n in m["by_component"].items() if n)
     tied = "tied" if s["tie_embeddings"] else "untied"
     return (
         f"MODEL  {m['parameters']:,} parameters ({parts})\n"
@@ -69,14 +35,14 @@ def _tokens(plan: dict) -> str:
     run, law = plan["run"], plan["run"]["scaling"]
     ratio = law["tokens_per_param"] / (law["optimal_tokens"] / plan["model"]["parameters"])
     stand = "about Chinchilla's optimum" if 0.8 < ratio < 1.25 else f"{ratio:.2g} x Chinchilla's optimum"
-    fits = ", ".join(count(n) for n in law["optimal_by_law"].values())
+    fits = ", ".join(human(n) for n in law["optimal_by_law"].values())
     losses = ", ".join(f"{n:.2f}" for n in law["loss_by_law"].values())
     names = " and ".join(name.partition("(")[2].rstrip(")") for name in law["loss_by_law"])
     per, total = run["flops_per_token"], run["flops"]
     beyond = law["loss"] > math.log(plan["model"]["shape"]["vocab_size"])
     return (
-        f"TOKENS  {count(run['tokens'])} = {run['steps']:,} steps x {run['batch_size']} rows x {run['seq_len']:,}\n"
-        f"  {law['tokens_per_param']:.3g} a parameter: {stand} (20 a parameter: {count(law['optimal_tokens'])}; "
+        f"TOKENS  {human(run['tokens'])} = {run['steps']:,} steps x {run['batch_size']} rows x {run['seq_len']:,}\n"
+        f"  {law['tokens_per_param']:.3g} a parameter: {stand} (20 a parameter: {human(law['optimal_tokens'])}; "
         f"by the two laws below: {fits})\n"
         f"FLOPS  {per['palm'] / 1e9:.3g} GFLOP a token by 6N + 12LdT ({per['six_n'] / 1e9:.3g} by 6N, "
         f"{per['causal'] / 1e9:.3g} causal); {total['palm']:.2e} in all\n"
@@ -88,11 +54,11 @@ def _tokens(plan: dict) -> str:
 
 
 def _data(plan: dict) -> str:
-    """How often the run goes through its data, if that is there."""
+    """How many times the run reads its data; "" if there is no data yet."""
     if not (found := plan.get("data")):
         return ""
     epochs = ", ".join(f"{name} {n:.2g}" for name, n in found["epochs"].items())
-    text = f"\nDATA  {count(sum(found['tokens'].values()))} tokens in {found['dir']}; times through: {epochs}"
+    text = f"\nDATA  {human(sum(found['tokens'].values()))} tokens in {found['dir']}; times through: {epochs}"
     if max(found["epochs"].values(), default=0) > 4:
         text += "\n  Beyond about four times a token teaches less than a new one (arXiv:2305.16264): "
         text += "get more, or take fewer steps."
@@ -102,7 +68,7 @@ def _data(plan: dict) -> str:
 def _memory(plan: dict) -> str:
     memory, mesh = plan["memory"], plan["mesh"]
     named = ", ".join(f"{axis} {size}" for axis, size in mesh["axes"].items() if size > 1)
-    where = f"each of {mesh['devices']} devices ({named})" if named else "one device"
+    devices = f"each of {mesh['devices']} devices ({named})" if named else "one device"
     rows = [[name, gigabytes(size)] for name, size in memory["bytes"].items()]
     rows.append(["total", gigabytes(memory["total"])])
     notes = {
@@ -112,9 +78,11 @@ def _memory(plan: dict) -> str:
         "activations": f"remat {memory['remat']}",
         "workspace": "a layer's backward pass, the loss or the update",
     }
-    lines = table([[f"  {name}", size, notes.get(name, "") if size != "0.00" else ""] for name, size in rows])
+    lines = table(
+        [[f"  {name}", size, notes.get(name, "") if size != "0.00" else ""] for name, size in rows], right=[1]
+    )
     return (
-        f"MEMORY of {where}, GB: microbatch {memory['microbatch']} of {plan['run']['batch_size']} rows, "
+        f"MEMORY of {devices}, GB: microbatch {memory['microbatch']} of {plan['run']['batch_size']} rows, "
         f"{plan['model']['dtype']}, attention {plan['model']['attention']}\n{lines}"
     )
 
@@ -128,7 +96,7 @@ def _compiled(c: dict) -> str:
     lines.append(
         f"  parameters: {gigabytes(4 * c['parameters_per_device'])} GB of float32 on each device; left whole on all: "
         + (
-            f"{c['replicated']} of them, the largest {whole['name']} with {count(whole['elements'])} numbers"
+            f"{c['replicated']} of them, the largest {whole['name']} with {human(whole['elements'])} numbers"
             if whole
             else "none"
         )
@@ -157,16 +125,16 @@ def _table(plan: dict) -> str:
     ]
     rows = [head]
     for row in plan["accelerators"]:
-        where = f"published [{sources.index(row['mfu_from']) + 1}]" if row["mfu_from"] else "assumed"
-        cells = [row["name"], f"{row['memory'] / 1e9:.0f}", "yes" if row["fits"] else "no"]
+        origin = f"published [{sources.index(row['mfu_from']) + 1}]" if row["mfu_from"] else "assumed"
+        cells = [row["name"], gigabytes(row["memory"], 0), "yes" if row["fits"] else "no"]
         if row["devices"] is None:
             cells += ["-"] * 7
         else:
-            cells += [str(row["devices"]), str(row["microbatch"]), count(row["tokens_per_second"]), hours(row["hours"])]
+            cells += [str(row["devices"]), str(row["microbatch"]), human(row["tokens_per_second"]), hours(row["hours"])]
             cells += [dollars(row["usd"]), dollars(row["usd_spot"]), dollars(row["usd_per_billion"])]
-        rows.append([*cells, f"{row['mfu']:.0%} {where}"])
+        rows.append([*cells, f"{row['mfu']:.0%} {origin}"])
     notes = [f"  [{i}] {source}" for i, source in enumerate(sources, 1)]
-    return "\n".join([table(rows), *notes])
+    return "\n".join([table(rows, right=range(1, len(head) - 1)), *notes])
 
 
 def _notes(plan: dict) -> str:
@@ -203,10 +171,10 @@ def _notes(plan: dict) -> str:
 
 
 def _advice(row: dict, plan: dict) -> str:
-    where = f"{plan['mesh']['devices']} devices" if plan["mesh"]["devices"] > 1 else "one device"
+    devices = f"{plan['mesh']['devices']} devices" if plan["mesh"]["devices"] > 1 else "one device"
     if not row["remedy"]:
-        return f"{where} can't hold it with any remat policy or 8-bit AdamW."
+        return f"{devices} can't hold it with any remat policy or 8-bit AdamW."
     own = {"optimizer": plan["memory"]["optimizer"], "remat": plan["memory"]["remat"]}
     changes = [f"{_REMEDY[key]}={row['remedy'][key]}" for key in own if row["remedy"][key] != own[key]]
     changes.append(f"{_REMEDY['microbatch']}={row['remedy']['microbatch']}")
-    return f"{where} would do with {', '.join(changes)}."
+    return f"{devices} would do with {', '.join(changes)}."

@@ -1,4 +1,4 @@
-"""Everything that `jaxlm plan` says of a config, as plain values: what `--json` prints and `plan.page` renders."""
+"""A plan as plain values: what `jaxlm plan --json` prints, and what `plan.page` writes as text."""
 
 import dataclasses
 import typing
@@ -11,18 +11,16 @@ from jaxlm.plan.flops import flops_per_token
 from jaxlm.plan.memory import Memory
 from jaxlm.plan.params import count_params, params_by_component
 
-_ONE = MeshConfig(**{field.name: 1 for field in dataclasses.fields(MeshConfig)})
-
 
 def summarise(config: Config) -> dict[str, typing.Any]:
-    """The plan of a config whose `model.dtype` and `model.attention` are set, on `plan.mesh` or on one device of each kind.
+    """Plans a config on `plan.mesh`, or on one device of each accelerator; `model.dtype` and `.attention` must not be auto.
 
     Raises:
-      ConfigError: an unknown accelerator, a mesh that is none or does not divide the batch, or a broken prices file.
+      ConfigError: an unknown accelerator, a bad mesh or one that does not divide the batch, or a broken file of prices.
     """
     prices = accelerators.load(config.plan.prices)
     chosen = (prices.named(config.plan.accelerator),) if config.plan.accelerator else prices.accelerators
-    mesh = fit.parse_mesh(config.plan.mesh) if config.plan.mesh else _ONE
+    mesh = fit.parse_mesh(config.plan.mesh) if config.plan.mesh else fit.ONE_DEVICE
     fit.check_mesh(config, mesh)
     planner = fit.Planner(config)
     microbatch = fit.own_microbatch(config, mesh)
@@ -47,7 +45,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
 
 
 def hosts(config: Config, mesh: MeshConfig) -> int:
-    """Machines that the mesh goes over."""
+    """How many machines the mesh spans: `plan.hosts`, else one for every eight devices."""
     return config.plan.hosts or -(-fit.devices_of(mesh) // 8)
 
 
@@ -82,7 +80,7 @@ def _run(config: Config) -> dict[str, typing.Any]:
 def _row(
     config: Config, planner: fit.Planner, mesh: MeshConfig, memory: Memory, device: Accelerator
 ) -> dict[str, typing.Any]:
-    """One accelerator: the asked-for mesh of it, or as few as the model needs."""
+    """The row of one accelerator: `plan.mesh` made of it, or as few of it as the model needs."""
     asked = bool(config.plan.mesh)
     found = planner.largest(mesh, device.memory) if asked else planner.fewest(device.memory)
     devices = found.devices if found else fit.devices_of(mesh)

@@ -1,7 +1,8 @@
-"""Which settings make a step fast on this device: candidates, what they need by the compiler's own account, and a search.
+"""The settings that make a step fast on a device: candidates, the memory that each needs, and a search for the fastest.
 
-The settings here change how a step is computed, never its result (DESIGN: microbatched = full batch, remat = plain, scanned
-= unrolled, every attention backend the same function), so the fastest that fits is simply the best.
+These settings change how a step is computed and not what it computes (microbatched = full batch, remat = plain, scanned =
+unrolled, every attention backend is the same function). So the fastest that fits is the best. How much memory a candidate
+needs is what the compiler says.
 """
 
 import dataclasses
@@ -10,10 +11,13 @@ import time
 import typing
 
 import jax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxlm import sharding
 from jaxlm.config import Config, RunError
+from jaxlm.console import gigabytes
+from jaxlm.objectives import base, lm
 from jaxlm.plan import lower
 
 REMATS = ("none", "names", "dots", "full")  # from the fastest to the most frugal
@@ -23,7 +27,7 @@ FULL_SPEED_TOKENS = 8192  # of a microbatch on one device, from which on a large
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One choice of each setting."""
+    """A value for each of the settings: keys of the config that may differ from candidate to candidate."""
 
     microbatch_size: int
     remat: str
@@ -32,7 +36,7 @@ class Candidate:
     tile_tokens: int
 
     def overrides(self) -> list[str]:
-        """As `train` takes them on its command line."""
+        """The settings as `jaxlm train` takes them on its command line."""
         return [
             f"--config.train.microbatch_size={self.microbatch_size}",
             f"--config.model.remat={self.remat}",
@@ -62,17 +66,25 @@ class Candidate:
 
 @dataclasses.dataclass
 class Trial:
-    """What became of a candidate. `compiled` is None where it was not compiled or does not fit."""
+    """What was found out about a candidate.
+
+    Attributes:
+      candidate: which one.
+      predicted_bytes: of one device, by the compiler's account; None if it can't be compiled.
+      measured_bytes: the most that was in use on one device; None if unknown.
+      tokens_per_second: over all devices; None if it did not run.
+      note: why it did not, for the person.
+    """
 
     candidate: Candidate
-    predicted_bytes: int | None = None  # of one device, by the compiled program's memory analysis
+    predicted_bytes: int | None = None
     measured_bytes: int | None = None
     tokens_per_second: float | None = None
     note: str = ""
 
 
 def microbatch_sizes(config: Config, ways: int) -> list[int]:
-    """Halves of the batch that the mesh's `ways` divide, the largest first."""
+    """The batch size, its half, its quarter, ... as long as the mesh's `ways` (data x fsdp) divide them; largest first."""
     sizes, size = [], config.train.batch_size
     while size and size % ways == 0:
         sizes.append(size)
@@ -83,17 +95,20 @@ def microbatch_sizes(config: Config, ways: int) -> list[int]:
 
 
 class Compiler:
-    """Compiles candidates and remembers what they need (the compile cache has the program of one that comes again)."""
+    """Compiles candidates and remembers how much memory each needs.
 
-    def __init__(self, config: Config, mesh: Mesh, limit_bytes: float):
+    Programs are not kept: JAX's compile cache has that of a candidate that is compiled again.
+    """
+
+    def __init__(self, config: Config, mesh: Mesh, limit_bytes: float, objective: base.Maker = lm.make):
         self.limit_bytes = limit_bytes
-        self._config, self._mesh = config, mesh
+        self._config, self._mesh, self._objective = config, mesh, objective
         self._needs: dict[Candidate, int | None] = {}
 
-    def compile(self, candidate: Candidate) -> tuple[typing.Any, int | None]:
-        """(the compiled step, its bytes); (None, None) where the compiler itself says that memory does not suffice."""
+    def compile(self, candidate: Candidate) -> tuple[jax.stages.Compiled | None, int | None]:
+        """(compiled step, bytes that it needs on a device); (None, None) if the compiler itself runs out of memory."""
         try:
-            lowered, _ = lower.lower_step(candidate.applied(self._config), self._mesh)
+            lowered, _ = lower.lower_step(candidate.applied(self._config), self._mesh, self._objective)
             compiled = lowered.compile()
         except RuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
@@ -104,30 +119,50 @@ class Compiler:
         return compiled, self._needs[candidate]
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether the compiled step stays within the limit."""
+        """True if the compiled step stays within the limit. Compiles it if that was not done yet."""
         if candidate not in self._needs:
             self.compile(candidate)
         return self._needs[candidate] is not None and self._needs[candidate] <= self.limit_bytes
 
     def needs(self, candidate: Candidate) -> int | None:
-        """Bytes of a candidate that was compiled, None if it can't be."""
+        """Bytes that a candidate takes on a device, None if it can't be compiled. It must have been compiled before."""
         return self._needs[candidate]
 
 
+def fit(config: Config, mesh: Mesh, say: typing.Callable[[str], None], objective: base.Maker = lm.make) -> Config:
+    """Settles `model.remat=auto` and `train.microbatch_size=-1` for the devices at hand, the same on all processes.
+
+    Raises RunError if nothing fits. See `resolve`.
+    """
+    if not undecided(config):
+        return config  # asks neither the machine for its memory, which it may not know (off Linux), nor the other processes
+    limit = min(multihost_utils.process_allgather(memory_limit(config.tune.memory_gb)).ravel().tolist())
+    return resolve(config, mesh, limit, say, objective)
+
+
 def undecided(config: Config) -> bool:
-    """Whether the config leaves something to `resolve`."""
+    """True if the config leaves something for `resolve` to choose."""
     return config.model.remat == "auto" or config.train.microbatch_size == -1
 
 
-def resolve(config: Config, mesh: Mesh, limit_bytes: float, log: typing.Callable[[str], None]) -> Config:
-    """Replaces `model.remat=auto` and `train.microbatch_size=-1` by what fits: the least recomputation, then the largest
-    microbatch. One under FULL_SPEED_TOKENS, whose products are too small for an accelerator, comes after all others.
+def resolve(
+    config: Config,
+    mesh: Mesh,
+    limit_bytes: float,
+    log: typing.Callable[[str], None],
+    objective: base.Maker = lm.make,
+) -> Config:
+    """Replaces `model.remat=auto` and `train.microbatch_size=-1` by values that fit into memory.
+
+    Takes the policy that recomputes least, and with it the largest microbatch. But first it looks among microbatches of at
+    least FULL_SPEED_TOKENS a device, with any policy: the matrix products of smaller ones are too small for an accelerator.
 
     Args:
-      config: with `model.attention` and `model.dtype` set.
-      mesh: what it will run on.
-      limit_bytes: of one device.
+      config: with `model.attention` and `model.dtype` settled (not auto).
+      mesh: the devices that the step will run on.
+      limit_bytes: memory of one device.
       log: is told the choice.
+      objective: makes what is minimised: its step is compiled.
 
     Raises:
       RunError: nothing fits.
@@ -139,26 +174,26 @@ def resolve(config: Config, mesh: Mesh, limit_bytes: float, log: typing.Callable
     sizes = microbatch_sizes(config, ways) if auto_size else [config.train.microbatch_size]
     large = [size for size in sizes if size * config.train.seq_len >= ways * FULL_SPEED_TOKENS]
     remats = REMATS if auto_remat else (config.model.remat,)
-    m, compiler = config.model, Compiler(config, mesh, limit_bytes)
+    m, compiler = config.model, Compiler(config, mesh, limit_bytes, objective)
     start = Candidate(sizes[0], remats[0], m.attention, m.scan_layers, config.loss.tile_tokens)
     for choices, remat in itertools.product((large, sizes), remats):
         size = _largest(compiler, dataclasses.replace(start, remat=remat), choices)
         if size is None:
             continue
         chosen = dataclasses.replace(start, remat=remat, microbatch_size=size)
-        of = f"{compiler.needs(chosen) / 1e9:.2f} of {limit_bytes / 1e9:.2f} GB a device"
+        of = f"{gigabytes(compiler.needs(chosen), 2)} of {gigabytes(limit_bytes, 2)} GB a device"
         log(f"chosen: train.microbatch_size={size}, model.remat={remat}; {of}")
         return chosen.applied(config)
     need = compiler.needs(dataclasses.replace(start, remat=remats[-1], microbatch_size=sizes[-1]))
-    said = "more than the compiler can place" if need is None else f"{need / 1e9:.2f} GB"
+    said = "more than the compiler can place" if need is None else f"{gigabytes(need, 2)} GB"
     raise RunError(
-        f"nothing fits into {limit_bytes / 1e9:.2f} GB a device: microbatch_size={sizes[-1]} with remat={remats[-1]} needs "
+        f"nothing fits into {gigabytes(limit_bytes, 2)} GB a device: microbatch_size={sizes[-1]} with remat={remats[-1]} needs "
         f"{said}; take optim.name=adamw8bit, a shorter train.seq_len, or split the model by mesh.fsdp"
     )
 
 
 def _largest(compiler: Compiler, candidate: Candidate, sizes: list[int]) -> int | None:
-    """The largest of `sizes` (descending) that fits. Needs grow with the size: found by halving the list."""
+    """The largest of `sizes` (descending) that fits, None if none does. Bisects: the memory needed grows with the size."""
     low, high = 0, len(sizes)  # sizes[high:] are known to fit
     while low < high:
         middle = (low + high) // 2
@@ -170,7 +205,7 @@ def _largest(compiler: Compiler, candidate: Candidate, sizes: list[int]) -> int 
 
 
 def candidates(config: Config, backends: typing.Sequence[str], ways: int) -> dict[str, tuple]:
-    """Setting -> the values to try, in the order in which a search should vary them."""
+    """The values to try of each setting, by its name, in the order in which `search` should vary them."""
     t = config.tune
     return {
         "attention": tuple(t.attention or backends),
@@ -189,25 +224,27 @@ def search(
     exhaustive: bool,
     max_seconds: float,
 ) -> list[Trial]:
-    """Tries candidates; returns all trials in the order of trying.
+    """Tries candidates; returns all trials, in the order in which they were made.
 
-    By default one setting after the other is varied from the best so far, which takes the sum and not the product of the
-    numbers of values; microbatch and remat together, more remat only for microbatches that do not fit with less.
+    By default it varies one setting after the other, each time from the fastest candidate so far: as many trials as there
+    are values, and not as there are combinations. Microbatch and remat are varied together; a policy that recomputes more
+    is tried only for microbatches that do not fit with less.
 
     Args:
-      values: as from `candidates`.
-      start: where to begin; should fit.
-      trial: compiles and times one; its `tokens_per_second` is None where the candidate does not fit.
-      exhaustive: try every combination instead.
-      max_seconds: no candidate is begun after this.
+      values: of `candidates`.
+      start: the first candidate, which should fit.
+      trial: compiles and times a candidate; gives a `tokens_per_second` of None if it does not fit.
+      exhaustive: tries every combination instead.
+      max_seconds: no trial begins after this time.
     """
     end, done = time.monotonic() + max_seconds, {}
 
     def fits(candidate: Candidate) -> bool | None:
+        """None if it was not tried yet."""
         return done[candidate].tokens_per_second is not None if candidate in done else None
 
     def needless(candidate: Candidate) -> bool:
-        """Whether it can't fit, or recomputes what need not be."""
+        """True if a smaller candidate already failed to fit, or a cheaper remat policy already fits."""
         sizes = [size for size in values["microbatch_size"] if size < candidate.microbatch_size]
         less = [remat for remat in REMATS[: REMATS.index(candidate.remat)] if not exhaustive]
         if any(fits(dataclasses.replace(candidate, microbatch_size=size)) is False for size in sizes):
@@ -230,21 +267,24 @@ def search(
 
 
 def _smallest_first(name: str, choices: tuple) -> tuple:
-    """What fits most easily first: then what can't fit is not compiled."""
+    """The values in the order in which they need more memory, so that `needless` can rule the later ones out."""
     if name == "remat":
         return tuple(sorted(choices, key=REMATS.index))
     return tuple(sorted(choices)) if name == "microbatch_size" else choices
 
 
 def best(trials: list[Trial]) -> Trial | None:
-    """The fastest; None if nothing ran."""
+    """The fastest trial; None if nothing ran."""
     ran = [t for t in trials if t.tokens_per_second]
     return max(ran, key=lambda t: t.tokens_per_second) if ran else None
 
 
 def memory_limit(memory_gb: float = 0.0) -> float:
-    """Bytes that a program may take on one device: as asked, or a share of what the device says that it has, or of what
-    this host has free. The rest is for the next batch, what evaluation takes, and gaps between blocks."""
+    """Bytes that a step may take on one device: `memory_gb` x 10^9 if that is given, else a share of what is there.
+
+    What is there is what the device says it has; for a CPU, what this host has free, divided among its devices. HEADROOM is
+    the share; the rest is for the next batch, for evaluation and for gaps between blocks of memory.
+    """
     if memory_gb:
         return memory_gb * 1e9
     stats = jax.local_devices()[0].memory_stats() or {}
@@ -253,6 +293,6 @@ def memory_limit(memory_gb: float = 0.0) -> float:
 
 
 def proc_bytes(path: str, name: str) -> int:
-    """A figure that Linux gives in kB, in bytes."""
+    """A figure of a file in Linux's /proc, such as MemAvailable of /proc/meminfo, in bytes."""
     with open(path) as f:
         return next(int(line.split()[1]) * 1024 for line in f if line.startswith(f"{name}:"))

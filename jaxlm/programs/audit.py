@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 
 from jaxlm.config import Config, ConfigError, nearest
-from jaxlm.corpus import audit, documents, sources
+from jaxlm.console import count, megabytes, print_table, say
+from jaxlm.corpus import audit, documents
+from jaxlm.corpus.sources.base import SourceSpec, SourceStats
+from jaxlm.corpus.sources.units import read_unit, split_source
 from jaxlm.data import shards
-from jaxlm.programs.console import print_table, say
 
 Documents = Iterator[tuple[str, str]]
 _UNIT_BYTES = 8 << 20
@@ -19,9 +21,9 @@ _TEXT_CHARS, _EXAMPLE_CHARS = 48, 72  # of the columns for people
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints what the audit finds in DATA/documents, else in DATA's shards, else in the sources of the config.
+    """Prints the junk in DATA/documents; if there are none, in DATA's shards; without those, in the config's sources.
 
-    All sources are read, as each is compared with the others; --source shows the findings of one.
+    Each source is compared with the others, so all are read; --source shows the findings of one.
     """
     for option in ("top", "max_bytes"):
         if getattr(args, option) < 0:
@@ -32,7 +34,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     began, counts = time.monotonic(), []
     for name, read in readers.items():
         counts.append(audit.scan(name, read()))
-        say(f"{name}: {counts[-1].documents:,} documents, {counts[-1].bytes / 1e6:.1f} MB of {what}")
+        say(f"{name}: {count(counts[-1].documents)} documents, {megabytes(counts[-1].bytes)} of {what}")
     found = [finding for finding in audit.rank(counts) if args.source in ("", finding.source)]
     shown = found[: args.top or None]
     lost = max(table.lost for count in counts for table in count.tables)
@@ -64,7 +66,7 @@ def _clip(text: str, chars: int) -> str:
 
 
 def _find(config: Config, max_bytes: int) -> tuple[str, dict[str, Callable[[], Documents]]]:
-    """What there is to read, in words, and source -> what begins to read it (at most `max_bytes`; 0 = all)."""
+    """What the text is, in words, and for each source a function that reads it (at most `max_bytes` of it; 0: all)."""
     root = pathlib.Path(config.data.dir) if config.data.dir else None
     if root and (prepared := documents.find(root)):
         what = "prepared documents"
@@ -87,7 +89,7 @@ def _limited(read: Callable[[], Documents], max_bytes: int) -> Documents:
 
 
 def _decoded(data: shards.DataDir, source: str) -> Callable[[], Documents]:
-    """The documents of both splits, tokens back to text, a million tokens at a time."""
+    """A reader of both splits of a source: decodes its tokens, a million at a time."""
 
     def read() -> Documents:
         tokenizer = data.tokenizer()
@@ -104,25 +106,25 @@ def _decoded(data: shards.DataDir, source: str) -> Callable[[], Documents]:
     return read
 
 
-def _raw_specs(config: Config, max_bytes: int) -> list[sources.SourceSpec]:
-    """The sources of `data`, else those of `prepare`. With `max_bytes` they give parts from all over, not the beginning."""
+def _raw_specs(config: Config, max_bytes: int) -> list[SourceSpec]:
+    """The sources of `data`, or of `prepare` if it has none. With `max_bytes`, each gives parts from all over it."""
     d = config.data
     common = {"tfds_dir": d.tfds_dir, "hub_dir": d.hub_dir}
     plain = {"format": "plain", "text_key": d.text_key, "max_bytes": d.max_bytes, "licences": ()}
-    specs = [sources.SourceSpec(name, s.path, **plain, **common) for name, s in d.sources.items() if s.path]
+    specs = [SourceSpec(name, s.path, **plain, **common) for name, s in d.sources.items() if s.path]
     for name, s in config.prepare.sources.items() if not specs else ():
-        specs.append(sources.SourceSpec(name, s.path, s.format, s.text_key, s.max_bytes, s.licences, **common))
+        specs.append(SourceSpec(name, s.path, s.format, s.text_key, s.max_bytes, s.licences, **common))
     return [
         dataclasses.replace(s, max_bytes=min(n for n in (s.max_bytes, max_bytes) if n)) if max_bytes else s
         for s in specs
     ]
 
 
-def _raw(spec: sources.SourceSpec) -> Callable[[], Documents]:
+def _raw(spec: SourceSpec) -> Callable[[], Documents]:
     def read() -> Documents:
-        stats = sources.SourceStats()
-        for unit in sources.units(spec, _UNIT_BYTES):
-            for document in sources.read(unit, spec, stats):
+        stats = SourceStats()
+        for unit in split_source(spec, _UNIT_BYTES):
+            for document in read_unit(unit, spec, stats):
                 yield document.id, document.text
         if stats.skipped or stats.repaired or not stats.documents:
             say(f"{spec.name}: {stats.summary()}")

@@ -1,4 +1,4 @@
-"""What `prepare` and `tokenize` know of a corpus, put together in DATA/report.html."""
+"""DATA/report.html: everything that `prepare` and `tokenize` found out about a corpus, on one page."""
 
 import collections
 import json
@@ -6,11 +6,13 @@ import pathlib
 import typing
 from collections.abc import Callable, Iterator
 
-from jaxlm import files
+from jaxlm import console, files
 from jaxlm.config import Config
-from jaxlm.corpus import audit, conclude, documents, engine, prepare, sources, stages
+from jaxlm.corpus import audit, conclude, documents, engine, prepare
+from jaxlm.corpus.sources.base import SourceSpec, SourceStats
+from jaxlm.corpus.sources.units import read_unit, split_source
+from jaxlm.corpus.stages import registry
 from jaxlm.data import shards
-from jaxlm.programs import console
 from jaxlm.report import data as report
 
 FINDINGS = "findings.json"
@@ -21,7 +23,7 @@ _SAMPLED_FILES = 256  # at most, of each source
 
 
 def inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
-    """Audit and mismatch on `prepare.report_mb` of each source, from DATA/findings.json when they are there."""
+    """Audit and mismatch of `prepare.report_mb` megabytes of each source; cached in DATA/findings.json."""
     if not config.prepare.report_mb:
         return {}
     about = {"prepared": done.sha256, "target": config.prepare.target, "report_mb": config.prepare.report_mb}
@@ -31,7 +33,16 @@ def inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
 
 
 def remembered(path: pathlib.Path, about: dict, make: Callable[[], dict]) -> dict[str, typing.Any]:
-    """What a file holds, when it is about the same things; else what `make` gives, put there for the next time."""
+    """The result of `make`, cached in a JSON file.
+
+    Args:
+      path: of the file.
+      about: what the result depends on; stored with it. If the file has another one, the result is made anew.
+      make: gives the result.
+
+    Returns:
+      `about` and the result in one dict.
+    """
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
         if {key: known[key] for key in about} == about:
@@ -77,17 +88,17 @@ def _mismatch(
 
 
 def target_texts(path: str, limit: int, html: dict) -> Iterator[str]:
-    """Texts of `prepare.target`, in any format, about `limit` bytes of them; `html`: settings of that stage.
+    """About `limit` bytes of the texts in `prepare.target`, which may have any format that a source may have.
 
-    Raises ConfigError when it is not there.
+    `html` is the settings of the stage that strips markup. Raises ConfigError if there is nothing at `path`.
     """
-    spec = sources.SourceSpec("target", path, "auto", "text", limit, (), "", "")
-    units = sources.units(spec, max(1 << 20, limit))
-    stage = stages.make(stages.Spec("html", html), pathlib.Path())
+    spec = SourceSpec("target", path, "auto", "text", limit, (), "", "")
+    units = split_source(spec, max(1 << 20, limit))
+    stage = registry.make(registry.StageSpec("html", html), pathlib.Path())
 
     def texts() -> Iterator[str]:
         for unit in units:
-            for document in sources.read(unit, spec, sources.SourceStats()):
+            for document in read_unit(unit, spec, SourceStats()):
                 if stage.apply(document, collections.Counter()) is None:
                     yield document.text
 
@@ -95,7 +106,7 @@ def target_texts(path: str, limit: int, html: dict) -> Iterator[str]:
 
 
 def write(config: Config, done: prepare.Prepared) -> pathlib.Path:
-    """Writes DATA/report.html anew from all that is in DATA; returns its path."""
+    """Writes DATA/report.html from everything that DATA holds now; returns its path."""
     root, summary = done.path, {"sources": done.manifest["sources"]}
     summary["examples"] = conclude.examples(root)
     if (root / "clusters.json").is_file():
@@ -109,13 +120,13 @@ def write(config: Config, done: prepare.Prepared) -> pathlib.Path:
 
 
 def _made_of(root: pathlib.Path, prepared: str) -> bool:
-    """Whether the shards in a data directory are of these prepared documents."""
+    """True if the shards in this data directory were made from these prepared documents."""
     manifest = root / shards.MANIFEST
     return manifest.is_file() and json.loads(manifest.read_bytes())["recipe"].get("prepared") == prepared
 
 
 def sample(paths: list[pathlib.Path], limit: int) -> Iterator[tuple[str, str]]:
-    """(id, text) of documents of files from all over, about `limit` bytes in all."""
+    """Yields (id, text) of about `limit` bytes of documents, from files spread over the whole list."""
     chosen = paths[:: -(-len(paths) // _SAMPLED_FILES)] if paths else []
     for path in chosen:
         yield from documents.within(documents.read_texts([path]), max(1, limit // len(chosen)))

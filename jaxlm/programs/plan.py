@@ -1,4 +1,4 @@
-"""`jaxlm plan`: what a config takes, before anything is rented."""
+"""`jaxlm plan`: memory, hours and dollars of a config, before anything is rented."""
 
 import argparse
 import dataclasses
@@ -9,43 +9,45 @@ import typing
 import jax
 
 from jaxlm.config import Config, ConfigError
+from jaxlm.console import say
 from jaxlm.data import rows
+from jaxlm.data.open import open_mixture
+from jaxlm.models import hardware
 from jaxlm.plan import compiled, fit, page, summary
-from jaxlm.programs import setup
-from jaxlm.programs.console import say
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints the plan: for one device of each accelerator, or for `plan.mesh`, whose step is compiled too.
+    """Prints the plan: for one device of each accelerator, or for `plan.mesh`, whose step is also compiled.
 
-    The arithmetic is of the program that a GPU runs, whatever machine this is.
+    It is a plan of the program that a GPU runs, whatever the machine that makes it.
     """
-    jax.config.update("jax_platforms", "cpu")  # a GPU that is there is not taken
+    jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
     if config.model.remat == "auto":
         say("model.remat=auto, which is chosen on the device, is planned as full, the most that it can come to")
         config = fit.with_changes(config, remat="full")
     if config.train.microbatch_size == -1:
         say("train.microbatch_size=-1, the most that fits, is planned as one row a device; the table has the most")
-    where = None
+    target = None
     if config.plan.mesh:
         mesh = fit.parse_mesh(config.plan.mesh)
         fit.check_mesh(config, mesh)
         if config.plan.compile:
-            where = compiled.target(fit.devices_of(mesh), summary.hosts(config, mesh))  # before JAX has any device
-    plan = summary.summarise(setup.for_platform(config, "gpu"))
+            target = compiled.target(fit.devices_of(mesh), summary.hosts(config, mesh))  # before JAX has any device
+    plan = summary.summarise(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")))
     plan["data"] = data(config)
-    if where:
-        say(f"compiling the step for {where.name} ...")
-        own = fit.with_changes(setup.for_platform(config, where.platform), microbatch=plan["memory"]["microbatch"])
-        plan["compiled"] = compiled.compile_step(dataclasses.replace(own, mesh=mesh), mesh, where)
+    if target:
+        say(f"compiling the step for {target.name} ...")
+        model = hardware.for_platform(config.model, target.platform)
+        planned = fit.with_changes(config, microbatch=plan["memory"]["microbatch"])
+        plan["compiled"] = compiled.compile_step(dataclasses.replace(planned, model=model, mesh=mesh), mesh, target)
     print(json.dumps(_finite(plan), indent=1) if args.json else page.render(plan))
     return 0
 
 
 def data(config: Config) -> dict[str, typing.Any] | None:
-    """Tokens to train on of each source in `data.dir`, and how often the run goes through them; None before there are any."""
+    """Training tokens of each source in `data.dir`, and how many times the run reads each; None if there is no data yet."""
     try:
-        opened, mixture = setup.data(config)
+        opened, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
         tokens = opened.token_counts()
         shares = rows.normalise_mixture(mixture, list(tokens))
     except ConfigError:
@@ -56,7 +58,7 @@ def data(config: Config) -> dict[str, typing.Any] | None:
 
 
 def _finite(value: typing.Any) -> typing.Any:
-    """The same with null for what never ends, as JSON has no infinity."""
+    """The same values with None for infinities and NaN, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _finite(part) for key, part in value.items()}
     if isinstance(value, list):

@@ -1,12 +1,12 @@
-"""`jaxlm prepare`: sources -> cleaned, deduplicated, decontaminated, audited documents, with a report."""
+"""`jaxlm prepare`: turns sources into clean, deduplicated, decontaminated, audited documents, and reports on them."""
 
 import argparse
 
 from jaxlm.config import Config, ConfigError
+from jaxlm.console import print_table, say
 from jaxlm.corpus import prepare
 from jaxlm.corpus.tally import stage_order
 from jaxlm.programs import data_report
-from jaxlm.programs.console import print_table, say
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -16,7 +16,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if config.prepare.target:
         # Refuses a path that is not there before all the work.
         data_report.target_texts(config.prepare.target, 1 << 20, config.prepare.stages["html"])
-    done = prepare.prepare(config, say)
+    done = prepare.prepare(config.prepare, config.data, config.engine, say)
     rows = []
     for name, source in done.manifest["sources"].items():
         read, kept = source["read"], source["kept"]

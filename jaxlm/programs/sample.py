@@ -5,9 +5,9 @@ import argparse
 import jax
 
 from jaxlm.config import Config, ConfigError
-from jaxlm.eval import samples
-from jaxlm.programs import restored, setup
-from jaxlm.programs.console import print_table
+from jaxlm.console import print_table
+from jaxlm.eval import model, samples
+from jaxlm.processes import say
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -17,10 +17,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
     prompts = args.prompt or list(config.sample.prompts)
     if not prompts:
         raise ConfigError('nothing to continue: give --prompt="TEXT", again for more than one')
-    run = restored.restore(config, args.checkpoint)
-    setup.say(f"checkpoint {run.step} of {config.workdir}")
+    run = model.restore(config, args.checkpoint)
+    say(f"checkpoint {run.step} of {config.workdir}")
     with jax.set_mesh(run.mesh):
-        texts = samples.continue_prompts(run.config, run.model, run.params, run.data.tokenizer(), prompts)
+        settings, seed = run.config.sample, run.config.seed
+        texts = samples.continue_prompts(run.model, run.params, run.data.tokenizer(), prompts, settings, seed)
     if jax.process_index():
         return 0
     if args.json:

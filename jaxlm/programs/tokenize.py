@@ -5,10 +5,13 @@ import pathlib
 import typing
 
 from jaxlm.config import Config, ConfigError
-from jaxlm.corpus import documents, prepare, sources
+from jaxlm.console import print_table, say
+from jaxlm.corpus import documents, prepare
+from jaxlm.corpus.sources.plain import iterate_documents
 from jaxlm.data import shards, tokenizer, tokenizer_fit
-from jaxlm.programs import data_report, setup
-from jaxlm.programs.console import print_table
+from jaxlm.data.open import make_data, open_mixture
+from jaxlm.data.rows import weights_of
+from jaxlm.programs import data_report
 
 EMBEDDED = "embedded:prose"
 _SWEEP_BYTES = 32 << 20
@@ -16,14 +19,14 @@ _SHOWN = ("tokens_per_word", "byte_fallback", "unused_pieces", "tokens_saved")
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Makes `data.dir`, or opens it when it is there, and prints what each source holds and how the tokenizer fits it."""
+    """Makes `data.dir` if it is not there; prints what each source holds and how well the tokenizer fits it."""
     if not config.data.dir:
         raise ConfigError("no folder for the data: give --config.data.dir=DIR")
     if args.sweep:
         print_table(_sweep(config, args.sweep), args.json)
         return 0
-    setup.make_data(config)
-    data, mixture = setup.data(config)
+    make_data(config.data, config.prepare, config.engine, config.model.vocab_size, config.seed, say)
+    data, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
     fit = _fit(config, data, args.reference)
     rows = []
     for source, fitted in zip(data.sources, fit["sources"], strict=True):
@@ -40,14 +43,14 @@ def run(config: Config, args: argparse.Namespace) -> int:
             row | {key: value for key, value in fitted.items() if key not in row and (args.json or key in _SHOWN)}
         )
     print_table(rows, args.json)
-    setup.say(_summary(fit))
+    say(_summary(fit))
     if (data.path / prepare.MANIFEST).is_file():
         data_report.write(config, prepare.open_prepared(data.path))
     return 0
 
 
 def _fit(config: Config, data: shards.DataDir, wanted: str) -> dict[str, typing.Any]:
-    """The fit, from DATA/tokenizer_fit.json where it is that of this tokenizer and reference; else made and put there."""
+    """The report of `tokenizer_fit`. Read from DATA/tokenizer_fit.json if that is of the same data and reference."""
     paths = [source.path for source in (config.data.sources or config.prepare.sources).values()]
     embedded = any(path.startswith("embedded:") for path in paths)
     name = "" if wanted == "none" or (wanted == EMBEDDED and embedded) else wanted
@@ -67,7 +70,7 @@ def _reference(config: Config, data: shards.DataDir, name: str) -> tokenizer.Tok
             model_type=config.data.tokenizer_model,
         )
     except ConfigError as error:
-        setup.say(f"no general tokenizer to compare with: {error}")
+        say(f"no general tokenizer to compare with: {error}")
         return None
 
 
@@ -100,7 +103,10 @@ def _sweep(config: Config, wanted: str) -> list[dict[str, typing.Any]]:
 
 
 def _texts(config: Config, data: shards.DataDir | None) -> list[str]:
-    """Up to 32 MB, of each source by its weight: from finished shards, else the first of prepared documents or sources."""
+    """Up to 32 MB of text, shared among the sources by weight.
+
+    It comes from finished shards; without them from the first prepared documents, or the first of the sources themselves.
+    """
     d, root = config.data, pathlib.Path(config.data.dir)
     prepared = {name: files for name, files in documents.find(root).items() if files}
     paths = {name: source.path for name, source in d.sources.items() if source.path}
@@ -109,17 +115,14 @@ def _texts(config: Config, data: shards.DataDir | None) -> list[str]:
         raise ConfigError(
             f"no text to train on: {root} holds neither data nor prepared documents, data.sources has no path"
         )
-    weights = {name: source.weight for name, source in (d.sources or config.prepare.sources).items()}
-    weights = {name: weights.get(name, 1.0) for name in names}
+    weights = weights_of(d.sources or config.prepare.sources, list(names))
     texts = []
     for name, weight in weights.items():
         left = int(_SWEEP_BYTES * weight / (sum(weights.values()) or 1.0))
         if data:
             texts += tokenizer_fit.held_out(data, name, left, "train")[0]
         elif paths:
-            read = sources.iterate_documents(
-                paths[name], text_key=d.text_key, tfds_dir=d.tfds_dir or None, max_bytes=left
-            )
+            read = iterate_documents(paths[name], text_key=d.text_key, tfds_dir=d.tfds_dir or None, max_bytes=left)
             texts += [text for _, text in read]
         else:
             texts += [text for _, text in documents.within(documents.read_texts(prepared[name]), max(1, left))]

@@ -3,29 +3,21 @@
 import argparse
 
 from jaxlm.config import Config, ConfigError
-from jaxlm.data import trace
-from jaxlm.programs import setup
-from jaxlm.programs.console import print_table
+from jaxlm.console import print_table
+from jaxlm.data import rows, trace
+from jaxlm.data.open import open_mixture
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints the documents of the batch behind the metrics of step N (the N-th update, counted from 1)."""
+    """Prints the documents that step N trained on: the N-th update, counted from 1 as in metrics.jsonl."""
     if args.step < 1:
         raise ConfigError(f"--step={args.step}: steps are counted from 1")
-    data, mixture = setup.data(config)
-    batch = trace.describe_batch(
-        data,
-        mixture,
-        seed=config.seed,
-        seq_len=config.train.seq_len,
-        batch_size=config.train.batch_size,
-        step=args.step - 1,
-        snippet_chars=200 if args.json else 60,
-    )
-    rows = []
-    for row in batch:
+    data, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
+    order = rows.Order(data, mixture, config.seed, config.train.seq_len, config.train.batch_size)
+    table = []
+    for row in trace.describe_batch(order, args.step - 1, snippet_chars=200 if args.json else 60):
         for document in row.documents:
-            rows.append(
+            table.append(
                 {
                     "slot": row.slot,
                     "source": row.source,
@@ -37,5 +29,5 @@ def run(config: Config, args: argparse.Namespace) -> int:
                     "text": document.text if args.json else " ".join(document.text.split()),
                 }
             )
-    print_table(rows, args.json)
+    print_table(table, args.json)
     return 0

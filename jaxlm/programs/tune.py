@@ -1,4 +1,4 @@
-"""`jaxlm tune`: tries settings of the train step on this device, with this model, its optimizer state and its data."""
+"""`jaxlm tune`: times settings of the train step on this device, with the real model, optimizer state and data."""
 
 import argparse
 import contextlib
@@ -8,33 +8,37 @@ import pathlib
 import shlex
 import signal
 import tempfile
-import typing
+import types
+from collections.abc import Iterator
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxlm import sharding
+from jaxlm import processes, sharding
 from jaxlm.config import Config, ConfigError
+from jaxlm.console import gigabytes, print_table
 from jaxlm.data import loader, rows
+from jaxlm.data.open import make_data, open_mixture
+from jaxlm.models import hardware
 from jaxlm.plan import bench, tune
-from jaxlm.programs import setup
-from jaxlm.programs.console import print_table
-from jaxlm.programs.setup import say
+from jaxlm.processes import say
+from jaxlm.train.workdir import workdir
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints the trials, the fastest first, and writes the fastest as overrides."""
-    mesh = setup.start(config)
+    """Prints the trials, fastest first, and writes the settings of the fastest to a file of overrides."""
+    mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     if jax.process_count() > 1:
         raise ConfigError("jaxlm tune runs in one process: tune on one host, and train on all with what it finds")
-    config = setup.for_platform(config, jax.devices()[0].platform)
+    backends = hardware.backends(config.model, jax.devices()[0].platform)
+    config = dataclasses.replace(config, model=hardware.for_platform(config.model, jax.devices()[0].platform))
     m = config.model
     limit = tune.memory_limit(config.tune.memory_gb)
-    values = tune.candidates(config, setup.backends(config, jax.devices()[0].platform), sharding.batch_ways(mesh))
-    check(config, values, mesh)
+    values = tune.candidates(config, backends, sharding.batch_ways(mesh))
+    check(config, values, backends, mesh)
     out = output(config, args)
-    fitted = setup.fit(config, mesh)
+    fitted = tune.fit(config, mesh, say)
     start = tune.Candidate(
         fitted.train.microbatch_size, fitted.model.remat, m.attention, m.scan_layers, config.loss.tile_tokens
     )
@@ -53,7 +57,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     print_table(table if args.json else bench.readable(table), args.json)
     if not trials or not trials[0].tokens_per_second:
         say(
-            f"nothing ran in {limit / 1e9:.1f} GB and tune.max_seconds={config.tune.max_seconds:g}: see the notes above"
+            f"nothing ran in {gigabytes(limit, 1)} GB and tune.max_seconds={config.tune.max_seconds:g}: see the notes above"
         )
         return 1
     best = trials[0]
@@ -62,14 +66,15 @@ def run(config: Config, args: argparse.Namespace) -> int:
     say(f"fastest: {' '.join(best.candidate.overrides())}{gain}")
     out.write_text("\n".join(best.candidate.overrides()) + "\n")
     own_keys = [f"--config.{override}" for override in args.overrides if not override.startswith("workdir=")]
-    words = [f"--config={args.config}", f"--config.workdir={config.workdir or 'DIR'}", *map(shlex.quote, own_keys)]
+    workdir = shlex.quote(config.workdir) if config.workdir else "DIR"
+    words = [f"--config={args.config}", f"--config.workdir={workdir}", *map(shlex.quote, own_keys)]
     say(f"train with it: jaxlm train {' '.join(words)} $(cat {shlex.quote(str(out))})")
     return 1 if runner.stop.is_set() else 0
 
 
 def output(config: Config, args: argparse.Namespace) -> pathlib.Path:
-    """Where the overrides go, refused before anything is timed. Raises ConfigError."""
-    folder = setup.workdir(config) if config.workdir else pathlib.Path()
+    """The file that the overrides go to, tried before anything is timed. Raises ConfigError if it can't be written."""
+    folder = workdir(config.workdir) if config.workdir else pathlib.Path()
     out = pathlib.Path(args.out or folder / "tuned.txt")
     there = out.exists()
     try:
@@ -82,10 +87,10 @@ def output(config: Config, args: argparse.Namespace) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def stopped_by_ctrl_c(runner: bench.Bench) -> typing.Iterator[None]:
-    """The first ctrl-C ends the search after the step or compile in progress, the second one at once."""
+def stopped_by_ctrl_c(runner: bench.Bench) -> Iterator[None]:
+    """Within it, the first ctrl-C ends the search after the step or compilation in progress, the second one at once."""
 
-    def on_signal(number: int, frame: typing.Any) -> None:
+    def on_signal(number: int, frame: types.FrameType | None) -> None:
         runner.stop.set()
         signal.signal(number, before)
 
@@ -96,10 +101,9 @@ def stopped_by_ctrl_c(runner: bench.Bench) -> typing.Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def check(config: Config, values: dict[str, tuple], mesh: Mesh) -> None:
-    """Refuses candidates that can't be. Raises ConfigError."""
-    for name in ("remat", "attention"):
-        known = tune.REMATS if name == "remat" else setup.backends(config, jax.devices()[0].platform)
+def check(config: Config, values: dict[str, tuple], backends: list[str], mesh: Mesh) -> None:
+    """Refuses values that the model, the mesh or this device can't have. Raises ConfigError."""
+    for name, known in (("remat", tune.REMATS), ("attention", backends)):
         for value in values[name]:
             if value not in known:
                 raise ConfigError(f"config.tune.{name}: {value!r} is not one of {', '.join(known)}")
@@ -116,21 +120,19 @@ def check(config: Config, values: dict[str, tuple], mesh: Mesh) -> None:
 
 
 @contextlib.contextmanager
-def batches(config: Config, mesh: Mesh) -> typing.Iterator[typing.Iterator[typing.Any]]:
-    """Batches on the devices: of the config's data, or random ones where there is none yet."""
+def batches(config: Config, mesh: Mesh) -> Iterator[Iterator[dict[str, jax.Array]]]:
+    """An iterator over batches on the mesh: of the config's data, or of random tokens if there is none yet."""
     t = config.train
     with contextlib.ExitStack() as stack:
         if not config.data.dir:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=folder))
         try:
-            setup.make_data(config)
-            data, mixture = setup.data(config)
-            options = {"seed": config.seed, "seq_len": t.seq_len, "batch_size": t.batch_size}
+            make_data(config.data, config.prepare, config.engine, config.model.vocab_size, config.seed, say)
+            data, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
+            order = rows.Order(data, mixture, config.seed, t.seq_len, t.batch_size)
             local = sharding.local_rows(mesh, t.batch_size)
-            source = loader.TrainLoader(
-                data, mixture, row_indices=local, num_threads=config.data.num_threads, **options
-            )
+            source = loader.TrainLoader(order, row_indices=local, num_threads=config.data.num_threads)
             stack.callback(source.close)
         except ConfigError as error:
             say(f"random tokens instead of data ({error})")

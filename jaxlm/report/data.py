@@ -1,13 +1,13 @@
-"""report.html of a data directory: what was read, what each stage removed and why, with examples to judge it by.
+"""The report of a data directory: what was read, what each stage removed and why, with examples to judge it by.
 
-`write` takes the summary that `jaxlm prepare` (and `tokenize`) put together; every key but "sources" may be absent:
+`write` takes a summary with these keys, all of which but `sources` may be absent:
 
     sources        NAME -> path, read {documents, bytes, failed {reason: n}, failures [..]}, stages [{name, documents_in,
                    documents_out, bytes_in, bytes_out, removed {reason: n}, edits {name: n}}], kept {documents, bytes}
     examples       [{source, stage, reason, detail, id, excerpt}] of removed documents
     clusters       sizes {size: how many}, largest [{size, kept, members [id, ...]}]
     junk           rows of `corpus.audit` (`Finding.to_row`)
-    mismatch       `corpus.mismatch` (`Report.to_dict`)
+    mismatch       `corpus.comparison.Report.to_dict`
     tokenizer_fit  rows, one a source
     manifest       sha256, config
 """
@@ -17,15 +17,16 @@ import json
 import pathlib
 import typing
 
+from jaxlm.console import count, share, size
 from jaxlm.corpus.tally import stage_order
 from jaxlm.report import mismatch, page
-from jaxlm.report.page import Markup, cell, count, details, join, share, size, table, tag
+from jaxlm.report.page import Markup, cell, details, join, table, tag
 
 _JUNK_ROWS = 40  # shown at once; the others on demand
 
 
 def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
-    """Writes the page for a summary as described above."""
+    """Writes the page of a summary (its keys stand at the head of this module)."""
     parts = [
         ("Funnel", _funnel, summary["sources"]),
         ("Edits", _edits, summary["sources"]),

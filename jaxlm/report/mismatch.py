@@ -1,17 +1,18 @@
-"""The mismatch section of a report: `corpus.mismatch.Report.to_dict()` as advice, maps of distances, lengths, formats."""
+"""The mismatch section of a report: advice, how far sources are from each other, their lengths and formats."""
 
 import math
 import typing
 from collections.abc import Callable
 
+from jaxlm.console import count, share
 from jaxlm.report import page
-from jaxlm.report.page import Markup, cell, count, details, join, share, table, tag
+from jaxlm.report.page import Markup, cell, details, join, table, tag
 
 TARGET = "target"
 
 
 def render(report: dict[str, typing.Any]) -> Markup:
-    """The section's content."""
+    """The content of the section, from `corpus.mismatch.Report.to_dict()`."""
     parts = [_advice(report["advice"])]
     if report["mixture"]:
         parts.append(_mixture(report["mixture"]))
@@ -47,7 +48,7 @@ def _mixture(mixture: dict) -> Markup:
 
 
 def _distances(report: dict) -> Markup:
-    """Two maps, sources by sources: divergence of words, and how well a classifier tells the two apart."""
+    """Two maps of sources by sources: how much their words diverge, and how well a classifier tells them apart."""
     pairs = {frozenset((pair["a"], pair["b"])): pair for pair in report["pairs"]}
     if not pairs:
         return Markup("")
@@ -131,7 +132,7 @@ def _box(length: dict[str, float], low: float, high: float, label: str) -> Marku
 
 
 def _formats(sources: dict[str, dict]) -> Markup:
-    """Readability, and the share of passages with lists, tables, headings, code."""
+    """A table of how readable each source is, and which share of its passages has lists, tables, headings or code."""
     kinds = list(dict.fromkeys(kind for source in sources.values() for kind in source["formats"]))
     rows = []
     for name, source in sources.items():

@@ -1,8 +1,8 @@
-"""The parts of a report page: elements that escape what they hold, numbers, tables, small charts, the frame.
+"""The parts of a report page: elements that escape their content, tables, small charts, and the page around them.
 
-Everything shown may come from hostile documents. So an element's children are text and get escaped unless they are
-`Markup`, which only this module makes; characters that a browser hides or obeys (controls, bidi marks) are spelled out;
-and the page's own policy forbids scripts and requests.
+Anything shown may come from a hostile document. So the children of an element are text, which is escaped unless it is
+`Markup`, and only this module makes that. Characters that a browser hides or obeys (controls, bidi marks) are spelled out.
+The page's own policy forbids scripts and requests.
 """
 
 import html
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from jaxlm import files
+from jaxlm.console import count
 from jaxlm.report import style
 
 _HIDDEN = re.compile(
@@ -19,11 +20,11 @@ _HIDDEN = re.compile(
 
 
 class Markup(str):
-    """HTML that is finished: not escaped again."""
+    """Finished HTML, which is not escaped again."""
 
 
 def text(value: object) -> Markup:
-    """A value as escaped text, with hidden characters as [U+200B]."""
+    """A value as escaped text, in which a hidden character reads [U+200B]. Markup is returned as it is."""
     if isinstance(value, Markup):
         return value
     visible = _HIDDEN.sub(lambda match: f"[U+{ord(match[0]):04X}]", str(value).replace("\r\n", "\n"))
@@ -31,7 +32,7 @@ def text(value: object) -> Markup:
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Markup:
-    """An element; `class_` is `class`, `aria_label` is `aria-label`, attributes that are None are left out."""
+    """An element. `class_` stands for `class`, `aria_label` for `aria-label`; attributes that are None are left out."""
     pairs = [
         f' {key.strip("_").replace("_", "-")}="{text(value)}"' for key, value in attributes.items() if value is not None
     ]
@@ -40,36 +41,12 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def join(parts: Iterable[object]) -> Markup:
-    """Parts one after another."""
+    """The parts one after another, as one piece of markup."""
     return Markup("".join(text(part) for part in parts))
 
 
-def count(number: float) -> str:
-    """1234567 -> 1,234,567."""
-    return f"{number:,.0f}"
-
-
-def size(number: float) -> str:
-    """Bytes in the unit that suits: 1.2 MB."""
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while abs(number) >= 999.5 and len(units) > 1:
-        number, units = number / 1000, units[1:]
-    return f"{number:.0f} {units[0]}" if units[0] == "B" or abs(number) >= 99.5 else f"{number:.3g} {units[0]}"
-
-
-def share(part: float, whole: float) -> str:
-    """A part of a whole in percent; "" where there is no whole."""
-    if not whole:
-        return ""
-    percent = 100 * part / whole
-    if part == whole or not part:
-        return f"{percent:.0f}%"
-    # Neither 0 nor 100, then it must not say so.
-    return "<0.1%" if percent < 0.1 else ">99.9%" if percent > 99.9 else f"{percent:.1f}%"
-
-
 def value(item: object) -> object:
-    """A cell of a table that nobody described: numbers by size, lists by comma, dicts as key: value."""
+    """Any value as text for a cell: numbers rounded by their size, lists with commas, dicts as `key: value`."""
     if isinstance(item, bool) or item is None:
         return {True: "yes", False: "no", None: ""}[item]
     if isinstance(item, int):
@@ -84,7 +61,7 @@ def value(item: object) -> object:
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]], label: str) -> Markup:
-    """A table that scrolls by itself when too wide. The first of a row is its header, the others text or a `cell(...)`."""
+    """A table, which scrolls sideways if it is too wide. A row begins with its header; the rest are texts or `cell(...)`."""
     lines, left = [], {0}
     for first, *rest in rows:
         cells = [c if isinstance(c, Markup) and c.startswith("<td") else cell(c) for c in rest]
@@ -96,25 +73,25 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]], label: str) 
 
 
 def cell(content: object, heat: float | None = None, kind: str = "") -> Markup:
-    """A cell; `heat` from 0 to 1 shades it, `kind` is a class ("text" for words, which wrap and stand left)."""
+    """A cell of a table. `heat` from 0 to 1 shades it; `kind` is a class ("text" for words: they wrap, and stand left)."""
     style = None if heat is None else f"--heat:{min(1.0, max(0.0, heat)) * 100:.1f}%"
     return tag("td", content, class_=kind + (" heat" if heat is not None else "") or None, style=style)
 
 
 def details(summary: object, *children: object, opened: bool = False) -> Markup:
-    """Children that show when the summary is clicked."""
+    """A summary that shows its children when it is clicked."""
     body = join([tag("summary", summary), *children])
     return Markup(f"<details{' open' if opened else ''}>{body}</details>")
 
 
 def bar(parts: Sequence[tuple[float, str]], label: str) -> Markup:
-    """One horizontal bar of parts from 0 to 1, each with its class."""
+    """A horizontal bar. Each of its parts is a width, as a share of the whole, and a class, which gives the colour."""
     spans = [tag("span", class_=kind, style=f"width:{100 * max(0.0, part):.2f}%") for part, kind in parts if part > 0]
     return tag("div", *spans, class_="bar", role="img", aria_label=label, title=label)
 
 
 def columns(rows: Sequence[tuple[str, float, str]], label: str) -> Markup:
-    """A histogram as rows of (name, number, how to write it), each with its bar."""
+    """A histogram. Each row is a name, a number, which becomes a bar, and the number as text."""
     top = max((number for _, number, _ in rows), default=0) or 1
     lines = [
         tag(
@@ -130,24 +107,24 @@ def columns(rows: Sequence[tuple[str, float, str]], label: str) -> Markup:
 
 
 def keys(meanings: Mapping[str, str]) -> list[Markup]:
-    """The legend of bars: class -> what it means."""
+    """The legend of bars, from a dict of class -> meaning."""
     return [
         tag("span", tag("span", class_=f"key {kind}"), meaning, class_="nowrap") for kind, meaning in meanings.items()
     ]
 
 
 def section(title: str, *children: object) -> tuple[str, Markup]:
-    """(title, section): what `write` makes the table of contents from."""
+    """A section with its title, as `write` takes it."""
     return title, tag("section", tag("h2", title), *children, id=anchor(title))
 
 
 def anchor(title: str) -> str:
-    """An id made from a title."""
+    """The id that a section of this title has in the page."""
     return re.sub(r"\W+", "-", title.lower()).strip("-")
 
 
 def write(path: pathlib.Path, title: str, lead: Markup, sections: Iterable[tuple[str, Markup]]) -> None:
-    """Writes the page, whole or not at all."""
+    """Writes a page: title, lead, table of contents, sections. After a crash the file is whole or absent."""
     sections = list(sections)
     links = [tag("a", name, href=f"#{anchor(name)}") for name, _ in sections]
     head = join(

@@ -1,4 +1,4 @@
-"""The looks of the report pages: light or dark as the reader's system is, one column on a phone."""
+"""The style sheet of the report pages: light or dark like the reader's system, one column on a phone."""
 
 CSS = """
 :root { color-scheme: light dark; --back: #fff; --soft: #f4f5f7; --line: #d9dce1; --ink: #1b1e23; --dim: #5b626d;

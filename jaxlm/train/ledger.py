@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -16,6 +15,7 @@ import typing
 import jax
 
 from jaxlm import config as config_lib
+from jaxlm import files
 from jaxlm.config import Config, ConfigError
 
 _PACKAGES = (
@@ -49,7 +49,7 @@ def record_start(workdir: pathlib.Path, config: Config, *, step: int, manifest_s
     data = dataclasses.replace(config.data, dir=os.path.abspath(config.data.dir))
     config = dataclasses.replace(config, workdir=os.path.abspath(config.workdir), data=data)
     text = config_lib.to_json(config)
-    replace_file(workdir / "config.json", text)
+    files.write_atomically(workdir / "config.json", text.encode())
     path = workdir / "run.json"
     try:
         starts = json.loads(path.read_text())["starts"] if path.exists() else []
@@ -71,24 +71,12 @@ def record_start(workdir: pathlib.Path, config: Config, *, step: int, manifest_s
             "choices": choices,
         }
     )
-    replace_file(path, json.dumps({"starts": starts}, indent=1) + "\n")
+    files.write_atomically(path, (json.dumps({"starts": starts}, indent=1) + "\n").encode())
 
 
-def lock(workdir: pathlib.Path) -> typing.IO | None:
-    """Keeps a second process from training in the same folder, as long as the result is held; the system lets go at exit.
-
-    Raises:
-      ConfigError: another process has it.
-    """
-    file = open(workdir / ".lock", "w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise ConfigError(f"another process trains in {workdir}: wait for it, or give another config.workdir") from None
-    except OSError:
-        pass  # some network file systems have no locks
-    return file
+def lock(workdir: pathlib.Path) -> typing.IO[str]:
+    """Keeps a second process from training in the same folder, as long as the returned file is held; see `files.lock`."""
+    return files.lock(workdir, "trains in", "workdir")
 
 
 def hardware() -> dict:
@@ -103,16 +91,6 @@ def hardware() -> dict:
         "devices": len(devices),
         "processes": jax.process_count(),
     }
-
-
-def replace_file(path: pathlib.Path, text: str) -> None:
-    """Writes a small file whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _version(name: str) -> str | None:

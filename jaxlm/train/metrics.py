@@ -15,7 +15,13 @@ import sys
 import time
 import typing
 
-from jaxlm.config import ConfigError, LogConfig
+import jax
+
+from jaxlm.config import ConfigError, HardwareConfig, LogConfig, ModelConfig, TrainConfig
+from jaxlm.console import duration, human
+from jaxlm.plan import flops
+
+HELD_OUT = "val/loss"  # the metric by which the best checkpoint is known
 
 
 class JsonLines:
@@ -59,6 +65,18 @@ def read(path: pathlib.Path) -> dict[int, dict]:
         record = json.loads(line)
         steps.setdefault(record["step"], {}).update(record)
     return steps
+
+
+def held_out_losses(path: pathlib.Path) -> dict[int, float]:
+    """Step -> `val/loss`, the newest of each; {} where there is no file. Lines that are no JSON are passed over."""
+    losses = {}
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                record = json.loads(line) if f'"{HELD_OUT}"' in line else {}
+                if record.get(HELD_OUT) is not None:
+                    losses[record["step"]] = record[HELD_OUT]
+    return losses
 
 
 class Writer:
@@ -182,24 +200,6 @@ class Progress:
         return "  ".join(parts)
 
 
-def human(x: float) -> str:
-    """1234567 -> '1.23M'."""
-    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(x) >= limit:
-            return f"{x / limit:.3g}{unit}"
-    return f"{x:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """3725 -> '1h02m'; 95 -> '1m35s'."""
-    s = round(seconds)
-    if s >= 86400:
-        return f"{s // 86400}d{s % 86400 // 3600:02d}h"
-    if s >= 3600:
-        return f"{s // 3600}h{s % 3600 // 60:02d}m"
-    return f"{s // 60}m{s % 60:02d}s"
-
-
 class Meter:
     """Turns finished steps into tokens/s, MFU, wall time, dollars and time left.
 
@@ -211,7 +211,16 @@ class Meter:
       wall_s: seconds that earlier starts of this run took, so that dollars are those really spent.
     """
 
-    def __init__(self, *, tokens_per_step, flops_palm, flops_causal, peak_flops, usd_per_hour, wall_s=0.0):
+    def __init__(
+        self,
+        *,
+        tokens_per_step: int,
+        flops_palm: float,
+        flops_causal: float,
+        peak_flops: float | None,
+        usd_per_hour: float,
+        wall_s: float = 0.0,
+    ):
         self._tokens_per_step = tokens_per_step
         self._flops = {"mfu_palm": flops_palm, "mfu_causal": flops_causal}
         self._peak = peak_flops
@@ -242,3 +251,89 @@ class Meter:
                 record |= {name: speed * flops / self._peak for name, flops in self._flops.items()}
         self._mark, self._paused = (step, now), 0.0
         return record
+
+
+class Recorder:
+    """Brings the metrics of steps from the device to metrics.jsonl, the loggers and the progress line.
+
+    Args:
+      meter: speed, dollars and time left.
+      writer: None on all processes but the first, which alone writes and says anything.
+      first: the first step of this start; it is logged, however seldom others are. So is the last.
+      steps: the last step of the run.
+      every_steps: steps from one log line to the next.
+      reads: metrics that are read of every step. The others are read when they are logged.
+    """
+
+    def __init__(
+        self,
+        meter: Meter,
+        writer: Writer | None,
+        *,
+        first: int,
+        steps: int,
+        every_steps: int,
+        reads: typing.Iterable[str] = (),
+    ):
+        self._meter, self._writer = meter, writer
+        self._always, self._steps, self._every = (first, steps), steps, every_steps
+        self._reads = {"skipped_in_a_row", *reads}
+        self._progress = Progress(steps)
+
+    def fetch(self, step: int, metrics: dict) -> None:
+        """Starts the copies to the host that `read` will need. They wait for the step, the host does not."""
+        for name in metrics if self._due(step) else self._reads:
+            metrics[name].copy_to_host_async()
+
+    def read(self, step: int, metrics: dict) -> dict[str, float]:
+        """The metrics of a step, those that are read of every step or all of them; waits until the step is done.
+
+        All are read and logged where a line is due, or where an update was skipped.
+        """
+        record = {name: float(metrics[name]) for name in self._reads}
+        if not self._due(step) and not record["skipped_in_a_row"] > 0:
+            return record
+        record |= {name: float(value) for name, value in metrics.items() if name not in record}
+        line = self._meter.measure(step, self._steps)
+        line |= {f"train/{name}": record[name] for name in metrics if name != "skipped_in_a_row"}
+        if self._writer:
+            self._writer.write({name: value for name, value in line.items() if name != "eta_s"})
+            self._progress.update(line)
+        return record
+
+    def add(self, step: int, name: str, figures: dict[str, float]) -> None:
+        """Writes and says what was found after a step, such as held-out losses."""
+        if self._writer:
+            self._writer.write(self._meter.clock(step) | figures)
+        parts = [f"{key.removeprefix('val/')} {value:.4f}" for key, value in figures.items()]
+        self.say(f"step {step}  {name}: " + "  ".join(parts))
+
+    def say(self, text: str) -> None:
+        """Shows a line to the person."""
+        if self._writer:
+            self._progress.message(text)
+
+    def pause(self, seconds: float) -> None:
+        """Leaves seconds out of the speed."""
+        self._meter.pause(seconds)
+
+    def close(self) -> None:
+        """Leaves the last progress line standing."""
+        self._progress.close()
+
+    def _due(self, step: int) -> bool:
+        return step % self._every == 0 or step in self._always
+
+
+def make_meter(model: ModelConfig, train: TrainConfig, hardware: HardwareConfig, wall_s: float = 0.0) -> Meter:
+    """The meter of a run on all devices at hand; `wall_s`: seconds that its earlier starts took."""
+    per_token = flops.flops_per_token(model, train.seq_len)
+    peak = hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
+    return Meter(
+        tokens_per_step=train.batch_size * train.seq_len,
+        flops_palm=per_token.palm,
+        flops_causal=per_token.causal,
+        peak_flops=peak * 1e12 * jax.device_count() if peak else None,
+        usd_per_hour=hardware.usd_per_hour,
+        wall_s=wall_s,
+    )

@@ -6,13 +6,12 @@ The device is waited for before the first traced step and after the last one: no
 """
 
 import pathlib
-import time
-import typing
 
 import jax
 
 from jaxlm.config import ConfigError, ProfileConfig
-from jaxlm.report import profile as report
+from jaxlm.train import xplane
+from jaxlm.train.loop import Ending, Hook, Moment
 
 
 def check(config: ProfileConfig, first: int) -> None:
@@ -23,79 +22,81 @@ def check(config: ProfileConfig, first: int) -> None:
         )
 
 
-class Tracer:
-    """Starts and stops the trace around the steps; `with` ends it also when the loop fails.
+class Trace(Hook):
+    """Ends the trace of a window of steps and shows it; `begin` is the hook that starts it.
+
+    The end comes before all other hooks and the start after them, so that nothing but steps is traced. As a context it
+    also ends the trace where the loop fails.
 
     Args:
       window: first and last step to trace, or None.
       folder: WORKDIR/profile.
-      say: shows a line to the person.
-      pause: is told the seconds that tracing took beside the steps.
     """
 
-    def __init__(
-        self,
-        window: tuple[int, int] | None,
-        folder: pathlib.Path,
-        say: typing.Callable[[str], None],
-        pause: typing.Callable[[float], None],
-    ):
-        self._first, self._last = window or (0, 0)
-        self._folder = folder / f"process_{jax.process_index()}" if jax.process_count() > 1 else folder
-        self._say, self._pause = say, pause
-        self._running = False
+    name = "trace"
 
-    def before(self, step: int, state: typing.Any) -> None:
-        """To be called before `step` is dispatched on `state`."""
-        if step != self._first:
-            return
-        jax.block_until_ready(state)
-        start = time.monotonic()
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # its events are many, and slow the host that is to be watched
-        jax.profiler.start_trace(str(self._folder), create_perfetto_trace=True, profiler_options=options)
-        self._running = True
-        self._pause(time.monotonic() - start)
+    def __init__(self, window: tuple[int, int] | None, folder: pathlib.Path):
+        self.first, self.last = window or (0, 0)
+        self.folder = folder / f"process_{jax.process_index()}" if jax.process_count() > 1 else folder
+        self.begin = _Begin(self)
+        self.running = False
 
-    def after(self, step: int, state: typing.Any) -> None:
-        """To be called after `step` was dispatched and gave `state`."""
-        if self._running and step == self._last:
-            self._finish(step, state)
+    def due(self, step: int, end: int) -> bool:
+        return self.running and step == self.last
 
-    def end(self, step: int, state: typing.Any) -> None:
-        """The run ends after `step`, be it within the window."""
-        if self._running:
-            self._finish(step, state)
+    def __call__(self, moment: Moment) -> None:
+        jax.block_until_ready(moment.state)
+        self._finish(moment)
 
-    def _finish(self, step: int, state: typing.Any) -> None:
-        jax.block_until_ready(state)
-        start = time.monotonic()
+    def close(self, moment: Moment, ending: Ending) -> None:
+        if self.running:
+            self(moment)
+
+    def _finish(self, moment: Moment) -> None:
         try:
             self._stop()
             if jax.process_index() == 0:
-                newest = max((self._folder / "plugins" / "profile").iterdir(), key=lambda path: path.stat().st_mtime)
-                self._show(step, newest)
+                newest = max((self.folder / "plugins" / "profile").iterdir(), key=lambda path: path.stat().st_mtime)
+                self._show(moment, newest)
         except Exception as error:  # a trace that can't be written or read is no reason to lose a run
-            self._say(f"trace: {self._folder}; it can't be summarised: {type(error).__name__}: {error}")
-        self._pause(time.monotonic() - start)
+            moment.say(f"trace: {self.folder}; it can't be summarised: {type(error).__name__}: {error}")
 
-    def _show(self, last: int, folder: pathlib.Path) -> None:
+    def _show(self, moment: Moment, folder: pathlib.Path) -> None:
         (path,) = folder.glob("*.xplane.pb")
-        steps = last - self._first + 1
-        found = report.summarise(report.read(path), steps)
+        steps = moment.step - self.first + 1
+        found = xplane.summarise(xplane.read(path), steps)
         kind = jax.local_devices()[0].device_kind
-        self._say(f"steps {self._first} to {last}: {1e3 * found.seconds:.1f} ms a step on {kind}")
-        for line in report.lines(found):
-            self._say(line)
-        self._say(f"trace: {folder} (perfetto_trace.json.gz opens in ui.perfetto.dev)")
+        moment.say(f"steps {self.first} to {moment.step}: {1e3 * found.seconds:.1f} ms a step on {kind}")
+        for line in xplane.lines(found):
+            moment.say(line)
+        moment.say(f"trace: {folder} (perfetto_trace.json.gz opens in ui.perfetto.dev)")
 
     def _stop(self) -> None:
-        self._running = False
+        self.running = False
         jax.profiler.stop_trace()
 
-    def __enter__(self) -> "Tracer":
+    def __enter__(self) -> "Trace":
         return self
 
     def __exit__(self, *exc) -> None:
-        if self._running:
+        if self.running:
             self._stop()
+
+
+class _Begin(Hook):
+    """Starts a trace before its first step."""
+
+    name = "trace"
+
+    def __init__(self, trace: Trace):
+        self._trace = trace
+
+    def due(self, step: int, end: int) -> bool:
+        return step == self._trace.first - 1
+
+    def __call__(self, moment: Moment) -> None:
+        jax.block_until_ready(moment.state)
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # its events are many, and slow the host that is to be watched
+        jax.profiler.start_trace(str(self._trace.folder), create_perfetto_trace=True, profiler_options=options)
+        self._trace.running = True

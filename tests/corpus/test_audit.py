@@ -54,6 +54,7 @@ def test_junk_of_a_one_percent_source_comes_first():
     assert (person.share_of_documents, person.concentration) == (1, 1)
     assert [doc_id for doc_id, _ in person.examples] == ["doc0", "doc1", "doc2"]
     assert all("PersonX thanks" in text for _, text in person.examples)
+    assert person.score > 2
     assert not any(finding.source == "physics" for finding in found if finding.score > 2)
 
 

@@ -47,21 +47,21 @@ def hub(tmp_path):
     return root
 
 
-def load(*overrides: str) -> config_lib.Config:
-    return config_lib.resolve(config_files.load("data/gpuburnout", overrides))
+def run(*overrides: str) -> prepare.Prepared:
+    c = config_lib.resolve(config_files.load("data/gpuburnout", overrides))
+    return prepare.prepare(c.prepare, c.data, c.engine, lambda _: None)
 
 
 def test_the_mix_is_prepared_from_local_folders(tmp_path, hub):
-    done = prepare.prepare(
-        load(f"data.hub_dir={hub}", f"data.dir={tmp_path / 'd'}", "prepare.workers=1"), lambda _: None
-    )
+    done = run(f"data.hub_dir={hub}", f"data.dir={tmp_path / 'd'}", "prepare.workers=1")
     kept = {name: source["kept"]["documents"] for name, source in done.manifest["sources"].items()}
     assert kept == {"fineweb_edu": 39, "finemath": 21, "python_edu": 12}  # a copy gone; finemath's copy of web wins
     texts = [d.text for paths in documents.find(done.path).values() for p in paths for d in documents.read_documents(p)]
+    assert len(texts) == 72
     assert not any("PersonX" in text for text in texts)
 
 
 def test_a_repository_that_is_not_there_is_named(tmp_path, hub):
     (hub / "Avelina").rename(hub / "Someone")
     with pytest.raises(ConfigError, match="python-edu-cleaned"):
-        prepare.prepare(load(f"data.hub_dir={hub}", f"data.dir={tmp_path / 'd'}"), lambda _: None)
+        run(f"data.hub_dir={hub}", f"data.dir={tmp_path / 'd'}")

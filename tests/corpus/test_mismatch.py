@@ -67,7 +67,9 @@ def test_the_telling_words_are_those_of_one_side(report):
     found = pair(report, "a", "code")
     assert {"def", "return"} & set(found.telling_b)
     texts = " ".join(prose(1, 300, "a")).lower()
-    assert all(word in texts for word in found.telling_a if " " not in word)
+    words = [word for word in found.telling_a if " " not in word]
+    assert words
+    assert all(word in texts for word in words)
 
 
 def test_a_planted_mixture_is_found(report):

@@ -1,6 +1,7 @@
 """`jaxlm prepare` end to end on planted faults: the books balance, and engines, workers and crashes don't matter."""
 
 import gzip
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -19,9 +20,9 @@ from jaxlm import config as config_lib
 from jaxlm import config_files, files
 from jaxlm.config import ConfigError, RunError
 from jaxlm.configs import base
-from jaxlm.corpus import conclude, documents, pipeline, prepare, stages
+from jaxlm.corpus import conclude, documents, engine, pipeline, prepare
 from jaxlm.corpus.stage import Document, Remove
-from jaxlm.corpus.stages import decontaminate
+from jaxlm.corpus.stages import decontaminate, registry
 
 COMMON = "the of and to in is that for on with as was at by an be this are from or had not but what"
 WORDS = COMMON.split()
@@ -86,7 +87,8 @@ def load(corpus: pathlib.Path, out: pathlib.Path, *overrides: str) -> config_lib
 
 
 def run(corpus, out, *overrides) -> prepare.Prepared:
-    return prepare.prepare(load(corpus, out, *overrides), log=lambda line: None)
+    c = load(corpus, out, *overrides)
+    return prepare.prepare(c.prepare, c.data, c.engine, log=lambda line: None)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +163,7 @@ def test_the_first_that_fit():
 def test_what_pii_hides_stays_out_of_the_books(tmp_path):
     """Also what a cut would halve, or a quoted line end hide."""
     settings = base.get_config().prepare.stages.pii.to_dict()
-    pii = stages.make(stages.Spec("pii", settings), tmp_path)
+    pii = registry.make(registry.StageSpec("pii", settings), tmp_path)
     plan = types.SimpleNamespace(excerpt_chars=40, examples=9)
     books = pipeline.Books(tmp_path, "clean", 0, "web", plan, pii)
     numbers = "pay\n4111 1111 1111 1111\nphone\n+1 415 555 2671\nssn\n536-90-4399"
@@ -207,6 +209,32 @@ def test_finished_data_needs_neither_its_sources_nor_the_same_libraries(corpus, 
         (corpus / "web" / "new.jsonl").unlink()
 
 
+def test_finished_data_needs_no_datatrove(corpus, done, monkeypatch):
+    """A rented machine that only trains on copied data lacks its wheel (and loguru, which comes with it)."""
+    code = f"""
+import sys
+sys.modules["datatrove"] = sys.modules["loguru"] = None  # an import of either fails
+from jaxlm import config, config_files
+from jaxlm.corpus import prepare
+from jaxlm.corpus.stages.registry import DOCUMENT_STAGES, stage_class
+c = config.resolve(config_files.load({str(corpus / "config.py")!r}, ["data.dir={done.path}"]))
+print(prepare.prepare(c.prepare, c.data, c.engine, lambda line: None).sha256)
+for name in DOCUMENT_STAGES:
+    stage_class(name).Settings
+"""
+    opened = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (opened.stdout, opened.stderr) == (done.sha256 + "\n", "")
+
+    def version(name):
+        if name == "datatrove":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    installed = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert run(corpus, done.path).sha256 == done.sha256
+
+
 def test_a_changed_file_of_a_stage_is_another_recipe(corpus, tmp_path):
     words = tmp_path / "words.txt"
     words.write_text("unspeakable\n")
@@ -232,6 +260,7 @@ def test_documents_of_another_recipe_are_not_taken_for_ones_own(corpus, done, tm
     monkeypatch.setattr(files, "write_atomically", original)
     assert run(corpus, tmp_path).sha256 == done.sha256
     found = [d for path in documents.find(tmp_path)["web"] for d in documents.read_documents(path)]
+    assert len(found) == 61
     assert not any("@mail-" in document.text for document in found)
 
 
@@ -263,9 +292,10 @@ def test_bad_settings_are_refused_in_one_line(corpus, tmp_path, override, messag
 
 
 def test_a_failing_task_is_named_and_what_is_done_stays(corpus, done, tmp_path, monkeypatch):
-    plan = prepare.make_plan(load(corpus, tmp_path))
+    c = load(corpus, tmp_path)
+    plan = prepare.make_plan(c.prepare, c.data, c.engine)
     calls = []
-    original = prepare.engine_lib.run
+    original = engine.run
 
     def until_joins(engine, folder, phase, function, tasks, log):
         calls.append(phase)
@@ -273,7 +303,7 @@ def test_a_failing_task_is_named_and_what_is_done_stays(corpus, done, tmp_path, 
             next((folder / "pairs").glob("*.parquet")).write_bytes(b"garbage")
         original(engine, folder, phase, function, tasks, log)
 
-    monkeypatch.setattr(prepare.engine_lib, "run", until_joins)
+    monkeypatch.setattr(engine, "run", until_joins)
     with pytest.raises(RunError, match=r"joins: task 0 of 1 failed \(.*its log is .*task_00000.log"):
         run(corpus, tmp_path)
     assert not (tmp_path / prepare.MANIFEST).exists()
@@ -295,7 +325,7 @@ def command(corpus, out, *overrides) -> list[str]:
     return [sys.executable, "-m", "jaxlm.cli", "prepare", *words]
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize("phase", ["clean", "exact", "pairs", "joins", "finish"])
 def test_killed_in_any_phase_and_run_again_it_gives_the_same(corpus, done, tmp_path, phase):
     process = subprocess.Popen(
@@ -312,9 +342,10 @@ def test_killed_in_any_phase_and_run_again_it_gives_the_same(corpus, done, tmp_p
 
 
 def test_it_tells_how_far_it_is(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare.engine_lib, "_TELL_S", 0.05)
+    monkeypatch.setattr(engine, "_TELL_S", 0.05)
     said = []
-    prepare.prepare(load(corpus, tmp_path, "prepare.workers=1"), log=said.append)
+    c = load(corpus, tmp_path, "prepare.workers=1")
+    prepare.prepare(c.prepare, c.data, c.engine, log=said.append)
     assert any(re.fullmatch(r"clean: \d of 6 tasks.*", line) for line in said)
 
 
@@ -337,11 +368,11 @@ def test_a_document_that_others_repeat_for_the_most_part_goes(tmp_path):
 
 
 def test_two_at_once_are_refused(corpus, tmp_path):
-    with files.lock(tmp_path), pytest.raises(ConfigError, match="another process is writing"):
+    with files.lock(tmp_path, "is writing", "data.dir"), pytest.raises(ConfigError, match="another process is writing"):
         run(corpus, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_workers_end_with_a_killed_driver_and_the_next_run_gives_the_same(corpus, done, tmp_path):
     import psutil
 
@@ -396,7 +427,7 @@ def test_what_a_stage_half_built_is_built_anew(corpus, tmp_path, monkeypatch):
     assert run(corpus, tmp_path / "d", stage).sha256 == whole.sha256
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_killed_worker_is_noticed(corpus, tmp_path):
     """As by the system when memory is out: the run ends with a line instead of waiting for ever."""
     import psutil
@@ -418,7 +449,7 @@ def test_a_killed_worker_is_noticed(corpus, tmp_path):
     assert "run the same command again" in said
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_ray_gives_the_same(corpus, done, tmp_path):
     pytest.importorskip("ray", reason="pip install 'jaxlm[ray]'")
     words = command(corpus, tmp_path, "engine=ray", "prepare.workers=2", "prepare.engine_options=('num_cpus=2',)")
@@ -443,7 +474,7 @@ sys.exit(bool(failed))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_slurm_gives_the_same(corpus, done, tmp_path):
     programs = tmp_path / "bin"
     programs.mkdir()

@@ -39,6 +39,6 @@ def test_nothing_but_white_space_is_lost():
     ],
 )
 def test_sentences(text, n):
-    assert len(words.sentence_ends(text)) == n
-    spans = words.TOKENIZER.span_tokenize(text)
-    assert "".join(text[a:b] for a, b in spans) == text.rstrip()
+    ends = words.sentence_ends(text)
+    assert len(ends) == n
+    assert ends[-1] == len(text.rstrip())

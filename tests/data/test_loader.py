@@ -22,7 +22,8 @@ OPTIONS = {"seed": 7, "seq_len": 24, "batch_size": 8}
 
 
 def take(data, n, mixture=MIXTURE, **options):
-    with loader.TrainLoader(data, mixture, **(OPTIONS | options)) as batches:
+    asked = {name: options.pop(name, value) for name, value in OPTIONS.items()}
+    with loader.TrainLoader(rows.Order(data, mixture, **asked), **options) as batches:
         return list(itertools.islice(batches, n))
 
 
@@ -119,7 +120,7 @@ def test_a_read_error_is_raised_with_the_step_and_again(data, tmp_path):
     opened = shards.open_data(copy)
     for shard in (copy / "train" / "prose").glob("*.array_record"):
         shard.write_bytes(b"\0" * shard.stat().st_size)
-    with loader.TrainLoader(opened, MIXTURE, **OPTIONS) as batches:
+    with loader.TrainLoader(rows.Order(opened, MIXTURE, **OPTIONS)) as batches:
         for _ in range(2):
             with pytest.raises(RuntimeError, match=r"failed at step 0: cannot read record \d+ of .*prose"):
                 next(batches)
@@ -128,7 +129,7 @@ def test_a_read_error_is_raised_with_the_step_and_again(data, tmp_path):
 def test_a_hung_read_is_an_error_not_a_hang(data, monkeypatch):
     release = threading.Event()
     monkeypatch.setattr(loader.BatchSource, "__getitem__", lambda self, i: release.wait(30))
-    batches = loader.TrainLoader(data, MIXTURE, **OPTIONS, stall_seconds=0.3)
+    batches = loader.TrainLoader(rows.Order(data, MIXTURE, **OPTIONS), stall_seconds=0.3)
     with pytest.raises(RuntimeError, match=r"no batch within 0\.3 s"):
         next(batches)
     release.set()
@@ -137,7 +138,7 @@ def test_a_hung_read_is_an_error_not_a_hang(data, monkeypatch):
 
 def test_a_killed_worker_is_an_error_and_close_leaves_none(data):
     before = set(psutil.Process().children(recursive=True))
-    batches = loader.TrainLoader(data, MIXTURE, **OPTIONS, num_workers=2, prefetch=1, stall_seconds=60)
+    batches = loader.TrainLoader(rows.Order(data, MIXTURE, **OPTIONS), num_workers=2, prefetch=1, stall_seconds=60)
     next(batches)
     workers = [p for p in psutil.Process().children(recursive=True) if "spawn_main" in " ".join(p.cmdline())]
     assert len(workers) == 2
@@ -152,10 +153,10 @@ def test_a_killed_worker_is_an_error_and_close_leaves_none(data):
 
 ORPHAN = """
 import sys, time
-from jaxlm.data import loader, shards
+from jaxlm.data import loader, rows, shards
 if __name__ == "__main__":
     data = shards.open_data(sys.argv[1])
-    batches = loader.TrainLoader(data, {"prose": 1}, seed=0, seq_len=8, batch_size=2, num_workers=1)
+    batches = loader.TrainLoader(rows.Order(data, {"prose": 1}, seed=0, seq_len=8, batch_size=2), num_workers=1)
     next(batches)
     print("ready", flush=True)
     time.sleep(60)
@@ -176,7 +177,7 @@ def test_workers_die_with_a_killed_parent(data, tmp_path):
 
 
 def test_a_closed_loader_says_so(data):
-    batches = loader.TrainLoader(data, MIXTURE, **OPTIONS)
+    batches = loader.TrainLoader(rows.Order(data, MIXTURE, **OPTIONS))
     next(batches)
     assert batches.step == 1
     batches.close()
@@ -187,18 +188,18 @@ def test_a_closed_loader_says_so(data):
 
 def test_fingerprint_tells_what_changed(data):
     arguments = {"seed": 0, "seq_len": 16, "batch_size": 8}
-    saved = loader.data_fingerprint(data, MIXTURE, **arguments)
-    scaled = loader.data_fingerprint(data, {"prose": 0.87, "math": 0.1, "code": 0.03}, **arguments)
+    saved = rows.Order(data, MIXTURE, **arguments).fingerprint()
+    scaled = rows.Order(data, {"prose": 0.87, "math": 0.1, "code": 0.03}, **arguments).fingerprint()
     assert saved == scaled
-    loader.check_fingerprint(saved, scaled)
+    rows.check_fingerprint(saved, scaled)
     for change in ({"seed": 1}, {"seq_len": 32}, {"batch_size": 4}):
-        now = loader.data_fingerprint(data, MIXTURE, **(arguments | change))
+        now = rows.Order(data, MIXTURE, **(arguments | change)).fingerprint()
         key = next(iter(change))
         with pytest.raises(ConfigError, match=rf"{key} was {arguments[key]}, is {change[key]}; set them back"):
-            loader.check_fingerprint(saved, now)
+            rows.check_fingerprint(saved, now)
         assert now["sha256"] != saved["sha256"]
     with pytest.raises(ConfigError, match="mixture was"):
-        loader.check_fingerprint(saved, loader.data_fingerprint(data, {"prose": 1}, **arguments))
+        rows.check_fingerprint(saved, rows.Order(data, {"prose": 1}, **arguments).fingerprint())
 
 
 @pytest.mark.parametrize(("seq_len", "batch_size"), [(24, 4), (7, 3), (10_000, 2)])

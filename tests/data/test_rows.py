@@ -5,7 +5,7 @@ import fractions
 import numpy as np
 import pytest
 
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, SourceConfig
 from jaxlm.data import rows
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
@@ -172,3 +172,58 @@ def test_no_target_belongs_to_another_document_than_its_context():
     assert leaks(batch["segment_ids"]) == 0
     closed_by_eos = np.roll(batch["segment_ids"], 1, axis=1)  # the mutation: EOS as the end of the segment before it
     assert leaks(closed_by_eos) > 0
+
+
+def test_weights_are_those_of_the_config_and_no_other():
+    listed = {"a": SourceConfig(path="", weight=3.0), "b": SourceConfig(path="", weight=0.5)}
+    assert rows.weights_of(listed, ["b", "a"]) == {"b": 0.5, "a": 3.0}
+    assert rows.weights_of(listed, ["a"]) == {"a": 3.0}
+    assert rows.weights_of({}, ["a", "c"]) == {"a": 1.0, "c": 1.0}
+    with pytest.raises(ConfigError, match=r"the source 'c', but the config gives it no weight: add data\.sources\.c"):
+        rows.weights_of(listed, ["a", "c"])
+
+
+def text(*ids):
+    return rows.Segment(ids, [1.0] * (len(ids) - 1))
+
+
+def test_pack_never_lets_a_group_leave_its_row():
+    groups = [[text(9, 1, 2), text(9, 3)], [text(9, 4, 5, 6)], [text(9, 7, 8), text(9, 1)], [text(9, 2)]]
+    batch, placed = rows.pack(groups, seq_len=6, rows=2)
+    assert placed == [0, 0, 1, 1]
+    np.testing.assert_array_equal(batch["tokens"], [[9, 1, 9, 9, 4, 5], [9, 7, 9, 9, 0, 0]])
+    np.testing.assert_array_equal(batch["targets"], [[1, 2, 3, 4, 5, 6], [7, 8, 1, 2, 0, 0]])
+    np.testing.assert_array_equal(batch["segment_ids"], [[1, 1, 2, 3, 3, 3], [1, 1, 2, 3, 4, 4]])
+    np.testing.assert_array_equal(batch["positions"], [[0, 1, 0, 0, 1, 2], [0, 1, 0, 0, 0, 1]])
+    np.testing.assert_array_equal(batch["weights"], [[1] * 6, [1, 1, 1, 1, 0, 0]])
+    assert {name: x.dtype.name for name, x in batch.items()} == {
+        **dict.fromkeys(("tokens", "targets", "segment_ids", "positions"), "int32"),
+        "weights": "float32",
+    }
+
+
+def test_pack_stops_at_the_first_group_without_room_so_that_the_next_batch_begins_with_it():
+    groups = [[text(9, 1, 2, 3)], [text(9, 1, 2, 3)], [text(9, 1)]]
+    _, placed = rows.pack(groups, seq_len=4, rows=1)
+    assert placed == [0]  # the third would fit, but order is order
+    _, placed = rows.pack(groups[1:], seq_len=4, rows=1)
+    assert placed == [0, 0]
+    assert not rows.pack([], seq_len=4, rows=1)[0]["weights"].any()
+
+
+def test_pack_keeps_the_weights_of_each_text():
+    batch, _ = rows.pack([[rows.Segment((9, 1, 2, 3), (0.0, 0.5, 2.0))]], seq_len=5, rows=1)
+    np.testing.assert_array_equal(batch["weights"], [[0, 0.5, 2, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ([text(9, 1, 2), text(9, 1, 2)], "a group of 4 tokens is longer than a row of train.seq_len=3"),
+        ([text(9)], "it needs two tokens or more"),
+        ([rows.Segment((9, 1), (1.0, 1.0))], "a text of 2 tokens with 2 weights can't be packed"),
+    ],
+)
+def test_what_cannot_be_packed_is_one_line(group, message):
+    with pytest.raises(ConfigError, match=message):
+        rows.pack([group], seq_len=3, rows=1)

@@ -128,7 +128,9 @@ def test_what_was_lost_in_building_is_reported(corpus, lossy, tmp_path):
     settings = dataclasses.replace(corpus.settings, chat_tokens=False)
     changed = dataclasses.replace(corpus, settings=settings)
     data = changed.build(tmp_path / "d", tokenizer_path=str(tmp_path / "lossy.model"), vocab_size=lossy.vocab_size)
-    assert all(row["lossy_documents"] > 0 for row in tokenizer_fit.report(data)["sources"])
+    rows = tokenizer_fit.report(data)["sources"]
+    assert [row["source"] for row in rows] == list(data.sources)
+    assert all(row["lossy_documents"] > 0 for row in rows)
 
 
 def test_a_sweep(texts):

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from jaxlm.data import loader, trace
+from jaxlm.data import loader, rows, trace
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
 OPTIONS = {"seed": 7, "seq_len": 24, "batch_size": 8}
@@ -17,10 +17,10 @@ def test_trace_names_the_documents_that_the_loader_yields(data, corpus):
         for number, line in enumerate(open(source.spec), start=1)
     }
     coder = data.tokenizer()
-    with loader.TrainLoader(data, MIXTURE, **OPTIONS, start_step=3) as batches:
+    with loader.TrainLoader(rows.Order(data, MIXTURE, **OPTIONS), start_step=3) as batches:
         for step in range(3, 23):
             batch = next(batches)
-            traced = trace.describe_batch(data, MIXTURE, **OPTIONS, step=step)
+            traced = trace.describe_batch(rows.Order(data, MIXTURE, **OPTIONS), step)
             assert [r.slot for r in traced] == list(range(8))
             for row in traced:
                 ids = np.append(batch["tokens"][row.slot], batch["targets"][row.slot, -1])
@@ -33,6 +33,6 @@ def test_trace_names_the_documents_that_the_loader_yields(data, corpus):
 
 
 def test_trace_of_another_step_differs_and_snippets_are_short(data):
-    a, b = (trace.describe_batch(data, MIXTURE, **OPTIONS, step=step, snippet_chars=7) for step in (3, 4))
+    a, b = (trace.describe_batch(rows.Order(data, MIXTURE, **OPTIONS), step, snippet_chars=7) for step in (3, 4))
     assert a != b
     assert max(len(d.text) for row in a for d in row.documents) == 7

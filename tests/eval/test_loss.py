@@ -28,6 +28,10 @@ def make_config(**evaluation) -> config.Config:
     return dataclasses.replace(c, model=model, eval=dataclasses.replace(c.eval, **evaluation))
 
 
+def evaluator(c, model, data, mixture, mesh):
+    return loss.make(model, data, mixture, mesh, c.eval, seq_len=c.train.seq_len, tile=c.loss.tile_tokens)
+
+
 def direct(c, model, params, data, source):
     """Loss in nats a token and bits a byte, document by document, with no packing."""
     tokenizer = Tokenizer.load(data.path / "tokenizer.model")
@@ -63,7 +67,7 @@ def test_loss_and_bits_per_byte_are_those_of_the_texts(data, mesh):
     params = tiny.random_params(model)
     on = sharding.make_mesh(config.MeshConfig(*mesh), jax.devices()[: math.prod(mesh)])
     with jax.set_mesh(on):
-        got = loss.make(c, model, data, MIXTURE, on)(params)
+        got = evaluator(c, model, data, MIXTURE, on)({"params": params})
     for source in MIXTURE:
         nats, bits = direct(c, model, params, data, source)
         assert got[f"val/{source}/loss"] == pytest.approx(nats, rel=1e-5)
@@ -76,15 +80,15 @@ def test_max_batches_caps_the_rows_and_is_the_same_at_each_call(data):
     c = make_config(max_batches=1)
     model = models.build(c.model, "xla")
     mesh = sharding.make_mesh(config.MeshConfig(8, 1, 1, 1))
-    params = tiny.random_params(model)
-    short = loss.make(c, model, data, MIXTURE, mesh)
+    params = {"params": tiny.random_params(model)}
+    short = evaluator(c, model, data, MIXTURE, mesh)
     assert short(params) == short(params)
-    assert short(params) != loss.make(make_config(max_batches=2), model, data, MIXTURE, mesh)(params)
+    assert short(params) != evaluator(make_config(max_batches=2), model, data, MIXTURE, mesh)(params)
 
 
 def test_only_sources_of_the_mixture_are_evaluated(data):
     c = make_config(max_batches=1)
     model = models.build(c.model, "xla")
     mesh = sharding.make_mesh(config.MeshConfig(8, 1, 1, 1))
-    got = loss.make(c, model, data, {"b": 1.0}, mesh)(tiny.random_params(model))
+    got = evaluator(c, model, data, {"b": 1.0}, mesh)({"params": tiny.random_params(model)})
     assert set(got) == {"val/b/loss", "val/b/bits_per_byte", "val/loss"}

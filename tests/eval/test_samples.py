@@ -23,26 +23,25 @@ def parts(tmp_path_factory):
 
 def test_samples_are_written_shown_and_repeatable(parts, tmp_path):
     c, model, params, data = parts
-    sample = samples.make(c, model, data, tmp_path)
-    lines = sample(params, 7)
+    sample = samples.make(c.sample, c.seed, model, data, tmp_path)
+    lines = sample({"params": params}, 7)
     records = [json.loads(line) for line in (tmp_path / "samples/7.jsonl").read_text().splitlines()]
     assert [r["prompt"] for r in records] == ["one two", "sun"]
     assert all(r["step"] == 7 and r["text"] for r in records)
     assert lines == [f"step 7  [{r['prompt']}]{r['text']}" for r in records]
-    assert sample(params, 8) == [line.replace("step 7", "step 8") for line in lines]
-    other = dataclasses.replace(c, seed=5)
-    assert samples.make(other, model, data, tmp_path)(params, 7) != lines
+    assert sample({"params": params}, 8) == [line.replace("step 7", "step 8") for line in lines]
+    assert samples.make(c.sample, 5, model, data, tmp_path)({"params": params}, 7) != lines
 
 
 def test_no_prompts_no_files(parts, tmp_path):
     c, model, params, data = parts
-    silent = dataclasses.replace(c, sample=dataclasses.replace(c.sample, prompts=()))
-    assert samples.make(silent, model, data, tmp_path)(params, 7) == []
+    silent = dataclasses.replace(c.sample, prompts=())
+    assert samples.make(silent, c.seed, model, data, tmp_path)({"params": params}, 7) == []
     assert not list(tmp_path.iterdir())
 
 
 def test_a_prompt_longer_than_the_context_is_refused_at_once(parts, tmp_path):
     c, model, _, data = parts
-    long = dataclasses.replace(c, sample=dataclasses.replace(c.sample, prompts=("one", "one two " * 50)))
+    long = dataclasses.replace(c.sample, prompts=("one", "one two " * 50))
     with pytest.raises(config.ConfigError, match=r"prompt 1 has \d+ tokens and leaves no room in the context"):
-        samples.make(long, model, data, tmp_path)
+        samples.make(long, c.seed, model, data, tmp_path)

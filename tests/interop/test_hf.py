@@ -4,6 +4,7 @@ All tolerances are 1e-4 of the largest value of the tensor compared.
 """
 
 import dataclasses
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +14,12 @@ import tiny_models as tiny
 
 from jaxlm import config, models
 from jaxlm.interop import hf
-from jaxlm.models.layers import Attention, RMSNorm, Where, rope_of
-from jaxlm.models.llama import LlamaBlock, SwiGLU
+from jaxlm.models.layers import Attention, RMSNorm, TokenInfo, rope_of
+from jaxlm.models.llama import SwiGLU
 from jaxlm.ops.rope import rope_tables
 
-torch = pytest.importorskip("torch", reason="parity needs torch: pip install 'jaxlm[parity]'")
-transformers = pytest.importorskip("transformers", reason="parity needs transformers: pip install 'jaxlm[parity]'")
+if typing.TYPE_CHECKING:
+    import torch
 
 LLAMA3 = {"scaling": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_len": 16}
 CASES = {
@@ -33,8 +34,11 @@ CASES = {
 }
 
 
-def theirs(cfg: config.ModelConfig, params) -> torch.nn.Module:
+def theirs(cfg: config.ModelConfig, params) -> "torch.nn.Module":
     """The Hugging Face model of our config, through our config.json, with our weights."""
+    import torch
+    import transformers
+
     fields = dict(hf.hf_config(cfg))
     kind = getattr(transformers, fields.pop("architectures")[0])
     settings = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
@@ -53,8 +57,10 @@ def relative(ours, reference) -> float:
     return np.abs(ours - reference).max() / np.abs(reference).max()
 
 
-def worst_gap(cfg: config.ModelConfig, params, reference: torch.nn.Module, tokens) -> dict[str, float]:
+def worst_gap(cfg: config.ModelConfig, params, reference: "torch.nn.Module", tokens) -> dict[str, float]:
     """The relative gap of the logits, of the loss, and of each gradient under its Hugging Face name."""
+    import torch
+
     model = models.build(cfg, "xla")
 
     @tiny.jit
@@ -78,8 +84,11 @@ def worst_gap(cfg: config.ModelConfig, params, reference: torch.nn.Module, token
     return gaps | {name: relative(grad, named[name].grad) for name, grad in ours_named.items()}
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("case", CASES)
 def test_logits_loss_and_every_gradient(case):
+    import torch
+
     cfg = tiny.model_config(**CASES[case])
     params = tiny.random_params(models.build(cfg, "xla"))
     tokens = tiny.packed_batch(cfg, batch=2)["tokens"]
@@ -110,8 +119,11 @@ def test_round_trip(case):
         hf.params_from_hf(state | {"lm_head.weight": next(iter(state.values()))}, cfg)
 
 
+@pytest.mark.parity
 def test_norm_attention_and_layer_alone():
     """Stage by stage, so that a failure of the whole says where it begins."""
+    import torch
+
     cfg = tiny.model_config(rope_theta=500000.0, n_layers=1)
     model = models.build(cfg, "xla")
     params = tiny.random_params(model)
@@ -132,12 +144,13 @@ def test_norm_attention_and_layer_alone():
         return tiny.jit(lambda p, x: module.apply({"params": p}, x, *args))(part, x)
 
     assert relative(apply(RMSNorm(cfg.norm_eps), layer["attn_norm"]), norm) < 1e-4
-    where, twice = (Where(p, None, rope_tables(p, rope_of(cfg))) for p in (positions, positions * 2))
-    ours = apply(Attention(cfg, "xla", bias=False), layer["attn"], where)[0]
+    info, twice = (TokenInfo(p, None, rope_tables(p, rope_of(cfg))) for p in (positions, positions * 2))
+    ours = apply(Attention(cfg, "xla", bias=False), layer["attn"], info)[0]
     assert relative(ours, attn) < 1e-4
+    block = model.block("xla")
     assert relative(apply(SwiGLU(cfg), layer["mlp"]), mlp) < 1e-4
-    assert relative(apply(LlamaBlock(cfg, "xla"), layer, where)[0], whole) < 1e-4
-    assert relative(apply(LlamaBlock(cfg, "xla"), layer, twice)[0], whole) > 1e-3
+    assert relative(apply(block, layer, info)[0], whole) < 1e-4
+    assert relative(apply(block, layer, twice)[0], whole) > 1e-3
 
 
 def test_wrong_checkpoints_are_refused_in_one_line():

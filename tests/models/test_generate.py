@@ -11,7 +11,6 @@ import tiny_models as tiny
 from jaxlm import config, models, sharding
 from jaxlm.models import generate as generate_module
 from jaxlm.models import layers
-from jaxlm.models.generate import generate
 from jaxlm.models.sampling import Sampler, nucleus_threshold, sample
 from jaxlm.models.transformer import empty_cache
 
@@ -27,6 +26,13 @@ VARIANTS = {
 def built(seed: int = 0, **overrides):
     model = models.build(tiny.model_config(**overrides), "blocked")
     return model, tiny.random_params(model, seed)
+
+
+def generate(model, params, prompts, *, stop_ids=(), seed=0, **settings) -> list[list[int]]:
+    """`generate` with settings by name, greedy but for those."""
+    return generate_module.generate(
+        model, params, prompts, tiny.sample_config(**settings), stop_ids=stop_ids, seed=seed
+    )
 
 
 def greedy_by_full_forward(model, params, prompt: list[int], new: int) -> list[int]:

@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_adapters
 import tiny_models as tiny
 
 from jaxlm import config, config_files, models, sharding, tree
-from jaxlm.models import layers
+from jaxlm.models import params as params_module
+from jaxlm.models.transformer import empty_cache
 
 FAMILIES = pytest.mark.parametrize("family", ["llama", "gpt2"])
 
@@ -76,7 +78,7 @@ def test_fused_and_packed_are_unfused(family, bias):
         attn = attn | {name: attn[order["qkv".index(name)]] for name in "qkv"}
         mixed = params | {"layers_1": params["layers_1"] | {"attn": attn}}
         for every_product in (False, True):
-            variables = {"params": params, "packed": layers.pack_params(mixed, fused.config, every_product)}
+            variables = {"params": params, "packed": params_module.pack_params(mixed, fused.config, every_product)}
             assert low <= tiny.difference(tiny.hidden(fused, variables, batch), hidden) < high
 
 
@@ -90,13 +92,13 @@ def test_packed_is_unpacked(family, backend):
     unpacked = tiny.jit(lambda tokens: plain.apply({"params": params}, tokens)[0])
     segments = np.asarray(batch["segment_ids"])[0]
     for number in (1, 2, 3):
-        where = segments == number
+        inside = segments == number
         # The document alone, padded on the right, where causality keeps the padding out.
-        tokens = jnp.zeros_like(batch["tokens"]).at[0, : where.sum()].set(batch["tokens"][0, where])
-        alone = np.asarray(unpacked(tokens))[: where.sum()]
-        assert tiny.difference(packed[where], alone) < 1e-5
+        tokens = jnp.zeros_like(batch["tokens"]).at[0, : inside.sum()].set(batch["tokens"][0, inside])
+        alone = np.asarray(unpacked(tokens))[: inside.sum()]
+        assert tiny.difference(packed[inside], alone) < 1e-5
         if number > 1:
-            assert tiny.difference(leaky[where], alone) > 1e-3
+            assert tiny.difference(leaky[inside], alone) > 1e-3
 
 
 @pytest.mark.parametrize(("family", "scan_layers"), [("llama", False), ("llama", True), ("gpt2", True)])
@@ -106,13 +108,13 @@ def test_sharded_is_one_device(family, scan_layers):
     expected = tiny.value_and_grads(plain, params, batch)
     model = variant(scan_layers=scan_layers)
     mesh = sharding.make_mesh(config.MeshConfig(data=2, fsdp=2, tensor=2, context=1))
-    where = sharding.tree_shardings(models.abstract_params(model), models.logical_axes(model), mesh)
+    shardings = sharding.tree_shardings(models.abstract_params(model), models.logical_axes(model), mesh)
     with jax.set_mesh(mesh):
-        split = jax.device_put(params, where)
+        split = jax.device_put(params, shardings)
         rows = jax.device_put(batch, sharding.batch_sharding(mesh))
         step = jax.jit(
             jax.value_and_grad(lambda p, b: tiny.loss(model, p, b)),
-            out_shardings=(None, where),
+            out_shardings=(None, shardings),
             compiler_options=tiny.FAST_COMPILE,
         )
         got = step(split, rows)
@@ -129,13 +131,13 @@ def test_every_large_parameter_is_split_by_fsdp(family):
     model = models.build(cfg, "xla")
     mesh = sharding.make_mesh(config.MeshConfig(data=1, fsdp=8, tensor=1, context=1))
     shapes = models.abstract_params(model)
-    for (name, leaf), (_, where) in zip(
+    for (name, leaf), (_, split) in zip(
         tree.named_leaves(shapes),
         tree.named_leaves(sharding.tree_shardings(shapes, models.logical_axes(model), mesh)),
         strict=True,
     ):
         if name.endswith(("kernel", "embedding")):
-            assert np.prod(where.shard_shape(leaf.shape)) * 8 == np.prod(leaf.shape), name
+            assert np.prod(split.shard_shape(leaf.shape)) * 8 == np.prod(leaf.shape), name
 
 
 @FAMILIES
@@ -222,6 +224,64 @@ def test_other_collections_reach_their_layer():
         variables = {"params": params, "lora": extra}
         assert tiny.difference(tiny.hidden(model, variables, batch), expected) < 1e-5
         assert model.bind(variables).layer_variables(1)["lora"]["attn"]["a"][0] == 1
+
+
+@pytest.mark.parametrize(
+    ("family", "ways"),
+    [
+        ("llama", [{"remat": "full"}, {"scan_layers": True}]),
+        ("gpt2", [{"scan_layers": True, "remat": "names", "fuse_projections": True}]),
+    ],
+)
+def test_adapters_work_however_the_layers_run(family, ways):
+    plain, params, variant = variants(family, dropout=0.2)
+    batch, key = tiny.packed_batch(plain.config), jax.random.key(3)
+    adapters = tiny_adapters.random_adapters(params, ("attn/q", "attn/o", "mlp/down"))
+    variables = {"params": params, "lora": adapters}
+
+    def value_and_grads(model, variables):
+        def value(v, b):
+            inputs = (b["tokens"], b["positions"], b["segment_ids"])
+            return jnp.mean(jnp.sin(model.apply(v, *inputs, train=True, rngs={"dropout": key})))
+
+        with tiny_adapters.added():
+            return tiny.jit(jax.value_and_grad(value))(variables, batch)
+
+    value, grads = value_and_grads(plain, variables)
+    assert min(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads["lora"])) > 0
+    merged_value, merged_grads = value_and_grads(plain, {"params": tiny_adapters.merged(params, adapters)})
+    assert tiny.difference((merged_value, merged_grads["params"]), (value, grads["params"])) < 1e-5
+    for changes in ways:
+        assert tiny.difference(value_and_grads(variant(**changes), variables), (value, grads)) < 1e-5, changes
+    swapped = {"layers_0": adapters["layers_1"], "layers_1": adapters["layers_0"]}
+    wrong, _ = value_and_grads(variant(scan_layers=True), variables | {"lora": swapped})
+    assert tiny.difference(wrong, value) > 1e-3
+
+
+def test_adapters_reach_their_layers_in_the_prefill():
+    plain, params, _ = variants("llama")
+    tokens = tiny.packed_batch(plain.config)["tokens"]
+    adapters = tiny_adapters.random_adapters(params, ("attn/v", "mlp/up"))
+
+    def prefill(variables):
+        with tiny_adapters.added():
+            return tiny.jit(lambda v: plain.apply(v, tokens, cache=empty_cache(plain.config, *tokens.shape))[0])(
+                variables
+            )
+
+    expected = tiny.hidden(plain, {"params": tiny_adapters.merged(params, adapters)}, {"tokens": tokens})
+    assert tiny.difference(prefill({"params": params, "lora": adapters}), expected) < 1e-5
+    assert tiny.difference(prefill({"params": params}), expected) > 1e-2
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_a_collection_of_no_layer_does_no_harm(scan_layers):
+    plain, params, variant = variants("llama")
+    model, batch = variant(scan_layers=scan_layers), tiny.packed_batch(plain.config)
+    value_head = {"kernel": jnp.full((plain.config.d_model, 1), jnp.nan), "bias": jnp.zeros(1)}
+    with_head = tiny.hidden(model, {"params": params, "value": value_head}, batch)
+    np.testing.assert_array_equal(with_head, tiny.hidden(model, {"params": params}, batch))
+    assert "value" not in model.bind({"params": params, "value": value_head}).layer_variables(0)
 
 
 def test_unknown_family_is_refused():

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import tiny_models as tiny
 
-from jaxlm import models
-from jaxlm.config import LossConfig
+from jaxlm import config, config_files, models
 from jaxlm.objectives import lm
 
 CONFIG = tiny.model_config()
@@ -19,8 +18,12 @@ WEIGHTS = jnp.asarray(np.random.default_rng(0).integers(0, 2, BATCH["tokens"].sh
 
 
 def run(tile=0, z_loss=0.0, **changes):
-    objective = lm.make(MODEL, CONFIG, LossConfig(z_loss=z_loss, tile_tokens=tile))
-    return objective(PARAMS, BATCH | {"weights": WEIGHTS} | changes, None, True)
+    return objective(tile, z_loss).sums({"params": PARAMS}, BATCH | {"weights": WEIGHTS} | changes, None)
+
+
+def objective(tile=0, z_loss=0.0, model=MODEL):
+    keys = ["data.path=x", f"loss.tile_tokens={tile}", f"loss.z_loss={z_loss}"]
+    return lm.make(model, dataclasses.replace(config.resolve(config_files.load("base", keys)), model=model.config))
 
 
 def logits():
@@ -52,10 +55,8 @@ def test_a_target_of_weight_zero_does_not_count():
 
 
 def test_dropout_is_on_only_with_a_key():
-    config = dataclasses.replace(CONFIG, dropout=0.5)
-    model = models.build(config, "xla")
-    objective = lm.make(model, config, LossConfig(z_loss=0.0, tile_tokens=0))
+    model = models.build(dataclasses.replace(CONFIG, dropout=0.5), "xla")
     batch = BATCH | {"weights": WEIGHTS}
-    plain = float(objective(PARAMS, batch, None, True)[0])
-    assert float(objective(PARAMS, batch, jax.random.key(0), False)[0]) == plain
-    assert float(objective(PARAMS, batch, jax.random.key(0), True)[0]) != plain
+    plain = float(run().loss)
+    assert float(objective(model=model).sums({"params": PARAMS}, batch, None).loss) == plain
+    assert float(objective(model=model).sums({"params": PARAMS}, batch, jax.random.key(0)).loss) != plain

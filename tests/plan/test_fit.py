@@ -6,14 +6,15 @@ import pytest
 
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError, MeshConfig
+from jaxlm.models import hardware
 from jaxlm.plan import fit
-from jaxlm.programs import setup
 
 ONE = MeshConfig(**{field.name: 1 for field in dataclasses.fields(MeshConfig)})
 
 
 def load(name: str = "gpuburnout_1b", *overrides: str) -> config.Config:
-    return setup.for_platform(config.resolve(config_files.load(name, ["workdir=w", *overrides])), "gpu")
+    c = config.resolve(config_files.load(name, ["workdir=w", *overrides]))
+    return dataclasses.replace(c, model=hardware.for_platform(c.model, "gpu"))
 
 
 def test_meshes_are_parsed():

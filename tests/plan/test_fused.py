@@ -11,11 +11,12 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from jaxlm import config, config_files
 from jaxlm.config import MeshConfig
+from jaxlm.objectives import lm
 from jaxlm.ops import attention_packed
 from jaxlm.ops.attention import attention
-from jaxlm.plan import fused, lower
+from jaxlm.plan import fused
 from jaxlm.sharding import make_mesh
-from jaxlm.train import pretraining
+from jaxlm.step import parts
 
 LAYERS, T = 2, 256
 
@@ -36,9 +37,9 @@ def lowered_step(backend: str) -> str:
     overrides = ["workdir=w", "data.dir=d", "train.batch_size=2", f"train.seq_len={T}", "loss.tile_tokens=128"]
     c = config.resolve(config_files.load("base", overrides + [f"model.{k}={v}" for k, v in keys.items()]))
     mesh = make_mesh(MeshConfig(1, 1, 1, 1), jax.devices()[:1])
-    made = pretraining.make(c, mesh)
-    batch = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in lower.abstract_batch(c, mesh).items()}
-    return jax.jit(made.step()).trace(made.abstract, batch).lower(lowering_platforms=("cuda",)).as_text()
+    made = parts.make(c, mesh, lm.make)
+    batch = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in made.batch().items()}
+    return jax.jit(made.step()).trace({}, made.abstract, batch).lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.mark.parametrize("backend", ["cudnn", "cudnn_packed"])

@@ -9,8 +9,9 @@ import pytest
 
 from jaxlm import config, config_files, models, sharding, tree
 from jaxlm.config import MeshConfig
+from jaxlm.objectives import lm
 from jaxlm.plan import lower, params
-from jaxlm.train import pretraining, step
+from jaxlm.step import parts, step
 
 LARGE = 1_000_000
 
@@ -46,16 +47,16 @@ def test_shrunk_it_takes_a_step(name):
     )
     train = dataclasses.replace(c.train, batch_size=2, microbatch_size=2, seq_len=8)
     c = dataclasses.replace(c, model=small, train=train)
-    made = pretraining.make(c, sharding.make_mesh(MeshConfig(1, 1, 1, 1), jax.devices()[:1]))
+    made = parts.make(c, sharding.make_mesh(MeshConfig(1, 1, 1, 1), jax.devices()[:1]), lm.make)
     ones = jnp.ones((2, 8), jnp.int32)
     batch = {"tokens": ones, "targets": ones, "segment_ids": ones, "positions": ones * jnp.arange(8)}
-    new, metrics = jax.jit(made.step())(made.create(), batch | {"weights": jnp.ones((2, 8))})
+    new, metrics = jax.jit(made.step())(*made.create()[::-1], batch | {"weights": jnp.ones((2, 8))})
     assert np.isfinite(metrics["loss"])
     assert float(metrics["update_norm"]) > 0
     assert int(new.skipped) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 @pytest.mark.parametrize("name", ["gpuburnout_1b", "gpuburnout_3b", "domain_7b"])
 @pytest.mark.parametrize("devices", [1, 8])
 def test_large_configs_lower_and_leave_nothing_large_whole(name, devices):

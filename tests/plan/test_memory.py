@@ -10,15 +10,16 @@ import pytest
 
 from jaxlm import config, config_files, sharding
 from jaxlm.config import MeshConfig
+from jaxlm.models import hardware
 from jaxlm.plan import fit, lower, memory
-from jaxlm.programs import setup
 
 # What `python scripts/check_plan.py` measured.
 GOLDEN = json.loads((pathlib.Path(__file__).parent / "h100_memory.json").read_text())["rows"]
 
 
 def load(name: str, *overrides: str, platform: str = "gpu") -> config.Config:
-    return setup.for_platform(config.resolve(config_files.load(name, ["workdir=w", *overrides])), platform)
+    c = config.resolve(config_files.load(name, ["workdir=w", *overrides]))
+    return dataclasses.replace(c, model=hardware.for_platform(c.model, platform))
 
 
 @functools.cache

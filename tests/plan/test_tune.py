@@ -136,3 +136,18 @@ def test_small_microbatches_come_last(monkeypatch):
     ):
         chosen = tune.resolve(c, mesh, limit, print)
         assert (chosen.model.remat, chosen.train.microbatch_size) == expected
+
+
+def test_a_machine_is_asked_for_its_memory_only_where_something_is_left_open(monkeypatch):
+    """Off Linux it may not know."""
+
+    def unknown(*_):
+        raise FileNotFoundError("/proc/meminfo")
+
+    monkeypatch.setattr(tune, "memory_limit", unknown)
+    c, mesh = auto(**{"train.microbatch_size": 4, "model.remat": "dots"})
+    assert tune.fit(c, mesh, print) is c
+    for key, value in (("model.remat", "auto"), ("train.microbatch_size", -1)):
+        c, mesh = auto(**{"train.microbatch_size": 4, "model.remat": "dots", key: value})
+        with pytest.raises(FileNotFoundError):
+            tune.fit(c, mesh, print)

@@ -30,6 +30,7 @@ def audit(capsys, *arguments):
 
 def worst_is_person_x(rows):
     assert (rows[0]["text"], rows[0]["source"], rows[0]["documents"]) == ("PersonX", "events", 30)
+    assert rows[0]["examples"]
     assert all("PersonX" in example["text"] for example in rows[0]["examples"])
 
 

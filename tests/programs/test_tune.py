@@ -71,7 +71,7 @@ def test_a_backend_that_cannot_run_costs_no_other(tmp_path, capsys, monkeypatch)
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"tune.remat": "('some',)"}, "'some' is not one of none, names, dots, full"),
+        ({"tune.remat": "('some',)"}, "'some': choose one of none, names, dots, full"),
         ({"tune.microbatch_sizes": "(3,)"}, "3 must divide train.batch_size=16"),
         ({"tune.attention": "('cudnn',)"}, "'cudnn' is not one of"),
         ({"tune.tile_tokens": "()"}, "nothing to try for tile_tokens"),

@@ -8,7 +8,7 @@ import pytest
 
 from jaxlm.corpus import mismatch
 from jaxlm.corpus.audit import Finding
-from jaxlm.report import data, page
+from jaxlm.report import data
 
 HOSTILE = (
     "</pre></td><script>alert(1)</script><img src=https://evil.example/x onerror='alert(2)'>\" onclick=x\u202e\x00 <!--"
@@ -214,19 +214,3 @@ def test_hostile_documents_stay_text(tmp_path, summary):
     )
     assert "url(" not in text
     assert "@import" not in text
-
-
-@pytest.mark.parametrize(
-    ("part", "whole", "shown"),
-    [(0, 10, "0%"), (10, 10, "100%"), (1, 100_000, "<0.1%"), (99_999, 100_000, ">99.9%"), (1, 3, "33.3%"), (0, 0, "")],
-)
-def test_shares_never_round_to_none_or_all(part, whole, shown):
-    assert page.share(part, whole) == shown
-
-
-@pytest.mark.parametrize(
-    ("number", "shown"),
-    [(0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (1234, "1.23 kB"), (123_456, "123 kB"), (5e15, "5000 TB")],
-)
-def test_sizes(number, shown):
-    assert page.size(number) == shown

@@ -20,7 +20,6 @@ import tiny_models as tiny
 
 from jaxlm.plan.params import count_params
 
-torch = pytest.importorskip("torch", reason="the peers are PyTorch: pip install 'jaxlm[parity]'")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -31,7 +30,7 @@ def run(tmp_path: pathlib.Path, *args: str) -> tuple[int, dict, str]:
     return done.returncode, json.loads(out.read_text()), done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.parity
 def test_the_main_parts_end_to_end(tmp_path):
     code, state, said = run(tmp_path, "--sections", "attention", "jaxlm", "torch")
     assert code == 0, said
@@ -298,8 +297,10 @@ def test_without_a_gpu_it_says_so_at_once(capsys, monkeypatch):
     assert "--device=cpu --tiny" in capsys.readouterr().err
 
 
+@pytest.mark.parity
 def test_the_peer_by_hand_is_a_llama():
     """Its loss and gradients are those of plain next-token cross-entropy, whatever the chunk; ours have the same shape."""
+    import torch
     from peers import torch_llama
 
     cfg = tiny.model_config()

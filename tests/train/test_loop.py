@@ -1,4 +1,4 @@
-"""The loop with a step and batches of its own: stops, milestones and what is made up for after a resume."""
+"""The loop with a step and batches of its own: stops, hooks, watches, and what is made up for after a resume."""
 
 import dataclasses
 import types
@@ -7,18 +7,22 @@ import jax.numpy as jnp
 import pytest
 
 from jaxlm import config, config_files, sharding
-from jaxlm.train import loop, metrics
+from jaxlm.train import hooks, loop, metrics, signals, watches
 
 
 class Recorder:
-    """Stands for the checkpointer, the writer and the hooks; remembers what happened."""
+    """Stands for the checkpointer, the writer and the evaluations; remembers what happened."""
 
     def __init__(self):
         self.events, self.saved, self.checks = [], {}, 0
 
-    def save(self, state, meta, evaluated):
-        self.events.append(("save", int(state.step)))
-        self.saved[int(state.step)] = (meta, evaluated)
+    def save(self, state, meta):
+        if int(state.step) not in self.saved:
+            self.events.append(("save", int(state.step)))
+            self.saved[int(state.step)] = meta
+
+    def steps(self):
+        return sorted(self.saved)
 
     def check(self):
         self.checks += 1
@@ -29,88 +33,231 @@ class Recorder:
     def write(self, record):
         self.events.append(("write", record["step"]))
 
-    def evaluate(self, params):
+    def evaluate(self, variables):
         self.events.append(("evaluate", None))
         return {"val/loss": 1.0}
 
-    def sample(self, params, step):
+    def sample(self, variables, step):
         self.events.append(("sample", step))
         return []
 
 
-def run(recorder, *, steps=8, first=0, stop_at=None, bad_from=None, interrupted=False, log_every=1, monkeypatch):
-    c = config.resolve(config_files.load("base", ["data.path=x", "optim.warmup_steps=0", f"train.steps={steps}"]))
-    c = dataclasses.replace(
-        c,
-        train=dataclasses.replace(c.train, batch_size=8, eval_every_steps=4, max_nonfinite_steps=3),
-        checkpoint=dataclasses.replace(c.checkpoint, every_steps=4),
-        log=dataclasses.replace(c.log, every_steps=log_every),
-    )
+class Stop(signals.StopSignal):
+    """A wish to stop after a step."""
+
+    def __init__(self, at):
+        super().__init__()
+        self._at = at
+
+    def requested(self, step):
+        return step == self._at
+
+
+class At(hooks.Hook):
+    """Does something after one step."""
+
+    name = "at"
+
+    def __init__(self, step, action):
+        self._step, self._action = step, action
+
+    def due(self, step, end):
+        return step == self._step
+
+    def __call__(self, moment):
+        return self._action(moment)
+
+
+class WhenLoss(loop.Watch):
+    """Ends the run at a loss."""
+
+    reads = ("loss",)
+
+    def __init__(self, above, ending):
+        self._above, self._ending, self.seen = above, ending, []
+
+    def __call__(self, step, record):
+        self.seen.append((step, record["loss"]))
+        return self._ending if record["loss"] > self._above else None
+
+
+def run(
+    recorder, *, steps=8, first=0, stop_at=None, bad_from=None, interrupted=False, log_every=1, losses=None,
+    more_hooks=(), more_watches=(), loss=lambda step: 1.0, folder="nowhere",
+):  # fmt: skip
+    """(how the run ended, its last state): evaluations and saves every four steps, three bad steps end it."""
+    keys = ["data.path=x", f"workdir={folder}", "optim.warmup_steps=0", f"train.steps={steps}", "sample.prompts=('x',)"]
+    c = config.resolve(config_files.load("base", keys))
     row = 0
 
-    def train_step(state, batch):
+    def train_step(frozen, state, batch):
         nonlocal row
         step = int(state.step) + 1
+        assert batch == {"of step": step}
         row = row + 1 if bad_from and step >= bad_from else 0
-        return types.SimpleNamespace(step=jnp.int32(step), params={}), {
-            "loss": jnp.float32(1),
-            "skipped_in_a_row": jnp.float32(row),
-        }
+        found = {"loss": jnp.float32(loss(step)), "skipped_in_a_row": jnp.float32(row), "lr": jnp.float32(1)}
+        return types.SimpleNamespace(step=jnp.int32(step), params={}), found
 
     class Batches:
-        def __next__(self):
-            return {}
+        def __call__(self, state):
+            return {"of step": int(state.step) + 1}
 
-    monkeypatch.setattr(loop.StopSignal, "requested", lambda self, step: step == stop_at)
+        def close(self):
+            pass
+
+    losses = {} if losses is None else losses
+    hooked = [
+        hooks.Save(recorder, 4, {"note": 1}),
+        hooks.HeldOut(recorder.evaluate, 4, c.eval, losses),
+        hooks.Sample(recorder.sample, c.sample, hooks.pathlib.Path(folder)),
+        *more_hooks,
+    ]
+    watching = [watches.SaveInFlight(recorder), watches.NonFinite(3), *more_watches]
     meter = metrics.Meter(tokens_per_step=1, flops_palm=1, flops_causal=1, peak_flops=None, usd_per_hour=0)
-    hooks = loop.Hooks(recorder.evaluate, recorder.sample, {"note": 1}, interrupted)
-    mesh = sharding.make_mesh(config.MeshConfig(8, 1, 1, 1))
-    state = types.SimpleNamespace(step=jnp.int32(first), params={})
-    return loop.run(c, mesh, state, train_step, Batches(), recorder, meter, recorder, hooks)
+    reads = [name for watch in watching for name in watch.reads]
+    job = loop.Run(
+        mesh=sharding.make_mesh(config.MeshConfig(8, 1, 1, 1)),
+        steps=steps,
+        train_step=train_step,
+        frozen={},
+        batches=Batches(),
+        hooks=hooked,
+        watches=watching,
+        recorder=metrics.Recorder(meter, recorder, first=first + 1, steps=steps, every_steps=log_every, reads=reads),
+        stop=Stop(stop_at),
+        owed=hooks.owed(hooked, first, steps, interrupted),
+    )
+    state, ending = loop.run(job, types.SimpleNamespace(step=jnp.int32(first), params={}))
+    return ending, int(state.step)
 
 
 def of(recorder, kind):
     return [step for name, step in recorder.events if name == kind]
 
 
-def test_a_whole_run_evaluates_samples_and_saves(monkeypatch):
+def test_a_whole_run_saves_evaluates_and_samples_in_this_order():
     r = Recorder()
-    assert run(r, monkeypatch=monkeypatch) == loop.DONE
+    assert run(r) == (loop.Ending(loop.DONE), 8)
     assert of(r, "save") == [4, 8]
     assert len(of(r, "evaluate")) == 2
     assert of(r, "sample") == [8]
     assert r.checks == 8  # a save that failed is known at the next step
-    assert r.saved[8] == ({"note": 1, "interrupted": False}, {"val/loss": 1.0})
+    assert r.saved[8] == {"note": 1}
+    assert [name for name, _ in r.events if name != "write"] == ["save", "evaluate", "save", "evaluate", "sample"]
 
 
-def test_a_start_shows_its_first_step_and_the_run_its_last(monkeypatch):
+def test_a_start_shows_its_first_step_and_the_run_its_last():
     r = Recorder()
-    run(r, first=2, log_every=5, monkeypatch=monkeypatch)
+    run(r, first=2, log_every=5)
     assert [step for step in of(r, "write") if step not in (4,)] == [3, 5, 8, 8]  # 4 and one 8 are evaluations
 
 
 @pytest.mark.parametrize("stop_at", [3, 4, 5])
-def test_a_stop_saves_at_its_step_and_loses_no_evaluation(monkeypatch, stop_at):
-    r = Recorder()
-    assert run(r, stop_at=stop_at, monkeypatch=monkeypatch) == loop.PREEMPTED
+def test_a_stop_saves_at_its_step_and_loses_no_evaluation(stop_at):
+    r, losses = Recorder(), {}
+    ending, step = run(r, stop_at=stop_at, losses=losses)
+    assert (ending.code, step) == (loop.PREEMPTED, stop_at)
     assert max(r.saved) == stop_at
-    due = r.saved[stop_at][0]["interrupted"]
     evaluations = len(of(r, "evaluate"))
-    assert evaluations + due == (stop_at >= 4)
+    assert evaluations == (stop_at == 5)
     again = Recorder()
-    assert run(again, first=stop_at, interrupted=due, monkeypatch=monkeypatch) == loop.DONE
+    again.saved = dict(r.saved)
+    assert run(again, first=stop_at, losses=losses)[0].code == loop.DONE
     assert evaluations + len(of(again, "evaluate")) == 2
+    assert sorted(losses) == [4, 8]
 
 
-def test_a_stop_at_the_last_step_is_a_whole_run(monkeypatch):
+def test_an_older_checkpoint_that_says_that_it_was_interrupted_is_believed():
+    """Until its evaluations were read from metrics.jsonl, a checkpoint itself said that its step's were not made."""
+    for losses in ({}, {4: 1.0}):  # the run may have passed this step before a crash
+        r = Recorder()
+        run(r, first=4, interrupted=True, losses=losses)
+        assert len(of(r, "evaluate")) == 2
     r = Recorder()
-    assert run(r, stop_at=8, monkeypatch=monkeypatch) == loop.DONE
+    run(r, first=4, losses={4: 1.0})
+    assert len(of(r, "evaluate")) == 1
+
+
+def test_what_the_last_step_still_owes_is_made_up_for(tmp_path):
+    r = Recorder()
+    r.saved[8] = {}
+    ending, _ = run(r, first=8, folder=tmp_path)
+    assert ending.code == loop.DONE
+    assert (len(of(r, "evaluate")), of(r, "sample"), of(r, "save")) == (1, [8], [])
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples/8.jsonl").write_text("{}\n")
+    r = Recorder()
+    r.saved[8] = {}
+    run(r, first=8, folder=tmp_path, losses={8: 1.0})
+    assert r.events == []
+
+
+def test_a_stop_at_the_last_step_is_a_whole_run():
+    r = Recorder()
+    assert run(r, stop_at=8)[0].code == loop.DONE
     assert len(of(r, "evaluate")) == 2
 
 
 @pytest.mark.parametrize("bad_from", [2, 5, 6])
-def test_too_many_bad_steps_stop_and_keep_the_last_good_checkpoint(monkeypatch, bad_from, capsys):
+def test_too_many_bad_steps_stop_and_keep_the_last_good_checkpoint(bad_from):
     r = Recorder()
-    assert run(r, bad_from=bad_from, monkeypatch=monkeypatch) == loop.STOPPED
-    assert all(step < bad_from + 3 for step in of(r, "save"))
-    assert capsys.readouterr().err.count("3 steps in a row") == 1
+    ending, _ = run(r, bad_from=bad_from)
+    assert ending.code == loop.STOPPED
+    assert ending.why.count("3 steps in a row") == 1
+    assert of(r, "save") == ([4] if bad_from > 2 else [])
+
+
+def test_a_hook_that_fails_after_the_save_loses_nothing():
+    def fail(variables):
+        raise ValueError("a bad held-out shard")
+
+    r = Recorder()
+    r.evaluate = fail
+    with pytest.raises(ValueError, match="bad held-out"):
+        run(r)
+    assert of(r, "save") == [4]
+
+
+def test_a_hook_ends_the_run_with_its_state_saved():
+    r, gate = Recorder(), loop.Ending(loop.STOPPED, "validation loss 3.1 is not below 3.0")
+    assert run(r, more_hooks=[At(5, lambda moment: gate)]) == (gate, 5)
+    assert of(r, "save") == [4, 5]
+    assert len(of(r, "evaluate")) == 1  # the last evaluation is that of a whole run
+
+
+def test_a_hook_says_lines_and_leaves_figures(capsys):
+    r = Recorder()
+    run(r, more_hooks=[At(3, lambda moment: moment.say("half of it")), At(6, lambda moment: {"eval/arc": 0.5})])
+    assert of(r, "write").count(6) == 2
+    said = capsys.readouterr().err
+    assert "half of it" in said
+    assert "step 6  at: eval/arc 0.5000" in said
+
+
+def test_a_watch_sees_what_it_reads_of_every_step_one_step_late():
+    r, watch = Recorder(), WhenLoss(9.0, loop.Ending(loop.ROLL_BACK, "a spike", keep=False))
+    ending, step = run(r, log_every=100, more_watches=[watch], loss=lambda step: 10.0 if step == 6 else step / 10)
+    assert (ending.code, step) == (loop.ROLL_BACK, 7)
+    assert watch.seen == [(s, pytest.approx(10.0 if s == 6 else s / 10)) for s in range(1, 7)]
+    assert of(r, "save") == [4]  # not the state that the spike spoiled
+    assert of(r, "write") == [1, 4]  # reading is not logging
+
+
+def test_a_rolled_back_run_goes_on_from_its_checkpoint_past_the_window():
+    """Rolling back is resuming: nothing in the loop knows of it."""
+    spike, r = loop.Ending(loop.ROLL_BACK, keep=False), Recorder()
+    run(r, more_watches=[WhenLoss(9.0, spike)], loss=lambda step: 10.0 if step == 6 else 1.0)
+    again = Recorder()
+    again.saved = dict(r.saved)
+    ending, step = run(again, first=max(r.saved), more_watches=[WhenLoss(9.0, spike)], losses={4: 1.0})
+    assert (ending.code, step) == (loop.DONE, 8)
+    assert of(again, "save") == [8]
+
+
+def test_nothing_is_due_before_the_first_step_but_what_asks_for_it():
+    c = config.resolve(config_files.load("base", ["data.path=x"])).eval
+    held_out = hooks.HeldOut(lambda variables: {}, 4, c, {})
+    save = hooks.Save(Recorder(), 4, {})
+    assert hooks.owed([save, held_out], 0, 8) == []
+    at_start = hooks.HeldOut(lambda variables: {}, 4, dataclasses.replace(c, at_start=True), {})
+    assert hooks.owed([save, at_start], 0, 8) == [at_start]

@@ -1,12 +1,11 @@
 """The real loop around a real step: what the host waits for, when, and what it moves between host and device.
 
-XLA's guard against copies to the host never fires on a CPU, where host and device share memory. So every way in which
-Python waits for an array is watched instead: on a mesh of several devices they all go through three functions of JAX.
+XLA's guard against copies to the host never fires on a CPU, where host and device share memory. So the step gives the loop
+stand-ins for its arrays, which note every way in which Python waits for one.
 """
 
 import dataclasses
 import gzip
-import inspect
 import json
 import re
 
@@ -15,46 +14,63 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
-from jax._src import array
-from jax._src.lib import xla_client
 
-from jaxlm import config, config_files, models, sharding
+from jaxlm import config, config_files, sharding
 from jaxlm.objectives import lm
-from jaxlm.report import profile as report
-from jaxlm.train import checkpoint, loop, metrics, optim, state, step
+from jaxlm.step import parts, state
+from jaxlm.train import hooks, loop, metrics, profile, signals, watches, xplane
+from jaxlm.train.checkpoints.store import Checkpointer
 
 STEPS, LOG_EVERY, B, T = 9, 3, 8, 16
 
 
 class Watch:
-    """Which step was dispatched last, and every wait of the host for what a step made: (made by, dispatched, array)."""
+    """Which step was dispatched last, and every wait of the host for what a step made: (made by, dispatched)."""
 
-    def __init__(self, monkeypatch):
-        self.dispatched, self.waits, self.events, self._made, self._kept = 0, [], [], {}, []
-        value = array.ArrayImpl.__dict__["_value"].fget
-        block, blocks = array.ArrayImpl.block_until_ready, xla_client.batched_block_until_ready
-        monkeypatch.setattr(array.ArrayImpl, "_value", property(lambda x: (self.note(x), value(x))[1]))
-        monkeypatch.setattr(array.ArrayImpl, "block_until_ready", lambda x: (self.note(x), block(x))[1])
-        monkeypatch.setattr(
-            xla_client, "batched_block_until_ready", lambda xs: ([self.note(x) for x in xs], blocks(xs))[1]
-        )
+    def __init__(self):
+        self.dispatched, self.waits, self.events = 0, [], []
 
-    def note(self, x):
-        if id(x) in self._made:
-            self.waits.append((self._made[id(x)], self.dispatched))
-            self.events.append(("wait", self._made[id(x)]))
+    def note(self, made):
+        self.waits.append((made, self.dispatched))
+        self.events.append(("wait", made))
 
     def step(self, train_step):
-        def watched(now, batch):
-            now, on_device = train_step(now, batch)
+        """The step whose results are stand-ins."""
+
+        def watched(frozen, now, batch):
+            now, found = train_step(frozen, real(now), batch() if callable(batch) else batch)
             self.dispatched += 1
             self.events.append(("dispatch", self.dispatched))
-            leaves = jax.tree.leaves((now, on_device))
-            self._kept.append(leaves)  # else an id could come again
-            self._made |= {id(x): self.dispatched for x in leaves}
-            return now, on_device
+            return jax.tree.map(lambda x: StandIn(x, self.dispatched, self), (now, found))
 
         return watched
+
+
+class StandIn:
+    """An array that tells when somebody waits for it."""
+
+    def __init__(self, array, made, watch):
+        self.array, self._made, self._watch = array, made, watch
+
+    def copy_to_host_async(self):
+        self.array.copy_to_host_async()  # nobody waits
+
+    def __float__(self):
+        self._watch.note(self._made)
+        return float(self.array)
+
+    def __array__(self, dtype=None, copy=None):
+        self._watch.note(self._made)
+        return np.asarray(self.array, dtype)
+
+    def block_until_ready(self):
+        self._watch.note(self._made)
+        self.array.block_until_ready()
+        return self
+
+
+def real(now):
+    return jax.tree.map(lambda x: x.array if isinstance(x, StandIn) else x, now)
 
 
 def make_batch():
@@ -63,23 +79,58 @@ def make_batch():
 
 
 class Batches:
-    """The loader's place: numpy arrays."""
+    """The loader's place. `lazy` takes a batch only when the step needs it, `on_host` leaves it there."""
 
-    def __init__(self, watch):
-        self._batch, self._watch, self.taken = make_batch(), watch, 0
+    def __init__(self, watch, mesh, lazy=False, on_host=False):
+        self._watch, self._mesh, self._lazy, self._on_host, self.taken = watch, mesh, lazy, on_host, 0
 
-    def __next__(self):
+    def __call__(self, now):
+        return self._take if self._lazy else self._take()
+
+    def _take(self):
         self.taken += 1
         self._watch.events.append(("batch", self.taken))
-        return self._batch
+        if self._on_host:
+            return make_batch()
+        with jax.transfer_guard("allow"):  # the one copy to the device
+            return sharding.to_global(make_batch(), self._mesh, B)
 
 
-class Checkpointer(checkpoint.Checkpointer):
+class Saver(Checkpointer):
     """The real one; saving, which waits by design, may copy."""
 
-    def save(self, *args):
+    def save(self, now, meta):
         with jax.transfer_guard("allow"):
-            return super().save(*args)
+            return super().save(real(now), meta)
+
+
+class End(hooks.Hook):
+    """Notes that the last step is over: hooks may wait for the device."""
+
+    name = "end"
+
+    def __init__(self, watch):
+        self._watch = watch
+
+    def due(self, step, end):
+        return step == end
+
+    def __call__(self, moment):
+        self._watch.events.append("end")
+
+
+class Recorder(metrics.Recorder):
+    """With a mutation in the place where copies to the host are begun."""
+
+    def __init__(self, *args, mutation=None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._mutation = mutation
+
+    def fetch(self, step, found):
+        if self._mutation:
+            self._mutation(found)
+        else:
+            super().fetch(step, found)
 
 
 @pytest.fixture(scope="module")
@@ -88,40 +139,40 @@ def trained(tmp_path_factory):
     keys = ["data.path=x", "optim.warmup_steps=0", f"train.steps={STEPS}", f"train.batch_size={B}"]
     keys += [f"train.seq_len={T}", f"log.every_steps={LOG_EVERY}", "train.eval_every_steps=0"]
     c = config.resolve(config_files.load("base", [*keys, f"workdir={tmp_path_factory.mktemp('run')}"]))
-    c = dataclasses.replace(c, model=tiny.model_config(n_layers=1))
-    mesh = sharding.make_mesh(c.mesh)
-    model = models.build(c.model, "xla")
-    tx = optim.make(c.optim, models.abstract_params(model))
-    where = state.shardings(state.abstract(model, tx), model, mesh)
-    pure = step.make(c, lm.make(model, c.model, c.loss), tx, optim.schedule(c.optim, STEPS))
-    compiled = step.jit(pure, where, mesh)
+    c = dataclasses.replace(c, model=tiny.model_config(n_layers=1, attention="xla"))
+    made = parts.make(c, sharding.make_mesh(c.mesh), lm.make)
+    compiled = made.jit()
 
     def fresh():
-        return jax.device_put(state.init(tiny.random_params(model), tx), where)
+        return jax.device_put(state.init({"params": tiny.random_params(made.model)}, made.tx), made.shardings)
 
-    with jax.set_mesh(mesh):
-        compiled(fresh(), sharding.to_global(make_batch(), mesh, B))
-    return c, mesh, fresh, compiled
+    with jax.set_mesh(made.mesh):
+        compiled({}, fresh(), sharding.to_global(make_batch(), made.mesh, B))
+    return c, made.mesh, fresh, compiled
 
 
-def run(trained, tmp_path, monkeypatch, c=None):
+def run(trained, folder, *, window=None, log_every=LOG_EVERY, mutation=None, **batches):
     """The loop from step 0 to the end under the guard; what was watched of it."""
-    asked, mesh, fresh, compiled = trained
-    c, now, watch = c or asked, fresh(), Watch(monkeypatch)
-    batches = Batches(watch)
+    c, mesh, fresh, compiled = trained
+    watch, now = Watch(), fresh()
     meter = metrics.Meter(tokens_per_step=B * T, flops_palm=1, flops_causal=1, peak_flops=None, usd_per_hour=0)
-    writer = metrics.Writer(tmp_path, dataclasses.replace(c.log, tensorboard=False), {})
-    checkpointer = Checkpointer(tmp_path / "checkpoints", c.checkpoint)
-    hooks = loop.Hooks(lambda params: {}, lambda params, step: [], {})
-    monkeypatch.setattr(
-        loop._Loop, "finish", lambda *a, before=loop._Loop.finish: (watch.events.append("end"), before(*a))
+    writer = metrics.Writer(folder, dataclasses.replace(c.log, tensorboard=False), {})
+    saver = Saver(folder / "checkpoints", c.checkpoint)
+    trace = profile.Trace(window, folder / "profile")
+    job = loop.Run(
+        mesh=mesh,
+        steps=STEPS,
+        train_step=watch.step(compiled),
+        frozen={},
+        batches=Batches(watch, mesh, **batches),
+        hooks=[trace, End(watch), hooks.Save(saver, c.checkpoint.every_steps, {}), trace.begin],
+        watches=[watches.SaveInFlight(saver), watches.NonFinite(20)],
+        recorder=Recorder(meter, writer, first=1, steps=STEPS, every_steps=log_every, mutation=mutation),
+        stop=signals.StopSignal(),
     )
-    monkeypatch.setattr(
-        sharding, "to_global", jax.transfer_guard("allow")(sharding.to_global)
-    )  # the one copy to the device
-    with jax.transfer_guard("disallow"):
-        args = (watch.step(compiled), batches, checkpointer, meter, writer, hooks)
-        assert loop.run(c, mesh, now, *args) == loop.DONE
+    with jax.transfer_guard("allow" if window else "disallow"), trace:
+        _, ending = loop.run(job, now)
+    assert ending.code == loop.DONE
     writer.close()
     return watch
 
@@ -145,72 +196,56 @@ def check(watch):
     assert all(waits[step] == 1 for step in quiet), waits  # is the step good? nothing else is read of it
 
 
-def test_the_host_waits_for_the_step_before_the_last_alone_and_copies_nothing_unasked(trained, tmp_path, monkeypatch):
-    check(run(trained, tmp_path, monkeypatch))
+def test_the_host_waits_for_the_step_before_the_last_alone_and_copies_nothing_unasked(trained, tmp_path):
+    check(run(trained, tmp_path))
     written = metrics.read(tmp_path / "metrics.jsonl")
     assert sorted(written) == [1, 3, 6, 9]
     assert {"train/loss", "train/grad_norm", "train/lr", "train/skipped"} <= set(written[6])
 
 
 @pytest.mark.parametrize(
-    "mend",
+    "mutation",
     [
-        lambda metrics: float(metrics["loss"]),
-        lambda metrics: jax.device_get(metrics),
-        lambda metrics: np.asarray(metrics["grad_norm"]),
-        lambda metrics: metrics["loss"].block_until_ready(),
-        lambda metrics: jax.block_until_ready(metrics),
+        lambda found: float(found["loss"]),
+        lambda found: jax.device_get(found),
+        lambda found: np.asarray(found["grad_norm"]),
+        lambda found: found["loss"].block_until_ready(),
+        lambda found: jax.block_until_ready(found),
     ],
 )
-def test_a_wait_for_the_step_just_sent_is_seen(trained, tmp_path, monkeypatch, mend):
-    monkeypatch.setattr(loop._Loop, "fetch", lambda self, step, on_device: mend(on_device))
-    watch = run(trained, tmp_path, monkeypatch)
+def test_a_wait_for_the_step_just_sent_is_seen(trained, tmp_path, mutation):
+    watch = run(trained, tmp_path, mutation=mutation)
     with pytest.raises(AssertionError, match="waited for step 1 with 1 dispatched"):
         check(watch)
 
 
-def test_reading_all_metrics_of_every_step_is_seen(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop._Loop, "_log_due", lambda self, step: True)
-    with pytest.raises(AssertionError):
-        check(run(trained, tmp_path, monkeypatch))
-
-
-def test_a_batch_that_is_taken_only_when_it_is_needed_is_seen(trained, tmp_path, monkeypatch):
-    ahead = "            batch = next_batch() if step < total else None"
-    source = inspect.getsource(loop.run)
-    assert ahead in source
-    source = source.replace(ahead, "            pass").replace(
-        "train_step(state, batch)", "train_step(state, next_batch())"
-    )
-    lazy = dict(vars(loop))
-    exec(source.replace("batch = next_batch() if step < total else None", "pass"), lazy)
-    monkeypatch.setattr(loop, "run", lazy["run"])
-    watch = run(trained, tmp_path, monkeypatch)
+def test_reading_all_metrics_of_every_step_is_seen(trained, tmp_path):
+    watch = run(trained, tmp_path, log_every=1)
     with pytest.raises(AssertionError):
         check(watch)
 
 
-@pytest.mark.parametrize("what", ["a batch left on the host", "an array made in the loop"])
-def test_an_implicit_copy_to_the_device_is_refused(trained, tmp_path, monkeypatch, what):
-    if "batch" in what:
-        monkeypatch.setattr(sharding, "to_global", lambda batch, mesh, size: batch)
-    else:
-        monkeypatch.setattr(loop._Loop, "fetch", lambda self, step, on_device: jnp.zeros(3))
+def test_a_batch_that_is_taken_only_when_it_is_needed_is_seen(trained, tmp_path):
+    watch = run(trained, tmp_path, lazy=True)
+    with pytest.raises(AssertionError):
+        check(watch)
+
+
+@pytest.mark.parametrize("mutated", [{"on_host": True}, {"mutation": lambda found: jnp.zeros(3)}])
+def test_an_implicit_copy_to_the_device_is_refused(trained, tmp_path, mutated):
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
-        run(trained, tmp_path, monkeypatch)
+        run(trained, tmp_path, **mutated)
 
 
-def test_a_traced_window_is_reported_and_waits_at_its_ends_only(trained, tmp_path, monkeypatch, capsys):
-    c = dataclasses.replace(trained[0], workdir=str(tmp_path), profile=config.ProfileConfig("4:6"))
-    with jax.transfer_guard("allow"):
-        watch = run(trained, tmp_path, monkeypatch, c)
+def test_a_traced_window_is_reported_and_waits_at_its_ends_only(trained, tmp_path, capsys):
+    watch = run(trained, tmp_path, window=(4, 6))
     early = {number for number, dispatched in watch.waits if number >= dispatched} - {STEPS}
     assert early == {3, 6}
     said = capsys.readouterr().err
     assert "steps 4 to 6" in said
     (line,) = (line for line in said.splitlines() if line.startswith("attention "))
     shares = {word: float(share) for word, share in re.findall(r"(\w+) ([\d.]+)%", line)}
-    assert set(shares) == set(report.CLASSES)
+    assert set(shares) == set(xplane.CLASSES)
     assert sum(shares.values()) == pytest.approx(100, abs=0.3)
     assert min(shares["attention"], shares["matmul"], shares["elementwise"], shares["communication"]) > 0
     (folder,) = (tmp_path / "profile/plugins/profile").iterdir()

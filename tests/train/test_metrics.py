@@ -6,9 +6,12 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 
-from jaxlm.config import ConfigError, LogConfig
+from jaxlm import config, config_files
+from jaxlm.config import ConfigError, HardwareConfig, LogConfig
+from jaxlm.plan import flops
 from jaxlm.train import metrics
 
 
@@ -72,6 +75,21 @@ def test_meter_counts_dollars_of_earlier_starts_and_leaves_pauses_out_of_the_spe
         "mfu_palm": 0.25,
         "mfu_causal": 0.125,
     }
+
+
+def test_a_run_of_a_config_is_metered_on_all_devices():
+    c = config.resolve(config_files.load("quickstart", ["workdir=w", "train.batch_size=16", "train.seq_len=128"]))
+    meter = metrics.make_meter(c.model, c.train, HardwareConfig(3600.0, 2.0, "", ()), wall_s=50.0)
+    record = meter.clock(3)
+    assert record["tokens"] == 3 * 16 * 128
+    assert record["cost_usd"] == pytest.approx(record["wall_s"], abs=1e-2)
+    assert 50 <= record["wall_s"] < 60
+    meter.measure(3, 10)
+    record = meter.measure(4, 10)
+    peak = 2e12 * jax.device_count()
+    per_token = flops.flops_per_token(c.model, 128)
+    assert record["mfu_palm"] == pytest.approx(record["tokens_per_second"] * per_token.palm / peak)
+    assert record["mfu_causal"] == pytest.approx(record["tokens_per_second"] * per_token.causal / peak)
 
 
 def test_tensorboard_files_hold_the_scalars(tmp_path):

@@ -3,7 +3,6 @@
 import contextlib
 import pathlib
 import tempfile
-import typing
 from collections.abc import Iterator
 
 import duckdb
@@ -27,7 +26,7 @@ def connect(folder: pathlib.Path, memory_gb: float, threads: int) -> Iterator[du
             yield connection
 
 
-def quoted(path: typing.Any) -> str:
+def quoted(path: pathlib.Path | str) -> str:
     """A path or glob as an SQL string."""
     return "'" + str(path).replace("'", "''") + "'"
 

@@ -1,160 +1,18 @@
-"""Documents of a source, from files of many formats, datasets or the embedded corpus.
+"""Sources of documents: files of many formats, datasets, and the embedded corpus. A module a format; `registry.py` lists them.
 
 A source's path is one of
 
-- a file, a folder (searched below it), a glob, or a URL that fsspec knows (s3://, gs://, https://): files of the formats
-  in `registry.FORMATS`, each compressed or not;
+- a file, a folder (searched with all folders in it), a glob, or a URL that fsspec knows (s3://, gs://, https://): files of
+  the formats in `registry.FORMATS`, compressed or not;
 - `hub:REPO[:CONFIG][:SPLIT]`: a Hugging Face dataset (see `hub.py`);
-- `tfds:NAME[:SPLIT][?key=FEATURE]`: a prepared TFDS dataset in ArrayRecord form;
+- `tfds:NAME[:SPLIT][?key=FEATURE]`: a prepared TFDS dataset in ArrayRecord form (see `tfds.py`);
 - `embedded:prose`, `embedded:math`, `embedded:code`: what every installation has (see `embedded.py`).
 
 A document's id leads back to the source: `a/b.jsonl:LINE` (from 1), `b.parquet:ROW` (from 0), `notes.txt`,
 `notes.txt@BYTE`, `site/page.html`, `crawl.warc.gz@BYTE`, `dump.xml.bz2:PAGEID`, `tfds:name/split/INDEX`,
-`numpy.linalg.norm`. Its metadata has "source", "format", "site", and where the source tells them "url", "path",
+`numpy.linalg.norm`. Its metadata has "source", "format" and "site", and, if the source tells them, "url", "path",
 "licence", "language", "title" and "date".
 
-Every record is counted once: as a document that is yielded, or in `SourceStats.skipped`.
+`units.py` splits a source into units of work and reads them, for `jaxlm prepare`. `plain.py` reads sources whose text
+can be trained on as it is.
 """
-
-import collections
-import sys
-import zlib
-from collections.abc import Iterator
-
-from jaxlm.config import ConfigError, nearest
-from jaxlm.corpus.sources import base, files, registry
-from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats, Unit
-from jaxlm.corpus.stage import Document
-
-__all__ = ["Part", "SourceSpec", "SourceStats", "Unit", "iterate_documents", "read", "source_signature", "units"]
-
-# With max_bytes, so many units are read that each gives this part of task_bytes in text, evenly spread over the source.
-_SAMPLED_PART = 16
-
-
-def units(spec: SourceSpec, task_bytes: int, others: collections.Counter[str] | None = None) -> list[Unit]:
-    """Splits a source into units of work of about `task_bytes` of input, in a fixed order.
-
-    What they hold depends on the source, `task_bytes` and `spec` alone. Files are listed, not read; those of a folder
-    that are of no known format are counted in `others` by suffix. With `max_bytes`, some units, evenly spread, share it
-    by their size. Raises ConfigError for a source that does not exist.
-    """
-    parts = _parts(spec, task_bytes, others)
-    grouped, size = [[]], 0
-    for part in parts:
-        if grouped[-1] and size + part.size > task_bytes:
-            grouped.append([])
-            size = 0
-        grouped[-1].append(part)
-        size += part.size
-    made = [Unit(tuple(group)) for group in grouped]
-    return _sample(made, spec.max_bytes, task_bytes) if spec.max_bytes else made
-
-
-def read(unit: Unit, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields a unit's documents in a fixed order. Texts are non-empty and encode as UTF-8.
-
-    A broken record costs itself alone and is counted in `stats`; so does a file that lacks the field `text_key` (see
-    `stats.no_field`). Raises ConfigError for a dataset that lacks it, OSError when the file system fails.
-    """
-    read_bytes = 0
-    for part in unit.parts:
-        for document in registry.reader(part.format).read(part, spec, stats):
-            size = _checked_size(document, stats)
-            if size is None:
-                continue
-            if unit.max_bytes and read_bytes and read_bytes + size > unit.max_bytes:
-                return
-            read_bytes += size
-            stats.documents += 1
-            stats.bytes += size
-            document.metadata["source"] = spec.name
-            document.metadata.setdefault("site", base.site_of(document.metadata.get("url", "")) or spec.name)
-            yield document
-
-
-def iterate_documents(
-    spec: str,
-    *,
-    text_key: str = "text",
-    tfds_dir: str | None = None,
-    max_bytes: int | None = None,
-    stats: SourceStats | None = None,
-) -> Iterator[tuple[str, str]]:
-    """Yields (doc_id, text) of a source whose text can be trained on as it is (.txt, .jsonl, .parquet, datasets), in order.
-
-    Args:
-      spec: the source's path, as in this module's docstring.
-      text_key: field of .jsonl and .parquet records that holds the text.
-      tfds_dir: TFDS's data_dir (default: TFDS's own).
-      max_bytes: stop after this many bytes of text (embedded sources have a default of their own).
-      stats: filled while reading.
-
-    Raises ConfigError for a source that does not exist, holds no such field or yields no document.
-    """
-    stats = SourceStats() if stats is None else stats
-    wanted = SourceSpec(spec, spec, "plain", text_key, max_bytes or 0, (), tfds_dir or "", "")
-    whole = Unit(tuple(_parts(wanted, sys.maxsize)), wanted.max_bytes)
-    yield from ((document.id, document.text) for document in read(whole, wanted, stats))
-    if not stats.documents:
-        raise ConfigError(
-            f"source '{spec}' gave no document ({stats.summary()}); {stats.no_field or 'check the path and text_key'}"
-        )
-
-
-def source_signature(spec: str) -> str:
-    """What a rebuild compares to see whether a source's files changed: names and sizes, one line; empty if not files.
-
-    An edit that keeps a file's size goes unseen.
-    """
-    if registry.scheme(spec):
-        return ""
-    listing = [f"{file.name}={file.size}" for file in files.find(spec, *registry.PLAIN)]
-    return f"crc32 {zlib.crc32(';'.join(listing).encode()):08x} of {len(listing)} file names and sizes"
-
-
-def _parts(spec: SourceSpec, task_bytes: int, others: collections.Counter[str] | None = None) -> list[Part]:
-    if scheme := registry.scheme(spec.path):
-        return registry.reader(scheme).parts(spec, task_bytes)
-    if spec.format == "code":
-        from jaxlm.corpus.sources import code
-
-        return [part for file in code.find(spec.path) for part in files.cut(file, "code", task_bytes)]
-    choices = {"auto": tuple(f for f in registry.FORMATS if f != "code"), "plain": registry.PLAIN}
-    if spec.format not in choices and spec.format not in registry.FORMATS:
-        known = ["auto", *registry.FORMATS]
-        raise ConfigError(f"source '{spec.path}': no format '{spec.format}'; {nearest(spec.format, known)}")
-    formats = choices.get(spec.format, (spec.format,))
-    found = files.find(spec.path, *formats, others=others)
-    return [
-        part
-        for file in found
-        for part in files.cut(file, files.format_of(file.name, formats) or spec.format, task_bytes)
-    ]
-
-
-def _sample(made: list[Unit], max_bytes: int, task_bytes: int) -> list[Unit]:
-    count = min(len(made), max(1, -(-max_bytes * _SAMPLED_PART // task_bytes)))
-    chosen = [made[i * len(made) // count] for i in range(count)]
-    sizes = [sum(part.size for part in unit.parts) for unit in chosen]
-    return [
-        Unit(unit.parts, max(1, max_bytes * size // max(1, sum(sizes))))
-        for unit, size in zip(chosen, sizes, strict=True)
-    ]
-
-
-def _checked_size(document: Document, stats: SourceStats) -> int | None:
-    """Bytes of the text, after lone surrogates are repaired; None (and counted) when it is empty."""
-    text = document.text
-    if not text.strip():
-        stats.skip("empty", document.id)
-        return None
-    if text.isascii():
-        return len(text)
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        stats.repair("lone surrogates became '?'", document.id)
-        raw = text.encode("utf-8", "replace")
-        document.text = raw.decode()
-        return len(raw)

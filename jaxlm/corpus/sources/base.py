@@ -19,17 +19,17 @@ _EXAMPLES = 5  # of each reason
 
 @dataclasses.dataclass(frozen=True)
 class SourceSpec:
-    """A source as the config names it.
+    """A source as the config describes it.
 
     Attributes:
-      name: in the config; goes into the documents' metadata.
-      path: file, folder, glob, URL that fsspec knows, `tfds:NAME`, `hub:REPO`, `embedded:NAME`.
-      format: "auto" (each file by its name), or a key of `registry.FORMATS`.
+      name: its name in the config; becomes metadata["source"] of its documents.
+      path: a file, folder, glob or URL that fsspec knows, or `tfds:NAME`, `hub:REPO`, `embedded:NAME`.
+      format: "auto" (told by each file's name), or a key of `registry.FORMATS`.
       text_key: the field that holds the text, in jsonl, parquet and datasets.
-      max_bytes: of text to read, at most; 0 = all.
+      max_bytes: read at most this many bytes of text; 0 = all.
       licences: SPDX ids of the code to keep; () = all.
-      tfds_dir: TFDS's data_dir; "" = its own.
-      hub_dir: folder that holds hub datasets as REPO/**; "" = from the hub.
+      tfds_dir: TFDS's data_dir; "" = TFDS's own default.
+      hub_dir: a folder that holds hub datasets as REPO/**; "" = ask the hub.
     """
 
     name: str
@@ -44,15 +44,17 @@ class SourceSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A file or a piece of one.
+    """A file, or a piece of one.
 
     Attributes:
-      format: a key of `registry.READERS`.
-      name: what its documents' ids begin with: relative to the source's folder.
-      url: what to open: a local path, or a URL.
-      start, stop: the records that begin in these bytes (examples, for datasets); stop -1 = to the end.
-      size: bytes of input, about. file_size: of the whole file, compressed as it is; 0 when unknown.
-      licence_files: code: the licence files nearest to it.
+      format: a key of `registry.FORMATS` or `registry.SCHEMES`.
+      name: the file's path relative to the source's folder; the ids of its documents begin with it.
+      url: what to open: a local path or a URL.
+      start, stop: a range of bytes (of examples, for datasets). The part holds the records that begin in it. stop -1 =
+        to the end.
+      size: about how many bytes of input the part has.
+      file_size: bytes of the whole file as it is stored, compressed or not; 0 = unknown.
+      licence_files: for code, the licence files nearest to it.
     """
 
     format: str
@@ -67,7 +69,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """What one task reads: parts in order, and at most `max_bytes` of text (0 = all)."""
+    """What one task reads: these parts in this order, and at most `max_bytes` of text (0 = all)."""
 
     parts: tuple[Part, ...]
     max_bytes: int = 0
@@ -75,12 +77,14 @@ class Unit:
 
 @dataclasses.dataclass
 class SourceStats:
-    """What reading a source met.
+    """Counts what was read from a source, and what was lost or repaired.
 
     Attributes:
-      skipped: lost records by reason. repaired: the same of records that are kept in a changed form.
-      examples: the first of each reason, `ID: REASON`.
-      no_field: of the first part of which no record has the field `text_key`: what it has; "" = no such part.
+      documents, bytes: documents that were read, and the bytes of their texts.
+      skipped: reason -> how many records were left out.
+      repaired: reason -> how many records were kept in a changed form.
+      examples: the first few records of each reason, as `ID: REASON`.
+      no_field: a message for the first part that has no field `text_key` at all: which fields it has. "" = no such part.
     """
 
     documents: int = 0
@@ -99,7 +103,7 @@ class SourceStats:
         self._note(self.repaired, reason, doc_id, 1)
 
     def merge(self, other: "SourceStats") -> None:
-        """Adds what another unit of the source met; in the order of units the examples are always the same."""
+        """Adds the counts of another unit of the source. Merged in the order of units, the examples are always the same."""
         self.documents += other.documents
         self.bytes += other.bytes
         self.no_field = self.no_field or other.no_field
@@ -118,7 +122,7 @@ class SourceStats:
             self.examples.append(example)
 
     def summary(self) -> str:
-        """One line for people."""
+        """Returns the counts in one line for people."""
         line = f"{self.documents:,} documents, {self.bytes / 1e6:.1f} MB"
         for verb, counts in (("skipped", self.skipped), ("repaired", self.repaired)):
             for reason, count in counts.items():
@@ -127,18 +131,22 @@ class SourceStats:
 
 
 class Reader(typing.Protocol):
-    """What a module of a format has. `GRAIN`: its files may be cut at multiples of this many bytes; 0 = never."""
+    """What a module that reads a format must have.
+
+    `GRAIN`: its files may be cut into parts at multiples of this many bytes; 0 = never.
+    """
 
     GRAIN: int
 
     def read(self, part: Part, spec: SourceSpec, stats: SourceStats) -> typing.Iterator[Document]:
-        """The documents of a part, in order; what is broken costs itself alone and goes into `stats`."""
+        """Yields the documents of a part in order. Skips a broken record, counts it in `stats` and goes on."""
 
 
 def to_text(raw: bytes, doc_id: str, stats: SourceStats) -> str:
-    """UTF-8, what a byte order mark tells, or windows-1252 where that alone makes sense, counted as repaired.
+    """Decodes bytes: by the byte order mark if there is one, else as UTF-8.
 
-    Else what is not UTF-8 becomes U+FFFD, and is counted too.
+    Bytes that are not UTF-8 are read as windows-1252 if they look like it; else each bad byte becomes U+FFFD. Both are
+    counted in `stats` as repaired.
     """
     for mark, charset in BYTE_ORDER_MARKS:
         if raw.startswith(mark):
@@ -154,7 +162,10 @@ def to_text(raw: bytes, doc_id: str, stats: SourceStats) -> str:
 
 
 def _western(raw: bytes) -> str | None:
-    """Text in windows-1252, if nothing in it is UTF-8 beyond ASCII and its other characters are few and common."""
+    """Returns the text in windows-1252.
+
+    None if it holds UTF-8 beyond ASCII, or many or uncommon characters beyond ASCII.
+    """
     beyond = raw.translate(None, bytes(range(128)))
     if (
         8 * len(beyond) > len(raw)
@@ -179,7 +190,7 @@ _COMMON_1252 = (  # signs of typography, and letters of French, German, Italian,
 
 
 def site_of(url: str) -> str:
-    """The host of a URL without `www.`; "" when it has none."""
+    """Returns the host of a URL without `www.`; "" if it has none."""
     try:
         return re.sub(r"^www\d?\.", "", urllib.parse.urlsplit(url).hostname or "")
     except ValueError:
@@ -201,7 +212,7 @@ _DOCUMENT_FORMATS = ("text", "html", "markdown", "code")
 
 
 def known_metadata(record: collections.abc.Mapping[str, typing.Any]) -> dict[str, str]:
-    """What documents carry of a record's fields, as strings; lists (of licences) become `A OR B`."""
+    """Picks the fields of a record that documents carry as metadata, as strings. A list (of licences) becomes `A OR B`."""
     found = {}
     for key, fields in _FIELDS.items():
         for field in fields:

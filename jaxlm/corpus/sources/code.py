@@ -1,4 +1,4 @@
-"""Trees of source code: what is tracked, written by hand and in a known language, with its licence."""
+"""Trees of source code: reads the files that git would track and whose language is known, and tells their licence."""
 
 import dataclasses
 import functools
@@ -26,7 +26,10 @@ _LICENCE_BYTES = 1 << 16
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Id: the file's path. Licence: the file's SPDX header, else what the nearest licence files say."""
+    """Yields the part's file as a document.
+
+    Its id is the path; its licence is told by an SPDX header, else by the nearest licence files.
+    """
     raw = streams.read_whole(part)
     if isinstance(raw, streams.Damage) or _BINARY in raw[:_SNIFF_BYTES]:
         stats.skip(raw.reason if isinstance(raw, streams.Damage) else "binary file", part.name)
@@ -50,13 +53,13 @@ def _licence_of(url: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Folder:
-    """What holds below a folder: its ignore rules with their folders, innermost first, and the nearest licence files."""
+    """What applies below a folder: ignore rules (innermost first, each with its folder), and the nearest licence files."""
 
     ignores: tuple[tuple[str, pathspec.GitIgnoreSpec], ...] = ()
     licence_files: tuple[str, ...] = ()
 
     def ignored(self, path: str) -> bool:
-        """git's rule: the innermost .gitignore that speaks of a path decides."""
+        """True if git would ignore the path: the innermost .gitignore that matches it decides."""
         for folder, spec in self.ignores:
             include = spec.check_file(path.removeprefix(folder)).include
             if include is not None:
@@ -65,7 +68,7 @@ class _Folder:
 
 
 def find(path: str) -> list[files.Found]:
-    """The source files under a folder, sorted, or the file itself. ConfigError when there is none."""
+    """Returns the source files under a folder, sorted, or the file itself. Raises ConfigError if there is none."""
     fs, root = files.filesystem(path)
     if not fs.isdir(root):
         return files.find(path, "code")

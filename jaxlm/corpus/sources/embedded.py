@@ -55,13 +55,16 @@ _MATHEMATICAL = re.compile(
 
 
 def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
-    """One: what is a duplicate and what still fits is decided over the whole source. ConfigError for an unknown name."""
+    """Returns one part for the whole source, because duplicates and `max_bytes` concern all of it.
+
+    ConfigError for an unknown name.
+    """
     name = _known(spec.path.removeprefix("embedded:"))
     return [Part("embedded", name, name, size=spec.max_bytes or DEFAULT_MAX_BYTES[name])]
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Documents of `iterate_embedded`."""
+    """Yields the documents of `iterate_embedded`."""
     about = {"format": "code", "language": "python"} if part.name == "code" else {"format": "text"}
     for doc_id, text in iterate_embedded(part.name, spec.max_bytes or None):
         yield Document(text=text, id=doc_id, metadata=about.copy())
@@ -74,17 +77,20 @@ def _known(name: str) -> str:
 
 
 def iterate_embedded(name: str, max_bytes: int | None = None) -> Iterator[tuple[str, str]]:
-    """Yields (doc_id, text) of an embedded source, about `max_bytes` in all (default `DEFAULT_MAX_BYTES`).
+    """Yields (doc_id, text) of an embedded source, about `max_bytes` in all (default: `DEFAULT_MAX_BYTES`).
 
-    The doc_id is the dotted name of what was documented, `python-topic.NAME`, or the path of a source file.
-    ConfigError for an unknown name.
+    The doc_id is the dotted name of the object that is documented, `python-topic.NAME`, or the path of a source file.
+    Raises ConfigError for an unknown name.
     """
     documents = {"prose": _prose, "math": _math, "code": _code}[_known(name)]()
     yield from _without_copies(documents, DEFAULT_MAX_BYTES[name] if max_bytes is None else max_bytes)
 
 
 def _without_copies(documents: Iterable[tuple[str, str]], max_bytes: int) -> Iterator[tuple[str, str]]:
-    """Documents until `max_bytes` are full, each text once whatever its name and spacing (JAX copies NumPy's docstrings)."""
+    """Yields documents until `max_bytes` are full.
+
+    A text that differs in spacing alone comes once (JAX copies NumPy's docstrings).
+    """
     seen: set[bytes] = set()
     left = max_bytes
     for doc_id, text in documents:

@@ -1,4 +1,4 @@
-"""The files of a path source, on any file system that fsspec knows."""
+"""Finds the files of a source that is a path, on any file system that fsspec knows, and cuts large ones into parts."""
 
 import collections
 import dataclasses
@@ -16,7 +16,14 @@ from jaxlm.corpus.sources.base import Part
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A file: its name relative to the source's folder, what to open, bytes (None = unknown), code: its licence files."""
+    """A file of a source.
+
+    Attributes:
+      name: its path relative to the source's folder.
+      url: what to open.
+      size: bytes; None = unknown.
+      licence_files: for code, the licence files nearest to it.
+    """
 
     name: str
     url: str
@@ -25,7 +32,10 @@ class Found:
 
 
 def filesystem(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system of a local path or URL, and the path there. ConfigError when what it needs is not installed."""
+    """Returns the file system of a local path or URL, and the path on it.
+
+    ConfigError if a library for it is not installed.
+    """
     if "::" in path:
         raise ConfigError(f"source '{path}': chained URLs are not read; unpack it first")
     try:
@@ -35,22 +45,22 @@ def filesystem(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 
 def url_of(fs: fsspec.AbstractFileSystem, path: str) -> str:
-    """What `streams.open_file` opens: a local path as it is, else a URL."""
+    """Returns what `streams.open_file` opens: a local path unchanged, else a URL."""
     return path if isinstance(fs, LocalFileSystem) else fs.unstrip_protocol(path)
 
 
 def format_of(name: str, formats: tuple[str, ...]) -> str:
-    """The one of `formats` that a file's name tells, compressed or not; "" when none does."""
+    """Returns the format in `formats` that the file's name tells, compressed or not; "" if none does."""
     plain = name.lower()
     plain = plain.removesuffix(streams.compression(plain))
     return next((f for f in formats if plain.endswith(registry.FORMATS[f][1])), "")
 
 
 def find(path: str, *formats: str, others: collections.Counter[str] | None = None) -> list[Found]:
-    """The files, sorted by name. ConfigError when there is none.
+    """Returns the files of a path, a folder or a glob, sorted by name. Raises ConfigError if there is none.
 
-    Of a folder those whose names tell one of `formats` (`others` counts the rest by suffix); a single one of `formats` is
-    also taken at its word for a file or a glob, whatever the names.
+    In a folder, takes the files whose names tell one of `formats`, and counts the others in `others` by suffix. If only one
+    format is given, a single file, or the files of a glob, are taken to be of that format whatever their names.
     """
     suffixes = ", ".join(suffix for f in formats for suffix in registry.FORMATS[f][1])
     fs, root = filesystem(path)
@@ -83,7 +93,10 @@ def find(path: str, *formats: str, others: collections.Counter[str] | None = Non
 
 
 def cut(file: Found, format_name: str, task_bytes: int) -> list[Part]:
-    """A file whole, or in pieces of about `task_bytes` where its format allows. A file of unknown size counts as one task."""
+    """Returns the file as one part, or as parts of about `task_bytes` if its format allows.
+
+    A file of unknown size stays whole.
+    """
     size = task_bytes if file.size is None else file.size
     whole = Part(format_name, file.name, file.url, 0, -1, size, file.size or 0, file.licence_files)
     grain = registry.reader(format_name).GRAIN
@@ -98,6 +111,6 @@ def cut(file: Found, format_name: str, task_bytes: int) -> list[Part]:
 
 
 def _fixed_part(pattern: str) -> str:
-    """The folders before the first wildcard."""
+    """Returns the folders before the first wildcard."""
     parts = pattern.split("/")
     return "/".join(parts[: next(i for i, part in enumerate(parts) if glob.has_magic(part))])

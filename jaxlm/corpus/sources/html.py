@@ -1,4 +1,4 @@
-"""Folders of HTML pages (sites mirrored, documentation, Confluence exports): the raw page is the document's text."""
+"""Folders of HTML pages (mirrored sites, documentation, Confluence exports). The raw page is the document's text."""
 
 import html
 import re
@@ -25,7 +25,10 @@ _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Ids: the file's name. Site: the canonical URL's host, else the first folder."""
+    """Yields each page as a document.
+
+    Its id is the file's name, its site the canonical URL's host, else the first folder.
+    """
     raw = streams.read_whole(part)
     if isinstance(raw, streams.Damage):
         stats.skip(raw.reason, part.name)
@@ -37,7 +40,7 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
 
 
 def head_metadata(text: str) -> dict[str, str]:
-    """title, and url and site where the page names its canonical URL."""
+    """Returns the page's title, and its url and site if the page names its canonical URL."""
     found, head = {}, text[:_HEAD_CHARS]
     if (title := _TITLE.search(head)) and (words := html.unescape(title[1]).split()):
         found["title"] = " ".join(words)
@@ -47,10 +50,10 @@ def head_metadata(text: str) -> dict[str, str]:
 
 
 def decode(raw: bytes, http_charset: str, doc_id: str, stats: SourceStats) -> str:
-    """A page's bytes as text: byte order mark, then valid UTF-8, then what HTTP or the page declares, then a guess.
+    """Decodes a page. Tries the byte order mark, then UTF-8, then the charset that HTTP or the page declares, then a guess.
 
-    UTF-8 that is valid goes before the declaration because it is hardly ever valid by chance, and servers misdeclare it.
-    A bad byte among good ones becomes U+FFFD and is counted as repaired.
+    Valid UTF-8 goes before the declaration, because text is hardly ever valid UTF-8 by chance and servers often declare
+    a wrong charset. A bad byte among good ones becomes U+FFFD and is counted as repaired.
     """
     for bom, name in base.BYTE_ORDER_MARKS:
         if raw.startswith(bom):

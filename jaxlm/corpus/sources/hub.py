@@ -1,13 +1,13 @@
-"""Hugging Face datasets: `hub:REPO[:CONFIG][:SPLIT]`, from the hub or from a folder of the same schema.
+"""Hugging Face datasets: `hub:REPO[:CONFIG][:SPLIT]`, from the hub or from a folder of the same layout.
 
-The `datasets` library tells which files a configuration has, at which commit. Parquet and jsonl among them are read as
-any other remote file: in pieces, without a cache on disk. Other formats are streamed through `datasets`, one of its
-shards at a time. A task that was stopped begins its piece anew. With `hub_dir`, HUB_DIR/REPO takes the hub's place and
-nothing is asked of the network.
+The `datasets` library tells which files a configuration has, at which commit. Parquet and jsonl files are read like any
+other remote file: in pieces, without a cache on disk. Other formats are streamed through `datasets`, one shard at a time; a
+task that was stopped reads its shard again. With `hub_dir` the files are those in HUB_DIR/REPO, and no network is used.
 """
 
 import posixpath
 import re
+import types
 import typing
 from collections.abc import Iterator
 
@@ -16,13 +16,19 @@ from jaxlm.corpus.sources import files, rows
 from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats
 from jaxlm.corpus.stage import Document
 
+if typing.TYPE_CHECKING:
+    import datasets
+
 _FORMATS = ("parquet", "jsonl")
 _SPLIT_IN_NAME = re.compile(r"(?:^|/)(train|validation|test)(?:[-_.]\d+-of-\d+.*|[-_]\d+)?[./]")
 _REVISION = re.compile(r"hf://datasets/[^@]+@[^/]+/")
 
 
 def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
-    """Pieces of files of about `task_bytes`, or shards. ConfigError when there is no such dataset, config or split."""
+    """Returns pieces of files of about `task_bytes`, or shards.
+
+    ConfigError if there is no such dataset, configuration or split.
+    """
     repo, config, split = _parse(spec.path)
     found = _local(spec, repo, config, split) if spec.hub_dir else _on_hub(spec, repo, config, split)
     if all(files.format_of(file.name, _FORMATS) for file in found):
@@ -32,7 +38,7 @@ def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """The rows of a shard of `datasets`. Ids: `REPO/CONFIG/SPLIT/SHARD-of-SHARDS:ROW` (from 0)."""
+    """Yields the rows of a shard of `datasets`. Ids: `REPO/CONFIG/SPLIT/SHARD-of-SHARDS:ROW` (rows count from 0)."""
     stream = _stream(spec)
     if part.name != _shard_name(spec, part.start, stream.num_shards):
         raise ConfigError(f"source '{spec.path}' changed on the hub since the tasks were made; begin anew")
@@ -48,7 +54,7 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
 
 
 def _parse(path: str) -> tuple[str, str, str]:
-    """(repository, configuration or "", split)."""
+    """Returns (repository, configuration or "", split)."""
     repo, _, rest = path.removeprefix("hub:").partition(":")
     config, _, split = rest.partition(":")
     if not repo or ":" in split:
@@ -57,7 +63,10 @@ def _parse(path: str) -> tuple[str, str, str]:
 
 
 def _local(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.Found]:
-    """Files of the split under HUB_DIR/REPO: those named for it, else those named for none."""
+    """Returns the files of the split under HUB_DIR/REPO.
+
+    Those whose names hold the split's, else those that name no split.
+    """
     fs, root = files.filesystem(posixpath.join(spec.hub_dir, repo))
     if not fs.isdir(root):
         raise ConfigError(f"source '{spec.path}': hub_dir={spec.hub_dir} has no folder {repo}")
@@ -85,8 +94,8 @@ def _local(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.F
     return [files.Found(f"{repo}/{prefix}{file.name}", file.url, file.size) for file in found]
 
 
-def _datasets() -> typing.Any:
-    """The library, slow to import and an extra. Raises ConfigError where it is not installed."""
+def _datasets() -> types.ModuleType:
+    """Imports the `datasets` library, which is slow and optional. Raises ConfigError if it is not installed."""
     try:
         import datasets
     except ImportError:
@@ -116,7 +125,7 @@ def _on_hub(spec: SourceSpec, repo: str, config: str, split: str) -> list[files.
     return found
 
 
-def _stream(spec: SourceSpec) -> typing.Any:
+def _stream(spec: SourceSpec) -> "datasets.IterableDataset":
     datasets = _datasets()
     repo, config, split = _parse(spec.path)
     return datasets.load_dataset(repo, config or None, split=split, streaming=True)

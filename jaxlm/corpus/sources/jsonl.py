@@ -16,7 +16,10 @@ NUMBERED_BYTES = 64 << 20  # in files up to here lines have numbers (a task in t
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Ids: `NAME:LINE` (from 1), and `NAME@BYTE` in a plain file past 64 MiB. Blank lines are no records."""
+    """Yields a document a line.
+
+    Ids: `NAME:LINE` (from 1); in a plain file past 64 MiB `NAME@BYTE`. Blank lines don't count as records.
+    """
     key, has_field, fields = spec.text_key, False, set()
     numbered = bool(streams.compression(part.name)) or part.file_size <= NUMBERED_BYTES
     number = _lines_before(part) if numbered and part.start else 0
@@ -45,7 +48,10 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
 
 
 def _parse(line: bytes, doc_id: str, stats: SourceStats) -> typing.Any:
-    """The line's value; None when it is none. What orjson refuses (lone surrogates, NaN, bad bytes) gets a second look."""
+    """Returns the line's value.
+
+    None if it is not JSON. Lines that orjson refuses (lone surrogates, NaN, bad bytes) get a second try.
+    """
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -56,7 +62,7 @@ def _parse(line: bytes, doc_id: str, stats: SourceStats) -> typing.Any:
 
 
 def _lines_before(part: Part) -> int:
-    """Lines before the first that begins in the part: one ends at its first byte less one, or later."""
+    """Returns how many lines begin before the part. The last of them may end in it."""
     count, left = 1, part.start - 1
     for chunk in streams.chunks(part):
         count += chunk[:left].count(b"\n")

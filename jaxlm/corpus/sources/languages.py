@@ -1,4 +1,4 @@
-"""Programming languages by the name of a file: GitHub Linguist's names in lower case."""
+"""Tells a source file's programming language by its name. Languages are named as in GitHub Linguist, in lower case."""
 
 import functools
 import posixpath
@@ -41,7 +41,7 @@ _BY_SUFFIX = {
 
 
 def of_file(path: str) -> str:
-    """The language of a source file, "" when it is none."""
+    """Returns the language of a source file; "" if its name tells none."""
     return _of_name(posixpath.basename(path).lower())
 
 

@@ -1,4 +1,7 @@
-"""Licences of source code as SPDX ids: from SPDX headers (spdx.dev, annex E) and from the words of licence files."""
+"""Finds the licence of source code, as an SPDX id.
+
+In SPDX headers (spdx.dev, annex E) and by the words of licence files.
+"""
 
 import re
 
@@ -39,13 +42,13 @@ _PHRASES = [(spdx, re.compile(".*?".join(map(re.escape, words.split(" ... "))), 
 
 
 def of_header(text: str) -> str:
-    """The SPDX expression in a file's first lines; "" when there is none."""
+    """Returns the SPDX expression in a file's first lines; "" if there is none."""
     match = _HEADER.search(text, 0, HEADER_CHARS)
     return match[1].strip() if match else ""
 
 
 def of_licence_file(text: str) -> str:
-    """The SPDX id of a licence text; "" when it is none that is known here."""
+    """Returns the SPDX id of a licence text; "" if the text is no licence that is known here."""
     words = re.sub(r"[\s*#/>\"\u201c\u201d]+", " ", text.lower()).replace("license, version", "license version")
     words = re.sub("[\u2018\u2019]", "'", words)
     found = [(match.start(), i, spdx) for i, (spdx, phrase) in enumerate(_PHRASES) if (match := phrase.search(words))]
@@ -53,9 +56,10 @@ def of_licence_file(text: str) -> str:
 
 
 def allowed(expression: str, wanted: tuple[str, ...]) -> bool:
-    """Whether one side of an OR, with all of its ANDs, is wanted; all that is named, where parentheses mix the two.
+    """True if the licences in `wanted` satisfy an SPDX expression: all licences of an AND, at least one side of an OR.
 
-    Case, `-only` and exceptions (WITH) do not matter.
+    An expression that mixes AND and OR in parentheses passes only if every licence in it is wanted. Case, `-only` and
+    exceptions (WITH) are ignored.
     """
 
     def plain(spdx: str) -> str:

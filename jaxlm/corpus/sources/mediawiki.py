@@ -1,7 +1,7 @@
-"""MediaWiki's XML export (Special:Export, dumps.wikimedia.org): articles as text, redirects and other pages left out.
+"""MediaWiki's XML export (Special:Export, dumps.wikimedia.org): reads articles, leaves redirects and other pages out.
 
-Pages are cut out of the stream at their tags, which can't occur within one (text is escaped), and parsed one at a time:
-memory is bounded by a page, and a broken one costs itself alone.
+Finds each page in the stream by its tags (text is escaped, so that they can't occur inside a page), and parses one page
+at a time: memory is bounded by a page, and a broken page is skipped alone.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ _HEADER_BYTES = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class _Wiki:
-    """What the export's header says: the URL before a title ("" when unknown), the host, and names of namespaces."""
+    """What the export's header tells: the URL up to a title ("" = unknown), the host, and the names of media namespaces."""
 
     root: str
     site: str
@@ -33,18 +33,18 @@ class _Wiki:
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Ids: `NAME:PAGEID`, `NAME@BYTE` of a page without one. The text is Markdown under the title."""
+    """Yields each article as Markdown under its title. Ids: `NAME:PAGEID`, or `NAME@BYTE` if the page has no id."""
     wiki = _header(part)
     wiki = wiki if wiki.site else dataclasses.replace(wiki, site=spec.name)
     pages = 0
     for offset, raw in _pages(streams.Cursor(streams.chunks(part, part.start), part.start), part.stop):
         pages += 1
-        where = f"{part.name}@{offset}"
-        page = raw if isinstance(raw, streams.Damage) else _parse(raw, where, part, wiki, stats)
+        doc_id = f"{part.name}@{offset}"
+        page = raw if isinstance(raw, streams.Damage) else _parse(raw, doc_id, part, wiki, stats)
         if isinstance(page, Document):
             yield page
         else:
-            stats.skip(page.reason, where)
+            stats.skip(page.reason, doc_id)
     if not pages and not part.start:
         stats.skip("no page of MediaWiki in it", part.name)
 
@@ -67,7 +67,7 @@ def _header(part: Part) -> _Wiki:
 
 
 def _pages(cursor: streams.Cursor, stop: int) -> Iterator[tuple[int, bytes | streams.Damage]]:
-    """(offset, `<page>...</page>`) of the pages that begin before `stop`."""
+    """Yields (offset, `<page>...</page>`) of the pages that begin before `stop`."""
     while True:
         while (begin := cursor.window.find(_BEGIN)) < 0:
             cursor.drop(len(cursor.window) - len(_BEGIN) + 1)
@@ -95,9 +95,9 @@ def _pages(cursor: streams.Cursor, stop: int) -> Iterator[tuple[int, bytes | str
             cursor.drop(end)
 
 
-def _parse(raw: bytes, where: str, part: Part, wiki: _Wiki, stats: SourceStats) -> Document | streams.Damage:
+def _parse(raw: bytes, doc_id: str, part: Part, wiki: _Wiki, stats: SourceStats) -> Document | streams.Damage:
     try:
-        page = ET.fromstring(base.to_text(raw, where, stats))
+        page = ET.fromstring(base.to_text(raw, doc_id, stats))
     except ET.ParseError:
         return streams.Damage("broken XML page")
     if page.find("redirect") is not None:
@@ -116,4 +116,4 @@ def _parse(raw: bytes, where: str, part: Part, wiki: _Wiki, stats: SourceStats) 
     if date := revision.findtext("timestamp"):
         metadata["date"] = date
     text = f"# {title}\n\n{text}\n" if title and text else text
-    return Document(text=text, id=f"{part.name}:{number}" if number else where, metadata=metadata)
+    return Document(text=text, id=f"{part.name}:{number}" if number else doc_id, metadata=metadata)

@@ -1,4 +1,4 @@
-"""Parquet: the row groups that begin in a part's bytes, a batch at a time."""
+"""Parquet: reads the row groups that begin in a part's bytes, a batch at a time."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,10 @@ _BATCH_ROWS = 256
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Ids: `NAME:ROW` (from 0). Without such a column of strings all rows are skipped."""
+    """Yields a document a row.
+
+    Ids: `NAME:ROW` (from 0). If the file has no column of strings named `text_key`, skips all its rows.
+    """
     with streams.open_file(part.url) as f:
         try:
             table = pq.ParquetFile(f)
@@ -38,18 +41,18 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
 
 
 def _raise_if_not_the_data(error: Exception) -> None:
-    """Arrow tells of damaged data by an OSError without a number; one with a number comes from the file system."""
+    """Raises the error again if it is the file system's: it has a number then, while Arrow reports damage without one."""
     if getattr(error, "errno", None):
         raise error
 
 
-def _fault(schema: pa.Schema, key: str, where: str) -> str:
-    """Why there is no text in the column; "" when there may be."""
+def _fault(schema: pa.Schema, key: str, url: str) -> str:
+    """Returns why the column can hold no text; "" if it can."""
     if key not in schema.names:
-        return f"{where} has no column '{key}'; its columns are {', '.join(schema.names[:10])}: set text_key"
+        return f"{url} has no column '{key}'; its columns are {', '.join(schema.names[:10])}: set text_key"
     kind = schema.field(key).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        return f"column '{key}' of {where} holds {kind}, not strings: set text_key"
+        return f"column '{key}' of {url} holds {kind}, not strings: set text_key"
     return ""
 
 

@@ -1,6 +1,6 @@
-"""Which module reads what. A new format is one module and one line here.
+"""Which module reads which format. To add a format, add a module and one line here.
 
-A module is imported when first used: a run pays for the libraries of its own sources only.
+A module is imported when it is first used, so that a run imports the libraries of its own sources only.
 """
 
 import importlib
@@ -25,12 +25,12 @@ PLAIN = ("text", "jsonl", "parquet")
 
 
 def reader(format_name: str) -> Reader:
-    """The module that reads a format or a scheme."""
+    """Returns the module that reads a format or a scheme."""
     module = FORMATS[format_name][0] if format_name in FORMATS else SCHEMES[format_name]
     return importlib.import_module(f"jaxlm.corpus.sources.{module}")
 
 
 def scheme(path: str) -> str:
-    """`hub` of `hub:REPO`; "" of a path or a URL."""
+    """Returns `hub` for `hub:REPO`; "" for a path or a URL."""
     head = path.partition(":")[0]
     return head if head in SCHEMES else ""

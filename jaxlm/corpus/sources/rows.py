@@ -1,4 +1,4 @@
-"""What jsonl, parquet and datasets have in common: a row with fields becomes a document."""
+"""Makes a document of a row with fields, for jsonl, parquet and datasets."""
 
 import typing
 from collections.abc import Mapping
@@ -8,7 +8,11 @@ from jaxlm.corpus.stage import Document
 
 
 def document(text: str, doc_id: str, row: Mapping[str, typing.Any], text_key: str) -> Document:
-    """The format is the row's own `format`, or html when `text_key` says so, or code when the row's path does."""
+    """Returns a row as a document.
+
+    Its format is the row's own field `format`; else html if `text_key` holds "html", code if the row's path is a source
+    file's, and text otherwise.
+    """
     metadata = base.known_metadata(row)
     if "format" not in metadata:
         language = languages.of_file(metadata["path"]) if "path" in metadata else ""
@@ -19,5 +23,5 @@ def document(text: str, doc_id: str, row: Mapping[str, typing.Any], text_key: st
 
 
 def no_text(key: str) -> str:
-    """The reason of a skipped row."""
+    """Returns the reason for which a row without text is skipped."""
     return f"no text in field '{key}'"

@@ -1,6 +1,7 @@
-"""Bytes of local or remote files, decompressed; a damaged member costs itself alone; lines and records of them.
+"""Reads local and remote files as bytes, decompressed, and finds lines and records in them.
 
-A stream is an iterator of chunks of bytes in which a `Damage` stands wherever bytes are lost.
+A stream is an iterator of chunks of bytes, with a `Damage` wherever bytes are lost: a damaged part of a compressed file
+does not end the stream.
 """
 
 import bz2
@@ -23,8 +24,20 @@ _OUTPUT_BYTES = 1 << 22  # of a chunk, decompressed, at a time: a few kB may sta
 TOO_LARGE = f"record over {base.MAX_RECORD_BYTES >> 20} MiB"
 
 
+class Decompressor(typing.Protocol):
+    """One compressed member of a file, with the interface that bz2's and lzma's decompressors have."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+
+
 class _Gzip:
-    """zlib's decompressor of one member with the interface of bz2's and lzma's."""
+    """zlib's decompressor of one gzip member, with the interface of bz2's and lzma's decompressors."""
 
     def __init__(self):
         self._member = zlib.decompressobj(31)
@@ -45,9 +58,10 @@ class _Gzip:
 
 
 class _Zstd:
-    """The same of zstandard, which takes no limit: input goes in by pieces, and `max_length` is passed by one's output.
+    """zstandard's decompressor of one frame, with the interface of bz2's and lzma's decompressors.
 
-    A block of zstd has 3 bytes or more and gives up to 128 KiB: a piece gives 8 MiB at most.
+    zstandard has no limit on output, so the input goes in by pieces, and the output may pass `max_length` by one
+    piece's: a block of zstd has 3 bytes or more and gives up to 128 KiB, so that a piece gives 8 MiB at most.
     """
 
     _PIECE_BYTES = 192
@@ -78,7 +92,7 @@ class _Zstd:
 
 
 # Suffix -> name, a new decompressor of one member, what a member begins with.
-COMPRESSIONS: dict[str, tuple[str, Callable[[], typing.Any], re.Pattern[bytes]]] = {
+COMPRESSIONS: dict[str, tuple[str, Callable[[], Decompressor], re.Pattern[bytes]]] = {
     ".gz": ("gzip", _Gzip, re.compile(rb"(?s)\x1f\x8b\x08[\0-\x1f].{4}[\0\2\4][\0-\x0d\xff]")),
     ".zst": ("zstd", _Zstd, re.compile(rb"\x28\xb5\x2f\xfd")),
     ".bz2": ("bzip2", bz2.BZ2Decompressor, re.compile(rb"BZh[1-9]1AY&SY")),
@@ -90,7 +104,7 @@ _ERRORS = (zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError)  # bzip2 ra
 
 @dataclasses.dataclass(frozen=True)
 class Damage:
-    """A place in a stream where bytes are lost."""
+    """Stands in a stream where bytes are lost; `reason` says why."""
 
     reason: str
 
@@ -99,12 +113,15 @@ Stream = Iterator[bytes | Damage]
 
 
 def compression(name: str) -> str:
-    """The suffix of a compressed file; "" of a plain one."""
+    """Returns the suffix of a compressed file's name; "" for a plain file."""
     return next((suffix for suffix in COMPRESSIONS if name.endswith(suffix)), "")
 
 
 def open_file(url: str) -> typing.BinaryIO:
-    """A local path or a URL of fsspec, for reading. Errors of the file system pass through: they are no one record's."""
+    """Opens a local path or a URL of fsspec for reading.
+
+    Errors of the file system pass through: no record is to blame for them.
+    """
     if "://" not in url:
         return open(url, "rb")
     fs, path = fsspec.core.url_to_fs(url)
@@ -112,13 +129,13 @@ def open_file(url: str) -> typing.BinaryIO:
 
 
 def read_bytes(url: str, limit: int) -> bytes:
-    """The first `limit` bytes of an uncompressed file."""
+    """Returns the first `limit` bytes of an uncompressed file."""
     with open_file(url) as f:
         return f.read(limit)
 
 
 def chunks(part: Part, start: int = 0) -> Stream:
-    """The bytes of a part's file from `start` to the end of the file, decompressed."""
+    """Yields the decompressed bytes of a part's file, from `start` to the end of the file."""
     with open_file(part.url) as f:
         if start:
             f.seek(start)
@@ -127,8 +144,8 @@ def chunks(part: Part, start: int = 0) -> Stream:
         yield from _members(raw, *COMPRESSIONS[suffix]) if suffix else raw
 
 
-def _members(raw: Iterator[bytes], name: str, new: Callable[[], typing.Any], beginning: re.Pattern[bytes]) -> Stream:
-    """Decompresses members one after another; after a damaged one goes on at what looks like the next beginning."""
+def _members(raw: Iterator[bytes], name: str, new: Callable[[], Decompressor], beginning: re.Pattern[bytes]) -> Stream:
+    """Decompresses a file's members one after another. After a damaged one, goes on where the next seems to begin."""
     member, fresh = new(), True  # fresh: nothing has been fed to this member
     for data in raw:
         while data:
@@ -150,8 +167,8 @@ def _members(raw: Iterator[bytes], name: str, new: Callable[[], typing.Any], beg
         yield Damage(f"unreadable: {name} member cut short")
 
 
-def _outputs(member: typing.Any, data: bytes) -> Iterator[bytes]:
-    """What a member gives for `data`, in chunks of bounded size."""
+def _outputs(member: Decompressor, data: bytes) -> Iterator[bytes]:
+    """Yields what a member decompresses `data` to, in chunks of bounded size."""
     out = member.decompress(data, _OUTPUT_BYTES)
     while True:
         if out:
@@ -162,7 +179,7 @@ def _outputs(member: typing.Any, data: bytes) -> Iterator[bytes]:
 
 
 def _next_member(data: bytes, raw: Iterator[bytes], beginning: re.Pattern[bytes]) -> bytes:
-    """Drops bytes up to a beginning; returns what follows from it, or nothing when there is none."""
+    """Drops bytes up to where a member begins; returns the rest, b"" if none begins."""
     while not (match := beginning.search(data)):
         if not (more := next(raw, b"")):
             return b""
@@ -171,7 +188,7 @@ def _next_member(data: bytes, raw: Iterator[bytes], beginning: re.Pattern[bytes]
 
 
 def read_whole(part: Part) -> bytes | Damage:
-    """All bytes of a small file."""
+    """Returns all bytes of a small file."""
     out, size = [], 0
     for chunk in chunks(part):
         if isinstance(chunk, Damage):
@@ -184,9 +201,9 @@ def read_whole(part: Part) -> bytes | Damage:
 
 
 def lines(part: Part) -> Iterator[tuple[int, bytes | Damage]]:
-    """(offset, line with its end) of the lines that begin in the part's bytes; offsets count decompressed bytes.
+    """Yields (offset, line with its end) for the lines that begin in the part's bytes. Offsets count decompressed bytes.
 
-    The line in which bytes are lost is lost, and a Damage stands in its place.
+    Where bytes are lost, the line that they belong to is lost too; a Damage takes its place.
     """
     offset = max(part.start - 1, 0)  # one byte early: the end of the line before tells whether a line begins at start
     stream, rest, drop = chunks(part, offset), [], bool(part.start)
@@ -216,7 +233,7 @@ def lines(part: Part) -> Iterator[tuple[int, bytes | Damage]]:
 
 
 class Cursor:
-    """A stream seen through a window of bytes, for records that are not lines."""
+    """Shows a stream through a window of bytes, for records that are not lines."""
 
     def __init__(self, stream: Stream, offset: int = 0):
         self._stream = stream
@@ -225,7 +242,10 @@ class Cursor:
         self.window = bytearray()
 
     def fill(self) -> bool | Damage:
-        """Lengthens the window: True; False at the end; the Damage where bytes are lost (the window stays as it is)."""
+        """Lengthens the window by a chunk and returns True; False at the end of the stream.
+
+        Where bytes are lost, returns the Damage and leaves the window as it is.
+        """
         chunk, self._unread = self._unread or next(self._stream, None), None
         if isinstance(chunk, Damage):
             return chunk
@@ -233,11 +253,11 @@ class Cursor:
         return chunk is not None
 
     def unread(self, damage: Damage) -> None:
-        """`fill` will return it again."""
+        """Makes the next `fill` return this damage again."""
         self._unread = damage
 
     def drop(self, count: int) -> None:
-        """Moves the window's beginning by `count` bytes, if positive."""
+        """Moves the beginning of the window by `count` bytes, if that is positive."""
         count = max(0, min(count, len(self.window)))
         del self.window[:count]
         self.offset += count

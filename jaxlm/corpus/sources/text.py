@@ -1,4 +1,4 @@
-"""Plain text and Markdown: a file is a document; a large one is cut at blank lines."""
+"""Plain text and Markdown: a file is a document; a large file is cut at blank lines."""
 
 import itertools
 import re
@@ -20,7 +20,10 @@ _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\r?\n(.*?)^\1[ \t]*(?:\r?\n|\Z)
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Ids: the file's name, followed by `@BYTE` when it is cut. Markdown's front matter becomes metadata."""
+    """Yields a file's text.
+
+    The id is the file's name, with `@BYTE` behind it if the file is cut. Markdown's front matter becomes metadata.
+    """
     lines = _sound_lines(part, stats)
     held, size = [], 0
     if not part.start:
@@ -65,7 +68,7 @@ def _cut(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
 
 
 def _front_matter(text: str) -> tuple[str, dict[str, typing.Any]]:
-    """(text after it, metadata). What does not parse to keys and values is text."""
+    """Returns (text behind the front matter, its metadata). Front matter that is not keys with values counts as text."""
     if not (match := _FRONT_MATTER.match(text)):
         return text, {}
     try:

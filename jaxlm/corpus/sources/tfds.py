@@ -1,8 +1,7 @@
-"""TFDS datasets that are prepared in ArrayRecord form, read without TensorFlow: `tfds:NAME[:SPLIT][?key=FEATURE]`."""
+"""TFDS datasets in ArrayRecord form, read without TensorFlow: `tfds:NAME[:SPLIT][?key=FEATURE]`."""
 
 import re
-import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources import base, rows
@@ -11,7 +10,10 @@ from jaxlm.corpus.stage import Document
 
 
 def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
-    """Ranges of examples of about `task_bytes` (on average). ConfigError when there is no such dataset or feature."""
+    """Returns ranges of examples of about `task_bytes` each, by their mean size.
+
+    ConfigError if there is no such dataset or feature.
+    """
     name, split, _ = _parse(spec.path)
     records, all_bytes, all_examples = _open(spec)
     size = round(all_bytes * len(records) / max(all_examples, 1))
@@ -24,7 +26,7 @@ def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Ids: `tfds:NAME/SPLIT/INDEX`. Raises ConfigError when the feature is no text."""
+    """Yields a document an example. Ids: `tfds:NAME/SPLIT/INDEX`. Raises ConfigError if the feature is not text."""
     key = _parse(spec.path)[2]
     records, _, _ = _open(spec)
     for i in range(part.start, part.stop):
@@ -40,15 +42,15 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
 
 
 def _parse(path: str) -> tuple[str, str, str]:
-    """(name with config and version, split, feature) of `tfds:NAME[:VERSION][:SPLIT][?key=FEATURE]`."""
+    """Returns (name with configuration and version, split, feature) of `tfds:NAME[:VERSION][:SPLIT][?key=FEATURE]`."""
     match = re.fullmatch(r"tfds:([^:?]+(?::\d+\.\d+\.\d+)?)(?::([^?]+))?(?:\?key=(.+))?", path)
     if not match:
         raise ConfigError(f"source '{path}' is not of the form tfds:NAME[:SPLIT][?key=FEATURE]")
     return match[1], match[2] or "train", match[3] or "text"
 
 
-def _open(spec: SourceSpec) -> tuple[Sequence[typing.Any], int, int]:
-    """(examples of the split or slice, bytes and examples of the whole split)."""
+def _open(spec: SourceSpec) -> tuple[Sequence[Mapping[str, object]], int, int]:
+    """Returns (examples of the split or slice, bytes of the whole split, examples of the whole split)."""
     source = spec.path
     name, split, key = _parse(source)
     import tensorflow_datasets as tfds  # slow to import, and most runs have no such source

@@ -1,7 +1,7 @@
 """WARC and WET: pages as crawlers store them (WARC 1.1, ISO 28500).
 
-Records are framed here by their Content-Length, so that a damaged one costs itself alone (FastWARC's own iterator, like
-warcio's, stops or misreads what follows); each is then parsed by FastWARC.
+Finds the records' ends by their Content-Length, so that a damaged record is skipped alone (the iterators of FastWARC and
+warcio stop there or misread what follows). FastWARC parses each record.
 """
 
 import re
@@ -28,7 +28,10 @@ _SNIFF_BYTES = 4096
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Responses that are HTML, and the plain text of WET. Ids: `NAME@BYTE` of the record, decompressed. Site: the host."""
+    """Yields responses that are HTML, and the plain text of WET.
+
+    Ids: `NAME@BYTE`, the record's decompressed offset. Site: the host.
+    """
     for offset, raw in _records(streams.Cursor(streams.chunks(part))):
         doc_id = f"{part.name}@{offset}"
         page = raw if isinstance(raw, streams.Damage) else _page(raw, doc_id, stats)
@@ -59,9 +62,9 @@ def _page(raw: bytes, doc_id: str, stats: SourceStats) -> Document | streams.Dam
 
 
 def _parse(raw: bytes) -> tuple[WarcRecord, bytes]:
-    """The record and its body, decoded as its HTTP headers say, or as it is when it turns out to be decoded already.
+    """Returns the record and its body, decoded as its HTTP headers say, or unchanged if it turns out to be decoded already.
 
-    Of a body that decodes to more than the limit comes one byte more than that.
+    A body that decodes to more bytes than the limit is cut one byte behind the limit.
     """
     record, limit = WarcRecord.from_bytes(raw), base.MAX_RECORD_BYTES + 1
     if record.record_type != WarcRecordType.response:
@@ -79,13 +82,16 @@ def _parse(raw: bytes) -> tuple[WarcRecord, bytes]:
 
 
 def _is_html(record: WarcRecord, body: bytes) -> bool:
-    """By its type; where that is absent or says something else (XHTML is often text/xml), by how the body begins."""
+    """True if the record's type is HTML.
+
+    If the type is absent or another (XHTML is often text/xml), if the body begins like HTML.
+    """
     kind = record.headers.get("WARC-Identified-Payload-Type") or record.http_content_type or ""
     return kind.strip().lower() in _HTML_TYPES or bool(_HTML_BEGINS.match(body[:_SNIFF_BYTES]))
 
 
 def _records(cursor: streams.Cursor) -> Iterator[tuple[int, bytes | streams.Damage]]:
-    """(offset, record) of responses and conversions; where one is damaged goes on at the next."""
+    """Yields (offset, record) of responses and conversions. After a damaged record, goes on at the next."""
     while True:
         cursor.drop(_SPACE.match(cursor.window).end())
         if not cursor.window:
@@ -109,7 +115,10 @@ def _records(cursor: streams.Cursor) -> Iterator[tuple[int, bytes | streams.Dama
 
 
 def _measure(cursor: streams.Cursor) -> tuple[int, bool | streams.Damage]:
-    """(size of the record at the window's beginning, whether all of it is in the window and sound, or the damage)."""
+    """Returns (size, state) of the record at the window's beginning.
+
+    State: True if it is all there and sound, else False or damage.
+    """
     while (end := cursor.window.find(_BLANK_LINE)) < 0:
         if len(cursor.window) > _HEADER_BYTES or not (more := cursor.fill()):
             return 0, False
@@ -132,7 +141,7 @@ def _measure(cursor: streams.Cursor) -> tuple[int, bool | streams.Damage]:
 
 
 def _to_next(cursor: streams.Cursor) -> None:
-    """Moves to where the next record seems to begin: after a blank line, or after damage."""
+    """Moves to where the next record seems to begin: after a blank line or after damage."""
     mark = _BLANK_LINE + b"WARC/"
     cursor.drop(1)
     while (at := cursor.window.find(mark)) < 0:

@@ -1,4 +1,7 @@
-"""Wikitext to Markdown: headings, lists, tables, code and formulas stay; templates, references, files and categories go."""
+"""Turns wikitext into Markdown.
+
+Keeps headings, lists, tables, code, formulas; drops templates, references, files, categories.
+"""
 
 import re
 from collections.abc import Callable, Iterable
@@ -43,13 +46,15 @@ _HEADING = re.compile(r"(#+) ")
 
 
 def to_markdown(text: str, dropped_namespaces: frozenset[str]) -> str:
-    """The page as a reader sees it, without its title.
+    """Returns the page as a reader sees it, without its title.
 
     Args:
       text: wikitext.
-      dropped_namespaces: lower-case prefixes of links that show no words (File, Category, in the wiki's language).
+      dropped_namespaces: lower-case prefixes of links that show no words (File and Category, in the wiki's language).
 
-    Raises ParserError (rare), RecursionError.
+    Raises:
+      ParserError: rare.
+      RecursionError: nested too deep.
     """
     code = mwparserfromhell.parse(_without_silent(text), skip_style_tags=True)
     rendered = _Renderer(dropped_namespaces).render(code.nodes)
@@ -59,9 +64,9 @@ def to_markdown(text: str, dropped_namespaces: frozenset[str]) -> str:
 
 
 def _without_silent(text: str) -> str:
-    """Takes out comments, references and templates that show nothing, inner ones first: parsing is slow, and they are half.
+    """Removes comments, references and templates that show nothing, inner ones first: they are half of what is slow to parse.
 
-    Where a tag may hold such marks as text, all is left to the parser, with the same outcome.
+    If a tag may hold such marks as text, leaves all to the parser, with the same outcome.
     """
     if _LITERAL_TAG.search(text):
         return text
@@ -74,7 +79,7 @@ def _without_silent(text: str) -> str:
 
 
 class _Renderer:
-    """Nodes of one page -> text."""
+    """Renders the nodes of one page as text."""
 
     def __init__(self, dropped_namespaces: frozenset[str]):
         self._dropped = dropped_namespaces
@@ -151,7 +156,10 @@ class _Renderer:
         return f"\n\n{inner}\n\n" if name in _BLOCKS else inner
 
     def _table(self, table: nodes.Tag) -> str:
-        """Rows as Markdown under the caption; a rule under a first row of headers. One column alone is layout: text."""
+        """Returns rows as Markdown under the caption, with a rule under a first row of headers.
+
+        A table of one column is layout: text.
+        """
         cells = _children(table, "th", "td")  # of the first row, which needs no tag
         captions = [cell for cell in cells if str(cell).startswith("|+")]
         rows, header = [], False
@@ -178,7 +186,7 @@ def _children(tag: nodes.Tag, *names: str) -> list[nodes.Tag]:
 
 
 def _tidy(text: str) -> str:
-    """Drops what templates leave behind: empty parentheses, runs of spaces and of blank lines."""
+    """Removes what templates leave behind: empty parentheses, runs of spaces and of blank lines."""
     text = _EMPTY_PARENTHESES.sub("", _MAGIC_WORD.sub("", text))
     text = re.sub(r"(?<=\S)[ \t]{2,}", " ", text)
     text = re.sub(r"(?<=\S) +([,.;:)])(?=\s)", r"\1", text)
@@ -187,7 +195,7 @@ def _tidy(text: str) -> str:
 
 
 def _without_empty_sections(text: str) -> str:
-    """Drops a heading that is followed by nothing, or by one of its own level or above, and runs of blank lines."""
+    """Removes headings with no text before the next heading of their level or above, and runs of blank lines."""
     kept, below, fenced = [], 1, False  # below: the level of the heading that follows at once; 0 = text follows
     for line in reversed(text.split("\n")):
         if line.startswith("```"):

@@ -1,5 +1,8 @@
-"""Benchmark files to items: a question, and all else that the item says. HellaSwag, ARC, MMLU, GSM8K, HumanEval, PIQA and
-most others, in the layouts of their authors, of the hub and of lm-evaluation-harness."""
+"""Reads benchmark files as items: a question, and everything else that an item says.
+
+Knows the layouts of HellaSwag, ARC, MMLU, GSM8K, HumanEval, PIQA and most others, as their authors, the hub and
+lm-evaluation-harness publish them.
+"""
 
 import collections.abc
 import dataclasses
@@ -20,7 +23,7 @@ __all__ = ["Item", "files", "read_items"]
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """One task of a benchmark: a document that holds the question, or a long answer, has leaked it."""
+    """One task of a benchmark. A document that holds the question, or a long answer, has leaked it."""
 
     benchmark: str
     id: str
@@ -51,7 +54,7 @@ _SPLIT = re.compile(r"(?:train|test|val|valid|validation|dev)(?:-\d+-of-\d+)?")
 
 
 def files(paths: tuple[str, ...]) -> list[str]:
-    """The files of paths, folders, globs and URLs, none twice. Raises ConfigError for a path without any."""
+    """Returns the files of paths, folders, globs and URLs, each once. Raises ConfigError for a path without files."""
     found: list[str] = []
     for path in paths:
         inside = (
@@ -67,9 +70,10 @@ def files(paths: tuple[str, ...]) -> list[str]:
 
 
 def read_items(path: str) -> collections.abc.Iterator[Item]:
-    """The items of a jsonl, json or parquet file.
+    """Yields the items of a jsonl, json or parquet file.
 
-    Raises ConfigError for a line that is no JSON object, and a file without text.
+    Raises:
+      ConfigError: a line is no JSON object, or the file holds no text.
     """
     name = re.sub(r"\.(?:jsonl?|parquet)(?:\.gz|\.zst)?$", "", pathlib.PurePath(path).name)
     if _SPLIT.fullmatch(name):
@@ -109,7 +113,7 @@ def _records(path: str) -> collections.abc.Iterator[dict]:
 
 
 def _texts(record: dict) -> tuple[str, list[str]]:
-    """The question and all else that an item says: answers, choices, solutions, tests."""
+    """Returns the question and all other texts of an item: answers, choices, solutions, tests."""
     key = next((key for key in _QUESTIONS if record.get(key)), "")
     question, *inner = _strings(record.get(key)) or [""]  # ARC's own layout has {"stem", "choices"} in there
     others = (_strings(value) for k, value in record.items() if k != key and k not in _SKIPPED)

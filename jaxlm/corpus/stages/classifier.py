@@ -1,7 +1,7 @@
-"""A quality classifier trained from two sets of examples: this is how "educational" filters are made (FineWeb-Edu,
-arXiv:2406.17557; GPT-3's filter, arXiv:2005.14165, appendix A).
+"""A quality classifier, trained from two sets of examples.
 
-Hashed words and pairs of words, logistic regression (scikit-learn). Saved as arrays and JSON, never as a pickle.
+This is how "educational" filters are made (FineWeb-Edu, arXiv:2406.17557; GPT-3's filter, arXiv:2005.14165, appendix A).
+Logistic regression (scikit-learn) on hashed words and pairs of words. Saved as arrays and JSON, never as a pickle.
 """
 
 import collections
@@ -15,7 +15,7 @@ import pathlib
 import numpy as np
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus import sources
+from jaxlm.corpus.sources.plain import iterate_documents
 from jaxlm.corpus.stage import Document, Remove, Stage
 
 N_FEATURES = 1 << 18
@@ -34,7 +34,7 @@ class Settings:
 
 
 class Classifier(Stage):
-    """Writes the probability of being good to metadata["quality"], and removes documents below `min_score`."""
+    """Writes the probability that a document is good to metadata["quality"], and removes documents below `min_score`."""
 
     Settings = Settings
     inputs = ("good", "bad", "model")
@@ -45,13 +45,15 @@ class Classifier(Stage):
 
     @classmethod
     def build(cls, settings: Settings, folder: pathlib.Path) -> None:
-        s, where = settings, "prepare.stages.classifier"
+        s, config_key = settings, "prepare.stages.classifier"
         if s.model:
             load(s.model)
         elif s.good and s.bad:
-            train(_examples(s.good, f"{where}.good"), _examples(s.bad, f"{where}.bad"), s.chars, folder)
+            train(_examples(s.good, f"{config_key}.good"), _examples(s.bad, f"{config_key}.bad"), s.chars, folder)
         else:
-            raise ConfigError(f"{where}: set good and bad to folders of examples, or model to a trained classifier")
+            raise ConfigError(
+                f"{config_key}: set good and bad to folders of examples, or model to a trained classifier"
+            )
 
     def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         score = self._score(document.text)
@@ -61,20 +63,31 @@ class Classifier(Stage):
         return None
 
 
-def _examples(spec: str, where: str) -> list[str]:
+def _examples(spec: str, config_key: str) -> list[str]:
     try:
-        texts = [text for _, text in sources.iterate_documents(spec, max_bytes=_MAX_BYTES)]
+        texts = [text for _, text in iterate_documents(spec, max_bytes=_MAX_BYTES)]
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError(f"{config_key}: {error}") from error
     if len(texts) < MIN_EXAMPLES:
-        raise ConfigError(f"{where}={spec} has {len(texts)} examples; give {MIN_EXAMPLES} or more, hundreds are better")
+        raise ConfigError(
+            f"{config_key}={spec} has {len(texts)} examples; give {MIN_EXAMPLES} or more, hundreds are better"
+        )
     return texts
 
 
 def train(good: list[str], bad: list[str], chars: int, folder: pathlib.Path) -> dict:
-    """Writes weights.npz and classifier.json to `folder`; returns the latter, with the cross-validated AUC.
+    """Trains a classifier and writes weights.npz and classifier.json to `folder`.
 
-    Deterministic. Raises ConfigError when the AUC is under MIN_AUC.
+    Args:
+      good, bad: texts of examples.
+      chars: how many characters of each text are read.
+      folder: must exist.
+
+    Returns:
+      What classifier.json holds, the cross-validated AUC among it. The same examples give the same files.
+
+    Raises:
+      ConfigError: the AUC is under MIN_AUC.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import roc_auc_score
@@ -103,7 +116,10 @@ def train(good: list[str], bad: list[str], chars: int, folder: pathlib.Path) -> 
 
 
 def load(folder: str | pathlib.Path) -> collections.abc.Callable[[str], float]:
-    """The scorer that `train` saved: text -> probability of being good. Raises ConfigError."""
+    """Returns the scorer that `train` saved.
+
+    A function from a text to the probability that it is good. Raises ConfigError.
+    """
     folder = pathlib.Path(folder).expanduser()
     try:
         report = json.loads((folder / "classifier.json").read_text())

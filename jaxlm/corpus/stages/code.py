@@ -1,7 +1,7 @@
-"""Removes source files that nobody wrote or reads: generated, minified, mostly data, or not valid.
+"""Removes source files that nobody wrote or reads: generated, minified, mostly data, or with syntax errors.
 
-The measures are those of StarCoder (arXiv:2305.06161, appendix A) and StarCoder2 (arXiv:2402.19173, section 3.1); whether a
-file parses is asked of Python, JSON and TOML only, whose parsers come with Python itself.
+The measures are those of StarCoder (arXiv:2305.06161, appendix A) and StarCoder2 (arXiv:2402.19173, section 3.1). Syntax is
+checked for Python, JSON and TOML only, whose parsers come with Python.
 """
 
 import ast
@@ -50,7 +50,7 @@ class Settings:
 
 
 class Code(Stage):
-    """Looks at documents of the format "code" only."""
+    """Removes such source files. Documents of other formats than "code" pass."""
 
     Settings = Settings
 
@@ -84,7 +84,7 @@ class Code(Stage):
 
 
 def generated(text: str) -> str:
-    """The line of a comment near the top that says that a program wrote this file, or ""."""
+    """Returns the line of a comment near the top that says that a program wrote this file; "" if there is none."""
     lines = text.split("\n", _HEAD_LINES)[:_HEAD_LINES]
     in_block = ""
     for line in lines:
@@ -100,7 +100,7 @@ def generated(text: str) -> str:
 
 
 def data(text: str) -> list[str]:
-    """Long literals: tables of numbers or strings, escaped bytes, base64, hexadecimal."""
+    """Returns the long literals: tables of numbers or strings, escaped bytes, base64, hexadecimal."""
     found = []
     for match in _DATA.finditer(text):
         blob = match["blob"]
@@ -110,9 +110,9 @@ def data(text: str) -> list[str]:
 
 
 def syntax_error(text: str, language: str) -> str:
-    """What the language's parser says against the text; "" for none, and for languages without a parser here.
+    """Returns what the language's parser says against the text; "" if nothing, or if there is no parser for the language.
 
-    Nesting too deep for the parser counts as none: where it gives up depends on the depth of the caller.
+    Nesting too deep for the parser is no error: how deep it gets depends on the depth of the caller.
     """
     parse = {"python": ast.parse, "json": json.loads, "toml": tomllib.loads}.get(language)
     if parse is None:

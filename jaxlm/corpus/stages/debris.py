@@ -1,10 +1,9 @@
-"""Leftovers of careless HTML stripping in plain text: entities, tags, attributes, style sheets, scripts, menus, notices.
+"""Removes what careless HTML stripping leaves in plain text: entities, tags, attributes, styles, scripts, menus, notices.
 
-The rules prefer to leave debris over harming text: code in fences and `inline code` are not looked at; a text that
-speaks of HTML keeps the tags it shows, and so does what a line introduces with a colon; only names of HTML's own elements
-count as tags (`List<String>` and `a < b` stay), and only words that menus are made of count as a menu. After what the
-field reports of stripped corpora: C4 (Raffel et al. 2020), and the line-wise corrections of RefinedWeb (Penedo et al.
-2023) and Dolma (Soldaini et al. 2024).
+The rules rather leave debris than harm text. Fenced code and `inline code` are not touched. A text about HTML keeps the
+tags that it shows, and so does the line after a colon. Only names of HTML's own elements count as tags (`List<String>`
+and `a < b` stay), and only words that menus are made of count as a menu. After reports on stripped corpora: C4 (Raffel
+et al. 2020), and the line-wise corrections of RefinedWeb (Penedo et al. 2023) and Dolma (Soldaini et al. 2024).
 """
 # ruff: noqa: RUF001 - words of menus in other scripts
 
@@ -157,9 +156,10 @@ _NOTICE_WORDS = frozenset(
 
 
 class Debris(Stage):
-    """Takes debris of HTML out of texts; never removes a document. Code and HTML pages pass.
+    """Removes debris of HTML from texts; never removes a document. Code and HTML pages pass.
 
-    What the stage `html` made loses menus and notices only: tags and entities that it shows are its text.
+    From what the stage `html` made it removes menus and notices only: tags and entities in there are text that the page
+    shows.
     """
 
     @dataclasses.dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Debris(Stage):
         return None
 
     def _lines(self, text: str, edits: collections.Counter[str]) -> str:
-        """Without the lines that are menus, breadcrumbs or notices."""
+        """Removes the lines that are menus, breadcrumbs or notices."""
         lines = text.split("\n")
         gone: set[int] = set()
         run: list[tuple[int, bool]] = []  # short lines in a row, and whether each is a menu's
@@ -226,7 +226,7 @@ class Debris(Stage):
         return len(line) <= self.settings.max_notice_chars and _NOTICE.fullmatch(line) is not None
 
     def _end_run(self, run: list[tuple[int, bool]], gone: set[int], edits: collections.Counter[str]) -> None:
-        """Decides about a run of short lines: what lies between its first and last word of a menu is one, if half are."""
+        """Ends a run of short lines: from its first to its last word of a menu it is a menu, if half of these lines are."""
         hits = [k for k, (_, hit) in enumerate(run) if hit]
         if len(hits) >= self.settings.min_menu_lines and 2 * len(hits) >= hits[-1] - hits[0] + 1:
             gone.update(i for i, _ in run[hits[0] : hits[-1] + 1])
@@ -234,7 +234,7 @@ class Debris(Stage):
         run.clear()
 
     def _markup(self, text: str, edits: collections.Counter[str]) -> str:
-        """Without tags, torn attributes, style sheets, trackers' scripts and entities."""
+        """Removes tags, torn attributes, style sheets, scripts of trackers and entities."""
         if self.settings.tags and "<" in text:
             for name, (begin, end) in _HIDDEN.items():
                 text = _cut(text, begin, end, name, edits)
@@ -261,7 +261,7 @@ class Debris(Stage):
         return "\n".join(out)
 
     def _line(self, line: str, ended: set[str], entities: bool, edits: collections.Counter[str]) -> str | None:
-        """A line without tags and entities; None if nothing else was in it."""
+        """Returns a line without tags and entities; None if it held nothing else."""
         pieces = _INLINE.split(line) if "`" in line else [line]
         before = edits.total()
         if self.settings.tags:
@@ -277,7 +277,7 @@ class Debris(Stage):
 
 
 def _may_have_markup(text: str) -> bool:
-    """A quick look, for most texts have none."""
+    """A quick look that most texts fail: False if the text surely holds no markup."""
     return (
         ("<" in text and ("<!" in text or _TAG.search(text) is not None))
         or ("&" in text and _ENTITY.search(text) is not None)
@@ -298,7 +298,7 @@ def _fences(text: str) -> list[str]:
 
 
 def _is_row(low: str) -> bool:
-    """Whether a line, in lower case, is a breadcrumb or a row of a menu."""
+    """True if a line, in lower case, is a breadcrumb or a row of a menu."""
     here = _HERE.sub("", low)
     parts = [part for part in _SPLIT.split(here) if part]
     if len(parts) >= 3 and not low.endswith((".", ";", ",")):
@@ -310,7 +310,7 @@ def _is_row(low: str) -> bool:
 
 
 def _cut(text: str, begin: re.Pattern, end: re.Pattern, name: str, edits: collections.Counter[str]) -> str:
-    """Without what stands between `begin` and `end`, both included. What does not end stays. Linear in the text."""
+    """Removes what lies between `begin` and `end`, with both. What has no end stays. Linear in the text."""
     out, at = [], 0
     while (start := begin.search(text, at)) and (stop := end.search(text, start.end())):
         out.append(text[at : start.start()])
@@ -320,7 +320,7 @@ def _cut(text: str, begin: re.Pattern, end: re.Pattern, name: str, edits: collec
 
 
 def _without_styles(text: str, edits: collections.Counter[str]) -> str:
-    """Without runs of lines that are a style sheet or call a tracker."""
+    """Removes runs of lines that are a style sheet or that call a tracker."""
     out: list[str] = []
     run: list[str] = []
 

@@ -1,8 +1,9 @@
-"""Documents that hold items of benchmarks go, so that their scores mean something.
+"""Removes documents that hold items of benchmarks, so that scores on these mean something.
 
-As in GPT-3 (Brown et al. 2020, appendix C) items and documents are compared by n-grams of normalised words. One common
-n-gram is no leak, though: a document must hold a share of an item's question or answer, so that n can be small for short
-items, and half a question is found where a phrase that both use is not. `build` writes the index once; workers map it.
+As in GPT-3 (Brown et al. 2020, appendix C), compares items and documents by n-grams of normalised words. A single n-gram in
+common is no leak: a document must hold a share of an item's question or answer. So n can be small for short items, and
+half a question is found, while a phrase that item and document both happen to use is not. `build` writes the index
+once; workers map it into memory.
 """
 
 import collections
@@ -37,14 +38,14 @@ class Settings:
 
 
 class Decontaminate(Stage):
-    """Removes documents in which an item of a benchmark stands, whole or half."""
+    """Removes documents that hold an item of a benchmark, or half of one."""
 
     Settings = Settings
     inputs = ("paths",)
 
     @classmethod
     def build(cls, settings: Settings, folder: pathlib.Path) -> None:
-        """Writes the index of `settings.paths` into `folder`. Raises ConfigError for a file that can't be read as items."""
+        """Writes the index of `settings.paths` to `folder`. Raises ConfigError for a file that holds no items."""
         if not settings.paths:
             raise ConfigError("prepare.stages.decontaminate.paths is empty: name the benchmark files (jsonl, parquet)")
         if not 5 <= settings.ngram < 128 or settings.min_words < 1 or not 0 < settings.coverage <= 1:
@@ -78,7 +79,10 @@ _ENTITY = re.compile(r"&(?:#\d+|#x[0-9a-fA-F]+|[a-zA-Z]{2,8});")
 
 
 def normalise(text: str) -> list[str]:
-    """The words of a text: no HTML escapes, invisible characters, case and punctuation; letters as in NFKC."""
+    """Returns the words of a text without case, punctuation, invisible characters and HTML escapes.
+
+    Letters in the form NFKC.
+    """
     for _ in range(2):  # "&amp;lt;" is escaped twice
         if "&" in text and _ENTITY.search(text):
             text = html.unescape(text)
@@ -91,7 +95,7 @@ def normalise(text: str) -> list[str]:
 
 
 def _squeezed(text: str) -> str:
-    """Without punctuation inside words: "Janet's" is written "Janets" by who drops it, "Janet s" by who blanks it."""
+    """Removes punctuation inside words, because "Janet's" becomes "Janets" in one corpus and "Janet s" in another."""
     return re.sub(r"(?<=\w)(?:[^\w\s]|_)+(?=\w)", "", html.unescape(text))
 
 
@@ -115,7 +119,7 @@ def _sizes(settings: Settings) -> list[int]:
 
 
 def _hashes(x_W: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
-    """For each size n the hash of the n words from each place on: sum of x[i+k] r^k modulo 2^64, by doubling."""
+    """Returns for each size n the hashes of the n words from each place on: sum of x[i+k] r^k modulo 2^64, by doubling."""
     doubled = {1: x_W}
     while 2 * max(doubled) <= min(max(sizes), len(x_W)):
         k = max(doubled)
@@ -129,24 +133,27 @@ def _sized(doubled: dict[int, np.ndarray], n: int) -> np.ndarray:
 
 
 def _joined(left: np.ndarray, right: np.ndarray, k: int) -> np.ndarray:
-    """Of the hashes of k words and of those that follow."""
+    """Joins the hashes of k words with the hashes of the words that follow them."""
     right = right[k:]
     return left[: len(right)] + right * _POWERS[k]
 
 
 def _word_hashes(count: int) -> np.ndarray:
-    """A 64-bit value for each number of a word (splitmix64); 0 is any word that no item has."""
+    """Returns a 64-bit value for each word's number (splitmix64). The value 0 stands for every word that no item has."""
     return mix(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 
 
 def _covered(segments: np.ndarray, places: np.ndarray, sizes_S: np.ndarray) -> np.ndarray:
-    """For each segment, how many of its words lie in the n-grams at (segment, place); pairs in order, none twice."""
+    """Counts for each segment how many of its words lie in the n-grams at (segment, place).
+
+    The pairs are sorted and distinct.
+    """
     gap = np.where(np.diff(segments, append=-1) == 0, np.diff(places, append=0), np.iinfo(np.int64).max)
     return np.bincount(segments, np.minimum(gap, sizes_S[segments]), minlength=len(sizes_S)).astype(np.int64)
 
 
 def _segments(item: Item, settings: Settings) -> collections.abc.Iterator[tuple[list[str], int]]:
-    """The texts by which an item is known, as words, each with the fewest words of which half may be missing."""
+    """Yields the texts that tell an item, as words. Each comes with the length from which on half of it is a leak."""
     for rewrite in (str, _squeezed):
         question = normalise(rewrite(item.question))
         answers = [normalise(rewrite(answer)) for answer in item.answers]
@@ -157,14 +164,14 @@ def _segments(item: Item, settings: Settings) -> collections.abc.Iterator[tuple[
 
 
 def _telling(words: list[str], n: int, content: int) -> np.ndarray:
-    """The places whose n-gram has enough different content words: no numbers, single letters and words of every text."""
+    """Returns the places whose n-gram has enough different words, not counting numbers, letters and very common words."""
     stop = set(_STOP.split())
     tells = [word if len(word) > word.isascii() and not (word in stop or word.isdigit()) else "" for word in words]
     return np.array([i for i in range(len(words) - n + 1) if len({*tells[i : i + n], ""}) > content], np.int64)
 
 
 def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) -> None:
-    """Writes the sorted hashes of all n-grams with their places, and what it takes to have leaked each segment."""
+    """Writes the sorted hashes of all n-grams with their places, and how much of each segment makes a leak."""
     texts: dict[tuple[str, ...], tuple[int, int]] = {}
     for number, item in enumerate(items):
         for words, half in _segments(item, settings):
@@ -225,7 +232,7 @@ def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) ->
 
 
 class _Index:
-    """What `_write_index` wrote, memory-mapped so that the workers of a machine share it."""
+    """The index that `_write_index` wrote, memory-mapped so that the workers of a machine share it."""
 
     def __init__(self, folder: pathlib.Path, sizes: list[int]):
         names = ("keys", "starts", "places", "filter", "segments")
@@ -239,7 +246,7 @@ class _Index:
         self.shift = np.uint64(64 - int(math.log2(8 * len(self.filter))))
 
     def find(self, text: str) -> tuple[str, str, str] | None:
-        """Benchmark, item and shared words of what leaks most into the text, or None."""
+        """Returns (benchmark, item, shared words) of the item of which the text holds most; None if nothing leaked."""
         words = normalise(text)
         ids_W = np.fromiter(map(self.ids.get, words, itertools.repeat(0)), np.int64, len(words))
         hits = self._hits(_hashes(self.x_V[ids_W], self.sizes))
@@ -256,7 +263,10 @@ class _Index:
         return *self.items[item_S[most]], " ".join(words[i] for i in sorted(shared)[:30])
 
     def _hits(self, hashes: list[np.ndarray]) -> np.ndarray:
-        """(segment, place in it, place in the text) of each n-gram that is in the index; an array of hashes per n."""
+        """Returns (segment, place in it, place in the text) of each n-gram that is in the index.
+
+        Takes an array of hashes for each n.
+        """
         hash_W = np.concatenate(hashes)
         bit_W = hash_W >> self.shift
         maybe = np.flatnonzero(self.filter[bit_W >> np.uint64(3)] >> (bit_W & np.uint64(7)).astype(np.uint8) & 1)

@@ -1,11 +1,11 @@
-"""Rules of thumb for prose: Gopher's quality and repetition (arXiv:2112.11446, table A1), C4's (arXiv:1910.10683) and
-FineWeb's (arXiv:2406.17557).
+"""Rules of thumb for prose, from Gopher (arXiv:2112.11446, table A1), C4 (arXiv:1910.10683) and FineWeb (arXiv:2406.17557).
 
-The rules, their names and their outcome are datatrove's (`datatrove.pipeline.filters`), with the words of
-`jaxlm.corpus.words`. FineWeb's filter is called as it is. Gopher's are computed otherwise because datatrove's take more
-time than all the rest of a chain: quality looks at each distinct word once, repetition sorts hashes of n-grams. C4's is
-ours because datatrove's joins what stays without its indentation and its paragraphs. Tests compare the three with
-datatrove's on real and made-up text.
+The rules, their names and their verdicts are those of datatrove (`datatrove.pipeline.filters`), with the words of
+`jaxlm.corpus.words`. FineWeb's filter is datatrove's own. Gopher's rules are computed here, because datatrove's take
+more time than all other stages together: quality looks at each distinct word once, repetition sorts hashes of n-grams.
+C4's rules are computed here, because datatrove's lose indentation and paragraphs of what stays. Tests compare all of
+them with datatrove's on real and made-up text. datatrove is imported when a stage is made: a machine that only trains
+on prepared data checks the settings of these stages without it.
 
 Documents of the format "code" pass: rules for prose say nothing about them.
 """
@@ -16,10 +16,6 @@ import pathlib
 import re
 
 import numpy as np
-from datatrove.pipeline.filters import FineWebQualityFilter
-from datatrove.pipeline.filters.c4_filters import CITATION_REGEX, ELLIPSIS, END_PUNCTUATION, POLICY_SUBSTRINGS
-from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
-from datatrove.utils.text import PUNCTUATION_SET
 
 from jaxlm.corpus import words
 from jaxlm.corpus.stage import Document, Remove, Stage
@@ -48,12 +44,15 @@ class GopherQualitySettings:
 
 
 class GopherQuality(_Prose):
-    """Number and length of words, marks, bullets, stop words: prose has them within limits."""
+    """Removes documents whose number and length of words, marks, bullets or stop words lie outside the limits of prose."""
 
     Settings = GopherQualitySettings
 
     def __init__(self, settings: GopherQualitySettings, folder: pathlib.Path):
+        from datatrove.utils.text import PUNCTUATION_SET
+
         super().__init__(settings, folder)
+        self._punctuation = PUNCTUATION_SET
         self._stop_words = frozenset(settings.stop_words)
 
     def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
@@ -62,7 +61,7 @@ class GopherQuality(_Prose):
         n_words = counts.total()
         n_plain = n_plain_chars = n_alphabetic = 0
         for word, count in counts.items():
-            if not PUNCTUATION_SET.issuperset(word):
+            if not self._punctuation.issuperset(word):
                 n_plain += count
                 n_plain_chars += count * len(word)
                 if word.isalpha() or any(map(str.isalpha, word)):
@@ -128,15 +127,18 @@ class GopherRepetitionSettings:
 
 
 class GopherRepetition(_Prose):
-    """Lines, paragraphs and n-grams of words that come again within the document.
+    """Removes documents that repeat too many of their lines, paragraphs or n-grams of words.
 
-    Two n-grams are the same when all their words are; datatrove also takes "1 23" and "12 3" for the same.
+    Two n-grams are the same if all their words are; datatrove also takes "1 23" and "12 3" for the same.
     """
 
     Settings = GopherRepetitionSettings
 
     def __init__(self, settings: GopherRepetitionSettings, folder: pathlib.Path):
+        from datatrove.pipeline.filters.gopher_repetition_filter import find_duplicates
+
         super().__init__(settings, folder)
+        self._find_duplicates = find_duplicates
         self._top = [(n, getattr(settings, f"top_{n}_gram")) for n in (2, 3, 4)]
         self._dup = [(n, limit) for n in range(5, 11) if (limit := getattr(settings, f"dup_{n}_gram"))]
         self._least = min((limit for _, limit in self._dup), default=0.0)
@@ -146,7 +148,7 @@ class GopherRepetition(_Prose):
         if not text:
             return Remove("empty")
         for kind, parts in (("para", _paragraphs(text)), ("line", _lines(text))):
-            repeated, chars = find_duplicates(parts)
+            repeated, chars = self._find_duplicates(parts)
             for reason, share in (
                 (f"dup_{kind}_frac", repeated / len(parts)),
                 (f"dup_{kind}_char_frac", chars / len(text)),
@@ -167,18 +169,18 @@ class GopherRepetition(_Prose):
 
 
 def _paragraphs(text: str) -> list[str]:
-    """`re.split(r"\\n{2,}", text.strip())`, sooner."""
+    """As `re.split(r"\\n{2,}", text.strip())`, but faster."""
     return [part.removeprefix("\n") for part in text.strip().split("\n\n") if part] or [""]
 
 
 def _lines(text: str) -> list[str]:
-    """`re.split(r"\\n+", text)`, sooner."""
+    """As `re.split(r"\\n+", text)`, but faster."""
     first, *inner = text.split("\n")
     return [first, *filter(None, inner[:-1]), *inner[-1:]]
 
 
 class _Grams:
-    """n-grams of a document's words as 64-bit hashes (a polynomial in the words' numbers, modulo 2^64)."""
+    """The n-grams of a document's words, as 64-bit hashes (a polynomial in the words' numbers modulo 2^64)."""
 
     _BASE = np.uint64(0x9E3779B97F4A7C15)
 
@@ -192,14 +194,14 @@ class _Grams:
         self._order: tuple[int, np.ndarray, np.ndarray] = (0, self._words, self._words)
 
     def _of(self, n: int) -> np.ndarray:
-        """[words - n + 1] hashes; `n` may only grow from call to call."""
+        """Returns the hashes, uint64[words - n + 1]. `n` may only grow from call to call."""
         while self._n < n:
             self._hashes = self._hashes[:-1] * self._BASE + self._words[self._n :]
             self._n += 1
         return self._hashes
 
     def top_chars(self, n: int) -> int:
-        """Characters (with a space between words) of the most frequent n-gram, the first such, times its count."""
+        """Returns the length of the most frequent n-gram (the first of these, with spaces) times its count."""
         if len(self._words) < n:
             return 0
         hashes = self._of(n)
@@ -216,7 +218,7 @@ class _Grams:
         return int(most * (self._ends[first + n] - self._ends[first] + n - 1))
 
     def covered_chars(self, n: int) -> int:
-        """Characters of the words that lie in an n-gram that has occurred before."""
+        """Returns the characters of the words that lie in an n-gram that has occurred before."""
         if len(self._words) < n:
             return 0
         order, same = self._sorted(n)
@@ -226,7 +228,7 @@ class _Grams:
         return int(self._lengths[inside[:-1]].sum())
 
     def repeated_chars(self, n: int) -> int:
-        """Characters of the n-grams met before, from left to right and without overlap (datatrove's count)."""
+        """Returns the characters of repeated n-grams, from left to right and without overlap, as datatrove counts them."""
         if len(self._words) < n:
             return 0
         order, same = self._sorted(n)
@@ -247,7 +249,10 @@ class _Grams:
         return chars
 
     def _sorted(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Places of the n-grams by their hashes, and which of these equals the one before; kept for the last `n`."""
+        """Returns the n-grams' places sorted by hash, and True for each that equals the one before.
+
+        Remembers the last `n`.
+        """
         if self._order[0] != n:
             hashes = self._of(n)
             order = np.argsort(hashes, kind="stable")
@@ -270,9 +275,15 @@ class C4Settings:
 
 
 class C4(_Prose):
-    """Takes out the lines that C4's rules name, and documents with too little left. Lines that stay keep their form."""
+    """Removes the lines that C4's rules name, and documents with too little left. Other lines keep their form."""
 
     Settings = C4Settings
+
+    def __init__(self, settings: C4Settings, folder: pathlib.Path):
+        from datatrove.pipeline.filters import c4_filters
+
+        super().__init__(settings, folder)
+        self._rules = c4_filters
 
     def _apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         s = self.settings
@@ -301,14 +312,16 @@ class C4(_Prose):
         return None
 
     def _line(self, line: str) -> tuple[str | Remove, str]:
-        """The rule that takes the line (or the document) out or "", and the line without citations."""
+        """Returns the rule that removes the line ("" = none) or the Remove of the document, and the line without citations."""
         s, tokens = self.settings, line.split()
         if s.max_word_length > 0 and len(line) > s.max_word_length and max(map(len, tokens)) > s.max_word_length:
             return "too_long_word", line
         if s.citations and "[" in line:
-            line = CITATION_REGEX.sub("", line)
+            line = self._rules.CITATION_REGEX.sub("", line)
         end = line.rstrip()
-        if s.terminal_punctuation and (not end.endswith(END_PUNCTUATION) or end.endswith(ELLIPSIS)):
+        if s.terminal_punctuation and (
+            not end.endswith(self._rules.END_PUNCTUATION) or end.endswith(self._rules.ELLIPSIS)
+        ):
             return "no_terminal_punc", line
         if len(tokens) < s.min_words_per_line:
             return "too_few_words", line
@@ -319,7 +332,7 @@ class C4(_Prose):
             return "javascript", line
         if s.curly_bracket and "{" in line:
             return Remove("curly_bracket", end.strip()), line
-        if s.policy and any(phrase in lower for phrase in POLICY_SUBSTRINGS):
+        if s.policy and any(phrase in lower for phrase in self._rules.POLICY_SUBSTRINGS):
             return "policy", line
         return "", line
 
@@ -334,11 +347,15 @@ class FineWebSettings:
 
 
 class FineWeb(_Prose):
-    """Few lines that end in punctuation, many short or repeated lines: lists, menus and leftovers of pages."""
+    """Removes lists, menus and leftovers of pages: few lines end in punctuation, many lines are short or repeated."""
 
     Settings = FineWebSettings
 
     def __init__(self, settings: FineWebSettings, folder: pathlib.Path):
+        from datatrove.pipeline.filters import FineWebQualityFilter
+
+        from jaxlm.corpus.stages.word_tokenizer import TOKENIZER
+
         super().__init__(settings, folder)
         self._filter = FineWebQualityFilter(
             line_punct_thr=settings.min_punctuated_lines,
@@ -346,7 +363,7 @@ class FineWeb(_Prose):
             short_line_length=settings.short_line_chars,
             char_duplicates_ratio=settings.max_repeated_line_chars,
             new_line_ratio=settings.max_newlines_per_word,
-            language=words.TOKENIZER,
+            language=TOKENIZER,
         )
         self._limits = {
             "line_punct_ratio": f"min_punctuated_lines={settings.min_punctuated_lines}",

@@ -1,7 +1,7 @@
-"""Main text of HTML pages, as Markdown-like text: headings, lists, fenced code and pipe tables stay.
+"""Takes the main text out of HTML pages, much like Markdown: headings, lists, fenced code and pipe tables stay.
 
-Pages of known documentation and wiki generators (Sphinx, DocBook, MediaWiki, ...) say where their text is; it is taken
-whole. Of other pages resiliparse's rules find it (https://github.com/chatnoir-eu/chatnoir-resiliparse; Bevendorff et
+Pages of known generators of documentation and wikis (Sphinx, DocBook, MediaWiki, ...) mark their text; all of it is
+taken. On other pages resiliparse's rules find it (https://github.com/chatnoir-eu/chatnoir-resiliparse; Bevendorff et
 al., "An Empirical Comparison of Web Content Extraction Algorithms", SIGIR 2023).
 """
 
@@ -85,7 +85,10 @@ _SIGNS = re.compile(r"[\W_]+")
 
 
 class Html(Stage):
-    """Replaces the HTML of a document by its main text; sets metadata "format" to text, "from" to html. Other formats pass."""
+    """Replaces the HTML of a document by its main text, and sets metadata "format" to text and "from" to html.
+
+    Documents of other formats pass.
+    """
 
     @dataclasses.dataclass(frozen=True)
     class Settings:
@@ -112,7 +115,7 @@ class Html(Stage):
 
 
 def _well_formed(html: str) -> str:
-    """What an HTML parser reads as the writer meant: to it, XHTML's `<title/>` would swallow all that follows."""
+    """Rewrites XHTML so that an HTML parser understands it: it would take `<title/>` for a title that never ends."""
     for stray in _STRAY:
         html = html.replace(stray, "")
     if "/>" in html and _XHTML.search(html[:2000]):
@@ -123,7 +126,7 @@ def _well_formed(html: str) -> str:
 
 
 def _save_lone(html: str) -> str:
-    """With `_SAVE` behind every character of three bytes before a tag; a regex takes ten times as long to find them."""
+    """Puts `_SAVE` behind every character of three bytes before a tag. A regex takes ten times as long to find them."""
     points = np.frombuffer(html.encode("utf-32-le", "surrogatepass"), np.uint32)
     before_space_or_tag = (points[:-1] >= 0x800) & (points[1:] <= 0xA0)
     ends = np.flatnonzero(before_space_or_tag) + 1
@@ -136,7 +139,7 @@ def _save_lone(html: str) -> str:
 
 
 def _close(html: str) -> str:
-    """With `<a></a>` for `<a/>`, but for the elements that are always empty."""
+    """Writes `<a/>` as `<a></a>`, except for elements that are always empty."""
     pieces = html.split("/>")
     for i, piece in enumerate(pieces[:-1]):
         start = piece.rfind("<")
@@ -146,14 +149,17 @@ def _close(html: str) -> str:
 
 
 def _words(html: str) -> frozenset[bytes]:
-    """All words of a page, names and values of attributes among them."""
+    """Returns all words of a page, names and values of attributes among them."""
     if _SPELLED.search(html):
         html += unescape(html)
     return frozenset(html.encode("utf-8", "replace").lower().translate(_SPACED).split())
 
 
 def _find(body, words: frozenset[bytes], *groups: str) -> list:
-    """Elements that a selector matches, in document order; tried are those whose words a page has, as each takes time."""
+    """Returns the elements that a selector matches, in document order.
+
+    Tries only selectors whose words the page has, to save time.
+    """
     tried = [selector for group in groups for selector, needed in _needed(group).items() if needed <= words]
     return body.query_selector_all(", ".join(tried)).values() if tried else []
 
@@ -214,7 +220,7 @@ def _extract(tree: HTMLTree, main_content: bool, comments: bool) -> str:
 
 
 def _densest(body, comments: bool):
-    """The element right around the most text in paragraphs; None if there is no paragraph."""
+    """Returns the element that directly holds most text in paragraphs; None if there is no paragraph."""
     chars = collections.Counter()
     for p in body.query_selector_all("p").values():
         chars[p.parent] += len(p.text) - sum(len(a.text) for a in p.query_selector_all("a").values())
@@ -225,13 +231,13 @@ def _densest(body, comments: bool):
 
 
 def _root(body, words: frozenset[bytes]):
-    """The element that holds all the text, if the page is of a known kind."""
+    """Returns the element that holds all the text, if the page is of a known kind."""
     found = _find(body, words, _ROOTS)  # an element before those inside it
     return found[0] if found and all(found[0].contains(other) for other in found[1:]) else None
 
 
 def _isolate(root, body) -> None:
-    """Takes out of `body` all that is neither `root` nor around it."""
+    """Removes from `body` everything but `root` and what it lies in."""
     node = root
     while node != body:
         parent = node.parent
@@ -254,7 +260,7 @@ def _put(blocks: list[str], text: str) -> str:
 
 
 def _take_code(tree: HTMLTree, pre, blocks: list[str], markup: bool) -> None:
-    """Puts the text of a `pre` aside, exactly as it is: serialisation would indent its first line only."""
+    """Sets the text of a `pre` aside unchanged, because serialisation would indent its first line only."""
     for inner in pre.query_selector_all("br, div, li, p, code + code").values():
         before = inner.previous_sibling
         if inner.tag != "br" and before is not None and not (before.text or "").endswith("\n"):
@@ -273,7 +279,10 @@ def _take_code(tree: HTMLTree, pre, blocks: list[str], markup: bool) -> None:
 
 
 def _language(pre) -> str:
-    """Of a block of code, by the class of its `code`, of the element or of one around it; "" if none is told."""
+    """Returns the language of a block of code, by the class of its `code`, of itself or of an element around it.
+
+    "" if unknown.
+    """
     for element in (pre.query_selector("code"), pre, pre.closest(_TOLD)):
         match = _LANGUAGE.search((element.getattr("class") or "") if element is not None else "")
         if match:
@@ -283,7 +292,7 @@ def _language(pre) -> str:
 
 
 def _take_table(tree: HTMLTree, table, blocks: list[str]) -> None:
-    """Turns a table of data into lines of cells between pipes. A table that lays out the page is left alone."""
+    """Turns a table of data into lines of cells between pipes. Leaves a table that lays out the page alone."""
     if table.query_selector("table, pre, ul, ol, h1, h2, h3, form, p + p, div + div") is not None:
         return
     for br in table.query_selector_all("br").values():
@@ -320,7 +329,7 @@ def _mark_headings(tree: HTMLTree, body) -> None:
 
 
 def _in_place_of(tree: HTMLTree, element, tag: str):
-    """A new element with the class and id of another: the rules about these still hold."""
+    """Puts a new element with the same class and id in place of another, so that rules about these still match."""
     new = tree.create_element(tag)
     for name in ("class", "id"):
         if element.getattr(name):
@@ -329,7 +338,7 @@ def _in_place_of(tree: HTMLTree, element, tag: str):
 
 
 def _protect_figures(tree: HTMLTree, body) -> None:
-    """Turns figures into plain blocks without their pictures: resiliparse drops them with all that is in them."""
+    """Turns figures into plain blocks without their pictures: resiliparse would drop them with all their text."""
     for figure in reversed(body.query_selector_all("figure, figcaption").values()):
         block = _in_place_of(tree, figure, "div" if figure.tag == "figure" else "p")
         block.append(*figure.child_nodes.values())
@@ -361,7 +370,7 @@ def _protect_lists(tree: HTMLTree, body) -> None:
 
 
 def _below_paragraph(element) -> bool:
-    """Whether the element before it is a paragraph of more than links."""
+    """True if the element before this one is a paragraph of more than links."""
     before = element.previous_element_sibling
     if before is None or before.tag != "p":
         return False
@@ -369,7 +378,7 @@ def _below_paragraph(element) -> bool:
 
 
 def _finish(text: str, blocks: list[str], markup: bool) -> str:
-    """Brings code and tables back, each a paragraph of its own, and tidies lists and blank lines."""
+    """Puts code and tables back as paragraphs of their own, and tidies lists and blank lines."""
     lines = map(str.rstrip, text.split("\n"))
     text = "\n".join((line.replace("\t\t", "  ").lstrip("\t") for line in lines) if "\t" in text else lines)
     text = _LIST_INDENT.sub("", text)
@@ -389,7 +398,7 @@ def _finish(text: str, blocks: list[str], markup: bool) -> str:
 
 
 def _with_title(title: str, text: str, markup: bool) -> str:
-    """The text under its title, unless it has one: the site's name is cut off the page's."""
+    """Puts the title above the text, unless the text has one. Cuts the site's name off the title."""
     name = max(_SEPARATORS.split(title), key=len)
     lines = {_SIGNS.sub("", line).casefold() for line in text[: 2 * len(title) + 300].splitlines()}
     if not name or (markup and text.startswith("# ")):

@@ -1,8 +1,8 @@
-"""Stage `junk`: takes out known junk and the user's own patterns, by match, by line or by document.
+"""Stage `junk`: removes known junk and what the user's own patterns match, by match, by line or by document.
 
-`jaxlm audit` finds what to take out: each of its findings comes with the pattern to put here. The groups of patterns are
-those of `jaxlm.corpus.audit_patterns`. By default only what is junk wherever it stands goes; exceptions, templates and
-colours are at home in documentation, so that their groups have to be asked for.
+`jaxlm audit` finds what to remove; each of its findings names the pattern to put here. The groups of patterns are those of
+`jaxlm.corpus.audit_patterns`. By default the stage removes only what is junk everywhere. Exceptions, templates and colours
+belong to documentation, so that their groups must be asked for.
 """
 
 import collections
@@ -20,7 +20,7 @@ _LEVELS = ("match", "line", "document")
 
 
 class Junk(Stage):
-    """Removes what matches. A document of which nothing remains is removed, its reason the last pattern's name."""
+    """Removes what the patterns match. Removes a document if nothing is left; the reason is the last pattern's name."""
 
     @dataclasses.dataclass(frozen=True)
     class Settings:
@@ -38,7 +38,7 @@ class Junk(Stage):
 
     @classmethod
     def build(cls, settings: Settings, folder: pathlib.Path) -> None:
-        """Raises ConfigError for an unknown level or a pattern that is no regular expression."""
+        """Checks the settings. Raises ConfigError for an unknown level, or a pattern that is no regular expression."""
         cls(settings, folder)
 
     def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
@@ -79,7 +79,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 def _cut_lines(text: str, matches: list[re.Match[str]]) -> tuple[str, int]:
-    """The text without the lines that matches touch, and how many lines those are."""
+    """Returns the text without the lines that a match touches, and how many lines these are."""
     kept, lines, position = [], 0, 0
     for match in matches:
         # What `\s` took of the lines around a match does not count as touching them.
@@ -96,7 +96,7 @@ def _cut_lines(text: str, matches: list[re.Match[str]]) -> tuple[str, int]:
 
 
 def _cut_matches(text: str, matches: list[re.Match[str]]) -> tuple[str, int]:
-    """The text without the matches, but for what their group `keep` matched, and their number."""
+    """Returns the text without the matches (their group `keep` stays), and how many there were."""
     kept, position = [], 0
     for match in matches:
         kept.append(text[position : match.start()])

@@ -1,8 +1,8 @@
 """Keeps the documents that are written in certain languages.
 
-py3langid (a byte n-gram naive Bayes, github.com/adbar/py3langid) has its model in its wheel; a local fastText model
-(lid.176, GlotLID: arXiv:1607.01759) takes its place where one is given. Either sees a sample only: the first, middle and last
-part of a long text, as its beginning may be a menu or a licence.
+py3langid (naive Bayes on byte n-grams, github.com/adbar/py3langid) carries its model in its wheel. A local fastText model
+(lid.176, GlotLID: arXiv:1607.01759) takes its place if the settings name one. Both see a sample of a long text: its first,
+middle and last part, because it may begin with a menu or a licence.
 """
 
 import collections
@@ -29,7 +29,10 @@ class Settings:
 
 
 class Language(Stage):
-    """Writes the most probable language to metadata["language_id"]; removes other and uncertain ones. Code passes."""
+    """Writes the most probable language to metadata["language_id"]; removes documents in other or uncertain languages.
+
+    Code passes.
+    """
 
     Settings = Settings
     inputs = ("model",)
@@ -68,7 +71,7 @@ class Language(Stage):
 
 
 def sample(text: str, chars: int) -> str:
-    """The text, or `chars` characters of it in three parts: from its beginning, middle and end."""
+    """Returns the text if it is short, else `chars` characters of it: parts of its beginning, middle and end."""
     if len(text) <= chars:
         return text
     part = chars // 3
@@ -78,7 +81,7 @@ def sample(text: str, chars: int) -> str:
 
 @functools.cache
 def _py3langid():
-    """py3langid's identifier with its automaton run over all bytes at once: the same scores in less than half the time."""
+    """Returns py3langid's identifier, with its automaton run over all bytes at once: same scores, under half the time."""
     from py3langid import langid
 
     class Identifier(langid.LanguageIdentifier):

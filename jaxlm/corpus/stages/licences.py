@@ -1,4 +1,4 @@
-"""Licence notices that stand in many files: what a benchmark item shares with these is no leak of it."""
+"""Licence notices that stand in many files. Words that a benchmark item shares with these are no leak of it."""
 
 NOTICES = (
     # MIT

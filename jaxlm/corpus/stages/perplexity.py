@@ -1,8 +1,8 @@
-"""Removes text that a language model finds too surprising (debris) or not surprising at all (boilerplate), as CCNet does
-(arXiv:1911.00359), in bits per byte, so that models with other vocabularies can be compared.
+"""Removes text that surprises a language model too much (debris) or not at all (boilerplate), as CCNet does
+(arXiv:1911.00359). Measured in bits per byte, so that models of different vocabularies can be compared.
 
-The model is one of three: a byte n-gram trained here from a folder of good text, a KenLM file (github.com/kpu/kenlm),
-or any function by name, such as one that loads a jaxlm checkpoint.
+The model is a byte n-gram trained here from a folder of good text, a KenLM file (github.com/kpu/kenlm), or any function by
+name, such as one that loads a jaxlm checkpoint.
 """
 
 import collections
@@ -16,7 +16,7 @@ import pathlib
 import numpy as np
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus import sources
+from jaxlm.corpus.sources.plain import iterate_documents
 from jaxlm.corpus.stage import Document, Remove, Stage
 
 Scorer = collections.abc.Callable[[str], float]  # text -> bits per byte
@@ -28,6 +28,7 @@ _MIN_BYTES = 10_000
 _MAX_BYTES = 1 << 24  # of reference read; beyond it the slots fill up
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _WHERE = "prepare.stages.perplexity"
+_MOVED = {"jaxlm.programs.restored:bits_per_byte": "jaxlm.eval.scorer:bits_per_byte"}  # documented scorers, by old name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Settings:
 
 
 class Perplexity(Stage):
-    """Writes metadata["bits_per_byte"], and removes documents outside of the limits."""
+    """Writes metadata["bits_per_byte"], and removes documents outside the limits."""
 
     Settings = Settings
     inputs = ("reference", "model", "pieces")
@@ -80,6 +81,7 @@ def _make(s: Settings, folder: pathlib.Path) -> Scorer:
     if s.reference:
         return load(folder)
     path, _, argument = s.scorer.partition(" ")
+    path = _MOVED.get(path, path)
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name)(argument)
@@ -88,7 +90,10 @@ def _make(s: Settings, folder: pathlib.Path) -> Scorer:
 
 
 def kenlm_scorer(path: str, pieces: str) -> Scorer:
-    """Of a KenLM .arpa or .binary. `pieces` is the SentencePiece model that its text was cut with; "" = white space."""
+    """Returns a scorer of a KenLM .arpa or .binary file: text -> bits per byte.
+
+    `pieces` is the SentencePiece model that the KenLM's training text was split with; "" = split at white space.
+    """
     try:
         import kenlm
     except ImportError as error:
@@ -118,14 +123,21 @@ def kenlm_scorer(path: str, pieces: str) -> Scorer:
 
 
 def train(reference: str, folder: pathlib.Path) -> dict:
-    """Counts the n-grams of nine tenths of the reference and measures the rest, so that limits can be chosen.
+    """Counts the byte n-grams of nine tenths of the reference, measures the other tenth, and writes both to `folder`.
 
-    Writes ngrams.npy and perplexity.json to `folder` and returns the latter: quantiles of bits per byte over the
-    documents left out. Deterministic. Smoothing is interpolated Kneser-Ney (Chen and Goodman 1998): an n-gram shorter
-    than ORDER counts once for each byte that it came after.
+    Smoothing is interpolated Kneser-Ney (Chen and Goodman 1998): an n-gram shorter than ORDER counts once for each byte
+    that it came after. Deterministic.
+
+    Args:
+      reference: the path of a source, as in `jaxlm.corpus.sources`.
+      folder: gets ngrams.npy and perplexity.json.
+
+    Returns:
+      What perplexity.json holds: quantiles of bits per byte over the documents of the last tenth, from which to choose
+      limits.
     """
     try:
-        texts = [text for _, text in sources.iterate_documents(reference, max_bytes=_MAX_BYTES)]
+        texts = [text for _, text in iterate_documents(reference, max_bytes=_MAX_BYTES)]
     except ConfigError as error:
         raise ConfigError(f"{_WHERE}.reference: {error}") from error
     held_out = texts[9::10] or texts[-1:]
@@ -153,7 +165,7 @@ def train(reference: str, folder: pathlib.Path) -> dict:
 
 
 def load(folder: pathlib.Path) -> Scorer:
-    """The scorer that `train` saved; processes of one machine share its memory. Raises ConfigError."""
+    """Returns the scorer that `train` saved. Processes of one machine share its memory. Raises ConfigError."""
     try:
         table = np.load(folder / "ngrams.npy", mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -185,28 +197,31 @@ def _keys(data: bytes) -> list[np.ndarray]:
 
 
 def _suffixes(keys: np.ndarray, k: int) -> np.ndarray:
-    """The last k + 1 bytes of keys of k + 2."""
+    """Returns the last k + 1 bytes of keys of k + 2."""
     end = np.uint64(1 << 8 * (k + 1))
     return keys & (end - np.uint64(1)) | end
 
 
 def _slots(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where a key is kept, and a mark in the upper 16 bits that tells it from others of that slot; never 0 (empty)."""
+    """Returns each key's slot, and in the upper 16 bits a mark that tells it from others in that slot.
+
+    Never 0 (= empty).
+    """
     mixed = (keys ^ keys >> np.uint64(29)) * _MIX
     marks = (mixed >> np.uint64(12)).astype(np.uint32) | np.uint32(1)
     return (mixed >> np.uint64(64 - _BITS)).astype(np.intp), marks << np.uint32(16)
 
 
 def _store(slots: np.ndarray, keys: np.ndarray, shares: np.ndarray, times: np.ndarray) -> None:
-    """Shares as float16 beside their 16 bits; of the keys that meet in a slot, the most frequent one stays."""
+    """Writes shares as float16 beside their marks. Of the keys that meet in a slot, the most frequent one stays."""
     order = np.argsort(times, kind="stable")
-    where, marks = _slots(keys[order])
+    places, marks = _slots(keys[order])
     shares = np.maximum(shares[order], 1e-7)  # float16 has nothing smaller, and a probability of 0 costs infinite bits
-    slots[where] = marks | shares.astype(np.float16).view(np.uint16)
+    slots[places] = marks | shares.astype(np.float16).view(np.uint16)
 
 
 def _look_up(slots: np.ndarray, keys: np.ndarray, missing: float) -> np.ndarray:
-    where, marks = _slots(keys)
-    found = slots[where]
+    places, marks = _slots(keys)
+    found = slots[places]
     shares = found.astype(np.uint16).view(np.float16).astype(np.float32)
     return np.where(found & np.uint32(0xFFFF0000) == marks, shares, np.float32(missing))

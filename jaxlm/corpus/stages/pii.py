@@ -1,8 +1,8 @@
-"""Personal data becomes typed placeholders, always the same one for a kind: `<EMAIL>`, `<PHONE>`, `<IP>`, ...
+"""Replaces personal data by a placeholder for each kind: `<EMAIL>`, `<PHONE>`, `<IP>`, ...
 
-A cheap regex finds candidates; what costs is asked about those alone: libphonenumber's port `phonenumbers` (phones),
-`python-stdnum` (Luhn, IBAN, SSN), `ipaddress`, detect-secrets' formats (see `secrets`). Numbers that only look so stay:
-versions, dates, ISBN, order numbers, floats, private and documentation networks, section numbers.
+A cheap regex finds candidates, and only these get the slow checks: `phonenumbers`, a port of libphonenumber (phones),
+`python-stdnum` (Luhn, IBAN, SSN), `ipaddress`, the formats of detect-secrets (see `secrets`). Numbers that only look like
+personal data stay: versions, dates, ISBN, order numbers, floats, private and documentation networks, section numbers.
 """
 
 import collections
@@ -66,7 +66,7 @@ class Pii(Stage):
 
 
 def _replace(text: str, spans: Spans, placeholder: str) -> tuple[str, int]:
-    """The text with the union of the spans replaced, and how many places that were."""
+    """Replaces the union of the spans. Returns the text, and the number of places that were replaced."""
     pieces, end, count = [], 0, 0
     for a, b in sorted(spans):
         if a >= end:
@@ -181,7 +181,7 @@ def _is_public(address: str) -> bool:
 
 
 def _is_version(text: str, match: re.Match) -> bool:
-    """Whether a dotted quad numbers a version or a section."""
+    """True if a dotted quad numbers a version or a section."""
     before = _before(text, match.start())
     if re.search(r"(?i)\bsections?\s\S*/?\Z", before):  # "section 6.13.16.2/6.13.16.3"
         return True
@@ -288,7 +288,7 @@ def _is_international(text: str, match: re.Match) -> bool:
 
 
 def _north_american(text: str, match: re.Match) -> tuple[int, int] | None:
-    """The span with its "1-" in front, where a number of this shape is a phone's."""
+    """Returns the span, with a "1-" in front of it, if a number of this shape is a phone's; else None."""
     before = _before(text, match.start())
     one = re.search(r"(?<![\w.,-])1[ .-]\Z", before)
     start = match.start() - (2 if one else 0)
@@ -306,7 +306,7 @@ def _north_american(text: str, match: re.Match) -> tuple[int, int] | None:
 
 
 def _is_national(text: str, match: re.Match, regions: tuple[str, ...]) -> bool:
-    """Whether a run of digits is a phone: it is called one, or is written as its region writes them."""
+    """True if a run of digits is a phone number: the text calls it one, or it is written as its region writes them."""
     number, before = match[0], _before(text, match.start())
     if _DATE.match(number):
         return False

@@ -1,8 +1,8 @@
-"""Where keys and tokens stand in a text: formats that their issuers publish, never entropy.
+"""Finds keys and tokens in a text by the formats that their issuers publish, never by entropy.
 
-Most regexes are those of detect-secrets (github.com/Yelp/detect-secrets: its plugins, without those for entropy and
-for the names of variables); the rest are newer formats and whole key blocks. Each is tried only in a text that holds one
-of its literals, which is nearly never; a regex stands where a literal would be too common.
+Most regexes are those of detect-secrets (github.com/Yelp/detect-secrets), without its plugins for entropy and for names of
+variables; the others are newer formats and whole key blocks. A regex runs only on a text that holds one of its literals,
+which is rare; if the literal is too common, another regex takes its place.
 """
 
 import collections.abc
@@ -90,7 +90,7 @@ def find(text: str) -> collections.abc.Iterator[tuple[int, int]]:
 
 
 def _is_secret(text: str, start: int, end: int, password: bool) -> bool:
-    """A match that is no part of a longer word (a line of base64) and no placeholder."""
+    """True if a match is no part of a longer word (such as a line of base64) and no placeholder."""
     secret = text[start:end]
     if password:
         return not _PLACEHOLDER.match(secret)

@@ -1,8 +1,8 @@
-"""Takes out profane and abusive lines, or the documents with many of them.
+"""Removes profane and abusive lines, or the documents that hold many of them.
 
-A line is bad when alt-profanity-check (a linear SVM on words, English, its model in its wheel;
-github.com/dimitrismistriotis/alt-profanity-check) says so, or when it holds an entry of a list of words as a word of
-its own: "Scunthorpe", "class" and "Essex" are safe.
+A line is bad if alt-profanity-check says so (a linear SVM on words, for English, its model in its wheel;
+github.com/dimitrismistriotis/alt-profanity-check), or if an entry of a list of words stands in it as a word of its own:
+"Scunthorpe", "class" and "Essex" are safe.
 """
 
 import collections
@@ -31,7 +31,7 @@ class Settings:
 
 
 class Toxicity(Stage):
-    """Scores each line that is not blank; what is done with the bad ones is in the settings."""
+    """Scores each line that is not blank. The settings say what happens to bad lines."""
 
     Settings = Settings
     inputs = ("words",)
@@ -67,7 +67,10 @@ class Toxicity(Stage):
 
 
 def profanity(lines: list[str]) -> np.ndarray:
-    """[lines] probabilities: those of `profanity_check.predict_prob`, without the 2 ms that each call of it costs."""
+    """Returns float[lines].
+
+    The probabilities of `profanity_check.predict_prob`, without the 2 ms that each call of it costs.
+    """
     m = _model()
     numbers = [[m.vocabulary[w] for w in _words(line.lower()) if w in m.vocabulary] for line in lines]
     sizes = np.fromiter(map(len, numbers), np.int64, len(lines))
@@ -84,7 +87,7 @@ def profanity(lines: list[str]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class _Model:
-    """Weights of words, and K linear models with a sigmoid each."""
+    """The weights of words, and K linear models with a sigmoid each."""
 
     vocabulary: dict[str, int]
     idf: np.ndarray
@@ -111,7 +114,7 @@ def _model() -> _Model:
 
 @functools.cache
 def _automaton(path: str) -> ahocorasick.Automaton:
-    """Of the file's lines, without case; "#" begins a comment."""
+    """Builds an automaton of the file's lines, without case. "#" begins a comment."""
     try:
         lines = pathlib.Path(path).expanduser().read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -129,7 +132,7 @@ def _automaton(path: str) -> ahocorasick.Automaton:
 
 
 def listed(text: str, automaton: ahocorasick.Automaton) -> str:
-    """The first entry that stands in the text between characters that are no letters or digits, or ""."""
+    """Returns the first entry in the text that has no letter or digit on either side; "" if there is none."""
     text = text.lower()
     for last, entry in automaton.iter(text):
         start, end = last + 1 - len(entry), last + 1

@@ -1,8 +1,8 @@
-"""Characters: mojibake, normal form C, white space, and what cannot be seen.
+"""Mends characters: mojibake, normal form C, white space, and what is invisible.
 
-Mojibake (UTF-8 that was read as a code page of one byte) is mended by ftfy (https://ftfy.readthedocs.io; Speer 2019).
-Only what has one meaning is changed: NFC, not NFKC, so that x², ﬁ and full-width forms stay; no quote is straightened;
-tabs and indentation stay.
+ftfy mends mojibake, which is UTF-8 that was read as a code page of one byte (https://ftfy.readthedocs.io; Speer 2019). The
+stage changes only what has one meaning: NFC and not NFKC, so that x², ﬁ and full-width forms stay; no quote is
+straightened; tabs and indentation stay.
 """
 
 import collections
@@ -64,7 +64,7 @@ _TRAILING = re.compile("(?<![ \t])[ \t]+$", re.M)
 
 
 class Unicode(Stage):
-    """Puts characters in order; removes documents with too many that could not be decoded."""
+    """Mends a document's characters; removes a document if too many of them could not be decoded."""
 
     @dataclasses.dataclass(frozen=True)
     class Settings:
@@ -97,7 +97,7 @@ class Unicode(Stage):
         return None
 
     def _unusual(self, text: str, rare: str, code: bool, edits: collections.Counter[str]) -> str:
-        """Without controls and what does not show, in normal form C."""
+        """Removes control and invisible characters, and applies normal form C."""
         if "\x08" in rare:
             text = _replace(_OVERSTRIKES, "", text, "overstrikes", edits)
         if "\x1b" in rare:
@@ -114,7 +114,7 @@ class Unicode(Stage):
         return text
 
     def _blanks(self, text: str, edits: collections.Counter[str]) -> str:
-        """Without white space at line ends, long runs of blank lines, and blank lines at both ends."""
+        """Removes white space at line ends, long runs of blank lines, and blank lines at both ends."""
         if " \n" in text or "\t\n" in text or text.endswith((" ", "\t")):
             text = _replace(_TRAILING, "", text, "trailing", edits)
         most = "\n" * (self.settings.max_blank_lines + 1)
@@ -131,12 +131,15 @@ def _replace(pattern: re.Pattern, by: str, text: str, name: str, edits: collecti
 
 
 def _rare(text: str) -> str:
-    """The text without the characters of plain text: what needs mending is in here or nowhere, and it is soon searched."""
+    """Returns the text without the characters of plain text.
+
+    What needs mending is among the rest, which is searched fast.
+    """
     return text.encode().translate(None, _PLAIN).decode()
 
 
 def _mend(text: str, edits: collections.Counter[str]) -> str:
-    """Mojibake, line by line: a page may have been put together from parts that were read differently."""
+    """Mends mojibake line by line, because the parts of a page may have been read with different code pages."""
     lines = text.split("\n")
     for i, line in enumerate(lines):
         if _SUSPICIOUS.search(line) and (mended := ftfy.fix_text(line, _FTFY)) != line:
@@ -146,7 +149,7 @@ def _mend(text: str, edits: collections.Counter[str]) -> str:
 
 
 def _unseen(text: str, code: bool, edits: collections.Counter[str]) -> str:
-    """Without characters that do not show, but those that a script or an emoji needs."""
+    """Removes invisible characters. Keeps joiners that a script or an emoji needs."""
     text = _replace(_BIDI, "", text, "bidi", edits)
     if code or not _RIGHT_TO_LEFT.search(text):
         text = _replace(_MARKS, "", text, "bidi", edits)

@@ -5,7 +5,8 @@ import pickle
 
 import pytest
 
-from jaxlm.corpus import sources
+from jaxlm.corpus.sources.base import SourceSpec, SourceStats
+from jaxlm.corpus.sources.units import read_unit, split_source
 
 
 @pytest.fixture
@@ -14,10 +15,10 @@ def read_source():
 
     def read(path, task_bytes=1 << 26, **keys):
         spec = make_spec(path, **keys)
-        stats = sources.SourceStats()
-        made = sources.units(spec, task_bytes)
+        stats = SourceStats()
+        made = split_source(spec, task_bytes)
         assert pickle.loads(pickle.dumps(made)) == made
-        documents = [document for unit in made for document in sources.read(unit, spec, stats)]
+        documents = [document for unit in made for document in read_unit(unit, spec, stats)]
         assert stats.documents == len(documents)
         assert len({document.id for document in documents}) == len(documents)
         return documents, stats
@@ -26,7 +27,7 @@ def read_source():
 
 
 def make_spec(path, **keys):
-    spec = sources.SourceSpec("web", str(path), "auto", "text", 0, (), "", "")
+    spec = SourceSpec("web", str(path), "auto", "text", 0, (), "", "")
     return dataclasses.replace(spec, **keys)
 
 

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus import sources
+from jaxlm.corpus.sources.units import split_source
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_the_files_of_a_configuration_are_read_in_pieces(repository, read_source
     documents, _ = read_source(f"hub:{repository}/lines:small")
     assert [d.text for d in documents] == ["a0", "a1", "b0"]
     assert documents[0].id == f"{repository}/lines/sub/a.jsonl:1"
-    assert len(sources.units(spec(f"hub:{repository}/lines:small"), 20)) > 2
+    assert len(split_source(spec(f"hub:{repository}/lines:small"), 20)) > 2
 
 
 def test_other_formats_are_streamed_shard_by_shard(repository, read_source, spec):
@@ -96,7 +96,7 @@ def test_other_formats_are_streamed_shard_by_shard(repository, read_source, spec
     assert documents[2].id == f"{repository}/table/small/test/1-of-2:0"
     assert documents[0].metadata["title"] == "T"
     assert stats.skipped == {"no text in field 'text'": 2}
-    assert len(sources.units(spec(name), 1 << 20)) == 2
+    assert len(split_source(spec(name), 1 << 20)) == 2
     with pytest.raises(ConfigError, match="no field 'body'; its fields are text, title"):
         read_source(name, text_key="body")
     with pytest.raises(ConfigError, match="no split 'train'; there are test"):

@@ -6,8 +6,8 @@ import html
 
 import pytest
 
-from jaxlm.corpus import sources
 from jaxlm.corpus.sources import streams, wikitext
+from jaxlm.corpus.sources.units import split_source
 
 HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="de">
   <siteinfo><sitename>Wiki</sitename><base>https://de.wiki.org/wiki/Hauptseite</base>
@@ -63,7 +63,7 @@ def test_pieces_and_compressed_dumps_are_the_same(tmp_path, monkeypatch, read_so
     (tmp_path / f"x.xml{suffix}").write_bytes(compress(raw))
     documents, stats = read_source(tmp_path, 1000)
     assert len(documents) + sum(stats.skipped.values()) == 59
-    assert (len(sources.units(spec(tmp_path), 1000)) > 10) == (suffix == "")
+    assert (len(split_source(spec(tmp_path), 1000)) > 10) == (suffix == "")
     (tmp_path / f"x.xml{suffix}").unlink()
     (tmp_path / "x.xml").write_bytes(raw)
     whole, _ = read_source(tmp_path)

@@ -7,8 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus import sources
 from jaxlm.corpus.sources import jsonl, text
+from jaxlm.corpus.sources.base import SourceStats
+from jaxlm.corpus.sources.units import read_unit, split_source
 
 
 def seen(result):
@@ -28,7 +29,7 @@ def test_a_jsonl_in_pieces_equals_the_whole(tmp_path, monkeypatch, read_source, 
     assert whole[1] == 298
     assert whole[0][101][0] == ("x.jsonl:103" if numbered else f"x.jsonl@{raw.index(rows[102].encode())}")
     for size in (50, 1000, 7777):
-        assert len(sources.units(spec(tmp_path), size)) > 1
+        assert len(split_source(spec(tmp_path), size)) > 1
         assert seen(read_source(tmp_path, size)) == whole
 
 
@@ -41,7 +42,7 @@ def test_a_txt_in_pieces_equals_the_whole(tmp_path, monkeypatch, read_source, sp
     whole = seen(read_source(tmp_path))
     assert "".join(t for _, t, _ in whole[0]) == content
     for size in (1, 3000, 9000):
-        assert len(sources.units(spec(tmp_path), size)) > 1
+        assert len(split_source(spec(tmp_path), size)) > 1
         assert seen(read_source(tmp_path, size)) == whole
 
 
@@ -52,7 +53,7 @@ def test_a_parquet_in_pieces_equals_the_whole(tmp_path, read_source, spec):
     assert whole[0][999][0] == "x.parquet:999"
     assert whole[0][0][2] == {"source": "web", "format": "text", "url": "https://www.a.org/x", "site": "a.org"}
     for size in (1000, 20_000, 60_000):
-        assert len(sources.units(spec(tmp_path), size)) > 1
+        assert len(split_source(spec(tmp_path), size)) > 1
         assert seen(read_source(tmp_path, size)) == whole
 
 
@@ -88,12 +89,12 @@ def test_small_files_share_a_unit_and_large_ones_are_cut(tmp_path, spec):
         (tmp_path / f"{i}.txt").write_text("x" * 100)
         (tmp_path / f"{i}.empty.txt").write_text("")
     (tmp_path / "big.jsonl").write_text('{"text": "0123456789"}\n' * 100)
-    made = sources.units(spec(tmp_path), 500)
+    made = split_source(spec(tmp_path), 500)
     names = [[p.name for p in unit.parts if p.size] for unit in made]
     assert names[:2] == [[f"{i}.txt" for i in range(5)], [f"{i}.txt" for i in range(5, 10)]]
     assert sum(len(unit.parts) for unit in made[:2]) == 20
     assert {p.name for unit in made[2:] for p in unit.parts} == {"big.jsonl"}
-    assert made == sources.units(spec(tmp_path), 500)
+    assert made == split_source(spec(tmp_path), 500)
 
 
 def test_max_bytes_is_shared_by_units_over_the_whole_source(tmp_path, read_source, spec):
@@ -183,11 +184,11 @@ def test_markdown_front_matter(tmp_path, read_source):
 def test_statistics_of_units_merge_to_those_of_the_whole(tmp_path, spec):
     rows = ['{"text": "a"}', "{broken", '{"text": ""}'] * 20
     (tmp_path / "x.jsonl").write_text("\n".join(rows))
-    whole, merged = sources.SourceStats(), sources.SourceStats()
-    for unit in sources.units(spec(tmp_path), 100):
-        stats = sources.SourceStats()
-        list(sources.read(unit, spec(tmp_path), whole))
-        list(sources.read(unit, spec(tmp_path), stats))
+    whole, merged = SourceStats(), SourceStats()
+    for unit in split_source(spec(tmp_path), 100):
+        stats = SourceStats()
+        list(read_unit(unit, spec(tmp_path), whole))
+        list(read_unit(unit, spec(tmp_path), stats))
         merged.merge(stats)
     assert merged == whole
     assert (whole.documents, whole.skipped) == (20, {"malformed JSON line": 20, "empty": 20})

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from jaxlm.configs import base
-from jaxlm.corpus import stages
 from jaxlm.corpus.stage import Document
+from jaxlm.corpus.stages import registry
 
 DEFAULTS = base.get_config().prepare.stages.to_dict()
 
@@ -17,7 +17,7 @@ DEFAULTS = base.get_config().prepare.stages.to_dict()
 def clean(text, kind="text", **settings):
     """(text, edits)."""
     document, edits = Document(text=text, id="d", metadata={"format": kind}), collections.Counter()
-    stage = stages.make(stages.Spec("debris", DEFAULTS["debris"] | settings), pathlib.Path())
+    stage = registry.make(registry.StageSpec("debris", DEFAULTS["debris"] | settings), pathlib.Path())
     assert stage.apply(document, edits) is None
     return document.text, dict(edits)
 
@@ -163,12 +163,12 @@ def test_long_runs_take_no_longer(piece):
 
 
 def test_keys_are_those_of_the_config():
-    assert set(DEFAULTS["debris"]) == set(stages.stage_class("debris").Settings.__dataclass_fields__)
+    assert set(DEFAULTS["debris"]) == set(registry.stage_class("debris").Settings.__dataclass_fields__)
 
 
 def test_what_the_stage_html_made_keeps_the_tags_it_shows():
     text = "The defaults are <b> and </b>; write {{ foo|join:&quot;&amp;&quot; }}.\nSkip to main content"
     document, edits = Document(text=text, id="d", metadata={"format": "text", "from": "html"}), collections.Counter()
-    stages.make(stages.Spec("debris", DEFAULTS["debris"]), pathlib.Path()).apply(document, edits)
+    registry.make(registry.StageSpec("debris", DEFAULTS["debris"]), pathlib.Path()).apply(document, edits)
     assert document.text == text.splitlines()[0]
     assert clean(text)[0] != document.text  # a text of elsewhere loses them

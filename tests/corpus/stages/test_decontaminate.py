@@ -12,9 +12,8 @@ import pytest
 
 from jaxlm.config import ConfigError
 from jaxlm.configs import base
-from jaxlm.corpus import stages
-from jaxlm.corpus.stage import Document
-from jaxlm.corpus.stages import decontaminate, licences
+from jaxlm.corpus.stage import Document, Stage
+from jaxlm.corpus.stages import decontaminate, licences, registry
 
 split = str.split
 PEOPLE = split("Anna Ben Chidi Dora Emil Fatima Goran Hana Igor Julia Kofi Lena Marek Nadia Omar Petra Quentin Rosa")
@@ -52,19 +51,19 @@ def clean_text(rng: random.Random, words: int) -> str:
 QUESTIONS = [question(random.Random(i), 1 + i % 3) for i in range(150)]
 
 
-def make_stage(folder: pathlib.Path, records: list[dict], line: str = "", name: str = "bench") -> stages.Stage:
+def make_stage(folder: pathlib.Path, records: list[dict], line: str = "", name: str = "bench") -> Stage:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return load_stage(folder, f'paths=("{folder}/{name}.jsonl",) {line}')
 
 
-def load_stage(folder: pathlib.Path, line: str) -> stages.Stage:
-    spec = stages.parse(f"decontaminate {line}", base.get_config().prepare.stages.to_dict(), "test")
-    stages.stage_class("decontaminate").build(stages.typed_settings(spec), folder / spec.key)
-    return stages.make(spec, folder)
+def load_stage(folder: pathlib.Path, line: str) -> Stage:
+    spec = registry.parse(f"decontaminate {line}", base.get_config().prepare.stages.to_dict(), "test")
+    registry.stage_class("decontaminate").build(registry.typed_settings(spec), folder / spec.key)
+    return registry.make(spec, folder)
 
 
-def flagged(stage: stages.Stage, text: str):
+def flagged(stage: Stage, text: str):
     return stage.apply(Document(text=text, id="0"), collections.Counter())
 
 

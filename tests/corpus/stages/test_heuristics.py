@@ -9,16 +9,16 @@ import pytest
 import tiny_stage
 from datatrove.pipeline import filters
 
-from jaxlm.corpus import words
 from jaxlm.corpus.stage import Document
+from jaxlm.corpus.stages.word_tokenizer import TOKENIZER
 
 PROSE = pathlib.Path(__file__).parents[4] / "shared/data/text/prose.jsonl.gz"
 REFERENCE = {
-    "gopher_quality": filters.GopherQualityFilter(language=words.TOKENIZER),
-    "gopher_repetition": filters.GopherRepetitionFilter(language=words.TOKENIZER),
-    "c4": filters.C4QualityFilter(filter_no_terminal_punct=False, language=words.TOKENIZER),
-    "c4 terminal_punctuation=True": filters.C4QualityFilter(language=words.TOKENIZER),
-    "fineweb": filters.FineWebQualityFilter(language=words.TOKENIZER),
+    "gopher_quality": filters.GopherQualityFilter(language=TOKENIZER),
+    "gopher_repetition": filters.GopherRepetitionFilter(language=TOKENIZER),
+    "c4": filters.C4QualityFilter(filter_no_terminal_punct=False, language=TOKENIZER),
+    "c4 terminal_punctuation=True": filters.C4QualityFilter(language=TOKENIZER),
+    "fineweb": filters.FineWebQualityFilter(language=TOKENIZER),
 }
 STORY = (
     "The old harbour lies at the end of a narrow road that few people know. In the morning, boats come back with "

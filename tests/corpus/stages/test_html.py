@@ -7,8 +7,8 @@ import time
 import pytest
 
 from jaxlm.configs import base
-from jaxlm.corpus import stages
 from jaxlm.corpus.stage import Document, Remove
+from jaxlm.corpus.stages import registry
 
 DEFAULTS = base.get_config().prepare.stages.to_dict()
 
@@ -17,7 +17,7 @@ def clean(page, kind="html", **settings):
     """(document, Remove or None, edits)."""
     document = Document(text=page, id="d", metadata={"format": kind})
     edits = collections.Counter()
-    stage = stages.make(stages.Spec("html", DEFAULTS["html"] | settings), pathlib.Path())
+    stage = registry.make(registry.StageSpec("html", DEFAULTS["html"] | settings), pathlib.Path())
     return document, stage.apply(document, edits), dict(edits)
 
 
@@ -407,4 +407,4 @@ def test_deep_pages_go_at_once(page):
 
 
 def test_keys_are_those_of_the_config():
-    assert set(DEFAULTS["html"]) == set(stages.stage_class("html").Settings.__dataclass_fields__)
+    assert set(DEFAULTS["html"]) == set(registry.stage_class("html").Settings.__dataclass_fields__)

@@ -7,16 +7,17 @@ import pytest
 
 from jaxlm.config import ConfigError
 from jaxlm.configs import base
-from jaxlm.corpus import audit, stages
+from jaxlm.corpus import audit
 from jaxlm.corpus.stage import Document
+from jaxlm.corpus.stages import registry
 
 DEFAULTS = base.get_config().prepare.stages.to_dict()
 
 
 def make(**settings):
-    spec = stages.Spec("junk", DEFAULTS["junk"] | settings)
-    stages.stage_class("junk").build(stages.typed_settings(spec), pathlib.Path())
-    return stages.make(spec, pathlib.Path())
+    spec = registry.StageSpec("junk", DEFAULTS["junk"] | settings)
+    registry.stage_class("junk").build(registry.typed_settings(spec), pathlib.Path())
+    return registry.make(spec, pathlib.Path())
 
 
 def clean(text, **settings):
@@ -27,7 +28,7 @@ def clean(text, **settings):
 
 
 def test_keys_are_those_of_the_config():
-    assert set(DEFAULTS["junk"]) == set(stages.stage_class("junk").Settings.__dataclass_fields__)
+    assert set(DEFAULTS["junk"]) == set(registry.stage_class("junk").Settings.__dataclass_fields__)
 
 
 def test_lines_with_annotations_and_chat_tokens_go_by_default():

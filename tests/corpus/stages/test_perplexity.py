@@ -113,6 +113,12 @@ def test_a_function_by_name(tmp_path, monkeypatch):
             tiny_stage.make("perplexity", tmp_path, scorer=bad)
 
 
+@pytest.mark.parametrize("module", ["jaxlm.programs.restored", "jaxlm.eval.scorer"])
+def test_a_models_scorer_is_found_by_its_old_name_too(tmp_path, module):
+    with pytest.raises(ConfigError, match="no run in nowhere"):
+        tiny_stage.make("perplexity", tmp_path, scorer=f"{module}:bits_per_byte nowhere")
+
+
 def test_refusals(tmp_path):
     with pytest.raises(ConfigError, match="set one of reference"):
         tiny_stage.make("perplexity", tmp_path)

@@ -11,9 +11,8 @@ import pytest
 
 from jaxlm.config import ConfigError
 from jaxlm.configs import base
-from jaxlm.corpus import stages
-from jaxlm.corpus.stage import Document
-from jaxlm.corpus.stages import secrets
+from jaxlm.corpus.stage import Document, Stage
+from jaxlm.corpus.stages import registry, secrets
 
 PLACES = (  # each format stands in each of these
     "You can use {} for that.",
@@ -261,11 +260,13 @@ LOOKALIKES = (
 )
 
 
-def make_stage(line: str = "pii") -> stages.Stage:
-    return stages.make(stages.parse(line, base.get_config().prepare.stages.to_dict(), "test"), pathlib.Path("unused"))
+def make_stage(line: str = "pii") -> Stage:
+    return registry.make(
+        registry.parse(line, base.get_config().prepare.stages.to_dict(), "test"), pathlib.Path("unused")
+    )
 
 
-def run(stage: stages.Stage, text: str) -> tuple[str, dict[str, int]]:
+def run(stage: Stage, text: str) -> tuple[str, dict[str, int]]:
     document, edits = Document(text=text, id="0"), collections.Counter()
     assert stage.apply(document, edits) is None
     return document.text, dict(edits)
@@ -351,9 +352,9 @@ def test_addresses_that_the_config_keeps():
     ],
 )
 def test_bad_settings(tmp_path, line, message):
-    spec = stages.parse(line, base.get_config().prepare.stages.to_dict(), "test")
+    spec = registry.parse(line, base.get_config().prepare.stages.to_dict(), "test")
     with pytest.raises(ConfigError, match=message):
-        stages.stage_class("pii").build(stages.typed_settings(spec), tmp_path)
+        registry.stage_class("pii").build(registry.typed_settings(spec), tmp_path)
 
 
 @pytest.mark.parametrize("around", ["{}", "Bearer {}, then", "令牌{}。", "jwt-{}", "a_b_{}", "x={}&y=1", "ids.{}"])

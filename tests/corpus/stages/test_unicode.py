@@ -8,8 +8,8 @@ import time
 import pytest
 
 from jaxlm.configs import base
-from jaxlm.corpus import stages
 from jaxlm.corpus.stage import Document, Remove
+from jaxlm.corpus.stages import registry
 
 DEFAULTS = base.get_config().prepare.stages.to_dict()
 
@@ -17,7 +17,7 @@ DEFAULTS = base.get_config().prepare.stages.to_dict()
 def clean(text, kind="text", **settings):
     """(text or the Remove, edits)."""
     document, edits = Document(text=text, id="d", metadata={"format": kind}), collections.Counter()
-    stage = stages.make(stages.Spec("unicode", DEFAULTS["unicode"] | settings), pathlib.Path())
+    stage = registry.make(registry.StageSpec("unicode", DEFAULTS["unicode"] | settings), pathlib.Path())
     removed = stage.apply(document, edits)
     return (document.text if removed is None else removed), dict(edits)
 
@@ -114,4 +114,4 @@ def test_long_runs_take_no_longer(piece):
 
 
 def test_keys_are_those_of_the_config():
-    assert set(DEFAULTS["unicode"]) == set(stages.stage_class("unicode").Settings.__dataclass_fields__)
+    assert set(DEFAULTS["unicode"]) == set(registry.stage_class("unicode").Settings.__dataclass_fields__)

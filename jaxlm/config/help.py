@@ -1,0 +1,221 @@
+"""What the help says of the config's keys: each key's type and limits from the schema, default and comment from base.py.
+
+The comments of base.py are read by `tokenize`, and each belongs to the assignment (by `ast`) in whose lines it stands or
+that it stands directly above. Indentation and line breaks make no difference.
+"""
+
+import ast
+import dataclasses
+import io
+import itertools
+import pathlib
+import textwrap
+import tokenize
+import types
+from collections.abc import Iterator, Sequence
+from typing import get_args, get_origin, get_type_hints
+
+from ml_collections import config_dict
+
+from jaxlm.config.build import limits, meant, type_name
+from jaxlm.config.schema import Config, ConfigError
+
+WIDTH = 100
+SOURCES = "prepare.sources"
+ANY_SOURCE = f"{SOURCES}.NAME"  # stands for each source; its defaults and comments are those of `base.source`
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """A key of the config.
+
+    Attributes:
+      name: dotted, as --config.NAME=VALUE takes it.
+      type: for people: "int", "tuple of str".
+      limits: what its values must be: "at least 1", "one of llama, gpt2"; "" = anything of the type.
+      default: from base.py.
+      comment: from base.py; "" = there is none.
+    """
+
+    name: str
+    type: str
+    limits: str
+    default: object
+    comment: str
+
+    @property
+    def section(self) -> str:
+        return self.name.rpartition(".")[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """All keys, and each section's comment by its dotted name, in the order of base.py."""
+
+    keys: tuple[Key, ...]
+    sections: dict[str, str]
+
+
+def read(base: types.ModuleType) -> Keys:
+    """The keys that `get_config` and `source` of a module like `configs/base.py` set."""
+    defaults = base.get_config()
+    defaults.prepare.sources.NAME = base.source("")
+    keys, sections = [], {}
+    for name, comment in comments(pathlib.Path(base.__file__).read_text(encoding="utf-8")).items():
+        default = _value(defaults, name)
+        if isinstance(default, dict) and name != "data.sources":
+            sections[name] = comment
+        else:
+            keys.append(Key(name, *_type_and_limits(name, default), default, comment))
+    return Keys(tuple(keys), sections)
+
+
+def _value(config: config_dict.ConfigDict, name: str) -> object:
+    """The value of a dotted key, plain. Raises KeyError if the config has no such key."""
+    value = config
+    for part in name.split("."):
+        value = value[part]
+    return value.to_dict() if isinstance(value, config_dict.ConfigDict) else value
+
+
+def _type_and_limits(name: str, default: object) -> tuple[str, str]:
+    """By the schema, but for settings of stages, which the stages check: their type is that of their default."""
+    kind = Config
+    for part in name.split("."):
+        kind = get_args(kind)[1] if get_origin(kind) is dict else get_type_hints(kind, include_extras=True)[part]
+    if kind is object:
+        return type(default).__name__, ""
+    each, scalar = ("each ", get_args(kind)[0]) if get_origin(kind) is tuple else ("", kind)
+    return type_name(kind), ", ".join(f"{each}{limit.words}" for limit in limits(scalar))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Comments
+
+
+def comments(source: str) -> dict[str, str]:
+    """Dotted name -> comment ("" = none) of every section and key that a source text like that of base.py assigns."""
+    functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    notes = _Notes(source)
+    found = {name: notes.of(statement) for name, statement in _assignments(functions, "get_config", {}, "")}
+    found[ANY_SOURCE] = ast.get_docstring(functions["source"]) or ""
+    statements = _assignments(functions, "source", {}, ANY_SOURCE)
+    return found | {name: notes.of(statement) for name, statement in statements}
+
+
+def _assignments(
+    functions: dict[str, ast.FunctionDef], called: str, sections: dict[str, str], root: str
+) -> Iterator[tuple[str, ast.stmt]]:
+    """(dotted name, statement) of all that a function and those that it calls assign to sections of the config.
+
+    Args:
+      functions: all of the file, by name.
+      called: the function to follow.
+      sections: the function's arguments that are sections -> their dotted names ("" for the config itself).
+      root: what a `ConfigDict()` is that is given a name of its own only, as in `c = ConfigDict()`.
+    """
+    sections = dict(sections)
+
+    def dotted(node: ast.expr) -> str | None:
+        if isinstance(node, ast.Name):
+            return sections.get(node.id)
+        section = dotted(node.value) if isinstance(node, ast.Attribute) else None
+        return section if section is None else f"{section}.{node.attr}".lstrip(".")
+
+    for statement in functions[called].body:
+        match statement:
+            case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=arguments)) if name in functions:
+                parameters = [parameter.arg for parameter in functions[name].args.args]
+                given = zip(parameters, map(dotted, arguments), strict=True)
+                inner = {parameter: section for parameter, section in given if section is not None}
+                yield from _assignments(functions, name, inner, root)
+            case ast.Assign(targets=targets, value=value):
+                keys = [key for target in targets if isinstance(target, ast.Attribute) and (key := dotted(target))]
+                yield from ((key, statement) for key in keys)
+                if ast.unparse(value) == "ConfigDict()":  # `c.model = m = ConfigDict()`: from here on m is model
+                    sections |= {target.id: (keys or [root])[0] for target in targets if isinstance(target, ast.Name)}
+
+
+class _Notes:
+    """The comments of a source text."""
+
+    def __init__(self, source: str):
+        self.text: dict[int, str] = {}  # line -> its comment
+        self.alone: set[int] = set()  # lines that are a comment and nothing else
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                self.text[token.start[0]] = token.string.lstrip("#").strip()
+                if not token.line[: token.start[1]].strip():
+                    self.alone.add(token.start[0])
+
+    def of(self, statement: ast.stmt) -> str:
+        """The comments in the statement's lines, else those on the lines directly above it; "" without any."""
+        lines = [line for line in range(statement.lineno, statement.end_lineno + 1) if line in self.text]
+        if not lines:
+            lines = sorted(itertools.takewhile(self.alone.__contains__, itertools.count(statement.lineno - 1, -1)))
+        return " ".join(filter(None, (self.text[line] for line in lines)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Pages
+
+
+def overview(known: Keys, first: Sequence[str] = ()) -> list[str]:
+    """Lines with a few words on each top-level section, those of `first` before the others, and the keys outside them."""
+    top = [name for name in known.sections if "." not in name]
+    names = [*first, *(name for name in top if name not in first)]
+    cells = [f"{name:<12} {known.sections[name].partition(';')[0]}" for name in names]
+    pairs = itertools.zip_longest(cells[::2], cells[1::2], fillvalue="")
+    outside = ", ".join(key.name for key in known.keys if not key.section)
+    return [*(f"  {left:<48} {right}".rstrip() for left, right in pairs), f"  and the keys {outside}"]
+
+
+def page(known: Keys, wanted: str, config: config_dict.ConfigDict) -> str:
+    """The help on a section ("all": on everything) or a key: values in `config`, defaults, types, limits, comments.
+
+    Raises:
+      ConfigError: there is no such section or key.
+    """
+    names = list(config.prepare.sources)
+    if wanted.startswith(f"{SOURCES}.") and (name := wanted.split(".")[2]) in names:
+        known = _of_source(known, name)
+    everything = [*known.sections, *(key.name for key in known.keys)]
+    asked = {name for name in everything if wanted == "all" or f"{name}.".startswith(f"{wanted}.")}
+    if not asked:
+        near = meant(wanted, everything)
+        top = ", ".join(section for section in known.sections if "." not in section)
+        raise ConfigError(f"no section or key {wanted!r}; " + (f"did you mean {near}?" if near else f"there are {top}"))
+    lines = ["each is set by --config.KEY=VALUE"]
+    for section, comment in {"": "", **known.sections}.items():
+        keys = [key for key in known.keys if key.section == section and key.name in asked]
+        if keys or section in asked:
+            here = f"; in this config: {', '.join(names)}" if section == SOURCES and names else ""
+            lines += ["", *_wrapped(f"{section}: {comment}{here}", 0)] if section else [""]
+        for key in keys:
+            lines += _entry(key, config)
+    return "\n".join(lines)
+
+
+def _of_source(known: Keys, name: str) -> Keys:
+    """The keys with a source's name in place of NAME."""
+
+    def named(key: str) -> str:
+        return f"{SOURCES}.{name}{key.removeprefix(ANY_SOURCE)}" if f"{key}.".startswith(f"{ANY_SOURCE}.") else key
+
+    keys = tuple(dataclasses.replace(key, name=named(key.name)) for key in known.keys)
+    return Keys(keys, {named(section): comment for section, comment in known.sections.items()})
+
+
+def _entry(key: Key, config: config_dict.ConfigDict) -> list[str]:
+    try:
+        value = _value(config, key.name)
+    except KeyError:  # NAME, or a config that was not begun with base
+        value = key.default
+    default = "default" if value == key.default else f"default {key.default!r}"
+    words = ", ".join(filter(None, (key.type, key.limits)))
+    return [*_wrapped(f"{key.name} = {value!r}  ({default}; {words})", 2), *_wrapped(key.comment, 6)]
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    kept = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(text, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * max(indent, 4), **kept)

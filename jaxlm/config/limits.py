@@ -1,0 +1,70 @@
+"""The values that a key of the config may have, beyond its type: `steps: Annotated[int, at_least(1)]` in the schema.
+
+`jaxlm.config.build` refuses any other ("config.train.steps=0 must be at least 1"), and the help prints the same words.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """A rule for one value.
+
+    Attributes:
+      words: what a value must be: "at least 1".
+      problem: what is wrong with a value, as it is written behind it (" must be at least 1"); "" = nothing.
+    """
+
+    words: str
+    problem: Callable[[object], str]
+
+
+def at_least(low: float, or_else: dict[int, str] | None = None) -> Limit:
+    """Numbers from `low` on, and those of `or_else` with what they stand for: {-1: "auto"}."""
+    others = or_else or {}
+    words = "".join([f"at least {low}", *(f", or {value} for {meaning}" for value, meaning in others.items())])
+    return _numbers(words, lambda value: value >= low or value in others)
+
+
+def above(low: float, most: float = math.inf) -> Limit:
+    """Numbers greater than `low` and at most `most`."""
+    words = f"greater than {low}" + (f" and at most {most}" if most < math.inf else "")
+    return _numbers(words, lambda value: low < value <= most)
+
+
+def within(low: float, high: float) -> Limit:
+    """Numbers from `low` to `high`, both included."""
+    return _numbers(f"in {low} to {high}", lambda value: low <= value <= high)
+
+
+def from_to_below(low: float, high: float) -> Limit:
+    """Numbers from `low` on, but below `high`."""
+    return _numbers(f"at least {low} and below {high}", lambda value: low <= value < high)
+
+
+def _numbers(words: str, allows: Callable[[float], bool]) -> Limit:
+    def problem(value: float) -> str:
+        if not math.isfinite(value):
+            return f" must be finite and {words}"
+        return "" if allows(value) else f" must be {words}"
+
+    return Limit(words, problem)
+
+
+def written(pattern: str, words: str) -> Limit:
+    """Text that the regular expression `pattern` matches whole; `words` say what that is."""
+    return Limit(words, lambda value: "" if re.fullmatch(pattern, value) else f" must be {words}")
+
+
+def _regular_expression_problem(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        return f" is not a regular expression: {error}"
+    return ""
+
+
+REGULAR_EXPRESSION = Limit("a regular expression", _regular_expression_problem)

@@ -1,0 +1,43 @@
+"""From a ConfigDict to the checked `Config` that programs read, and its JSON."""
+
+import dataclasses
+import json
+import os
+
+from ml_collections import config_dict
+
+from jaxlm.config.build import build
+from jaxlm.config.checks import validate
+from jaxlm.config.schema import Config, SourceConfig
+
+
+def resolve(config: config_dict.ConfigDict | dict) -> Config:
+    """The typed config: every key checked, values derived that 0 or "" leave open. Raises ConfigError."""
+    if isinstance(config, config_dict.ConfigDict):
+        config = config.to_dict()
+    resolved = _derive(build(Config, config, ""))
+    validate(resolved)
+    return resolved
+
+
+def to_json(config: Config) -> str:
+    """The resolved config as JSON, the content of WORKDIR/config.json."""
+    return json.dumps(dataclasses.asdict(config), indent=1) + "\n"
+
+
+def _derive(c: Config) -> Config:
+    """The config with the values that 0, -1 or "" leave open, derived from others."""
+    m, t = c.model, c.train
+    heads = m.n_heads
+    model = dataclasses.replace(
+        m,
+        n_kv_heads=m.n_kv_heads or heads,
+        head_dim=m.head_dim or (m.d_model // heads if m.d_model % heads == 0 else 0),
+        max_seq_len=m.max_seq_len or t.seq_len,
+    )
+    train = dataclasses.replace(t, microbatch_size=t.microbatch_size or t.batch_size)
+    sources = {"text": SourceConfig(path=c.data.path, weight=1.0)} if c.data.path else c.data.sources
+    evaluation = dataclasses.replace(c.eval, batch_size=c.eval.batch_size or max(train.microbatch_size, 0))
+    data_dir = c.data.dir or (os.path.join(c.workdir, "data") if c.workdir else "")
+    data = dataclasses.replace(c.data, dir=data_dir, sources=sources)
+    return dataclasses.replace(c, model=model, train=train, data=data, eval=evaluation)

@@ -1,0 +1,102 @@
+"""How jaxlm speaks to people: lines on standard error, tables on standard output, and figures in words.
+
+Every table, count, size, time and price that a person reads is written here, so that the same figure looks the same
+everywhere. Imports no JAX: the worker processes of `jaxlm prepare` import none.
+"""
+
+import json
+import math
+import sys
+import typing
+from collections.abc import Collection, Sequence
+
+
+def say(text: str) -> None:
+    """Writes a line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_table(rows: Sequence[dict[str, typing.Any]], as_json: bool) -> None:
+    """Prints rows that have the same keys: as an aligned table, or as one JSON object a line."""
+    if as_json:
+        for row in rows:
+            print(json.dumps(row))
+    elif rows:
+        cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
+        print(table([list(rows[0]), *cells]))
+
+
+def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+    """Rows of cells as lines of text with aligned columns: those whose index is in `right` to the right, others left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def count(number: float) -> str:
+    """All digits: 1234567 -> '1,234,567'."""
+    return f"{number:,.0f}"
+
+
+def human(number: float) -> str:
+    """Three digits and a unit: 1234567 -> '1.23M', 1.04e9 -> '1.04B'."""
+    for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{unit}" if number / size < 1000 else f"{number / size:,.0f}{unit}"
+    return f"{number:.3g}"
+
+
+def share(part: float, whole: float) -> str:
+    """A part of a whole in percent: '12.5%'. Empty if there is no whole; '0%' and '100%' only where they are exact."""
+    if not whole:
+        return ""
+    percent = 100 * part / whole
+    if part == whole or not part:
+        return f"{percent:.0f}%"
+    return "<0.1%" if percent < 0.1 else ">99.9%" if percent > 99.9 else f"{percent:.1f}%"
+
+
+def size(number: float) -> str:
+    """Bytes in the unit that suits (powers of 1000): 1234567 -> '1.23 MB'."""
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while abs(number) >= 999.5 and len(units) > 1:
+        number, units = number / 1000, units[1:]
+    return f"{number:.0f} {units[0]}" if units[0] == "B" or abs(number) >= 99.5 else f"{number:.3g} {units[0]}"
+
+
+def megabytes(number: float) -> str:
+    """Bytes in units of 10^6: 1234567 -> '1.2 MB'."""
+    return f"{number / 1e6:.1f} MB"
+
+
+def gigabytes(number: float, digits: int | None = None) -> str:
+    """Bytes in units of 10^9, without the unit. `digits` after the point; by default 2 below 10 GB, else 1."""
+    digits = (2 if number < 1e10 else 1) if digits is None else digits
+    return f"{number / 1e9:.{digits}f}"
+
+
+def dollars(usd: float | None) -> str:
+    """'$43.21', from 100 dollars on '$4,321'. A price that is None or infinite is that of a run that never ends."""
+    if usd is None or not math.isfinite(usd):
+        return "never ends"
+    return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}"
+
+
+def hours(value: float) -> str:
+    """A plan's time: '2.5 h', from 100 hours on '10 days'."""
+    if not math.isfinite(value):
+        return "never ends"
+    return f"{value:.3g} h" if value < 100 else f"{value / 24:,.3g} days"
+
+
+def duration(seconds: float) -> str:
+    """A clock's time: 95 -> '1m35s', 3725 -> '1h02m', 90000 -> '1d01h'."""
+    s = round(seconds)
+    if s >= 86400:
+        return f"{s // 86400}d{s % 86400 // 3600:02d}h"
+    if s >= 3600:
+        return f"{s // 3600}h{s % 3600 // 60:02d}m"
+    return f"{s // 60}m{s % 60:02d}s"

@@ -1,0 +1,29 @@
+"""Compares the recipe that a folder was made by with the one that is asked for now."""
+
+import pathlib
+from collections.abc import Mapping
+
+from jaxlm.config import ConfigError
+
+
+def check_same(
+    built: Mapping[str, object], wanted: Mapping[str, object], *, made: str, manifest: pathlib.Path, again: str
+) -> None:
+    """Raises ConfigError if two recipes differ. It names the first key that differs, and how to go on.
+
+    Args:
+      built: the recipe in the folder's manifest.
+      wanted: the recipe of this run. Its keys are compared first, then those that only `built` has.
+      made: how the message begins: "DATA was prepared".
+      manifest: the file to delete for another recipe.
+      again: what deleting it leads to: "prepare it again".
+    """
+    for key in [*wanted, *(key for key in built if key not in wanted)]:
+        was, now = built.get(key), wanted.get(key)
+        if was == now:
+            continue
+        if isinstance(was, dict) and isinstance(now, dict):  # of settings, show those that differ
+            was, now = ({k: v for k, v in a.items() if b.get(k) != v} for a, b in ((was, now), (now, was)))
+        raise ConfigError(
+            f"{made} with {key} = {was}, now it is {now}; set another data.dir, or delete {manifest} to {again}"
+        )

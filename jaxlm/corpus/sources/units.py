@@ -1,0 +1,115 @@
+"""Splits a source into units of work, and reads the documents of a unit.
+
+Every record is counted once: as a document that is yielded, or in `SourceStats.skipped`.
+"""
+
+import collections
+from collections.abc import Iterator
+
+from jaxlm.config import ConfigError, nearest
+from jaxlm.corpus.sources import base, files, registry
+from jaxlm.corpus.sources.base import Part, SourceSpec, SourceStats, Unit
+from jaxlm.corpus.stage import Document
+
+# With max_bytes, so many units are read that each gives this part of task_bytes in text, evenly spread over the source.
+_SAMPLED_PART = 16
+
+
+def split_source(spec: SourceSpec, task_bytes: int, others: collections.Counter[str] | None = None) -> list[Unit]:
+    """Splits a source into units of work of about `task_bytes` of input each, in a fixed order.
+
+    Lists the files and does not read them. With `spec.max_bytes`, returns units spread evenly over the source, each
+    with its share of these bytes.
+
+    Args:
+      spec: the source. The result depends on it, `task_bytes` and the names and sizes of the files alone.
+      task_bytes: input of one task.
+      others: if given, counts files of a folder that are of no known format, by suffix.
+
+    Raises:
+      ConfigError: there is no such source.
+    """
+    parts = find_parts(spec, task_bytes, others)
+    grouped, size = [[]], 0
+    for part in parts:
+        if grouped[-1] and size + part.size > task_bytes:
+            grouped.append([])
+            size = 0
+        grouped[-1].append(part)
+        size += part.size
+    made = [Unit(tuple(group)) for group in grouped]
+    return _sample(made, spec.max_bytes, task_bytes) if spec.max_bytes else made
+
+
+def read_unit(unit: Unit, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
+    """Yields a unit's documents in a fixed order. No text is empty, and each can be encoded as UTF-8.
+
+    A broken record is skipped and counted in `stats`; so are the records of a file that lacks the field `text_key` (see
+    `stats.no_field`).
+
+    Raises:
+      ConfigError: a dataset lacks the field.
+      OSError: the file system failed.
+    """
+    read_bytes = 0
+    for part in unit.parts:
+        for document in registry.reader(part.format).read(part, spec, stats):
+            size = _checked_size(document, stats)
+            if size is None:
+                continue
+            if unit.max_bytes and read_bytes and read_bytes + size > unit.max_bytes:
+                return
+            read_bytes += size
+            stats.documents += 1
+            stats.bytes += size
+            document.metadata["source"] = spec.name
+            document.metadata.setdefault("site", base.site_of(document.metadata.get("url", "")) or spec.name)
+            yield document
+
+
+def find_parts(spec: SourceSpec, task_bytes: int, others: collections.Counter[str] | None = None) -> list[Part]:
+    """Returns a source's parts in order; arguments and errors as of `split_source`."""
+    if scheme := registry.scheme(spec.path):
+        return registry.reader(scheme).parts(spec, task_bytes)
+    if spec.format == "code":
+        from jaxlm.corpus.sources import code
+
+        return [part for file in code.find(spec.path) for part in files.cut(file, "code", task_bytes)]
+    choices = {"auto": tuple(f for f in registry.FORMATS if f != "code"), "plain": registry.PLAIN}
+    if spec.format not in choices and spec.format not in registry.FORMATS:
+        known = ["auto", *registry.FORMATS]
+        raise ConfigError(f"source '{spec.path}': no format '{spec.format}'; {nearest(spec.format, known)}")
+    formats = choices.get(spec.format, (spec.format,))
+    found = files.find(spec.path, *formats, others=others)
+    return [
+        part
+        for file in found
+        for part in files.cut(file, files.format_of(file.name, formats) or spec.format, task_bytes)
+    ]
+
+
+def _sample(made: list[Unit], max_bytes: int, task_bytes: int) -> list[Unit]:
+    count = min(len(made), max(1, -(-max_bytes * _SAMPLED_PART // task_bytes)))
+    chosen = [made[i * len(made) // count] for i in range(count)]
+    sizes = [sum(part.size for part in unit.parts) for unit in chosen]
+    return [
+        Unit(unit.parts, max(1, max_bytes * size // max(1, sum(sizes))))
+        for unit, size in zip(chosen, sizes, strict=True)
+    ]
+
+
+def _checked_size(document: Document, stats: SourceStats) -> int | None:
+    """Repairs lone surrogates and returns the bytes of the text; None, counted as skipped, if it is empty."""
+    text = document.text
+    if not text.strip():
+        stats.skip("empty", document.id)
+        return None
+    if text.isascii():
+        return len(text)
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        stats.repair("lone surrogates became '?'", document.id)
+        raw = text.encode("utf-8", "replace")
+        document.text = raw.decode()
+        return len(raw)

@@ -1,0 +1,146 @@
+"""The stages by name, and how `"gopher_quality min_words=30"` in a config becomes a stage.
+
+To add a stage, add a module with its class, a line in `DOCUMENT_STAGES`, and its section in `configs/base.py`.
+"""
+
+import ast
+import collections.abc
+import dataclasses
+import glob
+import hashlib
+import importlib
+import json
+import math
+import pathlib
+import typing
+
+from jaxlm import config as config_lib
+from jaxlm.config import ConfigError
+from jaxlm.corpus.stage import Stage
+
+# Name -> module in this folder, class. Imported when first used: a run pays for the libraries of its own stages only.
+DOCUMENT_STAGES = {
+    "html": ("html", "Html"),
+    "debris": ("debris", "Debris"),
+    "unicode": ("unicode", "Unicode"),
+    "language": ("language", "Language"),
+    "gopher_quality": ("heuristics", "GopherQuality"),
+    "gopher_repetition": ("heuristics", "GopherRepetition"),
+    "c4": ("heuristics", "C4"),
+    "fineweb": ("heuristics", "FineWeb"),
+    "classifier": ("classifier", "Classifier"),
+    "perplexity": ("perplexity", "Perplexity"),
+    "toxicity": ("toxicity", "Toxicity"),
+    "code": ("code", "Code"),
+    "pii": ("pii", "Pii"),
+    "junk": ("junk", "Junk"),
+    "decontaminate": ("decontaminate", "Decontaminate"),
+}
+# Those that look at all documents together, after the others and in this order (see `jaxlm.corpus.dedup`).
+GLOBAL_STAGES = ("exact", "near", "lines")
+
+
+@dataclasses.dataclass(frozen=True)
+class StageSpec:
+    """A stage as a source's config asks for it.
+
+    Attributes:
+      name: a key of `DOCUMENT_STAGES`, or one of `GLOBAL_STAGES`.
+      settings: all settings of the stage.
+      inputs: a digest of the files that the settings name; "" = none.
+    """
+
+    name: str
+    settings: dict[str, typing.Any]
+    inputs: str = ""
+
+    @property
+    def key(self) -> str:
+        """Returns a string that is equal for equal name, settings and files, and can be the name of a folder."""
+        text = json.dumps([self.name, self.settings, self.inputs], sort_keys=True)
+        return f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def parse(line: str, defaults: collections.abc.Mapping[str, dict], config_key: str) -> StageSpec:
+    """Parses a line `NAME key=value ...`. Settings that it leaves out come from `defaults[NAME]`.
+
+    Raises:
+      ConfigError: no such stage or setting. The message begins with `config_key`, the key that the line stands under.
+    """
+    name, *words = line.split() or [""]
+    known = [*DOCUMENT_STAGES, *GLOBAL_STAGES]
+    if name not in known:
+        raise ConfigError(f"{config_key}: no stage {name!r}; {config_lib.nearest(name, known)}")
+    settings = dict(defaults[name])
+    for word in words:
+        key, equals, text = word.partition("=")
+        if key not in settings or not equals:
+            raise ConfigError(
+                f"{config_key}: stage {name} has no setting {word!r}; {config_lib.nearest(key, settings)}"
+                if key not in settings
+                else f"{config_key}: write {key}=VALUE after {name}"
+            )
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            value = text
+        settings[key] = (value,) if isinstance(value, str) and isinstance(defaults[name][key], tuple | list) else value
+    return StageSpec(name, settings)
+
+
+def stage_class(name: str) -> type[Stage]:
+    """Returns the class of a document stage; imports its module."""
+    module, kind = DOCUMENT_STAGES[name]
+    return getattr(importlib.import_module(f"jaxlm.corpus.stages.{module}"), kind)
+
+
+def typed_settings(spec: StageSpec) -> typing.Any:
+    """Returns the settings as the stage's own dataclass. Raises ConfigError for a value of a wrong type or size."""
+    typed = config_lib.build(stage_class(spec.name).Settings, spec.settings, f"prepare.stages.{spec.name}")
+    check_ranges(spec.name, dataclasses.asdict(typed))
+    return typed
+
+
+_COUNTED_FROM_ONE = ("ngram", "bands", "rows", "min_documents")
+_MAY_PASS_ONE = ("per_word", "word_length", "per_byte", "mean_line_chars")  # all other floats are shares
+
+
+def check_ranges(name: str, settings: collections.abc.Mapping[str, typing.Any]) -> None:
+    """Raises ConfigError for a number that can't work for the stage `name`: a negative one, a share above 1."""
+    for key, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        share = isinstance(value, float) and not key.endswith(_MAY_PASS_ONE)
+        low, high = int(key in _COUNTED_FROM_ONE), 1 if share else math.inf
+        if not low <= value <= high:
+            limits = f"in {low} to {high}" if share else f"at least {low}"
+            raise ConfigError(f"prepare.stages.{name}.{key}={value} must be {limits}")
+        most = settings.get(f"max_{key.removeprefix('min_')}") if key.startswith("min_") else None
+        if most and value > most:
+            raise ConfigError(f"prepare.stages.{name}: min_{key[4:]}={value} is above max_{key[4:]}={most}")
+
+
+def digest(spec: StageSpec) -> str:
+    """Returns a digest of the local files that the settings name; "" if they name none. URLs are not read."""
+    found, hasher = False, hashlib.sha256()
+    for key in stage_class(spec.name).inputs:
+        value = spec.settings[key]
+        for path in [value] if isinstance(value, str) else value:
+            for file in _files(path) if path else ():
+                hasher.update(f"{key}\0{file.name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+                found = True
+    return hasher.hexdigest()[:16] if found else ""
+
+
+def _files(path: str) -> list[pathlib.Path]:
+    place = pathlib.Path(path).expanduser()
+    if place.is_dir():
+        return sorted(file for file in place.rglob("*") if file.is_file())
+    return [place] if place.is_file() else sorted(map(pathlib.Path, glob.glob(str(place), recursive=True)))
+
+
+def make(spec: StageSpec, folder: pathlib.Path) -> Stage:
+    """Returns the stage itself. `folder` holds what stages built, each in a folder of its own."""
+    stage = stage_class(spec.name)(typed_settings(spec), folder / spec.key)
+    stage.name = spec.name
+    return stage

@@ -1,0 +1,112 @@
+"""The data of a config: makes `data.dir` where it is not there yet, opens it, and says in which mixture it is read."""
+
+import pathlib
+from collections.abc import Callable, Iterator
+
+from jaxlm.config import ConfigError, DataConfig, PrepareConfig
+from jaxlm.corpus import documents
+from jaxlm.corpus.sources.base import SourceStats
+from jaxlm.data import build
+from jaxlm.data.rows import weights_of
+from jaxlm.data.shards import MANIFEST, DataDir, open_data
+
+Say = Callable[[str], None]
+
+
+def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> tuple[DataDir, dict[str, float]]:
+    """Opens `data.dir`; returns it and the weight of each source.
+
+    The weights are those of `data.sources`, else of `prepare.sources`, else those that the data was made with.
+
+    Raises:
+      ConfigError: there is no data, or its tokenizer has not `vocab_size` ids.
+    """
+    opened = open_data(data.dir)
+    if opened.vocab_size != vocab_size:
+        raise ConfigError(
+            f"the tokenizer in {data.dir} has {opened.vocab_size} tokens: set "
+            f"--config.model.vocab_size={opened.vocab_size}, or another config.data.dir"
+        )
+    if data.sources:
+        return opened, {name: source.weight for name, source in data.sources.items()}
+    prepared = {name: source.weight for name, source in prepare.sources.items() if name in opened.sources}
+    return opened, prepared or opened.mixture
+
+
+def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size: int, seed: int, say: Say) -> None:
+    """Makes `data.dir`: tokenizer, shards and manifest. If it is there, checks that it was made by the same recipe.
+
+    The text comes from the `data.sources` that have a path, else from the documents of `jaxlm prepare`, which are made
+    from `prepare.sources` first if need be. With neither, nothing is done.
+
+    Args:
+      engine: where the tasks of `jaxlm prepare` run.
+      vocab_size: of the tokenizer, if one is trained.
+      seed: of the order of documents.
+      say: is told of the progress.
+
+    Raises:
+      ConfigError: a source that is not there, or data of another recipe.
+    """
+    d = data
+    if any(source.path for source in d.sources.values()):
+        sources = [build.Source(name, s.path, s.weight, d.text_key) for name, s in d.sources.items()]
+        read, extra = None, {}
+    elif found := _prepared(data, prepare, engine, say):
+        sources, read, extra = found
+    else:
+        return
+    settings = build.BuildSettings(
+        vocab_size=vocab_size,
+        chat_tokens=d.chat_tokens,
+        seed=seed,
+        val_fraction=d.val_fraction,
+        block_tokens=d.block_tokens,
+        max_source_bytes=d.max_bytes or None,
+        tfds_dir=d.tfds_dir or None,
+        tokenizer_path=d.tokenizer or None,
+        tokenizer_model=d.tokenizer_model,
+    )
+    build.build_data(d.dir, sources, settings, read=read, recipe_extra=extra, log=say)
+
+
+def _prepared(
+    data: DataConfig, prepare: PrepareConfig, engine: str, say: Say
+) -> tuple[list[build.Source], build.Reader, dict[str, str]] | None:
+    """The documents that `jaxlm prepare` made or now makes: sources, their reader, and what identifies them in a recipe.
+
+    None if there are none and `prepare.sources` names nothing to make them from.
+    """
+    from jaxlm.corpus import prepare as corpus  # here, because its libraries take a second to import
+
+    root = pathlib.Path(data.dir)
+    fresh = not (root / corpus.MANIFEST).is_file()
+    if prepare.sources:
+        done = corpus.prepare(prepare, data, engine, say)
+    elif fresh or (root / MANIFEST).is_file():
+        return None
+    else:
+        done = corpus.open_prepared(root)
+    if fresh:
+        say(
+            f"prepared documents: {root / 'documents'}; jaxlm prepare with the same config and data.dir writes their report"
+        )
+    names = [name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]]
+    if not names:
+        raise ConfigError(f"prepare kept no document of any source: {root / 'removed'} says which stage took them")
+
+    def verified(name: str) -> Iterator[pathlib.Path]:
+        for entry in done.manifest["sources"][name]["files"]:
+            documents.verify(root / entry["file"], entry["sha256"])
+            yield root / entry["file"]
+
+    def read(source: build.Source, stats: SourceStats) -> Iterator[tuple[str, str]]:
+        texts = documents.read_texts(verified(source.name))
+        for doc_id, text in documents.within(texts, data.max_bytes):
+            stats.documents += 1
+            stats.bytes += len(text.encode())
+            yield doc_id, text
+
+    weights = weights_of(prepare.sources or data.sources, names)
+    sources = [build.Source(name, f"documents/{name}", weights[name]) for name in names]
+    return sources, read, {"prepared": done.sha256}

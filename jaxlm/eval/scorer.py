@@ -1,0 +1,39 @@
+"""How well a run's model likes a text, for the stage `perplexity` of `jaxlm prepare`."""
+
+import math
+import pathlib
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from jaxlm import config as config_lib
+from jaxlm import config_files
+from jaxlm.config import ConfigError
+from jaxlm.data import rows
+from jaxlm.eval import loss, model
+
+
+def bits_per_byte(workdir: str) -> Callable[[str], float]:
+    """A function from text to bits per byte under a run's latest checkpoint, at most one context of it looked at.
+
+    In a config: `scorer="jaxlm.eval.scorer:bits_per_byte RUN"`. Raises ConfigError.
+    """
+    path = pathlib.Path(workdir).expanduser() / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"no run in {workdir}: it has no config.json")
+    run = model.restore(config_lib.resolve(config_files.from_run(path)), "latest")
+    coder, length, seq_len = run.data.tokenizer(), run.data.token_bytes(), run.config.train.seq_len
+    nll_of = jax.jit(loss.summed_nll(run.model, run.config.loss.tile_tokens))
+
+    def score(text: str) -> float:
+        ids = coder.encode(text[: 16 * seq_len])[:seq_len]
+        row_1xT1 = np.full((1, seq_len + 1), run.data.eos_id, np.int32)
+        row_1xT1[0, 1 : 1 + len(ids)] = ids  # EOS opens a document
+        weights = (np.arange(seq_len) < len(ids)).astype(np.float32)[None]
+        batch = {**rows.make_batch(row_1xT1, run.data.eos_id), "weights": weights}
+        with jax.set_mesh(run.mesh):
+            nll = float(nll_of({"params": run.params}, batch))
+        return nll / math.log(2) / max(1, int(length[ids].sum()))
+
+    return score

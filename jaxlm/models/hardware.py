@@ -1,0 +1,75 @@
+"""What a platform can run of a model: fills `auto` in the model's config, and refuses what can't run."""
+
+import contextlib
+import dataclasses
+import re
+
+import jax
+
+from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.ops import attention
+
+
+def for_platform(model: ModelConfig, platform: str) -> ModelConfig:
+    """The model's config for a platform: `attention` and `dtype` filled in where they are "auto".
+
+    Args:
+      model: from the config, `auto` allowed.
+      platform: "cpu", "gpu" or "tpu", which need not be that of this machine.
+
+    Raises:
+      ConfigError: the platform can't run the attention backend or fp8 as asked.
+    """
+    dtype = model.dtype
+    if dtype == "auto":
+        dtype = "float32" if platform == "cpu" else "bfloat16"
+    try:
+        backend = attention.resolve_backend(model.attention, platform)
+    except ValueError as error:
+        raise ConfigError(f"config.model.attention: {error}") from error
+    capability = _cuda_capability(platform)
+    if backend.startswith("cudnn") and (dtype == "float32" or model.head_dim % 8 or model.head_dim > 128):
+        if model.attention != "auto":
+            raise ConfigError(
+                f"model.attention={model.attention} needs model.dtype=bfloat16 and a head_dim that is a multiple of 8, "
+                "at most 128"
+            )
+        backend = "xla"
+    if backend in ("cudnn_packed", "tokamax") and capability and capability < (9, 0):
+        raise ConfigError(
+            f"model.attention={model.attention} needs Hopper or newer (compute capability 9.0), this GPU has "
+            f"{capability[0]}.{capability[1]}: use cudnn"
+        )
+    if model.fp8:
+        _check_fp8(platform, dtype, capability)
+    return dataclasses.replace(model, attention=backend, dtype=dtype)
+
+
+def backends(model: ModelConfig, platform: str) -> list[str]:
+    """Names of the attention backends that this platform can run for this model."""
+    found = []
+    for name in attention.BACKENDS:
+        with contextlib.suppress(ConfigError):
+            found.append(for_platform(dataclasses.replace(model, attention=name), platform).attention)
+    return found
+
+
+def _cuda_capability(platform: str) -> tuple[int, int] | None:
+    """Compute capability of this machine's GPU, such as (9, 0) for Hopper; None if it has no GPU or none was asked for."""
+    if platform not in ("gpu", "cuda") or jax.default_backend() != "gpu":
+        return None
+    name = getattr(jax.devices()[0], "compute_capability", "")
+    return tuple(int(part) for part in name.split("."))[:2] if re.fullmatch(r"\d+\.\d+", name) else None
+
+
+def _check_fp8(platform: str, dtype: str, capability: tuple[int, int] | None) -> None:
+    """Refuses fp8 on a device that has no fp8 units, or in float32. Raises ConfigError."""
+    if platform == "cpu":
+        return  # slow, but the same numbers: for tests
+    if platform not in ("gpu", "cuda") or (capability and capability < (8, 9)):
+        have = f"a GPU of compute capability {capability[0]}.{capability[1]}" if capability else f"a {platform}"
+        raise ConfigError(
+            f"model.fp8 needs an NVIDIA GPU of Ada, Hopper or newer (8.9), here is {have}: set it to False"
+        )
+    if dtype == "float32":
+        raise ConfigError("model.fp8 is for model.dtype=bfloat16: float32 asks for full precision")

@@ -1,0 +1,43 @@
+"""The output head: from hidden states to logits over the vocabulary.
+
+Legend: B batch, T tokens, D model, V vocabulary, Vp vocabulary padded to a multiple of 128.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxlm.config import ModelConfig
+from jaxlm.models.transformer import Transformer
+from jaxlm.sharding import constrain
+
+
+def head_kernel(params: dict, config: ModelConfig) -> jax.Array:
+    """The head's kernel (D, Vp) in the compute dtype: the embedding transposed where `tie_embeddings` is set.
+
+    Columns from `vocab_size` on are padding, which the caller masks or cuts off.
+    """
+    head_DxVp = params["embed"]["embedding"].T if config.tie_embeddings else params["head"]["kernel"]
+    return head_DxVp.astype(config.dtype)
+
+
+def logits(
+    model: Transformer,
+    params: dict,
+    tokens_BxT: jax.Array,
+    positions_BxT: jax.Array | None = None,
+    segment_ids_BxT: jax.Array | None = None,
+) -> jax.Array:
+    """The logits (B, T, V) in float32, padded columns cut off.
+
+    All of them are in memory at once: for small batches and tests. The loss works on tiles (`ops.xent`).
+
+    Args:
+      model: from `families.build`.
+      params: its parameters.
+      tokens_BxT, positions_BxT, segment_ids_BxT: as `Transformer` takes them.
+    """
+    c = model.config
+    hidden_BxTxD = model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT)
+    head_DxV = head_kernel(params, c)[:, : c.vocab_size]
+    logits_BxTxV = jnp.einsum("btd,dv->btv", hidden_BxTxD, head_DxV, preferred_element_type=jnp.float32)
+    return constrain(logits_BxTxV, "batch", "seq", "vocab")

@@ -1,0 +1,98 @@
+"""A model's parameters: how they are made, their shapes, and the logical axes by which a mesh splits them."""
+
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+
+from jaxlm import tree
+from jaxlm.config import ModelConfig
+from jaxlm.models.transformer import Transformer
+from jaxlm.sharding import axis_size
+
+# The one table from a parameter's name (full match) to its logical axes (see sharding.RULES).
+LOGICAL_AXES = {
+    r"embed/embedding": ("vocab", "embed"),
+    r"pos_embed/embedding": ("position", "embed"),
+    r"head/kernel": ("embed", "vocab"),
+    r"(.*/)?[a-z]*_norm/(scale|bias)": ("norm",),
+    r".*/attn/q/kernel": ("embed", "heads", "head_dim"),
+    r".*/attn/[kv]/kernel": ("embed", "kv_heads", "head_dim"),
+    r".*/attn/o/kernel": ("heads", "head_dim", "embed"),
+    r".*/attn/q/bias": ("heads", "head_dim"),
+    r".*/attn/[kv]/bias": ("kv_heads", "head_dim"),
+    r".*/mlp/(gate|up)/kernel": ("embed", "mlp"),
+    r".*/mlp/(gate|up)/bias": ("mlp",),
+    r".*/mlp/down/kernel": ("mlp", "embed"),
+    r".*/(attn/o|mlp/down)/bias": ("norm",),
+}
+
+
+def input_axes(name: str) -> int:
+    """The number of a kernel's leading axes that are inputs: 2 for `attn/o/kernel` (heads, head size), 1 for all others."""
+    return 2 if name.endswith("attn/o/kernel") else 1
+
+
+def init_params(model: Transformer, key: jax.Array) -> dict:
+    """New random parameters: a plain nested dict of float32 arrays, the same values on any mesh."""
+    tokens_BxT = jnp.zeros((1, 2), jnp.int32)
+    return model.init(key, tokens_BxT)["params"]
+
+
+def abstract_params(model: Transformer) -> dict:
+    """The parameters as ShapeDtypeStructs. Takes no device memory; a model is traced once, however often it is asked."""
+    return jax.tree.map(lambda leaf: leaf, _abstract_params(model))  # a copy, so that no caller changes the cached dict
+
+
+@functools.lru_cache(maxsize=8)
+def _abstract_params(model: Transformer) -> dict:
+    return jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+
+
+def logical_axes(model: Transformer) -> dict:
+    """The logical axes of every parameter: a tree like the parameters, with tuples of names as leaves.
+
+    Raises:
+      KeyError: a parameter that LOGICAL_AXES does not name.
+    """
+
+    def axes(name: str, leaf: jax.ShapeDtypeStruct) -> tuple[str, ...]:
+        for pattern, names in LOGICAL_AXES.items():
+            if re.fullmatch(pattern, name) and len(names) == len(leaf.shape):
+                return names
+        raise KeyError(f"no logical axes for parameter {name} {leaf.shape}: add it to models.params.LOGICAL_AXES")
+
+    return tree.map_named(axes, abstract_params(model))
+
+
+def pack_params(params: dict, config: ModelConfig, every_product: bool) -> dict:
+    """Returns the collection `packed`: kernels of the layers as matrices (out, in), for `ops.decode.row_product`.
+
+    `layers.project` reads it in decoding. q, k and v make one matrix, and so do gate and up. {} if the mesh splits
+    parameters over `tensor`: there the products stay apart. Adapters are not read: merge them into `params` first.
+
+    Args:
+      params: the model's parameters.
+      config: of the model. The matrices have its compute dtype.
+      every_product: True: the other kernels are laid out so too, which is faster on CPUs.
+    """
+    if axis_size("tensor") > 1:
+        return {}
+
+    def pack(*kernels: jax.Array, axes: int = 1) -> jax.Array:
+        matrices = [kernel.reshape(math.prod(kernel.shape[:axes]), -1) for kernel in kernels]
+        return jnp.concatenate([matrix.T for matrix in matrices]).astype(config.dtype)
+
+    packed = {}
+    for i in range(config.n_layers):
+        parts = params[tree.layer_name(i)]
+        attn, mlp = ({n: p["kernel"] for n, p in parts[part].items() if "kernel" in p} for part in ("attn", "mlp"))
+        packed[tree.layer_name(i)] = layer = {"attn": {"qkv": pack(*(attn[name] for name in "qkv"))}, "mlp": {}}
+        if "gate" in mlp:
+            layer["mlp"]["gate_up"] = pack(mlp.pop("gate"), mlp.pop("up"))
+        if every_product:
+            layer["attn"]["o"] = pack(attn["o"], axes=input_axes("attn/o/kernel"))
+            layer["mlp"] |= {name: pack(kernel) for name, kernel in mlp.items()}
+    return packed

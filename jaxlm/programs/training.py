@@ -1,0 +1,123 @@
+"""Any kind of training: wires a task's objective, data and evaluation to the one loop. Run it again to resume."""
+
+import contextlib
+import dataclasses
+import pathlib
+import typing
+from collections.abc import Callable
+
+import jax
+
+from jaxlm import processes
+from jaxlm.config import Config
+from jaxlm.data.rows import check_fingerprint
+from jaxlm.data.shards import DataDir
+from jaxlm.eval import samples
+from jaxlm.models import hardware
+from jaxlm.objectives import base
+from jaxlm.plan import tune
+from jaxlm.processes import say, together
+from jaxlm.step import parts as parts_lib
+from jaxlm.step.state import TrainState
+from jaxlm.train import hooks, ledger, loop, metrics, profile, signals, start, watches, workdir
+from jaxlm.train.checkpoints.store import Checkpointer
+
+EXIT_CODES = {loop.DONE: 0, loop.ROLL_BACK: 1, loop.STOPPED: 3, loop.PREEMPTED: 4}
+
+
+class Data(typing.Protocol):
+    """What a run trains on; `data` holds the tokenizer."""
+
+    data: DataDir
+
+    def fingerprint(self) -> dict[str, str]:
+        """All that decides the batches: a run resumes on the same only."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """What a task makes its batches and evaluations from."""
+
+    config: Config
+    parts: parts_lib.Parts
+    data: Data
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One kind of training.
+
+    Attributes:
+      objective: (model, config) -> what is minimised.
+      data: makes the data where need be and opens it. Called on all processes.
+      batches: (ready, first) -> batches of the steps after `first`.
+      held_out: ready -> (variables -> metrics).
+    """
+
+    objective: base.Maker
+    data: Callable[[Config], Data]
+    batches: Callable[[Ready, int], loop.Batches]
+    held_out: Callable[[Ready], Callable[[base.Variables], dict[str, float]]]
+
+
+def run(config: Config, task: Task) -> int:
+    """Trains to `train.steps`; returns the exit code."""
+    mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
+    platform = jax.devices()[0].platform
+    asked, config = config, dataclasses.replace(config, model=hardware.for_platform(config.model, platform))
+    folder = together(lambda: workdir.check(config, mesh))
+    with contextlib.ExitStack() as stack:  # what is opened first is closed last
+        if held := together(lambda: ledger.lock(folder), first_only=True):
+            stack.callback(held.close)
+        data = task.data(config)
+        config = tune.fit(config, mesh, say, task.objective)
+        ready = Ready(config, parts_lib.make(config, mesh, task.objective), data)
+        sample = together(lambda: samples.make(config.sample, config.seed, ready.parts.model, data.data, folder))
+        losses = metrics.held_out_losses(folder / "metrics.jsonl")
+        checkpointer = Checkpointer(folder / "checkpoints", config.checkpoint, losses=losses)
+        stack.callback(checkpointer.close)  # a save in flight is finished, also when the loop failed
+        state, frozen, interrupted = _first_state(ready, checkpointer)
+        first = int(state.step)
+        meta = {"config": dataclasses.asdict(config), "fingerprint": data.fingerprint()}
+        save = hooks.Save(checkpointer, config.checkpoint.every_steps, meta)
+        held_out = hooks.HeldOut(task.held_out(ready), config.train.eval_every_steps, config.eval, losses)
+        trace = stack.enter_context(profile.Trace(config.profile.window, folder / "profile"))
+        hooks_ = [trace, save, held_out, hooks.Sample(sample, config.sample, folder), trace.begin]
+        owed = hooks.owed(hooks_, first, config.train.steps, interrupted)
+        if first >= config.train.steps and not owed:
+            say(f"complete: {folder} is at step {first} of {config.train.steps}; raise config.train.steps to continue")
+            return EXIT_CODES[loop.DONE]
+        profile.check(config.profile, first + 1)
+        batches = task.batches(ready, first)
+        stack.callback(batches.close)
+        writer = together(lambda: start.begin(folder, asked, config, data.data.sha256, mesh, first), first_only=True)
+        if writer:
+            stack.callback(writer.close)
+        start.announce(config.model, config.train, state.params, mesh, first)
+        watching = [watches.SaveInFlight(checkpointer), watches.NonFinite(config.train.max_nonfinite_steps)]
+        recorder = start.make_recorder(config, writer, first, watching)
+        stack.callback(recorder.close)
+        step = ready.parts.jit()
+        job = loop.Run(
+            mesh, config.train.steps, step, frozen, batches, hooks_, watching, recorder, signals.StopSignal(), owed
+        )
+        _, ending = loop.run(job, state)
+    _say_ending(ending, folder)
+    return EXIT_CODES[ending.code]
+
+
+def _first_state(ready: Ready, checkpointer: Checkpointer) -> tuple[TrainState, base.Variables, bool]:
+    """The state to train from, the frozen variables, and True if its checkpoint says that its step's hooks were not run."""
+    parts = ready.parts
+    if not checkpointer.steps():
+        return *parts.create(), False
+    state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings)
+    check_fingerprint(meta["fingerprint"], ready.data.fingerprint())
+    return state, parts.create()[1] if parts.frozen else {}, meta.get("interrupted", False)
+
+
+def _say_ending(ending: loop.Ending, folder: pathlib.Path) -> None:
+    if ending.why:
+        say(ending.why)
+    words = {loop.PREEMPTED: "interrupted, the state is saved"}.get(ending.code, ending.code)
+    say(f"{words}: {folder}" + ("; the same command goes on" if ending.code == loop.PREEMPTED else ""))

@@ -1,0 +1,1 @@
+"""One optimizer step, pure: (frozen, state, batch) -> (state, metrics). No files, no clocks, no loop."""

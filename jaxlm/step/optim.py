@@ -1,0 +1,125 @@
+"""The optimizer: what turns gradients into updates, and the learning rate over the steps.
+
+The learning rate is applied by the train step, from the step number, so that it is one schedule whatever the optimizer
+and is not held back by skipped steps.
+"""
+
+import math
+import typing
+
+import jax
+import jax.numpy as jnp
+import optax
+import optax.contrib
+
+from jaxlm import tree
+from jaxlm.config import ConfigError, OptimConfig
+from jaxlm.models.params import input_axes
+from jaxlm.step.adam import scale_by_adam
+
+
+def rates(config: OptimConfig, steps: int) -> optax.Schedule:
+    """Learning rate of step s = 1, 2, ..., `steps`: linear warm-up, then cosine, wsd, linear or constant.
+
+    One scalar is the rate of all parameters. The train step also takes a schedule that gives a tree of scalars, whose
+    branches end where the parameters' go on: {"embed": 1e-4, "layers_0": 1e-3, ...}.
+
+    `wsd` (warm-up, stable, decay; MiniCPM, arXiv:2404.06395) holds the peak and falls linearly in the last
+    `decay_fraction` of all steps. The last update has `final_lr_ratio` times the peak, but for `constant`.
+    """
+    lr, end = config.lr, config.lr * config.final_lr_ratio
+    rest = steps - config.warmup_steps
+    if config.schedule == "cosine":
+        after = optax.cosine_decay_schedule(lr, rest, alpha=config.final_lr_ratio)
+    elif config.schedule == "linear":
+        after = optax.linear_schedule(lr, end, rest)
+    elif config.schedule == "wsd":
+        decay = min(max(round(steps * config.decay_fraction), 1), rest)
+        after = optax.linear_schedule(lr, end, decay, transition_begin=rest - decay)
+    else:
+        after = optax.constant_schedule(lr)
+    if not config.warmup_steps:
+        return after
+    return optax.join_schedules([optax.linear_schedule(0.0, lr, config.warmup_steps), after], [config.warmup_steps])
+
+
+def make(config: OptimConfig, params: typing.Any) -> optax.GradientTransformation:
+    """The optimizer without its learning rate, decoupled weight decay (arXiv:1711.05101) included.
+
+    `update(grads, state, params, ok=ok)` leaves the state as it is where the scalar `ok` is false.
+
+    Raises:
+      ConfigError: a parameter is in neither or both of `optim.decay` and `optim.no_decay`.
+    """
+    try:
+        mask = tree.regex_mask(params, config.decay, config.no_decay)
+    except ValueError as error:
+        raise ConfigError(f"optim.decay and optim.no_decay must split all parameters: {error}") from error
+    if config.name == "muon" and not any(_matrix_axes(name, p) for name, p in tree.named_leaves(params)):
+        name = tree.named_leaves(params)[0][0]
+        raise ConfigError(f"optim.name=muon is for kernels of layers, and none is trained ({name}, ...): take adamw")
+    return optax.chain(_OPTIMIZERS[config.name](config), optax.add_decayed_weights(config.weight_decay, mask=mask))
+
+
+def _adamw(c: OptimConfig) -> optax.GradientTransformation:
+    return scale_by_adam(c.b1, c.b2, c.eps, mu_dtype=c.mu_dtype)
+
+
+def _adamw8bit(c: OptimConfig) -> optax.GradientTransformation:
+    return scale_by_adam(c.b1, c.b2, c.eps, full_precision=c.full_precision)
+
+
+def _adafactor(c: OptimConfig) -> optax.GradientTransformation:
+    """Second moments by row and column, no first moment (arXiv:1804.04235).
+
+    Steps are not scaled by the parameter's size, as in arXiv:2106.04560, so that the learning rate means what it means
+    for AdamW. Attention kernels (D, heads, head size) have no two dimensions of optax's least size, 128: from 32 on a
+    dimension is factored.
+    """
+    del c
+    return _gated(optax.chain(optax.scale_by_factored_rms(min_dim_size_to_factor=32), optax.clip_by_block_rms(1.0)))
+
+
+def _muon(c: OptimConfig) -> optax.GradientTransformation:
+    """Muon (Jordan 2024) for the matrices of the layers, AdamW for embeddings, head, norms and biases.
+
+    With the momentum and the scale of arXiv:2502.16982, which gives its updates AdamW's root mean square, so that one
+    learning rate and one weight decay serve both.
+    """
+    orthogonalise = optax.contrib.scale_by_muon(beta=0.95, mu_dtype=c.mu_dtype, weight_dimension_numbers=_matrices)
+
+    def scale(update: jax.Array, axes: optax.contrib.MuonDimensionNumbers) -> jax.Array:
+        fans = (math.prod(update.shape[axis] for axis in part) for part in axes)
+        return 0.2 * math.sqrt(max(fans)) * update
+
+    rms = optax.stateless(lambda updates, _: jax.tree.map(scale, updates, _matrices(updates)))
+
+    def which(params: typing.Any) -> typing.Any:
+        return tree.map_named(lambda name, p: "muon" if _matrix_axes(name, p) else "adamw", params)
+
+    return optax.partition({"muon": _gated(optax.chain(orthogonalise, rms)), "adamw": _adamw(c)}, which)
+
+
+def _gated(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """`tx` whose state stays as it is where `ok` is false, as `adam.scale_by_adam` does."""
+
+    def update(grads: typing.Any, state: typing.Any, params: typing.Any, *, ok: jax.Array, **extra) -> tuple:
+        updates, new = tx.update(grads, state, params)
+        return updates, jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, state)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+def _matrices(params: typing.Any) -> typing.Any:
+    return tree.map_named(_matrix_axes, params)
+
+
+def _matrix_axes(name: str, p: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
+    """The input and the output axes of a layer's kernel, so that (D, N, H) is a matrix too; None for other parameters."""
+    if tree.layer_of(name) is None or not name.endswith("/kernel"):
+        return None
+    inputs = input_axes(name)
+    return optax.contrib.MuonDimensionNumbers(tuple(range(inputs)), tuple(range(inputs, p.ndim)))
+
+
+_OPTIMIZERS = {"adamw": _adamw, "adamw8bit": _adamw8bit, "adafactor": _adafactor, "muon": _muon}

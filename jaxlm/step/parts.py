@@ -1,0 +1,164 @@
+"""What the training of a config is made of, for a mesh: model, objective, optimizer, the state that they carry, the step.
+
+Nothing here takes memory until `create`, or compiles until what `jit` gives is called.
+"""
+
+import dataclasses
+import functools
+import typing
+
+import jax
+import optax
+from jax.sharding import AbstractMesh, Mesh
+
+from jaxlm import models, sharding, tree
+from jaxlm.config import Config, ModelConfig, OptimConfig
+from jaxlm.models.transformer import Transformer
+from jaxlm.objectives import base
+from jaxlm.objectives.base import Objective, Variables
+from jaxlm.step import optim, step
+from jaxlm.step import state as state_lib
+from jaxlm.step.state import TrainState
+
+
+class Adapter(typing.Protocol):
+    """A collection that is trained in place of the model's own parameters, which are frozen. Hashable.
+
+    Attributes:
+      name: of the collection.
+    """
+
+    name: str
+
+    def init(self, model: Transformer, key: jax.Array) -> dict:
+        """New variables of the adapter."""
+
+    def logical_axes(self, model: Transformer) -> dict:
+        """Logical axes of each: a tree like them with tuples as leaves."""
+
+
+class Weights(typing.Protocol):
+    """Parameters from elsewhere, read straight into their shards (`train.origin.Origin`)."""
+
+    def params(self, abstract: dict, shardings: dict) -> dict:
+        """A tree of arrays like `abstract`, laid out as `shardings` says."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """A config's parts on a mesh.
+
+    Attributes:
+      abstract, shardings: shapes of the state, and where each leaf lives.
+      frozen, frozen_shardings: the same of the variables that are not trained; {} where all are.
+      init: key -> (trained variables, frozen variables), all new.
+    """
+
+    config: Config
+    mesh: Mesh | AbstractMesh
+    model: Transformer
+    objective: Objective
+    tx: optax.GradientTransformationExtraArgs
+    abstract: TrainState
+    shardings: TrainState
+    frozen: Variables
+    frozen_shardings: Variables
+    init: typing.Callable[[jax.Array], tuple[Variables, Variables]]
+
+    def create(self, origin: Weights | None = None) -> tuple[TrainState, Variables]:
+        """(the state before the first step, the frozen variables) on the devices of the mesh.
+
+        Each array is born in its shards: no device ever holds more than its part. The model's parameters come from
+        `origin` if there is one, else from `config.seed`; the rest from the seed.
+        """
+        given = {}
+        if origin:
+            abstract, placed = self.abstract.params | self.frozen, self.shardings.params | self.frozen_shardings
+            given = {"params": origin.params(abstract["params"], placed["params"])}
+
+        def make(given: Variables, key: jax.Array) -> tuple[TrainState, Variables]:
+            trained, frozen = (
+                {name: given.get(name, part) for name, part in parts.items()} for parts in self.init(key)
+            )
+            return state_lib.init(trained, self.tx, self.objective.running), frozen
+
+        made = jax.jit(make, out_shardings=(self.shardings, self.frozen_shardings), donate_argnums=0)
+        with jax.set_mesh(self.mesh):
+            return made(given, jax.random.key(self.config.seed))
+
+    def step(self) -> step.TrainStep:
+        """The step as a pure function, see `step.make`."""
+        c = self.config
+        return step.make(c, self.objective, self.tx, optim.rates(c.optim, c.train.steps))
+
+    def batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """A batch as shapes with their shardings."""
+        return self.objective.shapes(self.config, self.mesh)
+
+    def jit(self) -> typing.Any:
+        """The step compiled for the mesh: the state's memory is given to the new one, frozen variables stay.
+
+        Call it under `jax.set_mesh(mesh)`.
+        """
+        placed = jax.tree.map(lambda leaf: leaf.sharding, self.batch())
+        return jax.jit(
+            self.step(),
+            in_shardings=(self.frozen_shardings, self.shardings, placed),
+            out_shardings=(self.shardings, sharding.replicated(self.mesh)),
+            donate_argnums=1,
+        )
+
+    def lower(self) -> jax.stages.Lowered:
+        """The step lowered from shapes alone: no parameter is ever made, and the mesh's devices may be absent."""
+        jitted = self.jit()  # out here: it makes a key, which can't be where the mesh's devices are absent
+        with jax.set_mesh(self.mesh):
+            return jitted.lower(self.frozen, self.abstract, self.batch())
+
+
+def make(
+    config: Config, mesh: Mesh | AbstractMesh, make_objective: base.Maker, adapter: Adapter | None = None
+) -> Parts:
+    """The parts of a config with `model.attention` and `model.dtype` set (not auto); an abstract mesh gives shapes only.
+
+    Args:
+      make_objective: such as `objectives.lm.make`.
+      adapter: trained in place of the model's parameters.
+
+    Raises:
+      ConfigError: a trained variable is in neither or both of `optim.decay` and `optim.no_decay`.
+    """
+    model = models.build(config.model, config.model.attention)
+    objective = make_objective(model, config)
+    running = tuple(objective.running.items())
+    init, tx, abstract, frozen = _abstract(config.model, config.optim, objective.heads, running, adapter)
+    logical = {"params": models.logical_axes(model)}
+    if adapter:
+        logical[adapter.name] = adapter.logical_axes(model)
+    logical |= {head: jax.tree.map(lambda x: (None,) * x.ndim, abstract.params[head]) for head in objective.heads}
+    frozen_shardings = {name: sharding.tree_shardings(part, logical.pop(name), mesh) for name, part in frozen.items()}
+    placed = state_lib.shardings(abstract, logical, mesh, config.optim.offload)
+    return Parts(config, mesh, model, objective, tx, abstract, placed, frozen, frozen_shardings, init)
+
+
+@functools.lru_cache(maxsize=4)
+def _abstract(
+    model_config: ModelConfig,
+    optim_config: OptimConfig,
+    heads: tuple[str, ...],
+    running: tuple[tuple[str, float], ...],
+    adapter: Adapter | None,
+) -> tuple[typing.Callable, optax.GradientTransformationExtraArgs, TrainState, Variables]:
+    """(init, optimizer, abstract state, frozen shapes), traced once where many meshes of one model are looked at."""
+    model = models.build(model_config, model_config.attention)
+
+    def init(key: jax.Array) -> tuple[Variables, Variables]:
+        params = {"params": models.init_params(model, key)}
+        scalars = {head: base.init_head(head, model_config.d_model) for head in heads}
+        if adapter is None:
+            return params | scalars, {}
+        # Another key: else an adapter would be drawn from the numbers of the parameters beside it.
+        return {adapter.name: adapter.init(model, jax.random.fold_in(key, 1))} | scalars, params
+
+    trained, frozen = jax.eval_shape(lambda: init(jax.random.key(0)))
+    tx = optim.make(optim_config, tree.merge(trained))
+    return init, tx, jax.eval_shape(lambda trained: state_lib.init(trained, tx, dict(running)), trained), frozen

@@ -1,0 +1,179 @@
+"""The train step: (frozen, state, batch) -> (state, metrics), pure and jitted once.
+
+Legend: B batch, A parts (microbatches, or updates of a step), M rows of a part, T tokens.
+"""
+
+import dataclasses
+import functools
+import typing
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxlm import sharding, tree
+from jaxlm.config import Config
+from jaxlm.objectives.base import Batch, Objective, Sums, Variables
+from jaxlm.step.state import TrainState
+
+Metrics = dict[str, jax.Array]
+TrainStep = typing.Callable[[Variables, TrainState, Batch], tuple[TrainState, Metrics]]
+Rates = typing.Callable[[jax.Array], typing.Any]  # see `optim.rates`
+
+
+def make(config: Config, objective: Objective, tx: optax.GradientTransformationExtraArgs, rates: Rates) -> TrainStep:
+    """The step as a pure function; `parts.Parts.jit` compiles it.
+
+    An update whose loss or gradient is not finite changes nothing but the counters. The metrics are float32 scalars:
+    `loss`, what the objective adds, `grad_norm` (before clipping), `update_norm`, each also by parameter group, `lr`,
+    `skipped`, `skipped_in_a_row`. With several updates in a step the metrics are means over them.
+
+    Args:
+      tx: from `optim.make`: it neither clips nor scales by the learning rate.
+      rates: step -> learning rates, from `optim.rates`. All updates of a step have the same.
+    """
+    dtype = jnp.dtype(config.model.dtype)
+    key = jax.random.key(config.seed)
+    microbatches = config.train.batch_size // objective.updates // config.train.microbatch_size
+
+    def update(frozen: Variables, state: TrainState, batch: Batch, key: jax.Array | None) -> tuple[TrainState, Metrics]:
+        sums, grads = _gradients(objective, frozen, cast(state.params, dtype), batch, key, microbatches)
+        params, grads = tree.merge(state.params), tree.merge(grads)
+        scale = 1.0 / jnp.where(sums.weight > 0, sums.weight, 1.0)
+        loss = sums.loss * scale
+        grads, norms, grad_norm = _clip(grads, scale, config.optim.clip_norm)
+        opt_state = state.opt_state
+        if config.optim.offload:
+            opt_state = jax.device_put(opt_state, jax.memory.Space.Device)
+        # Not `optax.apply_if_finite`, which takes a bad update in the end; nor a choice between the old and the new state
+        # afterwards, which would hold both: `tx` leaves each moment as it is where `ok` is false.
+        ok = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+        with jax.named_scope("optimizer"):
+            updates, opt_state = tx.update(grads, opt_state, params, ok=ok)
+        lr = rates(state.step + 1)
+        updates = jax.tree.map(lambda rate, u: jax.tree.map(lambda u: -rate * u, u), lr, updates)
+        params = jax.tree.map(lambda p, u: jnp.where(ok, p + u, p), params, updates)
+        bad = (~ok).astype(jnp.int32)
+        state = dataclasses.replace(
+            state,
+            params=tree.split(params, like=state.params),
+            opt_state=opt_state,
+            skipped=state.skipped + bad,
+            skipped_in_a_row=(state.skipped_in_a_row + 1) * bad,
+        )
+        update_norms = _group_norms(updates)
+        metrics = {"loss": loss, "grad_norm": grad_norm, "update_norm": _total(update_norms)} | _rate_metrics(lr)
+        metrics |= {name: value * scale for name, value in sums.metrics.items()}
+        metrics |= {f"grad_norm/{name}": value for name, value in norms.items()}
+        return state, metrics | {f"update_norm/{name}": value for name, value in update_norms.items()}
+
+    updated = update if objective.updates == 1 else _repeated(update, objective.updates)
+
+    def train_step(frozen: Variables, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        # The key of a step follows from its number, so that a resumed run draws what an uninterrupted one does.
+        step_key = jax.random.fold_in(key, state.step) if config.model.dropout else None
+        state, metrics = updated(frozen, state, batch, step_key)
+        state = dataclasses.replace(state, step=state.step + 1, running=objective.adapt(state.running, metrics))
+        metrics |= {"skipped": state.skipped, "skipped_in_a_row": state.skipped_in_a_row}
+        return state, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)
+
+    return train_step
+
+
+Update = typing.Callable[[Variables, TrainState, Batch, jax.Array | None], tuple[TrainState, Metrics]]
+
+
+def _repeated(update: Update, times: int) -> Update:
+    """Several updates in a row, each on its part of the batch, in a scan: the state is there once. Metrics are means."""
+
+    def updates(
+        frozen: Variables, state: TrainState, batch: Batch, key: jax.Array | None
+    ) -> tuple[TrainState, Metrics]:
+        def one(state: TrainState, inputs: tuple[jax.Array, Batch]) -> tuple[TrainState, Metrics]:
+            index, part = inputs
+            return update(frozen, state, part, None if key is None else jax.random.fold_in(key, index))
+
+        parts = jax.tree.map(functools.partial(_split, parts=times), batch)
+        state, metrics = jax.lax.scan(one, state, (jnp.arange(times), parts))
+        return state, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
+
+    return updates
+
+
+def _gradients(
+    objective: Objective, frozen: Variables, trained: Variables, batch: Batch, key: jax.Array | None, microbatches: int
+) -> tuple[Sums, Variables]:
+    """Sums and gradients of the trained variables, added over all microbatches (in float32 if there are several)."""
+
+    def loss_fn(trained: Variables, batch: Batch, key: jax.Array | None) -> tuple[jax.Array, Sums]:
+        sums = objective.sums(frozen | trained, batch, key)
+        return sums.loss, sums
+
+    def sums_and_grads(batch: Batch, key: jax.Array | None) -> tuple[Sums, Variables]:
+        (_, sums), grads = jax.value_and_grad(loss_fn, has_aux=True)(trained, batch, key)
+        return sums, grads
+
+    if microbatches == 1:
+        return sums_and_grads(batch, key)
+
+    def one(total: tuple[Sums, Variables], inputs: tuple[jax.Array, Batch]) -> tuple[tuple[Sums, Variables], None]:
+        index, micro = inputs
+        found = sums_and_grads(micro, None if key is None else jax.random.fold_in(key, index))
+        return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, found), None
+
+    parts = jax.tree.map(functools.partial(_split, parts=microbatches), batch)
+    shapes = jax.eval_shape(sums_and_grads, jax.tree.map(lambda x: x[0], parts), key)
+    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), shapes)
+    total, _ = jax.lax.scan(one, zero, (jnp.arange(microbatches), parts))
+    return total
+
+
+def _split(x_Bx: jax.Array, parts: int) -> jax.Array:
+    """[B, ...] -> [A, M, ...]: part a has every A-th row. With runs of rows each part would be on a few devices alone."""
+    x_AxMx = x_Bx.reshape(x_Bx.shape[0] // parts, parts, *x_Bx.shape[1:]).swapaxes(0, 1)
+    return sharding.constrain(x_AxMx, None, "batch", *(None,) * (x_Bx.ndim - 1))
+
+
+def cast(params: Variables, dtype: jnp.dtype) -> Variables:
+    """Parameters in the compute type, once a step; vectors (norms, biases of the MLP) and embedding tables stay float32.
+
+    A table's gradient is a sum over all tokens with that id: in bfloat16 a frequent token would lose most of it. The
+    rows that are looked up are cast instead, and the table as a whole where it is the head.
+    """
+
+    def one(name: str, p: jax.Array) -> jax.Array:
+        return p.astype(dtype) if p.ndim > 1 and not name.endswith("embedding") else p
+
+    return tree.map_named(one, params)
+
+
+def _clip(grads: dict, scale: jax.Array, limit: float) -> tuple[dict, dict[str, jax.Array], jax.Array]:
+    """(scaled gradients in float32, their global norm at most `limit`; norms by group; global norm, both before clipping).
+
+    Args:
+      limit: 0 = no clipping.
+    """
+    norms = {name: norm * scale for name, norm in _group_norms(grads).items()}
+    grad_norm = _total(norms)
+    clip = jnp.minimum(1.0, limit / grad_norm) if limit else 1.0
+    return jax.tree.map(lambda g: g.astype(jnp.float32) * (scale * clip), grads), norms, grad_norm
+
+
+def _group_norms(grads: dict) -> dict[str, jax.Array]:
+    """L2 norm by parameter group (`embed`, `layers/attn`, ...), float32."""
+    squares: dict[str, jax.Array] = {}
+    for name, leaf in tree.named_leaves(grads):
+        group = tree.group_of(name)
+        squares[group] = squares.get(group, 0.0) + jnp.sum(jnp.square(leaf.astype(jnp.float32)))
+    return {group: jnp.sqrt(value) for group, value in squares.items()}
+
+
+def _total(norms: dict[str, jax.Array]) -> jax.Array:
+    return jnp.sqrt(sum(jnp.square(norm) for norm in norms.values()))
+
+
+def _rate_metrics(lr: typing.Any) -> Metrics:
+    """`lr`, the highest rate; with several also each as `lr/NAME`."""
+    named = tree.named_leaves(lr)
+    highest = functools.reduce(jnp.maximum, (rate for _, rate in named))
+    return {"lr": highest} | ({f"lr/{name}": rate for name, rate in named} if len(named) > 1 else {})

@@ -1,0 +1,222 @@
+"""Saves and restores the train state of one run."""
+
+import contextlib
+import errno
+import logging
+import pathlib
+import shutil
+import threading
+import typing
+
+import jax
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from jaxlm.config import CheckpointConfig, ConfigError, RunError
+from jaxlm.step.state import TrainState
+from jaxlm.train.checkpoints import digest, keep, layout
+from jaxlm.train.checkpoints.damage import CorruptCheckpointError, reading
+
+_DELETING = ".deleting"  # ends the name of a checkpoint that is on its way out
+
+
+class Checkpointer:
+    """The checkpoints of one run.
+
+    Args:
+      directory: `WORKDIR/checkpoints`.
+      config: which checkpoints to keep; None: all.
+      losses: step -> held-out loss, by which the best are known; the caller may add to it.
+      read_only: for programs that only restore.
+    """
+
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        config: CheckpointConfig | None = None,
+        *,
+        losses: typing.Mapping[int, float] | None = None,
+        read_only: bool = False,
+    ):
+        self.directory = pathlib.Path(directory).resolve()
+        if read_only and not self.directory.is_dir():
+            raise ConfigError(f"no checkpoints in {self.directory}: is --config.workdir the folder of a run?")
+        self._config, self._losses = config, {} if losses is None else losses
+        self._closed = False
+        self._saving: int | None = None  # the step whose save is in flight
+        self._deleting: list[threading.Thread] = []
+        # Orbax keeps everything: what goes is decided here, once a save is whole and its step was evaluated.
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=None, cleanup_tmp_directories=not read_only, read_only=read_only
+        )
+        self._manager = ocp.CheckpointManager(self.directory, options=options)
+        if not read_only:
+            self._delete([path for path in self.directory.glob(f"*{_DELETING}")])  # a crash left them half gone
+
+    def save(self, state: TrainState, meta: dict) -> bool:
+        """Starts saving `state` at its step; returns at once but for the copy to the host. False if it is there already.
+
+        Raises:
+          RunError: the disk was full, now or when the save before this one was finished.
+        """
+        self.wait()
+        step = int(state.step)
+        if step in self.steps():
+            return False
+        items = layout.to_items(state)
+        # The copy of the state must be whole before the next step takes its memory; Orbax does that before returning.
+        args = {name: ocp.args.StandardSave(item) for name, item in items.items()}
+        args["meta"] = ocp.args.JsonSave({**meta, "step": step, "digests": digest.table(items)})
+        self._saving = step
+        with self._disk_errors():
+            return self._manager.save(step, args=ocp.args.Composite(**args))
+
+    def check(self) -> None:
+        """Looks after the save in flight; costs nothing while it goes on. To be called after every step.
+
+        Once the save is over it raises what made it fail, or deletes the checkpoints that need not be kept any more.
+        """
+        if self._saving is not None and not self._manager.is_saving_in_progress():
+            self.wait()
+
+    def wait(self) -> None:
+        """Blocks until the save in flight is on disk, then deletes what need not be kept; raises if the save failed."""
+        with self._disk_errors():
+            self._manager.wait_until_finished()
+        if self._saving is not None:
+            self._saving = None
+            self._rotate()
+
+    def close(self) -> None:
+        """Waits for the save in flight and releases the manager. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self.wait()
+        for thread in self._deleting:
+            thread.join()
+        with self._disk_errors():
+            self._manager.close()
+
+    @contextlib.contextmanager
+    def _disk_errors(self) -> typing.Iterator[None]:
+        """Turns a full disk, however deep it was met, into one line that says what to do."""
+        try:
+            yield
+        except Exception as error:
+            if getattr(error, "errno", None) != errno.ENOSPC and "No space left" not in str(error):
+                raise
+            whole = self.steps()
+            then = f"it goes on from step {whole[-1]}" if whole else "no checkpoint is whole yet, so it starts anew"
+            raise RunError(
+                f"disk full while writing checkpoint {self._saving} in {self.directory}: free some room and run the same "
+                f"command again; {then}"
+            ) from error
+
+    def _rotate(self) -> None:
+        """Deletes what need not be kept, on the first process: it is the one that knows, and no other has to wait."""
+        if self._config and jax.process_index() == 0:
+            self._delete(
+                [self.directory / str(step) for step in keep.obsolete(self.steps(), self._losses, self._config)]
+            )
+
+    def _delete(self, folders: list[pathlib.Path]) -> None:
+        """Deletes beside the training. Each folder first loses its name: half a checkpoint never looks like a whole one."""
+        if jax.process_index() or not folders:
+            return
+        gone = [p if p.name.endswith(_DELETING) else p.rename(p.with_name(p.name + _DELETING)) for p in folders]
+        thread = threading.Thread(target=lambda: [shutil.rmtree(p, ignore_errors=True) for p in gone], daemon=True)
+        thread.start()
+        self._deleting = [*(t for t in self._deleting if t.is_alive()), thread]
+
+    def steps(self) -> list[int]:
+        """Steps of the whole checkpoints on disk, ascending."""
+        return sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdigit())
+
+    def find(self, which: str | int) -> int:
+        """The step meant by `latest`, `best` or a number. Raises ConfigError."""
+        steps = self.steps()
+        if not steps:
+            raise ConfigError(f"no checkpoints in {self.directory}: train first")
+        step = {"latest": steps[-1], "best": keep.best(steps, self._losses)}.get(str(which), which)
+        if step is None or not str(step).isdigit() or int(step) not in steps:
+            raise ConfigError(f"no checkpoint {which!r}; there are {', '.join(map(str, steps))}, latest and best")
+        return int(step)
+
+    def meta(self, step: int) -> dict:
+        """What was saved beside the arrays: `config`, `fingerprint`, `digests`, ..."""
+        with reading(step):
+            return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+
+    def restore(self, step: int, abstract: TrainState, shardings: TrainState) -> TrainState:
+        """The state saved at `step`, laid out as `shardings` says, whatever mesh wrote it.
+
+        Raises:
+          CorruptCheckpointError: an array is not the one that was saved, or can't be read.
+        """
+        items = self._restore(step, layout.to_items(_with_shardings(abstract, shardings)))
+        return layout.from_items(items, like=abstract)
+
+    def restore_latest(self, abstract: TrainState, shardings: TrainState) -> tuple[TrainState, dict]:
+        """The newest state that reads back as it was saved, and its `meta`.
+
+        Damaged checkpoints newer than it are moved to `WORKDIR/damaged/`, with a warning. When none is whole nothing is
+        moved, so that a run never starts anew by accident.
+
+        Raises:
+          CorruptCheckpointError: none is whole.
+          RunError: a checkpoint can't be read for another reason (memory, permissions, a device), or one of several
+            processes can't read its part; nothing is moved.
+        """
+        damaged = []
+        for step in reversed(self.steps()):
+            try:
+                state, meta = self.restore(step, abstract, shardings), self.meta(step)
+            except CorruptCheckpointError as error:
+                logging.warning("%s; going back to the checkpoint before it", error)
+                damaged.append(step)
+                continue
+            for bad in damaged:
+                self._set_aside(bad)
+            return state, meta
+        raise CorruptCheckpointError(
+            f"none of the checkpoints {sorted(damaged)} in {self.directory} reads back as it was saved; to train from the "
+            "start give another config.workdir"
+        )
+
+    def restore_params(self, step: int, abstract: dict, shardings: dict) -> dict:
+        """The collection "params" alone. Raises CorruptCheckpointError."""
+        return self._restore(step, {"params": _with_shardings(abstract, shardings)})["params"]
+
+    def _set_aside(self, step: int) -> None:
+        """Moves a damaged checkpoint out of the way, so that its step can be saved again."""
+        if jax.process_index() == 0:
+            place = self.directory.parent / "damaged"
+            place.mkdir(exist_ok=True)
+            target = next(p for n in range(10**6) if not (p := place / f"{step}.{n}").exists())
+            (self.directory / str(step)).rename(target)
+        multihost_utils.sync_global_devices("damaged checkpoint set aside")
+        self._manager.reload()
+
+    def _restore(self, step: int, wanted: dict[str, dict]) -> dict[str, dict]:
+        args = {name: ocp.args.StandardRestore(item) for name, item in wanted.items()}
+        try:
+            saved = self.meta(step)["digests"]
+            with reading(step):
+                restored = self._manager.restore(step, args=ocp.args.Composite(**args))
+        except CorruptCheckpointError as error:
+            if jax.process_count() == 1:
+                raise
+            # The other processes wait inside of Orbax for this one: they can't be told to try an older checkpoint.
+            raise RunError(f"{error}; move {self.directory / str(step)} away and run the same command again") from error
+        items = {name: restored[name] for name in wanted}
+        if wrong := digest.differing(items, saved):
+            raise CorruptCheckpointError(
+                f"checkpoint {step} is damaged: {wrong[0]} is not what was saved"
+                + (f", nor are {len(wrong) - 1} other arrays" if len(wrong) > 1 else "")
+            )
+        return items
+
+
+def _with_shardings(abstract: typing.Any, shardings: typing.Any) -> typing.Any:
+    return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings)

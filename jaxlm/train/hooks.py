@@ -1,0 +1,117 @@
+"""What a run does between two steps besides training: checkpoints, held-out loss, samples. (`profile` has the trace.)"""
+
+import pathlib
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxlm.config import EvalConfig, SampleConfig
+from jaxlm.objectives.base import Variables
+from jaxlm.train.checkpoints.store import Checkpointer
+from jaxlm.train.loop import Ending, Hook, Moment
+from jaxlm.train.metrics import HELD_OUT
+
+
+class Save(Hook):
+    """Checkpoints, every so many steps and whenever the run ends with a state worth keeping.
+
+    Args:
+      meta: stored in each (config, fingerprint of the data).
+    """
+
+    name = "checkpoint"
+
+    def __init__(self, checkpointer: Checkpointer, every_steps: int, meta: dict):
+        self._checkpointer, self._every, self._meta = checkpointer, every_steps, meta
+
+    def due(self, step: int, end: int) -> bool:
+        return step == end or _multiple(step, self._every)
+
+    def done(self, step: int) -> bool:
+        return step in self._checkpointer.steps()
+
+    def __call__(self, moment: Moment) -> None:
+        self._checkpointer.save(moment.state, self._meta)
+
+    def close(self, moment: Moment, ending: Ending) -> None:
+        if ending.keep:
+            self._checkpointer.save(moment.state, self._meta)  # nothing where the step was saved already
+        self._checkpointer.close()
+
+
+class HeldOut(Hook):
+    """Held-out loss.
+
+    Args:
+      evaluate: variables -> metrics.
+      losses: step -> `val/loss`, added to: by it the best checkpoints are known.
+    """
+
+    name = "held-out"
+
+    def __init__(
+        self,
+        evaluate: Callable[[Variables], dict[str, float]],
+        every_steps: int,
+        config: EvalConfig,
+        losses: dict[int, float],
+    ):
+        self._evaluate, self._every, self._at_start, self._losses = evaluate, every_steps, config.at_start, losses
+
+    def due(self, step: int, end: int) -> bool:
+        return step == end or _multiple(step, self._every) or (step == 0 and self._at_start)
+
+    def done(self, step: int) -> bool:
+        return step in self._losses
+
+    def __call__(self, moment: Moment) -> dict[str, float]:
+        found = self._evaluate(moment.variables)
+        if HELD_OUT in found:
+            self._losses[moment.step] = found[HELD_OUT]
+        return found
+
+
+class Sample(Hook):
+    """Samples from the fixed prompts.
+
+    Args:
+      sample: (variables, step) -> lines to show; writes WORKDIR/samples/<step>.jsonl.
+    """
+
+    name = "samples"
+
+    def __init__(self, sample: Callable[[Variables, int], list[str]], config: SampleConfig, workdir: pathlib.Path):
+        self._sample, self._config, self._folder = sample, config, workdir / "samples"
+
+    def due(self, step: int, end: int) -> bool:
+        c = self._config
+        return bool(c.prompts) and (step == end or _multiple(step, c.every_steps) or step in c.at_steps)
+
+    def done(self, step: int) -> bool:
+        return (self._folder / f"{step}.jsonl").is_file()
+
+    def __call__(self, moment: Moment) -> None:
+        for line in self._sample(moment.variables, moment.step):
+            moment.say(line)
+
+
+def owed(hooks: Sequence[Hook], step: int, end: int, interrupted: bool = False) -> list[Hook]:
+    """The hooks that are due at the step from which a run starts, and that no earlier start of it has done.
+
+    All processes get the answer of the first one, which alone writes the run's files.
+
+    Args:
+      interrupted: the checkpoint says that nothing was done after its step (those written before this was read from
+        the run's files).
+    """
+    due = [hook for hook in hooks if hook.due(step, end)]
+    open_ = np.asarray([interrupted or not hook.done(step) for hook in due], bool)
+    if jax.process_count() > 1:
+        open_ = multihost_utils.broadcast_one_to_all(open_)
+    return [hook for hook, still in zip(due, open_, strict=True) if still]
+
+
+def _multiple(step: int, every: int) -> bool:
+    return every > 0 and step > 0 and step % every == 0

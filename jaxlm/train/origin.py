@@ -1,0 +1,81 @@
+"""Where weights come from: the checkpoint of a run, or a folder whose format a reader knows.
+
+Everything is lazy: nothing is read until `params` or `state` is called, and then leaf by leaf, straight into the shards.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+
+from jaxlm import config as config_lib
+from jaxlm import config_files
+from jaxlm.config import Config, ConfigError, RunError
+from jaxlm.data import shards
+from jaxlm.data.tokenizer import Tokenizer
+from jaxlm.step.state import TrainState
+from jaxlm.train import metrics
+from jaxlm.train.checkpoints.damage import CorruptCheckpointError
+from jaxlm.train.checkpoints.store import Checkpointer
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Weights from elsewhere.
+
+    Attributes:
+      config: of the model.
+      tokenizer: reads the tokenizer that goes with it.
+      provenance: what identifies the weights, for the ledger: `path`, and of a run `step`.
+      params: (shapes, shardings) -> the model's parameters. Raises RunError where they are damaged.
+      state: (shapes, shardings) -> the train state; None where there is none, as in a folder of weights.
+    """
+
+    config: Config
+    tokenizer: Callable[[], Tokenizer]
+    provenance: dict[str, str | int]
+    params: Callable[[dict, dict], dict]
+    state: Callable[[TrainState, TrainState], TrainState] | None = None
+
+
+Reader = Callable[[pathlib.Path], Origin | None]  # None: the folder is of another format
+
+
+def open(path: str | pathlib.Path, checkpoint: str | int = "latest", readers: Sequence[Reader] = ()) -> Origin:
+    """The weights in a folder: a run of ours, or what one of the readers knows.
+
+    Args:
+      checkpoint: "latest", "best" or a step, of a run.
+
+    Raises:
+      ConfigError: there is no such folder, checkpoint or format.
+    """
+    folder = pathlib.Path(path).expanduser()
+    if (folder / "checkpoints").is_dir() and (folder / "config.json").is_file():
+        return _run(folder, checkpoint)
+    for read in readers:
+        if origin := read(folder):
+            return origin
+    raise ConfigError(f"no run in {path}: it has no config.json" if folder.is_dir() else f"no folder {path}")
+
+
+def _run(folder: pathlib.Path, checkpoint: str | int) -> Origin:
+    config = config_lib.resolve(config_files.from_run(folder / "config.json"))
+    losses = metrics.held_out_losses(folder / "metrics.jsonl")
+    store = Checkpointer(folder / "checkpoints", losses=losses, read_only=True)
+    step = store.find(checkpoint)
+
+    def params(abstract: dict, shardings: dict) -> dict:
+        try:
+            return store.restore_params(step, abstract, shardings)
+        except CorruptCheckpointError as error:
+            others = [str(other) for other in store.steps() if other != step]
+            hint = f"; try --checkpoint={others[-1]}" if others else ""
+            raise RunError(f"{error}{hint}") from error
+
+    return Origin(
+        config=config,
+        tokenizer=lambda: shards.open_data(config.data.dir).tokenizer(),
+        provenance={"path": str(folder.resolve()), "step": step},
+        params=params,
+        state=lambda abstract, shardings: store.restore(step, abstract, shardings),
+    )

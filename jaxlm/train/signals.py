@@ -1,0 +1,52 @@
+"""SIGTERM and ctrl-C as a wish to stop after the step."""
+
+import logging
+import os
+import signal
+import threading
+import typing
+
+import jax
+from jax.experimental import multihost_utils
+
+
+class StopSignal:
+    """SIGTERM and SIGINT (ctrl-C) as a wish to stop after the step, agreed on by all processes. Use it in a `with`.
+
+    A second SIGINT ends the process at once. With several processes JAX's own preemption notice takes SIGTERM (a
+    Python handler never sees it), so ctrl-C is passed on as SIGTERM and all processes stop at the same step.
+    """
+
+    def __init__(self):
+        self._asked = threading.Event()
+        self._old: dict[int, typing.Any] = {}
+
+    def __enter__(self) -> "StopSignal":
+        if threading.current_thread() is threading.main_thread():
+            self._old[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_signal)
+            if jax.process_count() == 1:
+                self._old[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_signal)
+        return self
+
+    def __exit__(self, *exc) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def requested(self, step: int) -> bool:
+        """True if the run is to stop after this step; with several processes all get the same answer at the same step."""
+        if jax.process_count() > 1:
+            return multihost_utils.reached_preemption_sync_point(step)
+        return self._asked.is_set()
+
+    @staticmethod
+    def _at_once(number: int, frame: typing.Any) -> None:
+        os.write(2, b"\njaxlm: stopped at once; what came after the last checkpoint is not saved\n")
+        os._exit(1)
+
+    def _on_signal(self, number: int, frame: typing.Any) -> None:
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, self._at_once)
+        self._asked.set()
+        logging.warning("stopping after this step; the state will be saved")
+        if jax.process_count() > 1:
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,73 @@
+"""What a run says and records when it starts."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+import jax
+from clu import parameter_overview
+from jax.sharding import Mesh
+
+from jaxlm import tree
+from jaxlm.config import Config, ModelConfig, TrainConfig
+from jaxlm.console import human
+from jaxlm.plan.params import count_params
+from jaxlm.processes import say
+from jaxlm.train import ledger, metrics
+from jaxlm.train.loop import Watch
+
+
+def announce(model: ModelConfig, train: TrainConfig, params: dict, mesh: Mesh, first: int) -> None:
+    """Says which model is about to be trained, on what, and for how long.
+
+    Args:
+      model: with nothing left at "auto".
+      train: the run's length and batch.
+      params: what is trained, by collection, or its shapes.
+      mesh: all devices of the run.
+      first: steps that are done already.
+    """
+    kind, shape = jax.devices()[0].device_kind, " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    say(parameter_overview.get_parameter_overview(stacked_shapes(tree.merge(params)), include_stats=False))
+    say(
+        f"{model.family}, {count_params(model):,} parameters; {mesh.size} x {kind} ({shape}); "
+        f"attention {model.attention}, {model.dtype}, remat {model.remat}"
+    )
+    tokens = train.batch_size * train.seq_len
+    at = f"resuming at step {first}, " if first else ""
+    say(f"{at}to step {train.steps}: {human(train.steps * tokens)} tokens, {tokens:,} a step")
+
+
+def stacked_shapes(params: dict) -> dict:
+    """Shapes of the parameters with all layers stacked under one name: a table of them is short however deep the model."""
+    layers = [part for name, part in params.items() if tree.layer_of(name) is not None]
+    rest = {name: part for name, part in params.items() if tree.layer_of(name) is None}
+    stack = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(layers), *x.shape), x.dtype), layers[0])
+    return {**rest, "layers": stack}
+
+
+def begin(
+    folder: pathlib.Path, asked: Config, config: Config, data_sha256: str, mesh: Mesh, first: int
+) -> metrics.Writer:
+    """Records this start in the ledger and opens the metrics. For the first process.
+
+    Args:
+      asked: the config before anything was settled for this machine: it is what is kept, so that `sample` finds its own best
+        attention on another one.
+      config: as settled.
+    """
+    choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
+    choices |= {"remat": config.model.remat, "microbatch_size": config.train.microbatch_size}
+    ledger.record_start(folder, asked, step=first, manifest_sha256=data_sha256, choices=choices)
+    return metrics.Writer(folder, config.log, dataclasses.asdict(config))
+
+
+def make_recorder(
+    config: Config, writer: metrics.Writer | None, first: int, watches: Sequence[Watch]
+) -> metrics.Recorder:
+    """The recorder of a run whose next step is `first` + 1; the time of earlier starts counts."""
+    wall_s = writer.last.get("wall_s", 0.0) if writer else 0.0
+    meter = metrics.make_meter(config.model, config.train, config.hardware, wall_s)
+    reads = [name for watch in watches for name in watch.reads]
+    sizes = {"first": first + 1, "steps": config.train.steps, "every_steps": config.log.every_steps}
+    return metrics.Recorder(meter, writer, **sizes, reads=reads)

@@ -1,0 +1,89 @@
+"""The run's folder, and everything that refuses to start a run in it."""
+
+import dataclasses
+import pathlib
+from collections.abc import Collection
+
+import jax
+from jax.sharding import Mesh
+
+from jaxlm import config_files, sharding
+from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig
+from jaxlm.train import metrics
+
+# Keys of the model that change how it is computed, not which function it is: a resumed run may change them.
+_FREE_MODEL_KEYS = (
+    "attention",
+    "dtype",
+    "dropout",
+    "fp8",
+    "fuse_projections",
+    "init_std",
+    "offload",
+    "remat",
+    "scan_layers",
+)
+# Keys of the optimizer that decide which arrays its state has.
+_OPTIM_STATE_KEYS = ("name", "mu_dtype", "full_precision")
+
+
+def check(config: Config, mesh: Mesh) -> pathlib.Path:
+    """Refuses whatever can be refused before data is read or made; returns the run's folder. Raises ConfigError."""
+    folder = workdir(config.workdir)
+    size = config.train.microbatch_size if config.train.microbatch_size > 0 else config.train.batch_size
+    sharding.check_batch(mesh, **{"train.microbatch_size": size, "eval.batch_size": config.eval.batch_size})
+    sharding.check_context(mesh, config.train.seq_len, config.model)
+    sharding.check_tensor(mesh, config.model)
+    check_offload(config.optim, config.model, mesh.local_devices[0])
+    check_same_model(folder, config.model)
+    check_same_optimizer(folder, config.optim)
+    metrics.check(config.log)
+    return folder
+
+
+def workdir(path: str) -> pathlib.Path:
+    """The run's folder, which is made if it is not there. Raises ConfigError if there is no path or it can't be made."""
+    if not path:
+        raise ConfigError("no folder for this run: give --config.workdir=DIR")
+    folder = pathlib.Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"config.workdir={path} can't be made: {error.strerror or error}") from error
+    return folder
+
+
+def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) -> None:
+    """Refuses to offload to the host's memory where the device can't read it. Raises ConfigError."""
+    asked = [name for name, section in (("optim", optim), ("model", model)) if section.offload]
+    if asked and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
+        raise ConfigError(
+            f"{asked[0]}.offload: JAX has no pinned_host memory for {device.device_kind}; set it to False"
+        )
+
+
+def check_same_model(folder: pathlib.Path, model: ModelConfig) -> None:
+    """Refuses a model that is not the one of the checkpoints in this folder. Raises ConfigError."""
+    free = _FREE_MODEL_KEYS + (("max_seq_len",) if model.family == "llama" else ())
+    keys = [field.name for field in dataclasses.fields(model) if field.name not in free]
+    _check_same(folder, "model", model, keys)
+
+
+def check_same_optimizer(folder: pathlib.Path, optim: OptimConfig) -> None:
+    """Refuses an optimizer whose state has other arrays than the checkpoints in this folder. Raises ConfigError."""
+    _check_same(folder, "optim", optim, _OPTIM_STATE_KEYS)
+
+
+def _check_same(folder: pathlib.Path, name: str, section: ModelConfig | OptimConfig, keys: Collection[str]) -> None:
+    """Compares these keys of a section with the config that the folder's checkpoints were made with, if it has any."""
+    saved, checkpoints = folder / "config.json", folder / "checkpoints"
+    if not saved.is_file() or not checkpoints.is_dir() or not any(checkpoints.iterdir()):
+        return
+    old, new = config_files.from_run(saved)[name].to_dict(), dataclasses.asdict(section)
+    for key in keys:
+        if old[key] != new[key]:
+            what = "a model" if name == "model" else "an optimizer"
+            raise ConfigError(
+                f"{folder} holds {what} with {key}={old[key]}, now {name}.{key}={new[key]}: set it back, or give another "
+                "config.workdir"
+            )

@@ -1,0 +1,306 @@
+"""Says whether two commits train the same model, bit for bit: `python scripts/same_bits.py OLD [NEW]`.
+
+    python scripts/same_bits.py main~1                       # against HEAD
+    python scripts/same_bits.py main~1 . --cases muon,zloss  # against the files in this folder, committed or not
+    python scripts/same_bits.py main~1 . --keep /tmp/bits    # keeps the runs; OLD's are not run a second time
+
+Each side runs from a git worktree of its own (a folder runs where it stands), with nothing else of the other side but the
+Python that runs this script and its packages. Each makes its data from the quickstart's corpus, trains every case, and must
+then have the same manifest, the same numbers in metrics.jsonl at every step (the clocks apart), and the same bytes in every
+array of its last checkpoint. One line a case; exit code 1 if any differs or fails, 2 if already the first one fails.
+
+Bits hold on one machine only: another processor, or another JAX, adds in another order. So nothing is compared with numbers
+from elsewhere, and results are kept for one machine and one JAX.
+"""
+
+import argparse
+import concurrent.futures
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import pathlib
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import tensorstore
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+CLOCKS = {"wall_s", "cost_usd", "tokens_per_second", "mfu_palm", "mfu_causal", "eta_s"}
+COMMON = {
+    "log.every_steps": 1,
+    "log.tensorboard": False,
+    "hardware.compile_cache": "",
+    "sample.prompts": "()",
+    "eval.at_start": True,
+}
+QUICKSTART = {"train.steps": 60, "train.eval_every_steps": 20, "checkpoint.every_steps": 30}
+SMALL = {
+    "train.steps": 12,
+    "train.batch_size": 8,
+    "train.seq_len": 128,
+    "train.eval_every_steps": 5,
+    "checkpoint.every_steps": 6,
+    "optim.warmup_steps": 4,
+    "model.n_layers": 2,
+    "model.d_model": 64,
+    "model.d_ff": 128,
+    "eval.max_batches": 1,
+}
+# Name -> devices, overrides.
+CASES = {
+    "quickstart": (1, QUICKSTART),
+    "data2_fsdp4": (8, SMALL | {"mesh.data": 2, "mesh.fsdp": 4}),
+    "tensor2": (2, SMALL | {"mesh.data": 1, "mesh.tensor": 2}),
+    "context2": (2, SMALL | {"mesh.data": 1, "mesh.context": 2}),
+    "tiles": (1, SMALL | {"train.microbatch_size": 2, "loss.tile_tokens": 64}),  # four microbatches of four tiles
+    "scan_remat": (1, SMALL | {"model.scan_layers": True, "model.remat": "full"}),
+    "muon": (1, SMALL | {"optim.name": "muon"}),
+    "adamw8bit": (1, SMALL | {"optim.name": "adamw8bit"}),
+    "gpt2_dropout": (1, SMALL | {"model.family": "gpt2", "model.n_kv_heads": 0, "model.dropout": 0.1}),
+    "zloss": (1, SMALL | {"loss.z_loss": 1e-3}),
+}
+
+
+class CannotRunError(Exception):
+    """A side that does not train, or a commit that is not there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One of the two trees: the code in `tree`; runs, data and results under `place`; `commit` is "" for a folder."""
+
+    name: str
+    tree: pathlib.Path
+    place: pathlib.Path
+    commit: str
+
+
+class Processes:
+    """Runs commands from several threads, and ends them all when the script is interrupted."""
+
+    def __init__(self):
+        self._running: set[subprocess.Popen] = set()
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def run(self, command: list[str], folder: pathlib.Path, env: dict, log: pathlib.Path) -> int:
+        """Runs a command with its output in `log`; returns its exit code."""
+        with open(log, "wb") as out, self._lock:
+            if self._stopped:
+                return -1
+            # A session of its own: ctrl-C reaches this script alone, which then ends the run.
+            process = subprocess.Popen(
+                command, cwd=folder, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            self._running.add(process)
+        try:
+            return process.wait()
+        finally:
+            with self._lock:
+                self._running.discard(process)
+
+    def stop(self) -> None:
+        """Kills what runs, and lets nothing more start."""
+        with self._lock:
+            self._stopped = True
+            for process in self._running:
+                os.killpg(process.pid, signal.SIGKILL)  # the workers that make the data too
+
+
+def git(*args: str) -> str:
+    """What a git command in this repository prints. Raises CannotRunError."""
+    done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise CannotRunError(f"git {' '.join(args)}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+@contextlib.contextmanager
+def open_side(name: str, what: str, scratch: pathlib.Path, keep: pathlib.Path | None):
+    """The side that `what` (a folder or a commit) means; a worktree made for it goes at the end."""
+    folder = pathlib.Path(what)
+    if (folder / "jaxlm").is_dir():
+        place = scratch / name if keep is None else keep / name
+        shutil.rmtree(place, ignore_errors=True)  # files change: what was kept of a folder says nothing of it now
+        yield Side(name, folder.resolve(), place, "")
+        return
+    commit = git("rev-parse", "--verify", f"{what}^{{commit}}")
+    place, tree = scratch / name if keep is None else keep / commit, scratch / f"tree-{name}"
+    git("worktree", "add", "--quiet", "--detach", str(tree), commit)
+    try:
+        yield Side(name, tree, place, commit)
+    finally:
+        git("worktree", "remove", "--force", str(tree))
+
+
+def manifest_digest(path: pathlib.Path) -> str:
+    """One digest of the data: every shard's and the tokenizer's sha256, counts, mixture.
+
+    Left out is the sha256 of prepared.json, which digests the code of `jaxlm prepare` too: the shards tell what it made.
+    """
+    manifest = json.loads(path.read_bytes())
+    manifest["recipe"].pop("prepared", None)
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def train(side: Side, case: str, processes: Processes) -> dict:
+    """The result of a case on one side: run, or read where it is kept for this commit, this machine and these settings.
+
+    Returns {"manifest": sha256, "metrics": {step: {name: number}}, "arrays": {name: "dtype shape sha256"}, "step": of the
+    checkpoint, "seconds"}.
+    """
+    devices, overrides = CASES[case]
+    workdir, kept = side.place / case, side.place / f"{case}.json"
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "numpy")]
+    settings = {"devices": devices, "overrides": COMMON | overrides, "machine": [platform.node(), os.cpu_count()]}
+    settings |= {"packages": versions, "python": platform.python_version()}
+    if side.commit and kept.is_file() and (found := json.loads(kept.read_text()))["settings"] == settings:
+        return found | {"seconds": 0.0}
+    shutil.rmtree(workdir, ignore_errors=True)
+    workdir.mkdir(parents=True)
+    keys = COMMON | overrides | {"workdir": workdir.resolve(), "data.dir": (side.place / "data").resolve()}
+    command = [sys.executable, "-m", "jaxlm.main", "--config=configs/quickstart.py"]
+    command += [f"--config.{key}={value}" for key, value in keys.items()]
+    # The shell's settings of JAX and XLA might hold for one side only in what they mean.
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_", "PYTHON"))}
+    env |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(side.tree)}
+    start, log = time.monotonic(), side.place / f"{case}.log"
+    if code := processes.run(command, side.tree, env, log):
+        end = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+        raise CannotRunError(f"{case} of {side.name}: exit code {code}\n{end}")
+    steps = [int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit()]
+    result = {
+        "settings": settings,
+        "manifest": manifest_digest(side.place / "data/manifest.json"),
+        "metrics": metrics(workdir / "metrics.jsonl"),
+        "step": max(steps),
+        "arrays": arrays(workdir / "checkpoints" / str(max(steps))),
+        "seconds": time.monotonic() - start,
+    }
+    kept.write_text(json.dumps(result))
+    return result
+
+
+def metrics(path: pathlib.Path) -> dict[str, dict]:
+    """Step -> what all its lines say, the clocks apart; the order of lines is free."""
+    steps: dict[str, dict] = {}
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        steps.setdefault(str(record["step"]), {}).update({k: v for k, v in record.items() if k not in CLOCKS})
+    return steps
+
+
+def arrays(checkpoint: pathlib.Path) -> dict[str, str]:
+    """Name -> dtype, shape and SHA-256 of the bytes of every array in a checkpoint, read without the project's code."""
+    found = {}
+    for item in sorted(p.parent for p in checkpoint.glob("*/manifest.ocdbt")):
+        store = {"driver": "ocdbt", "base": f"file://{item.resolve()}/"}
+        keys = tensorstore.KvStore.open(store).result().list().result()
+        names = {key.decode().removesuffix("/.zarray") for key in keys if key.endswith(b"/.zarray")}
+        for name in sorted(names):
+            spec = {"driver": "zarr", "kvstore": store | {"path": f"{name}/"}}
+            x = tensorstore.open(spec, open=True).result().read().result()
+            shape = "x".join(map(str, x.shape)) or "scalar"
+            found[f"{item.name}/{name}"] = f"{x.dtype} {shape} {hashlib.sha256(x.tobytes()).hexdigest()[:16]}"
+    if not found:
+        raise CannotRunError(f"no arrays in {checkpoint}")
+    return found
+
+
+def differences(old: dict, new: dict) -> list[str]:
+    """Where two results differ, the earliest step first."""
+    pairs = [("manifest of the data", old["manifest"], new["manifest"])]
+    for step in sorted(old["metrics"].keys() | new["metrics"].keys(), key=int):
+        a, b = old["metrics"].get(step, {}), new["metrics"].get(step, {})
+        pairs += [(f"step {step} {name}", a.get(name, "absent"), b.get(name, "absent")) for name in sorted(a | b)]
+    pairs.append(("step of the last checkpoint", old["step"], new["step"]))
+    a, b = old["arrays"], new["arrays"]
+    pairs += [(f"array {name}", a.get(name, "absent"), b.get(name, "absent")) for name in sorted(a | b)]
+    return [f"{what}: {x} -> {y}" for what, x, y in pairs if x != y]
+
+
+def report(case: str, old: dict, new: dict) -> bool:
+    """Prints the line of a case; True if both sides are equal."""
+    found = differences(old, new)
+    numbers, seconds = sum(map(len, old["metrics"].values())), f"{old['seconds']:.0f} + {new['seconds']:.0f} s"
+    if not found:
+        said = f"equal: {numbers} numbers, {len(old['arrays'])} arrays"
+    else:
+        said = f"DIFFERENT in {len(found)} places, first {found[0]}"
+        if len(found) > 1 and (array := next((f for f in found[1:] if f.startswith("array ")), "")):
+            said += f"; {array}"
+    print(f"{case:<13} {said}  ({seconds})", flush=True)
+    return not found
+
+
+def compare(sides: list[Side], cases: list[str], jobs: int, processes: Processes) -> bool:
+    """Runs the cases of both sides, `jobs` at a time, and prints a line for each; True if all are equal."""
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        try:
+            # The first case of a side makes its data; the others share it.
+            first = [pool.submit(train, side, cases[0], processes) for side in sides]
+            equal = report(cases[0], *(future.result() for future in first))
+            rest = {case: [pool.submit(train, side, case, processes) for side in sides] for case in cases[1:]}
+            for case, futures in rest.items():
+                try:
+                    equal &= report(case, *(future.result() for future in futures))
+                except CannotRunError as error:  # the other cases may still say something
+                    print(f"{case:<13} FAILED {error}", flush=True)
+                    equal = False
+        except BaseException:
+            processes.stop()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return equal
+
+
+def interrupt(number: int, frame) -> None:
+    """SIGTERM ends the script as ctrl-C does: runs killed, worktrees removed."""
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", help="a commit, or a folder that holds a checkout")
+    parser.add_argument("new", nargs="?", default="HEAD", help="the same; HEAD by default")
+    parser.add_argument("--cases", default=",".join(CASES), help="some of them, with commas; default: %(default)s")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time; default 2, one of each side")
+    parser.add_argument("--keep", type=pathlib.Path, help="keep runs and results here, and use a commit's again")
+    args = parser.parse_args()
+    cases = [case for case in CASES if case in args.cases.split(",")]
+    if unknown := set(args.cases.split(",")) - set(CASES):
+        parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    signal.signal(signal.SIGTERM, interrupt)
+    processes, start = Processes(), time.monotonic()
+    with contextlib.ExitStack() as stack:
+        scratch = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="same_bits_")))
+        try:
+            sides = [
+                stack.enter_context(open_side(name, what, scratch, args.keep))
+                for name, what in (("old", args.old), ("new", args.new))
+            ]
+            if sides[0].place == sides[1].place:  # the same commit runs twice: does this machine repeat itself?
+                sides[1] = dataclasses.replace(sides[1], place=sides[1].place / "again")
+            equal = compare(sides, cases, args.jobs, processes)
+        except CannotRunError as error:
+            print(error, file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
+    print(f"{'equal' if equal else 'DIFFERENT'}, {math.ceil(time.monotonic() - start)} s")
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""Another recipe is refused by the first key that differs."""
+
+import pathlib
+
+import pytest
+
+from jaxlm.config import ConfigError
+from jaxlm.corpus import recipes
+
+
+def check(built, wanted):
+    recipes.check_same(built, wanted, made="DATA was made", manifest=pathlib.Path("DATA/m.json"), again="make it anew")
+
+
+@pytest.mark.parametrize(
+    ("built", "wanted", "told"),
+    [
+        ({"seed": 0, "size": 1}, {"size": 2, "seed": 1}, "size = 1, now it is 2"),
+        ({"seed": 0, "gone": 1}, {"seed": 0}, "gone = 1, now it is None"),
+        ({"seed": 0}, {"seed": 0, "new": "a"}, "new = None, now it is a"),
+        ({"near": {"bands": 6, "rows": 8}}, {"near": {"bands": 7, "rows": 8}}, "near = {'bands': 6}, now it is {'bands': 7}"),
+    ],
+)  # fmt: skip
+def test_the_first_difference_is_told(built, wanted, told):
+    with pytest.raises(ConfigError) as error:
+        check(built, wanted)
+    assert str(error.value) == (
+        f"DATA was made with {told}; set another data.dir, or delete {pathlib.Path('DATA/m.json')} to make it anew"
+    )
+
+
+def test_equal_recipes_pass():
+    check({"a": 1, "b": {"c": [2]}}, {"b": {"c": [2]}, "a": 1})

@@ -1,0 +1,61 @@
+"""The data of a config: made, opened, and in which mixture."""
+
+import pytest
+
+from jaxlm import config, config_files
+from jaxlm.config import Config, ConfigError, PrepareSourceConfig, SourceConfig
+from jaxlm.data.open import make_data, open_mixture
+
+
+def resolve(folder, *overrides: str) -> Config:
+    return config.resolve(config_files.load("base", [f"data.dir={folder}", "model.vocab_size=325", *overrides]))
+
+
+def open_as(c: Config, prepared=(), sources=()):
+    """`open_mixture` with these weights in prepare.sources and data.sources."""
+    stages = PrepareSourceConfig("x", "auto", "text", (), 0, 0.0, 0, ())
+    prepare = {name: type(stages)(**{**vars(stages), "weight": weight}) for name, weight in prepared}
+    data = {name: SourceConfig("", weight) for name, weight in sources}
+    sections = (
+        type(c.data)(**{**vars(c.data), "sources": data}),
+        type(c.prepare)(**{**vars(c.prepare), "sources": prepare}),
+    )
+    return open_mixture(*sections, c.model.vocab_size)
+
+
+def make(c, say):
+    make_data(c.data, c.prepare, c.engine, c.model.vocab_size, c.seed, say)
+
+
+def test_weights_are_those_of_data_then_of_prepare_then_of_the_manifest(data):
+    c = resolve(data.path)
+    opened, mixture = open_as(c)
+    assert (opened.sha256, mixture) == (data.sha256, data.mixture)
+    prepared = [("prose", 2.0), ("no longer there", 1.0)]
+    assert open_as(c, prepared)[1] == {"prose": 2.0}
+    assert open_as(c, prepared, [("math", 3.0)])[1] == {"math": 3.0}
+
+
+def test_a_tokenizer_of_another_size_is_refused(data):
+    with pytest.raises(ConfigError, match=r"has 325 tokens: set --config\.model\.vocab_size=325"):
+        open_as(resolve(data.path, "model.vocab_size=512"))
+
+
+def test_data_that_is_there_is_opened_and_not_made_again(corpus, tmp_path):
+    keys = [f"data.path={corpus.folder / 'code.jsonl'}", "data.val_fraction=0.1", "data.block_tokens=64"]
+    c, said = resolve(tmp_path, "seed=3", *keys), []
+    make(c, said.append)
+    assert any(line.startswith("wrote text: ") for line in said)
+    sha256, mixture = open_as(c)[0].sha256, open_mixture(c.data, c.prepare, 325)[1]
+    assert mixture == {"text": 1.0}
+    said.clear()
+    make(c, said.append)
+    assert open_as(c)[0].sha256 == sha256
+    assert not any(line.startswith("wrote") for line in said)
+    with pytest.raises(ConfigError, match="seed"):
+        make(resolve(tmp_path, "seed=4", *keys), said.append)
+
+
+def test_without_sources_nothing_is_made(tmp_path):
+    make(resolve(tmp_path / "none"), lambda _: None)
+    assert not (tmp_path / "none").exists()

@@ -1,0 +1,314 @@
+"""What other kinds of training stand on, on the real step: adapters beside frozen parameters, scalar heads, pairs."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_adapters
+import tiny_models as tiny
+from tiny_steps import BATCHES, B, T, assert_close, make_config, make_mesh
+
+from jaxlm import models, sharding, tree
+from jaxlm.config import ConfigError
+from jaxlm.data import rows
+from jaxlm.objectives import base, lm
+from jaxlm.step import parts, state, step
+
+NAMES = ("attn/q", "attn/o", "mlp/down")
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+    """Adapters of rank 2; B is 0 at first."""
+
+    name: str = "lora"
+
+    def init(self, model, key):
+        random = tiny_adapters.random_adapters(models.abstract_params(model), NAMES)
+
+        def new(name, leaf):
+            draw = jax.random.normal(jax.random.fold_in(key, len(name)), leaf.shape)
+            return jnp.zeros(leaf.shape) if name.endswith("lora_b") else 0.3 * draw
+
+        return tree.map_named(new, random)
+
+    def logical_axes(self, model):
+        shapes = jax.eval_shape(lambda: self.init(model, jax.random.key(0)))
+        return jax.tree.map(lambda x: ("embed" if len(x.shape) == 2 else None,) + (None,) * (len(x.shape) - 1), shapes)
+
+
+def lora_lm(model, c):
+    objective = lm.make(model, c)
+
+    def sums(variables, batch, key):
+        with tiny_adapters.added():
+            return objective.sums(variables, batch, key)
+
+    return dataclasses.replace(objective, sums=sums)
+
+
+def adapted(**changes):
+    """A config whose decay lists name adapters; `changes` by section: model__scan_layers=True."""
+    c = make_config()
+    c = dataclasses.replace(c, optim=dataclasses.replace(c.optim, decay=(r".*/(kernel|lora_[ab])",)))
+    for name, value in changes.items():
+        section, key = name.split("__")
+        c = dataclasses.replace(c, **{section: dataclasses.replace(getattr(c, section), **{key: value})})
+    return dataclasses.replace(c, model=dataclasses.replace(c.model, attention="xla"))
+
+
+def run(made, batches=BATCHES):
+    """(state, metrics of each step, frozen variables) after a step on each batch."""
+    now, frozen = made.create()
+    history = []
+    with jax.set_mesh(made.mesh):
+        fn = made.jit()
+        for batch in batches:
+            now, metrics = fn(frozen, now, sharding.to_global(jax.tree.map(np.asarray, batch), made.mesh, B))
+            history.append(metrics)
+    return now, history, frozen
+
+
+@functools.cache
+def plain():
+    """Two steps of adapters on one device: what all other ways must equal."""
+    return run(parts.make(adapted(), make_mesh(), lora_lm, Lora()))
+
+
+def test_adapters_begin_as_the_base_model_and_learn():
+    _, (first, second), _ = plain()
+    base_model = run(parts.make(adapted(), make_mesh(), lm.make))
+    assert float(first["loss"]) == float(base_model[1][0]["loss"])
+    again = run(parts.make(adapted(), make_mesh(), lora_lm, Lora()), [BATCHES[0]] * 8)[1]
+    assert float(again[-1]["loss"]) < float(again[0]["loss"])
+    assert float(second["update_norm"]) > 0
+
+
+def test_only_adapters_are_trained_and_have_an_optimizer_state():
+    now, (metrics, _), frozen = plain()
+    made = parts.make(adapted(), make_mesh(), lora_lm, Lora())
+    assert (set(now.params), set(frozen)) == ({"lora"}, {"params"})
+    moments = [name for name, leaf in tree.named_leaves(now.opt_state) if leaf.ndim]
+    assert len(moments) == 2 * 2 * len(NAMES) * 2  # two moments of A and B in two layers
+    assert {name.rsplit("/", 1)[1] for name in moments} == {"lora_a", "lora_b"}
+    jax.tree.map(np.testing.assert_array_equal, frozen, made.create()[1])  # and the base stays as it is
+    groups = {name for name in metrics if name.startswith("grad_norm/")}
+    assert groups == {"grad_norm/layers/attn", "grad_norm/layers/mlp"}
+
+
+def test_merged_equals_adapted():
+    now, _, frozen = plain()
+    made = parts.make(adapted(), make_mesh(), lora_lm, Lora())
+    c, params = made.config, frozen["params"]
+    merged = {"params": tiny_adapters.merged(params, now.params["lora"])}
+    want = made.objective.sums(frozen | now.params, BATCHES[0], None)
+    got = lm.make(made.model, c).sums(merged, BATCHES[0], None)
+    np.testing.assert_allclose(got.loss, want.loss, rtol=1e-5)
+    unadapted = lm.make(made.model, c).sums(frozen, BATCHES[0], None)
+    assert abs(float(unadapted.loss) / float(want.loss) - 1) > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("mesh", "changes"),
+    [
+        ({"data": 2, "fsdp": 4}, {}),
+        ({"fsdp": 2, "tensor": 2, "context": 2}, {"loss__tile_tokens": 16}),
+        ({}, {"model__scan_layers": True, "model__remat": "full"}),
+        ({}, {"train__microbatch_size": 2, "loss__tile_tokens": 8}),
+    ],
+)
+def test_adapters_on_many_devices_scanned_tiled_and_accumulated_are_the_same(mesh, changes):
+    want, want_metrics, _ = plain()
+    got, got_metrics, _ = run(parts.make(adapted(**changes), make_mesh(**mesh), lora_lm, Lora()))
+    assert_close(got.params, want.params, rtol=1e-4)
+    assert_close(got_metrics, want_metrics, rtol=1e-4)
+    if mesh.get("fsdp") == 4:
+        leaf = got.params["lora"]["layers_0"]["attn"]["q"]["lora_a"]
+        assert leaf.addressable_shards[0].data.size == leaf.size // 4
+        moment = got.opt_state[0].mu["layers_0"]["attn"]["q"]["lora_a"]
+        assert moment.sharding.spec == leaf.sharding.spec
+
+
+def test_names_that_no_list_knows_are_refused_by_name():
+    with pytest.raises(ConfigError, match="parameter layers_0/attn/o/lora_a matches neither of"):
+        parts.make(make_config(), make_mesh(), lora_lm, Lora())
+    with pytest.raises(ConfigError, match=r"optim\.name=muon is for kernels .* \(layers_0/attn/o/lora_a, \.\.\.\)"):
+        parts.make(adapted(optim__name="muon"), make_mesh(), lora_lm, Lora())
+
+
+def test_two_collections_with_a_leaf_of_one_name_are_refused():
+    twice = {"params": {"a": {"kernel": 1}}, "lora": {"a": {"kernel": 2}}}
+    with pytest.raises(ValueError, match="two collections of variables have a leaf a/kernel"):
+        tree.merge(twice)
+    apart = {"params": {"a": {"kernel": 1}}, "lora": {"a": {"lora_a": 2}}}
+    assert tree.split(tree.merge(apart), like=apart) == apart
+
+
+def test_frozen_variables_are_kept_and_the_state_is_given_away():
+    made = parts.make(adapted(), make_mesh(fsdp=8), lora_lm, Lora())
+    now, frozen = made.create()
+    with jax.set_mesh(made.mesh):
+        made.jit()(frozen, now, sharding.to_global(jax.tree.map(np.asarray, BATCHES[0]), made.mesh, B))
+    assert all(x.is_deleted() for x in jax.tree.leaves(now.params))
+    assert not any(x.is_deleted() for x in jax.tree.leaves(frozen))
+
+
+def valued(model, c):
+    """Next tokens, and a scalar head that learns the position within a document."""
+    plain_lm = lm.make(model, c)
+
+    def sums(variables, batch, key):
+        found = plain_lm.sums(variables, batch, key)
+        hidden_BxTxD = base.hidden(model, variables, batch, key)
+        error_BxT = base.scalar(variables, "value", hidden_BxTxD) - batch["positions"] / T
+        squared = jnp.sum(error_BxT**2 * batch["weights"])
+        return base.Sums(found.loss + squared, found.weight, found.metrics | {"squared": squared})
+
+    return dataclasses.replace(plain_lm, sums=sums, heads=("value",))
+
+
+def test_a_scalar_head_is_trained_beside_the_model_the_same_on_any_mesh():
+    one, metrics, _ = run(parts.make(adapted(), make_mesh(), valued))
+    many, _, _ = run(parts.make(adapted(), make_mesh(fsdp=4, tensor=2), valued))
+    assert set(one.params) == {"params", "value"}
+    assert_close(many.params, one.params, rtol=1e-4)
+    assert float(metrics[0]["grad_norm/value_head"]) > 0
+    _, later, _ = run(parts.make(adapted(), make_mesh(), valued), [BATCHES[0]] * 8)
+    assert float(later[-1]["squared"]) < float(later[0]["squared"])
+
+
+def test_rates_by_group_move_only_their_own():
+    made = parts.make(adapted(), make_mesh(), lm.make)
+    names = made.abstract.params["params"].keys()
+
+    def rates(number):
+        return {name: jnp.float32(0.0 if name == "embed" else 1e-3) + 0 * number for name in names}
+
+    fn = jax.jit(step.make(made.config, made.objective, made.tx, rates))
+    now, _ = made.create()
+    after, metrics = fn({}, now, BATCHES[0])
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), now.params["params"], after.params["params"])
+    assert all(jax.tree.leaves(same["embed"]))
+    assert not any(jax.tree.leaves(same["layers_0"]["attn"]))
+    assert (float(metrics["lr"]), float(metrics["lr/embed"])) == (pytest.approx(1e-3), 0.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Pairs: two texts each, packed, several pairs to a row
+
+SEQ, PAIRS_A_ROW, BETA = 32, 4, 0.5
+
+
+def dpo(model, c):
+    """Direct preference optimisation (arXiv:2305.18290) against reference log-probabilities that come with the batch."""
+
+    def sums(variables, batch, key):
+        logp_BxT = base.token_logp(model, variables, batch, key, c.loss.tile_tokens) * batch["weights"]
+        margin_BxS = base.by_segment(logp_BxT, batch["segment_ids"], 2 * PAIRS_A_ROW) - batch["reference"]
+        gap_BxP = BETA * (margin_BxS[:, 0::2] - margin_BxS[:, 1::2])
+        loss_BxP = -jax.nn.log_sigmoid(gap_BxP) * batch["pairs"]
+        wins = jnp.sum((gap_BxP > 0) * batch["pairs"])
+        return base.Sums(jnp.sum(loss_BxP), jnp.sum(batch["pairs"]), {"accuracy": wins})
+
+    def shapes(c, mesh):
+        by_row = sharding.NamedSharding(mesh, sharding.PartitionSpec(sharding.BATCH_AXES))
+        wide = {"reference": 2 * PAIRS_A_ROW, "pairs": PAIRS_A_ROW}
+        more = {
+            name: jax.ShapeDtypeStruct((c.train.batch_size, n), jnp.float32, sharding=by_row)
+            for name, n in wide.items()
+        }
+        return base.token_shapes(c, mesh) | more
+
+    return base.Objective(sums, shapes)
+
+
+def random_pairs(n):
+    rng = np.random.default_rng(3)
+
+    def text(prompt):
+        ids = [1, *prompt, *rng.integers(2, 100, rng.integers(1, 4))]
+        return rows.Segment(ids, [0.0] * len(prompt) + [1.0] * (len(ids) - 1 - len(prompt)))
+
+    prompts = [rng.integers(2, 100, rng.integers(1, 4)).tolist() for _ in range(n)]
+    return [(text(prompt), text(prompt)) for prompt in prompts]
+
+
+def pair_batch(pairs, n_rows, reference):
+    """Packed pairs with the reference's log-probabilities; `reference`: (chosen, rejected) of each pair."""
+    batch, placed = rows.pack(pairs, SEQ, n_rows)
+    assert len(placed) == len(pairs)
+    batch |= {
+        "reference": np.zeros((n_rows, 2 * PAIRS_A_ROW), np.float32),
+        "pairs": np.zeros((n_rows, PAIRS_A_ROW), np.float32),
+    }
+    count = [0] * n_rows
+    for row, values in zip(placed, reference, strict=True):
+        batch["reference"][row, 2 * count[row] : 2 * count[row] + 2] = values
+        batch["pairs"][row, count[row]] = 1
+        count[row] += 1
+    assert max(count) <= PAIRS_A_ROW
+    assert max(count) > 1
+    return jax.tree.map(jnp.asarray, batch)
+
+
+def pair_config(**changes):
+    return adapted(**{"train__seq_len": SEQ, **changes})
+
+
+def logp_alone(model, variables, segment):
+    """Summed log-probability of a text's weighted tokens, by a model that sees nothing else."""
+    logits = models.logits(model, variables["params"], jnp.asarray([segment.ids[:-1]]))
+    logp = jax.nn.log_softmax(logits[0])[jnp.arange(len(segment.ids) - 1), jnp.asarray(segment.ids[1:])]
+    return jnp.sum(logp * jnp.asarray(segment.weights))
+
+
+def test_packed_pairs_equal_pair_by_pair_and_begin_at_ln_2():
+    made = parts.make(pair_config(), make_mesh(), dpo)
+    pairs, variables = random_pairs(14), {"params": tiny.random_params(made.model)}
+    other = {"params": tiny.random_params(made.model, seed=9)}
+    reference = [[float(logp_alone(made.model, variables, text)) for text in pair] for pair in pairs]
+    batch = pair_batch(pairs, B, reference)
+    begun = made.objective.sums(variables, batch, None)
+    assert float(begun.loss) / float(begun.weight) == pytest.approx(math.log(2), rel=1e-5)
+
+    def by_hand(variables):
+        total = 0.0
+        for pair, (chosen, rejected) in zip(pairs, reference, strict=True):
+            a, b = (logp_alone(made.model, variables, text) for text in pair)
+            total -= jax.nn.log_sigmoid(BETA * ((a - chosen) - (b - rejected)))
+        return total
+
+    want, d_want = jax.value_and_grad(by_hand)(other)
+    got, d_got = jax.value_and_grad(lambda v: made.objective.sums(v, batch, None).loss)(other)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert tiny.difference(d_got, d_want) < 1e-3
+    # Mutation: pairs that are one segment off.
+    shifted = batch | {"segment_ids": batch["segment_ids"] + 1}
+    assert abs(float(made.objective.sums(other, shifted, None).loss) / float(want) - 1) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("mesh", "changes"),
+    [({}, {"train__microbatch_size": 2, "loss__tile_tokens": 16}), ({"data": 2, "fsdp": 2, "context": 2}, {})],
+)
+def test_pairs_by_microbatch_and_on_many_devices_are_the_same(mesh, changes):
+    pairs = random_pairs(14)
+    batch = pair_batch(pairs, B, np.random.default_rng(1).normal(-8, 1, (14, 2)))
+
+    def after(config, mesh):
+        made = parts.make(config, mesh, dpo)
+        now = state.init({"params": tiny.random_params(made.model)}, made.tx)
+        now = jax.device_put(now, made.shardings)
+        placed = jax.device_put(batch, jax.tree.map(lambda x: x.sharding, made.batch()))
+        with jax.set_mesh(mesh):
+            return made.jit()({}, now, placed)
+
+    want, want_metrics = after(pair_config(), make_mesh())
+    got, got_metrics = after(pair_config(**changes), make_mesh(**mesh))
+    # The gradients, as the first moment has them: Adam's first step makes a sign of each, however small it is.
+    assert tiny.difference(got.opt_state[0].mu, want.opt_state[0].mu) < 1e-4
+    assert_close(got_metrics, want_metrics, rtol=1e-4)

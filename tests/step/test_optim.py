@@ -1,0 +1,144 @@
+"""Schedules and AdamW."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxlm import config, config_files
+from jaxlm.config import ConfigError
+from jaxlm.step import optim
+
+
+def optim_config(**changes):
+    c = config.resolve(config_files.load("base", ["data.path=x", "train.steps=1000"])).optim
+    return dataclasses.replace(c, lr=1.0, warmup_steps=100, **changes)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "at"),
+    [
+        ("cosine", {50: 0.5, 100: 1.0, 550: 0.55, 1000: 0.1}),
+        ("linear", {50: 0.5, 100: 1.0, 550: 0.55, 1000: 0.1}),
+        ("wsd", {50: 0.5, 100: 1.0, 800: 1.0, 900: 0.55, 1000: 0.1}),
+        ("constant", {50: 0.5, 100: 1.0, 1000: 1.0}),
+    ],
+)
+def test_schedule_values(schedule, at):
+    lr = optim.rates(optim_config(schedule=schedule), 1000)
+    for step, value in at.items():
+        np.testing.assert_allclose(lr(step), value, rtol=1e-5)
+
+
+def test_no_warmup_starts_at_the_peak():
+    assert float(optim.rates(dataclasses.replace(optim_config(), warmup_steps=0), 1000)(0)) == 1.0
+
+
+MATRICES = {
+    "embed": {"embedding": jnp.ones((64, 32))},
+    "final_norm": {"scale": jnp.ones(32)},
+    "layers_0": {
+        "attn": {"q": {"kernel": jnp.ones((32, 4, 40))}, "o": {"kernel": jnp.ones((4, 40, 32))}},
+        "mlp": {"up": {"kernel": jnp.ones((32, 48))}},
+    },
+}
+
+
+def random_like(params, seed):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), jnp.float32), params)
+
+
+def compare(ours, theirs, params, only=("embed", "final_norm", "layers_0")):
+    """Both see the same gradients and parameters; ours are without the rate, which is 1, and the sign."""
+    state, expected_state = ours.init(params), theirs.init(params)
+    # As users' programs are compiled: Muon's iteration makes a last bit, in which compilers differ, a thousandth.
+    options = {"xla_cpu_use_fusion_emitters": True}
+    update, expected_update = (jax.jit(tx.update, compiler_options=options) for tx in (ours, theirs))
+    for seed in range(3):
+        grads, now = random_like(params, seed), random_like(params, seed + 100)
+        updates, state = update(grads, state, now, ok=jnp.bool_(True))
+        expected, expected_state = expected_update(grads, expected_state, now)
+        for part in only:
+            jax.tree.map(
+                lambda u, e: np.testing.assert_allclose(-u, e, rtol=1e-4, atol=1e-6), updates[part], expected[part]
+            )
+    bad = jax.tree.map(lambda g: g * jnp.nan, grads)
+    jax.tree.map(np.testing.assert_array_equal, update(bad, state, now, ok=jnp.bool_(False))[1], state)
+
+
+def test_adafactor_is_that_of_optax_also_for_attention_kernels():
+    mask = {"embed": False, "final_norm": False, "layers_0": True}
+    theirs = optax.adafactor(
+        1.0,
+        min_dim_size_to_factor=32,
+        multiply_by_parameter_scale=False,
+        weight_decay_rate=0.1,
+        weight_decay_mask=mask,
+    )
+    ours = optim.make(optim_config(name="adafactor"), MATRICES)
+    compare(ours, theirs, MATRICES)
+    floats = sum(x.size for x in jax.tree.leaves(jax.eval_shape(ours.init, MATRICES)))
+    assert floats < 0.1 * sum(p.size for p in jax.tree.leaves(MATRICES))
+
+
+def test_muon_is_that_of_optax_for_layers_and_adamw_for_the_rest():
+    c, axes = optim_config(name="muon"), optax.contrib.MuonDimensionNumbers
+    dims = {
+        "attn": {"q": {"kernel": axes(0, (1, 2))}, "o": {"kernel": axes((0, 1), 2)}},
+        "mlp": {"up": {"kernel": axes(0, 1)}},
+    }
+    muon = optax.contrib.muon(1.0, weight_decay=c.weight_decay, muon_weight_dimension_numbers=dims, consistent_rms=0.2)
+    adamw = optax.adamw(1.0, c.b1, c.b2, c.eps, weight_decay=0.0)
+
+    def update(grads, state, params):
+        updates, state = muon.update(grads["layers_0"], state, params["layers_0"])
+        return {"layers_0": updates}, state
+
+    layers = optax.GradientTransformation(lambda params: muon.init(params["layers_0"]), update)
+    ours = optim.make(c, MATRICES)
+    compare(ours, layers, MATRICES, only=("layers_0",))
+    compare(ours, adamw, MATRICES, only=("embed", "final_norm"))
+    with pytest.raises(AssertionError):
+        compare(ours, adamw, MATRICES, only=("layers_0",))
+    half = optim.make(optim_config(name="muon", mu_dtype="bfloat16"), MATRICES).init(MATRICES)
+    assert sum(x.size for x in jax.tree.leaves(half) if x.dtype == jnp.bfloat16) == sum(
+        p.size for p in jax.tree.leaves(MATRICES)
+    )
+
+
+def test_muon_moves_parameters_as_far_as_adamw():
+    def rms(name):
+        tx = optim.make(optim_config(name=name, weight_decay=0.0), MATRICES)
+        state, update = tx.init(MATRICES), jax.jit(tx.update)
+        for seed in range(30):
+            updates, state = update(random_like(MATRICES, seed), state, MATRICES, ok=True)
+        return {jax.tree_util.keystr(k): float(jnp.sqrt(jnp.mean(u**2))) for k, u in jax.tree.leaves_with_path(updates)}
+
+    muon, adamw = rms("muon"), rms("adamw")
+    assert all(0.5 < muon[name] / adamw[name] < 2 for name in adamw)
+
+
+PARAMS = {"embed": {"embedding": jnp.ones((4, 3))}, "layers_0": {"attn": {"q": {"kernel": jnp.full((3, 3), 2.0)}}}}
+
+
+def test_adamw_is_optax_adamw_with_decay_on_kernels_only():
+    c = optim_config()
+    tx = optim.make(c, PARAMS)
+    reference = optax.adamw(
+        1.0, c.b1, c.b2, c.eps, weight_decay=c.weight_decay, mask=lambda p: {"embed": False, "layers_0": True}
+    )
+    state, expected_state = tx.init(PARAMS), reference.init(PARAMS)
+    for seed in range(3):
+        grads = jax.tree.map(lambda p, s=seed: jax.random.normal(jax.random.key(s), p.shape), PARAMS)
+        updates, state = tx.update(grads, state, PARAMS, ok=True)
+        expected, expected_state = reference.update(grads, expected_state, PARAMS)
+        jax.tree.map(lambda u, e: np.testing.assert_allclose(-u, e, rtol=1e-6), updates, expected)
+
+
+def test_every_parameter_must_be_named():
+    with pytest.raises(ConfigError, match="embed/embedding matches neither"):
+        optim.make(optim_config(no_decay=()), PARAMS)

@@ -1,0 +1,60 @@
+"""Tables and figures for people."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from jaxlm import console
+
+
+def test_print_table(capsys):
+    rows = [{"name": "a", "loss": 1.23456}, {"name": "long", "loss": 2.0}]
+    console.print_table(rows, as_json=False)
+    assert capsys.readouterr().out == "name  loss\na     1.235\nlong  2\n"
+    console.print_table(rows, as_json=True)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
+    console.print_table([], as_json=False)
+    assert capsys.readouterr().out == ""
+
+
+def test_columns_are_aligned_to_the_side_that_is_asked_for():
+    assert console.table([["a", "7", "x"], ["long", "1,000", ""]], right=[1]) == "a         7  x\nlong  1,000"
+
+
+def test_figures_are_short():
+    assert [console.human(n) for n in (7, 1500, 2.36e10, 1.04e9, -1234567)] == ["7", "1.5k", "23.6B", "1.04B", "-1.23M"]
+    assert [console.count(n) for n in (7, 1234567, 1e6)] == ["7", "1,234,567", "1,000,000"]
+    assert [console.dollars(n) for n in (0.5, 43.21, 4321.0, float("inf"))] == [
+        "$0.50",
+        "$43.21",
+        "$4,321",
+        "never ends",
+    ]
+    assert [console.hours(n) for n in (2.5, 240.0, float("inf"))] == ["2.5 h", "10 days", "never ends"]
+    assert [console.duration(n) for n in (95, 3725, 90000)] == ["1m35s", "1h02m", "1d01h"]
+    assert [console.gigabytes(n) for n in (1.234e9, 7.5e10)] == ["1.23", "75.0"]
+    assert [console.gigabytes(7.55e10, digits) for digits in (0, 2)] == ["76", "75.50"]
+    assert console.megabytes(1234567) == "1.2 MB"
+
+
+def test_it_needs_no_jax():
+    code = "import sys, jaxlm.console; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "shown"),
+    [(0, 10, "0%"), (10, 10, "100%"), (1, 100_000, "<0.1%"), (99_999, 100_000, ">99.9%"), (1, 3, "33.3%"), (0, 0, "")],
+)
+def test_shares_never_round_to_none_or_all(part, whole, shown):
+    assert console.share(part, whole) == shown
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (1234, "1.23 kB"), (123_456, "123 kB"), (5e15, "5000 TB")],
+)
+def test_sizes(number, shown):
+    assert console.size(number) == shown

@@ -1,0 +1,34 @@
+"""Files appear whole, and a folder has one writer."""
+
+import pytest
+
+from jaxlm import files
+from jaxlm.config import ConfigError
+
+
+def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    files.write_atomically(path, b"old")
+    with monkeypatch.context() as patched:
+        patched.setattr(files.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+        with pytest.raises(OSError, match="no space"):
+            files.write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    files.write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_lock_is_held_by_with_and_by_the_returned_file(tmp_path):
+    def refused():
+        with pytest.raises(ConfigError) as error:
+            files.lock(tmp_path, "trains in", "workdir")
+        return str(error.value)
+
+    message = f"another process trains in {tmp_path}: wait for it, or give another config.workdir"
+    with files.lock(tmp_path, "is writing", "data.dir"):
+        assert refused() == message
+    held = files.lock(tmp_path, "is writing", "data.dir")
+    assert refused() == message
+    held.close()
+    files.lock(tmp_path, "is writing", "data.dir").close()

@@ -1,0 +1,85 @@
+"""The run's folder, and what is refused before a run starts in it."""
+
+import dataclasses
+import types
+
+import jax
+import pytest
+
+from jaxlm import config, config_files, sharding
+from jaxlm.config import ConfigError
+from jaxlm.train import workdir
+
+
+def resolve(*overrides: str) -> config.Config:
+    return config.resolve(config_files.load("quickstart", ["workdir=w", *overrides]))
+
+
+def test_offload_is_refused_where_the_host_is_out_of_reach():
+    asked, here = resolve("optim.offload=True"), jax.devices()[0]
+    workdir.check_offload(asked.optim, asked.model, here)
+    alone = types.SimpleNamespace(device_kind="abacus", addressable_memories=lambda: here.addressable_memories()[:1])
+    plain = resolve()
+    workdir.check_offload(plain.optim, plain.model, alone)
+    with pytest.raises(ConfigError, match=r"optim\.offload: JAX has no pinned_host memory for abacus"):
+        workdir.check_offload(asked.optim, asked.model, alone)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="can't be made"):
+        workdir.workdir(str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="no folder for this run"):
+        workdir.workdir("")
+
+
+def test_a_folder_without_checkpoints_takes_another_model(tmp_path):
+    c = resolve(f"workdir={tmp_path}")
+    (tmp_path / "config.json").write_text(config.to_json(c))
+    other = dataclasses.replace(c.model, d_ff=64)
+    workdir.check_same_model(tmp_path, other)
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    workdir.check_same_model(tmp_path, dataclasses.replace(c.model, remat="full"))
+    with pytest.raises(ConfigError, match=r"holds a model with d_ff=704, now model\.d_ff=64"):
+        workdir.check_same_model(tmp_path, other)
+
+
+@pytest.mark.parametrize(("key", "value"), [("name", "muon"), ("mu_dtype", "bfloat16")])
+def test_checkpoints_of_another_optimizer_are_not_called_damaged(tmp_path, key, value):
+    c = resolve(f"workdir={tmp_path}")
+    (tmp_path / "config.json").write_text(config.to_json(c))
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    workdir.check_same_optimizer(tmp_path, dataclasses.replace(c.optim, lr=1.0))
+    with pytest.raises(ConfigError, match=rf"holds an optimizer with {key}=\w+, now optim\.{key}={value}: set it back"):
+        workdir.check_same_optimizer(tmp_path, dataclasses.replace(c.optim, **{key: value}))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.microbatch_size=4", "train.microbatch_size=4 is not divisible by the mesh's data x fsdp = 8 devices"),
+        ("eval.batch_size=4", "eval.batch_size=4 is not divisible"),
+        ("mesh.tensor=8", r"mesh\.tensor=8 does not divide model\.n_heads"),
+        ("mesh.context=8", r"train\.seq_len=\d+ is not divisible by the mesh's context=8"),
+        ("model.d_ff=96", r"now model\.d_ff=96"),
+        ("optim.name=muon", r"now optim\.name=muon"),
+    ],
+)
+def test_a_start_is_refused_before_anything_is_read(tmp_path, override, message):
+    same = [
+        f"workdir={tmp_path}",
+        "train.batch_size=16",
+        "train.microbatch_size=8",
+        "eval.batch_size=8",
+        "mesh.data=1",
+        "mesh.fsdp=-1",
+        "train.seq_len=60",
+        "optim.warmup_steps=1",
+    ]
+    c = resolve(*same)
+    (tmp_path / "config.json").write_text(config.to_json(c))
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    assert workdir.check(c, sharding.make_mesh(c.mesh)) == tmp_path
+    other = resolve(*same, override)
+    with pytest.raises(ConfigError, match=message):
+        workdir.check(other, sharding.make_mesh(other.mesh))
