@@ -19,9 +19,9 @@ compiled program, or its row fails. Two calls of nine minutes are meant to do al
 the rows of both. `--sections` without a name prints the table of the file. No part runs on after `--minutes`: it is killed
 with its children. Ctrl-C and SIGTERM end the part that runs. The table is printed after all of these, with the rows so far.
 
-A machine without network needs the wheels of array-record, cloudpickle, grain, ml-collections, portpicker, pyarrow,
-sentencepiece and zstandard beside its own Python 3.12, JAX 0.11, flax, optax, Orbax, PyTorch and transformers. tokamax,
-annotated-types, einshape, immutabledict, pydantic, pydantic-core, qwix and typing-inspection add that backend.
+A machine without network needs the wheels of array-record, cloudpickle, grain, ml-collections, portpicker, pyarrow and
+sentencepiece beside its own Python 3.12, JAX 0.11, flax, optax, Orbax, PyTorch and transformers. For the backend tokamax
+take what `pip download tokamax` fetches under that Python: some forty more.
 
 `--device=cpu --tiny` runs every part on small shapes in minutes, to see that it works. Copy the rows to
 dev/LEADERBOARD.md with the commit, the card and its power limit, and what passed to docs/performance.md.
@@ -217,7 +217,7 @@ class Bench:
                 if code and not said and shutil.disk_usage(folder).free < 1 << 20:
                     said = f"no room left in {tempfile.gettempdir()} (TMPDIR)"
         except OSError as error:  # no room for the folder, say: this part's rows must not cost the others'
-            said = str(error)
+            code, said = 1, str(error)
         seconds = time.monotonic() - began
         if code != 0 or not rows:
             lines = [line for line in said.splitlines() if line.strip()]
