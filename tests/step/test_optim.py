@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tiny_models as tiny
 
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError
@@ -56,8 +57,7 @@ def compare(ours, theirs, params, only=("embed", "final_norm", "layers_0")):
     """Both see the same gradients and parameters; ours are without the rate, which is 1, and the sign."""
     state, expected_state = ours.init(params), theirs.init(params)
     # As users' programs are compiled: Muon's iteration makes a last bit, in which compilers differ, a thousandth.
-    options = {"xla_cpu_use_fusion_emitters": True}
-    update, expected_update = (jax.jit(tx.update, compiler_options=options) for tx in (ours, theirs))
+    update, expected_update = (jax.jit(tx.update, compiler_options=tiny.AS_USERS) for tx in (ours, theirs))
     for seed in range(3):
         grads, now = random_like(params, seed), random_like(params, seed + 100)
         updates, state = update(grads, state, now, ok=jnp.bool_(True))

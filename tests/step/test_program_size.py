@@ -11,6 +11,7 @@ import re
 
 import jax
 import pytest
+import tiny_models as tiny
 
 from jaxlm import config, config_files, sharding
 from jaxlm.models import hardware
@@ -35,7 +36,7 @@ def program_size(*overrides: str) -> dict[str, int]:
     c = dataclasses.replace(c, model=hardware.for_platform(c.model, "cpu"))
     lowered, _ = lower.lower_step(c, sharding.make_mesh(c.mesh, jax.devices()[:1]))
     line = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (?:\(.*?\)|\S+) ([a-z][\w-]*)\(", re.M)
-    compiled = lowered.compile(compiler_options={"xla_cpu_use_fusion_emitters": True})  # as users' are
+    compiled = lowered.compile(compiler_options=tiny.AS_USERS)
     counts = collections.Counter(line.findall(compiled.as_text()))
     return {"all": counts.total(), **{opcode: counts[opcode] for opcode in PINNED if opcode != "all"}}
 
