@@ -1,4 +1,4 @@
-"""The model of a run, on the devices of this machine: to sample from, or to judge texts with."""
+"""Restores the model of a run on this machine's devices, to sample from it or to score texts."""
 
 import dataclasses
 import pathlib
@@ -17,7 +17,15 @@ from jaxlm.train.workdir import check_same_model
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A checkpoint on the devices of this machine; `params` is the collection of that name."""
+    """The model of a checkpoint, on this machine's devices.
+
+    Attributes:
+      config: of the run, with attention and dtype settled for this machine.
+      mesh: all devices, over fsdp.
+      model, params: the model and its parameters.
+      data: what the run was trained on.
+      step: of the checkpoint.
+    """
 
     config: Config
     mesh: Mesh
@@ -28,17 +36,17 @@ class Restored:
 
 
 def restore(config: Config, checkpoint: str) -> Restored:
-    """The model of `config.workdir` at a checkpoint ("latest", "best" or a step).
+    """Restores the model of `config.workdir` from a checkpoint ("latest", "best" or a step).
 
-    Raises ConfigError when there is none, RunError when it is damaged.
+    Raises ConfigError if there is no such checkpoint, RunError if it is damaged.
     """
     found = origin.open(config.workdir, checkpoint)
     check_same_model(pathlib.Path(config.workdir), config.model)
-    # A mesh of its own: the one that trained may need more devices than there are here.
+    # A new mesh, since the run's own may need more devices than there are here.
     config = dataclasses.replace(config, mesh=MeshConfig(data=1, fsdp=-1, tensor=1, context=1))
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     settled = hardware.for_platform(config.model, jax.devices()[0].platform)
-    # Nothing is differentiated here; and a run's `auto` was settled for its training alone.
+    # Without gradients there is nothing to recompute or offload.
     config = dataclasses.replace(config, model=dataclasses.replace(settled, remat="none", offload=False))
     data = shards.open_data(config.data.dir)
     model = models.build(config.model, config.model.attention)
