@@ -22,9 +22,10 @@ def bits_per_byte(workdir: str) -> Callable[[str], float]:
     path = pathlib.Path(workdir).expanduser() / "config.json"
     if not path.is_file():
         raise ConfigError(f"no run in {workdir}: it has no config.json")
-    run = model.restore(config_lib.resolve(config_files.from_run(path)), "latest")
-    coder, length, seq_len = run.data.tokenizer(), run.data.token_bytes(), run.config.train.seq_len
-    nll_of = jax.jit(loss.summed_nll(run.model, run.config.loss.tile_tokens))
+    config = config_lib.resolve(config_files.from_run(path))
+    run = model.restore(config.workdir, "latest", config.model, config.data, config.hardware, config.distributed)
+    coder, length, seq_len = run.data.tokenizer(), run.data.token_bytes(), config.train.seq_len
+    nll_of = jax.jit(loss.summed_nll(run.model, config.loss.tile_tokens))
 
     def score(text: str) -> float:
         ids = coder.encode(text[: 16 * seq_len])[:seq_len]

@@ -205,8 +205,8 @@ class _Layer:
         offloaded = m.offload and m.remat != "none"  # to the host's memory: all but the layer's input
         kept = sum(elements[name] for name in KEPT["full" if offloaded else m.remat])
         small = m.n_heads // tensor * _F32 + (2 * m.d_model if m.dropout else 0)  # normalisers; dropout's masks
-        here = rows * tokens
-        self.kept = here * (kept * width + (small if m.remat == "none" else 0))
+        tokens_in_all = rows * tokens
+        self.kept = tokens_in_all * (kept * width + (small if m.remat == "none" else 0))
         # cuDNN takes the mask as a bias [T, T] for all heads, of which XLA keeps two, with and without the causal part. The
         # backend xla holds the scores of all heads of a layer.
         square = rows * tokens * tokens * axes.get("context", 1)
@@ -215,7 +215,7 @@ class _Layer:
         if m.attention == "xla" and m.remat in ("none", "dots"):
             self.kept += scores
         recomputed = sum(elements.values()) - kept
-        self.backward = here * (recomputed + elements["mlp_proj"] + m.d_model) * width + scores
+        self.backward = tokens_in_all * (recomputed + elements["mlp_proj"] + m.d_model) * width + scores
 
 
 def _device_bytes(abstract: typing.Any, shardings: typing.Any) -> tuple[int, int]:

@@ -98,7 +98,7 @@ class Writer:
         """Returns the last record that an earlier start of this run wrote; {} if there is none."""
         return self._json.last
 
-    def write(self, record: dict[str, typing.Any]) -> None:
+    def write(self, record: dict[str, float]) -> None:
         """Writes one record, which must have `step`."""
         self._json.write(record)
         scalars = {k: v for k, v in record.items() if k != "step" and isinstance(v, (int, float))}
