@@ -75,10 +75,10 @@ def make_mesh(config: MeshConfig, devices: typing.Sequence[jax.Device] | None = 
 
 
 def granule_key(devices: typing.Sequence[jax.Device]) -> str | None:
-    """Returns the attribute of a device by which devices fall into groups with fast links inside; None for one group.
+    """Returns "slice_index" or "process_index": devices with the same value have fast links. None: all devices have.
 
     It is `slice_index` if there are several slices, else `process_index` if there are several hosts. The hosts of one TPU
-    slice share its network, so they are one group.
+    slice share its network, so all its devices have fast links.
     """
     if len({getattr(device, "slice_index", None) for device in devices}) > 1:
         return "slice_index"

@@ -59,7 +59,7 @@ def noise(shape: typing.Sequence[int], seed: jax.Array) -> jax.Array:
 
 
 def encode(x: jax.Array, noise_16: jax.Array, dtype: jnp.dtype) -> Blocked:
-    """Stores float32 x (..., n) in eight bits. The mean over the noise is x, except below the range of a block.
+    """Stores float32 x (..., n) in eight bits. Averaged over the noise the result is x, but below a block's range.
 
     Below the range int8 gives zero. uint8 gives the smallest code, so that a second moment never becomes zero.
 

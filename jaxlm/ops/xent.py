@@ -23,7 +23,7 @@ def cross_entropy(
     z_loss: float = 0.0,
     tile: int = 0,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Returns the weighted sum over tokens of -log p(target) + z_loss * logsumexp^2, and what to log of it.
+    """Returns the weighted sum over tokens of -log p(target) + z_loss * logsumexp^2, and sums to log.
 
     Logits, softmax and sums are float32 whatever the inputs' dtype. Columns >= vocab_size (padding) have no probability
     and get exactly zero gradient. With a tile, the forward pass computes the gradients of each tile and keeps nothing else

@@ -52,7 +52,7 @@ class Prices:
     as_of: str
 
     def named(self, name: str) -> Accelerator:
-        """Returns the accelerator of this name, whatever its case and punctuation. Raises ConfigError with the nearest."""
+        """Returns the accelerator of this name; case and punctuation are ignored. Raises ConfigError with the nearest."""
         plain = {_plain(a.name): a for a in self.accelerators}
         if _plain(name) in plain:
             return plain[_plain(name)]

@@ -12,7 +12,7 @@ _COUNTERS = ("step", "skipped", "skipped_in_a_row")
 
 
 def to_items(state: TrainState) -> dict[str, dict]:
-    """Returns item -> tree, for a state of arrays, shapes or shardings."""
+    """Returns the items of a checkpoint by name. The state's leaves may be arrays, shapes or shardings."""
     train = {"opt_state": state.opt_state} | {name: getattr(state, name) for name in _COUNTERS}
     if state.running:
         train["running"] = state.running
