@@ -1,4 +1,4 @@
-"""From what a user names (a config file, a shipped config, a run's folder) and overrides to a locked ConfigDict."""
+"""Finds what a word of the command line names, and loads a config file or a run's config with overrides."""
 
 import dataclasses
 import difflib
@@ -21,10 +21,11 @@ CONFIG_PACKAGE = pathlib.Path(__file__).parent / "configs"
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a word on the command line names.
+    """What a word of the command line names.
 
     Attributes:
-      kind: a config file; the folder of a run; a folder with Hugging Face's files; anything else that is there.
+      kind: "config" is a config file, "run" a run's folder, "model" a folder with Hugging Face's files, "documents" any
+        other file, folder or glob.
       path: the config file, or the folder or file.
     """
 
@@ -33,10 +34,12 @@ class Found:
 
 
 def find(word: str) -> Found:
-    """The config, run, model or documents that a word names; a shipped config wins over a folder, written `./NAME`.
+    """Returns the config, run, model or documents that a word names.
+
+    A shipped config wins over a folder of the same name; the folder is then written `./NAME`.
 
     Raises:
-      ConfigError: there is nothing of this name.
+      ConfigError: nothing has this name.
     """
     path, file = pathlib.Path(word), _config_file(word)
     only_path = word.endswith("/") or (word.startswith((".", "/")) and path.suffix != ".py")
@@ -61,13 +64,13 @@ def _kind(folder: pathlib.Path) -> Literal["run", "model", "documents"]:
 
 
 def shipped_configs(folder: str = "") -> list[str]:
-    """Names of the configs that come with jaxlm, `base` left out: those to train, or those of a folder (`data`)."""
+    """Returns the names of the configs that come with jaxlm, without `base`: those to train with, or those in a folder."""
     paths = (CONFIG_PACKAGE / folder).glob("*.py")
     return sorted(str(pathlib.PurePosixPath(folder, p.stem)) for p in paths if p.stem not in ("base", "__init__"))
 
 
 def find_config(name: str) -> pathlib.Path:
-    """The file of a config given by path (`configs/quickstart.py`) or by shipped name (`quickstart`, `data/techdocs`)."""
+    """Returns the file of a config, given its path or its shipped name (`quickstart`, `data/techdocs`). Raises ConfigError."""
     if file := _config_file(name):
         return file
     raise ConfigError(f"no config file or shipped config {name!r}; {_hint(name)}")
@@ -103,7 +106,7 @@ def _hint(name: str) -> str:
 
 
 def module(path: pathlib.Path) -> types.ModuleType:
-    """The config file as a module. Raises whatever the file raises."""
+    """Runs a config file and returns it as a module. Raises whatever the file raises."""
     spec = importlib.util.spec_from_file_location(f"jaxlm_config_{path.stem}", path)
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
@@ -111,7 +114,7 @@ def module(path: pathlib.Path) -> types.ModuleType:
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> config_dict.ConfigDict:
-    """Loads a config file and applies overrides such as `train.steps=100`. Raises ConfigError."""
+    """Returns the locked ConfigDict of a config file, with overrides such as `train.steps=100`. Raises ConfigError."""
     path = find_config(name)
     try:
         config = module(path).get_config()
@@ -126,7 +129,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> config_dict.ConfigDict:
 
 
 def apply_override(config: config_dict.ConfigDict, override: str) -> None:
-    """Sets one `key=value` in place with the type of the existing value (parsed by ml_collections)."""
+    """Sets one `key=value` in place. The value must have the type of the one before. Raises ConfigError."""
     key, sep, value = override.partition("=")
     keys = flat_keys(config)
     if key not in keys:
@@ -140,7 +143,7 @@ def apply_override(config: config_dict.ConfigDict, override: str) -> None:
     old = owner[name]
     if isinstance(old, config_dict.ConfigDict):
         raise ConfigError(f"config.{key} is a section, set one of its keys: {', '.join(f'{key}.{k}' for k in old)}")
-    # A config of this key alone: the flags print the whole config for their help, a third of a second for each override.
+    # A config of this key alone: absl prints a flag's whole config for its help, which takes a third of a second.
     alone = config_dict.ConfigDict({name: old})
     values = flags.FlagValues()
     argv = ["jaxlm", f"--config.{name}={value}"]
@@ -154,7 +157,7 @@ def apply_override(config: config_dict.ConfigDict, override: str) -> None:
 
 
 def flat_keys(config: config_dict.ConfigDict, prefix: str = "") -> list[str]:
-    """The dotted names of all sections and keys."""
+    """Returns the dotted names of all sections and keys."""
     keys = []
     for key, value in config.items():
         keys.append(prefix + key)
@@ -164,14 +167,14 @@ def flat_keys(config: config_dict.ConfigDict, prefix: str = "") -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
+    """Returns the first line of an error's message."""
     return (str(error).strip().splitlines() or [""])[0]
 
 
 def from_run(path: pathlib.Path) -> config_dict.ConfigDict:
-    """WORKDIR/config.json as a ConfigDict that takes overrides; the folder may have been moved since.
+    """Returns WORKDIR/config.json as a ConfigDict that takes overrides.
 
-    Keys that came after the run was made have their defaults.
+    `workdir` and `data.dir` follow the folder if it was moved. Keys that jaxlm got since have their defaults.
 
     Raises:
       ConfigError: the file is not the config of a run.

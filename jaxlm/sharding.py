@@ -1,7 +1,8 @@
 """Meshes, and the one table from logical axes to mesh axes.
 
-Parameters and activations name logical axes (`embed`, `heads`, `mlp`, ...); `RULES` says over which mesh axes each is
-split; `jax.jit` with NamedShardings does the rest. Outside a mesh everything here is a no-op, so models also run bare.
+Each dimension of a parameter or an activation names a logical axis (`embed`, `heads`, `mlp`, ...). `RULES` says which
+mesh axes split it; `jax.jit` with NamedShardings does the rest. Without a mesh nothing here has an effect, so models also
+run bare.
 """
 
 import collections
@@ -15,12 +16,15 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from jaxlm.config import ConfigError, MeshConfig, ModelConfig
 
-# From the axis that says least between devices to the one that says most: neighbours in a mesh are near each other.
+# In the order of their traffic, least first: neighbours along the last axis are the devices with the fastest links.
 MESH_AXES = ("data", "fsdp", "context", "tensor")
 BATCH_AXES = ("data", "fsdp")
 CONTEXT_ATTENTION = ("xla", "blocked", "cudnn")  # backends that attend from a part of a row to all of its keys
 
-# Logical axis -> mesh axis. A dimension that its mesh axis does not divide stays whole (see `spec`).
+# Logical axis -> the mesh axes that split it; None: it is never split. Models name logical axes only, so how a model is
+# laid out is changed here and nowhere else. `spec` drops a mesh axis that does not divide a dimension: 2 key-value heads
+# on tensor=4 are then whole on every device, which costs memory but computes the same. Where it would cost too much (the
+# batch, the heads, the MLP), the checks below refuse.
 RULES = {
     "batch": BATCH_AXES,
     "seq": "context",
@@ -37,7 +41,7 @@ RULES = {
 
 
 def mesh_shape(config: MeshConfig, n_devices: int) -> dict[str, int]:
-    """Devices on each axis, with -1 filled in. Raises ConfigError when the product is not `n_devices`."""
+    """Returns axis -> number of devices, with -1 filled in. Raises ConfigError if they don't multiply to `n_devices`."""
     sizes = {axis: getattr(config, axis) for axis in MESH_AXES}
     fixed = int(np.prod([size for size in sizes.values() if size != -1]))
     for axis, size in sizes.items():
@@ -52,10 +56,10 @@ def mesh_shape(config: MeshConfig, n_devices: int) -> dict[str, int]:
 
 
 def make_mesh(config: MeshConfig, devices: typing.Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh with the axes MESH_AXES over all devices, in the order that suits the hardware.
+    """Returns a mesh with the axes MESH_AXES over `devices` (all by default), ordered to suit the hardware.
 
-    Where links between some devices are slower (several TPU slices, several hosts of GPUs or CPUs), the outer axes go
-    over those. Raises ConfigError when the axes do not fit the devices.
+    If some links are slower than others (several TPU slices, several hosts of GPUs or CPUs), only the outer axes cross
+    the slow ones. Raises ConfigError if the axes do not fit the devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     sizes = mesh_shape(config, len(devices))
@@ -71,8 +75,10 @@ def make_mesh(config: MeshConfig, devices: typing.Sequence[jax.Device] | None = 
 
 
 def granule_key(devices: typing.Sequence[jax.Device]) -> str | None:
-    """The attribute that tells apart the groups of devices with fast links inside: `slice_index` where there are several,
-    else `process_index` (off TPUs, where a slice is one network over all its hosts); None when all are one group.
+    """Returns "slice_index" or "process_index": devices with the same value have fast links. None: all devices have.
+
+    It is `slice_index` if there are several slices, else `process_index` if there are several hosts. The hosts of one TPU
+    slice share its network, so all its devices have fast links.
     """
     if len({getattr(device, "slice_index", None) for device in devices}) > 1:
         return "slice_index"
@@ -82,35 +88,35 @@ def granule_key(devices: typing.Sequence[jax.Device]) -> str | None:
 
 
 def hybrid_shape(sizes: dict[str, int], granules: typing.Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How each axis is made of devices within a group and of groups.
+    """Splits the size of each axis into two factors: devices within a group, and groups.
 
     Args:
-      sizes: devices on each axis, outermost first; the last (tensor) stays within a group.
+      sizes: devices on each axis, outermost first. The last axis (tensor) stays within a group.
       granules: the number of devices in each group.
 
     Returns:
-      Sizes within a group and over groups; their product is `sizes`.
+      (sizes within a group, sizes over groups), in the order of the axes.
 
     Raises:
-      ConfigError: groups of unequal size, or as many of them as the outer axes can't be split over.
+      ConfigError: the groups differ in size, or the axes before tensor can't be split over that many.
     """
     left, outer = len(granules), []
     for axis, size in sizes.items():
         outer.append(1 if axis == MESH_AXES[-1] else math.gcd(size, left))
         left //= outer[-1]
-    where = f"{len(granules)} hosts (or slices) of {granules[0]} devices"
     if len(set(granules)) > 1:
         raise ConfigError(f"hosts (or slices) of {', '.join(map(str, granules))} devices: all must have as many")
     if left > 1:
         asked = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
+        groups = f"{len(granules)} hosts (or slices) of {granules[0]} devices"
         raise ConfigError(
-            f"mesh {asked} would split tensor over {where}: make data x fsdp x context a multiple of {len(granules)}"
+            f"mesh {asked} would split tensor over {groups}: make data x fsdp x context a multiple of {len(granules)}"
         )
     return tuple(size // ways for size, ways in zip(sizes.values(), outer, strict=True)), tuple(outer)
 
 
 def check_batch(mesh: Mesh | AbstractMesh, **batch_sizes: int) -> None:
-    """Refuses batch sizes that the mesh does not divide. Raises ConfigError."""
+    """Raises ConfigError if data x fsdp does not divide one of the batch sizes, which are given by their config keys."""
     ways = batch_ways(mesh)
     for key, size in batch_sizes.items():
         if size % ways:
@@ -118,7 +124,7 @@ def check_batch(mesh: Mesh | AbstractMesh, **batch_sizes: int) -> None:
 
 
 def check_context(mesh: Mesh | AbstractMesh, seq_len: int, model: ModelConfig) -> None:
-    """Refuses what can't split the tokens of rows over the mesh's context axis. Raises ConfigError."""
+    """Raises ConfigError if rows of `seq_len` tokens, or this model, can't be split over the mesh's context axis."""
     ways = mesh.shape["context"]
     if seq_len % ways:
         raise ConfigError(f"train.seq_len={seq_len} is not divisible by the mesh's context={ways} devices")
@@ -132,7 +138,7 @@ def check_context(mesh: Mesh | AbstractMesh, seq_len: int, model: ModelConfig) -
 
 
 def check_tensor(mesh: Mesh | AbstractMesh, model: ModelConfig) -> None:
-    """Refuses a tensor axis that would leave the model's products whole on every device. Raises ConfigError."""
+    """Raises ConfigError if the tensor axis does not divide the heads or the MLP: each device would then compute all."""
     ways = mesh.shape["tensor"]
     for key in ("n_heads", "d_ff"):
         if getattr(model, key) % ways:
@@ -140,22 +146,32 @@ def check_tensor(mesh: Mesh | AbstractMesh, model: ModelConfig) -> None:
 
 
 def batch_ways(mesh: Mesh | AbstractMesh) -> int:
-    """Over how many devices the batch axis is split."""
+    """Returns the number of parts that a batch's rows are split into: data x fsdp."""
     return int(np.prod([mesh.shape[axis] for axis in BATCH_AXES]))
 
 
 def axis_size(axis: str) -> int:
-    """Devices on this axis of the mesh that the caller runs under (`jax.set_mesh`); 1 without one."""
+    """Returns the number of devices on an axis of the current mesh (`jax.set_mesh`); 1 if there is no mesh."""
     return jax.sharding.get_abstract_mesh().shape.get(axis, 1)
 
 
 def spec(
-    logical: typing.Sequence[str | None], shape: typing.Sequence[int], mesh: Mesh, *, ones: bool = False
+    logical: typing.Sequence[str | None],
+    shape: typing.Sequence[int],
+    mesh: Mesh | AbstractMesh,
+    *,
+    ones: bool = False,
 ) -> PartitionSpec:
-    """The PartitionSpec of an array whose dimensions have these logical axes.
+    """Returns the PartitionSpec of an array, by RULES.
 
-    A mesh axis already used, or one that does not divide the dimension, is left out; and one of size 1, but for `ones`
-    (kernels in a `shard_map` want every axis named).
+    A dimension stays whole if its mesh axes do not divide it. A mesh axis splits one dimension only, the first that names
+    it.
+
+    Args:
+      logical: the logical axis of each dimension; None: never split.
+      shape: of the array.
+      mesh: that the array lies on.
+      ones: True: names mesh axes of size 1 too, as kernels in a `shard_map` want.
     """
     used, entries = set(), []
     for name, size in zip(logical, shape, strict=True):
@@ -173,13 +189,13 @@ def spec(
     return PartitionSpec(*entries)
 
 
-def tree_shardings(abstract: typing.Any, logical: typing.Any, mesh: Mesh) -> typing.Any:
-    """NamedShardings for a tree of shapes and the like tree of logical axes (tuples as leaves)."""
+def tree_shardings(abstract: dict, logical: dict, mesh: Mesh | AbstractMesh) -> dict:
+    """Returns the NamedSharding of each leaf, given a tree of shapes and a tree like it of logical axes (tuples)."""
     return jax.tree.map(lambda leaf, axes: NamedSharding(mesh, spec(axes, leaf.shape, mesh)), abstract, logical)
 
 
 def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
-    """Pins an activation's sharding inside jit; without a mesh (`jax.set_mesh`) returns it as it is."""
+    """Pins the sharding of an activation inside jit, by the logical axis of each dimension. Without a mesh returns `x`."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return x
@@ -187,33 +203,33 @@ def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Sharding of a batch's arrays: the first dimension is rows; the second, where context splits it, is tokens."""
+    """Returns the sharding of a batch's arrays: rows over data x fsdp; tokens over context if it has several devices."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES, *(("context",) if mesh.shape["context"] > 1 else ())))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Sharding of arrays that every device holds whole."""
+    """Returns the sharding of arrays that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """Which rows of a global batch this process must load, ascending int array.
+    """Returns the indices of the rows of a global batch that this process must load: ascending ints.
 
-    Whole rows, also where other processes hold some of their tokens: reading them twice is cheap.
+    Rows are loaded whole, even if the context axis gives some of their tokens to other processes: reading twice is cheap.
     """
-    rows = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-    indices = rows.addressable_devices_indices_map((batch_size,))
+    by_row = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+    indices = by_row.addressable_devices_indices_map((batch_size,))
     return np.unique(np.concatenate([np.arange(batch_size)[index] for index in indices.values()]))
 
 
-def to_global(batch: typing.Any, mesh: Mesh, batch_size: int) -> typing.Any:
-    """This process's rows (numpy, first dimension `len(local_rows)`) as global arrays of `batch_size` rows."""
+def to_global(batch: dict[str, np.ndarray], mesh: Mesh, batch_size: int) -> dict[str, jax.Array]:
+    """Returns global arrays of `batch_size` rows, made of this process's rows (those of `local_rows`, in their order)."""
     sharding, rows = batch_sharding(mesh), local_rows(mesh, batch_size)
 
     def place(x: np.ndarray) -> jax.Array:
         def part(index: tuple[slice, ...]) -> np.ndarray:
             first, last, _ = index[0].indices(batch_size)
-            # The rows of one device follow each other, here too.
+            # The rows of one device are neighbours in the global batch, so they are in `x` too.
             start = int(np.searchsorted(rows, first))
             return x[(slice(start, start + last - first), *index[1:])]
 

@@ -1,4 +1,4 @@
-"""Named leaves: a pytree of parameters as `layers_0/attn/q/kernel` -> array."""
+"""Names the leaves of a tree of parameters (`layers_0/attn/q/kernel`), and works with the names."""
 
 import re
 import typing
@@ -8,30 +8,30 @@ import numpy as np
 
 
 def path_name(path: tuple) -> str:
-    """A JAX key path as `a/b/c`."""
+    """Returns a key path of JAX as `a/b/c`."""
     return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
 
 
 def named_leaves(tree: typing.Any) -> list[tuple[str, typing.Any]]:
-    """All leaves with their slash-joined path, in tree order."""
+    """Returns (name, leaf) of all leaves, in tree order. A name is the path to the leaf, such as `a/b/c`."""
     return [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
 def map_named(fn: typing.Callable, tree: typing.Any, *rest: typing.Any) -> typing.Any:
-    """`jax.tree.map` whose function takes the leaf's name first."""
+    """Maps `fn(name, leaf, ...)` over a tree: `jax.tree.map` with the leaf's name as a first argument."""
     return jax.tree_util.tree_map_with_path(lambda path, *leaves: fn(path_name(path), *leaves), tree, *rest)
 
 
 def count(tree: typing.Any) -> int:
-    """Number of elements in all leaves (arrays or ShapeDtypeStructs)."""
+    """Returns the number of elements in all leaves together (arrays or ShapeDtypeStructs)."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
 
 
 def regex_mask(tree: typing.Any, yes: typing.Sequence[str], no: typing.Sequence[str]) -> typing.Any:
-    """Booleans like `tree`: True where the name fully matches a pattern of `yes`, False where one of `no`.
+    """Returns a tree of booleans: True if a leaf's name fully matches a pattern of `yes`, False if one of `no`.
 
     Raises:
-      ValueError: a name that matches neither list, or both, so that a new parameter never gets a default by accident.
+      ValueError: a name matches neither list, or both. So a new parameter never gets a default by accident.
     """
 
     def decide(name: str, _) -> bool:
@@ -46,27 +46,27 @@ def regex_mask(tree: typing.Any, yes: typing.Sequence[str], no: typing.Sequence[
 
 
 def layer_name(i: int) -> str:
-    """The name under which layer i (from 0) has its parameters."""
+    """Returns the name of layer i (from 0) in the tree of parameters."""
     return f"layers_{i}"
 
 
 def layer_of(name: str) -> int | None:
-    """The index of the layer that a parameter belongs to; None for those of no layer (`embed/embedding`)."""
+    """Returns the index of the layer that a parameter is in; None if it is in none (`embed/embedding`)."""
     found = re.match(r"layers_(\d+)(/|$)", name)
     return int(found[1]) if found else None
 
 
 def group_of(name: str) -> str:
-    """The group under which norms of a parameter are reported: `layers/attn` for all layers together, `embed`."""
+    """Returns the group that a parameter's norm is logged in: `layers/attn` (of all layers together), `embed`, ..."""
     parts = name.split("/")
     return parts[0] if layer_of(name) is None else "/".join(["layers", *parts[1:2]])
 
 
 def merge(collections: dict[str, dict]) -> dict:
-    """All collections of variables as one tree, so that a leaf's name leaves its collection out.
+    """Merges all collections of variables into one tree, in which a leaf's name does not hold its collection.
 
-    {"params": {"layers_0": {"q": a}}, "lora": {"layers_0": {"q_a": b}}} becomes {"layers_0": {"q": a, "q_a": b}}. Patterns
-    of names (decay, groups, Muon's matrices) then match whatever collection a leaf is in. `split` undoes it.
+    {"params": {"layers_0": {"q": a}}, "lora": {"layers_0": {"q_a": b}}} becomes {"layers_0": {"q": a, "q_a": b}}. So
+    patterns of names (decay, groups, Muon's matrices) match in every collection. `split` undoes it.
 
     Raises:
       ValueError: two collections have a leaf of the same name.
@@ -84,6 +84,6 @@ def _merge(a: dict, b: dict, name: str) -> dict:
 
 
 def split(merged: dict, like: dict[str, dict]) -> dict[str, dict]:
-    """The leaves of a merged tree, in collections as `like` has them."""
+    """Undoes `merge`: sorts the leaves of a merged tree into the collections of `like`."""
     leaves = dict(named_leaves(merged))
     return {name: map_named(lambda path, _: leaves[path], collection) for name, collection in like.items()}

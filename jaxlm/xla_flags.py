@@ -1,7 +1,7 @@
-"""What jaxlm sets for XLA before the first device is touched: flags, and how much of a GPU's memory it may take.
+"""Sets XLA's flags, and how much of a GPU's memory JAX takes, before the first device is touched.
 
-XLA reads its flags once, when the first backend starts, and ends the process on one that it does not know. What stands
-in the environment already wins over what is set here: it is the user's.
+XLA reads its flags once, when the first backend starts, and ends the process on a flag that it does not know. Flags that
+the environment sets win over those set here: they are the user's.
 """
 
 import os
@@ -12,26 +12,27 @@ from jax._src import xla_bridge
 
 from jaxlm.config import ConfigError
 
-# Flag -> (value, why). Only what was measured (dev/LEADERBOARD.md) or mends a defect stands here; a name that begins
-# with xla_gpu_ means something on GPUs alone. scripts/bench_gpu.py tries candidates beside these.
+# Flag -> (value, why). A flag is here if it was measured (dev/LEADERBOARD.md) or mends a defect. Names that begin with
+# xla_gpu_ matter on GPUs alone. scripts/bench_gpu.py tries candidates beside these.
 FLAGS: dict[str, tuple[str, str]] = {}
 
-# Of a GPU's memory, for JAX's allocator, which takes it at the start. JAX's own default of 0.75 would refuse runs that
-# fit; the rest is for CUDA, cuBLAS, cuDNN and NCCL, which allocate for themselves.
+# Share of a GPU's memory that JAX's allocator takes at the start. With JAX's own default, 0.75, runs that fit would run
+# out of memory. The rest is for CUDA, cuBLAS, cuDNN and NCCL, which allocate for themselves.
 MEMORY_FRACTION = 0.92
 _MEMORY_KEYS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
 def apply(asked: tuple[str, ...]) -> None:
-    """Puts jaxlm's flags and those of `hardware.xla_flags` into XLA_FLAGS, and the memory fraction beside it.
+    """Puts jaxlm's flags and those of `hardware.xla_flags` into XLA_FLAGS, and sets the memory fraction.
 
-    Order, the later one counts: jaxlm's own, `asked`, what XLA_FLAGS held before.
+    Of two values of a flag the later counts. The order: jaxlm's own, `asked`, what XLA_FLAGS held before.
 
     Args:
-      asked: each NAME=VALUE, with or without leading dashes; VALUE may be empty (xla_gpu_enable_command_buffer=).
+      asked: the flags of `hardware.xla_flags`, each NAME=VALUE, with or without leading dashes. VALUE may be empty
+        (xla_gpu_enable_command_buffer=).
 
     Raises:
-      ConfigError: a flag that XLA does not know or can't read, or that comes too late for this process.
+      ConfigError: XLA does not know a flag or can't read its value, or this process has started its devices already.
     """
     if not any(os.environ.get(key) for key in _MEMORY_KEYS):
         os.environ[_MEMORY_KEYS[0]] = str(MEMORY_FRACTION)
@@ -62,7 +63,7 @@ def _flag(text: str) -> str:
 
 
 def _check(flags: str) -> None:
-    """Starts XLA with the flags in a process of its own, which XLA may end. Raises ConfigError with what it said."""
+    """Tries the flags in a process of its own, since XLA ends the process on a bad one. Raises ConfigError with XLA's words."""
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     tried = subprocess.run(
         [sys.executable, "-c", "import jax; jax.jit(lambda: 0)()"], env=env, capture_output=True, text=True

@@ -1,7 +1,7 @@
-"""Batches for the train loop, and rows for validation.
+"""Delivers batches to the train loop, and held-out rows to evaluation.
 
-Grain does the delivery (threads, worker processes, read-ahead); which rows a batch holds is decided by `rows.RowPlan`
-alone, so no count of threads, workers, hosts or restarts can change a batch. An iterator has no state but its step.
+Grain runs the threads, the worker processes and the read-ahead. `rows.RowPlan` alone decides which rows a batch holds, so
+the numbers of threads, workers, hosts and restarts never change a batch. An iterator has no state but its step.
 
 Shapes: B batch, b rows of it that this process needs, T tokens, T1 = T + 1.
 """
@@ -24,7 +24,13 @@ from jaxlm.data import rows, shards
 
 
 class BatchSource:
-    """Random access to batches: item i is this process's part of the batch of step `start_step` + i."""
+    """Random access to batches: item i is this process's part of the batch of step `start_step` + i.
+
+    Args:
+      order: which row is in which slot of which batch.
+      row_indices: the slots of the batch that this process makes.
+      start_step: the step of item 0.
+    """
 
     def __init__(self, order: rows.Order, row_indices: np.ndarray, start_step: int):
         self._plan, self._seq_len, self._start = order.plan(), order.seq_len, start_step
@@ -52,20 +58,23 @@ class BatchSource:
 
 
 class TrainLoader(Iterator[dict[str, np.ndarray]]):
-    """Endless batches of steps start_step, start_step + 1, ... Close it, or use it in a `with`.
+    """Yields the batches of steps start_step, start_step + 1, ... without end. Close it, or use it in a `with`.
 
     Args:
-      order: which row sits in which slot of which batch.
-      row_indices: which of the B rows this process yields, in this order (default all).
+      order: which row is in which slot of which batch.
+      row_indices: which of the B rows this process yields, in this order; all by default.
       start_step: the step of the first batch.
       num_threads: threads that make batches (in each process).
-      num_workers: worker processes; 0 makes batches in this one, which suffices up to millions of tokens a second. With
-        workers, a script needs `if __name__ == "__main__"` (they are spawned).
+      num_workers: worker processes. 0: this process makes the batches, fast enough for millions of tokens a second. Workers
+        are spawned, so a script with workers needs `if __name__ == "__main__"`.
       prefetch: batches made ahead (in each process).
       stall_seconds: how long to wait for a batch before RunError (a dead disk blocks a read for ever).
 
     Yields:
-      the dict of `rows.make_batch`, [b, T]. Raises RunError when a read fails or a worker dies.
+      The dict of `rows.make_batch`, arrays [b, T].
+
+    Raises:
+      RunError: a read failed, a worker died, or a batch took too long.
     """
 
     def __init__(
@@ -85,17 +94,17 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
         dataset = grain.MapDataset.source(source).to_iter_dataset(options)
         if num_workers:
             if not flags.FLAGS.is_parsed():
-                # Grain reads absl flags when it starts workers; a console script or notebook never parses them.
+                # Grain reads absl's flags when it starts workers. A console script or a notebook never parses them.
                 flags.FLAGS.mark_as_parsed()
             workers = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=max(1, prefetch))
-            # Batches come through pipes: Grain leaks its shared memory when a worker or this process is killed.
+            # Batches come through pipes, since Grain leaks its shared memory if a worker or this process is killed.
             pipes = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
             dataset = grain.experimental.WithOptionsIterDataset(dataset, pipes)
             dataset = dataset.mp_prefetch(workers, worker_init_fn=_die_with_parent)
         self.step = start_step
         self._iterator = iter(dataset)
         self._stall_seconds = stall_seconds
-        # The hand-over queue lets __next__ time out; Grain's own next() would block for ever on a hung read.
+        # Why a thread and a queue: Grain's next() would block for ever on a hung read; a queue's get has a timeout.
         self._ready: queue.Queue = queue.Queue(maxsize=1)
         self._closed = threading.Event()
         self._failed: Exception | None = None
@@ -149,7 +158,7 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
 
 
 def open_train(order: rows.Order, config: DataConfig, *, row_indices: np.ndarray, start_step: int) -> TrainLoader:
-    """The loader with the threads, workers and patience that `config.data` asks for."""
+    """Returns the loader with the threads, workers, read-ahead and timeout of `config.data`."""
     return TrainLoader(
         order,
         row_indices=row_indices,
@@ -162,7 +171,7 @@ def open_train(order: rows.Order, config: DataConfig, *, row_indices: np.ndarray
 
 
 def _die_with_parent(worker: int, num_workers: int) -> None:
-    """Has Linux kill a worker whose parent was killed; Grain would leave it running for ever."""
+    """Makes Linux end a worker when its parent was killed. Grain would leave it running for ever."""
     del worker, num_workers
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1 is PR_SET_PDEATHSIG
@@ -172,7 +181,13 @@ def _die_with_parent(worker: int, num_workers: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ValidationBatch:
-    """`batch` as from `rows.make_batch`, weights 0 on padding; `target_bytes`, the raw bytes of its counted targets."""
+    """A batch of held-out rows.
+
+    Attributes:
+      batch: as `rows.make_batch` gives it, with weight 0 on padding.
+      target_tokens: targets with a weight.
+      target_bytes: raw UTF-8 bytes of those targets.
+    """
 
     batch: dict[str, np.ndarray]
     target_tokens: int
@@ -182,10 +197,15 @@ class ValidationBatch:
 def validation_rows(
     data: shards.DataDir, source: str, *, seq_len: int, batch_size: int, max_rows: int | None = None
 ) -> Iterator[ValidationBatch]:
-    """The held-out stream of a source, from its start, in order; every target once, the last row padded with EOS.
+    """Yields a source's held-out tokens in order, each a target once, in batches [batch_size, seq_len].
 
-    All batches are [batch_size, seq_len]. bits_per_byte = summed loss in nats / ln 2 / summed `target_bytes`.
-    `max_rows` caps the rows read. Yields nothing when fewer than two tokens are held out.
+    The last row is padded with EOS. Yields nothing if fewer than two tokens are held out. bits_per_byte = summed loss in
+    nats / ln 2 / summed `target_bytes`.
+
+    Args:
+      data: an open data directory.
+      source: the name of one of its sources.
+      max_rows: how many rows to read at most; None: all.
     """
     stream, length = data.stream(source, "val"), data.token_bytes()
     total = max(0, -(-(stream.tokens - 1) // seq_len))

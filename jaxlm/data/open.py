@@ -1,4 +1,4 @@
-"""The data of a config: makes `data.dir` where it is not there yet, opens it, and says in which mixture it is read."""
+"""Makes the data of a config unless it is there, opens it, and finds the weight of each source."""
 
 import pathlib
 from collections.abc import Callable, Iterator
@@ -14,12 +14,13 @@ Say = Callable[[str], None]
 
 
 def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> tuple[DataDir, dict[str, float]]:
-    """Opens `data.dir`; returns it and the weight of each source.
+    """Opens `data.dir`. Returns (the data, source -> weight).
 
-    The weights are those of `data.sources`, else of `prepare.sources`, else those that the data was made with.
+    The weights come from `data.sources`. If it is empty they come from `prepare.sources`, and if that is empty too from the
+    data's manifest.
 
     Raises:
-      ConfigError: there is no data, or its tokenizer has not `vocab_size` ids.
+      ConfigError: there is no data, or the size of its vocabulary is not `vocab_size`.
     """
     opened = open_data(data.dir)
     if opened.vocab_size != vocab_size:
@@ -34,19 +35,19 @@ def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> t
 
 
 def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size: int, seed: int, say: Say) -> None:
-    """Makes `data.dir`: tokenizer, shards and manifest. If it is there, checks that it was made by the same recipe.
+    """Makes `data.dir` (tokenizer, shards, manifest). If it is there already, checks that it has the same recipe.
 
-    The text comes from the `data.sources` that have a path, else from the documents of `jaxlm prepare`, which are made
-    from `prepare.sources` first if need be. With neither, nothing is done.
+    The text comes from those `data.sources` that have a path. If none has, it comes from the documents of `jaxlm prepare`,
+    which are made from `prepare.sources` unless they are there. If there are neither, nothing is done.
 
     Args:
-      engine: where the tasks of `jaxlm prepare` run.
+      engine: what runs the tasks of `jaxlm prepare` (`config.engine`).
       vocab_size: of the tokenizer, if one is trained.
       seed: of the order of documents.
-      say: is told of the progress.
+      say: called with a line at each stage of the work.
 
     Raises:
-      ConfigError: a source that is not there, or data of another recipe.
+      ConfigError: a source does not exist, or the data has another recipe.
     """
     d = data
     if any(source.path for source in d.sources.values()):
@@ -73,9 +74,9 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
 def _prepared(
     data: DataConfig, prepare: PrepareConfig, engine: str, say: Say
 ) -> tuple[list[build.Source], build.Reader, dict[str, str]] | None:
-    """The documents that `jaxlm prepare` made or now makes: sources, their reader, and what identifies them in a recipe.
+    """Makes or opens the documents of `jaxlm prepare`. Returns (sources, their reader, what identifies them in a recipe).
 
-    None if there are none and `prepare.sources` names nothing to make them from.
+    None if there are no such documents and `prepare.sources` is empty.
     """
     from jaxlm.corpus import prepare as corpus  # here, because its libraries take a second to import
 

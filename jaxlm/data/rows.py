@@ -1,11 +1,11 @@
-"""Which row sits in which slot of which batch, and what a batch of rows looks like. Pure functions.
+"""Decides which row is in which slot of which batch, and makes batches of rows. Pure functions.
 
 The batch of step s is a pure function of (seed, manifest, mixture, s). Slot b of step s is the global slot
-g = s * batch_size + b; a short repeating cycle maps g to a source and to the source's k-th draw, and a keyed
-permutation of each epoch maps k to a row. Both are O(1) and know nothing of hosts, threads or workers.
+g = s * batch_size + b. A short repeating cycle maps g to a source and to the number k of the draw from that source. A
+permutation, another one for each epoch, maps k to a row. Both take O(1), whatever the hosts, threads and workers.
 
-Grain's `MapDataset.mix` was not used for this: it truncates the weights to integers (87/10/3 becomes 2899/333/100)
-and refuses a weight of zero; its `shuffle` adds the epoch to the seed, so that seed 0 epoch 1 repeats seed 1 epoch 0.
+Why not Grain's `MapDataset.mix` and `shuffle`: the first truncates weights to integers (87/10/3 becomes 2899/333/100) and
+refuses a weight of zero; the second adds the epoch to the seed, so seed 0 epoch 1 repeats seed 1 epoch 0.
 
 Shapes: B batch, T tokens, T1 = T + 1, K sources.
 """
@@ -29,10 +29,10 @@ _ROUNDS = 6
 
 
 def normalise_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dict[str, fractions.Fraction]:
-    """Exact shares, summing to one, of the sources with a positive weight, in the order of `names`.
+    """Returns source -> exact share, for the sources with a positive weight, in the order of `names`. They sum to one.
 
-    Weights are read as decimals (0.87 is 87/100). Raises ConfigError for an unknown source, a negative or non-finite
-    weight, or nothing positive.
+    Weights are read as decimals (0.87 is 87/100). Raises ConfigError if a source is unknown, a weight is negative or not
+    finite, or no weight is positive.
     """
     for name, weight in mixture.items():
         if name not in names:
@@ -47,9 +47,9 @@ def normalise_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dic
 
 
 def weights_of(listed: Mapping[str, SourceConfig | PrepareSourceConfig], names: Sequence[str]) -> dict[str, float]:
-    """Name -> weight in the mixture, as the config lists it; all alike where it lists no source at all.
+    """Returns name -> weight in the mixture, for all `names`: those that the config lists, or 1 for each if it lists none.
 
-    Raises ConfigError for a name that the list leaves out.
+    Raises ConfigError if the config lists some sources, but not all of `names`.
     """
     if not listed:
         return {name: 1.0 for name in names}
@@ -63,12 +63,12 @@ def weights_of(listed: Mapping[str, SourceConfig | PrepareSourceConfig], names: 
 
 @functools.lru_cache(maxsize=64)
 def mixture_cycle(shares: tuple[fractions.Fraction, ...]) -> np.ndarray:
-    """One period of the mixture: int32[C], the source of each slot, repeated for ever.
+    """Returns one period of the mixture, int32[C]: the source of each slot. The period is repeated for ever.
 
-    In every prefix of the endless sequence each source has been drawn within 1 of its exact share: each draw has a
-    release and a deadline slot and the earliest deadline goes first (Tijdeman 1980, the chairman assignment problem;
-    Baruah et al. 1996, Pfair scheduling). C is the common denominator of the shares; beyond 65,536 they are rounded
-    to 65,536ths.
+    After any number of slots each source has been drawn as often as its exact share says, give or take 1. For that, each
+    draw has a first slot and a deadline, and of those that may start the earliest deadline goes first (Tijdeman 1980, the
+    chairman assignment problem; Baruah et al. 1996, Pfair scheduling). C is the common denominator of the shares, but
+    65,536 at most: then shares are rounded to 65,536ths.
     """
     cycle = math.lcm(*(share.denominator for share in shares))
     counts = [int(share * cycle) for share in shares] if cycle <= MAX_CYCLE else _round_shares(shares, MAX_CYCLE)
@@ -85,7 +85,7 @@ def mixture_cycle(shares: tuple[fractions.Fraction, ...]) -> np.ndarray:
 
 
 def _round_shares(shares: Sequence[fractions.Fraction], total: int) -> list[int]:
-    """Integers of at least 1 that sum to `total`, nearest to the shares (largest remainder)."""
+    """Rounds shares to integers of at least 1 that sum to `total` (largest remainder)."""
     counts = [max(1, math.floor(share * total)) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda k: (counts[k] - shares[k] * total, k))
     for k in by_remainder[: max(0, total - sum(counts))]:
@@ -96,11 +96,11 @@ def _round_shares(shares: Sequence[fractions.Fraction], total: int) -> list[int]
 
 
 def permute(positions: np.ndarray, n: int, key: str) -> np.ndarray:
-    """The images of `positions` (int64, each in [0, n)) under the permutation of [0, n) that `key` names.
+    """Maps each of `positions` (int64, in [0, n)) by a permutation of [0, n). Every `key` gives another permutation.
 
-    A six-round Feistel network over the next even number of bits, walked along its cycles until it lands inside
-    (Black and Rogaway 2002, format-preserving encryption): O(1) memory for any n below 2**62, and independent of any
-    library's version.
+    O(1) memory for any n below 2**62, and the same in every version of every library. A six-round Feistel network permutes
+    the numbers of the next even number of bits; it is applied again to those that come out at n or above (cycle walking:
+    Black and Rogaway 2002, format-preserving encryption).
     """
     if n <= 1:
         return np.zeros_like(positions)
@@ -132,7 +132,15 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class RowPlan:
-    """The map from slots to rows. Build it with `plan_rows`."""
+    """The map from slots to rows; `plan_rows` makes it.
+
+    Attributes:
+      seed: of the order of rows.
+      names: the sources with a positive weight.
+      shares: of each, as `normalise_mixture` gives them.
+      row_counts: rows of each.
+      batch_size: slots of a batch.
+    """
 
     seed: int
     names: tuple[str, ...]
@@ -141,11 +149,15 @@ class RowPlan:
     batch_size: int
 
     def locate(self, step: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where the rows of `slots` (int, each in [0, batch_size)) of batch `step` come from.
+        """Finds the rows in these slots of the batch of `step`.
 
-        Returns three int64 arrays of the length of `slots`: index into `names`, epoch (from 0), row index in the
-        source. Every row of a source comes exactly once per epoch, in an order of its own for each (seed, source,
-        epoch).
+        Each epoch of a source has every row once, in an order that depends on seed, source and epoch.
+
+        Args:
+          slots: ints in [0, batch_size).
+
+        Returns:
+          (source, epoch, row), int64 arrays with an element for each slot: index into `names`; from 0; index in the source.
         """
         cycle = mixture_cycle(self.shares)
         rank, per_cycle = _cycle_ranks(self.shares)
@@ -162,7 +174,7 @@ class RowPlan:
 
 @functools.lru_cache(maxsize=64)
 def _cycle_ranks(shares: tuple[fractions.Fraction, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """How often the source of each slot of the cycle came before in it, int64[C]; and each one's total, int64[K]."""
+    """Returns (how often each slot's source came before in the cycle, int64[C]; slots of each source, int64[K])."""
     cycle = mixture_cycle(shares)
     rank = np.empty(cycle.size, np.int64)
     per_cycle = np.bincount(cycle, minlength=len(shares)).astype(np.int64)
@@ -172,20 +184,20 @@ def _cycle_ranks(shares: tuple[fractions.Fraction, ...]) -> tuple[np.ndarray, np
 
 
 def count_rows(tokens: int, seq_len: int) -> int:
-    """Rows of a stream of `tokens` tokens: row i is tokens [i*T, (i+1)*T] inclusive, T+1 of them."""
+    """Returns the number of rows in a stream of `tokens` tokens. Row i is tokens i*T to (i+1)*T, both included."""
     return max(0, (tokens - 1) // seq_len)
 
 
 def plan_rows(
     token_counts: Mapping[str, int], mixture: Mapping[str, float], *, seed: int, seq_len: int, batch_size: int
 ) -> RowPlan:
-    """The row plan of a data set whose sources hold `token_counts` training tokens.
+    """Returns the row plan of data whose sources hold `token_counts` training tokens.
 
-    Raises ConfigError for a bad mixture, sizes below 1, or a source too short for one row of `seq_len` + 1 tokens.
+    Raises ConfigError if the mixture is wrong, a size is below 1, or a source is too short for a row of `seq_len` + 1 tokens.
     """
     if seq_len < 1 or batch_size < 1:
         raise ConfigError(f"seq_len is {seq_len} and batch_size {batch_size}; both must be at least 1")
-    # In the order of names, not of the manifest or the mixture, so that neither's spelling changes a batch.
+    # Sorted by name, so that the order of the manifest or the mixture changes no batch.
     shares = normalise_mixture(mixture, sorted(token_counts))
     for name in shares:
         if count_rows(token_counts[name], seq_len) == 0:
@@ -204,10 +216,11 @@ def plan_rows(
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """What decides every batch of a run, and nothing else does.
+    """All that decides the batches of a run.
 
     Attributes:
-      mixture: weight by source; absent sources count as 0.
+      data: the open data directory.
+      mixture: source -> weight; a source that is absent has weight 0.
       seed: of the order of rows.
       seq_len: T.
       batch_size: B, rows of the global batch.
@@ -220,14 +233,14 @@ class Order:
     batch_size: int
 
     def plan(self) -> RowPlan:
-        """The map from slots to rows. Raises ConfigError as `plan_rows` does."""
+        """Returns the map from slots to rows. Raises ConfigError as `plan_rows` does."""
         sizes = {"seed": self.seed, "seq_len": self.seq_len, "batch_size": self.batch_size}
         return plan_rows(self.data.token_counts("train"), self.mixture, **sizes)
 
     def fingerprint(self) -> dict[str, str]:
-        """For the checkpoint, all strings: "data", "mixture", "seed", "seq_len", "batch_size", and the "sha256" of these.
+        """Returns what a checkpoint keeps of this, as strings: "data", "mixture", "seed", "seq_len", "batch_size", "sha256".
 
-        `check_fingerprint` compares two when a run resumes.
+        "data" is the manifest's hash, "sha256" that of the other five. When a run resumes, `check_fingerprint` compares.
         """
         shares = normalise_mixture(self.mixture, sorted(self.data.sources))
         parts = {
@@ -241,7 +254,7 @@ class Order:
 
 
 def check_fingerprint(saved: Mapping[str, str], current: Mapping[str, str]) -> None:
-    """Raises ConfigError naming what changed between the run that saved and this one; returns None when nothing did."""
+    """Raises ConfigError, naming what differs, if this run's batches would not be those of the run that saved."""
     changed = [key for key in current if key != "sha256" and saved.get(key) != current[key]]
     if changed:
         what = "; ".join(f"{key} was {str(saved.get(key))[:60]}, is {current[key][:60]}" for key in changed)
@@ -251,11 +264,11 @@ def check_fingerprint(saved: Mapping[str, str], current: Mapping[str, str]) -> N
 
 
 def make_batch(rows_BxT1: np.ndarray, eos_id: int) -> dict[str, np.ndarray]:
-    """Inputs, targets and document boundaries of packed rows.
+    """Returns the batch of packed rows: inputs, targets and where documents begin.
 
-    EOS opens the segment of the document that follows it (as `<|endoftext|>` does for GPT-2): a document's last token
-    predicts EOS, and EOS, which attends to itself alone, predicts the first token of the next document. So no target
-    crosses from one document into another's context, and every target counts.
+    EOS opens the segment of the document behind it (as `<|endoftext|>` does for GPT-2). So the last token of a document
+    predicts EOS; EOS, which sees itself alone, predicts the first token of the next document. No target is predicted from
+    another document's tokens, and every target counts.
 
     Args:
       rows_BxT1: integer tokens, T + 1 of them a row.
@@ -281,30 +294,35 @@ def make_batch(rows_BxT1: np.ndarray, eos_id: int) -> dict[str, np.ndarray]:
 
 
 class Segment(typing.NamedTuple):
-    """A text to be packed: its tokens, and for each token after the first the weight of predicting it."""
+    """A text to be packed.
+
+    Attributes:
+      ids: its tokens.
+      weights: of each token but the first, as a target.
+    """
 
     ids: Sequence[int]
     weights: Sequence[float]
 
 
 def pack(groups: Sequence[Sequence[Segment]], seq_len: int, rows: int) -> tuple[dict[str, np.ndarray], list[int]]:
-    """A batch of as many groups as fit, in their order, each group whole in one row.
+    """Packs groups of texts into the rows of one batch. A group never leaves its row, so no microbatch parts it.
 
-    A group's segments follow each other: the texts of a pair are segments 2p - 1 and 2p of their row if all groups are
-    pairs, so no microbatch parts them. A group goes to the first row with room. The first group that fits nowhere ends
-    the batch; the caller begins the next one with it.
+    Each group goes to the first row with room, its texts as neighbouring segments. (If all groups are pairs, those of a
+    row are its segments 1 and 2, 3 and 4, ...) The first group that fits nowhere ends the batch: the caller begins the next
+    batch with it.
 
     Args:
-      groups: segments that must not be parted, a text of one or more tokens each.
+      groups: each one or more texts of two or more tokens.
       seq_len: T.
       rows: B.
 
     Returns:
-      The batch as `make_batch` gives it, where padding is a last segment of its row with weight 0; and for each group that
-      fitted the row that it is in.
+      (batch, row of each group that fitted). The batch is as `make_batch` gives it. Padding is the last segment of a row,
+      with weight 0.
 
     Raises:
-      ConfigError: a group longer than a row, or a text of fewer than two tokens.
+      ConfigError: a group is longer than a row, or a text has fewer than two tokens.
     """
     integers = ("tokens", "targets", "segment_ids", "positions")
     batch = {name: np.zeros((rows, seq_len), np.int32) for name in integers}
@@ -333,7 +351,7 @@ def pack(groups: Sequence[Sequence[Segment]], seq_len: int, rows: int) -> tuple[
 
 
 def _group_length(group: Sequence[Segment], seq_len: int) -> int:
-    """Tokens of a row that a group takes. Raises ConfigError."""
+    """Returns how many tokens of a row a group takes. Raises ConfigError if it can't be packed."""
     for segment in group:
         if len(segment.ids) < 2 or len(segment.weights) != len(segment.ids) - 1:
             raise ConfigError(

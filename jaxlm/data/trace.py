@@ -1,4 +1,4 @@
-"""From a step of training back to its documents."""
+"""Traces the batch of a step back to its documents."""
 
 import dataclasses
 
@@ -9,7 +9,14 @@ from jaxlm.data import rows
 
 @dataclasses.dataclass(frozen=True)
 class TracedDocument:
-    """A document's part in a row: `first_token` and `tokens` count within the document (EOS included)."""
+    """The part of a document that a row holds.
+
+    Attributes:
+      doc_id: of the document.
+      first_token: the first token of the part, counted from the document's EOS, which is token 0.
+      tokens: how many tokens the part has.
+      text: the beginning of the part.
+    """
 
     doc_id: str
     first_token: int
@@ -19,7 +26,15 @@ class TracedDocument:
 
 @dataclasses.dataclass(frozen=True)
 class TracedRow:
-    """Slot `slot` of a batch: row `row` (tokens [row*T, (row+1)*T]) of `source` in its pass number `epoch`."""
+    """A row of a batch.
+
+    Attributes:
+      slot: its place in the batch.
+      source: whose row it is.
+      epoch: how often the source was read to its end before.
+      row: its index i in the source: tokens [i*T, (i+1)*T].
+      documents: whose parts it holds, in order.
+    """
 
     slot: int
     source: str
@@ -29,9 +44,13 @@ class TracedRow:
 
 
 def describe_batch(order: rows.Order, step: int, snippet_chars: int = 200) -> list[TracedRow]:
-    """The rows of the batch of `step` with the documents they come from, as the loader yields them.
+    """Returns the rows of the batch of `step`, in the loader's order, with the documents that they hold.
 
-    `snippet_chars` caps the text shown of each document. Uses no model and no state.
+    Needs no model and no state: a batch follows from the order and the step.
+
+    Args:
+      order: of the run.
+      snippet_chars: how many characters of each document's text to return at most.
     """
     plan, data, seq_len = order.plan(), order.data, order.seq_len
     located = zip(*(array.tolist() for array in plan.locate(step, np.arange(order.batch_size))), strict=True)
@@ -44,7 +63,7 @@ def describe_batch(order: rows.Order, step: int, snippet_chars: int = 200) -> li
         documents = []
         for document in data.documents(name, "train", start, stop):
             first, end = max(start, document.start), min(stop, document.start + document.tokens)
-            # Four tokens a character is beyond any text (a character is at most four byte tokens).
+            # No character takes more than four tokens, one for each of its bytes.
             text = coder.decode(streams[name].read(first, min(end, first + 4 * snippet_chars)))
             documents.append(TracedDocument(document.doc_id, first - document.start, end - first, text[:snippet_chars]))
         traced.append(TracedRow(slot, name, epoch, row, tuple(documents)))

@@ -1,7 +1,7 @@
 """Held-out loss and bits per byte, by source.
 
-Bits per byte (summed loss in nats / ln 2 / raw UTF-8 bytes of the targets) compares models of different tokenizers;
-the loss per token does not.
+Bits per byte = summed loss in nats / ln 2 / raw UTF-8 bytes of the targets. It compares models with different tokenizers,
+which the loss per token can't.
 """
 
 import math
@@ -25,10 +25,11 @@ Evaluator = Callable[[Variables], dict[str, float]]
 
 
 def summed_nll(model: Transformer, tile: int) -> Callable[[Variables, Batch], jax.Array]:
-    """A function from variables and a packed batch to the cross-entropy in nats, summed with the batch's `weights`.
+    """Returns `(variables, batch) -> nll`: the cross-entropy of a packed batch in nats, summed by its `weights`.
 
     Args:
-      tile: tokens whose logits exist at one time; 0 = all.
+      model: what predicts.
+      tile: how many tokens' logits exist at one time; 0: all.
     """
     dtype = jnp.dtype(model.config.dtype)
 
@@ -50,8 +51,8 @@ def make(
 ) -> Evaluator:
     """Returns `variables -> metrics`: `val/<source>/loss`, `val/<source>/bits_per_byte`, and `val/loss`.
 
-    `val/loss` is the mean of the sources' losses by mixture weight, so that it compares with the training loss.
-    The held-out rows are the same at each call: `eval.max_batches` batches of each source, from its start.
+    `val/loss` is the mean of the sources' losses, weighted as in the mixture: so it compares with the training loss. Every
+    call uses the same rows: the first `eval.max_batches` batches of each source's held-out text.
     """
     nll_of = jax.jit(summed_nll(model, tile), out_shardings=sharding.replicated(mesh))
     size = config.batch_size

@@ -1,4 +1,4 @@
-"""The model of a run, on the devices of this machine: to sample from, or to judge texts with."""
+"""Restores the model of a run on this machine's devices, to sample from it or to score texts."""
 
 import dataclasses
 import pathlib
@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm import models, processes, sharding
-from jaxlm.config import Config, MeshConfig
+from jaxlm.config import DataConfig, DistributedConfig, HardwareConfig, MeshConfig, ModelConfig
 from jaxlm.data import shards
 from jaxlm.models import hardware
 from jaxlm.models.transformer import Transformer
@@ -17,9 +17,15 @@ from jaxlm.train.workdir import check_same_model
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A checkpoint on the devices of this machine; `params` is the collection of that name."""
+    """The model of a checkpoint, on this machine's devices.
 
-    config: Config
+    Attributes:
+      mesh: all devices, over fsdp.
+      model, params: the model and its parameters.
+      data: what the run was trained on.
+      step: of the checkpoint.
+    """
+
     mesh: Mesh
     model: Transformer
     params: dict
@@ -27,21 +33,34 @@ class Restored:
     step: int
 
 
-def restore(config: Config, checkpoint: str) -> Restored:
-    """The model of `config.workdir` at a checkpoint ("latest", "best" or a step).
+def restore(
+    workdir: str,
+    checkpoint: str,
+    config: ModelConfig,
+    data: DataConfig,
+    hardware_config: HardwareConfig,
+    distributed: DistributedConfig,
+) -> Restored:
+    """Restores the model of a run from a checkpoint ("latest", "best" or a step).
 
-    Raises ConfigError when there is none, RunError when it is damaged.
+    Args:
+      config: of the model; what is "auto" in it is settled for this machine.
+      data, hardware_config, distributed: the run's sections of these names.
+
+    Raises:
+      ConfigError: there is no such checkpoint.
+      RunError: it is damaged.
     """
-    found = origin.open(config.workdir, checkpoint)
-    check_same_model(pathlib.Path(config.workdir), config.model)
-    # A mesh of its own: the one that trained may need more devices than there are here.
-    config = dataclasses.replace(config, mesh=MeshConfig(data=1, fsdp=-1, tensor=1, context=1))
-    mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
-    settled = hardware.for_platform(config.model, jax.devices()[0].platform)
-    # Nothing is differentiated here; and a run's `auto` was settled for its training alone.
-    config = dataclasses.replace(config, model=dataclasses.replace(settled, remat="none", offload=False))
-    data = shards.open_data(config.data.dir)
-    model = models.build(config.model, config.model.attention)
+    found = origin.open(workdir, checkpoint)
+    check_same_model(pathlib.Path(workdir), config)
+    # A new mesh, since the run's own may need more devices than there are here.
+    all_devices = MeshConfig(data=1, fsdp=-1, tensor=1, context=1)
+    mesh = processes.start(hardware_config, distributed, all_devices, config.dtype)
+    settled = hardware.for_platform(config, jax.devices()[0].platform)
+    # Without gradients there is nothing to recompute or offload.
+    settled = dataclasses.replace(settled, remat="none", offload=False)
+    opened = shards.open_data(data.dir)
+    model = models.build(settled, settled.attention)
     abstract = models.abstract_params(model)
     params = found.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
-    return Restored(config, mesh, model, params, data, int(found.provenance["step"]))
+    return Restored(mesh, model, params, opened, int(found.provenance["step"]))

@@ -1,4 +1,4 @@
-"""Samples from fixed prompts: the quickest way to see what a model has learned, and what it has caught."""
+"""Continues fixed prompts: the quickest way to see what a model has learned, good or bad."""
 
 import json
 import pathlib
@@ -23,7 +23,7 @@ def continue_prompts(
 ) -> list[str]:
     """Returns the text that follows each prompt, up to the end of the document or `settings.max_new_tokens`.
 
-    The prompts are the argument's, not those of `settings`.
+    Continues `prompts`; those of `settings` are ignored.
     """
     ids, stop_ids = _encode(tokenizer, prompts), (tokenizer.eos_id,)
     new = generate.generate(model, params, ids, settings, stop_ids=stop_ids, seed=seed)
@@ -31,17 +31,17 @@ def continue_prompts(
 
 
 def _encode(tokenizer: Tokenizer, prompts: typing.Sequence[str]) -> list[list[int]]:
-    """Each prompt begins a document, as in training: the end-of-document token goes before it."""
+    """Returns the ids of each prompt, EOS first: each prompt begins a document, as in training."""
     return [[tokenizer.eos_id, *tokenizer.encode(prompt)] for prompt in prompts]
 
 
 def make(
     settings: SampleConfig, seed: int, model: Transformer, data: DataDir, workdir: pathlib.Path
 ) -> typing.Callable[[dict, int], list[str]]:
-    """Returns `(variables, step) -> lines to show`, which also writes WORKDIR/samples/<step>.jsonl.
+    """Returns `(variables, step) -> lines to show`. Each call also writes WORKDIR/samples/<step>.jsonl.
 
     Raises:
-      ConfigError: a prompt of the settings that can't be continued, before anything is trained.
+      ConfigError: a prompt of the settings is too long for the model. It is raised here, before anything is trained.
     """
     tokenizer, prompts = data.tokenizer(), settings.prompts
     generate.check_prompts(model.config, _encode(tokenizer, prompts))

@@ -1,4 +1,4 @@
-"""How well a run's model likes a text, for the stage `perplexity` of `jaxlm prepare`."""
+"""Scores texts by a run's model, for the stage `perplexity` of `jaxlm prepare`."""
 
 import math
 import pathlib
@@ -15,16 +15,17 @@ from jaxlm.eval import loss, model
 
 
 def bits_per_byte(workdir: str) -> Callable[[str], float]:
-    """A function from text to bits per byte under a run's latest checkpoint, at most one context of it looked at.
+    """Returns `text -> bits per byte` under the latest checkpoint of a run, for the first `train.seq_len` tokens.
 
-    In a config: `scorer="jaxlm.eval.scorer:bits_per_byte RUN"`. Raises ConfigError.
+    In a config: `scorer="jaxlm.eval.scorer:bits_per_byte RUN"`. Raises ConfigError if there is no run or no checkpoint.
     """
     path = pathlib.Path(workdir).expanduser() / "config.json"
     if not path.is_file():
         raise ConfigError(f"no run in {workdir}: it has no config.json")
-    run = model.restore(config_lib.resolve(config_files.from_run(path)), "latest")
-    coder, length, seq_len = run.data.tokenizer(), run.data.token_bytes(), run.config.train.seq_len
-    nll_of = jax.jit(loss.summed_nll(run.model, run.config.loss.tile_tokens))
+    config = config_lib.resolve(config_files.from_run(path))
+    run = model.restore(config.workdir, "latest", config.model, config.data, config.hardware, config.distributed)
+    coder, length, seq_len = run.data.tokenizer(), run.data.token_bytes(), config.train.seq_len
+    nll_of = jax.jit(loss.summed_nll(run.model, config.loss.tile_tokens))
 
     def score(text: str) -> float:
         ids = coder.encode(text[: 16 * seq_len])[:seq_len]

@@ -1,4 +1,4 @@
-"""Parameters and configs of Hugging Face transformers: LlamaForCausalLM and GPT2LMHeadModel, with numpy alone.
+"""Translates parameters and configs to and from Hugging Face transformers (Llama, Qwen3, GPT-2), with numpy alone.
 
 RoPE is half-split on both sides, so nothing is permuted. Every array returned is contiguous, because
 `safetensors.numpy` silently scrambles others. Legend: D model, F feed-forward, N query heads, K key-value heads, H head
@@ -19,12 +19,12 @@ StateDict = typing.Mapping[str, np.ndarray]
 
 
 def params_from_hf(state_dict: StateDict, config: ModelConfig) -> dict:
-    """Parameters (float32 numpy, the tree of `models.init_params`) from a Hugging Face state dict of numpy arrays.
+    """Returns our parameters (float32 numpy, the tree of `models.init_params`), given a Hugging Face state dict.
 
     The padding rows of the vocabulary become zero.
 
     Raises:
-      ConfigError: a tensor is missing, has another shape than the config says, or is left over.
+      ConfigError: a tensor is missing, its shape differs from the config's, or it has no place in our tree.
     """
     reader = _Reader(state_dict)
     params = _llama_from_hf(reader, config) if config.family == "llama" else _gpt2_from_hf(reader, config)
@@ -32,21 +32,24 @@ def params_from_hf(state_dict: StateDict, config: ModelConfig) -> dict:
     return params
 
 
-def params_to_hf(params: typing.Any, config: ModelConfig) -> dict[str, np.ndarray]:
-    """The Hugging Face state dict (float32 numpy) of our parameters, padding rows left out, no `lm_head` when tied."""
+def params_to_hf(params: dict, config: ModelConfig) -> dict[str, np.ndarray]:
+    """Returns the Hugging Face state dict (float32 numpy) of our parameters.
+
+    The vocabulary's padding rows are left out, and with tied embeddings `lm_head`.
+    """
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), params)
     state = _llama_to_hf(params, config) if config.family == "llama" else _gpt2_to_hf(params, config)
     return {name: np.ascontiguousarray(value) for name, value in state.items()}
 
 
-def hf_config(config: ModelConfig) -> dict[str, typing.Any]:
-    """The content of Hugging Face's config.json for a model, special token ids left out.
+def hf_config(config: ModelConfig) -> dict[str, object]:
+    """Returns the content of Hugging Face's config.json for a model, without the ids of special tokens.
 
-    The rotary settings are written both as transformers 5 reads them (`rope_parameters`) and as 4 does (`rope_theta`,
-    `rope_scaling`): a config with neither silently means theta 10000.
+    The rotary settings are there twice, for transformers 5 (`rope_parameters`) and 4 (`rope_theta`, `rope_scaling`): a
+    version that finds none silently takes theta 10000.
 
     Raises:
-      ConfigError: the model has no counterpart in the architecture that its family exports to.
+      ConfigError: Hugging Face has no architecture for this model.
     """
     return _gpt2_config(config) if config.family == "gpt2" else _llama_config(config)
 
@@ -56,7 +59,7 @@ def hf_config(config: ModelConfig) -> dict[str, typing.Any]:
 
 
 class _Reader:
-    """A state dict that checks shapes and knows what was read."""
+    """Reads tensors of a state dict by name and shape, and keeps count of what was read."""
 
     def __init__(self, state_dict: StateDict):
         self.state, self.read = dict(state_dict), set()
@@ -95,7 +98,7 @@ def _head_from_hf(read: _Reader, config: ModelConfig) -> dict:
 
 
 def _llama_projections(config: ModelConfig) -> list[tuple[str, str, tuple[int, ...]]]:
-    """(our path, their path, our kernel shape) of one layer."""
+    """Returns (our path, their path, our kernel's shape) for each projection of a layer."""
     c = config
     d, n, k, h = c.d_model, c.n_heads, c.n_kv_heads, c.head_dim
     return [
@@ -129,7 +132,7 @@ def _get(tree: dict, path: str) -> np.ndarray:
 
 
 def _split_shape(path: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The input and the output part of a kernel's shape."""
+    """Returns (input dimensions, output dimensions) of a kernel's shape."""
     inputs = input_axes(f"{path}/kernel")
     return shape[:inputs], shape[inputs:]
 
@@ -248,11 +251,11 @@ def _gpt2_to_hf(params: dict, config: ModelConfig) -> dict[str, np.ndarray]:
 # config.json
 
 
-def _llama_config(c: ModelConfig) -> dict[str, typing.Any]:
-    """LlamaForCausalLM, or Qwen3ForCausalLM for QK-norm (Qwen3 has no biases in the MLP and none on o)."""
+def _llama_config(c: ModelConfig) -> dict[str, object]:
+    """The config of LlamaForCausalLM; with QK-norm that of Qwen3ForCausalLM, which has no biases in the MLP and on o."""
     if c.qk_norm and c.bias:
         raise ConfigError("no Hugging Face architecture has both QK-norm and all biases: export needs model.bias=False")
-    rope: dict[str, typing.Any] = {"rope_type": "default" if c.rope.scaling == "none" else c.rope.scaling}
+    rope: dict[str, object] = {"rope_type": "default" if c.rope.scaling == "none" else c.rope.scaling}
     if c.rope.scaling != "none":
         rope["factor"] = c.rope.factor
     if c.rope.scaling == "llama3":
@@ -285,7 +288,7 @@ def _llama_config(c: ModelConfig) -> dict[str, typing.Any]:
     return shared if c.qk_norm else shared | {"mlp_bias": c.bias}
 
 
-def _gpt2_config(c: ModelConfig) -> dict[str, typing.Any]:
+def _gpt2_config(c: ModelConfig) -> dict[str, object]:
     if c.qk_norm or c.n_heads * c.head_dim != c.d_model:
         raise ConfigError("Hugging Face GPT-2 has no QK-norm and needs model.n_heads * head_dim = d_model")
     return {

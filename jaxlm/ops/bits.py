@@ -1,4 +1,4 @@
-"""Bits of arrays, the same however an array is split over devices: a number for each element, and a hash."""
+"""A number for each element of an array, and a hash of numbers: the same however devices split the array."""
 
 import typing
 
@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 
 def numbers(shape: typing.Sequence[int]) -> jax.Array:
-    """A uint32 for each element of an array of this shape: its row-major index times an odd constant.
+    """Returns a uint32 for each element of an array of this shape: its row-major index times an odd constant.
 
-    The constant makes neighbours differ in many bits. There is no reshape, which would gather an array that is split over
-    devices.
+    The constant makes neighbours differ in many bits. The index is made axis by axis, because a reshape would gather an
+    array that devices split.
     """
     index = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape):
@@ -19,7 +19,7 @@ def numbers(shape: typing.Sequence[int]) -> jax.Array:
 
 
 def mix(h: jax.Array) -> jax.Array:
-    """murmur3's finaliser: a bijection of uint32 that spreads every bit over all."""
+    """Hashes each uint32 of `h` by murmur3's finaliser, a bijection in which each bit changes about half of all bits."""
     h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
     h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
     return h ^ (h >> 16)

@@ -1,6 +1,6 @@
-"""The two ends of a model, embedding and head, by each device for its own tokens: what the compiler would do badly.
+"""Embedding and head on a mesh, each device for its own tokens. Left to itself the compiler would gather too much.
 
-Legend: B batch, T tokens, M tokens of a device, D model, V vocabulary as stored.
+Legend: B batch, T tokens, P devices that split the tokens, M tokens of a device, D model, V vocabulary as stored.
 """
 
 import math
@@ -12,13 +12,15 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxlm import sharding
 
+Result = typing.TypeVar("Result")
+
 
 def lookup(table_VxD: jax.Array, ids_BxT: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """`table_VxD[ids_BxT]` in a dtype.
+    """Returns `table_VxD[ids_BxT]` in `dtype`, [B, T, D].
 
-    Where devices split both the rows of the batch and the columns of the table over fsdp, each looks up its columns for
-    the rows of all of them, and they trade: ids are gathered, but neither the table nor the vectors of the whole batch
-    (which the compiler gathers where context splits T).
+    If fsdp splits both the rows of the batch and the columns of the table, each device looks up its own columns for the
+    rows of all devices, and then they exchange (all-to-all). So only ids are gathered: never the table, and never the
+    vectors of the whole batch, as the compiler would do if context splits T.
     """
     mesh = jax.sharding.get_abstract_mesh()
     tokens, axes = _token_axes(mesh, ids_BxT.shape)
@@ -36,7 +38,7 @@ def lookup(table_VxD: jax.Array, ids_BxT: jax.Array, dtype: jnp.dtype) -> jax.Ar
 
 
 def _token_axes(mesh: AbstractMesh, shape: tuple[int, int]) -> tuple[PartitionSpec, tuple[str, ...]]:
-    """How arrays [B, T] are split over a mesh, and over which of its axes."""
+    """Returns (how the mesh splits arrays [B, T], the names of the axes that do)."""
     tokens = PartitionSpec(None, None) if mesh.empty else sharding.spec(("batch", "seq"), shape, mesh)
     return tokens, tuple(axis for entry in tokens for axis in _names(entry))
 
@@ -46,34 +48,37 @@ def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def over_tokens(
-    function: typing.Callable[..., typing.Any],
+    function: typing.Callable[..., Result],
     hidden_BxTxD: jax.Array,
     head_DxV: jax.Array,
     *tokens_BxT: jax.Array,
     summed: bool,
-) -> typing.Any:
-    """`function(hidden_MxD, head_DxV, *tokens_M)` on the tokens of each device of the mesh (`jax.set_mesh`), if any.
+) -> Result:
+    """Applies `function(hidden_MxD, head_DxV, *tokens_M)` to the tokens of each device, and joins the results.
 
-    Flattening [B, T] to rows would make the compiler gather the hidden states of devices that split T; and a loop over
-    tiles of rows that are split over devices adds up the head's gradient over devices in every turn. Here the devices
-    are a dimension of their own (P): each flattens and tiles its tokens, the head is gathered once, and its gradients
-    are added up once, in float32.
+    If no mesh (`jax.set_mesh`) splits the tokens, `function` gets all of them at once.
 
     Args:
-      function: as above. It is given the head in its own dtype.
+      function: gets the head in the dtype of `head_DxV`.
       hidden_BxTxD, tokens_BxT: split as batches are.
       head_DxV: split as its parameter is.
-      summed: True: the results are sums over tokens, and the sums over all devices are returned; False: the result has
-        one number for each token, and is returned as [B, T].
+      summed: True: `function` returns sums over its tokens (one or a tree of them). They are added up over devices.
+        False: it returns one number for each token, [M]. They come back as [B, T].
     """
     mesh, (batch, length) = jax.sharding.get_abstract_mesh(), hidden_BxTxD.shape[:2]
     tokens, axes = _token_axes(mesh, (batch, length))
     if not axes:
         result = function(hidden_BxTxD.reshape(batch * length, -1), head_DxV, *map(jnp.ravel, tokens_BxT))
         return result if summed else result.reshape(batch, length)
+    # Why the devices become a dimension P: [B, T] is split along both, and no sharding says how [M] would be, so flattening
+    # makes the compiler gather the hidden states; and a loop over tiles of [M] adds up the head's gradient over devices in
+    # every turn. With P in front each device flattens and tiles its own tokens. The head is gathered once, before the
+    # loop, and vmap adds up its gradient over P once, after it.
     rows, columns = (math.prod(mesh.shape[axis] for axis in _names(entry)) for entry in tokens)
     dtype = head_DxV.dtype
-    # Pinned twice: the compiler would gather what the head is cast from, in float32.
+    # Why the head is pinned twice: it was cast from a float32 parameter. The first pin keeps the cast head split as the
+    # parameter is, the second gathers it over fsdp. With the second alone the compiler gathers the parameter and casts then:
+    # twice the bytes. float32 afterwards, so that the gradients of all devices are added up in float32.
     head_DxV = sharding.constrain(sharding.constrain(head_DxV, "embed", "vocab"), None, "vocab").astype(jnp.float32)
 
     def split(x_BxT: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Products of activations with weights."""
+"""The product of activations with weights."""
 
 import math
 
@@ -9,11 +9,11 @@ from jaxlm.sharding import axis_size
 
 
 def dense(x: jax.Array, kernel: jax.Array, axes: int = 1) -> jax.Array:
-    """Contracts the last `axes` dimensions of x with the first `axes` of the kernel: `jnp.tensordot`, as one 2-D product.
+    """Multiplies x by a kernel over the last `axes` dimensions of x: `jnp.tensordot(x, kernel, axes)`.
 
-    XLA's CPU backend transposes the whole gradient for a 3-D product; flat, forward and backward of a SwiGLU of 512 x
-    1408 on 4096 tokens take three quarters of the time (dev/LOG.md, 2026-11-20). Where tokens are split over devices,
-    flat rows would have to be gathered: the product stays as it is.
+    It is computed as one product of matrices. XLA's CPU backend transposes the whole gradient of a 3-D product: a SwiGLU
+    of 512 x 1408 on 4096 tokens, forward and backward, takes a quarter less time as matrices (dev/LOG.md, 2026-11-20). If
+    context splits the tokens it stays a tensordot, since flat rows would have to be gathered.
 
     Args:
       x: (..., *contracted).

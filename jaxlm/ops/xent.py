@@ -1,6 +1,6 @@
-"""Cross-entropy of a linear head, tiled over tokens so that the whole logits tensor never exists.
+"""Cross-entropy of a linear head. With tiles of tokens the whole logits tensor never exists.
 
-Legend: M tokens (batch x time, flattened), D model, V vocabulary as stored (padded), R tokens in one tile.
+Legend: M tokens (batch x time, flattened), D model, V vocabulary as stored (padded), I tiles, R tokens in one tile.
 """
 
 import functools
@@ -23,28 +23,28 @@ def cross_entropy(
     z_loss: float = 0.0,
     tile: int = 0,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Weighted sum over tokens of -log p(target) + z_loss * logsumexp^2.
+    """Returns the weighted sum over tokens of -log p(target) + z_loss * logsumexp^2, and sums to log.
 
-    Logits, softmax and sums are float32 whatever the inputs' dtype. Columns >= vocab_size (padding) take no
-    probability and get exactly zero gradient. With a tile, each tile's gradients are computed in the forward pass,
-    with the whole vocabulary at once, and only they are kept (the idea of Liger-Kernel's fused linear cross-entropy,
-    Hsu et al. 2024, arXiv:2410.10989; tiles over tokens only). z_loss: PaLM, arXiv:2204.02311, section 5.
+    Logits, softmax and sums are float32 whatever the inputs' dtype. Columns >= vocab_size (padding) have no probability
+    and get exactly zero gradient. With a tile, the forward pass computes the gradients of each tile and keeps nothing else
+    (as Liger-Kernel's fused linear cross-entropy does: Hsu et al. 2024, arXiv:2410.10989). z_loss: PaLM,
+    arXiv:2204.02311, section 5.
 
     Args:
       hidden_MxD: final hidden states.
       head_DxV: output embedding; pass `embedding_VxD.T` when tied (no copy is made).
-      targets_M: integer ids < vocab_size. Where the weight is zero any id in [0, V) will do.
+      targets_M: integer ids < vocab_size. A token of weight 0 may have any id in [0, V).
       weights_M: weight of each token, 0 to leave it out. No gradient flows to it.
       vocab_size: number of real columns, <= V.
       z_loss: coefficient of the squared log-normaliser, also weighted (1e-4 in PaLM).
-      tile: tokens in a tile; 0 computes all logits at once. Need not divide M.
+      tile: tokens in a tile; need not divide M. 0: all logits at once.
 
     Returns:
-      (loss_sum, aux): a float32 scalar, differentiable in hidden and head; and float32 scalars without gradient:
-      nll_sum (weighted, in nats, without z_loss), weight_sum, correct_sum (weighted count of argmax = target).
+      (loss_sum, aux). loss_sum is a float32 scalar, differentiable in hidden and head. aux holds float32 scalars without
+      gradient: nll_sum (weighted, in nats, without z_loss), weight_sum, correct_sum (weighted count of argmax = target).
 
     Raises:
-      ValueError: for shapes that do not fit, vocab_size outside 1..V, or a negative tile.
+      ValueError: shapes do not fit, vocab_size is outside 1..V, or the tile is negative.
     """
     _check(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, tile)
     weights_M = jax.lax.stop_gradient(weights_M.astype(jnp.float32))
@@ -64,10 +64,10 @@ def token_nll(
     vocab_size: int,
     tile: int = 0,
 ) -> jax.Array:
-    """-log p(target) of each token, in nats. Differentiable in hidden and head.
+    """Returns -log p(target) of each token, in nats. Differentiable in hidden and head.
 
-    With a tile the backward pass makes each tile's logits anew, so that neither pass ever holds all of them.
-    `cross_entropy` computes them once, and is what to use for one weighted sum.
+    With a tile neither pass ever holds all logits: the backward pass computes those of each tile again. For one weighted
+    sum use `cross_entropy`, which computes them once.
 
     Args:
       hidden_MxD, head_DxV, targets_M, vocab_size, tile: as in cross_entropy.
@@ -118,10 +118,10 @@ def _plain(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, z_loss):
 
 
 def _to_tiles(tile: int, *arrays) -> tuple[jax.Array, ...]:
-    """[M, ...] -> [I, R, ...] with zeros at the end; row m goes to tile m % I.
+    """Splits each array into tiles: [M, ...] -> [I, R, ...], zeros at the end. Token m goes to tile m % I.
 
-    Rows are dealt out to the tiles in turn, so that when M is sharded over devices each tile holds an equal share
-    of every device's rows: no communication, and no device idles while the loop works through another's rows.
+    Tokens are dealt to the tiles in turn because devices may split M. Each tile then holds an equal share of every
+    device's tokens: nothing moves, and no device waits while the loop works through another's tokens.
     """
     count = -(-arrays[0].shape[0] // tile)
     out = []
@@ -132,6 +132,7 @@ def _to_tiles(tile: int, *arrays) -> tuple[jax.Array, ...]:
 
 
 def _from_tiles(x_IxRx, length: int) -> jax.Array:
+    """Undoes `_to_tiles` for one array of `length` tokens."""
     x = jnp.moveaxis(x_IxRx, 0, 1)
     return x.reshape(-1, *x.shape[2:])[:length]
 
@@ -148,7 +149,11 @@ def _tiled(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, z_loss, tile)
 
 
 def _tile_gradients(head_DxV, vocab_size: int, z_loss: float) -> Callable:
-    """The scan body of the tiled forward pass: one tile's sums and gradients."""
+    """Returns the scan body of the tiled forward pass: one tile's sums and gradients.
+
+    Why gradients in the forward pass: they need the tile's logits, which exist here only. The loss is one scalar, so the
+    backward pass has only to scale them. Computing the logits again there would cost a fourth product with the head.
+    """
 
     def step(carry, args):
         sums, d_head_VxD = carry
@@ -207,6 +212,7 @@ def _tiled_nll_fwd(hidden_MxD, head_DxV, targets_M, vocab_size, tile):
         lse_R, picked_R = _lse_and_picked(args[0], head_DxV, args[1], vocab_size)
         return lse_R - picked_R, lse_R
 
+    # The logits are computed again in the backward pass: the slope of each token's loss is known only there.
     found = jax.lax.map(of_tile, _to_tiles(tile, hidden_MxD, targets_M))
     nll_M, lse_M = (_from_tiles(x_IxR, hidden_MxD.shape[0]) for x_IxR in found)
     return nll_M, (hidden_MxD, head_DxV, targets_M, lse_M)

@@ -1,10 +1,9 @@
-"""The accelerators of configs/prices.toml: memory, peak, price and the share of the peak that training reaches."""
+"""Reads configs/prices.toml: each accelerator's memory, peak, price, and the share of the peak that training reaches."""
 
 import dataclasses
 import pathlib
 import re
 import tomllib
-import typing
 
 from jaxlm import config_files
 from jaxlm.config import ConfigError, nearest
@@ -17,12 +16,14 @@ class Accelerator:
     """One device that can be rented.
 
     Attributes:
-      memory: bytes that a program gets of it.
+      name: as tables show it.
+      kind: the words of JAX's `device_kind` that tell it apart.
+      memory: bytes that a program can use.
       tflops: dense bfloat16 peak in TFLOP/s.
-      bandwidth_gb: 10^9 bytes a second of memory.
-      usd, usd_spot: an hour of one, on demand and preemptible.
-      mfu: share of the peak, 6N + 12LdT FLOPs a token.
-      mfu_from: who measured it; "" = assumed.
+      bandwidth_gb: of its memory, in 10^9 bytes a second.
+      usd, usd_spot: the price of an hour of one device, on demand and preemptible.
+      mfu: the share of the peak that training reaches, counting 6N + 12LdT FLOPs a token.
+      mfu_from: who measured `mfu`; "" if it is assumed.
     """
 
     name: str
@@ -38,14 +39,20 @@ class Accelerator:
 
 @dataclasses.dataclass(frozen=True)
 class Prices:
-    """A prices file: `accelerators` in its order, `peaks` by words of the device kind, and when it was written."""
+    """A prices file.
+
+    Attributes:
+      accelerators: in the file's order.
+      peaks: words of JAX's `device_kind` -> dense bfloat16 peak in TFLOP/s.
+      as_of: the date of the prices.
+    """
 
     accelerators: tuple[Accelerator, ...]
     peaks: dict[str, float]
     as_of: str
 
     def named(self, name: str) -> Accelerator:
-        """The accelerator of that name, case and blanks ignored. Raises ConfigError with the nearest name."""
+        """Returns the accelerator of this name; case and punctuation are ignored. Raises ConfigError with the nearest."""
         plain = {_plain(a.name): a for a in self.accelerators}
         if _plain(name) in plain:
             return plain[_plain(name)]
@@ -63,7 +70,7 @@ def load(path: str = "") -> Prices:
     """Reads a prices file, the shipped one by default.
 
     Raises:
-      ConfigError: no such file, not TOML, or an entry without what it needs.
+      ConfigError: there is no such file, it is not TOML, or a value is missing or wrong.
     """
     file = pathlib.Path(path) if path else SHIPPED
     try:
@@ -85,36 +92,36 @@ def load(path: str = "") -> Prices:
     return Prices(rows, peaks, str(found.get("prices_as_of", "an unknown date")))
 
 
-def _accelerator(file: pathlib.Path, name: str, entry: typing.Any, usable: float, assumed: float) -> Accelerator:
-    where = f'{file}, [accelerators."{name}"]'
+def _accelerator(file: pathlib.Path, name: str, entry: object, usable: float, assumed: float) -> Accelerator:
+    place = f'{file}, [accelerators."{name}"]'
     if not isinstance(entry, dict):
-        raise ConfigError(f"{where} is not a table")
+        raise ConfigError(f"{place} is not a table")
     known = ("kind", "memory_gb", "tflops", "bandwidth_gb", "usd", "usd_spot", "mfu", "mfu_from")
     for key in entry:
         if key not in known:
-            raise ConfigError(f"{where}: unknown key {key}; {nearest(key, known)}")
+            raise ConfigError(f"{place}: unknown key {key}; {nearest(key, known)}")
     has_mfu = "mfu" in entry
     if has_mfu and not entry.get("mfu_from"):
-        raise ConfigError(f"{where}: say in mfu_from who measured its mfu")
+        raise ConfigError(f"{place}: say in mfu_from who measured its mfu")
     return Accelerator(
         name=name,
         kind=str(entry.get("kind", name)),
-        memory=1e9 * usable * _number(where, entry, "memory_gb"),
-        tflops=_number(where, entry, "tflops"),
-        bandwidth_gb=_number(where, entry, "bandwidth_gb"),
-        usd=_number(where, entry, "usd"),
-        usd_spot=_number(where, entry, "usd_spot"),
-        mfu=_number(where, entry, "mfu", (0, 1)) if has_mfu else assumed,
+        memory=1e9 * usable * _number(place, entry, "memory_gb"),
+        tflops=_number(place, entry, "tflops"),
+        bandwidth_gb=_number(place, entry, "bandwidth_gb"),
+        usd=_number(place, entry, "usd"),
+        usd_spot=_number(place, entry, "usd_spot"),
+        mfu=_number(place, entry, "mfu", (0, 1)) if has_mfu else assumed,
         mfu_from=str(entry.get("mfu_from", "")) if has_mfu else "",
     )
 
 
-def _number(where: typing.Any, table: dict, key: str, bounds: tuple[float, float] = (0, 1e12)) -> float:
+def _number(place: str | pathlib.Path, table: dict, key: str, bounds: tuple[float, float] = (0, 1e12)) -> float:
     if key not in table:
-        raise ConfigError(f"{where}: {key} is missing")
+        raise ConfigError(f"{place}: {key} is missing")
     value, (low, high) = table[key], bounds
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value <= high:
-        raise ConfigError(f"{where}: {key} = {value!r} must be a number above {low:g}, at most {high:g}")
+        raise ConfigError(f"{place}: {key} = {value!r} must be a number above {low:g}, at most {high:g}")
     return float(value)
 
 

@@ -1,4 +1,4 @@
-"""What devices send each other in a compiled step, read from its HLO text.
+"""Reads what devices send each other in a compiled step, from its HLO text.
 
 collectives.read(lowered.compile().as_text())
 """
@@ -18,17 +18,16 @@ _CALLED = re.compile(r"(?:body|condition|calls|to_apply)=%?([\w.\-]+)")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One operation between devices, as one of them sees it.
+    """One collective operation, as one device sees it.
 
     Attributes:
       kind: one of KINDS.
-      bytes: of the largest array (or tuple of arrays) that goes in or comes out on one device: of a gather its result, of
-        a reduce-scatter its input.
-      group: devices that take part together.
-      shapes: of the arrays that come out, such as "bf16[64,128]".
-      in_loop: it stands in the body of a loop, and happens once in every turn.
-      name: the operation of the program that it comes from.
-      turns: how often it happens in one run of the program; loops of unknown length count as one turn.
+      bytes: of its input or its result on one device, whichever is larger: a gather's result, a reduce-scatter's input.
+      group: the number of devices that take part together.
+      shapes: of the results, such as "bf16[64,128]".
+      in_loop: True if it is in the body of a loop.
+      name: of the operation of the model that it comes from (`op_name`).
+      turns: how often it runs in one step; a loop of unknown length counts as one turn.
     """
 
     kind: str
@@ -41,10 +40,10 @@ class Collective:
 
 
 def read(compiled_text: str) -> list[Collective]:
-    """All collectives of an optimised HLO module, but those within groups of one device, in the order of the text.
+    """Returns the collectives of an optimised HLO module, in the order of its text, without those of one device alone.
 
     Raises:
-      ValueError: a collective whose group can't be told.
+      ValueError: the devices that take part in a collective are written in an unknown way.
     """
     devices = _devices(compiled_text)
     turns = _turns(compiled_text)
@@ -57,9 +56,9 @@ def read(compiled_text: str) -> list[Collective]:
         group = _group(line, match["kind"], devices)
         arrays = _ARRAY.findall(match["shape"])
         if match["start"] and match["kind"] == "all-gather":
-            arrays = arrays[len(arrays) // 2 :]  # an asynchronous one gives (what goes in, what comes out)
+            arrays = arrays[len(arrays) // 2 :]  # an asynchronous one returns (inputs, results)
         elif match["start"] and match["kind"] == "collective-permute":
-            arrays = arrays[1:2]  # and before jaxlib 0.5 two counters
+            arrays = arrays[1:2]  # (input, result), and two counters before jaxlib 0.5
         size = sum(_size(*array) for array in arrays) * (group if match["kind"] == "reduce-scatter" else 1)
         shapes = tuple(f"{dtype}[{shape}]" for dtype, shape in arrays)
         name = re.search(r'op_name="([^"]*)"', line)
@@ -82,7 +81,10 @@ def _devices(text: str) -> int:
 
 
 def _group(line: str, kind: str, devices: int) -> int:
-    """Devices in a group: replica_groups={{0,1},{2,3}}, [groups,size]<=[...] or mesh['a'=4,'b'=2] {'b'}; {} means all."""
+    """Returns the number of devices in a group.
+
+    HLO writes replica_groups={{0,1},{2,3}}, [groups,size]<=[...] or mesh['a'=4,'b'=2] {'b'}; {} means all devices.
+    """
     if kind == "collective-permute":
         return 2 if re.search(r"source_target_pairs=\{\{", line) else 1
     if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]", line):
@@ -99,7 +101,10 @@ def _group(line: str, kind: str, devices: int) -> int:
 
 
 def _turns(text: str) -> dict[str, tuple[int, bool]]:
-    """Computation -> how often it runs, and whether within a loop: the product of the loops' lengths that XLA has found."""
+    """Returns computation -> (how often it runs, True if it is in a loop).
+
+    It runs as often as the lengths of the loops around it multiply to, as far as XLA knows them.
+    """
     calls: dict[str, list[tuple[str, int, bool]]] = {}
     entry, computation = "", ""
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""Tokens, FLOPs, hours and dollars of a run, on demand and on machines that are taken away."""
+"""Tokens, hours and dollars of a run, on demand and on spot machines."""
 
 import dataclasses
 import math
@@ -10,15 +10,15 @@ from jaxlm.plan.flops import flops_per_token
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a run takes on `devices` of one accelerator.
+    """What a run takes on a number of devices of one accelerator.
 
     Attributes:
-      tokens_per_second: over all devices, peak x mfu / FLOPs a token (6N + 12LdT).
-      hours: of training, nothing going wrong.
-      usd: on demand.
-      spot_hours: with preemptions, what they lose included; inf where a run would not end.
-      usd_spot: of those hours at the spot price.
-      usd_per_billion: on demand, for 10^9 tokens.
+      tokens_per_second: of all devices together: peak x mfu / FLOPs a token (6N + 12LdT).
+      hours: of training without any interruption.
+      usd: the price of `hours` on demand.
+      spot_hours: of training with preemptions, lost work included; inf if the run would never end.
+      usd_spot: the price of `spot_hours` on spot machines.
+      usd_per_billion: the price of 10^9 tokens on demand.
     """
 
     tokens_per_second: float
@@ -30,16 +30,18 @@ class Cost:
 
 
 def tokens(config: Config) -> int:
-    """Tokens that the run trains on, repetitions counted."""
+    """Returns the number of tokens that the run trains on, repeated ones included."""
     return config.train.steps * config.train.batch_size * config.train.seq_len
 
 
 def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> Cost:
-    """Hours and dollars of the config's whole run.
+    """Returns the hours and dollars of the config's whole run.
 
     Args:
-      config: resolved.
-      accelerator: of which `devices` are rented, over `hosts` machines, each of which may be preempted.
+      config: the resolved config.
+      accelerator: what is rented.
+      devices: how many of it.
+      hosts: the number of machines that hold the devices; each may be preempted.
     """
     per_token = flops_per_token(config.model, config.train.seq_len).palm
     speed = devices * accelerator.tflops * 1e12 * accelerator.mfu / per_token
@@ -56,12 +58,12 @@ def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> 
 
 
 def slow_down(config: Config, hours: float, hosts: int) -> float:
-    """How many times as long a run of `hours` takes on spot machines, in expectation; inf from a hundred times on.
+    """Returns the factor by which spot machines are expected to prolong a run of `hours`; inf if it is 100 or more.
 
-    Preemptions come at a constant rate r, to any host for all; each loses what came since the last checkpoint, and R hours
-    until the next step. An interval of h hours between checkpoints then takes (1/r + R)(exp(rh) - 1) (Daly 2006,
-    doi:10.1016/j.future.2004.11.016, saving taken as free), which for small r is h + rh (h/2 + R): half an interval and a
-    restart for each preemption.
+    Preemptions come at a constant rate r, and one host's preemption stops all. Each loses the work since the last
+    checkpoint, and R hours until the next step. The h hours between two checkpoints then take (1/r + R)(exp(rh) - 1)
+    (Daly 2006, doi:10.1016/j.future.2004.11.016, with saving taken as free). For small r that is h + rh (h/2 + R): each
+    preemption costs half an interval and a restart.
     """
     every = min(config.checkpoint.every_steps or config.train.steps, config.train.steps)
     interval = hours * every / config.train.steps

@@ -1,8 +1,7 @@
-"""Floating-point operations per trained token, and what devices can do of them (the peaks are in configs/prices.toml).
+"""FLOPs per trained token, and the peak FLOP/s of devices (from configs/prices.toml).
 
-MFU (arXiv:2204.02311) = tokens per second x FLOPs per token / peak FLOPs per second, here in two conventions: PaLM's
-counts attention over the whole square of T x T, the causal one over the half below the diagonal, which is what a
-causal kernel computes.
+MFU (arXiv:2204.02311) = tokens per second x FLOPs per token / peak FLOP/s. There are two conventions. PaLM's counts
+attention over all T x T pairs; the causal one counts half of them, which is what a causal kernel computes.
 """
 
 import re
@@ -14,7 +13,7 @@ from jaxlm.plan.params import count_params
 
 
 class FlopsPerToken(typing.NamedTuple):
-    """FLOPs of forward and backward for one token."""
+    """FLOPs of the forward and the backward pass for one token."""
 
     six_n: float  # 6N: the products with weights
     palm: float  # 6N + 12 L d T: attention over all T x T pairs
@@ -22,14 +21,14 @@ class FlopsPerToken(typing.NamedTuple):
 
 
 def flops_per_token(config: ModelConfig, seq_len: int) -> FlopsPerToken:
-    """FLOPs of training on one token in rows of `seq_len`, N counting all parameters; d is n_heads * head_dim."""
+    """Returns the FLOPs of training on one token in rows of `seq_len`. N counts all parameters; d = n_heads * head_dim."""
     six_n = 6.0 * count_params(config)
     attention = float(config.n_layers * config.n_heads * config.head_dim * seq_len)
     return FlopsPerToken(six_n, six_n + 12 * attention, six_n + 6 * attention)
 
 
 def peak_tflops(device_kind: str) -> float | None:
-    """Dense bf16 peak of one device in TFLOP/s, None for CPUs and devices that the shipped file does not hold."""
+    """Returns the dense bf16 peak of one device, in TFLOP/s; None for CPUs and devices that prices.toml does not name."""
     peaks = accelerators.load().peaks
     for kind in sorted(peaks, key=len, reverse=True):  # "H200 NVL" before "H200"
         if re.search(rf"\b{kind}\b", device_kind, re.IGNORECASE):

@@ -1,11 +1,10 @@
-"""The real train step, lowered for a mesh from shapes alone, and what its program says of memory and placement."""
+"""Lowers the real train step for a mesh, from shapes alone, and reads its memory and the placement of parameters."""
 
 import dataclasses
 import math
-import typing
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxlm import tree
 from jaxlm.config import Config
@@ -15,7 +14,14 @@ from jaxlm.step import parts
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where a parameter lives: `per_device` elements of its `shape` on each device, split as `spec` says."""
+    """Where a parameter lives.
+
+    Attributes:
+      shape: of the whole parameter.
+      spec: the mesh axes that split each dimension, such as "fsdp, tensor, -"; "-" for none.
+      per_device: elements on each device.
+      replicated: True if every device holds the whole parameter.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -25,14 +31,14 @@ class Placement:
 
 
 def lower_step(
-    config: Config, mesh: Mesh, objective: base.Maker = lm.make
+    config: Config, mesh: Mesh | AbstractMesh, objective: base.Maker = lm.make
 ) -> tuple[jax.stages.Lowered, list[Placement]]:
     """Lowers the train step of a config for a mesh.
 
     Args:
       config: with `model.attention` and `model.dtype` set (not auto).
-      mesh: of real, fake or absent devices.
-      objective: makes what is minimised; next-token prediction by default.
+      mesh: of devices that may be absent.
+      objective: makes the objective; next-token prediction by default.
 
     Returns:
       The lowered step (`.compile()` compiles it) and where each parameter lives.
@@ -41,21 +47,21 @@ def lower_step(
     return made.lower(), placements(made.abstract.params["params"], made.shardings.params["params"])
 
 
-def memory_of(compiled: typing.Any) -> int:
-    """Bytes that a compiled step needs on each device: arguments, results that take no argument's place, temporaries.
+def memory_of(compiled: jax.stages.Compiled) -> int:
+    """Returns the bytes that a compiled step needs on each device: arguments, results and temporaries.
 
-    The temporaries are one block, which has to be found whole; so this, and not `peak_memory_in_bytes` (XLA's GPU compiler
-    leaves gaps in the block out of it, its CPU compiler all temporaries), is what must be free.
+    Results that reuse an argument's memory are counted once. XLA's own `peak_memory_in_bytes` is too small: the temporaries
+    are allocated as one block, of which XLA's GPU compiler leaves out the gaps, and its CPU compiler everything.
     """
     m = compiled.memory_analysis()
     return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
 
 
-def placements(params: typing.Any, shardings: typing.Any) -> list[Placement]:
-    """One row per parameter, in tree order."""
+def placements(params: dict, shardings: dict) -> list[Placement]:
+    """Returns the placement of each parameter, in tree order."""
     rows = []
-    for (name, leaf), where in zip(tree.named_leaves(params), jax.tree.leaves(shardings), strict=True):
-        size = math.prod(where.shard_shape(leaf.shape))
-        spec = ", ".join("-" if entry is None else str(entry) for entry in where.spec)
-        rows.append(Placement(name, leaf.shape, spec, size, where.is_fully_replicated))
+    for (name, leaf), placed in zip(tree.named_leaves(params), jax.tree.leaves(shardings), strict=True):
+        size = math.prod(placed.shard_shape(leaf.shape))
+        spec = ", ".join("-" if entry is None else str(entry) for entry in placed.spec)
+        rows.append(Placement(name, leaf.shape, spec, size, placed.is_fully_replicated))
     return rows

@@ -1,11 +1,14 @@
-"""Memory of a train step on each device, by component, by arithmetic: what XLA's GPU compiler holds at its peak.
+"""Estimates the memory of a train step on each device at its peak, by arithmetic, by component.
 
-The arithmetic follows the program that a GPU runs: bfloat16, fused attention, a scheduler that minimises memory. It was
-read off the buffers of programs compiled for an H100 (`scripts/check_plan.py` compiles all shipped configs so, without
-a GPU, and compares). XLA's program for a CPU is another one: float32, and with many query blocks' scores held at once.
+The arithmetic follows the program that XLA makes for a GPU: bfloat16, fused attention, a scheduler that minimises memory.
+It was read off the buffers of programs compiled for an H100. (`scripts/check_plan.py` compiles all shipped configs like
+that, without a GPU, and compares.) XLA's program for a CPU differs: it is float32, and holds the scores of many query
+blocks at once.
 
-What a layer keeps for the backward pass follows from its remat policy; the rest of it is recomputed, one layer at a time.
-So the peak is at the start of the last layer's backward pass, in the loss, or in the optimizer's update.
+Why the peak is at one of three moments: what layers keep for the backward pass (their remat policy decides) grows until
+the last layer, and shrinks as soon as the backward pass begins. So it is greatest in the loss, and when the last layer's
+backward pass has just recomputed what was not kept. After the backward pass all of it is gone, but all gradients are there:
+the third moment is the optimizer's update.
 
 Legend: B rows, T tokens, D model, F feed-forward, N query heads, K key-value heads, H head dim, V padded vocabulary.
 """
@@ -16,15 +19,15 @@ import typing
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxlm import sharding, tree
 from jaxlm.config import Config, MeshConfig, ModelConfig
 from jaxlm.objectives import lm
 from jaxlm.step import parts, step
 
-# What each remat policy keeps of `layer_elements`; transformer.REMAT_POLICIES are the policies themselves. `dots` keeps the
-# output of the attention's last product, of the residual's size, in place of the residual.
+# Remat policy -> what it keeps of `layer_elements`. The policies themselves are transformer.REMAT_POLICIES. `dots` keeps
+# the output of attn/o in place of the residual, which has the same size.
 KEPT = {
     "none": ("input", "norms", "qkv", "attn_out", "residual", "mlp_proj", "mlp_hidden"),
     "names": ("input", "qkv", "attn_out", "residual", "mlp_proj"),
@@ -39,12 +42,12 @@ class Memory:
     """Bytes on each device at the peak of a step, by component.
 
     Attributes:
-      parameters: float32.
-      optimizer: its state, as it lives between steps.
-      gradients: all of them; float32 sums over microbatches, or the compute type where there is one microbatch.
-      copies: parameters in the compute type.
+      parameters: the parameters, float32.
+      optimizer: the optimizer's state, without what is offloaded to the host.
+      gradients: float32 sums over microbatches; with one microbatch, at the update, gradients in the compute type.
+      copies: the parameters in the compute type.
       activations: what all layers keep for the backward pass.
-      workspace: what that moment needs beside them.
+      workspace: what else is needed at that moment.
       batch: the rows of a whole step.
     """
 
@@ -58,28 +61,34 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Their sum."""
+        """Returns the sum of all components."""
         return sum(dataclasses.astuple(self))
 
 
 def abstract_mesh(config: MeshConfig, devices: int) -> AbstractMesh:
-    """A mesh of devices that need not exist. Raises ConfigError."""
+    """Returns the mesh of a config on devices that need not exist. Raises ConfigError if the axes do not fit them."""
     sizes = sharding.mesh_shape(config, devices)
     return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
-def estimate(config: Config, mesh: typing.Any) -> Memory:
-    """The memory of a config's train step on each device of a mesh (`abstract_mesh`, or a real one).
+def estimate(config: Config, mesh: Mesh | AbstractMesh) -> Memory:
+    """Returns the memory that a config's train step takes on each device of a mesh (`abstract_mesh`, or a real one).
 
     Args:
-      config: with `model.dtype` and `model.attention` set, and a microbatch that the mesh divides.
-      mesh: whose axes split parameters, optimizer state and batch by the rules of `jaxlm.sharding`.
+      config: with `model.dtype` and `model.attention` set (not auto), and a microbatch that the mesh divides.
+      mesh: splits parameters, optimizer state and batch, by the rules of `jaxlm.sharding`.
     """
     return Estimator(config, mesh)(config)
 
 
 class _Share(typing.NamedTuple):
-    """A parameter as one device has it: how many numbers, of how many bytes in the compute type, and is it a layer's."""
+    """One device's share of a parameter.
+
+    Attributes:
+      numbers: elements on the device.
+      width: bytes of one in the compute type.
+      in_layer: True if the parameter is in a layer.
+    """
 
     numbers: int
     width: int
@@ -87,22 +96,22 @@ class _Share(typing.NamedTuple):
 
 
 class Estimator:
-    """`estimate` for configs that differ in remat and microbatch only: the state is laid out once."""
+    """`estimate` for configs that differ in remat and microbatch only: parameters and optimizer are laid out once."""
 
-    def __init__(self, config: Config, mesh: typing.Any):
+    def __init__(self, config: Config, mesh: Mesh | AbstractMesh):
         made = parts.make(config, mesh, lm.make)
-        abstract, where = made.abstract, made.shardings
+        abstract, shardings = made.abstract, made.shardings
         compute = jax.eval_shape(lambda p: step.cast(p, jnp.dtype(config.model.dtype)), tree.merge(abstract.params))
-        placed = zip(tree.named_leaves(compute), jax.tree.leaves(tree.merge(where.params)), strict=True)
+        leaves = zip(tree.named_leaves(compute), jax.tree.leaves(tree.merge(shardings.params)), strict=True)
         self._mesh = mesh
         self._shares = [
-            _Share(math.prod(at.shard_shape(leaf.shape)), leaf.dtype.itemsize, tree.layer_of(name) is not None)
-            for (name, leaf), at in placed
+            _Share(math.prod(placed.shard_shape(leaf.shape)), leaf.dtype.itemsize, tree.layer_of(name) is not None)
+            for (name, leaf), placed in leaves
         ]
-        self._optimizer, self._visiting = _device_bytes(abstract.opt_state, where.opt_state)
+        self._optimizer, self._visiting = _device_bytes(abstract.opt_state, shardings.opt_state)
 
     def __call__(self, config: Config) -> Memory:
-        """The memory with this config's remat policy and microbatch."""
+        """Returns the memory with this config's remat policy and microbatch."""
         m, t = config.model, config.train
         tokens = t.seq_len // self._mesh.shape.get("context", 1)
         rows = t.microbatch_size // sharding.batch_ways(self._mesh)
@@ -111,18 +120,20 @@ class Estimator:
         steady = {
             "parameters": numbers * _F32,
             "optimizer": self._optimizer,
+            # tokens, targets, segments, positions and weights, of four bytes each
             "batch": 5 * 4 * t.batch_size // sharding.batch_ways(self._mesh) * tokens,
         }
         sums = numbers * _F32 if accumulates else 0
         gradients = sums or sum(share.numbers * share.width for share in self._shares)
         layer = _Layer(m, rows, tokens, self._mesh.shape)
-        # A scan goes over the layers' parameters stacked, a copy, and stacks their gradients before they are taken apart.
+        # XLA keeps two more copies for a scan over the layers: their parameters stacked, and their gradients stacked.
         stacks = sum(s.numbers * s.width for s in self._shares if s.in_layer) if m.scan_layers else 0
         held = {
             "gradients": sums,
             "copies": self._copies(m) + stacks,
             "activations": m.n_layers * layer.kept + layer.shared,
         }
+        # The last layer's backward pass, the loss, the update (which makes float32 updates of all parameters).
         moments = [
             Memory(**steady, **held, workspace=layer.backward + self._head(m) + stacks),
             Memory(**steady, **held, workspace=self._loss(config, rows * tokens) + self._head(m)),
@@ -131,29 +142,32 @@ class Estimator:
         return max(moments, key=lambda memory: memory.total)
 
     def _copies(self, m: ModelConfig) -> int:
-        """Parameters in the compute type; of one layer or (unrolled, without remat) of all, q|k|v and gate|up side by side,
-        and the weights that fsdp gathers.
+        """Returns the bytes of all copies of parameters in the compute type.
+
+        XLA keeps a cast of each parameter. It also keeps the weights of layers as products use them: q|k|v and gate|up
+        side by side, the others gathered over fsdp. These are held for one layer at a time under remat or a scan, else
+        for all layers until their backward pass.
         """
         width = jnp.dtype(m.dtype).itemsize
         cast = sum(share.numbers * share.width for share in self._shares if share.width < _F32)
         tensor = self._mesh.shape.get("tensor", 1)
         head = m.padded_vocab_size * m.d_model * width // tensor if m.tie_embeddings and width < _F32 else 0
-        # Each of the tensor devices joins its own columns, where there are as many for each: see models.layers.project.
+        # Each tensor device joins its own columns, if the axis divides them: see models.layers.project.
         qkv = (m.n_heads + 2 * m.n_kv_heads) * m.head_dim if m.n_kv_heads % tensor == 0 else 0
         gate_up = 2 * m.d_ff if m.family == "llama" and m.d_ff % tensor == 0 else 0
         joined = m.d_model * (qkv + gate_up) // tensor if m.fuse_projections else 0
-        # What fsdp splits is gathered to be used; of what is joined that copy is the one above.
+        # The joined weights are gathered already: they are not counted again.
         whole = sum(share.numbers for share in self._shares if share.in_layer) * self._mesh.shape.get("fsdp", 1)
         gathered = whole // m.n_layers - joined if self._mesh.shape.get("fsdp", 1) > 1 else 0
         layers = m.n_layers if m.remat == "none" and not m.scan_layers else 1
         return cast + head + (joined + gathered) * width * layers
 
     def _head(self, m: ModelConfig) -> int:
-        """The float32 gradient of the output head, which the loss adds up over its tiles."""
+        """Returns the bytes of the head's gradient, float32, which the loss adds up over its tiles."""
         return m.padded_vocab_size * m.d_model * _F32 // self._mesh.shape.get("tensor", 1)
 
     def _loss(self, config: Config, tokens: int) -> int:
-        """Logits of one tile (all of them without tiles), float32 and their gradient, hidden states and theirs."""
+        """Returns the bytes of one tile's logits (all of them without tiles), the hidden states, and the gradients of both."""
         m, width = config.model, jnp.dtype(config.model.dtype).itemsize
         tile = min(config.loss.tile_tokens or tokens, tokens)
         logits = tile * m.padded_vocab_size // self._mesh.shape.get("tensor", 1) * (_F32 + width)
@@ -161,7 +175,7 @@ class Estimator:
 
 
 def layer_elements(m: ModelConfig, tensor: int = 1) -> dict[str, int]:
-    """What the backward pass of a layer needs of its forward pass: numbers a token, on each of `tensor` devices."""
+    """Returns what a layer's backward pass needs of its forward pass: name -> numbers a token on each tensor device."""
     heads = (m.n_heads + 2 * m.n_kv_heads) * m.head_dim
     llama = m.family == "llama"
     return {
@@ -181,31 +195,32 @@ class _Layer:
     Attributes:
       kept: from the forward pass to the backward pass.
       shared: kept once for all layers.
-      backward: beside that, at the start of the last layer's backward pass: what is recomputed, and the gradients of the MLP's
-        hidden activations, where those themselves are no longer needed.
+      backward: more of them at the start of the last layer's backward pass: what is recomputed, and the gradient of the
+        MLP's hidden activations.
     """
 
     def __init__(self, m: ModelConfig, rows: int, tokens: int, axes: typing.Mapping[str, int]):
         width, tensor = jnp.dtype(m.dtype).itemsize, axes.get("tensor", 1)
-        parts = layer_elements(m, tensor)
+        elements = layer_elements(m, tensor)
         offloaded = m.offload and m.remat != "none"  # to the host's memory: all but the layer's input
-        kept = sum(parts[name] for name in KEPT["full" if offloaded else m.remat])
+        kept = sum(elements[name] for name in KEPT["full" if offloaded else m.remat])
         small = m.n_heads // tensor * _F32 + (2 * m.d_model if m.dropout else 0)  # normalisers; dropout's masks
-        here = rows * tokens
-        self.kept = here * (kept * width + (small if m.remat == "none" else 0))
-        # cuDNN takes the segments as a bias, causal and not; XLA's attention all scores of a layer.
+        tokens_in_all = rows * tokens
+        self.kept = tokens_in_all * (kept * width + (small if m.remat == "none" else 0))
+        # cuDNN takes the mask as a bias [T, T] for all heads, of which XLA keeps two, with and without the causal part. The
+        # backend xla holds the scores of all heads of a layer.
         square = rows * tokens * tokens * axes.get("context", 1)
         self.shared = 2 * square * width if m.attention == "cudnn" else 0
         scores = 0 if m.attention != "xla" else square * m.n_heads // tensor * (_F32 + width)
         if m.attention == "xla" and m.remat in ("none", "dots"):
             self.kept += scores
-        again = sum(parts.values()) - kept
-        self.backward = here * (again + parts["mlp_proj"] + m.d_model) * width + scores
+        recomputed = sum(elements.values()) - kept
+        self.backward = tokens_in_all * (recomputed + elements["mlp_proj"] + m.d_model) * width + scores
 
 
-def _device_bytes(abstract: typing.Any, where: typing.Any) -> tuple[int, int]:
-    """Bytes of a tree on each device: what lives there, and what comes from host memory to be used."""
+def _device_bytes(abstract: typing.Any, shardings: typing.Any) -> tuple[int, int]:
+    """Returns the bytes of a tree on each device: (what stays there, what comes from the host's memory to be used)."""
     sizes = {True: 0, False: 0}
-    for leaf, at in zip(jax.tree.leaves(abstract), jax.tree.leaves(where), strict=True):
-        sizes[at.memory_kind == "pinned_host"] += math.prod(at.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    for leaf, placed in zip(jax.tree.leaves(abstract), jax.tree.leaves(shardings), strict=True):
+        sizes[placed.memory_kind == "pinned_host"] += math.prod(placed.shard_shape(leaf.shape)) * leaf.dtype.itemsize
     return sizes[False], sizes[True]

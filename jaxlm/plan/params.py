@@ -1,15 +1,15 @@
-"""How many parameters a config makes, by arithmetic."""
+"""Counts a model's parameters from its config, by arithmetic."""
 
 from jaxlm.config import ModelConfig
 
 
 def count_params(config: ModelConfig) -> int:
-    """Parameters of a resolved model config, without the padding rows of the vocabulary."""
+    """Returns the number of parameters of a resolved model config, without the vocabulary's padding rows."""
     return sum(params_by_component(config).values())
 
 
 def params_by_component(config: ModelConfig) -> dict[str, int]:
-    """The same count split into embed, pos_embed, attn, mlp, norm and head; `head` is 0 when tied."""
+    """Returns the same count by component: embed, pos_embed, attn, mlp, norm and head (0 if embeddings are tied)."""
     c = config
     gpt2 = c.family == "gpt2"
     d, heads, kv = c.d_model, c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim

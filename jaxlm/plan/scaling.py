@@ -1,13 +1,14 @@
-"""What scaling laws published by others say of a plan: how many tokens, and about which loss at the end.
+"""Published scaling laws: how many tokens suit a model's size, and which loss a plan may end at.
 
-Both laws are L(N, D) = E + A / N^alpha + B / D^beta, in nats per token OF THEIR OWN TOKENIZER AND TEXT (MassiveText, 32,000
-ids of SentencePiece): with another tokenizer or other data the loss is another number, so compare plans with one another by it,
-not with a loss that you see. N counts parameters, D tokens.
+Both laws are L(N, D) = E + A / N^alpha + B / D^beta, for N parameters and D tokens, in nats per token OF THEIR OWN TOKENIZER
+AND TEXT (MassiveText, 32,000 ids of SentencePiece). Another tokenizer or other data give other losses: compare two plans by
+these numbers, never a plan with a loss that you have measured.
 """
 
 import dataclasses
 
-# Spread that is added to that of the two laws: their residuals are near 1%, other data and tokenizers move losses by much more.
+# Share of the mean that widens the span of the two laws on both sides. The laws' own residuals are near 1%, but other data
+# and tokenizers move losses by much more.
 UNCERTAINTY = 0.10
 
 
@@ -23,11 +24,11 @@ class Law:
     beta: float
 
     def loss(self, params: float, tokens: float) -> float:
-        """Nats per token."""
+        """Returns the predicted loss in nats per token."""
         return self.e + self.a / params**self.alpha + self.b / tokens**self.beta
 
     def optimal_tokens(self, params: float) -> float:
-        """D at which a budget of 6ND is spent best on a model of `params`: N's and D's marginal gains are equal."""
+        """Returns the D for which `params` is the best N at a budget of 6ND FLOPs."""
         return (self.beta * self.b / (self.alpha * self.a) * params**self.alpha) ** (1 / self.beta)
 
 
@@ -40,14 +41,15 @@ TOKENS_PER_PARAM = 20.0  # the rule of thumb that Hoffmann et al.'s approaches 1
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """Where a plan stands.
+    """What the laws say of a plan.
 
     Attributes:
       tokens_per_param: of the plan.
       optimal_tokens: by the rule of 20 tokens a parameter.
-      optimal_by_law: law's name -> its tokens for this size.
+      optimal_by_law: law's name -> optimal tokens for this size.
       loss_by_law: law's name -> predicted final loss, nats per token.
-      loss: their mean; `low` and `high` the span of the laws, widened by UNCERTAINTY of the mean on both sides.
+      loss: the mean of the laws' losses.
+      low, high: the span of the laws' losses, widened by UNCERTAINTY of the mean on both sides.
     """
 
     tokens_per_param: float
@@ -60,8 +62,10 @@ class Scaling:
 
 
 def stand(params: float, tokens: float) -> Scaling:
-    """The plan of `params` parameters on `tokens` tokens (repeated tokens count as new ones: true to about 4 epochs,
-    arXiv:2305.16264)."""
+    """Returns what the laws say of training `params` parameters on `tokens` tokens.
+
+    Repeated tokens count as new ones, which holds for up to about 4 epochs (arXiv:2305.16264).
+    """
     losses = {law.name: law.loss(params, tokens) for law in LAWS}
     mean = sum(losses.values()) / len(losses)
     return Scaling(

@@ -17,11 +17,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
     prompts = args.prompt or list(config.sample.prompts)
     if not prompts:
         raise ConfigError('nothing to continue: give --prompt="TEXT", again for more than one')
-    run = model.restore(config, args.checkpoint)
+    run = model.restore(config.workdir, args.checkpoint, config.model, config.data, config.hardware, config.distributed)
     say(f"checkpoint {run.step} of {config.workdir}")
     with jax.set_mesh(run.mesh):
-        settings, seed = run.config.sample, run.config.seed
-        texts = samples.continue_prompts(run.model, run.params, run.data.tokenizer(), prompts, settings, seed)
+        tokenizer = run.data.tokenizer()
+        texts = samples.continue_prompts(run.model, run.params, tokenizer, prompts, config.sample, config.seed)
     if jax.process_index():
         return 0
     if args.json:

@@ -1,7 +1,7 @@
-"""Adam (arXiv:1412.6980) whose moments are kept in float32, or in eight bits (Dettmers et al., arXiv:2110.02861).
+"""Adam (arXiv:1412.6980) with its moments in float32, or in eight bits (Dettmers et al., arXiv:2110.02861).
 
-The update is made from the new moments in float32, before they are rounded: what a step loses is only what the next
-one remembers. The code of eight bits and its rounding are those of `ops.quantize`: 2.03 bytes a parameter, not 8.
+The update is made from the new moments before they are rounded to eight bits, so rounding affects later steps only. Both
+moments take 2.03 bytes a parameter in place of 8; `ops.quantize` has the code and the rounding.
 """
 
 import re
@@ -19,11 +19,16 @@ Moment = jax.Array | quantize.Blocked
 
 
 class AdamState(typing.NamedTuple):
-    """Updates done, and both moments: trees like the parameters with arrays or `quantize.Blocked` as leaves."""
+    """The state between two updates.
+
+    Attributes:
+      count: updates done.
+      mu, nu: first and second moments: trees like the parameters, with a `Moment` at each leaf.
+    """
 
     count: jax.Array
-    mu: typing.Any
-    nu: typing.Any
+    mu: dict
+    nu: dict
 
 
 def scale_by_adam(
@@ -34,19 +39,19 @@ def scale_by_adam(
     mu_dtype: str = "float32",
     full_precision: typing.Sequence[str] = (".*",),
 ) -> optax.GradientTransformationExtraArgs:
-    """Gradients over the root of their second moments, as `optax.scale_by_adam`.
+    """Returns Adam without a learning rate, like `optax.scale_by_adam`.
 
-    `update(grads, state, params, ok=True)` leaves the state as it is where `ok`, a scalar, is false. Done here and not
-    afterwards, this lets every moment be updated in place: the update is made of what is written, not of what was.
+    `update(grads, state, params, ok=True)` leaves the state as it is if the scalar `ok` is false.
 
     Args:
-      mu_dtype: of the first moment where it is not in eight bits.
-      full_precision: parameters whose name fully matches none of these patterns have their moments in eight bits, but
-        for those whose last axis has no divisor in 64 to 255.
+      b1, b2, eps: as in the paper.
+      mu_dtype: of first moments that are not in eight bits.
+      full_precision: patterns. A parameter whose name fully matches one keeps its moments out of eight bits; so does one
+        whose last axis has no divisor from 64 to 255.
     """
 
-    def init(params: typing.Any) -> AdamState:
-        def zeros(name: str, p: jax.Array, dtype: typing.Any, dtype_8bit: typing.Any) -> Moment:
+    def init(params: dict) -> AdamState:
+        def zeros(name: str, p: jax.Array, dtype: str | jnp.dtype, dtype_8bit: jnp.dtype) -> Moment:
             whole = any(re.fullmatch(pattern, name) for pattern in full_precision)
             if whole or not p.ndim or not quantize.block_size(p.shape[-1]):
                 return jnp.zeros(p.shape, dtype)
@@ -57,20 +62,22 @@ def scale_by_adam(
         return AdamState(jnp.zeros((), jnp.int32), mu, nu)
 
     def update(
-        grads: typing.Any, state: AdamState, params: typing.Any = None, *, ok: bool | jax.Array = True, **extra
-    ) -> tuple[typing.Any, AdamState]:
+        grads: dict, state: AdamState, params: dict | None = None, *, ok: bool | jax.Array = True, **extra
+    ) -> tuple[dict, AdamState]:
         del params, extra
         count = state.count + 1
         bias1, bias2 = (1 - b ** count.astype(jnp.float32) for b in (b1, b2))
 
         def one(name: str, g: jax.Array, mu: Moment, nu: Moment) -> tuple[jax.Array, Moment, Moment]:
             old_m, old_v = _read(mu), _read(nu)
+            # Why the gate is in here: a choice between the old and the new state after the update would hold both. Here the
+            # update needs only what is written, so each moment is overwritten in place.
             m = jnp.where(ok, b1 * old_m + (1 - b1) * g, old_m)
             v = jnp.where(ok, b2 * old_v + (1 - b2) * g * g, old_v)
             step = (m / bias1) / (jnp.sqrt(v / bias2) + eps)
             if not isinstance(mu, quantize.Blocked):
                 return step, m.astype(mu.dtype), v
-            # Another noise for each leaf and step: with the same for all, all layers would be rounded alike.
+            # Other noise for each parameter and step: with the same noise, all layers would be rounded alike.
             seed = count.astype(jnp.uint32) ^ jnp.uint32(zlib.crc32(name.encode()))
             noise = quantize.noise(g.shape, seed)
             return step, quantize.encode(m, noise & 0xFFFF, jnp.int8), quantize.encode(v, noise >> 16, jnp.uint8)

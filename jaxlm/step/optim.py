@@ -1,11 +1,10 @@
-"""The optimizer: what turns gradients into updates, and the learning rate over the steps.
+"""Makes the optimizer, which turns gradients into updates, and the schedule of the learning rate.
 
-The learning rate is applied by the train step, from the step number, so that it is one schedule whatever the optimizer
-and is not held back by skipped steps.
+The two are apart because the train step multiplies the updates by the rate itself, by the number of the step. So every
+optimizer has the same schedule, and a skipped step does not delay it.
 """
 
 import math
-import typing
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +18,13 @@ from jaxlm.step.adam import scale_by_adam
 
 
 def rates(config: OptimConfig, steps: int) -> optax.Schedule:
-    """Learning rate of step s = 1, 2, ..., `steps`: linear warm-up, then cosine, wsd, linear or constant.
+    """Returns the learning rate as a function of the step, 1 to `steps`: linear warm-up, then `optim.schedule`.
 
-    One scalar is the rate of all parameters. The train step also takes a schedule that gives a tree of scalars, whose
-    branches end where the parameters' go on: {"embed": 1e-4, "layers_0": 1e-3, ...}.
+    Cosine, linear and wsd end at `final_lr_ratio` times the peak. wsd (warm-up, stable, decay; MiniCPM, arXiv:2404.06395)
+    holds the peak, and falls linearly in the last `decay_fraction` of all steps.
 
-    `wsd` (warm-up, stable, decay; MiniCPM, arXiv:2404.06395) holds the peak and falls linearly in the last
-    `decay_fraction` of all steps. The last update has `final_lr_ratio` times the peak, but for `constant`.
+    The scalar that it gives is the rate of all parameters. The train step also takes a schedule that gives a tree of
+    scalars, each the rate of all parameters below it: {"embed": 1e-4, "layers_0": 1e-3, ...}.
     """
     lr, end = config.lr, config.lr * config.final_lr_ratio
     rest = steps - config.warmup_steps
@@ -43,13 +42,17 @@ def rates(config: OptimConfig, steps: int) -> optax.Schedule:
     return optax.join_schedules([optax.linear_schedule(0.0, lr, config.warmup_steps), after], [config.warmup_steps])
 
 
-def make(config: OptimConfig, params: typing.Any) -> optax.GradientTransformation:
-    """The optimizer without its learning rate, decoupled weight decay (arXiv:1711.05101) included.
+def make(config: OptimConfig, params: dict) -> optax.GradientTransformation:
+    """Returns the optimizer without its learning rate. Weight decay is decoupled (arXiv:1711.05101) and included.
 
-    `update(grads, state, params, ok=ok)` leaves the state as it is where the scalar `ok` is false.
+    `update(grads, state, params, ok=ok)` leaves the state as it is if the scalar `ok` is false.
+
+    Args:
+      config: `config.optim`.
+      params: all that is trained (arrays or shapes) in one tree, as `tree.merge` gives it.
 
     Raises:
-      ConfigError: a parameter is in neither or both of `optim.decay` and `optim.no_decay`.
+      ConfigError: a parameter is in neither or both of `optim.decay` and `optim.no_decay`, or muon has no matrix to train.
     """
     try:
         mask = tree.regex_mask(params, config.decay, config.no_decay)
@@ -70,11 +73,11 @@ def _adamw8bit(c: OptimConfig) -> optax.GradientTransformation:
 
 
 def _adafactor(c: OptimConfig) -> optax.GradientTransformation:
-    """Second moments by row and column, no first moment (arXiv:1804.04235).
+    """Adafactor (arXiv:1804.04235): second moments by row and column, no first moment.
 
-    Steps are not scaled by the parameter's size, as in arXiv:2106.04560, so that the learning rate means what it means
-    for AdamW. Attention kernels (D, heads, head size) have no two dimensions of optax's least size, 128: from 32 on a
-    dimension is factored.
+    Updates are not scaled by the parameter's size (as in arXiv:2106.04560), so a learning rate means the same as for AdamW.
+    Dimensions of 32 and more are factored. Optax's default is 128, but then attention kernels (D, heads, head dim) would
+    have no two dimensions to factor.
     """
     del c
     return _gated(optax.chain(optax.scale_by_factored_rms(min_dim_size_to_factor=32), optax.clip_by_block_rms(1.0)))
@@ -83,7 +86,7 @@ def _adafactor(c: OptimConfig) -> optax.GradientTransformation:
 def _muon(c: OptimConfig) -> optax.GradientTransformation:
     """Muon (Jordan 2024) for the matrices of the layers, AdamW for embeddings, head, norms and biases.
 
-    With the momentum and the scale of arXiv:2502.16982, which gives its updates AdamW's root mean square, so that one
+    Momentum and scale are those of arXiv:2502.16982. They give Muon's updates the root mean square of AdamW's, so one
     learning rate and one weight decay serve both.
     """
     orthogonalise = optax.contrib.scale_by_muon(beta=0.95, mu_dtype=c.mu_dtype, weight_dimension_numbers=_matrices)
@@ -94,28 +97,28 @@ def _muon(c: OptimConfig) -> optax.GradientTransformation:
 
     rms = optax.stateless(lambda updates, _: jax.tree.map(scale, updates, _matrices(updates)))
 
-    def which(params: typing.Any) -> typing.Any:
+    def labels(params: dict) -> dict:
         return tree.map_named(lambda name, p: "muon" if _matrix_axes(name, p) else "adamw", params)
 
-    return optax.partition({"muon": _gated(optax.chain(orthogonalise, rms)), "adamw": _adamw(c)}, which)
+    return optax.partition({"muon": _gated(optax.chain(orthogonalise, rms)), "adamw": _adamw(c)}, labels)
 
 
 def _gated(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """`tx` whose state stays as it is where `ok` is false, as `adam.scale_by_adam` does."""
+    """Returns `tx` with the gate that `adam.scale_by_adam` has: the state stays as it is if `ok` is false."""
 
-    def update(grads: typing.Any, state: typing.Any, params: typing.Any, *, ok: jax.Array, **extra) -> tuple:
+    def update(grads: dict, state: optax.OptState, params: dict, *, ok: jax.Array, **extra) -> tuple:
         updates, new = tx.update(grads, state, params)
         return updates, jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, state)
 
     return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
-def _matrices(params: typing.Any) -> typing.Any:
+def _matrices(params: dict) -> dict:
     return tree.map_named(_matrix_axes, params)
 
 
 def _matrix_axes(name: str, p: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
-    """The input and the output axes of a layer's kernel, so that (D, N, H) is a matrix too; None for other parameters."""
+    """Returns a layer kernel's input and output axes, so that (D, N, H) is a matrix too; None for other parameters."""
     if tree.layer_of(name) is None or not name.endswith("/kernel"):
         return None
     inputs = input_axes(name)

@@ -1,7 +1,7 @@
-"""What the person watches: metrics.jsonl, TensorBoard, Weights & Biases and a progress line.
+"""Writes a run's metrics: to metrics.jsonl, TensorBoard, Weights & Biases and a progress line.
 
-metrics.jsonl is append-only: after a resume the steps since the last checkpoint stand there twice, and the later line is
-the one that counts. Only process 0 writes.
+metrics.jsonl is append-only. After a resume it has two lines for each step since the last checkpoint; the later one
+counts. Only process 0 writes.
 """
 
 import contextlib
@@ -21,31 +21,31 @@ from jaxlm.config import ConfigError, HardwareConfig, LogConfig, ModelConfig, Tr
 from jaxlm.console import duration, human
 from jaxlm.plan import flops
 
-HELD_OUT = "val/loss"  # the metric by which the best checkpoint is known
+HELD_OUT = "val/loss"  # the best checkpoint is the one that has this lowest
 
 
 class JsonLines:
-    """Appends JSON objects to a file, one a line, each flushed; a line cut short by a crash is dropped on opening."""
+    """Appends JSON objects to a file, one a line, and flushes each. Opening drops a last line that a crash cut short."""
 
     def __init__(self, path: pathlib.Path):
         self.last = _mend(path)
         self._file = open(path, "a", encoding="utf-8")
 
     def write(self, record: dict) -> None:
-        """Writes one object; NaN and infinities become null, as JSON has neither."""
+        """Writes one object. NaN and infinities become null, since JSON has neither."""
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         self._file.write(json.dumps(clean) + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Puts everything on disk."""
+        """Flushes to disk and closes the file."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
 
 
 def _mend(path: pathlib.Path) -> dict:
-    """Cuts an unfinished last line off; returns the last whole record ({} if there is none)."""
+    """Cuts off an unfinished last line. Returns the last whole record; {} if there is none."""
     if not path.exists():
         return {}
     data = path.read_bytes()
@@ -59,7 +59,7 @@ def _mend(path: pathlib.Path) -> dict:
 
 
 def read(path: pathlib.Path) -> dict[int, dict]:
-    """Step -> its metrics, all lines of the step merged, later lines over earlier ones."""
+    """Returns step -> metrics, all lines of a step merged. Of two values of a metric the later counts."""
     steps: dict[int, dict] = {}
     for line in pathlib.Path(path).read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
@@ -68,7 +68,7 @@ def read(path: pathlib.Path) -> dict[int, dict]:
 
 
 def held_out_losses(path: pathlib.Path) -> dict[int, float]:
-    """Step -> `val/loss`, the newest of each; {} where there is no file. Lines that are no JSON are passed over."""
+    """Returns step -> the last `val/loss` written for it; {} if there is no file. Lines that are not JSON are skipped."""
     losses = {}
     with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as lines:
         for line in lines:
@@ -80,12 +80,12 @@ def held_out_losses(path: pathlib.Path) -> dict[int, float]:
 
 
 class Writer:
-    """Sends each record to every place that the config asks for.
+    """Writes each record to metrics.jsonl, and to TensorBoard and W&B if the config asks for them.
 
     Args:
       workdir: the run's folder.
       config: `config.log`.
-      run_config: the whole resolved config as a dict, for Weights & Biases.
+      run_config: the whole resolved config as a dict, for W&B to show.
     """
 
     def __init__(self, workdir: pathlib.Path, config: LogConfig, run_config: dict):
@@ -95,11 +95,11 @@ class Writer:
 
     @property
     def last(self) -> dict:
-        """The last record that an earlier start of this run wrote."""
+        """Returns the last record that an earlier start of this run wrote; {} if there is none."""
         return self._json.last
 
-    def write(self, record: dict[str, typing.Any]) -> None:
-        """Writes one record; it must have `step`."""
+    def write(self, record: dict[str, float]) -> None:
+        """Writes one record, which must have `step`."""
         self._json.write(record)
         scalars = {k: v for k, v in record.items() if k != "step" and isinstance(v, (int, float))}
         if self._board:
@@ -124,7 +124,8 @@ def check(config: LogConfig) -> None:
 
 
 def _open_tensorboard(workdir: pathlib.Path) -> typing.Any:
-    # It imports PyTorch where there is one, for the name of a type: seconds. A None makes that an ImportError.
+    # tensorboardX imports PyTorch if it is installed, for the name of a type, which takes seconds. With None in sys.modules
+    # that import fails at once.
     without_torch = {} if "torch" in sys.modules else {"torch": None}
     sys.modules.update(without_torch)
     try:
@@ -149,11 +150,11 @@ def _open_wandb(workdir: pathlib.Path, mode: str, run_config: dict) -> typing.An
 
 
 class Progress:
-    """One line that is rewritten in a terminal, and plain lines where there is none.
+    """Shows progress: in a terminal one line that is rewritten, elsewhere plain lines.
 
     Args:
       total: steps of the run.
-      stream: where to write; standard error by default.
+      stream: what to write to; standard error by default.
     """
 
     def __init__(self, total: int, stream: typing.TextIO | None = None):
@@ -173,14 +174,14 @@ class Progress:
         self._stream.flush()
 
     def message(self, text: str) -> None:
-        """A line that stays, above the one that is rewritten."""
+        """Writes a line that stays, above the one that is rewritten."""
         start = "\r" + " " * self._width + "\r" if self._live and self._width else ""
         self._stream.write(f"{start}{text}\n")
         self._stream.flush()
         self._width = 0
 
     def close(self) -> None:
-        """Leaves the last progress line standing."""
+        """Ends the progress line, which stays on the screen."""
         if self._live and self._width:
             self._stream.write("\n")
             self._stream.flush()
@@ -206,9 +207,9 @@ class Meter:
     Args:
       tokens_per_step: tokens of a global batch.
       flops_palm, flops_causal: FLOPs a token in both conventions.
-      peak_flops: of all devices together; None where unknown (MFU is then left out).
-      usd_per_hour: what the machine costs.
-      wall_s: seconds that earlier starts of this run took, so that dollars are those really spent.
+      peak_flops: FLOP/s of all devices together. None: unknown, and MFU is left out.
+      usd_per_hour: the price of the machine.
+      wall_s: seconds that earlier starts of this run took; wall time and dollars count them.
     """
 
     def __init__(
@@ -230,26 +231,29 @@ class Meter:
         self._paused = 0.0
 
     def pause(self, seconds: float) -> None:
-        """Leaves evaluation and samples out of the speed (never out of the wall time or the dollars)."""
+        """Leaves these seconds out of the speed, as of an evaluation. Wall time and dollars still count them."""
         self._paused += seconds
 
     def clock(self, step: int) -> dict[str, float]:
-        """What every record says: step, tokens so far, seconds and dollars over all starts of the run."""
+        """Returns what every record has: the step, and tokens, seconds and dollars so far, over all starts of the run."""
         wall = time.monotonic() - self._start
         cost = round(wall / 3600 * self._usd_per_hour, 6)
         return {"step": step, "tokens": step * self._tokens_per_step, "wall_s": round(wall, 3), "cost_usd": cost}
 
     def measure(self, step: int, total: int) -> dict[str, float]:
-        """Figures since the last call. The first call sets the mark only: it would count the compilation."""
-        now = time.monotonic()
+        """Returns `clock`, and the speed since the last call: tokens/s, MFU and seconds left to step `total`.
+
+        The first call returns no speed, which would include the compilation.
+        """
+        ended = time.monotonic()
         record = self.clock(step)
         if self._mark and step > self._mark[0]:
-            seconds = max(now - self._mark[1] - self._paused, 1e-9)
+            seconds = max(ended - self._mark[1] - self._paused, 1e-9)
             speed = (step - self._mark[0]) * self._tokens_per_step / seconds
             record |= {"tokens_per_second": speed, "eta_s": (total - step) * self._tokens_per_step / speed}
             if self._peak:
                 record |= {name: speed * flops / self._peak for name, flops in self._flops.items()}
-        self._mark, self._paused = (step, now), 0.0
+        self._mark, self._paused = (step, ended), 0.0
         return record
 
 
@@ -257,12 +261,12 @@ class Recorder:
     """Brings the metrics of steps from the device to metrics.jsonl, the loggers and the progress line.
 
     Args:
-      meter: speed, dollars and time left.
-      writer: None on all processes but the first, which alone writes and says anything.
-      first: the first step of this start; it is logged, however seldom others are. So is the last.
+      meter: adds speed, dollars and time left.
+      writer: None on all processes but the first, which alone writes and shows anything.
+      first: the first step of this start. It is always logged, and so is the last.
       steps: the last step of the run.
-      every_steps: steps from one log line to the next.
-      reads: metrics that are read of every step. The others are read when they are logged.
+      every_steps: how often a step is logged.
+      reads: metrics to read at every step. The others are read at logged steps only.
     """
 
     def __init__(
@@ -281,14 +285,14 @@ class Recorder:
         self._progress = Progress(steps)
 
     def fetch(self, step: int, metrics: dict) -> None:
-        """Starts the copies to the host that `read` will need. They wait for the step, the host does not."""
+        """Starts to copy what `read` will need to the host. The copies wait for the step; this call does not."""
         for name in metrics if self._due(step) else self._reads:
             metrics[name].copy_to_host_async()
 
     def read(self, step: int, metrics: dict) -> dict[str, float]:
-        """The metrics of a step, those that are read of every step or all of them; waits until the step is done.
+        """Waits until a step is done, and returns its metrics: `reads`, or all if the step is logged.
 
-        All are read and logged where a line is due, or where an update was skipped.
+        A step is logged if a line is due, or if it skipped its update.
         """
         record = {name: float(metrics[name]) for name in self._reads}
         if not self._due(step) and not record["skipped_in_a_row"] > 0:
@@ -302,23 +306,23 @@ class Recorder:
         return record
 
     def add(self, step: int, name: str, figures: dict[str, float]) -> None:
-        """Writes and says what was found after a step, such as held-out losses."""
+        """Writes and shows figures that belong to a step, such as held-out losses."""
         if self._writer:
             self._writer.write(self._meter.clock(step) | figures)
         parts = [f"{key.removeprefix('val/')} {value:.4f}" for key, value in figures.items()]
         self.say(f"step {step}  {name}: " + "  ".join(parts))
 
     def say(self, text: str) -> None:
-        """Shows a line to the person."""
+        """Shows a line of text."""
         if self._writer:
             self._progress.message(text)
 
     def pause(self, seconds: float) -> None:
-        """Leaves seconds out of the speed."""
+        """Leaves these seconds out of the speed."""
         self._meter.pause(seconds)
 
     def close(self) -> None:
-        """Leaves the last progress line standing."""
+        """Ends the progress line."""
         self._progress.close()
 
     def _due(self, step: int) -> bool:
@@ -326,7 +330,7 @@ class Recorder:
 
 
 def make_meter(model: ModelConfig, train: TrainConfig, hardware: HardwareConfig, wall_s: float = 0.0) -> Meter:
-    """The meter of a run on all devices at hand; `wall_s`: seconds that its earlier starts took."""
+    """Returns the meter of a run on all devices of this program. Its earlier starts took `wall_s` seconds."""
     per_token = flops.flops_per_token(model, train.seq_len)
     peak = hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
     return Meter(

@@ -1,8 +1,8 @@
-"""`config.profile.steps=A:B`: traces steps A to B of a run and says where their time went.
+"""`config.profile.steps=A:B`: traces steps A to B of a run, and shows what their time was spent on.
 
-Every process traces its own devices, into WORKDIR/profile/ (WORKDIR/profile/process_N where there are several), in the
-layout that TensorBoard's profile plugin reads, with a perfetto_trace.json.gz beside it for https://ui.perfetto.dev.
-The device is waited for before the first traced step and after the last one: nowhere else.
+Every process traces its own devices. The trace goes to WORKDIR/profile (with several processes to WORKDIR/profile/process_N)
+as TensorBoard's profile plugin reads it, with a perfetto_trace.json.gz for https://ui.perfetto.dev. The host waits for the
+device before the first traced step and after the last, and nowhere else.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ from jaxlm.train.loop import Ending, Hook, Moment
 
 
 def check(config: ProfileConfig, first: int) -> None:
-    """Refuses a window that begins before step `first`, the next one of a run. Raises ConfigError."""
+    """Raises ConfigError if the steps to trace begin before `first`, the next step of the run."""
     if config.window and config.window[0] < first:
         raise ConfigError(
             f"config.profile.steps={config.steps} begins before step {first}, the next of this run: name later steps"
@@ -23,13 +23,13 @@ def check(config: ProfileConfig, first: int) -> None:
 
 
 class Trace(Hook):
-    """Ends the trace of a window of steps and shows it; `begin` is the hook that starts it.
+    """Ends the trace of some steps and shows a summary. The hook `begin` starts it.
 
-    The end comes before all other hooks and the start after them, so that nothing but steps is traced. As a context it
-    also ends the trace where the loop fails.
+    This hook runs before all others and `begin` after them, so that only steps are traced. As a context manager it also ends
+    the trace if the loop fails.
 
     Args:
-      window: first and last step to trace, or None.
+      window: first and last step to trace; None: no trace.
       folder: WORKDIR/profile.
     """
 
@@ -58,7 +58,7 @@ class Trace(Hook):
             if jax.process_index() == 0:
                 newest = max((self.folder / "plugins" / "profile").iterdir(), key=lambda path: path.stat().st_mtime)
                 self._show(moment, newest)
-        except Exception as error:  # a trace that can't be written or read is no reason to lose a run
+        except Exception as error:  # no trace is worth losing a run
             moment.say(f"trace: {self.folder}; it can't be summarised: {type(error).__name__}: {error}")
 
     def _show(self, moment: Moment, folder: pathlib.Path) -> None:
@@ -97,6 +97,6 @@ class _Begin(Hook):
     def __call__(self, moment: Moment) -> None:
         jax.block_until_ready(moment.state)
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # its events are many, and slow the host that is to be watched
+        options.python_tracer_level = 0  # it has so many events that it slows down the host
         jax.profiler.start_trace(str(self._trace.folder), create_perfetto_trace=True, profiler_options=options)
         self._trace.running = True

@@ -1,4 +1,4 @@
-"""What a run says and records when it starts."""
+"""Says and records what is about to run, when a run starts."""
 
 import dataclasses
 import pathlib
@@ -18,14 +18,14 @@ from jaxlm.train.loop import Watch
 
 
 def announce(model: ModelConfig, train: TrainConfig, params: dict, mesh: Mesh, first: int) -> None:
-    """Says which model is about to be trained, on what, and for how long.
+    """Shows the table of parameters, the model, the devices, and how long the run is.
 
     Args:
       model: with nothing left at "auto".
       train: the run's length and batch.
       params: what is trained, by collection, or its shapes.
       mesh: all devices of the run.
-      first: steps that are done already.
+      first: how many steps are done already.
     """
     kind, shape = jax.devices()[0].device_kind, " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     say(parameter_overview.get_parameter_overview(stacked_shapes(tree.merge(params)), include_stats=False))
@@ -34,12 +34,12 @@ def announce(model: ModelConfig, train: TrainConfig, params: dict, mesh: Mesh, f
         f"attention {model.attention}, {model.dtype}, remat {model.remat}"
     )
     tokens = train.batch_size * train.seq_len
-    at = f"resuming at step {first}, " if first else ""
-    say(f"{at}to step {train.steps}: {human(train.steps * tokens)} tokens, {tokens:,} a step")
+    resuming = f"resuming at step {first}, " if first else ""
+    say(f"{resuming}to step {train.steps}: {human(train.steps * tokens)} tokens, {tokens:,} a step")
 
 
 def stacked_shapes(params: dict) -> dict:
-    """Shapes of the parameters with all layers stacked under one name: a table of them is short however deep the model."""
+    """Returns shapes of the parameters, those of all layers stacked as `layers`. So a table of them is short."""
     layers = [part for name, part in params.items() if tree.layer_of(name) is not None]
     rest = {name: part for name, part in params.items() if tree.layer_of(name) is None}
     stack = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(layers), *x.shape), x.dtype), layers[0])
@@ -49,12 +49,16 @@ def stacked_shapes(params: dict) -> dict:
 def begin(
     folder: pathlib.Path, asked: Config, config: Config, data_sha256: str, mesh: Mesh, first: int
 ) -> metrics.Writer:
-    """Records this start in the ledger and opens the metrics. For the first process.
+    """Records this start in the ledger, and opens and returns the writer of metrics. For the first process only.
 
     Args:
-      asked: the config before anything was settled for this machine: it is what is kept, so that `sample` finds its own best
-        attention on another one.
-      config: as settled.
+      folder: the run's folder.
+      asked: the config with "auto" as the user left it. It goes to config.json, so that `sample` on another machine chooses
+        for that machine.
+      config: with nothing left at "auto".
+      data_sha256: of the data's manifest.
+      mesh: all devices of the run.
+      first: how many steps are done already.
     """
     choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
     choices |= {"remat": config.model.remat, "microbatch_size": config.train.microbatch_size}
@@ -65,7 +69,14 @@ def begin(
 def make_recorder(
     config: Config, writer: metrics.Writer | None, first: int, watches: Sequence[Watch]
 ) -> metrics.Recorder:
-    """The recorder of a run whose next step is `first` + 1; the time of earlier starts counts."""
+    """Returns the recorder of a run whose next step is `first` + 1. It counts the time of earlier starts.
+
+    Args:
+      config: with nothing left at "auto".
+      writer: None on all processes but the first.
+      first: how many steps are done already.
+      watches: the recorder reads at every step what they ask for.
+    """
     wall_s = writer.last.get("wall_s", 0.0) if writer else 0.0
     meter = metrics.make_meter(config.model, config.train, config.hardware, wall_s)
     reads = [name for watch in watches for name in watch.reads]

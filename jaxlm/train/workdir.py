@@ -1,4 +1,4 @@
-"""The run's folder, and everything that refuses to start a run in it."""
+"""Makes the run's folder, and refuses to start a run that can't work or does not belong in it."""
 
 import dataclasses
 import pathlib
@@ -11,7 +11,7 @@ from jaxlm import config_files, sharding
 from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig
 from jaxlm.train import metrics
 
-# Keys of the model that change how it is computed, not which function it is: a resumed run may change them.
+# Keys of the model that a resumed run may change: they do not change which parameters there are or what they mean.
 _FREE_MODEL_KEYS = (
     "attention",
     "dtype",
@@ -28,7 +28,7 @@ _OPTIM_STATE_KEYS = ("name", "mu_dtype", "full_precision")
 
 
 def check(config: Config, mesh: Mesh) -> pathlib.Path:
-    """Refuses whatever can be refused before data is read or made; returns the run's folder. Raises ConfigError."""
+    """Makes all checks that need no data, and returns the run's folder. Raises ConfigError if one fails."""
     folder = workdir(config.workdir)
     size = config.train.microbatch_size if config.train.microbatch_size > 0 else config.train.batch_size
     sharding.check_batch(mesh, **{"train.microbatch_size": size, "eval.batch_size": config.eval.batch_size})
@@ -42,7 +42,7 @@ def check(config: Config, mesh: Mesh) -> pathlib.Path:
 
 
 def workdir(path: str) -> pathlib.Path:
-    """The run's folder, which is made if it is not there. Raises ConfigError if there is no path or it can't be made."""
+    """Returns the run's folder, which it makes if need be. Raises ConfigError if the path is empty or can't be made."""
     if not path:
         raise ConfigError("no folder for this run: give --config.workdir=DIR")
     folder = pathlib.Path(path)
@@ -54,7 +54,7 @@ def workdir(path: str) -> pathlib.Path:
 
 
 def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) -> None:
-    """Refuses to offload to the host's memory where the device can't read it. Raises ConfigError."""
+    """Raises ConfigError if the config offloads to the host's memory, but the device can't read that."""
     asked = [name for name, section in (("optim", optim), ("model", model)) if section.offload]
     if asked and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
         raise ConfigError(
@@ -63,19 +63,19 @@ def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) ->
 
 
 def check_same_model(folder: pathlib.Path, model: ModelConfig) -> None:
-    """Refuses a model that is not the one of the checkpoints in this folder. Raises ConfigError."""
+    """Raises ConfigError if this is not the model of the folder's checkpoints."""
     free = _FREE_MODEL_KEYS + (("max_seq_len",) if model.family == "llama" else ())
     keys = [field.name for field in dataclasses.fields(model) if field.name not in free]
     _check_same(folder, "model", model, keys)
 
 
 def check_same_optimizer(folder: pathlib.Path, optim: OptimConfig) -> None:
-    """Refuses an optimizer whose state has other arrays than the checkpoints in this folder. Raises ConfigError."""
+    """Raises ConfigError if this optimizer's state has other arrays than that in the folder's checkpoints."""
     _check_same(folder, "optim", optim, _OPTIM_STATE_KEYS)
 
 
 def _check_same(folder: pathlib.Path, name: str, section: ModelConfig | OptimConfig, keys: Collection[str]) -> None:
-    """Compares these keys of a section with the config that the folder's checkpoints were made with, if it has any."""
+    """Compares these keys of a section with the config that the folder's checkpoints were made with, if there are any."""
     saved, checkpoints = folder / "config.json", folder / "checkpoints"
     if not saved.is_file() or not checkpoints.is_dir() or not any(checkpoints.iterdir()):
         return

@@ -1,14 +1,14 @@
-"""Reads a trace of JAX's profiler (`.xplane.pb`): which operations and classes of operations the time of a step went to.
+"""Reads a trace of JAX's profiler (`.xplane.pb`): how much of a step's time each operation and each class of them took.
 
-A trace holds one event for each operation that a device ran, and the compiled programs that the operations belong to. The
-class of an operation follows from its place in the model (`jax.named_scope`) and from what its program says about it.
+A trace holds an event for each run of an operation on a device, and the compiled programs. The class of an operation
+follows from its place in the model (`jax.named_scope`) and from its program.
 
-Each instant of the traced time is given to the operation that runs then, or in equal parts to those that run at once.
-Communication gets only the instants at which no computation runs: what hides behind computation costs nothing. Instants
-at which nothing runs are idle. So the shares of all classes add up to 1.
+Each instant belongs to the operation that runs then; several that run at once share it equally. Communication gets only
+the instants without computation, since behind computation it costs nothing. Instants without any operation are idle. So the
+shares of all classes add up to 1.
 
-Understood are CPUs ("/host:CPU", one event for each thunk on the executor's threads) and GPUs ("/device:GPU:n", a line for
-each stream). The format is XLA's xplane.proto: `jax.profiler.ProfileData` reads the events, `_fields` the programs.
+It reads traces of CPUs ("/host:CPU", an event for each thunk) and GPUs ("/device:GPU:n", a line for each stream). The format
+is XLA's xplane.proto: `jax.profiler.ProfileData` reads the events, `_fields` the programs.
 """
 
 import collections
@@ -17,7 +17,7 @@ import pathlib
 import re
 import typing
 
-from jax.profiler import ProfileData
+from jax.profiler import ProfileData, ProfileEvent
 
 Message = bytes | memoryview  # of a protobuf
 CLASSES = ("attention", "matmul", "elementwise", "communication", "idle")  # elementwise: all other computation
@@ -32,7 +32,7 @@ _PRODUCTS = ("dot", "convolution")
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """What a compiled program says about one of its instructions.
+    """An instruction of a compiled program.
 
     Attributes:
       opcode: HLO's, such as `fusion`.
@@ -49,7 +49,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One run of an operation on a device; times in nanoseconds."""
+    """One run of an operation on a device. Times are in nanoseconds."""
 
     device: str
     name: str
@@ -60,7 +60,14 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """All runs of the operations with this name and place. Seconds and runs are those of one step on one device."""
+    """All operations of one name and place, by step and device.
+
+    Attributes:
+      name: of the operations, without their numbers.
+      place: in the model, such as `attn/attention/exp (backward)`.
+      kind: one of CLASSES.
+      seconds, runs: of them all together, in one step on one device.
+    """
 
     name: str
     place: str
@@ -71,12 +78,12 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """Where the time went.
+    """How the time of a step was spent.
 
     Attributes:
-      seconds: of one step, from its first operation to its last.
-      shares: of that time, for each of CLASSES.
-      rows: of all operations, the longest first.
+      seconds: of one step: the time from the first traced operation to the last, divided by the steps.
+      shares: of that time, by class (CLASSES).
+      rows: all operations, those with the most time first.
     """
 
     seconds: float
@@ -85,7 +92,7 @@ class Profile:
 
 
 def classify(event: Event) -> str:
-    """The class of an operation, by its name and its instruction: one of CLASSES, never idle."""
+    """Returns the class of an operation, judged by its name and its instruction: one of CLASSES, never idle."""
     found = event.instruction or Instruction("", "")
     names = f"{event.name} {found.target}"
     if _COMMUNICATION.search(names):
@@ -98,7 +105,7 @@ def classify(event: Event) -> str:
 
 
 def summarise(events: typing.Iterable[Event], steps: int) -> Profile:
-    """Adds the events of `steps` steps up; the result is the mean over steps and devices.
+    """Returns the mean profile of a step, over `steps` steps and all devices.
 
     Raises:
       ValueError: there is no event.
@@ -125,7 +132,7 @@ def summarise(events: typing.Iterable[Event], steps: int) -> Profile:
 
 
 def _attribute(events: list[Event], background: list[bool]) -> list[float]:
-    """Nanoseconds of each event. What runs at once shares the time; events in `background` get it only when alone."""
+    """Returns nanoseconds for each event. Events that run at once share them; `background` ones get those without others."""
     edges = sorted([(e.start, 1, i) for i, e in enumerate(events)] + [(e.end, 0, i) for i, e in enumerate(events)])
     spent, before = [0.0] * len(events), 0.0
     running: tuple[set[int], set[int]] = (set(), set())  # computation, background
@@ -139,12 +146,12 @@ def _attribute(events: list[Event], background: list[bool]) -> list[float]:
 
 
 def _base(name: str) -> str:
-    """The name without its number, which differs from layer to layer: add_select_fusion.12 -> add_select_fusion."""
+    """Returns the name without its number, which differs by layer: add_select_fusion.12 -> add_select_fusion."""
     return re.sub(r"(\.\d+|\.clone|\.remat\d*)+$", "", name)
 
 
 def place(scope: str) -> str:
-    """A scope as a person reads it, without classes and wrappers: `attn/attention/exp (backward)`."""
+    """Returns a scope without names of classes and JAX's wrappers: `attn/attention/exp (backward)`."""
     parts = [re.sub(r"^(?:(?:transpose|jvp|vmap|remat)\()*([^()]*)\)*$", r"\1", part) for part in scope.split("/")]
     parts = [part for part in parts if not _NOT_A_PLACE.search(part)]
     passes = [word for word, mark in (("backward", "transpose("), ("recomputed", "rematted")) if mark in scope]
@@ -152,7 +159,7 @@ def place(scope: str) -> str:
 
 
 def read(path: pathlib.Path) -> list[Event]:
-    """The operations in an `.xplane.pb`: those of its GPUs, or of the CPU if it has none."""
+    """Returns the operations in an `.xplane.pb`: those of its GPUs, or of the CPU if there are none."""
     programs = instructions(path.read_bytes())
     planes = list(ProfileData.from_file(str(path)).planes)
     devices = [plane for plane in planes if plane.name.startswith("/device:")]
@@ -161,13 +168,15 @@ def read(path: pathlib.Path) -> list[Event]:
         for line in plane.lines:
             if devices and not line.name.startswith(("Stream", "XLA Ops")):
                 continue  # derived from the streams' events
-            events += _operations(plane.name, line, programs, is_host=not devices)
+            events += _operations(plane.name, line.events, programs, is_host=not devices)
     return events
 
 
-def _operations(plane: str, line: typing.Any, programs: dict, *, is_host: bool) -> list[Event]:
+def _operations(
+    plane: str, timeline: typing.Iterable[ProfileEvent], programs: dict[tuple[str, str], Instruction], *, is_host: bool
+) -> list[Event]:
     events = []
-    for event in line.events:
+    for event in timeline:
         stats = dict(event.stats)
         op = stats.get("hlo_op", "")
         if is_host and not op:
@@ -181,7 +190,7 @@ def _operations(plane: str, line: typing.Any, programs: dict, *, is_host: bool) 
 
 
 def instructions(xspace: bytes) -> dict[tuple[str, str], Instruction]:
-    """All instructions of all programs in a trace, by the names of program and instruction."""
+    """Returns (program, instruction's name) -> instruction, for all programs in a trace."""
     table = {}
     for plane in _all(xspace, 1):  # XSpace.planes
         if bytes(_first(plane, 2)) != b"/host:metadata":
@@ -194,7 +203,7 @@ def instructions(xspace: bytes) -> dict[tuple[str, str], Instruction]:
 
 
 def _module(module: Message) -> dict[tuple[str, str], Instruction]:
-    """The instructions of an HloModuleProto, those of all its computations."""
+    """Returns (program, instruction's name) -> instruction, for all computations of an HloModuleProto."""
     name = bytes(_first(module, 1)).decode()
     computations = {_first(c, 5): [_instruction(i) for i in _all(c, 2)] for c in _all(module, 3)}
     table = {}
@@ -203,7 +212,7 @@ def _module(module: Message) -> dict[tuple[str, str], Instruction]:
             if found.opcode == "fusion":
                 inner = [other for c in called for _, other, _ in computations.get(c, ())]
                 inner.sort(key=lambda other: (other.opcode not in _PRODUCTS, not other.scope))
-                if inner:  # a product comes first, then what has a scope: XLA often gives the fusion itself none
+                if inner:  # a product first, then what has a scope: XLA often gives the fusion itself none
                     product, scope = inner[0].opcode in _PRODUCTS, found.scope or inner[0].scope
                     found = dataclasses.replace(found, product=product, scope=scope)
             table[name, op] = found
@@ -211,7 +220,7 @@ def _module(module: Message) -> dict[tuple[str, str], Instruction]:
 
 
 def _instruction(proto: Message) -> tuple[str, Instruction, list[int]]:
-    """(name, instruction, ids of the computations that it calls) of an HloInstructionProto."""
+    """Returns (name, instruction, ids of the computations that it calls), of an HloInstructionProto."""
     fields = dict(_fields(proto))
     scope = bytes(_first(fields.get(7, b""), 2)).decode()
     called = fields.get(38, b"")
@@ -228,38 +237,38 @@ def _first(message: Message, number: int) -> int | memoryview | bytes:
 
 
 def _fields(message: Message) -> typing.Iterator[tuple[int, int | memoryview]]:
-    """(field number, value) of a message in protobuf's wire format: numbers as int, the rest as memoryview."""
-    view, at = memoryview(message), 0
-    while at < len(view):
-        key, at = _varint(view, at)
+    """Yields (field number, value) of a message in protobuf's wire format. A number is an int, the rest a memoryview."""
+    view, offset = memoryview(message), 0
+    while offset < len(view):
+        key, offset = _varint(view, offset)
         if key & 7 == 0:
-            value, at = _varint(view, at)
+            value, offset = _varint(view, offset)
         else:
             size = {1: 8, 5: 4}.get(key & 7)
             if size is None:
-                size, at = _varint(view, at)
-            value, at = view[at : at + size], at + size
+                size, offset = _varint(view, offset)
+            value, offset = view[offset : offset + size], offset + size
         yield key >> 3, value
 
 
 def _varints(view: memoryview) -> typing.Iterator[int]:
-    at = 0
-    while at < len(view):
-        value, at = _varint(view, at)
+    offset = 0
+    while offset < len(view):
+        value, offset = _varint(view, offset)
         yield value
 
 
-def _varint(view: memoryview, at: int) -> tuple[int, int]:
+def _varint(view: memoryview, offset: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = view[at]
-        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
+        byte = view[offset]
+        value, shift, offset = value | (byte & 127) << shift, shift + 7, offset + 1
         if byte < 128:
-            return value, at
+            return value, offset
 
 
 def lines(profile: Profile, top: int = 10) -> list[str]:
-    """A table for people: the longest operations, then the share of each class."""
+    """Returns the lines of a table: the `top` operations with the most time, then the share of each class."""
     out = ["  share   ms/step   runs/step  class          operation"]
     for row in profile.rows[:top]:
         share = row.seconds / profile.seconds

@@ -1,9 +1,9 @@
-"""Checkpoints: Orbax, asynchronous, rotated, verified, independent of the mesh that wrote them.
+"""Checkpoints by Orbax: asynchronous, rotated, verified. Any mesh restores what another one wrote.
 
-`checkpoints/<step>/` holds `params` (so that sampling and export read nothing else), `train` (optimizer state and
-counters) and `meta` (step, resolved config, fingerprint of the data, and a digest of every array).
+`checkpoints/<step>/` holds `params` (apart, so that sampling and export read nothing else), `train` (the optimizer's state
+and counters) and `meta` (step, resolved config, fingerprint of the data, a digest of every array).
 
-    store    saves and restores          layout   which array of the state is which item of a checkpoint
-    digest   one number for an array     keep     which checkpoints stay
-    damage   what a damaged one looks like
+    store    saves and restores                 layout   turns a state into a checkpoint's items, and back
+    digest   one number for an array            keep     chooses which checkpoints to delete
+    damage   tells damage from other errors
 """

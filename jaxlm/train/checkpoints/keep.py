@@ -1,4 +1,4 @@
-"""Which checkpoints stay."""
+"""Chooses which checkpoints to delete, and which is the best."""
 
 import typing
 
@@ -6,11 +6,12 @@ from jaxlm.config import CheckpointConfig
 
 
 def obsolete(steps: typing.Sequence[int], losses: typing.Mapping[int, float], config: CheckpointConfig) -> list[int]:
-    """The steps to delete: all but the newest `keep_last`, multiples of `keep_every`, and the `keep_best`.
+    """Returns the steps to delete: all but the newest `keep_last`, the best `keep_best` and multiples of `keep_every`.
 
     Args:
       steps: of the checkpoints on disk.
-      losses: step -> held-out loss; steps without one are never among the best.
+      losses: step -> held-out loss. A step without one is never among the best.
+      config: `config.checkpoint`.
     """
     newest = sorted(steps)[-config.keep_last :]
     every = [step for step in steps if config.keep_every and step % config.keep_every == 0]
@@ -20,5 +21,5 @@ def obsolete(steps: typing.Sequence[int], losses: typing.Mapping[int, float], co
 
 
 def best(steps: typing.Sequence[int], losses: typing.Mapping[int, float]) -> int | None:
-    """The step with the lowest held-out loss, the earliest of equals; None if none was evaluated."""
+    """Returns the step with the lowest held-out loss, the earliest of equals; None if none was evaluated."""
     return min((losses[step], step) for step in steps if step in losses)[1] if losses.keys() & set(steps) else None

@@ -1,7 +1,7 @@
-"""Which part of the train state is which item of a checkpoint, both ways. Orbax restores no other tree than it saved.
+"""Turns a train state into the items of a checkpoint, and back. Orbax restores no other tree than it saved.
 
-`params` holds the collection "params" itself, without its name, and any other trained collection is an item beside it.
-`train` holds the optimizer's state and the counters; `running` only where the objective has any.
+Each trained collection is an item of its own name, such as `params`. The item `train` holds the optimizer's state and the
+counters, and `running` if the objective has any.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ _COUNTERS = ("step", "skipped", "skipped_in_a_row")
 
 
 def to_items(state: TrainState) -> dict[str, dict]:
-    """Item -> tree. Works for arrays, shapes and shardings alike."""
+    """Returns the items of a checkpoint by name. The state's leaves may be arrays, shapes or shardings."""
     train = {"opt_state": state.opt_state} | {name: getattr(state, name) for name in _COUNTERS}
     if state.running:
         train["running"] = state.running
@@ -20,7 +20,7 @@ def to_items(state: TrainState) -> dict[str, dict]:
 
 
 def from_items(items: dict[str, dict], like: TrainState) -> TrainState:
-    """The state of these items; `like` says which collections it has."""
+    """Returns the state that these items hold, with the collections that `like` has."""
     train = items["train"]
     return dataclasses.replace(
         like,

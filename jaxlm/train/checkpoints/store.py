@@ -17,7 +17,7 @@ from jaxlm.step.state import TrainState
 from jaxlm.train.checkpoints import digest, keep, layout
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError, reading
 
-_DELETING = ".deleting"  # ends the name of a checkpoint that is on its way out
+_DELETING = ".deleting"  # the end of a folder's name while it is deleted
 
 
 class Checkpointer:
@@ -26,8 +26,8 @@ class Checkpointer:
     Args:
       directory: `WORKDIR/checkpoints`.
       config: which checkpoints to keep; None: all.
-      losses: step -> held-out loss, by which the best are known; the caller may add to it.
-      read_only: for programs that only restore.
+      losses: step -> held-out loss, which decides which are the best. The caller may add to it later.
+      read_only: True: nothing is written, as in programs that only restore.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Checkpointer:
         self._closed = False
         self._saving: int | None = None  # the step whose save is in flight
         self._deleting: list[threading.Thread] = []
-        # Orbax keeps everything: what goes is decided here, once a save is whole and its step was evaluated.
+        # Orbax is told to keep all. It would delete at once, but the best are known only after the step was evaluated.
         options = ocp.CheckpointManagerOptions(
             max_to_keep=None, cleanup_tmp_directories=not read_only, read_only=read_only
         )
@@ -54,17 +54,23 @@ class Checkpointer:
             self._delete([path for path in self.directory.glob(f"*{_DELETING}")])  # a crash left them half gone
 
     def save(self, state: TrainState, meta: dict) -> bool:
-        """Starts saving `state` at its step; returns at once but for the copy to the host. False if it is there already.
+        """Starts to save `state` as the checkpoint of its step. Returns False if there is one already.
+
+        It waits for the save before this one, the digests and the copy to the host. A thread then writes the files.
+
+        Args:
+          state: on the devices; its memory may be reused as soon as this returns.
+          meta: JSON to save beside the arrays.
 
         Raises:
-          RunError: the disk was full, now or when the save before this one was finished.
+          RunError: the disk was full, now or at the end of the save before this one.
         """
         self.wait()
         step = int(state.step)
         if step in self.steps():
             return False
         items = layout.to_items(state)
-        # The copy of the state must be whole before the next step takes its memory; Orbax does that before returning.
+        # The next step takes over the state's memory. Orbax has copied the state when `save` returns.
         args = {name: ocp.args.StandardSave(item) for name, item in items.items()}
         args["meta"] = ocp.args.JsonSave({**meta, "step": step, "digests": digest.table(items)})
         self._saving = step
@@ -72,15 +78,15 @@ class Checkpointer:
             return self._manager.save(step, args=ocp.args.Composite(**args))
 
     def check(self) -> None:
-        """Looks after the save in flight; costs nothing while it goes on. To be called after every step.
+        """Finishes the save in flight if it is over, else does nothing. Cheap: the loop calls it after every step.
 
-        Once the save is over it raises what made it fail, or deletes the checkpoints that need not be kept any more.
+        To finish is to raise the error that made the save fail, or to delete the checkpoints that need not be kept any more.
         """
         if self._saving is not None and not self._manager.is_saving_in_progress():
             self.wait()
 
     def wait(self) -> None:
-        """Blocks until the save in flight is on disk, then deletes what need not be kept; raises if the save failed."""
+        """Waits until the save in flight is on disk, then deletes what need not be kept. Raises if the save failed."""
         with self._disk_errors():
             self._manager.wait_until_finished()
         if self._saving is not None:
@@ -88,7 +94,7 @@ class Checkpointer:
             self._rotate()
 
     def close(self) -> None:
-        """Waits for the save in flight and releases the manager. A second call does nothing."""
+        """Waits for the save in flight and all deletions, then closes Orbax. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -100,7 +106,7 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _disk_errors(self) -> typing.Iterator[None]:
-        """Turns a full disk, however deep it was met, into one line that says what to do."""
+        """Turns the error of a full disk, which Orbax may wrap, into one line that says what to do."""
         try:
             yield
         except Exception as error:
@@ -114,27 +120,31 @@ class Checkpointer:
             ) from error
 
     def _rotate(self) -> None:
-        """Deletes what need not be kept, on the first process: it is the one that knows, and no other has to wait."""
+        """Deletes what need not be kept."""
+        # Why on the first process alone: it writes metrics.jsonl, so it alone is sure to know the losses of earlier starts.
+        # And no other process has to wait for a deletion.
         if self._config and jax.process_index() == 0:
             self._delete(
                 [self.directory / str(step) for step in keep.obsolete(self.steps(), self._losses, self._config)]
             )
 
     def _delete(self, folders: list[pathlib.Path]) -> None:
-        """Deletes beside the training. Each folder first loses its name: half a checkpoint never looks like a whole one."""
+        """Deletes folders in a thread, beside the training; on the first process only."""
         if jax.process_index() or not folders:
             return
+        # Why it renames first: deleting takes time and may be cut short, and then half a checkpoint under its own name would
+        # pass for a whole one. A rename is atomic. The next start deletes what is left under the new name.
         gone = [p if p.name.endswith(_DELETING) else p.rename(p.with_name(p.name + _DELETING)) for p in folders]
         thread = threading.Thread(target=lambda: [shutil.rmtree(p, ignore_errors=True) for p in gone], daemon=True)
         thread.start()
         self._deleting = [*(t for t in self._deleting if t.is_alive()), thread]
 
     def steps(self) -> list[int]:
-        """Steps of the whole checkpoints on disk, ascending."""
+        """Returns the steps of the checkpoints on disk, ascending. Those still being written or deleted are not among them."""
         return sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdigit())
 
     def find(self, which: str | int) -> int:
-        """The step meant by `latest`, `best` or a number. Raises ConfigError."""
+        """Returns the step that "latest", "best" or a number means. Raises ConfigError if there is no such checkpoint."""
         steps = self.steps()
         if not steps:
             raise ConfigError(f"no checkpoints in {self.directory}: train first")
@@ -144,29 +154,30 @@ class Checkpointer:
         return int(step)
 
     def meta(self, step: int) -> dict:
-        """What was saved beside the arrays: `config`, `fingerprint`, `digests`, ..."""
+        """Returns what was saved beside the arrays: `config`, `fingerprint`, `digests`, ..."""
         with reading(step):
             return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
 
     def restore(self, step: int, abstract: TrainState, shardings: TrainState) -> TrainState:
-        """The state saved at `step`, laid out as `shardings` says, whatever mesh wrote it.
+        """Restores the state of `step`, laid out as `shardings` says. The mesh need not be the one that wrote it.
 
         Raises:
-          CorruptCheckpointError: an array is not the one that was saved, or can't be read.
+          CorruptCheckpointError: an array is not the one that was saved, or a file is damaged.
+          RunError: it can't be read for another reason.
         """
         items = self._restore(step, layout.to_items(_with_shardings(abstract, shardings)))
         return layout.from_items(items, like=abstract)
 
     def restore_latest(self, abstract: TrainState, shardings: TrainState) -> tuple[TrainState, dict]:
-        """The newest state that reads back as it was saved, and its `meta`.
+        """Restores the newest checkpoint that is not damaged. Returns (state, meta).
 
-        Damaged checkpoints newer than it are moved to `WORKDIR/damaged/`, with a warning. When none is whole nothing is
-        moved, so that a run never starts anew by accident.
+        Newer ones, which are damaged, are moved to `WORKDIR/damaged/` with a warning. If all are damaged none is moved, so
+        that a run never starts anew by accident.
 
         Raises:
-          CorruptCheckpointError: none is whole.
+          CorruptCheckpointError: all are damaged.
           RunError: a checkpoint can't be read for another reason (memory, permissions, a device), or one of several
-            processes can't read its part; nothing is moved.
+            processes can't read its part. Nothing is moved.
         """
         damaged = []
         for step in reversed(self.steps()):
@@ -185,15 +196,15 @@ class Checkpointer:
         )
 
     def restore_params(self, step: int, abstract: dict, shardings: dict) -> dict:
-        """The collection "params" alone. Raises CorruptCheckpointError."""
+        """Restores the collection "params" alone. Raises as `restore` does."""
         return self._restore(step, {"params": _with_shardings(abstract, shardings)})["params"]
 
     def _set_aside(self, step: int) -> None:
         """Moves a damaged checkpoint out of the way, so that its step can be saved again."""
         if jax.process_index() == 0:
-            place = self.directory.parent / "damaged"
-            place.mkdir(exist_ok=True)
-            target = next(p for n in range(10**6) if not (p := place / f"{step}.{n}").exists())
+            folder = self.directory.parent / "damaged"
+            folder.mkdir(exist_ok=True)
+            target = next(p for n in range(10**6) if not (p := folder / f"{step}.{n}").exists())
             (self.directory / str(step)).rename(target)
         multihost_utils.sync_global_devices("damaged checkpoint set aside")
         self._manager.reload()
@@ -207,7 +218,7 @@ class Checkpointer:
         except CorruptCheckpointError as error:
             if jax.process_count() == 1:
                 raise
-            # The other processes wait inside of Orbax for this one: they can't be told to try an older checkpoint.
+            # The other processes wait for this one inside Orbax, so they can't be told to try an older checkpoint.
             raise RunError(f"{error}; move {self.directory / str(step)} away and run the same command again") from error
         items = {name: restored[name] for name in wanted}
         if wrong := digest.differing(items, saved):
