@@ -226,11 +226,11 @@ def _apply(document: Document, chain: list[Stage], books: Books) -> bool:
                 books.tally.failures.append(f"{document.id}: {reason}")
             _warn(f"{document.id}: {reason}: {error}")
             return False
-        now = time.perf_counter()
-        counts.seconds += now - began
+        reached = time.perf_counter()
+        counts.seconds += reached - began
         counts.documents_in += 1
         counts.bytes_in += bytes_in
-        began = now
+        began = reached
         if why is None and not document.text.strip():
             why = Remove("nothing left")
         if why is not None:

@@ -28,11 +28,11 @@ def data(config: Config) -> rows.Order:
     return rows.Order(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size)
 
 
-def batches(ready: Ready, first: int) -> LoaderBatches:
-    """The loader's batches, from step `first` + 1 on."""
+def batches(ready: Ready, done: int) -> LoaderBatches:
+    """The loader's batches, from step `done` + 1 on."""
     order, mesh, d = ready.data, ready.parts.mesh, ready.config.data
     local = sharding.local_rows(mesh, order.batch_size)
-    read = together(lambda: loader.open_train(order, d, row_indices=local, start_step=first))
+    read = together(lambda: loader.open_train(order, d, row_indices=local, start_step=done))
     return LoaderBatches(read, mesh, order.batch_size)
 
 

@@ -50,7 +50,7 @@ class Task:
     Attributes:
       objective: (model, config) -> what is minimised.
       data: makes the data where need be and opens it. Called on all processes.
-      batches: (ready, first) -> batches of the steps after `first`.
+      batches: (ready, done) -> batches of the steps after `done`.
       held_out: ready -> (variables -> metrics).
     """
 
@@ -77,26 +77,26 @@ def run(config: Config, task: Task) -> int:
         checkpointer = Checkpointer(folder / "checkpoints", config.checkpoint, losses=losses)
         stack.callback(checkpointer.close)  # a save in flight is finished, also when the loop failed
         state, frozen, interrupted = _first_state(ready, checkpointer)
-        first = int(state.step)
+        done = int(state.step)
         meta = {"config": dataclasses.asdict(config), "fingerprint": data.fingerprint()}
         save = hooks.Save(checkpointer, config.checkpoint.every_steps, meta)
         held_out = hooks.HeldOut(task.held_out(ready), config.train.eval_every_steps, config.eval, losses)
         trace = stack.enter_context(profile.Trace(config.profile.window, folder / "profile"))
         between = [trace, save, held_out, hooks.Sample(sample, config.sample, folder), trace.begin]
-        owed = hooks.owed(between, first, config.train.steps, interrupted)
-        if first >= config.train.steps and not owed:
-            say(f"complete: {folder} is at step {first} of {config.train.steps}; raise config.train.steps to continue")
+        owed = hooks.owed(between, done, config.train.steps, interrupted)
+        if done >= config.train.steps and not owed:
+            say(f"complete: {folder} is at step {done} of {config.train.steps}; raise config.train.steps to continue")
             return EXIT_CODES[loop.DONE]
-        if first < config.train.steps:
-            profile.check(config.profile, first + 1)
-        batches = task.batches(ready, first)
+        if done < config.train.steps:
+            profile.check(config.profile, done + 1)
+        batches = task.batches(ready, done)
         stack.callback(batches.close)
-        writer = together(lambda: start.begin(folder, asked, config, data.data.sha256, mesh, first), first_only=True)
+        writer = together(lambda: start.begin(folder, asked, config, data.data.sha256, mesh, done), first_only=True)
         if writer:
             stack.callback(writer.close)
-        start.announce(config.model, config.train, state.params, mesh, first)
+        start.announce(config.model, config.train, state.params, mesh, done)
         watching = [watches.SaveInFlight(checkpointer), watches.NonFinite(config.train.max_nonfinite_steps)]
-        recorder = start.make_recorder(config, writer, first, watching)
+        recorder = start.make_recorder(config, writer, done, watching)
         stack.callback(recorder.close)
         step = ready.parts.jit()
         job = loop.Run(

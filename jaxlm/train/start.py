@@ -17,7 +17,7 @@ from jaxlm.train import ledger, metrics
 from jaxlm.train.loop import Watch
 
 
-def announce(model: ModelConfig, train: TrainConfig, params: dict, mesh: Mesh, first: int) -> None:
+def announce(model: ModelConfig, train: TrainConfig, params: dict, mesh: Mesh, done: int) -> None:
     """Shows the table of parameters, the model, the devices, and how long the run is.
 
     Args:
@@ -25,7 +25,7 @@ def announce(model: ModelConfig, train: TrainConfig, params: dict, mesh: Mesh, f
       train: the run's length and batch.
       params: what is trained, by collection, or its shapes.
       mesh: all devices of the run.
-      first: how many steps are done already.
+      done: how many steps are done already.
     """
     kind, shape = jax.devices()[0].device_kind, " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     say(parameter_overview.get_parameter_overview(stacked_shapes(tree.merge(params)), include_stats=False))
@@ -34,7 +34,7 @@ def announce(model: ModelConfig, train: TrainConfig, params: dict, mesh: Mesh, f
         f"attention {model.attention}, {model.dtype}, remat {model.remat}"
     )
     tokens = train.batch_size * train.seq_len
-    resuming = f"resuming at step {first}, " if first else ""
+    resuming = f"resuming at step {done}, " if done else ""
     say(f"{resuming}to step {train.steps}: {human(train.steps * tokens)} tokens, {tokens:,} a step")
 
 
@@ -47,7 +47,7 @@ def stacked_shapes(params: dict) -> dict:
 
 
 def begin(
-    folder: pathlib.Path, asked: Config, config: Config, data_sha256: str, mesh: Mesh, first: int
+    folder: pathlib.Path, asked: Config, config: Config, data_sha256: str, mesh: Mesh, done: int
 ) -> metrics.Writer:
     """Records this start in the ledger, and opens and returns the writer of metrics. For the first process only.
 
@@ -58,27 +58,27 @@ def begin(
       config: with nothing left at "auto".
       data_sha256: of the data's manifest.
       mesh: all devices of the run.
-      first: how many steps are done already.
+      done: how many steps are done already.
     """
     choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
     choices |= {"remat": config.model.remat, "microbatch_size": config.train.microbatch_size}
-    ledger.record_start(folder, asked, step=first, manifest_sha256=data_sha256, choices=choices)
+    ledger.record_start(folder, asked, step=done, manifest_sha256=data_sha256, choices=choices)
     return metrics.Writer(folder, config.log, dataclasses.asdict(config))
 
 
 def make_recorder(
-    config: Config, writer: metrics.Writer | None, first: int, watches: Sequence[Watch]
+    config: Config, writer: metrics.Writer | None, done: int, watches: Sequence[Watch]
 ) -> metrics.Recorder:
-    """Returns the recorder of a run whose next step is `first` + 1. It counts the time of earlier starts.
+    """Returns the recorder of a run whose next step is `done` + 1. It counts the time of earlier starts.
 
     Args:
       config: with nothing left at "auto".
       writer: None on all processes but the first.
-      first: how many steps are done already.
+      done: how many steps are done already.
       watches: the recorder reads at every step what they ask for.
     """
     wall_s = writer.last.get("wall_s", 0.0) if writer else 0.0
     meter = metrics.make_meter(config.model, config.train, config.hardware, wall_s)
     reads = [name for watch in watches for name in watch.reads]
-    sizes = {"first": first + 1, "steps": config.train.steps, "every_steps": config.log.every_steps}
+    sizes = {"first": done + 1, "steps": config.train.steps, "every_steps": config.log.every_steps}
     return metrics.Recorder(meter, writer, **sizes, reads=reads)

@@ -16,7 +16,7 @@ def test_a_start_names_model_devices_and_length(capsys):
     model = hardware.for_platform(c.model, "cpu")
     params = models.abstract_params(models.build(model, model.attention))
     mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=-1, tensor=1, context=1))
-    start.announce(dataclasses.replace(model, remat="none"), c.train, {"params": params}, mesh, first=7)
+    start.announce(dataclasses.replace(model, remat="none"), c.train, {"params": params}, mesh, done=7)
     said = capsys.readouterr().err
     assert (
         "parameters; 8 x cpu (data 1 x fsdp 8 x context 1 x tensor 1); attention blocked, float32, remat none" in said
