@@ -160,7 +160,9 @@ def test_the_docs_have_commands_and_a_wrong_one_is_noticed(run, capsys):
 def test_keys_named_in_the_docs_exist():
     base = config_files.load("base")
     keys = set(config_files.flat_keys(base))
-    sections = "model|data|train|loss|optim|checkpoint|eval|sample|mesh|log|hardware|distributed|plan|tune|profile|prepare"
+    sections = (
+        "model|data|train|loss|optim|checkpoint|eval|sample|mesh|log|hardware|distributed|plan|tune|profile|prepare"
+    )
     pattern = rf"`(?:--config\.)?((?:{sections})\.[a-z0-9_.]*[a-z0-9_])"
     named = [(page.name, key) for page in PAGES for key in re.findall(pattern, page.read_text())]
     assert len(named) > 20
