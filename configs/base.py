@@ -1,7 +1,7 @@
 """Every key with its default and a comment; an experiment imports this file, changes what it must, and nothing else.
 
-The comments are what `jaxlm train --help=SECTION` prints; a key's type, bounds and choices stand in jaxlm/config/schema.py.
-0 (or an empty string) means "derive it" if the comment says so.
+`jaxlm train --help=SECTION` prints the comments. A key's type, bounds and choices stand in jaxlm/config/schema.py.
+0 or an empty string means "derive it" where the comment says so.
 """
 
 from ml_collections import ConfigDict

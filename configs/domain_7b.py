@@ -1,10 +1,10 @@
 """A 7B model for a domain: the second story's size, over the GPUs of one host or more.
 
-    python -m jaxlm.main --config=configs/domain_7b.py --config.workdir=runs/7b --config.data.dir=DATA
+    jaxlm train domain_7b --config.workdir=runs/7b --config.data.dir=DATA
 
 32 layers, d 4096, 32 query / 8 key-value heads of 128, SwiGLU 14336, 32,005-token BPE with the ChatML tokens, untied:
-7,241,773,056 parameters. Eight GPUs of 80 GB or more (`mesh.fsdp`): 72 GB on each by
-`jaxlm plan`. Pilot the same data with pilot_400m first.
+7,241,773,056 parameters. Eight GPUs of 80 GB or more (`mesh.fsdp`): a step takes 72 GB on each by `jaxlm plan`. Train
+pilot_400m on the same data first.
 
 Hours, dollars and final loss: not yet measured.
 """

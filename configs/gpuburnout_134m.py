@@ -1,6 +1,6 @@
 """The GPT-2 shape of the first story: 134,994,432 parameters.
 
-    python -m jaxlm.main --config=configs/gpuburnout_134m.py --config.workdir=runs/134m --config.data.path=FOLDER_OF_TEXT
+    jaxlm train gpuburnout_134m --config.workdir=runs/134m --config.data.path=FOLDER_OF_TEXT
 
 12 layers, d 768, 12 heads, GELU 3072, learned positions, LayerNorm, biases, dropout 0.1, 32,000-token BPE, untied head,
 1,024 context. 2.7B tokens (20 a parameter) in batches of 262,144 tokens, on one 24 GB GPU or larger.

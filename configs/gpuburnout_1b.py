@@ -1,11 +1,11 @@
 """The 1.04B LLaMA-style model of the first story: 1,038,692,352 parameters.
 
-    jaxlm prepare --config=configs/data/gpuburnout.py
-    jaxlm tokenize --config=configs/data/gpuburnout.py
-    python -m jaxlm.main --config=configs/gpuburnout_1b.py --config.workdir=runs/1b
+    jaxlm prepare configs/data/gpuburnout.py
+    jaxlm tokenize configs/data/gpuburnout.py
+    jaxlm train gpuburnout_1b --config.workdir=runs/1b
 
 16 layers, d 2048, 32 query / 8 key-value heads of 64, SwiGLU 8192, RoPE theta 500,000, 2,048 context, 32,005-token BPE
-with the ChatML tokens, tied. FineWeb-Edu 87 / FineMath 10 / Python-Edu 3, as the first two commands make them. One A100,
+with the ChatML tokens, tied. FineWeb-Edu 87 / FineMath 10 / Python-Edu 3, which the first two commands make. One A100,
 H100 or H200 of 80 GB or more: a step takes 62 GB by `jaxlm plan`. The story took 90,000 steps in phases (200, 10,000,
 60,000, 90,000) for $175 on an A100.
 

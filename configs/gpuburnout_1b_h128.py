@@ -1,6 +1,6 @@
-"""gpuburnout_1b with 16 query / 4 key-value heads of 128: the same size, faster on Hopper.
+"""gpuburnout_1b with 16 query / 4 key-value heads of 128: the same size, meant for Hopper.
 
-    python -m jaxlm.main --config=configs/gpuburnout_1b_h128.py --config.workdir=runs/1b_h128 --config.data.dir=DATA
+    jaxlm train gpuburnout_1b_h128 --config.workdir=runs/1b_h128 --config.data.dir=DATA
 
 1,038,692,352 parameters. Data, hardware and steps as gpuburnout_1b.
 

@@ -1,10 +1,10 @@
 """The 3.12B model that the first story grew to: 3,122,969,600 parameters.
 
-    python -m jaxlm.main --config=configs/gpuburnout_3b.py --config.workdir=runs/3b --config.data.dir=DATA
+    jaxlm train gpuburnout_3b --config.workdir=runs/3b --config.data.dir=DATA
 
 32 layers, d 2560, 40 query / 10 key-value heads of 64, SwiGLU 10240, 32,005-token BPE with the ChatML tokens, tied. One GPU
-of 80 GB: 8-bit AdamW and remat=names bring a step to 73.5 GB (`jaxlm plan`; with float32 moments it takes 92 GB, for one
-GPU of 141 GB or `mesh.fsdp` over two of 80 GB).
+of 80 GB: with 8-bit AdamW and remat=names a step takes 73.5 GB by `jaxlm plan`. With float32 moments it takes 92 GB: one GPU
+of 141 GB, or two of 80 GB by `mesh.fsdp`.
 
 Hours, dollars and final loss: not yet measured.
 """

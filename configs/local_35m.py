@@ -1,10 +1,10 @@
 """35M parameters on a local GPU or CPU: the size at which data choices are cheap to try.
 
-    python -m jaxlm.main --config=configs/local_35m.py --config.workdir=runs/35m --config.data.path=FOLDER_OF_TEXT
+    jaxlm train local_35m --config.workdir=runs/35m --config.data.path=FOLDER_OF_TEXT
 
-8 layers, d 512, 8 query / 4 key-value heads, SwiGLU 1408, 20,480-token BPE, tied: 34,087,424 parameters. One consumer
-GPU, hours; 655M tokens in all. Without `data.path` it trains on the embedded corpus of the quickstart, which is small:
-for a first look.
+8 layers, d 512, 8 query / 4 key-value heads, SwiGLU 1408, 20,480-token BPE, tied: 34,087,424 parameters. Hours on
+one consumer GPU; 655M tokens in all. Without `data.path` it trains on the quickstart's embedded corpus, which is small:
+good for a first look.
 
 Hours, dollars and final loss: not yet measured.
 """

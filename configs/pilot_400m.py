@@ -1,6 +1,6 @@
-"""A 400M pilot: what to train before spending on 1B to 7B with the same data.
+"""A 400M pilot: train it before you spend on 1B to 7B with the same data.
 
-    python -m jaxlm.main --config=configs/pilot_400m.py --config.workdir=runs/pilot --config.data.path=FOLDER_OF_TEXT
+    jaxlm train pilot_400m --config.workdir=runs/pilot --config.data.path=FOLDER_OF_TEXT
 
 24 layers, d 1024, 16 query / 8 key-value heads of 64, SwiGLU 4096, 32,005-token BPE, tied: 410,310,656 parameters. 8.2B
 tokens (20 a parameter) in batches of 524,288 tokens, on one 80 GB GPU.

@@ -1,6 +1,6 @@
 """Minutes on a laptop: a small model on the documentation that every installation has.
 
-    python -m jaxlm.main --config=configs/quickstart.py --config.workdir=runs/quickstart
+    jaxlm train quickstart --config.workdir=runs/quickstart
 
 The corpus is made from the Python standard library's and installed packages' documentation (87), NumPy's, SciPy's and
 JAX's mathematical docstrings (10) and Python sources (3), so nothing is downloaded.

@@ -1,9 +1,9 @@
-"""The second story's model in small: 35M parameters on technical documentation, cleaned by jaxlm itself.
+"""The second story's model in small: 35M parameters on technical documentation that jaxlm cleans.
 
     python scripts/make_techdocs_corpus.py --out=corpora/techdocs
-    jaxlm prepare --config=configs/data/techdocs.py
-    jaxlm tokenize --config=configs/data/techdocs.py
-    python -m jaxlm.main --config=configs/techdocs_35m.py --config.workdir=runs/techdocs
+    jaxlm prepare configs/data/techdocs.py
+    jaxlm tokenize configs/data/techdocs.py
+    jaxlm train techdocs_35m --config.workdir=runs/techdocs
 
 8 layers, d 512, 8 query / 4 key-value heads, SwiGLU 1408, 20,480-token BPE, tied: 34,087,424 parameters. 10,000 steps
 of 16 x 512 tokens, 82M in all: a few passes over the corpus. One consumer GPU or a patient CPU.

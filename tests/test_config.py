@@ -41,7 +41,7 @@ def test_base_and_dataclasses_have_the_same_keys():
 def test_every_shipped_config_resolves_and_says_how_large_it_is(name):
     c = resolve(name=name)
     text = config_files.find_config(name).read_text()
-    assert f"--config=configs/{name}.py" in text
+    assert f"    jaxlm train {name} --config.workdir=" in text
     stated = re.search(r"([\d,]{9,}) parameters", text) or re.search(r"same size|parameters: ([\d,]{9,})", text)
     if stated and stated.group(1):
         assert int(stated.group(1).replace(",", "")) == params.count_params(c.model)
@@ -51,7 +51,7 @@ def test_every_shipped_config_resolves_and_says_how_large_it_is(name):
 def test_every_shipped_data_config_resolves_and_names_its_command(name):
     c = resolve(name=name)
     assert c.data.dir
-    assert f"jaxlm prepare --config=configs/{name}.py" in config_files.find_config(name).read_text()
+    assert f"    jaxlm prepare configs/{name}.py\n" in config_files.find_config(name).read_text()
     for source in c.prepare.sources.values():
         for i, line in enumerate(source.stages):
             registry.parse(line, c.prepare.stages, f"stage {i}")

@@ -2,11 +2,17 @@
 
 import pathlib
 import re
+import shlex
 
-from jaxlm import cli, config_files
+import import_graph
+import pytest
+
+from jaxlm import cli, config, config_files
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text()
+README, CONTRIBUTING = ((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+CONFIGS = [path for path in sorted((ROOT / "configs").rglob("*.py")) if path.name not in ("__init__.py", "base.py")]
 
 
 def test_ci_runs_the_commands_of_the_readme():
@@ -25,20 +31,140 @@ def test_the_readme_names_every_shipped_config_and_every_verb():
 
 
 def test_links_in_the_docs_lead_somewhere():
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
-    links = [(page, target) for page in pages for target in re.findall(r"\]\(([^)#]+)\)", page.read_text())]
+    links = [(page, target) for page in PAGES for target in re.findall(r"\]\(([^)#]+)\)", page.read_text())]
     assert len(links) > 5
     for page, target in links:
         assert target.startswith("http") or (page.parent / target).exists(), (page.name, target)
 
 
+def files(text: str) -> list[str]:
+    """Files of the project that a page names, by their whole path or by that below jaxlm/."""
+    whole = re.findall(r"(?<![\w/.])((?:jaxlm|tests|scripts|configs|docs|dev)/[\w/]+\.(?:py|md|toml|json))", text)
+    below = re.findall(r"`((?:step|train|objectives|models|data|plan|eval|report|ops|corpus|config)/[\w/]+\.py)`", text)
+    return [path for path in [*whole, *(f"jaxlm/{path}" for path in below)] if "NAME" not in path]
+
+
+def test_files_named_in_the_docs_exist():
+    named = [(page.name, path) for page in PAGES for path in files(page.read_text())]
+    assert len(named) > 50
+    assert not [(page, path) for page, path in named if not (ROOT / path).is_file()]
+
+
+def test_files_are_found_in_a_page():
+    text = "(`tests/train/test_fp8.py`), `train/hooks.py`; python scripts/a.py --out=b; `models/NAME.py`"
+    assert files(text) == ["tests/train/test_fp8.py", "scripts/a.py", "jaxlm/train/hooks.py"]
+
+
+def the_map() -> dict[int, str]:
+    """Floor -> its lines of the map in CONTRIBUTING.md."""
+    drawn = re.search(r"^## The map$.*?^```$(.*?)^```$", CONTRIBUTING, re.MULTILINE | re.DOTALL)[1]
+    _, *parts = re.split(r"^(\d)  ", drawn, flags=re.MULTILINE)
+    return dict(zip(map(int, parts[::2]), parts[1::2], strict=True))
+
+
+def test_the_map_names_every_folder_and_every_module_beside_them_on_its_floor():
+    found = [*(ROOT / "jaxlm").glob("*.py"), *(path.parent for path in (ROOT / "jaxlm").glob("*/__init__.py"))]
+    units = {path.stem: path.is_dir() for path in found if path.stem not in ("__init__", "configs")}
+    drawn = the_map()
+    for unit, is_folder in units.items():
+        words = re.findall(r"[\w]+/" if is_folder else r"[\w]+", drawn[import_graph.floor(unit)])
+        assert unit + "/" * is_folder in words, unit
+
+
+def test_the_modules_that_the_map_names_are_in_their_folders():
+    named, outer = [], ""
+    for line in "\n".join(the_map().values()).splitlines():
+        if match := re.match(r"( *)(\w+)/ +(.*)", line):
+            inner = len(match[1]) > 3  # a folder in the one above
+            outer = outer if inner else match[2]
+            folder = f"{outer}/{match[2]}" if inner else outer
+            named += [(folder, word) for word in re.split(r"  +", match[3]) if re.fullmatch(r"\w+", word)]
+    assert len(named) > 50
+    assert not [(f, word) for f, word in named if not (ROOT / "jaxlm" / f / f"{word}.py").is_file()]
+
+
+def commands(text: str) -> list[str]:
+    """The commands `jaxlm VERB ...` and `python -m jaxlm.main ...` of a page or a docstring, as one would type them.
+
+    Those behind a `$` are left out: their output is below them.
+    """
+    fenced = re.sub(
+        r"^```.*?^```$", lambda match: match[0].replace("\n", "\n    "), text, flags=re.MULTILINE | re.DOTALL
+    )
+    lines = re.sub(r"\\\n *", "", fenced).splitlines()
+    typed = [re.sub(r" +# .*| \.\.\.$| \$\(.*?\)", "", line) for line in lines]
+    alone = [m[1] for line in typed if (m := re.match(r"    ((?:jaxlm [a-z]+|python -m jaxlm.main) .*)", line))]
+    inside = re.findall(r"`(jaxlm [a-z]+ [^`]*)`", " ".join(text.split()))
+    return [command for command in [*alone, *inside] if "KEY" not in command]
+
+
+def test_commands_are_found_in_a_page():
+    text = """
+    jaxlm train a --config.seed=1 \\
+        --config.workdir=b      # says
+    python -m jaxlm.main --config=a $(cat tuned.txt)
+
+`jaxlm plan --help`, and `jaxlm sample RUN
+--prompt=b`; `jaxlm tune`
+jaxlm sets nothing
+
+```
+jaxlm audit c
+$ jaxlm prepare d
+jaxlm: no such file
+```
+"""
+    alone = ["jaxlm train a --config.seed=1 --config.workdir=b", "python -m jaxlm.main --config=a"]
+    assert commands(text) == [*alone, "jaxlm audit c", "jaxlm plan --help", "jaxlm sample RUN --prompt=b"]
+
+
+def taken(command: str, run: pathlib.Path) -> tuple[int, list[str]]:
+    """The exit code of a command that is asked for help on one key, so that it reads config and flags and does nothing."""
+    places = {"RUN": str(run), "runs/quickstart": str(run), "CONFIG": "quickstart"}
+    words = [places.get(word, word.replace("=N", "=3")) for word in shlex.split(command)]
+    argv = ["train", *words[3:]] if words[0] == "python" else words[1:]
+    return cli.main([*(word for word in argv if not word.startswith("--help")), "--help=seed"])
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> pathlib.Path:
+    """The folder of a run; the test stands in the checkout, as one who reads the docs does."""
+    monkeypatch.chdir(ROOT)
+    saved = config_files.load("quickstart", [f"workdir={tmp_path}"])
+    (tmp_path / "config.json").write_text(config.to_json(config.resolve(saved)))
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [*PAGES, *CONFIGS], ids=lambda path: path.name)
+def test_the_commands_of_the_docs_are_taken(run, capsys, page):
+    for command in commands(page.read_text()):
+        assert (taken(command, run), *capsys.readouterr()[1:]) == (0, ""), command
+
+
+def test_what_the_readme_shows_below_a_command_is_what_it_prints(capsys):
+    shown = re.findall(r"^\$ jaxlm (.*)\n((?:.+\n)+?)```", README, re.MULTILINE)
+    assert shown
+    for command, output in shown:
+        cli.main(shlex.split(command))
+        assert "".join(capsys.readouterr()) == output
+
+
+def test_the_docs_have_commands_and_a_wrong_one_is_noticed(run, capsys):
+    assert len([command for page in PAGES for command in commands(page.read_text())]) > 25
+    assert all(commands(path.read_text()) for path in CONFIGS)
+    for wrong in ("jaxlm trains local_35m", "jaxlm train local_36m", "jaxlm plan local_35m --config.plan.mash=1"):
+        assert taken(wrong, run) == 2, wrong
+    assert "did you mean" in capsys.readouterr().err
+
+
 def test_keys_named_in_the_docs_exist():
     base = config_files.load("base")
     keys = set(config_files.flat_keys(base))
-    sections = "model|data|train|loss|optim|checkpoint|eval|sample|mesh|log|hardware|distributed|plan|tune|profile"
-    pattern = rf"`(?:--config\.)?((?:{sections})\.[a-z0-9_.]+)"
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    named = [(page.name, key) for page in pages for key in re.findall(pattern, page.read_text())]
+    sections = (
+        "model|data|train|loss|optim|checkpoint|eval|sample|mesh|log|hardware|distributed|plan|tune|profile|prepare"
+    )
+    pattern = rf"`(?:--config\.)?((?:{sections})\.[a-z0-9_.]*[a-z0-9_])"
+    named = [(page.name, key) for page in PAGES for key in re.findall(pattern, page.read_text())]
     assert len(named) > 20
     assert not [(page, key) for page, key in named if key not in keys]
 

@@ -1,16 +1,16 @@
-"""Technical documentation, raw HTML of 22 Debian packages: a corpus with everything that a real one suffers from.
+"""Technical documentation: raw HTML of 22 Debian packages, with everything that a real corpus suffers from.
 
     python scripts/make_techdocs_corpus.py --out=corpora/techdocs
-    jaxlm prepare --config=configs/data/techdocs.py
-    jaxlm tokenize --config=configs/data/techdocs.py
-    python -m jaxlm.main --config=configs/techdocs_35m.py --config.workdir=runs/techdocs
+    jaxlm prepare configs/data/techdocs.py
+    jaxlm tokenize configs/data/techdocs.py
+    jaxlm train techdocs_35m --config.workdir=runs/techdocs
 
-Navigation around every page, pages in twenty languages, and older versions that nearly duplicate the newest; of those
-the newest stays (`priority`). The result is in data/techdocs: report.html says what went and why.
+It has navigation around every page, pages in twenty languages, and older versions that nearly duplicate the newest. Of those
+the newest stays (`priority`). The result is in data/techdocs; report.html there says what was removed and why.
 
-753 MB of HTML in 21,791 files (Debian 12, 2026-11); without the handbook's translations 18,616 pages, 693 MB, of which
-6,534 documents and 76 MB of text are kept; `prepare` took 4 minutes on 2 slow cores. To decontaminate add "decontaminate"
-before "exact", with the benchmarks' files.
+753 MB of HTML in 21,791 files (Debian 12, 2026-11). Without the handbook's translations 18,616 pages, 693 MB, of which
+6,534 documents and 76 MB of text are kept. `prepare` took 4 minutes on 2 slow cores. To remove benchmark items, add
+"decontaminate" with the benchmarks' files (`paths=`) before "exact".
 """
 
 from jaxlm.configs import base
@@ -38,7 +38,7 @@ SOURCES = {
     "python": 20.0,
     "postgresql": 10.0,
     "linux": 35.0,
-    "handbook": 3.0,  # English alone: translations in part keep paragraphs of the original, and win over it by length
+    "handbook": 3.0,  # English alone: half-translated pages keep paragraphs of the original, and win over it by length
     "debian": 3.0,
     "clang": 3.0,
     "apache": 3.0,
