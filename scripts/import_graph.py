@@ -15,6 +15,7 @@ import collections
 import html
 import itertools
 import pathlib
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -361,4 +362,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` has what it wanted
     sys.exit(main())

@@ -65,9 +65,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
     gain = f", {best.tokens_per_second / own.tokens_per_second:.2f} times the config's own" if own else ""
     say(f"fastest: {' '.join(best.candidate.overrides())}{gain}")
     out.write_text("\n".join(best.candidate.overrides()) + "\n")
-    own_keys = [f"--config.{override}" for override in args.overrides if not override.startswith("workdir=")]
+    own_keys = [f"--config.{key}" for key in args.overrides if not key.startswith(("workdir=", "tune."))]
     workdir = shlex.quote(config.workdir) if config.workdir else "DIR"
-    words = [f"--config={args.config}", f"--config.workdir={workdir}", *map(shlex.quote, own_keys)]
+    words = [shlex.quote(args.config), f"--config.workdir={workdir}", *map(shlex.quote, own_keys)]
     say(f"train with it: jaxlm train {' '.join(words)} $(cat {shlex.quote(str(out))})")
     return 1 if runner.stop.is_set() else 0
 
