@@ -1,4 +1,4 @@
-"""A plan as plain values: what `jaxlm plan --json` prints, and what `plan.page` writes as text."""
+"""A plan as plain values: what `jaxlm plan --json` prints, and what `plan.text` writes as text."""
 
 import dataclasses
 import typing
