@@ -11,8 +11,7 @@ from jax.experimental import multihost_utils
 
 
 class StopSignal:
-    """Takes SIGTERM and SIGINT (ctrl-C) as a request to stop after the current step, in all processes. Use it in a
-    `with`.
+    """Turns SIGTERM and SIGINT (ctrl-C) into a request to stop after the current step. Use it in a `with`.
 
     A second SIGINT ends the process at once. If there are several processes, JAX's own preemption notice takes SIGTERM
     (a Python handler never sees it). So this class turns ctrl-C into SIGTERM, and all processes stop at the same step.

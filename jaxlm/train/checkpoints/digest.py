@@ -27,9 +27,7 @@ def digest(x: jax.Array) -> jax.Array:
 
 
 def table(items: dict[str, dict]) -> dict[str, int]:
-    """Returns name -> digest of each array. Takes one array at a time, since an offloaded state may not fit on the
-    device.
-    """
+    """Returns name -> digest of each array. Computes one at a time, as an offloaded state may not fit."""
     return {name: int(jax.device_get(digest(leaf))) for name, leaf in tree.named_leaves(items)}
 
 
