@@ -135,8 +135,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> config_dict.ConfigDict:
 
 
 def apply_override(config: config_dict.ConfigDict, override: str) -> None:
-    """Changes one key of `config` in place. `override` is the text KEY=VALUE; VALUE must have the type of the present
-    value.
+    """Changes one key of `config` in place. `override` is the text KEY=VALUE; VALUE must have the type of the present value.
 
     Raises ConfigError if the key is unknown or a section, the value is missing, or it has the wrong type.
     """

@@ -75,9 +75,7 @@ def megabytes(number: float) -> str:
 
 
 def gigabytes(number: float, digits: int | None = None) -> str:
-    """Returns bytes in units of 10^9, without the unit. `digits`: digits after the point; by default 2 below 10 GB,
-    else 1.
-    """
+    """Returns bytes in units of 10^9, without the unit. `digits`: digits after the point; by default 2 below 10 GB, else 1."""
     digits = (2 if number < 1e10 else 1) if digits is None else digits
     return f"{number / 1e9:.{digits}f}"
 

@@ -16,8 +16,7 @@ _MESSAGE_BYTES = 2000
 
 
 def start(hardware: HardwareConfig, distributed: DistributedConfig, mesh: MeshConfig, dtype: str) -> Mesh:
-    """Starts JAX and returns the mesh. Sets XLA's flags, the cluster if there is one, matmul precision, the compile
-    cache.
+    """Starts JAX and returns the mesh. Sets XLA's flags, the cluster if there is one, matmul precision, the compile cache.
 
     Every program that runs on devices calls this first, before anything touches a device.
 

@@ -75,8 +75,7 @@ def make_mesh(config: MeshConfig, devices: typing.Sequence[jax.Device] | None = 
 
 
 def granule_key(devices: typing.Sequence[jax.Device]) -> str | None:
-    """Returns "slice_index" or "process_index", the attribute that devices with fast links share; None if all links are
-    fast.
+    """Returns "slice_index" or "process_index", the attribute that devices with fast links share; None if all links are fast.
 
     It is `slice_index` if there are several slices, else `process_index` if there are several hosts. The hosts of one TPU
     slice share its network, so all its devices have fast links.
@@ -117,9 +116,7 @@ def hybrid_shape(sizes: dict[str, int], granules: typing.Sequence[int]) -> tuple
 
 
 def check_batch(mesh: Mesh | AbstractMesh, **batch_sizes: int) -> None:
-    """Raises ConfigError if data x fsdp does not divide one of the batch sizes, which are keyword arguments by config
-    key.
-    """
+    """Raises ConfigError if data x fsdp does not divide one of the batch sizes, which are keyword arguments by config key."""
     ways = batch_ways(mesh)
     for key, size in batch_sizes.items():
         if size % ways:
@@ -200,9 +197,7 @@ def tree_shardings(abstract: dict, logical: dict, mesh: Mesh | AbstractMesh) -> 
 
 
 def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
-    """Returns `x` with its sharding fixed inside jit, by the logical axis of each dimension. Without a mesh returns
-    `x`.
-    """
+    """Returns `x` with its sharding fixed inside jit, by the logical axis of each dimension. Without a mesh returns `x`."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return x
@@ -231,9 +226,7 @@ def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
 
 
 def to_global(batch: dict[str, np.ndarray], mesh: Mesh, batch_size: int) -> dict[str, jax.Array]:
-    """Returns global arrays of `batch_size` rows, given the rows that `local_rows` lists for this process, in that
-    order.
-    """
+    """Returns global arrays of `batch_size` rows, given the rows that `local_rows` lists for this process, in that order."""
     sharding, rows = batch_sharding(mesh), local_rows(mesh, batch_size)
 
     def place(x: np.ndarray) -> jax.Array:

@@ -28,8 +28,7 @@ def count(tree: typing.Any) -> int:
 
 
 def regex_mask(tree: typing.Any, yes: typing.Sequence[str], no: typing.Sequence[str]) -> typing.Any:
-    """Returns a tree of booleans: True if a leaf's whole name matches a pattern in `yes`, False if it matches one in
-    `no`.
+    """Returns a tree of booleans: True if a leaf's whole name matches a pattern in `yes`, False if it matches one in `no`.
 
     Raises:
       ValueError: a name matches neither list or both. So no new parameter gets a default by accident.

@@ -161,9 +161,7 @@ class _Notes:
 
 
 def overview(known: Keys, first: Sequence[str] = ()) -> list[str]:
-    """Returns a line on each top-level section, those in `first` before the others, and on each key outside all
-    sections.
-    """
+    """Returns a line on each top-level section, those in `first` before the others, and on each key outside all sections."""
     top = [name for name in known.sections if "." not in name]
     names = [*first, *(name for name in top if name not in first)]
     cells = [f"{name:<12} {known.sections[name].partition(';')[0]}" for name in names]

@@ -23,8 +23,9 @@ class ConfigError(ValueError):
 
 
 class RunError(RuntimeError):
-    """A run can't go on for a reason outside the program. The message is one line that says why and how to mend it
-    (exit code 1).
+    """A run can't go on for a reason outside the program.
+
+    The message is one line that says why and how to mend it (exit code 1).
     """
 
 

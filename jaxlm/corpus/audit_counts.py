@@ -44,9 +44,7 @@ class Entry:
         self.examples: tuple[tuple[str, str], ...] = ()
 
     def add(self, n: int, document: _Document, literal: str = "") -> None:
-        """Counts a string that occurs `n` times in the document. `literal` is its form there; "" if that equals the
-        key.
-        """
+        """Counts a string that occurs `n` times in the document. `literal` is its form there; "" if that equals the key."""
         self.count += n
         if self.last != document.number:
             self.last = document.number

@@ -41,8 +41,7 @@ def compare(
     sample_mb: float = 2.0,
     read_mb: float = 64.0,
 ) -> Report:
-    """Compares sources with one another and with a target, on samples. Deterministic; the order of texts does not
-    matter.
+    """Compares sources with one another and with a target, on samples. Deterministic; the order of texts does not matter.
 
     Args:
       sources: name -> texts of documents.

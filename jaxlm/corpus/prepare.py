@@ -56,8 +56,7 @@ class Prepared:
 
 
 def prepare(settings: PrepareConfig, data: DataConfig, engine: str, log: Callable[[str], None] = print) -> Prepared:
-    """Runs all phases that are not done yet and returns the result. Changes nothing if the same recipe is already
-    finished.
+    """Runs all phases that are not done yet and returns the result. Changes nothing if the same recipe is already finished.
 
     Args:
       settings: `config.prepare`.
@@ -153,8 +152,9 @@ def _run(
 
 
 def source_plans(settings: PrepareConfig, data: DataConfig) -> dict[str, SourcePlan]:
-    """Returns source -> how to read and clean it. Reads only files that stages name. Raises ConfigError if a setting is
-    wrong.
+    """Returns source -> how to read and clean it.
+
+    Reads only files that stages name. Raises ConfigError if a setting is wrong.
     """
     if not settings.sources:
         raise ConfigError("nothing to prepare: config.prepare.sources is empty; see configs/data for examples")
@@ -200,9 +200,7 @@ def _stages(
 
 
 def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Callable[[str], None] = print) -> Plan:
-    """Returns the plan: stages and units of work of each source. Lists files. Arguments and errors are those of
-    `prepare`.
-    """
+    """Returns the plan: stages and units of work of each source. Lists files. Arguments and errors are those of `prepare`."""
     planned, task_bytes = source_plans(settings, data), int(settings.task_mb * 1e6)
     units = []
     for name, source in planned.items():

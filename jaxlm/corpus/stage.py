@@ -62,8 +62,7 @@ class Stage:
         """
 
     def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
-        """Cleans a document in place and returns None, or returns a `Remove`, which says why the document must be
-        removed.
+        """Cleans a document in place and returns None, or returns a `Remove`, which says why the document must be removed.
 
         Args:
           document: the document. Its metadata has the keys "source" (the source's name in the config) and "format"

@@ -170,8 +170,7 @@ def quantiles(lengths: np.ndarray) -> dict[str, int]:
 
 
 def readability(passages: Sequence[str]) -> dict[str, float]:
-    """Returns words a sentence, characters a word, and Flesch's reading ease (1948: about 60 = plain English, 30 =
-    papers).
+    """Returns words a sentence, characters a word, and Flesch's reading ease (1948: about 60 = plain English, 30 = papers).
 
     Counts each group of vowels, except a silent e, as a syllable, so the reading ease is meaningful only for English.
     """

@@ -23,8 +23,9 @@ def split(text: str) -> list[str]:
 
 
 def sentence_ends(text: str) -> list[int]:
-    """Returns the positions in the text at which sentences end. The last is the end of the text without trailing white
-    space.
+    """Returns the positions in the text at which sentences end.
+
+    The last is the end of the text without trailing white space.
     """
     ends = [m.end() for m in _SENTENCE_END.finditer(text)]
     end = len(text.rstrip())

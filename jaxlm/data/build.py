@@ -1,5 +1,4 @@
-"""Makes a data directory from sources: reads them, holds documents out, trains the tokenizer, shuffles, encodes,
-writes.
+"""Makes a data directory from sources: reads them, holds documents out, trains the tokenizer, shuffles, encodes, writes.
 
 Reads every source once, into an external shuffle beside the result, and then reads from the shuffle. Memory does not
 grow with the corpus: 256 MB of text (see `shuffle.py`), one batch of texts, and the tokenizer's training sample. The
@@ -93,22 +92,19 @@ def build_data(
     recipe_extra: Mapping[str, str] | None = None,
     log: Callable[[str], None] = print,
 ) -> shards.DataDir:
-    """Makes a data directory and opens it. Only opens it if the same recipe made it before. After a crash it starts
-    from scratch.
+    """Makes a data directory and opens it. Only opens it if the same recipe made it. Starts from scratch after a crash.
 
     Args:
       path: the directory. Other files in it are left alone.
       source_list: the sources, each with its own name. Their weights may change later without a rebuild.
       settings: the settings of the build.
-      read: yields the (doc_id, text) of a source and fills its stats, so that a cleaning pipeline can read for the
-        build. Default: `iterate_documents`.
-      recipe_extra: more entries for the recipe, for what else decides the content (settings of `read`, signatures of
-        its files).
+      read: yields the (doc_id, text) of a source and fills its stats. Default: `iterate_documents`.
+      recipe_extra: more entries for the recipe: what else decides the content (settings of `read`, ...).
       log: called with each line of progress.
 
     Raises:
-      ConfigError: the settings or sources are wrong, another recipe made the directory (the message names what
-        differs), or another process is making it.
+      ConfigError: settings or sources are wrong, another recipe made it (the message says which), or a process is
+        making it.
     """
     _check(source_list, settings)
     root = pathlib.Path(path)

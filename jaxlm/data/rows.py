@@ -30,8 +30,7 @@ _ROUNDS = 6
 
 
 def normalise_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dict[str, fractions.Fraction]:
-    """Returns source -> exact share, for the sources with a positive weight, in the order of `names`. The shares sum to
-    one.
+    """Returns source -> exact share, for the sources with a positive weight, in the order of `names`. The shares sum to one.
 
     Weights are read as decimals (0.87 is 87/100). Raises ConfigError if a source is unknown, a weight is negative or not
     finite, or no weight is positive.
@@ -259,8 +258,9 @@ class Order:
 
 
 def check_fingerprint(saved: Mapping[str, str], current: Mapping[str, str]) -> None:
-    """Raises ConfigError if this run's batches would differ from those of the run that saved. The message names what
-    differs.
+    """Raises ConfigError if this run's batches would differ from those of the run that saved.
+
+    The message names what differs.
     """
     changed = [key for key in current if key != "sha256" and saved.get(key) != current[key]]
     if changed:

@@ -260,8 +260,9 @@ class DataDir:
         return np.load(self.path / TOKEN_BYTES)
 
     def documents(self, source: str, split: str, start: int, stop: int) -> list[Document]:
-        """Returns the documents that tokens [start, stop) belong to, in order. Reads only the row groups of the index
-        that list them.
+        """Returns the documents that tokens [start, stop) belong to, in order.
+
+        Reads only the row groups of the index that list them.
         """
         index = pq.ParquetFile(self.path / self.entry(source, split)["index"]["file"])
         groups = [index.metadata.row_group(g).column(0).statistics.min for g in range(index.num_row_groups)]
@@ -284,8 +285,7 @@ class DataDir:
 
 
 def open_data(path: str | os.PathLike) -> DataDir:
-    """Opens a data directory. Checks files' sizes and numbers of records, since a truncated ArrayRecord opens as an
-    empty one.
+    """Opens a data directory. Checks files' sizes and numbers of records, since a truncated ArrayRecord opens as an empty one.
 
     Raises:
       ConfigError: the manifest is missing or damaged or has another format, or a file is missing or differs from the
@@ -334,8 +334,7 @@ def _check_file(path: pathlib.Path, entry: dict) -> None:
 
 
 def verify_data(data: DataDir) -> int:
-    """Reads every file and compares its sha256 with the manifest (about 1 GB/s a core). Returns the number of bytes
-    read.
+    """Reads every file and compares its sha256 with the manifest (about 1 GB/s a core). Returns the number of bytes read.
 
     Raises:
       ConfigError: a file differs; the message names up to five.

@@ -139,9 +139,7 @@ class Tokenizer:
                 yield section[start:]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of ids. Control tokens become nothing; bytes that are not UTF-8 (a cut character) become
-        U+FFFD.
-        """
+        """Returns the text of ids. Control tokens become nothing; bytes that are not UTF-8 (a cut character) become U+FFFD."""
         table = self._raw_bytes
         return b"".join([table[int(i)] for i in ids]).decode("utf-8", "replace")
 
@@ -174,9 +172,7 @@ class Tokenizer:
         return list(self._raw_bytes)
 
     def byte_ids(self) -> np.ndarray:
-        """Returns the ids of the byte pieces, at most 256, int32. They spell characters that have no piece of their
-        own.
-        """
+        """Returns the ids of the byte pieces, at most 256, int32. They spell characters that have no piece of their own."""
         return np.asarray([i for i in range(self.vocab_size) if self._sp.is_byte(i)], np.int32)
 
     def id_of(self, piece: str) -> int:

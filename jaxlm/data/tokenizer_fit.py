@@ -111,8 +111,7 @@ def general_tokenizer(vocab_size: int, *, chat_tokens: bool, model_type: str = "
 
 
 def held_out(data: DataDir, source: str, max_bytes: int = 1_000_000, split: str = "val") -> tuple[list[str], int]:
-    """Returns about `max_bytes` of a source's documents, decoded, and the number whose length differs from the
-    original.
+    """Returns about `max_bytes` of a source's documents, decoded, and the number whose length differs from the original.
 
     Takes whole documents in their shuffled order, and always the first, however long it is.
     """
@@ -162,8 +161,7 @@ def sweep(
     chat_tokens: bool = False,
     corpus_bytes: int | None = None,
 ) -> list[dict[str, typing.Any]]:
-    """Trains a tokenizer of each size on nine tenths of the texts and measures it on the others. Returns a row for each
-    size:
+    """Trains a tokenizer of each size on nine tenths of the texts and measures it on the others. Returns a row for each size:
 
     - `bytes_per_token`;
     - `parameters` of the embedding, and of the head unless `tied`; rows are padded to 128 as in the model;

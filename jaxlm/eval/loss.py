@@ -50,8 +50,7 @@ def make(
     seq_len: int,
     tile: int,
 ) -> Evaluator:
-    """Returns a function `variables -> metrics`: `val/<source>/loss` (nats a token), `val/<source>/bits_per_byte`,
-    `val/loss`.
+    """Returns a function `variables -> metrics`: `val/<source>/loss` (nats a token), `val/<source>/bits_per_byte`, `val/loss`.
 
     `val/loss` is the mean of the sources' losses, weighted as in the mixture, so that it can be compared with the
     training loss. Every call uses the same rows: the first `eval.max_batches` batches of each source's held-out text.

@@ -38,8 +38,7 @@ def _encode(tokenizer: Tokenizer, prompts: typing.Sequence[str]) -> list[list[in
 def make(
     settings: SampleConfig, seed: int, model: Transformer, data: DataDir, workdir: pathlib.Path
 ) -> typing.Callable[[dict, int], list[str]]:
-    """Returns a function `(variables, step) -> lines` that lets the model continue the prompts and returns the lines to
-    show.
+    """Returns a function `(variables, step) -> lines` that lets the model continue the prompts and returns the lines to show.
 
     On the first process that function also writes WORKDIR/samples/<step>.jsonl; on the others it returns no lines.
 

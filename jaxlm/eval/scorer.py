@@ -15,8 +15,7 @@ from jaxlm.eval import loss, model
 
 
 def bits_per_byte(workdir: str) -> Callable[[str], float]:
-    """Returns a function `text -> bits per byte`, which scores the first `train.seq_len` tokens with a run's latest
-    checkpoint.
+    """Returns a function `text -> bits per byte`, which scores the first `train.seq_len` tokens with a run's latest checkpoint.
 
     In a config: `scorer="jaxlm.eval.scorer:bits_per_byte RUN"`. Raises ConfigError if there is no run or no checkpoint.
     """

@@ -19,8 +19,7 @@ StateDict = typing.Mapping[str, np.ndarray]
 
 
 def params_from_hf(state_dict: StateDict, config: ModelConfig) -> dict:
-    """Returns jaxlm's parameters (float32 numpy, in a tree like that of `models.init_params`) for a Hugging Face state
-    dict.
+    """Returns jaxlm's parameters (float32 numpy, in a tree like that of `models.init_params`) for a Hugging Face state dict.
 
     The padding rows of the vocabulary become zero.
 

@@ -162,8 +162,7 @@ def _request(
 
 
 def check_prompts(config: ModelConfig, prompts: typing.Sequence[typing.Sequence[int]]) -> None:
-    """Raises ConfigError if a prompt can't be continued: it is empty, has an id outside the vocabulary, or leaves no
-    room.
+    """Raises ConfigError if a prompt can't be continued: it is empty, has an id outside the vocabulary, or leaves no room.
 
     Raises:
       ConfigError: names the first such prompt.

@@ -138,8 +138,9 @@ class Embedding(nn.Module):
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Returns x with inverted dropout: a share `rate` is zeroed, the rest scaled so that the mean stays. `key=None`: no
-    dropout.
+    """Returns x with inverted dropout: a share `rate` is zeroed, the rest scaled so that the mean stays.
+
+    `key=None`: no dropout.
     """
     if key is None or rate == 0.0:
         return x
@@ -190,9 +191,7 @@ def project(
 
 
 def mlp_product(config: ModelConfig) -> typing.Callable[[jax.Array, jax.Array, int], jax.Array]:
-    """Returns the `product` for `project` in the MLP: `ops.fp8.dense` if the config asks for fp8, else
-    `ops.linear.dense`.
-    """
+    """Returns the `product` for `project` in the MLP: `ops.fp8.dense` if the config asks for fp8, else `ops.linear.dense`."""
     return fp8.dense if config.fp8 else dense
 
 
@@ -290,8 +289,7 @@ def attend(
     cache: tuple[LayerCache, Cache] | None,
     backend: str,
 ) -> tuple[jax.Array, LayerCache | None]:
-    """Returns the attention's output (B, T, N, H), and the layer's cache with the new keys and values (None without a
-    cache).
+    """Returns the attention's output (B, T, N, H), and the layer's cache with the new keys and values (None without a cache).
 
     Without a cache, the tokens attend among themselves. So they do in the prefill (`slot` is the int 0), since the
     cache is still empty. In decoding they attend to the cache.

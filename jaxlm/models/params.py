@@ -31,9 +31,7 @@ LOGICAL_AXES = {
 
 
 def input_axes(name: str) -> int:
-    """Returns how many of a kernel's leading axes are inputs: 2 for `attn/o/kernel` (heads, head size), 1 for all
-    others.
-    """
+    """Returns how many of a kernel's leading axes are inputs: 2 for `attn/o/kernel` (heads, head size), 1 for all others."""
     return 2 if name.endswith("attn/o/kernel") else 1
 
 

@@ -7,9 +7,7 @@ import jax.numpy as jnp
 
 
 class Sampler(typing.NamedTuple):
-    """The settings of `sample` that are scalar arguments of the compiled program, so that a new value needs no
-    compilation.
-    """
+    """The settings of `sample` that are scalar arguments of the compiled program, so that a new value needs no compilation."""
 
     temperature: jax.typing.ArrayLike
     top_p: jax.typing.ArrayLike
@@ -43,8 +41,7 @@ def sample(logits_BxV: jax.Array, keys_B: jax.Array, sampler: Sampler, *, top_k:
 
 
 def nucleus_threshold(probs_BxV: jax.Array, top_p: jax.typing.ArrayLike) -> jax.Array:
-    """Returns (B, 1): the highest t for which the tokens with a probability of at least t together have at least
-    `top_p`.
+    """Returns (B, 1): the highest t for which the tokens with a probability of at least t together have at least `top_p`.
 
     The result is exact and needs no sort: the bits of non-negative floats order as integers do, so t is found bit by
     bit, the highest bit first.

@@ -33,8 +33,7 @@ OFFLOAD_POLICY = jax.checkpoint_policies.save_and_offload_only_these_names(
 
 
 class Transformer(nn.Module):
-    """Turns tokens (B, T) into hidden states after the final norm, (B, T, D) in the compute dtype. `head` makes the
-    logits.
+    """Turns tokens (B, T) into hidden states after the final norm, (B, T, D) in the compute dtype. `head` makes the logits.
 
     `model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT, train=True, rngs={"dropout": key})`.
     The variables may have other collections than `params` (adapters, packed kernels). Layer i gets what they hold under
@@ -72,9 +71,7 @@ class Transformer(nn.Module):
         return None
 
     def block(self, backend: str, name: str | None = None) -> Block:
-        """Returns one layer of this family: a submodule if `name` is given, else a module on its own, for
-        `block.apply`.
-        """
+        """Returns one layer of this family: a submodule if `name` is given, else a module on its own, for `block.apply`."""
         c, parent = self.config, self if name else None
         return Block(c, backend, self.norm, self.mlp, self.always_bias or c.bias, name=name, parent=parent)
 

@@ -1,5 +1,4 @@
-"""Defines the objective, which every kind of training gives to the train step, and the functions to build objectives
-from.
+"""Defines the objective, which every kind of training gives to the train step, and the functions to build objectives from.
 
 All batches are packed: a row holds several documents, numbered from 1 by `segment_ids`. An objective returns sums, not
 means. The step adds the sums of all microbatches and divides once, so that accumulation is exact even if the
@@ -97,8 +96,9 @@ def token_logp(
 
 
 def by_segment(x_BxT: jax.Array, segment_ids_BxT: jax.Array, n: int) -> jax.Array:
-    """Returns the sums of `x_BxT` over each segment, [B, S] with S = n. Column s is segment s + 1; segments after n are
-    ignored.
+    """Returns the sums of `x_BxT` over each segment, [B, S] with S = n.
+
+    Column s is segment s + 1; segments after n are ignored.
     """
     chosen_BxTxS = segment_ids_BxT[:, :, None] == jnp.arange(1, n + 1)
     return jnp.sum(jnp.where(chosen_BxTxS, x_BxT[:, :, None], 0), axis=1)

@@ -135,8 +135,7 @@ def visible(
     q_segment_ids_BxT: jax.Array | None = None,
     kv_segment_ids_BxS: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns booleans [B or 1, T, S], True if the query may see the key. Compares positions if given, else indices (T
-    = S).
+    """Returns booleans [B or 1, T, S], True if the query may see the key. Compares positions if given, else indices (T = S).
 
     Args: as `attention`.
 

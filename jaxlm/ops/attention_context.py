@@ -20,9 +20,7 @@ Pair = tuple[jax.Array | None, jax.Array | None]
 
 
 def splits(tokens: int) -> bool:
-    """True if the current mesh splits rows of `tokens` tokens over `context`. False if the axis does not divide
-    `tokens`.
-    """
+    """True if the current mesh splits rows of `tokens` tokens over `context`. False if the axis does not divide `tokens`."""
     ways = sharding.axis_size("context")
     return ways > 1 and tokens % ways == 0
 

@@ -70,8 +70,7 @@ def cudnn_packed_attention(
     *,
     scale: float,
 ) -> jax.Array:
-    """Returns cuDNN's flash attention over packed documents, given by offsets (Hopper or newer); see
-    `ops.attention_packed`.
+    """Returns cuDNN's flash attention over packed documents, given by offsets (Hopper or newer); see `ops.attention_packed`.
 
     There is room for one document per TOKENS_PER_SEGMENT tokens, on average over the rows of a device. If a batch has
     more documents, the device runs the masked kernel of `cudnn_attention` instead.

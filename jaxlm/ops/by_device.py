@@ -1,5 +1,4 @@
-"""Applies the embedding and the head on a mesh, each device to its own tokens. The compiler alone would gather too
-much.
+"""Applies the embedding and the head on a mesh, each device to its own tokens. The compiler alone would gather too much.
 
 Legend: B batch, T tokens, P devices that split the tokens, M tokens of a device, D model, V vocabulary as stored.
 """

@@ -17,8 +17,7 @@ FORWARD, GRADIENT = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 
 def quantize(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
-    """Returns (x / scale in a float8 `dtype`, scale). The scale puts the largest magnitude in the upper half of the
-    range.
+    """Returns (x / scale in a float8 `dtype`, scale). The scale puts the largest magnitude in the upper half of the range.
 
     Args:
       x: an array of any shape. A value that is not finite makes the whole product NaN, and the train step skips that

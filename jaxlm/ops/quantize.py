@@ -54,15 +54,12 @@ def zeros(shape: typing.Sequence[int], dtype: jnp.dtype) -> Blocked:
 
 
 def noise(shape: typing.Sequence[int], seed: jax.Array) -> jax.Array:
-    """Returns a uint32 of random bits for each element, a hash of its index and `seed` (a uint32): enough for two
-    roundings.
-    """
+    """Returns a uint32 of random bits for each element, a hash of its index and `seed` (a uint32): enough for two roundings."""
     return mix(numbers(shape) ^ mix(seed))
 
 
 def encode(x: jax.Array, noise_16: jax.Array, dtype: jnp.dtype) -> Blocked:
-    """Returns float32 x (..., n) in eight bits. The mean of the result over the noise is x, except below a block's
-    range.
+    """Returns float32 x (..., n) in eight bits. The mean of the result over the noise is x, except below a block's range.
 
     Below the range int8 gives zero. uint8 gives the smallest code, so that a second moment never becomes zero.
 

@@ -52,9 +52,7 @@ class Bench:
         self.stop = threading.Event()
 
     def trial(self, candidate: tune.Candidate) -> tune.Trial:
-        """Compiles a candidate and times it if it fits. If it fails, the trial's note says why, and the search can go
-        on.
-        """
+        """Compiles a candidate and times it if it fits. If it fails, the trial's note says why, and the search can go on."""
         trial = tune.Trial(candidate)
         try:
             self._try(trial)
@@ -80,8 +78,9 @@ class Bench:
         trial.measured_bytes = self._peak.read()
 
     def rematch(self, trials: list[tune.Trial], start: tune.Candidate) -> list[tune.Trial]:
-        """Times the fastest trials and the config's own settings again, one step of each in turn. Returns all trials,
-        fastest first.
+        """Times the fastest trials and the config's own settings again, one step of each in turn.
+
+        Returns all trials, fastest first.
 
         The machine may have become faster or slower between two trials. Candidates that take turns run under equal
         conditions.
@@ -159,9 +158,7 @@ def readable(table: list[dict[str, typing.Any]]) -> list[dict[str, typing.Any]]:
 
 
 class PeakMemory:
-    """Measures the peak of memory in use since `reset`: on the first device, or if that is a CPU, in this whole
-    process.
-    """
+    """Measures the peak of memory in use since `reset`: on the first device, or if that is a CPU, in this whole process."""
 
     def __init__(self):
         self._before = 0

@@ -58,8 +58,7 @@ def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> 
 
 
 def slow_down(config: Config, hours: float, hosts: int) -> float:
-    """Returns the expected factor by which preemptions prolong a run of `hours` on spot machines; inf if it is 100 or
-    more.
+    """Returns the expected factor by which preemptions prolong a run of `hours` on spot machines; inf if it is 100 or more.
 
     Preemptions come at a constant rate r, and the preemption of one host stops all hosts. Each preemption costs the
     work since the last checkpoint, and R hours for the restart. The h hours between two checkpoints then take (1/r +

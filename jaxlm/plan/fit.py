@@ -80,8 +80,9 @@ def own_microbatch(config: Config, mesh: MeshConfig) -> int:
 
 
 class Planner:
-    """Finds what fits, for one config on any mesh. Keeps the shapes for each mesh and optimizer, since they are slow to
-    make.
+    """Finds what fits, for one config on any mesh.
+
+    Keeps the shapes for each mesh and optimizer, since they are slow to make.
     """
 
     def __init__(self, config: Config):
@@ -101,8 +102,9 @@ class Planner:
         return self._estimators[key](changed)
 
     def microbatches(self, mesh: MeshConfig) -> list[int]:
-        """Returns the microbatches to choose from, in rows, largest first. Each is a power of two rows a device and
-        divides the batch.
+        """Returns the microbatches to choose from, in rows, largest first.
+
+        Each is a power of two rows a device and divides the batch.
         """
         ways, batch = mesh.data * mesh.fsdp, self.config.train.batch_size
         sizes = [ways << power for power in range(batch.bit_length())]

@@ -67,9 +67,7 @@ class Memory:
 
 
 def abstract_mesh(config: MeshConfig, devices: int) -> AbstractMesh:
-    """Returns a config's mesh on devices that need not exist. Raises ConfigError if the axes do not multiply to
-    `devices`.
-    """
+    """Returns a config's mesh on devices that need not exist. Raises ConfigError if the axes do not multiply to `devices`."""
     sizes = sharding.mesh_shape(config, devices)
     return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 

@@ -1,5 +1,4 @@
-"""Finds the settings that make a step fast on a device: candidates, the memory that each needs, a search for the
-fastest.
+"""Finds the settings that make a step fast on a device: candidates, the memory that each needs, a search for the fastest.
 
 These settings change how a step is computed, not its result (microbatched = full batch, remat = plain, scanned =
 unrolled, every attention backend is the same function). So the fastest candidate that fits is the best. The compiler
@@ -107,9 +106,7 @@ class Compiler:
         self._needs: dict[Candidate, int | None] = {}
 
     def compile(self, candidate: Candidate) -> tuple[jax.stages.Compiled | None, int | None]:
-        """Returns (the compiled step, the bytes that it needs on a device); (None, None) if the compiler runs out of
-        memory.
-        """
+        """Returns (the compiled step, the bytes that it needs on a device); (None, None) if the compiler runs out of memory."""
         try:
             lowered, _ = lower.lower_step(candidate.applied(self._config), self._mesh, self._objective)
             compiled = lowered.compile()
@@ -128,15 +125,15 @@ class Compiler:
         return self._needs[candidate] is not None and self._needs[candidate] <= self.limit_bytes
 
     def needs(self, candidate: Candidate) -> int | None:
-        """Returns the bytes that a candidate needs on a device; None if it can't be compiled. Call `compile` or `fits`
-        first.
+        """Returns the bytes that a candidate needs on a device; None if it can't be compiled.
+
+        Call `compile` or `fits` first.
         """
         return self._needs[candidate]
 
 
 def fit(config: Config, mesh: Mesh, say: typing.Callable[[str], None], objective: base.Maker = lm.make) -> Config:
-    """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit these
-    devices.
+    """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit these devices.
 
     All processes get the same values. Raises RunError if nothing fits. See `resolve`.
     """
@@ -158,8 +155,7 @@ def resolve(
     log: typing.Callable[[str], None],
     objective: base.Maker = lm.make,
 ) -> Config:
-    """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit into
-    memory.
+    """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit into memory.
 
     Takes the remat policy that recomputes least, and with that policy the largest microbatch. First it tries, with any
     policy, only microbatches of at least FULL_SPEED_TOKENS tokens a device: the matrix products of smaller microbatches
@@ -292,8 +288,7 @@ def best(trials: list[Trial]) -> Trial | None:
 
 
 def memory_limit(memory_gb: float = 0.0) -> float:
-    """Returns the bytes that a step may take on one device: `memory_gb` x 10^9 if it is given, else a share of the
-    memory.
+    """Returns the bytes that a step may take on one device: `memory_gb` x 10^9 if it is given, else a share of the memory.
 
     The memory is what the device reports; for a CPU, the free memory of this host, divided among its devices. HEADROOM
     is the share. The rest is for the next batch, for evaluation and for gaps between blocks of memory.

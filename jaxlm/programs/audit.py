@@ -21,8 +21,7 @@ _TEXT_CHARS, _EXAMPLE_CHARS = 48, 72  # of the columns for people
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints the junk in DATA/documents; if there are no documents, in DATA's shards; if no shards either, in the
-    sources.
+    """Prints the junk in DATA/documents; if there are no documents, in DATA's shards; if no shards either, in the sources.
 
     Each source is compared with the others, so all are read; --source shows the findings of one.
     """

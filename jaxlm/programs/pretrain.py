@@ -21,8 +21,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def data(config: Config) -> rows.Order:
-    """Returns the shards in `data.dir` and the order in which training reads them. Builds the shards first if they are
-    missing.
+    """Returns the shards in `data.dir` and the order in which training reads them.
+
+    Builds the shards first if they are missing.
     """
     d, prepare, vocab_size = config.data, config.prepare, config.model.vocab_size
     together(lambda: make_data(d, prepare, config.engine, vocab_size, config.seed, say), first_only=True)

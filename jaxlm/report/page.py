@@ -32,9 +32,7 @@ def text(value: object) -> Markup:
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Markup:
-    """Returns an element. `class_` stands for `class`, `aria_label` for `aria-label`; attributes that are None are left
-    out.
-    """
+    """Returns an element. `class_` stands for `class`, `aria_label` for `aria-label`; attributes that are None are left out."""
     pairs = [
         f' {key.strip("_").replace("_", "-")}="{text(value)}"' for key, value in attributes.items() if value is not None
     ]

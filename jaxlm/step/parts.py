@@ -96,8 +96,7 @@ class Parts:
         return self.objective.shapes(self.config, self.mesh)
 
     def jit(self) -> jax.stages.Wrapped:
-        """Returns the train step, jitted for the mesh. It reuses the memory of the old state, but not of the frozen
-        variables.
+        """Returns the train step, jitted for the mesh. It reuses the memory of the old state, but not of the frozen variables.
 
         Call it under `jax.set_mesh(mesh)`.
         """
@@ -110,9 +109,7 @@ class Parts:
         )
 
     def lower(self) -> jax.stages.Lowered:
-        """Returns the train step, lowered from shapes alone. No parameter is made, and the mesh's devices may be
-        absent.
-        """
+        """Returns the train step, lowered from shapes alone. No parameter is made, and the mesh's devices may be absent."""
         jitted = self.jit()  # out here: it makes a key, which can't be where the mesh's devices are absent
         with jax.set_mesh(self.mesh):
             return jitted.lower(self.frozen, self.abstract, self.batch())

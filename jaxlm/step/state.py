@@ -50,8 +50,7 @@ def init(params: Variables, tx: optax.GradientTransformation, running: dict[str,
 def shardings(
     abstract: TrainState, logical: dict[str, dict], mesh: Mesh | AbstractMesh, offload: bool = False
 ) -> TrainState:
-    """Returns the NamedSharding of every leaf: the optimizer's arrays are sharded like their parameter, scalars
-    replicated.
+    """Returns the NamedSharding of every leaf: the optimizer's arrays are sharded like their parameter, scalars replicated.
 
     Args:
       abstract: the shapes of the state.

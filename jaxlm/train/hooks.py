@@ -98,8 +98,7 @@ class Sample(Hook):
 
 
 def owed(hooks: Sequence[Hook], step: int, end: int, interrupted: bool = False) -> list[Hook]:
-    """Returns the hooks that are due at `step`, from which the run starts, and that no earlier start of the run has
-    done.
+    """Returns the hooks that are due at `step`, from which the run starts, and that no earlier start of the run has done.
 
     Only the first process writes the run's files, so all processes get the answer of the first.
 

@@ -57,9 +57,7 @@ class Batches(typing.Protocol):
     """Gives the batches of successive steps."""
 
     def __call__(self, state: TrainState) -> Batch:
-        """Returns the batch of step `state.step` + 1, on the mesh. A loader ignores the state; rollouts are sampled
-        with it.
-        """
+        """Returns the batch of step `state.step` + 1, on the mesh. A loader ignores the state; rollouts are sampled with it."""
 
     def close(self) -> None:
         """Stops threads and processes."""

@@ -25,8 +25,9 @@ HELD_OUT = "val/loss"  # the best checkpoint is the one that has this lowest
 
 
 class JsonLines:
-    """Appends JSON objects to a file, one a line, and flushes each. Opening the file removes a last line that a crash
-    cut short.
+    """Appends JSON objects to a file, one a line, and flushes each.
+
+    Opening the file removes a last line that a crash cut short.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -290,9 +291,7 @@ class Recorder:
         self._progress = Progress(steps)
 
     def fetch(self, step: int, metrics: dict) -> None:
-        """Starts to copy the metrics that `read` will need to the host. The copies wait for the step; this call does
-        not.
-        """
+        """Starts to copy the metrics that `read` will need to the host. The copies wait for the step; this call does not."""
         for name in metrics if self._due(step) else self._reads:
             metrics[name].copy_to_host_async()
 
@@ -337,9 +336,7 @@ class Recorder:
 
 
 def make_meter(model: ModelConfig, train: TrainConfig, hardware: HardwareConfig, wall_s: float = 0.0) -> Meter:
-    """Returns the meter of a run on all devices of this program. `wall_s`: the seconds that the run's earlier starts
-    took.
-    """
+    """Returns the meter of a run on all devices of this program. `wall_s`: the seconds that the run's earlier starts took."""
     per_token = flops.flops_per_token(model, train.seq_len)
     peak = hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
     return Meter(

@@ -151,9 +151,7 @@ def _base(name: str) -> str:
 
 
 def place(scope: str) -> str:
-    """Returns a scope without the names of modules' classes and JAX's wrappers, such as `attn/attention/exp
-    (backward)`.
-    """
+    """Returns a scope without the names of modules' classes and JAX's wrappers, such as `attn/attention/exp (backward)`."""
     parts = [re.sub(r"^(?:(?:transpose|jvp|vmap|remat)\()*([^()]*)\)*$", r"\1", part) for part in scope.split("/")]
     parts = [part for part in parts if not _NOT_A_PLACE.search(part)]
     passes = [word for word, mark in (("backward", "transpose("), ("recomputed", "rematted")) if mark in scope]

@@ -16,8 +16,7 @@ _BATCH = 1 << 16
 
 
 def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
-    """Finds the exact duplicates in `sign/*.parquet`, and writes one row to `exact.parquet` for each document to
-    remove.
+    """Finds the exact duplicates in `sign/*.parquet`, and writes one row to `exact.parquet` for each document to remove.
 
     The columns are doc (the removed document), keeper (the copy that stays) and keeper_id (the id of that copy).
     """

@@ -1,5 +1,4 @@
-"""Finds near duplicates: MinHash-LSH finds candidate pairs, sketches decide, and chains are resolved from the best
-document.
+"""Finds near duplicates: MinHash-LSH finds candidate pairs, sketches decide, and chains are resolved from the best document.
 
 Among similar documents the best-ranked stays, and only documents similar to *it* are removed: if A ~ B ~ C but not A ~
 C, A stays, B is removed and C stays. This is the lexicographically first maximal independent set of the graph of

@@ -57,7 +57,7 @@ _MATHEMATICAL = re.compile(
 def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
     """Returns one part for the whole source, because duplicates and `max_bytes` concern all of it.
 
-    ConfigError for an unknown name.
+    Raises ConfigError if the name is unknown.
     """
     name = _known(spec.path.removeprefix("embedded:"))
     return [Part("embedded", name, name, size=spec.max_bytes or DEFAULT_MAX_BYTES[name])]

@@ -21,7 +21,5 @@ def obsolete(steps: typing.Sequence[int], losses: typing.Mapping[int, float], co
 
 
 def best(steps: typing.Sequence[int], losses: typing.Mapping[int, float]) -> int | None:
-    """Returns the step with the lowest held-out loss (the earliest if several are equal); None if no step was
-    evaluated.
-    """
+    """Returns the step with the lowest held-out loss (the earliest if several are equal); None if no step was evaluated."""
     return min((losses[step], step) for step in steps if step in losses)[1] if losses.keys() & set(steps) else None

@@ -78,8 +78,7 @@ class Checkpointer:
             return self._manager.save(step, args=ocp.args.Composite(**args))
 
     def check(self) -> None:
-        """Finishes the current save if its files are written, else does nothing. Cheap: the loop calls it after every
-        step.
+        """Finishes the current save if its files are written, else does nothing. Cheap: the loop calls it after every step.
 
         To finish a save means: raise its error if it failed, else delete the checkpoints that need not be kept any
         more.
@@ -88,8 +87,9 @@ class Checkpointer:
             self.wait()
 
     def wait(self) -> None:
-        """Waits until the current save is on disk, then deletes checkpoints that need not be kept. Raises if the save
-        failed.
+        """Waits until the current save is on disk, then deletes checkpoints that need not be kept.
+
+        Raises if the save failed.
         """
         with self._disk_errors():
             self._manager.wait_until_finished()
@@ -148,8 +148,9 @@ class Checkpointer:
         return sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdigit())
 
     def find(self, which: str | int) -> int:
-        """Returns the step of the checkpoint `which`: "latest", "best" or a step. Raises ConfigError if there is no
-        such checkpoint.
+        """Returns the step of the checkpoint `which`: "latest", "best" or a step.
+
+        Raises ConfigError if there is no such checkpoint.
         """
         steps = self.steps()
         if not steps:
