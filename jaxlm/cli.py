@@ -1,4 +1,4 @@
-"""The console script `jaxlm VERB ...`: flags in, program out, nothing else."""
+"""The console script `jaxlm VERB ...`: parses the flags and calls the program."""
 
 import argparse
 import ast
@@ -29,12 +29,14 @@ class Verb:
     """One command.
 
     Attributes:
-      module: of jaxlm.programs, whose `run(config, args)` does it and returns the exit code; None: `config.program`.
+      module: the module of jaxlm.programs whose `run(config, args)` does the work and returns the exit code; None for
+        the module that `config.program` names.
       summary: one line for the help.
-      options: flags beside --config: name -> arguments of `add_argument`.
-      reads_run: it works on a run that exists: with a config and a workdir, too, the run's own config counts.
-      keys: sections of the config that its help lists first.
-      resumes: the same command goes on from what an interrupted one has done.
+      options: the flags in addition to --config: name -> arguments of `add_argument`.
+      reads_run: True if the command works on an existing run. It then uses the run's own config, even if a config and a
+        workdir are given.
+      keys: the sections of the config that the command's help lists first.
+      resumes: True if the same command continues an interrupted one.
     """
 
     module: str | None
@@ -121,7 +123,7 @@ VERBS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `jaxlm ARGV`; returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted)."""
+    """Runs `jaxlm ARGV` and returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted)."""
     argv = list(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True)
     absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax reports through exceptions too

@@ -1,4 +1,4 @@
-"""Finds what a word of the command line names, and loads a config file or a run's config with overrides."""
+"""Finds what an argument of the command line names, and loads a config file or a run's config with overrides."""
 
 import dataclasses
 import difflib
@@ -21,12 +21,12 @@ CONFIG_PACKAGE = pathlib.Path(__file__).parent / "configs"
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a word of the command line names.
+    """What an argument of the command line names.
 
     Attributes:
-      kind: "config" is a config file, "run" a run's folder, "model" a folder with Hugging Face's files, "documents" any
-        other file, folder or glob.
-      path: the config file, or the folder or file.
+      kind: the kind of thing: "config" is a config file, "run" a run's folder, "model" a folder with Hugging Face's
+        files, "documents" any other file, folder or glob.
+      path: the path of the file or folder.
     """
 
     kind: Literal["config", "run", "model", "documents"]
@@ -34,9 +34,9 @@ class Found:
 
 
 def find(word: str) -> Found:
-    """Returns the config, run, model or documents that a word names.
+    """Returns the config, run, model or documents that `word` names.
 
-    A shipped config wins over a folder of the same name; the folder is then written `./NAME`.
+    If a shipped config and a folder have the same name, the config wins. Write `./NAME` for the folder.
 
     Raises:
       ConfigError: nothing has this name.
@@ -64,13 +64,16 @@ def _kind(folder: pathlib.Path) -> Literal["run", "model", "documents"]:
 
 
 def shipped_configs(folder: str = "") -> list[str]:
-    """Returns the names of the configs that come with jaxlm, without `base`: those to train with, or those in a folder."""
+    """Returns the names of the configs that come with jaxlm, without `base`: those for training, or those in `folder`."""
     paths = (CONFIG_PACKAGE / folder).glob("*.py")
     return sorted(str(pathlib.PurePosixPath(folder, p.stem)) for p in paths if p.stem not in ("base", "__init__"))
 
 
 def find_config(name: str) -> pathlib.Path:
-    """Returns the file of a config, given its path or its shipped name (`quickstart`, `data/techdocs`). Raises ConfigError."""
+    """Returns the file of a config, given its path or its shipped name (`quickstart`, `data/techdocs`).
+
+    Raises ConfigError if there is no such config.
+    """
     if file := _config_file(name):
         return file
     raise ConfigError(f"no config file or shipped config {name!r}; {_hint(name)}")
@@ -114,7 +117,10 @@ def module(path: pathlib.Path) -> types.ModuleType:
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> config_dict.ConfigDict:
-    """Returns the locked ConfigDict of a config file, with overrides such as `train.steps=100`. Raises ConfigError."""
+    """Returns the locked ConfigDict of a config file, with overrides such as `train.steps=100`.
+
+    Raises ConfigError if there is no such config, or if the file or an override is wrong.
+    """
     path = find_config(name)
     try:
         config = module(path).get_config()
@@ -129,7 +135,10 @@ def load(name: str, overrides: Sequence[str] = ()) -> config_dict.ConfigDict:
 
 
 def apply_override(config: config_dict.ConfigDict, override: str) -> None:
-    """Sets one `key=value` in place. The value must have the type of the one before. Raises ConfigError."""
+    """Changes one key of `config` in place. `override` is the text KEY=VALUE; VALUE must have the type of the present value.
+
+    Raises ConfigError if the key is unknown or a section, the value is missing, or it has the wrong type.
+    """
     key, sep, value = override.partition("=")
     keys = flat_keys(config)
     if key not in keys:
@@ -174,7 +183,8 @@ def first_line(error: BaseException) -> str:
 def from_run(path: pathlib.Path) -> config_dict.ConfigDict:
     """Returns WORKDIR/config.json as a ConfigDict that takes overrides.
 
-    `workdir` and `data.dir` follow the folder if it was moved. Keys that jaxlm got since have their defaults.
+    If the folder was moved, `workdir` and `data.dir` name the new place. Keys that are newer than the file have their
+    defaults.
 
     Raises:
       ConfigError: the file is not the config of a run.

@@ -1,7 +1,7 @@
-"""How jaxlm speaks to people: lines on standard error, tables on standard output, and figures in words.
+"""Formats what users read: lines on standard error, tables on standard output, and figures as text.
 
-Every table, count, size, time and price that a person reads is written here, so that the same figure looks the same
-everywhere. Imports no JAX: the worker processes of `jaxlm prepare` import none.
+Every table, count, size, time and price is formatted here, so that the same figure looks the same everywhere. This
+module does not import JAX, because the worker processes of `jaxlm prepare` must not.
 """
 
 import json
@@ -17,7 +17,7 @@ def say(text: str) -> None:
 
 
 def print_table(rows: Sequence[dict[str, typing.Any]], as_json: bool) -> None:
-    """Prints rows that have the same keys: as an aligned table, or as one JSON object a line."""
+    """Prints rows, which have the same keys, as an aligned table, or if `as_json`, as one JSON object a line."""
     if as_json:
         for row in rows:
             print(json.dumps(row))
@@ -27,7 +27,9 @@ def print_table(rows: Sequence[dict[str, typing.Any]], as_json: bool) -> None:
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
-    """Rows of cells as lines of text with aligned columns: those whose index is in `right` to the right, others left."""
+    """Returns rows of cells as lines of text with aligned columns: to the right if the index is in `right`, else to the
+    left.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -37,12 +39,12 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
 
 
 def count(number: float) -> str:
-    """All digits: 1234567 -> '1,234,567'."""
+    """Returns all digits of a number: 1234567 -> '1,234,567'."""
     return f"{number:,.0f}"
 
 
 def human(number: float) -> str:
-    """Three digits and a unit: 1234567 -> '1.23M', 1.04e9 -> '1.04B'."""
+    """Returns three digits and a unit: 1234567 -> '1.23M', 1.04e9 -> '1.04B'."""
     for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:
             return f"{number / size:.3g}{unit}" if number / size < 1000 else f"{number / size:,.0f}{unit}"
@@ -50,7 +52,7 @@ def human(number: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """A part of a whole in percent: '12.5%'. Empty if there is no whole; '0%' and '100%' only where they are exact."""
+    """Returns a part of a whole in percent: '12.5%'; '' if the whole is 0. '0%' and '100%' are always exact."""
     if not whole:
         return ""
     percent = 100 * part / whole
@@ -60,7 +62,7 @@ def share(part: float, whole: float) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes in the unit that suits (powers of 1000): 1234567 -> '1.23 MB'."""
+    """Returns bytes in a suitable unit (powers of 1000): 1234567 -> '1.23 MB'."""
     units = ["B", "kB", "MB", "GB", "TB"]
     while abs(number) >= 999.5 and len(units) > 1:
         number, units = number / 1000, units[1:]
@@ -68,32 +70,32 @@ def size(number: float) -> str:
 
 
 def megabytes(number: float) -> str:
-    """Bytes in units of 10^6: 1234567 -> '1.2 MB'."""
+    """Returns bytes in units of 10^6: 1234567 -> '1.2 MB'."""
     return f"{number / 1e6:.1f} MB"
 
 
 def gigabytes(number: float, digits: int | None = None) -> str:
-    """Bytes in units of 10^9, without the unit. `digits` after the point; by default 2 below 10 GB, else 1."""
+    """Returns bytes in units of 10^9, without the unit. `digits`: digits after the point; by default 2 below 10 GB, else 1."""
     digits = (2 if number < 1e10 else 1) if digits is None else digits
     return f"{number / 1e9:.{digits}f}"
 
 
 def dollars(usd: float | None) -> str:
-    """'$43.21', from 100 dollars on '$4,321'. A price that is None or infinite is that of a run that never ends."""
+    """Returns '$43.21', or from 100 dollars on '$4,321'. None and infinity are the price of a run that never ends."""
     if usd is None or not math.isfinite(usd):
         return "never ends"
     return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}"
 
 
 def hours(value: float) -> str:
-    """A plan's time: '2.5 h', from 100 hours on '10 days'."""
+    """Returns the time in a plan: '2.5 h', or from 100 hours on '10 days'."""
     if not math.isfinite(value):
         return "never ends"
     return f"{value:.3g} h" if value < 100 else f"{value / 24:,.3g} days"
 
 
 def duration(seconds: float) -> str:
-    """A clock's time: 95 -> '1m35s', 3725 -> '1h02m', 90000 -> '1d01h'."""
+    """Returns seconds as a clock shows them: 95 -> '1m35s', 3725 -> '1h02m', 90000 -> '1d01h'."""
     s = round(seconds)
     if s >= 86400:
         return f"{s // 86400}d{s % 86400 // 3600:02d}h"

@@ -1,4 +1,4 @@
-"""Writes files whole or not at all, and locks folders so that they have one writer."""
+"""Writes files whole or not at all, and locks folders so that each has only one writer."""
 
 import fcntl
 import os
@@ -16,7 +16,7 @@ def write_atomically(path: pathlib.Path, content: bytes) -> None:
 
 
 def settle(tmp: pathlib.Path, path: pathlib.Path) -> None:
-    """Flushes the closed file `tmp` to disk, renames it to `path`, and flushes the folder too."""
+    """Flushes the closed file `tmp` to disk, renames it to `path`, and flushes the folder."""
     with open(tmp, "rb+") as f:
         os.fsync(f.fileno())
     os.replace(tmp, path)
@@ -31,8 +31,8 @@ def lock(folder: pathlib.Path, does: str, key: str) -> typing.IO[str]:
     """Locks a folder against other processes, until the returned file is closed: by `with`, by dropping it, or at exit.
 
     Args:
-      folder: one that exists; the lock is a file `.lock` in it.
-      does: what a process does that holds it: "is writing", "trains in".
+      folder: an existing folder; the lock is a file `.lock` in it.
+      does: what the process that holds the lock does: "is writing", "trains in".
       key: the config key that names the folder.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The processes of one program: how they start, what the first one says, and how they fail together."""
+"""Handles the processes of one program: starts them, prints from the first one only, and makes all fail if one fails."""
 
 import os
 import typing
@@ -16,16 +16,16 @@ _MESSAGE_BYTES = 2000
 
 
 def start(hardware: HardwareConfig, distributed: DistributedConfig, mesh: MeshConfig, dtype: str) -> Mesh:
-    """Starts JAX: XLA's flags, the cluster if there is one, matmul precision, the compile cache. Returns the mesh.
+    """Starts JAX and returns the mesh. Sets XLA's flags, the cluster if there is one, matmul precision, the compile cache.
 
     Every program that runs on devices calls this first, before anything touches a device.
 
     Args:
-      hardware, distributed, mesh: sections of the config.
-      dtype: `model.dtype`.
+      hardware, distributed, mesh: the sections of the config with these names.
+      dtype: the value of `model.dtype`.
 
     Raises:
-      ConfigError: a flag, cluster, cache folder or mesh that this machine can't have.
+      ConfigError: this machine can't have the flag, cluster, cache folder or mesh that the config asks for.
     """
     xla_flags.apply(hardware.xla_flags)
     join_cluster(distributed)
@@ -59,9 +59,9 @@ def say(text: str) -> None:
 def join_cluster(config: DistributedConfig) -> None:
     """Calls `jax.distributed.initialize` if the program runs as several processes; does nothing for a single one.
 
-    It runs as several if `distributed.coordinator` is set, if the environment is that of several tasks of Slurm or Open
-    MPI, or if TPU_WORKER_HOSTNAMES names several hosts. With `distributed.auto` JAX looks for any cluster that it knows
-    (GKE, GCE TPU pods, Kubernetes, MPI).
+    It runs as several processes if `distributed.coordinator` is set, if Slurm or Open MPI started several tasks, or if
+    TPU_WORKER_HOSTNAMES names several hosts. With `distributed.auto` JAX looks for any cluster that it knows (GKE, GCE
+    TPU pods, Kubernetes, MPI).
 
     Raises:
       ConfigError: `distributed.coordinator`, `num_processes` and `process_id` do not go together.
@@ -97,22 +97,23 @@ def together(
     first_only: bool = False,
     errors: tuple[type[Exception], ...] = (ConfigError, RunError),
 ) -> T | None:
-    """Runs `action` on every process; if it raises on one of them, raises on all.
+    """Runs `action` on every process and returns its result. If it raises on one process, raises on all.
 
     Without this, a process that can't read a file would leave the others waiting for it until a time-out. `action` must
     not communicate with other processes.
 
     Args:
-      action: what to run.
-      first_only: run it on the first process alone.
-      errors: classes that an error may be raised as on the other processes; the last is for errors of other classes.
+      action: the function to run.
+      first_only: True to run it only on the first process.
+      errors: the classes as which an error may be raised on the other processes. The last one stands for all other
+        classes.
 
     Returns:
       The result of `action`, or None on a process that did not run it.
 
     Raises:
-      On a process on which `action` raised, that error. On the others, an error of the same class as that of the first
-      process that failed, with its message.
+      If `action` raised on this process, that error. Else the error of the first process that failed: its class (see
+        `errors`) and its message.
     """
     result, error = None, None
     try:

@@ -1,8 +1,8 @@
-"""Meshes, and the one table from logical axes to mesh axes.
+"""Makes meshes, and holds the only table from logical axes to mesh axes.
 
 Each dimension of a parameter or an activation names a logical axis (`embed`, `heads`, `mlp`, ...). `RULES` says which
-mesh axes split it; `jax.jit` with NamedShardings does the rest. Without a mesh nothing here has an effect, so models also
-run bare.
+mesh axes split it; `jax.jit` with NamedShardings does the rest. Without a mesh nothing here has an effect, so models
+also run without one.
 """
 
 import collections
@@ -41,7 +41,7 @@ RULES = {
 
 
 def mesh_shape(config: MeshConfig, n_devices: int) -> dict[str, int]:
-    """Returns axis -> number of devices, with -1 filled in. Raises ConfigError if they don't multiply to `n_devices`."""
+    """Returns axis -> its size, with -1 replaced. Raises ConfigError if the sizes do not multiply to `n_devices`."""
     sizes = {axis: getattr(config, axis) for axis in MESH_AXES}
     fixed = int(np.prod([size for size in sizes.values() if size != -1]))
     for axis, size in sizes.items():
@@ -75,7 +75,7 @@ def make_mesh(config: MeshConfig, devices: typing.Sequence[jax.Device] | None = 
 
 
 def granule_key(devices: typing.Sequence[jax.Device]) -> str | None:
-    """Returns "slice_index" or "process_index": devices with the same value have fast links. None: all devices have.
+    """Returns "slice_index" or "process_index", the attribute that devices with fast links share; None if all links are fast.
 
     It is `slice_index` if there are several slices, else `process_index` if there are several hosts. The hosts of one TPU
     slice share its network, so all its devices have fast links.
@@ -88,17 +88,17 @@ def granule_key(devices: typing.Sequence[jax.Device]) -> str | None:
 
 
 def hybrid_shape(sizes: dict[str, int], granules: typing.Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Splits the size of each axis into two factors: devices within a group, and groups.
+    """Splits the size of each axis into two factors: the devices within a group, and the groups.
 
     Args:
-      sizes: devices on each axis, outermost first. The last axis (tensor) stays within a group.
+      sizes: axis -> the number of devices on it, outermost axis first. The last axis (tensor) stays within a group.
       granules: the number of devices in each group.
 
     Returns:
       (sizes within a group, sizes over groups), in the order of the axes.
 
     Raises:
-      ConfigError: the groups differ in size, or the axes before tensor can't be split over that many.
+      ConfigError: the groups differ in size, or the axes before tensor can't be split over so many groups.
     """
     left, outer = len(granules), []
     for axis, size in sizes.items():
@@ -116,7 +116,7 @@ def hybrid_shape(sizes: dict[str, int], granules: typing.Sequence[int]) -> tuple
 
 
 def check_batch(mesh: Mesh | AbstractMesh, **batch_sizes: int) -> None:
-    """Raises ConfigError if data x fsdp does not divide one of the batch sizes, which are given by their config keys."""
+    """Raises ConfigError if data x fsdp does not divide one of the batch sizes, which are keyword arguments by config key."""
     ways = batch_ways(mesh)
     for key, size in batch_sizes.items():
         if size % ways:
@@ -138,7 +138,9 @@ def check_context(mesh: Mesh | AbstractMesh, seq_len: int, model: ModelConfig) -
 
 
 def check_tensor(mesh: Mesh | AbstractMesh, model: ModelConfig) -> None:
-    """Raises ConfigError if the tensor axis does not divide the heads or the MLP: each device would then compute all."""
+    """Raises ConfigError if the tensor axis does not divide the heads or the MLP: each device would then compute all of
+    them.
+    """
     ways = mesh.shape["tensor"]
     for key in ("n_heads", "d_ff"):
         if getattr(model, key) % ways:
@@ -164,14 +166,14 @@ def spec(
 ) -> PartitionSpec:
     """Returns the PartitionSpec of an array, by RULES.
 
-    A dimension stays whole if its mesh axes do not divide it. A mesh axis splits one dimension only, the first that names
-    it.
+    A dimension stays whole if its mesh axes do not divide it. A mesh axis splits only one dimension, the first that
+    names the axis.
 
     Args:
-      logical: the logical axis of each dimension; None: never split.
-      shape: of the array.
-      mesh: that the array lies on.
-      ones: True: names mesh axes of size 1 too, as kernels in a `shard_map` want.
+      logical: the logical axis of each dimension; None for a dimension that is never split.
+      shape: the shape of the array.
+      mesh: the mesh that holds the array.
+      ones: True to name mesh axes of size 1 too, which kernels in a `shard_map` need.
     """
     used, entries = set(), []
     for name, size in zip(logical, shape, strict=True):
@@ -190,12 +192,12 @@ def spec(
 
 
 def tree_shardings(abstract: dict, logical: dict, mesh: Mesh | AbstractMesh) -> dict:
-    """Returns the NamedSharding of each leaf, given a tree of shapes and a tree like it of logical axes (tuples)."""
+    """Returns the NamedSharding of each leaf, for a tree of shapes and a like tree of logical axes (tuples)."""
     return jax.tree.map(lambda leaf, axes: NamedSharding(mesh, spec(axes, leaf.shape, mesh)), abstract, logical)
 
 
 def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
-    """Pins the sharding of an activation inside jit, by the logical axis of each dimension. Without a mesh returns `x`."""
+    """Returns `x` with its sharding fixed inside jit, by the logical axis of each dimension. Without a mesh returns `x`."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return x
@@ -213,9 +215,10 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """Returns the indices of the rows of a global batch that this process must load: ascending ints.
+    """Returns the indices of the rows of a global batch that this process must load, ascending.
 
-    Rows are loaded whole, even if the context axis gives some of their tokens to other processes: reading twice is cheap.
+    Rows are loaded whole, even if the context axis gives some of their tokens to other processes: reading a row twice
+    is cheap.
     """
     by_row = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
     indices = by_row.addressable_devices_indices_map((batch_size,))
@@ -223,7 +226,7 @@ def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
 
 
 def to_global(batch: dict[str, np.ndarray], mesh: Mesh, batch_size: int) -> dict[str, jax.Array]:
-    """Returns global arrays of `batch_size` rows, made of this process's rows (those of `local_rows`, in their order)."""
+    """Returns global arrays of `batch_size` rows, given the rows that `local_rows` lists for this process, in that order."""
     sharding, rows = batch_sharding(mesh), local_rows(mesh, batch_size)
 
     def place(x: np.ndarray) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Names the leaves of a tree of parameters (`layers_0/attn/q/kernel`), and works with the names."""
+"""Names the leaves of a tree of parameters (`layers_0/attn/q/kernel`), and maps, groups and matches them by name."""
 
 import re
 import typing
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def path_name(path: tuple) -> str:
-    """Returns a key path of JAX as `a/b/c`."""
+    """Returns one of JAX's key paths as `a/b/c`."""
     return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
 
 
@@ -18,7 +18,7 @@ def named_leaves(tree: typing.Any) -> list[tuple[str, typing.Any]]:
 
 
 def map_named(fn: typing.Callable, tree: typing.Any, *rest: typing.Any) -> typing.Any:
-    """Maps `fn(name, leaf, ...)` over a tree: `jax.tree.map` with the leaf's name as a first argument."""
+    """Maps `fn(name, leaf, ...)` over a tree, like `jax.tree.map` but with the leaf's name as a first argument."""
     return jax.tree_util.tree_map_with_path(lambda path, *leaves: fn(path_name(path), *leaves), tree, *rest)
 
 
@@ -28,10 +28,10 @@ def count(tree: typing.Any) -> int:
 
 
 def regex_mask(tree: typing.Any, yes: typing.Sequence[str], no: typing.Sequence[str]) -> typing.Any:
-    """Returns a tree of booleans: True if a leaf's name fully matches a pattern of `yes`, False if one of `no`.
+    """Returns a tree of booleans: True if a leaf's whole name matches a pattern in `yes`, False if it matches one in `no`.
 
     Raises:
-      ValueError: a name matches neither list, or both. So a new parameter never gets a default by accident.
+      ValueError: a name matches neither list or both. So no new parameter gets a default by accident.
     """
 
     def decide(name: str, _) -> bool:
@@ -51,22 +51,22 @@ def layer_name(i: int) -> str:
 
 
 def layer_of(name: str) -> int | None:
-    """Returns the index of the layer that a parameter is in; None if it is in none (`embed/embedding`)."""
+    """Returns the index of the layer that a parameter is in; None if it is in no layer (`embed/embedding`)."""
     found = re.match(r"layers_(\d+)(/|$)", name)
     return int(found[1]) if found else None
 
 
 def group_of(name: str) -> str:
-    """Returns the group that a parameter's norm is logged in: `layers/attn` (of all layers together), `embed`, ..."""
+    """Returns the group in which a parameter's norm is logged: `layers/attn` (all layers together), `embed`, ..."""
     parts = name.split("/")
     return parts[0] if layer_of(name) is None else "/".join(["layers", *parts[1:2]])
 
 
 def merge(collections: dict[str, dict]) -> dict:
-    """Merges all collections of variables into one tree, in which a leaf's name does not hold its collection.
+    """Merges all collections of variables into one tree. A leaf's name there does not contain its collection.
 
     {"params": {"layers_0": {"q": a}}, "lora": {"layers_0": {"q_a": b}}} becomes {"layers_0": {"q": a, "q_a": b}}. So
-    patterns of names (decay, groups, Muon's matrices) match in every collection. `split` undoes it.
+    patterns of names (decay, groups, Muon's matrices) match in every collection. `split` undoes the merge.
 
     Raises:
       ValueError: two collections have a leaf of the same name.

@@ -1,7 +1,7 @@
 """Sets XLA's flags, and how much of a GPU's memory JAX takes, before the first device is touched.
 
-XLA reads its flags once, when the first backend starts, and ends the process on a flag that it does not know. Flags that
-the environment sets win over those set here: they are the user's.
+XLA reads its flags once, when the first backend starts, and ends the process if it does not know a flag. Flags in the
+environment win over those set here, because the user set them.
 """
 
 import os
@@ -23,12 +23,13 @@ _MEMORY_KEYS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
 def apply(asked: tuple[str, ...]) -> None:
-    """Puts jaxlm's flags and those of `hardware.xla_flags` into XLA_FLAGS, and sets the memory fraction.
+    """Writes jaxlm's flags and those in `hardware.xla_flags` to XLA_FLAGS, and sets the memory fraction.
 
-    Of two values of a flag the later counts. The order: jaxlm's own, `asked`, what XLA_FLAGS held before.
+    If a flag has two values, the later one counts. The order is: jaxlm's own flags, `asked`, the flags already in
+    XLA_FLAGS.
 
     Args:
-      asked: the flags of `hardware.xla_flags`, each NAME=VALUE, with or without leading dashes. VALUE may be empty
+      asked: the flags in `hardware.xla_flags`, each NAME=VALUE, with or without leading dashes. VALUE may be empty
         (xla_gpu_enable_command_buffer=).
 
     Raises:

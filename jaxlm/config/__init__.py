@@ -1,7 +1,7 @@
 """Configuration: an ml_collections ConfigDict at the edge, frozen dataclasses inside.
 
-A key stands once: type and limits in `schema.py`, default and comment in `configs/base.py` (a test compares the two).
-`build.py` and `checks.py` refuse what can't work with a `ConfigError`: one line that says what is wrong and how to mend it.
+`schema.py` gives each key's type and limits, `configs/base.py` its default and comment (a test compares the two).
+`build.py` and `checks.py` raise `ConfigError` for what can't work: one line that says what is wrong and how to mend it.
 """
 
 from jaxlm.config.build import build, nearest, nearest_key

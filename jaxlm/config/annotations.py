@@ -1,6 +1,6 @@
-"""The values that a key of the config may have, beyond its type: `steps: Annotated[int, at_least(1)]` in the schema.
+"""Limits on the values of a key, in addition to its type: `steps: Annotated[int, at_least(1)]` in the schema.
 
-`jaxlm.config.build` refuses any other ("config.train.steps=0 must be at least 1"), and the help prints the same words.
+`jaxlm.config.build` refuses other values ("config.train.steps=0 must be at least 1"); the help prints the same words.
 """
 
 import dataclasses
@@ -15,7 +15,8 @@ class Limit:
 
     Attributes:
       words: what a value must be: "at least 1".
-      problem: what is wrong with a value, as it is written behind it (" must be at least 1"); "" = nothing.
+      problem: value -> what is wrong with it, to be written after the value (" must be at least 1"); "" if nothing is
+        wrong.
     """
 
     words: str
@@ -23,25 +24,25 @@ class Limit:
 
 
 def at_least(low: float, or_else: dict[int, str] | None = None) -> Limit:
-    """Numbers from `low` on, and those of `or_else` with what they stand for: {-1: "auto"}."""
+    """Allows numbers from `low` on, and those in `or_else`, which says what they stand for: {-1: "auto"}."""
     others = or_else or {}
     words = "".join([f"at least {low}", *(f", or {value} for {meaning}" for value, meaning in others.items())])
     return _numbers(words, lambda value: value >= low or value in others)
 
 
 def above(low: float, most: float = math.inf) -> Limit:
-    """Numbers greater than `low` and at most `most`."""
+    """Allows numbers greater than `low` and at most `most`."""
     words = f"greater than {low}" + (f" and at most {most}" if most < math.inf else "")
     return _numbers(words, lambda value: low < value <= most)
 
 
 def within(low: float, high: float) -> Limit:
-    """Numbers from `low` to `high`, both included."""
+    """Allows numbers from `low` to `high`, both included."""
     return _numbers(f"in {low} to {high}", lambda value: low <= value <= high)
 
 
 def from_to_below(low: float, high: float) -> Limit:
-    """Numbers from `low` on, but below `high`."""
+    """Allows numbers from `low` on, but below `high`."""
     return _numbers(f"at least {low} and below {high}", lambda value: low <= value < high)
 
 
@@ -55,7 +56,7 @@ def _numbers(words: str, allows: Callable[[float], bool]) -> Limit:
 
 
 def written(pattern: str, words: str) -> Limit:
-    """Text that the regular expression `pattern` matches whole; `words` say what that is."""
+    """Allows text that the regular expression `pattern` matches as a whole; `words` describe such text."""
     return Limit(words, lambda value: "" if re.fullmatch(pattern, value) else f" must be {words}")
 
 

@@ -1,4 +1,4 @@
-"""Builds the typed dataclasses of the schema from plain values, and hints at what was probably meant."""
+"""Builds the typed dataclasses of the schema from plain values, and suggests the right name for a misspelt one."""
 
 import dataclasses
 import difflib
@@ -12,16 +12,16 @@ T = TypeVar("T")
 
 
 def build(kind: type[T], value: object, key: str) -> T:
-    """The value as a `kind`, every type and limit checked.
+    """Returns the value as a `kind`, after checking every type and limit.
 
     Args:
       kind: a dataclass, or the type of one of its fields: dict[str, X], tuple[X, ...], a scalar type, a Literal,
-        Annotated with limits, or `object` for a value that somebody else checks.
+        Annotated with limits, or `object` for a value that is checked elsewhere.
       value: plain values: dicts, lists or tuples, scalars.
-      key: its key, dotted, for messages; "" for the whole config.
+      key: the value's dotted key, for messages; "" for the whole config.
 
     Raises:
-      ConfigError: an unknown or missing key, a wrong type, or a value beyond its limits.
+      ConfigError: a key is unknown or missing, or a value has the wrong type or is beyond its limits.
     """
     if dataclasses.is_dataclass(kind):
         return _section(kind, value, key)
@@ -54,14 +54,14 @@ def _section(kind: type[T], value: object, key: str) -> T:
 
 
 def plain(kind: type) -> type:
-    """The type without its limits: int for Annotated[int, ...], str for a Literal of strings."""
+    """Returns the type without its limits: int for Annotated[int, ...], str for a Literal of strings."""
     if get_origin(kind) is Annotated:
         return plain(get_args(kind)[0])
     return type(get_args(kind)[0]) if get_origin(kind) is Literal else kind
 
 
 def limits(kind: type) -> list[Limit]:
-    """The limits of a scalar type, in the order in which they are checked."""
+    """Returns the limits of a scalar type, in the order in which they are checked."""
     if get_origin(kind) is Annotated:
         inner, *own = get_args(kind)
         return [*limits(inner), *(limit for limit in own if isinstance(limit, Limit))]
@@ -95,7 +95,7 @@ def _scalar(kind: type[T], value: object) -> T:
 
 
 def type_name(kind: type) -> str:
-    """The name of a key's type for people: "int", "tuple of str"."""
+    """Returns the name of a key's type for users: "int", "tuple of str"."""
     if get_origin(kind) is tuple:
         return f"tuple of {type_name(get_args(kind)[0])}"
     return "section" if get_origin(kind) is dict else plain(kind).__name__
@@ -106,19 +106,19 @@ def _join(key: str, name: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """A hint for a misspelt name: the one that was probably meant, else all that there are."""
+    """Returns a hint for a misspelt name: the most similar one of `names`, or all of them if none is similar."""
     near = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(names))}"
 
 
 def nearest_key(key: str, keys: Sequence[str]) -> str:
-    """A hint at the key that was probably meant."""
+    """Returns a hint for a misspelt key: the key that was probably meant."""
     near = meant(key, keys)
     return f"did you mean config.{near}?" if near else "jaxlm train --help=all lists all keys"
 
 
 def meant(key: str, keys: Sequence[str]) -> str:
-    """The one of the dotted `keys` that was probably meant: the same last part, else similar; "" = none is."""
+    """Returns the dotted key that was probably meant: one with the same last part, else a similar one; "" if there is none."""
     last = key.split(".")[-1]
     near = [k for k in keys if k.split(".")[-1] == last] or difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
     if not near:

@@ -1,4 +1,4 @@
-"""Refuses combinations of keys that can't work. The limits of a single key stand beside its type in `schema.py`."""
+"""Checks combinations of keys. The limits of a single key are beside its type in `schema.py`."""
 
 import dataclasses
 import re
@@ -16,7 +16,7 @@ from jaxlm.config.schema import (
 
 
 def validate(c: Config) -> None:
-    """Raises ConfigError, one line, for keys that do not go together, before anything is read or compiled."""
+    """Raises ConfigError if keys do not go together. Called before anything is read or compiled."""
     _validate_model(c.model, c.train)
     _validate_training(c.train, c.optim)
     _validate_data(c.data, c.prepare)

@@ -1,7 +1,7 @@
-"""What the help says of the config's keys: each key's type and limits from the schema, default and comment from base.py.
+"""Writes the help on the config's keys: types and limits from the schema, defaults and comments from base.py.
 
-The comments of base.py are read by `tokenize`, and each belongs to the assignment (by `ast`) in whose lines it stands or
-that it stands directly above. Indentation and line breaks make no difference.
+`tokenize` reads the comments of base.py. A comment belongs to the assignment (found by `ast`) that shares its lines or
+follows it directly. Indentation and line breaks make no difference.
 """
 
 import ast
@@ -30,11 +30,11 @@ class Key:
     """A key of the config.
 
     Attributes:
-      name: dotted, as --config.NAME=VALUE takes it.
-      type: for people: "int", "tuple of str".
-      limits: what its values must be: "at least 1", "one of llama, gpt2"; "" = anything of the type.
-      default: from base.py.
-      comment: from base.py; "" = there is none.
+      name: the dotted name, as in --config.NAME=VALUE.
+      type: the name of its type for users: "int", "tuple of str".
+      limits: the rule for its values: "at least 1", "one of llama, gpt2"; "" if any value of the type is allowed.
+      default: the default in base.py.
+      comment: the comment in base.py; "" if there is none.
     """
 
     name: str
@@ -50,14 +50,14 @@ class Key:
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """All keys, and each section's comment by its dotted name, in the order of base.py."""
+    """All keys, and dotted name -> comment for each section, in the order of base.py."""
 
     keys: tuple[Key, ...]
     sections: dict[str, str]
 
 
 def read(base: types.ModuleType) -> Keys:
-    """The keys that `get_config` and `source` of a module like `configs/base.py` set."""
+    """Returns the keys that `get_config` and `source` set in a module like `configs/base.py`."""
     defaults = base.get_config()
     defaults.prepare.sources.NAME = base.source("")
     keys, sections = [], {}
@@ -94,7 +94,7 @@ def _type_and_limits(name: str, default: object) -> tuple[str, str]:
 
 
 def comments(source: str) -> dict[str, str]:
-    """Dotted name -> comment ("" = none) of every section and key that a source text like that of base.py assigns."""
+    """Returns dotted name -> comment ("" for none), for every section and key that a source text like base.py assigns."""
     functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
     notes = _Notes(source)
     found = {name: notes.of(statement) for name, statement in _assignments(functions, "get_config", {}, "")}
@@ -161,7 +161,7 @@ class _Notes:
 
 
 def overview(known: Keys, first: Sequence[str] = ()) -> list[str]:
-    """Lines with a few words on each top-level section, those of `first` before the others, and the keys outside them."""
+    """Returns a line on each top-level section, those in `first` before the others, and on each key outside all sections."""
     top = [name for name in known.sections if "." not in name]
     names = [*first, *(name for name in top if name not in first)]
     cells = [f"{name:<12} {known.sections[name].partition(';')[0]}" for name in names]
@@ -171,7 +171,7 @@ def overview(known: Keys, first: Sequence[str] = ()) -> list[str]:
 
 
 def page(known: Keys, wanted: str, config: config_dict.ConfigDict) -> str:
-    """The help on a section ("all": on everything) or a key: values in `config`, defaults, types, limits, comments.
+    """Returns the help on a section, a key or "all": values in `config`, defaults, types, limits, comments.
 
     Raises:
       ConfigError: there is no such section or key.

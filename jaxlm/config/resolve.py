@@ -1,4 +1,4 @@
-"""From a ConfigDict to the checked `Config` that programs read, and its JSON."""
+"""Turns a ConfigDict into the checked `Config` that programs read, and that into JSON."""
 
 import dataclasses
 import json
@@ -12,7 +12,10 @@ from jaxlm.config.schema import Config, SourceConfig
 
 
 def resolve(config: config_dict.ConfigDict | dict) -> Config:
-    """The typed config: every key checked, values derived that 0 or "" leave open. Raises ConfigError."""
+    """Returns the typed config. Checks every key, and derives the values that 0 or "" leave open.
+
+    Raises ConfigError if a key is unknown, missing or wrong, or if keys do not go together.
+    """
     if isinstance(config, config_dict.ConfigDict):
         config = config.to_dict()
     resolved = _derive(build(Config, config, ""))
@@ -21,7 +24,7 @@ def resolve(config: config_dict.ConfigDict | dict) -> Config:
 
 
 def to_json(config: Config) -> str:
-    """The resolved config as JSON, the content of WORKDIR/config.json."""
+    """Returns the resolved config as JSON, the content of WORKDIR/config.json."""
     return json.dumps(dataclasses.asdict(config), indent=1) + "\n"
 
 

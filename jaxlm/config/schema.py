@@ -1,7 +1,7 @@
 """The sections of the config as frozen dataclasses: each key's type, and the values that it may have.
 
-A key's default and comment stand in `configs/base.py`, what concerns several keys in `checks.py`, and nothing stands
-twice. To add a key, write one line here and one there.
+A key's default and comment are in `configs/base.py`; rules for several keys are in `checks.py`; nothing is written
+twice. To add a key, write one line here and one in `configs/base.py`.
 """
 
 import dataclasses
@@ -23,7 +23,10 @@ class ConfigError(ValueError):
 
 
 class RunError(RuntimeError):
-    """A run that can't go on for a reason outside the program, in one line with the mend (exit code 1)."""
+    """A run can't go on for a reason outside the program.
+
+    The message is one line that says why and how to mend it (exit code 1).
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +67,9 @@ class ModelConfig:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding table: the vocabulary rounded up to a multiple of 128 (the tail is masked)."""
+        """Returns the rows of the embedding table: the vocabulary rounded up to a multiple of 128 (the added rows are
+        masked).
+        """
         return -(-self.vocab_size // 128) * 128
 
 
@@ -108,7 +113,9 @@ class PrepareSourceConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PrepareConfig:
-    """`stages` holds each stage's defaults; their types are those of the stages' own Settings (`corpus.stages`)."""
+    """The section `prepare`. `stages` holds each stage's defaults, whose types are in the stage's own Settings
+    (`corpus.stages`).
+    """
 
     sources: dict[str, PrepareSourceConfig]
     workers: Annotated[int, at_least(0)]
@@ -215,7 +222,7 @@ class ProfileConfig:
 
     @property
     def window(self) -> tuple[int, int] | None:
-        """First and last traced step; None when nothing is traced."""
+        """Returns the first and the last step to trace; None if no step is traced."""
         first, _, last = self.steps.partition(":")
         return (int(first), int(last)) if self.steps else None
 

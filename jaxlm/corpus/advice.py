@@ -1,4 +1,4 @@
-"""Says in one sentence a source what to try with it in a pilot, from the numbers of a mismatch report."""
+"""Turns the numbers of a mismatch report into one sentence for each source: what to try with it in a pilot."""
 
 import operator
 import statistics

@@ -1,10 +1,10 @@
-"""The junk audit: finds what a source repeats that nobody would write, before a tokenizer or a model sees it.
+"""The junk audit: finds repeated strings that no person would write, before a tokenizer or a model sees them.
 
 `scan` counts known junk, words, lines and clauses of each source in one pass; `rank` compares the sources. A word
 belongs to a source if its log-odds ratio against the other sources, with an informative Dirichlet prior, is high
 (Monroe, Colaresi and Quinn 2008, "Fightin' Words"). Such a word is suspect if its shape is unnatural (`PersonX`,
 `foo_bar`, `<name>`) and it dominates the source's words of that shape: one of a thousand identifiers is code, one of
-three is junk. With one source only the shape counts.
+three is junk. If there is only one source, only the shape counts.
 """
 
 import collections
@@ -32,19 +32,19 @@ _SURNAME = re.compile(r"(?:Mc|Mac|De|Di|Du|La|Le|Van|[OD]['\u2019])[A-Z][a-z]+")
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Something that a source repeats.
+    """A string that a source repeats.
 
     Attributes:
       kind: a group of `audit_patterns`, or "token" (a word of unnatural shape), "word", "line", "clause".
-      text: what is repeated, with every digit as 0, except in words.
+      text: the repeated string, with every digit as 0, except in words.
       pattern: the group's name or a regular expression that makes the stage `junk` remove it.
-      source: the source that repeats it. The same junk in two sources makes two findings.
+      source: the name of the source that repeats it. The same junk in two sources makes two findings.
       count, documents: how often it occurs, and in how many documents; too low if memory was short (see `scan`).
       share_of_documents: `documents` as a share of the source's documents.
-      concentration: its rate per byte here, divided by that rate plus its rate in the other sources together. 1 = only
-        here, 0.5 = as often as elsewhere. 1 with one source.
-      score: the harm, 0 to 100: how surely it is junk, times the square root of its share of the source's documents (or
-        bytes, if that is larger).
+      concentration: its rate per byte in this source, divided by the sum of this rate and its rate in the other sources
+        together. 1: only here (or there is only one source); 0.5: as often as elsewhere.
+      score: the harm, 0 to 100: how surely it is junk, times the square root of its share of the source's documents, or
+        of its bytes if that share is larger.
       examples: up to three (document id, text around it).
     """
 
@@ -72,7 +72,7 @@ def audit(
 
     Args:
       documents_by_source: source -> its (doc_id, text) pairs.
-      max_entries: bounds memory, see `scan`.
+      max_entries: the bound on memory; see `scan`.
     """
     return rank([scan(name, documents, max_entries) for name, documents in documents_by_source.items()])
 
@@ -132,7 +132,7 @@ _SHAPES |= {"acronym": 0.2, "plain": 0.2}
 
 
 def shape(word: str) -> str:
-    """Returns what a word looks like, a key of `_SHAPES`; "plain" is how people write."""
+    """Returns the shape of a word, a key of `_SHAPES`; "plain" is the shape of ordinary words."""
     if word.islower() and word.isalpha():
         return "plain"
     if word[0] == "<" or (word[0] == "[" and (word.isupper() or "_" in word)):  # [It] is an editor's

@@ -1,4 +1,4 @@
-"""Counts what the audit needs of a source in one pass and bounded memory: known junk, words, repeated lines and clauses."""
+"""Counts known junk, words, repeated lines and clauses of a source for the audit, in one pass and bounded memory."""
 
 import collections
 import dataclasses
@@ -44,7 +44,7 @@ class Entry:
         self.examples: tuple[tuple[str, str], ...] = ()
 
     def add(self, n: int, document: _Document, literal: str = "") -> None:
-        """Counts a string that occurs `n` times in the document, written as `literal` ("" = as the key)."""
+        """Counts a string that occurs `n` times in the document. `literal` is its form there; "" if that equals the key."""
         self.count += n
         if self.last != document.number:
             self.last = document.number
@@ -69,8 +69,8 @@ class Entry:
 class Table:
     """Counts strings in bounded memory, after the lossy counting of Manku and Motwani (2002).
 
-    When there are more than `2 * limit` strings, the `limit` most frequent stay. `lost` is by how much a count may be
-    too low at most. In the end, strings seen fewer than `min_count` times are dropped.
+    If there are more than `2 * limit` strings, the `limit` most frequent stay. A count may be too low by `lost` at
+    most. At the end, strings seen fewer than `min_count` times are dropped.
     """
 
     def __init__(self, limit: int, min_count: int):
@@ -103,7 +103,7 @@ class Table:
     def prune(self) -> None:
         """Keeps the `limit` most frequent strings.
 
-        Of strings that tie at the limit none stays, so that their order does not matter.
+        If strings tie at the limit, none of them stays, so that their order does not matter.
         """
         cut = 0
         if len(self) > self.limit:
@@ -115,7 +115,7 @@ class Table:
         self.lost += cut
 
     def finish(self) -> None:
-        """Drops what is too rare."""
+        """Drops strings that are too rare."""
         self.prune()
         self._once.clear()
         self.entries = {key: entry for key, entry in self.entries.items() if entry.count >= self.min_count}
@@ -125,9 +125,9 @@ class Table:
 
 @dataclasses.dataclass
 class Counts:
-    """What `scan` counted in a source.
+    """The counts that `scan` made of a source.
 
-    `junk` is keyed by "GROUP:label", the other tables by the string (digits of lines as 0).
+    The keys of `junk` are "GROUP:label". The keys of the other tables are the strings (in lines every digit is 0).
     """
 
     source: str
@@ -147,10 +147,10 @@ class Counts:
 def scan(source: str, documents: Iterable[tuple[str, str]], max_entries: int = MAX_ENTRIES) -> Counts:
     """Counts a source's (doc_id, text) pairs in one pass.
 
-    Memory does not grow with the corpus. While reading, it holds one document and at most `2 * max_entries` strings of
-    each of four kinds; afterwards at most `max_entries` that occur five times or more. If a source has more different
-    strings, the rare ones drop out, and counts may be too low by `Table.lost`. The default takes some 150 MB if nothing
-    ever repeats, and a few megabytes for each source that is done.
+    Memory does not grow with the corpus. While reading, memory holds one document and at most `2 * max_entries` strings
+    of each of four kinds; afterwards at most `max_entries` strings that occur five times or more. If a source has more
+    different strings, the rare ones are dropped, and counts may be too low by `Table.lost`. With the default, scanning
+    takes at most about 150 MB, and each finished source a few megabytes.
     """
     counts = Counts(source, *(Table(max_entries, n) for n in (1, _MIN_COUNT, _MIN_COUNT, _MIN_COUNT)))
     splits: dict[str, tuple[Entry, ...]] = {}

@@ -1,4 +1,4 @@
-"""Junk that is known by its looks, as named groups of patterns. The audit counts it, the stage `junk` removes it.
+"""Patterns of known junk, in named groups. The audit counts what they match; the stage `junk` removes it.
 
 Sources of the patterns: ATOMIC's PersonX (Sap et al. 2019); Universal Dependencies' tags; the Penn Treebank's brackets;
 CoNLL-2003's entity tags; BERT's, T5's and fastai's special tokens; SentencePiece's, GPT-2's, BERT's and BPE's marks of
@@ -18,13 +18,13 @@ class Group:
     """Patterns of one kind of junk.
 
     Attributes:
-      pattern: a match is labelled by its named group ("stack_frame"), without one by its text ("PersonX"). When only
-        the match is removed, what its group `keep` matched stays.
-      needles: a text that holds none of these has no match (a fast check); () = always search.
-      severity: how surely this is junk wherever it stands, 0 to 1.
-      mentions: a match in quotes or backticks is allowed: the text talks about it.
-      label: one label for all matches, if each match differs (base64).
-      min_run: a text without that many characters in a row that are no space has no match.
+      pattern: the regular expression. A match's label is the name of its named group ("stack_frame"), or if it has
+        none, its text ("PersonX"). If only the match is removed, the text of its group `keep` stays.
+      needles: strings for a fast check: a text without any of them has no match; () to search always.
+      severity: how surely a match is junk, in any text, 0 to 1.
+      mentions: True if a match in quotes or backticks is allowed, since the text then talks about it.
+      label: one label for all matches, for patterns whose matches all differ (base64).
+      min_run: the length of a run of characters without a space that every match needs.
     """
 
     pattern: re.Pattern[str]
@@ -45,7 +45,7 @@ class Group:
             yield match
 
     def label_of(self, match: re.Match[str]) -> str:
-        """Returns the name of a match in a table; many matches share few names."""
+        """Returns the label of a match in a table. Many matches share few labels."""
         if self.label or match.lastgroup not in (None, "keep"):
             return self.label or match.lastgroup.replace("_", " ")
         return re.sub(r"\d+", "0", " ".join(match[0].split()))[:80]

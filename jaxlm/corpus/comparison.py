@@ -1,4 +1,4 @@
-"""What a mismatch report holds: how far sources are from one another and from a target, and what to try."""
+"""The parts of a mismatch report: how far sources are from one another and from a target, and what to try."""
 
 import dataclasses
 import typing
@@ -12,11 +12,11 @@ class Pair:
 
     Attributes:
       js_words, js_bigrams: Jensen-Shannon divergence in bits, from 0 (the same) to 1 (nothing in common).
-      floor_words, floor_bigrams: the divergence between two halves of one source, on samples of the same size: what
-        chance alone gives. The mean over both sources.
-      auc: area under the ROC curve of a classifier that tells passages of `a` from those of `b`, cross-validated by
-        document. None if there are too few documents.
-      telling_a, telling_b: the words and pairs of words by which the classifier knows `a`, and `b`.
+      floor_words, floor_bigrams: the divergence that chance alone causes: that between two halves of one source, on
+        samples of the same size, as a mean over both sources.
+      auc: the area under the ROC curve of a classifier that tells passages of `a` from those of `b`, cross-validated by
+        document; None if there are too few documents.
+      telling_a, telling_b: the words and pairs of words by which the classifier recognises `a` and `b`.
     """
 
     a: str
@@ -31,7 +31,7 @@ class Pair:
 
     @property
     def distance(self) -> float:
-        """The divergence of words in bits, less what chance gives; at least 0."""
+        """Returns the divergence of words in bits, minus the part that chance causes; at least 0."""
         return max(0.0, self.js_words - self.floor_words)
 
 
@@ -55,8 +55,8 @@ class Advice:
     """What to do with a source in a pilot.
 
     Attributes:
-      action: keep, raise, lower or drop; try if there is no target to go by.
-      sentence: says why, for people.
+      action: keep, raise, lower or drop; try if there is no target.
+      sentence: the reason, for users.
     """
 
     action: str
@@ -65,12 +65,13 @@ class Advice:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `mismatch.compare` found.
+    """The results of `mismatch.compare`.
 
     Attributes:
-      sources: name (and "target") -> documents, bytes, sampled_words, length, readability, formats; see `textstats`.
+      sources: source's name (or "target") -> documents, bytes, sampled_words, length, readability, formats; see
+        `textstats`.
       pairs: every pair of sources, then every source with the target.
-      mixture: None without a target.
+      mixture: the mixtures compared with the target; None if there is no target.
       advice: source -> what to do with it.
     """
 
@@ -80,7 +81,7 @@ class Report:
     advice: dict[str, Advice]
 
     def to_dict(self) -> dict[str, typing.Any]:
-        """The report as JSON has it, with the `distance` of each pair."""
+        """Returns the report as JSON values, with the `distance` of each pair."""
         found = dataclasses.asdict(self)
         for pair, row in zip(self.pairs, found["pairs"], strict=True):
             row["distance"] = pair.distance

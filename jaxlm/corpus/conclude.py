@@ -1,4 +1,4 @@
-"""Ends a preparation: checks the books, moves the results into place, writes the manifest last."""
+"""Ends a preparation: checks the counts, moves the results into place, writes the manifest last."""
 
 import collections
 import hashlib
@@ -25,7 +25,7 @@ _CLUSTERS, _MEMBERS = 20, 10  # shown in clusters.json
 
 
 def check_read(folder: pathlib.Path, plan: Plan) -> None:
-    """Raises ConfigError for a source that gave no document at all."""
+    """Raises ConfigError if a source gave no document at all."""
     for name, tally in _tallies(folder, plan, ("clean",)).items():
         if any(stage.documents_in for stage in tally.stages) or tally.documents != tally.failed.total():
             continue
@@ -42,16 +42,16 @@ def _tallies(folder: pathlib.Path, plan: Plan, phases: Sequence[str]) -> dict[st
 
 
 def conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict[str, typing.Any]) -> None:
-    """Checks the books, moves the results from `folder` to `root`, writes the manifest last, and removes the work.
+    """Checks the counts, moves the results from `folder` to `root`, writes the manifest, and removes the work files.
 
     Args:
       root: the data directory.
-      folder: what the tasks wrote.
-      plan: of the tasks.
-      recipe: what decides the result; goes into the manifest.
+      folder: the folder that the tasks wrote to.
+      plan: the plan of the tasks.
+      recipe: everything that decides the result, for the manifest.
 
     Raises:
-      RunError: a document is unaccounted for.
+      RunError: a document was read, but neither kept, removed nor counted as failed.
     """
     tallies = _tallies(folder, plan, ("clean", "finish"))
     written: dict[str, list[dict]] = {name: [] for name in plan.sources}

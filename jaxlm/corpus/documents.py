@@ -68,7 +68,7 @@ def _groups(path: pathlib.Path) -> Iterator[list[tuple[str, str, dict]]]:
 
 
 def verify(path: pathlib.Path, sha256: str) -> None:
-    """Raises RunError if the file's sha256 is another."""
+    """Raises RunError if the sha256 of the file differs from `sha256`."""
     with path.open("rb") as content:
         if hashlib.file_digest(content, "sha256").hexdigest() != sha256:
             raise _damaged(path, "its sha256 differs")
@@ -94,6 +94,6 @@ def within(texts: Iterable[tuple[str, str]], max_bytes: int) -> Iterator[tuple[s
 
 
 def find(data_dir: pathlib.Path) -> dict[str, list[pathlib.Path]]:
-    """Returns source -> its files in a data directory that `jaxlm prepare` made; {} if it made none there."""
+    """Returns source -> its files of prepared documents in a data directory; {} if there are none."""
     folders = sorted(path for path in (data_dir / "documents").glob("*") if path.is_dir())
     return {folder.name: sorted(folder.glob("*.parquet")) for folder in folders}

@@ -29,12 +29,12 @@ from jaxlm.config import ConfigError, RunError
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """Where tasks run.
+    """The engine that runs tasks.
 
     Attributes:
-      name: local, ray or slurm.
-      workers: how many tasks run at a time; 0 = one a core on this machine, no limit on Slurm.
-      memory_gb: how much memory a task may take; Ray and Slurm are asked for it.
+      name: the name: local, ray or slurm.
+      workers: the number of tasks that run at a time; 0 for one a core on this machine, and for no limit on Slurm.
+      memory_gb: the gigabytes of memory that a task may take; Ray and Slurm reserve them.
       options: extra options of `sbatch` by name ("partition", "time", ...), or arguments of `ray.init` ("address").
     """
 
@@ -47,7 +47,7 @@ class Engine:
 class Task(PipelineStep):
     """A datatrove step that calls `module.function(folder, task)`.
 
-    If that fails, it leaves a note in the phase's folder.
+    If the function raises an error, writes a note to the phase's folder.
     """
 
     type, name = "jaxlm", "task"
@@ -84,18 +84,18 @@ def run(
     tasks: int,
     log: typing.Callable[[str], None] = print,
 ) -> None:
-    """Runs `function` for the tasks 0 .. tasks-1, except for those that are done.
+    """Runs `function` for the tasks 0 .. tasks-1, except for tasks that are already done.
 
     Args:
-      engine: where.
-      folder: first argument of the function; every machine must see it.
+      engine: the engine that runs the tasks.
+      folder: the first argument of the function; every machine must see this folder.
       phase: the name of the phase.
       function: "package.module.name".
-      tasks: how many there are.
-      log: called twice a minute with how many tasks are done, wherever they run.
+      tasks: the number of tasks.
+      log: called twice a minute with a line that says how many tasks are done.
 
     Raises:
-      RunError: names the tasks that failed, with the first one's message.
+      RunError: tasks failed. The message names them and gives the first one's error.
     """
     place = folder / "tasks" / phase
     place.mkdir(parents=True, exist_ok=True)
@@ -190,7 +190,7 @@ def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
 
 @contextlib.contextmanager
 def worker_processes(count: int) -> typing.Iterator[concurrent.futures.Executor]:
-    """Yields processes for work that is no task of a phase. They end with the block, by ctrl-C too."""
+    """Yields worker processes for work outside the phases. They end with the `with` block, also on ctrl-C."""
     try:
         yield _pool(count)
     finally:

@@ -1,4 +1,4 @@
-"""Mismatch report: how far the sources are from one another, and from a sample of what the model should write like.
+"""Makes the mismatch report: how far the sources are from one another, and from a sample of the style that is wanted.
 
 For each source: length, readability, format. For each pair: the Jensen-Shannon divergence of words and of pairs of
 words; the same between two halves of one source, which is what chance gives (the floor); how well a classifier tells
@@ -6,7 +6,7 @@ passages of the two apart (area under the ROC curve, 0.5 by chance), with the wo
 sources nearest to the target (least KL divergence of words, by EM; the unigram mixture of Jelinek and Mercer 1980), and
 advice in words.
 
-All of it is measured on samples of a few megabytes, and words tell nothing of truth or worth: try the advice in a pilot.
+All of it is measured on samples of a few megabytes, and words do not show truth or quality: try the advice in a pilot.
 """
 
 import dataclasses
@@ -47,8 +47,8 @@ def compare(
       sources: name -> texts of documents.
       target: texts like those that the model should write.
       weights: source -> its weight in the mixture in use; default: all equal.
-      sample_mb: keeps passages of this size from each source.
-      read_mb: reads at most this much of each source.
+      sample_mb: the megabytes of passages to keep from each source.
+      read_mb: the most megabytes to read of each source.
 
     Raises:
       ConfigError: a source or the target has no text, or a source is named "target".

@@ -1,7 +1,7 @@
 """The two tasks that touch text: `clean` reads a unit and applies its source's stages, `finish` removes duplicates.
 
-Each is a function of (folder, task), for `jaxlm.corpus.engine`. What it writes in `folder` depends on the plan and the task
-alone. A task that was killed is done again from its beginning.
+Each is a function of (folder, task), for `jaxlm.corpus.engine`. The files that it writes in `folder` depend only on the
+plan and the task. A task that was killed is done again from its beginning.
 """
 
 import collections
@@ -37,7 +37,7 @@ _MARGIN = 2000  # characters beyond an excerpt that are looked at, so that perso
 class SourcePlan:
     """How to read and clean a source.
 
-    Its document stages in order, the global stages that it takes part in, and its priority.
+    The source's document stages in order, the global stages that it takes part in, and its priority.
     """
 
     spec: SourceSpec
@@ -48,15 +48,15 @@ class SourcePlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All that a task must know.
+    """Everything that a task must know.
 
     Attributes:
       sources: name -> how to read and clean it.
       units: (source, unit) of each task.
-      global_settings: settings of each stage in `GLOBAL_STAGES`.
-      memory_gb, threads: for the joins of deduplication.
-      examples: removed documents to show for each source, stage and reason.
-      excerpt_chars: how much of a removed document is kept.
+      global_settings: the settings of each stage in `GLOBAL_STAGES`.
+      memory_gb, threads: the gigabytes and threads for the joins of deduplication.
+      examples: the number of removed documents to show for each source, stage and reason.
+      excerpt_chars: the number of characters of a removed document that are kept.
     """
 
     sources: dict[str, SourcePlan]
@@ -78,15 +78,15 @@ class Plan:
         return pickle.loads((folder / "plan.pickle").read_bytes())
 
     def document_file(self, folder: pathlib.Path, task: int) -> pathlib.Path:
-        """Returns where a task writes its finished documents.
+        """Returns the file that a task writes its finished documents to.
 
-        Documents/SOURCE/NNNNN.parquet, numbered within the source.
+        It is documents/SOURCE/NNNNN.parquet, numbered within the source.
         """
         name = self.units[task][0]
         return folder / "documents" / name / f"{task - self._first[name]:05d}.parquet"
 
     def name_of(self, doc: int, doc_id: str) -> str:
-        """Returns a document's id with its source's name, because ids are unique within a source only."""
+        """Returns a document's id with its source's name, because ids are unique only within a source."""
         return f"{doc_id} ({self.units[doc >> ROW_BITS][0]})"
 
     @functools.cached_property
@@ -96,10 +96,11 @@ class Plan:
 
 
 class Books:
-    """Counts and records what a task removes and changes.
+    """Counts and records the documents that a task removes and changes.
 
-    Writes `tally/PHASE-TASK.pickle`, `removed/STAGE/PHASE-TASK.jsonl.gz`, and the first records of each kind, for the
-    report, to `examples/PHASE-TASK.jsonl`.
+    Writes three files: the counts to `tally/PHASE-TASK.pickle`, all removed documents to
+    `removed/STAGE/PHASE-TASK.jsonl.gz`, and the first records of each kind to `examples/PHASE-TASK.jsonl`, for the
+    report.
     """
 
     def __init__(self, folder: pathlib.Path, phase: str, task: int, source: str, plan: Plan, pii: Stage | None = None):

@@ -47,7 +47,7 @@ _LEAST_GB = 0.25  # for a task that joins
 class Prepared:
     """A finished preparation.
 
-    Its folder, the content of prepared.json, and that file's sha256, which is equal for equal results.
+    It has the folder, the content of prepared.json, and the sha256 of that file, which is equal for equal results.
     """
 
     path: pathlib.Path
@@ -56,16 +56,16 @@ class Prepared:
 
 
 def prepare(settings: PrepareConfig, data: DataConfig, engine: str, log: Callable[[str], None] = print) -> Prepared:
-    """Runs all phases that are not done yet and returns the result. A folder that the same recipe finished is left alone.
+    """Runs all phases that are not done yet and returns the result. Changes nothing if the same recipe is already finished.
 
     Args:
       settings: `config.prepare`.
       data: `config.data`, of which `dir`, `tfds_dir` and `hub_dir` are read.
-      engine: `config.engine`: local, ray or slurm.
-      log: called with a line of progress for people.
+      engine: the value of `config.engine`: local, ray or slurm.
+      log: called with each line of progress.
 
     Raises:
-      ConfigError: bad settings, or a folder that another recipe made (the message names what differs).
+      ConfigError: the settings are wrong, or another recipe made the folder (the message names what differs).
       RunError: tasks failed; the message names them.
     """
     root = pathlib.Path(data.dir)
@@ -152,7 +152,10 @@ def _run(
 
 
 def source_plans(settings: PrepareConfig, data: DataConfig) -> dict[str, SourcePlan]:
-    """Returns source -> how to read and clean it. Reads only the files that stages name. Raises ConfigError."""
+    """Returns source -> how to read and clean it.
+
+    Reads only files that stages name. Raises ConfigError if a setting is wrong.
+    """
     if not settings.sources:
         raise ConfigError("nothing to prepare: config.prepare.sources is empty; see configs/data for examples")
     for name in registry.GLOBAL_STAGES:
@@ -197,7 +200,7 @@ def _stages(
 
 
 def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Callable[[str], None] = print) -> Plan:
-    """Returns the plan: stages and units of work of each source. Lists files. Arguments and errors as of `prepare`."""
+    """Returns the plan: stages and units of work of each source. Lists files. Arguments and errors are those of `prepare`."""
     planned, task_bytes = source_plans(settings, data), int(settings.task_mb * 1e6)
     units = []
     for name, source in planned.items():
@@ -224,12 +227,13 @@ def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Calla
 def make_recipe(
     settings: PrepareConfig, planned: Mapping[str, SourcePlan], units: Sequence[tuple[str, Unit]]
 ) -> dict[str, typing.Any]:
-    """Returns what decides the result: settings, files by name and size, our own code, versions of cleaning libraries.
+    """Returns everything that decides the result: settings, files by name and size, our own code, versions of cleaning
+    libraries.
 
     Args:
       settings: `config.prepare`.
-      planned: what `source_plans` returned.
-      units: (source, unit) of all tasks in order; () leaves the files out.
+      planned: the dict that `source_plans` returned.
+      units: the (source, unit) of all tasks in order; () to leave the files out.
     """
     used = {spec.name for source in planned.values() for spec in source.stages}
     recipe: dict[str, typing.Any] = {"version": FORMAT, "task_mb": settings.task_mb}

@@ -1,4 +1,4 @@
-"""Compares the recipe that a folder was made by with the one that is asked for now."""
+"""Compares the recipe that made a folder with the recipe of this run."""
 
 import pathlib
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from jaxlm.config import ConfigError
 def check_same(
     built: Mapping[str, object], wanted: Mapping[str, object], *, made: str, manifest: pathlib.Path, again: str
 ) -> None:
-    """Raises ConfigError if two recipes differ. It names the first key that differs, and how to go on.
+    """Raises ConfigError if two recipes differ. The message names the first key that differs, and how to go on.
 
     Args:
       built: the recipe in the folder's manifest.
       wanted: the recipe of this run. Its keys are compared first, then those that only `built` has.
-      made: how the message begins: "DATA was prepared".
-      manifest: the file to delete for another recipe.
-      again: what deleting it leads to: "prepare it again".
+      made: the beginning of the message: "DATA was prepared".
+      manifest: the file to delete if the new recipe is wanted.
+      again: what happens after that: "prepare it again".
     """
     for key in [*wanted, *(key for key in built if key not in wanted)]:
         was, now = built.get(key), wanted.get(key)

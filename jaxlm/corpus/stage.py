@@ -1,4 +1,4 @@
-"""A document, and what a cleaning stage does with one: it keeps, changes or removes it, and says why."""
+"""Defines documents, and cleaning stages, which keep, change or remove a document and say why."""
 
 import collections
 import dataclasses
@@ -11,9 +11,9 @@ class Document:
     """A text on its way through the stages. datatrove's filters take it too: they read its `text`.
 
     Attributes:
-      text: what the stages clean.
-      id: leads back to the place that the text was read from (see `jaxlm.corpus.sources`).
-      metadata: what the source knows about it; `Stage.apply` lists the keys.
+      text: the text that the stages clean.
+      id: the id, which leads back to the place that the text was read from (see `jaxlm.corpus.sources`).
+      metadata: what the source knows about the document; `Stage.apply` lists the keys.
     """
 
     text: str
@@ -27,7 +27,7 @@ class Remove:
 
     Attributes:
       reason: the name of a counter, one of the few that the stage has ("too few words", "duplicate"). It holds no numbers.
-      detail: what in this document was the reason ("words=12, min_words=50"), shown with the examples.
+      detail: the facts about this document behind the reason ("words=12, min_words=50"), shown with the examples.
     """
 
     reason: str
@@ -37,9 +37,9 @@ class Remove:
 class Stage:
     """A cleaning step of `prepare.sources.NAME.stages`. A worker makes one and passes it every document of its task.
 
-    A subclass sets `Settings`, a frozen dataclass without defaults whose keys and defaults stand in `configs/base.py` under
-    `prepare.stages.NAME`, and defines `apply`. What `apply` does must depend on the document and the settings alone, so
-    that the order of documents and the number of workers don't matter.
+    A subclass sets `Settings`, a frozen dataclass without defaults whose keys and defaults stand in `configs/base.py`
+    under `prepare.stages.NAME`, and defines `apply`. The effect of `apply` must depend only on the document and the
+    settings, so that the order of documents and the number of workers don't matter.
     """
 
     Settings: type
@@ -53,21 +53,21 @@ class Stage:
 
     @classmethod
     def build(cls, settings: typing.Any, folder: pathlib.Path) -> None:
-        """Makes what all workers read, such as an index or a trained classifier. Runs once, before the tasks. Default: nothing.
+        """Makes files that all workers read, such as an index or a trained classifier. Runs once, before the tasks.
 
-        The result must be deterministic.
+        The files must be deterministic. By default it does nothing.
 
         Raises:
-          ConfigError: bad settings, such as a file that is not there or an empty folder.
+          ConfigError: a setting is wrong, such as a missing file or an empty folder.
         """
 
     def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
-        """Changes the document in place and returns None, or returns why the document is removed.
+        """Cleans a document in place and returns None, or returns a `Remove`, which says why the document must be removed.
 
         Args:
-          document: has `text`, `id` and `metadata`. Keys of metadata: "source" (its name in the config), "format"
-            (text, html, markdown or code), "from" ("html" if it was a page), and if the source knows them "url",
-            "site", "path", "licence" and "language" (of code).
-          edits: counts changes by name; add to it, as in {"EMAIL": 2}.
+          document: the document. Its metadata has the keys "source" (the source's name in the config) and "format"
+            (text, html, markdown or code). It has "from" ("html") if it was an HTML page, and "url", "site", "path",
+            "licence" and "language" (of code) if the source knows them.
+          edits: kind of change -> count. Add the changes that you make: `edits["EMAIL"] += 2`.
         """
         raise NotImplementedError

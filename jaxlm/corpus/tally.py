@@ -1,4 +1,4 @@
-"""The books of a source: every document that was read is kept, removed by a stage, or failed. `Tally.check` checks it."""
+"""Counts a source's documents. Every document read is kept, removed by a stage, or failed, which `Tally.check` checks."""
 
 import collections
 import dataclasses
@@ -24,15 +24,15 @@ def stage_order(sources: Sequence[Sequence[str]]) -> list[str]:
 
 @dataclasses.dataclass
 class StageTally:
-    """What one stage did to one source's documents.
+    """Counts of what one stage did to one source's documents.
 
     Attributes:
-      name: of the stage.
-      documents_in, documents_out, bytes_in, bytes_out: before and after the stage.
-      changed: documents that it changed.
-      removed: reason -> documents.
-      edits: kind of change -> how often.
-      seconds: time it took; no part of any digest.
+      name: the name of the stage.
+      documents_in, documents_out, bytes_in, bytes_out: documents and bytes of text before and after the stage.
+      changed: the number of documents that it changed.
+      removed: reason -> the number of documents removed.
+      edits: kind of change -> how often it was made.
+      seconds: the time that the stage took; no part of any digest.
     """
 
     name: str
@@ -57,16 +57,16 @@ class StageTally:
 
 @dataclasses.dataclass
 class Tally:
-    """The books of one source. Bytes are those of texts in UTF-8.
+    """The counts of one source. Bytes are those of texts in UTF-8.
 
     Attributes:
-      documents, bytes: what was read, before the first stage.
-      failed: reason -> records that could not be read or that made a stage fail.
-      failures: the first of these, by name.
-      repaired: reason -> records that were repaired on reading.
-      no_field: see `sources.base.SourceStats`.
-      stages: in their order.
-      kept, kept_bytes: what is left.
+      documents, bytes: the documents and bytes that were read, before the first stage.
+      failed: reason -> the number of records that could not be read or that made a stage fail.
+      failures: the ids and reasons of the first failed records.
+      repaired: reason -> the number of records that were repaired on reading.
+      no_field: the message in `sources.base.SourceStats.no_field`.
+      stages: the tallies of the stages, in order.
+      kept, kept_bytes: the documents and bytes that are left after the last stage.
     """
 
     documents: int = 0
@@ -80,7 +80,7 @@ class Tally:
     kept_bytes: int = 0
 
     def add(self, other: "Tally") -> None:
-        """Adds the books of another task of the same source."""
+        """Adds the counts of another task of the same source."""
         self.documents += other.documents
         self.bytes += other.bytes
         self.failed.update(other.failed)
@@ -97,7 +97,7 @@ class Tally:
             self.stages[names.index(stage.name)].add(stage)
 
     def check(self, source: str) -> None:
-        """Raises RunError if a document is unaccounted for."""
+        """Raises RunError if a document is neither kept, removed nor failed."""
         removed = sum(stage.removed.total() for stage in self.stages)
         if self.documents != self.kept + removed + self.failed.total():
             raise RunError(
@@ -106,7 +106,7 @@ class Tally:
             )
 
     def to_dict(self) -> dict[str, typing.Any]:
-        """Returns the books as JSON has them, without the seconds."""
+        """Returns the counts as JSON values, without the seconds."""
         stages = [
             {field.name: getattr(stage, field.name) for field in dataclasses.fields(stage)} for stage in self.stages
         ]

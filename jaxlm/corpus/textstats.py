@@ -1,6 +1,6 @@
 """Describes samples of texts in numbers: counts of words and their divergence, length, readability, format.
 
-A sample is made of passages (parts of documents of at most 4000 characters), chosen by a hash of their content, so that the
+A sample consists of passages (parts of documents of at most 4000 characters), chosen by a hash of their content. So the
 same texts give the same sample in any order.
 """
 
@@ -47,10 +47,10 @@ class Sample:
 
     Attributes:
       passages: texts of at most `PASSAGE_CHARS` characters.
-      groups: int[passages], the number of each passage's document, in the order in which documents first occur here. If
-        there are few documents, every passage has a number of its own.
-      lengths: int[documents], characters of every document that was read, sampled or not.
-      n_bytes: bytes that were read.
+      groups: the number of each passage's document, int[passages], in the order in which documents first occur in the
+        sample. If there are few documents, every passage has a number of its own.
+      lengths: the characters of every document that was read, sampled or not, int[documents].
+      n_bytes: the number of bytes that were read.
     """
 
     passages: list[str]
@@ -141,10 +141,10 @@ def nearest_mixture(components: np.ndarray, target: np.ndarray, steps: int = 100
     Args:
       components: float[S, V], distributions that are positive wherever the target is.
       target: float[V], a distribution.
-      steps: of EM.
+      steps: the number of steps of EM.
 
     Returns:
-      float[S], not negative, with the sum 1.
+      The weights, float[S], not negative, with the sum 1.
     """
     some = target > 0
     components, target = components[:, some], target[some]
@@ -172,7 +172,7 @@ def quantiles(lengths: np.ndarray) -> dict[str, int]:
 def readability(passages: Sequence[str]) -> dict[str, float]:
     """Returns words a sentence, characters a word, and Flesch's reading ease (1948: about 60 = plain English, 30 = papers).
 
-    Counts a group of vowels without silent e as a syllable, so that the reading ease means something for English only.
+    Counts each group of vowels, except a silent e, as a syllable, so the reading ease is meaningful only for English.
     """
     n_words = n_chars = n_sentences = n_syllables = 0
     for text in passages:
@@ -190,10 +190,12 @@ def readability(passages: Sequence[str]) -> dict[str, float]:
 
 
 def formats(passages: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Returns for lists, tables, headings and code: the share of lines that look so, and of passages with two such lines.
+    """Returns two shares for each of list, table, heading and code: {"lines": share, "passages": share}.
 
-    For headings one line is enough. A line counts once, as the first of list, table, heading and code that it looks
-    like. In a passage of code, what looks like a heading is a comment.
+    They are the share of lines that look like it, and the share of passages that contain it. A passage contains a
+    format if at least two of its lines look like it; one line is enough for a heading. Each line counts for one format
+    only: the first that fits, in that order. If more than a fifth of a passage's lines are code, its headings count as
+    code (they are comments).
     """
     lines_of, passages_of = collections.Counter(), collections.Counter()
     n_lines = 0

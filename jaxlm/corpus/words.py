@@ -23,7 +23,10 @@ def split(text: str) -> list[str]:
 
 
 def sentence_ends(text: str) -> list[int]:
-    """Returns where the sentences end. The last end is that of the text without trailing white space."""
+    """Returns the positions in the text at which sentences end.
+
+    The last is the end of the text without trailing white space.
+    """
     ends = [m.end() for m in _SENTENCE_END.finditer(text)]
     end = len(text.rstrip())
     return ends if ends and ends[-1] >= end else [*ends, end]

@@ -1,8 +1,9 @@
 """Makes a data directory from sources: reads them, holds documents out, trains the tokenizer, shuffles, encodes, writes.
 
-Reads every source once, into an external shuffle beside the result, and works from that. Memory does not grow with the
-corpus: 256 MB of text (see `shuffle.py`), one batch of texts, and the tokenizer's training sample. Disk, while
-building: the text once more. The bytes of all files depend on the texts and the settings alone.
+Reads every source once, into an external shuffle beside the result, and then reads from the shuffle. Memory does not
+grow with the corpus: 256 MB of text (see `shuffle.py`), one batch of texts, and the tokenizer's training sample. The
+shuffle takes as much disk as the text while the build runs. The bytes of all files depend only on the texts and the
+settings.
 """
 
 import dataclasses
@@ -38,10 +39,10 @@ class Source:
     """A source of texts to train on.
 
     Attributes:
-      name: names its folders in the data directory.
-      spec: its path, as in `jaxlm.corpus.sources`.
-      weight: in the mixture.
-      text_key: the field that holds the text.
+      name: the source's name, also that of its folders in the data directory.
+      spec: the source's path, as `jaxlm.corpus.sources` reads it.
+      weight: the source's weight in the mixture.
+      text_key: the field of a record that holds the text.
     """
 
     name: str
@@ -52,21 +53,21 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class BuildSettings:
-    """How a data directory is made.
+    """Settings that decide the content of a data directory.
 
     Attributes:
-      vocab_size: number of ids, with the five ChatML tokens if `chat_tokens`.
-      chat_tokens: adds the ChatML tokens to the vocabulary.
-      seed: decides the order of documents and which of them are held out.
-      val_fraction: share of each source's documents to hold out (at least one). Chosen by a hash of the content, so
-        that exact duplicates are all held out or all trained on.
+      vocab_size: the number of ids, including the five ChatML tokens if `chat_tokens` is True.
+      chat_tokens: True to add the ChatML tokens to the vocabulary.
+      seed: the seed of the order of documents and of the choice of held-out documents.
+      val_fraction: the share of each source's documents to hold out (at least one document). A hash of the content
+        chooses them, so that exact duplicates are all held out or all trained on.
       tokenizer_path: a SentencePiece model to use instead of training one; its size must be `vocab_size`.
-      tokenizer_model: the kind of model to train, bpe or unigram.
-      tokenizer_sample_bytes: how much text to train the tokenizer on, taken from the sources by weight.
-      block_tokens: tokens in a record.
-      shard_blocks: records in a file.
-      max_source_bytes: takes at most this much text of each source; None = all.
-      tfds_dir: TFDS's data_dir.
+      tokenizer_model: the kind of tokenizer to train, bpe or unigram.
+      tokenizer_sample_bytes: the bytes of text to train the tokenizer on, taken from the sources by weight.
+      block_tokens: the number of tokens in a record.
+      shard_blocks: the number of records in a file.
+      max_source_bytes: the most bytes of text to take from each source; None for all.
+      tfds_dir: the `data_dir` of TFDS.
     """
 
     vocab_size: int
@@ -91,18 +92,19 @@ def build_data(
     recipe_extra: Mapping[str, str] | None = None,
     log: Callable[[str], None] = print,
 ) -> shards.DataDir:
-    """Makes a data directory and opens it; starts anew after a crash. If the same recipe made it before, only opens it.
+    """Makes a data directory and opens it. Only opens it if the same recipe made it. Starts from scratch after a crash.
 
     Args:
       path: the directory. Other files in it are left alone.
-      source_list: the sources; their names must differ. Weights may change later without a rebuild.
-      settings: how to make it.
-      read: yields (doc_id, text) of a source and fills its stats, for a cleaning pipeline. Default: `iterate_documents`.
-      recipe_extra: what else decides the content (settings of `read`, signatures of its files); a part of the recipe.
-      log: called with a line of progress for people.
+      source_list: the sources, each with its own name. Their weights may change later without a rebuild.
+      settings: the settings of the build.
+      read: yields the (doc_id, text) of a source and fills its stats. Default: `iterate_documents`.
+      recipe_extra: more entries for the recipe: what else decides the content (settings of `read`, ...).
+      log: called with each line of progress.
 
     Raises:
-      ConfigError: bad settings or sources; another recipe made the directory (names what differs); another process makes it.
+      ConfigError: settings or sources are wrong, another recipe made it (the message says which), or a process is
+        making it.
     """
     _check(source_list, settings)
     root = pathlib.Path(path)

@@ -1,7 +1,7 @@
 """Delivers batches to the train loop, and held-out rows to evaluation.
 
-Grain runs the threads, the worker processes and the read-ahead. `rows.RowPlan` alone decides which rows a batch holds, so
-the numbers of threads, workers, hosts and restarts never change a batch. An iterator has no state but its step.
+Grain runs the threads, the worker processes and the read-ahead. Only `rows.RowPlan` decides which rows a batch holds,
+so the numbers of threads, workers, hosts and restarts never change a batch. The step is the only state of an iterator.
 
 Shapes: B batch, b rows of it that this process needs, T tokens, T1 = T + 1.
 """
@@ -24,10 +24,10 @@ from jaxlm.data import rows, shards
 
 
 class BatchSource:
-    """Random access to batches: item i is this process's part of the batch of step `start_step` + i.
+    """Gives random access to batches: item i is this process's part of the batch of step `start_step` + i.
 
     Args:
-      order: which row is in which slot of which batch.
+      order: decides which row is in which slot of which batch.
       row_indices: the slots of the batch that this process makes.
       start_step: the step of item 0.
     """
@@ -58,20 +58,20 @@ class BatchSource:
 
 
 class TrainLoader(Iterator[dict[str, np.ndarray]]):
-    """Yields the batches of steps start_step, start_step + 1, ... without end. Close it, or use it in a `with`.
+    """Yields the batches of steps start_step, start_step + 1, ... for ever. Close it, or use it in a `with`.
 
     Args:
-      order: which row is in which slot of which batch.
-      row_indices: which of the B rows this process yields, in this order; all by default.
+      order: decides which row is in which slot of which batch.
+      row_indices: the indices of the rows (of B) that this process yields, in this order; all by default.
       start_step: the step of the first batch.
-      num_threads: threads that make batches (in each process).
-      num_workers: worker processes. 0: this process makes the batches, fast enough for millions of tokens a second. Workers
-        are spawned, so a script with workers needs `if __name__ == "__main__"`.
-      prefetch: batches made ahead (in each process).
-      stall_seconds: how long to wait for a batch before RunError (a dead disk blocks a read for ever).
+      num_threads: the number of threads that make batches (in each process).
+      num_workers: the number of worker processes. With 0 this process makes the batches, fast enough for millions of
+        tokens a second. Workers are spawned, so a script with workers needs `if __name__ == "__main__"`.
+      prefetch: the number of batches made ahead (in each process).
+      stall_seconds: the seconds to wait for a batch before RunError is raised (a dead disk blocks a read for ever).
 
     Yields:
-      The dict of `rows.make_batch`, arrays [b, T].
+      The dict that `rows.make_batch` returns, with arrays [b, T].
 
     Raises:
       RunError: a read failed, a worker died, or a batch took too long.
@@ -184,9 +184,9 @@ class ValidationBatch:
     """A batch of held-out rows.
 
     Attributes:
-      batch: as `rows.make_batch` gives it, with weight 0 on padding.
-      target_tokens: targets with a weight.
-      target_bytes: raw UTF-8 bytes of those targets.
+      batch: the dict that `rows.make_batch` returns, with weight 0 on padding.
+      target_tokens: the number of targets with weight.
+      target_bytes: the number of raw UTF-8 bytes of those targets.
     """
 
     batch: dict[str, np.ndarray]
@@ -197,7 +197,7 @@ class ValidationBatch:
 def validation_rows(
     data: shards.DataDir, source: str, *, seq_len: int, batch_size: int, max_rows: int | None = None
 ) -> Iterator[ValidationBatch]:
-    """Yields a source's held-out tokens in order, each a target once, in batches [batch_size, seq_len].
+    """Yields a source's held-out tokens in order, in batches [batch_size, seq_len]. Each token is a target once.
 
     The last row is padded with EOS. Yields nothing if fewer than two tokens are held out. bits_per_byte = summed loss in
     nats / ln 2 / summed `target_bytes`.
@@ -205,7 +205,7 @@ def validation_rows(
     Args:
       data: an open data directory.
       source: the name of one of its sources.
-      max_rows: how many rows to read at most; None: all.
+      max_rows: the most rows to read; None for all.
     """
     stream, length = data.stream(source, "val"), data.token_bytes()
     total = max(0, -(-(stream.tokens - 1) // seq_len))

@@ -1,4 +1,4 @@
-"""Makes the data of a config unless it is there, opens it, and finds the weight of each source."""
+"""Makes a config's data if it is missing, opens it, and finds the weight of each source."""
 
 import pathlib
 from collections.abc import Callable, Iterator
@@ -16,8 +16,8 @@ Say = Callable[[str], None]
 def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> tuple[DataDir, dict[str, float]]:
     """Opens `data.dir`. Returns (the data, source -> weight).
 
-    The weights come from `data.sources`. If it is empty they come from `prepare.sources`, and if that is empty too from the
-    data's manifest.
+    The weights come from `data.sources`; if that is empty, from `prepare.sources`; if both are empty, from the data's
+    manifest.
 
     Raises:
       ConfigError: there is no data, or the size of its vocabulary is not `vocab_size`.
@@ -35,19 +35,20 @@ def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> t
 
 
 def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size: int, seed: int, say: Say) -> None:
-    """Makes `data.dir` (tokenizer, shards, manifest). If it is there already, checks that it has the same recipe.
+    """Makes `data.dir` (tokenizer, shards, manifest). If it exists already, checks that the same recipe made it.
 
-    The text comes from those `data.sources` that have a path. If none has, it comes from the documents of `jaxlm prepare`,
-    which are made from `prepare.sources` unless they are there. If there are neither, nothing is done.
+    The text comes from the `data.sources` that have a path. If none has a path, the text comes from the documents of
+    `jaxlm prepare`, which are made from `prepare.sources` first if they are missing. If there are neither such
+    documents nor `prepare.sources`, nothing is done.
 
     Args:
-      engine: what runs the tasks of `jaxlm prepare` (`config.engine`).
-      vocab_size: of the tokenizer, if one is trained.
-      seed: of the order of documents.
+      engine: the name of the engine that runs the tasks of `jaxlm prepare` (`config.engine`).
+      vocab_size: the size of the vocabulary, if a tokenizer is trained.
+      seed: the seed of the order of documents.
       say: called with a line at each stage of the work.
 
     Raises:
-      ConfigError: a source does not exist, or the data has another recipe.
+      ConfigError: a source does not exist, or another recipe made the data.
     """
     d = data
     if any(source.path for source in d.sources.values()):

@@ -1,11 +1,12 @@
 """Decides which row is in which slot of which batch, and makes batches of rows. Pure functions.
 
-The batch of step s is a pure function of (seed, manifest, mixture, s). Slot b of step s is the global slot
-g = s * batch_size + b. A short repeating cycle maps g to a source and to the number k of the draw from that source. A
-permutation, another one for each epoch, maps k to a row. Both take O(1), whatever the hosts, threads and workers.
+The batch of step s is a pure function of (seed, manifest, mixture, s). Slot b of step s is the global slot g = s *
+batch_size + b. A short repeating cycle maps g to a source and to the number k of the draw from that source. A
+permutation, which differs for each epoch, maps k to a row. Both take O(1) time and do not depend on hosts, threads and
+workers.
 
-Why not Grain's `MapDataset.mix` and `shuffle`: the first truncates weights to integers (87/10/3 becomes 2899/333/100) and
-refuses a weight of zero; the second adds the epoch to the seed, so seed 0 epoch 1 repeats seed 1 epoch 0.
+Grain's `MapDataset.mix` and `shuffle` do not serve: `mix` truncates weights to integers (87/10/3 becomes 2899/333/100)
+and refuses a weight of zero; `shuffle` adds the epoch to the seed, so that seed 0 epoch 1 repeats seed 1 epoch 0.
 
 Shapes: B batch, T tokens, T1 = T + 1, K sources.
 """
@@ -29,7 +30,7 @@ _ROUNDS = 6
 
 
 def normalise_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dict[str, fractions.Fraction]:
-    """Returns source -> exact share, for the sources with a positive weight, in the order of `names`. They sum to one.
+    """Returns source -> exact share, for the sources with a positive weight, in the order of `names`. The shares sum to one.
 
     Weights are read as decimals (0.87 is 87/100). Raises ConfigError if a source is unknown, a weight is negative or not
     finite, or no weight is positive.
@@ -47,7 +48,8 @@ def normalise_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dic
 
 
 def weights_of(listed: Mapping[str, SourceConfig | PrepareSourceConfig], names: Sequence[str]) -> dict[str, float]:
-    """Returns name -> weight in the mixture, for all `names`: those that the config lists, or 1 for each if it lists none.
+    """Returns name -> weight in the mixture, for all `names`: the weights that the config lists, or 1 for each if it
+    lists none.
 
     Raises ConfigError if the config lists some sources, but not all of `names`.
     """
@@ -65,10 +67,10 @@ def weights_of(listed: Mapping[str, SourceConfig | PrepareSourceConfig], names: 
 def mixture_cycle(shares: tuple[fractions.Fraction, ...]) -> np.ndarray:
     """Returns one period of the mixture, int32[C]: the source of each slot. The period is repeated for ever.
 
-    After any number of slots each source has been drawn as often as its exact share says, give or take 1. For that, each
-    draw has a first slot and a deadline, and of those that may start the earliest deadline goes first (Tijdeman 1980, the
-    chairman assignment problem; Baruah et al. 1996, Pfair scheduling). C is the common denominator of the shares, but
-    65,536 at most: then shares are rounded to 65,536ths.
+    After any number of slots, the draws of each source differ from its exact share by less than 1. To achieve that,
+    each draw has a first slot and a deadline, and among the draws that may start, the one with the earliest deadline
+    goes first (Tijdeman 1980, the chairman assignment problem; Baruah et al. 1996, Pfair scheduling). C is the common
+    denominator of the shares. If that exceeds 65,536, the shares are rounded to 65,536ths.
     """
     cycle = math.lcm(*(share.denominator for share in shares))
     counts = [int(share * cycle) for share in shares] if cycle <= MAX_CYCLE else _round_shares(shares, MAX_CYCLE)
@@ -96,11 +98,11 @@ def _round_shares(shares: Sequence[fractions.Fraction], total: int) -> list[int]
 
 
 def permute(positions: np.ndarray, n: int, key: str) -> np.ndarray:
-    """Maps each of `positions` (int64, in [0, n)) by a permutation of [0, n). Every `key` gives another permutation.
+    """Maps each of `positions` (int64, in [0, n)) by a permutation of [0, n), which `key` chooses.
 
-    O(1) memory for any n below 2**62, and the same in every version of every library. A six-round Feistel network permutes
-    the numbers of the next even number of bits; it is applied again to those that come out at n or above (cycle walking:
-    Black and Rogaway 2002, format-preserving encryption).
+    Takes O(1) memory for any n below 2**62, and does not depend on the version of any library. A six-round Feistel
+    network permutes all numbers of an even number of bits, the smallest that holds n. It is applied again to results of
+    n or above (cycle walking: Black and Rogaway 2002, format-preserving encryption).
     """
     if n <= 1:
         return np.zeros_like(positions)
@@ -135,11 +137,11 @@ class RowPlan:
     """The map from slots to rows; `plan_rows` makes it.
 
     Attributes:
-      seed: of the order of rows.
-      names: the sources with a positive weight.
-      shares: of each, as `normalise_mixture` gives them.
-      row_counts: rows of each.
-      batch_size: slots of a batch.
+      seed: the seed of the order of rows.
+      names: the names of the sources with a positive weight.
+      shares: the share of each source, from `normalise_mixture`.
+      row_counts: the number of rows of each source.
+      batch_size: the number of slots of a batch.
     """
 
     seed: int
@@ -149,7 +151,7 @@ class RowPlan:
     batch_size: int
 
     def locate(self, step: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Finds the rows in these slots of the batch of `step`.
+        """Returns which rows are in these slots of the batch of `step`.
 
         Each epoch of a source has every row once, in an order that depends on seed, source and epoch.
 
@@ -157,7 +159,8 @@ class RowPlan:
           slots: ints in [0, batch_size).
 
         Returns:
-          (source, epoch, row), int64 arrays with an element for each slot: index into `names`; from 0; index in the source.
+          (source, epoch, row), int64 arrays with an element for each slot: the source's index in `names`, the epoch
+          from 0, the row's index in the source.
         """
         cycle = mixture_cycle(self.shares)
         rank, per_cycle = _cycle_ranks(self.shares)
@@ -191,9 +194,9 @@ def count_rows(tokens: int, seq_len: int) -> int:
 def plan_rows(
     token_counts: Mapping[str, int], mixture: Mapping[str, float], *, seed: int, seq_len: int, batch_size: int
 ) -> RowPlan:
-    """Returns the row plan of data whose sources hold `token_counts` training tokens.
+    """Returns the row plan for sources with these numbers of training tokens.
 
-    Raises ConfigError if the mixture is wrong, a size is below 1, or a source is too short for a row of `seq_len` + 1 tokens.
+    Raises ConfigError if the mixture is wrong, a size is below 1, or a source has fewer than `seq_len` + 1 tokens.
     """
     if seq_len < 1 or batch_size < 1:
         raise ConfigError(f"seq_len is {seq_len} and batch_size {batch_size}; both must be at least 1")
@@ -216,14 +219,14 @@ def plan_rows(
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """All that decides the batches of a run.
+    """Everything that decides the batches of a run.
 
     Attributes:
       data: the open data directory.
       mixture: source -> weight; a source that is absent has weight 0.
-      seed: of the order of rows.
-      seq_len: T.
-      batch_size: B, rows of the global batch.
+      seed: the seed of the order of rows.
+      seq_len: T, the number of tokens in a row.
+      batch_size: B, the number of rows of the global batch.
     """
 
     data: DataDir
@@ -238,9 +241,10 @@ class Order:
         return plan_rows(self.data.token_counts("train"), self.mixture, **sizes)
 
     def fingerprint(self) -> dict[str, str]:
-        """Returns what a checkpoint keeps of this, as strings: "data", "mixture", "seed", "seq_len", "batch_size", "sha256".
+        """Returns the order as strings for a checkpoint: "data", "mixture", "seed", "seq_len", "batch_size", "sha256".
 
-        "data" is the manifest's hash, "sha256" that of the other five. When a run resumes, `check_fingerprint` compares.
+        "data" is the manifest's hash; "sha256" is the hash of the other five. `check_fingerprint` compares them when a
+        run resumes.
         """
         shares = normalise_mixture(self.mixture, sorted(self.data.sources))
         parts = {
@@ -254,7 +258,10 @@ class Order:
 
 
 def check_fingerprint(saved: Mapping[str, str], current: Mapping[str, str]) -> None:
-    """Raises ConfigError, naming what differs, if this run's batches would not be those of the run that saved."""
+    """Raises ConfigError if this run's batches would differ from those of the run that saved.
+
+    The message names what differs.
+    """
     changed = [key for key in current if key != "sha256" and saved.get(key) != current[key]]
     if changed:
         what = "; ".join(f"{key} was {str(saved.get(key))[:60]}, is {current[key][:60]}" for key in changed)
@@ -264,15 +271,15 @@ def check_fingerprint(saved: Mapping[str, str], current: Mapping[str, str]) -> N
 
 
 def make_batch(rows_BxT1: np.ndarray, eos_id: int) -> dict[str, np.ndarray]:
-    """Returns the batch of packed rows: inputs, targets and where documents begin.
+    """Returns the batch of packed rows: inputs, targets, segments and positions.
 
-    EOS opens the segment of the document behind it (as `<|endoftext|>` does for GPT-2). So the last token of a document
-    predicts EOS; EOS, which sees itself alone, predicts the first token of the next document. No target is predicted from
-    another document's tokens, and every target counts.
+    EOS begins the segment of the next document (as `<|endoftext|>` does for GPT-2). So the last token of a document
+    predicts EOS, and EOS, which sees only itself, predicts the first token of the next document. No target is predicted
+    from another document's tokens, and every target counts.
 
     Args:
       rows_BxT1: integer tokens, T + 1 of them a row.
-      eos_id: id of the end-of-document token.
+      eos_id: the id of the end-of-document token.
 
     Returns:
       `tokens`, `targets`, `segment_ids` (from 1), `positions` (from 0 in each segment), int32[B, T]; `weights`
@@ -297,8 +304,8 @@ class Segment(typing.NamedTuple):
     """A text to be packed.
 
     Attributes:
-      ids: its tokens.
-      weights: of each token but the first, as a target.
+      ids: the token ids of the text.
+      weights: the weight of each token but the first, as a target.
     """
 
     ids: Sequence[int]
@@ -306,20 +313,20 @@ class Segment(typing.NamedTuple):
 
 
 def pack(groups: Sequence[Sequence[Segment]], seq_len: int, rows: int) -> tuple[dict[str, np.ndarray], list[int]]:
-    """Packs groups of texts into the rows of one batch. A group never leaves its row, so no microbatch parts it.
+    """Packs groups of texts into the rows of one batch. A group stays in one row, so that no microbatch splits it.
 
-    Each group goes to the first row with room, its texts as neighbouring segments. (If all groups are pairs, those of a
-    row are its segments 1 and 2, 3 and 4, ...) The first group that fits nowhere ends the batch: the caller begins the next
-    batch with it.
+    Each group goes to the first row with room, and its texts become neighbouring segments. (If all groups are pairs,
+    the pairs of a row are its segments 1 and 2, 3 and 4, ...) The first group that fits in no row ends the batch: the
+    caller begins the next batch with that group.
 
     Args:
-      groups: each one or more texts of two or more tokens.
-      seq_len: T.
-      rows: B.
+      groups: the groups, each of one or more texts; every text has at least two tokens.
+      seq_len: T, the number of tokens in a row.
+      rows: B, the number of rows.
 
     Returns:
-      (batch, row of each group that fitted). The batch is as `make_batch` gives it. Padding is the last segment of a row,
-      with weight 0.
+      (batch, the row of each group that fitted). The batch has the same arrays as one from `make_batch`. Padding is the
+      last segment of a row, with weight 0.
 
     Raises:
       ConfigError: a group is longer than a row, or a text has fewer than two tokens.

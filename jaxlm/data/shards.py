@@ -1,10 +1,10 @@
 """The data directory: how streams of tokens are stored, opened, checked and read.
 
-A source has one stream of tokens for each split: shuffled documents, each followed by EOS, cut into records of
-`block_tokens` tokens (the last one is shorter, never padded). Records lie in ArrayRecord files with group_size:1, so
-that a range of tokens is a read of one or two records. `documents.parquet` beside them tells where each document
-starts. manifest.json names every file with its size and sha256, and is written last: without it the directory does not
-count.
+A source has one stream of tokens for each split: shuffled documents, each followed by EOS. The stream is cut into
+records of `block_tokens` tokens (the last record may be shorter; it is never padded). Records are in ArrayRecord files
+with group_size:1, so that reading a range of tokens reads only the records that hold it. `documents.parquet` beside
+them says where each document starts. manifest.json names every file with its size and sha256. It is written last: a
+directory without it is not a data directory.
 """
 
 import bisect
@@ -45,7 +45,7 @@ def file_sha256(path: str | os.PathLike) -> str:
 
 
 class StreamWriter:
-    """Writes one split of one source. Memory: one record and one group of the document index."""
+    """Writes one split of one source. Holds in memory one record and one row group of the document index."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class StreamWriter:
         self._index_rows: dict[str, list] = {name: [] for name in _INDEX_SCHEMA.names}
 
     def add(self, doc_id: str, ids: np.ndarray, n_bytes: int) -> None:
-        """Appends a document: its token ids without EOS, int[n], and the bytes of its text."""
+        """Appends a document: its token ids without EOS, int[n], and the number of bytes of its text."""
         entry = (self._tokens, len(ids) + 1, n_bytes, doc_id)
         for name, value in zip(_INDEX_SCHEMA.names, entry, strict=True):
             self._index_rows[name].append(value)
@@ -150,7 +150,7 @@ class StreamWriter:
 
 
 def clear_leftovers(root: pathlib.Path) -> None:
-    """Removes what an interrupted build left, by the names that a build writes. Call it only if there is no manifest."""
+    """Removes the files that an interrupted build left, by their names. Call it only if there is no manifest."""
     for split in SPLITS:
         for pattern in ("*.array_record", "*.array_record.tmp", DOCUMENTS, DOCUMENTS + ".tmp"):
             for path in (root / split).glob(f"*/{pattern}"):
@@ -158,7 +158,7 @@ def clear_leftovers(root: pathlib.Path) -> None:
 
 
 def token_dtype(vocab_size: int) -> str:
-    """Returns the narrowest little-endian type for ids below `vocab_size`."""
+    """Returns the narrowest little-endian integer type that holds ids below `vocab_size`."""
     return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
@@ -185,8 +185,8 @@ class TokenStream:
         """Returns tokens [start, stop) in the stored type.
 
         Raises:
-          IndexError: outside the stream.
-          RuntimeError: a bad file.
+          IndexError: the range is not within the stream.
+          RuntimeError: a file can't be read.
         """
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens [{start}, {stop}) of {self._label}, which has {self.tokens}")
@@ -232,7 +232,7 @@ class DataDir:
         self.mixture: dict[str, float] = dict(manifest["mixture"])
 
     def token_counts(self, split: str = "train") -> dict[str, int]:
-        """Returns source -> its tokens in the split."""
+        """Returns source -> the number of its tokens in the split."""
         return {name: self.entry(name, split)["tokens"] for name in self.sources}
 
     def entry(self, source: str, split: str) -> dict:
@@ -252,15 +252,18 @@ class DataDir:
         )
 
     def tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer that made the tokens."""
+        """Returns the tokenizer that encoded the texts."""
         return Tokenizer.load(self.path / TOKENIZER)
 
     def token_bytes(self) -> np.ndarray:
-        """Returns the raw bytes of each id, int32[vocab_size]; 0 for control tokens."""
+        """Returns the number of raw bytes of each id, int32[vocab_size]; 0 for control tokens."""
         return np.load(self.path / TOKEN_BYTES)
 
     def documents(self, source: str, split: str, start: int, stop: int) -> list[Document]:
-        """Returns the documents that tokens [start, stop) belong to, in order. Reads only their row groups of the index."""
+        """Returns the documents that tokens [start, stop) belong to, in order.
+
+        Reads only the row groups of the index that list them.
+        """
         index = pq.ParquetFile(self.path / self.entry(source, split)["index"]["file"])
         groups = [index.metadata.row_group(g).column(0).statistics.min for g in range(index.num_row_groups)]
         wanted = range(max(0, bisect.bisect_right(groups, start) - 1), bisect.bisect_left(groups, stop))
@@ -282,10 +285,11 @@ class DataDir:
 
 
 def open_data(path: str | os.PathLike) -> DataDir:
-    """Opens a data directory. Checks sizes and counts of records, because a truncated ArrayRecord opens as empty in silence.
+    """Opens a data directory. Checks files' sizes and numbers of records, since a truncated ArrayRecord opens as an empty one.
 
     Raises:
-      ConfigError: no manifest, one of another format, or a file that is missing or differs in size or count.
+      ConfigError: the manifest is missing or damaged or has another format, or a file is missing or differs from the
+        manifest in its size or number of records.
     """
     root = pathlib.Path(path)
     try:
@@ -330,10 +334,10 @@ def _check_file(path: pathlib.Path, entry: dict) -> None:
 
 
 def verify_data(data: DataDir) -> int:
-    """Reads every file and compares its sha256 with the manifest (about 1 GB/s a core). Returns the bytes read.
+    """Reads every file and compares its sha256 with the manifest (about 1 GB/s a core). Returns the number of bytes read.
 
     Raises:
-      ConfigError: names the files that differ.
+      ConfigError: a file differs; the message names up to five.
     """
     bad = [entry["file"] for entry in data.files() if file_sha256(data.path / entry["file"]) != entry["sha256"]]
     if bad:
@@ -344,6 +348,6 @@ def verify_data(data: DataDir) -> int:
 
 
 def write_manifest(root: pathlib.Path, manifest: dict) -> None:
-    """Writes manifest.json; the same content gives the same bytes. This ends a build."""
+    """Writes manifest.json, as the last step of a build. Equal manifests give equal bytes."""
     content = json.dumps({"format": FORMAT, **manifest}, indent=1, ensure_ascii=False) + "\n"
     files.write_atomically(root / MANIFEST, content.encode())

@@ -1,7 +1,7 @@
 """Shuffles documents that do not fit in memory: scatters them by a random key, then sorts bucket by bucket.
 
-The order is that of a hash of (key, position). It depends on the sequence of documents alone, not on the memory or on
-how the buckets were cut. Reads and writes sequentially. Memory: `memory_bytes` and one document.
+The documents are sorted by a hash of (key, position). So their order depends only on the key and the sequence in which
+they came, not on the memory or the buckets. Reads and writes are sequential. Memory: `memory_bytes` and one document.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ def _mix(x: int) -> int:
 
 
 class Shuffle:
-    """Takes documents and gives them back in a random order, as often as asked.
+    """Takes documents and yields them in a random order, the same each time.
 
     Args:
-      folder: made if the documents outgrow the memory; `close` removes it.
-      key: decides the order.
-      memory_bytes: about how much text memory holds at a time.
-      level: how many times the documents were split into buckets already; callers leave it 0.
+      folder: the folder for the buckets, made if the documents outgrow the memory; `close` removes it.
+      key: the key of the hash, which decides the order.
+      memory_bytes: the bytes of text in memory at a time, roughly.
+      level: how many times the documents have been split into buckets already; callers leave it at 0.
     """
 
     def __init__(self, folder: pathlib.Path, key: str, memory_bytes: int = 256 << 20, *, level: int = 0):
@@ -44,7 +44,7 @@ class Shuffle:
         return self.documents
 
     def add(self, doc_id: str, text: str, content_hash: int) -> None:
-        """Takes the next document. `content_hash` is a uint64 that is given back with it."""
+        """Takes the next document. `content_hash` is a uint64 that is yielded with the document."""
         raw_id, raw = doc_id.encode("utf-8", "replace"), text.encode()
         order = _mix((self._start + self.documents * 0x9E3779B97F4A7C15) & _MASK)
         self._put(order, _HEADER.pack(order, content_hash, len(raw_id), len(raw)) + raw_id + raw)

@@ -1,8 +1,8 @@
-"""SentencePiece (Kudo and Richardson 2018), BPE or unigram, with byte fallback: every text comes back exactly.
+"""SentencePiece (Kudo and Richardson 2018), BPE or unigram, with byte fallback: decoding returns every text exactly.
 
 Keeps spaces, newlines, tabs and control characters; splits digits; ids 0, 1, 2 are unk, bos, eos. The five ChatML
-tokens are optional. They are control pieces behind the trained model's pieces, so that they have the last ids of the
-vocabulary (32000..32004 of 32005), and a text that spells `<|im_start|>` or `</s>` is encoded as ordinary text.
+tokens are optional. They have the last ids of the vocabulary (32000..32004 of 32005). They are control pieces, so that
+a text that spells `<|im_start|>` or `</s>` is encoded as ordinary text.
 """
 
 import functools
@@ -33,13 +33,13 @@ _CACHE_CHARS = 1 << 24  # with 40 for the rest of each entry: about 100 MB
 
 
 class Tokenizer:
-    """A SentencePiece model. Two with the same `sha256` give the same ids for every text.
+    """A SentencePiece model. Two tokenizers with the same `sha256` return the same ids for every text.
 
     Attributes:
-      vocab_size: number of ids, control tokens included.
-      eos_id, bos_id: control tokens.
+      vocab_size: the number of ids, control tokens included.
+      eos_id, bos_id: the ids of the control tokens EOS and BOS.
       model_bytes: the content of the `.model` file.
-      sha256: of these bytes, in hex.
+      sha256: the sha256 of `model_bytes`, in hex.
     """
 
     def __init__(self, model_bytes: bytes):
@@ -57,7 +57,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Tokenizer":
-        """Reads a `.model` file. Raises ConfigError if there is none, or it is not SentencePiece's."""
+        """Reads a `.model` file. Raises ConfigError if the file is missing or is not a SentencePiece model."""
         try:
             content = pathlib.Path(path).read_bytes()
         except OSError as e:
@@ -71,16 +71,16 @@ class Tokenizer:
         return Tokenizer, (self.model_bytes,)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without BOS and EOS. Never gives a control id. Lone surrogates become '?'."""
+        """Returns the ids of a text, without BOS and EOS and never with a control id. Lone surrogates become '?'."""
         return self.encode_batch([text], num_threads=1)[0].tolist()
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[np.ndarray]:
-        """Returns what `encode` gives for each text, int32[n] each. Encodes new words in `num_threads` threads.
+        """Returns the ids of each text, as `encode` does, int32[n] each. Encodes new words in `num_threads` threads.
 
-        If no piece reaches across words (true for all models of `train_tokenizer`), encodes each word once and
-        remembers it. For BPE this only saves time, because merges never cross words. A unigram model adds scores in
-        float32, so that SentencePiece may split the same word differently after different texts; here a word is always
-        split the same way.
+        If no piece reaches across words (true for all models that `train_tokenizer` trains), encodes each word once and
+        remembers its ids. For BPE this only saves time, since merges never cross words. A unigram model adds scores in
+        float32, so SentencePiece may split the same word differently after different texts; here a word is always split
+        the same way.
         """
         if not self._by_word:
             return self._encode_whole(texts, num_threads)
@@ -139,7 +139,7 @@ class Tokenizer:
                 yield section[start:]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of ids. Control tokens give nothing; bytes that are not UTF-8 (a cut character) give U+FFFD."""
+        """Returns the text of ids. Control tokens become nothing; bytes that are not UTF-8 (a cut character) become U+FFFD."""
         table = self._raw_bytes
         return b"".join([table[int(i)] for i in ids]).decode("utf-8", "replace")
 
@@ -164,7 +164,7 @@ class Tokenizer:
         return table
 
     def token_bytes(self) -> np.ndarray:
-        """Returns how many bytes of raw text each id stands for, int32[vocab_size]; 0 for control tokens."""
+        """Returns the number of bytes of raw text that each id stands for, int32[vocab_size]; 0 for control tokens."""
         return np.asarray([len(raw) for raw in self._raw_bytes], np.int32)
 
     def piece_bytes(self) -> list[bytes]:
@@ -172,7 +172,7 @@ class Tokenizer:
         return list(self._raw_bytes)
 
     def byte_ids(self) -> np.ndarray:
-        """Returns the ids of the byte pieces, at most int32[256]. They spell characters that have no piece."""
+        """Returns the ids of the byte pieces, at most 256, int32. They spell characters that have no piece of their own."""
         return np.asarray([i for i in range(self.vocab_size) if self._sp.is_byte(i)], np.int32)
 
     def id_of(self, piece: str) -> int:
@@ -184,16 +184,17 @@ class Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
-    """Trains a tokenizer. The result depends on the texts and their order alone.
+    """Trains a tokenizer. The result depends only on the arguments, including the order of the texts.
 
     Args:
-      texts: SentencePiece holds all of them in memory, so pass a sample.
-      vocab_size: number of ids in all.
-      chat_tokens: gives the last five ids to the ChatML tokens; the model then has `vocab_size` - 5 pieces.
-      model_type: bpe, or unigram (Kudo 2018), which takes some seven times as long to train.
+      texts: a sample of the texts; SentencePiece holds all of it in memory.
+      vocab_size: the number of ids in all.
+      chat_tokens: True to give the last five ids to the ChatML tokens; the model then has `vocab_size` - 5 pieces.
+      model_type: "bpe", or "unigram" (Kudo 2018), which takes about seven times as long to train.
 
     Raises:
-      ConfigError: another model_type, or too little text for the vocabulary (the message names the largest possible one).
+      ConfigError: the model_type is unknown, or there is too little text for the vocabulary (the message names the
+        largest possible size).
     """
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"no tokenizer model {model_type!r}; choose one of {', '.join(MODEL_TYPES)}")

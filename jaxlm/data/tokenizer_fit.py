@@ -1,4 +1,4 @@
-"""Measures how well a tokenizer fits its text: bytes a token, tokens a word, fallback to bytes, white space, by source.
+"""Measures how well a tokenizer fits its text, by source: bytes a token, tokens a word, fallback to bytes, white space.
 
 Fertility (tokens a word) is that of Rust et al. 2021. A sweep of vocabulary sizes compares the tokens that a larger
 vocabulary saves with the parameters that it costs (Tao et al. 2024: larger models want larger vocabularies).
@@ -25,7 +25,7 @@ _HELD_OUT = 10  # of a sweep's texts, every tenth is measured on and not trained
 def fit(
     tokenizer: Tokenizer, texts_by_source: Mapping[str, Sequence[str]], reference: Tokenizer | None = None
 ) -> list[dict[str, typing.Any]]:
-    """Returns one row for each source, as JSON has it:
+    """Returns one row for each source, a dict of JSON values:
 
     - `bytes_per_token`, `tokens_per_word` (words by white space; each Chinese or Japanese character is one);
     - `byte_fallback`: share of tokens that are single bytes of characters without a piece (white space does not count);
@@ -78,10 +78,11 @@ def _kinds(tokenizer: Tokenizer) -> dict[str, np.ndarray]:
 
 
 def traits(tokenizer: Tokenizer) -> dict[str, typing.Any]:
-    """Returns what the tokenizer does whatever the text, by name.
+    """Returns name -> value for the properties of the tokenizer that do not depend on a text.
 
-    `tokens_of_2024`; `indent_4`, `indent_8`, `tab`: how many tokens such an indent adds to a line of code; `newline`,
-    `blank_line`: tokens of one and of two newlines; `vocab_size`; `byte_pieces` (256 if every text can come back).
+    `tokens_of_2024`: the number of tokens of "2024"; `indent_4`, `indent_8`, `tab`: the number of tokens that such an
+    indent adds to a line of code; `newline`, `blank_line`: the number of tokens of one and of two newlines;
+    `vocab_size`; `byte_pieces`: the number of byte pieces (256 if decoding can return every text).
     """
 
     def extra(indent: str) -> int:
@@ -100,7 +101,7 @@ def traits(tokenizer: Tokenizer) -> dict[str, typing.Any]:
 
 
 def general_tokenizer(vocab_size: int, *, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
-    """Trains a tokenizer for general prose, to compare with, on the embedded corpus (see `embedded`), in seconds.
+    """Trains a tokenizer for general prose on the embedded corpus (see `embedded`), as a reference. Takes seconds.
 
     Raises:
       ConfigError: the embedded corpus is too small for `vocab_size`.
@@ -110,9 +111,9 @@ def general_tokenizer(vocab_size: int, *, chat_tokens: bool, model_type: str = "
 
 
 def held_out(data: DataDir, source: str, max_bytes: int = 1_000_000, split: str = "val") -> tuple[list[str], int]:
-    """Returns about `max_bytes` of a source's documents, decoded, and how many differ in length from what was read.
+    """Returns about `max_bytes` of a source's documents, decoded, and the number whose length differs from the original.
 
-    Takes whole documents in their shuffled order; the first one whatever its length.
+    Takes whole documents in their shuffled order, and always the first, however long it is.
     """
     stream, coder = data.stream(source, split), data.tokenizer()
     texts, lossy, left = [], 0, max_bytes
@@ -128,10 +129,11 @@ def held_out(data: DataDir, source: str, max_bytes: int = 1_000_000, split: str 
 
 
 def report(data: DataDir, reference: Tokenizer | None = None, max_bytes: int = 1_000_000) -> dict[str, typing.Any]:
-    """Measures a data directory's tokenizer on its held-out text. Returns `traits` and `sources` (rows as of `fit`).
+    """Measures a data directory's tokenizer on its held-out text. Returns a dict:
 
-    `unused_pieces` of a row is of the source's first 16 million training tokens. Beside the rows it is the number of
-    pieces, of `pieces` in all, that no source uses.
+    `traits`: the dict that `traits` returns; `sources`: the rows that `fit` returns, but with `unused_pieces` measured
+    on the source's first 16 million training tokens; `pieces`: the number of pieces; `unused_pieces`: the number of
+    pieces that no source uses.
     """
     samples = {source: held_out(data, source, max_bytes) for source in data.sources}
     coder = data.tokenizer()
@@ -159,15 +161,15 @@ def sweep(
     chat_tokens: bool = False,
     corpus_bytes: int | None = None,
 ) -> list[dict[str, typing.Any]]:
-    """Trains a tokenizer of each size on nine tenths of the texts and measures it on the others. One row for each size:
+    """Trains a tokenizer of each size on nine tenths of the texts and measures it on the others. Returns a row for each size:
 
     - `bytes_per_token`;
     - `parameters` of the embedding, and of the head unless `tied`; rows are padded to 128 as in the model;
-    - `tokens` of the whole corpus of `corpus_bytes`; without that, `tokens_per_gb`;
-    - `train_s`: seconds.
+    - `tokens` of the whole corpus of `corpus_bytes` bytes; if that is None, `tokens_per_gb`;
+    - `train_s`: seconds of training.
 
     Raises:
-      ConfigError: too little text, or too little for one of the sizes.
+      ConfigError: there is too little text, in all or for one of the sizes.
     """
     texts = list(texts)
     if len(texts) < 2:

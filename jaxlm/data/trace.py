@@ -12,7 +12,7 @@ class TracedDocument:
     """The part of a document that a row holds.
 
     Attributes:
-      doc_id: of the document.
+      doc_id: the id of the document.
       first_token: the first token of the part, counted from the document's EOS, which is token 0.
       tokens: how many tokens the part has.
       text: the beginning of the part.
@@ -29,11 +29,11 @@ class TracedRow:
     """A row of a batch.
 
     Attributes:
-      slot: its place in the batch.
-      source: whose row it is.
-      epoch: how often the source was read to its end before.
-      row: its index i in the source: tokens [i*T, (i+1)*T].
-      documents: whose parts it holds, in order.
+      slot: the row's place in the batch.
+      source: the name of the source that the row is from.
+      epoch: how many times all rows of the source were read before.
+      row: the row's index i in the source; it holds tokens i*T to (i+1)*T, both included.
+      documents: the parts of documents that the row holds, in order.
     """
 
     slot: int
@@ -49,8 +49,8 @@ def describe_batch(order: rows.Order, step: int, snippet_chars: int = 200) -> li
     Needs no model and no state: a batch follows from the order and the step.
 
     Args:
-      order: of the run.
-      snippet_chars: how many characters of each document's text to return at most.
+      order: the order of the run's rows.
+      snippet_chars: the most characters of each document's text to return.
     """
     plan, data, seq_len = order.plan(), order.data, order.seq_len
     located = zip(*(array.tolist() for array in plan.locate(step, np.arange(order.batch_size))), strict=True)

@@ -1,7 +1,7 @@
 """Held-out loss and bits per byte, by source.
 
-Bits per byte = summed loss in nats / ln 2 / raw UTF-8 bytes of the targets. It compares models with different tokenizers,
-which the loss per token can't.
+Bits per byte = summed loss in nats / ln 2 / raw UTF-8 bytes of the targets. Unlike the loss per token, it can compare
+models with different tokenizers.
 """
 
 import math
@@ -25,11 +25,12 @@ Evaluator = Callable[[Variables], dict[str, float]]
 
 
 def summed_nll(model: Transformer, tile: int) -> Callable[[Variables, Batch], jax.Array]:
-    """Returns `(variables, batch) -> nll`: the cross-entropy of a packed batch in nats, summed by its `weights`.
+    """Returns a function `(variables, batch) -> nll`. nll is the cross-entropy in nats, summed over the batch's targets
+    with their `weights`: a float32 scalar.
 
     Args:
-      model: what predicts.
-      tile: how many tokens' logits exist at one time; 0: all.
+      model: the model to evaluate.
+      tile: the number of tokens whose logits are in memory at one time; 0 for all.
     """
     dtype = jnp.dtype(model.config.dtype)
 
@@ -49,10 +50,10 @@ def make(
     seq_len: int,
     tile: int,
 ) -> Evaluator:
-    """Returns `variables -> metrics`: `val/<source>/loss`, `val/<source>/bits_per_byte`, and `val/loss`.
+    """Returns a function `variables -> metrics`: `val/<source>/loss` (nats a token), `val/<source>/bits_per_byte`, `val/loss`.
 
-    `val/loss` is the mean of the sources' losses, weighted as in the mixture: so it compares with the training loss. Every
-    call uses the same rows: the first `eval.max_batches` batches of each source's held-out text.
+    `val/loss` is the mean of the sources' losses, weighted as in the mixture, so that it can be compared with the
+    training loss. Every call uses the same rows: the first `eval.max_batches` batches of each source's held-out text.
     """
     nll_of = jax.jit(summed_nll(model, tile), out_shardings=sharding.replicated(mesh))
     size = config.batch_size

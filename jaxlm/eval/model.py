@@ -17,13 +17,13 @@ from jaxlm.train.workdir import check_same_model
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """The model of a checkpoint, on this machine's devices.
+    """A run's model, restored from a checkpoint onto this machine's devices.
 
     Attributes:
-      mesh: all devices, over fsdp.
+      mesh: the mesh of all devices of this machine, all on the axis fsdp.
       model, params: the model and its parameters.
-      data: what the run was trained on.
-      step: of the checkpoint.
+      data: the data that the run was trained on.
+      step: the training step at which the checkpoint was saved.
     """
 
     mesh: Mesh
@@ -44,12 +44,12 @@ def restore(
     """Restores the model of a run from a checkpoint ("latest", "best" or a step).
 
     Args:
-      config: of the model; what is "auto" in it is settled for this machine.
+      config: the config of the model; "auto" is replaced by what suits this machine.
       data, hardware_config, distributed: the run's sections of these names.
 
     Raises:
       ConfigError: there is no such checkpoint.
-      RunError: it is damaged.
+      RunError: the checkpoint is damaged.
     """
     found = origin.open(workdir, checkpoint)
     check_same_model(pathlib.Path(workdir), config)

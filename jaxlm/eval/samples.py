@@ -1,4 +1,4 @@
-"""Continues fixed prompts: the quickest way to see what a model has learned, good or bad."""
+"""Continues fixed prompts: the quickest way to see what a model has learned."""
 
 import json
 import pathlib
@@ -38,10 +38,12 @@ def _encode(tokenizer: Tokenizer, prompts: typing.Sequence[str]) -> list[list[in
 def make(
     settings: SampleConfig, seed: int, model: Transformer, data: DataDir, workdir: pathlib.Path
 ) -> typing.Callable[[dict, int], list[str]]:
-    """Returns `(variables, step) -> lines to show`. Each call also writes WORKDIR/samples/<step>.jsonl.
+    """Returns a function `(variables, step) -> lines` that lets the model continue the prompts and returns the lines to show.
+
+    On the first process that function also writes WORKDIR/samples/<step>.jsonl; on the others it returns no lines.
 
     Raises:
-      ConfigError: a prompt of the settings is too long for the model. It is raised here, before anything is trained.
+      ConfigError: a prompt is too long for the model. `make` itself raises it, so that training does not start.
     """
     tokenizer, prompts = data.tokenizer(), settings.prompts
     generate.check_prompts(model.config, _encode(tokenizer, prompts))

@@ -1,4 +1,4 @@
-"""Scores texts by a run's model, for the stage `perplexity` of `jaxlm prepare`."""
+"""Scores texts with a run's model, for the stage `perplexity` of `jaxlm prepare`."""
 
 import math
 import pathlib
@@ -15,7 +15,7 @@ from jaxlm.eval import loss, model
 
 
 def bits_per_byte(workdir: str) -> Callable[[str], float]:
-    """Returns `text -> bits per byte` under the latest checkpoint of a run, for the first `train.seq_len` tokens.
+    """Returns a function `text -> bits per byte`, which scores the first `train.seq_len` tokens with a run's latest checkpoint.
 
     In a config: `scorer="jaxlm.eval.scorer:bits_per_byte RUN"`. Raises ConfigError if there is no run or no checkpoint.
     """

@@ -1,1 +1,1 @@
-"""Other programs' formats, in and out."""
+"""Reads and writes other programs' formats."""

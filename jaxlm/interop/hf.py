@@ -1,8 +1,8 @@
 """Translates parameters and configs to and from Hugging Face transformers (Llama, Qwen3, GPT-2), with numpy alone.
 
-RoPE is half-split on both sides, so nothing is permuted. Every array returned is contiguous, because
-`safetensors.numpy` silently scrambles others. Legend: D model, F feed-forward, N query heads, K key-value heads, H head
-dim, V vocabulary, Vp vocabulary padded to a multiple of 128.
+RoPE is half-split in both, so nothing is permuted. Every returned array is contiguous, because `safetensors.numpy`
+silently scrambles arrays that are not. Legend: D model, F feed-forward, N query heads, K key-value heads, H head dim, V
+vocabulary, Vp vocabulary padded to a multiple of 128.
 """
 
 import math
@@ -19,12 +19,12 @@ StateDict = typing.Mapping[str, np.ndarray]
 
 
 def params_from_hf(state_dict: StateDict, config: ModelConfig) -> dict:
-    """Returns our parameters (float32 numpy, the tree of `models.init_params`), given a Hugging Face state dict.
+    """Returns jaxlm's parameters (float32 numpy, in a tree like that of `models.init_params`) for a Hugging Face state dict.
 
     The padding rows of the vocabulary become zero.
 
     Raises:
-      ConfigError: a tensor is missing, its shape differs from the config's, or it has no place in our tree.
+      ConfigError: a tensor is missing, has another shape than in the config, or has no place in jaxlm's tree.
     """
     reader = _Reader(state_dict)
     params = _llama_from_hf(reader, config) if config.family == "llama" else _gpt2_from_hf(reader, config)
@@ -33,9 +33,9 @@ def params_from_hf(state_dict: StateDict, config: ModelConfig) -> dict:
 
 
 def params_to_hf(params: dict, config: ModelConfig) -> dict[str, np.ndarray]:
-    """Returns the Hugging Face state dict (float32 numpy) of our parameters.
+    """Returns the Hugging Face state dict (float32 numpy) for jaxlm's parameters.
 
-    The vocabulary's padding rows are left out, and with tied embeddings `lm_head`.
+    It has no padding rows of the vocabulary, and no `lm_head` if embeddings are tied.
     """
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), params)
     state = _llama_to_hf(params, config) if config.family == "llama" else _gpt2_to_hf(params, config)
@@ -45,8 +45,8 @@ def params_to_hf(params: dict, config: ModelConfig) -> dict[str, np.ndarray]:
 def hf_config(config: ModelConfig) -> dict[str, object]:
     """Returns the content of Hugging Face's config.json for a model, without the ids of special tokens.
 
-    The rotary settings are there twice, for transformers 5 (`rope_parameters`) and 4 (`rope_theta`, `rope_scaling`): a
-    version that finds none silently takes theta 10000.
+    It has the rotary settings twice, for transformers 5 (`rope_parameters`) and 4 (`rope_theta`, `rope_scaling`): a
+    version that does not find its settings silently takes theta 10000.
 
     Raises:
       ConfigError: Hugging Face has no architecture for this model.

@@ -1,7 +1,8 @@
 """Floor 2: the models, behind one interface on a plain dict of parameters.
 
-`build` makes a config's model (families), `init_params`, `abstract_params` and `logical_axes` say what its parameters are
-(params), `head_kernel` and `logits` apply its output head (head). Modules in here import each other, never this package.
+`build` makes a config's model (families). `init_params`, `abstract_params` and `logical_axes` make and describe its
+parameters (params). `head_kernel` and `logits` apply its output head (head). Modules in this folder import each other,
+never this package.
 """
 
 from jaxlm.models.families import build

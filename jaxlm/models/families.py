@@ -9,14 +9,14 @@ FAMILIES = {"llama": Llama, "gpt2": GPT2}
 
 
 def build(model_config: ModelConfig, attention_backend: str) -> Transformer:
-    """The model of a config. It holds no parameters: see `params.init_params`.
+    """Returns the model of a config. The model holds no parameters: see `params.init_params`.
 
     Args:
       model_config: the section `model` of a resolved config.
-      attention_backend: one of `ops.attention.BACKENDS`, as `ops.attention.resolve_backend` gives it.
+      attention_backend: one of `ops.attention.BACKENDS`, as `ops.attention.resolve_backend` returns it.
 
     Raises:
-      ConfigError: an unknown family.
+      ConfigError: the family is unknown.
     """
     if model_config.family not in FAMILIES:
         raise ConfigError(f"config.model.family={model_config.family!r}: choose one of {', '.join(FAMILIES)}")

@@ -1,8 +1,8 @@
 """Text generation: one prefill of the prompts, then a loop on the device that decodes one token a row per step.
 
-Prompts are padded on the left, so that all rows write the same cache slot: the cache is then updated in place and the
-host is not asked anything until all rows are done. Legend: B batch, P prompt slots, S cache slots, V padded vocabulary,
-M most new tokens, D model.
+Prompts are padded on the left, so that all rows write the same cache slot. So the cache is updated in place, and the
+device does not wait for the host until all rows are done. Legend: B batch, P prompt slots, S cache slots, V padded
+vocabulary, M most new tokens, D model.
 """
 
 import functools
@@ -32,34 +32,34 @@ def generate(
     stop_ids: typing.Sequence[int] = (),
     seed: int = 0,
 ) -> list[list[int]]:
-    """Continues each prompt; returns the new ids alone, a stop id included as the last one.
+    """Continues each prompt. Returns only the new ids of each; the last id is a stop id if that ended the row.
 
     A row depends on its own prompt, the seed and its place in the list, not on the other prompts. Lengths are rounded up
     to a few sizes, so most calls reuse a compiled program.
 
     Args:
-      model: from `models.build`; its config says the compute dtype and the longest context.
+      model: the model, from `models.build`; its config gives the compute dtype and the longest context.
       params: the model's parameters, sharded or not.
-      prompts: token ids, at least one in each.
-      settings: `max_new_tokens` ends a row, as a stop id does, or prompt and new ids that fill `max_seq_len`.
-        `temperature` 0 takes the likeliest token. `top_k` samples among the k likeliest, 0 among all. `top_p` samples
-        among the likeliest that together have this probability (arXiv:1904.09751), 1 among all. Its other keys are not
-        read.
-      stop_ids: ids that end a row.
-      seed: of the samples.
+      prompts: the token ids of each prompt, at least one in each.
+      settings: A row ends after `max_new_tokens` ids, at a stop id, or when prompt and new ids fill `max_seq_len`.
+        `temperature` 0 takes the likeliest token. `top_k` samples among the k likeliest tokens; 0 means all. `top_p`
+        samples among the likeliest tokens that together have this probability (arXiv:1904.09751); 1 means all. Other
+        keys are not read.
+      stop_ids: the ids that end a row.
+      seed: the seed of the samples.
 
     Raises:
-      ConfigError: an empty prompt, an id outside the vocabulary, a prompt that leaves no room in the context, or a
-        setting out of range.
+      ConfigError: a prompt is empty, has an id outside the vocabulary or leaves no room in the context, or a setting is
+        out of range.
     """
     return Generator(model, params)(prompts, settings, stop_ids=stop_ids, seed=seed)
 
 
 class Generator:
-    """`generate` for many calls with the same parameters, which it lays out for decoding once.
+    """Does what `generate` does, for many calls with the same parameters, which it lays out for decoding once.
 
-    Holds the parameters and, beside them, the kernels of the products laid out anew in the compute dtype. When the
-    parameters are split over a mesh, make and call it under `jax.set_mesh`.
+    Holds the parameters and a second copy of their kernels, laid out for decoding in the compute dtype. If the
+    parameters are split over a mesh, make and call the generator under `jax.set_mesh`.
     """
 
     def __init__(self, model: Transformer, params: dict):
@@ -162,10 +162,10 @@ def _request(
 
 
 def check_prompts(config: ModelConfig, prompts: typing.Sequence[typing.Sequence[int]]) -> None:
-    """Refuses prompts that can't be continued: empty ones, ids outside the vocabulary, no room in the context.
+    """Raises ConfigError if a prompt can't be continued: it is empty, has an id outside the vocabulary, or leaves no room.
 
     Raises:
-      ConfigError: naming the first such prompt.
+      ConfigError: names the first such prompt.
     """
     for i, prompt in enumerate(prompts):
         if len(prompt) == 0:

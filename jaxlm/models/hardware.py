@@ -1,4 +1,4 @@
-"""What a platform can run of a model: fills `auto` in the model's config, and refuses what can't run."""
+"""Fits a model's config to a platform: replaces `auto`, and raises ConfigError for what the platform can't run."""
 
 import contextlib
 import dataclasses
@@ -11,14 +11,14 @@ from jaxlm.ops import attention
 
 
 def for_platform(model: ModelConfig, platform: str) -> ModelConfig:
-    """The model's config for a platform: `attention` and `dtype` filled in where they are "auto".
+    """Returns the model's config for a platform: `attention` and `dtype` are chosen for it if they are "auto".
 
     Args:
-      model: from the config, `auto` allowed.
-      platform: "cpu", "gpu" or "tpu", which need not be that of this machine.
+      model: the section `model` of the config; `auto` is allowed.
+      platform: "cpu", "gpu" or "tpu"; it need not be the platform of this machine.
 
     Raises:
-      ConfigError: the platform can't run the attention backend or fp8 as asked.
+      ConfigError: the platform can't run the attention backend or the fp8 that the config asks for.
     """
     dtype = model.dtype
     if dtype == "auto":
@@ -46,7 +46,7 @@ def for_platform(model: ModelConfig, platform: str) -> ModelConfig:
 
 
 def backends(model: ModelConfig, platform: str) -> list[str]:
-    """Names of the attention backends that this platform can run for this model."""
+    """Returns the names of the attention backends that this platform can run for this model."""
     found = []
     for name in attention.BACKENDS:
         with contextlib.suppress(ConfigError):

@@ -1,4 +1,4 @@
-"""The output head: from hidden states to logits over the vocabulary.
+"""The output head, which turns hidden states into logits over the vocabulary.
 
 Legend: B batch, T tokens, D model, V vocabulary, Vp vocabulary padded to a multiple of 128.
 """
@@ -12,7 +12,7 @@ from jaxlm.sharding import constrain
 
 
 def head_kernel(params: dict, config: ModelConfig) -> jax.Array:
-    """The head's kernel (D, Vp) in the compute dtype: the embedding transposed where `tie_embeddings` is set.
+    """Returns the head's kernel (D, Vp) in the compute dtype: the transposed embedding if `tie_embeddings` is set.
 
     Columns from `vocab_size` on are padding, which the caller masks or cuts off.
     """
@@ -27,13 +27,13 @@ def logits(
     positions_BxT: jax.Array | None = None,
     segment_ids_BxT: jax.Array | None = None,
 ) -> jax.Array:
-    """The logits (B, T, V) in float32, padded columns cut off.
+    """Returns the logits (B, T, V) in float32, without the padding columns.
 
     All of them are in memory at once: for small batches and tests. The loss works on tiles (`ops.xent`).
 
     Args:
-      model: from `families.build`.
-      params: its parameters.
+      model: the model, from `families.build`.
+      params: the model's parameters.
       tokens_BxT, positions_BxT, segment_ids_BxT: as `Transformer` takes them.
     """
     c = model.config

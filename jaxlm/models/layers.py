@@ -36,11 +36,11 @@ class LayerCache(typing.NamedTuple):
 
     @property
     def slots(self) -> int:
-        """The number of slots, S."""
+        """Returns the number of slots, S."""
         return self.v_BxKxSxH.shape[2]
 
     def grown(self, slots: int) -> "LayerCache":
-        """Returns a cache of `slots` slots: these, and empty ones after them."""
+        """Returns a cache of `slots` slots: the present slots, and empty slots after them."""
         more = slots - self.slots
         return LayerCache(
             jnp.pad(self.k_BxKxHxS, ((0, 0), (0, 0), (0, 0), (0, more))),
@@ -53,10 +53,10 @@ class Cache(typing.NamedTuple):
 
     Attributes:
       layers: the keys and values of each layer.
-      slot: new tokens are written to the slots from this one on. It is the same in all rows, so that one update in place
-        serves them all. The Python int 0 stands for the prefill; in decoding it is a traced scalar.
-      positions_BxS: of the token in each slot. A query sees the slots whose position is not after its own; slots of
-        padding hold a position after every other, so that none sees them.
+      slot: the first slot to write new tokens to. It is the same in all rows, so that one update in place serves them
+        all. The Python int 0 stands for the prefill; in decoding it is a traced scalar.
+      positions_BxS: the position of the token in each slot. A query sees the slots whose position is not after its own.
+        Padding slots hold a position after all others, so that no query sees them.
     """
 
     layers: tuple[LayerCache, ...]
@@ -65,12 +65,12 @@ class Cache(typing.NamedTuple):
 
 
 class TokenInfo(typing.NamedTuple):
-    """What every layer knows of its tokens beside their vectors.
+    """What every layer gets about its tokens in addition to their vectors.
 
     Attributes:
-      positions_BxT: of each token in its document, from 0.
-      segment_ids_BxT: of the document that each token belongs to; None where a row is one document.
-      rope: cos and sin of `ops.rope.rope_tables`; None in a family without rotary embeddings.
+      positions_BxT: the position of each token in its document, from 0.
+      segment_ids_BxT: the id of each token's document; None if each row is one document.
+      rope: the cos and sin from `ops.rope.rope_tables`; None in a family without rotary embeddings.
     """
 
     positions_BxT: jax.Array
@@ -82,9 +82,9 @@ class Linear(nn.Module):
     """Holds a kernel and a bias, and returns both in the compute dtype. The caller multiplies (see `project`).
 
     Attributes:
-      shape: of the kernel, (*in, *out).
-      bias_shape: (*out); None: no bias, and None is returned for it.
-      std: of the kernel's initial values.
+      shape: the kernel's shape, (*in, *out).
+      bias_shape: the bias's shape, (*out); None for no bias, and then the returned bias is None.
+      std: the standard deviation of the kernel's initial values.
       dtype: the compute dtype.
     """
 
@@ -138,7 +138,10 @@ class Embedding(nn.Module):
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Inverted dropout: zeros x at this rate and scales what is left, so that its mean stays. `key=None` turns it off."""
+    """Returns x with inverted dropout: a share `rate` is zeroed, the rest scaled so that the mean stays.
+
+    `key=None`: no dropout.
+    """
     if key is None or rate == 0.0:
         return x
     keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
@@ -146,7 +149,9 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 def output_std(config: ModelConfig) -> float:
-    """Initial standard deviation of projections into the residual stream: `init_std` / sqrt(2 * layers), as in GPT-2."""
+    """Returns the initial standard deviation of projections into the residual stream: `init_std` / sqrt(2 * layers), as
+    in GPT-2.
+    """
     return config.init_std / np.sqrt(2 * config.n_layers)
 
 
@@ -157,19 +162,19 @@ def project(
     kernels: typing.Sequence[jax.Array],
     product: typing.Callable[[jax.Array, jax.Array, int], jax.Array] = dense,
 ) -> list[jax.Array]:
-    """Multiplies x (B, T, *in) by each kernel (*in, *out): arrays (B, T, *out).
+    """Multiplies x (B, T, *in) by each kernel (*in, *out). Returns the products (B, T, *out).
 
-    If the config fuses projections, all kernels make one product. Over the `tensor` axis each device fuses its own
-    columns of all kernels, so that the gradient of x is added up over devices once; kernels that it does not split evenly
-    stay apart.
+    If the config fuses projections, all kernels are multiplied in one product. On a mesh with a `tensor` axis each
+    device fuses its own columns of all kernels, so that the gradient of x is summed over devices once. Kernels that the
+    axis does not split evenly are multiplied one by one.
 
     Args:
-      module: the module that asks. If its collection `packed` has a kernel under `name` (see `params.pack_params`), that
-        one is used and `kernels` only give the shapes.
-      name: of the products together, e.g. "qkv".
-      x: activations in the compute dtype.
-      kernels: in the compute dtype.
-      product: `ops.linear.dense` or `ops.fp8.dense`.
+      module: the calling module. If its collection `packed` has a kernel under `name` (see `params.pack_params`), that
+        kernel is used, and `kernels` only give the shapes.
+      name: the name of all the products together, such as "qkv".
+      x: the activations, in the compute dtype.
+      kernels: the kernels, in the compute dtype.
+      product: the function `ops.linear.dense` or `ops.fp8.dense`.
     """
     lead, axes = x.shape[:2], x.ndim - 2
     outs, ways = [kernel.shape[axes:] for kernel in kernels], axis_size("tensor")
@@ -186,7 +191,7 @@ def project(
 
 
 def mlp_product(config: ModelConfig) -> typing.Callable[[jax.Array, jax.Array, int], jax.Array]:
-    """The `product` that `project` takes in the MLP: `ops.fp8.dense` if the config asks for fp8, else `ops.linear.dense`."""
+    """Returns the `product` for `project` in the MLP: `ops.fp8.dense` if the config asks for fp8, else `ops.linear.dense`."""
     return fp8.dense if config.fp8 else dense
 
 
@@ -232,10 +237,10 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and an MLP, each behind a norm and added to the residual stream (pre-norm).
+    """One layer: attention and an MLP. Each is applied after a norm and added to the residual stream (pre-norm).
 
     Attributes:
-      norm, mlp: the family's modules, made as `norm(eps, name=...)` and `mlp(config, name=...)`.
+      norm, mlp: the classes of the family's modules, called as `norm(eps, name=...)` and `mlp(config, name=...)`.
       attention_bias: True if the attention's projections have biases.
     """
 
@@ -263,7 +268,7 @@ class Block(nn.Module):
 
 
 def rope_of(config: ModelConfig) -> np.ndarray:
-    """The rotary frequencies (H/2,) of a config, in radians a token (see `ops.rope.rope_frequencies`)."""
+    """Returns the rotary frequencies (H/2,) of a config, in radians a token (see `ops.rope.rope_frequencies`)."""
     r = config.rope
     return rope_frequencies(
         config.head_dim,
@@ -284,16 +289,16 @@ def attend(
     cache: tuple[LayerCache, Cache] | None,
     backend: str,
 ) -> tuple[jax.Array, LayerCache | None]:
-    """Returns the attention's output (B, T, N, H), and the layer's cache with the new keys and values; None without one.
+    """Returns the attention's output (B, T, N, H), and the layer's cache with the new keys and values (None without a cache).
 
-    Without a cache, and in the prefill (`slot` is the int 0), the tokens attend among themselves: the cache holds nothing
-    else yet. In decoding they attend to the cache.
+    Without a cache, the tokens attend among themselves. So they do in the prefill (`slot` is the int 0), since the
+    cache is still empty. In decoding they attend to the cache.
 
     Args:
-      q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: of the new tokens.
-      info: their positions and segment ids.
-      cache: this layer's, and the whole one, which says where to write.
-      backend: of `ops.attention.attention`, for new tokens among themselves.
+      q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: queries, keys and values of the new tokens.
+      info: the positions and segment ids of the new tokens.
+      cache: (this layer's cache, the whole model's cache, which says where to write), or None.
+      backend: the backend of `ops.attention.attention`, used if the new tokens attend among themselves.
     """
     layer = None
     if cache is not None:

@@ -1,4 +1,4 @@
-"""A model's parameters: how they are made, their shapes, and the logical axes by which a mesh splits them."""
+"""Makes a model's parameters, and returns their shapes and the logical axes by which a mesh splits them."""
 
 import functools
 import math
@@ -31,18 +31,18 @@ LOGICAL_AXES = {
 
 
 def input_axes(name: str) -> int:
-    """The number of a kernel's leading axes that are inputs: 2 for `attn/o/kernel` (heads, head size), 1 for all others."""
+    """Returns how many of a kernel's leading axes are inputs: 2 for `attn/o/kernel` (heads, head size), 1 for all others."""
     return 2 if name.endswith("attn/o/kernel") else 1
 
 
 def init_params(model: Transformer, key: jax.Array) -> dict:
-    """New random parameters: a plain nested dict of float32 arrays, the same values on any mesh."""
+    """Returns new random parameters: a plain nested dict of float32 arrays, with the same values on any mesh."""
     tokens_BxT = jnp.zeros((1, 2), jnp.int32)
     return model.init(key, tokens_BxT)["params"]
 
 
 def abstract_params(model: Transformer) -> dict:
-    """The parameters as ShapeDtypeStructs. Takes no device memory; a model is traced once, however often it is asked."""
+    """Returns the parameters as ShapeDtypeStructs. Takes no device memory, and traces each model only once."""
     return jax.tree.map(lambda leaf: leaf, _abstract_params(model))  # a copy, so that no caller changes the cached dict
 
 
@@ -52,10 +52,10 @@ def _abstract_params(model: Transformer) -> dict:
 
 
 def logical_axes(model: Transformer) -> dict:
-    """The logical axes of every parameter: a tree like the parameters, with tuples of names as leaves.
+    """Returns the logical axes of every parameter: a tree like the parameters, with tuples of names as leaves.
 
     Raises:
-      KeyError: a parameter that LOGICAL_AXES does not name.
+      KeyError: LOGICAL_AXES does not name a parameter.
     """
 
     def axes(name: str, leaf: jax.ShapeDtypeStruct) -> tuple[str, ...]:
@@ -70,13 +70,14 @@ def logical_axes(model: Transformer) -> dict:
 def pack_params(params: dict, config: ModelConfig, every_product: bool) -> dict:
     """Returns the collection `packed`: kernels of the layers as matrices (out, in), for `ops.decode.row_product`.
 
-    `layers.project` reads it in decoding. q, k and v make one matrix, and so do gate and up. {} if the mesh splits
-    parameters over `tensor`: there the products stay apart. Adapters are not read: merge them into `params` first.
+    `layers.project` reads the collection in decoding. q, k and v are one matrix, and so are gate and up. If the mesh
+    splits parameters over `tensor`, the result is {}, and the products stay apart. Adapters are not read: merge them
+    into `params` first.
 
     Args:
       params: the model's parameters.
-      config: of the model. The matrices have its compute dtype.
-      every_product: True: the other kernels are laid out so too, which is faster on CPUs.
+      config: the config of the model. The matrices have its compute dtype.
+      every_product: True to pack the other kernels too, which is faster on CPUs.
     """
     if axis_size("tensor") > 1:
         return {}

@@ -1,4 +1,4 @@
-"""Drawing the next token: temperature, top-k, top-p. Legend: B batch, V padded vocabulary, C candidates."""
+"""Draws the next token: temperature, top-k, top-p. Legend: B batch, V padded vocabulary, C candidates."""
 
 import typing
 
@@ -7,23 +7,23 @@ import jax.numpy as jnp
 
 
 class Sampler(typing.NamedTuple):
-    """The settings of `sample` that are arguments of the compiled program, scalars: a new value compiles nothing."""
+    """The settings of `sample` that are scalar arguments of the compiled program, so that a new value needs no compilation."""
 
     temperature: jax.typing.ArrayLike
     top_p: jax.typing.ArrayLike
 
 
 def sample(logits_BxV: jax.Array, keys_B: jax.Array, sampler: Sampler, *, top_k: int, nucleus: bool) -> jax.Array:
-    """Draws one token id for each row, by the row's own key: int32 (B,). Logits of -inf are never drawn.
+    """Returns one token id for each row, drawn with the row's own key, int32 (B,). Logits of -inf are never drawn.
 
     As in Hugging Face, temperature comes first, then top-k, then top-p among what is left.
 
     Args:
-      logits_BxV: any float dtype.
+      logits_BxV: the logits, in any float dtype.
       keys_B: a random key for each row.
-      sampler: temperature, above 0, and top_p.
-      top_k: draws among the k likeliest; 0 among all.
-      nucleus: False leaves top-p out of the program.
+      sampler: the temperature, above 0, and top_p.
+      top_k: the number of likeliest tokens to draw among; 0 for all.
+      nucleus: False to leave top-p out of the program.
     """
     scores_BxV = logits_BxV.astype(jnp.float32) / sampler.temperature
     if top_k:
@@ -41,9 +41,10 @@ def sample(logits_BxV: jax.Array, keys_B: jax.Array, sampler: Sampler, *, top_k:
 
 
 def nucleus_threshold(probs_BxV: jax.Array, top_p: jax.typing.ArrayLike) -> jax.Array:
-    """(B, 1): the highest probability t such that tokens with at least t together have `top_p`; exact, without a sort.
+    """Returns (B, 1): the highest t for which the tokens with a probability of at least t together have at least `top_p`.
 
-    The bits of non-negative floats order as integers do, so t is found bit by bit, the highest first.
+    The result is exact and needs no sort: the bits of non-negative floats order as integers do, so t is found bit by
+    bit, the highest bit first.
     """
     bits_BxV = jax.lax.bitcast_convert_type(probs_BxV, jnp.int32)
 

@@ -33,22 +33,23 @@ OFFLOAD_POLICY = jax.checkpoint_policies.save_and_offload_only_these_names(
 
 
 class Transformer(nn.Module):
-    """From tokens (B, T) to hidden states after the final norm, (B, T, D) in the compute dtype; `head` goes on from there.
+    """Turns tokens (B, T) into hidden states after the final norm, (B, T, D) in the compute dtype. `head` makes the logits.
 
     `model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT, train=True, rngs={"dropout": key})`.
-    Other collections than `params` may stand beside it: what they hold under `tree.layer_name(i)` (adapters, packed
-    kernels) reaches layer i, the same leaves in each layer if layers are scanned; the rest is not read here.
+    The variables may have other collections than `params` (adapters, packed kernels). Layer i gets what they hold under
+    `tree.layer_name(i)`; if layers are scanned, each layer must have the same leaves. The rest is not read here.
 
     Args of `apply`, after the variables:
-      tokens_BxT: token ids.
-      positions_BxT: of each token in its document; None counts from 0 in each row.
-      segment_ids_BxT: tokens attend within equal ids only; None: a row is one document.
-      train: True turns dropout on, with the key `dropout` of `rngs`.
-      cache: the result is then (hidden, the cache with these tokens written).
+      tokens_BxT: the token ids.
+      positions_BxT: the position of each token in its document; None counts from 0 in each row.
+      segment_ids_BxT: the id of each token's document (tokens attend only within equal ids); None if a row is one
+        document.
+      train: True to turn dropout on, with the key `dropout` of `rngs`.
+      cache: the KV cache. If it is given, the result is (hidden, the cache with these tokens written).
 
     Attributes:
-      config: the section `model`.
-      backend: of attention, one of `ops.attention.BACKENDS`.
+      config: the section `model` of the config.
+      backend: the attention backend, one of `ops.attention.BACKENDS`.
     """
 
     config: ModelConfig
@@ -60,17 +61,17 @@ class Transformer(nn.Module):
     always_bias: typing.ClassVar[bool] = False  # True: attention has biases, whatever `model.bias` says
 
     def embed(self, tokens_BxT: jax.Array, positions_BxT: jax.Array) -> jax.Array:
-        """Input embeddings (B, T, D) in the compute dtype."""
+        """Returns the input embeddings (B, T, D) in the compute dtype."""
         del positions_BxT
         return Embedding(self.config.padded_vocab_size, self.config, name="embed")(tokens_BxT)
 
     def rope(self, positions_BxT: jax.Array) -> tuple[jax.Array, jax.Array] | None:
-        """cos and sin of the rotary embeddings, made once for all layers; None in a family without them."""
+        """Returns cos and sin of the rotary embeddings, made once for all layers; None in a family without them."""
         del positions_BxT
         return None
 
     def block(self, backend: str, name: str | None = None) -> Block:
-        """One layer of this family: a submodule if it has a name, else a module on its own, for `block.apply`."""
+        """Returns one layer of this family: a submodule if `name` is given, else a module on its own, for `block.apply`."""
         c, parent = self.config, self if name else None
         return Block(c, backend, self.norm, self.mlp, self.always_bias or c.bias, name=name, parent=parent)
 
@@ -107,12 +108,12 @@ class Transformer(nn.Module):
         return hidden_BxTxD if cache is None else (hidden_BxTxD, cache._replace(layers=tuple(layers)))
 
     def layer_variables(self, i: int) -> dict:
-        """Layer i's part of every collection that has one."""
+        """Returns collection -> layer i's variables, for every collection that has some."""
         name = layer_name(i)
         return {collection: tree[name] for collection, tree in self.variables.items() if name in tree}
 
     def run_layers(self, x_BxTxD: jax.Array, info: TokenInfo, key: jax.Array | None) -> jax.Array:
-        """Runs all layers: (B, T, D) -> (B, T, D), the same function unrolled and as a scan over stacked variables."""
+        """Runs all layers, unrolled or as a scan over stacked variables, with the same result: (B, T, D) -> (B, T, D)."""
         c = self.config
         fn = functools.partial(apply_layer, self.block(self.backend))
         if c.remat != "none":
@@ -142,7 +143,7 @@ def apply_layer(
     key: jax.Array | None,
     layer: int | jax.Array,
 ) -> jax.Array:
-    """One layer as a pure function of its variables: (B, T, D) -> (B, T, D). Dropout follows from (key, layer) alone."""
+    """Runs one layer as a pure function of its variables: (B, T, D) -> (B, T, D). Dropout depends only on (key, layer)."""
     keys = (None, None) if key is None else tuple(jax.random.split(jax.random.fold_in(key, layer)))
     y_BxTxD, _ = block.apply(variables, x_BxTxD, info, keys)
     return constrain(y_BxTxD, "batch", "seq", "act_embed")
@@ -153,7 +154,7 @@ def _init_head(key: jax.Array, config: ModelConfig) -> dict:
 
 
 def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:
-    """A KV cache with nothing in it, for a prefill of up to `slots` tokens a row and the decoding after it."""
+    """Returns an empty KV cache, for a prefill and the decoding after it, `slots` tokens a row in all."""
     heads = (batch, config.n_kv_heads)
     k_BxKxHxS = jnp.zeros((*heads, config.head_dim, slots), config.dtype)
     v_BxKxSxH = jnp.zeros((*heads, slots, config.head_dim), config.dtype)

@@ -1,7 +1,8 @@
-"""What every kind of training hands to the step: an objective, and the few functions that objectives are made of.
+"""Defines the objective, which every kind of training gives to the train step, and the functions to build objectives from.
 
-Everything is packed: a row holds several documents, told apart by `segment_ids` (from 1). An objective returns sums, not
-means, so that the step can add microbatches of any token counts and divide once: accumulation is then exact.
+All batches are packed: a row holds several documents, numbered from 1 by `segment_ids`. An objective returns sums, not
+means. The step adds the sums of all microbatches and divides once, so that accumulation is exact even if the
+microbatches differ in their number of tokens.
 
 Legend: B rows, T tokens, D model, S segments of a row.
 """
@@ -30,9 +31,9 @@ class Sums(typing.NamedTuple):
     """Sums over a batch. The step adds them over microbatches and divides them by `weight` once.
 
     Attributes:
-      loss: float32 scalar, differentiated.
-      weight: what the loss is a mean over: tokens, pairs or rows.
-      metrics: float32 scalars by name, divided by `weight` too; "nll" is the plain cross-entropy.
+      loss: the float32 scalar to differentiate.
+      weight: the number of tokens, pairs or rows over which the loss is averaged.
+      metrics: float32 scalars by name, which are divided by `weight` too. "nll" is the plain cross-entropy.
     """
 
     loss: jax.Array
@@ -41,23 +42,23 @@ class Sums(typing.NamedTuple):
 
 
 def unchanged(running: Running, metrics: dict[str, jax.Array]) -> Running:
-    """`running` as it was: nothing adapts."""
+    """Returns `running` unchanged, for objectives that adapt nothing."""
     del metrics
     return running
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What is minimised, on batches of which shapes.
+    """The function that training minimises, and the shapes of its batches.
 
     Attributes:
-      sums: (variables, batch, key) -> Sums. Without a key there is no dropout. Evaluations use the same `hidden` and
-        masks and read `metrics["nll"]`, never `loss`, which may hold a z-loss.
+      sums: (variables, batch, key) -> Sums. If the key is None there is no dropout. Evaluations use the same `hidden`
+        and masks, and read `metrics["nll"]`, not `loss`, since the loss may include a z-loss.
       shapes: (config, mesh) -> the batch as ShapeDtypeStructs with their shardings.
-      heads: names of scalar heads (`scalar`), trained beside the model: a collection of variables each.
-      updates: optimizer updates in one step. Each takes every `updates`-th row of the batch, the first row first.
-      running: initial values of what `adapt` changes.
-      adapt: (running, metrics) -> running, once a step (an adaptive KL coefficient).
+      heads: the names of the scalar heads (see `scalar`) that are trained beside the model. Each head is a collection.
+      updates: the number of optimizer updates in one step. Update u takes the rows u, u + `updates`, ... of the batch.
+      running: the initial values of the scalars that `adapt` changes.
+      adapt: (running, metrics) -> running, called once a step (as for an adaptive KL coefficient).
     """
 
     sums: typing.Callable[[Variables, Batch, jax.Array | None], Sums]
@@ -72,7 +73,7 @@ Maker = typing.Callable[[Transformer, Config], Objective]  # the objectives' own
 
 
 def hidden(model: Transformer, variables: Variables, batch: Batch, key: jax.Array | None) -> jax.Array:
-    """Hidden states (B, T, D) of a packed batch, in the compute dtype; with dropout if there is a key."""
+    """Returns the hidden states [B, T, D] of a packed batch in the compute dtype, with dropout if `key` is not None."""
     rngs = {} if key is None else {"dropout": key}
     inputs = (batch["tokens"], batch["positions"], batch["segment_ids"])
     return model.apply(variables, *inputs, train=key is not None, rngs=rngs)
@@ -81,11 +82,11 @@ def hidden(model: Transformer, variables: Variables, batch: Batch, key: jax.Arra
 def token_logp(
     model: Transformer, variables: Variables, batch: Batch, key: jax.Array | None, tile: int = 0
 ) -> jax.Array:
-    """log p(target) of each token, float32 [B, T], in nats. Its backward pass works by tiles too.
+    """Returns log p(target) of each token in nats, float32 [B, T]. The backward pass works in tiles too.
 
     Args:
-      key: for dropout; None: without.
-      tile: tokens whose logits exist at one time; 0 = all.
+      key: the key for dropout; None for no dropout.
+      tile: the number of tokens whose logits are in memory at one time; 0 for all.
     """
     config = model.config
     token_nll = functools.partial(xent.token_nll, vocab_size=config.vocab_size, tile=tile)
@@ -95,24 +96,29 @@ def token_logp(
 
 
 def by_segment(x_BxT: jax.Array, segment_ids_BxT: jax.Array, n: int) -> jax.Array:
-    """Sums of `x_BxT` over each segment: [B, S] with S = n; column s is segment s + 1, further segments are left out."""
+    """Returns the sums of `x_BxT` over each segment, [B, S] with S = n.
+
+    Column s is segment s + 1; segments after n are ignored.
+    """
     chosen_BxTxS = segment_ids_BxT[:, :, None] == jnp.arange(1, n + 1)
     return jnp.sum(jnp.where(chosen_BxTxS, x_BxT[:, :, None], 0), axis=1)
 
 
 def init_head(name: str, d_model: int) -> dict:
-    """The collection of a new scalar head. It gives 0 for everything, so that training begins undecided."""
+    """Returns the variables of a new scalar head. Its output is 0 for every input, so that training begins undecided."""
     return {f"{name}_head": {"kernel": jnp.zeros(d_model, jnp.float32)}}
 
 
 def scalar(variables: Variables, name: str, hidden_BxTxD: jax.Array) -> jax.Array:
-    """One float32 number a token, [B, T], by the scalar head of that name."""
+    """Returns the output of the scalar head `name` for each token, float32 [B, T]."""
     kernel_D = variables[name][f"{name}_head"]["kernel"].astype(hidden_BxTxD.dtype)
     return jnp.einsum("btd,d->bt", hidden_BxTxD, kernel_D, preferred_element_type=jnp.float32)
 
 
 def token_shapes(config: Config, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """A batch of packed tokens: `tokens`, `targets`, `segment_ids`, `positions` int32 and `weights` float32, [B, T]."""
+    """Returns the shapes of a packed batch: `tokens`, `targets`, `segment_ids`, `positions` int32 and `weights`
+    float32, [B, T].
+    """
     shape, placed = (config.train.batch_size, config.train.seq_len), sharding.batch_sharding(mesh)
     integers = ("tokens", "targets", "segment_ids", "positions")
     batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=placed) for name in integers}

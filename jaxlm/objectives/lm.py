@@ -1,4 +1,4 @@
-"""Next-token prediction: the objective of pretraining, and with weights on the answers alone that of SFT.
+"""Next-token prediction: the objective of pretraining, and of SFT if only the answers have weight.
 
 Legend: B rows, T tokens, D model, V vocabulary.
 """
@@ -15,7 +15,9 @@ from jaxlm.ops import spmd, xent
 
 
 def make(model: Transformer, config: Config) -> base.Objective:
-    """The cross-entropy of `targets_BxT`, weighted by `weights_BxT`, with an optional z-loss (PaLM, arXiv:2204.02311)."""
+    """Returns the cross-entropy of `targets_BxT`, weighted by `weights_BxT`, with an optional z-loss (PaLM,
+    arXiv:2204.02311).
+    """
     m, loss = config.model, config.loss
     cross_entropy = functools.partial(
         xent.cross_entropy, vocab_size=m.vocab_size, z_loss=loss.z_loss, tile=loss.tile_tokens

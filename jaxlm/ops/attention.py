@@ -19,17 +19,17 @@ _MASKED = -1e30  # finite, so that exp(score - max) is 0 and never inf - inf
 
 
 def resolve_backend(name: str, platform: str) -> str:
-    """The backend that runs for a requested name; the caller logs it.
+    """Returns the backend to run for a requested name. The caller logs it.
 
     Args:
       name: "auto" or one of BACKENDS.
-      platform: "cpu", "gpu" (also "cuda" and "rocm") or "tpu", as jax.default_backend() or a device gives it.
+      platform: "cpu", "gpu" (also "cuda" and "rocm") or "tpu", as `jax.default_backend()` or a device names it.
 
     Returns:
-      One of BACKENDS; for "auto": cpu -> blocked, gpu -> cudnn, tpu -> pallas (elsewhere xla).
+      One of BACKENDS. "auto" becomes blocked on a CPU, cudnn on a GPU, pallas on a TPU, and xla on other platforms.
 
     Raises:
-      ValueError: for an unknown name, or a backend that does not run on the platform. Nothing falls back silently.
+      ValueError: the name is unknown, or the backend does not run on the platform. No other backend takes its place.
     """
     platform = "gpu" if platform in ("cuda", "rocm") else platform
     if name == "auto":
@@ -57,32 +57,32 @@ def attention(
     kv_segment_ids_BxS: jax.Array | None = None,
     scale: float | None = None,
 ) -> jax.Array:
-    """softmax(scale * q k^T) v over the keys that a query may see: not after it, and of its own segment.
+    """Returns softmax(scale * q k^T) v over the keys that a query may see: those not after it and in its own segment.
 
-    Every backend honours segment ids. All but `xla` are for self-attention (T = S): they take "not after" by index in
-    the row, which for positions that increase along each segment is the same thing, so positions are not read. `xla`
-    compares positions when they are given (both, or it raises) and indices otherwise. `cudnn_packed` and `tokamax` take
-    a run of equal ids for a segment, which it is where ids increase along a row.
+    Every backend honours segment ids. All but `xla` are for self-attention (T = S). They do not read positions but
+    compare indices in the row, which is the same if positions increase along each segment. `xla` compares positions if
+    they are given (both, or it raises), else indices. `cudnn_packed` and `tokamax` take each run of equal ids as a
+    segment, which is right if ids increase along a row.
 
-    Under a mesh (`jax.set_mesh`) whose `context` axis splits the tokens, keys and values are gathered over it, see
-    attention_context; the backends that are not in CONTEXT_ATTENTION refuse.
+    If the mesh (`jax.set_mesh`) splits the tokens over its `context` axis, keys and values are gathered over that axis
+    (see `attention_context`). Backends that are not in CONTEXT_ATTENTION then raise an error.
 
     Args:
       q_BxTxNxH: queries.
       k_BxSxKxH, v_BxSxKxH: keys and values; N is a multiple of K.
       backend: one of BACKENDS, see resolve_backend.
       q_positions_BxT, kv_positions_BxS: integer positions; needed when T differs from S.
-      q_segment_ids_BxT, kv_segment_ids_BxS: integers; tokens attend within equal ids only. For T = S the second may
-        be left out. None: each row is one segment.
-      scale: of the scores; H ** -0.5 if None.
+      q_segment_ids_BxT, kv_segment_ids_BxS: integer ids; tokens attend only within equal ids. If T = S, the second may
+        be left out. None means that each row is one segment.
+      scale: the scale of the scores; None for H ** -0.5.
 
     Returns:
-      [B, T, N, H] in q's dtype; scores and softmax are float32. A query that may see no key gives zeros (`xla`; with
-      T = S every query sees itself).
+      [B, T, N, H] in q's dtype; scores and softmax are float32. The result is zero for a query that may see no key
+      (only with `xla`; if T = S every query sees itself).
 
     Raises:
-      ValueError: for an unknown backend, shapes that do not fit, or T != S where the backend cannot.
-      Whatever cuDNN or Pallas raises where the machine, dtype or shape is beyond them.
+      ValueError: the backend is unknown, shapes do not fit, or T != S and the backend needs T = S.
+      Errors of cuDNN or Pallas: they do not support the machine, dtype or shape.
     """
     if backend not in BACKENDS:
         raise ValueError(f"unknown attention backend {backend!r}; one of {', '.join(BACKENDS)}")
@@ -135,12 +135,13 @@ def visible(
     q_segment_ids_BxT: jax.Array | None = None,
     kv_segment_ids_BxS: jax.Array | None = None,
 ) -> jax.Array:
-    """True where a query may see a key: booleans [B or 1, T, S]. By position if positions are given, else by index (T = S).
+    """Returns booleans [B or 1, T, S], True if the query may see the key. Compares positions if given, else indices (T = S).
 
     Args: as `attention`.
 
     Raises:
-      ValueError: if only one kind of position is given, or neither where T differs from S.
+      ValueError: only the queries' or only the keys' positions are given, or T differs from S and there are no
+        positions.
     """
     if (q_positions_BxT is None) != (kv_positions_BxS is None):
         raise ValueError("positions are needed for queries and for keys, or for neither")
@@ -158,14 +159,14 @@ def visible(
 def masked_attention(
     q_BxTxNxH: jax.Array, k_BxSxKxH: jax.Array, v_BxSxKxH: jax.Array, mask_BxTxS: jax.Array, scale: float
 ) -> jax.Array:
-    """Attention under any mask, with all scores in memory: the reference.
+    """Returns attention under any mask, with all scores in memory. The other backends are tested against it.
 
     Args:
-      q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, scale: as in attention.
-      mask_BxTxS: booleans [B or 1, T, S]; True where the query may see the key.
+      q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, scale: as in `attention`.
+      mask_BxTxS: booleans [B or 1, T, S]; True if the query may see the key.
 
     Returns:
-      [B, T, N, H] in q's dtype; zeros for a query that may see nothing.
+      [B, T, N, H] in q's dtype; zeros for a query that may see no key.
     """
     batch, length, heads, head_dim = q_BxTxNxH.shape
     kv_heads = k_BxSxKxH.shape[2]

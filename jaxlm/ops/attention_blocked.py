@@ -1,9 +1,10 @@
 """Exact causal attention in query blocks, written for XLA on a CPU (it runs anywhere).
 
-Each block of queries meets only the keys up to its own end, so the masked upper triangle is never computed, and the
-backward pass recomputes the probabilities from the saved log-sum-exp instead of keeping them (FlashAttention-2,
-Dao 2023, arXiv:2307.08691). The forward pass holds scores as [queries, keys], the backward pass as [keys, queries]:
-so that nearly every product is row-major times row-major (or times a transpose), which XLA's CPU products run fastest.
+Each block of queries is multiplied only with the keys up to the block's end, so the masked upper triangle is never
+computed. The backward pass recomputes the probabilities from the saved log-sum-exp instead of keeping them
+(FlashAttention-2, Dao 2023, arXiv:2307.08691). The forward pass holds scores as [queries, keys], the backward pass as
+[keys, queries]. So nearly every product is row-major times row-major (or times a transpose), which XLA's CPU backend
+runs fastest.
 
 Legend: B batch, T queries, S keys (or those seen by a block), I queries of a block, N query heads, K key-value heads,
 G = N // K, H head dim.
@@ -32,21 +33,21 @@ def blocked_attention(
     block: int | None = None,
     offset: jax.Array | None = None,
 ) -> jax.Array:
-    """Causal self-attention within segments, in memory O(T * block) instead of O(T * T).
+    """Returns causal self-attention within segments, in memory O(T * block) instead of O(T * T).
 
     Args:
-      q_BxTxNxH, k_BxSxKxH, v_BxSxKxH: any T; N a multiple of K.
-      q_segment_ids_BxT, kv_segment_ids_BxS: integers, or None for one segment a row.
-      scale: of the scores.
-      block: queries in a block; None takes 128, or T / 32 for rows over 4,096 tokens.
-      offset: index of the first query among the keys, an integer scalar; there may then be more keys than queries, and
-        each block meets all of them, since where it stands is known only when it runs.
+      q_BxTxNxH, k_BxSxKxH, v_BxSxKxH: queries, keys and values, for any T; N is a multiple of K.
+      q_segment_ids_BxT, kv_segment_ids_BxS: integer ids, or None for one segment a row.
+      scale: the scale of the scores.
+      block: the number of queries in a block; None for 128, or T / 32 for rows over 4,096 tokens.
+      offset: the index of the first query among the keys, an integer scalar. There may then be more keys than queries.
+        Each block is multiplied with all keys, since the block's place is known only when it runs.
 
     Returns:
       [B, T, N, H] in q's dtype; scores, softmax and gradients' sums are float32.
 
     Raises:
-      ValueError: for a block under 1.
+      ValueError: `block` is below 1.
     """
     length = q_BxTxNxH.shape[1]
     block = max(_BLOCK, -(-length // _MAX_BLOCKS)) if block is None else block

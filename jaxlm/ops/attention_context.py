@@ -1,9 +1,10 @@
 """Self-attention with the tokens of each row split over the mesh's `context` axis.
 
 Each device keeps its own queries and gathers all keys and values from the others (Llama 3, arXiv:2407.21783, section
-3.3.2): with grouped heads these are few bytes beside the queries' work. In the backward pass the gather becomes a sum over
-devices, which leaves each with the gradients of its own keys. Every device computes all its queries x keys, the masked
-ones too: skipping them would save nothing, since the device of the last tokens, where little is masked, takes as long.
+3.3.2). With grouped heads these are few bytes compared to the work of the queries. In the backward pass the gather
+becomes a sum over devices, after which each device has the gradients of its own keys. Every device computes the scores
+of all its queries and all keys, even the masked ones. Skipping these would save no time, since the device with the last
+tokens, of whose scores few are masked, would take as long as before.
 
 Legend: B batch, T tokens (of a row, and within a device of its part), S tokens of the whole row, N query heads,
 K key-value heads, H head dim.
@@ -19,7 +20,7 @@ Pair = tuple[jax.Array | None, jax.Array | None]
 
 
 def splits(tokens: int) -> bool:
-    """True if the current mesh splits rows over `context`. False if `tokens` is not a multiple of the axis."""
+    """True if the current mesh splits rows of `tokens` tokens over `context`. False if the axis does not divide `tokens`."""
     ways = sharding.axis_size("context")
     return ways > 1 and tokens % ways == 0
 
@@ -31,13 +32,14 @@ def over_context(
     v_BxTxKxH: jax.Array,
     *pairs: Pair,
 ) -> jax.Array:
-    """Runs `run` on every device, with its own queries and all keys.
+    """Runs `run` on every device, with the device's own queries and all keys.
 
     Args:
-      run: `(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, *pairs, offset) -> out_BxTxNxH`. Query t of the device is token offset + t
-        of its row.
-      q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: of whole rows; T divisible by the context axis.
-      pairs: arrays [B, T] for queries and for keys, or (None, None), as `run` takes them.
+      run: a function `(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, *pairs, offset) -> out_BxTxNxH`. Query t of the device is token
+        offset + t of its row.
+      q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: queries, keys and values of whole rows; the context axis divides T.
+      pairs: pairs of arrays [B, T], one for queries and one for keys, or (None, None), in the order in which `run`
+        takes them.
 
     Returns:
       [B, T, N, H], split as the queries are.

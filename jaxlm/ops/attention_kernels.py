@@ -1,7 +1,8 @@
 """Attention through library kernels: cuDNN, Tokamax (Hopper), Pallas (Triton on GPU, splash attention on TPU).
 
-Nothing here falls back: where the library cannot, its error is what the caller sees. The kernels need their device, so
-numbers and segment isolation on a GPU are checked by scripts/bench_gpu.py there; Pallas' GPU kernel also runs interpreted.
+Nothing here falls back to another kernel: if the library can't run, the caller gets the library's error. The kernels
+need their device, so scripts/bench_gpu.py checks numbers and segment isolation on a GPU; Pallas' GPU kernel also runs
+interpreted.
 
 Legend: B batch, T tokens, S keys, N query heads, K key-value heads, H head dim.
 """
@@ -26,26 +27,26 @@ def cudnn_attention(
     scale: float,
     offset: jax.Array | None = None,
 ) -> jax.Array:
-    """cuDNN's flash attention through jax.nn.dot_product_attention(implementation="cudnn").
+    """Returns cuDNN's flash attention, through jax.nn.dot_product_attention(implementation="cudnn").
 
-    Segments go in as a boolean mask, which cuDNN takes as a bias of [B, 1, T, S] in q's dtype (2 bytes * B * T * S):
-    exact for any number of segments (before jax 0.11 the backward pass also writes a gradient of that size that nobody
-    reads). `cudnn_packed` has no mask. Without segment ids there is none here either, only cuDNN's own causal one.
+    Segments are passed as a boolean mask, which becomes a bias for cuDNN, [B, 1, T, S] in q's dtype (2 bytes * B * T *
+    S). This is exact for any number of segments. (Before jax 0.11 the backward pass also writes an unused gradient of
+    that size.) `cudnn_packed` has no such mask. Without segment ids there is only cuDNN's own causal mask.
 
     Args:
-      q_BxTxNxH, k_BxSxKxH, v_BxSxKxH: bfloat16 or float16; H a multiple of 8 and at most 128 (256 on Hopper); T even
-        with segments.
-      q_segment_ids_BxT, kv_segment_ids_BxS: integers, or None for one segment a row.
-      scale: of the scores.
-      offset: index of the first query among the keys, an integer scalar; then S may be larger than T, and causality goes
-        into the mask. None: S = T.
+      q_BxTxNxH, k_BxSxKxH, v_BxSxKxH: queries, keys and values, bfloat16 or float16; H is a multiple of 8 and at most
+        128 (256 on Hopper); T is even if there are segments.
+      q_segment_ids_BxT, kv_segment_ids_BxS: integer ids, or None for one segment a row.
+      scale: the scale of the scores.
+      offset: the index of the first query among the keys, an integer scalar. S may then be larger than T, and the mask
+        includes causality. None if S = T.
 
     Returns:
       [B, T, N, H] in q's dtype.
 
     Raises:
-      ValueError: for a dtype that cuDNN does not take.
-      RuntimeError, NotImplementedError: from jax, without cuDNN or for a shape beyond it.
+      ValueError: cuDNN does not support the dtype.
+      RuntimeError, NotImplementedError: raised by JAX if there is no cuDNN or cuDNN does not support the shape.
     """
     if q_BxTxNxH.dtype not in (jnp.bfloat16, jnp.float16):
         raise ValueError(f"attention backend 'cudnn' takes bfloat16 or float16, got {q_BxTxNxH.dtype}")
@@ -69,12 +70,12 @@ def cudnn_packed_attention(
     *,
     scale: float,
 ) -> jax.Array:
-    """cuDNN's flash attention over packed documents by their offsets (Hopper or newer); see ops.attention_packed.
+    """Returns cuDNN's flash attention over packed documents, given by offsets (Hopper or newer); see `ops.attention_packed`.
 
-    There is room for one document to TOKENS_PER_SEGMENT tokens, on average over the rows of a device; a batch with more
-    takes the masked kernel of `cudnn_attention`, chosen on the device.
+    There is room for one document per TOKENS_PER_SEGMENT tokens, on average over the rows of a device. If a batch has
+    more documents, the device runs the masked kernel of `cudnn_attention` instead.
 
-    Args, returns, raises: as cudnn_attention; ids are those of self-attention and must increase along a row.
+    Args, returns, raises: as in `cudnn_attention`, but T = S, and ids must increase along a row.
     """
     if q_segment_ids_BxT is None:
         return cudnn_attention(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, None, None, scale=scale)
@@ -101,16 +102,17 @@ def tokamax_attention(
     *,
     scale: float,
 ) -> jax.Array:
-    """Tokamax's flash attention in Pallas' Mosaic for Hopper and newer (github.com/openxla/tokamax; `pip install tokamax`).
+    """Returns Tokamax's flash attention, a Mosaic kernel for Hopper and newer (github.com/openxla/tokamax).
 
-    Each query names the first key that it may see, where its segment begins: exact for any number of segments, with no
-    mask in memory. Tokamax wants Python 3.12 and jax 0.11.1; the range of keys is not in its public function.
+    Each query gets the index of the first key that it may see, which is the start of its segment. This is exact for any
+    number of segments and needs no mask in memory. Tokamax (`pip install tokamax`) needs Python 3.12 and jax 0.11.1;
+    its public function does not take the range of keys.
 
-    Args, returns: as cudnn_attention; ids are those of self-attention and must increase along a row.
+    Args, returns: as in `cudnn_attention`, but T = S, and ids must increase along a row.
 
     Raises:
-      ValueError: where tokamax is not installed.
-      NotImplementedError: from tokamax, for a GPU, dtype or shape beyond it.
+      ValueError: tokamax is not installed.
+      NotImplementedError: tokamax does not support the GPU, dtype or shape.
     """
     try:
         from tokamax._src.ops.attention import base, pallas_mosaic_gpu
@@ -128,7 +130,7 @@ def tokamax_attention(
 
 
 def segment_starts(segment_ids_BxT: jax.Array) -> jax.Array:
-    """The index in its row at which each token's run of equal ids begins: int32 (B, T)."""
+    """Returns, for each token, the index in its row at which its run of equal ids begins: int32 (B, T)."""
     # A running maximum of the indices at which the id changes is the last such index so far.
     index_T = jnp.arange(segment_ids_BxT.shape[1], dtype=jnp.int32)
     new_BxT = jnp.diff(segment_ids_BxT, axis=1, prepend=segment_ids_BxT[:, :1]) != 0
@@ -144,14 +146,15 @@ def pallas_attention(
     *,
     scale: float,
 ) -> jax.Array:
-    """jax.experimental.pallas kernels: splash attention on TPU, else the Triton flash attention (interpreted on CPU).
+    """Returns attention by a kernel of jax.experimental.pallas: splash on TPU, else Triton flash (interpreted on CPU).
 
-    Rows are padded at their end to the kernel's block; padding is causally after every token, so none attends to it.
+    Rows are padded at their end to the kernel's block. The padding comes after every token, so no token attends to it.
 
     Args:
-      q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: N a multiple of K (the Triton kernel gets the keys repeated).
-      q_segment_ids_BxT, kv_segment_ids_BxT: integers, or None for one segment a row.
-      scale: of the scores.
+      q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: queries, keys and values; N is a multiple of K (for the Triton kernel the keys
+        are repeated).
+      q_segment_ids_BxT, kv_segment_ids_BxT: integer ids, or None for one segment a row.
+      scale: the scale of the scores.
 
     Returns:
       [B, T, N, H] in q's dtype.

@@ -1,9 +1,10 @@
-"""cuDNN's flash attention over documents packed into rows, by where each document begins: no mask exists at any time.
+"""cuDNN's flash attention over documents packed into rows. It takes the start of each document, and needs no mask.
 
-cuDNN takes the batch as one run of tokens and a list of segments, each with its length and its offset in elements (its
-packed or THD layout). Work and memory then follow the documents, not the rows. `jax.nn.dot_product_attention` does not
-offer it; the function below it does, but before jax 0.11.2 with wrong offsets for the keys where heads are grouped
-(github.com/jax-ml/jax/pull/39521). So the custom calls that XLA turns into cuDNN's graphs are written out here.
+In its packed (THD) layout cuDNN takes the batch as one run of tokens and a list of segments, each with its length and
+its offset in elements. Work and memory then depend on the documents, not on the rows. `jax.nn.dot_product_attention`
+does not offer this layout. The function that it calls does, but before jax 0.11.2 with wrong offsets for the keys if
+heads are grouped (github.com/jax-ml/jax/pull/39521). So this module writes out the custom calls that XLA turns into
+cuDNN's graphs.
 
 Legend: B batch, T tokens, N query heads, K key-value heads, H head dim, M = B * segments_per_row segments in a batch.
 """
@@ -30,11 +31,12 @@ _BACKWARD = {
 
 
 class Segments(typing.NamedTuple):
-    """The documents of a batch as cuDNN wants them, M in number: the real ones first, then empty ones.
+    """The documents of a batch as cuDNN takes them: M segments, first the documents, then empty segments.
 
     Attributes:
-      lengths_M: tokens of each document.
-      starts_M1: the index of its first token among all tokens of the batch; M + 1 of them, the last is their number.
+      lengths_M: the number of tokens of each segment.
+      starts_M1: the index of each segment's first token among all tokens of the batch, and as element M + 1 the number
+        of all tokens.
       fit: a boolean scalar, False if the batch has more than M documents.
     """
 
@@ -47,11 +49,12 @@ def segments_of(segment_ids_BxT: jax.Array, per_row: int) -> Segments:
     """Finds the documents of a batch, in order.
 
     Args:
-      segment_ids_BxT: integers; a document is a run of equal ids (the same id further on is another document).
-      per_row: M / B. The rows share the room: only their sum must fit.
+      segment_ids_BxT: integer ids; a document is a run of equal ids (if the id comes again later, that is another
+        document).
+      per_row: M / B, the number of segments a row. Only the sum over all rows must fit.
 
     Returns:
-      Segments; if there are more than M documents, `fit` is False and the rest is of no use.
+      The segments. If there are more than M documents, `fit` is False and the other fields are useless.
     """
     batch, length = segment_ids_BxT.shape
     first_BxT = jnp.ones((batch, 1), bool)  # a row begins a document, whatever the row before ends with
@@ -72,17 +75,19 @@ def packed_attention(
     per_row: int,
     masked: typing.Callable,
 ) -> jax.Array:
-    """Causal attention within each segment: (B, T, N, H).
+    """Returns causal attention within each segment, (B, T, N, H).
 
     Args:
-      q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: bfloat16 or float16, of one device; N a multiple of K.
-      segment_ids_BxT: see segments_of.
-      scale: of the scores.
-      per_row: room for this many segments a row, on average over the batch.
-      masked: (q, k, v, segment_ids) -> (B, T, N, H), which takes a batch with more segments than that: exact for any data.
+      q_BxTxNxH, k_BxTxKxH, v_BxTxKxH: queries, keys and values of one device, bfloat16 or float16; N is a multiple of
+        K.
+      segment_ids_BxT: the ids that `segments_of` takes.
+      scale: the scale of the scores.
+      per_row: the number of segments a row for which there is room, on average over the batch.
+      masked: (q, k, v, segment_ids) -> (B, T, N, H), exact for any data. It computes the batches that have more
+        segments.
 
     Raises:
-      ValueError: for a batch whose offsets pass 32 bits.
+      ValueError: the batch is so large that its offsets need more than 32 bits.
     """
     return _forward(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, segment_ids_BxT, scale, per_row, masked)[0]
 

@@ -1,4 +1,4 @@
-"""A number for each element of an array, and a hash of numbers: the same however devices split the array."""
+"""Numbers the elements of an array and hashes numbers. The results do not depend on how devices split the array."""
 
 import typing
 
@@ -9,8 +9,8 @@ import jax.numpy as jnp
 def numbers(shape: typing.Sequence[int]) -> jax.Array:
     """Returns a uint32 for each element of an array of this shape: its row-major index times an odd constant.
 
-    The constant makes neighbours differ in many bits. The index is made axis by axis, because a reshape would gather an
-    array that devices split.
+    The constant makes the numbers of neighbours differ in many bits. The index is computed axis by axis, because a
+    reshape would gather an array that devices split.
     """
     index = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape):

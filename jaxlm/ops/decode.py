@@ -1,4 +1,4 @@
-"""Operations of decoding, one token at a time at the speed of memory: attention over a cache, products with few rows.
+"""Operations of decoding, whose speed is that of reading memory: attention over a cache, products with few rows.
 
 Legend: B batch, T new tokens, S cache slots, N query heads, K key-value heads, G = N // K, H head dim, I inputs and O
 outputs of a product, M rows.
@@ -15,15 +15,16 @@ _MASKED = -1e30  # finite, so that exp(score - max) is 0 and never inf - inf
 def cached_attention(
     q_BxTxNxH: jax.Array, k_BxKxHxS: jax.Array, v_BxKxSxH: jax.Array, mask_BxTxS: jax.Array
 ) -> jax.Array:
-    """Attention of a few new tokens over the cache, scaled by H ** -0.5.
+    """Returns the attention of a few new tokens over the cache, with scores scaled by H ** -0.5.
 
-    Keys are held with slots last and values with slots before channels, so that both products read the cache as it
-    lies: held alike, the product with keys takes four times as long on CPUs (dev/LOG.md, 2026-11-21).
+    Keys have slots as the last axis, values have slots before channels, so that both products read the cache in memory
+    order. If keys had the layout of values, their product would take four times as long on CPUs (dev/LOG.md,
+    2026-11-21).
 
     Args:
       q_BxTxNxH: queries.
       k_BxKxHxS, v_BxKxSxH: the cache, as `write_cache` fills it.
-      mask_BxTxS: booleans, True where the query may see the slot; at least one in each row.
+      mask_BxTxS: booleans, True if the query may see the slot; each query must see at least one.
 
     Returns:
       [B, T, N, H] in q's dtype; scores and softmax are float32.
@@ -48,12 +49,12 @@ def write_cache(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the cache with new keys and values in the slots from `slot` on, the same in all rows.
 
-    The update is in place where the cache is donated or carried by a loop.
+    The update is in place if the cache is donated or carried by a loop.
 
     Args:
       k_BxKxHxS, v_BxKxSxH: the cache.
-      k_BxTxKxH, v_BxTxKxH: of the new tokens.
-      slot: of the first new token; the others follow it.
+      k_BxTxKxH, v_BxTxKxH: the keys and values of the new tokens.
+      slot: the slot of the first new token; the others follow it.
     """
     return (
         jax.lax.dynamic_update_slice(k_BxKxHxS, k_BxTxKxH.transpose(0, 2, 3, 1), (0, 0, 0, slot)),
@@ -64,11 +65,12 @@ def write_cache(
 def row_product(
     x_MxI: jax.Array, kernel_OxI: jax.Array, preferred_element_type: jax.typing.DTypeLike | None = None
 ) -> jax.Array:
-    """x times the transposed kernel, (M, O): for few rows of x, at the speed of reading the kernel once.
+    """Returns x times the transposed kernel, (M, O). For few rows of x it takes as long as reading the kernel once.
 
-    On one CPU the kernel is the left operand, because XLA's library copies the right one before it multiplies; and where
-    its rows are short, two or more are taken as one, against x on the blocks of a diagonal: the vector units that M = 8
-    leaves idle do the zeros, and rows of 1,024 stream at 1.6 times the speed of rows of 512 (dev/LOG.md, 2026-11-21).
+    On one CPU the kernel is the left operand, because XLA's library copies the right operand before it multiplies. If
+    the kernel's rows are short, two or more of them are joined into one row, and x becomes a block-diagonal matrix. The
+    added zeros cost no time, since M = 8 leaves vector units idle, and rows of 1,024 are read 1.6 times as fast as rows
+    of 512 (dev/LOG.md, 2026-11-21).
     """
 
     def plain(x_MxI: jax.Array, kernel_OxI: jax.Array) -> jax.Array:
@@ -94,9 +96,9 @@ def row_product(
 
 
 def first_argmax(x_BxV: jax.Array) -> jax.Array:
-    """`jnp.argmax` over the last axis, int32: the first index of the highest value.
+    """Returns `jnp.argmax` over the last axis, int32: the first index of the highest value.
 
-    Made of two reductions, a maximum and a minimum, which vectorise on CPUs; the one of `jnp.argmax` over pairs does not.
+    Uses two reductions, a maximum and a minimum, which vectorise on CPUs. `jnp.argmax` reduces pairs, which does not.
     """
     highest_Bx1 = jnp.max(x_BxV, axis=-1, keepdims=True)
     ids_V = jnp.arange(x_BxV.shape[-1], dtype=jnp.int32)

@@ -1,8 +1,9 @@
-"""Products of activations with weights in float8, scaled by tensor from what is in it now (tensorwise, current scaling).
+"""Products of activations with weights in float8. Each tensor has one scale, from its current values (current scaling).
 
-e4m3 for what goes forward and e5m2 for gradients, as in Micikevicius et al. 2022 (arXiv:2209.05433); current scaling of
-whole tensors as in nanochat. The products take float8 operands directly, which XLA's GPU compiler maps onto cuBLASLt's
-float8 kernels (as flax.linen.fp8_ops does). Scales are powers of two, so that scaling and unscaling round nothing.
+The forward pass uses e4m3 and gradients use e5m2, as in Micikevicius et al. 2022 (arXiv:2209.05433). Whole tensors are
+scaled by their current values, as in nanochat. The operands of the products are float8, which XLA's GPU compiler maps
+to cuBLASLt's float8 kernels (as for flax.linen.fp8_ops). Scales are powers of two, so that scaling and unscaling do not
+round.
 
 Legend: M tokens, I inputs, O outputs of a product.
 """
@@ -16,14 +17,15 @@ FORWARD, GRADIENT = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 
 def quantize(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
-    """(x / scale in a float8 `dtype`, scale): the largest magnitude lies in the upper half of the format's range.
+    """Returns (x / scale in a float8 `dtype`, scale). The scale puts the largest magnitude in the upper half of the range.
 
     Args:
-      x: any shape; a value that is not finite makes the whole product NaN, which the train step skips.
-      dtype: FORWARD or GRADIENT.
+      x: an array of any shape. A value that is not finite makes the whole product NaN, and the train step skips that
+        update.
+      dtype: the float8 format, FORWARD or GRADIENT.
 
     Returns:
-      float8 array like x, and a float32 power of two.
+      A float8 array of x's shape, and a float32 power of two.
     """
     largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
     # The exponent bits alone are the power of two at or below it: exact, where exp2(floor(log2(.))) may not be.
@@ -35,11 +37,12 @@ def quantize(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
 
 
 def dense(x: jax.Array, kernel: jax.Array, axes: int = 1) -> jax.Array:
-    """`ops.linear.dense` with both operands, and the gradient that comes back, in float8.
+    """Does what `ops.linear.dense` does, with both operands and the incoming gradient in float8.
 
     Args:
-      x: (..., *contracted), the compute dtype.
-      kernel: (*contracted, *out), the same dtype.
+      x: the activations (..., *contracted) in the compute dtype.
+      kernel: the kernel (*contracted, *out) in the same dtype.
+      axes: the number of contracted dimensions.
 
     Returns:
       (..., *out) in x's dtype, summed in float32 by the hardware; gradients in the operands' dtypes.

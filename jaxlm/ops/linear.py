@@ -11,13 +11,14 @@ from jaxlm.sharding import axis_size
 def dense(x: jax.Array, kernel: jax.Array, axes: int = 1) -> jax.Array:
     """Multiplies x by a kernel over the last `axes` dimensions of x: `jnp.tensordot(x, kernel, axes)`.
 
-    It is computed as one product of matrices. XLA's CPU backend transposes the whole gradient of a 3-D product: a SwiGLU
-    of 512 x 1408 on 4096 tokens, forward and backward, takes a quarter less time as matrices (dev/LOG.md, 2026-11-20). If
-    context splits the tokens it stays a tensordot, since flat rows would have to be gathered.
+    It is computed as one product of matrices, because XLA's CPU backend transposes the whole gradient of a 3-D product:
+    as matrices a SwiGLU of 512 x 1408 on 4096 tokens, forward and backward, takes a quarter less time (dev/LOG.md,
+    2026-11-20). If context splits the tokens it stays a tensordot, since flat rows would have to be gathered.
 
     Args:
-      x: (..., *contracted).
-      kernel: (*contracted, *out).
+      x: the activations (..., *contracted).
+      kernel: the kernel (*contracted, *out).
+      axes: the number of contracted dimensions.
 
     Returns:
       (..., *out).

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 
 def rms_norm(x: jax.Array, scale_D: jax.Array, eps: float = 1e-5) -> jax.Array:
-    """RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467), as in Hugging Face's LlamaRMSNorm.
+    """Returns RMSNorm of x (Zhang and Sennrich 2019, arXiv:1910.07467), as in Hugging Face's LlamaRMSNorm.
 
     Args:
       x: [..., D], any float dtype.
@@ -28,7 +28,7 @@ def rms_norm(x: jax.Array, scale_D: jax.Array, eps: float = 1e-5) -> jax.Array:
 
 
 def layer_norm(x: jax.Array, scale_D: jax.Array, bias_D: jax.Array | None = None, eps: float = 1e-5) -> jax.Array:
-    """LayerNorm (Ba et al. 2016, arXiv:1607.06450), as in torch.nn.LayerNorm.
+    """Returns LayerNorm of x (Ba et al. 2016, arXiv:1607.06450), as in torch.nn.LayerNorm.
 
     Args:
       x: [..., D], any float dtype.

@@ -1,14 +1,14 @@
-"""Stores arrays in eight bits: small floats that share an exponent by block. An optimizer keeps its moments so.
+"""Stores arrays in eight bits, as small floats that share an exponent within a block. Optimizers store moments in it.
 
-Each element is a float32 with three bits of mantissa left. Its exponent is stored relative to the largest of its block
-(compare the OCP microscaling formats, arXiv:2310.10537). int8 has a sign and 127 values over 16 octaves, uint8 255
-values over 32. So numbers far below a block's maximum keep their relative precision; with evenly spaced codes they would
-lose it (Dettmers et al., arXiv:2110.02861). All blocks round to the same grid of floats, so a value that is read and
-written again does not move unless it changed.
+Each element is a float32 rounded to three bits of mantissa. Its exponent is stored relative to the largest exponent of
+its block (compare the OCP microscaling formats, arXiv:2310.10537). int8 has a sign and 127 values over 16 octaves;
+uint8 has 255 values over 32 octaves. So numbers far below a block's maximum keep their relative precision, which evenly
+spaced codes would lose (Dettmers et al., arXiv:2110.02861). All blocks round to the same grid of floats, so an
+unchanged value stays the same when it is read and written again.
 
-Rounding is stochastic: noise is added below the last bit that is kept. Rounded to the nearest, a moving average, which
-changes by less than half a code a step, would never move. The noise is a hash of the element's index and a seed, so it
-needs no state and is the same on every mesh. All of this is integer arithmetic, the same on every device.
+Rounding is stochastic: noise is added below the last bit that is kept. With rounding to the nearest, a moving average
+that changes by less than half a code a step would never move. The noise is a hash of the element's index and a seed, so
+it needs no state and is the same on every mesh. All of this is integer arithmetic, the same on every device.
 """
 
 import typing
@@ -26,7 +26,7 @@ _LEVELS = {jnp.dtype(jnp.int8): 127, jnp.dtype(jnp.uint8): 255}
 class Blocked(typing.NamedTuple):
     """An array (..., n) in eight bits.
 
-    Blocks are runs along the last axis, so devices split both parts as they would the array itself.
+    Blocks are runs along the last axis, so devices split `codes` and `exponents` in the same way as the array itself.
 
     Attributes:
       codes: (..., n), int8 or uint8.
@@ -40,34 +40,34 @@ class Blocked(typing.NamedTuple):
 def block_size(n: int) -> int:
     """Returns the size of the blocks of an axis of n elements: a divisor of n from 64 to 255; 0 if there is none.
 
-    Of several divisors it takes that whose number of blocks has the largest power of two as a factor. So each device gets
-    whole blocks on any mesh, and the size need not depend on the mesh.
+    Of several divisors it takes the one whose number of blocks is divisible by the largest power of two. So each device
+    gets whole blocks on any mesh, and the size need not depend on the mesh.
     """
     sizes = [b for b in range(64, 256) if n % b == 0]
     return max(sizes, key=lambda b: ((n // b) & -(n // b), b), default=0)
 
 
 def zeros(shape: typing.Sequence[int], dtype: jnp.dtype) -> Blocked:
-    """Returns an array of zeros in eight bits, as `encode` would. `dtype` is int8 or uint8."""
+    """Returns an array of zeros in eight bits, equal to `encode` of zeros. `dtype` is int8 or uint8."""
     lead, n = tuple(shape[:-1]), shape[-1]
     return Blocked(jnp.zeros(shape, dtype), jnp.zeros((*lead, n // block_size(n)), jnp.uint8))
 
 
 def noise(shape: typing.Sequence[int], seed: jax.Array) -> jax.Array:
-    """Returns random bits (uint32) for each element, a hash of its index and `seed` (a uint32): enough for two roundings."""
+    """Returns a uint32 of random bits for each element, a hash of its index and `seed` (a uint32): enough for two roundings."""
     return mix(numbers(shape) ^ mix(seed))
 
 
 def encode(x: jax.Array, noise_16: jax.Array, dtype: jnp.dtype) -> Blocked:
-    """Stores float32 x (..., n) in eight bits. Averaged over the noise the result is x, but below a block's range.
+    """Returns float32 x (..., n) in eight bits. The mean of the result over the noise is x, except below a block's range.
 
     Below the range int8 gives zero. uint8 gives the smallest code, so that a second moment never becomes zero.
 
     Args:
-      x: not negative if `dtype` is uint8.
-      noise_16: random integers below 2^16, uint32, of x's shape. A value between two codes is rounded up with a chance in
-        proportion to its distance from the lower one, in steps of 2^-16.
-      dtype: int8 or uint8.
+      x: the values to store, not negative if `dtype` is uint8.
+      noise_16: random integers below 2^16, uint32, of x's shape. A value between two codes is rounded up with a
+        probability in proportion to its distance from the lower code, in steps of 2^-16.
+      dtype: the type of the codes, int8 or uint8.
     """
     levels = _LEVELS[jnp.dtype(dtype)]
     signed = levels == 127
@@ -94,6 +94,6 @@ def _origin(exponents: jax.Array, levels: int) -> jax.Array:
 
 
 def blocks(x: jax.Array) -> jax.Array:
-    """Splits the last axis into blocks: (..., n) -> (..., n / block, block)."""
+    """Returns x with its last axis split into blocks: (..., n) -> (..., n / block, block)."""
     block = block_size(x.shape[-1])
     return x.reshape(*x.shape[:-1], x.shape[-1] // block, block)

@@ -1,4 +1,4 @@
-"""Embedding and head on a mesh, each device for its own tokens. Left to itself the compiler would gather too much.
+"""Applies the embedding and the head on a mesh, each device to its own tokens. The compiler alone would gather too much.
 
 Legend: B batch, T tokens, P devices that split the tokens, M tokens of a device, D model, V vocabulary as stored.
 """
@@ -19,8 +19,8 @@ def lookup(table_VxD: jax.Array, ids_BxT: jax.Array, dtype: jnp.dtype) -> jax.Ar
     """Returns `table_VxD[ids_BxT]` in `dtype`, [B, T, D].
 
     If fsdp splits both the rows of the batch and the columns of the table, each device looks up its own columns for the
-    rows of all devices, and then they exchange (all-to-all). So only ids are gathered: never the table, and never the
-    vectors of the whole batch, as the compiler would do if context splits T.
+    rows of all devices, and then the devices exchange the results (all-to-all). So only ids are gathered. The compiler
+    alone would gather the table, or if context splits T, the vectors of the whole batch.
     """
     mesh = jax.sharding.get_abstract_mesh()
     tokens, axes = _token_axes(mesh, ids_BxT.shape)
@@ -59,11 +59,11 @@ def over_tokens(
     If no mesh (`jax.set_mesh`) splits the tokens, `function` gets all of them at once.
 
     Args:
-      function: gets the head in the dtype of `head_DxV`.
-      hidden_BxTxD, tokens_BxT: split as batches are.
-      head_DxV: split as its parameter is.
-      summed: True: `function` returns sums over its tokens (one or a tree of them). They are added up over devices.
-        False: it returns one number for each token, [M]. They come back as [B, T].
+      function: the function to apply; it gets the head in the dtype of `head_DxV`.
+      hidden_BxTxD, tokens_BxT: the hidden states and arrays with a value for each token, split as batches are.
+      head_DxV: the head's kernel, split as its parameter is.
+      summed: True if `function` returns sums over its tokens (one or a tree of them), which are added up over devices.
+        False if it returns one number for each token, [M], which become [B, T].
     """
     mesh, (batch, length) = jax.sharding.get_abstract_mesh(), hidden_BxTxD.shape[:2]
     tokens, axes = _token_axes(mesh, (batch, length))

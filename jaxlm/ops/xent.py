@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear head. With tiles of tokens the whole logits tensor never exists.
+"""Cross-entropy of a linear head. If it works in tiles of tokens, the whole logits tensor is never in memory.
 
 Legend: M tokens (batch x time, flattened), D model, V vocabulary as stored (padded), I tiles, R tokens in one tile.
 """
@@ -23,7 +23,7 @@ def cross_entropy(
     z_loss: float = 0.0,
     tile: int = 0,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Returns the weighted sum over tokens of -log p(target) + z_loss * logsumexp^2, and sums to log.
+    """Returns the weighted sum over tokens of -log p(target) + z_loss * logsumexp^2, and a dict of sums for metrics.
 
     Logits, softmax and sums are float32 whatever the inputs' dtype. Columns >= vocab_size (padding) have no probability
     and get exactly zero gradient. With a tile, the forward pass computes the gradients of each tile and keeps nothing else
@@ -31,13 +31,13 @@ def cross_entropy(
     arXiv:2204.02311, section 5.
 
     Args:
-      hidden_MxD: final hidden states.
-      head_DxV: output embedding; pass `embedding_VxD.T` when tied (no copy is made).
+      hidden_MxD: the final hidden states.
+      head_DxV: the output embedding; pass `embedding_VxD.T` if embeddings are tied (no copy is made).
       targets_M: integer ids < vocab_size. A token of weight 0 may have any id in [0, V).
-      weights_M: weight of each token, 0 to leave it out. No gradient flows to it.
-      vocab_size: number of real columns, <= V.
-      z_loss: coefficient of the squared log-normaliser, also weighted (1e-4 in PaLM).
-      tile: tokens in a tile; need not divide M. 0: all logits at once.
+      weights_M: the weight of each token, 0 to leave it out. No gradient flows to the weights.
+      vocab_size: the number of real columns, <= V.
+      z_loss: the coefficient of the squared log-normaliser (1e-4 in PaLM); that term is weighted too.
+      tile: the number of tokens in a tile, which need not divide M; 0 for all logits at once.
 
     Returns:
       (loss_sum, aux). loss_sum is a float32 scalar, differentiable in hidden and head. aux holds float32 scalars without
@@ -66,17 +66,17 @@ def token_nll(
 ) -> jax.Array:
     """Returns -log p(target) of each token, in nats. Differentiable in hidden and head.
 
-    With a tile neither pass ever holds all logits: the backward pass computes those of each tile again. For one weighted
-    sum use `cross_entropy`, which computes them once.
+    With a tile neither pass ever holds all logits: the backward pass computes each tile's logits again. For one
+    weighted sum use `cross_entropy`, which computes the logits once.
 
     Args:
-      hidden_MxD, head_DxV, targets_M, vocab_size, tile: as in cross_entropy.
+      hidden_MxD, head_DxV, targets_M, vocab_size, tile: as in `cross_entropy`.
 
     Returns:
       nll_M, float32.
 
     Raises:
-      ValueError: as in cross_entropy.
+      ValueError: as in `cross_entropy`.
     """
     _check(hidden_MxD, head_DxV, targets_M, targets_M, vocab_size, tile)
     if tile == 0 or tile >= hidden_MxD.shape[0]:

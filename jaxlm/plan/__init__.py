@@ -1,1 +1,1 @@
-"""What a run will take, before anything is rented."""
+"""Estimates the memory, hours and dollars of a run before anything is rented, and finds fast settings for a device."""

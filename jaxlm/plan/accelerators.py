@@ -13,16 +13,16 @@ SHIPPED = config_files.CONFIG_PACKAGE / "prices.toml"
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """One device that can be rented.
+    """One accelerator that can be rented.
 
     Attributes:
-      name: as tables show it.
-      kind: the words of JAX's `device_kind` that tell it apart.
-      memory: bytes that a program can use.
-      tflops: dense bfloat16 peak in TFLOP/s.
-      bandwidth_gb: of its memory, in 10^9 bytes a second.
-      usd, usd_spot: the price of an hour of one device, on demand and preemptible.
-      mfu: the share of the peak that training reaches, counting 6N + 12LdT FLOPs a token.
+      name: its name in tables.
+      kind: the words of JAX's `device_kind` that identify it.
+      memory: the bytes of memory that a program can use.
+      tflops: the dense bfloat16 peak in TFLOP/s.
+      bandwidth_gb: the bandwidth of its memory in 10^9 bytes a second.
+      usd, usd_spot: the dollars for an hour of one device, on demand and preemptible.
+      mfu: the share of the peak that training reaches, at 6N + 12LdT FLOPs a token.
       mfu_from: who measured `mfu`; "" if it is assumed.
     """
 
@@ -39,10 +39,10 @@ class Accelerator:
 
 @dataclasses.dataclass(frozen=True)
 class Prices:
-    """A prices file.
+    """The content of a prices file.
 
     Attributes:
-      accelerators: in the file's order.
+      accelerators: the accelerators, in the file's order.
       peaks: words of JAX's `device_kind` -> dense bfloat16 peak in TFLOP/s.
       as_of: the date of the prices.
     """
@@ -52,7 +52,7 @@ class Prices:
     as_of: str
 
     def named(self, name: str) -> Accelerator:
-        """Returns the accelerator of this name; case and punctuation are ignored. Raises ConfigError with the nearest."""
+        """Returns the accelerator with this name, ignoring case and punctuation. Raises ConfigError if there is none."""
         plain = {_plain(a.name): a for a in self.accelerators}
         if _plain(name) in plain:
             return plain[_plain(name)]

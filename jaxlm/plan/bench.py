@@ -21,14 +21,14 @@ FINALISTS = 3  # how many of the fastest run again, in turns
 
 
 class Bench:
-    """Compiles and times candidates; one training state and one loader serve all of them.
+    """Compiles and times candidates. All of them share one train state and one loader.
 
     Args:
-      config: with `model.attention` and `model.dtype` settled (not auto).
+      config: the config, with `model.attention` and `model.dtype` set (not auto).
       mesh: the devices.
-      limit_bytes: memory of one device that a step may take.
-      batches: on the mesh, as many as are asked for.
-      say: shows a line to the person.
+      limit_bytes: the bytes of one device's memory that a step may take.
+      batches: an iterator without end over batches on the mesh.
+      say: shows a line to the user.
 
     Attributes:
       done: the trials so far.
@@ -52,7 +52,7 @@ class Bench:
         self.stop = threading.Event()
 
     def trial(self, candidate: tune.Candidate) -> tune.Trial:
-        """Compiles a candidate and, if it fits, times it. One that fails says so in its note and costs no other."""
+        """Compiles a candidate and times it if it fits. If it fails, the trial's note says why, and the search can go on."""
         trial = tune.Trial(candidate)
         try:
             self._try(trial)
@@ -78,9 +78,12 @@ class Bench:
         trial.measured_bytes = self._peak.read()
 
     def rematch(self, trials: list[tune.Trial], start: tune.Candidate) -> list[tune.Trial]:
-        """Times the fastest trials and the config's own again, a step of each in turn; returns all trials, fastest first.
+        """Times the fastest trials and the config's own settings again, one step of each in turn.
 
-        The machine may have become faster or slower between two trials. Candidates that take turns have the same machine.
+        Returns all trials, fastest first.
+
+        The machine may have become faster or slower between two trials. Candidates that take turns run under equal
+        conditions.
         """
         ran = sorted((t for t in trials if t.tokens_per_second), key=slowness)
         again = [t for i, t in enumerate(ran) if i < FINALISTS or t.candidate == start]
@@ -120,12 +123,12 @@ class Bench:
 
 
 def slowness(trial: tune.Trial) -> float:
-    """A key to sort trials by: the fastest first, those that did not run last."""
+    """Returns a key to sort trials by: the fastest come first, and trials that did not run come last."""
     return -(trial.tokens_per_second or 0)
 
 
 def row(config: Config, trial: tune.Trial) -> dict[str, typing.Any]:
-    """A trial as a row of the table: its settings, tokens a second, MFU, memory in GB, dollars for 10^9 tokens."""
+    """Returns a trial as a row of the table: its settings, tokens a second, MFU, memory in GB, dollars for 10^9 tokens."""
     c, speed = trial.candidate, trial.tokens_per_second
     per_token = flops.flops_per_token(config.model, config.train.seq_len)
     peak = config.hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
@@ -149,25 +152,25 @@ def _gigabytes(number: int | None) -> float | None:
 
 
 def readable(table: list[dict[str, typing.Any]]) -> list[dict[str, typing.Any]]:
-    """The table for a person: without its empty columns, and with "-" for values that are None."""
+    """Returns the table as users read it: without empty columns, and with "-" for values that are None."""
     shown = [name for name in (table[0] if table else ()) if any(line[name] not in (None, "") for line in table)]
     return [{name: "-" if line[name] is None else line[name] for name in shown} for line in table]
 
 
 class PeakMemory:
-    """The most memory that was in use at any time since `reset`: on the first device, or on a CPU in this whole process."""
+    """Measures the peak of memory in use since `reset`: on the first device, or if that is a CPU, in this whole process."""
 
     def __init__(self):
         self._before = 0
 
     def reset(self) -> None:
-        """Begins anew. (A device's own account of its peak never falls: `read` tells whether it grew.)"""
+        """Begins a new measurement. (The peak that a device reports never falls, so `read` can only tell if it grew.)"""
         self._before = self._device()
         with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as f:
             f.write("5")  # Linux: resets the process's VmHWM
 
     def read(self) -> int | None:
-        """The peak in bytes. None if the device had a higher one before `reset`, which hides that since."""
+        """Returns the peak in bytes; None if it is unknown, because the device had a higher peak before `reset`."""
         if jax.default_backend() == "cpu":
             return tune.proc_bytes("/proc/self/status", "VmHWM")
         return peak if (peak := self._device()) > self._before else None

@@ -1,4 +1,4 @@
-"""Reads what devices send each other in a compiled step, from its HLO text.
+"""Reads from the HLO text of a compiled step what devices send each other.
 
 collectives.read(lowered.compile().as_text())
 """
@@ -22,12 +22,13 @@ class Collective:
 
     Attributes:
       kind: one of KINDS.
-      bytes: of its input or its result on one device, whichever is larger: a gather's result, a reduce-scatter's input.
+      bytes: the bytes of its input or its result on one device, whichever is larger: a gather's result, a
+        reduce-scatter's input.
       group: the number of devices that take part together.
-      shapes: of the results, such as "bf16[64,128]".
+      shapes: the shapes of the results, such as "bf16[64,128]".
       in_loop: True if it is in the body of a loop.
-      name: of the operation of the model that it comes from (`op_name`).
-      turns: how often it runs in one step; a loop of unknown length counts as one turn.
+      name: the model's operation that it comes from (`op_name`).
+      turns: the number of times that it runs in one step; a loop of unknown length counts as one turn.
     """
 
     kind: str
@@ -40,10 +41,10 @@ class Collective:
 
 
 def read(compiled_text: str) -> list[Collective]:
-    """Returns the collectives of an optimised HLO module, in the order of its text, without those of one device alone.
+    """Returns the collectives of an optimised HLO module, in the order of the text. Leaves out those within one device.
 
     Raises:
-      ValueError: the devices that take part in a collective are written in an unknown way.
+      ValueError: the text lists the devices of a collective in an unknown format.
     """
     devices = _devices(compiled_text)
     turns = _turns(compiled_text)

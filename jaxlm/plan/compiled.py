@@ -1,8 +1,9 @@
-"""Compiles the real train step for a mesh that is not here: how much each device holds, and what it sends to others.
+"""Compiles the real train step for absent devices, and reads how much each device holds and what it sends to others.
 
 Only shapes are needed. If JAX's CUDA plugin is installed (`pip install "jaxlm[cuda12]"`; no GPU is needed), XLA's GPU
-compiler compiles the step for H100s; otherwise it is compiled for as many fake CPU devices. Those show where parameters
-live and what is sent, but their memory is that of XLA's program for CPUs in float32, which says little about a GPU.
+compiler compiles the step for H100s. Otherwise the step is compiled for the same number of fake CPU devices. That shows
+how parameters are split and what is sent, but the memory is that of a CPU program in float32, which says little about a
+GPU.
 """
 
 import contextlib
@@ -44,13 +45,13 @@ _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passe
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The devices to compile for, none of which need be there.
+    """The devices to compile for, which may be absent.
 
     Attributes:
       platform: "gpu" or "cpu", as `models.hardware.for_platform` takes it.
-      name: for the person.
-      devices: absent or fake ones.
-      options: of the compiler.
+      name: the name of the devices for users.
+      devices: the devices, absent or fake.
+      options: the compiler's options.
     """
 
     platform: str
@@ -60,7 +61,7 @@ class Target:
 
 
 def target(devices: int, hosts: int) -> Target:
-    """H100s if JAX's CUDA plugin is installed, else fake CPU devices. To be called before JAX starts its devices.
+    """Returns H100s if JAX's CUDA plugin is installed, else fake CPU devices. Call it before JAX starts its devices.
 
     Raises:
       ConfigError: JAX has already started fewer CPU devices.
@@ -84,14 +85,16 @@ def compile_step(config: Config, mesh: MeshConfig, target: Target) -> dict[str, 
     """Compiles the step and reads the program.
 
     Args:
-      config: with the dtype and the attention of the target's platform, and a microbatch that the mesh divides.
-      mesh: how the devices are arranged.
+      config: the config, with the dtype and the attention of the target's platform, and a microbatch that the mesh
+        divides.
+      mesh: the sizes of the mesh's axes.
       target: the devices.
 
     Returns:
-      target, dtype, microbatch: as given. seconds: of compiling. memory: bytes on each device, and what to know of them in
-      memory_note. parameters_per_device: how many numbers each device holds. replicated: how many of the parameters over
-      LARGE are whole on every device, and the largest of them. collectives: kind, times and bytes a step.
+      A dict. target, dtype, microbatch: as given. seconds: the time of compiling. memory: the bytes on each device.
+        memory_note: what to know of these bytes. parameters_per_device: the number of parameters' elements on each
+        device. replicated: how many parameters over LARGE every device holds whole, and the largest of them.
+        collectives: kind, times and bytes a step.
     """
     start = time.monotonic()
     real = sharding.make_mesh(mesh, target.devices)

@@ -1,4 +1,4 @@
-"""Tokens, hours and dollars of a run, on demand and on spot machines."""
+"""Computes the tokens, hours and dollars of a run, on demand and on spot machines."""
 
 import dataclasses
 import math
@@ -10,15 +10,15 @@ from jaxlm.plan.flops import flops_per_token
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a run takes on a number of devices of one accelerator.
+    """The time and the price of a run on a number of devices of one accelerator.
 
     Attributes:
-      tokens_per_second: of all devices together: peak x mfu / FLOPs a token (6N + 12LdT).
-      hours: of training without any interruption.
-      usd: the price of `hours` on demand.
-      spot_hours: of training with preemptions, lost work included; inf if the run would never end.
-      usd_spot: the price of `spot_hours` on spot machines.
-      usd_per_billion: the price of 10^9 tokens on demand.
+      tokens_per_second: the speed of all devices together: peak x mfu / FLOPs a token (6N + 12LdT).
+      hours: the hours of training without any interruption.
+      usd: the dollars for `hours` on demand.
+      spot_hours: the hours of training with preemptions, lost work included; inf if the run would never end.
+      usd_spot: the dollars for `spot_hours` on spot machines.
+      usd_per_billion: the dollars for 10^9 tokens on demand.
     """
 
     tokens_per_second: float
@@ -39,8 +39,8 @@ def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> 
 
     Args:
       config: the resolved config.
-      accelerator: what is rented.
-      devices: how many of it.
+      accelerator: the kind of device to rent.
+      devices: the number of devices.
       hosts: the number of machines that hold the devices; each may be preempted.
     """
     per_token = flops_per_token(config.model, config.train.seq_len).palm
@@ -58,12 +58,12 @@ def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> 
 
 
 def slow_down(config: Config, hours: float, hosts: int) -> float:
-    """Returns the factor by which spot machines are expected to prolong a run of `hours`; inf if it is 100 or more.
+    """Returns the expected factor by which preemptions prolong a run of `hours` on spot machines; inf if it is 100 or more.
 
-    Preemptions come at a constant rate r, and one host's preemption stops all. Each loses the work since the last
-    checkpoint, and R hours until the next step. The h hours between two checkpoints then take (1/r + R)(exp(rh) - 1)
-    (Daly 2006, doi:10.1016/j.future.2004.11.016, with saving taken as free). For small r that is h + rh (h/2 + R): each
-    preemption costs half an interval and a restart.
+    Preemptions come at a constant rate r, and the preemption of one host stops all hosts. Each preemption costs the
+    work since the last checkpoint, and R hours for the restart. The h hours between two checkpoints then take (1/r +
+    R)(exp(rh) - 1) hours (Daly 2006, doi:10.1016/j.future.2004.11.016, if saving takes no time). For small r that is h
+    + rh (h/2 + R): each preemption costs half an interval and a restart.
     """
     every = min(config.checkpoint.every_steps or config.train.steps, config.train.steps)
     interval = hours * every / config.train.steps

@@ -1,4 +1,4 @@
-"""What fits into the memory of a device: the largest microbatch, and the changes that make a config fit that does not."""
+"""Finds what fits into the memory of a device: the largest microbatch, and changes that make a config fit."""
 
 import dataclasses
 import math
@@ -17,11 +17,11 @@ class Fit:
     """A way to run a config, and the memory that it takes.
 
     Attributes:
-      devices: how many.
-      optimizer: `optim.name`.
-      remat: `model.remat`.
-      microbatch: rows of a microbatch, over all devices.
-      memory: of each device.
+      devices: the number of devices.
+      optimizer: the value of `optim.name`.
+      remat: the value of `model.remat`.
+      microbatch: the rows of a microbatch, over all devices.
+      memory: the memory of each device that it takes.
     """
 
     devices: int
@@ -32,10 +32,10 @@ class Fit:
 
 
 def parse_mesh(text: str) -> MeshConfig:
-    """Reads a mesh from a text such as `fsdp:64` or `data:4,fsdp:8`; axes that are not named get size 1.
+    """Returns the mesh that a text such as `fsdp:64` or `data:4,fsdp:8` describes. Other axes have size 1.
 
     Raises:
-      ConfigError: an unknown axis, an axis that is named twice, or a size that is not a positive number.
+      ConfigError: an axis is unknown or named twice, or a size is not a positive whole number.
     """
     axes = [field.name for field in dataclasses.fields(MeshConfig)]
     sizes: dict[str, int] = {}
@@ -53,12 +53,12 @@ def parse_mesh(text: str) -> MeshConfig:
 
 
 def devices_of(mesh: MeshConfig) -> int:
-    """Number of devices of a mesh in which no axis is -1."""
+    """Returns the number of devices of a mesh. No axis may be -1."""
     return math.prod(dataclasses.astuple(mesh))
 
 
 def check_mesh(config: Config, mesh: MeshConfig) -> None:
-    """Refuses a mesh that training would refuse, and one of more than MOST_PLANNED devices. Raises ConfigError."""
+    """Raises ConfigError if training would refuse the mesh, or if it has more than MOST_PLANNED devices."""
     if devices_of(mesh) > MOST_PLANNED:
         raise ConfigError(
             f"config.plan.mesh={config.plan.mesh!r} has {devices_of(mesh):,} devices, at most {MOST_PLANNED:,}"
@@ -74,20 +74,26 @@ def check_mesh(config: Config, mesh: MeshConfig) -> None:
 
 
 def own_microbatch(config: Config, mesh: MeshConfig) -> int:
-    """Rows of the config's own microbatch if the mesh divides them, else one row a device."""
+    """Returns the rows of the config's own microbatch if the mesh divides them, else one row a device."""
     ways, own = mesh.data * mesh.fsdp, config.train.microbatch_size
     return own if own > 0 and own % ways == 0 else ways
 
 
 class Planner:
-    """Finds what fits, for one config on any mesh. Keeps the shapes of each mesh and optimizer, which are slow to make."""
+    """Finds what fits, for one config on any mesh.
+
+    Keeps the shapes for each mesh and optimizer, since they are slow to make.
+    """
 
     def __init__(self, config: Config):
         self.config = config
         self._estimators: dict[tuple, Estimator] = {}
 
     def memory(self, mesh: MeshConfig, optimizer: str = "", remat: str = "", microbatch: int = 0) -> Memory:
-        """Memory of each device for the config with these changes; "" and 0 leave the config's own value."""
+        """Returns the memory that the config's train step takes on each device, after these changes.
+
+        An optimizer or remat of "" and a microbatch of 0 stand for the config's own value.
+        """
         optimizer = optimizer or self.config.optim.name
         key = (mesh, optimizer)
         changed = with_changes(self.config, optimizer, remat, microbatch)
@@ -96,13 +102,18 @@ class Planner:
         return self._estimators[key](changed)
 
     def microbatches(self, mesh: MeshConfig) -> list[int]:
-        """The microbatches to choose from, largest first: a power of two rows for each device, if that divides the batch."""
+        """Returns the microbatches to choose from, in rows, largest first.
+
+        Each is a power of two rows a device and divides the batch.
+        """
         ways, batch = mesh.data * mesh.fsdp, self.config.train.batch_size
         sizes = [ways << power for power in range(batch.bit_length())]
         return [size for size in reversed(sizes) if batch % size == 0]
 
     def largest(self, mesh: MeshConfig, limit: float, optimizer: str = "", remat: str = "") -> Fit | None:
-        """The largest microbatch that fits into `limit` bytes of a device; None if not even one row a device does."""
+        """Returns the fit with the largest microbatch in `limit` bytes of a device; None if even one row a device needs
+        more.
+        """
         for microbatch in self.microbatches(mesh):
             memory = self.memory(mesh, optimizer, remat, microbatch)
             if memory.total <= limit:
@@ -111,7 +122,9 @@ class Planner:
         return None
 
     def fewest(self, limit: float) -> Fit | None:
-        """The config as it is on the fewest devices that hold it: 1, 2, 4, ... on mesh.fsdp. None if MOST_DEVICES do not."""
+        """Returns the unchanged config's fit on the fewest devices (1, 2, 4, ... on mesh.fsdp); None if MOST_DEVICES
+        are too few.
+        """
         devices = 1
         while devices <= min(MOST_DEVICES, self.config.train.batch_size):
             if found := self.largest(dataclasses.replace(ONE_DEVICE, fsdp=devices), limit):
@@ -120,7 +133,10 @@ class Planner:
         return None
 
     def remedy(self, mesh: MeshConfig, limit: float) -> Fit | None:
-        """The smallest change that makes the config fit on this mesh: another remat policy, then 8-bit AdamW, then both."""
+        """Returns the smallest change that makes the config fit on this mesh; None if there is none.
+
+        It tries other remat policies first, then 8-bit AdamW, then both.
+        """
         own = self.config.model.remat
         stronger = list(KEPT)[list(KEPT).index(own) :]
         for optimizer in dict.fromkeys((self.config.optim.name, "adamw8bit")):
@@ -131,7 +147,7 @@ class Planner:
 
 
 def with_changes(config: Config, optimizer: str = "", remat: str = "", microbatch: int = 0) -> Config:
-    """The config with these values; "" and 0 leave its own."""
+    """Returns the config with these values; "" and 0 stand for its own value."""
     c = config
     return dataclasses.replace(
         c,

@@ -1,4 +1,4 @@
-"""FLOPs per trained token, and the peak FLOP/s of devices (from configs/prices.toml).
+"""Computes the FLOPs per trained token, and finds the peak FLOP/s of devices in configs/prices.toml.
 
 MFU (arXiv:2204.02311) = tokens per second x FLOPs per token / peak FLOP/s. There are two conventions. PaLM's counts
 attention over all T x T pairs; the causal one counts half of them, which is what a causal kernel computes.

@@ -1,4 +1,4 @@
-"""Whether a lowered or compiled train step has its attention fused, told from its text: no silent fall-back."""
+"""Checks in the text of a lowered or compiled train step that its attention is fused, with no silent fall-back."""
 
 import dataclasses
 import re
@@ -15,7 +15,7 @@ _TARGET = r'(?:custom_call @|custom_call_target=")'
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """Calls of a backend's kernels in a program, and products whose result is [..., T, T] (scores that are kept)."""
+    """Counts of a backend's kernel calls in a program, and of products whose result is [..., T, T] (scores in memory)."""
 
     forward: int
     backward: int
@@ -23,12 +23,12 @@ class Attention:
 
 
 def attention_calls(text: str, backend: str, seq_len: int) -> Attention:
-    """Counts in StableHLO (`lowered.as_text()`) or compiled HLO (`compiled.as_text()`) what a backend should leave there.
+    """Returns the counts for StableHLO (`lowered.as_text()`) or compiled HLO (`compiled.as_text()`).
 
     Args:
       text: the program.
       backend: the attention backend that was asked for.
-      seq_len: T; a product is one of scores if its result has three or more dimensions and ends in T x T.
+      seq_len: T. A product computes scores if its result has three or more dimensions, of which the last two are T x T.
     """
     forward, backward = (
         len(re.findall(f'{_TARGET}"?(?:{pattern})', text)) for pattern in _CALLS.get(backend, (r"(?!)", r"(?!)"))
@@ -42,11 +42,11 @@ def attention_calls(text: str, backend: str, seq_len: int) -> Attention:
 def check_attention(text: str, backend: str, layers: int, seq_len: int) -> Attention:
     """Raises RuntimeError unless every layer's attention runs in the backend's kernels, forward and backward.
 
-    Where both have one name there must be two to a layer.
+    If the forward and the backward kernel have the same name, each layer must have two of them.
 
     Args:
-      text, backend, seq_len: as in attention_calls.
-      layers: kernels wanted of each kind; 1 where the layers are scanned.
+      text, backend, seq_len: as in `attention_calls`.
+      layers: the number of kernels of each kind that must be there; 1 if the layers are scanned.
     """
     found = attention_calls(text, backend, seq_len)
     wanted = layers * (2 if backend in _CALLS and len(set(_CALLS[backend])) == 1 else 1)

@@ -14,12 +14,12 @@ from jaxlm.step import parts
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where a parameter lives.
+    """How a parameter is split over devices.
 
     Attributes:
-      shape: of the whole parameter.
+      shape: the shape of the whole parameter.
       spec: the mesh axes that split each dimension, such as "fsdp, tensor, -"; "-" for none.
-      per_device: elements on each device.
+      per_device: the number of its elements on each device.
       replicated: True if every device holds the whole parameter.
     """
 
@@ -36,12 +36,12 @@ def lower_step(
     """Lowers the train step of a config for a mesh.
 
     Args:
-      config: with `model.attention` and `model.dtype` set (not auto).
-      mesh: of devices that may be absent.
+      config: the config, with `model.attention` and `model.dtype` set (not auto).
+      mesh: the mesh; its devices may be absent.
       objective: makes the objective; next-token prediction by default.
 
     Returns:
-      The lowered step (`.compile()` compiles it) and where each parameter lives.
+      The lowered step (`.compile()` compiles it) and the placement of each parameter.
     """
     made = parts.make(config, mesh, objective)
     return made.lower(), placements(made.abstract.params["params"], made.shardings.params["params"])
@@ -50,8 +50,9 @@ def lower_step(
 def memory_of(compiled: jax.stages.Compiled) -> int:
     """Returns the bytes that a compiled step needs on each device: arguments, results and temporaries.
 
-    Results that reuse an argument's memory are counted once. XLA's own `peak_memory_in_bytes` is too small: the temporaries
-    are allocated as one block, of which XLA's GPU compiler leaves out the gaps, and its CPU compiler everything.
+    Results that reuse an argument's memory are counted once. XLA's own `peak_memory_in_bytes` is too small. XLA
+    allocates the temporaries as one block. Its GPU compiler does not count the gaps in that block, and its CPU compiler
+    does not count the block at all.
     """
     m = compiled.memory_analysis()
     return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes

@@ -1,14 +1,14 @@
-"""Estimates the memory of a train step on each device at its peak, by arithmetic, by component.
+"""Estimates the peak memory of a train step on each device by arithmetic, for each component.
 
-The arithmetic follows the program that XLA makes for a GPU: bfloat16, fused attention, a scheduler that minimises memory.
-It was read off the buffers of programs compiled for an H100. (`scripts/check_plan.py` compiles all shipped configs like
-that, without a GPU, and compares.) XLA's program for a CPU differs: it is float32, and holds the scores of many query
-blocks at once.
+The arithmetic follows the program that XLA makes for a GPU: bfloat16, fused attention, a scheduler that minimises
+memory. It comes from the buffers of programs compiled for an H100. (`scripts/check_plan.py` compiles all shipped
+configs for an H100, without a GPU, and compares.) XLA's program for a CPU differs: it is float32, and holds the scores
+of many query blocks at once.
 
-Why the peak is at one of three moments: what layers keep for the backward pass (their remat policy decides) grows until
-the last layer, and shrinks as soon as the backward pass begins. So it is greatest in the loss, and when the last layer's
-backward pass has just recomputed what was not kept. After the backward pass all of it is gone, but all gradients are there:
-the third moment is the optimizer's update.
+The peak is at one of three moments. The remat policy decides what layers keep for the backward pass. These activations
+grow until the last layer, and shrink as soon as the backward pass begins. So the first two moments are the loss, and
+the point at which the last layer's backward pass has just recomputed what was not kept. After the backward pass the
+activations are gone, but all gradients are there: the third moment is the optimizer's update.
 
 Legend: B rows, T tokens, D model, F feed-forward, N query heads, K key-value heads, H head dim, V padded vocabulary.
 """
@@ -43,11 +43,12 @@ class Memory:
 
     Attributes:
       parameters: the parameters, float32.
-      optimizer: the optimizer's state, without what is offloaded to the host.
-      gradients: float32 sums over microbatches; with one microbatch, at the update, gradients in the compute type.
+      optimizer: the optimizer's state, without the part that is offloaded to the host.
+      gradients: the float32 sums over microbatches. If there is only one microbatch: the gradients at the update, in
+        the compute type.
       copies: the parameters in the compute type.
       activations: what all layers keep for the backward pass.
-      workspace: what else is needed at that moment.
+      workspace: everything else that the step needs at its peak.
       batch: the rows of a whole step.
     """
 
@@ -66,7 +67,7 @@ class Memory:
 
 
 def abstract_mesh(config: MeshConfig, devices: int) -> AbstractMesh:
-    """Returns the mesh of a config on devices that need not exist. Raises ConfigError if the axes do not fit them."""
+    """Returns a config's mesh on devices that need not exist. Raises ConfigError if the axes do not multiply to `devices`."""
     sizes = sharding.mesh_shape(config, devices)
     return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
@@ -75,8 +76,9 @@ def estimate(config: Config, mesh: Mesh | AbstractMesh) -> Memory:
     """Returns the memory that a config's train step takes on each device of a mesh (`abstract_mesh`, or a real one).
 
     Args:
-      config: with `model.dtype` and `model.attention` set (not auto), and a microbatch that the mesh divides.
-      mesh: splits parameters, optimizer state and batch, by the rules of `jaxlm.sharding`.
+      config: the config, with `model.dtype` and `model.attention` set (not auto), and a microbatch that the mesh
+        divides.
+      mesh: the mesh, over which the rules of `jaxlm.sharding` split parameters, optimizer state and batch.
     """
     return Estimator(config, mesh)(config)
 
@@ -96,7 +98,7 @@ class _Share(typing.NamedTuple):
 
 
 class Estimator:
-    """`estimate` for configs that differ in remat and microbatch only: parameters and optimizer are laid out once."""
+    """Does what `estimate` does, for configs that differ only in remat and microbatch: it lays out the parameters once."""
 
     def __init__(self, config: Config, mesh: Mesh | AbstractMesh):
         made = parts.make(config, mesh, lm.make)
@@ -175,7 +177,9 @@ class Estimator:
 
 
 def layer_elements(m: ModelConfig, tensor: int = 1) -> dict[str, int]:
-    """Returns what a layer's backward pass needs of its forward pass: name -> numbers a token on each tensor device."""
+    """Returns name -> elements a token on each device of the tensor axis, for each array of a layer that its backward
+    pass needs.
+    """
     heads = (m.n_heads + 2 * m.n_kv_heads) * m.head_dim
     llama = m.family == "llama"
     return {

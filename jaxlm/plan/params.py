@@ -9,7 +9,7 @@ def count_params(config: ModelConfig) -> int:
 
 
 def params_by_component(config: ModelConfig) -> dict[str, int]:
-    """Returns the same count by component: embed, pos_embed, attn, mlp, norm and head (0 if embeddings are tied)."""
+    """Returns the number of parameters by component: embed, pos_embed, attn, mlp, norm and head (0 if embeddings are tied)."""
     c = config
     gpt2 = c.family == "gpt2"
     d, heads, kv = c.d_model, c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim

@@ -1,4 +1,4 @@
-"""Published scaling laws: how many tokens suit a model's size, and which loss a plan may end at.
+"""Published scaling laws, which predict how many tokens suit a model's size and the final loss.
 
 Both laws are L(N, D) = E + A / N^alpha + B / D^beta, for N parameters and D tokens, in nats per token OF THEIR OWN TOKENIZER
 AND TEXT (MassiveText, 32,000 ids of SentencePiece). Another tokenizer or other data give other losses: compare two plans by
@@ -28,7 +28,7 @@ class Law:
         return self.e + self.a / params**self.alpha + self.b / tokens**self.beta
 
     def optimal_tokens(self, params: float) -> float:
-        """Returns the D for which `params` is the best N at a budget of 6ND FLOPs."""
+        """Returns the number of tokens D for which `params` is the best N at a budget of 6ND FLOPs."""
         return (self.beta * self.b / (self.alpha * self.a) * params**self.alpha) ** (1 / self.beta)
 
 
@@ -41,15 +41,15 @@ TOKENS_PER_PARAM = 20.0  # the rule of thumb that Hoffmann et al.'s approaches 1
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """What the laws say of a plan.
+    """What the laws predict for a plan.
 
     Attributes:
-      tokens_per_param: of the plan.
-      optimal_tokens: by the rule of 20 tokens a parameter.
-      optimal_by_law: law's name -> optimal tokens for this size.
-      loss_by_law: law's name -> predicted final loss, nats per token.
+      tokens_per_param: the plan's tokens for each parameter.
+      optimal_tokens: the optimal number of tokens by the rule of 20 tokens a parameter.
+      optimal_by_law: law's name -> optimal number of tokens for this size.
+      loss_by_law: law's name -> predicted final loss in nats per token.
       loss: the mean of the laws' losses.
-      low, high: the span of the laws' losses, widened by UNCERTAINTY of the mean on both sides.
+      low, high: the lowest and the highest of the laws' losses, moved apart by UNCERTAINTY times the mean on each side.
     """
 
     tokens_per_param: float
@@ -62,9 +62,9 @@ class Scaling:
 
 
 def stand(params: float, tokens: float) -> Scaling:
-    """Returns what the laws say of training `params` parameters on `tokens` tokens.
+    """Returns what the laws predict for training `params` parameters on `tokens` tokens.
 
-    Repeated tokens count as new ones, which holds for up to about 4 epochs (arXiv:2305.16264).
+    Repeated tokens count as new ones, which is accurate up to about 4 epochs (arXiv:2305.16264).
     """
     losses = {law.name: law.loss(params, tokens) for law in LAWS}
     mean = sum(losses.values()) / len(losses)

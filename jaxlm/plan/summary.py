@@ -1,4 +1,4 @@
-"""A plan as plain values: what `jaxlm plan --json` prints, and what `plan.text` writes as text."""
+"""Makes a plan as plain values, which `jaxlm plan --json` prints and `plan.text` turns into text."""
 
 import dataclasses
 import typing
@@ -13,10 +13,13 @@ from jaxlm.plan.params import count_params, params_by_component
 
 
 def summarise(config: Config) -> dict[str, typing.Any]:
-    """Plans a config on `plan.mesh`, or on one device of each accelerator; `model.dtype` and `.attention` must not be auto.
+    """Returns the plan of a config on `plan.mesh`, or on one device of each accelerator if that is "".
+
+    `model.dtype` and `model.attention` must not be auto.
 
     Raises:
-      ConfigError: an unknown accelerator, a bad mesh or one that does not divide the batch, or a broken file of prices.
+      ConfigError: the accelerator is unknown, the mesh is wrong or does not divide the batch, or the prices file is
+        wrong.
     """
     prices = accelerators.load(config.plan.prices)
     chosen = (prices.named(config.plan.accelerator),) if config.plan.accelerator else prices.accelerators
@@ -45,7 +48,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
 
 
 def hosts(config: Config, mesh: MeshConfig) -> int:
-    """How many machines the mesh spans: `plan.hosts`, else one for every eight devices."""
+    """Returns the number of machines that the mesh spans: `plan.hosts`, or if that is 0, one for every eight devices."""
     return config.plan.hosts or -(-fit.devices_of(mesh) // 8)
 
 

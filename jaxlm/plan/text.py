@@ -1,4 +1,4 @@
-"""The text of `jaxlm plan`: what a person reads before renting anything."""
+"""Writes the text of `jaxlm plan`."""
 
 import math
 import typing
@@ -9,10 +9,11 @@ _REMEDY = {"optimizer": "optim.name", "remat": "model.remat", "microbatch": "tra
 
 
 def render(plan: dict[str, typing.Any]) -> str:
-    """A plan as text.
+    """Returns a plan as text.
 
     Args:
-      plan: of `summary.summarise`; with the key `compiled` (of `compiled.compile_step`) if the step was compiled.
+      plan: the dict that `summary.summarise` returns. If the step was compiled, its key `compiled` has the dict that
+        `compiled.compile_step` returns.
     """
     parts = [_model(plan), _tokens(plan), _memory(plan), _table(plan), _notes(plan)]
     if "compiled" in plan:

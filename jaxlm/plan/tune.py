@@ -1,8 +1,8 @@
-"""The settings that make a step fast on a device: candidates, the memory that each needs, and a search for the fastest.
+"""Finds the settings that make a step fast on a device: candidates, the memory that each needs, a search for the fastest.
 
-These settings change how a step is computed and not what it computes (microbatched = full batch, remat = plain, scanned =
-unrolled, every attention backend is the same function). So the fastest that fits is the best. How much memory a candidate
-needs is what the compiler says.
+These settings change how a step is computed, not its result (microbatched = full batch, remat = plain, scanned =
+unrolled, every attention backend is the same function). So the fastest candidate that fits is the best. The compiler
+says how much memory a candidate needs.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ FULL_SPEED_TOKENS = 8192  # of a microbatch on one device, from which on a large
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A value for each of the settings: keys of the config that may differ from candidate to candidate."""
+    """One value for each setting that is tuned. The settings are keys of the config."""
 
     microbatch_size: int
     remat: str
@@ -36,7 +36,7 @@ class Candidate:
     tile_tokens: int
 
     def overrides(self) -> list[str]:
-        """The settings as `jaxlm train` takes them on its command line."""
+        """Returns the settings as overrides for the command line of `jaxlm train`."""
         return [
             f"--config.train.microbatch_size={self.microbatch_size}",
             f"--config.model.remat={self.remat}",
@@ -53,7 +53,7 @@ class Candidate:
         )
 
     def applied(self, config: Config) -> Config:
-        """The config with these settings."""
+        """Returns the config with these settings."""
         model = {name: getattr(self, name) for name in ("remat", "attention", "scan_layers")}
         return dataclasses.replace(
             config,
@@ -66,14 +66,14 @@ class Candidate:
 
 @dataclasses.dataclass
 class Trial:
-    """What was found out about a candidate.
+    """The result of compiling and timing a candidate.
 
     Attributes:
-      candidate: which one.
-      predicted_bytes: of one device, by the compiler's account; None if it can't be compiled.
-      measured_bytes: the most that was in use on one device; None if unknown.
-      tokens_per_second: over all devices; None if it did not run.
-      note: why it did not, for the person.
+      candidate: the candidate.
+      predicted_bytes: the bytes of one device that it needs by the compiler's account; None if it can't be compiled.
+      measured_bytes: the most bytes that were in use on one device; None if unknown.
+      tokens_per_second: the speed of all devices together; None if the candidate did not run.
+      note: why it did not run, for the user.
     """
 
     candidate: Candidate
@@ -84,7 +84,7 @@ class Trial:
 
 
 def microbatch_sizes(config: Config, ways: int) -> list[int]:
-    """The batch size, its half, its quarter, ... as long as the mesh's `ways` (data x fsdp) divide them; largest first."""
+    """Returns the batch size, its half, its quarter, ... as long as `ways` (data x fsdp of the mesh) divides them."""
     sizes, size = [], config.train.batch_size
     while size and size % ways == 0:
         sizes.append(size)
@@ -97,7 +97,7 @@ def microbatch_sizes(config: Config, ways: int) -> list[int]:
 class Compiler:
     """Compiles candidates and remembers how much memory each needs.
 
-    Programs are not kept: JAX's compile cache has that of a candidate that is compiled again.
+    It keeps no programs: if a candidate is compiled again, its program comes from JAX's compile cache.
     """
 
     def __init__(self, config: Config, mesh: Mesh, limit_bytes: float, objective: base.Maker = lm.make):
@@ -106,7 +106,7 @@ class Compiler:
         self._needs: dict[Candidate, int | None] = {}
 
     def compile(self, candidate: Candidate) -> tuple[jax.stages.Compiled | None, int | None]:
-        """(compiled step, bytes that it needs on a device); (None, None) if the compiler itself runs out of memory."""
+        """Returns (the compiled step, the bytes that it needs on a device); (None, None) if the compiler runs out of memory."""
         try:
             lowered, _ = lower.lower_step(candidate.applied(self._config), self._mesh, self._objective)
             compiled = lowered.compile()
@@ -119,20 +119,23 @@ class Compiler:
         return compiled, self._needs[candidate]
 
     def fits(self, candidate: Candidate) -> bool:
-        """True if the compiled step stays within the limit. Compiles it if that was not done yet."""
+        """True if the candidate's step stays within the memory limit. Compiles the step if that was not done yet."""
         if candidate not in self._needs:
             self.compile(candidate)
         return self._needs[candidate] is not None and self._needs[candidate] <= self.limit_bytes
 
     def needs(self, candidate: Candidate) -> int | None:
-        """Bytes that a candidate takes on a device, None if it can't be compiled. It must have been compiled before."""
+        """Returns the bytes that a candidate needs on a device; None if it can't be compiled.
+
+        Call `compile` or `fits` first.
+        """
         return self._needs[candidate]
 
 
 def fit(config: Config, mesh: Mesh, say: typing.Callable[[str], None], objective: base.Maker = lm.make) -> Config:
-    """Settles `model.remat=auto` and `train.microbatch_size=-1` for the devices at hand, the same on all processes.
+    """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit these devices.
 
-    Raises RunError if nothing fits. See `resolve`.
+    All processes get the same values. Raises RunError if nothing fits. See `resolve`.
     """
     if not undecided(config):
         return config  # asks neither the machine for its memory, which it may not know (off Linux), nor the other processes
@@ -141,7 +144,7 @@ def fit(config: Config, mesh: Mesh, say: typing.Callable[[str], None], objective
 
 
 def undecided(config: Config) -> bool:
-    """True if the config leaves something for `resolve` to choose."""
+    """True if `model.remat` or `train.microbatch_size` is left for `resolve` to choose."""
     return config.model.remat == "auto" or config.train.microbatch_size == -1
 
 
@@ -152,17 +155,18 @@ def resolve(
     log: typing.Callable[[str], None],
     objective: base.Maker = lm.make,
 ) -> Config:
-    """Replaces `model.remat=auto` and `train.microbatch_size=-1` by values that fit into memory.
+    """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit into memory.
 
-    Takes the policy that recomputes least, and with it the largest microbatch. But first it looks among microbatches of at
-    least FULL_SPEED_TOKENS a device, with any policy: the matrix products of smaller ones are too small for an accelerator.
+    Takes the remat policy that recomputes least, and with that policy the largest microbatch. First it tries, with any
+    policy, only microbatches of at least FULL_SPEED_TOKENS tokens a device: the matrix products of smaller microbatches
+    are too small for an accelerator.
 
     Args:
-      config: with `model.attention` and `model.dtype` settled (not auto).
+      config: the config, with `model.attention` and `model.dtype` set (not auto).
       mesh: the devices that the step will run on.
-      limit_bytes: memory of one device.
-      log: is told the choice.
-      objective: makes what is minimised: its step is compiled.
+      limit_bytes: the bytes of one device's memory that a step may take.
+      log: called with a line that names the choice.
+      objective: makes the objective of the step to compile.
 
     Raises:
       RunError: nothing fits.
@@ -205,7 +209,11 @@ def _largest(compiler: Compiler, candidate: Candidate, sizes: list[int]) -> int 
 
 
 def candidates(config: Config, backends: typing.Sequence[str], ways: int) -> dict[str, tuple]:
-    """The values to try of each setting, by its name, in the order in which `search` should vary them."""
+    """Returns setting's name -> the values to try, in the order in which `search` varies the settings.
+
+    The values come from `config.tune`. If it lists none, `backends` are the attention backends to try, and the
+    microbatch sizes are those that `ways` (data x fsdp of the mesh) divides.
+    """
     t = config.tune
     return {
         "attention": tuple(t.attention or backends),
@@ -224,18 +232,18 @@ def search(
     exhaustive: bool,
     max_seconds: float,
 ) -> list[Trial]:
-    """Tries candidates; returns all trials, in the order in which they were made.
+    """Tries candidates and returns all trials, in the order in which they were made.
 
-    By default it varies one setting after the other, each time from the fastest candidate so far: as many trials as there
-    are values, and not as there are combinations. Microbatch and remat are varied together; a policy that recomputes more
-    is tried only for microbatches that do not fit with less.
+    By default it varies one setting after the other, starting each time from the fastest candidate so far. So the
+    number of trials is the number of values, not of combinations. Microbatch and remat are varied together. A policy
+    that recomputes more is tried only for microbatches that do not fit with a policy that recomputes less.
 
     Args:
-      values: of `candidates`.
+      values: setting's name -> values to try, from `candidates`.
       start: the first candidate, which should fit.
-      trial: compiles and times a candidate; gives a `tokens_per_second` of None if it does not fit.
-      exhaustive: tries every combination instead.
-      max_seconds: no trial begins after this time.
+      trial: compiles and times a candidate. The trial's `tokens_per_second` is None if the candidate does not fit.
+      exhaustive: True to try every combination instead.
+      max_seconds: the seconds after which no further trial begins.
     """
     end, done = time.monotonic() + max_seconds, {}
 
@@ -274,16 +282,16 @@ def _smallest_first(name: str, choices: tuple) -> tuple:
 
 
 def best(trials: list[Trial]) -> Trial | None:
-    """The fastest trial; None if nothing ran."""
+    """Returns the fastest trial; None if no candidate ran."""
     ran = [t for t in trials if t.tokens_per_second]
     return max(ran, key=lambda t: t.tokens_per_second) if ran else None
 
 
 def memory_limit(memory_gb: float = 0.0) -> float:
-    """Bytes that a step may take on one device: `memory_gb` x 10^9 if that is given, else a share of what is there.
+    """Returns the bytes that a step may take on one device: `memory_gb` x 10^9 if it is given, else a share of the memory.
 
-    What is there is what the device says it has; for a CPU, what this host has free, divided among its devices. HEADROOM is
-    the share; the rest is for the next batch, for evaluation and for gaps between blocks of memory.
+    The memory is what the device reports; for a CPU, the free memory of this host, divided among its devices. HEADROOM
+    is the share. The rest is for the next batch, for evaluation and for gaps between blocks of memory.
     """
     if memory_gb:
         return memory_gb * 1e9
@@ -293,6 +301,6 @@ def memory_limit(memory_gb: float = 0.0) -> float:
 
 
 def proc_bytes(path: str, name: str) -> int:
-    """A figure of a file in Linux's /proc, such as MemAvailable of /proc/meminfo, in bytes."""
+    """Returns a figure in a file of Linux's /proc, such as MemAvailable in /proc/meminfo, in bytes."""
     with open(path) as f:
         return next(int(line.split()[1]) * 1024 for line in f if line.startswith(f"{name}:"))

@@ -1,4 +1,4 @@
-"""`jaxlm audit`: junk in prepared documents, in existing shards or in the sources themselves, worst first."""
+"""`jaxlm audit`: lists junk in prepared documents, in existing shards or in the sources themselves, worst first."""
 
 import argparse
 import dataclasses
@@ -21,7 +21,7 @@ _TEXT_CHARS, _EXAMPLE_CHARS = 48, 72  # of the columns for people
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints the junk in DATA/documents; if there are none, in DATA's shards; without those, in the config's sources.
+    """Prints the junk in DATA/documents; if there are no documents, in DATA's shards; if no shards either, in the sources.
 
     Each source is compared with the others, so all are read; --source shows the findings of one.
     """

@@ -1,4 +1,4 @@
-"""DATA/report.html: everything that `prepare` and `tokenize` found out about a corpus, on one page."""
+"""Writes DATA/report.html, a page with everything that `prepare` and `tokenize` found out about a corpus."""
 
 import collections
 import json
@@ -23,7 +23,9 @@ _SAMPLED_FILES = 256  # at most, of each source
 
 
 def inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
-    """Audit and mismatch of `prepare.report_mb` megabytes of each source; cached in DATA/findings.json."""
+    """Returns the audit and the mismatch report of `prepare.report_mb` megabytes of each source; cached in
+    DATA/findings.json.
+    """
     if not config.prepare.report_mb:
         return {}
     about = {"prepared": done.sha256, "target": config.prepare.target, "report_mb": config.prepare.report_mb}
@@ -33,15 +35,15 @@ def inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
 
 
 def remembered(path: pathlib.Path, about: dict, make: Callable[[], dict]) -> dict[str, typing.Any]:
-    """The result of `make`, cached in a JSON file.
+    """Returns the result of `make`, cached in a JSON file.
 
     Args:
-      path: of the file.
-      about: what the result depends on; stored with it. If the file has another one, the result is made anew.
-      make: gives the result.
+      path: the path of the file.
+      about: what the result depends on, stored with it. If the file's `about` differs, the result is computed again.
+      make: computes the result.
 
     Returns:
-      `about` and the result in one dict.
+      The entries of `about` and of the result in one dict.
     """
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
@@ -88,9 +90,9 @@ def _mismatch(
 
 
 def target_texts(path: str, limit: int, html: dict) -> Iterator[str]:
-    """About `limit` bytes of the texts in `prepare.target`, which may have any format that a source may have.
+    """Yields about `limit` bytes of the texts in `prepare.target`, which may have any format that a source may have.
 
-    `html` is the settings of the stage that strips markup. Raises ConfigError if there is nothing at `path`.
+    `html` holds the settings of the stage that strips markup. Raises ConfigError if there is nothing at `path`.
     """
     spec = SourceSpec("target", path, "auto", "text", limit, (), "", "")
     units = split_source(spec, max(1 << 20, limit))
@@ -106,7 +108,7 @@ def target_texts(path: str, limit: int, html: dict) -> Iterator[str]:
 
 
 def write(config: Config, done: prepare.Prepared) -> pathlib.Path:
-    """Writes DATA/report.html from everything that DATA holds now; returns its path."""
+    """Writes DATA/report.html from everything that DATA holds now, and returns the path of the report."""
     root, summary = done.path, {"sources": done.manifest["sources"]}
     summary["examples"] = conclude.examples(root)
     if (root / "clusters.json").is_file():

@@ -1,4 +1,4 @@
-"""`jaxlm plan`: memory, hours and dollars of a config, before anything is rented."""
+"""`jaxlm plan`: estimates the memory, hours and dollars of a config before anything is rented."""
 
 import argparse
 import dataclasses
@@ -18,9 +18,9 @@ from jaxlm.plan.text import render
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints the plan: for one device of each accelerator, or for `plan.mesh`, whose step is also compiled.
+    """Prints the plan for `plan.mesh`, for which it also compiles the step, or for one device of each accelerator.
 
-    It is a plan of the program that a GPU runs, whatever the machine that makes it.
+    The plan is that of the program that a GPU runs, even if this machine has no GPU.
     """
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
     if config.model.remat == "auto":
@@ -46,7 +46,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def data(config: Config) -> dict[str, typing.Any] | None:
-    """Training tokens of each source in `data.dir`, and how many times the run reads each; None if there is no data yet."""
+    """Returns the training tokens of each source in `data.dir`, and how often the run reads each; None if there is no data."""
     try:
         opened, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
         tokens = opened.token_counts()

@@ -10,7 +10,7 @@ from jaxlm.programs import data_report
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Makes DATA/documents and DATA/report.html, and prints what became of each source."""
+    """Makes DATA/documents and DATA/report.html, and prints how much of each source was kept and removed."""
     if not config.data.dir:
         raise ConfigError("no folder for the documents: give --config.data.dir=DIR")
     if config.prepare.target:

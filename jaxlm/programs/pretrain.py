@@ -21,7 +21,10 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def data(config: Config) -> rows.Order:
-    """The shards of `data.dir`, made where need be, and the order in which they are read."""
+    """Returns the shards in `data.dir` and the order in which training reads them.
+
+    Builds the shards first if they are missing.
+    """
     d, prepare, vocab_size = config.data, config.prepare, config.model.vocab_size
     together(lambda: make_data(d, prepare, config.engine, vocab_size, config.seed, say), first_only=True)
     opened, mixture = together(lambda: open_mixture(d, prepare, vocab_size))
@@ -29,7 +32,7 @@ def data(config: Config) -> rows.Order:
 
 
 def batches(ready: Ready, done: int) -> LoaderBatches:
-    """The loader's batches, from step `done` + 1 on."""
+    """Returns the loader's batches, from step `done` + 1 on."""
     order, mesh, d = ready.data, ready.parts.mesh, ready.config.data
     local = sharding.local_rows(mesh, order.batch_size)
     read = together(lambda: loader.open_train(order, d, row_indices=local, start_step=done))
@@ -37,7 +40,7 @@ def batches(ready: Ready, done: int) -> LoaderBatches:
 
 
 def held_out(ready: Ready) -> loss.Evaluator:
-    """Held-out loss and bits per byte by source."""
+    """Returns the function that measures held-out loss and bits per byte by source."""
     c, order = ready.config, ready.data
     sizes = {"seq_len": order.seq_len, "tile": c.loss.tile_tokens}
     return loss.make(ready.parts.model, order.data, order.mixture, ready.parts.mesh, c.eval, **sizes)

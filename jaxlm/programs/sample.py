@@ -11,7 +11,7 @@ from jaxlm.processes import say
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints each prompt with its continuation; prompts come from --prompt, else from the config."""
+    """Prints each prompt with its continuation. The prompts come from --prompt, or if there is none, from the config."""
     if not config.workdir:
         raise ConfigError("which run? give --config.workdir=DIR")
     prompts = args.prompt or list(config.sample.prompts)

@@ -1,4 +1,4 @@
-"""`jaxlm tokenize`: text -> tokenizer, shards and manifest; how well the tokenizer fits; a sweep of vocabulary sizes."""
+"""`jaxlm tokenize`: makes tokenizer, shards and manifest, shows how well the tokenizer fits, sweeps vocabulary sizes."""
 
 import argparse
 import pathlib
@@ -19,7 +19,7 @@ _SHOWN = ("tokens_per_word", "byte_fallback", "unused_pieces", "tokens_saved")
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Makes `data.dir` if it is not there; prints what each source holds and how well the tokenizer fits it."""
+    """Makes `data.dir` if it is missing. Prints what each source holds and how well the tokenizer fits the source."""
     if not config.data.dir:
         raise ConfigError("no folder for the data: give --config.data.dir=DIR")
     if args.sweep:

@@ -1,4 +1,4 @@
-"""`jaxlm trace`: which documents were in the batch of a step."""
+"""`jaxlm trace`: shows which documents were in the batch of a step."""
 
 import argparse
 
@@ -9,7 +9,7 @@ from jaxlm.data.open import open_mixture
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints the documents that step N trained on: the N-th update, counted from 1 as in metrics.jsonl."""
+    """Prints the documents that step N trained on. Steps count from 1, as in metrics.jsonl."""
     if args.step < 1:
         raise ConfigError(f"--step={args.step}: steps are counted from 1")
     data, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)

@@ -1,4 +1,4 @@
-"""Any kind of training: wires a task's objective, data and evaluation to the one loop. Run it again to resume."""
+"""Runs any kind of training: connects a task's objective, data and evaluation to the one loop. Run it again to resume."""
 
 import contextlib
 import dataclasses
@@ -26,17 +26,17 @@ EXIT_CODES = {loop.DONE: 0, loop.ROLL_BACK: 1, loop.STOPPED: 3, loop.PREEMPTED: 
 
 
 class Data(typing.Protocol):
-    """What a run trains on; `data` holds the tokenizer."""
+    """The data that a run trains on; `data` holds the tokenizer."""
 
     data: DataDir
 
     def fingerprint(self) -> dict[str, str]:
-        """All that decides the batches: a run resumes on the same only."""
+        """Returns everything that decides the batches. A run resumes only if its fingerprint is the same."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """What a task makes its batches and evaluations from."""
+    """Everything from which a task makes its batches and evaluations."""
 
     config: Config
     parts: parts_lib.Parts
@@ -48,10 +48,10 @@ class Task:
     """One kind of training.
 
     Attributes:
-      objective: (model, config) -> what is minimised.
-      data: makes the data where need be and opens it. Called on all processes.
-      batches: (ready, done) -> batches of the steps after `done`.
-      held_out: ready -> (variables -> metrics).
+      objective: (model, config) -> the objective to minimise.
+      data: config -> the open data, which it makes first if it is missing. Called on all processes.
+      batches: (ready, done) -> the batches of the steps after `done`.
+      held_out: ready -> a function `variables -> metrics`.
     """
 
     objective: base.Maker

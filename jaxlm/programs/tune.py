@@ -73,7 +73,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def output(config: Config, args: argparse.Namespace) -> pathlib.Path:
-    """The file that the overrides go to, tried before anything is timed. Raises ConfigError if it can't be written."""
+    """Returns the file to write the overrides to. Raises ConfigError, before anything is timed, if it can't be written."""
     folder = workdir(config.workdir) if config.workdir else pathlib.Path()
     out = pathlib.Path(args.out or folder / "tuned.txt")
     there = out.exists()
@@ -88,7 +88,7 @@ def output(config: Config, args: argparse.Namespace) -> pathlib.Path:
 
 @contextlib.contextmanager
 def stopped_by_ctrl_c(runner: bench.Bench) -> Iterator[None]:
-    """Within it, the first ctrl-C ends the search after the step or compilation in progress, the second one at once."""
+    """In its `with` block, a first ctrl-C ends the search after the current step or compilation, a second one at once."""
 
     def on_signal(number: int, frame: types.FrameType | None) -> None:
         runner.stop.set()
@@ -102,7 +102,7 @@ def stopped_by_ctrl_c(runner: bench.Bench) -> Iterator[None]:
 
 
 def check(config: Config, values: dict[str, tuple], backends: list[str], mesh: Mesh) -> None:
-    """Refuses values that the model, the mesh or this device can't have. Raises ConfigError."""
+    """Raises ConfigError if the model, the mesh or this device can't have one of the values to try."""
     for name, known in (("remat", tune.REMATS), ("attention", backends)):
         for value in values[name]:
             if value not in known:
@@ -121,7 +121,7 @@ def check(config: Config, values: dict[str, tuple], backends: list[str], mesh: M
 
 @contextlib.contextmanager
 def batches(config: Config, mesh: Mesh) -> Iterator[Iterator[dict[str, jax.Array]]]:
-    """An iterator over batches on the mesh: of the config's data, or of random tokens if there is none yet."""
+    """Yields an iterator over batches on the mesh: from the config's data, or of random tokens if there is no data."""
     t = config.train
     with contextlib.ExitStack() as stack:
         if not config.data.dir:

@@ -1,6 +1,6 @@
-"""The report of a data directory: what was read, what each stage removed and why, with examples to judge it by.
+"""Writes the report of a data directory: what was read, what each stage removed and why, with examples.
 
-`write` takes a summary with these keys, all of which but `sources` may be absent:
+`write` takes a summary with these keys. Only `sources` must be there:
 
     sources        NAME -> path, read {documents, bytes, failed {reason: n}, failures [..]}, stages [{name, documents_in,
                    documents_out, bytes_in, bytes_out, removed {reason: n}, edits {name: n}}], kept {documents, bytes}
@@ -26,7 +26,7 @@ _JUNK_ROWS = 40  # shown at once; the others on demand
 
 
 def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
-    """Writes the page of a summary (its keys stand at the head of this module)."""
+    """Writes the page of a summary. The module's docstring lists the summary's keys."""
     parts = [
         ("Funnel", _funnel, summary["sources"]),
         ("Edits", _edits, summary["sources"]),

@@ -1,4 +1,4 @@
-"""The mismatch section of a report: advice, how far sources are from each other, their lengths and formats."""
+"""Makes the mismatch section of a report: advice, how far sources are from each other, their lengths and formats."""
 
 import math
 import typing
@@ -12,7 +12,7 @@ TARGET = "target"
 
 
 def render(report: dict[str, typing.Any]) -> Markup:
-    """The content of the section, from `corpus.mismatch.Report.to_dict()`."""
+    """Returns the content of the section, given the dict that `corpus.comparison.Report.to_dict` returns."""
     parts = [_advice(report["advice"])]
     if report["mixture"]:
         parts.append(_mixture(report["mixture"]))

@@ -1,7 +1,7 @@
 """The parts of a report page: elements that escape their content, tables, small charts, and the page around them.
 
-Anything shown may come from a hostile document. So the children of an element are text, which is escaped unless it is
-`Markup`, and only this module makes that. Characters that a browser hides or obeys (controls, bidi marks) are spelled out.
+Any text on a page may come from a hostile document. So the children of an element are escaped unless they are `Markup`,
+and only this module makes `Markup`. Characters that a browser hides or obeys (controls, bidi marks) are spelled out.
 The page's own policy forbids scripts and requests.
 """
 
@@ -24,7 +24,7 @@ class Markup(str):
 
 
 def text(value: object) -> Markup:
-    """A value as escaped text, in which a hidden character reads [U+200B]. Markup is returned as it is."""
+    """Returns a value as escaped text, in which a hidden character becomes [U+200B]. Returns Markup unchanged."""
     if isinstance(value, Markup):
         return value
     visible = _HIDDEN.sub(lambda match: f"[U+{ord(match[0]):04X}]", str(value).replace("\r\n", "\n"))
@@ -32,7 +32,7 @@ def text(value: object) -> Markup:
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Markup:
-    """An element. `class_` stands for `class`, `aria_label` for `aria-label`; attributes that are None are left out."""
+    """Returns an element. `class_` stands for `class`, `aria_label` for `aria-label`; attributes that are None are left out."""
     pairs = [
         f' {key.strip("_").replace("_", "-")}="{text(value)}"' for key, value in attributes.items() if value is not None
     ]
@@ -41,12 +41,14 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def join(parts: Iterable[object]) -> Markup:
-    """The parts one after another, as one piece of markup."""
+    """Returns the parts one after another, as one piece of markup."""
     return Markup("".join(text(part) for part in parts))
 
 
 def value(item: object) -> object:
-    """Any value as text for a cell: numbers rounded by their size, lists with commas, dicts as `key: value`."""
+    """Returns any value as text for a cell: numbers with digits that suit their size, lists with commas, dicts as `key:
+    value`.
+    """
     if isinstance(item, bool) or item is None:
         return {True: "yes", False: "no", None: ""}[item]
     if isinstance(item, int):
@@ -61,7 +63,10 @@ def value(item: object) -> object:
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]], label: str) -> Markup:
-    """A table, which scrolls sideways if it is too wide. A row begins with its header; the rest are texts or `cell(...)`."""
+    """Returns a table, which scrolls sideways if it is too wide.
+
+    The first item of a row is its header; the others are texts or cells from `cell`.
+    """
     lines, left = [], {0}
     for first, *rest in rows:
         cells = [c if isinstance(c, Markup) and c.startswith("<td") else cell(c) for c in rest]
@@ -73,25 +78,25 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]], label: str) 
 
 
 def cell(content: object, heat: float | None = None, kind: str = "") -> Markup:
-    """A cell of a table. `heat` from 0 to 1 shades it; `kind` is a class ("text" for words: they wrap, and stand left)."""
+    """Returns a cell of a table. `heat` from 0 to 1 shades it. `kind` is its class: "text" wraps and is aligned left."""
     style = None if heat is None else f"--heat:{min(1.0, max(0.0, heat)) * 100:.1f}%"
     return tag("td", content, class_=kind + (" heat" if heat is not None else "") or None, style=style)
 
 
 def details(summary: object, *children: object, opened: bool = False) -> Markup:
-    """A summary that shows its children when it is clicked."""
+    """Returns a summary that shows the children if it is clicked."""
     body = join([tag("summary", summary), *children])
     return Markup(f"<details{' open' if opened else ''}>{body}</details>")
 
 
 def bar(parts: Sequence[tuple[float, str]], label: str) -> Markup:
-    """A horizontal bar. Each of its parts is a width, as a share of the whole, and a class, which gives the colour."""
+    """Returns a horizontal bar. Each part is (width as a share of the whole, class, which gives the colour)."""
     spans = [tag("span", class_=kind, style=f"width:{100 * max(0.0, part):.2f}%") for part, kind in parts if part > 0]
     return tag("div", *spans, class_="bar", role="img", aria_label=label, title=label)
 
 
 def columns(rows: Sequence[tuple[str, float, str]], label: str) -> Markup:
-    """A histogram. Each row is a name, a number, which becomes a bar, and the number as text."""
+    """Returns a histogram. Each row is (name, number, which becomes a bar, the number as text)."""
     top = max((number for _, number, _ in rows), default=0) or 1
     lines = [
         tag(
@@ -107,24 +112,24 @@ def columns(rows: Sequence[tuple[str, float, str]], label: str) -> Markup:
 
 
 def keys(meanings: Mapping[str, str]) -> list[Markup]:
-    """The legend of bars, from a dict of class -> meaning."""
+    """Returns the legend of bars, given class -> meaning."""
     return [
         tag("span", tag("span", class_=f"key {kind}"), meaning, class_="nowrap") for kind, meaning in meanings.items()
     ]
 
 
 def section(title: str, *children: object) -> tuple[str, Markup]:
-    """A section with its title, as `write` takes it."""
+    """Returns a section with its title, as `write` takes it."""
     return title, tag("section", tag("h2", title), *children, id=anchor(title))
 
 
 def anchor(title: str) -> str:
-    """The id that a section of this title has in the page."""
+    """Returns the id in the page of the section with this title."""
     return re.sub(r"\W+", "-", title.lower()).strip("-")
 
 
 def write(path: pathlib.Path, title: str, lead: Markup, sections: Iterable[tuple[str, Markup]]) -> None:
-    """Writes a page: title, lead, table of contents, sections. After a crash the file is whole or absent."""
+    """Writes a page: title, lead, table of contents, sections. A crash leaves no half-written file."""
     sections = list(sections)
     links = [tag("a", name, href=f"#{anchor(name)}") for name, _ in sections]
     head = join(

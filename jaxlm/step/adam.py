@@ -1,7 +1,7 @@
 """Adam (arXiv:1412.6980) with its moments in float32, or in eight bits (Dettmers et al., arXiv:2110.02861).
 
-The update is made from the new moments before they are rounded to eight bits, so rounding affects later steps only. Both
-moments take 2.03 bytes a parameter in place of 8; `ops.quantize` has the code and the rounding.
+The update is computed from the new moments before they are rounded to eight bits, so rounding affects later steps only.
+Both moments together take 2.03 bytes a parameter instead of 8; `ops.quantize` does the rounding.
 """
 
 import re
@@ -19,11 +19,11 @@ Moment = jax.Array | quantize.Blocked
 
 
 class AdamState(typing.NamedTuple):
-    """The state between two updates.
+    """The state that Adam keeps between two updates.
 
     Attributes:
-      count: updates done.
-      mu, nu: first and second moments: trees like the parameters, with a `Moment` at each leaf.
+      count: the number of updates done.
+      mu, nu: the first and the second moments, as trees like the parameters with a `Moment` at each leaf.
     """
 
     count: jax.Array
@@ -44,10 +44,10 @@ def scale_by_adam(
     `update(grads, state, params, ok=True)` leaves the state as it is if the scalar `ok` is false.
 
     Args:
-      b1, b2, eps: as in the paper.
-      mu_dtype: of first moments that are not in eight bits.
-      full_precision: patterns. A parameter whose name fully matches one keeps its moments out of eight bits; so does one
-        whose last axis has no divisor from 64 to 255.
+      b1, b2, eps: the paper's two decay rates and its epsilon.
+      mu_dtype: the dtype of first moments that are not in eight bits.
+      full_precision: regular expressions. A parameter keeps its moments out of eight bits if its whole name matches one
+        of them, or if its last axis has no divisor from 64 to 255.
     """
 
     def init(params: dict) -> AdamState:

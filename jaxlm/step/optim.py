@@ -1,7 +1,7 @@
 """Makes the optimizer, which turns gradients into updates, and the schedule of the learning rate.
 
-The two are apart because the train step multiplies the updates by the rate itself, by the number of the step. So every
-optimizer has the same schedule, and a skipped step does not delay it.
+The optimizer does not contain the schedule: the train step looks up the rate by the step's number and multiplies the
+updates by it. So every optimizer has the same schedule, and a skipped step does not delay it.
 """
 
 import math
@@ -18,13 +18,13 @@ from jaxlm.step.adam import scale_by_adam
 
 
 def rates(config: OptimConfig, steps: int) -> optax.Schedule:
-    """Returns the learning rate as a function of the step, 1 to `steps`: linear warm-up, then `optim.schedule`.
+    """Returns a function from the step (1 to `steps`) to its learning rate: linear warm-up, then `optim.schedule`.
 
-    Cosine, linear and wsd end at `final_lr_ratio` times the peak. wsd (warm-up, stable, decay; MiniCPM, arXiv:2404.06395)
-    holds the peak, and falls linearly in the last `decay_fraction` of all steps.
+    Cosine, linear and wsd end at `final_lr_ratio` times the peak. wsd (warm-up, stable, decay; MiniCPM,
+    arXiv:2404.06395) stays at the peak and then falls linearly during the last `decay_fraction` of all steps.
 
-    The scalar that it gives is the rate of all parameters. The train step also takes a schedule that gives a tree of
-    scalars, each the rate of all parameters below it: {"embed": 1e-4, "layers_0": 1e-3, ...}.
+    This function returns one scalar, the rate of all parameters. The train step also accepts a function that returns a
+    tree of scalars, such as {"embed": 1e-4, "layers_0": 1e-3, ...}: each is the rate of all parameters below that name.
     """
     lr, end = config.lr, config.lr * config.final_lr_ratio
     rest = steps - config.warmup_steps
@@ -43,13 +43,14 @@ def rates(config: OptimConfig, steps: int) -> optax.Schedule:
 
 
 def make(config: OptimConfig, params: dict) -> optax.GradientTransformation:
-    """Returns the optimizer without its learning rate. Weight decay is decoupled (arXiv:1711.05101) and included.
+    """Returns the optimizer. The train step multiplies its updates by the learning rate.
 
-    `update(grads, state, params, ok=ok)` leaves the state as it is if the scalar `ok` is false.
+    The updates include decoupled weight decay (arXiv:1711.05101). `update(grads, state, params, ok=ok)` returns the
+    state unchanged if the scalar `ok` is false.
 
     Args:
       config: `config.optim`.
-      params: all that is trained (arrays or shapes) in one tree, as `tree.merge` gives it.
+      params: all trained parameters (arrays or shapes) in one tree, as `tree.merge` returns it.
 
     Raises:
       ConfigError: a parameter is in neither or both of `optim.decay` and `optim.no_decay`, or muon has no matrix to train.

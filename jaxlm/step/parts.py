@@ -1,6 +1,6 @@
-"""What the training of a config is made of, for a mesh: model, objective, optimizer, the state that they carry, the step.
+"""Builds what training needs from a config and a mesh: model, objective, optimizer, train state and train step.
 
-Nothing here takes memory until `create`, or compiles until what `jit` gives is called.
+Nothing here takes device memory before `create`. Nothing compiles before the function that `jit` returns is called.
 """
 
 import dataclasses
@@ -22,35 +22,35 @@ from jaxlm.step.state import TrainState
 
 
 class Adapter(typing.Protocol):
-    """A collection that is trained in place of the model's own parameters, which are frozen. Hashable.
+    """A collection of variables that is trained while the model's own parameters are frozen. Hashable.
 
     Attributes:
-      name: of the collection.
+      name: the name of the collection.
     """
 
     name: str
 
     def init(self, model: Transformer, key: jax.Array) -> dict:
-        """New variables of the adapter."""
+        """Returns new variables for the adapter."""
 
     def logical_axes(self, model: Transformer) -> dict:
-        """Logical axes of each: a tree like them with tuples as leaves."""
+        """Returns the logical axes of each variable: a tree like that of `init`, with tuples as leaves."""
 
 
 class Weights(typing.Protocol):
-    """Parameters from elsewhere, read straight into their shards (`train.origin.Origin`)."""
+    """Parameters from a checkpoint or a folder, read straight into their shards (`train.origin.Origin`)."""
 
     def params(self, abstract: dict, shardings: dict) -> dict:
-        """A tree of arrays like `abstract`, laid out as `shardings` says."""
+        """Returns a tree of arrays with the shapes of `abstract`, laid out as `shardings` says."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """A config's parts on a mesh.
+    """All parts that training with a config on a mesh needs.
 
     Attributes:
-      abstract, shardings: shapes of the state, and where each leaf lives.
-      frozen, frozen_shardings: the same of the variables that are not trained; {} where all are.
+      abstract, shardings: the shapes of the train state, and the sharding of each of its leaves.
+      frozen, frozen_shardings: the shapes and shardings of the variables that are not trained; {} if all are trained.
       init: key -> (trained variables, frozen variables), all new.
     """
 
@@ -66,10 +66,10 @@ class Parts:
     init: typing.Callable[[jax.Array], tuple[Variables, Variables]]
 
     def create(self, origin: Weights | None = None) -> tuple[TrainState, Variables]:
-        """(the state before the first step, the frozen variables) on the devices of the mesh.
+        """Returns (the state before the first step, the frozen variables) on the devices of the mesh.
 
-        Each array is born in its shards: no device ever holds more than its part. The model's parameters come from
-        `origin` if there is one, else from `config.seed`; the rest from the seed.
+        Each array is created in its shards, so no device ever holds more than its part. The model's parameters come
+        from `origin` if it is given, else from `config.seed`. Everything else comes from the seed.
         """
         given = {}
         if origin:
@@ -87,16 +87,16 @@ class Parts:
             return made(given, jax.random.key(self.config.seed))
 
     def step(self) -> step.TrainStep:
-        """The step as a pure function, see `step.make`."""
+        """Returns the train step as a pure function; see `step.make`."""
         c = self.config
         return step.make(c, self.objective, self.tx, optim.rates(c.optim, c.train.steps))
 
     def batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """A batch as shapes with their shardings."""
+        """Returns the shapes of a batch, with their shardings."""
         return self.objective.shapes(self.config, self.mesh)
 
     def jit(self) -> jax.stages.Wrapped:
-        """The step compiled for the mesh: the state's memory is given to the new one, frozen variables stay.
+        """Returns the train step, jitted for the mesh. It reuses the memory of the old state, but not of the frozen variables.
 
         Call it under `jax.set_mesh(mesh)`.
         """
@@ -109,7 +109,7 @@ class Parts:
         )
 
     def lower(self) -> jax.stages.Lowered:
-        """The step lowered from shapes alone: no parameter is ever made, and the mesh's devices may be absent."""
+        """Returns the train step, lowered from shapes alone. No parameter is made, and the mesh's devices may be absent."""
         jitted = self.jit()  # out here: it makes a key, which can't be where the mesh's devices are absent
         with jax.set_mesh(self.mesh):
             return jitted.lower(self.frozen, self.abstract, self.batch())
@@ -118,11 +118,12 @@ class Parts:
 def make(
     config: Config, mesh: Mesh | AbstractMesh, make_objective: base.Maker, adapter: Adapter | None = None
 ) -> Parts:
-    """The parts of a config with `model.attention` and `model.dtype` set (not auto); an abstract mesh gives shapes only.
+    """Returns the parts of a config whose `model.attention` and `model.dtype` are set (not auto).
 
     Args:
-      make_objective: such as `objectives.lm.make`.
-      adapter: trained in place of the model's parameters.
+      mesh: the devices to train on. With an abstract mesh the parts can be lowered, but not run.
+      make_objective: a function such as `objectives.lm.make`.
+      adapter: what to train instead of the model's parameters, if anything.
 
     Raises:
       ConfigError: a trained variable is in neither or both of `optim.decay` and `optim.no_decay`.

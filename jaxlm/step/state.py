@@ -1,4 +1,4 @@
-"""What training carries from step to step, and where each part of it lives."""
+"""Defines the train state, which training carries from step to step, and the sharding of each of its leaves."""
 
 import dataclasses
 import functools
@@ -15,15 +15,15 @@ from jaxlm.objectives.base import Running, Variables
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class TrainState:
-    """A pytree, all there is to save of a run.
+    """The train state: a pytree with everything of a run that a checkpoint must save.
 
     Attributes:
-      step: steps done, int32.
-      params: what is trained, float32, by collection. What is frozen is not part of the state.
-      opt_state: the optimizer's, over all trained collections merged into one tree (`tree.merge`).
-      running: scalars that the objective adapts; {} for most.
-      skipped: updates that were skipped because they were not finite.
-      skipped_in_a_row: those since the last good update.
+      step: the number of steps done, int32.
+      params: the trained variables, float32, by collection. Frozen variables are not part of the state.
+      opt_state: the optimizer's state, for all trained collections merged into one tree (`tree.merge`).
+      running: the scalars that the objective adapts; {} for most objectives.
+      skipped: the number of updates skipped because they were not finite.
+      skipped_in_a_row: the number of updates skipped since the last good one.
     """
 
     step: jax.Array
@@ -35,7 +35,7 @@ class TrainState:
 
 
 def init(params: Variables, tx: optax.GradientTransformation, running: dict[str, float] | None = None) -> TrainState:
-    """The state before the first step."""
+    """Returns the state before the first step."""
     zero = functools.partial(jnp.zeros, (), jnp.int32)
     return TrainState(
         step=zero(),
@@ -50,12 +50,12 @@ def init(params: Variables, tx: optax.GradientTransformation, running: dict[str,
 def shardings(
     abstract: TrainState, logical: dict[str, dict], mesh: Mesh | AbstractMesh, offload: bool = False
 ) -> TrainState:
-    """NamedShardings for every leaf: the optimizer's arrays live where their parameter does, scalars everywhere.
+    """Returns the NamedSharding of every leaf: the optimizer's arrays are sharded like their parameter, scalars replicated.
 
     Args:
-      abstract: the state as shapes.
-      logical: logical axes (tuples as leaves) of every parameter, by collection.
-      offload: the optimizer's arrays live in the host's memory instead of the device's.
+      abstract: the shapes of the state.
+      logical: the logical axes of every parameter (a tree with tuples as leaves), by collection.
+      offload: True to keep the optimizer's arrays in the host's memory instead of the device's.
     """
     params = tree.merge(abstract.params)
     names, leaves = zip(*tree.named_leaves(params), strict=True)
@@ -81,10 +81,12 @@ def shardings(
 def optimizer_axes(
     name: str, shape: tuple[int, ...], owners: dict[str, tuple[tuple[int, ...], tuple[str | None, ...]]]
 ) -> tuple[str | None, ...]:
-    """Logical axes of a leaf of any optimizer's state: those of the parameter whose name is a part of the leaf's.
+    """Returns the logical axes of a leaf of any optimizer's state, taken from the parameter whose name the leaf's name
+    contains.
 
-    A leaf with as many dimensions as its parameter has the parameter's axes (moments, codes, blocks of the last one). One
-    with fewer has the axes of the same size, in order (sums by row or column). A leaf of no parameter has none.
+    If the leaf has as many dimensions as the parameter, it has the parameter's axes (moments, codes, scales of blocks).
+    If it has fewer, each dimension has the axis of the same size, in order (sums by row or column). If its name
+    contains no parameter's name, its axes are all None.
 
     Args:
       owners: parameter name -> its shape and logical axes.

@@ -1,4 +1,4 @@
-"""The train step: (frozen, state, batch) -> (state, metrics), pure and jitted once.
+"""Makes the train step, a pure function (frozen, state, batch) -> (state, metrics), which is jitted once.
 
 Legend: B batch, A parts (microbatches, or updates of a step), M rows of a part, T tokens.
 """
@@ -22,15 +22,16 @@ Rates = typing.Callable[[jax.Array], jax.Array | dict]  # step -> one rate, or a
 
 
 def make(config: Config, objective: Objective, tx: optax.GradientTransformationExtraArgs, rates: Rates) -> TrainStep:
-    """The step as a pure function; `parts.Parts.jit` compiles it.
+    """Returns the train step as a pure function; `parts.Parts.jit` jits it.
 
-    An update whose loss or gradient is not finite changes nothing but the counters. The metrics are float32 scalars:
-    `loss`, what the objective adds, `grad_norm` (before clipping), `update_norm`, each also by parameter group, `lr`,
-    `skipped`, `skipped_in_a_row`. With several updates in a step the metrics are means over them.
+    If the loss or the gradient of an update is not finite, the update changes nothing but the counters. The metrics are
+    float32 scalars: `loss`, the objective's own metrics, `grad_norm` (before clipping), `update_norm`, both norms also
+    by parameter group, `lr`, `skipped`, `skipped_in_a_row`. If a step has several updates, the metrics are means over
+    them.
 
     Args:
-      tx: from `optim.make`: it neither clips nor scales by the learning rate.
-      rates: step -> learning rates, from `optim.rates`. All updates of a step have the same.
+      tx: the optimizer that `optim.make` returns: it neither clips nor multiplies by the learning rate.
+      rates: step -> learning rates, as `optim.rates` returns it. All updates of a step have the same rates.
     """
     dtype = jnp.dtype(config.model.dtype)
     key = jax.random.key(config.seed)
@@ -135,10 +136,11 @@ def _split(x_Bx: jax.Array, parts: int) -> jax.Array:
 
 
 def cast(params: Variables, dtype: jnp.dtype) -> Variables:
-    """Parameters in the compute type, once a step; vectors (norms, biases of the MLP) and embedding tables stay float32.
+    """Returns the parameters in the compute type. Vectors (norms, biases of the MLP) and embedding tables stay float32.
 
-    A table's gradient is a sum over all tokens with that id: in bfloat16 a frequent token would lose most of it. The
-    rows that are looked up are cast instead, and the table as a whole where it is the head.
+    The gradient of a table's row is a sum over all tokens with that id; in bfloat16 the sum of a frequent token would
+    lose most of its terms. So the model casts the rows that it looks up, and the whole table only if it is also the
+    head.
     """
 
     def one(name: str, p: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Batches of the data loader, on the mesh."""
+"""Puts the data loader's batches on the mesh."""
 
 from collections.abc import Iterator
 
@@ -11,11 +11,11 @@ from jaxlm.step.state import TrainState
 
 
 class LoaderBatches:
-    """What a loader yields, for the loop.
+    """Gives the train loop the loader's batches, placed on the mesh.
 
     Args:
-      loader: yields this process's rows (`sharding.local_rows`) of successive steps; is closed with this.
-      batch_size: rows of the global batch.
+      loader: yields this process's rows (`sharding.local_rows`) of successive steps. `close` closes it.
+      batch_size: the number of rows of the global batch.
     """
 
     def __init__(self, loader: Iterator[dict[str, np.ndarray]], mesh: Mesh, batch_size: int):
@@ -26,5 +26,5 @@ class LoaderBatches:
         return sharding.to_global(next(self._loader), self._mesh, self._batch_size)
 
     def close(self) -> None:
-        """Ends the loader's threads and workers."""
+        """Stops the loader's threads and workers."""
         self._loader.close()

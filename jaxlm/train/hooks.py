@@ -1,4 +1,4 @@
-"""What a run does between two steps besides training: checkpoints, held-out loss, samples. (`profile` has the trace.)"""
+"""The hooks that run between two steps: checkpoints, held-out loss, samples. (The hooks for a trace are in `profile`.)"""
 
 import pathlib
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ from jaxlm.train.metrics import HELD_OUT
 
 
 class Save(Hook):
-    """Checkpoints, every so many steps and whenever the run ends with a state worth keeping.
+    """Saves checkpoints: at regular steps, and when the run ends with a state worth keeping.
 
     Args:
-      meta: stored in each (config, fingerprint of the data).
+      meta: JSON values to store in each checkpoint (config, fingerprint of the data).
     """
 
     name = "checkpoint"
@@ -42,11 +42,11 @@ class Save(Hook):
 
 
 class HeldOut(Hook):
-    """Held-out loss.
+    """Measures the held-out loss.
 
     Args:
       evaluate: variables -> metrics.
-      losses: step -> `val/loss`, added to: by it the best checkpoints are known.
+      losses: step -> `val/loss`, by which the best checkpoints are chosen. The hook adds each new loss to it.
     """
 
     name = "held-out"
@@ -74,10 +74,10 @@ class HeldOut(Hook):
 
 
 class Sample(Hook):
-    """Samples from the fixed prompts.
+    """Samples continuations of the fixed prompts.
 
     Args:
-      sample: (variables, step) -> lines to show; writes WORKDIR/samples/<step>.jsonl.
+      sample: (variables, step) -> lines to show. It also writes WORKDIR/samples/<step>.jsonl.
     """
 
     name = "samples"
@@ -98,13 +98,13 @@ class Sample(Hook):
 
 
 def owed(hooks: Sequence[Hook], step: int, end: int, interrupted: bool = False) -> list[Hook]:
-    """The hooks that are due at the step from which a run starts, and that no earlier start of it has done.
+    """Returns the hooks that are due at `step`, from which the run starts, and that no earlier start of the run has done.
 
-    All processes get the answer of the first one, which alone writes the run's files.
+    Only the first process writes the run's files, so all processes get the answer of the first.
 
     Args:
-      interrupted: the checkpoint says that nothing was done after its step (those written before this was read from
-        the run's files).
+      interrupted: True if the checkpoint says that no hook ran after its step. Only checkpoints by older versions say
+        so; today the run's files tell it.
     """
     due = [hook for hook in hooks if hook.due(step, end)]
     open_ = np.asarray([interrupted or not hook.done(step) for hook in due], bool)

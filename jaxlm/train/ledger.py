@@ -1,4 +1,4 @@
-"""Writes run.json: every (re)start of a run, with its code, data, packages and hardware."""
+"""Writes run.json, which records the code, data, packages and hardware of every start of a run."""
 
 import dataclasses
 import datetime
@@ -38,9 +38,9 @@ def record_start(workdir: pathlib.Path, config: Config, *, step: int, manifest_s
     Args:
       workdir: the run's folder.
       config: the resolved config.
-      step: updates already done.
-      manifest_sha256: of the data directory.
-      choices: what was decided at the start (attention backend, mesh, ...).
+      step: the number of steps already done.
+      manifest_sha256: the sha256 of the data directory's manifest.
+      choices: the settings that this start decided (attention backend, mesh, ...).
 
     Raises:
       ConfigError: run.json is damaged.
@@ -75,12 +75,12 @@ def record_start(workdir: pathlib.Path, config: Config, *, step: int, manifest_s
 
 
 def lock(workdir: pathlib.Path) -> typing.IO[str]:
-    """Keeps a second process from training in the same folder, as long as the returned file is held; see `files.lock`."""
+    """Locks the run's folder, so that no other process trains in it, until the returned file is closed; see `files.lock`."""
     return files.lock(workdir, "trains in", "workdir")
 
 
 def hardware() -> dict:
-    """Returns the host, the number of processors and the devices."""
+    """Returns the name of the host, the number of its processors and its devices."""
     devices = jax.devices()
     return {
         "host": platform.node(),

@@ -1,8 +1,8 @@
-"""The only training loop, and what it is given: batches, hooks between two steps, watches over the metrics.
+"""The only training loop, and the classes of what it takes: batches, hooks between two steps, watches over the metrics.
 
-The host never waits for the step that it has just sent to the device. The metrics of step N - 1 are read after step N
-was sent, and only those that somebody reads; the batch of step N + 1 goes to the device while step N runs. Only hooks
-wait for the device.
+The host never waits for the step that it has just sent to the device. It reads the metrics of step N - 1, and only
+those that a log line or a watch needs, after it has sent step N. It sends the batch of step N + 1 while step N runs.
+Only hooks wait for the device.
 """
 
 import dataclasses
@@ -27,10 +27,10 @@ class Ending:
     """How a run ends.
 
     Attributes:
-      code: DONE; STOPPED, it should not go on as it is; PREEMPTED, the same command goes on; ROLL_BACK, it should go on
-        from an earlier checkpoint, past the batches that spoiled it.
-      why: for the person, one line.
-      keep: the state is worth a checkpoint.
+      code: DONE: all steps are done. STOPPED: the run should not go on as it is. PREEMPTED: the same command continues
+        the run. ROLL_BACK: the run should continue from an earlier checkpoint and skip the batches that spoiled it.
+      why: the reason in one line, for the user.
+      keep: True if the state is worth a checkpoint.
     """
 
     code: str
@@ -40,7 +40,7 @@ class Ending:
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """What hooks see between two steps: `state` is that after `step` steps; `say` shows a line to the person."""
+    """What hooks see between two steps: `state` is the train state after `step` steps; `say` shows a line to the user."""
 
     step: int
     state: TrainState
@@ -49,31 +49,31 @@ class Moment:
 
     @property
     def variables(self) -> Variables:
-        """All of the model's variables."""
+        """All of the model's variables, frozen and trained."""
         return self.frozen | self.state.params
 
 
 class Batches(typing.Protocol):
-    """Batches of successive steps."""
+    """Gives the batches of successive steps."""
 
     def __call__(self, state: TrainState) -> Batch:
-        """The batch of step `state.step` + 1, on the mesh. A loader ignores the state; rollouts are written by it."""
+        """Returns the batch of step `state.step` + 1, on the mesh. A loader ignores the state; rollouts are sampled with it."""
 
     def close(self) -> None:
-        """Ends threads and processes."""
+        """Stops threads and processes."""
 
 
 class Hook:
-    """Something to do between two steps, which may wait for the device and take its time.
+    """Something to do between two steps. It may wait for the device and may take long.
 
     Attributes:
-      name: what the person calls it ("held-out").
+      name: the hook's name for the user ("held-out").
     """
 
     name = ""
 
     def due(self, step: int, end: int) -> bool:
-        """True if it is to run after `step`; `end` is the last step of the run."""
+        """True if the hook must run after `step`. `end` is the last step of the run."""
         raise NotImplementedError
 
     def __call__(self, moment: Moment) -> dict[str, float] | Ending | None:
@@ -81,19 +81,19 @@ class Hook:
         raise NotImplementedError
 
     def done(self, step: int) -> bool:
-        """True if an earlier start of the run has done it after `step` already."""
+        """True if an earlier start of the run already ran the hook after `step`."""
         del step
         return False
 
     def close(self, moment: Moment, ending: Ending) -> None:
-        """The run ends, as planned or not."""
+        """Called when the run ends, as planned or not."""
 
 
 class Watch:
     """Looks at the metrics of every step, one step late, and never touches the device.
 
     Attributes:
-      reads: metrics that it wants of every step; the others it gets on logged steps only.
+      reads: the names of metrics that the watch needs at every step. It gets the other metrics at logged steps only.
     """
 
     reads: tuple[str, ...] = ()
@@ -105,15 +105,15 @@ class Watch:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """All that the loop needs.
+    """Everything that the loop needs.
 
     Attributes:
       steps: the last step.
-      train_step: compiled `(frozen, state, batch) -> (state, metrics)`, which takes over the memory of `state`.
-      hooks: called in this order at the steps at which they are due. Saving comes first, so that one that fails or hangs
-        loses nothing.
-      owed: hooks that the first state still owes: an evaluation before the first step, or what an earlier start did not
-        come to.
+      train_step: the compiled `(frozen, state, batch) -> (state, metrics)`. It reuses the memory of the old `state`.
+      hooks: the hooks, called in this order at the steps at which they are due. Saving comes first, so that nothing is
+        lost if a later hook fails or hangs.
+      owed: the hooks to run before the first step: an evaluation of the initial state, or hooks that an earlier start
+        of the run did not reach.
     """
 
     mesh: Mesh
@@ -128,7 +128,7 @@ class Run:
     owed: Sequence[Hook] = ()
 
     def moment(self, step: int, state: TrainState) -> Moment:
-        """What hooks see after a step."""
+        """Returns what hooks see after `step`."""
         return Moment(step, state, self.frozen, self.recorder.say)
 
 

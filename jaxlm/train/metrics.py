@@ -1,7 +1,7 @@
-"""Writes a run's metrics: to metrics.jsonl, TensorBoard, Weights & Biases and a progress line.
+"""Writes a run's metrics to metrics.jsonl, TensorBoard, Weights & Biases and a progress line.
 
-metrics.jsonl is append-only. After a resume it has two lines for each step since the last checkpoint; the later one
-counts. Only process 0 writes.
+metrics.jsonl is append-only. After a resume a step may have two lines, since the steps after the last checkpoint are
+done again. The later line counts. Only process 0 writes.
 """
 
 import contextlib
@@ -25,7 +25,10 @@ HELD_OUT = "val/loss"  # the best checkpoint is the one that has this lowest
 
 
 class JsonLines:
-    """Appends JSON objects to a file, one a line, and flushes each. Opening drops a last line that a crash cut short."""
+    """Appends JSON objects to a file, one a line, and flushes each.
+
+    Opening the file removes a last line that a crash cut short.
+    """
 
     def __init__(self, path: pathlib.Path):
         self.last = _mend(path)
@@ -59,7 +62,7 @@ def _mend(path: pathlib.Path) -> dict:
 
 
 def read(path: pathlib.Path) -> dict[int, dict]:
-    """Returns step -> metrics, all lines of a step merged. Of two values of a metric the later counts."""
+    """Returns step -> metrics. Merges all lines of a step; if two lines have the same metric, the later value counts."""
     steps: dict[int, dict] = {}
     for line in pathlib.Path(path).read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
@@ -68,7 +71,7 @@ def read(path: pathlib.Path) -> dict[int, dict]:
 
 
 def held_out_losses(path: pathlib.Path) -> dict[int, float]:
-    """Returns step -> the last `val/loss` written for it; {} if there is no file. Lines that are not JSON are skipped."""
+    """Returns step -> the last `val/loss` of that step; {} if there is no file. Skips lines that are not JSON."""
     losses = {}
     with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as lines:
         for line in lines:
@@ -118,7 +121,7 @@ class Writer:
 
 
 def check(config: LogConfig) -> None:
-    """Refuses a logger that is not installed, before anything is trained. Raises ConfigError."""
+    """Raises ConfigError if the config asks for a logger that is not installed. Called before training starts."""
     if config.wandb and importlib.util.find_spec("wandb") is None:
         raise ConfigError(f'config.log.wandb={config.wandb!r} needs Weights & Biases: pip install "jaxlm[wandb]"')
 
@@ -150,11 +153,11 @@ def _open_wandb(workdir: pathlib.Path, mode: str, run_config: dict) -> typing.An
 
 
 class Progress:
-    """Shows progress: in a terminal one line that is rewritten, elsewhere plain lines.
+    """Shows progress: one line that is rewritten in a terminal, plain lines elsewhere.
 
     Args:
-      total: steps of the run.
-      stream: what to write to; standard error by default.
+      total: the number of steps of the run.
+      stream: the stream to write to; standard error by default.
     """
 
     def __init__(self, total: int, stream: typing.TextIO | None = None):
@@ -181,7 +184,7 @@ class Progress:
         self._width = 0
 
     def close(self) -> None:
-        """Ends the progress line, which stays on the screen."""
+        """Ends the progress line and leaves it on the screen."""
         if self._live and self._width:
             self._stream.write("\n")
             self._stream.flush()
@@ -205,11 +208,11 @@ class Meter:
     """Turns finished steps into tokens/s, MFU, wall time, dollars and time left.
 
     Args:
-      tokens_per_step: tokens of a global batch.
-      flops_palm, flops_causal: FLOPs a token in both conventions.
-      peak_flops: FLOP/s of all devices together. None: unknown, and MFU is left out.
+      tokens_per_step: the number of tokens in a global batch.
+      flops_palm, flops_causal: FLOPs a token, counted by the PaLM convention and with causal attention.
+      peak_flops: the peak FLOP/s of all devices together; None if unknown, and then there is no MFU.
       usd_per_hour: the price of the machine.
-      wall_s: seconds that earlier starts of this run took; wall time and dollars count them.
+      wall_s: the seconds that earlier starts of this run took; wall time and dollars include them.
     """
 
     def __init__(
@@ -231,19 +234,22 @@ class Meter:
         self._paused = 0.0
 
     def pause(self, seconds: float) -> None:
-        """Leaves these seconds out of the speed, as of an evaluation. Wall time and dollars still count them."""
+        """Excludes `seconds`, such as those of an evaluation, from the speed. Wall time and dollars still include them."""
         self._paused += seconds
 
     def clock(self, step: int) -> dict[str, float]:
-        """Returns what every record has: the step, and tokens, seconds and dollars so far, over all starts of the run."""
+        """Returns the values that every record has: the step, and the tokens, seconds and dollars so far in all starts
+        of the run.
+        """
         wall = time.monotonic() - self._start
         cost = round(wall / 3600 * self._usd_per_hour, 6)
         return {"step": step, "tokens": step * self._tokens_per_step, "wall_s": round(wall, 3), "cost_usd": cost}
 
     def measure(self, step: int, total: int) -> dict[str, float]:
-        """Returns `clock`, and the speed since the last call: tokens/s, MFU and seconds left to step `total`.
+        """Returns the values of `clock` and the speed since the last call: tokens/s, MFU and the seconds left until
+        step `total`.
 
-        The first call returns no speed, which would include the compilation.
+        The first call returns no speed, since that would include the compilation.
         """
         ended = time.monotonic()
         record = self.clock(step)
@@ -261,12 +267,12 @@ class Recorder:
     """Brings the metrics of steps from the device to metrics.jsonl, the loggers and the progress line.
 
     Args:
-      meter: adds speed, dollars and time left.
-      writer: None on all processes but the first, which alone writes and shows anything.
+      meter: computes speed, dollars and time left.
+      writer: the writer of metrics on the first process, which alone writes and shows anything; None on the others.
       first: the first step of this start. It is always logged, and so is the last.
       steps: the last step of the run.
-      every_steps: how often a step is logged.
-      reads: metrics to read at every step. The others are read at logged steps only.
+      every_steps: the number of steps from one logged step to the next.
+      reads: the names of metrics to read at every step. The others are read at logged steps only.
     """
 
     def __init__(
@@ -285,14 +291,14 @@ class Recorder:
         self._progress = Progress(steps)
 
     def fetch(self, step: int, metrics: dict) -> None:
-        """Starts to copy what `read` will need to the host. The copies wait for the step; this call does not."""
+        """Starts to copy the metrics that `read` will need to the host. The copies wait for the step; this call does not."""
         for name in metrics if self._due(step) else self._reads:
             metrics[name].copy_to_host_async()
 
     def read(self, step: int, metrics: dict) -> dict[str, float]:
-        """Waits until a step is done, and returns its metrics: `reads`, or all if the step is logged.
+        """Waits until a step is done, and returns its metrics: all if the step is logged, else those in `reads`.
 
-        A step is logged if a line is due, or if it skipped its update.
+        A step is logged if a log line is due, or if its update was skipped.
         """
         record = {name: float(metrics[name]) for name in self._reads}
         if not self._due(step) and not record["skipped_in_a_row"] > 0:
@@ -306,7 +312,7 @@ class Recorder:
         return record
 
     def add(self, step: int, name: str, figures: dict[str, float]) -> None:
-        """Writes and shows figures that belong to a step, such as held-out losses."""
+        """Writes and shows more figures of a step, such as held-out losses."""
         if self._writer:
             self._writer.write(self._meter.clock(step) | figures)
         parts = [f"{key.removeprefix('val/')} {value:.4f}" for key, value in figures.items()]
@@ -318,7 +324,7 @@ class Recorder:
             self._progress.message(text)
 
     def pause(self, seconds: float) -> None:
-        """Leaves these seconds out of the speed."""
+        """Excludes `seconds` from the speed."""
         self._meter.pause(seconds)
 
     def close(self) -> None:
@@ -330,7 +336,7 @@ class Recorder:
 
 
 def make_meter(model: ModelConfig, train: TrainConfig, hardware: HardwareConfig, wall_s: float = 0.0) -> Meter:
-    """Returns the meter of a run on all devices of this program. Its earlier starts took `wall_s` seconds."""
+    """Returns the meter of a run on all devices of this program. `wall_s`: the seconds that the run's earlier starts took."""
     per_token = flops.flops_per_token(model, train.seq_len)
     peak = hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
     return Meter(

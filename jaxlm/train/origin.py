@@ -1,6 +1,6 @@
-"""Where weights come from: the checkpoint of a run, or a folder whose format a reader knows.
+"""Opens weights to start from: the checkpoint of a run, or a folder whose format a reader knows.
 
-Everything is lazy: nothing is read until `params` or `state` is called, and then leaf by leaf, straight into the shards.
+Nothing is read before `params` or `state` is called. They read leaf by leaf, straight into the shards.
 """
 
 import dataclasses
@@ -20,14 +20,14 @@ from jaxlm.train.checkpoints.store import Checkpointer
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Weights from elsewhere.
+    """Weights to start from.
 
     Attributes:
-      config: of the model.
-      tokenizer: reads the tokenizer that goes with it.
-      provenance: what identifies the weights, for the ledger: `path`, and of a run `step`.
-      params: (shapes, shardings) -> the model's parameters. Raises RunError where they are damaged.
-      state: (shapes, shardings) -> the train state; None where there is none, as in a folder of weights.
+      config: the config of the model.
+      tokenizer: a function that reads the model's tokenizer.
+      provenance: what identifies the weights in the ledger: `path`, and `step` for a run's checkpoint.
+      params: (shapes, shardings) -> the model's parameters. Raises RunError if they are damaged.
+      state: (shapes, shardings) -> the train state; None if there is none, as in a folder of weights.
     """
 
     config: Config
@@ -41,10 +41,10 @@ Reader = Callable[[pathlib.Path], Origin | None]  # None: the folder is of anoth
 
 
 def open(path: str | pathlib.Path, checkpoint: str | int = "latest", readers: Sequence[Reader] = ()) -> Origin:
-    """The weights in a folder: a run of ours, or what one of the readers knows.
+    """Opens the weights in a folder: a jaxlm run, or a format that one of the readers knows.
 
     Args:
-      checkpoint: "latest", "best" or a step, of a run.
+      checkpoint: which checkpoint of a run: "latest", "best" or a step.
 
     Raises:
       ConfigError: there is no such folder, checkpoint or format.

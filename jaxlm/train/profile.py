@@ -1,8 +1,8 @@
-"""`config.profile.steps=A:B`: traces steps A to B of a run, and shows what their time was spent on.
+"""Traces steps A to B of a run (`profile.steps=A:B`), and shows what their time was spent on.
 
-Every process traces its own devices. The trace goes to WORKDIR/profile (with several processes to WORKDIR/profile/process_N)
-as TensorBoard's profile plugin reads it, with a perfetto_trace.json.gz for https://ui.perfetto.dev. The host waits for the
-device before the first traced step and after the last, and nowhere else.
+Every process traces its own devices. It writes the trace to WORKDIR/profile (if there are several processes, to
+WORKDIR/profile/process_N) in the format of TensorBoard's profile plugin, with a perfetto_trace.json.gz for
+https://ui.perfetto.dev. The host waits for the device only before the first traced step and after the last.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ from jaxlm.train.loop import Ending, Hook, Moment
 
 
 def check(config: ProfileConfig, first: int) -> None:
-    """Raises ConfigError if the steps to trace begin before `first`, the next step of the run."""
+    """Raises ConfigError if the steps to trace begin before `first`, the first step that this start will do."""
     if config.window and config.window[0] < first:
         raise ConfigError(
             f"config.profile.steps={config.steps} begins before step {first}, the next of this run: name later steps"
@@ -23,14 +23,14 @@ def check(config: ProfileConfig, first: int) -> None:
 
 
 class Trace(Hook):
-    """Ends the trace of some steps and shows a summary. The hook `begin` starts it.
+    """Ends the trace and shows a summary. The hook `begin` starts the trace.
 
     This hook runs before all others and `begin` after them, so that only steps are traced. As a context manager it also ends
     the trace if the loop fails.
 
     Args:
-      window: first and last step to trace; None: no trace.
-      folder: WORKDIR/profile.
+      window: the first and the last step to trace; None for no trace.
+      folder: the path WORKDIR/profile.
     """
 
     name = "trace"

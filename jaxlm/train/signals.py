@@ -1,4 +1,4 @@
-"""SIGTERM and ctrl-C as a wish to stop after the step."""
+"""Takes SIGTERM and ctrl-C as a request to stop after the current step."""
 
 import logging
 import os
@@ -11,10 +11,10 @@ from jax.experimental import multihost_utils
 
 
 class StopSignal:
-    """SIGTERM and SIGINT (ctrl-C) as a wish to stop after the step, agreed on by all processes. Use it in a `with`.
+    """Turns SIGTERM and SIGINT (ctrl-C) into a request to stop after the current step. Use it in a `with`.
 
-    A second SIGINT ends the process at once. With several processes JAX's own preemption notice takes SIGTERM (a
-    Python handler never sees it), so ctrl-C is passed on as SIGTERM and all processes stop at the same step.
+    A second SIGINT ends the process at once. If there are several processes, JAX's own preemption notice takes SIGTERM
+    (a Python handler never sees it). So this class turns ctrl-C into SIGTERM, and all processes stop at the same step.
     """
 
     def __init__(self):
@@ -33,7 +33,7 @@ class StopSignal:
             signal.signal(number, handler)
 
     def requested(self, step: int) -> bool:
-        """True if the run is to stop after this step; with several processes all get the same answer at the same step."""
+        """True if the run must stop after `step`. All processes get the same answer at the same step."""
         if jax.process_count() > 1:
             return multihost_utils.reached_preemption_sync_point(step)
         return self._asked.is_set()

@@ -1,4 +1,4 @@
-"""Says and records what is about to run, when a run starts."""
+"""Shows and records what is about to run, when a run starts."""
 
 import dataclasses
 import pathlib
@@ -21,9 +21,9 @@ def announce(model: ModelConfig, train: TrainConfig, params: dict, mesh: Mesh, d
     """Shows the table of parameters, the model, the devices, and how long the run is.
 
     Args:
-      model: with nothing left at "auto".
+      model: the model's config, with nothing left at "auto".
       train: the run's length and batch.
-      params: what is trained, by collection, or its shapes.
+      params: the trained variables, by collection, or their shapes.
       mesh: all devices of the run.
       done: how many steps are done already.
     """
@@ -39,7 +39,7 @@ def announce(model: ModelConfig, train: TrainConfig, params: dict, mesh: Mesh, d
 
 
 def stacked_shapes(params: dict) -> dict:
-    """Returns shapes of the parameters, those of all layers stacked as `layers`. So a table of them is short."""
+    """Returns the shapes of the parameters. All layers are stacked into one, `layers`, so that a table of them is short."""
     layers = [part for name, part in params.items() if tree.layer_of(name) is not None]
     rest = {name: part for name, part in params.items() if tree.layer_of(name) is None}
     stack = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(layers), *x.shape), x.dtype), layers[0])
@@ -49,14 +49,14 @@ def stacked_shapes(params: dict) -> dict:
 def begin(
     folder: pathlib.Path, asked: Config, config: Config, data_sha256: str, mesh: Mesh, done: int
 ) -> metrics.Writer:
-    """Records this start in the ledger, and opens and returns the writer of metrics. For the first process only.
+    """Records this start in the ledger, and returns the open writer of metrics. Only the first process calls it.
 
     Args:
       folder: the run's folder.
-      asked: the config with "auto" as the user left it. It goes to config.json, so that `sample` on another machine chooses
-        for that machine.
-      config: with nothing left at "auto".
-      data_sha256: of the data's manifest.
+      asked: the config with "auto" as the user left it. It goes to config.json, so that `sample` on another machine
+        chooses for that machine.
+      config: the config with nothing left at "auto".
+      data_sha256: the sha256 of the data's manifest.
       mesh: all devices of the run.
       done: how many steps are done already.
     """
@@ -69,13 +69,15 @@ def begin(
 def make_recorder(
     config: Config, writer: metrics.Writer | None, done: int, watches: Sequence[Watch]
 ) -> metrics.Recorder:
-    """Returns the recorder of a run whose next step is `done` + 1. It counts the time of earlier starts.
+    """Returns the recorder of a run whose next step is `done` + 1.
+
+    Its wall time and dollars include the earlier starts of the run.
 
     Args:
-      config: with nothing left at "auto".
-      writer: None on all processes but the first.
+      config: the config with nothing left at "auto".
+      writer: the writer of metrics on the first process; None on the others.
       done: how many steps are done already.
-      watches: the recorder reads at every step what they ask for.
+      watches: the watches over the metrics. The recorder reads the metrics in their `reads` at every step.
     """
     wall_s = writer.last.get("wall_s", 0.0) if writer else 0.0
     meter = metrics.make_meter(config.model, config.train, config.hardware, wall_s)

@@ -1,13 +1,13 @@
-"""What looks at every step's metrics and may end a run."""
+"""The watches, which look at every step's metrics and may end a run."""
 
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.loop import STOPPED, Ending, Watch
 
 
 class NonFinite(Watch):
-    """Stops a run after `limit` updates in a row whose loss or gradient was not finite; 0 = never.
+    """Stops a run if the loss or the gradient of `limit` updates in a row was not finite; 0 means never.
 
-    The last good checkpoint stays the newest: the state after many skipped steps is not better.
+    Saves no checkpoint then, since the state after many skipped updates is no better than the last checkpoint.
     """
 
     reads = ("skipped_in_a_row",)
@@ -23,7 +23,7 @@ class NonFinite(Watch):
 
 
 class SaveInFlight(Watch):
-    """Has the checkpointer look after the save in flight: a failed one is known at the next step."""
+    """Calls `Checkpointer.check` after every step, so that a failed save is noticed at the next step."""
 
     def __init__(self, checkpointer: Checkpointer):
         self._checkpointer = checkpointer

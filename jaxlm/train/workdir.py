@@ -1,4 +1,4 @@
-"""Makes the run's folder, and refuses to start a run that can't work or does not belong in it."""
+"""Makes the run's folder, and raises ConfigError if the run can't work or does not belong in that folder."""
 
 import dataclasses
 import pathlib
@@ -28,7 +28,7 @@ _OPTIM_STATE_KEYS = ("name", "mu_dtype", "full_precision")
 
 
 def check(config: Config, mesh: Mesh) -> pathlib.Path:
-    """Makes all checks that need no data, and returns the run's folder. Raises ConfigError if one fails."""
+    """Makes all checks that need no data, and returns the run's folder. Raises ConfigError if a check fails."""
     folder = workdir(config.workdir)
     size = config.train.microbatch_size if config.train.microbatch_size > 0 else config.train.batch_size
     sharding.check_batch(mesh, **{"train.microbatch_size": size, "eval.batch_size": config.eval.batch_size})
@@ -42,7 +42,7 @@ def check(config: Config, mesh: Mesh) -> pathlib.Path:
 
 
 def workdir(path: str) -> pathlib.Path:
-    """Returns the run's folder, which it makes if need be. Raises ConfigError if the path is empty or can't be made."""
+    """Returns the run's folder. Makes it if it is missing. Raises ConfigError if the path is empty or can't be made."""
     if not path:
         raise ConfigError("no folder for this run: give --config.workdir=DIR")
     folder = pathlib.Path(path)
@@ -54,7 +54,7 @@ def workdir(path: str) -> pathlib.Path:
 
 
 def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) -> None:
-    """Raises ConfigError if the config offloads to the host's memory, but the device can't read that."""
+    """Raises ConfigError if the config offloads to the host's memory and the device can't read that memory."""
     asked = [name for name, section in (("optim", optim), ("model", model)) if section.offload]
     if asked and "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
         raise ConfigError(
@@ -63,14 +63,14 @@ def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) ->
 
 
 def check_same_model(folder: pathlib.Path, model: ModelConfig) -> None:
-    """Raises ConfigError if this is not the model of the folder's checkpoints."""
+    """Raises ConfigError if `model` differs from the model of the folder's checkpoints."""
     free = _FREE_MODEL_KEYS + (("max_seq_len",) if model.family == "llama" else ())
     keys = [field.name for field in dataclasses.fields(model) if field.name not in free]
     _check_same(folder, "model", model, keys)
 
 
 def check_same_optimizer(folder: pathlib.Path, optim: OptimConfig) -> None:
-    """Raises ConfigError if this optimizer's state has other arrays than that in the folder's checkpoints."""
+    """Raises ConfigError if this optimizer's state has other arrays than the state in the folder's checkpoints."""
     _check_same(folder, "optim", optim, _OPTIM_STATE_KEYS)
 
 

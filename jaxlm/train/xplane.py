@@ -1,11 +1,11 @@
 """Reads a trace of JAX's profiler (`.xplane.pb`): how much of a step's time each operation and each class of them took.
 
-A trace holds an event for each run of an operation on a device, and the compiled programs. The class of an operation
-follows from its place in the model (`jax.named_scope`) and from its program.
+A trace holds the compiled programs, and one event for each time that a device ran an operation. The class of an
+operation follows from its place in the model (`jax.named_scope`) and from its program.
 
-Each instant belongs to the operation that runs then; several that run at once share it equally. Communication gets only
-the instants without computation, since behind computation it costs nothing. Instants without any operation are idle. So the
-shares of all classes add up to 1.
+Each instant belongs to the operation that runs then. If several run at once, they share the instant equally.
+Communication gets only the instants without computation, since it costs nothing while computation runs. Instants
+without any operation are idle. So the shares of all classes add up to 1.
 
 It reads traces of CPUs ("/host:CPU", an event for each thunk) and GPUs ("/device:GPU:n", a line for each stream). The format
 is XLA's xplane.proto: `jax.profiler.ProfileData` reads the events, `_fields` the programs.
@@ -35,9 +35,9 @@ class Instruction:
     """An instruction of a compiled program.
 
     Attributes:
-      opcode: HLO's, such as `fusion`.
-      scope: `jit(train_step)/jvp(Llama)/LlamaBlock/attn/dot_general`, or "".
-      target: of a custom call, or "".
+      opcode: the opcode in HLO, such as `fusion`.
+      scope: the place in the program, such as `jit(train_step)/jvp(Llama)/LlamaBlock/attn/dot_general`, or "".
+      target: the function that a custom call calls; "" for other instructions.
       product: True for a matrix product, or a fusion that holds one.
     """
 
@@ -60,13 +60,13 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """All operations of one name and place, by step and device.
+    """All operations with the same name and place, as a mean over steps and devices.
 
     Attributes:
-      name: of the operations, without their numbers.
-      place: in the model, such as `attn/attention/exp (backward)`.
-      kind: one of CLASSES.
-      seconds, runs: of them all together, in one step on one device.
+      name: the name of the operations, without their numbers.
+      place: their place in the model, such as `attn/attention/exp (backward)`.
+      kind: their class, one of CLASSES.
+      seconds, runs: the time of all of them together and how often they ran, in one step on one device.
     """
 
     name: str
@@ -81,9 +81,9 @@ class Profile:
     """How the time of a step was spent.
 
     Attributes:
-      seconds: of one step: the time from the first traced operation to the last, divided by the steps.
-      shares: of that time, by class (CLASSES).
-      rows: all operations, those with the most time first.
+      seconds: the time of one step: from the first traced operation to the last, divided by the number of steps.
+      shares: class (one of CLASSES) -> its share of `seconds`.
+      rows: all operations, sorted by their time, the longest first.
     """
 
     seconds: float
@@ -92,7 +92,7 @@ class Profile:
 
 
 def classify(event: Event) -> str:
-    """Returns the class of an operation, judged by its name and its instruction: one of CLASSES, never idle."""
+    """Returns the class of an operation from its name and its instruction: one of CLASSES, never idle."""
     found = event.instruction or Instruction("", "")
     names = f"{event.name} {found.target}"
     if _COMMUNICATION.search(names):
@@ -108,7 +108,7 @@ def summarise(events: typing.Iterable[Event], steps: int) -> Profile:
     """Returns the mean profile of a step, over `steps` steps and all devices.
 
     Raises:
-      ValueError: there is no event.
+      ValueError: `events` is empty.
     """
     by_device: dict[str, list[Event]] = collections.defaultdict(list)
     for event in events:
@@ -151,7 +151,7 @@ def _base(name: str) -> str:
 
 
 def place(scope: str) -> str:
-    """Returns a scope without names of classes and JAX's wrappers: `attn/attention/exp (backward)`."""
+    """Returns a scope without the names of modules' classes and JAX's wrappers, such as `attn/attention/exp (backward)`."""
     parts = [re.sub(r"^(?:(?:transpose|jvp|vmap|remat)\()*([^()]*)\)*$", r"\1", part) for part in scope.split("/")]
     parts = [part for part in parts if not _NOT_A_PLACE.search(part)]
     passes = [word for word, mark in (("backward", "transpose("), ("recomputed", "rematted")) if mark in scope]
@@ -159,7 +159,7 @@ def place(scope: str) -> str:
 
 
 def read(path: pathlib.Path) -> list[Event]:
-    """Returns the operations in an `.xplane.pb`: those of its GPUs, or of the CPU if there are none."""
+    """Returns the operations in an `.xplane.pb`: those of the GPUs, or those of the CPU if there is no GPU."""
     programs = instructions(path.read_bytes())
     planes = list(ProfileData.from_file(str(path)).planes)
     devices = [plane for plane in planes if plane.name.startswith("/device:")]

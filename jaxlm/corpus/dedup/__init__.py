@@ -1,5 +1,4 @@
-"""Stages that look at all documents together: exact and near duplicates, lines and paragraphs that come again.
+"""Stages that compare all documents: exact and near duplicates, repeated lines and paragraphs.
 
-Memory holds a task's share of the corpus at most: the tables of hashes lie on disk, and DuckDB joins them within
-`prepare.memory_gb`.
+The tables of hashes are on disk, and DuckDB joins them within `prepare.memory_gb`.
 """

@@ -1,4 +1,4 @@
-"""Exact duplicates: texts that differ in spacing and case alone. The best-ranked copy stays.
+"""Finds exact duplicates: texts that differ only in spacing and case. The best-ranked copy stays.
 
 Sorts on disk and reads in order, because grouping would hold every distinct text in memory.
 """
@@ -16,9 +16,9 @@ _BATCH = 1 << 16
 
 
 def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
-    """Reads `sign/*.parquet`.
+    """Finds the exact duplicates in `sign/*.parquet`, and writes one row to `exact.parquet` for each document to remove.
 
-    Writes every document to remove, with the one that stays, to `exact.parquet`: (doc, keeper, keeper_id).
+    The columns are doc (the removed document), keeper (the copy that stays) and keeper_id (the id of that copy).
     """
     sign = f"read_parquet({quoted(folder / 'sign/*.parquet')})"
     rows = connection.sql(f"SELECT h0, h1, doc FROM {sign} WHERE exact ORDER BY h0, h1, rank, tie, doc")

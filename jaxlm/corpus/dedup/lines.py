@@ -1,10 +1,10 @@
-"""Lines and paragraphs that many documents have: boilerplate of a site, and passages that were copied.
+"""Finds and removes lines and paragraphs that many documents have: boilerplate of a site, and copied passages.
 
-A line that at least `min_documents` and a share of `min_share` of a site's documents have is removed from all of them
-(menus, notices, footers). A paragraph of `min_paragraph_chars` or more that occurs again anywhere stays in the best-
-ranked document alone (as in CCNet, Wenzek et al. 2019, and C4's three-sentence spans). A paragraph is one line here, so
-that text wrapped at 80 columns has none. Code (fenced or indented) and table rows stay; documents of source code
-(metadata "format") are left out.
+A line is removed from all documents of a site (menus, notices, footers) if at least `min_documents` of them, and at
+least a share `min_share`, have it. A paragraph of `min_paragraph_chars` or more that occurs in several documents stays
+only in the best-ranked one (as in CCNet, Wenzek et al. 2019, and C4's three-sentence spans). A paragraph is one line
+here, so that text wrapped at 80 columns has none. Code (fenced or indented) and table rows stay; documents of source
+code (metadata "format") are left out.
 """
 
 import pathlib
@@ -18,7 +18,7 @@ from jaxlm.corpus.dedup.sql import best_ranked, quoted
 
 
 def keys(text: str, source: str, site: str, settings: dict) -> Iterator[tuple[int, bool]]:
-    """Yields (hash, True for a paragraph) of what may be removed from a text, each once."""
+    """Yields (hash, True if it is a paragraph) for each line and paragraph that may be removed from a text, each once."""
     found = (_key(line, source, site, settings) for line, prose in _marked(text) if prose)
     yield from dict.fromkeys(key for key in found if key)
 
@@ -52,9 +52,9 @@ _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 
 
 def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, min_documents: int, min_share: float) -> None:
-    """Reads `lines/*.parquet`.
+    """Finds the repeated lines and paragraphs in `lines/*.parquet`, and writes those to remove to `lines.parquet`.
 
-    Writes what to remove from the documents that stay to `lines.parquet`: (doc, key), sorted by doc.
+    The columns are (doc, key), sorted by doc. Only documents that stay are listed.
     """
     connection.execute(f"""
         CREATE TEMP VIEW here AS SELECT s.doc, s.rank, s.tie, s.site
@@ -79,10 +79,9 @@ def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, min_docume
 
 
 def remove(text: str, source: str, site: str, settings: dict, going: set[int], *, headings: bool) -> tuple[str, int]:
-    """Removes the lines and paragraphs whose keys are in `going`. Returns the text, and how many there were.
+    """Removes the lines and paragraphs whose keys are in `going`. Returns the text, and how many were removed.
 
-    Closes up the blank lines around them. If `headings` (they begin with "#"), removes a heading too that has nothing
-    left under it.
+    Also removes the blank lines around them, and if `headings`, each heading ("#") that has no text left under it.
     """
     kept: list[str] = []
     count, cut = 0, False  # cut: something has gone since the last line that stayed

@@ -1,8 +1,8 @@
-"""Near duplicates: MinHash-LSH finds candidates, their sketches decide, and chains are resolved from their best end.
+"""Finds near duplicates: MinHash-LSH finds candidate pairs, sketches decide, and chains are resolved from the best document.
 
-Of documents that resemble one another the best-ranked stays, and removes only those that resemble *it*: with A ~ B ~ C but
-not A ~ C, A stays, B goes and C stays. This is the lexicographically first maximal independent set of the graph of similar
-pairs, found in rounds of joins.
+Among similar documents the best-ranked stays, and only documents similar to *it* are removed: if A ~ B ~ C but not A ~
+C, A stays, B is removed and C stays. This is the lexicographically first maximal independent set of the graph of
+similar pairs, found in rounds of joins.
 """
 
 import collections
@@ -75,14 +75,14 @@ def _similar_pairs(bucket: np.ndarray, threshold: float, sketches: "Sketches") -
 
 
 class Sketches:
-    """Reads sketches by document, with a bounded number of open files. Not memory-mapped, which would count as memory."""
+    """Reads sketches by document, with a bounded number of open files. Does not map files, which would count as memory."""
 
     def __init__(self, folder: pathlib.Path, open_files: int = 256):
         self._folder, self._limit = folder / "sketch", open_files
         self._open: collections.OrderedDict[int, typing.BinaryIO] = collections.OrderedDict()
 
     def read(self, doc: int, start: int, length: int) -> np.ndarray:
-        """Returns uint32[length], see `signatures.sketch`."""
+        """Returns the sketch of a document, uint32[length]; see `signatures.sketch`."""
         task = doc >> ROW_BITS
         if task not in self._open:
             if len(self._open) >= self._limit:
@@ -93,9 +93,10 @@ class Sketches:
 
 
 def resolve(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path) -> None:
-    """Reads `pairs/*.parquet`; writes every document to remove, with the one that it resembles, to `near.parquet`.
+    """Decides from `pairs/*.parquet` which documents are removed as near duplicates.
 
-    Columns: (doc, keeper, keeper_id).
+    Writes one row to `near.parquet` for each: doc (the removed document), keeper (the similar document that stays),
+    keeper_id (the id of that document).
     """
     connection.execute(f"""
         CREATE TEMP TABLE pairs AS SELECT DISTINCT better, worse FROM read_parquet({quoted(folder / "pairs/*.parquet")});

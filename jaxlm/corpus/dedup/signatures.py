@@ -1,7 +1,7 @@
 """Hashes of a text: its words, its shingles, MinHash bands and a sketch (Broder 1997; LSH banding: Leskovec et al., ch. 3).
 
-Vectorised over the code points of the text: a document costs microseconds and no Python loop. Letters: W words, S distinct
-shingles, P permutations, B bands.
+Vectorised over the code points of the text: no Python loop runs over them. Legend: W words, S distinct shingles, P
+permutations, B bands.
 """
 
 import functools
@@ -15,13 +15,13 @@ _CHUNK = 1 << 14  # shingles hashed at a time, so that the table of permutations
 
 
 def normalised_hash(text: str) -> tuple[int, int]:
-    """Returns 128 bits as two uint64. They are equal for texts that differ in spacing and case alone."""
+    """Returns 128 bits as two uint64, which are equal for texts that differ only in spacing and case."""
     digest = hashlib.blake2b(" ".join(text.casefold().split()).encode("utf-8", "replace"), digest_size=16).digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
 
 def hash64(text: str) -> int:
-    """Returns a uint64 of a string that is the same in every process."""
+    """Returns a hash of a string, a uint64, which is the same in every process."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little")
 
 
@@ -80,9 +80,9 @@ def word_hashes(text: str) -> np.ndarray:
 
 
 def shingles(words: np.ndarray, n: int) -> np.ndarray:
-    """Returns the distinct hashes of `n` words in a row, sorted.
+    """Returns the distinct hashes of all runs of `n` words, sorted: uint64[S].
 
-    Uint64[S]. One hash of all words if there are fewer than `n`.
+    If there are fewer than `n` words, returns one hash of all of them.
     """
     if not len(words):
         return np.empty(0, np.uint64)
@@ -108,8 +108,8 @@ def _permutations(count: int) -> tuple[np.ndarray, np.ndarray]:
 def band_hashes(shingles_S: np.ndarray, bands: int, rows: int) -> np.ndarray:
     """Returns a hash for each band, uint64[B].
 
-    In a given band, two documents of similarity J have the same hash with probability J**rows. Multiply-shift hashes
-    (Dietzfelbinger et al. 1997), of each the smallest over the shingles.
+    In a given band, two documents of similarity J have the same hash with probability J**rows. Each of the band's
+    `rows` values is the smallest multiply-shift hash (Dietzfelbinger et al. 1997) over the shingles.
     """
     a, b = _permutations(bands * rows)
     lowest_P = np.full(bands * rows, np.iinfo(np.uint64).max, np.uint64)
@@ -123,7 +123,10 @@ def band_hashes(shingles_S: np.ndarray, bands: int, rows: int) -> np.ndarray:
 
 
 def sketch(shingles_S: np.ndarray) -> np.ndarray:
-    """Returns the document's smallest shingle hashes, sorted: uint32[<= SKETCH], a uniform sample of its shingles."""
+    """Returns a uniform sample of the document's shingles: the SKETCH smallest hashes, or all if there are fewer.
+
+    The hashes are cut to their high 32 bits: uint32[<= SKETCH], sorted, distinct.
+    """
     return _distinct((shingles_S[: 2 * SKETCH] >> np.uint64(32)).astype(np.uint32))[:SKETCH]
 
 

@@ -1,4 +1,4 @@
-"""DuckDB, which joins and sorts tables on disk within a stated memory."""
+"""Connects to DuckDB, which joins and sorts tables on disk within a stated memory."""
 
 import contextlib
 import pathlib
@@ -10,7 +10,7 @@ import duckdb
 
 @contextlib.contextmanager
 def connect(folder: pathlib.Path, memory_gb: float, threads: int) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yields a DuckDB that spills to `folder` beyond `memory_gb`."""
+    """Yields a connection to a DuckDB that spills to `folder` if it needs more than `memory_gb`."""
     (folder / "spill").mkdir(parents=True, exist_ok=True)
     # A place of its own: DuckDB names files by process, and machines share the disk.
     with tempfile.TemporaryDirectory(dir=folder / "spill", ignore_cleanup_errors=True) as spill:
@@ -32,5 +32,5 @@ def quoted(path: pathlib.Path | str) -> str:
 
 
 def best_ranked(column: str) -> str:
-    """Returns SQL that gives the `column` of a group's best-ranked document, in a state of fixed size."""
+    """Returns SQL for the `column` of a group's best-ranked document, which needs memory of a fixed size."""
     return f"arg_min({column}, (rank::UHUGEINT << 64) | tie::UHUGEINT)"

@@ -1,7 +1,7 @@
-"""Tables of hashes on disk: what deduplication needs to know of each document.
+"""Writes the tables of hashes and ranks of documents that deduplication needs.
 
 `doc` is a document's place: task << 32 | row. Documents are ranked: of two duplicates the one with the lower (`rank`,
-`tie`) stays. Both depend on the document alone, so that the order of shards and of workers does not matter.
+`tie`) stays. `rank` and `tie` depend only on the document, so that the order of shards and of workers does not matter.
 """
 
 import pathlib
@@ -17,14 +17,14 @@ ROW_BITS = 32
 
 
 class Signer:
-    """Writes what deduplication needs of one task's documents: `sign/TASK.parquet`, `sketch/TASK.u32`, `lines/TASK.parquet`.
+    """Writes the tables for one task's documents: `sign/TASK.parquet`, `sketch/TASK.u32`, `lines/TASK.parquet`.
 
     Args:
-      folder: gets these folders.
-      task: its number.
-      priority: of the source; of two duplicates the one with the higher priority stays.
+      folder: the folder to make these folders in.
+      task: the number of the task.
+      priority: the priority of the source; of two duplicates the one with the higher priority stays.
       exact: True if the source takes part in the stage `exact`.
-      near, lines: settings of these stages; None if the source leaves the stage out.
+      near, lines: the settings of these stages; None if the source leaves the stage out.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Signer:
         self._row = self._place = 0
 
     def add(self, source: str, doc_id: str, site: str, text: str, *, code: bool = False) -> None:
-        """Takes the next document; rows count from 0. With `code`, no line of the text counts as boilerplate."""
+        """Takes the next document; rows count from 0. If `code`, no line of the text counts as boilerplate."""
         doc = self._task << ROW_BITS | self._row
         self._row += 1
         h0, h1 = signatures.normalised_hash(text)

@@ -22,14 +22,14 @@ class SourceSpec:
     """A source as the config describes it.
 
     Attributes:
-      name: its name in the config; becomes metadata["source"] of its documents.
+      name: the source's name in the config, and metadata["source"] of its documents.
       path: a file, folder, glob or URL that fsspec knows, or `tfds:NAME`, `hub:REPO`, `embedded:NAME`.
-      format: "auto" (told by each file's name), or a key of `registry.FORMATS`.
+      format: a key of `registry.FORMATS`, or "auto" for the format that each file's name tells.
       text_key: the field that holds the text, in jsonl, parquet and datasets.
-      max_bytes: read at most this many bytes of text; 0 = all.
-      licences: SPDX ids of the code to keep; () = all.
-      tfds_dir: TFDS's data_dir; "" = TFDS's own default.
-      hub_dir: a folder that holds hub datasets as REPO/**; "" = ask the hub.
+      max_bytes: the most bytes of text to read; 0 for all.
+      licences: the SPDX ids of the licences whose code is kept; () for all.
+      tfds_dir: the `data_dir` of TFDS; "" for TFDS's own default.
+      hub_dir: a folder that holds hub datasets as REPO/**; "" to read from the hub.
     """
 
     name: str
@@ -49,11 +49,11 @@ class Part:
     Attributes:
       format: a key of `registry.FORMATS` or `registry.SCHEMES`.
       name: the file's path relative to the source's folder; the ids of its documents begin with it.
-      url: what to open: a local path or a URL.
+      url: the local path or URL to open.
       start, stop: a range of bytes (of examples, for datasets). The part holds the records that begin in it. stop -1 =
         to the end.
-      size: about how many bytes of input the part has.
-      file_size: bytes of the whole file as it is stored, compressed or not; 0 = unknown.
+      size: the bytes of input in the part, roughly.
+      file_size: the bytes of the whole file as stored, compressed or not; 0 if unknown.
       licence_files: for code, the licence files nearest to it.
     """
 
@@ -69,7 +69,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """What one task reads: these parts in this order, and at most `max_bytes` of text (0 = all)."""
+    """What one task reads: these parts in this order, and at most `max_bytes` bytes of text (0 for all)."""
 
     parts: tuple[Part, ...]
     max_bytes: int = 0
@@ -77,14 +77,15 @@ class Unit:
 
 @dataclasses.dataclass
 class SourceStats:
-    """Counts what was read from a source, and what was lost or repaired.
+    """Counts documents read from a source, and records skipped or repaired.
 
     Attributes:
-      documents, bytes: documents that were read, and the bytes of their texts.
+      documents, bytes: the number of documents read, and of the bytes of their texts.
       skipped: reason -> how many records were left out.
       repaired: reason -> how many records were kept in a changed form.
       examples: the first few records of each reason, as `ID: REASON`.
-      no_field: a message for the first part that has no field `text_key` at all: which fields it has. "" = no such part.
+      no_field: a message that lists the fields of the first part without a field `text_key`; "" if there is no such
+        part.
     """
 
     documents: int = 0
@@ -103,7 +104,9 @@ class SourceStats:
         self._note(self.repaired, reason, doc_id, 1)
 
     def merge(self, other: "SourceStats") -> None:
-        """Adds the counts of another unit of the source. Merged in the order of units, the examples are always the same."""
+        """Adds the counts of another unit of the source. Merge in the order of units, so that the examples are always
+        the same.
+        """
         self.documents += other.documents
         self.bytes += other.bytes
         self.no_field = self.no_field or other.no_field
@@ -122,7 +125,7 @@ class SourceStats:
             self.examples.append(example)
 
     def summary(self) -> str:
-        """Returns the counts in one line for people."""
+        """Returns the counts in one line for users."""
         line = f"{self.documents:,} documents, {self.bytes / 1e6:.1f} MB"
         for verb, counts in (("skipped", self.skipped), ("repaired", self.repaired)):
             for reason, count in counts.items():
@@ -131,9 +134,9 @@ class SourceStats:
 
 
 class Reader(typing.Protocol):
-    """What a module that reads a format must have.
+    """What a module that reads a format must define.
 
-    `GRAIN`: its files may be cut into parts at multiples of this many bytes; 0 = never.
+    `GRAIN`: the files may be cut into parts at multiples of this many bytes; 0 if they must not be cut.
     """
 
     GRAIN: int
@@ -143,7 +146,7 @@ class Reader(typing.Protocol):
 
 
 def to_text(raw: bytes, doc_id: str, stats: SourceStats) -> str:
-    """Decodes bytes: by the byte order mark if there is one, else as UTF-8.
+    """Returns bytes as text, decoded by the byte order mark if there is one, else as UTF-8.
 
     Bytes that are not UTF-8 are read as windows-1252 if they look like it; else each bad byte becomes U+FFFD. Both are
     counted in `stats` as repaired.
@@ -212,7 +215,9 @@ _DOCUMENT_FORMATS = ("text", "html", "markdown", "code")
 
 
 def known_metadata(record: collections.abc.Mapping[str, typing.Any]) -> dict[str, str]:
-    """Picks the fields of a record that documents carry as metadata, as strings. A list (of licences) becomes `A OR B`."""
+    """Returns the fields of a record that become a document's metadata, as strings. A list (of licences) becomes `A OR
+    B`.
+    """
     found = {}
     for key, fields in _FIELDS.items():
         for field in fields:

@@ -1,4 +1,4 @@
-"""Trees of source code: reads the files that git would track and whose language is known, and tells their licence."""
+"""Reads trees of source code: the files that git would track and whose language is known, with their licences."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ _LICENCE_BYTES = 1 << 16
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
     """Yields the part's file as a document.
 
-    Its id is the path; its licence is told by an SPDX header, else by the nearest licence files.
+    Its id is the path. Its licence comes from an SPDX header, or if there is none, from the nearest licence files.
     """
     raw = streams.read_whole(part)
     if isinstance(raw, streams.Damage) or _BINARY in raw[:_SNIFF_BYTES]:

@@ -1,7 +1,7 @@
 """The embedded corpus: text that every installation of jaxlm has on its disk, so that a first run needs no network.
 
-Three sources, read by parsing files (no scanned module is imported), without tests and exact duplicates, in an order
-fixed by the hash of each file's name so that a cap on bytes takes a sample of everything:
+It has three sources. They are read by parsing files (no scanned module is imported), without tests and exact
+duplicates. The hash of each file's name fixes the order, so that a limit on bytes takes a sample of everything:
 
 - prose: the language reference's help topics, and the docstrings of the standard library and of jaxlm's own
   dependencies;
@@ -57,7 +57,7 @@ _MATHEMATICAL = re.compile(
 def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
     """Returns one part for the whole source, because duplicates and `max_bytes` concern all of it.
 
-    ConfigError for an unknown name.
+    Raises ConfigError if the name is unknown.
     """
     name = _known(spec.path.removeprefix("embedded:"))
     return [Part("embedded", name, name, size=spec.max_bytes or DEFAULT_MAX_BYTES[name])]
@@ -77,10 +77,10 @@ def _known(name: str) -> str:
 
 
 def iterate_embedded(name: str, max_bytes: int | None = None) -> Iterator[tuple[str, str]]:
-    """Yields (doc_id, text) of an embedded source, about `max_bytes` in all (default: `DEFAULT_MAX_BYTES`).
+    """Yields the (doc_id, text) of each document of the embedded source `name`, until about `max_bytes` of text in all.
 
-    The doc_id is the dotted name of the object that is documented, `python-topic.NAME`, or the path of a source file.
-    Raises ConfigError for an unknown name.
+    `max_bytes` of None stands for `DEFAULT_MAX_BYTES[name]`. The doc_id is the dotted name of a documented object,
+    `python-topic.NAME` for a help topic, or the path of a source file. Raises ConfigError if `name` is unknown.
     """
     documents = {"prose": _prose, "math": _math, "code": _code}[_known(name)]()
     yield from _without_copies(documents, DEFAULT_MAX_BYTES[name] if max_bytes is None else max_bytes)

@@ -19,10 +19,10 @@ class Found:
     """A file of a source.
 
     Attributes:
-      name: its path relative to the source's folder.
-      url: what to open.
-      size: bytes; None = unknown.
-      licence_files: for code, the licence files nearest to it.
+      name: the file's path relative to the source's folder.
+      url: the local path or URL to open.
+      size: the file's bytes; None if unknown.
+      licence_files: for code, the nearest licence files.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Found:
 def filesystem(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """Returns the file system of a local path or URL, and the path on it.
 
-    ConfigError if a library for it is not installed.
+    Raises ConfigError if a library for it is not installed.
     """
     if "::" in path:
         raise ConfigError(f"source '{path}': chained URLs are not read; unpack it first")
@@ -45,12 +45,12 @@ def filesystem(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 
 def url_of(fs: fsspec.AbstractFileSystem, path: str) -> str:
-    """Returns what `streams.open_file` opens: a local path unchanged, else a URL."""
+    """Returns the name that `streams.open_file` takes: a local path unchanged, else a URL."""
     return path if isinstance(fs, LocalFileSystem) else fs.unstrip_protocol(path)
 
 
 def format_of(name: str, formats: tuple[str, ...]) -> str:
-    """Returns the format in `formats` that the file's name tells, compressed or not; "" if none does."""
+    """Returns the one of `formats` that the file's name stands for, compressed or not; "" if it stands for none."""
     plain = name.lower()
     plain = plain.removesuffix(streams.compression(plain))
     return next((f for f in formats if plain.endswith(registry.FORMATS[f][1])), "")

@@ -27,7 +27,7 @@ _REVISION = re.compile(r"hf://datasets/[^@]+@[^/]+/")
 def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
     """Returns pieces of files of about `task_bytes`, or shards.
 
-    ConfigError if there is no such dataset, configuration or split.
+    Raises ConfigError if there is no such dataset, configuration or split.
     """
     repo, config, split = _parse(spec.path)
     found = _local(spec, repo, config, split) if spec.hub_dir else _on_hub(spec, repo, config, split)

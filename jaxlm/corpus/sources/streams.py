@@ -1,7 +1,7 @@
 """Reads local and remote files as bytes, decompressed, and finds lines and records in them.
 
-A stream is an iterator of chunks of bytes, with a `Damage` wherever bytes are lost: a damaged part of a compressed file
-does not end the stream.
+A stream is an iterator of chunks of bytes, with a `Damage` in place of lost bytes, so that a damaged part of a
+compressed file does not end the stream.
 """
 
 import bz2
@@ -104,7 +104,7 @@ _ERRORS = (zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError)  # bzip2 ra
 
 @dataclasses.dataclass(frozen=True)
 class Damage:
-    """Stands in a stream where bytes are lost; `reason` says why."""
+    """Takes the place of lost bytes in a stream; `reason` says why they are lost."""
 
     reason: str
 
@@ -120,7 +120,7 @@ def compression(name: str) -> str:
 def open_file(url: str) -> typing.BinaryIO:
     """Opens a local path or a URL of fsspec for reading.
 
-    Errors of the file system pass through: no record is to blame for them.
+    Errors of the file system are not caught, since no record caused them.
     """
     if "://" not in url:
         return open(url, "rb")
@@ -201,9 +201,10 @@ def read_whole(part: Part) -> bytes | Damage:
 
 
 def lines(part: Part) -> Iterator[tuple[int, bytes | Damage]]:
-    """Yields (offset, line with its end) for the lines that begin in the part's bytes. Offsets count decompressed bytes.
+    """Yields (offset, line with its end) for the lines that begin in the part's bytes. Offsets count decompressed
+    bytes.
 
-    Where bytes are lost, the line that they belong to is lost too; a Damage takes its place.
+    If bytes are lost, their whole line is lost too; a Damage takes its place.
     """
     offset = max(part.start - 1, 0)  # one byte early: the end of the line before tells whether a line begins at start
     stream, rest, drop = chunks(part, offset), [], bool(part.start)
@@ -244,7 +245,7 @@ class Cursor:
     def fill(self) -> bool | Damage:
         """Lengthens the window by a chunk and returns True; False at the end of the stream.
 
-        Where bytes are lost, returns the Damage and leaves the window as it is.
+        If bytes are lost, returns the Damage and leaves the window unchanged.
         """
         chunk, self._unread = self._unread or next(self._stream, None), None
         if isinstance(chunk, Damage):

@@ -18,13 +18,13 @@ _SAMPLED_PART = 16
 def split_source(spec: SourceSpec, task_bytes: int, others: collections.Counter[str] | None = None) -> list[Unit]:
     """Splits a source into units of work of about `task_bytes` of input each, in a fixed order.
 
-    Lists the files and does not read them. With `spec.max_bytes`, returns units spread evenly over the source, each
-    with its share of these bytes.
+    Lists the files and does not read them. If `spec.max_bytes` is set, returns units spread evenly over the source,
+    each with its share of these bytes.
 
     Args:
-      spec: the source. The result depends on it, `task_bytes` and the names and sizes of the files alone.
-      task_bytes: input of one task.
-      others: if given, counts files of a folder that are of no known format, by suffix.
+      spec: the source. The result depends only on it, `task_bytes` and the names and sizes of the files.
+      task_bytes: the bytes of input of one task.
+      others: suffix -> count, to which files of a folder without a known format are added.
 
     Raises:
       ConfigError: there is no such source.
@@ -68,7 +68,7 @@ def read_unit(unit: Unit, spec: SourceSpec, stats: SourceStats) -> Iterator[Docu
 
 
 def find_parts(spec: SourceSpec, task_bytes: int, others: collections.Counter[str] | None = None) -> list[Part]:
-    """Returns a source's parts in order; arguments and errors as of `split_source`."""
+    """Returns a source's parts in order; arguments and errors are those of `split_source`."""
     if scheme := registry.scheme(spec.path):
         return registry.reader(scheme).parts(spec, task_bytes)
     if spec.format == "code":

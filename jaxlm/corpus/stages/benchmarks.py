@@ -1,4 +1,4 @@
-"""Reads benchmark files as items: a question, and everything else that an item says.
+"""Reads benchmark files as items. An item has a question, and the rest of its text.
 
 Knows the layouts of HellaSwag, ARC, MMLU, GSM8K, HumanEval, PIQA and most others, as their authors, the hub and
 lm-evaluation-harness publish them.

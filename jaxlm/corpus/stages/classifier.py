@@ -79,15 +79,15 @@ def train(good: list[str], bad: list[str], chars: int, folder: pathlib.Path) -> 
     """Trains a classifier and writes weights.npz and classifier.json to `folder`.
 
     Args:
-      good, bad: texts of examples.
-      chars: how many characters of each text are read.
-      folder: must exist.
+      good, bad: the texts of good and of bad examples.
+      chars: the number of characters to read of each text.
+      folder: an existing folder.
 
     Returns:
-      What classifier.json holds, the cross-validated AUC among it. The same examples give the same files.
+      The content of classifier.json, which includes the cross-validated AUC. The same examples give the same files.
 
     Raises:
-      ConfigError: the AUC is under MIN_AUC.
+      ConfigError: the AUC is below MIN_AUC.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import roc_auc_score
@@ -118,7 +118,7 @@ def train(good: list[str], bad: list[str], chars: int, folder: pathlib.Path) -> 
 def load(folder: str | pathlib.Path) -> collections.abc.Callable[[str], float]:
     """Returns the scorer that `train` saved.
 
-    A function from a text to the probability that it is good. Raises ConfigError.
+    The scorer is a function from a text to the probability that it is good. Raises ConfigError if it can't be loaded.
     """
     folder = pathlib.Path(folder).expanduser()
     try:

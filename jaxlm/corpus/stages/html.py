@@ -165,13 +165,13 @@ def _needed(group: str) -> dict[str, frozenset[bytes]]:
 
 
 def main_text(tree: HTMLTree, words: frozenset[bytes], markup: bool, comments: bool) -> tuple[str, str]:
-    """The title and the main text of a page. Changes the tree.
+    """Returns the title and the main text of a page. Changes the tree.
 
     Args:
-      tree: of the page, with a body.
-      words: of the page, as `_words` finds them.
-      markup: whether headings get "#", code a fence, tables pipes and lists "-"; else they are lines of text.
-      comments: whether what readers wrote below an article belongs to it.
+      tree: the page's tree, with a body.
+      words: the page's words, as `_words` finds them.
+      markup: True to mark headings by "#", code by a fence, tables by pipes and lists by "-".
+      comments: True to include readers' comments below an article.
     """
     body = tree.body
     headings = body.query_selector_all("h1").values()

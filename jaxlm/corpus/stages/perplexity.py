@@ -130,11 +130,11 @@ def train(reference: str, folder: pathlib.Path) -> dict:
 
     Args:
       reference: the path of a source, as in `jaxlm.corpus.sources`.
-      folder: gets ngrams.npy and perplexity.json.
+      folder: the folder to write ngrams.npy and perplexity.json to.
 
     Returns:
-      What perplexity.json holds: quantiles of bits per byte over the documents of the last tenth, from which to choose
-      limits.
+      The content of perplexity.json: quantiles of bits per byte over the documents of the last tenth, from which to
+        choose limits.
     """
     try:
         texts = [text for _, text in iterate_documents(reference, max_bytes=_MAX_BYTES)]

@@ -47,7 +47,7 @@ class StageSpec:
     Attributes:
       name: a key of `DOCUMENT_STAGES`, or one of `GLOBAL_STAGES`.
       settings: all settings of the stage.
-      inputs: a digest of the files that the settings name; "" = none.
+      inputs: a digest of the files that the settings name; "" if they name none.
     """
 
     name: str
@@ -65,7 +65,7 @@ def parse(line: str, defaults: collections.abc.Mapping[str, dict], config_key: s
     """Parses a line `NAME key=value ...`. Settings that it leaves out come from `defaults[NAME]`.
 
     Raises:
-      ConfigError: no such stage or setting. The message begins with `config_key`, the key that the line stands under.
+      ConfigError: there is no such stage or setting. The message begins with `config_key`, the config key of the line.
     """
     name, *words = line.split() or [""]
     known = [*DOCUMENT_STAGES, *GLOBAL_STAGES]
@@ -106,7 +106,7 @@ _MAY_PASS_ONE = ("per_word", "word_length", "per_byte", "mean_line_chars")  # al
 
 
 def check_ranges(name: str, settings: collections.abc.Mapping[str, typing.Any]) -> None:
-    """Raises ConfigError for a number that can't work for the stage `name`: a negative one, a share above 1."""
+    """Raises ConfigError if a number can't work for the stage `name`, such as a negative number or a share above 1."""
     for key, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue

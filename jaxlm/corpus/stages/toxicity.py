@@ -67,9 +67,9 @@ class Toxicity(Stage):
 
 
 def profanity(lines: list[str]) -> np.ndarray:
-    """Returns float[lines].
+    """Returns the probability that each line is profane, float[lines].
 
-    The probabilities of `profanity_check.predict_prob`, without the 2 ms that each call of it costs.
+    Computes the same as `profanity_check.predict_prob`, without the 2 ms that each of its calls costs.
     """
     m = _model()
     numbers = [[m.vocabulary[w] for w in _words(line.lower()) if w in m.vocabulary] for line in lines]

@@ -1,4 +1,4 @@
-"""The words and sentences of `jaxlm.corpus.words` as a tokenizer of datatrove's: `SomeFilter(language=TOKENIZER)`."""
+"""Gives datatrove's filters the words and sentences of `jaxlm.corpus.words`: `SomeFilter(language=TOKENIZER)`."""
 
 from datatrove.utils.word_tokenizers import WordTokenizer
 
@@ -6,7 +6,7 @@ from jaxlm.corpus import words
 
 
 class RegexTokenizer(WordTokenizer):
-    """Implements datatrove's interface by the functions of `jaxlm.corpus.words`."""
+    """A datatrove tokenizer that calls the functions of `jaxlm.corpus.words`."""
 
     def word_tokenize(self, text: str) -> list[str]:
         return words.split(text)

@@ -1,7 +1,7 @@
 """Checkpoints by Orbax: asynchronous, rotated, verified. Any mesh restores what another one wrote.
 
-`checkpoints/<step>/` holds `params` (apart, so that sampling and export read nothing else), `train` (the optimizer's state
-and counters) and `meta` (step, resolved config, fingerprint of the data, a digest of every array).
+`checkpoints/<step>/` holds `params` (the only item that sampling and export read), `train` (the optimizer's state and
+the counters) and `meta` (step, resolved config, fingerprint of the data, digest of every array).
 
     store    saves and restores                 layout   turns a state into a checkpoint's items, and back
     digest   one number for an array            keep     chooses which checkpoints to delete

@@ -1,4 +1,4 @@
-"""Tells a damaged checkpoint from one that can't be read just now."""
+"""Tells apart damaged checkpoints and checkpoints that can't be read for another reason."""
 
 import contextlib
 import json
@@ -12,16 +12,16 @@ _WORDS = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "FAILED_PRECONDITION", "INVA
 
 
 class CorruptCheckpointError(RunError):
-    """A checkpoint whose arrays are not those that were saved."""
+    """Raised for a checkpoint whose arrays differ from the saved ones."""
 
 
 @contextlib.contextmanager
 def reading(step: int) -> typing.Iterator[None]:
-    """Turns any error of the block, which reads checkpoint `step`, into an error of one line.
+    """Turns any error in its `with` block, which reads checkpoint `step`, into an error with a message of one line.
 
     Raises:
       CorruptCheckpointError: the checkpoint is damaged.
-      RunError: it can't be read for another reason (memory, permissions, a device).
+      RunError: the checkpoint can't be read for another reason (memory, permissions, a device).
     """
     try:
         yield

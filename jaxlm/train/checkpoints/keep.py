@@ -1,4 +1,4 @@
-"""Chooses which checkpoints to delete, and which is the best."""
+"""Chooses the checkpoints to delete, and finds the best one."""
 
 import typing
 
@@ -9,8 +9,8 @@ def obsolete(steps: typing.Sequence[int], losses: typing.Mapping[int, float], co
     """Returns the steps to delete: all but the newest `keep_last`, the best `keep_best` and multiples of `keep_every`.
 
     Args:
-      steps: of the checkpoints on disk.
-      losses: step -> held-out loss. A step without one is never among the best.
+      steps: the steps of the checkpoints on disk.
+      losses: step -> held-out loss. A step that is absent is never among the best.
       config: `config.checkpoint`.
     """
     newest = sorted(steps)[-config.keep_last :]
@@ -21,5 +21,5 @@ def obsolete(steps: typing.Sequence[int], losses: typing.Mapping[int, float], co
 
 
 def best(steps: typing.Sequence[int], losses: typing.Mapping[int, float]) -> int | None:
-    """Returns the step with the lowest held-out loss, the earliest of equals; None if none was evaluated."""
+    """Returns the step with the lowest held-out loss (the earliest if several are equal); None if no step was evaluated."""
     return min((losses[step], step) for step in steps if step in losses)[1] if losses.keys() & set(steps) else None

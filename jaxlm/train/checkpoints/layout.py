@@ -1,7 +1,7 @@
-"""Turns a train state into the items of a checkpoint, and back. Orbax restores no other tree than it saved.
+"""Turns a train state into the items of a checkpoint, and back. Orbax restores only a tree with the saved structure.
 
-Each trained collection is an item of its own name, such as `params`. The item `train` holds the optimizer's state and the
-counters, and `running` if the objective has any.
+Each trained collection is an item with the collection's name, such as `params`. The item `train` holds the optimizer's
+state and the counters, and `running` if the objective adapts scalars.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ _COUNTERS = ("step", "skipped", "skipped_in_a_row")
 
 
 def to_items(state: TrainState) -> dict[str, dict]:
-    """Returns the items of a checkpoint by name. The state's leaves may be arrays, shapes or shardings."""
+    """Returns name -> item, the items of a checkpoint. The state's leaves may be arrays, shapes or shardings."""
     train = {"opt_state": state.opt_state} | {name: getattr(state, name) for name in _COUNTERS}
     if state.running:
         train["running"] = state.running
@@ -20,7 +20,7 @@ def to_items(state: TrainState) -> dict[str, dict]:
 
 
 def from_items(items: dict[str, dict], like: TrainState) -> TrainState:
-    """Returns the state that these items hold, with the collections that `like` has."""
+    """Returns the state that `items` hold, with the same collections as `like`."""
     train = items["train"]
     return dataclasses.replace(
         like,

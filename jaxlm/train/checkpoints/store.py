@@ -25,9 +25,9 @@ class Checkpointer:
 
     Args:
       directory: `WORKDIR/checkpoints`.
-      config: which checkpoints to keep; None: all.
-      losses: step -> held-out loss, which decides which are the best. The caller may add to it later.
-      read_only: True: nothing is written, as in programs that only restore.
+      config: `config.checkpoint`, which says which checkpoints to keep; None keeps all.
+      losses: step -> held-out loss, by which the best checkpoints are chosen. The caller may add steps later.
+      read_only: True for programs that only restore; nothing is then written.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class Checkpointer:
             self._delete([path for path in self.directory.glob(f"*{_DELETING}")])  # a crash left them half gone
 
     def save(self, state: TrainState, meta: dict) -> bool:
-        """Starts to save `state` as the checkpoint of its step. Returns False if there is one already.
+        """Starts to save `state` as the checkpoint of its step. Returns False if that checkpoint exists already.
 
-        It waits for the save before this one, the digests and the copy to the host. A thread then writes the files.
+        Waits for the previous save, the digests and the copy to the host. A thread then writes the files.
 
         Args:
-          state: on the devices; its memory may be reused as soon as this returns.
-          meta: JSON to save beside the arrays.
+          state: the state, on the devices. Its memory may be reused as soon as `save` returns.
+          meta: JSON values to save beside the arrays.
 
         Raises:
-          RunError: the disk was full, now or at the end of the save before this one.
+          RunError: the disk was full during this save or at the end of the previous one.
         """
         self.wait()
         step = int(state.step)
@@ -78,15 +78,19 @@ class Checkpointer:
             return self._manager.save(step, args=ocp.args.Composite(**args))
 
     def check(self) -> None:
-        """Finishes the save in flight if it is over, else does nothing. Cheap: the loop calls it after every step.
+        """Finishes the current save if its files are written, else does nothing. Cheap: the loop calls it after every step.
 
-        To finish is to raise the error that made the save fail, or to delete the checkpoints that need not be kept any more.
+        To finish a save means: raise its error if it failed, else delete the checkpoints that need not be kept any
+        more.
         """
         if self._saving is not None and not self._manager.is_saving_in_progress():
             self.wait()
 
     def wait(self) -> None:
-        """Waits until the save in flight is on disk, then deletes what need not be kept. Raises if the save failed."""
+        """Waits until the current save is on disk, then deletes checkpoints that need not be kept.
+
+        Raises if the save failed.
+        """
         with self._disk_errors():
             self._manager.wait_until_finished()
         if self._saving is not None:
@@ -94,7 +98,7 @@ class Checkpointer:
             self._rotate()
 
     def close(self) -> None:
-        """Waits for the save in flight and all deletions, then closes Orbax. A second call does nothing."""
+        """Waits for the current save and all deletions, then closes Orbax. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -140,11 +144,14 @@ class Checkpointer:
         self._deleting = [*(t for t in self._deleting if t.is_alive()), thread]
 
     def steps(self) -> list[int]:
-        """Returns the steps of the checkpoints on disk, ascending. Those still being written or deleted are not among them."""
+        """Returns the steps of the checkpoints on disk, ascending, without those still being written or deleted."""
         return sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdigit())
 
     def find(self, which: str | int) -> int:
-        """Returns the step that "latest", "best" or a number means. Raises ConfigError if there is no such checkpoint."""
+        """Returns the step of the checkpoint `which`: "latest", "best" or a step.
+
+        Raises ConfigError if there is no such checkpoint.
+        """
         steps = self.steps()
         if not steps:
             raise ConfigError(f"no checkpoints in {self.directory}: train first")
@@ -154,16 +161,16 @@ class Checkpointer:
         return int(step)
 
     def meta(self, step: int) -> dict:
-        """Returns what was saved beside the arrays: `config`, `fingerprint`, `digests`, ..."""
+        """Returns the dict that was saved beside the arrays: `config`, `fingerprint`, `digests`, ..."""
         with reading(step):
             return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
 
     def restore(self, step: int, abstract: TrainState, shardings: TrainState) -> TrainState:
-        """Restores the state of `step`, laid out as `shardings` says. The mesh need not be the one that wrote it.
+        """Restores the state of `step`, laid out as `shardings` says. Another mesh may have written the checkpoint.
 
         Raises:
-          CorruptCheckpointError: an array is not the one that was saved, or a file is damaged.
-          RunError: it can't be read for another reason.
+          CorruptCheckpointError: an array differs from the saved one, or a file is damaged.
+          RunError: the checkpoint can't be read for another reason.
         """
         items = self._restore(step, layout.to_items(_with_shardings(abstract, shardings)))
         return layout.from_items(items, like=abstract)
@@ -171,11 +178,11 @@ class Checkpointer:
     def restore_latest(self, abstract: TrainState, shardings: TrainState) -> tuple[TrainState, dict]:
         """Restores the newest checkpoint that is not damaged. Returns (state, meta).
 
-        Newer ones, which are damaged, are moved to `WORKDIR/damaged/` with a warning. If all are damaged none is moved, so
-        that a run never starts anew by accident.
+        Moves newer checkpoints, which are damaged, to `WORKDIR/damaged/` with a warning. If all checkpoints are damaged
+        it moves none, so that a run never starts from scratch by accident.
 
         Raises:
-          CorruptCheckpointError: all are damaged.
+          CorruptCheckpointError: all checkpoints are damaged.
           RunError: a checkpoint can't be read for another reason (memory, permissions, a device), or one of several
             processes can't read its part. Nothing is moved.
         """
@@ -196,7 +203,7 @@ class Checkpointer:
         )
 
     def restore_params(self, step: int, abstract: dict, shardings: dict) -> dict:
-        """Restores the collection "params" alone. Raises as `restore` does."""
+        """Restores only the collection "params". Raises the same errors as `restore`."""
         return self._restore(step, {"params": _with_shardings(abstract, shardings)})["params"]
 
     def _set_aside(self, step: int) -> None:
