@@ -223,7 +223,7 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
     verb, workdir = VERBS[name], _workdir(overrides)
     found = config_files.find(word) if word else None
     if found and found.kind in ("model", "documents"):
-        raise ConfigError(_not_taken(name, found))
+        raise ConfigError(_not_taken(name, word, found))
     if found and found.kind == "run":
         if workdir and pathlib.Path(workdir).resolve() != found.path.resolve():
             raise ConfigError(f"two runs: {word} and --config.workdir={workdir}; give one of them")
@@ -247,12 +247,12 @@ def _of_run(folder: pathlib.Path, overrides: list[str]) -> config_dict.ConfigDic
     return config
 
 
-def _not_taken(name: str, found: config_files.Found) -> str:
+def _not_taken(name: str, word: str, found: config_files.Found) -> str:
     """Why a verb can't work on what a plain argument names, and how to go on."""
-    path, takes = found.path, f"jaxlm {name} takes a config or the folder of a run"
+    path, takes = word, f"jaxlm {name} takes a config or the folder of a run"
     if found.kind == "model":
         return f"{path} is a model in Hugging Face's format; {takes}"
-    if any((path / made).is_file() for made in ("manifest.json", "prepared.json")):
+    if any((found.path / made).is_file() for made in ("manifest.json", "prepared.json")):
         return f"{path} holds data that jaxlm made; {takes}, and --config.data.dir={path}"
     if name == "prepare":
         return f"{path} is no config and no run: name documents in a config file, as configs/data/techdocs.py does"

@@ -1,5 +1,6 @@
 """Handles the processes of one program: starts them, prints from the first one only, and makes all fail if one fails."""
 
+import json
 import os
 import typing
 
@@ -136,3 +137,17 @@ def together(
         if colon:
             raise errors[int(kind)](f"process {process}: {message}")
     return result
+
+
+def from_first(make: typing.Callable[[], T]) -> T:
+    """Returns on all processes what `make` returns on the first one, which alone calls it: a value that JSON can hold.
+
+    For what is decided by files: on a network file system two processes may see different ones. Raises as `together`.
+    """
+    value = together(make, first_only=True)
+    if jax.process_count() == 1:
+        return value
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int64(text.size)))
+    text = text if jax.process_index() == 0 else np.zeros(size, np.uint8)
+    return json.loads(bytes(multihost_utils.broadcast_one_to_all(text)))

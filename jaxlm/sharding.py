@@ -225,11 +225,17 @@ def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
     return np.unique(np.concatenate([np.arange(batch_size)[index] for index in indices.values()]))
 
 
-def to_global(batch: dict[str, np.ndarray], mesh: Mesh, batch_size: int) -> dict[str, jax.Array]:
-    """Returns global arrays of `batch_size` rows, given the rows that `local_rows` lists for this process, in that order."""
-    sharding, rows = batch_sharding(mesh), local_rows(mesh, batch_size)
+def to_global(
+    batch: dict[str, np.ndarray], mesh: Mesh, batch_size: int, shardings: dict[str, NamedSharding] | None = None
+) -> dict[str, jax.Array]:
+    """Returns global arrays of `batch_size` rows, given the rows that `local_rows` lists for this process, in that order.
 
-    def place(x: np.ndarray) -> jax.Array:
+    Args:
+      shardings: of each array, rows over data x fsdp in all of them; None: all are tokens, see `batch_sharding`.
+    """
+    rows = local_rows(mesh, batch_size)
+
+    def place(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
         def part(index: tuple[slice, ...]) -> np.ndarray:
             first, last, _ = index[0].indices(batch_size)
             # The rows of one device are neighbours in the global batch, so they are in `x` too.
@@ -238,4 +244,5 @@ def to_global(batch: dict[str, np.ndarray], mesh: Mesh, batch_size: int) -> dict
 
         return jax.make_array_from_callback((batch_size, *x.shape[1:]), sharding, part)
 
-    return jax.tree.map(place, batch)
+    shardings = shardings or dict.fromkeys(batch, batch_sharding(mesh))
+    return {name: place(x, shardings[name]) for name, x in batch.items()}

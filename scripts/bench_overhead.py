@@ -29,6 +29,7 @@ from jaxlm import sharding
 from jaxlm.config import Config, resolve
 from jaxlm.config_files import load
 from jaxlm.data import loader, rows, shards
+from jaxlm.objectives import base
 from jaxlm.step.state import TrainState
 from jaxlm.train import hooks, loop, metrics, signals, watches
 from jaxlm.train.batches import LoaderBatches
@@ -168,7 +169,7 @@ def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds:
         steps=t.steps,
         train_step=train_step,
         frozen={},
-        batches=LoaderBatches(batches, mesh, t.batch_size),
+        batches=LoaderBatches(batches, mesh, base.token_shapes(config, mesh)),
         hooks=[hooks.Save(saver, config.checkpoint.every_steps, {})],
         watches=[watches.SaveInFlight(saver), watches.NonFinite(config.train.max_nonfinite_steps)],
         recorder=recorder,

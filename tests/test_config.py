@@ -144,6 +144,21 @@ def test_gpt2_refuses_gqa_and_rows_longer_than_its_positions():
         resolve("train.seq_len=2048", name="gpuburnout_134m")
 
 
+def test_a_misspelt_key_of_a_section_in_a_file_is_met_with_the_key_that_was_meant(tmp_path):
+    file = tmp_path / "mine.py"
+    lines = [
+        "from jaxlm.configs import base",
+        "def get_config():",
+        "    c = base.get_config()",
+        "    c.model.n_layrs = 3",
+    ]
+    file.write_text("\n".join([*lines, "    c.data.path = 'x'", "    return c"]))
+    with pytest.raises(
+        ConfigError, match=r"unknown key config\.model\.n_layrs; did you mean config\.model\.n_layers\?"
+    ):
+        config.resolve(config_files.load(str(file)))
+
+
 @pytest.mark.parametrize("name", ["adamw8bit", "adafactor"])
 def test_a_first_moment_in_bfloat16_is_for_those_that_have_one(name):
     with pytest.raises(ConfigError, match="mu_dtype=bfloat16 is for adamw and muon"):

@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxlm import tree
 from jaxlm.config import Config
-from jaxlm.objectives import base, lm
+from jaxlm.objectives import lm
 from jaxlm.step import parts
 
 
@@ -30,21 +31,30 @@ class Placement:
     replicated: bool
 
 
+MakeParts = Callable[[Config, Mesh | AbstractMesh], parts.Parts]
+
+
+def pretraining(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
+    """Returns the parts of pretraining."""
+    return parts.make(config, mesh, lm.make)
+
+
 def lower_step(
-    config: Config, mesh: Mesh | AbstractMesh, objective: base.Maker = lm.make
+    config: Config, mesh: Mesh | AbstractMesh, make_parts: MakeParts = pretraining
 ) -> tuple[jax.stages.Lowered, list[Placement]]:
     """Lowers the train step of a config for a mesh.
 
     Args:
       config: the config, with `model.attention` and `model.dtype` set (not auto).
       mesh: the mesh; its devices may be absent.
-      objective: makes the objective; next-token prediction by default.
+      make_parts: makes the parts of another kind of training.
 
     Returns:
       The lowered step (`.compile()` compiles it) and the placement of each parameter.
     """
-    made = parts.make(config, mesh, objective)
-    return made.lower(), placements(made.abstract.params["params"], made.shardings.params["params"])
+    made = make_parts(config, mesh)
+    variables, shardings = made.frozen | made.abstract.params, made.frozen_shardings | made.shardings.params
+    return made.lower(), placements(tree.merge(variables), tree.merge(shardings))
 
 
 def memory_of(compiled: jax.stages.Compiled) -> int:

@@ -17,7 +17,6 @@ from jax.sharding import Mesh
 from jaxlm import sharding
 from jaxlm.config import Config, RunError
 from jaxlm.console import gigabytes
-from jaxlm.objectives import base, lm
 from jaxlm.plan import lower
 
 REMATS = ("none", "names", "dots", "full")  # from the fastest to the most frugal
@@ -100,15 +99,15 @@ class Compiler:
     It keeps no programs: if a candidate is compiled again, its program comes from JAX's compile cache.
     """
 
-    def __init__(self, config: Config, mesh: Mesh, limit_bytes: float, objective: base.Maker = lm.make):
+    def __init__(self, config: Config, mesh: Mesh, limit_bytes: float, make_parts: lower.MakeParts = lower.pretraining):
         self.limit_bytes = limit_bytes
-        self._config, self._mesh, self._objective = config, mesh, objective
+        self._config, self._mesh, self._make_parts = config, mesh, make_parts
         self._needs: dict[Candidate, int | None] = {}
 
     def compile(self, candidate: Candidate) -> tuple[jax.stages.Compiled | None, int | None]:
         """Returns (the compiled step, the bytes that it needs on a device); (None, None) if the compiler runs out of memory."""
         try:
-            lowered, _ = lower.lower_step(candidate.applied(self._config), self._mesh, self._objective)
+            lowered, _ = lower.lower_step(candidate.applied(self._config), self._mesh, self._make_parts)
             compiled = lowered.compile()
         except RuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
@@ -132,7 +131,9 @@ class Compiler:
         return self._needs[candidate]
 
 
-def fit(config: Config, mesh: Mesh, say: typing.Callable[[str], None], objective: base.Maker = lm.make) -> Config:
+def fit(
+    config: Config, mesh: Mesh, say: typing.Callable[[str], None], make_parts: lower.MakeParts = lower.pretraining
+) -> Config:
     """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit these devices.
 
     All processes get the same values. Raises RunError if nothing fits. See `resolve`.
@@ -140,7 +141,7 @@ def fit(config: Config, mesh: Mesh, say: typing.Callable[[str], None], objective
     if not undecided(config):
         return config  # asks neither the machine for its memory, which it may not know (off Linux), nor the other processes
     limit = min(multihost_utils.process_allgather(memory_limit(config.tune.memory_gb)).ravel().tolist())
-    return resolve(config, mesh, limit, say, objective)
+    return resolve(config, mesh, limit, say, make_parts)
 
 
 def undecided(config: Config) -> bool:
@@ -153,7 +154,7 @@ def resolve(
     mesh: Mesh,
     limit_bytes: float,
     log: typing.Callable[[str], None],
-    objective: base.Maker = lm.make,
+    make_parts: lower.MakeParts = lower.pretraining,
 ) -> Config:
     """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit into memory.
 
@@ -166,7 +167,7 @@ def resolve(
       mesh: the devices that the step will run on.
       limit_bytes: the bytes of one device's memory that a step may take.
       log: called with a line that names the choice.
-      objective: makes the objective of the step to compile.
+      make_parts: makes the parts of another kind of training.
 
     Raises:
       RunError: nothing fits.
@@ -178,7 +179,7 @@ def resolve(
     sizes = microbatch_sizes(config, ways) if auto_size else [config.train.microbatch_size]
     large = [size for size in sizes if size * config.train.seq_len >= ways * FULL_SPEED_TOKENS]
     remats = REMATS if auto_remat else (config.model.remat,)
-    m, compiler = config.model, Compiler(config, mesh, limit_bytes, objective)
+    m, compiler = config.model, Compiler(config, mesh, limit_bytes, make_parts)
     start = Candidate(sizes[0], remats[0], m.attention, m.scan_layers, config.loss.tile_tokens)
     for choices, remat in itertools.product((large, sizes), remats):
         size = _largest(compiler, dataclasses.replace(start, remat=remat), choices)

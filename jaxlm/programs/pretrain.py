@@ -36,11 +36,13 @@ def batches(ready: Ready, done: int) -> LoaderBatches:
     order, mesh, d = ready.data, ready.parts.mesh, ready.config.data
     local = sharding.local_rows(mesh, order.batch_size)
     read = together(lambda: loader.open_train(order, d, row_indices=local, start_step=done))
-    return LoaderBatches(read, mesh, order.batch_size)
+    return LoaderBatches(read, mesh, ready.parts.batch())
 
 
-def held_out(ready: Ready) -> loss.Evaluator:
-    """Returns the function that measures held-out loss and bits per byte by source."""
+def held_out(ready: Ready) -> loss.Evaluator | None:
+    """Returns the function that measures held-out loss and bits per byte by source; None if no text is held out."""
     c, order = ready.config, ready.data
+    if not any(order.data.stream(source, "val").tokens > 1 for source in order.mixture):
+        return None
     sizes = {"seq_len": order.seq_len, "tile": c.loss.tile_tokens}
     return loss.make(ready.parts.model, order.data, order.mixture, ready.parts.mesh, c.eval, **sizes)

@@ -13,7 +13,7 @@ from jaxlm.processes import say
 def run(config: Config, args: argparse.Namespace) -> int:
     """Prints each prompt with its continuation. The prompts come from --prompt, or if there is none, from the config."""
     if not config.workdir:
-        raise ConfigError("which run? give --config.workdir=DIR")
+        raise ConfigError("which run? jaxlm sample RUN, the folder of a run (or --config.workdir=RUN)")
     prompts = args.prompt or list(config.sample.prompts)
     if not prompts:
         raise ConfigError('nothing to continue: give --prompt="TEXT", again for more than one')

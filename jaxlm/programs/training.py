@@ -7,6 +7,7 @@ import typing
 from collections.abc import Callable
 
 import jax
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxlm import processes
 from jaxlm.config import Config
@@ -16,13 +17,13 @@ from jaxlm.eval import samples
 from jaxlm.models import hardware
 from jaxlm.objectives import base
 from jaxlm.plan import tune
-from jaxlm.processes import say, together
+from jaxlm.processes import from_first, say, together
 from jaxlm.step import parts as parts_lib
 from jaxlm.step.state import TrainState
 from jaxlm.train import hooks, ledger, loop, metrics, profile, signals, start, watches, workdir
 from jaxlm.train.checkpoints.store import Checkpointer
 
-EXIT_CODES = {loop.DONE: 0, loop.ROLL_BACK: 1, loop.STOPPED: 3, loop.PREEMPTED: 4}
+EXIT_CODES = {loop.DONE: 0, loop.ROLL_BACK: 3, loop.STOPPED: 3, loop.PREEMPTED: 4}
 
 
 class Data(typing.Protocol):
@@ -51,13 +52,21 @@ class Task:
       objective: (model, config) -> the objective to minimise.
       data: config -> the open data, which it makes first if it is missing. Called on all processes.
       batches: (ready, done) -> the batches of the steps after `done`.
-      held_out: ready -> a function `variables -> metrics`.
+      held_out: ready -> a function `variables -> metrics`; None if no text is held out.
+      adapter: what to train instead of the model's parameters, if anything.
+      origin: config -> the weights to begin from; None for new ones.
     """
 
     objective: base.Maker
     data: Callable[[Config], Data]
     batches: Callable[[Ready, int], loop.Batches]
-    held_out: Callable[[Ready], Callable[[base.Variables], dict[str, float]]]
+    held_out: Callable[[Ready], Callable[[base.Variables], dict[str, float]] | None]
+    adapter: parts_lib.Adapter | None = None
+    origin: Callable[[Config], parts_lib.Weights | None] = lambda config: None
+
+    def parts(self, config: Config, mesh: Mesh | AbstractMesh) -> parts_lib.Parts:
+        """Returns the parts of a config for this kind of training."""
+        return parts_lib.make(config, mesh, self.objective, self.adapter)
 
 
 def run(config: Config, task: Task) -> int:
@@ -70,13 +79,13 @@ def run(config: Config, task: Task) -> int:
         if held := together(lambda: ledger.lock(folder), first_only=True):
             stack.callback(held.close)
         data = task.data(config)
-        config = tune.fit(config, mesh, say, task.objective)
-        ready = Ready(config, parts_lib.make(config, mesh, task.objective), data)
+        config = tune.fit(config, mesh, say, task.parts)
+        ready = Ready(config, task.parts(config, mesh), data)
         sample = together(lambda: samples.make(config.sample, config.seed, ready.parts.model, data.data, folder))
-        losses = metrics.held_out_losses(folder / "metrics.jsonl")
+        losses = dict(from_first(lambda: list(metrics.held_out_losses(folder / "metrics.jsonl").items())))
         checkpointer = Checkpointer(folder / "checkpoints", config.checkpoint, losses=losses)
         stack.callback(checkpointer.close)  # a save in flight is finished, also when the loop failed
-        state, frozen, interrupted = _first_state(ready, checkpointer)
+        state, frozen, interrupted = _first_state(ready, task, checkpointer)
         done = int(state.step)
         meta = {"config": dataclasses.asdict(config), "fingerprint": data.fingerprint()}
         save = hooks.Save(checkpointer, config.checkpoint.every_steps, meta)
@@ -107,14 +116,14 @@ def run(config: Config, task: Task) -> int:
     return EXIT_CODES[ending.code]
 
 
-def _first_state(ready: Ready, checkpointer: Checkpointer) -> tuple[TrainState, base.Variables, bool]:
+def _first_state(ready: Ready, task: Task, checkpointer: Checkpointer) -> tuple[TrainState, base.Variables, bool]:
     """The state to train from, the frozen variables, and True if its checkpoint says that its step's hooks were not run."""
-    parts = ready.parts
+    parts, origin = ready.parts, task.origin(ready.config)
     if not checkpointer.steps():
-        return *parts.create(), False
+        return *parts.create(origin), False
     state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings)
     check_fingerprint(meta["fingerprint"], ready.data.fingerprint())
-    return state, parts.create()[1] if parts.frozen else {}, meta.get("interrupted", False)
+    return state, parts.load_frozen(origin), meta.get("interrupted", False)
 
 
 def _say_ending(ending: loop.Ending, folder: pathlib.Path) -> None:

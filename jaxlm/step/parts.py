@@ -71,18 +71,22 @@ class Parts:
         Each array is created in its shards, so no device ever holds more than its part. The model's parameters come
         from `origin` if it is given, else from `config.seed`. Everything else comes from the seed.
         """
-        given = {}
-        if origin:
-            abstract, placed = self.abstract.params | self.frozen, self.shardings.params | self.frozen_shardings
-            given = {"params": origin.params(abstract["params"], placed["params"])}
 
-        def make(given: Variables, key: jax.Array) -> tuple[TrainState, Variables]:
-            trained, frozen = (
-                {name: given.get(name, part) for name, part in parts.items()} for parts in self.init(key)
-            )
-            return state_lib.init(trained, self.tx, self.objective.running), frozen
+        def make(given: Variables, key: jax.Array) -> TrainState:
+            return state_lib.init(self.init(key)[0] | given, self.tx, self.objective.running)
 
-        made = jax.jit(make, out_shardings=(self.shardings, self.frozen_shardings), donate_argnums=0)
+        given = _read(origin, self.abstract.params, self.shardings.params)
+        made = jax.jit(make, out_shardings=self.shardings, donate_argnums=0)
+        with jax.set_mesh(self.mesh):
+            state = made(given, jax.random.key(self.config.seed))
+        return state, self.load_frozen(origin)
+
+    def load_frozen(self, origin: Weights | None = None) -> Variables:
+        """Returns the frozen variables alone, as `create` does: for a state that comes from a checkpoint."""
+        given = _read(origin, self.frozen, self.frozen_shardings)
+        if given.keys() == self.frozen.keys():
+            return given
+        made = jax.jit(lambda given, key: self.init(key)[1] | given, out_shardings=self.frozen_shardings)
         with jax.set_mesh(self.mesh):
             return made(given, jax.random.key(self.config.seed))
 
@@ -113,6 +117,13 @@ class Parts:
         jitted = self.jit()  # out here: it makes a key, which can't be where the mesh's devices are absent
         with jax.set_mesh(self.mesh):
             return jitted.lower(self.frozen, self.abstract, self.batch())
+
+
+def _read(origin: Weights | None, abstract: Variables, shardings: Variables) -> Variables:
+    """Returns the model's parameters from the origin, if there is one and these collections have them; else {}."""
+    if origin is None or "params" not in abstract:
+        return {}
+    return {"params": origin.params(abstract["params"], shardings["params"])}
 
 
 def make(

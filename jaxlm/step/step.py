@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxlm import sharding, tree
-from jaxlm.config import Config
-from jaxlm.objectives.base import Batch, Objective, Sums, Variables
+from jaxlm.config import Config, ConfigError, TrainConfig
+from jaxlm.objectives.base import Batch, Objective, Running, Sums, Variables
 from jaxlm.step.state import TrainState
 
 Metrics = dict[str, jax.Array]
@@ -35,7 +35,7 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
     """
     dtype = jnp.dtype(config.model.dtype)
     key = jax.random.key(config.seed)
-    microbatches = config.train.batch_size // objective.updates // config.train.microbatch_size
+    microbatches = _microbatches(config.train, objective.updates)
 
     def update(frozen: Variables, state: TrainState, batch: Batch, key: jax.Array | None) -> tuple[TrainState, Metrics]:
         sums, grads = _gradients(objective, frozen, cast(state.params, dtype), batch, key, microbatches)
@@ -43,14 +43,11 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
         scale = 1.0 / jnp.where(sums.weight > 0, sums.weight, 1.0)
         loss = sums.loss * scale
         grads, norms, grad_norm = _clip(grads, scale, config.optim.clip_norm)
-        opt_state = state.opt_state
-        if config.optim.offload:
-            opt_state = jax.device_put(opt_state, jax.memory.Space.Device)
         # Not `optax.apply_if_finite`, which takes a bad update in the end; nor a choice between the old and the new state
         # afterwards, which would hold both: `tx` leaves each moment as it is where `ok` is false.
         ok = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         with jax.named_scope("optimizer"):
-            updates, opt_state = tx.update(grads, opt_state, params, ok=ok)
+            updates, opt_state = tx.update(grads, state.opt_state, params, ok=ok)
         lr = rates(state.step + 1)
         updates = jax.tree.map(lambda rate, u: jax.tree.map(lambda u: -rate * u, u), lr, updates)
         params = jax.tree.map(lambda p, u: jnp.where(ok, p + u, p), params, updates)
@@ -73,12 +70,35 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
     def train_step(frozen: Variables, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         # The key of a step follows from its number, so that a resumed run draws what an uninterrupted one does.
         step_key = jax.random.fold_in(key, state.step) if config.model.dropout else None
-        state, metrics = updated(frozen, state, batch, step_key)
-        state = dataclasses.replace(state, step=state.step + 1, running=objective.adapt(state.running, metrics))
-        metrics |= {"skipped": state.skipped, "skipped_in_a_row": state.skipped_in_a_row}
-        return state, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)
+        opt_state = state.opt_state
+        if config.optim.offload:
+            opt_state = jax.device_put(opt_state, jax.memory.Space.Device)
+        after, metrics = updated(frozen, dataclasses.replace(state, opt_state=opt_state), batch, step_key)
+        running = _adapted(objective, state, after, metrics)
+        metrics |= {"skipped": after.skipped, "skipped_in_a_row": after.skipped_in_a_row}
+        after = dataclasses.replace(after, step=state.step + 1, running=running)
+        return after, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)
 
     return train_step
+
+
+def _adapted(objective: Objective, before: TrainState, after: TrainState, metrics: Metrics) -> Running:
+    """What the objective adapts, after a step; as it was if an update of the step was not finite."""
+    good = after.skipped == before.skipped
+    adapted = objective.adapt(before.running, metrics)
+    return jax.tree.map(lambda new, old: jnp.where(good, new, old), adapted, before.running)
+
+
+def _microbatches(train: TrainConfig, updates: int) -> int:
+    """Returns the number of microbatches of an update. Raises ConfigError if they do not divide its rows."""
+    rows, left = divmod(train.batch_size, updates)
+    size = min(train.microbatch_size, rows)
+    if left or rows % size:
+        raise ConfigError(
+            f"train.batch_size={train.batch_size} in {updates} updates a step must be whole microbatches of "
+            f"train.microbatch_size={train.microbatch_size} rows each"
+        )
+    return rows // size
 
 
 Update = typing.Callable[[Variables, TrainState, Batch, jax.Array | None], tuple[TrainState, Metrics]]

@@ -1,16 +1,14 @@
 """The hooks that run between two steps: checkpoints, held-out loss, samples. (The hooks for a trace are in `profile`.)"""
 
+import math
 import pathlib
 from collections.abc import Callable, Sequence
 
-import jax
-import numpy as np
-from jax.experimental import multihost_utils
-
 from jaxlm.config import EvalConfig, SampleConfig
 from jaxlm.objectives.base import Variables
+from jaxlm.processes import from_first
 from jaxlm.train.checkpoints.store import Checkpointer
-from jaxlm.train.loop import Ending, Hook, Moment
+from jaxlm.train.loop import ROLL_BACK, Ending, Hook, Moment
 from jaxlm.train.metrics import HELD_OUT
 
 
@@ -36,8 +34,8 @@ class Save(Hook):
         self._checkpointer.save(moment.state, self._meta)
 
     def close(self, moment: Moment, ending: Ending) -> None:
-        if ending.keep:
-            self._checkpointer.save(moment.state, self._meta)  # nothing where the step was saved already
+        if ending.keep and ending.code != ROLL_BACK:
+            self._checkpointer.save(moment.state, self._meta)  # does nothing if the step was saved already
         self._checkpointer.close()
 
 
@@ -45,7 +43,7 @@ class HeldOut(Hook):
     """Measures the held-out loss.
 
     Args:
-      evaluate: variables -> metrics.
+      evaluate: variables -> metrics; None if no text is held out, and then the hook is never due.
       losses: step -> `val/loss`, by which the best checkpoints are chosen. The hook adds each new loss to it.
     """
 
@@ -53,7 +51,7 @@ class HeldOut(Hook):
 
     def __init__(
         self,
-        evaluate: Callable[[Variables], dict[str, float]],
+        evaluate: Callable[[Variables], dict[str, float]] | None,
         every_steps: int,
         config: EvalConfig,
         losses: dict[int, float],
@@ -61,15 +59,15 @@ class HeldOut(Hook):
         self._evaluate, self._every, self._at_start, self._losses = evaluate, every_steps, config.at_start, losses
 
     def due(self, step: int, end: int) -> bool:
-        return step == end or _multiple(step, self._every) or (step == 0 and self._at_start)
+        wanted = step == end or _multiple(step, self._every) or (step == 0 and self._at_start)
+        return wanted and self._evaluate is not None
 
     def done(self, step: int) -> bool:
         return step in self._losses
 
     def __call__(self, moment: Moment) -> dict[str, float]:
         found = self._evaluate(moment.variables)
-        if HELD_OUT in found:
-            self._losses[moment.step] = found[HELD_OUT]
+        self._losses[moment.step] = found.get(HELD_OUT, math.nan)
         return found
 
 
@@ -107,10 +105,8 @@ def owed(hooks: Sequence[Hook], step: int, end: int, interrupted: bool = False) 
         so; today the run's files tell it.
     """
     due = [hook for hook in hooks if hook.due(step, end)]
-    open_ = np.asarray([interrupted or not hook.done(step) for hook in due], bool)
-    if jax.process_count() > 1:
-        open_ = multihost_utils.broadcast_one_to_all(open_)
-    return [hook for hook, still in zip(due, open_, strict=True) if still]
+    undone = from_first(lambda: [interrupted or not hook.done(step) for hook in due])
+    return [hook for hook, still in zip(due, undone, strict=True) if still]
 
 
 def _multiple(step: int, every: int) -> bool:

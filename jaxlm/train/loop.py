@@ -2,7 +2,11 @@
 
 The host never waits for the step that it has just sent to the device. It reads the metrics of step N - 1, and only
 those that a log line or a watch needs, after it has sent step N. It sends the batch of step N + 1 while step N runs.
-Only hooks wait for the device.
+Only hooks, and batches that are made from the state, wait for the step just sent.
+
+With several processes, every process runs this loop, and all must come to the same end at the same step: what a hook or
+a watch decides must follow from what all processes see alike (metrics, steps), or be taken from the first process
+(`processes.from_first`).
 """
 
 import dataclasses
@@ -30,7 +34,7 @@ class Ending:
       code: DONE: all steps are done. STOPPED: the run should not go on as it is. PREEMPTED: the same command continues
         the run. ROLL_BACK: the run should continue from an earlier checkpoint and skip the batches that spoiled it.
       why: the reason in one line, for the user.
-      keep: True if the state is worth a checkpoint.
+      keep: True if the state is worth a checkpoint. That of a ROLL_BACK never is.
     """
 
     code: str
@@ -40,7 +44,10 @@ class Ending:
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """What hooks see between two steps: `state` is the train state after `step` steps; `say` shows a line to the user."""
+    """What hooks see between two steps: `state` is the train state after `step` steps; `say` shows a line to the user.
+
+    The next step takes the memory of `state`: a hook must not hold on to its arrays.
+    """
 
     step: int
     state: TrainState
@@ -57,7 +64,10 @@ class Batches(typing.Protocol):
     """Gives the batches of successive steps."""
 
     def __call__(self, state: TrainState) -> Batch:
-        """Returns the batch of step `state.step` + 1, on the mesh. A loader ignores the state; rollouts are sampled with it."""
+        """Returns the batch of step `state.step` + 1, on the mesh. A loader ignores the state; rollouts are sampled with it.
+
+        The step takes the memory of `state`: it must not be held on to.
+        """
 
     def close(self) -> None:
         """Stops threads and processes."""
@@ -86,7 +96,7 @@ class Hook:
         return False
 
     def close(self, moment: Moment, ending: Ending) -> None:
-        """Called when the run ends, as planned or not."""
+        """Called when the loop ends, whatever the ending; not after an exception."""
 
 
 class Watch:

@@ -71,14 +71,18 @@ def read(path: pathlib.Path) -> dict[int, dict]:
 
 
 def held_out_losses(path: pathlib.Path) -> dict[int, float]:
-    """Returns step -> the last `val/loss` of that step; {} if there is no file. Skips lines that are not JSON."""
+    """Returns step -> the last `val/loss` of each step that was evaluated, NaN if it was not finite; {} without a file.
+
+    Skips lines that are not JSON.
+    """
     losses = {}
     with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as lines:
         for line in lines:
             with contextlib.suppress(ValueError):
-                record = json.loads(line) if f'"{HELD_OUT}"' in line else {}
-                if record.get(HELD_OUT) is not None:
-                    losses[record["step"]] = record[HELD_OUT]
+                record = json.loads(line) if '"val/' in line else {}
+                if record:
+                    loss = record.get(HELD_OUT)
+                    losses[record["step"]] = math.nan if loss is None else loss
     return losses
 
 

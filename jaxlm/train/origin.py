@@ -55,7 +55,10 @@ def open(path: str | pathlib.Path, checkpoint: str | int = "latest", readers: Se
     for read in readers:
         if origin := read(folder):
             return origin
-    raise ConfigError(f"no run in {path}: it has no config.json" if folder.is_dir() else f"no folder {path}")
+    if not folder.is_dir():
+        raise ConfigError(f"no folder {path}")
+    absent = "config.json" if not (folder / "config.json").is_file() else "checkpoints: train first"
+    raise ConfigError(f"no run to begin from in {path}: it has no {absent}")
 
 
 def _run(folder: pathlib.Path, checkpoint: str | int) -> Origin:

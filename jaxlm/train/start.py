@@ -42,6 +42,8 @@ def stacked_shapes(params: dict) -> dict:
     """Returns the shapes of the parameters. All layers are stacked into one, `layers`, so that a table of them is short."""
     layers = [part for name, part in params.items() if tree.layer_of(name) is not None]
     rest = {name: part for name, part in params.items() if tree.layer_of(name) is None}
+    if not layers:
+        return rest
     stack = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(layers), *x.shape), x.dtype), layers[0])
     return {**rest, "layers": stack}
 

@@ -1,6 +1,7 @@
 """The loop with a step and batches of its own: stops, hooks, watches, and what is made up for after a resume."""
 
 import dataclasses
+import time
 import types
 
 import jax.numpy as jnp
@@ -190,6 +191,35 @@ def test_what_the_last_step_still_owes_is_made_up_for(tmp_path):
     r.saved[8] = {}
     run(r, first=8, folder=tmp_path, losses={8: 1.0})
     assert r.events == []
+
+
+@pytest.mark.parametrize("found", [{}, {"val/loss": float("nan")}])
+def test_an_evaluation_without_a_finite_loss_is_not_owed_for_ever(found):
+    r, losses = Recorder(), {}
+    r.evaluate = lambda variables: found
+    run(r, losses=losses)
+    again = Recorder()
+    again.saved = dict(r.saved)
+    run(again, first=8, losses=losses)
+    assert len(of(again, "evaluate")) == 0
+
+
+def test_without_held_out_text_nothing_is_evaluated():
+    hook = hooks.HeldOut(None, 4, config.resolve(config_files.load("base", ["data.path=x"])).eval, {})
+    assert not any(hook.due(step, 8) for step in range(9))
+
+
+def test_the_time_of_hooks_is_no_training_time(monkeypatch):
+    paused = []
+    monkeypatch.setattr(metrics.Meter, "pause", lambda self, seconds: paused.append(seconds))
+    run(Recorder(), steps=4, more_hooks=[At(2, lambda moment: time.sleep(0.05))])
+    assert max(paused) >= 0.05
+
+
+def test_a_roll_back_is_never_saved():
+    r = Recorder()
+    run(r, more_hooks=[At(5, lambda moment: loop.Ending(loop.ROLL_BACK))])
+    assert of(r, "save") == [4]
 
 
 def test_a_stop_at_the_last_step_is_a_whole_run():

@@ -10,6 +10,7 @@ import tiny_models as tiny
 from tiny_steps import B, T, make_batch, make_config, make_mesh
 
 from jaxlm import sharding
+from jaxlm.config import ConfigError
 from jaxlm.objectives import lm
 from jaxlm.step import parts
 from jaxlm.train import hooks, loop, metrics, signals, watches
@@ -153,11 +154,23 @@ def test_a_producer_that_reads_the_state_resumes_to_the_bit_with_four_updates_a_
     assert (ending.code, int(stopped.step)) == (loop.STOPPED, 4)  # saved at 3, and at its end
     resumed, _ = train(tmp_path / "parts", iterated)
     assert_same(resumed, whole)
-    early, _ = train(tmp_path / "early", iterated, steps=3)
+    train(tmp_path / "early", iterated, steps=3)
     assert_same(train(tmp_path / "early", iterated)[0], whole)
-    forgetful = dataclasses.replace(early, running={"penalty": jnp.float32(1)})
+
+
+def test_a_resume_that_forgets_what_it_adapted_is_noticed(tmp_path, monkeypatch):
+    """The mutation: `running` begins anew."""
+    whole, _ = train(tmp_path / "whole", iterated)
+    train(tmp_path / "parts", iterated, steps=3)
+    restore = Checkpointer.restore
+
+    def forgetful(self, *args):
+        return dataclasses.replace(restore(self, *args), running={"penalty": jnp.float32(1)})
+
+    monkeypatch.setattr(Checkpointer, "restore", forgetful)
+    resumed, _ = train(tmp_path / "parts", iterated)
     with pytest.raises(AssertionError):
-        assert_same(forgetful, early)
+        assert_same(resumed, whole)
 
 
 def test_each_update_takes_its_own_rows_and_the_metrics_are_means():
@@ -191,6 +204,47 @@ def test_several_updates_hold_no_second_state():
         return made.lower().compile().memory_analysis().temp_size_in_bytes / params
 
     assert temporary(4) < temporary(1) + 0.5  # the state is three times the parameters
+
+
+def test_what_adapts_does_not_learn_from_a_step_that_was_not_finite():
+    c = dataclasses.replace(make_config(batch_size=B, microbatch_size=2))
+    made = parts.make(
+        dataclasses.replace(c, model=dataclasses.replace(c.model, attention="xla")), make_mesh(), iterated
+    )
+    state, _ = made.create()
+    batch = make_batch(1)
+    bad = batch | {"weights": batch["weights"].at[1, 0].set(jnp.nan)}  # in one of four updates
+    fn = jax.jit(made.step())
+    after, found = fn({}, state, bad)
+    assert (int(after.skipped), float(found["skipped"])) == (1, 1.0)
+    assert float(after.running["penalty"]) == 1.0
+    good, _ = fn({}, state, batch)
+    assert float(good.running["penalty"]) != 1.0
+
+
+@pytest.mark.parametrize(("microbatch", "updates", "message"), [(8, 3, "in 3 updates"), (3, 2, "microbatch_size=3")])
+def test_rows_that_updates_and_microbatches_do_not_divide_are_refused(microbatch, updates, message):
+    c = make_config(batch_size=B, microbatch_size=microbatch)
+    made = parts.make(c, make_mesh(), lambda *a: dataclasses.replace(lm.make(*a), updates=updates))
+    with pytest.raises(ConfigError, match=message):
+        made.step()
+
+
+def test_updates_of_whole_rows_and_with_the_optimizer_offloaded():
+    """A microbatch that is larger than an update's rows is those rows."""
+    c = make_config(batch_size=B, microbatch_size=B)
+    c = dataclasses.replace(c, model=dataclasses.replace(c.model, attention="xla"))
+    away = dataclasses.replace(c, optim=dataclasses.replace(c.optim, offload=True))
+
+    def after(c):
+        made = parts.make(c, make_mesh(), lambda *a: dataclasses.replace(lm.make(*a), updates=2))
+        state, frozen = made.create()
+        with jax.set_mesh(made.mesh):
+            return made.jit()(frozen, state, sharding.to_global(jax.tree.map(np.asarray, make_batch(1)), made.mesh, B))[
+                0
+            ]
+
+    assert_same(after(c), after(away))
 
 
 def test_a_hook_ends_a_real_run_with_its_state_saved(tmp_path):

@@ -25,6 +25,22 @@ def test_json_lines_drop_a_line_cut_short(tmp_path):
     assert [json.loads(line) for line in path.read_text().splitlines()][1] == {"step": 2, "train/loss": None}
 
 
+def test_held_out_losses_are_read_back(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert metrics.held_out_losses(path) == {}
+    lines = [
+        '{"step": 1, "val/loss": 3.0}',
+        '{"step": 2, "train/loss": 1}',
+        '{"step": 1, "val/loss": 2.5}',
+        "{broken val/",
+    ]
+    lines += ['{"step": 4, "val/loss": null}', '{"step": 5, "val/a/loss": 2}', '{"step": 6, "val/lo']
+    path.write_text("\n".join(lines))
+    found = metrics.held_out_losses(path)
+    assert {step: loss for step, loss in found.items() if loss == loss} == {1: 2.5}
+    assert sorted(found) == [1, 4, 5]  # evaluated, though without a loss to compare
+
+
 def test_later_lines_of_a_step_count(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "a": 1}\n{"step": 2, "a": 2}\n{"step": 2, "b": 3}\n{"step": 2, "a": 4}\n')

@@ -16,6 +16,8 @@ def to_items(state: TrainState) -> dict[str, dict]:
     train = {"opt_state": state.opt_state} | {name: getattr(state, name) for name in _COUNTERS}
     if state.running:
         train["running"] = state.running
+    if taken := {"train", "meta"} & state.params.keys():
+        raise ValueError(f"a collection of variables is called {taken.pop()}, as an item of every checkpoint is")
     return {**state.params, "train": train}
 
 

@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
+from jaxlm.processes import from_first
 from jaxlm.step.state import TrainState
 from jaxlm.train.checkpoints import digest, keep, layout
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError, reading
@@ -50,6 +51,8 @@ class Checkpointer:
             max_to_keep=None, cleanup_tmp_directories=not read_only, read_only=read_only
         )
         self._manager = ocp.CheckpointManager(self.directory, options=options)
+        # All processes must agree on what is there, because they save together.
+        self._steps = set(self._listed() if read_only else from_first(self._listed))
         if not read_only:
             self._delete([path for path in self.directory.glob(f"*{_DELETING}")])  # a crash left them half gone
 
@@ -67,13 +70,14 @@ class Checkpointer:
         """
         self.wait()
         step = int(state.step)
-        if step in self.steps():
+        if step in self._steps:
             return False
         items = layout.to_items(state)
         # The next step takes over the state's memory. Orbax has copied the state when `save` returns.
         args = {name: ocp.args.StandardSave(item) for name, item in items.items()}
         args["meta"] = ocp.args.JsonSave({**meta, "step": step, "digests": digest.table(items)})
         self._saving = step
+        self._steps.add(step)
         with self._disk_errors():
             return self._manager.save(step, args=ocp.args.Composite(**args))
 
@@ -116,7 +120,8 @@ class Checkpointer:
         except Exception as error:
             if getattr(error, "errno", None) != errno.ENOSPC and "No space left" not in str(error):
                 raise
-            whole = self.steps()
+            self._steps.discard(self._saving)
+            whole = self._listed()
             then = f"it goes on from step {whole[-1]}" if whole else "no checkpoint is whole yet, so it starts anew"
             raise RunError(
                 f"disk full while writing checkpoint {self._saving} in {self.directory}: free some room and run the same "
@@ -128,23 +133,33 @@ class Checkpointer:
         # Why on the first process alone: it writes metrics.jsonl, so it alone is sure to know the losses of earlier starts.
         # And no other process has to wait for a deletion.
         if self._config and jax.process_index() == 0:
-            self._delete(
-                [self.directory / str(step) for step in keep.obsolete(self.steps(), self._losses, self._config)]
-            )
+            gone = keep.obsolete(self.steps(), self._losses, self._config)
+            self._delete([self.directory / str(step) for step in gone])
+            self._steps -= set(gone)
 
     def _delete(self, folders: list[pathlib.Path]) -> None:
-        """Deletes folders in a thread, beside the training; on the first process only."""
+        """Deletes folders in a thread, beside the training; on the first process only. What can't be deleted stays."""
         if jax.process_index() or not folders:
             return
         # Why it renames first: deleting takes time and may be cut short, and then half a checkpoint under its own name would
         # pass for a whole one. A rename is atomic. The next start deletes what is left under the new name.
-        gone = [p if p.name.endswith(_DELETING) else p.rename(p.with_name(p.name + _DELETING)) for p in folders]
+        gone = []
+        for path in folders:
+            name = path if path.name.endswith(_DELETING) else path.with_name(path.name + _DELETING)
+            try:
+                gone.append(path if path == name else path.rename(name))
+            except OSError as error:  # an old checkpoint too many is no reason to end a run
+                logging.warning("%s can't be deleted: %s", path, error.strerror)
         thread = threading.Thread(target=lambda: [shutil.rmtree(p, ignore_errors=True) for p in gone], daemon=True)
         thread.start()
         self._deleting = [*(t for t in self._deleting if t.is_alive()), thread]
 
     def steps(self) -> list[int]:
-        """Returns the steps of the checkpoints on disk, ascending, without those still being written or deleted."""
+        """Returns the steps of the whole checkpoints, ascending, without one that is still being written."""
+        return sorted(self._steps - {self._saving})
+
+    def _listed(self) -> list[int]:
+        """Returns the steps of the checkpoints on disk, ascending."""
         return sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdigit())
 
     def find(self, which: str | int) -> int:
@@ -204,6 +219,14 @@ class Checkpointer:
 
     def restore_params(self, step: int, abstract: dict, shardings: dict) -> dict:
         """Restores only the collection "params". Raises the same errors as `restore`."""
+        if (
+            (folder := self.directory / str(step)).is_dir()
+            and (folder / "train").is_dir()
+            and not (folder / "params").is_dir()
+        ):
+            raise RunError(
+                f"checkpoint {step} in {self.directory} has no parameters of its own, only what was trained beside them"
+            )
         return self._restore(step, {"params": _with_shardings(abstract, shardings)})["params"]
 
     def _set_aside(self, step: int) -> None:
@@ -214,6 +237,7 @@ class Checkpointer:
             target = next(p for n in range(10**6) if not (p := folder / f"{step}.{n}").exists())
             (self.directory / str(step)).rename(target)
         multihost_utils.sync_global_devices("damaged checkpoint set aside")
+        self._steps.discard(step)
         self._manager.reload()
 
     def _restore(self, step: int, wanted: dict[str, dict]) -> dict[str, dict]:

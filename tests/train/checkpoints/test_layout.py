@@ -42,6 +42,11 @@ def test_other_collections_stand_beside_and_running_is_there_when_there_is_any()
     assert not [name for name in found if name.startswith("params/")]
 
 
+def test_names_of_items_are_taken():
+    with pytest.raises(ValueError, match="a collection of variables is called meta"):
+        layout.to_items(state.init({"meta": KERNEL}, TX))
+
+
 @pytest.mark.parametrize(("collection", "running"), [("params", {}), ("lora", {"kl": 0.5})])
 def test_back_again(collection, running):
     made = state.init({collection: KERNEL}, TX, running)

@@ -126,6 +126,32 @@ def test_a_deletion_that_a_crash_cut_short_is_finished(saved):
     assert not (saved / "1.deleting").exists()
 
 
+def test_a_checkpoint_that_cannot_be_deleted_ends_nothing(saved, caplog):
+    (saved / "1.deleting").mkdir()
+    (saved / "1.deleting" / "x").write_text("")
+    checkpointer = Checkpointer(saved, KEEP)
+    checkpointer.close()
+    (saved / "1.deleting").mkdir()
+    (saved / "1.deleting" / "x").write_text("")  # the rename meets a folder that is not empty
+    checkpointer = Checkpointer(saved, KEEP)
+    (saved / "1.deleting").mkdir(exist_ok=True)
+    (saved / "1.deleting" / "x").write_text("")
+    checkpointer.save(make_state(3), {})
+    checkpointer.close()
+    assert checkpointer.steps() == [2, 3]
+    assert "can't be deleted" in caplog.text
+
+
+def test_a_checkpoint_without_parameters_of_its_own_says_so(tmp_path):
+    checkpointer = Checkpointer(tmp_path, KEEP)
+    lora = state.init({"lora": {"layers_0": {"lora_a": jnp.ones(3)}}}, TX)
+    checkpointer.save(lora, {})
+    checkpointer.wait()
+    with pytest.raises(RunError, match="checkpoint 0 .* has no parameters of its own"):
+        checkpointer.restore_params(0, {}, {})
+    checkpointer.close()
+
+
 def test_a_step_already_saved_is_left_alone(saved):
     checkpointer = Checkpointer(saved, KEEP)
     assert not checkpointer.save(make_state(2, seed=9), {})
