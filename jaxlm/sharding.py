@@ -98,7 +98,7 @@ def hybrid_shape(sizes: dict[str, int], granules: typing.Sequence[int]) -> tuple
       (sizes within a group, sizes over groups), in the order of the axes.
 
     Raises:
-      ConfigError: the groups differ in size, or the axes before tensor can't be split over so many groups.
+      ConfigError: the groups differ in size, or the axes before tensor can't be split over that number of groups.
     """
     left, outer = len(granules), []
     for axis, size in sizes.items():
