@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from jaxlm.config.limits import Limit
+from jaxlm.config.annotations import Limit
 from jaxlm.config.schema import ConfigError
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ twice. To add a key, write one line here and one in `configs/base.py`.
 import dataclasses
 from typing import Annotated, Literal
 
-from jaxlm.config.limits import REGULAR_EXPRESSION, above, at_least, from_to_below, within, written
+from jaxlm.config.annotations import REGULAR_EXPRESSION, above, at_least, from_to_below, within, written
 
 CHAT_TOKENS = ("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>")
 

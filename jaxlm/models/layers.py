@@ -17,11 +17,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxlm.config import ModelConfig
 from jaxlm.ops import fp8
 from jaxlm.ops.attention import attention
-from jaxlm.ops.by_device import lookup
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
 from jaxlm.ops.linear import dense
 from jaxlm.ops.norms import layer_norm, rms_norm
 from jaxlm.ops.rope import rope_frequencies, rotate
+from jaxlm.ops.spmd import lookup
 from jaxlm.sharding import axis_size, constrain
 
 # Tags of the activations that the remat policy `names` keeps (see transformer.REMAT_POLICIES).

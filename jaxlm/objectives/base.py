@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxlm import models, sharding
 from jaxlm.config import Config
 from jaxlm.models.transformer import Transformer
-from jaxlm.ops import by_device, xent
+from jaxlm.ops import spmd, xent
 
 Variables = dict[
     str, dict
@@ -92,7 +92,7 @@ def token_logp(
     token_nll = functools.partial(xent.token_nll, vocab_size=config.vocab_size, tile=tile)
     hidden_BxTxD = hidden(model, variables, batch, key)
     head_DxV = models.head_kernel(variables["params"], config)
-    return -by_device.over_tokens(token_nll, hidden_BxTxD, head_DxV, batch["targets"], summed=False)
+    return -spmd.over_tokens(token_nll, hidden_BxTxD, head_DxV, batch["targets"], summed=False)
 
 
 def by_segment(x_BxT: jax.Array, segment_ids_BxT: jax.Array, n: int) -> jax.Array:

@@ -11,7 +11,7 @@ from jaxlm import models
 from jaxlm.config import Config
 from jaxlm.models.transformer import Transformer
 from jaxlm.objectives import base
-from jaxlm.ops import by_device, xent
+from jaxlm.ops import spmd, xent
 
 
 def make(model: Transformer, config: Config) -> base.Objective:
@@ -24,7 +24,7 @@ def make(model: Transformer, config: Config) -> base.Objective:
     def sums(variables: base.Variables, batch: base.Batch, key: jax.Array | None) -> base.Sums:
         hidden_BxTxD = base.hidden(model, variables, batch, key)
         head_DxV = models.head_kernel(variables["params"], m)
-        loss_sum, aux = by_device.over_tokens(
+        loss_sum, aux = spmd.over_tokens(
             cross_entropy, hidden_BxTxD, head_DxV, batch["targets"], batch["weights"], summed=True
         )
         return base.Sums(loss_sum, aux["weight_sum"], {"accuracy": aux["correct_sum"], "nll": aux["nll_sum"]})

@@ -1,4 +1,4 @@
-"""Makes a plan as plain values, which `jaxlm plan --json` prints and `plan.page` turns into text."""
+"""Makes a plan as plain values, which `jaxlm plan --json` prints and `plan.text` turns into text."""
 
 import dataclasses
 import typing

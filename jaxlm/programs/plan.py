@@ -13,7 +13,8 @@ from jaxlm.console import say
 from jaxlm.data import rows
 from jaxlm.data.open import open_mixture
 from jaxlm.models import hardware
-from jaxlm.plan import compiled, fit, page, summary
+from jaxlm.plan import compiled, fit, summary
+from jaxlm.plan.text import render
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -40,7 +41,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         model = hardware.for_platform(config.model, target.platform)
         planned = fit.with_changes(config, microbatch=plan["memory"]["microbatch"])
         plan["compiled"] = compiled.compile_step(dataclasses.replace(planned, model=model, mesh=mesh), mesh, target)
-    print(json.dumps(_finite(plan), indent=1) if args.json else page.render(plan))
+    print(json.dumps(_finite(plan), indent=1) if args.json else render(plan))
     return 0
 
 

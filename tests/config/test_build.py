@@ -8,7 +8,7 @@ import pytest
 
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError, build, schema
-from jaxlm.config.limits import above, at_least, from_to_below, within, written
+from jaxlm.config.annotations import above, at_least, from_to_below, within, written
 
 BASE = config_files.load("base").to_dict()
 

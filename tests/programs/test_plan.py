@@ -7,7 +7,8 @@ import jax
 import pytest
 
 from jaxlm import cli, sharding
-from jaxlm.plan import accelerators, compiled, page
+from jaxlm.plan import accelerators, compiled
+from jaxlm.plan.text import render
 from jaxlm.programs import plan as program
 
 
@@ -46,7 +47,7 @@ def test_json_has_what_the_page_has(capsys):
     assert not rows["RTX 4090"]["fits"]
     assert rows["H100"]["usd"] == pytest.approx(rows["H100"]["hours"] * 2.70)
     assert rows["TPU v5e"]["mfu_from"] == ""
-    assert page.render(plan).splitlines()[0].startswith("MODEL  1,038,692,352")
+    assert render(plan).splitlines()[0].startswith("MODEL  1,038,692,352")
 
 
 def test_data_that_is_there_is_set_against_the_plan(capsys, monkeypatch):
@@ -96,7 +97,7 @@ def test_a_mesh_that_is_not_there_is_compiled(capsys):
     kinds = {row["kind"]: row for row in found["collectives"]}
     # q|k|v, o, gate|up and down of each of two layers, in each of two microbatches, for forward and for backward.
     assert kinds["all-gather"]["times"] >= 4 * 2 * 2 * 2
-    text = page.render(plan)
+    text = render(plan)
     assert "COMPILED for 8 fake CPU devices" in text
     assert "left whole on all: none" in text
 

@@ -85,7 +85,7 @@ def test_the_loss_that_flattens_rows_of_all_devices_is_noticed(monkeypatch):
         assert summed
         return function(hidden_BxTxD.reshape(-1, D), head_DxV, *(x.reshape(-1) for x in tokens_BxT))
 
-    monkeypatch.setattr(lm.by_device, "over_tokens", flat)
+    monkeypatch.setattr(lm.spmd, "over_tokens", flat)
     found = compile_step(make_config(remat="full"), fsdp=8)
     assert any(x.in_loop and x.bytes >= matrix_bytes(make_config())["embed/embedding"] for x in found)
     with pytest.raises(AssertionError):
@@ -159,9 +159,7 @@ def test_hidden_states_gathered_for_a_flat_product_or_loss_are_noticed(monkeypat
     if module is linear:
         monkeypatch.setattr(linear, "axis_size", lambda axis: 1)
     else:
-        monkeypatch.setattr(
-            lm.by_device, "_token_axes", lambda mesh, shape: (jax.sharding.PartitionSpec(None, None), ())
-        )
+        monkeypatch.setattr(lm.spmd, "_token_axes", lambda mesh, shape: (jax.sharding.PartitionSpec(None, None), ()))
     with pytest.raises(AssertionError):
         context_moves_keys_and_values_alone(compile_step(make_config(), context=2))
 
