@@ -27,8 +27,9 @@ def print_table(rows: Sequence[dict[str, typing.Any]], as_json: bool) -> None:
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
-    """Returns rows of cells as lines of text with aligned columns: to the right if the index is in `right`, else to the
-    left.
+    """Returns rows of cells as lines of text.
+
+    Columns are aligned to the left, or if their index is in `right`, to the right.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

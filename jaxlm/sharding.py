@@ -98,7 +98,7 @@ def hybrid_shape(sizes: dict[str, int], granules: typing.Sequence[int]) -> tuple
       (sizes within a group, sizes over groups), in the order of the axes.
 
     Raises:
-      ConfigError: the groups differ in size, or the axes before tensor can't be split over so many groups.
+      ConfigError: the groups differ in size, or the axes before tensor can't be split over that number of groups.
     """
     left, outer = len(granules), []
     for axis, size in sizes.items():
@@ -138,9 +138,7 @@ def check_context(mesh: Mesh | AbstractMesh, seq_len: int, model: ModelConfig) -
 
 
 def check_tensor(mesh: Mesh | AbstractMesh, model: ModelConfig) -> None:
-    """Raises ConfigError if the tensor axis does not divide the heads or the MLP: each device would then compute all of
-    them.
-    """
+    """Raises ConfigError if the tensor axis does not divide the heads or the MLP: each device would compute all of them."""
     ways = mesh.shape["tensor"]
     for key in ("n_heads", "d_ff"):
         if getattr(model, key) % ways:

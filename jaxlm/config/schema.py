@@ -67,9 +67,7 @@ class ModelConfig:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Returns the rows of the embedding table: the vocabulary rounded up to a multiple of 128 (the added rows are
-        masked).
-        """
+        """Returns the rows of the embedding table: `vocab_size` rounded up to a multiple of 128 (added rows are masked)."""
         return -(-self.vocab_size // 128) * 128
 
 
@@ -113,9 +111,7 @@ class PrepareSourceConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PrepareConfig:
-    """The section `prepare`. `stages` holds each stage's defaults, whose types are in the stage's own Settings
-    (`corpus.stages`).
-    """
+    """The section `prepare`. `stages` holds each stage's defaults; the stage's Settings (`corpus.stages`) have their types."""
 
     sources: dict[str, PrepareSourceConfig]
     workers: Annotated[int, at_least(0)]

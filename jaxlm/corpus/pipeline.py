@@ -98,9 +98,9 @@ class Plan:
 class Books:
     """Counts and records the documents that a task removes and changes.
 
-    Writes three files: the counts to `tally/PHASE-TASK.pickle`, all removed documents to
-    `removed/STAGE/PHASE-TASK.jsonl.gz`, and the first records of each kind to `examples/PHASE-TASK.jsonl`, for the
-    report.
+    Writes three files: the counts to `tally/PHASE-TASK.pickle`, a record of each removed document to
+    `removed/STAGE/PHASE-TASK.jsonl.gz` (with some changed ones), and the first records of each kind to
+    `examples/PHASE-TASK.jsonl`.
     """
 
     def __init__(self, folder: pathlib.Path, phase: str, task: int, source: str, plan: Plan, pii: Stage | None = None):

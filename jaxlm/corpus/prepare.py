@@ -227,8 +227,7 @@ def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Calla
 def make_recipe(
     settings: PrepareConfig, planned: Mapping[str, SourcePlan], units: Sequence[tuple[str, Unit]]
 ) -> dict[str, typing.Any]:
-    """Returns everything that decides the result: settings, files by name and size, our own code, versions of cleaning
-    libraries.
+    """Returns all that decides the result: settings, files by name and size, jaxlm's code, versions of cleaning libraries.
 
     Args:
       settings: `config.prepare`.

@@ -99,12 +99,11 @@ def build_data(
       source_list: the sources, each with its own name. Their weights may change later without a rebuild.
       settings: the settings of the build.
       read: yields the (doc_id, text) of a source and fills its stats. Default: `iterate_documents`.
-      recipe_extra: more entries for the recipe: what else decides the content (settings of `read`, ...).
+      recipe_extra: more of what decides the content, for the recipe (settings of `read`, ...).
       log: called with each line of progress.
 
     Raises:
-      ConfigError: settings or sources are wrong, another recipe made it (the message says which), or a process is
-        making it.
+      ConfigError: settings or sources are wrong, or another recipe made the data, or another process is making it.
     """
     _check(source_list, settings)
     root = pathlib.Path(path)

@@ -48,8 +48,7 @@ def normalise_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dic
 
 
 def weights_of(listed: Mapping[str, SourceConfig | PrepareSourceConfig], names: Sequence[str]) -> dict[str, float]:
-    """Returns name -> weight in the mixture, for all `names`: the weights that the config lists, or 1 for each if it
-    lists none.
+    """Returns name -> weight in the mixture, for all `names`: the weights in the config, or 1 for each if it has none.
 
     Raises ConfigError if the config lists some sources, but not all of `names`.
     """

@@ -25,8 +25,9 @@ Evaluator = Callable[[Variables], dict[str, float]]
 
 
 def summed_nll(model: Transformer, tile: int) -> Callable[[Variables, Batch], jax.Array]:
-    """Returns a function `(variables, batch) -> nll`. nll is the cross-entropy in nats, summed over the batch's targets
-    with their `weights`: a float32 scalar.
+    """Returns a function `(variables, batch) -> nll`, the cross-entropy of a packed batch.
+
+    nll is a float32 scalar in nats: the sum over the targets, each times its weight in `batch["weights"]`.
 
     Args:
       model: the model to evaluate.

@@ -20,7 +20,7 @@ class Restored:
     """A run's model, restored from a checkpoint onto this machine's devices.
 
     Attributes:
-      mesh: the mesh of all devices of this machine, all on the axis fsdp.
+      mesh: the mesh, with all devices on the axis fsdp.
       model, params: the model and its parameters.
       data: the data that the run was trained on.
       step: the training step at which the checkpoint was saved.

@@ -149,9 +149,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 def output_std(config: ModelConfig) -> float:
-    """Returns the initial standard deviation of projections into the residual stream: `init_std` / sqrt(2 * layers), as
-    in GPT-2.
-    """
+    """Returns the initial std of projections into the residual stream: `init_std` / sqrt(2 * layers), as in GPT-2."""
     return config.init_std / np.sqrt(2 * config.n_layers)
 
 

@@ -154,7 +154,7 @@ def _init_head(key: jax.Array, config: ModelConfig) -> dict:
 
 
 def empty_cache(config: ModelConfig, batch: int, slots: int) -> Cache:
-    """Returns an empty KV cache, for a prefill and the decoding after it, `slots` tokens a row in all."""
+    """Returns an empty KV cache, for a prefill of up to `slots` tokens a row and the decoding after the prefill."""
     heads = (batch, config.n_kv_heads)
     k_BxKxHxS = jnp.zeros((*heads, config.head_dim, slots), config.dtype)
     v_BxKxSxH = jnp.zeros((*heads, slots, config.head_dim), config.dtype)

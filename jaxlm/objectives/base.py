@@ -116,8 +116,9 @@ def scalar(variables: Variables, name: str, hidden_BxTxD: jax.Array) -> jax.Arra
 
 
 def token_shapes(config: Config, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a packed batch: `tokens`, `targets`, `segment_ids`, `positions` int32 and `weights`
-    float32, [B, T].
+    """Returns the shapes of a packed batch, all [B, T].
+
+    They are `tokens`, `targets`, `segment_ids` and `positions`, int32, and `weights`, float32.
     """
     shape, placed = (config.train.batch_size, config.train.seq_len), sharding.batch_sharding(mesh)
     integers = ("tokens", "targets", "segment_ids", "positions")

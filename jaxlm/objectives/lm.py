@@ -15,9 +15,7 @@ from jaxlm.ops import spmd, xent
 
 
 def make(model: Transformer, config: Config) -> base.Objective:
-    """Returns the cross-entropy of `targets_BxT`, weighted by `weights_BxT`, with an optional z-loss (PaLM,
-    arXiv:2204.02311).
-    """
+    """Returns the objective: cross-entropy of `targets` weighted by `weights`, with an optional z-loss (arXiv:2204.02311)."""
     m, loss = config.model, config.loss
     cross_entropy = functools.partial(
         xent.cross_entropy, vocab_size=m.vocab_size, z_loss=loss.z_loss, tile=loss.tile_tokens

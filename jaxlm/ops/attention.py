@@ -159,7 +159,7 @@ def visible(
 def masked_attention(
     q_BxTxNxH: jax.Array, k_BxSxKxH: jax.Array, v_BxSxKxH: jax.Array, mask_BxTxS: jax.Array, scale: float
 ) -> jax.Array:
-    """Returns attention under any mask, with all scores in memory. The other backends are tested against it.
+    """Returns attention under any mask, with all scores in memory. The reference for the other backends.
 
     Args:
       q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, scale: as in `attention`.

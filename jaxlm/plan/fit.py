@@ -111,9 +111,7 @@ class Planner:
         return [size for size in reversed(sizes) if batch % size == 0]
 
     def largest(self, mesh: MeshConfig, limit: float, optimizer: str = "", remat: str = "") -> Fit | None:
-        """Returns the fit with the largest microbatch in `limit` bytes of a device; None if even one row a device needs
-        more.
-        """
+        """Returns the fit with the largest microbatch in `limit` bytes a device; None if one row a device needs more."""
         for microbatch in self.microbatches(mesh):
             memory = self.memory(mesh, optimizer, remat, microbatch)
             if memory.total <= limit:
@@ -122,9 +120,7 @@ class Planner:
         return None
 
     def fewest(self, limit: float) -> Fit | None:
-        """Returns the unchanged config's fit on the fewest devices (1, 2, 4, ... on mesh.fsdp); None if MOST_DEVICES
-        are too few.
-        """
+        """Returns the unchanged config's fit on the fewest devices (1, 2, 4, ... on fsdp); None if MOST_DEVICES are too few."""
         devices = 1
         while devices <= min(MOST_DEVICES, self.config.train.batch_size):
             if found := self.largest(dataclasses.replace(ONE_DEVICE, fsdp=devices), limit):

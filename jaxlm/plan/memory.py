@@ -177,9 +177,7 @@ class Estimator:
 
 
 def layer_elements(m: ModelConfig, tensor: int = 1) -> dict[str, int]:
-    """Returns name -> elements a token on each device of the tensor axis, for each array of a layer that its backward
-    pass needs.
-    """
+    """Returns name -> elements a token on each tensor device, for each array that a layer's backward pass needs."""
     heads = (m.n_heads + 2 * m.n_kv_heads) * m.head_dim
     llama = m.family == "llama"
     return {

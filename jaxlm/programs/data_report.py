@@ -23,9 +23,7 @@ _SAMPLED_FILES = 256  # at most, of each source
 
 
 def inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
-    """Returns the audit and the mismatch report of `prepare.report_mb` megabytes of each source; cached in
-    DATA/findings.json.
-    """
+    """Returns audit and mismatch report of `prepare.report_mb` megabytes of each source; cached in DATA/findings.json."""
     if not config.prepare.report_mb:
         return {}
     about = {"prepared": done.sha256, "target": config.prepare.target, "report_mb": config.prepare.report_mb}

@@ -46,9 +46,7 @@ def join(parts: Iterable[object]) -> Markup:
 
 
 def value(item: object) -> object:
-    """Returns any value as text for a cell: numbers with digits that suit their size, lists with commas, dicts as `key:
-    value`.
-    """
+    """Returns any value as text for a cell: numbers with a few digits, lists with commas, dicts as `key: value`."""
     if isinstance(item, bool) or item is None:
         return {True: "yes", False: "no", None: ""}[item]
     if isinstance(item, int):

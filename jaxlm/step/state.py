@@ -81,8 +81,7 @@ def shardings(
 def optimizer_axes(
     name: str, shape: tuple[int, ...], owners: dict[str, tuple[tuple[int, ...], tuple[str | None, ...]]]
 ) -> tuple[str | None, ...]:
-    """Returns the logical axes of a leaf of any optimizer's state, taken from the parameter whose name the leaf's name
-    contains.
+    """Returns the logical axes of a leaf of any optimizer's state: those of the parameter whose name its name contains.
 
     If the leaf has as many dimensions as the parameter, it has the parameter's axes (moments, codes, scales of blocks).
     If it has fewer, each dimension has the axis of the same size, in order (sums by row or column). If its name

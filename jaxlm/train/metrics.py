@@ -242,16 +242,13 @@ class Meter:
         self._paused += seconds
 
     def clock(self, step: int) -> dict[str, float]:
-        """Returns the values that every record has: the step, and the tokens, seconds and dollars so far in all starts
-        of the run.
-        """
+        """Returns what every record has: the step, and the tokens, seconds and dollars so far in all starts of the run."""
         wall = time.monotonic() - self._start
         cost = round(wall / 3600 * self._usd_per_hour, 6)
         return {"step": step, "tokens": step * self._tokens_per_step, "wall_s": round(wall, 3), "cost_usd": cost}
 
     def measure(self, step: int, total: int) -> dict[str, float]:
-        """Returns the values of `clock` and the speed since the last call: tokens/s, MFU and the seconds left until
-        step `total`.
+        """Returns the values of `clock`, and the speed since the last call: tokens/s, MFU, seconds left until step `total`.
 
         The first call returns no speed, since that would include the compilation.
         """

@@ -104,8 +104,9 @@ class SourceStats:
         self._note(self.repaired, reason, doc_id, 1)
 
     def merge(self, other: "SourceStats") -> None:
-        """Adds the counts of another unit of the source. Merge in the order of units, so that the examples are always
-        the same.
+        """Adds the counts of another unit of the source.
+
+        Merge in the order of units, so that the examples are always the same.
         """
         self.documents += other.documents
         self.bytes += other.bytes
@@ -215,9 +216,7 @@ _DOCUMENT_FORMATS = ("text", "html", "markdown", "code")
 
 
 def known_metadata(record: collections.abc.Mapping[str, typing.Any]) -> dict[str, str]:
-    """Returns the fields of a record that become a document's metadata, as strings. A list (of licences) becomes `A OR
-    B`.
-    """
+    """Returns the fields of a record that become a document's metadata, as strings. A list (of licences) becomes `A OR B`."""
     found = {}
     for key, fields in _FIELDS.items():
         for field in fields:

@@ -201,8 +201,7 @@ def read_whole(part: Part) -> bytes | Damage:
 
 
 def lines(part: Part) -> Iterator[tuple[int, bytes | Damage]]:
-    """Yields (offset, line with its end) for the lines that begin in the part's bytes. Offsets count decompressed
-    bytes.
+    """Yields (offset, line with its end) for the lines that begin in the part's bytes. Offsets count decompressed bytes.
 
     If bytes are lost, their whole line is lost too; a Damage takes its place.
     """
