@@ -46,9 +46,8 @@ def _section(kind: type[T], value: object, key: str) -> T:
         raise ConfigError(f"config.{key} must be a section with the keys {', '.join(hints)}")
     for name in value:
         if name not in hints:
-            raise ConfigError(
-                f"unknown key config.{_join(key, name)}; {nearest_key(_join(key, name), [_join(key, hint) for hint in hints])}"
-            )
+            known = [_join(key, hint) for hint in hints]
+            raise ConfigError(f"unknown key config.{_join(key, name)}; {nearest_key(_join(key, name), known)}")
     for name in hints:
         if name not in value:
             raise ConfigError(f"missing key config.{_join(key, name)}; begin the config with base.get_config()")

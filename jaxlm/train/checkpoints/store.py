@@ -219,14 +219,9 @@ class Checkpointer:
 
     def restore_params(self, step: int, abstract: dict, shardings: dict) -> dict:
         """Restores only the collection "params". Raises the same errors as `restore`."""
-        if (
-            (folder := self.directory / str(step)).is_dir()
-            and (folder / "train").is_dir()
-            and not (folder / "params").is_dir()
-        ):
-            raise RunError(
-                f"checkpoint {step} in {self.directory} has no parameters of its own, only what was trained beside them"
-            )
+        folder = self.directory / str(step)
+        if (folder / "train").is_dir() and not (folder / "params").is_dir():
+            raise RunError(f"checkpoint {folder} has no parameters of its own, only what was trained beside them")
         return self._restore(step, {"params": _with_shardings(abstract, shardings)})["params"]
 
     def _set_aside(self, step: int) -> None:

@@ -127,19 +127,13 @@ def test_a_deletion_that_a_crash_cut_short_is_finished(saved):
 
 
 def test_a_checkpoint_that_cannot_be_deleted_ends_nothing(saved, caplog):
-    (saved / "1.deleting").mkdir()
-    (saved / "1.deleting" / "x").write_text("")
     checkpointer = Checkpointer(saved, KEEP)
-    checkpointer.close()
-    (saved / "1.deleting").mkdir()
-    (saved / "1.deleting" / "x").write_text("")  # the rename meets a folder that is not empty
-    checkpointer = Checkpointer(saved, KEEP)
-    (saved / "1.deleting").mkdir(exist_ok=True)
-    (saved / "1.deleting" / "x").write_text("")
+    (saved / "1.deleting" / "x").mkdir(parents=True)  # the rename meets a folder that is not empty
     checkpointer.save(make_state(3), {})
     checkpointer.close()
     assert checkpointer.steps() == [2, 3]
-    assert "can't be deleted" in caplog.text
+    assert "can't be deleted: Directory not empty" in caplog.text
+    assert (saved / "1").is_dir()
 
 
 def test_a_checkpoint_without_parameters_of_its_own_says_so(tmp_path):
@@ -147,7 +141,7 @@ def test_a_checkpoint_without_parameters_of_its_own_says_so(tmp_path):
     lora = state.init({"lora": {"layers_0": {"lora_a": jnp.ones(3)}}}, TX)
     checkpointer.save(lora, {})
     checkpointer.wait()
-    with pytest.raises(RunError, match="checkpoint 0 .* has no parameters of its own"):
+    with pytest.raises(RunError, match="has no parameters of its own"):
         checkpointer.restore_params(0, {}, {})
     checkpointer.close()
 
