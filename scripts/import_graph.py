@@ -32,6 +32,7 @@ FLOORS = (
     ("main", "cli"),
 )
 SIDEWAYS = {("train", "plan"), ("step", "objectives"), ("main", "cli")}  # (who imports, what); on floor 0 all may
+LOWER_ROOMS = (f"{PACKAGE}/train/checkpoints/",)  # folders that import nothing of the folder around them
 PROGRAM_LINES, FILE_LINES, FUNCTION_LINES = 150, 400, 60  # fewer than these
 _BY_NAME = ("import_module", "__import__")  # calls that import what a string names
 _CONFIGS = f"{PACKAGE}/configs/"  # what users write: it imports base alone
@@ -155,6 +156,11 @@ def directions(graph: Graph) -> list[str]:
             lines.append(f"{path} (floor {here}) imports {other} (floor {there}): up")
         elif here != 0 and (one, two) not in SIDEWAYS:
             lines.append(f"{path} imports {other}, both on floor {here}: sideways")
+    for room in LOWER_ROOMS:
+        around = room.rstrip("/").rpartition("/")[0] + "/"
+        for path in filter(lambda path: path.startswith(room), graph):
+            out = (other for other in sorted(graph[path]) if other.startswith(around) and not other.startswith(room))
+            lines += [f"{path} imports {other}: up, into the folder around it" for other in out]
     return lines
 
 

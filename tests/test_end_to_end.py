@@ -282,10 +282,15 @@ def processes(place, workdir, n: int = 2, devices: int = 2, **overrides) -> list
 )
 def test_several_processes_equal_one(place, uninterrupted, n, devices, overrides):
     workdir = f"processes{n}{'context' if 'mesh__context' in overrides else ''}"
-    started = processes(place, workdir, n, devices, checkpoint__every_steps=0, **overrides)
+    started = processes(place, workdir, n, devices, checkpoint__every_steps=6, checkpoint__keep_last=1, **overrides)
     errors = [process.communicate(timeout=300)[1] for process in started]
     assert [process.returncode for process in started] == [0] * n, "\n".join(error[-3000:] for error in errors)
     compare(results(place, workdir), uninterrupted)
+    losses = {
+        step: record["val/loss"] for step, record in results(place, workdir).items() if "val/loss" in record and step
+    }
+    kept = {STEPS, min(losses, key=losses.get)}  # the last one, and the best one that was evaluated
+    assert {int(path.name) for path in (place / workdir / "checkpoints").iterdir()} == kept
     if "sample__prompts" in overrides:
         said = [(place / run / "samples" / f"{STEPS}.jsonl").read_text() for run in (workdir, "whole")]
         assert said[0] == said[1]

@@ -31,7 +31,7 @@ CLEAN = {
     "jaxlm/plan/memory.py": "from jaxlm.step import step",
     "jaxlm/train/loop.py": "from jaxlm.plan import memory\nfrom jaxlm.train.checkpoints import store",
     "jaxlm/train/ledger.py": "",
-    "jaxlm/train/checkpoints/store.py": "from jaxlm.train import ledger",
+    "jaxlm/train/checkpoints/store.py": "from jaxlm.plan import memory",
     "jaxlm/eval/loss.py": "from jaxlm.train import loop",
     "jaxlm/interop/hf.py": "",
     "jaxlm/programs/sample.py": "import jaxlm\nfrom jaxlm.eval import loss",
@@ -100,6 +100,26 @@ def test_an_import_that_goes_up_or_sideways_is_caught(path, line, found):
 )
 def test_a_circle_is_caught(path, line, found):
     assert any(found in wrong for wrong in with_line(path, line))
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "found"),
+    [
+        ("jaxlm/train/checkpoints/store.py", "from jaxlm.train import loop", "up, into the folder around it"),
+        (
+            "jaxlm/train/checkpoints/keep.py",
+            "from jaxlm.train.metrics import HELD_OUT",
+            "up, into the folder around it",
+        ),
+        ("jaxlm/step/step.py", "from jaxlm.plan import memory", "(floor 4): up"),
+        ("jaxlm/objectives/lm.py", "from jaxlm.step import state", "both on floor 3: sideways"),
+        ("jaxlm/train/loop.py", "from jaxlm.train import hooks", "circle of modules: "),
+    ],
+)
+def test_in_the_package_as_it_is_too(path, line, found):
+    sources = import_graph.read(ROOT)
+    wrong = import_graph.violations(sources | {path: f"{sources[path]}\n{line}\n"})
+    assert any(path in line and found in line for line in wrong), wrong
 
 
 def test_a_store_that_imports_the_loop_is_caught_in_one_folder_as_well():
