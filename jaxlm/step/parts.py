@@ -113,10 +113,17 @@ class Parts:
         )
 
     def lower(self) -> jax.stages.Lowered:
-        """Returns the train step, lowered from shapes alone. No parameter is made, and the mesh's devices may be absent."""
+        """Returns the train step, lowered from shapes alone: no parameter is made.
+
+        The mesh's devices may be absent, and the mesh may be abstract: then the step is lowered for this machine's platform.
+        """
         jitted = self.jit()  # out here: it makes a key, which can't be where the mesh's devices are absent
+        shapes = (self.frozen, self.abstract, self.batch())
+        if isinstance(self.mesh, AbstractMesh):
+            with jax.sharding.use_abstract_mesh(self.mesh):
+                return jitted.trace(*shapes).lower(lowering_platforms=(jax.default_backend(),))
         with jax.set_mesh(self.mesh):
-            return jitted.lower(self.frozen, self.abstract, self.batch())
+            return jitted.lower(*shapes)
 
 
 def _read(origin: Weights | None, abstract: Variables, shardings: Variables) -> Variables:
@@ -132,7 +139,7 @@ def make(
     """Returns the parts of a config whose `model.attention` and `model.dtype` are set (not auto).
 
     Args:
-      mesh: the devices to train on. With an abstract mesh the parts can be lowered, but not run.
+      mesh: the devices to train on. On an abstract mesh the step can be lowered, but not compiled or run.
       make_objective: a function such as `objectives.lm.make`.
       adapter: what to train instead of the model's parameters, if anything.
 
