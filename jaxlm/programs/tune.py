@@ -67,7 +67,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     out.write_text("\n".join(best.candidate.overrides()) + "\n")
     own_keys = [f"--config.{key}" for key in args.overrides if not key.startswith(("workdir=", "tune."))]
     workdir = shlex.quote(config.workdir) if config.workdir else "DIR"
-    words = [shlex.quote(args.config), f"--config.workdir={workdir}", *map(shlex.quote, own_keys)]
+    folder = [] if args.config == config.workdir else [f"--config.workdir={workdir}"]  # a run's folder says it already
+    words = [shlex.quote(args.config), *folder, *map(shlex.quote, own_keys)]
     say(f"train with it: jaxlm train {' '.join(words)} $(cat {shlex.quote(str(out))})")
     return 1 if runner.stop.is_set() else 0
 
