@@ -118,7 +118,9 @@ def run(config: Config, task: Task) -> int:
 
 def _first_state(ready: Ready, task: Task, checkpointer: Checkpointer) -> tuple[TrainState, base.Variables, bool]:
     """The state to train from, the frozen variables, and True if its checkpoint says that its step's hooks were not run."""
-    parts, origin = ready.parts, task.origin(ready.config)
+    parts = ready.parts
+    # A checkpoint has all that is trained: only what is frozen is read from the origin again.
+    origin = task.origin(ready.config) if parts.frozen or not checkpointer.steps() else None
     if not checkpointer.steps():
         return *parts.create(origin), False
     state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings)

@@ -118,9 +118,11 @@ class Checkpointer:
         try:
             yield
         except Exception as error:
+            self._steps.discard(
+                self._saving
+            )  # it is not there, and must not count as the newest when others are deleted
             if getattr(error, "errno", None) != errno.ENOSPC and "No space left" not in str(error):
                 raise
-            self._steps.discard(self._saving)
             whole = self._listed()
             then = f"it goes on from step {whole[-1]}" if whole else "no checkpoint is whole yet, so it starts anew"
             raise RunError(
@@ -133,7 +135,8 @@ class Checkpointer:
         # Why on the first process alone: it writes metrics.jsonl, so it alone is sure to know the losses of earlier starts.
         # And no other process has to wait for a deletion.
         if self._config and jax.process_index() == 0:
-            gone = keep.obsolete(self.steps(), self._losses, self._config)
+            there = self._listed()  # what is on disk, so that a save that failed never costs a whole checkpoint
+            gone = keep.obsolete([step for step in self.steps() if step in there], self._losses, self._config)
             self._delete([self.directory / str(step) for step in gone])
             self._steps -= set(gone)
 

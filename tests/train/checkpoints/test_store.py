@@ -136,6 +136,35 @@ def test_a_checkpoint_that_cannot_be_deleted_ends_nothing(saved, caplog):
     assert (saved / "1").is_dir()
 
 
+@pytest.mark.parametrize("when", ["at once", "in the background"])
+def test_a_save_that_failed_costs_no_whole_checkpoint(tmp_path, monkeypatch, when):
+    """With one checkpoint to keep: a step that never came to the disk must not count as the newest."""
+    checkpointer = Checkpointer(tmp_path, dataclasses.replace(KEEP, keep_last=1))
+    checkpointer.save(make_state(1), {})
+    checkpointer.wait()
+
+    def quota(*args, **kwargs):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    name = "save" if when == "at once" else "wait_until_finished"
+    if when == "at once":
+        monkeypatch.setattr(checkpointer._manager, name, quota)
+        with pytest.raises(OSError, match="quota"):
+            checkpointer.save(make_state(2), {})
+    else:
+        monkeypatch.setattr(
+            checkpointer._manager, "save", lambda *args, **kwargs: True
+        )  # begun, and nothing comes of it
+        checkpointer.save(make_state(2), {})
+        monkeypatch.setattr(checkpointer._manager, name, quota)
+        with pytest.raises(OSError, match="quota"):
+            checkpointer.wait()
+    monkeypatch.undo()
+    checkpointer.close()  # as the end of a run does, whatever ended it
+    assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == ["1"]
+    assert checkpointer.steps() == [1]
+
+
 def test_a_checkpoint_without_parameters_of_its_own_says_so(tmp_path):
     checkpointer = Checkpointer(tmp_path, KEEP)
     lora = state.init({"lora": {"layers_0": {"lora_a": jnp.ones(3)}}}, TX)
