@@ -88,17 +88,17 @@ def granule_key(devices: typing.Sequence[jax.Device]) -> str | None:
 
 
 def hybrid_shape(sizes: dict[str, int], granules: typing.Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Splits the size of each axis into two factors: the devices within a group, and the groups.
+    """Splits each mesh axis into its size within a group of devices with fast links, and its size over the groups.
 
     Args:
       sizes: axis -> the number of devices on it, outermost axis first. The last axis (tensor) stays within a group.
-      granules: the number of devices in each group.
+      granules: the number of devices in each of these groups.
 
     Returns:
       (sizes within a group, sizes over groups), in the order of the axes.
 
     Raises:
-      ConfigError: the groups differ in size, or the axes before tensor can't be split over that number of groups.
+      ConfigError: the groups differ in size, or the axes before tensor can't be split over the number of groups.
     """
     left, outer = len(granules), []
     for axis, size in sizes.items():

@@ -125,9 +125,10 @@ class Table:
 
 @dataclasses.dataclass
 class Counts:
-    """The counts that `scan` made of a source.
+    """How often a source has each junk pattern, word, line and clause, as counted by `scan`.
 
-    The keys of `junk` are "GROUP:label". The keys of the other tables are the strings (in lines every digit is 0).
+    The keys of `junk` are "GROUP:label". The keys of the other tables are the words, lines and clauses themselves (in
+    lines every digit is 0).
     """
 
     source: str

@@ -190,7 +190,7 @@ def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
 
 @contextlib.contextmanager
 def worker_processes(count: int) -> typing.Iterator[concurrent.futures.Executor]:
-    """Yields worker processes for work outside the phases. They end with the `with` block, also on ctrl-C."""
+    """A context that gives a pool of `count` worker processes. They end with the `with` block, also on ctrl-C."""
     try:
         yield _pool(count)
     finally:

@@ -44,7 +44,7 @@ class Shuffle:
         return self.documents
 
     def add(self, doc_id: str, text: str, content_hash: int) -> None:
-        """Takes the next document. `content_hash` is a uint64 that is yielded with the document."""
+        """Adds a document to the shuffle. `content_hash` (uint64) comes out with the document later."""
         raw_id, raw = doc_id.encode("utf-8", "replace"), text.encode()
         order = _mix((self._start + self.documents * 0x9E3779B97F4A7C15) & _MASK)
         self._put(order, _HEADER.pack(order, content_hash, len(raw_id), len(raw)) + raw_id + raw)

@@ -19,7 +19,7 @@ _SHOWN = ("tokens_per_word", "byte_fallback", "unused_pieces", "tokens_saved")
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Makes `data.dir` if it is missing. Prints what each source holds and how well the tokenizer fits the source."""
+    """Tokenizes the texts into `data.dir`, if that is not done. Prints what each source holds and how the tokenizer fits."""
     if not config.data.dir:
         raise ConfigError("no folder for the data: give --config.data.dir=DIR")
     if args.sweep:

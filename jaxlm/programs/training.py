@@ -50,8 +50,8 @@ class Task:
 
     Attributes:
       objective: (model, config) -> the objective to minimise.
-      data: config -> the open data, which it makes first if it is missing. Called on all processes.
-      batches: (ready, done) -> the batches of the steps after `done`.
+      data: config -> the opened data. It makes the data first if there is none. Called on all processes.
+      batches: (ready, done) -> the batches of the steps that follow after `done` steps.
       held_out: ready -> a function `variables -> metrics`; None if no text is held out.
       adapter: what to train instead of the model's parameters, if anything.
       origin: config -> the weights to begin from; None for new ones.

@@ -292,7 +292,7 @@ class Recorder:
         self._progress = Progress(steps)
 
     def fetch(self, step: int, metrics: dict) -> None:
-        """Starts to copy the metrics that `read` will need to the host. The copies wait for the step; this call does not."""
+        """Starts copying to the host the metrics that `read` will need. Does not wait for the step to finish."""
         for name in metrics if self._due(step) else self._reads:
             metrics[name].copy_to_host_async()
 

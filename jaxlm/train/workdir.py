@@ -70,7 +70,7 @@ def check_same_model(folder: pathlib.Path, model: ModelConfig) -> None:
 
 
 def check_same_optimizer(folder: pathlib.Path, optim: OptimConfig) -> None:
-    """Raises ConfigError if this optimizer's state has other arrays than the state in the folder's checkpoints."""
+    """Raises ConfigError if the arrays of this optimizer's state differ from those in the folder's checkpoints."""
     _check_same(folder, "optim", optim, _OPTIM_STATE_KEYS)
 
 

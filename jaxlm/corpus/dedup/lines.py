@@ -52,9 +52,10 @@ _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 
 
 def find(connection: duckdb.DuckDBPyConnection, folder: pathlib.Path, min_documents: int, min_share: float) -> None:
-    """Finds the repeated lines and paragraphs in `lines/*.parquet`, and writes those to remove to `lines.parquet`.
+    """Finds lines that many documents repeat, and paragraphs too; writes to `lines.parquet` which to remove from which.
 
-    The columns are (doc, key), sorted by doc. Only documents that stay are listed.
+    Reads `lines/*.parquet`. `lines.parquet` has the columns (doc, key), sorted by doc; documents that are removed as a
+    whole are not in it.
     """
     connection.execute(f"""
         CREATE TEMP VIEW here AS SELECT s.doc, s.rank, s.tie, s.site

@@ -17,10 +17,12 @@ ROW_BITS = 32
 
 
 class Signer:
-    """Writes the tables for one task's documents: `sign/TASK.parquet`, `sketch/TASK.u32`, `lines/TASK.parquet`.
+    """Writes, for one task's documents, the tables in which duplicates are looked for later.
+
+    They are `sign/TASK.parquet`, `sketch/TASK.u32` and `lines/TASK.parquet`.
 
     Args:
-      folder: the folder to make these folders in.
+      folder: where `sign/`, `sketch/` and `lines/` are made.
       task: the number of the task.
       priority: the priority of the source; of two duplicates the one with the higher priority stays.
       exact: True if the source takes part in the stage `exact`.

@@ -64,7 +64,7 @@ def parts(spec: SourceSpec, task_bytes: int) -> list[Part]:
 
 
 def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]:
-    """Yields the documents of `iterate_embedded`."""
+    """Yields the documents of a corpus that is on this machine already, such as Python's own documentation."""
     about = {"format": "code", "language": "python"} if part.name == "code" else {"format": "text"}
     for doc_id, text in iterate_embedded(part.name, spec.max_bytes or None):
         yield Document(text=text, id=doc_id, metadata=about.copy())

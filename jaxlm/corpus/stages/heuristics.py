@@ -347,7 +347,7 @@ class FineWebSettings:
 
 
 class FineWeb(_Prose):
-    """Removes lists, menus and leftovers of pages: few lines end in punctuation, many lines are short or repeated."""
+    """Removes documents that are lists, menus or leftovers of pages: few lines end in punctuation, many are short or repeated."""
 
     Settings = FineWebSettings
 

@@ -39,7 +39,7 @@ class Pii(Stage):
 
     @classmethod
     def build(cls, settings: Settings, folder) -> None:
-        """Checks the settings. Raises ConfigError."""
+        """Raises ConfigError if a kind, a region or a pattern of the settings is not one."""
         for kind in settings.kinds:
             if kind not in _KINDS:
                 raise ConfigError(f"prepare.stages.pii.kinds: no kind {kind!r}; {nearest(kind, _KINDS)}")
