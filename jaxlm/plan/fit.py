@@ -111,7 +111,7 @@ class Planner:
         return [size for size in reversed(sizes) if batch % size == 0]
 
     def largest(self, mesh: MeshConfig, limit: float, optimizer: str = "", remat: str = "") -> Fit | None:
-        """Returns the fit with the largest microbatch whose need is within `limit` bytes on each device; None if none is."""
+        """Returns the fit with the largest microbatch that needs at most `limit` bytes a device; None if there is none."""
         for microbatch in self.microbatches(mesh):
             memory = self.memory(mesh, optimizer, remat, microbatch)
             if memory.total <= limit:

@@ -347,7 +347,7 @@ class FineWebSettings:
 
 
 class FineWeb(_Prose):
-    """Removes documents that are lists, menus or leftovers of pages: few lines end in punctuation, many are short or repeated."""
+    """Removes lists, menus and debris of pages: documents whose lines seldom end in punctuation, are short, or repeat."""
 
     Settings = FineWebSettings
 
