@@ -118,9 +118,8 @@ class Checkpointer:
         try:
             yield
         except Exception as error:
-            self._steps.discard(
-                self._saving
-            )  # it is not there, and must not count as the newest when others are deleted
+            # The step is not there: it must not count as the newest when others are deleted.
+            self._steps.discard(self._saving)
             if getattr(error, "errno", None) != errno.ENOSPC and "No space left" not in str(error):
                 raise
             whole = self._listed()
