@@ -17,6 +17,7 @@ def get_config() -> ConfigDict:
     _data(c)
     _train(c)
     _outputs(c)
+    _runs(c)
     _machine(c)
     _prepare(c)
     return c
@@ -113,10 +114,23 @@ def _train(c: ConfigDict) -> None:
 def _outputs(c: ConfigDict) -> None:
     """What a run leaves behind, and how it is judged on the way."""
     c.checkpoint = ConfigDict()  # when to save and what to keep
-    c.checkpoint.every_steps = 1000  # 0 = at the end only
+    c.checkpoint.every_steps = 1000  # 0 = by time, and at the end
+    c.checkpoint.every_minutes = -1.0  # also when this much work is unsaved; -1 = auto (Young/Daly); 0 = by steps alone
+    c.checkpoint.verify = True  # read each one back from disk, and compare, before an older one is deleted
     c.checkpoint.keep_last = 2  # the latest checkpoints that stay
     c.checkpoint.keep_every = 0  # also keep each checkpoint whose step is a multiple of this, for good
     c.checkpoint.keep_best = 1  # also keep this many with the lowest validation loss
+    c.checkpoint.reserve_mb = (
+        64.0  # of real blocks held back on the disk, so that a full one still takes logs and a ledger
+    )
+    c.checkpoint.max_unprotected_minutes = 120.0  # unsaved work beyond this ends the run while saving fails; 0 = never
+    c.checkpoint.max_unprotected_usd = 0.0  # the same in dollars; 0 = never
+    c.checkpoint.mirror = (
+        ""  # folder or URL (s3://, gs://, hf://) that gets a copy of each verified checkpoint and the logs
+    )
+    c.checkpoint.mirror_weights_only = False  # without the optimizer's state: for sampling and export, not to resume
+    c.checkpoint.mirror_keep_last = 2  # the latest checkpoints that stay there, beside milestones
+    c.checkpoint.mirror_timeout_s = 3600.0  # a copy that takes longer is abandoned and begun again
 
     c.eval = ConfigDict()  # held-out loss
     c.eval.batch_size = 0  # sequences per evaluation step; 0 = microbatch_size
@@ -131,6 +145,58 @@ def _outputs(c: ConfigDict) -> None:
     s.temperature = 0.8  # 0 = greedy
     s.top_k = 50  # draw from this many likeliest tokens; 0 = off
     s.top_p = 0.95  # draw from the likeliest tokens that have this probability together; 1 = off
+
+
+def _runs(c: ConfigDict) -> None:
+    """How a run survives, what it may cost, and when it stops."""
+    c.phases = ConfigDict()  # checkpoints in the plan: each ends with an evaluation, samples, a bill and a gate
+    c.phases.plan = ConfigDict()  # NAME -> base.phase(steps, usd, ...)
+    c.phases.accept = ""  # go on although this phase failed its gate or spent its budget
+    c.phases.shrink = ""  # cpu = the whole plan small: 2 layers of d 128, 8 rows of 128, steps and dollars over 500
+
+    c.stop = ConfigDict()  # when to stop, by the forecast of the loss
+    c.stop.usd_per_centinat = 0.0  # stop when the rest of the plan costs more than this for 0.01 nats; 0 = never
+
+    c.stability = s = ConfigDict()  # what to do about non-finite steps and spikes of the loss
+    s.roll_back = True  # to the last good checkpoint, past the batches that spoiled it; False = stop (exit code 3)
+    s.spike_z = 8.0  # robust z-score of a step's loss from which it is a spike; 0 = off
+    s.spike_steps = 20  # this many spikes in a row call for a rollback; 0 = only log them
+    s.window = 256  # steps before a spike that its z-score is computed from
+    s.skip = ()  # batches to pass over, by hand: "A:B" from batch A to batch B of the order
+    s.overfit_evals = 3  # say so when validation rose this many times in a row while training fell; 0 = off
+
+    c.runs = r = ConfigDict()  # supervisor, hangs, what happens at the end
+    r.supervise = "auto"  # restart training after a crash or a hang; auto: unless Slurm, SkyPilot or Kubernetes does
+    r.backoff_s = 5.0  # before the first restart; doubles with each without progress, up to 5 minutes
+    r.hang_s = 0.0  # no sign of life for this long is a hang; 0 = learned from the run's own times
+    r.notices = ()  # preemption notices to ask for: gce, aws
+    r.on_exit = ConfigDict()  # a shell command by cause, run last, when all is mirrored: "runpodctl stop pod $ID"
+    r.on_exit.done = ""  # all steps are done
+    r.on_exit.gate = ""  # a gate, a budget or the forecast stopped it, or non-finite steps (exit code 3)
+    r.on_exit.failed = ""  # crash that no restart mended, or bad input (exit codes 1 and 2)
+    r.on_exit.stopped = ""  # interrupted with its state saved (exit code 4)
+    r.on_exit_unmirrored = False  # True: run it although no mirror holds the last checkpoint
+
+    c.notify = ConfigDict()  # messages to you
+    c.notify.urls = ()  # https:// = webhook (JSON); other schemes need pip install "jaxlm[notify]" (apprise)
+    c.notify.events = ("gate", "stall", "crash", "end", "budget")  # what is told
+    c.notify.heartbeat_url = ""  # asked every heartbeat_minutes while steps go on; its silence is the alarm
+    c.notify.heartbeat_minutes = 5.0  # between two of them
+
+
+def phase(steps: int = 0, tokens: int = 0, usd: float = 0.0, **gate) -> dict:
+    """A phase of `phases.plan`: `phase(steps=200, usd=5.0, max_val_loss=7.0)`."""
+    p = ConfigDict()
+    p.steps = steps  # the phase ends after this step of the run; 0 = by tokens
+    p.tokens = tokens  # or after this many tokens of the run
+    p.usd = usd  # budget of this phase alone; 0 = none
+    p.max_val_loss = 0.0  # gate: held-out loss at its end; 0 = none
+    p.min_tokens_per_second = 0.0  # gate: speed at its end; 0 = none
+    p.max_nonfinite_steps = -1  # gate: skipped steps in it; -1 = none
+    unknown = set(gate) - set(p)
+    if unknown:
+        raise ValueError(f"phase has no key {sorted(unknown)}; there are {sorted(p)}")
+    return p.to_dict() | gate
 
 
 def _machine(c: ConfigDict) -> None:
@@ -160,6 +226,8 @@ def _machine(c: ConfigDict) -> None:
     c.distributed.coordinator = ""  # host:port of process 0
     c.distributed.num_processes = 0  # with a coordinator: how many processes there are
     c.distributed.process_id = -1  # with a coordinator: which of them this is, from 0
+    c.distributed.start_timeout_s = 300.0  # a process that has not come by then ends the start
+    c.distributed.heartbeat_s = 100.0  # a process that is silent for this long ends the run
 
     c.plan = p = ConfigDict()  # what `jaxlm plan` assumes
     p.mesh = ""  # plan for a mesh that is not there, such as fsdp:64 or data:4,fsdp:8; "" = one device of each kind

@@ -164,9 +164,18 @@ class OptimConfig:
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
     every_steps: Annotated[int, at_least(0)]
+    every_minutes: Annotated[float, at_least(0, or_else={-1: "auto"})]
+    verify: bool
     keep_last: Annotated[int, at_least(1)]
     keep_every: Annotated[int, at_least(0)]
     keep_best: Annotated[int, at_least(0)]
+    reserve_mb: Annotated[float, at_least(0)]
+    max_unprotected_minutes: Annotated[float, at_least(0)]
+    max_unprotected_usd: Annotated[float, at_least(0)]
+    mirror: str
+    mirror_weights_only: bool
+    mirror_keep_last: Annotated[int, at_least(1)]
+    mirror_timeout_s: Annotated[float, above(0)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +194,64 @@ class SampleConfig:
     temperature: Annotated[float, at_least(0)]
     top_k: Annotated[int, at_least(0)]
     top_p: Annotated[float, above(0, most=1)]
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseConfig:
+    steps: Annotated[int, at_least(0)]
+    tokens: Annotated[int, at_least(0)]
+    usd: Annotated[float, at_least(0)]
+    max_val_loss: Annotated[float, at_least(0)]
+    min_tokens_per_second: Annotated[float, at_least(0)]
+    max_nonfinite_steps: Annotated[int, at_least(0, or_else={-1: "no gate"})]
+
+
+@dataclasses.dataclass(frozen=True)
+class PhasesConfig:
+    plan: dict[str, PhaseConfig]
+    accept: str
+    shrink: Literal["", "cpu"]
+
+
+@dataclasses.dataclass(frozen=True)
+class StopConfig:
+    usd_per_centinat: Annotated[float, at_least(0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class StabilityConfig:
+    roll_back: bool
+    spike_z: Annotated[float, at_least(0)]
+    spike_steps: Annotated[int, at_least(0)]
+    window: Annotated[int, within(8, 100_000)]
+    skip: tuple[Annotated[str, written(r"[0-9]{1,18}:[0-9]{1,18}", "the first and the last batch as A:B")], ...]
+    overfit_evals: Annotated[int, at_least(0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class OnExitConfig:
+    done: str
+    gate: str
+    failed: str
+    stopped: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RunsConfig:
+    supervise: Literal["auto", "on", "off"]
+    backoff_s: Annotated[float, at_least(0)]
+    hang_s: Annotated[float, at_least(0)]
+    notices: tuple[Literal["gce", "aws"], ...]
+    on_exit: OnExitConfig
+    on_exit_unmirrored: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class NotifyConfig:
+    urls: tuple[str, ...]
+    events: tuple[Literal["gate", "stall", "crash", "end", "budget"], ...]
+    heartbeat_url: str
+    heartbeat_minutes: Annotated[float, above(0)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,6 +321,8 @@ class DistributedConfig:
     coordinator: str
     num_processes: Annotated[int, at_least(0)]
     process_id: Annotated[int, at_least(-1)]
+    start_timeout_s: Annotated[float, at_least(1)]
+    heartbeat_s: Annotated[float, at_least(1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,6 +338,11 @@ class Config:
     checkpoint: CheckpointConfig
     eval: EvalConfig
     sample: SampleConfig
+    phases: PhasesConfig
+    stop: StopConfig
+    stability: StabilityConfig
+    runs: RunsConfig
+    notify: NotifyConfig
     mesh: MeshConfig
     log: LogConfig
     hardware: HardwareConfig

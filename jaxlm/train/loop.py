@@ -24,6 +24,7 @@ from jaxlm.train.metrics import Recorder
 from jaxlm.train.signals import StopSignal
 
 DONE, STOPPED, PREEMPTED, ROLL_BACK = "done", "stopped", "preempted", "roll back"
+FAILED, REFUSED = "failed", "refused"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +34,18 @@ class Ending:
     Attributes:
       code: DONE: all steps are done. STOPPED: the run should not go on as it is. PREEMPTED: the same command continues
         the run. ROLL_BACK: the run should continue from an earlier checkpoint and skip the batches that spoiled it.
+        FAILED: something outside failed, and the same command may do better. REFUSED: it never will without a change.
       why: the reason in one line, for the user.
       keep: True if the state is worth a checkpoint. That of a ROLL_BACK never is.
+      cause: what `runs.on_exit` and `notify.events` call it: "gate", "budget", "stall", ...; "" for none of them.
+      first_bad: ROLL_BACK only: the first of the steps whose batches are passed over; the last is where the run ended.
     """
 
     code: str
     why: str = ""
     keep: bool = True
+    cause: str = ""
+    first_bad: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

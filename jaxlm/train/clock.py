@@ -1,0 +1,127 @@
+"""Divides the wall time of a run into activities, and shows the supervisor what the run does right now.
+
+Every second belongs to exactly one activity, so the activities add up to the wall time ("goodput" is the share of STEP).
+"""
+
+import contextlib
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator, Mapping
+
+START = "start"  # processes, data, folders, until the first step
+RESTORE = "restore"  # reading a checkpoint
+COMPILE = "compile"  # the first call of the train step
+DATA = "data"  # waiting for a batch
+STEP = "step"  # productive: steps that nobody has done before
+REPEATED = "repeated"  # steps that an earlier start did, and lost
+EVALUATE = "evaluate"  # held-out loss, benchmarks, samples, reports
+SAVE = "save"  # the loop stands still for a checkpoint
+DOWN = "down"  # from the death of a start to the next one, on the same machine
+HUNG = "hung"  # no sign of life, until the supervisor ended it
+ACTIVITIES = (START, RESTORE, COMPILE, DATA, STEP, REPEATED, EVALUATE, SAVE, DOWN, HUNG)
+
+PULSE = "JAXLM_PULSE"  # the environment variable that names the file descriptor of a Pulse
+
+
+class Pulse:
+    """A few bytes that two processes share: the run writes what it does and since when, the supervisor reads it.
+
+    They are memory, not a file on disk, so that a disk that hangs does not hide what hangs.
+    """
+
+    _FORMAT = struct.Struct("=Qqd32s96s")  # version (odd while it is written), step, monotonic time, activity, detail
+    SIZE = _FORMAT.size
+
+    def __init__(self, descriptor: int):
+        self._memory = mmap.mmap(descriptor, self.SIZE)
+        self._version = 0
+
+    @classmethod
+    def create(cls) -> tuple["Pulse", int]:
+        """Returns a new pulse, and the file descriptor to pass on to the child (Linux)."""
+        descriptor = os.memfd_create("jaxlm-pulse", 0)
+        os.ftruncate(descriptor, cls.SIZE)
+        return cls(descriptor), descriptor
+
+    @classmethod
+    def of_parent(cls) -> "Pulse | None":
+        """Returns the pulse that the supervisor reads; None without a supervisor."""
+        descriptor = os.environ.get(PULSE, "")
+        return cls(int(descriptor)) if descriptor else None
+
+    def write(self, step: int, activity: str, detail: str = "") -> None:
+        """Says that the run is alive, after `step`, and what it begins to do. `detail`: the path or shard it waits for."""
+        self._version += 2
+        words = activity.encode()[:32], detail.encode()[:96]
+        self._memory[: self.SIZE] = self._FORMAT.pack(self._version - 1, step, time.monotonic(), *words)
+        self._memory[:8] = struct.pack("=Q", self._version)
+
+    def read(self) -> tuple[int, float, str, str] | None:
+        """Returns (step, `time.monotonic()` of the last sign of life, activity, detail); None before the first sign."""
+        version, step, when, activity, detail = self._FORMAT.unpack(self._memory[: self.SIZE])
+        if not version or version % 2:
+            return None
+        return (
+            step,
+            when,
+            activity.rstrip(b"\0").decode("utf-8", "ignore"),
+            detail.rstrip(b"\0").decode("utf-8", "ignore"),
+        )
+
+
+class Clock:
+    """Counts the seconds of each activity, over all starts of a run.
+
+    Args:
+      before: the seconds of each activity in earlier starts.
+      pulse: where to show what the run does; None to show nothing.
+      since: the `time.monotonic()` from which this start counts; now by default.
+    """
+
+    def __init__(
+        self, before: Mapping[str, float] | None = None, pulse: Pulse | None = None, since: float | None = None
+    ):
+        self._seconds = {name: float((before or {}).get(name, 0.0)) for name in ACTIVITIES}
+        self._mark = time.monotonic() if since is None else since
+        self._activity, self._pulse = START, pulse
+        self.began = self._mark
+        self.step = 0
+        self._show()
+
+    def begin(self, activity: str, detail: str = "") -> None:
+        """From now on the time counts as `activity`."""
+        now = time.monotonic()
+        self._seconds[self._activity] += now - self._mark
+        self._mark, self._activity = now, activity
+        self._show(detail)
+
+    @contextlib.contextmanager
+    def spend(self, activity: str, detail: str = "") -> Iterator[None]:
+        """Counts the time in the `with` block as `activity`; afterwards the activity before it goes on."""
+        before = self._activity
+        self.begin(activity, detail)
+        try:
+            yield
+        finally:
+            self.begin(before)
+
+    def after(self, step: int, activity: str) -> None:
+        """Says that `step` was sent to the device, and that its time counts as `activity`."""
+        self.step = step
+        self.begin(activity)
+
+    def add(self, activity: str, seconds: float) -> None:
+        """Counts seconds that passed outside this process, such as those since an earlier start died."""
+        self._seconds[activity] += seconds
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds of each activity up to now. Their sum is the wall time of all starts."""
+        found = dict(self._seconds)
+        found[self._activity] += time.monotonic() - self._mark
+        return found
+
+    def _show(self, detail: str = "") -> None:
+        if self._pulse:
+            self._pulse.write(self.step, self._activity, detail)
