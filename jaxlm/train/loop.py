@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from jaxlm.objectives.base import Batch, Variables
 from jaxlm.step.state import TrainState
 from jaxlm.step.step import Metrics, TrainStep
-from jaxlm.train.metrics import Recorder
+from jaxlm.train.recorder import Recorder
 from jaxlm.train.signals import StopSignal
 
 DONE, STOPPED, PREEMPTED, ROLL_BACK = "done", "stopped", "preempted", "roll back"

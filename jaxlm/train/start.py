@@ -1,20 +1,27 @@
 """Shows and records what is about to run, when a run starts."""
 
 import dataclasses
+import os
 import pathlib
-from collections.abc import Sequence
+import platform
+from collections.abc import Callable, Sequence
 
 import jax
 from clu import parameter_overview
 from jax.sharding import Mesh
 
-from jaxlm import tree
+from jaxlm import files, tree
 from jaxlm.config import Config, ModelConfig, TrainConfig
 from jaxlm.console import human
 from jaxlm.plan.params import count_params
 from jaxlm.processes import say
-from jaxlm.train import ledger, metrics
+from jaxlm.train import ledger
+from jaxlm.train.books import Earlier
+from jaxlm.train.clock import Clock
+from jaxlm.train.loggers import Writer
 from jaxlm.train.loop import Watch
+from jaxlm.train.meter import make_meter
+from jaxlm.train.recorder import Recorder
 
 
 def announce(model: ModelConfig, train: TrainConfig, params: dict, mesh: Mesh, done: int) -> None:
@@ -49,8 +56,14 @@ def stacked_shapes(params: dict) -> dict:
 
 
 def begin(
-    folder: pathlib.Path, asked: Config, config: Config, data_sha256: str, mesh: Mesh, done: int
-) -> metrics.Writer:
+    folder: pathlib.Path,
+    asked: Config,
+    config: Config,
+    data_sha256: str,
+    mesh: Mesh,
+    done: int,
+    on_full: Callable[[], None] | None = None,
+) -> Writer:
     """Records this start in the ledger, and returns the open writer of metrics. Only the first process calls it.
 
     Args:
@@ -61,28 +74,44 @@ def begin(
       data_sha256: the sha256 of the data's manifest.
       mesh: all devices of the run.
       done: how many steps are done already.
+      on_full: called when the disk becomes full, to make room for logs.
     """
     choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
     choices |= {"remat": config.model.remat, "microbatch_size": config.train.microbatch_size}
-    ledger.record_start(folder, asked, step=done, manifest_sha256=data_sha256, choices=choices)
-    return metrics.Writer(folder, config.log, dataclasses.asdict(config))
+    found = {"manifest_sha256": data_sha256, "hardware": hardware(), "choices": choices}
+    ledger.record_start(folder, asked, step=done, **found)
+    return Writer(folder, config.log, files.redact(dataclasses.asdict(config)), first=done + 1, on_full=on_full)
+
+
+def hardware() -> dict:
+    """Returns the processors and the devices of this start."""
+    devices = jax.devices()
+    return {
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "platform": devices[0].platform,
+        "device_kind": devices[0].device_kind,
+        "devices": len(devices),
+        "processes": jax.process_count(),
+    }
 
 
 def make_recorder(
-    config: Config, writer: metrics.Writer | None, done: int, watches: Sequence[Watch]
-) -> metrics.Recorder:
-    """Returns the recorder of a run whose next step is `done` + 1.
-
-    Its wall time and dollars include the earlier starts of the run.
+    config: Config, writer: Writer | None, clock: Clock, earlier: Earlier, done: int, watches: Sequence[Watch]
+) -> Recorder:
+    """Returns the recorder of a run whose next step is `done` + 1; it has written the record with which the start begins.
 
     Args:
       config: the config with nothing left at "auto".
       writer: the writer of metrics on the first process; None on the others.
+      clock: counts the time of all starts.
+      earlier: what `books.carry_on` found of earlier starts.
       done: how many steps are done already.
       watches: the watches over the metrics. The recorder reads the metrics in their `reads` at every step.
     """
-    wall_s = writer.last.get("wall_s", 0.0) if writer else 0.0
-    meter = metrics.make_meter(config.model, config.train, config.hardware, wall_s)
+    meter = make_meter(config.model, config.train, config.hardware, clock, earlier)
     reads = [name for watch in watches for name in watch.reads]
     sizes = {"first": done + 1, "steps": config.train.steps, "every_steps": config.log.every_steps}
-    return metrics.Recorder(meter, writer, **sizes, reads=reads)
+    recorder = Recorder(meter, writer, **sizes, reads=reads)
+    recorder.begin()
+    return recorder
