@@ -9,6 +9,7 @@ from jaxlm.plan import flops
 from jaxlm.train.books import Earlier
 from jaxlm.train.clock import DATA, REPEATED, STEP, Clock
 
+_NONE = Earlier()
 _TRAINING = (DATA, STEP, REPEATED)  # the activities that count for tokens/s
 
 
@@ -27,7 +28,7 @@ class Meter:
     def __init__(
         self,
         clock: Clock,
-        earlier: Earlier,
+        earlier: Earlier = _NONE,
         *,
         tokens_per_step: int,
         flops_palm: float,
