@@ -160,7 +160,7 @@ def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds:
     type(batches).__next__ = clock.timed("loader", type(batches).__next__)
     sharding.to_global = clock.timed("transfer", sharding.to_global)
     writer.write = clock.timed("metrics", writer.write)
-    digest.table = clock.timed("digests", digest.table)
+    digest.look = clock.timed("digests", digest.look)
     saver.save = clock.noted("digests", saver.save)
     saver.check = clock.timed("checkpoint", saver.check)
     device.start()
@@ -170,8 +170,8 @@ def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds:
         train_step=train_step,
         frozen={},
         batches=LoaderBatches(batches, mesh, base.token_shapes(config, mesh)),
-        hooks=[hooks.Save(saver, config.checkpoint.every_steps, {})],
-        watches=[watches.SaveInFlight(saver), watches.NonFinite(config.train.max_nonfinite_steps)],
+        hooks=[hooks.Save(saver, config.checkpoint, 0.0, {})],
+        watches=[watches.SaveInFlight(saver, config.checkpoint), watches.NonFinite(config.train.max_nonfinite_steps)],
         recorder=recorder,
         stop=signals.StopSignal(),
     )

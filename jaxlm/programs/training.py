@@ -88,7 +88,7 @@ def run(config: Config, task: Task) -> int:
         state, frozen, interrupted = _first_state(ready, task, checkpointer)
         done = int(state.step)
         meta = {"config": dataclasses.asdict(config), "fingerprint": data.fingerprint()}
-        save = hooks.Save(checkpointer, config.checkpoint.every_steps, meta)
+        save = hooks.Save(checkpointer, config.checkpoint, config.plan.preemptions_per_day, meta)
         held_out = hooks.HeldOut(task.held_out(ready), config.train.eval_every_steps, config.eval, losses)
         trace = stack.enter_context(profile.Trace(config.profile.window, folder / "profile"))
         between = [trace, save, held_out, hooks.Sample(sample, config.sample, folder), trace.begin]
@@ -104,7 +104,10 @@ def run(config: Config, task: Task) -> int:
         if writer:
             stack.callback(writer.close)
         start.announce(config.model, config.train, state.params, mesh, done)
-        watching = [watches.SaveInFlight(checkpointer), watches.NonFinite(config.train.max_nonfinite_steps)]
+        watching = [
+            watches.SaveInFlight(checkpointer, config.checkpoint),
+            watches.NonFinite(config.train.max_nonfinite_steps),
+        ]
         recorder = start.make_recorder(config, writer, done, watching)
         stack.callback(recorder.close)
         step = ready.parts.jit()
@@ -123,7 +126,8 @@ def _first_state(ready: Ready, task: Task, checkpointer: Checkpointer) -> tuple[
     origin = task.origin(ready.config) if parts.frozen or not checkpointer.steps() else None
     if not checkpointer.steps():
         return *parts.create(origin), False
-    state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings)
+    needs = ("config", "fingerprint")
+    state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings, needs)
     check_fingerprint(meta["fingerprint"], ready.data.fingerprint())
     return state, parts.load_frozen(origin), meta.get("interrupted", False)
 

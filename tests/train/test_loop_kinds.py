@@ -124,7 +124,7 @@ def train(folder, objective=lm.make, *, batches=Rollouts, steps=STEPS, every=3, 
         state, _ = checkpointer.restore_latest(made.abstract, made.shardings)
     first = int(state.step)
     meter = metrics.Meter(tokens_per_step=B * T, flops_palm=1, flops_causal=1, peak_flops=None, usd_per_hour=0)
-    watching = [watches.SaveInFlight(checkpointer), watches.NonFinite(3), *more_watches]
+    watching = [watches.SaveInFlight(checkpointer, c.checkpoint), watches.NonFinite(3), *more_watches]
     reads = [name for watch in watching for name in watch.reads]
     job = loop.Run(
         mesh=made.mesh,
@@ -132,7 +132,7 @@ def train(folder, objective=lm.make, *, batches=Rollouts, steps=STEPS, every=3, 
         train_step=made.jit(),
         frozen=frozen,
         batches=batches(made.mesh) if batches is Rollouts else batches(made.mesh, first),
-        hooks=[hooks.Save(checkpointer, every, {}), *more_hooks],
+        hooks=[hooks.Save(checkpointer, dataclasses.replace(c.checkpoint, every_steps=every), 0.0, {}), *more_hooks],
         watches=watching,
         recorder=metrics.Recorder(meter, None, first=first + 1, steps=steps, every_steps=100, reads=reads),
         stop=signals.StopSignal(),

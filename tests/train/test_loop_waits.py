@@ -165,8 +165,8 @@ def run(trained, folder, *, window=None, log_every=LOG_EVERY, mutation=None, **b
         train_step=watch.step(compiled),
         frozen={},
         batches=Batches(watch, mesh, **batches),
-        hooks=[trace, End(watch), hooks.Save(saver, c.checkpoint.every_steps, {}), trace.begin],
-        watches=[watches.SaveInFlight(saver), watches.NonFinite(20)],
+        hooks=[trace, End(watch), hooks.Save(saver, c.checkpoint, 0.0, {}), trace.begin],
+        watches=[watches.SaveInFlight(saver, c.checkpoint), watches.NonFinite(20)],
         recorder=Recorder(meter, writer, first=1, steps=STEPS, every_steps=log_every, mutation=mutation),
         stop=signals.StopSignal(),
     )
