@@ -10,14 +10,14 @@ from jaxlm.eval import loss
 from jaxlm.objectives import lm
 from jaxlm.processes import say, together
 from jaxlm.programs import training
-from jaxlm.programs.training import Ready
+from jaxlm.programs.task import Ready, Task
 from jaxlm.train.batches import LoaderBatches
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Trains to `train.steps`; returns the exit code."""
     del args
-    return training.run(config, training.Task(lm.make, data, batches, held_out))
+    return training.run(config, Task(lm.make, data, batches, held_out))
 
 
 def data(config: Config) -> rows.Order:
