@@ -1,6 +1,7 @@
 """Prints how far the forecasts of `jaxlm/plan/forecast.py` are from the ends of runs whose curves are known.
 
-    python scripts/check_forecast.py --curves=DIR    # a CSV a run, with the columns step, lr and loss
+    python scripts/check_forecast.py --curves=DIR                      # a CSV a run, with the columns step, lr and loss
+    python scripts/check_forecast.py --curves=DIR --prior B/A=0.33     # other means of the priors; other widths by --drift
 
 Each run is forecast from its first 25, 40, 60 and 80% of the steps. Its end is the median of its last five losses. The rates of
 the future are known to the forecast, as they are to a run. The first row's steps before it are a linear warm-up.
@@ -52,7 +53,13 @@ def _cell(error: float, half: float) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--curves", type=pathlib.Path, required=True)
-    paths = sorted(parser.parse_args().curves.glob("*.csv"))
+    parser.add_argument("--drift", type=float, default=forecast.DRIFT)
+    parser.add_argument("--prior", nargs="*", default=[], metavar="NAME=MEAN")
+    args = parser.parse_args()
+    for name, mean in (one.split("=") for one in args.prior):
+        forecast.PRIORS[name] = math.log(float(mean)), forecast.PRIORS[name][1]
+    forecast.DRIFT = args.drift
+    paths = sorted(args.curves.glob("*.csv"))
     print(f"{'nats':<24}" + "".join(f"{f'{share:.0%} done':>18}" for share in SHARES))
     table = np.array([[errors(path, share) for share in SHARES] for path in paths])
     for path, row in zip(paths, table, strict=True):
@@ -62,9 +69,10 @@ def main() -> int:
         off, half = np.abs(rows[..., 0]), rows[..., 1]
         held = [(o <= h)[o == o].mean() for o, h in zip(off.T, half.T, strict=True)]
         of = name.rstrip("_") or "all"
+        whole = np.mean((off <= half)[off == off])
         print(f"{of + ': median error':<24}" + "".join(f"{v:>18.4f}" for v in np.nanmedian(off, 0)))
         print(f"{of + ': worst error':<24}" + "".join(f"{v:>18.4f}" for v in np.nanmax(off, 0)))
-        print(f"{of + ': intervals hold':<24}" + "".join(f"{v:>18.0%}" for v in held))
+        print(f"{of + ': intervals hold':<24}" + "".join(f"{v:>18.0%}" for v in held) + f"{whole:>10.0%} of all")
     return 0
 
 

@@ -27,12 +27,11 @@ PRIORS = {
     "gamma": (np.log(0.64), 0.25),
     "C": (np.log(2.05 * 3e-4**0.36), 0.7),
 }
-_MEAN, _SD = np.array(list(PRIORS.values())).T
 MIN_SHARE, MIN_POINTS = 0.25, 20  # of the plan's steps; losses after the warm-up
 SKIPPED = 0.1  # this share of the steps after the warm-up tells little of the law
 # How far the law itself is from the public curves: as a share of the losses' range where it is fitted, and of the loss's change
 # from now on where it is not. An error of the law goes over many points, so all points weigh as much as this many.
-MISFIT, DRIFT, WEIGHT = 0.006, 0.07, 40
+MISFIT, DRIFT, WEIGHT = 0.006, 0.06, 40
 POINTS, KNOTS = 300, 160  # at most: losses that are fitted, changes of the rate that the law sums over
 HUBER, OUTLIER = 1.5, 10  # standard deviations from which a residual counts linearly; not at all
 TENTH = 1.2816  # standard normal: 80% lie within so many standard deviations
@@ -135,6 +134,9 @@ def fit(steps: np.ndarray, losses: np.ndarray, rate: Rate, done: int, end: int) 
       rate: the learning rates of the steps 1 to `end`: those that the run had, then those that it will have.
       done: the number of steps done.
       end: the last step of the plan.
+
+    Raises:
+      ValueError: the rate is 0 where it should be highest, or not finite.
     """
     if done < MIN_SHARE * end:
         return TooEarly(f"too early: {done:,} of {end:,} steps are done, and a forecast takes {MIN_SHARE:.0%} of them")
@@ -199,6 +201,8 @@ def _schedule(rate: Rate, end: int) -> _Schedule:
     r = _rates(rate, np.arange(1, end + 1))
     still = np.flatnonzero(r[1:] <= r[:-1])
     warmup = int(still[0]) + 1 if still.size else end  # r[i] is the rate of step i + 1
+    if not (np.isfinite(r).all() and r[warmup - 1] > 0):
+        raise ValueError("the learning rate is 0 or not finite")
     r = r / r[warmup - 1]
     total = np.append(0.0, np.cumsum(r))
     fall = np.append(0.0, r[:-1] - r[1:])
@@ -237,15 +241,16 @@ def _least_squares(
     schedule: _Schedule, steps: np.ndarray, losses: np.ndarray, noise: float, misfit: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the parameters that suit losses and priors best, and their covariance (Laplace's approximation)."""
+    mean, sd = np.array(list(PRIORS.values())).T
     weight = 1 / np.sqrt(noise**2 + misfit**2 * max(1.0, len(steps) / WEIGHT))
 
     def residuals(theta: np.ndarray) -> np.ndarray:
-        return np.append(weight * (_law(theta, schedule, steps) - losses), (theta[2:] - _MEAN) / _SD)
+        return np.append(weight * (_law(theta, schedule, steps) - losses), (theta[2:] - mean) / sd)
 
     last = np.median(losses[-5:])
-    drop = max(np.median(losses[:5]) - last, 1e-3 * abs(last))
-    start = np.append(np.log([max(last - drop, 0.3 * last), drop]), _MEAN)
-    low, high = start - np.append([5.0, 12.0], 5 * _SD), start + np.append([5.0, 12.0], 5 * _SD)
+    drop = max(np.median(losses[:5]) - last, 1e-3 * abs(last), 1e-6)
+    start = np.append(np.log([max(last - drop, 0.3 * last, 1e-3), drop]), mean)
+    low, high = start - np.append([5.0, 12.0], 5 * sd), start + np.append([5.0, 12.0], 5 * sd)
     found = scipy.optimize.least_squares(
         residuals, start, bounds=(low, high), loss="huber", f_scale=HUBER, max_nfev=200
     )

@@ -10,9 +10,9 @@ from jaxlm.plan.forecast import Forecast, TooEarly
 
 PLAN, DECAY, STOP = "on to the plan", "decay now", "stop"  # the futures, in this order
 GO_ON, TOO_EARLY = "go on", "too early"  # advice is one of these, DECAY and STOP
-DECAY_SHARE = 0.15  # "decay now" takes this share of the steps done; 10 to 20% are usual (MiniCPM, arXiv:2404.06395)
+DECAY_SHARE = 0.15  # "decay now" takes this share of the steps done; WSD decays over 10 to 20% (arXiv:2404.06395)
 CENTINAT = 0.01
-SURE = 2  # a future is too dear if it is with a gain that lies so many times farther up than the 80% interval reaches
+SURE = 2  # a future is too dear if it is so even with a gain this far above the expected one, in halves of the 80% interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +115,16 @@ def table(found: Sequence[Future]) -> list[str]:
         usd = f"${f.usd:,.2f}"
         lines.append(f"{f.name:<16}{f.steps:>8,}{f.loss:>9.4f}{interval:>18}{f.hours:>8.1f}{usd:>10}{price:>15}")
     return lines
+
+
+def summary(found: Sequence[Future] | TooEarly, said: Advice, done: int) -> dict:
+    """Returns what JSON and the run's report show after `done` steps: {"advice": line, "rows": [...]}."""
+    rows = []
+    for f in [] if isinstance(found, TooEarly) else found:
+        price = f.usd_per_centinat if math.isfinite(f.usd_per_centinat) else None
+        row = {name: getattr(f, name) for name in ("name", "loss", "low", "high", "hours", "usd")}
+        rows.append(row | {"step": done + f.steps, "usd_per_centinat": price})
+    return {"advice": said.line, "rows": rows}
 
 
 def _price(usd: float, gain: float) -> float:

@@ -55,7 +55,10 @@ class StopByForecast(Hook):
 
     def _look(self, step: int) -> tuple[list[str], str]:
         """Returns what to show, and why the run should end; "" if it should not."""
-        found = look(self._losses, self._rate, self._prices, step, self._end)
+        try:
+            found = look(self._losses, self._rate, self._prices, step, self._end)
+        except (ValueError, ArithmeticError) as error:  # a curve that nobody thought of must not end a run
+            return [f"no forecast at step {step}: {error}"], ""
         advice = futures.advice(found, self._limit)
         early = isinstance(found, forecast.TooEarly)
         lines = futures.table(found) if self._show and not early else []

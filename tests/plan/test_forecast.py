@@ -1,5 +1,6 @@
 """The forecast of a run's loss: on curves that the law made, with noise and faults, and on those of real runs."""
 
+import functools
 import math
 import pathlib
 import re
@@ -43,15 +44,20 @@ def law(rate, steps, warmup, l0=2.5, a=0.6, b=0.13, alpha=0.45, beta=0.59, gamma
     return losses
 
 
+@functools.cache
+def whole(kind, end, warmup, every, **parameters):
+    """(steps, losses) of a whole run without noise."""
+    steps = np.arange(every, end + 1, every)
+    return steps, law(schedule(kind, end, warmup), steps, warmup, **parameters)
+
+
 def run(kind="cosine", end=20_000, warmup=400, share=0.4, every=50, noise=0.01, **parameters):
     """(steps and losses of the first part of a run, its rates, the steps done, the loss at its end)."""
-    rate = schedule(kind, end, warmup)
-    steps = np.arange(every, end + 1, every)
-    losses = law(rate, steps, warmup, **parameters)
+    steps, losses = whole(kind, end, warmup, every, **parameters)
     done = int(share * end)
     seen = steps <= done
     noisy = losses + noise * np.random.default_rng(1).standard_normal(len(losses))
-    return steps[seen], noisy[seen], rate, done, end, losses[-1]
+    return steps[seen], noisy[seen], schedule(kind, end, warmup), done, end, losses[-1]
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "wsd", "constant"])
