@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 
 import jax
@@ -59,6 +60,7 @@ class Attempt:
                 profile.check(c.profile, done + 1)
             batches = self.task.batches(ready, done)
             stack.callback(batches.close)
+            batches.on_failure = lambda error: stop.ask(loop.failure("no batch", self.clock.step + 1, error))
             recorder = log.begin(self.asked, c, ready.data.data.sha256, ready.parts.mesh, done, watching)
             start.announce(c.model, c.train, state.params, ready.parts.mesh, done)
             job = loop.Run(
@@ -113,12 +115,11 @@ class Attempt:
             hooks.Sample(sample, c.sample, folder),
             trace.begin,
         ]
+        documents = functools.partial(self.task.documents, data)
         watching = [
             watches.SaveInFlight(checkpointer, c.checkpoint, c.hardware.usd_per_hour, stop.ask),
             stability.NonFinite(c.train.max_nonfinite_steps, c.stability),
-            stability.Spikes(
-                c.stability, stability.teller(folder / "spikes.jsonl", data.documents, data.batch_number, say)
-            ),
+            stability.Spikes(c.stability, stability.teller(folder / "spikes.jsonl", documents, data.batch_number, say)),
             overfit,
         ]
         return between, watching

@@ -6,7 +6,7 @@ import jax
 
 from jaxlm import sharding
 from jaxlm.config import Config
-from jaxlm.data import loader, rows
+from jaxlm.data import loader, rows, trace
 from jaxlm.data.open import make_data, open_mixture
 from jaxlm.eval import loss
 from jaxlm.objectives import lm
@@ -21,7 +21,7 @@ _RESERVE = 2  # batches with which a process whose loader failed goes on until a
 def run(config: Config, args: argparse.Namespace) -> int:
     """Trains to `train.steps`; returns the exit code."""
     del args
-    return training.run(config, Task(lm.make, data, batches, held_out))
+    return training.run(config, Task(lm.make, data, batches, held_out, documents=trace.documents))
 
 
 def data(config: Config) -> rows.Order:

@@ -29,9 +29,6 @@ class Data(typing.Protocol):
     def batch_number(self, step: int) -> int:
         """Returns the number, from 1, of the batch of `step`: `step`, unless batches are passed over; 0 for step 0."""
 
-    def documents(self, step: int) -> list[str]:
-        """Returns the ids of the documents in the batch of `step`, for the log."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
@@ -53,6 +50,7 @@ class Task:
       held_out: ready -> a function `variables -> metrics`; None if no text is held out.
       adapter: what to train instead of the model's parameters, if anything.
       origin: config -> the weights to begin from; None for new ones.
+      documents: (data, step) -> the ids of the documents in the batch of a step, for the log.
     """
 
     objective: base.Maker
@@ -61,6 +59,7 @@ class Task:
     held_out: Callable[[Ready], Callable[[base.Variables], dict[str, float]] | None]
     adapter: parts_lib.Adapter | None = None
     origin: Callable[[Config], parts_lib.Weights | None] = lambda config: None
+    documents: Callable[[Data, int], list[str]] = lambda data, step: []
 
     def parts(self, config: Config, mesh: Mesh | AbstractMesh) -> parts_lib.Parts:
         """Returns the parts of a config for this kind of training."""

@@ -378,7 +378,7 @@ class Checkpointer:
         folder = self.directory / str(step)
         if self._read_only or not self._config or not self._config.verify or jax.process_index() or self.verified(step):
             return
-        threading.Thread(target=verify.seal, args=(folder, digests), daemon=True).start()
+        threading.Thread(target=verify.verify, args=(folder, digests), daemon=True).start()
 
     def metas(self) -> dict[int, dict]:
         """Returns step -> what was saved beside the arrays, without checkpoints in which it is damaged."""

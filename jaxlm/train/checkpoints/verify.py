@@ -154,8 +154,8 @@ def _touch(path: pathlib.Path) -> bool:
     return False
 
 
-def seal(folder: pathlib.Path, digests: dict[str, int]) -> None:
-    """Reads a checkpoint back, and writes its checksums if every array has its digest. An error of the disk leaves it as it is."""
+def verify(folder: pathlib.Path, digests: dict[str, int]) -> None:
+    """Reads a checkpoint back, and writes its checksums if every array has its digest. Does nothing if the disk fails."""
     with contextlib.suppress(OSError):
         flush(folder)
         if not read_back(folder, digests):
