@@ -4,6 +4,7 @@ Every table, count, size, time and price is formatted here, so that the same fig
 module does not import JAX, because the worker processes of `jaxlm prepare` must not.
 """
 
+import contextlib
 import json
 import math
 import sys
@@ -12,8 +13,9 @@ from collections.abc import Collection, Sequence
 
 
 def say(text: str) -> None:
-    """Writes a line on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """Writes a line on standard error. Nobody may read it, or its disk may be full: that ends no program."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def print_table(rows: Sequence[dict[str, typing.Any]], as_json: bool) -> None:

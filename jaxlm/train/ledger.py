@@ -76,7 +76,7 @@ def record_start(workdir: pathlib.Path, config: Config, *, step: int, manifest_s
 
 def lock(workdir: pathlib.Path) -> typing.IO[str]:
     """Locks the run's folder, so that no other process trains in it, until the returned file is closed; see `files.lock`."""
-    return files.lock(workdir, "trains in", "workdir")
+    return files.lock(workdir, "trains in", "workdir", wait_s=files.ENDING_S)
 
 
 def hardware() -> dict:
