@@ -37,6 +37,7 @@ class Verb:
         workdir are given.
       keys: the sections of the config that the command's help lists first.
       resumes: True if the same command continues an interrupted one.
+      second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
     """
 
     module: str | None
@@ -45,6 +46,7 @@ class Verb:
     reads_run: bool = False
     keys: tuple[str, ...] = ()
     resumes: bool = False
+    second: str = ""
 
 
 _JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
@@ -118,6 +120,14 @@ VERBS = {
         "which documents were in the batch of a step",
         {"--step": {"type": int, "required": True, "metavar": "N", "help": "the step, counted from 1"}, **_JSON},
         reads_run=True,
+    ),
+    "report": Verb("report", "one page with a run's curves, costs, samples: RUN/report.html", _JSON, reads_run=True),
+    "diff": Verb(
+        "diff",
+        "what differs between two runs, and the first step at which they part",
+        _JSON,
+        reads_run=True,
+        second="RUN_B",
     ),
 }
 
@@ -305,6 +315,8 @@ def _parse(name: str, verb: Verb, rest: list[str], needs_all: bool) -> argparse.
     """The arguments but for keys of the config; those that a verb requires may be missing unless `needs_all`."""
     parser = _Parser(prog=f"jaxlm {name}", allow_abbrev=False, add_help=False)
     parser.add_argument("target", nargs="?")
+    if verb.second:
+        parser.add_argument("other", nargs="?")
     parser.add_argument("--config")
     for option, arguments in verb.options.items():
         required = needs_all and arguments.get("required", False)
@@ -340,6 +352,8 @@ def _screen(name: str, verb: Verb) -> str:
         "RUN": "the folder of a run: its own config; also --config.workdir=RUN",
         "--config.KEY=VALUE": "set a key of the config",
     }
+    if verb.second:
+        arguments[verb.second] = "the folder of another run"
     for option, given in verb.options.items():
         metavar = given.get("metavar")
         arguments[f"{option}={metavar}" if metavar else option] = given["help"]

@@ -45,7 +45,6 @@ class StopSignal:
         self._asked = threading.Event()
         self._signalled: float | None = None  # when the first signal came
         self._mine: typing.Any = None
-        self._why: typing.Any = None
         self._agreed = False
         self._old: dict[int, typing.Any] = {}
 
@@ -77,19 +76,21 @@ class StopSignal:
     def requested(self, step: int) -> bool:
         """True if the run must stop after `step`. All processes get the same answer at the same step."""
         if jax.process_count() == 1:
-            self._why = self._mine
             return self._asked.is_set()
         if not self._agreed and multihost_utils.reached_preemption_sync_point(step):
-            self._agreed = True
-            self._why = self._of_any_process()
+            self._agreed, self._mine = True, self._of_any_process()
         return self._agreed
 
-    def why(self) -> typing.Any:
-        """Returns the `loop.Ending` that somebody asked for, the same on all processes; None if it was a signal.
+    def alone(self) -> bool:
+        """True if the run must stop and no other process has to agree."""
+        return jax.process_count() == 1 and self._asked.is_set()
 
-        Call it after `requested` said yes.
+    def why(self) -> typing.Any:
+        """Returns the `loop.Ending` that was asked for; None for a signal.
+
+        Call it after `requested` or `alone` said yes: then it is the same on all processes.
         """
-        return self._why
+        return self._mine
 
     def _of_any_process(self) -> typing.Any:
         """The ending that the first process of those that asked for one asked for, with that process's number."""
