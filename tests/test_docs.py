@@ -12,7 +12,11 @@ from jaxlm import cli, config, config_files
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README, CONTRIBUTING = ((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-CONFIGS = [path for path in sorted((ROOT / "configs").rglob("*.py")) if path.name not in ("__init__.py", "base.py")]
+CONFIGS = [
+    path
+    for path in sorted((ROOT / "configs").rglob("*.py"))
+    if path.name not in ("__init__.py", "base.py", "stages.py")
+]
 
 
 def test_ci_runs_the_commands_of_the_readme():
