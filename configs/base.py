@@ -15,6 +15,9 @@ def get_config() -> ConfigDict:
     c.program = "pretrain"  # the program that `jaxlm train` and `python -m jaxlm.main` run
     c.workdir = ""  # folder of this run: checkpoints, metrics, samples; required to train
     c.seed = 0  # initial weights, data order, dropout and samples all follow from it
+    c.origin = ""  # the folder of a run whose weights this one begins with; "" = new weights
+    c.origin_checkpoint = "latest"  # of the origin: latest, best or a step
+    c.origin_state = False  # True: begin with the origin's optimizer state, step and order of batches too (a branch)
     _model(c)
     _data(c)
     _train(c)
@@ -104,6 +107,8 @@ def _train(c: ConfigDict) -> None:
     o.warmup_steps = 100  # steps in which the rate rises from 0 to its peak
     o.decay_fraction = 0.2  # wsd: the last part of the steps, in which the rate falls
     o.final_lr_ratio = 0.1  # rate at the last step over the peak
+    o.schedule_steps = 0  # the steps that the schedule is made for; 0 = train.steps
+    o.decay_at_step = 0  # after this step the rate falls linearly to 0 at the end of the run; 0 = as the schedule says
     o.b1 = 0.9  # decay rate of the first moment
     o.b2 = 0.95  # decay rate of the second moment
     o.eps = 1e-8  # added to the square root of the second moment
@@ -141,6 +146,7 @@ def _outputs(c: ConfigDict) -> None:
     s.at_steps = ()  # after these steps too
     s.max_new_tokens = 96  # of each continuation, at most
     s.temperature = 0.8  # 0 = greedy
+    s.also_greedy = False  # True: each prompt is continued greedily too
     s.top_k = 50  # draw from this many likeliest tokens; 0 = off
     s.top_p = 0.95  # draw from the likeliest tokens that have this probability together; 1 = off
 

@@ -30,7 +30,7 @@ def get_config():
     c.data.sources.finemath = dict(path="", weight=10.0)
     c.data.sources.python_edu = dict(path="", weight=3.0)
     c.train.steps = 90_000
-    c.train.batch_size = 128
+    c.train.batch_size = 64
     c.train.seq_len = 2048
     c.train.microbatch_size = 16
     c.train.eval_every_steps = 1000
@@ -38,4 +38,21 @@ def get_config():
     c.optim.warmup_steps = 1000
     c.checkpoint.every_steps = 1000
     c.checkpoint.keep_every = 10_000
+    c.sample.prompts = (
+        "The capital of France is",  # a fact
+        "The planets of the solar system, in order from the Sun, are",  # a list
+        "Photosynthesis is the process by which",  # a definition
+        "If a train travels 60 miles in 1.5 hours, its average speed is",  # arithmetic
+        'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n',  # code
+        '"Where were you last night?" she asked.\n\n"',  # dialogue
+        "Once upon a time, in a village at the foot of a mountain, there lived",  # a story
+        "How to change a flat tire:\n\n1.",  # a how-to
+    )
+    c.sample.temperature = 0.7
+    c.sample.also_greedy = True
+    c.phases.plan.smoke = base.phase(steps=200, usd=5.0, max_nonfinite_steps=0)
+    c.phases.plan.pilot = base.phase(steps=10_000, usd=25.0)
+    c.phases.plan.main = base.phase(steps=60_000, usd=100.0)
+    c.phases.plan.finish = base.phase(steps=90_000, usd=50.0)
+    c.hardware.usd_per_hour = 1.60  # an A100 80GB in configs/prices.toml; put what you pay
     return c

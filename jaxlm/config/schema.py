@@ -152,6 +152,8 @@ class OptimConfig:
     warmup_steps: Annotated[int, at_least(0)]
     decay_fraction: Annotated[float, above(0, most=1)]
     final_lr_ratio: Annotated[float, within(0, 1)]
+    schedule_steps: Annotated[int, at_least(0)]
+    decay_at_step: Annotated[int, at_least(0)]
     b1: Annotated[float, within(0, 1)]
     b2: Annotated[float, within(0, 1)]
     eps: Annotated[float, at_least(0)]
@@ -192,6 +194,7 @@ class SampleConfig:
     at_steps: tuple[Annotated[int, at_least(0)], ...]
     max_new_tokens: Annotated[int, at_least(0)]
     temperature: Annotated[float, at_least(0)]
+    also_greedy: bool
     top_k: Annotated[int, at_least(0)]
     top_p: Annotated[float, above(0, most=1)]
 
@@ -330,6 +333,9 @@ class Config:
     program: Literal["pretrain"]
     workdir: str
     seed: Annotated[int, within(0, 2**32 - 1)]
+    origin: str
+    origin_checkpoint: Annotated[str, written("latest|best|[0-9]{1,18}", "latest, best or a step")]
+    origin_state: bool
     model: ModelConfig
     data: DataConfig
     train: TrainConfig
