@@ -23,7 +23,10 @@ def validate(c: Config) -> None:
     _validate_data(c.data, c.prepare)
     _validate_profile(c)
     _validate_phases(c.phases)
-    _need(not c.origin_state or bool(c.origin), "origin_state=True needs config.origin, the folder of the run to branch from")
+    _need(
+        not c.origin_state or bool(c.origin),
+        "origin_state=True needs config.origin, the folder of the run to branch from",
+    )
     _validate_mesh(c.mesh)
 
 

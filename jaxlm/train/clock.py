@@ -78,14 +78,19 @@ class Clock:
       before: the seconds of each activity in earlier starts.
       pulse: where to show what the run does; None to show nothing.
       since: the `time.monotonic()` from which this start counts; now by default.
+      redo: the last step that an earlier start did; steps up to it count as REPEATED.
     """
 
     def __init__(
-        self, before: Mapping[str, float] | None = None, pulse: Pulse | None = None, since: float | None = None
+        self,
+        before: Mapping[str, float] | None = None,
+        pulse: Pulse | None = None,
+        since: float | None = None,
+        redo: int = 0,
     ):
         self._seconds = {name: float((before or {}).get(name, 0.0)) for name in ACTIVITIES}
         self._mark = time.monotonic() if since is None else since
-        self._activity, self._pulse = START, pulse
+        self._activity, self._pulse, self._redo = START, pulse, redo
         self.began = self._mark
         self.step = 0
         self._show()
@@ -107,10 +112,10 @@ class Clock:
         finally:
             self.begin(before)
 
-    def after(self, step: int, activity: str) -> None:
-        """Says that `step` was sent to the device, and that its time counts as `activity`."""
+    def after(self, step: int) -> None:
+        """Says that `step` was sent to the device. The time from now on counts as STEP, or as REPEATED."""
         self.step = step
-        self.begin(activity)
+        self.begin(REPEATED if step <= self._redo else STEP)
 
     def add(self, activity: str, seconds: float) -> None:
         """Counts seconds that passed outside this process, such as those since an earlier start died."""

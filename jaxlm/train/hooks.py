@@ -8,6 +8,7 @@ from jaxlm.config import EvalConfig, SampleConfig
 from jaxlm.objectives.base import Variables
 from jaxlm.processes import from_first
 from jaxlm.train.checkpoints.store import Checkpointer
+from jaxlm.train.clock import SAVE
 from jaxlm.train.loop import ROLL_BACK, Ending, Hook, Moment
 from jaxlm.train.metrics import HELD_OUT
 
@@ -20,6 +21,7 @@ class Save(Hook):
     """
 
     name = "checkpoint"
+    activity = SAVE
 
     def __init__(self, checkpointer: Checkpointer, every_steps: int, meta: dict):
         self._checkpointer, self._every, self._meta = checkpointer, every_steps, meta

@@ -38,6 +38,14 @@ class StopSignal:
             return multihost_utils.reached_preemption_sync_point(step)
         return self._asked.is_set()
 
+    def alone(self) -> bool:
+        """True if the run must stop and no other process has to agree."""
+        return jax.process_count() == 1 and self._asked.is_set()
+
+    def why(self) -> typing.Any:
+        """Returns the ending that this process asked for; None for a signal."""
+        return None
+
     @staticmethod
     def _at_once(number: int, frame: typing.Any) -> None:
         os.write(2, b"\njaxlm: stopped at once; what came after the last checkpoint is not saved\n")

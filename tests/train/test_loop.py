@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxlm import config, config_files, sharding
-from jaxlm.train import hooks, loop, metrics, signals, watches
+from jaxlm.train import clock, hooks, loop, metrics, signals, watches
 
 
 class Recorder:
@@ -84,7 +84,7 @@ class WhenLoss(loop.Watch):
 
 def run(
     recorder, *, steps=8, first=0, stop_at=None, bad_from=None, interrupted=False, log_every=1, losses=None,
-    more_hooks=(), more_watches=(), loss=lambda step: 1.0, folder="nowhere",
+    more_hooks=(), more_watches=(), loss=lambda step: 1.0, folder="nowhere", no_batch=(0, None),
 ):  # fmt: skip
     """(how the run ended, its last state): evaluations and saves every four steps, three bad steps end it."""
     keys = ["data.path=x", f"workdir={folder}", "optim.warmup_steps=0", f"train.steps={steps}", "sample.prompts=('x',)"]
@@ -101,7 +101,10 @@ def run(
 
     class Batches:
         def __call__(self, state):
-            return {"of step": int(state.step) + 1}
+            step = int(state.step) + 1
+            if step == no_batch[0]:
+                raise no_batch[1]
+            return {"of step": step}
 
         def close(self):
             pass
@@ -125,6 +128,7 @@ def run(
         hooks=hooked,
         watches=watching,
         recorder=metrics.Recorder(meter, recorder, first=first + 1, steps=steps, every_steps=log_every, reads=reads),
+        clock=clock.Clock(),
         stop=Stop(stop_at),
         owed=hooks.owed(hooked, first, steps, interrupted),
     )
@@ -239,15 +243,65 @@ def test_too_many_bad_steps_stop_and_keep_the_last_good_checkpoint(bad_from):
     assert of(r, "save") == ([4] if bad_from > 2 else [])
 
 
-def test_a_hook_that_fails_after_the_save_loses_nothing():
-    def fail(variables):
-        raise ValueError("a bad held-out shard")
+def fails(error):
+    def action(*args):
+        raise error
 
+    return action
+
+
+def test_a_hook_that_fails_costs_no_step_and_the_exit_code_says_so(capsys):
     r = Recorder()
-    r.evaluate = fail
-    with pytest.raises(ValueError, match="bad held-out"):
-        run(r)
-    assert of(r, "save") == [4]
+    r.evaluate = fails(OSError("the held-out shard can't be read"))
+    assert run(r)[0] == loop.Ending(loop.FAILED, "the held-out shard can't be read")
+    assert of(r, "save") == [4, 8]
+    assert of(r, "sample") == [8]  # what comes after the hook is done all the same
+    assert capsys.readouterr().err.count("held-out failed after step") == 2
+    r.evaluate = fails(config.ConfigError("a bad held-out shard"))
+    assert run(r, first=8)[0].code == loop.REFUSED
+
+
+def test_a_bug_in_a_hook_ends_the_run_with_its_state_saved(caplog):
+    r = Recorder()
+    ending, step = run(r, more_hooks=[At(5, fails(ZeroDivisionError("by zero")))])
+    assert (ending.code, step) == (loop.FAILED, 5)
+    assert "at at step 5: by zero" in ending.why
+    assert of(r, "save") == [4, 5]
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (config.RunError("no batch within 10 s"), loop.FAILED),
+        (OSError("Input/output error"), loop.FAILED),
+        (ValueError("a bug"), loop.FAILED),
+        (config.ConfigError("a damaged shard"), loop.REFUSED),
+    ],
+)
+def test_a_batch_that_cannot_be_had_ends_the_run_with_its_state_saved(error, code):
+    r = Recorder()
+    ending, step = run(r, no_batch=(7, error))
+    assert (ending.code, step) == (code, 6)
+    assert str(error) in ending.why
+    assert of(r, "save") == [4, 6]
+
+
+def test_all_hooks_are_closed_though_one_fails():
+    closed = []
+
+    class Bad(At):
+        def close(self, moment, ending):
+            closed.append("bad")
+            raise OSError("disk full")
+
+    class Good(At):
+        def close(self, moment, ending):
+            closed.append("good")
+
+    with pytest.raises(OSError, match="disk full"):
+        run(Recorder(), more_hooks=[Bad(0, None), Good(0, None)])
+    assert closed == ["bad", "good"]
 
 
 def test_a_hook_ends_the_run_with_its_state_saved():

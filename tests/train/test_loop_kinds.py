@@ -13,7 +13,7 @@ from jaxlm import sharding
 from jaxlm.config import ConfigError
 from jaxlm.objectives import lm
 from jaxlm.step import parts
-from jaxlm.train import hooks, loop, metrics, signals, watches
+from jaxlm.train import clock, hooks, loop, metrics, signals, watches
 from jaxlm.train.checkpoints.store import Checkpointer
 
 STEPS = 5
@@ -135,6 +135,7 @@ def train(folder, objective=lm.make, *, batches=Rollouts, steps=STEPS, every=3, 
         hooks=[hooks.Save(checkpointer, every, {}), *more_hooks],
         watches=watching,
         recorder=metrics.Recorder(meter, None, first=first + 1, steps=steps, every_steps=100, reads=reads),
+        clock=clock.Clock(),
         stop=signals.StopSignal(),
     )
     return loop.run(job, state)
