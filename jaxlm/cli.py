@@ -19,8 +19,8 @@ from absl import logging as absl_logging
 from ml_collections import config_dict
 
 from jaxlm import config as config_lib
-from jaxlm import config_files
-from jaxlm.config import ConfigError, RunError
+from jaxlm import config_files, console
+from jaxlm.config import ConfigError, RunError, shrink
 from jaxlm.config import help as config_help
 
 
@@ -202,7 +202,10 @@ def _run(argv: list[str]) -> int:
         config = _config(name, args.config, overrides) if given else config_files.load("base", overrides)
         print(config_help.page(_keys(), asked, config))
         return 0
-    config = config_lib.resolve(_config(name, args.config, overrides))
+    given = _config(name, args.config, overrides)
+    config = config_lib.resolve(given)
+    if given.phases.shrink:
+        console.say(shrink.summary(config))
     args.config = args.config or config.workdir
     return importlib.import_module(f"jaxlm.programs.{verb.module or config.program}").run(config, args)
 

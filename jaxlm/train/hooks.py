@@ -2,7 +2,7 @@
 
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from jaxlm.config import EvalConfig, SampleConfig
 from jaxlm.objectives.base import Variables
@@ -18,16 +18,19 @@ class Save(Hook):
 
     Args:
       meta: JSON values to store in each checkpoint (config, fingerprint of the data).
+      milestones: the steps at which a phase ends.
     """
 
     name = "checkpoint"
     activity = SAVE
 
-    def __init__(self, checkpointer: Checkpointer, every_steps: int, meta: dict):
-        self._checkpointer, self._every, self._meta = checkpointer, every_steps, meta
+    def __init__(
+        self, checkpointer: Checkpointer, every_steps: int, meta: dict, milestones: Collection[int] = frozenset()
+    ):
+        self._checkpointer, self._every, self._meta, self._milestones = checkpointer, every_steps, meta, milestones
 
     def due(self, step: int, end: int) -> bool:
-        return step == end or _multiple(step, self._every)
+        return step == end or _multiple(step, self._every) or step in self._milestones
 
     def done(self, step: int) -> bool:
         return step in self._checkpointer.steps()
@@ -47,6 +50,7 @@ class HeldOut(Hook):
     Args:
       evaluate: variables -> metrics; None if no text is held out, and then the hook is never due.
       losses: step -> `val/loss`, by which the best checkpoints are chosen. The hook adds each new loss to it.
+      milestones: the steps at which a phase ends.
     """
 
     name = "held-out"
@@ -57,12 +61,14 @@ class HeldOut(Hook):
         every_steps: int,
         config: EvalConfig,
         losses: dict[int, float],
+        milestones: Collection[int] = frozenset(),
     ):
         self._evaluate, self._every, self._at_start, self._losses = evaluate, every_steps, config.at_start, losses
+        self._milestones = milestones
 
     def due(self, step: int, end: int) -> bool:
         wanted = step == end or _multiple(step, self._every) or (step == 0 and self._at_start)
-        return wanted and self._evaluate is not None
+        return (wanted or step in self._milestones) and self._evaluate is not None
 
     def done(self, step: int) -> bool:
         return step in self._losses
@@ -78,16 +84,24 @@ class Sample(Hook):
 
     Args:
       sample: (variables, step) -> lines to show. It also writes WORKDIR/samples/<step>.jsonl.
+      milestones: the steps at which a phase ends.
     """
 
     name = "samples"
 
-    def __init__(self, sample: Callable[[Variables, int], list[str]], config: SampleConfig, workdir: pathlib.Path):
-        self._sample, self._config, self._folder = sample, config, workdir / "samples"
+    def __init__(
+        self,
+        sample: Callable[[Variables, int], list[str]],
+        config: SampleConfig,
+        workdir: pathlib.Path,
+        milestones: Collection[int] = frozenset(),
+    ):
+        self._sample, self._config, self._folder, self._milestones = sample, config, workdir / "samples", milestones
 
     def due(self, step: int, end: int) -> bool:
         c = self._config
-        return bool(c.prompts) and (step == end or _multiple(step, c.every_steps) or step in c.at_steps)
+        wanted = step == end or _multiple(step, c.every_steps) or step in c.at_steps or step in self._milestones
+        return bool(c.prompts) and wanted
 
     def done(self, step: int) -> bool:
         return (self._folder / f"{step}.jsonl").is_file()
