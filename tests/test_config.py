@@ -137,10 +137,23 @@ def test_bad_values_are_refused_in_one_line(override, message):
     assert "\n" not in str(error.value)
 
 
-SIZES = (
-    "model.d_model model.d_ff model.n_layers model.head_dim model.max_seq_len model.vocab_size train.batch_size train.seq_len "
-    "train.steps train.microbatch_size eval.batch_size eval.max_batches sample.max_new_tokens sample.top_k mesh.fsdp"
-).split()
+SIZES = [
+    "model.d_model",
+    "model.d_ff",
+    "model.n_layers",
+    "model.head_dim",
+    "model.max_seq_len",
+    "model.vocab_size",
+    "train.batch_size",
+    "train.seq_len",
+    "train.steps",
+    "train.microbatch_size",
+    "eval.batch_size",
+    "eval.max_batches",
+    "sample.max_new_tokens",
+    "sample.top_k",
+    "mesh.fsdp",
+]
 
 
 @pytest.mark.parametrize("key", SIZES)

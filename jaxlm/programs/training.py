@@ -20,10 +20,10 @@ from jaxlm.plan import tune
 from jaxlm.processes import from_first, say, together
 from jaxlm.step import parts as parts_lib
 from jaxlm.step.state import TrainState
-from jaxlm.train import hooks, ledger, loop, metrics, profile, signals, start, watches, workdir
+from jaxlm.train import clock, hooks, ledger, loop, metrics, profile, signals, start, watches, workdir
 from jaxlm.train.checkpoints.store import Checkpointer
 
-EXIT_CODES = {loop.DONE: 0, loop.ROLL_BACK: 3, loop.STOPPED: 3, loop.PREEMPTED: 4}
+EXIT_CODES = {loop.DONE: 0, loop.FAILED: 1, loop.REFUSED: 2, loop.ROLL_BACK: 3, loop.STOPPED: 3, loop.PREEMPTED: 4}
 
 
 class Data(typing.Protocol):
@@ -109,7 +109,17 @@ def run(config: Config, task: Task) -> int:
         stack.callback(recorder.close)
         step = ready.parts.jit()
         job = loop.Run(
-            mesh, config.train.steps, step, frozen, batches, between, watching, recorder, signals.StopSignal(), owed
+            mesh,
+            config.train.steps,
+            step,
+            frozen,
+            batches,
+            between,
+            watching,
+            recorder,
+            clock.Clock(),
+            signals.StopSignal(),
+            owed,
         )
         _, ending = loop.run(job, state)
     _say_ending(ending, folder)

@@ -78,7 +78,7 @@ class Clock:
       before: the seconds of each activity in earlier starts.
       pulse: where to show what the run does; None to show nothing.
       since: the `time.monotonic()` from which this start counts; now by default.
-      redo: the last step that an earlier start did; steps up to it count as REPEATED.
+      redo: the last step that was done already; steps up to it count as REPEATED.
     """
 
     def __init__(
@@ -90,7 +90,8 @@ class Clock:
     ):
         self._seconds = {name: float((before or {}).get(name, 0.0)) for name in ACTIVITIES}
         self._mark = time.monotonic() if since is None else since
-        self._activity, self._pulse, self._redo = START, pulse, redo
+        self._activity, self._pulse = START, pulse
+        self.redo = redo
         self.began = self._mark
         self.step = 0
         self._show()
@@ -113,9 +114,10 @@ class Clock:
             self.begin(before)
 
     def after(self, step: int) -> None:
-        """Says that `step` was sent to the device. The time from now on counts as STEP, or as REPEATED."""
+        """Says that `step` was sent to the device. The time from now on counts as STEP; as REPEATED if it was done before."""
         self.step = step
-        self.begin(REPEATED if step <= self._redo else STEP)
+        self.begin(REPEATED if step <= self.redo else STEP)
+        self.redo = max(step, self.redo)  # for a rollback within this start
 
     def add(self, activity: str, seconds: float) -> None:
         """Counts seconds that passed outside this process, such as those since an earlier start died."""

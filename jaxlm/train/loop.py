@@ -23,7 +23,7 @@ from jaxlm.step.state import TrainState
 from jaxlm.step.step import Metrics, TrainStep
 from jaxlm.train import clock
 from jaxlm.train.clock import Clock
-from jaxlm.train.metrics import Recorder
+from jaxlm.train.recorder import Recorder
 from jaxlm.train.signals import StopSignal
 
 DONE, STOPPED, PREEMPTED, ROLL_BACK = "done", "stopped", "preempted", "roll back"
