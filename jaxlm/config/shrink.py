@@ -54,7 +54,7 @@ def shrunk(c: Config) -> Config:
     )
     sources = {name: SourceConfig(path=f"embedded:{name}", weight=weight) for name, weight in CORPUS.items()}
     data = dataclasses.replace(c.data, dir="", path="", sources=sources, tokenizer="", max_bytes=MAX_BYTES)
-    plan = {name: _phase(phase) for name, phase in c.phases.plan.items()}
+    plan = {name: _phase(phase) for name, phase in sorted(c.phases.plan.items(), key=lambda item: item[1].steps)}
     return dataclasses.replace(
         c,
         model=model,
@@ -74,7 +74,7 @@ def shrunk(c: Config) -> Config:
 
 def summary(c: Config) -> str:
     """Returns what `shrunk` made of a config, in one line."""
-    ends = ", ".join(f"{name} {phase.steps or phase.tokens}" for name, phase in c.phases.plan.items())
+    ends = ", ".join(f"{name} {phase.steps}" for name, phase in c.phases.plan.items() if phase.steps)
     m, t = c.model, c.train
     return (
         f"shrunk: {m.n_layers} layers of d {m.d_model}, vocabulary {m.vocab_size:,}, {t.batch_size} rows of {t.seq_len}, "

@@ -20,7 +20,7 @@ from jaxlm.plan import tune
 from jaxlm.processes import from_first, say, together
 from jaxlm.step import parts as parts_lib
 from jaxlm.step.state import TrainState
-from jaxlm.train import clock, hooks, ledger, loop, metrics, profile, signals, start, watches, workdir
+from jaxlm.train import books, clock, hooks, ledger, loop, metrics, phases, profile, signals, start, watches, workdir
 from jaxlm.train.checkpoints.store import Checkpointer
 
 EXIT_CODES = {loop.DONE: 0, loop.FAILED: 1, loop.REFUSED: 2, loop.ROLL_BACK: 3, loop.STOPPED: 3, loop.PREEMPTED: 4}
@@ -71,6 +71,7 @@ class Task:
 
 def run(config: Config, task: Task) -> int:
     """Trains to `train.steps`; returns the exit code."""
+    began = clock.Clock(since=books.begun())
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     platform = jax.devices()[0].platform
     asked, config = config, dataclasses.replace(config, model=hardware.for_platform(config.model, platform))
@@ -78,6 +79,12 @@ def run(config: Config, task: Task) -> int:
     with contextlib.ExitStack() as stack:  # what is opened first is closed last
         if held := together(lambda: ledger.lock(folder), first_only=True):
             stack.callback(held.close)
+        log = stack.enter_context(start.Log(folder, began))
+        price = config.hardware.usd_per_hour
+        bill = phases.of_run(config.phases, config.train, config.log, folder, lambda: log.spent(price))
+        if ending := bill.begin():
+            _say_ending(ending, folder)
+            return EXIT_CODES[ending.code]
         data = task.data(config)
         config = tune.fit(config, mesh, say, task.parts)
         ready = Ready(config, task.parts(config, mesh), data)
@@ -88,10 +95,13 @@ def run(config: Config, task: Task) -> int:
         state, frozen, interrupted = _first_state(ready, task, checkpointer)
         done = int(state.step)
         meta = {"config": dataclasses.asdict(config), "fingerprint": data.fingerprint()}
-        save = hooks.Save(checkpointer, config.checkpoint.every_steps, meta)
-        held_out = hooks.HeldOut(task.held_out(ready), config.train.eval_every_steps, config.eval, losses)
+        ends, evaluate = bill.milestones, task.held_out(ready)
+        bill.check(evaluate is not None)
+        save = hooks.Save(checkpointer, config.checkpoint.every_steps, meta, ends)
+        held_out = hooks.HeldOut(evaluate, config.train.eval_every_steps, config.eval, losses, ends)
         trace = stack.enter_context(profile.Trace(config.profile.window, folder / "profile"))
-        between = [trace, save, held_out, hooks.Sample(sample, config.sample, folder), trace.begin]
+        shown = hooks.Sample(sample, config.sample, folder, ends)
+        between = [trace, save, held_out, shown, bill, trace.begin]
         owed = hooks.owed(between, done, config.train.steps, interrupted)
         if done >= config.train.steps and not owed:
             say(f"complete: {folder} is at step {done} of {config.train.steps}; raise config.train.steps to continue")
@@ -100,13 +110,9 @@ def run(config: Config, task: Task) -> int:
             profile.check(config.profile, done + 1)
         batches = task.batches(ready, done)
         stack.callback(batches.close)
-        writer = together(lambda: start.begin(folder, asked, config, data.data.sha256, mesh, done), first_only=True)
-        if writer:
-            stack.callback(writer.close)
         start.announce(config.model, config.train, state.params, mesh, done)
         watching = [watches.SaveInFlight(checkpointer), watches.NonFinite(config.train.max_nonfinite_steps)]
-        recorder = start.make_recorder(config, writer, done, watching)
-        stack.callback(recorder.close)
+        recorder = log.begin(asked, config, data.data.sha256, mesh, done, watching)
         step = ready.parts.jit()
         job = loop.Run(
             mesh,
@@ -117,7 +123,7 @@ def run(config: Config, task: Task) -> int:
             between,
             watching,
             recorder,
-            clock.Clock(),
+            began,
             signals.StopSignal(),
             owed,
         )

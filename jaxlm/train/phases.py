@@ -6,13 +6,15 @@ stopped and went on; the later one counts.
 
 import dataclasses
 import math
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
 from jaxlm import console
-from jaxlm.config import ConfigError, PhaseConfig, PhasesConfig, RunError, TrainConfig
-from jaxlm.processes import from_first
+from jaxlm.config import ConfigError, LogConfig, PhaseConfig, PhasesConfig, RunError, TrainConfig
+from jaxlm.processes import from_first, together
+from jaxlm.train import ledger, metrics
 from jaxlm.train.loop import STOPPED, Ending, Hook, Moment
 from jaxlm.train.metrics import HELD_OUT
 
@@ -46,11 +48,6 @@ def planned(config: PhasesConfig, train: TrainConfig) -> tuple[Phase, ...]:
         found.append(Phase(name, first, last, config.plan[name]))
         first = last + 1
     return tuple(found)
-
-
-def milestones(plan: Sequence[Phase]) -> frozenset[int]:
-    """Returns the last steps of all phases: what is evaluated, sampled, and saved for good."""
-    return frozenset(phase.last for phase in plan)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -237,12 +234,11 @@ class Phases(Hook):
       records: () -> step -> metrics of the whole run.
       spent: () -> (seconds, dollars) of all starts of the run so far.
       tokens_per_step: the number of tokens in a batch.
-      evaluates: True if text is held out.
       every_steps: `log.every_steps`.
       run: the folder of the run, for the commands that lines recommend.
 
-    Raises:
-      ConfigError: a gate needs a held-out loss, and no text is held out.
+    Attributes:
+      milestones: the last steps of all phases: what is evaluated, sampled, and saved for good.
     """
 
     name = "phases"
@@ -257,7 +253,6 @@ class Phases(Hook):
         records: Callable[[], Records],
         spent: Callable[[], tuple[float, float]],
         tokens_per_step: int,
-        evaluates: bool,
         every_steps: int,
         run: str,
     ):
@@ -265,7 +260,11 @@ class Phases(Hook):
         self._records, self._spent, self._tokens = records, spent, tokens_per_step
         self._every, self._run = every_steps, run
         self._before: dict[str, Point] = {}  # phase -> where the run stood when it began
-        blind = [phase.name for phase in plan if phase.config.max_val_loss and not evaluates]
+        self.milestones = frozenset(phase.last for phase in plan)
+
+    def check(self, evaluates: bool) -> None:
+        """Raises ConfigError if a gate needs a held-out loss and no text is held out (`evaluates` is False)."""
+        blind = [phase.name for phase in self._plan if phase.config.max_val_loss and not evaluates]
         if blind:
             raise ConfigError(
                 f"phases.plan.{blind[0]}.max_val_loss is a gate on held-out text, and data.dir holds none out"
@@ -345,3 +344,24 @@ class Phases(Hook):
     def _write(self, found: dict) -> None:
         self._rows.append(found)
         self._append(found)
+
+
+def of_run(
+    config: PhasesConfig,
+    train: TrainConfig,
+    log: LogConfig,
+    folder: pathlib.Path,
+    spent: Callable[[], tuple[float, float]],
+) -> Phases:
+    """Returns the hook of the run in `folder`; `spent` as in `Phases`. Raises ConfigError if two phases end together."""
+    return Phases(
+        planned(config, train),
+        config.accept,
+        rows=together(lambda: ledger.read(folder)["phases"], first_only=True) or (),
+        append=lambda found: ledger.append(folder, "phases", found),
+        records=lambda: metrics.read(folder / "metrics.jsonl"),
+        spent=spent,
+        tokens_per_step=train.batch_size * train.seq_len,
+        every_steps=log.every_steps,
+        run=str(folder),
+    )

@@ -54,7 +54,7 @@ def test_one_line_says_all_of_it():
         "2 layers of d 128",
         "8 rows of 128",
         "steps and dollars over 500 (180 steps; phases end after ",
-        "pilot 20",
+        "smoke 2, pilot 20, main 120, finish 180",
         "evaluated every 10 and saved every 10",
         "the embedded corpus in w/data",
     ):

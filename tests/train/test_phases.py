@@ -44,7 +44,6 @@ class Run:
             records=lambda: self.records,
             spent=lambda: (self.usd * 2250.0, self.usd),
             tokens_per_step=TOKENS,
-            evaluates=True,
             every_steps=every_steps,
             run="runs/1b",
         )
@@ -91,7 +90,7 @@ def test_the_training_loss_stands_in_where_no_text_was_evaluated():
 def test_phases_by_tokens_end_at_the_step_that_reaches_them():
     found = planned("gpuburnout_1b", "phases.plan.pilot.steps=0", "phases.plan.pilot.tokens=1_000_000_000")
     assert [(p.first, p.last) for p in found] == [(1, 200), (201, 7_630), (7_631, 60_000), (60_001, 90_000)]
-    assert phases.milestones(found) == {200, 7_630, 60_000, 90_000}
+    assert Run().hook(found).milestones == {200, 7_630, 60_000, 90_000}
 
 
 @pytest.mark.parametrize(
@@ -167,10 +166,9 @@ def test_a_phase_whose_evaluation_failed_is_not_closed():
 
 def test_a_gate_on_held_out_text_needs_some():
     with pytest.raises(ConfigError, match=r"phases\.plan\.pilot\.max_val_loss is a gate on held-out text"):
-        phases.Phases(
-            plan(pilot={"max_val_loss": 2.9}), "", rows=[], append=print, records=dict, spent=lambda: (0.0, 0.0),
-            tokens_per_step=1, evaluates=False, every_steps=1, run="w",
-        )  # fmt: skip
+        Run().hook(plan(pilot={"max_val_loss": 2.9})).check(False)
+    Run().hook(plan(pilot={"max_val_loss": 2.9})).check(True)
+    Run().hook(plan()).check(False)
 
 
 def test_a_budget_is_the_phases_own_and_stops_at_the_first_step_beyond_it():
@@ -248,7 +246,7 @@ def test_no_phase_no_work():
 
 def test_a_phases_end_is_saved_evaluated_and_sampled(tmp_path):
     c = config.resolve(config_files.load("gpuburnout_1b", ["workdir=w", "checkpoint.every_steps=0"]))
-    ends = phases.milestones(phases.planned(c.phases, c.train))
+    ends = Run().hook(plan()).milestones
     three = [
         hooks.Save(None, 0, {}, ends),
         hooks.HeldOut(lambda variables: {}, 0, c.eval, {}, ends),
