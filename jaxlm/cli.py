@@ -22,6 +22,7 @@ from jaxlm import config as config_lib
 from jaxlm import config_files, console
 from jaxlm.config import ConfigError, RunError, shrink
 from jaxlm.config import help as config_help
+from jaxlm.train import branch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,7 @@ VERBS = {
     "train": Verb(
         None,
         "train a model; the same as python -m jaxlm.main. Run it again to resume or to continue",
+        branch.OPTIONS,
         keys=("train", "model", "optim", "data"),
         resumes=True,
     ),
@@ -214,7 +216,8 @@ def _run(argv: list[str]) -> int:
         config = _config(name, args.config, overrides) if given else config_files.load("base", overrides)
         print(config_help.page(_keys(), asked, config))
         return 0
-    given = _config(name, args.config, overrides)
+    branched = None if verb.module else branch.config(args.branch, args.config, args.steps, args.checkpoint, overrides)
+    given = branched or _config(name, args.config, overrides)
     config = config_lib.resolve(given)
     if given.phases.shrink:
         console.say(shrink.summary(config))

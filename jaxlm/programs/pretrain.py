@@ -11,13 +11,19 @@ from jaxlm.objectives import lm
 from jaxlm.processes import say, together
 from jaxlm.programs import training
 from jaxlm.programs.training import Ready
+from jaxlm.train import origin
 from jaxlm.train.batches import LoaderBatches
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Trains to `train.steps`; returns the exit code."""
     del args
-    return training.run(config, training.Task(lm.make, data, batches, held_out))
+    return training.run(config, training.Task(lm.make, data, batches, held_out, origin=first_weights))
+
+
+def first_weights(config: Config) -> origin.Origin | None:
+    """Returns the run whose weights this one begins with; None for new weights."""
+    return origin.open(config.origin, config.origin_checkpoint) if config.origin else None
 
 
 def data(config: Config) -> rows.Order:

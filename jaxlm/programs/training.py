@@ -137,6 +137,10 @@ def _first_state(ready: Ready, task: Task, checkpointer: Checkpointer) -> tuple[
     parts = ready.parts
     # A checkpoint has all that is trained: only what is frozen is read from the origin again.
     origin = task.origin(ready.config) if parts.frozen or not checkpointer.steps() else None
+    if not checkpointer.steps() and ready.config.origin_state:
+        say(f"a branch of {ready.config.origin}, from its step {ready.config.origin_checkpoint}")
+        state = origin.branch(ready.config, ready.data.fingerprint(), parts.abstract, parts.shardings)
+        return state, parts.load_frozen(origin), False
     if not checkpointer.steps():
         return *parts.create(origin), False
     state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings)

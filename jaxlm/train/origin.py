@@ -11,9 +11,10 @@ from jaxlm import config as config_lib
 from jaxlm import config_files
 from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.data import shards
+from jaxlm.data.rows import check_fingerprint
 from jaxlm.data.tokenizer import Tokenizer
 from jaxlm.step.state import TrainState
-from jaxlm.train import metrics
+from jaxlm.train import metrics, workdir
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError
 from jaxlm.train.checkpoints.store import Checkpointer
 
@@ -28,6 +29,7 @@ class Origin:
       provenance: what identifies the weights in the ledger: `path`, and `step` for a run's checkpoint.
       params: (shapes, shardings) -> the model's parameters. Raises RunError if they are damaged.
       state: (shapes, shardings) -> the train state; None if there is none, as in a folder of weights.
+      meta: () -> what a run's checkpoint says of its config and data; None in a folder of weights.
     """
 
     config: Config
@@ -35,6 +37,27 @@ class Origin:
     provenance: dict[str, str | int]
     params: Callable[[dict, dict], dict]
     state: Callable[[TrainState, TrainState], TrainState] | None = None
+    meta: Callable[[], dict] | None = None
+
+    def branch(self, config: Config, fingerprint: dict, abstract: TrainState, shardings: TrainState) -> TrainState:
+        """Returns the whole state, for a run that goes on from it with the same model, optimizer and order of batches.
+
+        Args:
+          config: the config of that run; it may have another schedule.
+          fingerprint: the fingerprint of its data.
+          abstract, shardings: its state's shapes and shardings.
+
+        Raises:
+          ConfigError: there is no state here, or the model, optimizer or data differ.
+          RunError: the checkpoint is damaged.
+        """
+        if self.state is None or self.meta is None:
+            raise ConfigError(f"{config.origin} holds weights and no state to branch from: set origin_state=False")
+        folder = pathlib.Path(config.origin)
+        workdir.check_same_model(folder, config.model)
+        workdir.check_same_optimizer(folder, config.optim)
+        check_fingerprint(self.meta()["fingerprint"], fingerprint)
+        return self.state(abstract, shardings)
 
 
 Reader = Callable[[pathlib.Path], Origin | None]  # None: the folder is of another format
@@ -81,4 +104,5 @@ def _run(folder: pathlib.Path, checkpoint: str | int) -> Origin:
         provenance={"path": str(folder.resolve()), "step": step},
         params=params,
         state=lambda abstract, shardings: store.restore(step, abstract, shardings),
+        meta=lambda: store.meta(step),
     )
