@@ -20,7 +20,7 @@ OPTIONS = {
         "metavar": "N",
         "help": "of --branch: let the learning rate fall to 0 in N steps",
     },
-    "--checkpoint": {"default": "latest", "metavar": "STEP", "help": "of --branch: where it begins; latest or a step (default: latest)"},
+    "--checkpoint": {"default": "latest", "metavar": "STEP", "help": "of --branch: where it begins (default: latest)"},
 }
 
 
