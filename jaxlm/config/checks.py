@@ -28,6 +28,7 @@ def validate(c: Config) -> None:
         "origin_state=True needs config.origin, the folder of the run to branch from",
     )
     _validate_mesh(c.mesh)
+    _validate_stability(c)
 
 
 def _need(ok: bool, message: str) -> None:
@@ -120,6 +121,11 @@ def _validate_phases(p: PhasesConfig) -> None:
         not p.accept or p.accept in p.plan,
         f"phases.accept={p.accept} is no phase of phases.plan; there are {', '.join(p.plan) or 'none'}",
     )
+
+
+def _validate_stability(c: Config) -> None:
+    for first, last in c.stability.windows:
+        _need(1 <= first <= last, f"config.stability.skip: {first}:{last} must begin at 1 or later, and end after that")
 
 
 def _validate_mesh(mesh: MeshConfig) -> None:

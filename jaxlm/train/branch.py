@@ -68,7 +68,8 @@ def decay(run: pathlib.Path, steps: int, checkpoint: str, overrides: Sequence[st
     config = config_dict.ConfigDict(trunk.to_dict())
     config.workdir = f"{str(run).rstrip('/')}-decay-{step}"
     config.origin, config.origin_checkpoint, config.origin_state = home, str(step), True
-    config.data.dir = trunk.data.dir or f"{home}/data"
+    if not trunk.data.dir:
+        config.data.dir = f"{home}/data"
     config.train.steps = step + steps
     config.optim.schedule_steps = trunk.optim.schedule_steps or trunk.train.steps
     config.optim.decay_at_step = step

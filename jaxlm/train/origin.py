@@ -13,6 +13,8 @@ from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.data import shards
 from jaxlm.data.rows import check_fingerprint
 from jaxlm.data.tokenizer import Tokenizer
+from jaxlm.objectives.base import Variables
+from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
 from jaxlm.train import metrics, workdir
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError
@@ -39,25 +41,28 @@ class Origin:
     state: Callable[[TrainState, TrainState], TrainState] | None = None
     meta: Callable[[], dict] | None = None
 
-    def branch(self, config: Config, fingerprint: dict, abstract: TrainState, shardings: TrainState) -> TrainState:
-        """Returns the whole state, for a run that goes on from it with the same model, optimizer and order of batches.
+    def branch(self, parts: Parts, fingerprint: dict) -> tuple[TrainState, Variables, dict]:
+        """Returns (state, frozen variables, meta) for a run that goes on from this state.
+
+        Its model, optimizer and order of batches must be the same. `meta` names the batches that were passed over.
 
         Args:
-          config: the config of that run; it may have another schedule.
+          parts: the parts of that run.
           fingerprint: the fingerprint of its data.
-          abstract, shardings: its state's shapes and shardings.
 
         Raises:
           ConfigError: there is no state here, or the model, optimizer or data differ.
           RunError: the checkpoint is damaged.
         """
+        c = parts.config
         if self.state is None or self.meta is None:
-            raise ConfigError(f"{config.origin} holds weights and no state to branch from: set origin_state=False")
-        folder = pathlib.Path(config.origin)
-        workdir.check_same_model(folder, config.model)
-        workdir.check_same_optimizer(folder, config.optim)
-        check_fingerprint(self.meta()["fingerprint"], fingerprint)
-        return self.state(abstract, shardings)
+            raise ConfigError(f"{c.origin} holds weights and no state to branch from: set origin_state=False")
+        workdir.check_same_model(pathlib.Path(c.origin), c.model)
+        workdir.check_same_optimizer(pathlib.Path(c.origin), c.optim)
+        meta = self.meta()
+        check_fingerprint(meta["fingerprint"], fingerprint)
+        state = self.state(parts.abstract, parts.shardings)
+        return state, parts.load_frozen(self), {"passed_over": meta.get("passed_over", [])}
 
 
 Reader = Callable[[pathlib.Path], Origin | None]  # None: the folder is of another format

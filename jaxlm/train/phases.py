@@ -7,6 +7,7 @@ stopped and went on; the later one counts.
 import dataclasses
 import math
 import pathlib
+import typing
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -220,6 +221,9 @@ def judge(phase: Phase, r: dict, run: str = "RUN") -> tuple[str, str] | None:
     return (cause, f"{why}: {go_on}, {finish}") if why else None
 
 
+Evaluate = typing.TypeVar("Evaluate")
+
+
 class Phases(Hook):
     """Closes each phase with a row in the bill. Stops the run if the gate fails, or if the phase's budget is exhausted.
 
@@ -262,9 +266,9 @@ class Phases(Hook):
         self._before: dict[str, Point] = {}  # phase -> where the run stood when it began
         self.milestones = frozenset(phase.last for phase in plan)
 
-    def check(self, evaluates: bool) -> None:
-        """Raises ConfigError if a gate needs a held-out loss and no text is held out (`evaluates` is False)."""
-        blind = [phase.name for phase in self._plan if phase.config.max_val_loss and not evaluates]
+    def checked(self, evaluate: Evaluate) -> Evaluate:
+        """Returns `evaluate`. Raises ConfigError if it is None, since no text is held out, and a gate needs it."""
+        blind = [phase.name for phase in self._plan if phase.config.max_val_loss and evaluate is None]
         if blind:
             raise ConfigError(
                 f"phases.plan.{blind[0]}.max_val_loss is a gate on held-out text, and data.dir holds none out"

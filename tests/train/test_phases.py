@@ -166,9 +166,9 @@ def test_a_phase_whose_evaluation_failed_is_not_closed():
 
 def test_a_gate_on_held_out_text_needs_some():
     with pytest.raises(ConfigError, match=r"phases\.plan\.pilot\.max_val_loss is a gate on held-out text"):
-        Run().hook(plan(pilot={"max_val_loss": 2.9})).check(False)
-    Run().hook(plan(pilot={"max_val_loss": 2.9})).check(True)
-    Run().hook(plan()).check(False)
+        Run().hook(plan(pilot={"max_val_loss": 2.9})).checked(None)
+    Run().hook(plan(pilot={"max_val_loss": 2.9})).checked(len)
+    Run().hook(plan()).checked(None)
 
 
 def test_a_budget_is_the_phases_own_and_stops_at_the_first_step_beyond_it():
@@ -247,10 +247,12 @@ def test_no_phase_no_work():
 def test_a_phases_end_is_saved_evaluated_and_sampled(tmp_path):
     c = config.resolve(config_files.load("gpuburnout_1b", ["workdir=w", "checkpoint.every_steps=0"]))
     ends = Run().hook(plan()).milestones
+    saver = types.SimpleNamespace(pinned=set(), wants_save=lambda: False, verify_s=0.0)
     three = [
-        hooks.Save(None, 0, {}, ends),
-        hooks.HeldOut(lambda variables: {}, 0, c.eval, {}, ends),
+        hooks.Save(saver, c.checkpoint, 2.0, {}, ends),
+        hooks.HeldOut(lambda variables: {}, 0, c.eval, {}, milestones=ends),
         hooks.Sample(lambda variables, step: [], c.sample, tmp_path, ends),
     ]
     for hook in three:
         assert [step for step in (1, 199, 200, 201, 10_000, 60_000, 90_000) if hook.due(step, 90_001)] == sorted(ends)
+    assert saver.pinned == ends
