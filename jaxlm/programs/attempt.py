@@ -14,7 +14,7 @@ from jaxlm.objectives.base import Variables
 from jaxlm.processes import from_first, say, together
 from jaxlm.programs.task import Data, Ready, Task
 from jaxlm.step.state import TrainState
-from jaxlm.train import hooks, ledger, loop, metrics, profile, signals, stability, start, watches
+from jaxlm.train import hooks, ledger, loop, metrics, phases, profile, signals, stability, start, watches
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.clock import RESTORE, Clock
 
@@ -46,12 +46,17 @@ class Attempt:
         with contextlib.ExitStack() as stack:  # what is opened first is closed last
             log = stack.enter_context(start.Log(folder, self.clock, checkpointer.reserve.free))
             stack.callback(checkpointer.close)  # a save in flight is finished, also when the loop failed
+            bill = phases.of_run(
+                c.phases, c.train, c.log, folder, functools.partial(log.spent, c.hardware.usd_per_hour)
+            )
+            if ending := bill.begin():
+                return ending
             stop = signals.StopSignal(lambda: self.clock.activity)
             checkpointer.stopping = stop.asked
             with self.clock.spend(RESTORE, str(checkpointer.directory)):
                 ready, state, frozen, meta = self._restore(checkpointer)
             done = int(state.step)
-            between, watching = self._between(stack, ready, checkpointer, meta, losses, stop)
+            between, watching = self._between(stack, ready, checkpointer, bill, losses, stop)
             owed = hooks.owed(between, done, c.train.steps, meta.get("interrupted", False))
             if done >= c.train.steps and not owed:
                 why = f"complete: {folder} is at step {done} of {c.train.steps}; raise config.train.steps to continue"
@@ -82,6 +87,8 @@ class Attempt:
             state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings, ("config", "fingerprint"))
             check_fingerprint(meta["fingerprint"], ready.data.fingerprint())
             frozen = parts.load_frozen(origin)
+        elif ready.config.origin_state:
+            state, frozen, meta = origin.branch(parts, ready.data.fingerprint())
         else:
             (state, frozen), meta = parts.create(origin), {}
         data = self._pass_over(int(state.step), meta.get("passed_over", ()), book)
@@ -99,20 +106,21 @@ class Attempt:
             say("batches passed over: " + ", ".join(f"{first} to {last}" for first, last in windows))
         return data.passing_over(windows)
 
-    def _between(self, stack, ready: Ready, checkpointer: Checkpointer, meta: dict, losses: dict, stop) -> tuple:
+    def _between(self, stack, ready: Ready, checkpointer: Checkpointer, bill, losses: dict, stop) -> tuple:
         """The hooks and the watches of the loop."""
         c, folder, parts, data = ready.config, self.folder, ready.parts, ready.data
         meta = {"config": dataclasses.asdict(c), "fingerprint": data.fingerprint()}
         meta["passed_over"] = [list(window) for window in data.passed_over]
         sample = together(lambda: samples.make(c.sample, c.seed, parts.model, data.data, folder))
         overfit = stability.Overfit(c.stability.overfit_evals)
-        held_out = self.task.held_out(ready)
+        held_out, ends = bill.checked(self.task.held_out(ready)), bill.milestones
         trace = stack.enter_context(profile.Trace(c.profile.window, folder / "profile"))
         between = [
             trace,
-            hooks.Save(checkpointer, c.checkpoint, c.plan.preemptions_per_day, meta),
-            hooks.HeldOut(held_out, c.train.eval_every_steps, c.eval, losses, overfit.evaluated),
-            hooks.Sample(sample, c.sample, folder),
+            hooks.Save(checkpointer, c.checkpoint, c.plan.preemptions_per_day, meta, ends),
+            hooks.HeldOut(held_out, c.train.eval_every_steps, c.eval, losses, overfit.evaluated, ends),
+            hooks.Sample(sample, c.sample, folder, ends),
+            bill,
             trace.begin,
         ]
         documents = functools.partial(self.task.documents, data)

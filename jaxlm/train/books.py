@@ -29,6 +29,10 @@ class Earlier:
     wall_s: float = 0.0
     cost_usd: float = 0.0
 
+    def with_now(self, wall_s: float, usd_per_hour: float) -> float:
+        """Returns the dollars of all starts: `wall_s` are the seconds of all, `usd_per_hour` is the price of this one."""
+        return self.cost_usd + (wall_s - self.wall_s) / 3600 * usd_per_hour
+
 
 def begun() -> float:
     """Returns the `time.monotonic()` at which this start began: the supervisor's SINCE, else the start of this process."""
