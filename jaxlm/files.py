@@ -1,9 +1,10 @@
-"""Writes files whole or not at all, and locks folders so that each has only one writer."""
+"""Writes files whole or not at all, locks folders so that each has only one writer, and hides the secrets in URLs."""
 
 import fcntl
 import os
 import pathlib
 import typing
+import urllib.parse
 
 from jaxlm.config import ConfigError
 
@@ -20,11 +21,16 @@ def settle(tmp: pathlib.Path, path: pathlib.Path) -> None:
     with open(tmp, "rb+") as f:
         os.fsync(f.fileno())
     os.replace(tmp, path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    flush_folder(path.parent)
+
+
+def flush_folder(folder: pathlib.Path) -> None:
+    """Flushes a folder's list of names to disk: without it a crash of the machine may undo a rename."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def lock(folder: pathlib.Path, does: str, key: str) -> typing.IO[str]:
@@ -47,3 +53,21 @@ def lock(folder: pathlib.Path, does: str, key: str) -> typing.IO[str]:
     except OSError:
         pass  # some network file systems have no locks; a single writer is safe without
     return file
+
+
+def redact_url(url: str) -> str:
+    """Returns the URL without its secrets: `***` instead of user and password, and of each value of its query.
+
+    A text that is no URL, as a path, comes back as it is.
+    """
+    if "://" not in url:
+        return url
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:  # brackets that are no IPv6 address
+        return url.split("://", 1)[0] + "://***"
+    netloc = "***@" + parts.netloc.rpartition("@")[2] if "@" in parts.netloc else parts.netloc
+    query = "&".join(
+        f"{pair.partition('=')[0]}=***" if "=" in pair else "***" for pair in parts.query.split("&") if pair
+    )
+    return urllib.parse.urlunsplit((parts.scheme, netloc, parts.path, query, ""))
