@@ -78,7 +78,9 @@ def copy(remote: Remote, job: dict, tell: Tell) -> dict:
         wanted = _measured(source, job["weights_only"])
     except FileNotFoundError:
         raise Gone(f"checkpoint {step} was deleted before it was copied") from None
+    _check_source(source, wanted)
     if _has(remote, step, wanted, job["weights_only"]):
+        write_logs(remote, job, tell)
         return layout.held(remote)
     if not job["uploaded"]:
         _make_way(remote, step)
@@ -185,6 +187,17 @@ def _measured(folder: pathlib.Path, weights_only: bool) -> Measured:
     return {
         name: list(measured) for name, measured in zip(names, _each(lambda n: measure(folder / n), names), strict=True)
     }
+
+
+def _check_source(folder: pathlib.Path, wanted: Measured) -> None:
+    """Raises Trouble if a file is no longer as it was when the checkpoint was verified (`checksums.json` in it)."""
+    try:
+        checksums = json.loads((folder / "checksums.json").read_bytes())["files"]
+        changed = [name for name, measured in wanted.items() if checksums.get(name, measured) != measured]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return  # not verified, or its checksums are damaged: a restore reads the arrays themselves then
+    if changed:
+        raise Trouble(f"checkpoint {folder.name}: {changed[0]} is not what was saved and verified, so it is not copied")
 
 
 def _has(remote: Remote, step: int, wanted: Measured, weights_only: bool) -> bool:
