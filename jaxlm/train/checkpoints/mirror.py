@@ -30,6 +30,7 @@ _EXTRAS = {  # protocol -> (module, extra of this package that installs it)
     "gcs": ("gcsfs", "mirror-gs"),
     "hf": ("huggingface_hub", "mirror-hf"),
 }
+_NOT_KEPT = ("memory", "http", "https", "data")  # gone with the process, or only read
 
 
 class Mirror:
@@ -66,7 +67,7 @@ class Mirror:
         self._changed = threading.Condition()  # guards what follows, up to the empty line
         self._wanted: list[int] = []  # steps to copy
         self._copying: int | None = None
-        self._due, self._closing, self._given_up = False, False, False
+        self._due, self._busy, self._closing = False, False, False
         self._failing = ""
 
         self._whole: set[int] = set()  # steps that were read back
@@ -116,6 +117,8 @@ class Mirror:
             began = time.monotonic()
             step = self._fetch()
         except Unable as error:
+            if error.kind == "config" or not local:
+                self._worker.abandon()
             if error.kind == "config":
                 raise ConfigError(f"config.checkpoint.mirror={redact_url(self._url)}: {error}") from error
             if local:
@@ -171,6 +174,11 @@ class Mirror:
             self._due = True
             self._run_thread()
 
+    def wait(self, timeout: float) -> bool:
+        """Waits up to `timeout` seconds while copies are under way. Returns False if some still are."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not (self._due or self._busy), timeout)
+
     def close(self, timeout: float) -> bool:
         """Waits up to `timeout` seconds for the copies that are due, and for the logs. A second call does nothing.
 
@@ -185,8 +193,7 @@ class Mirror:
                 _say(f"waiting for the mirror's copy of checkpoint {max(self._wanted)}")
         self._thread.join(timeout)
         if self._thread.is_alive():
-            self._given_up = True
-            self._worker.kill()
+            self._worker.stop()
             self._thread.join(1.0)
         else:
             self._worker.abandon()
@@ -203,8 +210,10 @@ class Mirror:
     def _serve(self) -> None:
         while True:
             with self._changed:
+                self._busy = False
+                self._changed.notify_all()
                 self._changed.wait_for(lambda: self._due or self._closing)
-                closing, self._due = self._closing, False
+                closing, self._due, self._busy = self._closing, False, True
                 steps = sorted(self._wanted, reverse=True)  # the newest protects most
             for step in steps:
                 self._copying = step
@@ -213,9 +222,9 @@ class Mirror:
             self._copying = None
             if self._stale:
                 self._try(self._rotate)
-            if closing:
-                if self._run_id and not self._failing:
-                    self._try(lambda: self._ask({"do": "write_logs", "workdir": str(self._workdir)}))
+            if closing and self._run_id and not self._failing:
+                self._try(lambda: self._ask({"do": "write_logs", "workdir": str(self._workdir)}))
+            if closing or self._worker.stopped:
                 return
 
     def _copy(self, step: int) -> bool:
@@ -243,7 +252,7 @@ class Mirror:
             except Abandoned as error:
                 # A worker that died is begun again only if it got further: it may die of this very copy.
                 further = len(attempt["uploaded"]) + len(attempt["read"]) > done
-                if self._given_up or not (error.late or further):
+                if not (error.late or further):
                     self._fail(f"checkpoint {step}: {error}")
                     return False
                 _say(f"mirror: the copy of checkpoint {step} begins again where it was: {error}")
@@ -339,7 +348,7 @@ def check(url: str, workdir: pathlib.Path) -> None:
     shown = f"config.checkpoint.mirror={redact_url(url)}"
     protocol = fsspec.core.split_protocol(url)[0] or "file"
     module, extra = _EXTRAS.get(protocol, ("fsspec", ""))
-    if protocol == "memory" or protocol not in fsspec.available_protocols():
+    if protocol in _NOT_KEPT or protocol not in fsspec.available_protocols():
         raise ConfigError(f"{shown}: {protocol}:// can't hold a mirror: give a folder, s3://, gs:// or hf://")
     if importlib.util.find_spec(module) is None:
         raise ConfigError(f'{shown} needs a package: pip install "jaxlm[{extra}]"')

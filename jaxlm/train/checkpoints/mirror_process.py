@@ -37,7 +37,7 @@ class Worker:
     """The process that copies. It starts with the first job, and anew with the first after it died or was abandoned."""
 
     def __init__(self, url: str):
-        self._url = url
+        self._url, self.stopped = url, False
         self._process: subprocess.Popen | None = None
         self._left: list[subprocess.Popen] = []  # killed, but perhaps not yet dead: the kernel may hold them in a write
 
@@ -48,6 +48,8 @@ class Worker:
           Abandoned: no result within `timeout` seconds, or the worker died. It was ended then.
           Unable: the worker can't do it.
         """
+        if self.stopped:
+            raise Abandoned("its time is up", late=False)
         if self._process is None:
             try:
                 self._process = self._begin()
@@ -72,19 +74,22 @@ class Worker:
         self.abandon()
         raise Abandoned(f"the process that copies died{self._last_words()}", late=False)
 
-    def kill(self) -> None:
-        """Ends the worker for the thread that waits for its answer, and now gets Abandoned."""
+    def stop(self) -> None:
+        """Ends the worker for good. A thread that waits for its answer gets Abandoned, as who asks later does."""
+        self.stopped = True
         if process := self._process:
             process.kill()
 
     def abandon(self) -> None:
-        """Ends the worker without waiting for its end."""
+        """Ends the worker. Waits for its end for a moment only: one that is stuck in a write ends when the kernel lets it."""
         process, self._process = self._process, None
         if process:
             process.kill()
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
             process.stdout.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.5)
             self._left.append(process)
         self._left = [left for left in self._left if left.poll() is None]
 
