@@ -32,3 +32,21 @@ def test_a_lock_is_held_by_with_and_by_the_returned_file(tmp_path):
     assert refused() == message
     held.close()
     files.lock(tmp_path, "is writing", "data.dir").close()
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://bucket/runs/a", "s3://bucket/runs/a"),
+        ("s3://key:pass@word@bucket/a", "s3://***@bucket/a"),
+        (
+            "https://user@host:80/a?X-Amz-Signature=abc&b=&token#fragment",
+            "https://***@host:80/a?X-Amz-Signature=***&b=***&***",
+        ),
+        ("http://[bad/secret", "http://***"),
+        ("/runs/a?b@c", "/runs/a?b@c"),
+        ("", ""),
+    ],
+)
+def test_a_url_is_shown_without_its_secrets(url, shown):
+    assert files.redact_url(url) == shown

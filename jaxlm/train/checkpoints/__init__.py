@@ -6,4 +6,6 @@ the counters) and `meta` (step, resolved config, fingerprint of the data, digest
     store    saves and restores                 layout   turns a state into a checkpoint's items, and back
     digest   one number for an array            keep     chooses which checkpoints to delete
     damage   tells damage from other errors
+    mirror   copies verified checkpoints elsewhere; mirror_worker does it, mirror_process is how the run sees that process,
+             mirror_layout says what lies where, remote reads and writes there
 """

@@ -22,7 +22,7 @@ from jaxlm.files import redact_url
 from jaxlm.train.checkpoints import keep
 from jaxlm.train.checkpoints.mirror_process import Abandoned, Unable, Worker
 
-_ANSWER_S = 60.0  # a start with checkpoints of its own waits no longer to hear whose mirror it is
+_ANSWER_S = 20.0  # a start with checkpoints of its own waits no longer to hear whose mirror it is
 _EXTRAS = {  # protocol -> (module, extra of this package that installs it)
     "s3": ("s3fs", "mirror-s3"),
     "s3a": ("s3fs", "mirror-s3"),

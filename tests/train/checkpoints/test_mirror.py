@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import os
 import random
 import shutil
@@ -304,6 +305,7 @@ def s3(monkeypatch):
     """A local S3 with a bucket; yields the middleware that makes its PUTs fail."""
     moto = pytest.importorskip("moto.moto_server.werkzeug_app", reason="needs moto[server]")
     serving = pytest.importorskip("werkzeug.serving")
+    monkeypatch.setattr(logging.getLogger("werkzeug"), "level", logging.ERROR)
     app = Failing(moto.DomainDispatcherApplication(moto.create_backend_app), share=0.0)
     server = serving.make_server("127.0.0.1", 0, app, threaded=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -344,10 +346,10 @@ def test_three_of_ten_puts_that_fail_cost_no_step_of_a_mirror_on_s3(run, s3, cap
     again.begin(20)
     assert again.close(60)
     assert tiny_mirror.restore(url, run.parent / "back" / "run")[0] == 20
-    s3.share = 1.0
     tiny_mirror.save(run, 30)
     again = Mirror(url, CONFIG, run)
     again.restore()
+    s3.share = 1.0
     again.begin(30)
     assert not again.close(3)  # nothing can be written: the run ends, and says what is not in the mirror
     assert again.latest() == 20

@@ -14,7 +14,7 @@ from tiny_mirror import copy, job, make_run
 
 from jaxlm.train.checkpoints import mirror_layout as layout
 from jaxlm.train.checkpoints import mirror_worker as worker
-from jaxlm.train.checkpoints.remote import Remote
+from jaxlm.train.checkpoints.remote import Remote, seal, unseal
 
 
 class Watched(Remote):
@@ -146,6 +146,13 @@ def test_no_flipped_bit_is_given_back(run, url, tmp_path, count):
         assert not [other for other in missing if not other.startswith("checkpoints/")], (name, bit)
         steps.append(step)
     assert {10, 20} == set(steps)
+
+
+def test_a_manifest_that_is_not_the_one_read_back_counts_for_nothing(run, url):
+    copy(Remote(str(url)), run, 10)
+    path = url / "checkpoints" / "10" / "manifest.json"
+    path.write_bytes(seal({**unseal(path.read_bytes()), "files": {}}))
+    assert layout.held(Remote(str(url))) == {"whole": [], "partial": [10]}
 
 
 def test_a_file_that_is_gone_costs_one_checkpoint_and_all_gone_is_refused(run, url, tmp_path):
