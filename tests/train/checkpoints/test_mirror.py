@@ -133,11 +133,11 @@ def test_a_worker_killed_between_files_and_manifest_leaves_no_whole_copy(run, ur
 
 
 def test_a_copy_that_hangs_is_abandoned_and_begun_again(run, url, capfd):
-    mirror = Mirror(url, dataclasses.replace(CONFIG, mirror_timeout_s=1.0), run)
+    mirror = Mirror(url, dataclasses.replace(CONFIG, mirror_timeout_s=0.7), run)
     hang(run)
     mirror.begin(20)
     said = ""
-    while "the copy of checkpoint 20 begins again where it was: no end after 1 s" not in said:
+    while "the copy of checkpoint 20 begins again where it was: no end after 0.7 s" not in said:
         time.sleep(0.02)
         said += capfd.readouterr().err
     assert (mirror.latest(), mirror.failing, mirror.wanted()) == (None, "", {20})
@@ -207,8 +207,6 @@ def test_a_mirror_of_another_run_is_refused(run, url, tmp_path):
     other = make_run(tmp_path / "other", 10)
     with pytest.raises(ConfigError, match="belongs to another run, in a folder called run: give another"):
         Mirror(url, CONFIG, other).restore()
-    with pytest.raises(ConfigError, match="belongs to another run"):
-        Mirror(url, CONFIG, tmp_path / "new").restore()
     assert not workers()
     again = Mirror(url, CONFIG, run)
     assert again.restore() is None
