@@ -134,7 +134,7 @@ def flipped(url, run, target, count):
     return found
 
 
-@pytest.mark.parametrize("count", [25, pytest.param(500, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("count", [12, pytest.param(500, marks=pytest.mark.faults)])
 def test_no_flipped_bit_is_given_back(run, url, tmp_path, count):
     remote = Remote(str(url))
     copy(remote, run, 10)
