@@ -9,7 +9,7 @@ import typing
 
 import pytest
 
-from jaxlm import cli, config, config_files
+from jaxlm import cli, config, config_files, verbs
 from jaxlm.config import ConfigError, RunError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -7,7 +7,7 @@ import shlex
 import import_graph
 import pytest
 
-from jaxlm import cli, config, config_files
+from jaxlm import cli, config, config_files, verbs
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README, CONTRIBUTING = ((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
