@@ -20,8 +20,9 @@ from jaxlm.plan import tune
 from jaxlm.processes import from_first, say, together
 from jaxlm.step import parts as parts_lib
 from jaxlm.step.state import TrainState
-from jaxlm.train import clock, hooks, ledger, loop, metrics, profile, signals, start, watches, workdir
+from jaxlm.train import books, hooks, ledger, loop, metrics, profile, signals, start, watches, workdir
 from jaxlm.train.checkpoints.store import Checkpointer
+from jaxlm.train.clock import RESTORE, SAVE, Clock, Pulse
 
 EXIT_CODES = {loop.DONE: 0, loop.FAILED: 1, loop.REFUSED: 2, loop.ROLL_BACK: 3, loop.STOPPED: 3, loop.PREEMPTED: 4}
 
@@ -71,6 +72,7 @@ class Task:
 
 def run(config: Config, task: Task) -> int:
     """Trains to `train.steps`; returns the exit code."""
+    clock = Clock(pulse=Pulse.of_parent(), since=books.begun())
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     platform = jax.devices()[0].platform
     asked, config = config, dataclasses.replace(config, model=hardware.for_platform(config.model, platform))
@@ -78,6 +80,7 @@ def run(config: Config, task: Task) -> int:
     with contextlib.ExitStack() as stack:  # what is opened first is closed last
         if held := together(lambda: ledger.lock(folder), first_only=True):
             stack.callback(held.close)
+        log = stack.enter_context(start.Log(folder, clock))
         data = task.data(config)
         config = tune.fit(config, mesh, say, task.parts)
         ready = Ready(config, task.parts(config, mesh), data)
@@ -85,7 +88,8 @@ def run(config: Config, task: Task) -> int:
         losses = dict(from_first(lambda: list(metrics.held_out_losses(folder / "metrics.jsonl").items())))
         checkpointer = Checkpointer(folder / "checkpoints", config.checkpoint, losses=losses)
         stack.callback(checkpointer.close)  # a save in flight is finished, also when the loop failed
-        state, frozen, interrupted = _first_state(ready, task, checkpointer)
+        with clock.spend(RESTORE, str(folder / "checkpoints")):
+            state, frozen, interrupted = _first_state(ready, task, checkpointer)
         done = int(state.step)
         meta = {"config": dataclasses.asdict(config), "fingerprint": data.fingerprint()}
         save = hooks.Save(checkpointer, config.checkpoint.every_steps, meta)
@@ -100,29 +104,15 @@ def run(config: Config, task: Task) -> int:
             profile.check(config.profile, done + 1)
         batches = task.batches(ready, done)
         stack.callback(batches.close)
-        writer = together(lambda: start.begin(folder, asked, config, data.data.sha256, mesh, done), first_only=True)
-        if writer:
-            stack.callback(writer.close)
         start.announce(config.model, config.train, state.params, mesh, done)
         watching = [watches.SaveInFlight(checkpointer), watches.NonFinite(config.train.max_nonfinite_steps)]
-        recorder = start.make_recorder(config, writer, done, watching)
-        stack.callback(recorder.close)
+        recorder = log.begin(asked, config, data.data.sha256, mesh, done, watching)
         step = ready.parts.jit()
-        job = loop.Run(
-            mesh,
-            config.train.steps,
-            step,
-            frozen,
-            batches,
-            between,
-            watching,
-            recorder,
-            clock.Clock(),
-            signals.StopSignal(),
-            owed,
-        )
+        stop, steps = signals.StopSignal(), config.train.steps
+        job = loop.Run(mesh, steps, step, frozen, batches, between, watching, recorder, clock, stop, owed)
         _, ending = loop.run(job, state)
-    _say_ending(ending, folder)
+        clock.begin(SAVE, "the last checkpoint")
+        _end(ending, max(clock.step, done), folder)
     return EXIT_CODES[ending.code]
 
 
@@ -138,7 +128,10 @@ def _first_state(ready: Ready, task: Task, checkpointer: Checkpointer) -> tuple[
     return state, parts.load_frozen(origin), meta.get("interrupted", False)
 
 
-def _say_ending(ending: loop.Ending, folder: pathlib.Path) -> None:
+def _end(ending: loop.Ending, step: int, folder: pathlib.Path) -> None:
+    """Writes and says how the run ended."""
+    if jax.process_index() == 0:
+        ledger.end(folder, step=step, code=EXIT_CODES[ending.code], why=ending.why or ending.code)
     if ending.why:
         say(ending.why)
     words = {loop.PREEMPTED: "interrupted, the state is saved"}.get(ending.code, ending.code)
