@@ -32,7 +32,7 @@ from jaxlm.data import loader, rows, shards
 from jaxlm.objectives import base
 from jaxlm.step.state import TrainState
 from jaxlm.train import clock as clock_lib
-from jaxlm.train import hooks, loggers, loop, signals, watches
+from jaxlm.train import hooks, loggers, loop, signals, stability, watches
 from jaxlm.train.batches import LoaderBatches
 from jaxlm.train.checkpoints import digest
 from jaxlm.train.checkpoints.store import Checkpointer
@@ -164,7 +164,7 @@ def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds:
     type(batches).__next__ = clock.timed("loader", type(batches).__next__)
     sharding.to_global = clock.timed("transfer", sharding.to_global)
     writer.write = clock.timed("metrics", writer.write)
-    digest.table = clock.timed("digests", digest.table)
+    digest.look = clock.timed("digests", digest.look)
     saver.save = clock.noted("digests", saver.save)
     saver.check = clock.timed("checkpoint", saver.check)
     device.start()
@@ -174,8 +174,8 @@ def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds:
         train_step=train_step,
         frozen={},
         batches=LoaderBatches(batches, mesh, base.token_shapes(config, mesh)),
-        hooks=[hooks.Save(saver, config.checkpoint.every_steps, {})],
-        watches=[watches.SaveInFlight(saver), watches.NonFinite(config.train.max_nonfinite_steps)],
+        hooks=[hooks.Save(saver, config.checkpoint, 0.0, {})],
+        watches=[watches.SaveInFlight(saver, config.checkpoint), stability.NonFinite(0, config.stability)],
         recorder=recorder,
         clock=spent,
         stop=signals.StopSignal(),

@@ -228,6 +228,11 @@ class StabilityConfig:
     skip: tuple[Annotated[str, written(r"[0-9]{1,18}:[0-9]{1,18}", "the first and the last batch as A:B")], ...]
     overfit_evals: Annotated[int, at_least(0)]
 
+    @property
+    def windows(self) -> tuple[tuple[int, int], ...]:
+        """Returns the first and the last batch of each entry of `skip`."""
+        return tuple((int(first), int(last)) for first, _, last in (window.partition(":") for window in self.skip))
+
 
 @dataclasses.dataclass(frozen=True)
 class OnExitConfig:

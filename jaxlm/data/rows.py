@@ -256,6 +256,10 @@ class Order:
         sizes = {"seed": self.seed, "seq_len": self.seq_len, "batch_size": self.batch_size}
         return plan_rows(self.data.token_counts("train"), self.mixture, **sizes, passed_over=self.passed_over)
 
+    def passing_over(self, windows: Windows) -> "Order":
+        """Returns the same order without the batches in these windows, and with all others."""
+        return dataclasses.replace(self, passed_over=tuple(windows))
+
     def batch_number(self, step: int) -> int:
         """Returns the number of the batch that a step trains on, both from 1: `step` itself if nothing is passed over."""
         return batch_number(step, self.passed_over)

@@ -6,13 +6,13 @@ import jax
 
 from jaxlm import sharding
 from jaxlm.config import Config
-from jaxlm.data import loader, rows
+from jaxlm.data import loader, rows, trace
 from jaxlm.data.open import make_data, open_mixture
 from jaxlm.eval import loss
 from jaxlm.objectives import lm
 from jaxlm.processes import say, together
 from jaxlm.programs import training
-from jaxlm.programs.training import Ready
+from jaxlm.programs.task import Ready, Task
 from jaxlm.train.batches import LoaderBatches
 
 _RESERVE = 2  # batches with which a process whose loader failed goes on until all have agreed to stop
@@ -21,7 +21,7 @@ _RESERVE = 2  # batches with which a process whose loader failed goes on until a
 def run(config: Config, args: argparse.Namespace) -> int:
     """Trains to `train.steps`; returns the exit code."""
     del args
-    return training.run(config, training.Task(lm.make, data, batches, held_out))
+    return training.run(config, Task(lm.make, data, batches, held_out, documents=trace.documents))
 
 
 def data(config: Config) -> rows.Order:

@@ -38,6 +38,10 @@ class StopSignal:
             return multihost_utils.reached_preemption_sync_point(step)
         return self._asked.is_set()
 
+    def asked(self) -> bool:
+        """True if this process was asked to stop."""
+        return self._asked.is_set()
+
     def alone(self) -> bool:
         """True if the run must stop and no other process has to agree."""
         return jax.process_count() == 1 and self._asked.is_set()

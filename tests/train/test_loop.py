@@ -8,13 +8,15 @@ import jax.numpy as jnp
 import pytest
 
 from jaxlm import config, config_files, sharding
-from jaxlm.train import clock, hooks, loop, metrics, signals, watches
+from jaxlm.train import clock, hooks, loop, metrics, signals, stability, watches
 from jaxlm.train import recorder as recorder_lib
 from jaxlm.train.meter import Meter
 
 
 class Recorder:
     """Stands for the checkpointer, the writer and the evaluations; remembers what happened."""
+
+    failing, verify_s = "", 0.0
 
     def __init__(self):
         self.events, self.saved, self.checks, self.records = [], {}, 0, []
@@ -23,6 +25,19 @@ class Recorder:
         if int(state.step) not in self.saved:
             self.events.append(("save", int(state.step)))
             self.saved[int(state.step)] = meta
+
+    def save_last(self, state, meta):
+        self.save(state, meta)
+        return ""
+
+    def skips(self, step):
+        return False
+
+    def wants_save(self):
+        return False
+
+    def hangs(self):
+        return ""
 
     def steps(self):
         return sorted(self.saved)
@@ -114,12 +129,12 @@ def run(
 
     losses = {} if losses is None else losses
     hooked = [
-        hooks.Save(recorder, 4, {"note": 1}),
+        hooks.Save(recorder, dataclasses.replace(c.checkpoint, every_steps=4), 0.0, {"note": 1}),
         hooks.HeldOut(recorder.evaluate, 4, c.eval, losses),
         hooks.Sample(recorder.sample, c.sample, hooks.pathlib.Path(folder)),
         *more_hooks,
     ]
-    watching = [watches.SaveInFlight(recorder), watches.NonFinite(3), *more_watches]
+    watching = [watches.SaveInFlight(recorder, c.checkpoint), stability.NonFinite(3, c.stability), *more_watches]
     spent = clock.Clock()
     meter = Meter(spent, tokens_per_step=1, flops_palm=1, flops_causal=1, peak_flops=None, usd_per_hour=0)
     reads = [name for watch in watching for name in watch.reads]
@@ -245,7 +260,7 @@ def test_a_stop_at_the_last_step_is_a_whole_run():
 def test_too_many_bad_steps_stop_and_keep_the_last_good_checkpoint(bad_from):
     r = Recorder()
     ending, _ = run(r, bad_from=bad_from)
-    assert ending.code == loop.STOPPED
+    assert ending.code == loop.ROLL_BACK
     assert ending.why.count("3 steps in a row") == 1
     assert of(r, "save") == ([4] if bad_from > 2 else [])
 
@@ -348,9 +363,10 @@ def test_a_rolled_back_run_goes_on_from_its_checkpoint_past_the_window():
 
 
 def test_nothing_is_due_before_the_first_step_but_what_asks_for_it():
-    c = config.resolve(config_files.load("base", ["data.path=x"])).eval
+    whole = config.resolve(config_files.load("base", ["data.path=x", "checkpoint.every_steps=4"]))
+    c = whole.eval
     held_out = hooks.HeldOut(lambda variables: {}, 4, c, {})
-    save = hooks.Save(Recorder(), 4, {})
+    save = hooks.Save(Recorder(), whole.checkpoint, 0.0, {})
     assert hooks.owed([save, held_out], 0, 8) == []
     at_start = hooks.HeldOut(lambda variables: {}, 4, dataclasses.replace(c, at_start=True), {})
     assert hooks.owed([save, at_start], 0, 8) == [at_start]

@@ -18,7 +18,7 @@ import tiny_models as tiny
 from jaxlm import config, config_files, sharding
 from jaxlm.objectives import lm
 from jaxlm.step import parts, state
-from jaxlm.train import clock, hooks, loggers, loop, metrics, profile, recorder, signals, watches, xplane
+from jaxlm.train import clock, hooks, loggers, loop, metrics, profile, recorder, signals, stability, watches, xplane
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.meter import Meter
 
@@ -167,8 +167,8 @@ def run(trained, folder, *, window=None, log_every=LOG_EVERY, mutation=None, **b
         train_step=watch.step(compiled),
         frozen={},
         batches=Batches(watch, mesh, **batches),
-        hooks=[trace, End(watch), hooks.Save(saver, c.checkpoint.every_steps, {}), trace.begin],
-        watches=[watches.SaveInFlight(saver), watches.NonFinite(20)],
+        hooks=[trace, End(watch), hooks.Save(saver, c.checkpoint, 0.0, {}), trace.begin],
+        watches=[watches.SaveInFlight(saver, c.checkpoint), stability.NonFinite(20, c.stability)],
         recorder=Recorder(meter, writer, first=1, steps=STEPS, every_steps=log_every, mutation=mutation),
         clock=spent,
         stop=signals.StopSignal(),
