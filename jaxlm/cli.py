@@ -132,8 +132,15 @@ VERBS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `jaxlm ARGV` and returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted)."""
+def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
+    """Runs `jaxlm ARGV` and returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted).
+
+    Args:
+      argv: the arguments; None for those of this process.
+      script: True if the command is all that this process does. Training may then run in a child process, under a
+        supervisor (`runs.supervise`). It is so if `argv` is None.
+    """
+    script = script or argv is None
     argv = list(sys.argv[1:] if argv is None else argv)
     handlers = [console.LogHandler()]  # nothing that is logged stops a run
     logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True, handlers=handlers)
@@ -142,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.unraisablehook = _without_leftovers(sys.unraisablehook)
     resumes = bool(argv) and argv[0] in VERBS and VERBS[argv[0]].resumes and not _help(argv)
     try:
-        code = _run(argv)
+        code = _run(argv, script)
         sys.stdout.flush()
         return code
     except ConfigError as error:
@@ -187,7 +194,7 @@ def _without_leftovers(
     return unraisable
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: list[str], script: bool) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
@@ -214,7 +221,11 @@ def _run(argv: list[str]) -> int:
         config = _config(name, args.config, overrides) if given else config_files.load("base", overrides)
         print(config_help.page(_keys(), asked, config))
         return 0
-    config = config_lib.resolve(_config(name, args.config, overrides))
+    trains = script and verb.module is None
+    if not trains or not (config := importlib.import_module("jaxlm.train.supervised").adopt()):
+        config = config_lib.resolve(_config(name, args.config, overrides))
+        if trains and (code := importlib.import_module("jaxlm.train.supervisor").run(config)) is not None:
+            return code
     args.config = args.config or config.workdir
     return importlib.import_module(f"jaxlm.programs.{verb.module or config.program}").run(config, args)
 
