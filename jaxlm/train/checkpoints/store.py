@@ -142,9 +142,8 @@ class Checkpointer:
         self._wait(self._saving.copied)  # the next step takes over the state's memory
         return True
 
-    def save_last(self, state: TrainState, meta_of_run: dict) -> str:
-        """Saves the state at the end of a run, and waits for it. Tries twice. Returns "", or why it is not on disk."""
-        step = int(state.step)
+    def save_last(self, step: int, state: TrainState, meta_of_run: dict) -> str:
+        """Saves the state after `step`, at the end of a run, and waits for it. Tries twice. Returns "" or why not."""
         for _ in range(2):
             begun = self.save(state, meta_of_run)
             self.wait()
