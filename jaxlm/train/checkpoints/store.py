@@ -229,7 +229,7 @@ class Checkpointer:
 
     def _failed(self, saving: Saving) -> None:
         """Says that a save failed, clears what it left, and sets when the next is tried."""
-        cant = "read back" if saving.written else "saved"
+        cant = "verified" if saving.written else "saved"
         self.failing = f"checkpoint {saving.step} can't be {cant}: {saving.failed}"
         if saving.differs:
             self.failing = f"checkpoint {saving.step} is not what was saved: {saving.differs} ({saving.folder})"
