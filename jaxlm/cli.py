@@ -19,7 +19,7 @@ from absl import logging as absl_logging
 from ml_collections import config_dict
 
 from jaxlm import config as config_lib
-from jaxlm import config_files
+from jaxlm import config_files, console
 from jaxlm.config import ConfigError, RunError
 from jaxlm.config import help as config_help
 
@@ -142,7 +142,8 @@ def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
     """
     script = script or argv is None
     argv = list(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True)
+    handlers = [console.LogHandler()]  # nothing that is logged stops a run
+    logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True, handlers=handlers)
     absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax reports through exceptions too
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _without_leftovers(sys.unraisablehook)
@@ -152,10 +153,10 @@ def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
         sys.stdout.flush()
         return code
     except ConfigError as error:
-        print(f"jaxlm: {error}", file=sys.stderr)
+        console.say(f"jaxlm: {error}")
         return 2
     except RunError as error:
-        print(f"jaxlm: {error}", file=sys.stderr)
+        console.say(f"jaxlm: {error}")
         return 1
     except BrokenPipeError:  # `| head` has what it wanted; in a command that works on, it may be another pipe
         if resumes:
@@ -164,20 +165,21 @@ def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
         return 0
     except OSError as error:  # no permission, disk full, ...: the system's own words name the file
         mend = "; free some room and run the same command again" if error.errno == errno.ENOSPC else ""
-        print(f"jaxlm: {error}{mend}", file=sys.stderr)
+        console.say(f"jaxlm: {error}{mend}")
         return 1
     except RuntimeError as error:  # JAX's, not named here: the workers of `prepare` import this module and need no JAX
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        print(
+        console.say(
             f"jaxlm: out of memory ({config_files.first_line(error)}): lower train.microbatch_size or train.seq_len, "
-            "set model.remat=names, dots or full, or split the model by mesh.fsdp",
-            file=sys.stderr,
+            "set model.remat=names, dots or full, or split the model by mesh.fsdp"
         )
         return 1
     except KeyboardInterrupt:
-        print(f"jaxlm: stopped{'; the same command goes on from what is done' * resumes}", file=sys.stderr)
+        console.say(f"jaxlm: stopped{'; the same command goes on from what is done' * resumes}")
         return 4 if resumes else 1
+    finally:
+        console.settle()
 
 
 def _without_leftovers(

@@ -1,4 +1,4 @@
-"""Writes files whole or not at all, and locks folders so that each has only one writer."""
+"""Writes files whole or not at all, locks folders so that each has only one writer, and hides secrets in what is written."""
 
 import fcntl
 import os
@@ -13,9 +13,12 @@ ENDING_S = 20.0  # a run that was told to stop, or lost its supervisor, saves an
 HANDED_DOWN = "JAXLM_LOCK"  # the environment variable with the file descriptor of the parent's lock
 
 
-def write_atomically(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file to disk so that a crash leaves either the old content or the new."""
+def write_atomically(path: pathlib.Path, content: bytes, private: bool = False) -> None:
+    """Writes a file to disk so that a crash leaves either the old content or the new. `private`: only its owner can read it."""
     tmp = path.with_name(path.name + ".tmp")
+    if private:  # before there is anything to read
+        tmp.unlink(missing_ok=True)
+        os.close(os.open(tmp, os.O_WRONLY | os.O_CREAT, 0o600))
     tmp.write_bytes(content)
     settle(tmp, path)
 

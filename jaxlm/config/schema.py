@@ -84,18 +84,18 @@ class DataConfig:
     path: str
     sources: dict[str, SourceConfig]
     text_key: str
-    max_bytes: Annotated[int, at_least(0)]
+    max_bytes: Annotated[int, at_least(0, most=2**62)]
     tfds_dir: str
     hub_dir: str
     tokenizer: str
     tokenizer_model: Literal["bpe", "unigram"]
     chat_tokens: bool
     val_fraction: Annotated[float, above(0, most=0.5)]
-    block_tokens: Annotated[int, at_least(1)]
-    num_threads: Annotated[int, at_least(1)]
-    num_workers: Annotated[int, at_least(0)]
-    prefetch: Annotated[int, at_least(1)]
-    timeout_s: Annotated[float, at_least(1)]
+    block_tokens: Annotated[int, at_least(1, most=LARGEST)]
+    num_threads: Annotated[int, at_least(1, most=1024)]
+    num_workers: Annotated[int, at_least(0, most=1024)]
+    prefetch: Annotated[int, at_least(1, most=65_536)]
+    timeout_s: Annotated[float, at_least(1, most=7 * 86_400)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,6 +227,11 @@ class StabilityConfig:
     window: Annotated[int, within(8, 100_000)]
     skip: tuple[Annotated[str, written(r"[0-9]{1,18}:[0-9]{1,18}", "the first and the last batch as A:B")], ...]
     overfit_evals: Annotated[int, at_least(0)]
+
+    @property
+    def windows(self) -> tuple[tuple[int, int], ...]:
+        """Returns the first and the last batch of each entry of `skip`."""
+        return tuple((int(first), int(last)) for first, _, last in (window.partition(":") for window in self.skip))
 
 
 @dataclasses.dataclass(frozen=True)

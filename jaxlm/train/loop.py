@@ -23,7 +23,7 @@ from jaxlm.step.state import TrainState
 from jaxlm.step.step import Metrics, TrainStep
 from jaxlm.train import clock
 from jaxlm.train.clock import Clock
-from jaxlm.train.metrics import Recorder
+from jaxlm.train.recorder import Recorder
 from jaxlm.train.signals import StopSignal
 
 DONE, STOPPED, PREEMPTED, ROLL_BACK = "done", "stopped", "preempted", "roll back"
@@ -70,7 +70,13 @@ class Moment:
 
 
 class Batches(typing.Protocol):
-    """Gives the batches of successive steps."""
+    """Gives the batches of successive steps.
+
+    Attributes:
+      on_failure: called with an error that will leave this process, one of several, without a batch soon.
+    """
+
+    on_failure: Callable[[Exception], object]
 
     def __call__(self, state: TrainState) -> Batch:
         """Returns the batch of step `state.step` + 1, on the mesh. A loader ignores the state; rollouts are sampled with it.
@@ -195,10 +201,8 @@ def _next(run: Run, state: TrainState, step: int) -> Batch | Ending | None:
     with run.clock.spend(clock.DATA):
         try:
             return run.batches(state)
-        except ConfigError as error:
-            return Ending(REFUSED, str(error), cause="data")
         except Exception as error:
-            return _failure("no batch", step + 1, error)
+            return failure("no batch", step + 1, error)
 
 
 def _watch(run: Run, unread: tuple[int, Metrics] | None) -> Ending | None:
@@ -227,7 +231,7 @@ def _call(run: Run, hooks: Sequence[Hook], moment: Moment) -> Ending | None:
             moment.say(f"{hook.name} failed after step {moment.step}: {error}; the next start makes up for it")
             continue
         except Exception as error:
-            return _failure(hook.name, moment.step, error)
+            return failure(hook.name, moment.step, error)
         if isinstance(result, Ending):
             return result
         if result:
@@ -237,10 +241,12 @@ def _call(run: Run, hooks: Sequence[Hook], moment: Moment) -> Ending | None:
     return Ending(REFUSED if isinstance(failed[0], ConfigError) else FAILED, str(failed[0]))
 
 
-def _failure(what: str, step: int, error: Exception) -> Ending:
-    """Returns the ending for an error, with which the state is saved. Shows the traceback of what is no known kind of error."""
+def failure(what: str, step: int, error: Exception) -> Ending:
+    """Returns the ending for an error, with which the state is saved. Shows the traceback of an error of no known kind."""
+    if isinstance(error, ConfigError):
+        return Ending(REFUSED, str(error), cause="data")
     if not isinstance(error, RunError | OSError):
-        logging.exception("%s at step %d", what, step)
+        logging.error("%s at step %d", what, step, exc_info=error)
     return Ending(FAILED, f"{what} at step {step}: {error or type(error).__name__}", cause="stall")
 
 

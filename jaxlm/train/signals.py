@@ -81,6 +81,10 @@ class StopSignal:
             self._agreed, self._mine = True, self._of_any_process()
         return self._agreed
 
+    def asked(self) -> bool:
+        """True if this process was asked to stop."""
+        return self._asked.is_set()
+
     def alone(self) -> bool:
         """True if the run must stop and no other process has to agree."""
         return jax.process_count() == 1 and self._asked.is_set()

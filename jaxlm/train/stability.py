@@ -5,17 +5,22 @@ spoiled. So a crash in the middle of a rollback changes nothing.
 """
 
 import collections
+import contextlib
+import json
 import math
+import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import jax
 import numpy as np
 
-from jaxlm.config import StabilityConfig
+from jaxlm.config import ConfigError, RunError, StabilityConfig
 from jaxlm.train.loop import ROLL_BACK, STOPPED, Ending, Watch
 
 Window = tuple[int, int]  # the first and the last batch to pass over, by number in the order; steps likewise
 _FEWEST = 16  # losses from which a z-score means something
 _MOST_ROLLBACKS = 3  # to one checkpoint
+_SHOWN = 5  # documents of a spike in the terminal
 
 
 class NonFinite(Watch):
@@ -184,3 +189,35 @@ def passed_over(
         elif last > last_batch:
             kept.append((max(first, last_batch + 1), last))
     return kept, late
+
+
+def teller(
+    path: pathlib.Path,
+    documents: Callable[[int], Sequence[str]],
+    number: Callable[[int], int],
+    say: Callable[[str], None],
+) -> Callable[[int, float, float], None]:
+    """Returns what `Spikes` calls for a spike: it says it, and adds a line to a file, with the documents of the batch.
+
+    Args:
+      path: WORKDIR/spikes.jsonl; only the first process writes it.
+      documents: step -> the ids of the documents in its batch.
+      number: step -> the number of its batch in the order.
+    """
+
+    def tell(step: int, loss: float, score: float) -> None:
+        if jax.process_index():
+            return
+        try:
+            found = list(dict.fromkeys(documents(step)))
+        except (ConfigError, RunError, OSError, RuntimeError) as error:
+            found = [f"unknown: {error}"]
+        shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+        say(
+            f"step {step}: the loss {loss:.4g} is a spike ({score:.1f} deviations); its batch, {number(step)}, holds {shown}"
+        )
+        line = {"step": step, "batch": number(step), "loss": loss, "score": score if math.isfinite(score) else None}
+        with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line | {"documents": found}, ensure_ascii=False) + "\n")
+
+    return tell
