@@ -31,6 +31,7 @@ TINY = {
     "eval.batch_size": 8,
     "eval.max_batches": 2,
     "checkpoint.every_steps": 4,
+    "runs.supervise": "off",
     "optim.warmup_steps": 4,
     "log.every_steps": 1,
     "log.tensorboard": False,
