@@ -91,6 +91,12 @@ VERBS = {
         _JSON,
         keys=("plan",),
     ),
+    "doctor": Verb(
+        "doctor",
+        "check this machine before a run: devices, memory, disk, storage, loader, versions; exit code 1 if it would fail",
+        {"--json": {"action": "store_true", "help": "print a JSON object a line"}},
+        keys=("train", "model", "data", "checkpoint", "hardware"),
+    ),
     "sample": Verb(
         "sample",
         "continue prompts with the model of a run",
