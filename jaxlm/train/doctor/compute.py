@@ -155,16 +155,20 @@ def speed(config: Config, mesh: Mesh, product_flops: float) -> Finding:
         machines.record(kind, mesh.size, setting, now, "doctor")
     figures = {"tokens_per_second": now, "step_s": statistics.median(seconds), "start_s": ready}
     figures |= {"product_flops": product_flops, "before": before and before.tokens_per_second}
-    return _compared(figures, before, config)
+    return compared(figures, before, config.hardware.peak_tflops or flops.peak_tflops(kind))
 
 
-def _compared(figures: dict, before: machines.Known | None, config: Config) -> Finding:
-    peak = config.hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
-    product_flops = figures["product_flops"]
-    of = f" of {peak:.0f}" if peak else ""
-    text = (
-        f"{human(figures['tokens_per_second'])} tokens/s; a matrix product makes {product_flops / 1e12:.3g}{of} TFLOP/s"
-    )
+def compared(figures: dict, before: machines.Known | None, peak_tflops: float | None) -> Finding:
+    """Returns a finding on `tokens_per_second` of `figures` against what is known, if anything is.
+
+    Args:
+      figures: also has `product_flops`, the FLOP/s of a matrix product.
+      before: what such devices did with this setting.
+      peak_tflops: the peak of one device by its data sheet, if known.
+    """
+    of = f" of {peak_tflops:.0f}" if peak_tflops else ""
+    product_tflops = f"{figures['product_flops'] / 1e12:.3g}{of} TFLOP/s"
+    text = f"{human(figures['tokens_per_second'])} tokens/s; a matrix product makes {product_tflops}"
     if not before:
         return Finding("speed", OK, f"{text}; nothing is known of such a run on this device yet", figures)
     day = datetime.datetime.fromtimestamp(before.time).date()

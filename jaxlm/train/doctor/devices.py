@@ -1,9 +1,11 @@
 """Checks that the devices answer, and that the memory which the plan needs can really be had, on them and on the host."""
 
 import dataclasses
+import functools
 import math
 import os
 import pathlib
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -87,8 +89,8 @@ def device_memory(planned: Need) -> Finding:
     that of all else, the system is asked instead.
     """
     if jax.default_backend() == "cpu":
-        return _of_cpu(planned, jax.local_device_count(), available_bytes())
-    had = {str(device): allocatable(device, planned.step) for device in jax.local_devices()}
+        return cpu_memory(planned, jax.local_device_count(), available_bytes())
+    had = {str(d): allocatable(planned.step, functools.partial(zeros, d)) for d in jax.local_devices()}
     least = min(had.values())
     where = next(name for name, got in had.items() if got == least)
     figures = {"need_bytes": planned.step, "allocatable_bytes": least, "by_device": had}
@@ -98,8 +100,14 @@ def device_memory(planned: Need) -> Finding:
     return Finding("memory", OK, text, figures)
 
 
-def _of_cpu(planned: Need, devices: int, free: int) -> Finding:
-    """The finding for a CPU. The plan is made for an accelerator's program: of a CPU's it may be off by half."""
+def cpu_memory(planned: Need, devices: int, free: int) -> Finding:
+    """Returns the finding for a CPU. The plan is made for an accelerator's program: of a CPU's it may be off by half.
+
+    Args:
+      planned: the plan.
+      devices: the number of JAX's devices on this host, which share its memory.
+      free: the free bytes of this host.
+    """
     figures = {"need_bytes": planned.step * devices, "free_bytes": free}
     text = (
         f"{_planned(planned)}, and {gigabytes(free)} GB of this host are free for {devices} device{'s' * (devices > 1)}"
@@ -124,13 +132,18 @@ def _mend(planned: Need) -> str:
     return "; ".join(filter(None, [less, "or end what holds the rest, or split the model by mesh.fsdp"]))
 
 
-def allocatable(device: jax.Device, wanted: int) -> int:
-    """Returns how many bytes could be allocated on a device, up to `wanted`, in growing chunks. Frees them again."""
+def allocatable(wanted: int, allocate: Callable[[int], jax.Array]) -> int:
+    """Returns how many bytes could be allocated, up to `wanted`, in growing chunks. Frees them again.
+
+    Args:
+      wanted: the bytes that the plan needs.
+      allocate: bytes -> an array of them; raises JAX's RESOURCE_EXHAUSTED if there is no room.
+    """
     held, total, chunk = [], 0, _FIRST_CHUNK
     while total < wanted:
         chunk = min(chunk, wanted - total)
         try:
-            held.append(jax.block_until_ready(jnp.zeros(max(1, chunk), jnp.uint8, device=device)))
+            held.append(allocate(chunk))
         except RuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -143,6 +156,11 @@ def allocatable(device: jax.Device, wanted: int) -> int:
     for array in held:
         array.delete()
     return total
+
+
+def zeros(device: jax.Device, count: int) -> jax.Array:
+    """Returns `count` zero bytes that really lie on the device."""
+    return jax.block_until_ready(jnp.zeros(count, jnp.uint8, device=device))
 
 
 def host_memory(planned: Need, free: int | None = None) -> Finding:

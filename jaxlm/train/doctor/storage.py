@@ -23,6 +23,7 @@ import numpy as np
 
 from jaxlm.config import CheckpointConfig
 from jaxlm.console import duration, size
+from jaxlm.train import notify
 from jaxlm.train.doctor.findings import FAIL, OK, WARN, Finding, NoAnswer, no_answer, words
 
 CAP_BYTES, CAP_S = 4e9, 20.0  # of a trial of writing and reading; more of neither
@@ -75,9 +76,8 @@ def disk(
     try:
         found = apart("try_folder", workdir, min(checkpoint_bytes, CAP_BYTES), CAP_S, seconds=seconds)
     except NoAnswer as late:
-        return [
-            Finding("disk", FAIL, f"{workdir}: {late}: the storage hangs; mount it anew or take another config.workdir")
-        ]
+        text = f"{workdir}: {late}: the storage hangs; mount it anew or take another config.workdir"
+        return [no_answer("disk", text)]
     speed = _speed("disk", found, checkpoint_bytes, "take another config.workdir")
     need = checkpoint_bytes * kept + config.reserve_mb * 1e6
     left = need - found["checkpoint_bytes"]
@@ -192,11 +192,11 @@ def try_url(url: str, most_bytes: float, most_s: float) -> dict:
 
     try:
         files, root = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        raise OSError(f"{url.partition('://')[0]}:// needs a package: {error}") from error
+    except (ImportError, ValueError) as error:  # a package is missing, or the protocol is unknown
+        raise OSError(f"config.checkpoint.mirror={notify.redacted(url)}: {words(error)}") from error
     file = f"{root.rstrip('/')}/{_PREFIX}{os.getpid()}"
-    files.makedirs(root, exist_ok=True)  # does nothing where a store has no folders
     try:
+        files.makedirs(root, exist_ok=True)  # does nothing where a store has no folders
         found = _trial(lambda mode: files.open(file, mode), most_bytes, most_s)
     finally:
         with contextlib.suppress(Exception):
@@ -300,7 +300,7 @@ def read_data(folder: str, most_bytes: float, most_s: float) -> dict:
     result = {"there": False, "files": 0, "checked": 0, "read": 0.0, "damaged": None}
     try:
         entries = list(_entries(json.loads((root / "manifest.json").read_bytes())))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return result
     except ValueError as error:
         return result | {"there": True, "damaged": ("manifest.json", f"is damaged ({words(error)})")}
@@ -351,6 +351,8 @@ def main(argv: list[str]) -> int:
         answer = globals()[argv[0]](*json.loads(argv[1]))
     except OSError as error:
         answer = {"error": [error.errno, error.strerror, error.filename] if error.errno else [words(error)]}
+    except Exception as error:  # those of fsspec's stores have classes of their own
+        answer = {"error": [words(error)]}
     print(json.dumps(answer))
     return 0
 
