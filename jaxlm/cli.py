@@ -19,7 +19,7 @@ from absl import logging as absl_logging
 from ml_collections import config_dict
 
 from jaxlm import config as config_lib
-from jaxlm import config_files
+from jaxlm import config_files, console
 from jaxlm.config import ConfigError, RunError
 from jaxlm.config import help as config_help
 
@@ -37,6 +37,7 @@ class Verb:
         workdir are given.
       keys: the sections of the config that the command's help lists first.
       resumes: True if the same command continues an interrupted one.
+      second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
     """
 
     module: str | None
@@ -45,6 +46,7 @@ class Verb:
     reads_run: bool = False
     keys: tuple[str, ...] = ()
     resumes: bool = False
+    second: str = ""
 
 
 _JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
@@ -125,26 +127,42 @@ VERBS = {
         {"--step": {"type": int, "required": True, "metavar": "N", "help": "the step, counted from 1"}, **_JSON},
         reads_run=True,
     ),
+    "report": Verb("report", "one page with a run's curves, costs, samples: RUN/report.html", _JSON, reads_run=True),
+    "diff": Verb(
+        "diff",
+        "what differs between two runs, and the first step at which they part",
+        _JSON,
+        reads_run=True,
+        second="RUN_B",
+    ),
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `jaxlm ARGV` and returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted)."""
+def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
+    """Runs `jaxlm ARGV` and returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted).
+
+    Args:
+      argv: the arguments; None for those of this process.
+      script: True if the command is all that this process does. Training may then run in a child process, under a
+        supervisor (`runs.supervise`). It is so if `argv` is None.
+    """
+    script = script or argv is None
     argv = list(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True)
+    handlers = [console.LogHandler()]  # nothing that is logged stops a run
+    logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True, handlers=handlers)
     absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax reports through exceptions too
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _without_leftovers(sys.unraisablehook)
     resumes = bool(argv) and argv[0] in VERBS and VERBS[argv[0]].resumes and not _help(argv)
     try:
-        code = _run(argv)
+        code = _run(argv, script)
         sys.stdout.flush()
         return code
     except ConfigError as error:
-        print(f"jaxlm: {error}", file=sys.stderr)
+        console.say(f"jaxlm: {error}")
         return 2
     except RunError as error:
-        print(f"jaxlm: {error}", file=sys.stderr)
+        console.say(f"jaxlm: {error}")
         return 1
     except BrokenPipeError:  # `| head` has what it wanted; in a command that works on, it may be another pipe
         if resumes:
@@ -153,20 +171,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:  # no permission, disk full, ...: the system's own words name the file
         mend = "; free some room and run the same command again" if error.errno == errno.ENOSPC else ""
-        print(f"jaxlm: {error}{mend}", file=sys.stderr)
+        console.say(f"jaxlm: {error}{mend}")
         return 1
     except RuntimeError as error:  # JAX's, not named here: the workers of `prepare` import this module and need no JAX
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        print(
+        console.say(
             f"jaxlm: out of memory ({config_files.first_line(error)}): lower train.microbatch_size or train.seq_len, "
-            "set model.remat=names, dots or full, or split the model by mesh.fsdp",
-            file=sys.stderr,
+            "set model.remat=names, dots or full, or split the model by mesh.fsdp"
         )
         return 1
     except KeyboardInterrupt:
-        print(f"jaxlm: stopped{'; the same command goes on from what is done' * resumes}", file=sys.stderr)
+        console.say(f"jaxlm: stopped{'; the same command goes on from what is done' * resumes}")
         return 4 if resumes else 1
+    finally:
+        console.settle()
 
 
 def _without_leftovers(
@@ -181,7 +200,7 @@ def _without_leftovers(
     return unraisable
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: list[str], script: bool) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
@@ -208,7 +227,11 @@ def _run(argv: list[str]) -> int:
         config = _config(name, args.config, overrides) if given else config_files.load("base", overrides)
         print(config_help.page(_keys(), asked, config))
         return 0
-    config = config_lib.resolve(_config(name, args.config, overrides))
+    trains = script and verb.module is None
+    if not trains or not (config := importlib.import_module("jaxlm.train.supervised").adopt()):
+        config = config_lib.resolve(_config(name, args.config, overrides))
+        if trains and (code := importlib.import_module("jaxlm.train.supervisor").run(config)) is not None:
+            return code
     args.config = args.config or config.workdir
     return importlib.import_module(f"jaxlm.programs.{verb.module or config.program}").run(config, args)
 
@@ -300,6 +323,8 @@ def _parse(name: str, verb: Verb, rest: list[str], needs_all: bool) -> argparse.
     """The arguments but for keys of the config; those that a verb requires may be missing unless `needs_all`."""
     parser = _Parser(prog=f"jaxlm {name}", allow_abbrev=False, add_help=False)
     parser.add_argument("target", nargs="?")
+    if verb.second:
+        parser.add_argument("other", nargs="?")
     parser.add_argument("--config")
     for option, arguments in verb.options.items():
         required = needs_all and arguments.get("required", False)
@@ -335,6 +360,8 @@ def _screen(name: str, verb: Verb) -> str:
         "RUN": "the folder of a run: its own config; also --config.workdir=RUN",
         "--config.KEY=VALUE": "set a key of the config",
     }
+    if verb.second:
+        arguments[verb.second] = "the folder of another run"
     for option, given in verb.options.items():
         metavar = given.get("metavar")
         arguments[f"{option}={metavar}" if metavar else option] = given["help"]

@@ -137,6 +137,32 @@ def test_bad_values_are_refused_in_one_line(override, message):
     assert "\n" not in str(error.value)
 
 
+SIZES = [
+    "model.d_model",
+    "model.d_ff",
+    "model.n_layers",
+    "model.head_dim",
+    "model.max_seq_len",
+    "model.vocab_size",
+    "train.batch_size",
+    "train.seq_len",
+    "train.steps",
+    "train.microbatch_size",
+    "eval.batch_size",
+    "eval.max_batches",
+    "sample.max_new_tokens",
+    "sample.top_k",
+    "mesh.fsdp",
+]
+
+
+@pytest.mark.parametrize("key", SIZES)
+def test_no_size_is_beyond_what_an_array_can_have(key):
+    """Each of these died in a traceback, the last ones after the last step."""
+    with pytest.raises(ConfigError, match=f"{key}=1{'0' * 21} must be at most"):
+        resolve(f"{key}={10**21}")
+
+
 def test_gpt2_refuses_gqa_and_rows_longer_than_its_positions():
     with pytest.raises(ConfigError, match="no GQA"):
         resolve("model.n_kv_heads=4", name="gpuburnout_134m")

@@ -25,6 +25,7 @@ def validate(c: Config) -> None:
     _validate_profile(c)
     _validate_mesh(c.mesh)
     _validate_end(c.runs, c.checkpoint)
+    _validate_stability(c)
 
 
 def _need(ok: bool, message: str) -> None:
@@ -96,6 +97,11 @@ def _validate_profile(c: Config) -> None:
             f"config.profile.steps={c.profile.steps}: the first step must be at least 1, the last at least the first and "
             f"at most train.steps={c.train.steps}",
         )
+
+
+def _validate_stability(c: Config) -> None:
+    for first, last in c.stability.windows:
+        _need(1 <= first <= last, f"config.stability.skip: {first}:{last} must begin at 1 or later, and end after that")
 
 
 def _validate_mesh(mesh: MeshConfig) -> None:

@@ -1,6 +1,8 @@
 """`jaxlm trace`: shows which documents were in the batch of a step."""
 
 import argparse
+import json
+import pathlib
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import print_table
@@ -13,7 +15,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if args.step < 1:
         raise ConfigError(f"--step={args.step}: steps are counted from 1")
     data, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
-    order = rows.Order(data, mixture, config.seed, config.train.seq_len, config.train.batch_size)
+    passed_over = _passed_over(pathlib.Path(config.workdir)) if config.workdir else ()
+    order = rows.Order(data, mixture, config.seed, config.train.seq_len, config.train.batch_size, passed_over)
     table = []
     for row in trace.describe_batch(order, args.step - 1, snippet_chars=200 if args.json else 60):
         for document in row.documents:
@@ -31,3 +34,16 @@ def run(config: Config, args: argparse.Namespace) -> int:
             )
     print_table(table, args.json)
     return 0
+
+
+def _passed_over(folder: pathlib.Path) -> rows.Windows:
+    """Returns the batches that the run passed over, from its run.json. Raises ConfigError if that is damaged."""
+    path = folder / "run.json"
+    try:
+        return rows.merge_windows(json.loads(path.read_bytes()).get("passed_over", ()))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"{path} can't be read ({error}), so the batches that the run passed over are not known"
+        ) from None

@@ -4,39 +4,56 @@ import math
 import pathlib
 from collections.abc import Callable, Sequence
 
-from jaxlm.config import EvalConfig, SampleConfig
+from jaxlm.config import CheckpointConfig, EvalConfig, RunError, SampleConfig
 from jaxlm.objectives.base import Variables
 from jaxlm.processes import from_first
+from jaxlm.train.checkpoints.interval import Pace
 from jaxlm.train.checkpoints.store import Checkpointer
-from jaxlm.train.loop import ROLL_BACK, Ending, Hook, Moment
+from jaxlm.train.clock import SAVE
+from jaxlm.train.loop import DONE, PREEMPTED, ROLL_BACK, Ending, Hook, Moment
 from jaxlm.train.metrics import HELD_OUT
 
 
 class Save(Hook):
-    """Saves checkpoints: at regular steps, and when the run ends with a state worth keeping.
+    """Saves checkpoints: at regular steps, when too much work is unsaved, and when the run ends with a state worth keeping.
 
     Args:
+      config: `config.checkpoint`: every how many steps, and minutes.
+      failures_per_day: how often such a machine is lost a day (`plan.preemptions_per_day`); sets the minutes if they are auto.
       meta: JSON values to store in each checkpoint (config, fingerprint of the data).
     """
 
     name = "checkpoint"
+    activity = SAVE
 
-    def __init__(self, checkpointer: Checkpointer, every_steps: int, meta: dict):
-        self._checkpointer, self._every, self._meta = checkpointer, every_steps, meta
+    def __init__(self, checkpointer: Checkpointer, config: CheckpointConfig, failures_per_day: float, meta: dict):
+        self._checkpointer, self._meta = checkpointer, meta
+        self._every = config.every_steps
+        self._pace = Pace(config.every_minutes, failures_per_day)
 
     def due(self, step: int, end: int) -> bool:
-        return step == end or _multiple(step, self._every)
+        if step == end or _multiple(step, self._every):
+            return True
+        return self._pace.due(step, self._checkpointer.wants_save, self._checkpointer.verify_s)
 
     def done(self, step: int) -> bool:
         return step in self._checkpointer.steps()
 
     def __call__(self, moment: Moment) -> None:
-        self._checkpointer.save(moment.state, self._meta)
+        if self._checkpointer.skips(moment.step):
+            return
+        with self._pace.measured(moment.step, moment.say):
+            self._checkpointer.save(moment.state, self._meta)
 
     def close(self, moment: Moment, ending: Ending) -> None:
-        if ending.keep and ending.code != ROLL_BACK:
-            self._checkpointer.save(moment.state, self._meta)  # does nothing if the step was saved already
+        worth = ending.keep and ending.code != ROLL_BACK
+        why = self._checkpointer.save_last(moment.state, self._meta) if worth else ""
         self._checkpointer.close()
+        if why:
+            lost = f"step {moment.step} is not saved: {why}"
+            if ending.code in (DONE, PREEMPTED):
+                raise RunError(lost)  # what such an ending says would not be true
+            moment.say(lost)
 
 
 class HeldOut(Hook):
@@ -45,6 +62,7 @@ class HeldOut(Hook):
     Args:
       evaluate: variables -> metrics; None if no text is held out, and then the hook is never due.
       losses: step -> `val/loss`, by which the best checkpoints are chosen. The hook adds each new loss to it.
+      remark: new `val/loss` -> a line for the user, or "".
     """
 
     name = "held-out"
@@ -55,8 +73,10 @@ class HeldOut(Hook):
         every_steps: int,
         config: EvalConfig,
         losses: dict[int, float],
+        remark: Callable[[float], str] = lambda loss: "",
     ):
-        self._evaluate, self._every, self._at_start, self._losses = evaluate, every_steps, config.at_start, losses
+        self._evaluate, self._every, self._at_start = evaluate, every_steps, config.at_start
+        self._losses, self._remark = losses, remark
 
     def due(self, step: int, end: int) -> bool:
         wanted = step == end or _multiple(step, self._every) or (step == 0 and self._at_start)
@@ -67,7 +87,9 @@ class HeldOut(Hook):
 
     def __call__(self, moment: Moment) -> dict[str, float]:
         found = self._evaluate(moment.variables)
-        self._losses[moment.step] = found.get(HELD_OUT, math.nan)
+        loss = self._losses[moment.step] = found.get(HELD_OUT, math.nan)
+        if line := self._remark(loss):
+            moment.say(line)
         return found
 
 

@@ -26,6 +26,7 @@ from collections.abc import Callable
 
 from jaxlm import console
 from jaxlm.config import ConfigError, NotifyConfig, RunsConfig
+from jaxlm.redact import redact_url
 
 TIMEOUT_S = 10.0  # of one try, and of the wait for messages under way when the program ends
 TRIES = 3
@@ -48,12 +49,12 @@ def check(notify: NotifyConfig) -> None:
     if notify.heartbeat_url:
         key, scheme = "config.notify.heartbeat_url", notify.heartbeat_url.partition(":")[0].lower()
         if scheme not in _WEBHOOKS:
-            raise ConfigError(f"{key}={redacted(notify.heartbeat_url)} must begin with https:// or http://")
+            raise ConfigError(f"{key}={_shown(notify.heartbeat_url)} must begin with https:// or http://")
         _check_url(key, notify.heartbeat_url)
 
 
 def _check_url(key: str, url: str) -> None:
-    shown = f"{key}={redacted(url)}"
+    shown = f"{key}={_shown(url)}"
     scheme, separator, _ = url.partition("://")
     if not separator or not scheme.replace("+", "").isalnum() or any(c.isspace() for c in url):
         raise ConfigError(
@@ -71,15 +72,6 @@ def _check_url(key: str, url: str) -> None:
         raise ConfigError(f'{shown} needs apprise: pip install "jaxlm[notify]"; https:// webhooks need nothing')
     elif not _apprise(url):
         raise ConfigError(f"{shown} is refused by apprise: `apprise --help` and its wiki list the forms of URLs")
-
-
-def redacted(url: str) -> str:
-    """Returns what may be shown of a URL: scheme and host. User info, path and query of webhooks are secrets."""
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        return "***"
-    host = rest.partition("/")[0].partition("?")[0].rpartition("@")[2]
-    return f"{scheme}://{host}/***" if scheme.lower() in _WEBHOOKS else f"{scheme}://***"
 
 
 def tell(notify: NotifyConfig, event: str, text: str, workdir: str | os.PathLike, step: int | None = None) -> None:
@@ -157,7 +149,7 @@ def _beside(key: str, url: str, send: Callable[[], str]) -> None:
                 _told.add(url)
             if first:
                 _say(
-                    f"config.{key} ({redacted(url)}) can't be reached: {problem}; the run goes on, and this is not said again"
+                    f"config.{key} ({_shown(url)}) can't be reached: {problem}; the run goes on, and this is not said again"
                 )
         finally:
             with _lock:
@@ -285,3 +277,8 @@ def _say(text: str) -> None:
     """Says a line. If nobody can read it (`| tee` was killed, the terminal is gone), what follows is done all the same."""
     with contextlib.suppress(OSError, ValueError):
         console.say(text)
+
+
+def _shown(url: str) -> str:
+    """What may be shown of a URL: whoever knows all of it can send messages."""
+    return redact_url(url, webhook=True)

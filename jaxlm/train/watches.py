@@ -1,32 +1,46 @@
-"""The watches, which look at every step's metrics and may end a run."""
+"""The watch over saves: a failed one is noticed at the next step, and ends a run that loses too much. Others: `stability`."""
 
+from collections.abc import Callable
+
+import jax
+
+from jaxlm.config import CheckpointConfig
 from jaxlm.train.checkpoints.store import Checkpointer
-from jaxlm.train.loop import STOPPED, Ending, Watch
-
-
-class NonFinite(Watch):
-    """Stops a run if the loss or the gradient of `limit` updates in a row was not finite; 0 means never.
-
-    Saves no checkpoint then, since the state after many skipped updates is no better than the last checkpoint.
-    """
-
-    reads = ("skipped_in_a_row",)
-
-    def __init__(self, limit: int):
-        self._limit = limit
-
-    def __call__(self, step: int, record: dict[str, float]) -> Ending | None:
-        if not self._limit or record["skipped_in_a_row"] < self._limit:
-            return None
-        why = f"stopped at step {step}: {self._limit} steps in a row had a loss or gradient that is not finite"
-        return Ending(STOPPED, why, keep=False)
+from jaxlm.train.loop import FAILED, Ending, Watch
 
 
 class SaveInFlight(Watch):
-    """Calls `Checkpointer.check` after every step, so that a failed save is noticed at the next step."""
+    """Calls `Checkpointer.check` after every step, so that a failed save is noticed at the next step.
 
-    def __init__(self, checkpointer: Checkpointer):
-        self._checkpointer = checkpointer
+    Ends the run, with exit code 1, when saving fails and too much work is unsaved.
 
-    def __call__(self, step: int, record: dict[str, float]) -> None:
+    Args:
+      config: `config.checkpoint`: how much is too much, in minutes and dollars.
+      usd_per_hour: the price of all devices; 0 if nobody knows.
+      ask: how one of several processes ends the run for all (`StopSignal.ask`); None: by what this watch returns.
+    """
+
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        config: CheckpointConfig,
+        usd_per_hour: float = 0.0,
+        ask: Callable[[Ending], None] | None = None,
+    ):
+        self._checkpointer, self._config, self._usd_per_hour, self._ask = checkpointer, config, usd_per_hour, ask
+
+    def __call__(self, step: int, record: dict[str, float]) -> Ending | None:
         self._checkpointer.check()
+        failing = self._checkpointer.failing or self._checkpointer.hangs()
+        if not failing:
+            return None
+        hours = self._checkpointer.unprotected_s() / 3600
+        minutes, usd = self._config.max_unprotected_minutes, self._config.max_unprotected_usd
+        if not (0 < minutes < hours * 60 or 0 < usd < hours * self._usd_per_hour):
+            return None
+        why = f"stopped at step {step}: the work of {hours * 60:.0f} minutes is unsaved, and {failing}"
+        ending = Ending(FAILED, why, cause="disk")
+        if self._ask is None or jax.process_count() == 1:
+            return ending
+        self._ask(ending)
+        return None

@@ -135,7 +135,7 @@ def test_other_schemes_go_through_apprise(httpserver):
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"urls": ("hooks.example/SECRET",)}, "config.notify.urls[0]=*** is no URL"),
+        ({"urls": ("hooks.example/SECRET",)}, "config.notify.urls[0]=://*** is no URL"),
         ({"urls": ("https://ok.example/x", "https:///SECRET")}, r"config.notify.urls[1]=https:///*** has no host"),
         ({"urls": ("https://me:SECRET@host:port/x",)}, "config.notify.urls[0]=https://host:port/*** has no host"),
         ({"urls": ("https://host/SECRET and more",)}, "is no URL"),

@@ -1,16 +1,21 @@
 """Computes a digest of each array, so that a damaged checkpoint is detected.
 
 Orbax does not verify arrays: it restores one with a flipped bit and reports nothing. The digests are computed on the
-device before saving. So damage by a disk, a network filesystem or memory is detected when the array is read back.
+device before saving. So damage by a disk, a network filesystem or memory is detected when the array is read back: on
+the device by `differing`, on the host, piece by piece, by `of_piece`.
 """
+
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxlm import tree
 from jaxlm.ops.bits import mix, numbers
 
 _UINTS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+_AT_ONCE = 2**20  # elements that the host hashes at once: they stay in its caches, and other threads run in between
 
 
 @jax.jit
@@ -26,9 +31,60 @@ def digest(x: jax.Array) -> jax.Array:
     return jnp.sum(mix(bits ^ numbers(x.shape)), dtype=jnp.uint32)
 
 
+def of_piece(piece: np.ndarray, start: Sequence[int], shape: Sequence[int]) -> int:
+    """Returns a piece's share of the digest of an array, computed on the host: the shares of all pieces sum to the digest.
+
+    Args:
+      piece: a block of the array.
+      start: the index of the piece's first element in the array.
+      shape: the shape of the array.
+    """
+    if piece.size > _AT_ONCE:
+        axis = int(np.argmax(piece.shape))
+        half = piece.shape[axis] // 2
+        first, second = np.split(piece, [half], axis)
+        beyond = [at + half * (i == axis) for i, at in enumerate(start)]
+        return (of_piece(first, start, shape) + of_piece(second, beyond, shape)) % 2**32
+    index = np.zeros((1,) * piece.ndim, np.uint32)
+    for axis, size in enumerate(shape):
+        along = np.arange(start[axis], start[axis] + piece.shape[axis], dtype=np.int64).astype(np.uint32)
+        index = index * np.array(size % 2**32, np.uint32) + along.reshape(
+            [-1 if i == axis else 1 for i in range(piece.ndim)]
+        )
+    bits = np.ascontiguousarray(piece).reshape(-1).view(f"u{piece.dtype.itemsize}").astype(np.uint32)
+    h = bits ^ (index * np.array(0x9E3779B1, np.uint32)).reshape(-1)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):  # `mix` of ops/bits, in place
+        h ^= h >> shift
+        h *= np.array(factor, np.uint32)
+    h ^= h >> 16
+    return int(np.sum(h, dtype=np.uint64) % 2**32)
+
+
+@jax.jit
+def _look(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns an array's digest, and True if all its numbers are finite."""
+    x = jax.device_put(x, jax.memory.Space.Device)
+    finite = jnp.all(jnp.isfinite(x)) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.bool_(True)
+    return digest(x), finite
+
+
+def look(items: dict[str, dict]) -> tuple[dict[str, int], list[str]]:
+    """Returns name -> digest of each array, and the names of the arrays with a number that is not finite."""
+    found = {}
+    for name, leaf in tree.named_leaves(items):
+        found[name] = _look(leaf)
+        # One at a time: an offloaded state may not fit on the device; collectives of a CPU's devices in flight may deadlock.
+        if leaf.sharding.memory_kind == "pinned_host" or jax.default_backend() == "cpu":
+            jax.block_until_ready(found[name])
+    found = jax.device_get(found)
+    return {name: int(value) for name, (value, _) in found.items()}, [
+        n for n, (_, finite) in found.items() if not finite
+    ]
+
+
 def table(items: dict[str, dict]) -> dict[str, int]:
-    """Returns name -> digest of each array. Computes one at a time, as an offloaded state may not fit."""
-    return {name: int(jax.device_get(digest(leaf))) for name, leaf in tree.named_leaves(items)}
+    """Returns name -> digest of each array."""
+    return look(items)[0]
 
 
 def differing(items: dict[str, dict], saved: dict[str, int]) -> list[str]:

@@ -6,18 +6,30 @@ import typing
 from jaxlm.config import CheckpointConfig
 
 
-def obsolete(steps: typing.Sequence[int], losses: typing.Mapping[int, float], config: CheckpointConfig) -> list[int]:
-    """Returns the steps to delete: all but the newest `keep_last`, the best `keep_best` and multiples of `keep_every`.
+def obsolete(
+    steps: typing.Sequence[int],
+    losses: typing.Mapping[int, float],
+    config: CheckpointConfig,
+    whole: typing.Collection[int] | None = None,
+    pinned: typing.Collection[int] = (),
+) -> list[int]:
+    """Returns the steps to delete: all but the newest `keep_last`, the best `keep_best`, multiples of `keep_every`, `pinned`.
 
     Args:
       steps: the steps of the checkpoints on disk.
       losses: step -> held-out loss. A step that is absent, or whose loss is not finite, is never among the best.
       config: `config.checkpoint`.
+      whole: the verified steps; None if all count as verified. Only these count as the newest and the best. Another one
+        goes when `keep_last` verified ones are newer. So on a disk that garbles what is written the last whole ones stay.
+      pinned: steps that are never deleted.
     """
-    newest = sorted(steps)[-config.keep_last :]
+    counted = sorted(steps if whole is None else set(steps) & set(whole))
+    newest = counted[-config.keep_last :]
+    enough = len(newest) == config.keep_last
+    unproven = [step for step in set(steps) - set(counted) if not enough or step > newest[0]]
     every = [step for step in steps if config.keep_every and step % config.keep_every == 0]
-    lowest = ranked(steps, losses)[: config.keep_best]
-    return sorted(set(steps) - {*newest, *every, *lowest})
+    lowest = ranked(counted, losses)[: config.keep_best]
+    return sorted(set(steps) - {*newest, *unproven, *every, *lowest, *pinned})
 
 
 def best(steps: typing.Sequence[int], losses: typing.Mapping[int, float]) -> int | None:

@@ -1,24 +1,27 @@
-"""Saves and restores the train state of one run."""
+"""The checkpoints of one run: saves, verifies, rotates and restores them. A disk that fails never ends the training."""
 
 import contextlib
-import errno
-import logging
 import pathlib
 import shutil
 import threading
+import time
 import typing
 
 import jax
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
-from jaxlm.processes import from_first
+from jaxlm.processes import from_first, say, together
 from jaxlm.step.state import TrainState
-from jaxlm.train.checkpoints import digest, keep, layout
-from jaxlm.train.checkpoints.damage import CorruptCheckpointError, reading
+from jaxlm.train.checkpoints import digest, keep, layout, meta, restore, room, verify
+from jaxlm.train.checkpoints.damage import CorruptCheckpointError, NoWholeCheckpointError
+from jaxlm.train.checkpoints.saving import TEMPORARY, Saving, remove_partial, wait
 
+_DAMAGE = (CorruptCheckpointError, RunError)
 _DELETING = ".deleting"  # the end of a folder's name while it is deleted
+_RETRY_S = (10.0, 60.0)  # after the first failure, and after each further one
+_PATIENCE_S, _PATIENCE_STOPPING_S = 1200.0, 120.0  # for a save in flight at the end, or when the run was asked to stop
+_HANGS_S = 600.0  # a save that takes this long, and five times the longest before it, hangs
 
 
 class Checkpointer:
@@ -29,6 +32,15 @@ class Checkpointer:
       config: `config.checkpoint`, which says which checkpoints to keep; None keeps all.
       losses: step -> held-out loss, by which the best checkpoints are chosen. The caller may add steps later.
       read_only: True for programs that only restore; nothing is then written.
+
+    Attributes:
+      pinned: steps that rotation never deletes. The caller may add some.
+      on_verified: functions of (step, folder), called on the first process when a checkpoint was verified.
+      stopping: True once the run was asked to stop; waits are then short.
+      reserve: the room held back on the disk; None if `read_only`.
+      failing: why saving fails now, in one line; "" if it does not.
+      abandoned: True if a save hangs and was left behind. Threads of it may then keep Python from ending by itself.
+      verify_s: the seconds that verifying the last checkpoint took.
     """
 
     def __init__(
@@ -42,100 +54,217 @@ class Checkpointer:
         self.directory = pathlib.Path(directory).resolve()
         if read_only and not self.directory.is_dir():
             raise ConfigError(f"no checkpoints in {self.directory}: is --config.workdir the folder of a run?")
-        self._config, self._losses = config, {} if losses is None else losses
-        self._closed = False
-        self._saving: int | None = None  # the step whose save is in flight
+        self._config, self._losses, self._read_only = config, {} if losses is None else losses, read_only
+        self.pinned: set[int] = set()
+        self.on_verified: list[typing.Callable[[int, pathlib.Path], None]] = []
+        self.stopping: typing.Callable[[], bool] = lambda: False
+        self.failing, self.abandoned, self.verify_s = "", False, 0.0
+        self._saving: Saving | None = None
+        self._longest_s = 0.0  # of all saves
+        self._owed, self._failures, self._retry_at = False, 0, 0.0
+        self._safe_since = time.monotonic()  # the age of the newest work that is on disk, whole
         self._deleting: list[threading.Thread] = []
-        # Orbax is told to keep all. It would delete at once, but the best are known only after the step was evaluated.
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=None, cleanup_tmp_directories=not read_only, read_only=read_only
-        )
-        self._manager = ocp.CheckpointManager(self.directory, options=options)
+        self._aside: list[pathlib.Path] = []  # what did not read back
+        self._prepared = False
         # All processes must agree on what is there, because they save together.
-        self._steps = set(self._listed() if read_only else from_first(self._listed))
-        if not read_only:
-            self._delete([path for path in self.directory.glob(f"*{_DELETING}")])  # a crash left them half gone
+        if read_only:
+            self.reserve, self._steps = None, set(self._listed())
+            return
+        together(lambda: self.directory.mkdir(parents=True, exist_ok=True), first_only=True)
+        self._steps = set(from_first(self._listed))
+        self.reserve = room.Reserve(self.directory.parent, config.reserve_mb if config else 0)
+        left = [*self.directory.glob(f"*{_DELETING}"), *self.directory.glob(f"*.{TEMPORARY}*")]
+        self._delete(left)  # a crash left them half gone or half written
 
-    def save(self, state: TrainState, meta: dict) -> bool:
-        """Starts to save `state` as the checkpoint of its step. Returns False if that checkpoint exists already.
+    # Saving
 
-        Waits for the previous save, the digests and the copy to the host. A thread then writes the files.
+    def prepare(self, state: TrainState) -> None:
+        """Makes the reserve, beside the run, and warns if the checkpoints of such a state do not seem to fit on the disk.
+
+        Args:
+          state: a state or its shapes.
+        """
+        if self._prepared or self._read_only or self._config is None or jax.process_index():
+            return
+        self._prepared = True
+        size = float(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(layout.to_items(state))))
+        if warning := room.lacking(self.directory, len(self._steps), size, self._config, len(self.pinned)):
+            say(warning)
+        self._beside(lambda: self.reserve.make(size))
+
+    def skips(self, step: int) -> bool:
+        """True, and says so, if the save before has not ended, so that a save of `step` would hold up the training.
+
+        All processes call it at the same step, and get the same answer. The skipped save is owed: see `wants_save`.
+        """
+
+        def free() -> None:
+            self.check()
+            if self._saving is not None:
+                took = time.monotonic() - self._saving.began
+                raise RunError(
+                    f"step {step} is not saved now: the save of step {self._saving.step} has taken {took:.0f} s and is "
+                    f"still {self._saving.at} ({self._saving.folder})"
+                )
+
+        try:
+            together(free)
+        except RunError as error:
+            say(str(error))
+            self._owed = True
+            return True
+        return False
+
+    def save(self, state: TrainState, meta_of_run: dict) -> bool:
+        """Starts to save `state` as the checkpoint of its step. Returns False if it did not.
+
+        It does not where the checkpoint is there already, the parameters are not finite, or the save before hangs.
+
+        Waits for the previous save, the digests and the copy to the host. A thread then writes the files, reads them back
+        from the disk and writes their checksums. An error of the disk is told by `check`, and never raised.
 
         Args:
           state: the state, on the devices. Its memory may be reused as soon as `save` returns.
-          meta: JSON values to save beside the arrays.
-
-        Raises:
-          RunError: the disk was full during this save or at the end of the previous one.
+          meta_of_run: JSON values to save beside the arrays.
         """
         self.wait()
         step = int(state.step)
-        if step in self._steps:
+        if from_first(lambda: self.abandoned or step in self._steps):
             return False
+        self.prepare(state)
         items = layout.to_items(state)
-        # The next step takes over the state's memory. Orbax has copied the state when `save` returns.
-        args = {name: ocp.args.StandardSave(item) for name, item in items.items()}
-        args["meta"] = ocp.args.JsonSave({**meta, "step": step, "digests": digest.table(items)})
-        self._saving = step
-        self._steps.add(step)
-        with self._disk_errors():
-            return self._manager.save(step, args=ocp.args.Composite(**args))
+        digests, not_finite = digest.look(items)
+        if bad := [name for name in not_finite if not name.startswith("train/")]:
+            say(f"step {step} is not saved: {bad[0]} has a number that is not finite; the older checkpoints stay")
+            return False
+        check = self._config is None or self._config.verify
+        self._saving = Saving(self.directory / str(step), items, meta.sealed(meta_of_run, step, digests), check)
+        self._wait(self._saving.copied)  # the next step takes over the state's memory
+        return True
+
+    def save_last(self, state: TrainState, meta_of_run: dict) -> str:
+        """Saves the state at the end of a run, and waits for it. Tries twice. Returns "", or why it is not on disk."""
+        step = int(state.step)
+        for _ in range(2):
+            begun = self.save(state, meta_of_run)
+            self.wait()
+            if from_first(lambda: step in self._steps):
+                return ""
+            if not begun:
+                break
+        return self.failing or "its parameters are not finite"
 
     def check(self) -> None:
-        """Finishes the current save if its files are written, else does nothing. Cheap: the loop calls it after every step.
+        """Ends the current save if its thread is done, else does nothing. Cheap: the loop calls it after every step.
 
-        To finish a save means: raise its error if it failed, else delete the checkpoints that need not be kept any
-        more.
+        To end a save means: say in one line what failed, if anything, and put it right; else delete the checkpoints that
+        need not be kept any more.
         """
-        if self._saving is not None and not self._manager.is_saving_in_progress():
-            self.wait()
+        if self._saving is not None and self._saving.done.is_set():
+            self._end(self._saving)
 
     def wait(self) -> None:
-        """Waits until the current save is on disk, then deletes checkpoints that need not be kept.
-
-        Raises if the save failed.
-        """
-        with self._disk_errors():
-            self._manager.wait_until_finished()
-        if self._saving is not None:
-            self._saving = None
-            self._rotate()
+        """Waits until the current save is done and verified, and ends it as `check` does. Gives up one that hangs."""
+        if self._saving is not None and self._wait(self._saving.done):
+            self._end(self._saving)
 
     def close(self) -> None:
-        """Waits for the current save and all deletions, then closes Orbax. A second call does nothing."""
-        if self._closed:
-            return
-        self._closed = True
+        """Waits for the current save and all deletions. A second call does nothing."""
         self.wait()
         for thread in self._deleting:
-            thread.join()
-        with self._disk_errors():
-            self._manager.close()
+            thread.join(timeout=60)
 
-    @contextlib.contextmanager
-    def _disk_errors(self) -> typing.Iterator[None]:
-        """Turns the error of a full disk, which Orbax may wrap, into one line that says what to do."""
-        try:
-            yield
-        except Exception as error:
-            # The step is not there: it must not count as the newest when others are deleted.
-            self._steps.discard(self._saving)
-            if getattr(error, "errno", None) != errno.ENOSPC and "No space left" not in str(error):
-                raise
-            whole = self._listed()
-            then = f"it goes on from step {whole[-1]}" if whole else "no checkpoint is whole yet, so it starts anew"
-            raise RunError(
-                f"disk full while writing checkpoint {self._saving} in {self.directory}: free some room and run the same "
-                f"command again; {then}"
-            ) from error
+    def wants_save(self) -> bool:
+        """True if a save should be made at the next step, because one failed or was skipped. Asked of the first process."""
+        return self._owed and self._saving is None and time.monotonic() >= self._retry_at
+
+    def unprotected_s(self) -> float:
+        """Returns the age in seconds of the oldest work that no whole checkpoint holds."""
+        return time.monotonic() - self._safe_since
+
+    def hangs(self) -> str:
+        """Returns one line about the save in flight if it takes suspiciously long, else ""."""
+        if self._saving is None:
+            return ""
+        took = time.monotonic() - self._saving.began
+        if took < max(_HANGS_S, 5 * self._longest_s):
+            return ""
+        saving = self._saving
+        return f"the save of step {saving.step} hangs for {took / 60:.0f} minutes, {saving.at}: {saving.folder}"
+
+    def verified(self, step: int) -> bool:
+        """True if every array of the checkpoint was read back from the disk and equalled what was saved."""
+        return verify.read_checksums(self.directory / str(step)) is not None
+
+    def _wait(self, event: threading.Event) -> bool:
+        least = _PATIENCE_STOPPING_S if self.stopping() else _PATIENCE_S
+        if wait(self._saving, event, say, self.stopping, max(least, 3 * self._longest_s)):
+            return True
+        took = time.monotonic() - self._saving.began
+        self.failing = f"checkpoint {self._saving.step} was not done after {took:.0f} s: {self._saving.folder}"
+        say(f"{self.failing}; it is given up")
+        self._saving.leave()
+        self._saving, self.abandoned = None, True
+        return False
+
+    def _end(self, saving: Saving) -> None:
+        self._saving = None
+        self._longest_s = max(self._longest_s, time.monotonic() - saving.began)
+        if saving.failed or saving.differs:
+            self._failed(saving)
+            return
+        self._steps.add(saving.step)
+        self._safe_since, self.failing, self._owed, self._failures = saving.began, "", False, 0
+        if jax.process_index():
+            return
+        if saving.verified:
+            self.verify_s = saving.verify_s
+        for call in self.on_verified:
+            try:
+                call(saving.step, saving.folder)
+            except Exception as error:  # a mirror that fails must not end the run
+                say(f"checkpoint {saving.step}: {error}")
+        self._rotate()
+        if self._config:
+            self._beside(self.reserve.make)
+
+    def _failed(self, saving: Saving) -> None:
+        """Says that a save failed, clears what it left, and sets when the next is tried."""
+        cant = "read back" if saving.written else "saved"
+        self.failing = f"checkpoint {saving.step} can't be {cant}: {saving.failed}"
+        if saving.differs:
+            self.failing = f"checkpoint {saving.step} is not what was saved: {saving.differs} ({saving.folder})"
+        retry_s = _RETRY_S[min(self._failures, len(_RETRY_S) - 1)]
+        self._owed, self._failures, self._retry_at = True, self._failures + 1, time.monotonic() + retry_s
+        whole = self.steps()
+        say(
+            f"{self.failing}; training goes on, "
+            + (f"step {whole[-1]} stays" if whole else "no checkpoint is whole yet")
+        )
+        if jax.process_index():
+            return
+        if saving.differs:
+            with contextlib.suppress(OSError):
+                self._aside.append(self._move_aside(saving.step))
+            self._delete(self._aside[:-1])  # a disk that garbles all it gets is not to be filled with that
+            self._aside = self._aside[-1:]
+        elif saving.written:
+            self._steps.add(saving.step)  # nobody knows whether it is whole: it stays, and counts for nothing
+        else:
+            self._beside(lambda: remove_partial(self.directory, saving.step))
+        if saving.full:
+            self.reserve.free()
+
+    # Deleting
 
     def _rotate(self) -> None:
         """Deletes what need not be kept."""
         # Why on the first process alone: it writes metrics.jsonl, so it alone is sure to know the losses of earlier starts.
         # And no other process has to wait for a deletion.
         if self._config and jax.process_index() == 0:
-            there = self._listed()  # what is on disk, so that a save that failed never costs a whole checkpoint
-            gone = keep.obsolete([step for step in self.steps() if step in there], self._losses, self._config)
+            there = [step for step in self._listed() if step in self._steps]  # what is on disk
+            whole = [step for step in there if self.verified(step)] if self._config.verify else None
+            gone = keep.obsolete(there, self._losses, self._config, whole, self.pinned)
             self._delete([self.directory / str(step) for step in gone])
             self._steps -= set(gone)
 
@@ -151,14 +280,27 @@ class Checkpointer:
             try:
                 gone.append(path if path == name else path.rename(name))
             except OSError as error:  # an old checkpoint too many is no reason to end a run
-                logging.warning("%s can't be deleted: %s", path, error.strerror)
-        thread = threading.Thread(target=lambda: [shutil.rmtree(p, ignore_errors=True) for p in gone], daemon=True)
+                say(f"{path} can't be deleted: {error.strerror}")
+        self._beside(lambda: [shutil.rmtree(p, ignore_errors=True) for p in gone])
+
+    def _beside(self, action: typing.Callable[[], object]) -> None:
+        """Runs `action` in a thread."""
+        thread = threading.Thread(target=action, daemon=True)
         thread.start()
         self._deleting = [*(t for t in self._deleting if t.is_alive()), thread]
 
+    def _move_aside(self, step: int) -> pathlib.Path:
+        """Moves a damaged checkpoint to WORKDIR/damaged, so that its step can be saved again. Returns where it is."""
+        folder = self.directory.parent / "damaged"
+        folder.mkdir(exist_ok=True)
+        target = next(p for n in range(10**6) if not (p := folder / f"{step}.{n}").exists())
+        return (self.directory / str(step)).rename(target)
+
+    # Restoring
+
     def steps(self) -> list[int]:
-        """Returns the steps of the whole checkpoints, ascending, without one that is still being written."""
-        return sorted(self._steps - {self._saving})
+        """Returns the steps of the checkpoints on disk, ascending, without one that is still being saved."""
+        return sorted(self._steps)
 
     def _listed(self) -> list[int]:
         """Returns the steps of the checkpoints on disk, ascending."""
@@ -179,8 +321,7 @@ class Checkpointer:
 
     def meta(self, step: int) -> dict:
         """Returns the dict that was saved beside the arrays: `config`, `fingerprint`, `digests`, ..."""
-        with reading(step):
-            return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+        return restore.read_meta(self.directory / str(step))
 
     def restore(self, step: int, abstract: TrainState, shardings: TrainState) -> TrainState:
         """Restores the state of `step`, laid out as `shardings` says. Another mesh may have written the checkpoint.
@@ -189,32 +330,38 @@ class Checkpointer:
           CorruptCheckpointError: an array differs from the saved one, or a file is damaged.
           RunError: the checkpoint can't be read for another reason.
         """
-        items = self._restore(step, layout.to_items(_with_shardings(abstract, shardings)))
-        return layout.from_items(items, like=abstract)
+        wanted = layout.to_items(restore.with_shardings(abstract, shardings))
+        return layout.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
 
-    def restore_latest(self, abstract: TrainState, shardings: TrainState) -> tuple[TrainState, dict]:
-        """Restores the newest checkpoint that is not damaged. Returns (state, meta).
+    def restore_latest(
+        self, abstract: TrainState, shardings: TrainState, needs: typing.Collection[str] = ()
+    ) -> tuple[TrainState, dict]:
+        """Restores the newest checkpoint that is not damaged, and that all processes can read. Returns (state, meta).
 
-        Moves newer checkpoints, which are damaged, to `WORKDIR/damaged/` with a warning. If all checkpoints are damaged
-        it moves none, so that a run never starts from scratch by accident.
+        Moves newer checkpoints, which are damaged, to `WORKDIR/damaged/` and says so. If all checkpoints are damaged it
+        moves none, so that a run never starts from scratch by accident.
+
+        Args:
+          needs: names of dicts that `meta` must hold: without them a checkpoint counts as damaged.
 
         Raises:
-          CorruptCheckpointError: all checkpoints are damaged.
-          RunError: a checkpoint can't be read for another reason (memory, permissions, a device), or one of several
-            processes can't read its part. Nothing is moved.
+          NoWholeCheckpointError: all checkpoints are damaged.
+          RunError: a checkpoint can't be read for another reason (memory, permissions, a device). Nothing is moved.
         """
         damaged = []
         for step in reversed(self.steps()):
             try:
-                state, meta = self.restore(step, abstract, shardings), self.meta(step)
+                found = together(lambda s=step: restore.read_meta(self.directory / str(s), needs), errors=_DAMAGE)
+                state = self.restore(step, abstract, shardings)
             except CorruptCheckpointError as error:
-                logging.warning("%s; going back to the checkpoint before it", error)
+                say(f"{error}; going back to the checkpoint before it")
                 damaged.append(step)
                 continue
             for bad in damaged:
-                self._set_aside(bad)
-            return state, meta
-        raise CorruptCheckpointError(
+                self.set_aside(bad)
+            self._seal(step, found["digests"])
+            return state, found
+        raise NoWholeCheckpointError(
             f"none of the checkpoints {sorted(damaged)} in {self.directory} reads back as it was saved; to train from the "
             "start give another config.workdir"
         )
@@ -224,38 +371,26 @@ class Checkpointer:
         folder = self.directory / str(step)
         if (folder / "train").is_dir() and not (folder / "params").is_dir():
             raise RunError(f"checkpoint {folder} has no parameters of its own, only what was trained beside them")
-        return self._restore(step, {"params": _with_shardings(abstract, shardings)})["params"]
+        return restore.restore(folder, {"params": restore.with_shardings(abstract, shardings)})["params"]
 
-    def _set_aside(self, step: int) -> None:
-        """Moves a damaged checkpoint out of the way, so that its step can be saved again."""
+    def _seal(self, step: int, digests: dict[str, int]) -> None:
+        """Verifies a restored checkpoint beside the run, if it has no checksums: it is older, or its save was cut short."""
+        folder = self.directory / str(step)
+        if self._read_only or not self._config or not self._config.verify or jax.process_index() or self.verified(step):
+            return
+        threading.Thread(target=verify.verify, args=(folder, digests), daemon=True).start()
+
+    def metas(self) -> dict[int, dict]:
+        """Returns step -> what was saved beside the arrays, without checkpoints in which it is damaged."""
+        found = {}
+        for step in self.steps():
+            with contextlib.suppress(CorruptCheckpointError):
+                found[step] = self.meta(step)
+        return found
+
+    def set_aside(self, step: int) -> None:
+        """Moves a checkpoint that must not be used out of the way, to `WORKDIR/damaged/`. All processes call it."""
         if jax.process_index() == 0:
-            folder = self.directory.parent / "damaged"
-            folder.mkdir(exist_ok=True)
-            target = next(p for n in range(10**6) if not (p := folder / f"{step}.{n}").exists())
-            (self.directory / str(step)).rename(target)
+            self._move_aside(step)
         multihost_utils.sync_global_devices("damaged checkpoint set aside")
         self._steps.discard(step)
-        self._manager.reload()
-
-    def _restore(self, step: int, wanted: dict[str, dict]) -> dict[str, dict]:
-        args = {name: ocp.args.StandardRestore(item) for name, item in wanted.items()}
-        try:
-            saved = self.meta(step)["digests"]
-            with reading(step):
-                restored = self._manager.restore(step, args=ocp.args.Composite(**args))
-        except CorruptCheckpointError as error:
-            if jax.process_count() == 1:
-                raise
-            # The other processes wait for this one inside Orbax, so they can't be told to try an older checkpoint.
-            raise RunError(f"{error}; move {self.directory / str(step)} away and run the same command again") from error
-        items = {name: restored[name] for name in wanted}
-        if wrong := digest.differing(items, saved):
-            raise CorruptCheckpointError(
-                f"checkpoint {step} is damaged: {wrong[0]} is not what was saved"
-                + (f", nor are {len(wrong) - 1} other arrays" if len(wrong) > 1 else "")
-            )
-        return items
-
-
-def _with_shardings(abstract: typing.Any, shardings: typing.Any) -> typing.Any:
-    return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings)

@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxlm.config import CheckpointConfig
 from jaxlm.console import duration, size
-from jaxlm.train import notify
+from jaxlm.redact import redact_url
 from jaxlm.train.doctor.findings import FAIL, OK, WARN, Finding, NoAnswer, no_answer, words
 
 CAP_BYTES, CAP_S = 4e9, 20.0  # of a trial of writing and reading; more of neither
@@ -193,7 +193,7 @@ def try_url(url: str, most_bytes: float, most_s: float) -> dict:
     try:
         files, root = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:  # a package is missing, or the protocol is unknown
-        raise OSError(f"config.checkpoint.mirror={notify.redacted(url)}: {words(error)}") from error
+        raise OSError(f"config.checkpoint.mirror={redact_url(url)}: {words(error)}") from error
     file = f"{root.rstrip('/')}/{_PREFIX}{os.getpid()}"
     try:
         files.makedirs(root, exist_ok=True)  # does nothing where a store has no folders

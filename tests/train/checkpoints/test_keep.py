@@ -1,10 +1,14 @@
 """Which checkpoints go."""
 
+import dataclasses
+
 import pytest
 
-from jaxlm.config import CheckpointConfig
+from jaxlm import config as config_lib
+from jaxlm import config_files
 from jaxlm.train.checkpoints import keep
 
+BASE = config_lib.resolve(config_files.load("base", ["data.path=x"])).checkpoint
 STEPS, LOSSES = [1, 2, 3, 4, 5, 6], {1: 3.0, 2: 1.0, 3: 2.0, 5: 1.0, 9: 0.1}
 
 
@@ -21,14 +25,14 @@ STEPS, LOSSES = [1, 2, 3, 4, 5, 6], {1: 3.0, 2: 1.0, 3: 2.0, 5: 1.0, 9: 0.1}
     ],
 )
 def test_what_stays(last, every, best, kept):
-    config = CheckpointConfig(every_steps=1, keep_last=last, keep_every=every, keep_best=best)
+    config = dataclasses.replace(BASE, keep_last=last, keep_every=every, keep_best=best)
     assert keep.obsolete(STEPS, LOSSES, config) == [step for step in STEPS if step not in kept]
 
 
 def test_a_loss_that_is_not_finite_never_hides_the_best():
     """NaN has no place in an order: sorted with it, the best one would go."""
     losses = {1: float("nan"), 2: 1.0, 3: 2.0, 4: float("inf")}
-    config = CheckpointConfig(every_steps=1, keep_last=1, keep_every=0, keep_best=1)
+    config = dataclasses.replace(BASE, keep_last=1, keep_every=0, keep_best=1)
     assert keep.obsolete([1, 2, 3, 4], losses, config) == [1, 3]
     assert keep.best([1, 2, 3, 4], losses) == 2
     assert keep.best([1, 4], losses) is None
@@ -38,3 +42,24 @@ def test_the_best():
     assert keep.best(STEPS, LOSSES) == 2
     assert keep.best(STEPS, {9: 0.1}) is None
     assert keep.best([], LOSSES) is None
+
+
+@pytest.mark.parametrize(
+    ("last", "whole", "kept"),
+    [
+        (2, [], STEPS),  # a disk that garbles: nothing goes
+        (2, [1, 2], STEPS),  # what is newer than the whole ones may be whole
+        (2, [1, 2, 3], [2, 3, 4, 5, 6]),
+        (2, [2, 3, 5, 6], [5, 6]),  # 1 and 4 were never verified, and nobody will miss them
+        (1, [4], [4, 5, 6]),
+        (3, [4, 6], STEPS),
+    ],
+)
+def test_only_verified_ones_count(last, whole, kept):
+    config = dataclasses.replace(BASE, keep_last=last, keep_every=0, keep_best=0)
+    assert keep.obsolete(STEPS, {}, config, whole) == [step for step in STEPS if step not in kept]
+
+
+def test_the_best_is_a_verified_one_and_pinned_ones_stay():
+    config = dataclasses.replace(BASE, keep_last=1, keep_every=0, keep_best=1)
+    assert keep.obsolete(STEPS, LOSSES, config, [3, 6], pinned={1}) == [2, 4, 5]

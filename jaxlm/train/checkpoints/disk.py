@@ -1,0 +1,51 @@
+"""Says in words which disk error stopped a write or a read, and at which path. Knows Python's errors and TensorStore's."""
+
+import errno
+import os
+import re
+
+# What a disk may do wrong for a while: a full one, a quota, a bad block or cable, a remount, a network folder that moved.
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# TensorStore says `[OS error 28: ENOSPC No space left on device]`; other layers only repeat the system's words.
+_NUMBER = re.compile(r"OS error (\d+)|\[Errno (\d+)\]")
+_PATH = re.compile(r"""["'](/[^"']+)["']""")
+
+
+def chain(error: BaseException) -> list[BaseException]:
+    """Returns the error and what caused it, down to the first cause."""
+    found = [error]
+    while (cause := found[-1].__cause__ or found[-1].__context__) is not None and cause not in found:
+        found.append(cause)
+    return found
+
+
+def number(error: BaseException) -> int | None:
+    """Returns the `errno` of the operating system's error behind `error`; None if there is none."""
+    for link in chain(error):
+        if isinstance(link, OSError) and link.errno:
+            return link.errno
+        if match := _NUMBER.search(str(link)):
+            return int(match[1] or match[2])
+        for code in _PASSING:
+            if os.strerror(code) in str(link):
+                return code
+    return None
+
+
+def full(error: BaseException) -> bool:
+    """True if the disk, or the quota on it, is full."""
+    return number(error) in _FULL
+
+
+def words(error: BaseException, place: object) -> str:
+    """Returns one line: what went wrong, and the path at which it did, or `place` where the error names none."""
+    code = number(error)
+    last = chain(error)[-1]
+    text = os.strerror(code) if code else (str(last).splitlines() or [""])[0][:200] or type(last).__name__
+    for link in chain(error):
+        if isinstance(link, OSError) and link.filename:
+            return f"{text}: {link.filename}"
+        if match := _PATH.search(str(link)):
+            return f"{text}: {match[1]}"
+    return f"{text}: {place}"

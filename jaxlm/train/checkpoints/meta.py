@@ -1,0 +1,50 @@
+"""Reads and seals what is saved beside the arrays of a checkpoint: config, fingerprint of the data, digests."""
+
+import json
+import pathlib
+from collections.abc import Collection
+
+from jaxlm.train.checkpoints.damage import CorruptCheckpointError
+from jaxlm.train.checkpoints.verify import seal
+
+_FILE = pathlib.Path("meta", "metadata")  # as Orbax lays it out
+_SEAL = "sha256"
+
+
+def sealed(meta: dict, step: int, digests: dict[str, int]) -> dict:
+    """Returns `meta` with the step, the digests, and a sha256 over all of it."""
+    content = json.loads(json.dumps({**meta, "step": step, "digests": digests}))  # as it reads back: no tuples
+    return {**content, _SEAL: seal(content)}
+
+
+def read(folder: pathlib.Path, needs: Collection[str] = (), must_be_sealed: bool = False) -> dict:
+    """Returns the dict that was saved in a checkpoint's folder.
+
+    Args:
+      needs: names of dicts without which the caller can't use the checkpoint. Only older checkpoints, which have no seal,
+        may lack them and be otherwise whole.
+      must_be_sealed: True to refuse what has no seal; older checkpoints have none.
+
+    Raises:
+      CorruptCheckpointError: it is not what was saved.
+      OSError: it is there and can't be read.
+    """
+    step = int(folder.name)
+    try:
+        meta = json.loads((folder / _FILE).read_bytes())
+    except (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} can't be read as JSON") from None
+    if not isinstance(meta, dict):
+        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} holds no table")
+    seal_there = meta.pop(_SEAL, None)
+    # A text of 64 characters beside the others is a seal whose name is damaged: older checkpoints hold none.
+    must_be_sealed |= any(isinstance(value, str) and len(value) == 64 for value in meta.values())
+    if (must_be_sealed or seal_there is not None) and seal_there != seal(meta):
+        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} differs from what was saved")
+    digests = meta.get("digests")
+    good = isinstance(digests, dict) and digests and all(isinstance(value, int) for value in digests.values())
+    if not good or meta.get("step") != step:
+        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} lacks its step or its digests")
+    if lacking := [name for name in needs if not isinstance(meta.get(name), dict)]:
+        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} lacks {lacking[0]}")
+    return meta

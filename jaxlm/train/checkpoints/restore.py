@@ -1,0 +1,96 @@
+"""Reads one checkpoint. Whatever is wrong with it, all processes learn it before any of them begins to restore."""
+
+import contextlib
+import pathlib
+import typing
+from collections.abc import Collection
+
+import jax
+import orbax.checkpoint as ocp
+
+from jaxlm import tree
+from jaxlm.config import RunError
+from jaxlm.processes import say, together
+from jaxlm.train.checkpoints import digest, disk, meta, verify
+from jaxlm.train.checkpoints.damage import CorruptCheckpointError, reading
+
+
+class UnreadableError(CorruptCheckpointError):
+    """Raised on all processes if one of several can't read a file of a checkpoint: they go back to the one before, together."""
+
+
+def restore(folder: pathlib.Path, wanted: dict[str, dict]) -> dict[str, dict]:
+    """Restores some items of a checkpoint.
+
+    Args:
+      folder: the checkpoint's folder, `checkpoints/<step>`.
+      wanted: item -> tree of ShapeDtypeStructs with shardings.
+
+    Raises:
+      CorruptCheckpointError: an array or a file differs from what was saved.
+      RunError: the checkpoint can't be read for another reason; nothing was changed.
+    """
+    step, names = int(folder.name), {*wanted, "meta"}
+    digests, wrong = together(lambda: _inspect(folder, names), errors=(CorruptCheckpointError, RunError))
+    same_tree = {name for name, _ in tree.named_leaves(wanted)} == digests.keys()
+    args = {name: ocp.args.StandardRestore(item) for name, item in wanted.items()}
+    try:
+        with reading(step, wrong, same_tree), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+            restored = checkpointer.restore(folder, args=ocp.args.Composite(**args))
+    except CorruptCheckpointError as error:
+        if jax.process_count() == 1:
+            raise
+        # The other processes wait for this one inside Orbax, so they can't be told to try an older checkpoint.
+        raise RunError(f"{error}; move {folder} away and run the same command again") from error
+    items = {name: restored[name] for name in wanted}
+    if different := digest.differing(items, digests):
+        first, more = (wrong or different)[0], len(different) - 1
+        raise CorruptCheckpointError(
+            f"checkpoint {step} is damaged: {first} "
+            + ("differs from what was saved" if wrong else "is not what was saved")
+            + (f", nor are {more} other arrays" if more and not wrong else "")
+        )
+    if wrong:
+        say(f"checkpoint {step}: {wrong[0]} differs from what was saved, but all arrays are whole, so it is used")
+    return items
+
+
+def read_meta(folder: pathlib.Path, needs: Collection[str] = (), must_be_sealed: bool = False) -> dict:
+    """Returns the dict that was saved beside the arrays. Arguments and errors: see `meta.read`; for OSError, RunError."""
+    with _readable(folder):
+        return meta.read(folder, needs, must_be_sealed)
+
+
+def _inspect(folder: pathlib.Path, names: Collection[str]) -> tuple[dict[str, int], list[str] | None]:
+    """Returns the digests of some items, and the files that differ from their checksums; None for these without checksums.
+
+    Talks to no other process. Raises as `restore` does.
+    """
+    several, first = jax.process_count() > 1, jax.process_index() == 0
+    with _readable(folder):
+        wrong = verify.differing(folder, names, (jax.process_index(), jax.process_count()))
+        found = meta.read(folder, must_be_sealed=any(name.startswith("meta/") for name in wrong or ()))
+        digests = {name: value for name, value in found["digests"].items() if name.split("/")[0] in names}
+        if several and wrong:
+            raise CorruptCheckpointError(f"checkpoint {folder.name} is damaged: {wrong[0]} differs from what was saved")
+        # What one process alone meets inside Orbax, the others would wait for.
+        if several and wrong is None and first and (differs := verify.read_back(folder, digests)):
+            raise CorruptCheckpointError(f"checkpoint {folder.name} is damaged: {differs}")
+    return digests, wrong
+
+
+@contextlib.contextmanager
+def _readable(folder: pathlib.Path) -> typing.Iterator[None]:
+    """Turns an OSError in its `with` block into one line. Of one of several processes it means: all go back."""
+    try:
+        yield
+    except OSError as error:
+        why = disk.words(error, folder)
+        if jax.process_count() > 1:
+            raise UnreadableError(f"checkpoint {folder.name} can't be read: {why}") from error
+        raise RunError(f"checkpoint {folder.name} can't be restored: {why}; nothing was changed") from error
+
+
+def with_shardings(abstract: typing.Any, shardings: typing.Any) -> typing.Any:
+    """Returns a tree of ShapeDtypeStructs with the shardings of another tree."""
+    return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings)

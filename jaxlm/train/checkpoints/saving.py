@@ -1,0 +1,134 @@
+"""Saves one checkpoint beside the training: writes it, reads it back from the disk, and seals it with checksums."""
+
+import pathlib
+import shutil
+import threading
+import time
+from collections.abc import Callable
+
+import jax
+import orbax.checkpoint as ocp
+
+from jaxlm.train.checkpoints import disk, verify
+from jaxlm.train.checkpoints.votes import Votes
+
+TEMPORARY = "orbax-checkpoint-tmp"  # part of the name of a folder that Orbax has not finished
+_TIMEOUT_S = 7200  # Orbax gives up a save after this
+
+
+class Saving:
+    """One save, in a thread that can be left behind when the storage hangs.
+
+    Args:
+      folder: the checkpoint's folder, `checkpoints/<step>`.
+      items: the arrays to save, on the devices.
+      meta: JSON values; `digests` holds the digest of every array.
+      check: True to read the arrays back.
+
+    Attributes:
+      copied: set when the arrays' memory may be used again.
+      done: set when there is nothing more to wait for; then the others below hold.
+      written: True if all processes wrote their parts.
+      failed: why the checkpoint could not be written or read back, in one line; "" if it was.
+      full: True if it failed because the disk is full.
+      differs: what did not read back as it was saved; "" if all did.
+      verified: True if all was read back and its checksums are written. On the first process only.
+      verify_s: the seconds that verifying took.
+    """
+
+    def __init__(self, folder: pathlib.Path, items: dict[str, dict], meta: dict, check: bool):
+        self.folder, self.step, self.began = folder, int(folder.name), time.monotonic()
+        self._items, self._meta, self._check = items, meta, check
+        self.copied, self.done = threading.Event(), threading.Event()
+        self.written = False
+        self.failed, self.full, self.differs, self.verified, self.verify_s = "", False, "", False, 0.0
+        self.at = "checking the folder"  # what it does right now, for the user
+        self._left = False
+        # A daemon, and so are the threads that it starts: a save that hangs must not keep the program from ending.
+        self._thread = threading.Thread(target=self._run, daemon=True, name=f"save {self.step}")
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Stops verifying at the next array."""
+        self._left = True
+
+    def _run(self) -> None:
+        votes = Votes()
+        try:
+            self._write(votes)
+            if jax.process_index() == 0 and self._check:
+                began = time.monotonic()
+                self._verify()
+                self.verify_s = time.monotonic() - began
+        except Exception as error:  # whatever it is, training must go on, and one line must say it
+            self.failed, self.full = disk.words(error, self.folder), disk.full(error)
+            votes.fail(self.failed)
+        self._items = None
+        self.copied.set()
+        self.done.set()
+
+    def _write(self, votes: Votes) -> None:
+        """Writes the checkpoint, with all processes. Raises what one of them met."""
+        if jax.process_index() == 0:
+            probe(self.folder.parent)
+        votes.barrier(timeout_ms=_TIMEOUT_S * 1000)  # nobody begins a save that the first process can't
+        self.at = "copying the arrays to the host"
+        options = ocp.options.AsyncOptions(timeout_secs=_TIMEOUT_S, barrier_sync_fn=votes.barrier)
+        # A checkpointer of its own for each save: one that failed can't spoil the next.
+        with ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=options) as checkpointer:
+            args = {name: ocp.args.StandardSave(item) for name, item in self._items.items()}
+            checkpointer.save(
+                self.folder, args=ocp.args.Composite(**args, meta=ocp.args.JsonSave(self._meta)), force=True
+            )
+            self._items = None
+            self.copied.set()
+            self.at = "writing"
+            checkpointer.wait_until_finished()
+        self.written = True
+
+    def _verify(self) -> None:
+        self.at = "reading back"
+        verify.flush(self.folder)
+        self.differs = verify.read_back(self.folder, self._meta["digests"], lambda: not self._left)
+        if not self.differs and not self._left:
+            verify.write_checksums(self.folder)
+            self.verified = True
+
+
+def probe(folder: pathlib.Path) -> None:
+    """Writes and deletes a small file. Raises OSError if the folder takes none: full, read-only, gone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".probe"
+    try:
+        with open(path, "wb") as f:
+            f.write(bytes(4096))
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def remove_partial(directory: pathlib.Path, step: int | None = None) -> None:
+    """Deletes what a save that failed left behind: of one step, or of all. What can't be deleted stays."""
+    for path in directory.glob(f"{'*' if step is None else step}.{TEMPORARY}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def wait(
+    saving: Saving, event: threading.Event, say: Callable[[str], None], stopping: Callable[[], bool], most_s: float
+) -> bool:
+    """Waits for an event of a save, and says what it waits for: after a minute, then every five. False if it gives up.
+
+    Args:
+      stopping: asked four times a second. When it turns true during the wait, at most half a minute is left.
+      most_s: the most seconds to wait.
+    """
+    began, told, stopped = time.monotonic(), 60.0, stopping()
+    while not event.wait(0.25):
+        waited = time.monotonic() - began
+        if not stopped and stopping():
+            stopped, most_s = True, min(most_s, waited + 30)
+        if waited >= most_s:
+            return False
+        if waited >= told:
+            say(f"waiting for {waited:.0f} s for checkpoint {saving.step}: {saving.at} ({saving.folder})")
+            told += 300.0
+    return True

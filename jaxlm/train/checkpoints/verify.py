@@ -1,0 +1,162 @@
+"""Reads a checkpoint back from the disk itself, and keeps a checksum of each of its files.
+
+A checkpoint with a `checksums.json` is verified: every array was read back, past the page cache, and equalled what the
+device held. The file is written last, and at once.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+from collections.abc import Callable, Collection, Iterator
+from concurrent import futures
+
+import numpy as np
+import tensorstore as ts
+
+from jaxlm.files import write_atomically
+from jaxlm.train.checkpoints import digest
+
+CHECKSUMS = "checksums.json"
+_BLOCK = 2**22
+_THREADS = 4  # hash files at the same time; hashing leaves Python's lock
+
+
+def files(folder: pathlib.Path) -> list[str]:
+    """Returns the paths of all files of a checkpoint but CHECKSUMS, relative to its folder, sorted."""
+    found = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(CHECKSUMS))
+    return sorted(str(path.relative_to(folder)) for path in found)
+
+
+def flush(folder: pathlib.Path) -> None:
+    """Writes all files in the folder to the disk, and drops them from the page cache, so that reading reads the disk.
+
+    Raises OSError; some file systems report only here that a write failed.
+    """
+    for path in (folder, *folder.rglob("*")):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            if path.is_file():
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def read_back(folder: pathlib.Path, digests: dict[str, int], go_on: Callable[[], bool] = lambda: True) -> str:
+    """Reads every array of a checkpoint, a chunk at a time. Returns "", or what differs from what was saved.
+
+    Args:
+      folder: the checkpoint.
+      digests: name -> digest of each array, as they were on the device.
+      go_on: asked before each array; False ends the reading with "".
+    """
+    for name, expected in digests.items():
+        if not go_on():
+            return ""
+        item, _, rest = name.partition("/")
+        kvstore = {"driver": "ocdbt", "base": f"file://{folder / item}/", "path": rest.replace("/", ".") + "/"}
+        try:
+            array = ts.open({"driver": "zarr", "kvstore": kvstore}, read=True).result()
+            found = sum(_shares(array)) % 2**32
+        except (ValueError, KeyError, OSError) as error:
+            if any(code in str(error) for code in ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "OS error")):
+                raise OSError(str(error)) from error
+            return f"{name} can't be read"
+        if found != expected:
+            return f"{name} is not what was saved"
+    return ""
+
+
+def _shares(array: ts.TensorStore) -> Iterator[int]:
+    """Yields the share of each chunk of an array in the array's digest."""
+    chunk = [step or size for size, step in zip(array.shape, array.chunk_layout.read_chunk.shape or (), strict=True)]
+    starts = (range(0, size, max(1, step)) for size, step in zip(array.shape, chunk, strict=True))
+    for start in itertools.product(*starts):
+        ends = (min(at + step, size) for at, step, size in zip(start, chunk, array.shape, strict=True))
+        piece = array[tuple(slice(at, end) for at, end in zip(start, ends, strict=True))]
+        yield digest.of_piece(np.asarray(piece.read().result()), start, array.shape)
+
+
+def write_checksums(folder: pathlib.Path) -> None:
+    """Writes the size and the sha256 of each file to CHECKSUMS, which makes the checkpoint a verified one."""
+    names = files(folder)
+    with futures.ThreadPoolExecutor(_THREADS) as pool:
+        sums = list(pool.map(lambda name: _checksum(folder / name), names))
+    table = {name: [(folder / name).stat().st_size, value] for name, value in zip(names, sums, strict=True)}
+    content = {"files": table, "sha256": seal(table)}
+    write_atomically(folder / CHECKSUMS, json.dumps(content, indent=1).encode())
+
+
+def seal(value: object) -> str:
+    """Returns the sha256 of a JSON value, however it is laid out as text."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read_checksums(folder: pathlib.Path) -> dict[str, tuple[int, str]] | None:
+    """Returns file -> (size, sha256); None if there are none, or if they are damaged themselves."""
+    try:
+        content = json.loads((folder / CHECKSUMS).read_bytes())
+        table = {name: (int(size), str(value)) for name, (size, value) in content["files"].items()}
+        return table if content["sha256"] == seal(content["files"]) else None
+    except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError):
+        return None
+
+
+def differing(
+    folder: pathlib.Path, items: Collection[str] | None = None, share: tuple[int, int] = (0, 1)
+) -> list[str] | None:
+    """Returns the files that are not as they were saved; None if nobody knows how they were saved.
+
+    Args:
+      items: look only at these items of the checkpoint ("params"); None means at all files.
+      share: (i, n): read every n-th file whole, from the i-th on, and only the ends of the others. For n processes.
+
+    Raises:
+      OSError: a file is there and can't be read.
+    """
+    saved = read_checksums(folder)
+    if saved is None:
+        return None
+    names = [name for name in sorted(saved) if items is None or name.split("/")[0] in items]
+
+    def differs(index: int, name: str) -> bool:
+        path, (size, value) = folder / name, saved[name]
+        try:
+            if path.stat().st_size != size:
+                return True
+            whole = index % share[1] == share[0]
+            return _checksum(path) != value if whole else _touch(path)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return True
+
+    with futures.ThreadPoolExecutor(_THREADS) as pool:
+        wrong = list(pool.map(differs, range(len(names)), names))
+    return [name for name, is_wrong in zip(names, wrong, strict=True) if is_wrong]
+
+
+def _checksum(path: pathlib.Path) -> str:
+    found = hashlib.sha256()
+    with open(path, "rb", buffering=0) as f:
+        while block := f.read(_BLOCK):
+            found.update(block)
+    return found.hexdigest()
+
+
+def _touch(path: pathlib.Path) -> bool:
+    """Reads a file's first and last byte, which raises OSError if it can't be read. Returns False."""
+    with open(path, "rb", buffering=0) as f:
+        f.read(1)
+        f.seek(max(0, path.stat().st_size - 1))
+        f.read(1)
+    return False
+
+
+def verify(folder: pathlib.Path, digests: dict[str, int]) -> None:
+    """Reads a checkpoint back, and writes its checksums if every array has its digest. Does nothing if the disk fails."""
+    with contextlib.suppress(OSError):
+        flush(folder)
+        if not read_back(folder, digests):
+            write_checksums(folder)
