@@ -95,8 +95,8 @@ VERBS = {
     ),
     "doctor": Verb(
         "doctor",
-        "check this machine before a run: devices, memory, disk, storage, loader, versions; exit code 1 if it would fail",
-        {"--json": {"action": "store_true", "help": "print a JSON object a line"}},
+        "check this machine before a run: GPUs, memory, disk, mirror, loader, speed, versions",
+        _JSON,
         keys=("train", "model", "data", "checkpoint", "hardware"),
     ),
     "sample": Verb(

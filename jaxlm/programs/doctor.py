@@ -92,7 +92,9 @@ def _checkpoint_bytes(machine: typing.Any) -> int:
 
 
 def _storage(report: Report, config: Config, checkpoint_bytes: int) -> None:
-    workdir, c, seconds = config.workdir or ".", config.checkpoint, storage.ANSWER_S
+    workdir, c, seconds = config.workdir, config.checkpoint, storage.ANSWER_S
+    if not workdir:
+        say("no --config.workdir=DIR: the disk of the current folder is tried")
     kept = c.keep_last + c.keep_best + 1 + len(config.phases.plan)
     kept += config.train.steps // c.keep_every if c.keep_every else 0
     report.check("disk", lambda: storage.disk(workdir, checkpoint_bytes, c, kept, seconds), seconds + 5)

@@ -1,6 +1,7 @@
 """Messages, the heartbeat, and the command at the end: what arrives, and that nothing of it disturbs a run."""
 
 import dataclasses
+import logging
 import os
 import pty
 import signal
@@ -21,6 +22,7 @@ from jaxlm.train import notify
 def quick(monkeypatch):
     monkeypatch.setattr(notify, "PAUSE_S", 0.01)
     monkeypatch.setattr(notify, "_told", set())
+    monkeypatch.setattr(logging.getLogger("werkzeug"), "disabled", True)  # the server's own lines on standard error
     yield
     notify.wait()
 

@@ -29,9 +29,7 @@ def check(config: Config, mesh: Mesh, needed: float, certain: bool) -> Finding:
     """
     d = config.data
     if not (there := data_exists(d.dir)) and makes_data(config):
-        return Finding(
-            "loader", OK, f"no data in {d.dir or 'WORKDIR/data'} yet: the first start makes it; nothing to time"
-        )
+        return Finding("loader", OK, "no data yet: the first start makes it; nothing to time")
     try:
         opened, mixture = open_mixture(d, config.prepare, config.model.vocab_size)
         order = rows.Order(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size)
