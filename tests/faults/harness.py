@@ -184,6 +184,11 @@ class Place:
         flags = [f"--config.{key}={value}" for key, value in keys.items()]
         return [sys.executable, "-m", "jaxlm.main", f"--config={self.root / 'tiny.py'}", *flags]
 
+    def environment(self, devices: int = 1) -> dict[str, str]:
+        """The environment of a run."""
+        paths = os.pathsep.join(filter(None, (str(INSIDE), os.environ.get("PYTHONPATH", ""))))
+        return os.environ | FAST | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": paths, MARK: str(self.root)}
+
     def start(
         self,
         name: str,
@@ -206,12 +211,10 @@ class Place:
           out: an open file for what it says; None for one of its own.
         """
         folder, number = self.root / name, next(self._numbers)
-        paths = os.pathsep.join(filter(None, (str(INSIDE), os.environ.get("PYTHONPATH", ""))))
         file, said = self.root / f"{name}.{number}.inside", self.root / f"{name}.{number}.txt"
         settle = str(folder / "checkpoints") if settle else ""
         replace(file, json.dumps({"hold": None, "spoil": [], "settle": settle} | (inside or {})))
-        environment = os.environ | FAST | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": paths}
-        environment |= {"INSIDE": str(file), MARK: str(self.root)} | (env or {})
+        environment = self.environment(devices) | {"INSIDE": str(file)} | (env or {})
         path = None
         if rules is not None:
             path = self.root / f"{name}.{number}.rules"

@@ -28,7 +28,7 @@ def test_kill_9_during_a_save(place, item):
     name = f"during-{item}"
     run = place.start(name, rules=(), inside={"hold": 7})
     run.wait_for_saved(4)
-    run.fault("write hang /d/" if item == "params" else "write hang meta/metadata")
+    run.fault(f"write hang {item}.orbax")
     run.hold(10)
     run.wait_for(lambda: any(run.folder.glob("checkpoints/8.orbax*")), "the save of step 8")
     run.wait_for_step(8)

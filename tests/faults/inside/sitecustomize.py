@@ -7,6 +7,7 @@ INSIDE names a file of JSON, which may change while the run goes on:
                 at most, so that none is skipped, however fast the steps are
     spoil       [[first, last, kind], ...]: batches, by number in the order; "nan": the loss is NaN; "far": words that
                 the model has never seen, a spike
+    workers     "die": the loader's worker processes end when they import jaxlm.data.ahead
     unverified  true: nothing that was written is ever compared with what was saved, for the test of the tests
     crash       the process is ended by SIGKILL when it asks for the batch of the step after this one
 
@@ -87,7 +88,17 @@ def believe_all(module) -> None:
 
 
 PATCHES = {"jaxlm.train.batches": [hold_batches], "jaxlm.data.loader": []}
+
+
+def end_here(module) -> None:
+    """Ends a worker process of the loader; the run itself has imported more than that before."""
+    if "jaxlm.cli" not in sys.modules:
+        os._exit(7)
+
+
 if os.environ.get("INSIDE"):
+    if now("workers"):
+        PATCHES["jaxlm.data.ahead"] = [end_here]
     if now("spoil"):
         PATCHES["jaxlm.data.loader"].append(spoil_batches)
     if now("unverified"):
