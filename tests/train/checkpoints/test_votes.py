@@ -115,6 +115,6 @@ def test_a_damaged_file_sends_both_back_to_the_step_before(tmp_path):
     name.write_bytes(data)
     codes, out, err = run(tmp_path, 2, 30)
     assert codes == [0, 0]
-    assert all(o.startswith("from 20, ") for o in out)
+    assert all("from 20, " in o for o in out)
     (line,) = told(err[0])
     assert line.startswith(f"checkpoint 25 is damaged: params/ocdbt.process_1/d/{name.name} differs")
