@@ -35,6 +35,7 @@ class Checkpointer:
 
     Attributes:
       pinned: steps that rotation never deletes. The caller may add some.
+      spared: returns steps that rotation leaves alone for now, because they are being copied.
       on_verified: functions of (step, folder), called on the first process when a checkpoint was verified.
       stopping: True once the run was asked to stop; waits are then short.
       reserve: the room held back on the disk; None if `read_only`.
@@ -56,6 +57,7 @@ class Checkpointer:
             raise ConfigError(f"no checkpoints in {self.directory}: is --config.workdir the folder of a run?")
         self._config, self._losses, self._read_only = config, {} if losses is None else losses, read_only
         self.pinned: set[int] = set()
+        self.spared: typing.Callable[[], typing.Collection[int]] = tuple
         self.on_verified: list[typing.Callable[[int, pathlib.Path], None]] = []
         self.stopping: typing.Callable[[], bool] = lambda: False
         self.failing, self.abandoned, self.verify_s = "", False, 0.0
@@ -264,8 +266,9 @@ class Checkpointer:
             there = [step for step in self._listed() if step in self._steps]  # what is on disk
             whole = [step for step in there if self.verified(step)] if self._config.verify else None
             gone = keep.obsolete(there, self._losses, self._config, whole, self.pinned)
+            gone = set(gone) - set(self.spared())
             self._delete([self.directory / str(step) for step in gone])
-            self._steps -= set(gone)
+            self._steps -= gone
 
     def _delete(self, folders: list[pathlib.Path]) -> None:
         """Deletes folders in a thread, beside the training; on the first process only. What can't be deleted stays."""
