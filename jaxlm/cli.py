@@ -134,8 +134,15 @@ VERBS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `jaxlm ARGV` and returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted)."""
+def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
+    """Runs `jaxlm ARGV` and returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted).
+
+    Args:
+      argv: the arguments; None for those of this process.
+      script: True if the command is all that this process does. Training may then run in a child process, under a
+        supervisor (`runs.supervise`). It is so if `argv` is None.
+    """
+    script = script or argv is None
     argv = list(sys.argv[1:] if argv is None else argv)
     handlers = [console.LogHandler()]  # nothing that is logged stops a run
     logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True, handlers=handlers)
@@ -144,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.unraisablehook = _without_leftovers(sys.unraisablehook)
     resumes = bool(argv) and argv[0] in VERBS and VERBS[argv[0]].resumes and not _help(argv)
     try:
-        code = _run(argv)
+        code = _run(argv, script)
         sys.stdout.flush()
         return code
     except ConfigError as error:
@@ -189,7 +196,7 @@ def _without_leftovers(
     return unraisable
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: list[str], script: bool) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
@@ -216,11 +223,15 @@ def _run(argv: list[str]) -> int:
         config = _config(name, args.config, overrides) if given else config_files.load("base", overrides)
         print(config_help.page(_keys(), asked, config))
         return 0
-    branched = None if verb.module else branch.config(args.branch, args.config, args.steps, args.checkpoint, overrides)
-    given = branched or _config(name, args.config, overrides)
-    config = config_lib.resolve(given)
-    if given.phases.shrink:
-        console.say(shrink.summary(config))
+    trains = script and verb.module is None
+    if not trains or not (config := importlib.import_module("jaxlm.train.supervised").adopt()):
+        of_branch = verb.module is None and branch.config(args, overrides)
+        given = of_branch or _config(name, args.config, overrides)
+        config = config_lib.resolve(given)
+        if given.phases.shrink:
+            console.say(shrink.summary(config))
+        if trains and (code := importlib.import_module("jaxlm.train.supervisor").run(config)) is not None:
+            return code
     args.config = args.config or config.workdir
     return importlib.import_module(f"jaxlm.programs.{verb.module or config.program}").run(config, args)
 

@@ -19,6 +19,7 @@ from jaxlm import config as config_lib
 from jaxlm import files
 from jaxlm.config import Config
 from jaxlm.console import say
+from jaxlm.redact import redact
 
 # What run.json has, and what each of its entries must be.
 _KEYS: dict[str, typing.Callable[[object], bool]] = {
@@ -72,7 +73,7 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any]:
 def append(folder: pathlib.Path, key: str, entry: object) -> None:
     """Adds an entry to a list of run.json, whole or not at all. Secrets in it are hidden. Raises OSError (disk full, ...)."""
     found = read(folder)
-    found[key].append(files.redact(entry))
+    found[key].append(redact(entry))
     _write(folder, found)
 
 
@@ -95,7 +96,7 @@ def record_start(
     data = dataclasses.replace(config.data, dir=os.path.abspath(config.data.dir))
     config = dataclasses.replace(config, workdir=os.path.abspath(config.workdir), data=data)
     text, plain = config_lib.to_json(config), dataclasses.asdict(config)
-    files.write_atomically(folder / "config.json", text.encode(), private=files.redact(plain) != plain)
+    files.write_atomically(folder / "config.json", text.encode(), private=redact(plain) != plain)
     start = {
         "time": _now(),
         "step": step,
@@ -126,7 +127,7 @@ def end(folder: pathlib.Path, *, step: int, code: int, why: str, pid: int | None
         found = read(folder)
         starts = found["starts"]
         if starts and starts[-1].get("pid") == (pid or os.getpid()) and "ended" not in starts[-1]:
-            starts[-1]["ended"] = {"time": _now(), "step": step, "code": code, "why": files.redact(why)}
+            starts[-1]["ended"] = {"time": _now(), "step": step, "code": code, "why": redact(why)}
             _write(folder, found)
     except OSError as error:
         say(f"run.json does not say how this start ended: {error}")
@@ -134,7 +135,7 @@ def end(folder: pathlib.Path, *, step: int, code: int, why: str, pid: int | None
 
 def lock(folder: pathlib.Path) -> typing.IO[str]:
     """Locks the run's folder, so that no other process trains in it, until the returned file is closed; see `files.lock`."""
-    return files.lock(folder, "trains in", "workdir")
+    return files.lock(folder, "trains in", "workdir", wait_s=files.ENDING_S)
 
 
 def machine() -> dict[str, str]:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from jaxlm import files
 from jaxlm.config import ConfigError, LogConfig
 from jaxlm.console import say
+from jaxlm.redact import redact
 from jaxlm.train.appender import Appender
 from jaxlm.train.metrics import JsonLines
 
@@ -137,7 +138,7 @@ class WandB:
             import wandb  # here, because it is large and seldom asked for
 
             settings = {"finish_timeout": _FINISH_S, "finish_timeout_raises": True}
-            if files.redact(sys.argv) != sys.argv:
+            if redact(sys.argv) != sys.argv:
                 settings["x_disable_meta"] = True  # W&B would send the command line
             self._run = wandb.init(
                 project="jaxlm",

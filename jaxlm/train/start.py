@@ -11,11 +11,12 @@ import jax
 from clu import parameter_overview
 from jax.sharding import Mesh
 
-from jaxlm import files, tree
+from jaxlm import tree
 from jaxlm.config import Config, ModelConfig, TrainConfig
 from jaxlm.console import human
 from jaxlm.plan.params import count_params
 from jaxlm.processes import say, together
+from jaxlm.redact import redact
 from jaxlm.train import books, ledger
 from jaxlm.train.clock import Clock
 from jaxlm.train.loggers import Writer
@@ -109,7 +110,7 @@ class Log:
         choices |= {"remat": config.model.remat, "microbatch_size": config.train.microbatch_size}
         found = {"manifest_sha256": data_sha256, "hardware": hardware(), "choices": choices}
         ledger.record_start(self._folder, asked, step=done, **found)
-        shown = files.redact(dataclasses.asdict(config))
+        shown = redact(dataclasses.asdict(config))
         writer = Writer(self._folder, config.log, shown, first=done + 1, on_full=self._on_full)
         self._closing.callback(writer.close)
         return writer

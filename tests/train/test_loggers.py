@@ -120,11 +120,11 @@ def test_wandb_keeps_what_was_done_twice_and_no_secret(tmp_path):
     pytest.importorskip("wandb", reason="pip install wandb")
     program = f"""
 import pathlib, sys
-from jaxlm import files
+from jaxlm.redact import redact
 from jaxlm.config import LogConfig
 from jaxlm.train import loggers
 first, last, value = map(int, sys.argv[1:4])
-config = files.redact({{"notify": {{"urls": ("https://hooks.example.org/s3cret",)}}}})
+config = redact({{"notify": {{"urls": ("https://hooks.example.org/s3cret",)}}}})
 writer = loggers.Writer(pathlib.Path({str(tmp_path)!r}), LogConfig(1, False, "offline"), config, first=first)
 for step in range(first, last + 1):
     writer.write({{"step": step, "train/loss": value}})
