@@ -16,7 +16,7 @@ from jaxlm.programs.task import Data, Ready, Task
 from jaxlm.step.state import TrainState
 from jaxlm.train import hooks, ledger, loop, metrics, phases, profile, signals, stability, start, watches
 from jaxlm.train.checkpoints.store import Checkpointer
-from jaxlm.train.clock import RESTORE, Clock
+from jaxlm.train.clock import RESTORE, SAVE, Clock
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +71,7 @@ class Attempt:
                 stop, owed,
             )  # fmt: skip
             state, ending = loop.run(job, state)
+            self.clock.begin(SAVE, "the last checkpoint")  # until all is closed
             return self._ended(ending, int(state.step), ready.data, checkpointer)
 
     def _restore(self, checkpointer: Checkpointer) -> tuple[Ready, TrainState, Variables, dict]:

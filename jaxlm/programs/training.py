@@ -37,8 +37,10 @@ def run(config: Config, task: Task) -> int:
         train_step = ready.parts.jit()
         while (ending := Attempt(task, ready, asked, folder, train_step, clock).run()).code == loop.ROLL_BACK:
             clock = Clock(pulse=pulse, since=time.monotonic())
+        code, why = EXIT_CODES[ending.code], ending.why or ending.code
+        together(lambda: ledger.end(folder, step=clock.step, code=code, why=why), first_only=True)
     _say_ending(ending, folder)
-    return EXIT_CODES[ending.code]
+    return code
 
 
 def _say_ending(ending: loop.Ending, folder: pathlib.Path) -> None:

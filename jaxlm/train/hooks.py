@@ -57,7 +57,7 @@ class Save(Hook):
 
     def close(self, moment: Moment, ending: Ending) -> None:
         worth = ending.keep and ending.code != ROLL_BACK
-        why = self._checkpointer.save_last(moment.state, self._meta) if worth else ""
+        why = self._checkpointer.save_last(moment.step, moment.state, self._meta) if worth else ""
         self._checkpointer.close()
         if why:
             lost = f"step {moment.step} is not saved: {why}"

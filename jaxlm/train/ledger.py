@@ -120,6 +120,7 @@ def end(folder: pathlib.Path, *, step: int, code: int, why: str, pid: int | None
     Never raises: a full disk says one line.
 
     Args:
+      step: the last step that it did; 0 if it did none.
       code: the exit code; -9 for a process that SIGKILL ended.
       pid: the process that ended; this one by default. A supervisor gives its child's.
     """
@@ -127,7 +128,8 @@ def end(folder: pathlib.Path, *, step: int, code: int, why: str, pid: int | None
         found = read(folder)
         starts = found["starts"]
         if starts and starts[-1].get("pid") == (pid or os.getpid()) and "ended" not in starts[-1]:
-            starts[-1]["ended"] = {"time": _now(), "step": step, "code": code, "why": redact(why)}
+            last = max(step, starts[-1].get("step", 0))
+            starts[-1]["ended"] = {"time": _now(), "step": last, "code": code, "why": redact(why)}
             _write(folder, found)
     except OSError as error:
         say(f"run.json does not say how this start ended: {error}")

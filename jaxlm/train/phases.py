@@ -273,6 +273,7 @@ class Phases(Hook):
             raise ConfigError(
                 f"phases.plan.{blind[0]}.max_val_loss is a gate on held-out text, and data.dir holds none out"
             )
+        return evaluate
 
     def begin(self) -> Ending | None:
         """Returns how an earlier start was stopped, if it was and that still holds; else None. Called before the first step.

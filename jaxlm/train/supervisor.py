@@ -7,6 +7,7 @@ its state saved (exit codes 0, 2, 3, 4).
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
 import pickle
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from jaxlm import console, files
 from jaxlm.config import Config, ConfigError
-from jaxlm.train import children, clock, hangs, notices, supervised
+from jaxlm.train import children, clock, hangs, supervised
 
 # Whoever sets one of these starts a job again by itself.
 _OTHERS = ("SLURM_JOB_ID", "SKYPILOT_TASK_ID", "KUBERNETES_SERVICE_HOST")
@@ -41,7 +42,7 @@ def run(config: Config) -> int | None:
     again = command()
     if again and wanted(config.runs.supervise):
         return Supervisor(again, config).run()
-    notices.watch(config.runs.notices, _stop_this_process, _say)
+    _ask_for_notices(config.runs.notices)
     supervised.stop_at_once_until_training()
     return None
 
@@ -105,7 +106,7 @@ class Supervisor:
             stack.enter_context(self._signals())
             if held := self._lock():
                 stack.callback(held.close)
-            stack.callback(notices.watch(self._config.runs.notices, _stop_this_process, _say))
+            stack.callback(_ask_for_notices(self._config.runs.notices))
             while True:
                 death = self._one_start(held)
                 if death.code in _FINAL and not death.hung:
@@ -206,7 +207,7 @@ class Supervisor:
     def _wait(self, death: "Death", failures: int) -> bool:
         """Waits before the next start; False if a signal came meanwhile."""
         delay = backoff(self._config.runs.backoff_s, failures)
-        peers = self._config.distributed.num_processes > 1 and death.code < 0 and not death.hung
+        peers = self._config.distributed.num_processes > 1 and death.code == -signal.SIGABRT
         why = " (another process of the run died or froze)" if peers else ""
         words = f"{death.words()}{why}; starting again from the last checkpoint in {_duration(delay)}"
         _say(words)
@@ -348,10 +349,11 @@ class _Progress:
 
 
 def _keep_stacks(folder: pathlib.Path, words: str, stacks: str) -> pathlib.Path:
-    number = 1 + sum(1 for _ in folder.glob("hang-*.txt"))
-    path = folder / f"hang-{number}.txt"
-    path.write_text(f"{words}\n\n{stacks}")
-    return path
+    for number in itertools.count(1):
+        path = folder / f"hang-{number}.txt"
+        with contextlib.suppress(FileExistsError), path.open("x") as file:
+            file.write(f"{words}\n\n{stacks}")
+            return path
 
 
 def _within(seconds: float, action: Callable[[], typing.Any]) -> typing.Any:
@@ -372,8 +374,13 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _stop_this_process() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+def _ask_for_notices(clouds: Sequence[str]) -> Callable[[], None]:
+    """A notice stops this process as SIGTERM does. Returns what ends the asking."""
+    if not clouds:
+        return lambda: None
+    from jaxlm.train import notices  # Python's web client takes a while
+
+    return notices.watch(clouds, lambda: os.kill(os.getpid(), signal.SIGTERM), _say)
 
 
 def _say(text: str) -> None:

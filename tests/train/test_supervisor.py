@@ -6,6 +6,7 @@ Each child is a list of what its first, second, ... start does; a file counts th
 import dataclasses
 import os
 import pathlib
+import pty
 import signal
 import subprocess
 import sys
@@ -211,11 +212,16 @@ def test_shared_memory_of_a_dead_child_is_removed(tmp_path):
     assert not pathlib.Path("/dev/shm", (tmp_path / "name").read_text()).exists()
 
 
-def alive(pid):
+def state_of(pid):
+    """The state of a process: R, S, T for stopped, Z; "" if there is none."""
     try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        return False
+        return ""
+
+
+def alive(pid):
+    return state_of(pid) not in ("", "Z")
 
 
 def test_the_lock_is_handed_down_and_held_between_starts(tmp_path):
@@ -248,30 +254,64 @@ def test_stdin_and_the_config_reach_the_child(tmp_path, monkeypatch):
         os.close(read)
 
 
+def in_a_process(folder, body, first="", **options):
+    """A supervisor in a process of its own, whose child does `body`, when that has written its process id."""
+    make(folder, body)
+    code = f"""{first}
+from jaxlm import config, config_files
+from jaxlm.train import supervisor
+c = config.resolve(config_files.load("quickstart", ["workdir={folder}"]))
+raise SystemExit(supervisor.Supervisor([{sys.executable!r}, "{folder}/child.py", "{folder}"], c).run())
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], **options)
+    path = folder / "pid"
+    while not path.exists() or not path.read_text():
+        assert process.poll() is None
+        time.sleep(0.02)
+    return process, int(path.read_text())
+
+
+TAKE_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
+READY = "(folder / 'pid').write_text(str(os.getpid()))\n"
+
+
 def test_a_killed_supervisor_ends_its_child_and_a_new_start_waits_for_it(tmp_path):
     """kill -9: the child gets SIGTERM, saves for a while and ends; until then the lock is its own."""
     body = "from jaxlm.train import supervised; supervised.adopt()\n"
     body += "from jaxlm import files; held = files.lock(folder, 'trains in', 'workdir')\n"
     body += "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), save(8), os._exit(4)))\n"
-    body += "(folder / 'pid').write_text(str(os.getpid())); at(7); hang()"
-    make(tmp_path, body)
-    parent = f"""
-import pathlib, sys
-sys.path.insert(0, {str(ROOT / "tests/train")!r})
-from test_supervisor import *
-c = config.resolve(config_files.load("quickstart", ["workdir={tmp_path}"]))
-supervisor.Supervisor([sys.executable, "{tmp_path}/child.py", "{tmp_path}"], c).run()
-"""
-    process = subprocess.Popen([sys.executable, "-c", parent])
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-        assert process.poll() is None
-        time.sleep(0.02)
+    process, _ = in_a_process(tmp_path, body + READY + "at(7); hang()")
     process.kill()
     process.wait()
     began = time.monotonic()
     files.lock(tmp_path, "trains in", "workdir", wait_s=20).close()
     assert (tmp_path / "checkpoints/8").is_dir()
     assert time.monotonic() - began < 5
+
+
+def test_a_terminal_s_ctrl_c_reaches_the_child_once(tmp_path):
+    body = "signal.signal(signal.SIGINT, lambda *_: (folder / 'got').open('a').write('x'))\n" + READY
+    body += "at(7)\nwhile not (folder / 'got').exists(): time.sleep(0.02)\ntime.sleep(0.3); sys.exit(4)"
+    master, slave = pty.openpty()
+    process, _ = in_a_process(tmp_path, body, first=TAKE_TERMINAL, stdin=slave, start_new_session=True)
+    os.close(slave)
+    os.write(master, b"\x03")
+    assert process.wait(20) == 4
+    os.close(master)
+    assert (tmp_path / "got").read_text() == "x"
+
+
+def test_ctrl_z_stops_both_and_fg_goes_on_with_both(tmp_path):
+    body = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))\n" + READY + "at(7); hang()"
+    process, pid = in_a_process(tmp_path, body, process_group=0)
+    for number, state in ((signal.SIGTSTP, "T"), (signal.SIGCONT, "S"), (signal.SIGTSTP, "T"), (signal.SIGCONT, "S")):
+        process.send_signal(number)
+        end = time.monotonic() + 10
+        while {state_of(pid), state_of(process.pid)} != {state}:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    process.terminate()
+    assert process.wait(20) == 4
 
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SKYPILOT_TASK_ID", "KUBERNETES_SERVICE_HOST"])

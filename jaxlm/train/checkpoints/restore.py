@@ -71,10 +71,13 @@ def _inspect(folder: pathlib.Path, names: Collection[str]) -> tuple[dict[str, in
         wrong = verify.differing(folder, names, (jax.process_index(), jax.process_count()))
         found = meta.read(folder, must_be_sealed=any(name.startswith("meta/") for name in wrong or ()))
         digests = {name: value for name, value in found["digests"].items() if name.split("/")[0] in names}
-        if several and wrong:
+        # Some files (a list of shardings, a mark) can differ and harm nothing. But what one of several processes meets inside
+        # Orbax, the others would wait for.
+        look = first and (wrong is None if several else bool(wrong))
+        differs = verify.read_back(folder, digests) if look else ""
+        if wrong and (several or differs):
             raise CorruptCheckpointError(f"checkpoint {folder.name} is damaged: {wrong[0]} differs from what was saved")
-        # What one process alone meets inside Orbax, the others would wait for.
-        if several and wrong is None and first and (differs := verify.read_back(folder, digests)):
+        if differs:
             raise CorruptCheckpointError(f"checkpoint {folder.name} is damaged: {differs}")
     return digests, wrong
 

@@ -1,5 +1,6 @@
 """Saves one checkpoint beside the training: writes it, reads it back from the disk, and seals it with checksums."""
 
+import logging
 import pathlib
 import shutil
 import threading
@@ -12,6 +13,15 @@ import orbax.checkpoint as ocp
 from jaxlm.train.checkpoints import disk, verify
 from jaxlm.train.checkpoints.votes import Votes
 
+
+class _Quiet(logging.Filter):
+    """Drops Orbax's tracebacks of a save that fails: one line tells it, at the next step."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "orbax" not in record.pathname and "/orbax/" not in record.getMessage()
+
+
+_QUIET = _Quiet()
 TEMPORARY = "orbax-checkpoint-tmp"  # part of the name of a folder that Orbax has not finished
 _TIMEOUT_S = 7200  # Orbax gives up a save after this
 
@@ -54,6 +64,8 @@ class Saving:
 
     def _run(self) -> None:
         votes = Votes()
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).addFilter(_QUIET)  # adding it again does nothing
         try:
             self._write(votes)
             if jax.process_index() == 0 and self._check:

@@ -142,9 +142,8 @@ class Checkpointer:
         self._wait(self._saving.copied)  # the next step takes over the state's memory
         return True
 
-    def save_last(self, state: TrainState, meta_of_run: dict) -> str:
-        """Saves the state at the end of a run, and waits for it. Tries twice. Returns "", or why it is not on disk."""
-        step = int(state.step)
+    def save_last(self, step: int, state: TrainState, meta_of_run: dict) -> str:
+        """Saves the state after `step`, at the end of a run, and waits for it. Tries twice. Returns "" or why not."""
         for _ in range(2):
             begun = self.save(state, meta_of_run)
             self.wait()
@@ -230,7 +229,7 @@ class Checkpointer:
 
     def _failed(self, saving: Saving) -> None:
         """Says that a save failed, clears what it left, and sets when the next is tried."""
-        cant = "read back" if saving.written else "saved"
+        cant = "verified" if saving.written else "saved"
         self.failing = f"checkpoint {saving.step} can't be {cant}: {saving.failed}"
         if saving.differs:
             self.failing = f"checkpoint {saving.step} is not what was saved: {saving.differs} ({saving.folder})"

@@ -9,6 +9,8 @@ import itertools
 import jax
 from jax._src import distributed  # the only way to the coordinator's store, which Orbax takes too
 
+from jaxlm.train.checkpoints.disk import ToldError
+
 _ALIKE = itertools.count()  # all processes make their votes in the same order
 _OK = "ok"
 
@@ -24,7 +26,7 @@ class Votes:
         """Says that this process came so far, and waits for the others. In the place of Orbax's barrier.
 
         Raises:
-          OSError: another process failed; its message is that process's.
+          ToldError: another process failed; its message is that process's.
         """
         del key
         if jax.process_count() == 1:
@@ -34,7 +36,7 @@ class Votes:
         for process in range(jax.process_count()):
             vote = distributed.global_state.client.blocking_key_value_get(self._key(stage, process), timeout_ms)
             if vote != _OK:
-                raise OSError(vote)
+                raise ToldError(vote)
 
     def fail(self, why: str) -> None:
         """Says that this process failed, and will come to no barrier of this save any more."""
