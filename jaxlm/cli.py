@@ -118,9 +118,9 @@ def _run(argv: list[str], script: bool) -> int:
     config = importlib.import_module("jaxlm.train.supervised").adopt() if trains and script else None
     alone = trains and script and not config
     if not config:
-        branched = branch.config(args.branch, args.config, args.steps, args.checkpoint, overrides) if trains else None
-        config = config_lib.resolve(branched or _config(name, args.config, overrides))
-        if config.phases.shrink:
+        given = (trains and branch.config(args, overrides)) or _config(name, args.config, overrides)
+        config = config_lib.resolve(given)
+        if given.phases.shrink:
             console.say(shrink.summary(config))
     args.config = args.config or config.workdir
 

@@ -51,9 +51,7 @@ class Attempt:
         with contextlib.ExitStack() as stack:  # what is opened first is closed last
             log = stack.enter_context(start.Log(folder, self.clock, checkpointer.reserve.free))
             stack.callback(checkpointer.close)  # a save in flight is finished, also when the loop failed
-            bill = phases.of_run(
-                c.phases, c.train, c.log, folder, functools.partial(log.spent, c.hardware.usd_per_hour)
-            )
+            bill = phases.of_run(c, folder, log.spent)
             if ending := bill.begin():
                 return ending
             if self.mirror:
