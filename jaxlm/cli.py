@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import dataclasses
 import difflib
 import errno
 import importlib
@@ -19,126 +18,38 @@ from absl import logging as absl_logging
 from ml_collections import config_dict
 
 from jaxlm import config as config_lib
-from jaxlm import config_files
-from jaxlm.config import ConfigError, RunError
+from jaxlm import config_files, console
+from jaxlm.config import ConfigError, RunError, shrink
 from jaxlm.config import help as config_help
+from jaxlm.train import branch
+from jaxlm.verbs import VERBS, Verb
 
 
-@dataclasses.dataclass(frozen=True)
-class Verb:
-    """One command.
+def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
+    """Runs `jaxlm ARGV` and returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted).
 
-    Attributes:
-      module: the module of jaxlm.programs whose `run(config, args)` does the work and returns the exit code; None for
-        the module that `config.program` names.
-      summary: one line for the help.
-      options: the flags in addition to --config: name -> arguments of `add_argument`.
-      reads_run: True if the command works on an existing run. It then uses the run's own config, even if a config and a
-        workdir are given.
-      keys: the sections of the config that the command's help lists first.
-      resumes: True if the same command continues an interrupted one.
+    Args:
+      argv: the arguments; None for those of this process.
+      script: True if the command is all that this process does. Training may then run in a child process, under a
+        supervisor (`runs.supervise`). It is so if `argv` is None.
     """
-
-    module: str | None
-    summary: str
-    options: dict[str, dict] = dataclasses.field(default_factory=dict)
-    reads_run: bool = False
-    keys: tuple[str, ...] = ()
-    resumes: bool = False
-
-
-_JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
-VERBS = {
-    "train": Verb(
-        None,
-        "train a model; the same as python -m jaxlm.main. Run it again to resume or to continue",
-        keys=("train", "model", "optim", "data"),
-        resumes=True,
-    ),
-    "prepare": Verb(
-        "prepare",
-        "clean, deduplicate and audit documents into config.data.dir, with a report",
-        _JSON,
-        keys=("data", "prepare"),
-        resumes=True,
-    ),
-    "tokenize": Verb(
-        "tokenize",
-        "make the tokenizer, the shards and the manifest in config.data.dir",
-        {
-            "--sweep": {"metavar": "N,N,...", "help": "only compare vocabularies of these sizes; writes nothing"},
-            "--reference": {
-                "default": "embedded:prose",
-                "metavar": "FILE.model",
-                "help": "what to compare with; none = nothing (default: trained on embedded prose)",
-            },
-            **_JSON,
-        },
-        keys=("data",),
-    ),
-    "tune": Verb(
-        "tune",
-        "time candidate settings of the train step on this device, and write the fastest as overrides",
-        {
-            "--out": {"metavar": "FILE", "help": "file for the overrides (default: WORKDIR/tuned.txt or ./tuned.txt)"},
-            **_JSON,
-        },
-        keys=("tune", "train", "model", "loss", "hardware"),
-    ),
-    "plan": Verb(
-        "plan",
-        "parameters, FLOPs, memory, hours and dollars on each accelerator, before anything is rented",
-        _JSON,
-        keys=("plan",),
-    ),
-    "sample": Verb(
-        "sample",
-        "continue prompts with the model of a run",
-        {
-            "--prompt": {"action": "append", "metavar": "TEXT", "help": "text to continue; again for more than one"},
-            "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
-            **_JSON,
-        },
-        reads_run=True,
-    ),
-    "audit": Verb(
-        "audit",
-        "find junk in prepared documents, in existing shards or in the sources, worst first",
-        {
-            "--top": {"type": int, "default": 50, "metavar": "N", "help": "findings to print (default: 50; 0 = all)"},
-            "--source": {"default": "", "metavar": "NAME", "help": "print the findings of this source only"},
-            "--max-bytes": {"type": int, "default": 0, "metavar": "N", "help": "of each source to read; 0 = all"},
-            **_JSON,
-        },
-        reads_run=True,
-        keys=("data", "prepare"),
-    ),
-    "trace": Verb(
-        "trace",
-        "which documents were in the batch of a step",
-        {"--step": {"type": int, "required": True, "metavar": "N", "help": "the step, counted from 1"}, **_JSON},
-        reads_run=True,
-    ),
-}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `jaxlm ARGV` and returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted)."""
+    script = script or argv is None
     argv = list(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True)
+    handlers = [console.LogHandler()]  # nothing that is logged stops a run
+    logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True, handlers=handlers)
     absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax reports through exceptions too
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _without_leftovers(sys.unraisablehook)
     resumes = bool(argv) and argv[0] in VERBS and VERBS[argv[0]].resumes and not _help(argv)
     try:
-        code = _run(argv)
+        code = _run(argv, script)
         sys.stdout.flush()
         return code
     except ConfigError as error:
-        print(f"jaxlm: {error}", file=sys.stderr)
+        console.say(f"jaxlm: {error}")
         return 2
     except RunError as error:
-        print(f"jaxlm: {error}", file=sys.stderr)
+        console.say(f"jaxlm: {error}")
         return 1
     except BrokenPipeError:  # `| head` has what it wanted; in a command that works on, it may be another pipe
         if resumes:
@@ -147,20 +58,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:  # no permission, disk full, ...: the system's own words name the file
         mend = "; free some room and run the same command again" if error.errno == errno.ENOSPC else ""
-        print(f"jaxlm: {error}{mend}", file=sys.stderr)
+        console.say(f"jaxlm: {error}{mend}")
         return 1
     except RuntimeError as error:  # JAX's, not named here: the workers of `prepare` import this module and need no JAX
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        print(
+        console.say(
             f"jaxlm: out of memory ({config_files.first_line(error)}): lower train.microbatch_size or train.seq_len, "
-            "set model.remat=names, dots or full, or split the model by mesh.fsdp",
-            file=sys.stderr,
+            "set model.remat=names, dots or full, or split the model by mesh.fsdp"
         )
         return 1
     except KeyboardInterrupt:
-        print(f"jaxlm: stopped{'; the same command goes on from what is done' * resumes}", file=sys.stderr)
+        console.say(f"jaxlm: stopped{'; the same command goes on from what is done' * resumes}")
         return 4 if resumes else 1
+    finally:
+        console.settle()
 
 
 def _without_leftovers(
@@ -175,7 +87,7 @@ def _without_leftovers(
     return unraisable
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: list[str], script: bool) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
@@ -202,9 +114,20 @@ def _run(argv: list[str]) -> int:
         config = _config(name, args.config, overrides) if given else config_files.load("base", overrides)
         print(config_help.page(_keys(), asked, config))
         return 0
-    config = config_lib.resolve(_config(name, args.config, overrides))
+    trains = verb.module is None
+    config = importlib.import_module("jaxlm.train.supervised").adopt() if trains and script else None
+    alone = trains and script and not config
+    if not config:
+        given = (trains and branch.config(args, overrides)) or _config(name, args.config, overrides)
+        config = config_lib.resolve(given)
+        if given.phases.shrink:
+            console.say(shrink.summary(config))
     args.config = args.config or config.workdir
-    return importlib.import_module(f"jaxlm.programs.{verb.module or config.program}").run(config, args)
+
+    def program() -> int:
+        return importlib.import_module(f"jaxlm.programs.{verb.module or config.program}").run(config, args)
+
+    return importlib.import_module("jaxlm.train.supervisor").run(config, program) if alone else program()
 
 
 def _one_of(option: str | None, target: str | None) -> str | None:
@@ -294,6 +217,8 @@ def _parse(name: str, verb: Verb, rest: list[str], needs_all: bool) -> argparse.
     """The arguments but for keys of the config; those that a verb requires may be missing unless `needs_all`."""
     parser = _Parser(prog=f"jaxlm {name}", allow_abbrev=False, add_help=False)
     parser.add_argument("target", nargs="?")
+    if verb.second:
+        parser.add_argument("other", nargs="?")
     parser.add_argument("--config")
     for option, arguments in verb.options.items():
         required = needs_all and arguments.get("required", False)
@@ -329,6 +254,8 @@ def _screen(name: str, verb: Verb) -> str:
         "RUN": "the folder of a run: its own config; also --config.workdir=RUN",
         "--config.KEY=VALUE": "set a key of the config",
     }
+    if verb.second:
+        arguments[verb.second] = "the folder of another run"
     for option, given in verb.options.items():
         metavar = given.get("metavar")
         arguments[f"{option}={metavar}" if metavar else option] = given["help"]

@@ -4,16 +4,83 @@ Every table, count, size, time and price is formatted here, so that the same fig
 module does not import JAX, because the worker processes of `jaxlm prepare` must not.
 """
 
+import contextlib
 import json
+import logging
 import math
+import os
+import select
 import sys
 import typing
 from collections.abc import Collection, Sequence
 
+PATIENCE_MS = 2000  # how long a line waits for a terminal or pipe that takes nothing; the lines after it do not wait
+_stuck: set[int] = set()  # file descriptors that took nothing when last tried
+
 
 def say(text: str) -> None:
-    """Writes a line on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """Writes a line on standard error; see `write`."""
+    write(text + "\n")
+
+
+def write(text: str, stream: typing.TextIO | None = None) -> None:
+    """Writes text; never raises, and never waits for long. What can't be written is dropped, and the next text tried again.
+
+    So a closed pipe, a lost terminal, a pager that is not read or a log file on a full disk never stops a run.
+
+    Args:
+      stream: standard error by default.
+    """
+    stream = stream or sys.stderr
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError, AttributeError):  # text in memory, a closed stream, no stream at all
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.write(text)
+            stream.flush()
+        return
+    with contextlib.suppress(OSError, ValueError):
+        _write(descriptor, text.encode(stream.encoding or "utf-8", "backslashreplace"))
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Writes without Python's buffer: what stays in it after an error would change the exit code at the end."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    while data:
+        if not poll.poll(0 if descriptor in _stuck else PATIENCE_MS):
+            _stuck.add(descriptor)
+            return
+        _stuck.discard(descriptor)
+        data = data[os.write(descriptor, data[: select.PIPE_BUF]) :]  # so much a pipe takes without waiting
+
+
+def is_terminal(stream: typing.TextIO | None) -> bool:
+    """True if the stream is a terminal."""
+    try:
+        return stream.isatty()
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def settle() -> None:
+    """Flushes standard output and error. One that can't be written to any more is closed off, so that the exit code stands."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class LogHandler(logging.Handler):
+    """Writes what is logged on standard error, as `write` does."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            write(self.format(record) + "\n")
+        except Exception:  # an argument that does not fit its format, ...
+            self.handleError(record)
 
 
 def print_table(rows: Sequence[dict[str, typing.Any]], as_json: bool) -> None:

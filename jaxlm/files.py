@@ -3,14 +3,22 @@
 import fcntl
 import os
 import pathlib
+import time
 import typing
 
+from jaxlm import console
 from jaxlm.config import ConfigError
 
+ENDING_S = 20.0  # a run that was told to stop, or lost its supervisor, saves and ends within about this
+HANDED_DOWN = "JAXLM_LOCK"  # the environment variable with the file descriptor of the parent's lock
 
-def write_atomically(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file to disk so that a crash leaves either the old content or the new."""
+
+def write_atomically(path: pathlib.Path, content: bytes, private: bool = False) -> None:
+    """Writes a file to disk so that a crash leaves either the old content or the new. `private`: only its owner can read it."""
     tmp = path.with_name(path.name + ".tmp")
+    if private:  # before there is anything to read
+        tmp.unlink(missing_ok=True)
+        os.close(os.open(tmp, os.O_WRONLY | os.O_CREAT, 0o600))
     tmp.write_bytes(content)
     settle(tmp, path)
 
@@ -20,30 +28,66 @@ def settle(tmp: pathlib.Path, path: pathlib.Path) -> None:
     with open(tmp, "rb+") as f:
         os.fsync(f.fileno())
     os.replace(tmp, path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    flush_folder(path.parent)
+
+
+def flush_folder(folder: pathlib.Path) -> None:
+    """Flushes a folder's list of names to disk: without it a crash of the machine may undo a rename."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
-def lock(folder: pathlib.Path, does: str, key: str) -> typing.IO[str]:
+def lock(folder: pathlib.Path, does: str, key: str, wait_s: float = 0.0) -> typing.IO[str]:
     """Locks a folder against other processes, until the returned file is closed: by `with`, by dropping it, or at exit.
+
+    A process whose parent locked the folder and handed the lock down (the environment variable in HANDED_DOWN) gets that
+    lock. It is free only when both have closed it.
 
     Args:
       folder: an existing folder; the lock is a file `.lock` in it.
       does: what the process that holds the lock does: "is writing", "trains in".
       key: the config key that names the folder.
+      wait_s: for how long to wait for a process that holds the lock: it may be about to end.
 
     Raises:
       ConfigError: another process holds the lock.
     """
-    file = open(folder / ".lock", "w")
+    file = open(folder / ".lock", "a")
+    if inherited := _handed_down(file):
+        file.close()
+        return inherited
+    held = _try(file)
+    if not held and wait_s:
+        console.say(f"another process {does} {folder}: waiting up to {wait_s:.0f} s for its end")
+    end = time.monotonic() + wait_s
+    while not held and time.monotonic() < end:
+        time.sleep(0.1)
+        held = _try(file)
+    if not held:
+        file.close()
+        raise ConfigError(f"another process {does} {folder}: wait for it, or give another config.{key}")
+    return file
+
+
+def _try(file: typing.IO[str]) -> bool:
+    """Locks an open file; returns False if another process holds the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
-        raise ConfigError(f"another process {does} {folder}: wait for it, or give another config.{key}") from None
+        return False
     except OSError:
         pass  # some network file systems have no locks; a single writer is safe without
-    return file
+    return True
+
+
+def _handed_down(file: typing.IO[str]) -> typing.IO[str] | None:
+    """The parent's open file of the same lock, if it handed one down."""
+    descriptor = int(os.environ.get(HANDED_DOWN) or -1)
+    try:
+        same = descriptor >= 0 and os.path.samestat(os.fstat(descriptor), os.fstat(file.fileno()))
+        return os.fdopen(os.dup(descriptor), "a") if same else None
+    except OSError:
+        return None

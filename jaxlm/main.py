@@ -5,4 +5,4 @@ import sys
 from jaxlm import cli
 
 if __name__ == "__main__":
-    sys.exit(cli.main(["train", *sys.argv[1:]]))
+    sys.exit(cli.main(["train", *sys.argv[1:]], script=True))

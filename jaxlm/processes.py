@@ -1,7 +1,12 @@
 """Handles the processes of one program: starts them, prints from the first one only, and makes all fail if one fails."""
 
+import contextlib
 import json
+import math
 import os
+import socket
+import threading
+import time
 import typing
 
 import jax
@@ -14,6 +19,9 @@ from jaxlm.config import ConfigError, DistributedConfig, HardwareConfig, MeshCon
 
 T = typing.TypeVar("T")
 _MESSAGE_BYTES = 2000
+_FIRST_WORD_S, _NEXT_WORDS_S = 15.0, 60.0  # of waiting for other processes, between words about it
+_ABORT_LATER_S = 30  # after our own timeout
+_RETRY_S = 1.0
 
 
 def start(hardware: HardwareConfig, distributed: DistributedConfig, mesh: MeshConfig, dtype: str) -> Mesh:
@@ -64,6 +72,10 @@ def join_cluster(config: DistributedConfig) -> None:
     TPU_WORKER_HOSTNAMES names several hosts. With `distributed.auto` JAX looks for any cluster that it knows (GKE, GCE
     TPU pods, Kubernetes, MPI).
 
+    A run that waits for its other processes says so after 15 seconds and each minute. If they do not come within
+    `distributed.start_timeout_s`, it ends with a line and exit code 1. JAX itself would abort the process, with a stack of
+    C++, which no handler can prevent.
+
     Raises:
       ConfigError: `distributed.coordinator`, `num_processes` and `process_id` do not go together.
     """
@@ -75,13 +87,62 @@ def join_cluster(config: DistributedConfig) -> None:
                 f"distributed.coordinator is set: set distributed.num_processes (now {config.num_processes}), and "
                 f"distributed.process_id (now {config.process_id}) to a number from 0 up to below it"
             )
-        jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id)
+        if not config.coordinator.rpartition(":")[2].isdecimal():
+            raise ConfigError(f"distributed.coordinator={config.coordinator} has no port: HOST:PORT of process 0")
+        here = f"process {config.process_id} of {config.num_processes}"
+        with _waiting(config, f"{here} waits for the others at {config.coordinator}"):
+            if config.process_id:
+                _reach(config)
+            jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id, **_timeouts(config))
     elif config.num_processes > 1:
         raise ConfigError(
             f"distributed.num_processes={config.num_processes} needs distributed.coordinator=HOST:PORT of process 0"
         )
     elif config.auto or _in_cluster():
-        jax.distributed.initialize()
+        with _waiting(config, "this process waits for the others of its cluster"):
+            jax.distributed.initialize(**_timeouts(config))
+
+
+def _timeouts(config: DistributedConfig) -> dict[str, int]:
+    """The arguments of `jax.distributed.initialize`. JAX's own timeout aborts, so `_waiting` must come before it."""
+    start = math.ceil(config.start_timeout_s) + _ABORT_LATER_S
+    return {"initialization_timeout": start, "heartbeat_timeout_seconds": math.ceil(config.heartbeat_s)}
+
+
+@contextlib.contextmanager
+def _waiting(config: DistributedConfig, words: str) -> typing.Iterator[None]:
+    """Says `words` while the `with` block takes long, and ends this process when it has taken `start_timeout_s`."""
+    met = threading.Event()
+
+    def tell() -> None:
+        began, left, wait = time.monotonic(), config.start_timeout_s, _FIRST_WORD_S
+        while left > 0:
+            if met.wait(min(wait, left)):
+                return
+            passed, wait = time.monotonic() - began, _NEXT_WORDS_S
+            left = config.start_timeout_s - passed
+            if left > 0:
+                console.say(f"{words}: {passed:.0f} s of {config.start_timeout_s:.0f}")
+        advice = "start them all with the same distributed.coordinator, or raise distributed.start_timeout_s"
+        console.say(f"jaxlm: {words}, in vain for {config.start_timeout_s:.0f} s: {advice}")
+        os._exit(1)  # the main thread may be inside C++
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        met.set()
+
+
+def _reach(config: DistributedConfig) -> None:
+    """Waits until something listens at the coordinator's address: JAX would wait for it without a word."""
+    host, _, port = config.coordinator.rpartition(":")
+    while True:  # `_waiting` ends it
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_RETRY_S).close()
+            return
+        except OSError:
+            time.sleep(_RETRY_S)
 
 
 def _in_cluster() -> bool:

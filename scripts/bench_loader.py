@@ -6,7 +6,6 @@ positions.
 """
 
 import argparse
-import hashlib
 import json
 import pathlib
 import tempfile
@@ -14,7 +13,6 @@ import time
 
 import numpy as np
 
-from jaxlm import files
 from jaxlm.data import loader, rows, shards
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
@@ -35,18 +33,14 @@ def make_data(root: pathlib.Path, tokens: int, vocab_size: int) -> shards.DataDi
         for i, document in enumerate(np.split(ids, cuts[cuts < wanted])):
             writers["train" if i else "val"].add(f"{name}-{i}", document, 4 * len(document))
         entries[name] = {"spec": "random", **{split: writer.finish() for split, writer in writers.items()}}
-    files.write_atomically(root / shards.TOKENIZER, b"")
     manifest = {
-        "recipe": {},
-        "tokenizer": {"sha256": hashlib.sha256(b"").hexdigest(), "vocab_size": vocab_size, "eos_id": 2},
+        "tokenizer": {"vocab_size": vocab_size, "eos_id": 2},
         "dtype": dtype,
         "block_tokens": 8192,
         "mixture": MIXTURE,
-        "files": [],
         "sources": entries,
     }
-    shards.write_manifest(root, manifest)
-    return shards.open_data(root)
+    return shards.DataDir(root, manifest, sha256="")
 
 
 def measure(data: shards.DataDir, seconds: float, **options) -> float:
@@ -60,7 +54,7 @@ def measure(data: shards.DataDir, seconds: float, **options) -> float:
             next(batches)
             steps += 1
         elapsed = time.perf_counter() - began
-    return steps * options["batch_size"] * options["seq_len"] / elapsed
+    return steps * order.batch_size * order.seq_len / elapsed
 
 
 def main() -> None:

@@ -31,10 +31,13 @@ from jaxlm.config_files import load
 from jaxlm.data import loader, rows, shards
 from jaxlm.objectives import base
 from jaxlm.step.state import TrainState
-from jaxlm.train import hooks, loop, metrics, signals, watches
+from jaxlm.train import clock as clock_lib
+from jaxlm.train import hooks, loggers, loop, signals, stability, watches
 from jaxlm.train.batches import LoaderBatches
 from jaxlm.train.checkpoints import digest
 from jaxlm.train.checkpoints.store import Checkpointer
+from jaxlm.train.meter import Meter
+from jaxlm.train.recorder import Recorder
 
 
 class Device(threading.Thread):
@@ -152,11 +155,12 @@ def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds:
     order = rows.Order(data, data.mixture, 0, t.seq_len, t.batch_size)
     batches = loader.TrainLoader(order, **options)
     saver = Saver(folder / "checkpoints", config.checkpoint, last=lambda: last)
-    writer = metrics.Writer(folder, config.log, {})
-    meter = metrics.Meter(
-        tokens_per_step=t.batch_size * t.seq_len, flops_palm=1, flops_causal=1, peak_flops=None, usd_per_hour=0
+    writer = loggers.Writer(folder, config.log, {})
+    spent = clock_lib.Clock()
+    meter = Meter(
+        spent, tokens_per_step=t.batch_size * t.seq_len, flops_palm=1, flops_causal=1, peak_flops=None, usd_per_hour=0
     )
-    recorder = metrics.Recorder(meter, writer, first=1, steps=t.steps, every_steps=config.log.every_steps)
+    recorder = Recorder(meter, writer, first=1, steps=t.steps, every_steps=config.log.every_steps)
     type(batches).__next__ = clock.timed("loader", type(batches).__next__)
     sharding.to_global = clock.timed("transfer", sharding.to_global)
     writer.write = clock.timed("metrics", writer.write)
@@ -171,8 +175,9 @@ def measure(config: Config, data: shards.DataDir, folder: pathlib.Path, seconds:
         frozen={},
         batches=LoaderBatches(batches, mesh, base.token_shapes(config, mesh)),
         hooks=[hooks.Save(saver, config.checkpoint, 0.0, {})],
-        watches=[watches.SaveInFlight(saver, config.checkpoint), watches.NonFinite(config.train.max_nonfinite_steps)],
+        watches=[watches.SaveInFlight(saver, config.checkpoint), stability.NonFinite(0, config.stability)],
         recorder=recorder,
+        clock=spent,
         stop=signals.StopSignal(),
     )
     _, ending = loop.run(job, now)

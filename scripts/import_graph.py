@@ -22,16 +22,21 @@ from collections.abc import Iterable, Iterator, Mapping
 PACKAGE = "jaxlm"
 # From the lowest floor up. A module imports from lower floors and from its own folder.
 FLOORS = (
-    ("config", "config_files", "tree", "sharding", "processes", "xla_flags", "files", "console", "__init__"),
+    ("config", "config_files", "tree", "sharding", "processes", "xla_flags", "files", "redact", "console", "__init__"),
     ("corpus", "ops"),
     ("models", "data", "report"),
     ("step", "objectives"),
     ("train", "plan"),
     ("eval", "serve", "interop"),
     ("programs",),
-    ("main", "cli"),
+    ("main", "cli", "verbs"),
 )
-SIDEWAYS = {("train", "plan"), ("step", "objectives"), ("main", "cli")}  # (who imports, what); on floor 0 all may
+SIDEWAYS = {
+    ("train", "plan"),
+    ("step", "objectives"),
+    ("main", "cli"),
+    ("cli", "verbs"),
+}  # (who imports, what); on floor 0 all may
 LOWER_ROOMS = (f"{PACKAGE}/train/checkpoints/",)  # folders that import nothing of the folder around them
 PROGRAM_LINES, FILE_LINES, FUNCTION_LINES = 150, 400, 60  # fewer than these
 _BY_NAME = ("import_module", "__import__")  # calls that import what a string names

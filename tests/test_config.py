@@ -34,7 +34,7 @@ def leaf_keys(section, prefix=""):
 def test_base_and_dataclasses_have_the_same_keys():
     base = config_files.load("base")
     ours = {key for key in leaf_keys(base) if not key.startswith("prepare.stages.")}
-    assert ours | {"data.sources", "prepare.sources", "prepare.stages"} == set(keys(config.Config))
+    assert ours | {"data.sources", "prepare.sources", "prepare.stages", "phases.plan"} == set(keys(config.Config))
 
 
 @pytest.mark.parametrize("name", config_files.shipped_configs())
@@ -135,6 +135,32 @@ def test_bad_values_are_refused_in_one_line(override, message):
     with pytest.raises(ConfigError, match=re.escape(message)) as error:
         resolve(override)
     assert "\n" not in str(error.value)
+
+
+SIZES = [
+    "model.d_model",
+    "model.d_ff",
+    "model.n_layers",
+    "model.head_dim",
+    "model.max_seq_len",
+    "model.vocab_size",
+    "train.batch_size",
+    "train.seq_len",
+    "train.steps",
+    "train.microbatch_size",
+    "eval.batch_size",
+    "eval.max_batches",
+    "sample.max_new_tokens",
+    "sample.top_k",
+    "mesh.fsdp",
+]
+
+
+@pytest.mark.parametrize("key", SIZES)
+def test_no_size_is_beyond_what_an_array_can_have(key):
+    """Each of these died in a traceback, the last ones after the last step."""
+    with pytest.raises(ConfigError, match=f"{key}=1{'0' * 21} must be at most"):
+        resolve(f"{key}={10**21}")
 
 
 def test_gpt2_refuses_gqa_and_rows_longer_than_its_positions():

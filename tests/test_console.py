@@ -1,8 +1,11 @@
 """Tables and figures for people."""
 
 import json
+import logging
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -58,3 +61,51 @@ def test_shares_never_round_to_none_or_all(part, whole, shown):
 )
 def test_sizes(number, shown):
     assert console.size(number) == shown
+
+
+def test_a_pipe_that_nobody_reads_or_that_is_closed_stops_nothing(monkeypatch):
+    monkeypatch.setattr(console, "PATIENCE_MS", 50)
+    read, write = os.pipe()
+    with open(write, "w") as stream:
+        start = time.monotonic()
+        for _ in range(2000):  # 200 kB into a pipe that holds 64
+            console.write("x" * 99 + "\n", stream)
+        assert time.monotonic() - start < 5
+        while len(os.read(read, 65536)) == 65536:
+            pass
+        console.write("read again\n", stream)
+        assert os.read(read, 65536).endswith(b"read again\n")
+        os.close(read)
+        console.write("nobody\n", stream)
+
+
+def test_a_full_disk_under_a_log_stops_nothing_and_is_tried_again(tmp_path):
+    with open("/dev/full", "w") as full:
+        console.write("lost\n", full)
+        console.write("lost\n", full)
+    with open(tmp_path / "log", "w") as log:
+        console.write("kept\n", log)
+    assert (tmp_path / "log").read_text() == "kept\n"
+
+
+def test_characters_that_the_terminal_lacks_are_shown_as_their_codes(tmp_path):
+    with open(tmp_path / "log", "w", encoding="ascii") as log:
+        console.write("p\u00e9\n", log)
+    assert (tmp_path / "log").read_text() == "p\\xe9\n"
+
+
+def test_the_exit_code_stands_although_standard_error_is_gone():
+    code = "import logging, sys; from jaxlm import console; logging.basicConfig(handlers=[console.LogHandler()]);"
+    code += "sys.stdin.read(); console.say('a'); logging.error('%s', 'b'); logging.error('%d', 'c');"
+    code += "console.settle(); sys.exit(3)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stderr.close()
+    process.stdin.close()
+    assert process.wait(60) == 3
+
+
+def test_what_is_logged_is_shown(capsys):
+    handler = console.LogHandler()
+    handler.setFormatter(logging.Formatter("jaxlm: %(message)s"))
+    handler.emit(logging.makeLogRecord({"msg": "no %s", "args": ("room",)}))
+    assert capsys.readouterr().err == "jaxlm: no room\n"

@@ -1,6 +1,9 @@
 """Starting, joining a cluster, speaking with one voice, and failing together."""
 
 import dataclasses
+import io
+import socket
+import threading
 
 import jax
 import pytest
@@ -11,7 +14,7 @@ from jaxlm.config import ConfigError
 
 def test_a_single_process_joins_nothing(monkeypatch):
     called = []
-    monkeypatch.setattr(processes.jax.distributed, "initialize", lambda *a: called.append(a))
+    monkeypatch.setattr(processes.jax.distributed, "initialize", lambda *a, **k: called.append((*a, k)))
     c = config.resolve(config_files.load("quickstart", ["workdir=w"])).distributed
     for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "TPU_WORKER_HOSTNAMES"):
         monkeypatch.delenv(name, raising=False)
@@ -21,13 +24,40 @@ def test_a_single_process_joins_nothing(monkeypatch):
     assert called == []
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     processes.join_cluster(c)
-    processes.join_cluster(dataclasses.replace(c, coordinator="host:1", num_processes=2, process_id=1))
-    assert called == [(), ("host:1", 2, 1)]
+    with socket.create_server(("localhost", 0)) as server:
+        here = f"localhost:{server.getsockname()[1]}"
+        processes.join_cluster(dataclasses.replace(c, coordinator=here, num_processes=2, process_id=1))
+    times = {"initialization_timeout": 330, "heartbeat_timeout_seconds": 100}  # ours comes before JAX's abort
+    assert called == [(times,), (here, 2, 1, times)]
+    with pytest.raises(ConfigError, match=r"distributed\.coordinator=host has no port"):
+        processes.join_cluster(dataclasses.replace(c, coordinator="host", num_processes=2, process_id=1))
     with pytest.raises(ConfigError, match=r"process_id \(now -1\) to a number from 0"):
         processes.join_cluster(dataclasses.replace(c, coordinator="host:1", num_processes=2))
     monkeypatch.delenv("SLURM_STEP_NUM_TASKS")
     with pytest.raises(ConfigError, match=r"num_processes=2 needs distributed\.coordinator"):
         processes.join_cluster(dataclasses.replace(c, num_processes=2))
+
+
+@pytest.mark.parametrize(("process", "waits"), [(0, "initialize"), (1, "create_connection")])
+def test_processes_that_do_not_come_end_the_program_with_a_line(monkeypatch, capsys, process, waits):
+    """JAX would say nothing for 300 s, and then abort; or, if nothing listens at the coordinator, wait in silence."""
+    codes, over = [], threading.Event()
+
+    def wait(*args, **kwargs):
+        assert over.wait(5)
+        return io.StringIO()
+
+    monkeypatch.setattr(processes.jax.distributed, "initialize", lambda *a, **k: None)
+    monkeypatch.setattr(processes.socket, "create_connection", lambda *a, **k: io.StringIO())
+    monkeypatch.setattr(processes.socket if process else processes.jax.distributed, waits, wait)
+    monkeypatch.setattr(processes.os, "_exit", lambda code: (codes.append(code), over.set()))
+    c = config.resolve(config_files.load("quickstart", ["workdir=w", "distributed.start_timeout_s=1"])).distributed
+    processes.join_cluster(dataclasses.replace(c, coordinator="host:1", num_processes=2, process_id=process))
+    assert codes == [1]
+    said = (
+        f"jaxlm: process {process} of 2 waits for the others at host:1, in vain for 1 s: start them all with the same"
+    )
+    assert capsys.readouterr().err.startswith(said)
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,16 @@ class Limit:
     problem: Callable[[object], str]
 
 
-def at_least(low: float, or_else: dict[int, str] | None = None) -> Limit:
-    """Allows numbers from `low` on, and those in `or_else`, which says what they stand for: {-1: "auto"}."""
+def at_least(low: float, or_else: dict[int, str] | None = None, most: float = math.inf) -> Limit:
+    """Allows numbers from `low` on, and those in `or_else`, which says what they stand for: {-1: "auto"}.
+
+    Args:
+      most: beyond this a value can only be a slip; the help does not mention it.
+    """
     others = or_else or {}
     words = "".join([f"at least {low}", *(f", or {value} for {meaning}" for value, meaning in others.items())])
-    return _numbers(words, lambda value: value >= low or value in others)
+    limit = _numbers(words, lambda value: value >= low or value in others)
+    return Limit(words, lambda value: f" must be at most {most:,}" if value > most else limit.problem(value))
 
 
 def above(low: float, most: float = math.inf) -> Limit:

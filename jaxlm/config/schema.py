@@ -12,8 +12,9 @@ from jaxlm.config.annotations import REGULAR_EXPRESSION, above, at_least, from_t
 CHAT_TOKENS = ("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
 
+LARGEST = 2**31 - 1  # of a size: an axis of an array
 Attention = Literal["xla", "blocked", "cudnn", "cudnn_packed", "tokamax", "pallas"]
-Axis = Annotated[int, at_least(1, or_else={-1: "all remaining devices"})]
+Axis = Annotated[int, at_least(1, or_else={-1: "all remaining devices"}, most=LARGEST)]
 Pattern = Annotated[str, REGULAR_EXPRESSION]
 Remat = Literal["none", "names", "dots", "full"]
 
@@ -42,14 +43,14 @@ class RopeConfig:
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     family: Literal["llama", "gpt2"]
-    n_layers: Annotated[int, at_least(1)]
-    d_model: Annotated[int, at_least(1)]
-    n_heads: Annotated[int, at_least(1)]
-    n_kv_heads: Annotated[int, at_least(0)]
-    head_dim: Annotated[int, at_least(0)]
-    d_ff: Annotated[int, at_least(1)]
-    vocab_size: Annotated[int, at_least(1)]
-    max_seq_len: Annotated[int, at_least(0)]
+    n_layers: Annotated[int, at_least(1, most=10_000)]
+    d_model: Annotated[int, at_least(1, most=LARGEST)]
+    n_heads: Annotated[int, at_least(1, most=LARGEST)]
+    n_kv_heads: Annotated[int, at_least(0, most=LARGEST)]
+    head_dim: Annotated[int, at_least(0, most=LARGEST)]
+    d_ff: Annotated[int, at_least(1, most=LARGEST)]
+    vocab_size: Annotated[int, at_least(1, most=LARGEST)]
+    max_seq_len: Annotated[int, at_least(0, most=LARGEST)]
     tie_embeddings: bool
     bias: bool
     qk_norm: bool
@@ -83,18 +84,18 @@ class DataConfig:
     path: str
     sources: dict[str, SourceConfig]
     text_key: str
-    max_bytes: Annotated[int, at_least(0)]
+    max_bytes: Annotated[int, at_least(0, most=2**62)]
     tfds_dir: str
     hub_dir: str
     tokenizer: str
     tokenizer_model: Literal["bpe", "unigram"]
     chat_tokens: bool
     val_fraction: Annotated[float, above(0, most=0.5)]
-    block_tokens: Annotated[int, at_least(1)]
-    num_threads: Annotated[int, at_least(1)]
-    num_workers: Annotated[int, at_least(0)]
-    prefetch: Annotated[int, at_least(1)]
-    timeout_s: Annotated[float, at_least(1)]
+    block_tokens: Annotated[int, at_least(1, most=LARGEST)]
+    num_threads: Annotated[int, at_least(1, most=1024)]
+    num_workers: Annotated[int, at_least(0, most=1024)]
+    prefetch: Annotated[int, at_least(1, most=65_536)]
+    timeout_s: Annotated[float, at_least(1, most=7 * 86_400)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,18 +128,18 @@ class PrepareConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    steps: Annotated[int, at_least(1)]
-    batch_size: Annotated[int, at_least(1)]
-    seq_len: Annotated[int, at_least(1)]
-    microbatch_size: Annotated[int, at_least(-1)]
-    eval_every_steps: Annotated[int, at_least(0)]
-    max_nonfinite_steps: Annotated[int, at_least(0)]
+    steps: Annotated[int, at_least(1, most=10**12)]
+    batch_size: Annotated[int, at_least(1, most=LARGEST)]
+    seq_len: Annotated[int, at_least(1, most=LARGEST)]
+    microbatch_size: Annotated[int, at_least(-1, most=LARGEST)]
+    eval_every_steps: Annotated[int, at_least(0, most=10**12)]
+    max_nonfinite_steps: Annotated[int, at_least(0, most=10**12)]
 
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
     z_loss: Annotated[float, at_least(0)]
-    tile_tokens: Annotated[int, at_least(0)]
+    tile_tokens: Annotated[int, at_least(0, most=LARGEST)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,9 +150,11 @@ class OptimConfig:
     offload: bool
     lr: Annotated[float, above(0)]
     schedule: Literal["cosine", "wsd", "linear", "constant"]
-    warmup_steps: Annotated[int, at_least(0)]
+    warmup_steps: Annotated[int, at_least(0, most=10**12)]
     decay_fraction: Annotated[float, above(0, most=1)]
     final_lr_ratio: Annotated[float, within(0, 1)]
+    schedule_steps: Annotated[int, at_least(0, most=10**12)]
+    decay_at_step: Annotated[int, at_least(0, most=10**12)]
     b1: Annotated[float, within(0, 1)]
     b2: Annotated[float, within(0, 1)]
     eps: Annotated[float, at_least(0)]
@@ -163,43 +166,44 @@ class OptimConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    every_steps: Annotated[int, at_least(0)]
+    every_steps: Annotated[int, at_least(0, most=10**12)]
     every_minutes: Annotated[float, at_least(0, or_else={-1: "auto"})]
     verify: bool
-    keep_last: Annotated[int, at_least(1)]
-    keep_every: Annotated[int, at_least(0)]
-    keep_best: Annotated[int, at_least(0)]
+    keep_last: Annotated[int, at_least(1, most=LARGEST)]
+    keep_every: Annotated[int, at_least(0, most=10**12)]
+    keep_best: Annotated[int, at_least(0, most=LARGEST)]
     reserve_mb: Annotated[float, at_least(0)]
     max_unprotected_minutes: Annotated[float, at_least(0)]
     max_unprotected_usd: Annotated[float, at_least(0)]
     mirror: str
     mirror_weights_only: bool
-    mirror_keep_last: Annotated[int, at_least(1)]
+    mirror_keep_last: Annotated[int, at_least(1, most=LARGEST)]
     mirror_timeout_s: Annotated[float, above(0)]
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
     at_start: bool
-    batch_size: Annotated[int, at_least(0)]
-    max_batches: Annotated[int, at_least(0)]
+    batch_size: Annotated[int, at_least(0, most=LARGEST)]
+    max_batches: Annotated[int, at_least(0, most=LARGEST)]
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleConfig:
     prompts: tuple[str, ...]
-    every_steps: Annotated[int, at_least(0)]
+    every_steps: Annotated[int, at_least(0, most=10**12)]
     at_steps: tuple[Annotated[int, at_least(0)], ...]
-    max_new_tokens: Annotated[int, at_least(0)]
+    max_new_tokens: Annotated[int, at_least(0, most=2**20)]
     temperature: Annotated[float, at_least(0)]
-    top_k: Annotated[int, at_least(0)]
+    also_greedy: bool
+    top_k: Annotated[int, at_least(0, most=LARGEST)]
     top_p: Annotated[float, above(0, most=1)]
 
 
 @dataclasses.dataclass(frozen=True)
 class PhaseConfig:
-    steps: Annotated[int, at_least(0)]
-    tokens: Annotated[int, at_least(0)]
+    steps: Annotated[int, at_least(0, most=10**12)]
+    tokens: Annotated[int, at_least(0, most=10**18)]
     usd: Annotated[float, at_least(0)]
     max_val_loss: Annotated[float, at_least(0)]
     min_tokens_per_second: Annotated[float, at_least(0)]
@@ -222,10 +226,15 @@ class StopConfig:
 class StabilityConfig:
     roll_back: bool
     spike_z: Annotated[float, at_least(0)]
-    spike_steps: Annotated[int, at_least(0)]
+    spike_steps: Annotated[int, at_least(0, most=10**12)]
     window: Annotated[int, within(8, 100_000)]
     skip: tuple[Annotated[str, written(r"[0-9]{1,18}:[0-9]{1,18}", "the first and the last batch as A:B")], ...]
     overfit_evals: Annotated[int, at_least(0)]
+
+    @property
+    def windows(self) -> tuple[tuple[int, int], ...]:
+        """Returns the first and the last batch of each entry of `skip`."""
+        return tuple((int(first), int(last)) for first, _, last in (window.partition(":") for window in self.skip))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,7 +273,7 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
-    every_steps: Annotated[int, at_least(1)]
+    every_steps: Annotated[int, at_least(1, most=10**12)]
     tensorboard: bool
     wandb: Literal["", "offline", "online"]
 
@@ -330,6 +339,9 @@ class Config:
     program: Literal["pretrain"]
     workdir: str
     seed: Annotated[int, within(0, 2**32 - 1)]
+    origin: str
+    origin_checkpoint: Annotated[str, written("latest|best|[0-9]{1,18}", "latest, best or a step")]
+    origin_state: bool
     model: ModelConfig
     data: DataConfig
     train: TrainConfig

@@ -22,6 +22,7 @@ from jaxlm.config import ConfigError
 from jaxlm.corpus import recipes
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.corpus.sources.plain import iterate_documents, source_signature
+from jaxlm.data import manifest as manifests
 from jaxlm.data import rows, shards
 from jaxlm.data.shuffle import Shuffle
 from jaxlm.data.tokenizer import Tokenizer, train_tokenizer
@@ -140,7 +141,7 @@ def build_data(
             manifest = _build(root, source_list, settings, read or _default_reader(settings), log)
         finally:
             shutil.rmtree(root / _SPILL, ignore_errors=True)
-        shards.write_manifest(root, {"recipe": recipe, **manifest})
+        manifests.write(root, {"recipe": recipe, **manifest})
     return shards.open_data(root)
 
 

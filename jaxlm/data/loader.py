@@ -1,26 +1,23 @@
 """Delivers batches to the train loop, and held-out rows to evaluation.
 
-Grain runs the threads, the worker processes and the read-ahead. Only `rows.RowPlan` decides which rows a batch holds,
+`ahead` runs the threads, the worker processes and the read-ahead. Only `rows.RowPlan` decides which rows a batch holds,
 so the numbers of threads, workers, hosts and restarts never change a batch. The step is the only state of an iterator.
 
 Shapes: B batch, b rows of it that this process needs, T tokens, T1 = T + 1.
 """
 
-import ctypes
 import dataclasses
-import os
 import queue
-import signal
-import sys
-import threading
+import weakref
 from collections.abc import Iterator
 
-import grain
 import numpy as np
-from absl import flags
 
-from jaxlm.config import DataConfig, RunError
-from jaxlm.data import rows, shards
+from jaxlm.config import ConfigError, DataConfig, RunError
+from jaxlm.data import ahead, rows, shards
+from jaxlm.data.verify import Entry
+
+_FIRST_STEPS = 16  # the background verifies the shards of this many steps before all others
 
 
 class BatchSource:
@@ -34,16 +31,13 @@ class BatchSource:
 
     def __init__(self, order: rows.Order, row_indices: np.ndarray, start_step: int):
         self._plan, self._seq_len, self._start = order.plan(), order.seq_len, start_step
-        self._eos_id, plan = order.data.eos_id, self._plan
+        self._eos_id, self._verifier, plan = order.data.eos_id, order.data.verifier, self._plan
         self._slots = np.asarray(row_indices, np.int64).reshape(-1)
         if self._slots.size and not (self._slots.min() >= 0 and self._slots.max() < plan.batch_size):
             raise ValueError(
                 f"row_indices must lie in [0, {plan.batch_size}), got {self._slots.min()}..{self._slots.max()}"
             )
         self._streams = [order.data.stream(name) for name in plan.names]
-
-    def __len__(self) -> int:
-        return sys.maxsize >> 1
 
     def __getitem__(self, i: int) -> dict[str, np.ndarray]:
         source, _, row = self._plan.locate(self._start + int(i), self._slots)
@@ -53,8 +47,9 @@ class BatchSource:
             out_T1[:] = self._streams[k].read(r * T, r * T + T + 1)
         return rows.make_batch(rows_bxT1, self._eos_id)
 
-    def __repr__(self) -> str:
-        return f"BatchSource(start_step={self._start}, rows={self._slots.size}, seq_len={self._seq_len})"
+    def waits_for(self) -> str:
+        """Returns the file that is being read, and since when; "" if none is."""
+        return self._verifier.oldest_read()
 
 
 class TrainLoader(Iterator[dict[str, np.ndarray]]):
@@ -63,10 +58,10 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
     Args:
       order: decides which row is in which slot of which batch.
       row_indices: the indices of the rows (of B) that this process yields, in this order; all by default.
-      start_step: the step of the first batch.
+      start_step: the step of the first batch, from 0.
       num_threads: the number of threads that make batches (in each process).
       num_workers: the number of worker processes. With 0 this process makes the batches, fast enough for millions of
-        tokens a second. Workers are spawned, so a script with workers needs `if __name__ == "__main__"`.
+        tokens a second.
       prefetch: the number of batches made ahead (in each process).
       stall_seconds: the seconds to wait for a batch before RunError is raised (a dead disk blocks a read for ever).
 
@@ -74,7 +69,8 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
       The dict that `rows.make_batch` returns, with arrays [b, T].
 
     Raises:
-      RunError: a read failed, a worker died, or a batch took too long.
+      RunError: a file can't be read (after three tries), a worker died, or a batch took too long.
+      DamagedData: a shard is not the one in the manifest.
     """
 
     def __init__(
@@ -89,66 +85,50 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
         stall_seconds: float = 600.0,
     ):
         slots = np.arange(order.batch_size) if row_indices is None else row_indices
-        source = BatchSource(order, slots, start_step)
-        options = grain.ReadOptions(num_threads=max(1, num_threads), prefetch_buffer_size=max(1, prefetch))
-        dataset = grain.MapDataset.source(source).to_iter_dataset(options)
+        source, num_threads, prefetch = BatchSource(order, slots, start_step), max(1, num_threads), max(1, prefetch)
         if num_workers:
-            if not flags.FLAGS.is_parsed():
-                # Grain reads absl's flags when it starts workers. A console script or a notebook never parses them.
-                flags.FLAGS.mark_as_parsed()
-            workers = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=max(1, prefetch))
-            # Batches come through pipes, since Grain leaks its shared memory if a worker or this process is killed.
-            pipes = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
-            dataset = grain.experimental.WithOptionsIterDataset(dataset, pipes)
-            dataset = dataset.mp_prefetch(workers, worker_init_fn=_die_with_parent)
+            self._items = ahead.Workers(source, num_workers, num_threads, prefetch)
+        else:
+            self._items = ahead.Threads(source, num_threads, prefetch)
         self.step = start_step
-        self._iterator = iter(dataset)
-        self._stall_seconds = stall_seconds
-        # Why a thread and a queue: Grain's next() would block for ever on a hung read; a queue's get has a timeout.
-        self._ready: queue.Queue = queue.Queue(maxsize=1)
-        self._closed = threading.Event()
+        self._verifier, self.stall_seconds = order.data.verifier, stall_seconds
         self._failed: Exception | None = None
-        self._thread = threading.Thread(target=self._pump, name="loader-pump", daemon=True)
-        self._thread.start()
-
-    def _pump(self) -> None:
-        while not self._closed.is_set():
-            try:
-                item = next(self._iterator)
-            except Exception as e:
-                item = e
-            while not self._closed.is_set():
-                try:
-                    self._ready.put(item, timeout=0.2)
-                    break
-                except queue.Full:
-                    continue
-            if isinstance(item, Exception):
-                return
+        # Also at exit, if nobody closed it: a thread in the middle of a read must not meet a finalised interpreter.
+        self._close = weakref.finalize(self, _close, self._items, self._verifier)
 
     def __next__(self) -> dict[str, np.ndarray]:
-        if self._closed.is_set():
+        if not self._close.alive:
             raise RuntimeError("the loader is closed")
         if self._failed is None:
             try:
-                item = self._ready.get(timeout=self._stall_seconds)
-            except queue.Empty:
-                item = TimeoutError(f"no batch within {self._stall_seconds:g} s: a read or a worker hangs")
-            if not isinstance(item, Exception):
+                if self._verifier.damage:
+                    raise self._verifier.damage
+                item = self._items.get(self.stall_seconds)
                 self.step += 1
                 return item
-            self._failed = item
-        raise RunError(
-            f"the loader failed at step {self.step}: {self._failed}; the same command goes on from the last checkpoint"
-        ) from self._failed
+            except ConfigError as e:
+                self._failed = e
+            except queue.Empty:
+                waits = self.waits_for() or "no file is being read, so the machine does too much else"
+                self._failed = self._failure(f"no batch within {self.stall_seconds:g} s (data.timeout_s): {waits}")
+            except Exception as e:
+                self._failed = self._failure(str(e) or type(e).__name__, e)
+        raise self._failed
+
+    def _failure(self, why: str, cause: Exception | None = None) -> RunError:
+        error = RunError(
+            f"the loader failed at step {self.step}: {why}; the same command goes on from the last checkpoint"
+        )
+        error.__cause__ = cause
+        return error
+
+    def waits_for(self) -> str:
+        """Returns what the next batch waits for: the worker process and the file that is read; "" if nothing is known."""
+        return self._items.waits_for()
 
     def close(self) -> None:
-        """Stops threads and workers. A second call does nothing."""
-        if self._closed.is_set():
-            return
-        self._closed.set()
-        self._thread.join(timeout=10)
-        self._iterator.close()
+        """Stops threads and workers, within seconds whatever hangs. A second call does nothing."""
+        self._close()
 
     def __enter__(self) -> "TrainLoader":
         return self
@@ -157,9 +137,23 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
         self.close()
 
 
-def open_train(order: rows.Order, config: DataConfig, *, row_indices: np.ndarray, start_step: int) -> TrainLoader:
-    """Returns the loader with the threads, workers, read-ahead and timeout of `config.data`."""
-    return TrainLoader(
+def _close(items: ahead.Threads | ahead.Workers, verifier: shards.Verifier) -> None:
+    verifier.end()
+    items.close()
+
+
+def open_train(
+    order: rows.Order, config: DataConfig, *, row_indices: np.ndarray, start_step: int, verify: bool = False
+) -> TrainLoader:
+    """Returns the loader with the threads, workers, read-ahead and timeout of `config.data`.
+
+    Args:
+      row_indices, start_step: as for `TrainLoader`.
+      verify: True to compare all shards with the manifest in the background, those of the first steps first. If one is
+        damaged, the next batch raises DamagedData. With several processes one of them is enough; all of them check the
+        shards that they read.
+    """
+    loader = TrainLoader(
         order,
         row_indices=row_indices,
         start_step=start_step,
@@ -168,15 +162,24 @@ def open_train(order: rows.Order, config: DataConfig, *, row_indices: np.ndarray
         prefetch=config.prefetch,
         stall_seconds=config.timeout_s,
     )
+    if verify:
+        order.data.verifier.begin(_shards(order, start_step))
+    return loader
 
 
-def _die_with_parent(worker: int, num_workers: int) -> None:
-    """Makes Linux end a worker when its parent was killed. Grain would leave it running for ever."""
-    del worker, num_workers
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1 is PR_SET_PDEATHSIG
-        if os.getppid() == 1:
-            os._exit(1)
+def _shards(order: rows.Order, start_step: int) -> list[Entry]:
+    """Returns the shards of the run, each once, those that the first steps read first, and the held-out ones last."""
+    plan, found = order.plan(), {}
+    streams = [order.data.stream(name) for name in plan.names]
+    for step in range(start_step, start_step + _FIRST_STEPS):
+        source, _, row = plan.locate(step, np.arange(order.batch_size))
+        for k, r in zip(source.tolist(), row.tolist(), strict=True):
+            shard = streams[k].shard(r * order.seq_len)
+            found[shard["file"]] = shard
+    for split in shards.SPLITS:
+        for name in plan.names:
+            found |= {s["file"]: s for s in order.data.entry(name, split)["shards"] if s["file"] not in found}
+    return list(found.values())
 
 
 @dataclasses.dataclass(frozen=True)

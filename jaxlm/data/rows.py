@@ -3,7 +3,7 @@
 The batch of step s is a pure function of (seed, manifest, mixture, s). Slot b of step s is the global slot g = s *
 batch_size + b. A short repeating cycle maps g to a source and to the number k of the draw from that source. A
 permutation, which differs for each epoch, maps k to a row. Both take O(1) time and do not depend on hosts, threads and
-workers.
+workers. Batches that a run passes over (spoiled ones) are left out before that: step s then has the s-th batch of the rest.
 
 Grain's `MapDataset.mix` and `shuffle` do not serve: `mix` truncates weights to integers (87/10/3 becomes 2899/333/100)
 and refuses a weight of zero; `shuffle` adds the epoch to the seed, so that seed 0 epoch 1 repeats seed 1 epoch 0.
@@ -24,6 +24,7 @@ import numpy as np
 
 from jaxlm.config import ConfigError, PrepareSourceConfig, SourceConfig
 from jaxlm.data.shards import DataDir
+from jaxlm.data.windows import Windows, batch_number, merge_windows
 
 MAX_CYCLE = 65536
 _ROUNDS = 6
@@ -141,6 +142,7 @@ class RowPlan:
       shares: the share of each source, from `normalise_mixture`.
       row_counts: the number of rows of each source.
       batch_size: the number of slots of a batch.
+      passed_over: the batches that no step trains on, from `merge_windows`.
     """
 
     seed: int
@@ -148,9 +150,10 @@ class RowPlan:
     shares: tuple[fractions.Fraction, ...]
     row_counts: tuple[int, ...]
     batch_size: int
+    passed_over: Windows = ()
 
     def locate(self, step: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns which rows are in these slots of the batch of `step`.
+        """Returns which rows are in these slots of the batch of `step`, which counts from 0.
 
         Each epoch of a source has every row once, in an order that depends on seed, source and epoch.
 
@@ -163,7 +166,8 @@ class RowPlan:
         """
         cycle = mixture_cycle(self.shares)
         rank, per_cycle = _cycle_ranks(self.shares)
-        turn, place = np.divmod(np.int64(step) * self.batch_size + np.asarray(slots, np.int64), cycle.size)
+        before = np.int64(batch_number(int(step) + 1, self.passed_over) - 1)  # batches in front of this one
+        turn, place = np.divmod(before * self.batch_size + np.asarray(slots, np.int64), cycle.size)
         source = cycle[place].astype(np.int64)
         draw = turn * per_cycle[source] + rank[place]
         epoch, position = np.divmod(draw, np.asarray(self.row_counts, np.int64)[source])
@@ -191,7 +195,13 @@ def count_rows(tokens: int, seq_len: int) -> int:
 
 
 def plan_rows(
-    token_counts: Mapping[str, int], mixture: Mapping[str, float], *, seed: int, seq_len: int, batch_size: int
+    token_counts: Mapping[str, int],
+    mixture: Mapping[str, float],
+    *,
+    seed: int,
+    seq_len: int,
+    batch_size: int,
+    passed_over: Windows = (),
 ) -> RowPlan:
     """Returns the row plan for sources with these numbers of training tokens.
 
@@ -213,6 +223,7 @@ def plan_rows(
         shares=tuple(shares.values()),
         row_counts=tuple(count_rows(token_counts[name], seq_len) for name in shares),
         batch_size=int(batch_size),
+        passed_over=passed_over,
     )
 
 
@@ -226,6 +237,8 @@ class Order:
       seed: the seed of the order of rows.
       seq_len: T, the number of tokens in a row.
       batch_size: B, the number of rows of the global batch.
+      passed_over: windows of batches to pass over, (first, last) from 1. They may grow during a run: those that lie behind
+        its last step change no batch before it.
     """
 
     data: DataDir
@@ -233,17 +246,29 @@ class Order:
     seed: int
     seq_len: int
     batch_size: int
+    passed_over: Windows = ()
+
+    def __post_init__(self):
+        object.__setattr__(self, "passed_over", merge_windows(self.passed_over))
 
     def plan(self) -> RowPlan:
         """Returns the map from slots to rows. Raises ConfigError as `plan_rows` does."""
         sizes = {"seed": self.seed, "seq_len": self.seq_len, "batch_size": self.batch_size}
-        return plan_rows(self.data.token_counts("train"), self.mixture, **sizes)
+        return plan_rows(self.data.token_counts("train"), self.mixture, **sizes, passed_over=self.passed_over)
+
+    def passing_over(self, windows: Windows) -> "Order":
+        """Returns the same order without the batches in these windows, and with all others."""
+        return dataclasses.replace(self, passed_over=tuple(windows))
+
+    def batch_number(self, step: int) -> int:
+        """Returns the number of the batch that a step trains on, both from 1: `step` itself if nothing is passed over."""
+        return batch_number(step, self.passed_over)
 
     def fingerprint(self) -> dict[str, str]:
         """Returns the order as strings for a checkpoint: "data", "mixture", "seed", "seq_len", "batch_size", "sha256".
 
         "data" is the manifest's hash; "sha256" is the hash of the other five. `check_fingerprint` compares them when a
-        run resumes.
+        run resumes. What is passed over is no part of it, because it may grow when a run is rolled back.
         """
         shares = normalise_mixture(self.mixture, sorted(self.data.sources))
         parts = {

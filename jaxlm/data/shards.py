@@ -9,8 +9,8 @@ directory without it is not a data directory.
 
 import bisect
 import dataclasses
-import hashlib
-import json
+import io
+import itertools
 import os
 import pathlib
 from collections.abc import Iterable
@@ -22,26 +22,20 @@ from array_record.python import array_record_data_source, array_record_module
 
 from jaxlm import files
 from jaxlm.config import ConfigError
+from jaxlm.data import manifest as manifests
+from jaxlm.data.manifest import MANIFEST, SPLITS
 from jaxlm.data.tokenizer import Tokenizer
+from jaxlm.data.verify import Verifier, file_sha256
 
-FORMAT = 1
-MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.model"
 TOKEN_BYTES = "token_bytes.npy"
 DOCUMENTS = "documents.parquet"
-SPLITS = ("train", "val")
 # zstd takes 38% off 16-bit tokens; random reads run at 138M tokens/s a core instead of 230M, far beyond any need.
 WRITER_OPTIONS = "group_size:1,zstd:1"
 _INDEX_GROUP = 65536
 _INDEX_SCHEMA = pa.schema(
     [("start", pa.int64()), ("tokens", pa.int64()), ("bytes", pa.int64()), ("doc_id", pa.string())]
 )
-
-
-def file_sha256(path: str | os.PathLike) -> str:
-    """Returns the sha256 of a file's bytes, in hex."""
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 class StreamWriter:
@@ -175,18 +169,35 @@ class _Shard:
 class TokenStream:
     """Reads one split of one source at any place. Thread-safe, and cheap to pickle for a worker process."""
 
-    def __init__(self, root: pathlib.Path, entry: dict, *, dtype: str, block_tokens: int, label: str):
+    def __init__(
+        self,
+        root: pathlib.Path,
+        entry: dict,
+        *,
+        dtype: str,
+        block_tokens: int,
+        label: str,
+        verifier: Verifier | None = None,
+    ):
         self.tokens: int = entry["tokens"]
         self._dtype, self._block_tokens, self._label = dtype, block_tokens, label
-        shards = [_Shard(str(root / s["file"]), 0, s["records"], s["records"]) for s in entry["shards"]]
+        self._root, self._shards = root, entry["shards"]
+        self._ends = list(itertools.accumulate(shard["records"] for shard in self._shards))
+        self.verifier = verifier or Verifier(root)
+        self._open()
+
+    def _open(self) -> None:
+        """Sets the reader of records. A reader that failed once fails for ever, so a new try needs a new one."""
+        shards = [_Shard(str(self._root / s["file"]), 0, s["records"], s["records"]) for s in self._shards]
         self._records = array_record_data_source.ArrayRecordDataSource(shards) if shards else None
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Returns tokens [start, stop) in the stored type.
+        """Returns tokens [start, stop) in the stored type. Tries a read that fails three times, since networks have hiccups.
 
         Raises:
           IndexError: the range is not within the stream.
-          RuntimeError: a file can't be read.
+          RunError: a file can't be read.
+          DamagedData: a file is not the one that the manifest names.
         """
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens [{start}, {stop}) of {self._label}, which has {self.tokens}")
@@ -198,16 +209,25 @@ class TokenStream:
         tokens = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
         return tokens[start - offset : stop - offset]
 
+    def shard(self, token: int) -> dict:
+        """Returns the manifest's entry of the shard that holds this token."""
+        return self._shards[bisect.bisect_right(self._ends, token // self._block_tokens)]
+
     def _block(self, i: int) -> np.ndarray:
-        try:
-            block = np.frombuffer(self._records[i], self._dtype)
-        except Exception as e:
-            raise RuntimeError(
-                f"cannot read record {i} of {self._label}: {e}; check the disk and the data's sha256"
-            ) from e
+        shard = self._shards[bisect.bisect_right(self._ends, i)]
+
+        def attempt() -> bytes:
+            try:
+                self.verifier.first_read(shard)
+                return self._records[i]
+            except Exception:
+                self._open()
+                raise
+
+        block = np.frombuffer(self.verifier.read(shard, f"record {i}", attempt), self._dtype)
         expected = min(self._block_tokens, self.tokens - i * self._block_tokens)
         if len(block) != expected:
-            raise RuntimeError(f"record {i} of {self._label} holds {len(block)} tokens instead of {expected}")
+            raise self.verifier.damaged(shard, f"record {i} holds {len(block)} tokens instead of {expected}")
         return block
 
 
@@ -230,6 +250,7 @@ class DataDir:
         self.vocab_size: int = manifest["tokenizer"]["vocab_size"]
         self.sources: tuple[str, ...] = tuple(manifest["sources"])
         self.mixture: dict[str, float] = dict(manifest["mixture"])
+        self.verifier = Verifier(path)
 
     def token_counts(self, split: str = "train") -> dict[str, int]:
         """Returns source -> the number of its tokens in the split."""
@@ -249,22 +270,45 @@ class DataDir:
             dtype=self.manifest["dtype"],
             block_tokens=self.manifest["block_tokens"],
             label=f"{self.path / split / source}",
+            verifier=self.verifier,
         )
 
     def tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer that encoded the texts."""
-        return Tokenizer.load(self.path / TOKENIZER)
+        """Returns the tokenizer that encoded the texts. Raises DamagedData if its file is not the one in the manifest."""
+        return Tokenizer(self._content(TOKENIZER))
 
     def token_bytes(self) -> np.ndarray:
-        """Returns the number of raw bytes of each id, int32[vocab_size]; 0 for control tokens."""
-        return np.load(self.path / TOKEN_BYTES)
+        """Returns the number of raw bytes of each id, int32[vocab_size]; 0 for control tokens.
+
+        Raises DamagedData if its file is not the one in the manifest.
+        """
+        lengths = np.load(io.BytesIO(self._content(TOKEN_BYTES)))
+        if lengths.shape != (self.vocab_size,):
+            raise ConfigError(
+                f"{self.path / TOKEN_BYTES} has the shape {lengths.shape}, but {MANIFEST} a vocabulary of "
+                f"{self.vocab_size}; copy both again or rebuild the data directory"
+            )
+        return lengths
+
+    def _content(self, name: str) -> bytes:
+        """Returns the verified content of a file at the top of the directory."""
+        entry = next((entry for entry in self.manifest["files"] if entry["file"] == name), None)
+        if entry is None:
+            raise ConfigError(
+                f"{self.path / MANIFEST} does not list {name}; copy it again or rebuild the data directory"
+            )
+        return self.verifier.content(entry)
 
     def documents(self, source: str, split: str, start: int, stop: int) -> list[Document]:
         """Returns the documents that tokens [start, stop) belong to, in order.
 
-        Reads only the row groups of the index that list them.
+        Reads only the row groups of the index that list them, but verifies the whole file at the first call.
+
+        Raises DamagedData if the index is not the one in the manifest.
         """
-        index = pq.ParquetFile(self.path / self.entry(source, split)["index"]["file"])
+        entry = self.entry(source, split)["index"]
+        self.verifier.first_read(entry, always=True)
+        index = pq.ParquetFile(self.path / entry["file"])
         groups = [index.metadata.row_group(g).column(0).statistics.min for g in range(index.num_row_groups)]
         wanted = range(max(0, bisect.bisect_right(groups, start) - 1), bisect.bisect_left(groups, stop))
         found: list[Document] = []
@@ -287,67 +331,47 @@ class DataDir:
 def open_data(path: str | os.PathLike) -> DataDir:
     """Opens a data directory. Checks files' sizes and numbers of records, since a truncated ArrayRecord opens as an empty one.
 
+    Verifies the tokenizer and the lengths of its tokens. `TokenStream` and the loader verify the shards.
+
     Raises:
-      ConfigError: the manifest is missing or damaged or has another format, or a file is missing or differs from the
-        manifest in its size or number of records.
+      ConfigError: the manifest is missing or damaged or has another format.
+      DamagedData: a file is missing or differs from the manifest in its size or number of records.
+      RunError: a file can't be read.
     """
     root = pathlib.Path(path)
-    try:
-        content = (root / MANIFEST).read_bytes()
-    except OSError:
-        raise ConfigError(
-            f"no {MANIFEST} in {root}: not a finished data directory; make one with 'jaxlm tokenize' or set data.dir"
-        ) from None
-    try:
-        manifest = json.loads(content)
-    except ValueError:
-        raise ConfigError(f"{root / MANIFEST} is not valid JSON; rebuild the data directory") from None
-    found = manifest.get("format") if isinstance(manifest, dict) else None
-    if found != FORMAT:
-        raise ConfigError(f"{root / MANIFEST} has format {found}, this jaxlm reads {FORMAT}; rebuild it")
-    try:
-        data = DataDir(root, manifest, hashlib.sha256(content).hexdigest())
-        entries = list(data.files())
-    except (KeyError, TypeError) as error:
-        raise ConfigError(f"{root / MANIFEST} lacks {error}; copy it again or rebuild the data directory") from None
-    for entry in entries:
-        _check_file(root / entry["file"], entry)
+    data = DataDir(root, *manifests.read(root))
+    for entry in data.files():
+        _check_file(data, entry)
+    _check_tokenizer(data)
     return data
 
 
-def _check_file(path: pathlib.Path, entry: dict) -> None:
+def _check_tokenizer(data: DataDir) -> None:
+    """Verifies the tokenizer and the lengths of its tokens, and that they fit to the manifest."""
+    coder, stated = data.tokenizer(), (data.vocab_size, data.eos_id, data.manifest["dtype"])
+    data.token_bytes()
+    if (found := (coder.vocab_size, coder.eos_id, token_dtype(coder.vocab_size))) != stated:
+        raise ConfigError(
+            f"{data.path / MANIFEST} is damaged: its vocab_size, eos_id, dtype are {stated}, those of {TOKENIZER} {found}; "
+            "copy it again or rebuild the data directory"
+        )
+
+
+def _check_file(data: DataDir, entry: dict) -> None:
+    path, damaged = data.path / entry["file"], data.verifier.damaged
     if not path.is_file():
-        raise ConfigError(f"{path} is missing, but the manifest names it; copy it again or rebuild the data directory")
+        raise damaged(entry, "it is missing")
     if path.stat().st_size != entry["size"]:
-        raise ConfigError(
-            f"{path} is {path.stat().st_size:,} bytes instead of {entry['size']:,}; copy it again or rebuild the data"
-        )
+        raise damaged(entry, f"it is {path.stat().st_size:,} bytes instead of {entry['size']:,}")
     if "records" in entry:
-        try:
-            reader = array_record_module.ArrayRecordReader(str(path))
-            records = reader.num_records()
-            reader.close()
-        except Exception as e:
-            raise ConfigError(f"{path} cannot be opened ({e}); copy it again or rebuild the data") from None
+        records = data.verifier.read(entry, "the index", lambda: _count_records(path))
         if records != entry["records"]:
-            raise ConfigError(f"{path} has {records} records instead of {entry['records']}; copy it again or rebuild")
+            raise damaged(entry, f"it has {records} records instead of {entry['records']}")
 
 
-def verify_data(data: DataDir) -> int:
-    """Reads every file and compares its sha256 with the manifest (about 1 GB/s a core). Returns the number of bytes read.
-
-    Raises:
-      ConfigError: a file differs; the message names up to five.
-    """
-    bad = [entry["file"] for entry in data.files() if file_sha256(data.path / entry["file"]) != entry["sha256"]]
-    if bad:
-        raise ConfigError(
-            f"{len(bad)} file(s) in {data.path} differ from the manifest: {', '.join(bad[:5])}; copy or rebuild them"
-        )
-    return sum(entry["size"] for entry in data.files())
-
-
-def write_manifest(root: pathlib.Path, manifest: dict) -> None:
-    """Writes manifest.json, as the last step of a build. Equal manifests give equal bytes."""
-    content = json.dumps({"format": FORMAT, **manifest}, indent=1, ensure_ascii=False) + "\n"
-    files.write_atomically(root / MANIFEST, content.encode())
+def _count_records(path: pathlib.Path) -> int:
+    reader = array_record_module.ArrayRecordReader(str(path))
+    try:
+        return reader.num_records()
+    finally:
+        reader.close()

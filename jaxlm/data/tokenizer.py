@@ -63,9 +63,13 @@ class Tokenizer:
         except OSError as e:
             raise ConfigError(f"cannot read the tokenizer {path}: {e.strerror}") from None
         try:
-            return cls(content)
-        except RuntimeError:
-            raise ConfigError(f"{path} is not a SentencePiece model") from None
+            tokenizer = cls(content)
+            tokenizer.token_bytes()  # reads all pieces: a damaged one is not UTF-8
+        except ConfigError:
+            raise
+        except (RuntimeError, ValueError):
+            raise ConfigError(f"{path} is not a SentencePiece model, or it is damaged: copy it again") from None
+        return tokenizer
 
     def __reduce__(self):
         return Tokenizer, (self.model_bytes,)

@@ -43,6 +43,12 @@ class TracedRow:
     documents: tuple[TracedDocument, ...]
 
 
+def documents(order: rows.Order, step: int) -> list[str]:
+    """Returns the ids of the documents in the batch of `step`, counted from 1."""
+    traced = describe_batch(order, step - 1, snippet_chars=0)
+    return [document.doc_id for row in traced for document in row.documents]
+
+
 def describe_batch(order: rows.Order, step: int, snippet_chars: int = 200) -> list[TracedRow]:
     """Returns the rows of the batch of `step`, in the loader's order, with the documents that they hold.
 

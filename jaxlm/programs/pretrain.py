@@ -2,22 +2,32 @@
 
 import argparse
 
+import jax
+
 from jaxlm import sharding
 from jaxlm.config import Config
-from jaxlm.data import loader, rows
+from jaxlm.data import loader, rows, trace
 from jaxlm.data.open import make_data, open_mixture
 from jaxlm.eval import loss
 from jaxlm.objectives import lm
 from jaxlm.processes import say, together
 from jaxlm.programs import training
-from jaxlm.programs.training import Ready
+from jaxlm.programs.task import Ready, Task
+from jaxlm.train import origin
 from jaxlm.train.batches import LoaderBatches
+
+_RESERVE = 2  # batches with which a process whose loader failed goes on until all have agreed to stop
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Trains to `train.steps`; returns the exit code."""
     del args
-    return training.run(config, training.Task(lm.make, data, batches, held_out))
+    return training.run(config, Task(lm.make, data, batches, held_out, origin=first_weights, documents=trace.documents))
+
+
+def first_weights(config: Config) -> origin.Origin | None:
+    """Returns the run whose weights this one begins with; None for new weights."""
+    return origin.open(config.origin, config.origin_checkpoint) if config.origin else None
 
 
 def data(config: Config) -> rows.Order:
@@ -35,8 +45,12 @@ def batches(ready: Ready, done: int) -> LoaderBatches:
     """Returns the loader's batches, from step `done` + 1 on."""
     order, mesh, d = ready.data, ready.parts.mesh, ready.config.data
     local = sharding.local_rows(mesh, order.batch_size)
-    read = together(lambda: loader.open_train(order, d, row_indices=local, start_step=done))
-    return LoaderBatches(read, mesh, ready.parts.batch())
+    first, reserve = jax.process_index() == 0, _RESERVE if jax.process_count() > 1 else 0
+    read = together(lambda: loader.open_train(order, d, row_indices=local, start_step=done, verify=first))
+    given = LoaderBatches(read, mesh, ready.parts.batch(), reserve)
+    if reserve:
+        together(given.fill)
+    return given
 
 
 def held_out(ready: Ready) -> loss.Evaluator | None:

@@ -1,139 +1,92 @@
-"""Runs any kind of training: connects a task's objective, data and evaluation to the one loop. Run it again to resume."""
+"""Runs any kind of training: connects a task to the one loop, and tries again after a rollback. Run it again to resume."""
 
 import contextlib
 import dataclasses
 import pathlib
-import typing
-from collections.abc import Callable
+import time
 
 import jax
-from jax.sharding import AbstractMesh, Mesh
 
 from jaxlm import processes
 from jaxlm.config import Config
-from jaxlm.data.rows import check_fingerprint
-from jaxlm.data.shards import DataDir
-from jaxlm.eval import samples
 from jaxlm.models import hardware
-from jaxlm.objectives import base
-from jaxlm.plan import tune
+from jaxlm.plan import machines, tune
 from jaxlm.processes import from_first, say, together
-from jaxlm.step import parts as parts_lib
-from jaxlm.step.state import TrainState
-from jaxlm.train import hooks, ledger, loop, metrics, profile, signals, start, watches, workdir
-from jaxlm.train.checkpoints.store import Checkpointer
+from jaxlm.programs.attempt import Attempt
+from jaxlm.programs.task import Ready, Task
+from jaxlm.train import books, ledger, loop, metrics, phases, workdir
+from jaxlm.train.checkpoints.mirror import Mirror
+from jaxlm.train.clock import Clock, Pulse
 
-EXIT_CODES = {loop.DONE: 0, loop.ROLL_BACK: 3, loop.STOPPED: 3, loop.PREEMPTED: 4}
-
-
-class Data(typing.Protocol):
-    """The data that a run trains on; `data` holds the tokenizer."""
-
-    data: DataDir
-
-    def fingerprint(self) -> dict[str, str]:
-        """Returns everything that decides the batches. A run resumes only if its fingerprint is the same."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Ready:
-    """Everything from which a task makes its batches and evaluations."""
-
-    config: Config
-    parts: parts_lib.Parts
-    data: Data
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """One kind of training.
-
-    Attributes:
-      objective: (model, config) -> the objective to minimise.
-      data: config -> the opened data. It makes the data first if there is none. Called on all processes.
-      batches: (ready, done) -> the batches of the steps that follow after `done` steps.
-      held_out: ready -> a function `variables -> metrics`; None if no text is held out.
-      adapter: what to train instead of the model's parameters, if anything.
-      origin: config -> the weights to begin from; None for new ones.
-    """
-
-    objective: base.Maker
-    data: Callable[[Config], Data]
-    batches: Callable[[Ready, int], loop.Batches]
-    held_out: Callable[[Ready], Callable[[base.Variables], dict[str, float]] | None]
-    adapter: parts_lib.Adapter | None = None
-    origin: Callable[[Config], parts_lib.Weights | None] = lambda config: None
-
-    def parts(self, config: Config, mesh: Mesh | AbstractMesh) -> parts_lib.Parts:
-        """Returns the parts of a config for this kind of training."""
-        return parts_lib.make(config, mesh, self.objective, self.adapter)
+EXIT_CODES = {loop.DONE: 0, loop.FAILED: 1, loop.REFUSED: 2, loop.STOPPED: 3, loop.PREEMPTED: 4}
 
 
 def run(config: Config, task: Task) -> int:
     """Trains to `train.steps`; returns the exit code."""
+    pulse = Pulse.of_parent()
+    clock = Clock(pulse=pulse, since=books.begun())
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     platform = jax.devices()[0].platform
     asked, config = config, dataclasses.replace(config, model=hardware.for_platform(config.model, platform))
-    folder = together(lambda: workdir.check(config, mesh))
-    with contextlib.ExitStack() as stack:  # what is opened first is closed last
+    folder = together(lambda: workdir.workdir(config.workdir))
+    with contextlib.ExitStack() as stack:
         if held := together(lambda: ledger.lock(folder), first_only=True):
             stack.callback(held.close)
+        losses: dict[int, float] = {}
+        mirror = together(lambda: _open_mirror(config, folder, losses), first_only=True)
+        together(lambda: workdir.check(config, mesh))
+        losses |= dict(from_first(lambda: list(metrics.held_out_losses(folder / "metrics.jsonl").items())))
         data = task.data(config)
         config = tune.fit(config, mesh, say, task.parts)
         ready = Ready(config, task.parts(config, mesh), data)
-        sample = together(lambda: samples.make(config.sample, config.seed, ready.parts.model, data.data, folder))
-        losses = dict(from_first(lambda: list(metrics.held_out_losses(folder / "metrics.jsonl").items())))
-        checkpointer = Checkpointer(folder / "checkpoints", config.checkpoint, losses=losses)
-        stack.callback(checkpointer.close)  # a save in flight is finished, also when the loop failed
-        state, frozen, interrupted = _first_state(ready, task, checkpointer)
-        done = int(state.step)
-        meta = {"config": dataclasses.asdict(config), "fingerprint": data.fingerprint()}
-        save = hooks.Save(checkpointer, config.checkpoint, config.plan.preemptions_per_day, meta)
-        held_out = hooks.HeldOut(task.held_out(ready), config.train.eval_every_steps, config.eval, losses)
-        trace = stack.enter_context(profile.Trace(config.profile.window, folder / "profile"))
-        between = [trace, save, held_out, hooks.Sample(sample, config.sample, folder), trace.begin]
-        owed = hooks.owed(between, done, config.train.steps, interrupted)
-        if done >= config.train.steps and not owed:
-            say(f"complete: {folder} is at step {done} of {config.train.steps}; raise config.train.steps to continue")
-            return EXIT_CODES[loop.DONE]
-        if done < config.train.steps:
-            profile.check(config.profile, done + 1)
-        batches = task.batches(ready, done)
-        stack.callback(batches.close)
-        writer = together(lambda: start.begin(folder, asked, config, data.data.sha256, mesh, done), first_only=True)
-        if writer:
-            stack.callback(writer.close)
-        start.announce(config.model, config.train, state.params, mesh, done)
-        watching = [
-            watches.SaveInFlight(checkpointer, config.checkpoint),
-            watches.NonFinite(config.train.max_nonfinite_steps),
-        ]
-        recorder = start.make_recorder(config, writer, done, watching)
-        stack.callback(recorder.close)
-        step = ready.parts.jit()
-        job = loop.Run(
-            mesh, config.train.steps, step, frozen, batches, between, watching, recorder, signals.StopSignal(), owed
-        )
-        _, ending = loop.run(job, state)
-    _say_ending(ending, folder)
-    return EXIT_CODES[ending.code]
+        train_step = ready.parts.jit()
+        while True:
+            ending = Attempt(task, ready, asked, folder, train_step, clock, losses, mirror).run()
+            if ending.code != loop.ROLL_BACK:
+                break
+            clock = Clock(pulse=pulse, since=time.monotonic())
+        code = EXIT_CODES[ending.code]
+        _say_ending(ending, folder)
+        together(lambda: _close(ending, code, clock, folder, mirror, config), first_only=True)
+        if ending.code == loop.DONE and jax.process_index() == 0:
+            _record_speed(config, mesh, folder)
+    return code
 
 
-def _first_state(ready: Ready, task: Task, checkpointer: Checkpointer) -> tuple[TrainState, base.Variables, bool]:
-    """The state to train from, the frozen variables, and True if its checkpoint says that its step's hooks were not run."""
-    parts = ready.parts
-    # A checkpoint has all that is trained: only what is frozen is read from the origin again.
-    origin = task.origin(ready.config) if parts.frozen or not checkpointer.steps() else None
-    if not checkpointer.steps():
-        return *parts.create(origin), False
-    needs = ("config", "fingerprint")
-    state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings, needs)
-    check_fingerprint(meta["fingerprint"], ready.data.fingerprint())
-    return state, parts.load_frozen(origin), meta.get("interrupted", False)
+def _open_mirror(config: Config, folder: pathlib.Path, losses: dict[int, float]) -> Mirror | None:
+    """The mirror, from which the run has come back if its folder was lost; None without one."""
+    c = config.checkpoint
+    if not c.mirror:
+        return None
+    milestones = phases.milestones(phases.planned(config.phases, config.train))
+    mirror = Mirror(c.mirror, c, folder, pinned=milestones, losses=losses)
+    mirror.restore()
+    return mirror
+
+
+def _close(
+    ending: loop.Ending, code: int, clock: Clock, folder: pathlib.Path, mirror: Mirror | None, config: Config
+) -> None:
+    """Writes into run.json how the run ended, then waits for the mirror."""
+    ledger.end(folder, step=clock.step, code=code, why=ending.why or ending.code, cause=ending.cause)
+    if mirror:
+        mirrored = mirror.close(config.checkpoint.mirror_timeout_s)
+        ledger.note(folder, mirrored=mirrored)
+
+
+def _record_speed(config: Config, mesh: jax.sharding.Mesh, folder: pathlib.Path) -> None:
+    """Keeps the speed of this machine for `jaxlm doctor`: the median of what was logged."""
+    speeds = sorted(
+        r["tokens_per_second"] for r in metrics.records(folder / "metrics.jsonl") if r.get("tokens_per_second")
+    )
+    if speeds:
+        key = machines.key(config, mesh.shape)
+        machines.record(jax.devices()[0].device_kind, mesh.size, key, speeds[len(speeds) // 2], "train")
 
 
 def _say_ending(ending: loop.Ending, folder: pathlib.Path) -> None:
     if ending.why:
         say(ending.why)
     words = {loop.PREEMPTED: "interrupted, the state is saved"}.get(ending.code, ending.code)
-    say(f"{words}: {folder}" + ("; the same command goes on" if ending.code == loop.PREEMPTED else ""))
+    goes_on = ending.code in (loop.PREEMPTED, loop.FAILED)
+    say(f"{words}: {folder}" + ("; the same command goes on" if goes_on else ""))

@@ -2,9 +2,11 @@
 
 CSS = """
 :root { color-scheme: light dark; --back: #fff; --soft: #f4f5f7; --line: #d9dce1; --ink: #1b1e23; --dim: #5b626d;
-  --kept: #2b6cb0; --gone: #d98c2b; --failed: #c0392b; --heat-ink: #d98c2b; }
+  --kept: #2b6cb0; --gone: #d98c2b; --failed: #c0392b; --heat-ink: #d98c2b;
+  --c0: #2b6cb0; --c1: #c0631f; --c2: #2f855a; --c3: #8a4fb0; --c4: #b83280; --c5: #6b7280; }
 @media (prefers-color-scheme: dark) { :root { --back: #15171b; --soft: #1e2127; --line: #353a43; --ink: #e6e8ec;
-  --dim: #a0a7b3; --kept: #5a9bdc; --gone: #d9994a; --failed: #e57366; --heat-ink: #c9812b; } }
+  --dim: #a0a7b3; --kept: #5a9bdc; --gone: #d9994a; --failed: #e57366; --heat-ink: #c9812b;
+  --c0: #63a4e6; --c1: #e39a5c; --c2: #5fc08d; --c3: #b78be0; --c4: #ec7fb8; --c5: #a3aab6; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 72rem; padding: 1rem; background: var(--back); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
@@ -42,6 +44,23 @@ details { margin: .4rem 0; } details details { margin-left: 1rem; } summary { cu
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--soft); padding: .6rem; border-radius: .4rem;
   font: .8rem/1.45 ui-monospace, monospace; margin: .3rem 0; unicode-bidi: isolate; max-height: 24rem; overflow-y: auto; }
 code { font: .85em ui-monospace, monospace; unicode-bidi: isolate; } .id { overflow-wrap: anywhere; }
+figure { margin: 1rem 0; break-inside: avoid; } figcaption { font-size: .9rem; margin-bottom: .3rem; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 28rem), 1fr)); gap: 0 1.5rem; }
+.plot { position: relative; padding: .4rem .8rem 1.6rem 3.6rem; }
+.plot svg { display: block; width: 100%; height: 13rem; overflow: visible; }
+.plot path { fill: none; vector-effect: non-scaling-stroke; } .grid { stroke: var(--line); }
+.mark { stroke: var(--dim); stroke-dasharray: 2 3; } .line { stroke-width: 1.6; stroke-linejoin: round; }
+.dotted { stroke-dasharray: 4 4; }
+.ys, .xs { position: absolute; font-size: .75rem; color: var(--dim); font-variant-numeric: tabular-nums; }
+.ys { left: 0; top: .4rem; bottom: 1.6rem; width: 3.2rem; }
+.ys span { position: absolute; right: 0; transform: translateY(-50%); }
+.xs { left: 3.6rem; right: .8rem; bottom: 0; height: 1.4rem; } .xs span { position: absolute; transform: translateX(-50%); }
+path.c0 { stroke: var(--c0); } path.c1 { stroke: var(--c1); } path.c2 { stroke: var(--c2); } path.c3 { stroke: var(--c3); }
+path.c4 { stroke: var(--c4); } path.c5 { stroke: var(--c5); }
+.key.c0, .bar .c0 { background: var(--c0); } .key.c1, .bar .c1 { background: var(--c1); }
+.key.c2, .bar .c2 { background: var(--c2); } .key.c3, .bar .c3 { background: var(--c3); }
+.key.c4, .bar .c4 { background: var(--c4); } .key.c5, .bar .c5 { background: var(--c5); } .bar.wide { height: 1.2rem; }
+.beside { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 18rem), 1fr)); gap: .8rem; }
 @media (max-width: 40rem) { body { padding: .7rem; } .columns .row { grid-template-columns: 6.5rem 1fr 4rem; }
   tbody th { max-width: 8rem; } }
 @media print { .scroll { overflow: visible; } }

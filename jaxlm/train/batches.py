@@ -1,12 +1,15 @@
 """Puts the data loader's batches on the mesh."""
 
-from collections.abc import Iterator
+import collections
+import logging
+from collections.abc import Callable
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from jaxlm import sharding
+from jaxlm.data.loader import TrainLoader
 from jaxlm.objectives.base import Batch
 from jaxlm.step.state import TrainState
 
@@ -14,20 +17,58 @@ from jaxlm.step.state import TrainState
 class LoaderBatches:
     """Gives the train loop the loader's batches, placed on the mesh.
 
+    With several processes, one whose loader fails must not leave the others alone in a step. So it keeps a reserve of
+    batches on the host: when the loader fails, it calls `on_failure` and goes on with the reserve, while all processes
+    agree to stop.
+
     Args:
       loader: yields this process's rows (`sharding.local_rows`) of successive steps. `close` closes it.
       shapes: the shapes of a global batch with their shardings (`Parts.batch`).
+      reserve: how many batches to hold back. With 0 the loader's error is raised at once.
+
+    Attributes:
+      on_failure: called once with the loader's error, if there is a reserve.
     """
 
-    def __init__(self, loader: Iterator[dict[str, np.ndarray]], mesh: Mesh, shapes: dict[str, jax.ShapeDtypeStruct]):
-        self._loader, self._mesh = loader, mesh
+    def __init__(self, loader: TrainLoader, mesh: Mesh, shapes: dict[str, jax.ShapeDtypeStruct], reserve: int = 0):
+        self._loader, self._mesh, self._reserve = loader, mesh, reserve
         (self._batch_size,) = {shape.shape[0] for shape in shapes.values()}
         self._shardings = {name: shape.sharding for name, shape in shapes.items()}
+        self._held: collections.deque[dict[str, np.ndarray]] = collections.deque()
+        self._error: Exception | None = None
+        self.on_failure: Callable[[Exception], object] = lambda error: None
 
     def __call__(self, state: TrainState) -> Batch:
+        """Returns the next batch. Raises the loader's error if there is none any more."""
         del state  # the loader counts its own steps
-        return sharding.to_global(next(self._loader), self._mesh, self._batch_size, self._shardings)
+        failed_before = self._error is not None
+        self._read()
+        if self._error is not None and self._held and not failed_before:
+            self.on_failure(self._error)
+        if not self._held:
+            raise self._error
+        return sharding.to_global(self._held.popleft(), self._mesh, self._batch_size, self._shardings)
+
+    def fill(self) -> None:
+        """Reads the first batch and the reserve, so that a loader that fails at once fails before the first step."""
+        self._read()
+        if self._error is not None:
+            raise self._error
+
+    def _read(self) -> None:
+        while self._error is None and len(self._held) <= self._reserve:
+            try:
+                self._held.append(next(self._loader))
+            except Exception as error:
+                self._error = error
+
+    def waits_for(self) -> str:
+        """Returns what the next batch waits for (a worker process, the file that is read); "" if nothing is known."""
+        return self._loader.waits_for()
 
     def close(self) -> None:
-        """Stops the loader's threads and workers."""
-        self._loader.close()
+        """Stops the loader's threads and workers. Never raises, so that it hides no error of the run."""
+        try:
+            self._loader.close()
+        except Exception:
+            logging.exception("the loader was not closed")

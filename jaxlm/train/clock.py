@@ -78,14 +78,20 @@ class Clock:
       before: the seconds of each activity in earlier starts.
       pulse: where to show what the run does; None to show nothing.
       since: the `time.monotonic()` from which this start counts; now by default.
+      redo: the last step that was done already; steps up to it count as REPEATED.
     """
 
     def __init__(
-        self, before: Mapping[str, float] | None = None, pulse: Pulse | None = None, since: float | None = None
+        self,
+        before: Mapping[str, float] | None = None,
+        pulse: Pulse | None = None,
+        since: float | None = None,
+        redo: int = 0,
     ):
         self._seconds = {name: float((before or {}).get(name, 0.0)) for name in ACTIVITIES}
         self._mark = time.monotonic() if since is None else since
-        self._activity, self._pulse = START, pulse
+        self.activity, self._pulse = START, pulse
+        self.redo = redo
         self.began = self._mark
         self.step = 0
         self._show()
@@ -93,24 +99,25 @@ class Clock:
     def begin(self, activity: str, detail: str = "") -> None:
         """From now on the time counts as `activity`."""
         now = time.monotonic()
-        self._seconds[self._activity] += now - self._mark
-        self._mark, self._activity = now, activity
+        self._seconds[self.activity] += now - self._mark
+        self._mark, self.activity = now, activity
         self._show(detail)
 
     @contextlib.contextmanager
     def spend(self, activity: str, detail: str = "") -> Iterator[None]:
         """Counts the time in the `with` block as `activity`; afterwards the activity before it goes on."""
-        before = self._activity
+        before = self.activity
         self.begin(activity, detail)
         try:
             yield
         finally:
             self.begin(before)
 
-    def after(self, step: int, activity: str) -> None:
-        """Says that `step` was sent to the device, and that its time counts as `activity`."""
+    def after(self, step: int) -> None:
+        """Says that `step` was sent to the device. The time from now on counts as STEP; as REPEATED if it was done before."""
         self.step = step
-        self.begin(activity)
+        self.begin(REPEATED if step <= self.redo else STEP)
+        self.redo = max(step, self.redo)  # for a rollback within this start
 
     def add(self, activity: str, seconds: float) -> None:
         """Counts seconds that passed outside this process, such as those since an earlier start died."""
@@ -119,9 +126,9 @@ class Clock:
     def seconds(self) -> dict[str, float]:
         """Returns the seconds of each activity up to now. Their sum is the wall time of all starts."""
         found = dict(self._seconds)
-        found[self._activity] += time.monotonic() - self._mark
+        found[self.activity] += time.monotonic() - self._mark
         return found
 
     def _show(self, detail: str = "") -> None:
         if self._pulse:
-            self._pulse.write(self.step, self._activity, detail)
+            self._pulse.write(self.step, self.activity, detail)

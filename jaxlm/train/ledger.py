@@ -1,4 +1,7 @@
-"""Writes run.json, which records the code, data, packages and hardware of every start of a run."""
+"""Reads and writes run.json: every start of a run with its code, data, packages, hardware and price, and how it ended.
+
+Needs no JAX: the supervisor reads it too.
+"""
 
 import dataclasses
 import datetime
@@ -12,12 +15,19 @@ import subprocess
 import sys
 import typing
 
-import jax
-
 from jaxlm import config as config_lib
 from jaxlm import files
-from jaxlm.config import Config, ConfigError
+from jaxlm.config import Config
+from jaxlm.console import say
+from jaxlm.redact import redact
 
+# What run.json has, and what each of its entries must be.
+_KEYS: dict[str, typing.Callable[[object], bool]] = {
+    "starts": lambda entry: isinstance(entry, dict),
+    "phases": lambda entry: isinstance(entry, dict),
+    "passed_over": lambda entry: isinstance(entry, list) and [type(x) for x in entry] == [int, int],
+    "rollbacks": lambda entry: isinstance(entry, dict),
+}
 _PACKAGES = (
     "jaxlm",
     "jax",
@@ -32,65 +42,136 @@ _PACKAGES = (
 )
 
 
-def record_start(workdir: pathlib.Path, config: Config, *, step: int, manifest_sha256: str, choices: dict) -> None:
+def read(folder: pathlib.Path) -> dict[str, typing.Any]:
+    """Returns what run.json holds: lists of `starts`, `phases`, `passed_over`, `rollbacks`; empty ones without a file.
+
+    If it is damaged, renames it to run.json.damaged.N, says so in one line, and returns the lists that are whole. The run
+    goes on: nothing depends on this file alone.
+    """
+    path = folder / "run.json"
+    try:
+        found = json.loads(path.read_bytes().decode("utf-8", "surrogateescape"))
+    except FileNotFoundError:
+        return {key: [] for key in _KEYS}
+    except (ValueError, RecursionError):
+        found = None
+    held = found if isinstance(found, dict) else {}
+    whole = {key: held.get(key, []) for key, sound in _KEYS.items() if _is_list(held.get(key, []), sound)}
+    if isinstance(found, dict) and len(whole) == len(_KEYS):
+        return held | whole
+    number = next(n for n in range(1, 10**9) if not path.with_name(f"run.json.damaged.{n}").exists())
+    aside = path.with_name(f"run.json.damaged.{number}")
+    os.replace(path, aside)
+    kept = {key: entries for key, entries in whole.items() if entries}
+    if kept:
+        _write(folder, {key: whole.get(key, []) for key in _KEYS})
+    held_on = f"; its {' and '.join(kept)} are kept" if kept else ""
+    say(f"{path} is damaged: moved to {aside.name}{held_on}; the run goes on with a new one")
+    return {key: whole.get(key, []) for key in _KEYS}
+
+
+def append(folder: pathlib.Path, key: str, entry: object) -> None:
+    """Adds an entry to a list of run.json, whole or not at all. Secrets in it are hidden. Raises OSError (disk full, ...)."""
+    found = read(folder)
+    found[key].append(redact(entry))
+    _write(folder, found)
+
+
+def record_start(
+    folder: pathlib.Path, config: Config, *, step: int, manifest_sha256: str, hardware: dict, choices: dict
+) -> None:
     """Writes config.json, and adds this start to run.json.
 
+    config.json stays usable, with its secrets (`notify.urls`); only its owner can read it then.
+
     Args:
-      workdir: the run's folder.
+      folder: the run's folder.
       config: the resolved config.
       step: the number of steps already done.
       manifest_sha256: the sha256 of the data directory's manifest.
+      hardware: the devices; `machine()` is added.
       choices: the settings that this start decided (attention backend, mesh, ...).
-
-    Raises:
-      ConfigError: run.json is damaged.
     """
     # Absolute, so that the run is found from any folder.
     data = dataclasses.replace(config.data, dir=os.path.abspath(config.data.dir))
     config = dataclasses.replace(config, workdir=os.path.abspath(config.workdir), data=data)
-    text = config_lib.to_json(config)
-    files.write_atomically(workdir / "config.json", text.encode())
-    path = workdir / "run.json"
-    try:
-        starts = json.loads(path.read_text())["starts"] if path.exists() else []
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path} is damaged: move it away and run the same command again; nothing needs it"
-        ) from error
-    starts.append(
-        {
-            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "step": step,
-            "command": sys.argv,
-            "git": _git(),
-            "config_sha256": hashlib.sha256(text.encode()).hexdigest(),
-            "manifest_sha256": manifest_sha256,
-            "packages": {name: _version(name) for name in _PACKAGES},
-            "python": platform.python_version(),
-            "hardware": hardware(),
-            "choices": choices,
-        }
-    )
-    files.write_atomically(path, (json.dumps({"starts": starts}, indent=1) + "\n").encode())
-
-
-def lock(workdir: pathlib.Path) -> typing.IO[str]:
-    """Locks the run's folder, so that no other process trains in it, until the returned file is closed; see `files.lock`."""
-    return files.lock(workdir, "trains in", "workdir")
-
-
-def hardware() -> dict:
-    """Returns the name of the host, the number of its processors and its devices."""
-    devices = jax.devices()
-    return {
-        "host": platform.node(),
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "platform": devices[0].platform,
-        "device_kind": devices[0].device_kind,
-        "devices": len(devices),
-        "processes": jax.process_count(),
+    text, plain = config_lib.to_json(config), dataclasses.asdict(config)
+    files.write_atomically(folder / "config.json", text.encode(), private=redact(plain) != plain)
+    start = {
+        "time": _now(),
+        "step": step,
+        "pid": os.getpid(),
+        "command": sys.argv,
+        "git": _git(),
+        "config_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "manifest_sha256": manifest_sha256,
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "python": platform.python_version(),
+        "hardware": machine() | hardware,
+        "choices": choices,
+        "usd_per_hour": config.hardware.usd_per_hour,
     }
+    append(folder, "starts", start)
+
+
+def end(folder: pathlib.Path, *, step: int, code: int, why: str, cause: str = "", pid: int | None = None) -> None:
+    """Writes into run.json how the newest start ended, if that start is the process `pid` and has not said so itself.
+
+    Never raises: a full disk says one line.
+
+    Args:
+      step: the last step that it did; 0 if it did none.
+      code: the exit code; -9 for a process that SIGKILL ended.
+      cause: the ending's cause, such as "budget".
+      pid: the process that ended; this one by default. A supervisor gives its child's.
+    """
+    ended = {"time": _now(), "code": code, "why": redact(why), "cause": cause}
+    _on_last_start(folder, lambda last: {"ended": {"step": max(step, last.get("step", 0)), **ended}}, pid, "ended")
+
+
+def note(folder: pathlib.Path, mirrored: bool) -> None:
+    """Adds to how this start ended whether the mirror holds all of it. Never raises."""
+    _on_last_start(folder, lambda last: {"ended": {**last.get("ended", {}), "mirrored": mirrored}})
+
+
+def _on_last_start(
+    folder: pathlib.Path, facts: typing.Callable[[dict], dict], pid: int | None = None, unless: str = ""
+) -> None:
+    """Adds facts to the newest start, if it is the process `pid` (this one by default) and has no `unless` yet."""
+    try:
+        found = read(folder)
+        last = found["starts"][-1] if found["starts"] else {}
+        if last.get("pid") == (pid or os.getpid()) and (not unless or unless not in last):
+            last |= facts(last)
+            _write(folder, found)
+    except OSError as error:
+        say(f"run.json does not say how this start ended: {error}")
+
+
+def lock(folder: pathlib.Path) -> typing.IO[str]:
+    """Locks the run's folder, so that no other process trains in it, until the returned file is closed; see `files.lock`."""
+    return files.lock(folder, "trains in", "workdir", wait_s=files.ENDING_S)
+
+
+def machine() -> dict[str, str]:
+    """Returns what tells one machine, since it was last booted, from others. `boot_id` is "" where the system has none."""
+    try:
+        boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot_id = ""
+    return {"host": platform.node(), "boot_id": boot_id}
+
+
+def _write(folder: pathlib.Path, found: dict) -> None:
+    files.write_atomically(folder / "run.json", (json.dumps(found, indent=1) + "\n").encode())
+
+
+def _is_list(entries: object, sound: typing.Callable[[object], bool]) -> bool:
+    return isinstance(entries, list) and all(sound(entry) for entry in entries)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
 def _version(name: str) -> str | None:

@@ -10,17 +10,20 @@ a watch decides must follow from what all processes see alike (metrics, steps), 
 """
 
 import dataclasses
-import time
+import logging
 import typing
 from collections.abc import Callable, Sequence
 
 import jax
 from jax.sharding import Mesh
 
+from jaxlm.config import ConfigError, RunError
 from jaxlm.objectives.base import Batch, Variables
 from jaxlm.step.state import TrainState
 from jaxlm.step.step import Metrics, TrainStep
-from jaxlm.train.metrics import Recorder
+from jaxlm.train import clock
+from jaxlm.train.clock import Clock
+from jaxlm.train.recorder import Recorder
 from jaxlm.train.signals import StopSignal
 
 DONE, STOPPED, PREEMPTED, ROLL_BACK = "done", "stopped", "preempted", "roll back"
@@ -67,7 +70,13 @@ class Moment:
 
 
 class Batches(typing.Protocol):
-    """Gives the batches of successive steps."""
+    """Gives the batches of successive steps.
+
+    Attributes:
+      on_failure: called with an error that will leave this process, one of several, without a batch soon.
+    """
+
+    on_failure: Callable[[Exception], object]
 
     def __call__(self, state: TrainState) -> Batch:
         """Returns the batch of step `state.step` + 1, on the mesh. A loader ignores the state; rollouts are sampled with it.
@@ -84,9 +93,11 @@ class Hook:
 
     Attributes:
       name: the hook's name for the user ("held-out").
+      activity: what its time counts as (`train.clock`).
     """
 
     name = ""
+    activity = clock.EVALUATE
 
     def due(self, step: int, end: int) -> bool:
         """True if the hook must run after `step`. `end` is the last step of the run."""
@@ -140,6 +151,7 @@ class Run:
     hooks: Sequence[Hook]
     watches: Sequence[Watch]
     recorder: Recorder
+    clock: Clock
     stop: StopSignal
     owed: Sequence[Hook] = ()
 
@@ -149,30 +161,48 @@ class Run:
 
 
 def run(run: Run, state: TrainState) -> tuple[TrainState, Ending]:
-    """Trains from `state.step` to `run.steps`, or until a hook, a watch or a signal ends it."""
+    """Trains from `state.step` to `run.steps`, or until a hook, a watch, a signal or a batch that can't be had ends it."""
     step = int(state.step)
     unread = None  # (step, metrics) whose metrics nobody has looked at yet
     with run.stop, jax.set_mesh(run.mesh):
         ending = _call(run, run.owed, run.moment(step, state))
-        batch = run.batches(state) if step < run.steps and not ending else None
+        batch = None if ending else _next(run, state, step)
+        run.clock.begin(clock.COMPILE)
         while batch is not None and not ending:
+            if isinstance(batch, Ending):
+                ending = batch
+                break
             state, metrics = run.train_step(run.frozen, state, batch)
             step += 1
+            run.clock.after(step)
             run.recorder.fetch(step, metrics)
-            batch = run.batches(state) if step < run.steps else None  # while the device works on this step
+            batch = _next(run, state, step)  # while the device works on this step
             ending = _watch(run, unread)
             unread = (step, metrics)
             if not ending and batch is not None and run.stop.requested(step):
-                ending = Ending(PREEMPTED)
+                ending = run.stop.why() or Ending(PREEMPTED)
             due = [hook for hook in run.hooks if hook.due(step, run.steps)]
-            if due and not ending:
+            if due and not ending and not isinstance(batch, Ending):
                 ending, unread = _watch(run, unread), None
                 ending = ending or _call(run, due, run.moment(step, state))
-        if not ending or ending.code == PREEMPTED:
+        if not ending or ending.code in (PREEMPTED, FAILED, REFUSED):
             ending = _watch(run, unread) or ending or Ending(DONE)
-        for hook in run.hooks:
-            hook.close(run.moment(step, state), ending)
+        _close(run, run.moment(step, state), ending)
     return state, ending
+
+
+def _next(run: Run, state: TrainState, step: int) -> Batch | Ending | None:
+    """Returns the batch of step `step` + 1; None after the last step. If it can't be had, returns how that ends the run.
+
+    The state is as good as before, so an error here must not cost what was trained since the last checkpoint.
+    """
+    if step >= run.steps:
+        return None
+    with run.clock.spend(clock.DATA):
+        try:
+            return run.batches(state)
+        except Exception as error:
+            return failure("no batch", step + 1, error)
 
 
 def _watch(run: Run, unread: tuple[int, Metrics] | None) -> Ending | None:
@@ -185,13 +215,49 @@ def _watch(run: Run, unread: tuple[int, Metrics] | None) -> Ending | None:
 
 
 def _call(run: Run, hooks: Sequence[Hook], moment: Moment) -> Ending | None:
-    """Calls hooks in order, until one ends the run. Their time does not count as training."""
+    """Calls hooks in order, until one ends the run.
+
+    A hook that fails does not end the run before its last step: what it owes is made up for by the next start.
+    """
+    failed: list[Exception] = []
     for hook in hooks:
-        start = time.monotonic()
-        result = hook(moment)
-        run.recorder.pause(time.monotonic() - start)
+        if run.stop.alone():
+            return Ending(PREEMPTED)
+        try:
+            with run.clock.spend(hook.activity, hook.name):
+                result = hook(moment)
+        except (ConfigError, RunError, OSError) as error:
+            failed.append(error)
+            moment.say(f"{hook.name} failed after step {moment.step}: {error}; the next start makes up for it")
+            continue
+        except Exception as error:
+            return failure(hook.name, moment.step, error)
         if isinstance(result, Ending):
             return result
         if result:
             run.recorder.add(moment.step, hook.name, result)
-    return None
+    if not failed or moment.step < run.steps:
+        return None
+    return Ending(REFUSED if isinstance(failed[0], ConfigError) else FAILED, str(failed[0]))
+
+
+def failure(what: str, step: int, error: Exception) -> Ending:
+    """Returns the ending for an error, with which the state is saved. Shows the traceback of an error of no known kind."""
+    if isinstance(error, ConfigError):
+        return Ending(REFUSED, str(error), cause="data")
+    if not isinstance(error, RunError | OSError):
+        logging.error("%s at step %d", what, step, exc_info=error)
+    return Ending(FAILED, f"{what} at step {step}: {error or type(error).__name__}", cause="stall")
+
+
+def _close(run: Run, moment: Moment, ending: Ending) -> None:
+    """Closes all hooks, also if one of them fails; then raises the first error."""
+    errors = []
+    for hook in run.hooks:
+        try:
+            with run.clock.spend(hook.activity, hook.name):
+                hook.close(moment, ending)
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]

@@ -1,52 +1,129 @@
-"""Takes SIGTERM and ctrl-C as a request to stop after the current step."""
+"""Takes SIGTERM, SIGHUP and ctrl-C as a request to stop after the current step."""
 
-import logging
+import contextlib
+import dataclasses
 import os
+import pickle
 import signal
 import threading
+import time
 import typing
+from collections.abc import Callable
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
+
+from jaxlm.train import clock
+
+_MESSAGE_BYTES = 4096
+_SAME_S = 1.0  # a group's SIGTERM and its leader's, or SIGHUP and SIGTERM, mean one request
+_WORDS = {
+    clock.EVALUATE: "evaluation",
+    clock.SAVE: "save",
+    clock.COMPILE: "compilation",
+    clock.RESTORE: "restore",
+    clock.START: "start",
+}
 
 
 class StopSignal:
-    """Turns SIGTERM and SIGINT (ctrl-C) into a request to stop after the current step. Use it in a `with`.
+    """Turns SIGTERM, SIGHUP and SIGINT (ctrl-C) into a request to stop after the current step. Use it in a `with`.
 
-    A second SIGINT ends the process at once. If there are several processes, JAX's own preemption notice takes SIGTERM
-    (a Python handler never sees it). So this class turns ctrl-C into SIGTERM, and all processes stop at the same step.
+    A second ctrl-C, and a second SIGTERM more than a second later, end the process at once. A SIGHUP that was ignored at
+    the start (nohup) stays ignored.
+
+    If there are several processes, JAX's own preemption notice takes SIGTERM (a Python handler never sees it). So this
+    class turns its own requests into SIGTERM, and all processes stop at the same step.
+
+    Args:
+      doing: returns the activity of the run (`clock.ACTIVITIES`), for the line that answers a signal.
     """
 
-    def __init__(self):
+    def __init__(self, doing: Callable[[], str] = lambda: clock.STEP):
+        self._doing = doing
         self._asked = threading.Event()
+        self._signalled: float | None = None  # when the first signal came
+        self._mine: typing.Any = None
+        self._agreed = False
         self._old: dict[int, typing.Any] = {}
 
     def __enter__(self) -> "StopSignal":
         if threading.current_thread() is threading.main_thread():
-            self._old[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_signal)
+            numbers = [signal.SIGINT]
             if jax.process_count() == 1:
-                self._old[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_signal)
+                numbers.append(signal.SIGTERM)
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+                numbers.append(signal.SIGHUP)
+            for number in numbers:
+                self._old[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *exc) -> None:
         for number, handler in self._old.items():
             signal.signal(number, handler)
+        self._old.clear()
+
+    def ask(self, why: typing.Any) -> None:
+        """Asks all processes to stop at the same step, with the ending `why`. Any thread may ask; the first one counts.
+
+        Args:
+          why: a `loop.Ending`.
+        """
+        self._mine = self._mine or why
+        self._ask()
 
     def requested(self, step: int) -> bool:
         """True if the run must stop after `step`. All processes get the same answer at the same step."""
-        if jax.process_count() > 1:
-            return multihost_utils.reached_preemption_sync_point(step)
+        if jax.process_count() == 1:
+            return self._asked.is_set()
+        if not self._agreed and multihost_utils.reached_preemption_sync_point(step):
+            self._agreed, self._mine = True, self._of_any_process()
+        return self._agreed
+
+    def asked(self) -> bool:
+        """True if this process was asked to stop."""
         return self._asked.is_set()
 
-    @staticmethod
-    def _at_once(number: int, frame: typing.Any) -> None:
-        os.write(2, b"\njaxlm: stopped at once; what came after the last checkpoint is not saved\n")
-        os._exit(1)
+    def alone(self) -> bool:
+        """True if the run must stop and no other process has to agree."""
+        return jax.process_count() == 1 and self._asked.is_set()
+
+    def why(self) -> typing.Any:
+        """Returns the `loop.Ending` that was asked for; None for a signal.
+
+        Call it after `requested` or `alone` said yes: then it is the same on all processes.
+        """
+        return self._mine
+
+    def _of_any_process(self) -> typing.Any:
+        """The ending that the first process of those that asked for one asked for, with that process's number."""
+        mine = self._mine
+        if mine is not None:
+            mine = dataclasses.replace(mine, why=f"process {jax.process_index()}: {mine.why[:1000]}")
+        row = np.frombuffer(pickle.dumps(mine).ljust(_MESSAGE_BYTES, b"\0"), np.uint8)
+        rows = multihost_utils.process_allgather(row)
+        endings = [pickle.loads(bytes(row)) for row in rows]  # of this very program, from its own processes
+        return next((ending for ending in endings if ending is not None), None)
+
+    def _ask(self) -> None:
+        if not self._asked.is_set():
+            self._asked.set()
+            if jax.process_count() > 1:
+                os.kill(os.getpid(), signal.SIGTERM)
 
     def _on_signal(self, number: int, frame: typing.Any) -> None:
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, self._at_once)
-        self._asked.set()
-        logging.warning("stopping after this step; the state will be saved")
-        if jax.process_count() > 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+        if self._signalled is None:
+            self._signalled = time.monotonic()
+            activity = _WORDS.get(self._doing(), "step")
+            _say(f"jaxlm: stopping after this {activity}, once the state is saved; again to stop at once")
+            self._ask()
+        elif number == signal.SIGINT or (number == signal.SIGTERM and time.monotonic() - self._signalled > _SAME_S):
+            _say("jaxlm: stopped at once; what came after the last checkpoint is not saved")
+            os._exit(1)
+
+
+def _say(text: str) -> None:
+    """Writes a line without Python's buffers, which may be half-way through another line."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{text}\n".encode())

@@ -1,8 +1,11 @@
 """Shows and records what is about to run, when a run starts."""
 
+import contextlib
 import dataclasses
+import os
 import pathlib
-from collections.abc import Sequence
+import platform
+from collections.abc import Callable, Sequence
 
 import jax
 from clu import parameter_overview
@@ -12,9 +15,14 @@ from jaxlm import tree
 from jaxlm.config import Config, ModelConfig, TrainConfig
 from jaxlm.console import human
 from jaxlm.plan.params import count_params
-from jaxlm.processes import say
-from jaxlm.train import ledger, metrics
+from jaxlm.processes import say, together
+from jaxlm.redact import redact
+from jaxlm.train import books, ledger
+from jaxlm.train.clock import Clock
+from jaxlm.train.loggers import Writer
 from jaxlm.train.loop import Watch
+from jaxlm.train.meter import make_meter
+from jaxlm.train.recorder import Recorder
 
 
 def announce(model: ModelConfig, train: TrainConfig, params: dict, mesh: Mesh, done: int) -> None:
@@ -48,41 +56,80 @@ def stacked_shapes(params: dict) -> dict:
     return {**rest, "layers": stack}
 
 
-def begin(
-    folder: pathlib.Path, asked: Config, config: Config, data_sha256: str, mesh: Mesh, done: int
-) -> metrics.Writer:
-    """Records this start in the ledger, and returns the open writer of metrics. Only the first process calls it.
+class Log:
+    """The books of one start: its time and dollars, its entry in the ledger, its metrics. Use it in a `with`.
+
+    Open it before the checkpoints: what is opened first is closed last, and then the time of the last save is in it too.
 
     Args:
-      folder: the run's folder.
-      asked: the config with "auto" as the user left it. It goes to config.json, so that `sample` on another machine
-        chooses for that machine.
-      config: the config with nothing left at "auto".
-      data_sha256: the sha256 of the data's manifest.
-      mesh: all devices of the run.
-      done: how many steps are done already.
+      folder: the run's folder, locked.
+      clock: counts the time. The seconds of earlier starts are added to it.
+      on_full: called when the disk becomes full, to make room for logs.
+
+    Raises:
+      OSError: metrics.jsonl or run.json can't be read.
     """
-    choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
-    choices |= {"remat": config.model.remat, "microbatch_size": config.train.microbatch_size}
-    ledger.record_start(folder, asked, step=done, manifest_sha256=data_sha256, choices=choices)
-    return metrics.Writer(folder, config.log, dataclasses.asdict(config))
+
+    def __init__(self, folder: pathlib.Path, clock: Clock, on_full: Callable[[], None] | None = None):
+        self._folder, self._clock, self._on_full = folder, clock, on_full
+        self._earlier = together(lambda: books.carry_on(folder, clock), first_only=True) or books.Earlier()
+        self._closing = contextlib.ExitStack()
+
+    def spent(self, usd_per_hour: float) -> tuple[float, float]:
+        """Returns (seconds, dollars) of all starts so far, at this start's price; on the first process alone."""
+        wall = sum(self._clock.seconds().values())
+        return wall, self._earlier.with_now(wall, usd_per_hour)
+
+    def begin(
+        self, asked: Config, config: Config, data_sha256: str, mesh: Mesh, done: int, watches: Sequence[Watch]
+    ) -> Recorder:
+        """Writes this start into the ledger and the metrics, and returns the recorder of the steps after `done`.
+
+        Only the first process writes.
+
+        Args:
+          asked: the config with "auto" as the user left it. It goes to config.json, so that `sample` on another machine
+            chooses for that machine.
+          config: the config with nothing left at "auto".
+          data_sha256: the sha256 of the data's manifest.
+          mesh: all devices of the run.
+          done: how many steps are done already.
+          watches: the watches over the metrics. The recorder reads the metrics in their `reads` at every step.
+        """
+        writer = together(lambda: self._open(asked, config, data_sha256, mesh, done), first_only=True)
+        meter = make_meter(config.model, config.train, config.hardware, self._clock, self._earlier)
+        reads = [name for watch in watches for name in watch.reads]
+        sizes = {"first": done + 1, "steps": config.train.steps, "every_steps": config.log.every_steps}
+        recorder = Recorder(meter, writer, **sizes, reads=reads)
+        self._closing.callback(recorder.close)
+        recorder.begin()
+        return recorder
+
+    def _open(self, asked: Config, config: Config, data_sha256: str, mesh: Mesh, done: int) -> Writer:
+        choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
+        choices |= {"remat": config.model.remat, "microbatch_size": config.train.microbatch_size}
+        found = {"manifest_sha256": data_sha256, "hardware": hardware(), "choices": choices}
+        ledger.record_start(self._folder, asked, step=done, **found)
+        shown = redact(dataclasses.asdict(config))
+        writer = Writer(self._folder, config.log, shown, first=done + 1, on_full=self._on_full)
+        self._closing.callback(writer.close)
+        return writer
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._closing.close()
 
 
-def make_recorder(
-    config: Config, writer: metrics.Writer | None, done: int, watches: Sequence[Watch]
-) -> metrics.Recorder:
-    """Returns the recorder of a run whose next step is `done` + 1.
-
-    Its wall time and dollars include the earlier starts of the run.
-
-    Args:
-      config: the config with nothing left at "auto".
-      writer: the writer of metrics on the first process; None on the others.
-      done: how many steps are done already.
-      watches: the watches over the metrics. The recorder reads the metrics in their `reads` at every step.
-    """
-    wall_s = writer.last.get("wall_s", 0.0) if writer else 0.0
-    meter = metrics.make_meter(config.model, config.train, config.hardware, wall_s)
-    reads = [name for watch in watches for name in watch.reads]
-    sizes = {"first": done + 1, "steps": config.train.steps, "every_steps": config.log.every_steps}
-    return metrics.Recorder(meter, writer, **sizes, reads=reads)
+def hardware() -> dict:
+    """Returns the processors and the devices of this start."""
+    devices = jax.devices()
+    return {
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "platform": devices[0].platform,
+        "device_kind": devices[0].device_kind,
+        "devices": len(devices),
+        "processes": jax.process_count(),
+    }

@@ -1,4 +1,4 @@
-"""The watches, which look at every step's metrics and may end a run."""
+"""Watches that are not about the loss: over saves, and a sign of life. Those about the loss are in `stability`."""
 
 from collections.abc import Callable
 
@@ -6,25 +6,7 @@ import jax
 
 from jaxlm.config import CheckpointConfig
 from jaxlm.train.checkpoints.store import Checkpointer
-from jaxlm.train.loop import FAILED, STOPPED, Ending, Watch
-
-
-class NonFinite(Watch):
-    """Stops a run if the loss or the gradient of `limit` updates in a row was not finite; 0 means never.
-
-    Saves no checkpoint then, since the state after many skipped updates is no better than the last checkpoint.
-    """
-
-    reads = ("skipped_in_a_row",)
-
-    def __init__(self, limit: int):
-        self._limit = limit
-
-    def __call__(self, step: int, record: dict[str, float]) -> Ending | None:
-        if not self._limit or record["skipped_in_a_row"] < self._limit:
-            return None
-        why = f"stopped at step {step}: {self._limit} steps in a row had a loss or gradient that is not finite"
-        return Ending(STOPPED, why, keep=False)
+from jaxlm.train.loop import FAILED, Ending, Watch
 
 
 class SaveInFlight(Watch):
@@ -62,3 +44,13 @@ class SaveInFlight(Watch):
             return ending
         self._ask(ending)
         return None
+
+
+class Alive(Watch):
+    """Calls `beat(step)` after every step, for whoever waits for a sign of life elsewhere."""
+
+    def __init__(self, beat: Callable[[int], None]):
+        self._beat = beat
+
+    def __call__(self, step: int, record: dict[str, float]) -> None:
+        self._beat(step)

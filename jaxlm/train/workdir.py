@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from jaxlm import config_files, sharding
 from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig
-from jaxlm.train import metrics
+from jaxlm.train import loggers
 
 # Keys of the model that a resumed run may change: they do not change which parameters there are or what they mean.
 _FREE_MODEL_KEYS = (
@@ -37,7 +37,7 @@ def check(config: Config, mesh: Mesh) -> pathlib.Path:
     check_offload(config.optim, config.model, mesh.local_devices[0])
     check_same_model(folder, config.model)
     check_same_optimizer(folder, config.optim)
-    metrics.check(config.log)
+    loggers.check(config.log)
     return folder
 
 

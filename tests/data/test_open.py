@@ -59,3 +59,9 @@ def test_data_that_is_there_is_opened_and_not_made_again(corpus, tmp_path):
 def test_without_sources_nothing_is_made(tmp_path):
     make(resolve(tmp_path / "none"), lambda _: None)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("key", ["num_workers", "num_threads", "prefetch", "timeout_s", "block_tokens", "max_bytes"])
+def test_sizes_of_the_loader_have_upper_bounds(key, tmp_path):
+    with pytest.raises(ConfigError, match=f"data.{key}=1.* must be at most"):
+        resolve(tmp_path, f"data.{key}={10**21}")

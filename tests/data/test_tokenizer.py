@@ -169,6 +169,16 @@ def test_clear_errors_in_loading(tmp_path):
         tokenizer.Tokenizer.load(tmp_path / "bad.model")
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [(b"<0x41>", b"<0x4\xff>"), (b"<0x41>", b"<0xZZ>"), (b"<|im_end|>", b"<|im\xff\xff\xff\xff|>")]
+)
+def test_a_model_with_a_damaged_piece_is_one_line(unigram, tmp_path, old, new):
+    assert unigram.model_bytes.count(old) == 1
+    (tmp_path / "bad.model").write_bytes(unigram.model_bytes.replace(old, new))
+    with pytest.raises(ConfigError, match="is not a SentencePiece model, or it is damaged: copy it again"):
+        tokenizer.Tokenizer.load(tmp_path / "bad.model")
+
+
 @pytest.fixture(scope="module")
 def unigram(training_texts):
     return tokenizer.train_tokenizer(training_texts, vocab_size=405, chat_tokens=True, model_type="unigram")

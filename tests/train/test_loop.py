@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxlm import config, config_files, sharding
-from jaxlm.train import hooks, loop, metrics, signals, watches
+from jaxlm.train import clock, hooks, loop, metrics, signals, stability, watches
+from jaxlm.train import recorder as recorder_lib
+from jaxlm.train.meter import Meter
 
 
 class Recorder:
@@ -17,7 +19,7 @@ class Recorder:
     failing, verify_s = "", 0.0
 
     def __init__(self):
-        self.events, self.saved, self.checks = [], {}, 0
+        self.events, self.saved, self.checks, self.records = [], {}, 0, []
 
     def save(self, state, meta):
         if int(state.step) not in self.saved:
@@ -48,6 +50,7 @@ class Recorder:
 
     def write(self, record):
         self.events.append(("write", record["step"]))
+        self.records.append(record)
 
     def evaluate(self, variables):
         self.events.append(("evaluate", None))
@@ -99,7 +102,7 @@ class WhenLoss(loop.Watch):
 
 def run(
     recorder, *, steps=8, first=0, stop_at=None, bad_from=None, interrupted=False, log_every=1, losses=None,
-    more_hooks=(), more_watches=(), loss=lambda step: 1.0, folder="nowhere",
+    more_hooks=(), more_watches=(), loss=lambda step: 1.0, folder="nowhere", no_batch=(0, None),
 ):  # fmt: skip
     """(how the run ended, its last state): evaluations and saves every four steps, three bad steps end it."""
     keys = ["data.path=x", f"workdir={folder}", "optim.warmup_steps=0", f"train.steps={steps}", "sample.prompts=('x',)"]
@@ -116,7 +119,10 @@ def run(
 
     class Batches:
         def __call__(self, state):
-            return {"of step": int(state.step) + 1}
+            step = int(state.step) + 1
+            if step == no_batch[0]:
+                raise no_batch[1]
+            return {"of step": step}
 
         def close(self):
             pass
@@ -128,8 +134,9 @@ def run(
         hooks.Sample(recorder.sample, c.sample, hooks.pathlib.Path(folder)),
         *more_hooks,
     ]
-    watching = [watches.SaveInFlight(recorder, c.checkpoint), watches.NonFinite(3), *more_watches]
-    meter = metrics.Meter(tokens_per_step=1, flops_palm=1, flops_causal=1, peak_flops=None, usd_per_hour=0)
+    watching = [watches.SaveInFlight(recorder, c.checkpoint), stability.NonFinite(3, c.stability), *more_watches]
+    spent = clock.Clock()
+    meter = Meter(spent, tokens_per_step=1, flops_palm=1, flops_causal=1, peak_flops=None, usd_per_hour=0)
     reads = [name for watch in watching for name in watch.reads]
     job = loop.Run(
         mesh=sharding.make_mesh(config.MeshConfig(8, 1, 1, 1)),
@@ -139,7 +146,10 @@ def run(
         batches=Batches(),
         hooks=hooked,
         watches=watching,
-        recorder=metrics.Recorder(meter, recorder, first=first + 1, steps=steps, every_steps=log_every, reads=reads),
+        recorder=recorder_lib.Recorder(
+            meter, recorder, first=first + 1, steps=steps, every_steps=log_every, reads=reads
+        ),
+        clock=spent,
         stop=Stop(stop_at),
         owed=hooks.owed(hooked, first, steps, interrupted),
     )
@@ -226,11 +236,12 @@ def test_without_held_out_text_nothing_is_evaluated():
     assert not any(hook.due(step, 8) for step in range(9))
 
 
-def test_the_time_of_hooks_is_no_training_time(monkeypatch):
-    paused = []
-    monkeypatch.setattr(metrics.Meter, "pause", lambda self, seconds: paused.append(seconds))
-    run(Recorder(), steps=4, more_hooks=[At(2, lambda moment: time.sleep(0.05))])
-    assert max(paused) >= 0.05
+def test_the_time_of_hooks_is_no_training_time():
+    r = Recorder()
+    run(r, steps=4, more_hooks=[At(2, lambda moment: time.sleep(0.3))])
+    (third,) = [record for record in r.records if record["step"] == 3 and "tokens_per_second" in record]
+    assert third["time/evaluate_s"] >= 0.3
+    assert 1 / third["tokens_per_second"] < 0.3
 
 
 def test_a_roll_back_is_never_saved():
@@ -249,20 +260,70 @@ def test_a_stop_at_the_last_step_is_a_whole_run():
 def test_too_many_bad_steps_stop_and_keep_the_last_good_checkpoint(bad_from):
     r = Recorder()
     ending, _ = run(r, bad_from=bad_from)
-    assert ending.code == loop.STOPPED
+    assert ending.code == loop.ROLL_BACK
     assert ending.why.count("3 steps in a row") == 1
     assert of(r, "save") == ([4] if bad_from > 2 else [])
 
 
-def test_a_hook_that_fails_after_the_save_loses_nothing():
-    def fail(variables):
-        raise ValueError("a bad held-out shard")
+def fails(error):
+    def action(*args):
+        raise error
 
+    return action
+
+
+def test_a_hook_that_fails_costs_no_step_and_the_exit_code_says_so(capsys):
     r = Recorder()
-    r.evaluate = fail
-    with pytest.raises(ValueError, match="bad held-out"):
-        run(r)
-    assert of(r, "save") == [4]
+    r.evaluate = fails(OSError("the held-out shard can't be read"))
+    assert run(r)[0] == loop.Ending(loop.FAILED, "the held-out shard can't be read")
+    assert of(r, "save") == [4, 8]
+    assert of(r, "sample") == [8]  # what comes after the hook is done all the same
+    assert capsys.readouterr().err.count("held-out failed after step") == 2
+    r.evaluate = fails(config.ConfigError("a bad held-out shard"))
+    assert run(r, first=8)[0].code == loop.REFUSED
+
+
+def test_a_bug_in_a_hook_ends_the_run_with_its_state_saved(caplog):
+    r = Recorder()
+    ending, step = run(r, more_hooks=[At(5, fails(ZeroDivisionError("by zero")))])
+    assert (ending.code, step) == (loop.FAILED, 5)
+    assert "at at step 5: by zero" in ending.why
+    assert of(r, "save") == [4, 5]
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (config.RunError("no batch within 10 s"), loop.FAILED),
+        (OSError("Input/output error"), loop.FAILED),
+        (ValueError("a bug"), loop.FAILED),
+        (config.ConfigError("a damaged shard"), loop.REFUSED),
+    ],
+)
+def test_a_batch_that_cannot_be_had_ends_the_run_with_its_state_saved(error, code):
+    r = Recorder()
+    ending, step = run(r, no_batch=(7, error))
+    assert (ending.code, step) == (code, 6)
+    assert str(error) in ending.why
+    assert of(r, "save") == [4, 6]
+
+
+def test_all_hooks_are_closed_though_one_fails():
+    closed = []
+
+    class Bad(At):
+        def close(self, moment, ending):
+            closed.append("bad")
+            raise OSError("disk full")
+
+    class Good(At):
+        def close(self, moment, ending):
+            closed.append("good")
+
+    with pytest.raises(OSError, match="disk full"):
+        run(Recorder(), more_hooks=[Bad(0, None), Good(0, None)])
+    assert closed == ["bad", "good"]
 
 
 def test_a_hook_ends_the_run_with_its_state_saved():

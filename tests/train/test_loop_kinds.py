@@ -13,8 +13,10 @@ from jaxlm import sharding
 from jaxlm.config import ConfigError
 from jaxlm.objectives import lm
 from jaxlm.step import parts
-from jaxlm.train import hooks, loop, metrics, signals, watches
+from jaxlm.train import clock, hooks, loop, signals, stability, watches
 from jaxlm.train.checkpoints.store import Checkpointer
+from jaxlm.train.meter import Meter
+from jaxlm.train.recorder import Recorder
 
 STEPS = 5
 
@@ -123,8 +125,9 @@ def train(folder, objective=lm.make, *, batches=Rollouts, steps=STEPS, every=3, 
     if checkpointer.steps():
         state, _ = checkpointer.restore_latest(made.abstract, made.shardings)
     first = int(state.step)
-    meter = metrics.Meter(tokens_per_step=B * T, flops_palm=1, flops_causal=1, peak_flops=None, usd_per_hour=0)
-    watching = [watches.SaveInFlight(checkpointer, c.checkpoint), watches.NonFinite(3), *more_watches]
+    spent = clock.Clock()
+    meter = Meter(spent, tokens_per_step=B * T, flops_palm=1, flops_causal=1, peak_flops=None, usd_per_hour=0)
+    watching = [watches.SaveInFlight(checkpointer, c.checkpoint), stability.NonFinite(3, c.stability), *more_watches]
     reads = [name for watch in watching for name in watch.reads]
     job = loop.Run(
         mesh=made.mesh,
@@ -134,7 +137,8 @@ def train(folder, objective=lm.make, *, batches=Rollouts, steps=STEPS, every=3, 
         batches=batches(made.mesh) if batches is Rollouts else batches(made.mesh, first),
         hooks=[hooks.Save(checkpointer, dataclasses.replace(c.checkpoint, every_steps=every), 0.0, {}), *more_hooks],
         watches=watching,
-        recorder=metrics.Recorder(meter, None, first=first + 1, steps=steps, every_steps=100, reads=reads),
+        recorder=Recorder(meter, None, first=first + 1, steps=steps, every_steps=100, reads=reads),
+        clock=spent,
         stop=signals.StopSignal(),
     )
     return loop.run(job, state)

@@ -35,6 +35,7 @@ class Checkpointer:
 
     Attributes:
       pinned: steps that rotation never deletes. The caller may add some.
+      spared: returns steps that rotation leaves alone for now, because they are being copied.
       on_verified: functions of (step, folder), called on the first process when a checkpoint was verified.
       stopping: True once the run was asked to stop; waits are then short.
       reserve: the room held back on the disk; None if `read_only`.
@@ -57,6 +58,7 @@ class Checkpointer:
             raise ConfigError(f"no checkpoints in {self.directory}: is --config.workdir the folder of a run?")
         self._config, self._losses, self._read_only = config, {} if losses is None else losses, read_only
         self.pinned: set[int] = set()
+        self.spared: typing.Callable[[], typing.Collection[int]] = tuple
         self.on_verified: list[typing.Callable[[int, pathlib.Path], None]] = []
         self.stopping: typing.Callable[[], bool] = lambda: False
         self.failing, self.abandoned, self.left_behind, self.verify_s = "", False, False, 0.0
@@ -265,8 +267,9 @@ class Checkpointer:
             there = [step for step in self._listed() if step in self._steps]  # what is on disk
             whole = [step for step in there if self.verified(step)] if self._config.verify else None
             gone = keep.obsolete(there, self._losses, self._config, whole, self.pinned)
+            gone = set(gone) - set(self.spared())
             self._delete([self.directory / str(step) for step in gone])
-            self._steps -= set(gone)
+            self._steps -= gone
 
     def _delete(self, folders: list[pathlib.Path]) -> None:
         """Deletes folders in a thread, beside the training; on the first process only. What can't be deleted stays."""
@@ -358,7 +361,7 @@ class Checkpointer:
                 damaged.append(step)
                 continue
             for bad in damaged:
-                self._set_aside(bad)
+                self.set_aside(bad)
             self._seal(step, found["digests"])
             return state, found
         raise NoWholeCheckpointError(
@@ -378,17 +381,18 @@ class Checkpointer:
         folder = self.directory / str(step)
         if self._read_only or not self._config or not self._config.verify or jax.process_index() or self.verified(step):
             return
+        threading.Thread(target=verify.verify, args=(folder, digests), daemon=True).start()
 
-        def seal() -> None:
-            with contextlib.suppress(OSError):
-                verify.flush(folder)
-                if not verify.read_back(folder, digests):
-                    verify.write_checksums(folder)
+    def metas(self) -> dict[int, dict]:
+        """Returns step -> what was saved beside the arrays, without checkpoints in which it is damaged."""
+        found = {}
+        for step in self.steps():
+            with contextlib.suppress(CorruptCheckpointError):
+                found[step] = self.meta(step)
+        return found
 
-        threading.Thread(target=seal, daemon=True).start()
-
-    def _set_aside(self, step: int) -> None:
-        """Moves a damaged checkpoint out of the way, with all processes."""
+    def set_aside(self, step: int) -> None:
+        """Moves a checkpoint that must not be used out of the way, to `WORKDIR/damaged/`. All processes call it."""
         if jax.process_index() == 0:
             self._move_aside(step)
         multihost_utils.sync_global_devices("damaged checkpoint set aside")

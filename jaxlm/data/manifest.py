@@ -1,0 +1,145 @@
+"""Reads manifest.json and checks its structure, once, so that nobody who uses it meets a missing or mangled key."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import pathlib
+import re
+import typing
+from collections.abc import Callable
+
+from jaxlm import files
+from jaxlm.config import ConfigError, RunError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+SPLITS = ("train", "val")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    """A value of the manifest: what it must be in words, and a test for it."""
+
+    words: str
+    holds: Callable[[typing.Any], bool]
+
+
+def _whole(low: int) -> _Leaf:
+    return _Leaf(
+        f"a whole number of at least {low}",
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**63,
+    )
+
+
+def _inside(path: typing.Any) -> bool:
+    """True for a path that stays in the data directory."""
+    parts = pathlib.PurePosixPath(path).parts if isinstance(path, str) and "\0" not in path else ()
+    return bool(parts) and parts[0] != "/" and ".." not in parts
+
+
+_TEXT = _Leaf("a text", lambda value: isinstance(value, str))
+_SHA256 = _Leaf(
+    "a sha256 in hex", lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+)
+_WEIGHT = _Leaf(
+    "a number of at least 0",
+    lambda value: isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf,
+)
+_FILE = {"file": _Leaf("a path in the data directory", _inside), "size": _whole(0), "sha256": _SHA256}
+_SPLIT = {
+    "documents": _whole(0),
+    "tokens": _whole(0),
+    "bytes": _whole(0),
+    "index": _FILE,
+    "shards": [{**_FILE, "records": _whole(1), "tokens": _whole(1)}],
+}
+# What must be there; more may be. A dict with the one key `str` stands for any names, a list for any number of such items.
+_SHAPE = {
+    "recipe": {str: _TEXT},
+    "tokenizer": {
+        "sha256": _SHA256,
+        "vocab_size": _whole(1),
+        "eos_id": _whole(0),
+        "chat_tokens": _Leaf("true or false", lambda value: isinstance(value, bool)),
+    },
+    "dtype": _Leaf("<u2 or <u4", lambda value: value in ("<u2", "<u4")),
+    "block_tokens": _whole(1),
+    "mixture": {str: _WEIGHT},
+    "files": [_FILE],
+    "sources": {str: {split: _SPLIT for split in SPLITS}},
+}
+
+
+def read(root: pathlib.Path) -> tuple[dict, str]:
+    """Returns (the manifest of a data directory, its sha256).
+
+    Raises:
+      ConfigError: there is none, or it is damaged, or it has another format.
+      RunError: it can't be read.
+    """
+    path = root / MANIFEST
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
+            raise RunError(f"{path} can't be read: {error.strerror}; check the disk or network") from None
+        raise ConfigError(
+            f"no {MANIFEST} in {root}: not a finished data directory; make one with 'jaxlm tokenize' or set data.dir"
+        ) from None
+    try:
+        manifest = json.loads(content)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{path} is not valid JSON; rebuild the data directory") from None
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if found != FORMAT:
+        raise ConfigError(f"{path} has format {found}, this jaxlm reads {FORMAT}; rebuild it")
+    if problem := _problem(manifest, _SHAPE, "") or _mismatch(manifest):
+        raise ConfigError(f"{path} is damaged: {problem}; copy it again or rebuild the data directory")
+    return manifest, hashlib.sha256(content).hexdigest()
+
+
+def write(root: pathlib.Path, manifest: dict) -> None:
+    """Writes manifest.json, as the last step of a build. Equal manifests give equal bytes."""
+    content = json.dumps({"format": FORMAT, **manifest}, indent=1, ensure_ascii=False) + "\n"
+    files.write_atomically(root / MANIFEST, content.encode())
+
+
+def _problem(value: typing.Any, shape: typing.Any, name: str) -> str:
+    """Returns the first difference between a value and its shape, in words; "" if there is none."""
+    if isinstance(shape, _Leaf):
+        return "" if shape.holds(value) else f"{name} is {json.dumps(value)[:60]} instead of {shape.words}"
+    if not isinstance(value, type(shape)):
+        words = "an object" if isinstance(shape, dict) else "a list"
+        return f"{name} is {json.dumps(value)[:60]} instead of {words}"
+    if isinstance(shape, list):
+        parts = [(f"{name}[{i}]", item, shape[0]) for i, item in enumerate(value)]
+    elif str in shape:
+        parts = [(f"{name}.{key}", item, shape[str]) for key, item in value.items()]
+    else:
+        prefix = f"{name}." if name else ""
+        if missing := [key for key in shape if key not in value]:
+            return f"{prefix}{missing[0]} is missing"
+        parts = [(f"{prefix}{key}", value[key], inner) for key, inner in shape.items()]
+    return next((problem for name, item, inner in parts if (problem := _problem(item, inner, name))), "")
+
+
+def _mismatch(manifest: dict) -> str:
+    """Returns the first two values that contradict each other, in words; "" if there are none."""
+    if not manifest["sources"]:
+        return "sources is empty"
+    if other := [name for name in manifest["mixture"] if name not in manifest["sources"]]:
+        return f"mixture names '{other[0]}', which is no source"
+    tokenizer, block = manifest["tokenizer"], manifest["block_tokens"]
+    if tokenizer["eos_id"] >= tokenizer["vocab_size"]:
+        return f"tokenizer.eos_id is {tokenizer['eos_id']}, but tokenizer.vocab_size {tokenizer['vocab_size']}"
+    for name, source in manifest["sources"].items():
+        for split in SPLITS:
+            tokens, shards = source[split]["tokens"], source[split]["shards"]
+            records = sum(shard["records"] for shard in shards)
+            if tokens != sum(shard["tokens"] for shard in shards) or records != -(-tokens // block):
+                return (
+                    f"sources.{name}.{split} has {tokens:,} tokens, but its shards have "
+                    f"{sum(shard['tokens'] for shard in shards):,} in {records:,} records of {block:,}"
+                )
+    return ""

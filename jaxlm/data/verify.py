@@ -1,0 +1,181 @@
+"""Compares the files of a data directory with the sha256s of its manifest, and knows which file is being read.
+
+ArrayRecord itself checks each record that it reads. The sha256 also finds a file that was exchanged, flips in files of other
+formats, and damage in records that nobody has read yet.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import pathlib
+import threading
+import time
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from jaxlm.config import ConfigError, RunError
+
+FIRST_READ_BYTES = 256 << 20  # a file above this is not hashed before its first record is given out
+FIRST_READ_SECONDS = 20.0  # all those hashes together delay the first batches by about this much; then records go first
+BACKGROUND_BYTES_PER_SECOND = 200e6
+RETRY_SECONDS = (0.5, 2.0)  # the pauses after the first and the second failure to read a file
+_CHUNK = 4 << 20
+
+T = typing.TypeVar("T")
+Entry = Mapping[str, object]  # a file in the manifest: `file`, `size`, `sha256`
+
+
+class DamagedData(ConfigError):
+    """A file of the data differs from the manifest. The same command can't do better: the file must be mended (exit code 2)."""
+
+
+def mend(root: pathlib.Path) -> str:
+    """Returns what to do about a damaged file of the data directory `root`, as the end of a sentence."""
+    return (
+        f"copy it again from where the data was built, or delete {root / 'manifest.json'} and run the same command, "
+        "which builds the data again (the same recipe gives the same bytes)"
+    )
+
+
+def file_sha256(path: str | os.PathLike) -> str:
+    """Returns the sha256 of a file's bytes, in hex."""
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+class Verifier:
+    """Verifies each file of one data directory once. Thread-safe; a copy in another process begins anew.
+
+    Attributes:
+      damage: what the background found, to be raised before the next batch is used; None while all is well.
+    """
+
+    def __init__(self, root: pathlib.Path):
+        self._root = root
+        self.damage: DamagedData | None = None
+        self._sound: set[object] = set()
+        self._locks: dict[object, threading.Lock] = {}
+        self._spent = 0.0
+        self._reads: dict[int, tuple[str, float]] = {}  # thread -> the file that it reads, since when
+        self._stop = threading.Event()
+
+    def __reduce__(self):
+        return Verifier, (self._root,)
+
+    def read(self, entry: Entry, what: str, act: Callable[[], T]) -> T:
+        """Returns what `act` returns, which reads `what` of a file. Tries three times, since disks and networks have hiccups.
+
+        Raises:
+          DamagedData: reading failed, and the file's bytes are not those in the manifest.
+          RunError: reading failed three times, and the file is sound or can't be read at all.
+        """
+        with self._reading(entry):
+            for pause in (*RETRY_SECONDS, None):
+                try:
+                    return act()
+                except ConfigError:
+                    raise
+                except Exception as e:
+                    error = e
+                with contextlib.suppress(OSError):
+                    self.check(entry)
+                problem = f"cannot read {what} of {self._root / str(entry['file'])}: {error}"
+                if pause is None:
+                    raise RunError(f"{problem}; check the disk or network") from error
+                logging.warning("%s; trying again", problem)
+                time.sleep(pause)
+
+    @contextlib.contextmanager
+    def _reading(self, entry: Entry) -> Iterator[None]:
+        """Notes that this thread reads a file, for `oldest_read`."""
+        thread = threading.get_ident()
+        self._reads[thread] = (str(self._root / str(entry["file"])), time.monotonic())
+        try:
+            yield
+        finally:
+            self._reads.pop(thread, None)
+
+    def oldest_read(self) -> str:
+        """Returns the file whose read has lasted longest, and for how long; "" if none is being read."""
+        reads = list(self._reads.values())
+        path, since = min(reads, key=lambda read: read[1], default=("", 0.0))
+        return f"{path}, for {time.monotonic() - since:.1f} s" if path else ""
+
+    def check(self, entry: Entry) -> None:
+        """Hashes a file. Raises DamagedData if it is not the one in the manifest, OSError if it can't be read."""
+        if file_sha256(self._root / str(entry["file"])) != entry["sha256"]:
+            raise self.damaged(entry)
+        self._sound.add(entry["file"])
+
+    def damaged(self, entry: Entry, why: str = "its sha256 is not that in the manifest") -> DamagedData:
+        """Returns the error for a file."""
+        return DamagedData(f"{self._root / str(entry['file'])} is damaged ({why}): {mend(self._root)}")
+
+    def content(self, entry: Entry) -> bytes:
+        """Returns the bytes of a small file. Raises DamagedData if they are not those in the manifest, RunError as `read`."""
+        content = self.read(entry, "the content", (self._root / str(entry["file"])).read_bytes)
+        if hashlib.sha256(content).hexdigest() != entry["sha256"]:
+            raise self.damaged(entry)
+        return content
+
+    def first_read(self, entry: Entry, *, always: bool = False) -> None:
+        """Hashes a file before its first record is used, unless this was done.
+
+        Leaves files above FIRST_READ_BYTES, and all once FIRST_READ_SECONDS were spent, to the background: otherwise the
+        first batch of a large corpus, whose rows are in every shard, would wait until all of it was hashed. With `always`,
+        hashes any file.
+
+        Raises:
+          DamagedData, OSError: as `check`.
+        """
+        name = entry["file"]
+        late = entry["size"] > FIRST_READ_BYTES or self._spent > FIRST_READ_SECONDS
+        if name in self._sound or (late and not always):
+            return
+        with self._locks.setdefault(name, threading.Lock()):
+            if name in self._sound:
+                return
+            start = time.monotonic()
+            self.check(entry)
+            self._spent += time.monotonic() - start
+
+    def begin(self, entries: Iterable[Entry]) -> None:
+        """Verifies these files in a daemon thread, in this order, at BACKGROUND_BYTES_PER_SECOND. Puts damage in `damage`.
+
+        A file that can't be read is left out: whoever needs it will say so.
+        """
+        self.end()
+        self._stop = threading.Event()
+        job = (list(entries), self._stop)
+        threading.Thread(target=self._background, args=job, name="verify-data", daemon=True).start()
+
+    def end(self) -> None:
+        """Ends the background's work."""
+        self._stop.set()
+
+    def _background(self, entries: list[Entry], stop: threading.Event) -> None:
+        for entry in entries:
+            if stop.is_set():
+                return
+            if entry["file"] in self._sound:
+                continue
+            with contextlib.suppress(OSError):
+                found = self._hash_slowly(entry, stop)
+                if found == entry["sha256"]:
+                    self._sound.add(entry["file"])
+                elif found:
+                    self.damage = self.damaged(entry)
+                    return
+
+    def _hash_slowly(self, entry: Entry, stop: threading.Event) -> str:
+        """Returns the sha256 of a file; "" when told to end."""
+        digest = hashlib.sha256()
+        with open(self._root / str(entry["file"]), "rb", buffering=0) as file:
+            while chunk := file.read(_CHUNK):
+                start = time.monotonic()
+                digest.update(chunk)
+                left = len(chunk) / BACKGROUND_BYTES_PER_SECOND - (time.monotonic() - start)
+                if stop.wait(max(0.0, left)):
+                    return ""
+        return digest.hexdigest()

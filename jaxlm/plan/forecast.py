@@ -1,0 +1,261 @@
+"""Forecasts the loss of a run from the curve so far and the learning rates to come: the Multi-Power Law (arXiv:2503.12811).
+
+    L(t) = L0 + A (S(t) / 3333)^-alpha - B sum_k (r[k-1] - r[k]) G(C r[k]^-gamma S_k(t)),    G(x) = 1 - (1 + x)^-beta
+
+r[k] is the rate of step k as a share of the peak, S(t) the sum of r over the steps 1 to t, and S_k(t) that over k to t. The
+last term is what each fall of the rate takes off the loss, some steps later; a rise of the rate puts it back. k runs over the
+steps after the warm-up. The paper has the rates themselves where we have shares of the peak. Its runs peak at 3e-4, and there
+the two are one, with A and C in other units.
+
+A power law in steps knows no learning rate, and so expects too high a loss at the end of nearly every schedule.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import scipy.optimize
+
+Rate = Callable[[np.ndarray], np.ndarray]  # steps from 1 -> learning rates, in any unit
+
+UNIT = 1 / 3e-4  # A is the power law's height after this many steps at the peak, where the paper's sum of rates is 1
+# The prior of each parameter, as the fit sees it, and its standard deviation. The means are those of the paper's fits.
+PRIORS = {
+    "B/A": (np.log(0.22), 0.4),
+    "alpha": (np.log(0.45), 0.27),
+    "beta": (np.log(0.59), 0.3),
+    "gamma": (np.log(0.64), 0.25),
+    "C": (np.log(2.05 * 3e-4**0.36), 0.7),
+}
+MIN_SHARE, MIN_POINTS = 0.25, 20  # of the plan's steps; losses after the warm-up
+SKIPPED = 0.1  # this share of the steps after the warm-up tells little of the law
+# How far the law itself is from the public curves: as a share of the losses' range where it is fitted, and of the loss's change
+# from now on where it is not. An error of the law goes over many points, so all points weigh as much as this many.
+MISFIT, DRIFT, WEIGHT = 0.006, 0.06, 40
+POINTS, KNOTS = 300, 160  # at most: losses that are fitted, changes of the rate that the law sums over
+HUBER, OUTLIER = 1.5, 10  # standard deviations from which a residual counts linearly; not at all
+TENTH = 1.2816  # standard normal: 80% lie within so many standard deviations
+
+
+@dataclasses.dataclass(frozen=True)
+class TooEarly:
+    """Why there is no forecast yet, in one line."""
+
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """The law, fitted to a run's losses.
+
+    Attributes:
+      done: the last step whose loss was seen, or may have been.
+      rate: the run's own learning rates, of the past and of the plan.
+      theta: log(L0), log(A), then the parameters in the order of PRIORS, as logarithms.
+      covariance: theirs.
+      misfit: how far the law was from the losses, as a standard deviation in nats; their noise is not in it.
+    """
+
+    done: int
+    rate: Rate
+    theta: np.ndarray
+    covariance: np.ndarray
+    misfit: float
+
+    def at(self, step: int, rate: Rate | None = None) -> tuple[float, float, float]:
+        """Returns the loss after `step` steps, and the interval that holds it with 80%: (loss, low, high) in nats.
+
+        Args:
+          step: a step of the past or the future.
+          rate: the learning rates from step `done` + 1 on; by default the plan's. Those of earlier steps are the run's own.
+        """
+        loss, low, high = self.curve(np.array([step]), rate)
+        return float(loss[0]), float(low[0]), float(high[0])
+
+    def curve(self, steps: np.ndarray, rate: Rate | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns losses and the ends of their 80% intervals, as `at` does for one step."""
+        loss, spread = self._predict(np.append(steps, self.done), rate)
+        drift = DRIFT * (loss[:-1] - loss[-1])
+        sd = np.sqrt(_variance(spread[:-1], self.covariance) + drift**2 + self.misfit**2)
+        return loss[:-1], loss[:-1] - TENTH * sd, loss[:-1] + TENTH * sd
+
+    def gain(self, step: int, rate: Rate | None = None) -> tuple[float, float, float]:
+        """Returns by how much the loss falls between `done` and `step`, and its 80% interval: (gain, low, high) in nats.
+
+        The interval is narrower than that of the loss: what is wrong with both ends alike is not in it.
+        """
+        (then, now), spread = self._predict(np.array([step, self.done]), rate)
+        if step <= self.done:
+            return 0.0, 0.0, 0.0
+        sd = float(np.sqrt(_variance(spread[:1] - spread[1:], self.covariance)[0] + (DRIFT * (now - then)) ** 2))
+        gain = float(now - then)
+        return gain, gain - TENTH * sd, gain + TENTH * sd
+
+    def _predict(self, steps: np.ndarray, rate: Rate | None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the losses at `steps`, and their derivatives by the parameters: [steps], [steps, parameters]."""
+        schedule = _schedule(then(self.rate, self.done, rate) if rate else self.rate, int(steps.max()))
+        small = 1e-4 * np.eye(self.theta.size)
+        ends = [(_law(self.theta + e, schedule, steps), _law(self.theta - e, schedule, steps)) for e in small]
+        return _law(self.theta, schedule, steps), np.stack([(up - down) / 2e-4 for up, down in ends], -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rise:
+    """What a new schedule does to the loss before it helps.
+
+    Attributes:
+      now: the loss now.
+      peak: the highest loss to come; `now` if it does not rise.
+      peak_step: the step of the peak.
+      back_step: the first step at which the loss is again at most `now`; None if the schedule ends before.
+      end: the loss at the end of the new schedule.
+    """
+
+    now: float
+    peak: float
+    peak_step: int
+    back_step: int | None
+    end: float
+
+
+def then(rate: Rate, done: int, after: Rate) -> Rate:
+    """Returns the schedule that is `rate` until step `done` and `after` from the next step on."""
+    return lambda steps: np.where(steps <= done, _rates(rate, steps), _rates(after, steps))
+
+
+def fit(steps: np.ndarray, losses: np.ndarray, rate: Rate, done: int, end: int) -> Forecast | TooEarly:
+    """Fits the law to the losses of a run's first `done` steps.
+
+    Least squares with Huber's weights and the priors, over the medians of bins. Losses that are not finite are left out; of a
+    step that stands there twice (a run that was resumed) the later loss counts. Takes about 0.05 s.
+
+    Args:
+      steps, losses: what was logged, in the order of the file.
+      rate: the learning rates of the steps 1 to `end`: those that the run had, then those that it will have.
+      done: the number of steps done.
+      end: the last step of the plan.
+
+    Raises:
+      ValueError: the rate is 0 where it should be highest, or not finite.
+    """
+    if done < MIN_SHARE * end:
+        return TooEarly(f"too early: {done:,} of {end:,} steps are done, and a forecast takes {MIN_SHARE:.0%} of them")
+    schedule = _schedule(rate, end)
+    first = schedule.warmup + SKIPPED * (done - schedule.warmup)
+    seen = {int(s): float(x) for s, x in zip(steps, losses, strict=True) if x is not None}
+    points = np.array([(s, x) for s, x in sorted(seen.items()) if schedule.warmup < s <= done and np.isfinite(x)])
+    if len(points) < MIN_POINTS:
+        return TooEarly(f"too early: {len(points)} losses after the warm-up, and a forecast takes {MIN_POINTS}")
+    x, y = _bins(points[points[:, 0] > first])
+    noise = 1.4826 * np.median(np.abs(y[2:] - 2 * y[1:-1] + y[:-2])) / np.sqrt(6)  # second differences see no trend
+    misfit = max(MISFIT * float(np.subtract(*np.quantile(y, (0.98, 0.02)))), 1e-6)
+    theta, covariance = _least_squares(schedule, x, y, noise, misfit)
+    off = np.abs(y - _law(theta, schedule, x))
+    usual = 1.4826 * float(np.median(off))
+    kept = off <= OUTLIER * np.hypot(noise, max(misfit, usual))
+    if (
+        usual**2 - noise**2 > misfit**2 or not kept.all()
+    ):  # the law suits these losses less than the public curves; spikes
+        misfit = max(misfit, np.sqrt(max(usual**2 - noise**2, 0.0)))
+        theta, covariance = _least_squares(schedule, x[kept], y[kept], noise, misfit)
+    return Forecast(done, rate, theta, covariance, misfit)
+
+
+def predicted_rise(forecast: Forecast, rate: Rate, end: int) -> Rise:
+    """Returns what happens if the run goes on from `forecast.done` with the learning rates `rate` to step `end`.
+
+    A schedule that has come down and is then made longer starts again with a higher rate: the loss rises first.
+    """
+    done = forecast.done
+    steps = np.unique(np.linspace(done, end, min(end - done, 1000) + 1).round().astype(int))
+    losses = forecast.curve(steps, rate)[0]
+    top = int(np.argmax(losses))
+    back = np.flatnonzero(losses[top:] <= losses[0])
+    found = int(steps[top + back[0]]) if back.size else None
+    return Rise(float(losses[0]), float(losses[top]), int(steps[top]), found, float(losses[-1]))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Schedule:
+    """A schedule as the law sees it.
+
+    Attributes:
+      warmup: the last step of the warm-up: the rate rises up to it.
+      total: sum of the rates of steps 1 to t, as shares of the peak, by t from 0.
+      before, falls, shares: of each change of the rate after the warm-up: the total before its step, by how much the rate
+        falls, and what it is then. Changes that are near one another are one.
+    """
+
+    warmup: int
+    total: np.ndarray
+    before: np.ndarray
+    falls: np.ndarray
+    shares: np.ndarray
+
+
+def _rates(rate: Rate, steps: np.ndarray) -> np.ndarray:
+    return np.asarray(rate(steps), np.float64) * np.ones(len(steps))
+
+
+def _schedule(rate: Rate, end: int) -> _Schedule:
+    r = _rates(rate, np.arange(1, end + 1))
+    still = np.flatnonzero(r[1:] <= r[:-1])
+    warmup = int(still[0]) + 1 if still.size else end  # r[i] is the rate of step i + 1
+    if not (np.isfinite(r).all() and r[warmup - 1] > 0):
+        raise ValueError("the learning rate is 0 or not finite")
+    r = r / r[warmup - 1]
+    total = np.append(0.0, np.cumsum(r))
+    fall = np.append(0.0, r[:-1] - r[1:])
+    fall[:warmup] = 0.0
+    at = np.flatnonzero(fall)
+    weight = np.abs(fall[at])
+    if at.size > KNOTS:
+        way = np.cumsum(weight)
+        group = np.minimum((way / way[-1] * KNOTS).astype(int), KNOTS - 1)
+        held = np.bincount(group, weight, KNOTS)
+        middle = np.bincount(group, weight * at, KNOTS)[held > 0] / held[held > 0]
+        falls, at = np.bincount(group, fall[at], KNOTS)[held > 0], middle.round().astype(int)
+    else:
+        falls = fall[at]
+    return _Schedule(warmup, total, total[at], falls, np.maximum(r[at], 1e-6))
+
+
+def _law(theta: np.ndarray, schedule: _Schedule, steps: np.ndarray) -> np.ndarray:
+    """Returns the losses that the law gives after `steps` steps."""
+    l0, a, ratio, alpha, beta, gamma, c = np.exp(theta)
+    total = schedule.total[steps]
+    since = np.maximum(total[:, None] - schedule.before, 0.0)
+    took = 1 - (1 + c * schedule.shares**-gamma * since) ** -beta
+    return l0 + a * ((total / UNIT) ** -alpha - ratio * (took @ schedule.falls))
+
+
+def _bins(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the steps and losses of at most POINTS bins with as many points each: the mean step, the median loss."""
+    parts = np.array_split(points, min(len(points), POINTS))
+    return np.array([part[:, 0].mean().round() for part in parts], int), np.array(
+        [np.median(part[:, 1]) for part in parts]
+    )
+
+
+def _least_squares(
+    schedule: _Schedule, steps: np.ndarray, losses: np.ndarray, noise: float, misfit: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the parameters that suit losses and priors best, and their covariance (Laplace's approximation)."""
+    mean, sd = np.array(list(PRIORS.values())).T
+    weight = 1 / np.sqrt(noise**2 + misfit**2 * max(1.0, len(steps) / WEIGHT))
+
+    def residuals(theta: np.ndarray) -> np.ndarray:
+        return np.append(weight * (_law(theta, schedule, steps) - losses), (theta[2:] - mean) / sd)
+
+    last = np.median(losses[-5:])
+    drop = max(np.median(losses[:5]) - last, 1e-3 * abs(last), 1e-6)
+    start = np.append(np.log([max(last - drop, 0.3 * last, 1e-3), drop]), mean)
+    low, high = start - np.append([5.0, 12.0], 5 * sd), start + np.append([5.0, 12.0], 5 * sd)
+    found = scipy.optimize.least_squares(
+        residuals, start, bounds=(low, high), loss="huber", f_scale=HUBER, max_nfev=200
+    )
+    return found.x, np.linalg.pinv(found.jac.T @ found.jac)
+
+
+def _variance(derivatives: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    return np.einsum("si,ij,sj->s", derivatives, covariance, derivatives)

@@ -1,0 +1,139 @@
+"""One attempt at a run: from its newest good checkpoint to its next ending. A rollback leads to another attempt."""
+
+import contextlib
+import dataclasses
+import pathlib
+
+import jax
+
+from jaxlm.config import Config
+from jaxlm.data.rows import check_fingerprint
+from jaxlm.objectives.base import Variables
+from jaxlm.processes import from_first, say, together
+from jaxlm.programs.between import Between
+from jaxlm.programs.task import Data, Ready, Task
+from jaxlm.step.state import TrainState
+from jaxlm.train import hooks, ledger, loop, phases, profile, signals, stability, start
+from jaxlm.train.checkpoints.mirror import Mirror
+from jaxlm.train.checkpoints.store import Checkpointer
+from jaxlm.train.clock import RESTORE, SAVE, Clock
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """What one attempt needs.
+
+    Attributes:
+      ready: config, parts and data, with nothing passed over yet.
+      asked: the config with "auto" as the user left it.
+      folder: the run's folder, locked.
+      train_step: the compiled step.
+      clock: counts the time of this attempt.
+      losses: step -> held-out loss of all starts; the attempt adds its own.
+      mirror: where verified checkpoints are copied; None without one, and on all processes but the first.
+    """
+
+    task: Task
+    ready: Ready
+    asked: Config
+    folder: pathlib.Path
+    train_step: jax.stages.Wrapped
+    clock: Clock
+    losses: dict[int, float]
+    mirror: Mirror | None
+
+    def run(self) -> loop.Ending:
+        """Trains until an ending. A ROLL_BACK is in run.json then, and the next attempt goes on past it."""
+        c, folder = self.ready.config, self.folder
+        losses = self.losses
+        checkpointer = Checkpointer(folder / "checkpoints", c.checkpoint, losses=losses)
+        with contextlib.ExitStack() as stack:  # what is opened first is closed last
+            log = stack.enter_context(start.Log(folder, self.clock, checkpointer.reserve.free))
+            stack.callback(checkpointer.close)  # a save in flight is finished, also when the loop failed
+            bill = phases.of_run(c, folder, log.spent)
+            if ending := bill.begin():
+                return ending
+            if self.mirror:
+                self._follow(checkpointer, self.mirror)
+            stop = signals.StopSignal(lambda: self.clock.activity)
+            checkpointer.stopping = stop.asked
+            with self.clock.spend(RESTORE, str(checkpointer.directory)):
+                ready, state, frozen, meta = self._restore(checkpointer)
+            done = int(state.step)
+            parts = Between(self.task, ready, folder, checkpointer, bill, losses, stop)
+            between, watching = parts.hooks(stack), parts.watches(c.hardware.usd_per_hour)
+            owed = hooks.owed(between, done, c.train.steps, meta.get("interrupted", False))
+            if done >= c.train.steps and not owed:
+                why = f"complete: {folder} is at step {done} of {c.train.steps}; raise config.train.steps to continue"
+                return loop.Ending(loop.DONE, why)
+            if done < c.train.steps:
+                profile.check(c.profile, done + 1)
+            batches = self.task.batches(ready, done)
+            stack.callback(batches.close)
+            batches.on_failure = lambda error: stop.ask(loop.failure("no batch", self.clock.step + 1, error))
+            recorder = log.begin(self.asked, c, ready.data.data.sha256, ready.parts.mesh, done, watching)
+            start.announce(c.model, c.train, state.params, ready.parts.mesh, done)
+            job = loop.Run(
+                ready.parts.mesh, c.train.steps, self.train_step, frozen, batches, between, watching, recorder, self.clock,
+                stop, owed,
+            )  # fmt: skip
+            state, ending = loop.run(job, state)
+            self.clock.begin(SAVE, "the last checkpoint")  # until all is closed
+            return self._ended(ending, int(state.step), ready.data, checkpointer)
+
+    def _follow(self, checkpointer: Checkpointer, mirror: Mirror) -> None:
+        """Copies each checkpoint to the mirror once it is verified, and the newest one now if it is not there yet."""
+        checkpointer.on_verified.append(lambda step, folder: mirror.begin(step))
+        checkpointer.spared = mirror.wanted
+        newest = max(filter(checkpointer.verified, checkpointer.steps()), default=None)
+        if newest is not None and newest != mirror.latest():
+            mirror.roll_back(newest)
+
+    def _restore(self, checkpointer: Checkpointer) -> tuple[Ready, TrainState, Variables, dict]:
+        """The newest good state and what goes with it: (ready, state, frozen variables, what its checkpoint says)."""
+        ready, parts = self.ready, self.ready.parts
+        book = from_first(lambda: {key: ledger.read(self.folder)[key] for key in ("rollbacks", "passed_over")})
+        for step in from_first(lambda: stability.spoiled(checkpointer.metas(), book["rollbacks"])):
+            checkpointer.set_aside(step)
+        # A checkpoint has all that is trained: only what is frozen is read from the origin again.
+        origin = self.task.origin(ready.config) if parts.frozen or not checkpointer.steps() else None
+        if checkpointer.steps():
+            state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings, ("config", "fingerprint"))
+            check_fingerprint(meta["fingerprint"], ready.data.fingerprint())
+            frozen = parts.load_frozen(origin)
+        elif ready.config.origin_state:
+            state, frozen, meta = origin.branch(parts, ready.data.fingerprint())
+        else:
+            (state, frozen), meta = parts.create(origin), {}
+        data = self._pass_over(int(state.step), meta.get("passed_over", ()), book)
+        return dataclasses.replace(ready, data=data), state, frozen, meta
+
+    def _pass_over(self, done: int, saved: list, book: dict) -> Data:
+        """The data without the batches that rollbacks and `stability.skip` pass over."""
+        data, asked = self.ready.data, self.ready.config.stability.windows
+        windows, late = stability.passed_over(
+            saved, [*book["passed_over"], *asked], data.passing_over(saved).batch_number(done)
+        )
+        for first, last in late:
+            say(f"batches {first} to {last} are not passed over: the checkpoint of step {done} was trained on them")
+        if set(asked) & set(windows):
+            say("batches passed over: " + ", ".join(f"{first} to {last}" for first, last in windows))
+        return data.passing_over(windows)
+
+    def _ended(self, ending: loop.Ending, step: int, data: Data, checkpointer: Checkpointer) -> loop.Ending:
+        """The ending, after a ROLL_BACK was written into run.json; or the STOPPED that takes its place."""
+        if ending.code != loop.ROLL_BACK:
+            return ending
+        rollbacks = from_first(lambda: ledger.read(self.folder)["rollbacks"])
+        entry = stability.roll_back(ending, step, checkpointer.steps(), rollbacks)
+        if isinstance(entry, loop.Ending):
+            return entry
+        window = [data.batch_number(ending.first_bad), data.batch_number(step)]
+        say(f"{ending.why}; going back to step {entry['to']}, past batches {window[0]} to {window[1]}")
+
+        def write() -> None:
+            ledger.append(self.folder, "rollbacks", entry | {"batches": window})
+            ledger.append(self.folder, "passed_over", window)
+
+        together(write, first_only=True)
+        return ending

@@ -1,0 +1,91 @@
+"""Hides secrets in what is written into files or shown: tokens, passwords, webhooks."""
+
+import re
+import typing
+import urllib.parse
+
+HIDDEN = "***"  # what stands in the place of a secret
+_SECRET = re.compile(
+    r"(?:^|[_.\-])(?:token|secret|passw(?:or)?d|passphrase|credentials?|signature|authorization|auth|(?:api|access)?key)"
+    r"(?:$|[_.\-])",
+    re.IGNORECASE,
+)
+_NO_SECRET = ("text_key",)  # names of config keys that only sound like it
+_WEBHOOK = re.compile(r"(?:^|[_.\-])(?:webhook|heartbeat_url|urls)$", re.IGNORECASE)
+_URL = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.\-]*://[^\s\"'`<>,;)\]}]+")
+_BEARER = re.compile(r"\b(Bearer|Basic)\s+[^\s\"']+", re.IGNORECASE)
+_ASSIGNED = re.compile(r"""([A-Za-z][\w.\-]*)(["']?\s*[=:]\s*["']?)([^\s"']+)""")  # NAME=VALUE, name: value
+_OPTION = re.compile(r"""(--?[A-Za-z][\w.\-]*)(\s+)([^\s"'\-][^\s"']*)""")  # --name value
+
+
+def redact(value: typing.Any, key: str = "") -> typing.Any:
+    """Returns a copy of plain values without secrets, in each of whose places stands `***`.
+
+    Secret are: what has a name like a token, key, secret or password; in URLs, user and password and all values of the
+    query; and of the URLs that `notify` takes all but scheme and host, since whoever knows those can send messages.
+
+    Args:
+      value: text, numbers, lists, tuples and dicts; a command line is a list of text.
+      key: the dotted name of `value`, such as "notify.urls".
+    """
+    if isinstance(value, dict):
+        return {name: redact(part, f"{key}.{name}" if key else str(name)) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return _redact_words(value, key)
+    if not isinstance(value, str) or not value:
+        return value
+    if _is_secret(key):
+        return HIDDEN
+    if _WEBHOOK.search(key):
+        return _URL.sub(lambda found: redact_url(found[0], webhook=True), value)
+    return _redact_text(value)
+
+
+def redact_url(url: str, webhook: bool = False) -> str:
+    """Returns a URL without user, password, fragment and values of its query; of a webhook only scheme and web host.
+
+    Text that is no URL, such as a path, comes back as it is.
+    """
+    if "://" not in url:
+        return url
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+    except ValueError:  # brackets that are no IPv6 address
+        return f"{url.partition('://')[0]}://{HIDDEN}"
+    if webhook:
+        return (
+            f"{parts.scheme}://{host}/{HIDDEN}" if parts.scheme in ("http", "https") else f"{parts.scheme}://{HIDDEN}"
+        )
+    user = f"{HIDDEN}@" if "@" in parts.netloc else ""
+    query = "&".join(
+        f"{name.partition('=')[0]}={HIDDEN}" if "=" in name else HIDDEN for name in parts.query.split("&") if name
+    )
+    return f"{parts.scheme}://{user}{host}{parts.path}" + (f"?{query}" if query else "")
+
+
+def _is_secret(key: str) -> bool:
+    return bool(_SECRET.search(key)) and key.rpartition(".")[2] not in _NO_SECRET
+
+
+def _redact_words(words: list | tuple, key: str) -> list | tuple:
+    """Redacts the items of a list. In a command line, an option without `=` names the word after it."""
+    found, name = [], key
+    for word in words:
+        if isinstance(word, str) and word.startswith("--"):
+            option, equals, value = word.partition("=")
+            own = option.removeprefix("--").removeprefix("config.")
+            found.append(f"{option}={redact(value, own)}" if equals else word)
+            name = key if equals else own
+        else:
+            found.append(redact(word, name))
+            name = key
+    return type(words)(found)
+
+
+def _redact_text(text: str) -> str:
+    def named(found: re.Match) -> str:
+        return f"{found[1]}{found[2]}{HIDDEN}" if _is_secret(found[1]) else found[0]
+
+    text = _BEARER.sub(rf"\1 {HIDDEN}", _URL.sub(lambda found: redact_url(found[0]), text))
+    return _OPTION.sub(named, _ASSIGNED.sub(named, text))

@@ -1,0 +1,148 @@
+"""Draws line charts as static SVG that is readable at any width: the curves stretch, the numbers beside them do not.
+
+A curve of many thousand points is drawn as the mean of each of a few hundred equal parts of its x axis.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from jaxlm.console import human
+from jaxlm.report.page import Markup, join, tag
+
+_PARTS = 400  # points of a curve at most
+_SIZE = 1000.0  # of the drawing's own coordinates
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """One line of a chart.
+
+    Attributes:
+      name: what the legend calls it.
+      points: (x, y) in ascending x. Points that are not finite make a gap.
+      dotted: True for what is predicted, not measured.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    dotted: bool = False
+
+
+def lines(
+    curves: Sequence[Curve],
+    label: str,
+    *,
+    marks: Sequence[float] = (),
+    shown: Callable[[float], str] = human,
+    shown_x: Callable[[float], str] = human,
+) -> Markup:
+    """Returns a chart of curves with a legend; nothing if no curve has two finite points.
+
+    Args:
+      curves: at most six, which differ in colour.
+      label: what the chart shows, for its title and for screen readers: "Loss by step".
+      marks: x values to mark by a vertical line, such as restarts.
+      shown, shown_x: how a number beside the y and the x axis is written.
+    """
+    thinned = [dataclasses.replace(curve, points=thin(curve.points)) for curve in curves]
+    thinned = [curve for curve in thinned if sum(math.isfinite(y) for _, y in curve.points) > 1]
+    if not thinned:
+        return Markup("")
+    xs = [x for curve in thinned for x, _ in curve.points]
+    ys = [y for curve in thinned for _, y in curve.points if math.isfinite(y)]
+    low, high = min(xs), max(xs)
+    y_ticks = ticks(*_view(ys))
+    bottom, top = y_ticks[0], y_ticks[-1]
+
+    def at_x(x: float) -> float:
+        return _SIZE * (x - low) / ((high - low) or 1)
+
+    def at_y(y: float) -> float:
+        return _SIZE * (1 - (min(max(y, bottom), top) - bottom) / ((top - bottom) or 1))
+
+    x_ticks = [x for x in ticks(low, high) if low <= x <= high]
+    grid = [_line(0, at_y(y), _SIZE, at_y(y), "grid") for y in y_ticks]
+    grid += [_line(at_x(x), 0, at_x(x), _SIZE, "mark") for x in marks if low <= x <= high]
+    drawn = [path for i, curve in enumerate(thinned) for path in _paths(curve, i, at_x, at_y)]
+    svg = tag(
+        "svg", *grid, *drawn, viewBox=f"0 0 {_SIZE:.0f} {_SIZE:.0f}", preserveAspectRatio="none", aria_hidden="true"
+    )
+    beside = [tag("span", shown(y), style=f"top:{at_y(y) / _SIZE:.2%}") for y in y_ticks]
+    below = [tag("span", shown_x(x), style=f"left:{at_x(x) / _SIZE:.2%}") for x in x_ticks]
+    legend = [
+        tag("span", tag("span", class_=f"key c{i % 6}"), curve.name, class_="nowrap") for i, curve in enumerate(thinned)
+    ]
+    plot = tag("div", tag("div", *beside, class_="ys"), svg, tag("div", *below, class_="xs"), class_="plot")
+    return tag(
+        "figure", tag("figcaption", tag("b", label), *legend), plot, class_="chart", role="img", aria_label=label
+    )
+
+
+def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Returns at most a few hundred points: the mean of the points in each of as many equal parts of the x axis."""
+    points = [(float(x), float(y)) for x, y in points]
+    if len(points) <= _PARTS:
+        return points
+    low, high = points[0][0], points[-1][0]
+    parts: dict[int, list[tuple[float, float]]] = {}
+    for x, y in points:
+        parts.setdefault(min(int((x - low) / ((high - low) or 1) * _PARTS), _PARTS - 1), []).append((x, y))
+    return [(sum(x for x, _ in part) / len(part), _mean([y for _, y in part])) for _, part in sorted(parts.items())]
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan
+
+
+def _view(values: Sequence[float]) -> tuple[float, float]:
+    """The range of values to show. The highest twentieth is cut off if it would press the rest flat, as a first loss does."""
+    ordered = sorted(values)
+    low, high = ordered[0], ordered[-1]
+    most = ordered[int(0.95 * (len(ordered) - 1))]
+    return (low, most) if len(ordered) > 20 and high - low > 4 * (most - low) > 0 else (low, high)
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Returns three to seven round numbers, at equal distances, that cover low to high."""
+    if not high > low:
+        low, high = low - (abs(low) or 1) * 0.1, high + (abs(high) or 1) * 0.1
+    raw = (high - low) / 4
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return [n * step for n in range(first, last + 1)]
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
+    return tag("path", d=f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}", class_=kind)
+
+
+def _paths(curve: Curve, number: int, at_x: Callable, at_y: Callable) -> list[Markup]:
+    """The pieces of a curve between its gaps."""
+    pieces: list[list[str]] = [[]]
+    for x, y in curve.points:
+        if math.isfinite(y):
+            pieces[-1].append(f"{at_x(x):.1f} {at_y(y):.1f}")
+        elif pieces[-1]:
+            pieces.append([])
+    kind = f"line c{number % 6}{' dotted' * curve.dotted}"
+    return [tag("path", d="M" + "L".join(piece), class_=kind) for piece in pieces if len(piece) > 1]
+
+
+def stacked(parts: Sequence[tuple[str, float, str]], label: str) -> Markup:
+    """Returns one bar of coloured parts with its legend. Each part is (name, number, the number as text)."""
+    whole = sum(number for _, number, _ in parts) or 1
+    spans = [
+        tag("span", class_=f"c{i % 6}", style=f"width:{100 * number / whole:.2f}%", title=f"{name}: {shown}")
+        for i, (name, number, shown) in enumerate(parts)
+    ]
+    legend = [
+        tag("span", tag("span", class_=f"key c{i % 6}"), f"{name} {shown}", class_="nowrap")
+        for i, (name, _, shown) in enumerate(parts)
+    ]
+    return tag(
+        "figure", tag("div", *spans, class_="bar wide", role="img", aria_label=label), tag("figcaption", join(legend))
+    )

@@ -1,0 +1,121 @@
+"""Carries a run's time and dollars over from earlier starts, and finds when this start began.
+
+Every second since the run first began is paid at the price of the start in which it passed, and never priced again.
+"""
+
+import dataclasses
+import datetime
+import os
+import pathlib
+import time
+
+from jaxlm.train import ledger, metrics, supervised
+from jaxlm.train.clock import ACTIVITIES, DOWN, HUNG, START, STEP, Clock
+
+
+@dataclasses.dataclass(frozen=True)
+class Earlier:
+    """What a run took until this start began.
+
+    Attributes:
+      wall_s: all seconds; those since the start before died belong to it, if the machine is the same.
+      cost_usd: what they cost.
+    """
+
+    wall_s: float = 0.0
+    cost_usd: float = 0.0
+
+    def with_now(self, wall_s: float, usd_per_hour: float) -> float:
+        """Returns the dollars of all starts: `wall_s` are the seconds of all, `usd_per_hour` is the price of this one."""
+        return self.cost_usd + (wall_s - self.wall_s) / 3600 * usd_per_hour
+
+
+def begun() -> float:
+    """Returns the `time.monotonic()` at which this start began: the supervisor says it, else this process' own start."""
+    since = supervised.since()
+    return process_began() if since is None else since
+
+
+def process_began() -> float:
+    """Returns the `time.monotonic()` at which this process started (Linux; elsewhere, now)."""
+    now = time.monotonic()
+    try:
+        with open("/proc/self/stat") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])  # since the machine booted; see proc(5), starttime
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return now
+    return now - max(age, 0.0) if ticks else now
+
+
+def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
+    """Adds the seconds of earlier starts to the clock, says which steps they did, and returns what they cost.
+
+    If the start before ran on this machine, which has not been booted since, the time from its last record until now was
+    paid for too, at its price. It counts as DOWN, or as HUNG as far as the supervisor says so. It does not count at all if
+    that start did all its steps.
+
+    Reads metrics.jsonl and run.json, so only the first process calls this. Records by older versions have only `wall_s`:
+    that counts as STEP.
+    """
+    highest, last = 0, None
+    for record in metrics.records(folder / "metrics.jsonl"):
+        highest = max(highest, record["step"])
+        if all(metrics.is_number(record.get(key)) and record[key] >= 0 for key in ("wall_s", "cost_usd")):
+            last = record
+    clock.redo = highest
+    if last is None:
+        return Earlier()
+    for name, seconds in _activities(last).items():
+        clock.add(name, seconds)
+    wall, cost = sum(_activities(last).values()), last["cost_usd"]
+    starts = ledger.read(folder)["starts"]
+    gap = _gap(clock, last, starts[-1]) if starts else 0.0
+    hung = min(supervised.lost().get(HUNG, 0.0), gap)
+    clock.add(HUNG, hung)
+    clock.add(DOWN, gap - hung)
+    price = _price(starts[-1], last) if starts else 0.0
+    return Earlier(wall + gap, cost + gap / 3600 * price)
+
+
+def _activities(record: dict) -> dict[str, float]:
+    """Returns the seconds of each activity up to a record."""
+    found = {name: record.get(f"time/{name}_s") for name in ACTIVITIES}
+    if all(metrics.is_number(seconds) and seconds >= 0 for seconds in found.values()):
+        return found
+    return dict.fromkeys(ACTIVITIES, 0.0) | {STEP: record["wall_s"]}
+
+
+def _gap(clock: Clock, last: dict, start: dict) -> float:
+    """Returns the seconds from the last sign of the start before until this process began; 0 if nobody paid for them.
+
+    Takes them off the clock's START as far as they are in it: a supervisor counts from when the process before died.
+    """
+    hardware, here = start.get("hardware"), ledger.machine()
+    if not here["boot_id"] or not isinstance(hardware, dict) or any(hardware.get(key) != here[key] for key in here):
+        return 0.0
+    signs = [t for t in (last.get("time"), _seconds(start.get("time"))) if metrics.is_number(t)]
+    if not signs:
+        return 0.0
+    unix = time.time() - time.monotonic()  # of monotonic time 0
+    then, began = max(signs), unix + clock.began
+    up = max(then, began, min(unix + process_began(), time.time()))
+    clock.add(START, began - up)
+    ended = start.get("ended")
+    return 0.0 if isinstance(ended, dict) and ended.get("code") == 0 else up - then
+
+
+def _seconds(iso: object) -> float | None:
+    """Returns Unix seconds of an ISO time; None if it is none."""
+    try:
+        return datetime.datetime.fromisoformat(iso).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _price(start: dict, last: dict) -> float:
+    """Returns the dollars an hour of a start. Ledgers by older versions do not name it: then all had the same one."""
+    price = start.get("usd_per_hour")
+    if metrics.is_number(price):
+        return price
+    return last["cost_usd"] / last["wall_s"] * 3600 if last["wall_s"] else 0.0

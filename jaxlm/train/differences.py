@@ -1,0 +1,123 @@
+"""Compares two runs: what went in differently, and the first step at which their metrics part."""
+
+import json
+import math
+import pathlib
+import typing
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxlm.config import ConfigError
+from jaxlm.train import ledger, metrics
+
+_HERE = ("workdir", "data.dir")  # keys that only say where a run lies
+_BLOCKS = 10  # of the steps that two losses are compared over
+
+
+def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
+    """Returns the differences of two runs.
+
+    Returns:
+      inputs: [{what, name, a, b}, ...], what is one of "config", "code", "data", "packages", "hardware", "price".
+      steps: how many steps both have logged.
+      parted: {step, metric, a, b} at the first step at which a metric of training or evaluation differs; None if all are
+        equal to the last bit.
+      loss: {mean, error, steps}: the mean of loss B - loss A over the last half of the common steps, and its standard
+        error by blocks of steps (Flyvbjerg and Petersen 1989); None with fewer than 20 common steps.
+      verdict: one line.
+
+    Raises:
+      ConfigError: one of the folders is no run, or the runs have no step in common.
+    """
+    curves = [_curve(folder) for folder in (a, b)]
+    common = sorted(curves[0].keys() & curves[1].keys())
+    if not common:
+        raise ConfigError(f"{a} and {b} have no step in common: nothing to compare")
+    found = {
+        "inputs": _inputs(a, b),
+        "steps": len(common),
+        "parted": _parted(*curves, common),
+        "loss": _loss(*curves, common),
+    }
+    return found | {"verdict": _verdict(found, common)}
+
+
+def _curve(folder: pathlib.Path) -> dict[int, dict]:
+    try:
+        return metrics.read(folder / "metrics.jsonl")
+    except OSError:
+        raise ConfigError(f"{folder} is no run: it has no metrics.jsonl") from None
+
+
+def _inputs(a: pathlib.Path, b: pathlib.Path) -> list[dict]:
+    rows = []
+    for what, left, right in _facts(a, b):
+        for name in sorted(left.keys() | right.keys()):
+            if left.get(name) != right.get(name):
+                rows.append({"what": what, "name": name, "a": left.get(name), "b": right.get(name)})
+    return rows
+
+
+def _facts(a: pathlib.Path, b: pathlib.Path) -> list[tuple[str, dict, dict]]:
+    """(what, facts of a, facts of b). What a start records is that of the last start."""
+    configs, starts = [], []
+    for folder in (a, b):
+        try:
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{folder} is no run: {folder / 'config.json'}: {error}") from None
+        configs.append({name: value for name, value in _flat(config).items() if name not in _HERE})
+        starts.append((ledger.read(folder)["starts"] or [{}])[-1])
+    keys = {
+        "code": lambda s: s.get("git") or {},
+        "data": lambda s: {"manifest": s.get("manifest_sha256")},
+        "packages": lambda s: (s.get("packages") or {}) | {"python": s.get("python")},
+        "hardware": lambda s: {k: v for k, v in (s.get("hardware") or {}).items() if k not in ("host", "boot_id")},
+        "choices": lambda s: s.get("choices") or {},
+        "price": lambda s: {"usd_per_hour": s.get("usd_per_hour")},
+    }
+    return [("config", *configs), *((what, get(starts[0]), get(starts[1])) for what, get in keys.items())]
+
+
+def _flat(value: dict, prefix: str = "") -> dict[str, typing.Any]:
+    found: dict[str, typing.Any] = {}
+    for key, inner in value.items():
+        found |= _flat(inner, f"{prefix}{key}.") if isinstance(inner, dict) else {f"{prefix}{key}": inner}
+    return found
+
+
+def _parted(a: Mapping[int, dict], b: Mapping[int, dict], common: list[int]) -> dict | None:
+    for step in common:
+        names = sorted(name for name in a[step].keys() & b[step].keys() if name.startswith(("train/", "val/", "eval/")))
+        names.sort(key=lambda name: name != "train/loss")  # of several the loss says most
+        for name in names:
+            if a[step][name] != b[step][name]:
+                return {"step": step, "metric": name, "a": a[step][name], "b": b[step][name]}
+    return None
+
+
+def _loss(a: Mapping[int, dict], b: Mapping[int, dict], common: list[int]) -> dict | None:
+    pairs = [(a[step].get("train/loss"), b[step].get("train/loss")) for step in common]
+    gaps = [y - x for x, y in pairs if x is not None and y is not None and math.isfinite(x) and math.isfinite(y)]
+    gaps = gaps[len(gaps) // 2 :]
+    if len(gaps) < _BLOCKS:
+        return None
+    means = [float(np.mean(block)) for block in np.array_split(np.asarray(gaps), _BLOCKS)]
+    return {
+        "mean": float(np.mean(gaps)),
+        "error": float(np.std(means, ddof=1) / math.sqrt(_BLOCKS)),
+        "steps": len(gaps),
+    }
+
+
+def _verdict(found: dict, common: list[int]) -> str:
+    if not found["parted"]:
+        return f"identical to the last bit over all {len(common)} common steps, up to step {common[-1]}"
+    parted, loss = found["parted"], found["loss"]
+    line = f"{parted['metric']} parts at step {parted['step']}: {parted['a']!r} and {parted['b']!r}"
+    if not loss:
+        return line
+    gap = f"loss B - loss A is {loss['mean']:+.4f} ± {loss['error']:.4f} over the last {loss['steps']} common logged steps"
+    inside = abs(loss["mean"]) <= 2 * loss["error"] or abs(loss["mean"]) < 1e-4
+    return f"{line}; {gap}: " + ("within the noise of batches and seeds" if inside else "more than noise")

@@ -1,0 +1,119 @@
+"""Tells a run that hangs from one that is busy, by budgets that it learns from the run's own times.
+
+Pure: signs of life go in, a verdict comes out. A verdict costs a restart, and none costs money while a run hangs. So the
+budgets are generous, and rather too long than too short.
+"""
+
+import dataclasses
+import statistics
+
+from jaxlm.train import clock
+
+MINUTE = 60.0
+_FIRST = 60 * MINUTE  # until the run's own times are known
+_FIRST_STEP = 30 * MINUTE
+_STEPS_TO_LEARN = 20
+_STEPS_KEPT = 200
+_BUSY = 0.05  # seconds of processor time in a second: more than the threads of an idle JAX take
+_STEPS = (clock.STEP, clock.REPEATED)
+_LONG = (clock.EVALUATE, clock.SAVE)
+# Data is made at the start, and XLA compiles, for as long as it takes: then the processor says that they are alive.
+BY_PROCESSOR = (clock.START, clock.COMPILE)
+_WORDS = {
+    clock.START: "the start",
+    clock.RESTORE: "the restored checkpoint",
+    clock.COMPILE: "the compiler",
+    clock.DATA: "a batch",
+    clock.EVALUATE: "an evaluation",
+    clock.SAVE: "a save",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sign:
+    """A sign of life: after `step` the run began, at `when` (`time.monotonic()`), the `activity`; see `clock.Pulse`."""
+
+    step: int = 0
+    when: float = 0.0
+    activity: str = clock.START
+    detail: str = ""
+
+    def waits_for(self) -> str:
+        """Returns what the run waits for, for the user: "a save (RUN/checkpoints/200)"."""
+        words = _WORDS.get(self.activity, f"the device, in step {self.step + 1}")
+        return f"{words} ({self.detail})" if self.detail else words
+
+
+class Watch:
+    """Learns how long each activity takes, and says when one takes too long.
+
+    Args:
+      hang_s: `runs.hang_s`, one budget for all activities; 0 = learned.
+      data_timeout_s: `data.timeout_s`, after which the loader itself gives up.
+    """
+
+    def __init__(self, hang_s: float, data_timeout_s: float):
+        self._hang_s, self._data_timeout_s = hang_s, data_timeout_s
+        self._longest: dict[str, float] = {}
+        self._steps: list[float] = []
+        self._sign: Sign | None = None
+        self._processor = (0.0, 0.0)  # the time when it was last seen busy, and the seconds used by then
+        self._looked = 0.0
+        self._not_before = 0.0
+
+    def begin(self, now: float) -> None:
+        """Forgets the process that was watched, but not what was learned: a new one begins now."""
+        self._sign, self._processor, self._looked, self._not_before = None, (now, 0.0), now, now
+
+    def look(self, sign: Sign, now: float, processor_s: float = 0.0) -> float:
+        """Returns for how many seconds too many the run has been silent; below 0 while it is alive.
+
+        Args:
+          sign: the last sign of life.
+          now: `time.monotonic()`.
+          processor_s: the seconds of processor time that the run has used so far.
+        """
+        if now - self._looked > MINUTE:
+            self._not_before = now  # this process itself did not run: nobody knows what happened meanwhile
+        self._looked = now
+        if self._sign and sign.when > self._sign.when:
+            self._learn(self._sign, sign.when - max(self._sign.when, self._not_before))
+        self._sign = sign
+        since, used = self._processor
+        used = min(used, processor_s)  # a worker that ended takes its time with it
+        self._processor = (since, used)
+        if processor_s - used > _BUSY * (now - since) or sign.activity not in BY_PROCESSOR:
+            self._processor = (now, processor_s)
+        alive = max(sign.when, self._not_before)
+        if sign.activity in BY_PROCESSOR and not self._hang_s:
+            alive = max(alive, self._processor[0])
+        return now - alive - self.budget(sign)
+
+    def budget(self, sign: Sign) -> float:
+        """Returns for how many seconds a run may be silent after this sign of life."""
+        if self._hang_s:
+            return self._hang_s
+        if sign.activity == clock.DATA:
+            return 2 * self._data_timeout_s + 2 * MINUTE
+        longest = self._longest.get(_kind(sign))
+        if sign.activity in _STEPS:
+            if len(self._steps) < _STEPS_TO_LEARN:
+                return _FIRST_STEP
+            return max(2 * MINUTE, 20 * statistics.median(self._steps), 3 * longest)
+        if sign.activity in _LONG and longest is not None:
+            return max(10 * MINUTE, 10 * longest)
+        return max(_FIRST, 10 * (longest or 0.0))
+
+    def _learn(self, sign: Sign, seconds: float) -> None:
+        kind = _kind(sign)
+        self._longest[kind] = max(self._longest.get(kind, 0.0), seconds)
+        if sign.activity in _STEPS:
+            self._steps = [*self._steps[1 - _STEPS_KEPT :], seconds]
+
+
+def _kind(sign: Sign) -> str:
+    """What takes about as long each time: evaluations by what they evaluate; a detail with a number is another each time."""
+    if sign.activity in _STEPS:
+        return clock.STEP
+    same = sign.activity == clock.EVALUATE and not any(c.isdigit() for c in sign.detail)
+    return f"{sign.activity} {sign.detail}" if same else sign.activity

@@ -1,0 +1,95 @@
+"""Computes speed, wall time and dollars of a run, over all its starts."""
+
+import time
+
+import jax
+
+from jaxlm.config import HardwareConfig, ModelConfig, TrainConfig
+from jaxlm.plan import flops
+from jaxlm.train.books import Earlier
+from jaxlm.train.clock import DATA, REPEATED, STEP, Clock
+
+_NONE = Earlier()
+_TRAINING = (DATA, STEP, REPEATED)  # the activities that count for tokens/s
+
+
+class Meter:
+    """Turns finished steps into tokens/s, MFU, the seconds of each activity, dollars and time left.
+
+    Args:
+      clock: counts the seconds of all starts.
+      earlier: what `books.carry_on` found of earlier starts. Their dollars stay what they were.
+      tokens_per_step: the number of tokens in a global batch.
+      flops_palm, flops_causal: FLOPs a token, counted by the PaLM convention and with causal attention.
+      peak_flops: the peak FLOP/s of all devices together; None if unknown, and then there is no MFU.
+      usd_per_hour: the price of the machine in this start.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        earlier: Earlier = _NONE,
+        *,
+        tokens_per_step: int,
+        flops_palm: float,
+        flops_causal: float,
+        peak_flops: float | None,
+        usd_per_hour: float,
+    ):
+        self._clock, self._earlier = clock, earlier
+        self._tokens_per_step = tokens_per_step
+        self._flops = {"mfu_palm": flops_palm, "mfu_causal": flops_causal}
+        self._peak = peak_flops
+        self._usd_per_hour = usd_per_hour
+        self._mark: tuple[int, float] | None = None  # a step, and the seconds of training until then
+
+    def now(self, step: int) -> dict[str, float]:
+        """Returns what every record has: the step; tokens, seconds of each activity, goodput and dollars, of all starts.
+
+        `time` is in Unix seconds, `wall_s` the sum of the activities, `goodput` the share of steps that nobody had done before.
+        """
+        seconds = {name: round(spent, 3) for name, spent in self._clock.seconds().items()}
+        wall = sum(seconds.values())
+        cost = self._earlier.with_now(wall, self._usd_per_hour)
+        return {
+            "step": step,
+            "tokens": step * self._tokens_per_step,
+            "time": round(time.time(), 3),
+            "wall_s": round(wall, 3),
+            "cost_usd": round(cost, 6),
+            "goodput": round(seconds[STEP] / wall, 4) if wall else 0.0,
+        } | {f"time/{name}_s": spent for name, spent in seconds.items()}
+
+    def measure(self, step: int, total: int) -> dict[str, float]:
+        """Returns the values of `now`, and the speed since the last call: tokens/s, MFU, seconds left until step `total`.
+
+        The speed counts steps and the waits for their batches, not evaluations, saves or compilation. The first call returns
+        no speed, since the first step may hold some of the compilation.
+        """
+        record, spent = self.now(step), self._clock.seconds()
+        training = sum(spent[name] for name in _TRAINING)
+        if self._mark and step > self._mark[0]:
+            seconds = max(training - self._mark[1], 1e-9)
+            speed = (step - self._mark[0]) * self._tokens_per_step / seconds
+            record |= {"tokens_per_second": speed, "eta_s": (total - step) * self._tokens_per_step / speed}
+            if self._peak:
+                record |= {name: speed * flops / self._peak for name, flops in self._flops.items()}
+        self._mark = (step, training)
+        return record
+
+
+def make_meter(
+    model: ModelConfig, train: TrainConfig, hardware: HardwareConfig, clock: Clock, earlier: Earlier
+) -> Meter:
+    """Returns the meter of a run on all devices of this program. See `Meter` for `clock` and `earlier`."""
+    per_token = flops.flops_per_token(model, train.seq_len)
+    peak = hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
+    return Meter(
+        clock,
+        earlier,
+        tokens_per_step=train.batch_size * train.seq_len,
+        flops_palm=per_token.palm,
+        flops_causal=per_token.causal,
+        peak_flops=peak * 1e12 * jax.device_count() if peak else None,
+        usd_per_hour=hardware.usd_per_hour,
+    )

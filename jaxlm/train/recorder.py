@@ -1,0 +1,86 @@
+"""Brings the metrics of steps from the device to the loggers and the progress line."""
+
+from collections.abc import Iterable
+
+from jaxlm.train.loggers import Writer
+from jaxlm.train.meter import Meter
+from jaxlm.train.progress import Progress
+
+
+class Recorder:
+    """Brings the metrics of steps from the device to metrics.jsonl, the loggers and the progress line.
+
+    Args:
+      meter: computes speed, dollars and time left.
+      writer: the writer of metrics on the first process, which alone writes and shows anything; None on the others.
+      first: the first step of this start. It is always logged, and so is the last.
+      steps: the last step of the run.
+      every_steps: the number of steps from one logged step to the next.
+      reads: the names of metrics to read at every step. The others are read at logged steps only.
+    """
+
+    def __init__(
+        self,
+        meter: Meter,
+        writer: Writer | None,
+        *,
+        first: int,
+        steps: int,
+        every_steps: int,
+        reads: Iterable[str] = (),
+    ):
+        self._meter, self._writer = meter, writer
+        self._always, self._steps, self._every = (first, steps), steps, every_steps
+        self._reads = {"skipped_in_a_row", *reads}
+        self._progress = Progress(steps)
+        self._step = first - 1
+
+    def begin(self) -> None:
+        """Writes the record with which a start begins: from then on its time is in the books, even if it dies at once."""
+        self._note(self._step)
+
+    def fetch(self, step: int, metrics: dict) -> None:
+        """Starts copying to the host the metrics that `read` will need. Does not wait for the step to finish."""
+        for name in metrics if self._due(step) else self._reads:
+            metrics[name].copy_to_host_async()
+
+    def read(self, step: int, metrics: dict) -> dict[str, float]:
+        """Waits until a step is done, and returns its metrics: all if the step is logged, else those in `reads`.
+
+        A step is logged if a log line is due, or if its update was skipped.
+        """
+        record = {name: float(metrics[name]) for name in self._reads}
+        self._step = step
+        if not self._due(step) and not record["skipped_in_a_row"] > 0:
+            return record
+        record |= {name: float(value) for name, value in metrics.items() if name not in record}
+        line = self._meter.measure(step, self._steps)
+        line |= {f"train/{name}": record[name] for name in metrics if name != "skipped_in_a_row"}
+        if self._writer:
+            self._writer.write({name: value for name, value in line.items() if name != "eta_s"})
+            self._progress.update(line)
+        return record
+
+    def add(self, step: int, name: str, figures: dict[str, float]) -> None:
+        """Writes and shows more figures of a step, such as held-out losses."""
+        self._step = step
+        self._note(step, figures)
+        parts = [f"{key.removeprefix('val/')} {value:.4f}" for key, value in figures.items()]
+        self.say(f"step {step}  {name}: " + "  ".join(parts))
+
+    def say(self, text: str) -> None:
+        """Shows a line of text."""
+        if self._writer:
+            self._progress.message(text)
+
+    def close(self) -> None:
+        """Ends the progress line, and writes the record with which this start ends: all its time and dollars."""
+        self._progress.close()
+        self._note(self._step)
+
+    def _note(self, step: int, figures: dict[str, float] | None = None) -> None:
+        if self._writer:
+            self._writer.write(self._meter.now(step) | (figures or {}))
+
+    def _due(self, step: int) -> bool:
+        return step % self._every == 0 or step in self._always

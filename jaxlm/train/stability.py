@@ -1,0 +1,223 @@
+"""Notices non-finite steps, spikes of the loss and overfitting, and decides which batches a rollback passes over.
+
+A rollback is a start like any other: run.json says which batches it passes over and from which step on checkpoints are
+spoiled. So a crash in the middle of a rollback changes nothing.
+"""
+
+import collections
+import contextlib
+import json
+import math
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import jax
+import numpy as np
+
+from jaxlm.config import ConfigError, RunError, StabilityConfig
+from jaxlm.train.loop import ROLL_BACK, STOPPED, Ending, Watch
+
+Window = tuple[int, int]  # the first and the last batch to pass over, by number in the order; steps likewise
+_FEWEST = 16  # losses from which a z-score means something
+_MOST_ROLLBACKS = 3  # to one checkpoint
+_SHOWN = 5  # documents of a spike in the terminal
+
+
+class NonFinite(Watch):
+    """Ends a run if the loss or the gradient of `limit` updates in a row was not finite; 0 means never.
+
+    Saves no checkpoint then, since the state after many skipped updates is no better than the last checkpoint.
+    """
+
+    reads = ("skipped_in_a_row",)
+
+    def __init__(self, limit: int, config: StabilityConfig):
+        self._limit, self._config = limit, config
+
+    def __call__(self, step: int, record: dict[str, float]) -> Ending | None:
+        if not self._limit or record["skipped_in_a_row"] < self._limit:
+            return None
+        why = f"stopped at step {step}: {self._limit} steps in a row had a loss or gradient that is not finite"
+        return _ending(self._config, why, "nonfinite", step - self._limit + 1)
+
+
+class Spikes(Watch):
+    """Notices steps whose loss is far above that of the steps before, and ends a run that does not come back from it.
+
+    The score of a loss is (loss - median) / (1.4826 MAD) over the last `stability.window` losses that were no spike (Iglewicz
+    and Hoaglin 1993). The scale is at least 1% of the median, so that a very smooth curve makes no spikes of nothing. Before
+    there are enough losses, a loss counts as a spike that is more than twice the first.
+
+    Args:
+      config: `config.stability`.
+      tell: (step, loss, score) -> None; called for the first spike of each series.
+    """
+
+    reads = ("loss",)
+
+    def __init__(self, config: StabilityConfig, tell: Callable[[int, float, float], None]):
+        self._config, self._tell = config, tell
+        self._losses: collections.deque[float] = collections.deque(maxlen=config.window)
+        self._first = 0  # the first step of the series of spikes that is going on; 0 = none
+
+    def __call__(self, step: int, record: dict[str, float]) -> Ending | None:
+        loss = record["loss"]
+        if not self._config.spike_z or not math.isfinite(loss):
+            return None
+        score = self.score(loss)
+        if score < self._config.spike_z:
+            self._losses.append(loss)
+            self._first = 0
+            return None
+        if not self._first:
+            self._first = step
+            self._tell(step, loss, score)
+        in_a_row = step - self._first + 1
+        if not self._config.spike_steps or in_a_row < self._config.spike_steps:
+            return None
+        usual = float(np.median([*self._losses][-_FEWEST:]))
+        why = f"stopped at step {step}: the loss is {loss:.4g} and was {usual:.4g} before step {self._first}"
+        return _ending(self._config, f"{why}, a spike of {in_a_row} steps", "spike", self._first)
+
+    def score(self, loss: float) -> float:
+        """Returns how far a loss stands above those before it, in robust standard deviations."""
+        if not self._losses:
+            return 0.0
+        if len(self._losses) < _FEWEST:
+            return math.inf if loss > 2 * max(self._losses[0], 1.0) else 0.0
+        losses = np.asarray(self._losses)
+        median = float(np.median(losses))
+        spread = 1.4826 * float(np.median(np.abs(losses - median)))
+        return (loss - median) / max(spread, 0.01 * abs(median), 1e-6)
+
+
+class Overfit(Watch):
+    """Says when the held-out loss rose several times in a row while the training loss fell.
+
+    Args:
+      evaluations: how many rises in a row are told; 0 = never.
+    """
+
+    reads = ("loss",)
+
+    def __init__(self, evaluations: int):
+        self._evaluations = evaluations
+        self._since: list[float] = []  # training losses since the last evaluation
+        self._points: list[tuple[float, float]] = []  # (training, held-out)
+
+    def __call__(self, step: int, record: dict[str, float]) -> None:
+        if self._evaluations and math.isfinite(record["loss"]):
+            self._since.append(record["loss"])
+
+    def evaluated(self, held_out: float) -> str:
+        """Takes a new held-out loss. Returns a line for the user; "" if there is nothing to say."""
+        if not self._evaluations or not self._since or not math.isfinite(held_out):
+            return ""
+        self._points.append((float(np.mean(self._since)), held_out))
+        self._since = []
+        last = self._points[-self._evaluations - 1 :]
+        if len(last) <= self._evaluations:
+            return ""
+        train, validation = np.diff(np.asarray(last), axis=0).T
+        if not (np.all(validation > 0) and np.all(train < 0)):
+            return ""
+        return (
+            f"overfitting: the held-out loss rose {self._evaluations} times in a row, {last[0][1]:.4f} -> {last[-1][1]:.4f}, "
+            "while the training loss fell; the best checkpoint is kept; more data or fewer steps would do better"
+        )
+
+
+def _ending(config: StabilityConfig, why: str, cause: str, first_bad: int) -> Ending:
+    return Ending(ROLL_BACK if config.roll_back else STOPPED, why, keep=False, cause=cause, first_bad=first_bad)
+
+
+def roll_back(ending: Ending, step: int, checkpoints: Iterable[int], rollbacks: Sequence[Mapping]) -> dict | Ending:
+    """Returns the entry of run.json's `rollbacks` for a ROLL_BACK, or the ending that takes its place.
+
+    The run is stopped if it was rolled back before for steps that overlap with these, or too often to one checkpoint: then
+    other batches did not help.
+
+    Args:
+      ending: the ROLL_BACK.
+      step: the last step that was done.
+      checkpoints: the steps of the whole checkpoints.
+      rollbacks: the entries so far.
+    """
+    to = max((saved for saved in checkpoints if saved < ending.first_bad), default=0)
+    again = [r for r in rollbacks if r["steps"][0] <= step and ending.first_bad <= r["steps"][1]]
+    if again or sum(r["to"] == to for r in rollbacks) >= _MOST_ROLLBACKS:
+        why = (
+            f"{ending.why}; it was rolled back to step {to} before and other batches did not help: lower optim.lr, or set "
+            "optim.clip_norm"
+        )
+        return Ending(STOPPED, why, keep=False, cause=ending.cause)
+    return {"steps": [ending.first_bad, step], "to": to, "why": ending.why}
+
+
+def spoiled(metas: Mapping[int, Mapping], rollbacks: Sequence[Mapping]) -> list[int]:
+    """Returns the checkpoints that a rollback spoiled: those from its steps on that have not passed over its batches.
+
+    Args:
+      metas: step -> what was saved beside the arrays, with `passed_over`.
+      rollbacks: the entries of run.json, each with `batches`, the window that it passes over.
+    """
+    return sorted(
+        step
+        for step, meta in metas.items()
+        if any(step >= r["steps"][0] and not _covers(meta.get("passed_over", ()), r["batches"]) for r in rollbacks)
+    )
+
+
+def _covers(windows: Iterable[Sequence[int]], window: Sequence[int]) -> bool:
+    return any(first <= window[0] and window[1] <= last for first, last in windows)
+
+
+def passed_over(
+    saved: Iterable[Sequence[int]], asked: Iterable[Sequence[int]], last_batch: int
+) -> tuple[list[Window], list[Window]]:
+    """Returns (the windows to pass over, those asked for that come too late).
+
+    Args:
+      saved: the windows of the checkpoint that the run goes on from.
+      asked: the windows of the config and of rollbacks.
+      last_batch: the number of the last batch that the checkpoint was trained on. What comes before it can't be changed.
+    """
+    kept, late = [tuple(window) for window in saved], []
+    for first, last in asked:
+        if last <= last_batch and not _covers(kept, (first, last)):
+            late.append((first, last))
+        elif last > last_batch:
+            kept.append((max(first, last_batch + 1), last))
+    return kept, late
+
+
+def teller(
+    path: pathlib.Path,
+    documents: Callable[[int], Sequence[str]],
+    number: Callable[[int], int],
+    say: Callable[[str], None],
+) -> Callable[[int, float, float], None]:
+    """Returns what `Spikes` calls for a spike: it says it, and adds a line to a file, with the documents of the batch.
+
+    Args:
+      path: WORKDIR/spikes.jsonl; only the first process writes it.
+      documents: step -> the ids of the documents in its batch.
+      number: step -> the number of its batch in the order.
+    """
+
+    def tell(step: int, loss: float, score: float) -> None:
+        if jax.process_index():
+            return
+        try:
+            found = list(dict.fromkeys(documents(step)))
+        except (ConfigError, RunError, OSError, RuntimeError) as error:
+            found = [f"unknown: {error}"]
+        shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+        say(
+            f"step {step}: the loss {loss:.4g} is a spike ({score:.1f} deviations); its batch, {number(step)}, holds {shown}"
+        )
+        line = {"step": step, "batch": number(step), "loss": loss, "score": score if math.isfinite(score) else None}
+        with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line | {"documents": found}, ensure_ascii=False) + "\n")
+
+    return tell

@@ -1,0 +1,134 @@
+"""Gathers what a run's files say, for its report: curves, bill, samples, spikes, starts.
+
+Reads files alone and never fails on one that is absent or cut short, since a report may be asked for at any moment.
+"""
+
+import contextlib
+import json
+import math
+import pathlib
+import typing
+
+from jaxlm.train import clock, ledger, metrics
+
+# Column of the report -> metric in metrics.jsonl.
+_COLUMNS = {
+    "step": "step",
+    "tokens": "tokens",
+    "cost_usd": "cost_usd",
+    "loss": "train/loss",
+    "grad_norm": "train/grad_norm",
+    "lr": "train/lr",
+    "tokens_per_second": "tokens_per_second",
+    "mfu_palm": "mfu_palm",
+}
+
+
+def gather(folder: pathlib.Path) -> dict[str, typing.Any]:
+    """Returns the summary that `report.run.write` takes, of the run in `folder`, without the futures."""
+    records = _records(folder)
+    book = ledger.read(folder)
+    held_out = _held_out(records)
+    last = _latest(records)
+    return {
+        "run": _run(folder, records, held_out, book),
+        "curves": _curves(records),
+        "held_out": held_out,
+        "activities": {name: last.get(f"time/{name}_s", 0.0) for name in clock.ACTIVITIES},
+        "phases": book["phases"],
+        "samples": _samples(folder / "samples"),
+        "spikes": _lines(folder / "spikes.jsonl"),
+        "rollbacks": book["rollbacks"],
+        "starts": [_start(start) for start in book["starts"]],
+    }
+
+
+def _records(folder: pathlib.Path) -> list[dict]:
+    """The merged records of metrics.jsonl, by step."""
+    with contextlib.suppress(OSError):
+        return [record for _, record in sorted(metrics.read(folder / "metrics.jsonl").items())]
+    return []
+
+
+def _latest(records: list[dict]) -> dict:
+    """The record that was written last, which has the clocks of the whole run. After a rollback it is not the last step's."""
+    return max(records, key=lambda record: record.get("wall_s") or 0.0, default={})
+
+
+def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) -> dict[str, typing.Any]:
+    config: dict = {}
+    with contextlib.suppress(OSError, ValueError):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    last = _latest(records)
+    trained = [r["train/loss"] for r in records if r.get("train/loss") is not None]
+    evaluated = [(step, loss) for step, loss in held_out.get("", ()) if math.isfinite(loss)]
+    model, train = config.get("model", {}), config.get("train", {})
+    shape = f"{model.get('family', '')}, {model.get('n_layers', '?')} layers of d {model.get('d_model', '?')}, "
+    shape += f"{train.get('batch_size', '?')} rows of {train.get('seq_len', '?')} tokens a step"
+    ended = (book["starts"][-1].get("ended") or {}) if book["starts"] else {}
+    return {
+        "name": folder.resolve().name,
+        "model": shape,
+        "step": records[-1]["step"] if records else 0,
+        "steps": train.get("steps", 0),
+        "tokens": records[-1].get("tokens", 0) if records else 0,
+        "loss": trained[-1] if trained else None,
+        "held_out": evaluated[-1][1] if evaluated else None,
+        "best": dict(zip(("step", "loss"), min(evaluated, key=lambda pair: pair[1]), strict=True))
+        if evaluated
+        else None,
+        "wall_s": last.get("wall_s") or 0.0,
+        "cost_usd": last.get("cost_usd") or 0.0,
+        "goodput": last.get("goodput"),
+        "ended": ended.get("why", ""),
+    }
+
+
+def _curves(records: list[dict]) -> dict[str, list]:
+    logged = [record for record in records if record.get("train/loss") is not None]
+    return {column: [record.get(name) for record in logged] for column, name in _COLUMNS.items()}
+
+
+def _held_out(records: list[dict]) -> dict[str, list[tuple[int, float]]]:
+    """Source -> (step, loss) at each evaluation; "" is the mean of all sources."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for record in records:
+        for name, value in record.items():
+            if name.startswith("val/") and name.endswith("loss") and isinstance(value, int | float):
+                found.setdefault(name[4:].removesuffix("loss").rstrip("/"), []).append((record["step"], value))
+    return found
+
+
+def _lines(path: pathlib.Path) -> list[dict]:
+    """The objects of a file of JSON lines; those that are not whole are left out."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                if isinstance(record := json.loads(line), dict):
+                    found.append(record)
+    return found
+
+
+def _samples(folder: pathlib.Path) -> dict[str, list[dict]]:
+    """Prompt -> its continuations, by step."""
+    found: dict[str, list[dict]] = {}
+    for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem) if path.stem.isdigit() else -1):
+        for line in _lines(path):
+            if isinstance(line.get("prompt"), str) and isinstance(line.get("text"), str):
+                found.setdefault(line["prompt"], []).append(line)
+    return found
+
+
+def _start(start: dict) -> dict[str, typing.Any]:
+    hardware, git, ended = start.get("hardware") or {}, start.get("git") or {}, start.get("ended") or {}
+    return {
+        "time": start.get("time", ""),
+        "step": start.get("step", 0),
+        "usd_per_hour": start.get("usd_per_hour", 0.0),
+        "device": hardware.get("device_kind", "?"),
+        "devices": hardware.get("devices", "?"),
+        "commit": git.get("commit", ""),
+        "dirty": git.get("dirty", False),
+        "ended": f"{ended.get('code', '')} {ended.get('why', '')}".strip(),
+    }

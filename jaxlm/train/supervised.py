@@ -1,0 +1,88 @@
+"""The training process's side of the supervisor: it is tied to its parent, and shows its threads' stacks when asked.
+
+The supervisor tells by environment variables; without one there are none. No JAX is imported here, because the command
+line calls `adopt` first.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import pickle
+import signal
+import threading
+import time
+
+from jaxlm import files
+from jaxlm.config import Config
+from jaxlm.train import clock
+
+PARENT = "JAXLM_SUPERVISOR"  # the supervisor's process id
+STACKS = "JAXLM_STACKS"  # a file descriptor: where SIGUSR1 writes the stacks of all threads
+CONFIG = "JAXLM_CONFIG"  # a file descriptor: the config as the supervisor read it
+SINCE = "JAXLM_SINCE"  # time.monotonic() from which this start counts
+LOST = "JAXLM_LOST"  # activity:seconds,... that passed since the last sign of life of the process before
+VARIABLES = (PARENT, STACKS, CONFIG, SINCE, LOST, clock.PULSE, files.HANDED_DOWN)
+_DESCRIPTORS = (STACKS, CONFIG, clock.PULSE, files.HANDED_DOWN)
+
+_PR_SET_PDEATHSIG = 1
+_ALONE_S = 600.0  # for how long a run may go on saving when its supervisor is gone
+
+
+def adopt() -> Config | None:
+    """Ties this process to its supervisor, and returns the config as that one read it; None if it has none.
+
+    So editing a config file does not change a run that goes on. If the supervisor dies, this process gets SIGTERM: it
+    saves its state and ends. It never outlives the supervisor by more than ten minutes, so that a new start is not kept
+    out by a process that hangs.
+    """
+    parent = int(os.environ.get(PARENT) or 0)
+    if not parent or parent != os.getppid():  # none, or it is the supervisor of a process above
+        for name in VARIABLES:
+            os.environ.pop(name, None)
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # no such signal, or a stderr of no file
+            faulthandler.register(signal.SIGUSR1, all_threads=True)
+        return None
+    for name in _DESCRIPTORS:
+        if descriptor := os.environ.get(name):
+            os.set_inheritable(int(descriptor), False)  # the lock is held by the two of us alone
+    faulthandler.register(signal.SIGUSR1, file=int(os.environ[STACKS]), all_threads=True)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died meanwhile
+        os.kill(os.getpid(), signal.SIGTERM)
+    threading.Thread(target=_end_when_alone, args=(parent,), daemon=True).start()
+    stop_at_once_until_training()
+    config = int(os.environ[CONFIG])
+    return pickle.loads(os.pread(config, os.fstat(config).st_size, 0))
+
+
+def _end_when_alone(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    time.sleep(_ALONE_S)
+    os.write(2, b"jaxlm: the supervisor is gone, and this run did not end by itself\n")
+    os.killpg(0, signal.SIGKILL)
+
+
+def stop_at_once_until_training() -> None:
+    """SIGTERM and SIGHUP become KeyboardInterrupt, as ctrl-C: before the first step there is nothing to save.
+
+    A SIGHUP that is ignored, as under nohup, stays so. `signals.StopSignal` takes the signals over.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+
+
+def since() -> float | None:
+    """Returns the `time.monotonic()` from which this start's time counts; None without a supervisor."""
+    return float(os.environ[SINCE]) if os.environ.get(SINCE) else None
+
+
+def lost() -> dict[str, float]:
+    """Returns activity -> seconds between the last sign of life of the process before this one and `since()`.
+
+    They are `clock.HUNG` until the supervisor ended it, and `clock.DOWN` from its death to this start.
+    """
+    said = filter(None, os.environ.get(LOST, "").split(","))
+    return {name: float(seconds) for name, _, seconds in (word.partition(":") for word in said)}

@@ -1,0 +1,412 @@
+"""Runs training as a child process, and starts it again after a crash or a hang. Imports no JAX.
+
+The supervisor judges by progress. Training that dies twice at the same step, with no newer checkpoint in between, would
+die there for ever. What ended by its own decision is never started again: done, bad input, stopped, or interrupted with
+its state saved (exit codes 0, 2, 3, 4).
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import pathlib
+import pickle
+import signal
+import sys
+import threading
+import time
+import typing
+from collections.abc import Callable, Iterator, Sequence
+
+from jaxlm import console, files
+from jaxlm.config import Config, ConfigError
+from jaxlm.train import children, clock, farewell, hangs, ledger, notify, supervised
+
+# Whoever sets one of these starts a job again by itself.
+_OTHERS = ("SLURM_JOB_ID", "SKYPILOT_TASK_ID", "KUBERNETES_SERVICE_HOST")
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_LOOK_S = 1.0  # between two looks at the child
+_STILL_S = 10.0  # after a request to stop: until the user is told what it waits for
+_AT_ONCE_S = 3.0  # after a second request to stop
+_STACKS_S = 2.0  # for a process to write its stacks
+_TERM_S, _KILL_S = 20.0, 30.0  # that a process which hangs has after SIGTERM, and the kernel after SIGKILL
+_LONGEST_WAIT_S = 300.0  # between two starts
+_MEETING_S = 3600.0  # for how long the processes of a run may take to meet again
+_FINAL = (0, 2, 3, 4)
+_NOTHING_TO_SAVE = (clock.START, clock.RESTORE)
+_AGAIN = "; the same command goes on"
+
+
+def run(config: Config, program: Callable[[], int]) -> int:
+    """Trains in a child process, or by `program` in this one; says farewell, and returns the exit code."""
+    notify.check(config.notify)
+    again = command()
+    if again and wanted(config.runs.supervise):
+        supervisor = Supervisor(again, config, notify.tell_of(config.notify, config.workdir))
+        code = supervisor.run()
+        farewell.say_farewell(config, code, supervisor.signalled)
+        return code
+    _ask_for_notices(config.runs.notices)
+    supervised.stop_at_once_until_training()
+    code = 1
+    try:
+        code = program()
+    except ConfigError:
+        code = 2
+        raise
+    finally:
+        farewell.say_farewell(config, code, signal.SIGINT if code == 4 else None)
+    return code
+
+
+def wanted(supervise: str) -> bool:
+    """True if training runs under a supervisor here, by `runs.supervise`. Raises ConfigError if it can't."""
+    if supervise == "on" and sys.platform != "linux":
+        raise ConfigError("config.runs.supervise=on needs Linux; set it to auto or off")
+    alone = sys.platform == "linux" and not any(os.environ.get(name) for name in _OTHERS)
+    return supervise == "on" or (supervise == "auto" and alone)
+
+
+def backoff(first_s: float, failures: int) -> float:
+    """Returns the seconds to wait after so many deaths with no newer checkpoint in between."""
+    return min(first_s * 2 ** min(failures - 1, 30), _LONGEST_WAIT_S)
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """The seconds that the supervisor waits; tests wait less."""
+
+    look: float = _LOOK_S
+    still: float = _STILL_S
+    at_once: float = _AT_ONCE_S
+    stacks: float = _STACKS_S
+    term: float = _TERM_S
+    kill: float = _KILL_S
+
+
+class Supervisor:
+    """One run of `jaxlm train`, with all its starts.
+
+    Args:
+      command: what to start.
+      config: the config that the command names; the child gets it too.
+      tell: called with an event ("crash", "stall") and a line about it, when the child is started again or given up.
+      times: the seconds that it waits.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        config: Config,
+        tell: Callable[[str, str], None] = lambda event, text: None,
+        times: Times | None = None,
+    ):
+        self._command, self._config, self._tell = list(command), config, tell
+        self._times = times or Times()
+        self._folder = pathlib.Path(config.workdir)
+        self._hangs = hangs.Watch(config.runs.hang_s, config.data.timeout_s)
+        self._child: children.Child | None = None
+        self._asked: list[float] = []  # when each request to stop came
+        self.signalled: int | None = None  # the signal of the first of them
+        self._woken = threading.Event()
+        self._since = time.monotonic()
+        self._lost: dict[str, float] = {}
+
+    def run(self) -> int:
+        """Trains until nothing is to be started again; returns the exit code."""
+        progress, failures = _Progress(self._folder / "checkpoints"), 0
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._signals())
+            if held := self._lock():
+                stack.callback(held.close)
+            stack.callback(_ask_for_notices(self._config.runs.notices))
+            while True:
+                death = self._one_start(held)
+                if death.code in _FINAL and not death.hung:
+                    return death.code
+                if death.stuck:
+                    return 1
+                if self._asked:
+                    return self._stopped(death)
+                progress.note(death.step, death.activity)
+                failures = 1 if progress.newer else failures + 1
+                if not self._may_go_on(death, progress):
+                    return death.code if death.code > 0 else 1
+                if not self._wait(death, failures):
+                    return 4
+
+    def _one_start(self, lock: typing.IO[str] | None) -> "Death":
+        """Starts the child, watches it to its end, and ends what it leaves behind."""
+        child = children.Child(self._command, self._environment(), self._passed(lock))
+        self._hangs.begin(time.monotonic())
+        self._child = child
+        if self._asked:  # a signal that came just now
+            child.send(signal.SIGTERM)
+        try:
+            hung = self._watch(child)
+            if child.alive():
+                _say(
+                    f"process {child.pid} of the run can't be ended: it waits inside the kernel, for a disk or a device. "
+                    "End it, or start this machine again, then give the same command"
+                )
+                return Death(1, child.sign().step, child.sign().activity, hung, stuck=True)
+            sign, code = child.sign(), child.reap()
+        finally:
+            self._child = None
+        self._lost = {clock.HUNG: hung} if hung else {}
+        self._since = time.monotonic()
+        death = Death(code, sign.step, sign.activity, hung, out_of_memory=child.out_of_memory)
+        _within(10.0, lambda: ledger.end(self._folder, step=sign.step, code=code, why=death.words(), pid=child.pid))
+        return death
+
+    def _environment(self) -> dict[str, str]:
+        lost = ",".join(f"{name}:{seconds:.3f}" for name, seconds in self._lost.items())
+        return {supervised.SINCE: repr(self._since), supervised.LOST: lost}
+
+    def _passed(self, lock: typing.IO[str] | None) -> dict[str, int]:
+        """The variables that name open files, and these files."""
+        config = os.memfd_create("jaxlm-config")
+        os.write(config, pickle.dumps(self._config))
+        return {supervised.CONFIG: config} | ({files.HANDED_DOWN: os.dup(lock.fileno())} if lock else {})
+
+    def _watch(self, child: children.Child) -> float:
+        """Waits for the child's end, and brings it about if the child hangs; returns for how long it hung."""
+        times, told = self._times, False
+        while not child.ended(times.look):
+            now, sign = time.monotonic(), child.sign()
+            used = child.processor_s() if sign.activity in hangs.BY_PROCESSOR else 0.0
+            if self._hangs.look(sign, now, used) > 0:
+                return self._end_hung(child, sign, now)
+            if len(self._asked) > 1 and now > self._asked[1] + times.at_once:
+                child.kill(times.kill)
+                return 0.0
+            if self._asked and now > self._asked[0] + times.still:
+                if sign.activity in _NOTHING_TO_SAVE:
+                    child.kill(times.kill)
+                    return 0.0
+                if not told:
+                    _say(f"still stopping: it waits for {sign.waits_for()}; again to stop at once")
+                told = True
+        return 0.0
+
+    def _end_hung(self, child: children.Child, sign: hangs.Sign, now: float) -> float:
+        """Says what a child that hangs waits for, shows the stacks of its threads, and ends it."""
+        since = max(sign.when, child.started)
+        words = f"no sign of life for {_duration(now - since)}: it waits for {sign.waits_for()}"
+        _say(words)
+        stacks = child.stacks(self._times.stacks)
+        _say("\n".join(["where its main thread stands:", *children.main_thread(stacks)]))
+        if path := _within(10.0, lambda: _keep_stacks(self._folder, words, stacks)):
+            _say(f"the stacks of all its threads are in {path}")
+        self._tell("stall", words)
+        child.send(signal.SIGTERM)
+        child.wait(self._times.term)
+        child.kill(self._times.kill)
+        return time.monotonic() - since
+
+    def _may_go_on(self, death: "Death", progress: "_Progress") -> bool:
+        """False, with a line that says why, if another start would not get further."""
+        several = self._config.distributed.num_processes > 1 or self._config.distributed.auto
+        if several and death.activity == clock.START:
+            if progress.met is not None and time.monotonic() < progress.met + _MEETING_S:
+                return True  # the other processes come back when their own supervisors notice
+            _say(f"{death.words()}, before all processes of the run had met; not started again")
+            return False
+        if not progress.again:
+            return True
+        words = f"{death.words()}, as before, and no checkpoint was saved in between: not started again"
+        _say(words)
+        self._tell("crash", words)
+        return False
+
+    def _wait(self, death: "Death", failures: int) -> bool:
+        """Waits before the next start; False if a signal came meanwhile."""
+        delay = backoff(self._config.runs.backoff_s, failures)
+        peers = self._config.distributed.num_processes > 1 and death.code == -signal.SIGABRT
+        why = " (another process of the run died or froze)" if peers else ""
+        words = f"{death.words()}{why}; starting again from the last checkpoint in {_duration(delay)}"
+        _say(words)
+        if not death.hung:
+            self._tell("crash", words)
+        self._woken.wait(delay)
+        if self._asked:
+            _say(f"stopped between two starts{_AGAIN}")
+        before, self._since = self._since, time.monotonic()
+        self._lost[clock.DOWN] = self._since - before
+        return not self._asked
+
+    def _stopped(self, death: "Death") -> int:
+        """The exit code of a run that was asked to stop and did not say that its state is saved."""
+        if death.code < 0 and death.activity in _NOTHING_TO_SAVE and not death.hung:
+            _say(f"stopped before training began{_AGAIN}")
+            return 4
+        if death.code < 0 or death.hung:
+            _say(f"stopped at once; what came after the last checkpoint is not saved{_AGAIN}")
+        return death.code if death.code > 0 and not death.hung else 1
+
+    def _lock(self) -> typing.IO[str] | None:
+        """The lock on the run's folder, for all starts; None if another process of the run holds it, or none can."""
+        distributed = self._config.distributed
+        alone = not distributed.auto and (not distributed.coordinator or distributed.process_id == 0)
+        if not self._config.workdir or not alone:
+            return None
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return None  # the child says what is wrong
+        return files.lock(self._folder, "trains in", "workdir", wait_s=files.ENDING_S)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Passes signals on to the child, which is in a process group of its own: the terminal reaches this one alone."""
+        handlers: dict[int, typing.Any] = dict.fromkeys(_FORWARDED, self._on_signal)
+        handlers |= {signal.SIGTSTP: self._on_pause}
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+            del handlers[signal.SIGHUP]  # nohup; the child inherits that
+        old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: typing.Any) -> None:
+        if number != signal.SIGUSR1:
+            self._asked.append(time.monotonic())
+            self.signalled = self.signalled or number
+            self._woken.set()
+        if self._child and number == signal.SIGUSR1:
+            threading.Thread(target=self._show_stacks, args=(self._child,), daemon=True).start()
+        elif self._child:
+            self._child.send(number)
+
+    @staticmethod
+    def _show_stacks(child: children.Child) -> None:
+        _say(
+            "\n".join(
+                [f"it waits for {child.sign().waits_for()}; the stacks of all its threads:", child.stacks(_STACKS_S)]
+            )
+        )
+
+    def _on_pause(self, number: int, frame: typing.Any) -> None:
+        """ctrl-Z stops the child with this process, and it goes on with it."""
+        if self._child:
+            self._child.send_all(signal.SIGSTOP)
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)  # here it stops, until `fg`
+        signal.signal(signal.SIGTSTP, self._on_pause)
+        if self._child:
+            self._child.send_all(signal.SIGCONT)
+
+
+@dataclasses.dataclass(frozen=True)
+class Death:
+    """How a child ended.
+
+    Attributes:
+      code: its exit code; below 0 the signal that ended it.
+      step: the last step that it did.
+      activity: what it did last.
+      hung: the seconds without a sign of life, if it was ended for that.
+      out_of_memory: True if the kernel ended a process for want of memory meanwhile.
+      stuck: True if it could not be ended.
+    """
+
+    code: int
+    step: int
+    activity: str
+    hung: float = 0.0
+    out_of_memory: bool = False
+    stuck: bool = False
+
+    def words(self) -> str:
+        """Returns what happened, for the user."""
+        if self.hung:
+            return f"training hung after step {self.step}"
+        if self.code >= 0:
+            return f"training failed (exit code {self.code}) after step {self.step}"
+        try:
+            name = signal.Signals(-self.code).name
+        except ValueError:
+            name = f"signal {-self.code}"
+        memory = ": the machine is out of memory" if self.out_of_memory else ""
+        return f"training was ended by {name}{memory} after step {self.step}"
+
+
+class _Progress:
+    """What the starts so far achieved, judged by their checkpoints and the steps at which they died."""
+
+    def __init__(self, checkpoints: pathlib.Path):
+        self._checkpoints = checkpoints
+        self._newest = self._first = self._latest()
+        self._died_at: set[int] = set()
+        self.met: float | None = None  # when all processes of the run were last seen at work
+        self.newer = self.again = False
+
+    def note(self, step: int, activity: str) -> None:
+        """Notes a death after `step`, which came during `activity`."""
+        newest = self._latest()
+        self.newer = newest > self._newest
+        if self.newer:
+            self._newest, self._died_at = newest, set()
+        if self.newer or activity != clock.START:
+            self.met = time.monotonic()
+        self.again = step in self._died_at
+        self._died_at.add(step)
+
+    def _latest(self) -> int:
+        """The newest checkpoint's step; -1 if there is none, or if the storage does not answer."""
+
+        def find() -> int:
+            return max((int(p.name) for p in self._checkpoints.iterdir() if p.name.isdecimal()), default=-1)
+
+        found = _within(10.0, find)
+        return -1 if found is None else found
+
+
+def _keep_stacks(folder: pathlib.Path, words: str, stacks: str) -> pathlib.Path:
+    for number in itertools.count(1):
+        path = folder / f"hang-{number}.txt"
+        with contextlib.suppress(FileExistsError), path.open("x") as file:
+            file.write(f"{words}\n\n{stacks}")
+            return path
+
+
+def _within(seconds: float, action: Callable[[], typing.Any]) -> typing.Any:
+    """Returns what `action` returns; None if it fails, or takes longer, as on storage that hangs."""
+    found: list = []
+
+    def act() -> None:
+        with contextlib.suppress(OSError):
+            found.append(action())
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else None
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _ask_for_notices(clouds: Sequence[str]) -> Callable[[], None]:
+    """A notice stops this process as SIGTERM does. Returns what ends the asking."""
+    if not clouds:
+        return lambda: None
+    from jaxlm.train import notices  # Python's web client takes a while
+
+    return notices.watch(clouds, lambda: os.kill(os.getpid(), signal.SIGTERM), _say)
+
+
+def _say(text: str) -> None:
+    console.say(f"jaxlm: {text}")
+
+
+def command() -> list[str] | None:
+    """Returns how to start this very program again: the same interpreter, flags, module or script, arguments.
+
+    None if this is a part of another program, which changed `sys.argv`.
+    """
+    given = sys.argv[1:]
+    return [sys.executable, *sys.orig_argv[1:]] if sys.orig_argv[len(sys.orig_argv) - len(given) :] == given else None

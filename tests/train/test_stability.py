@@ -1,0 +1,124 @@
+"""Spikes, non-finite steps, overfitting; which checkpoints a rollback spoils and which batches it passes over."""
+
+import dataclasses
+import math
+import random
+
+import pytest
+
+from jaxlm import config, config_files
+from jaxlm.train import loop, stability
+
+C = config.resolve(config_files.load("base", ["data.path=x"])).stability
+
+
+def watch(losses, **keys) -> tuple[loop.Ending | None, list]:
+    """(what ends the run, what was told) for the losses of steps 1, 2, ..."""
+    told = []
+    spikes = stability.Spikes(dataclasses.replace(C, **keys), lambda *found: told.append(found))
+    for step, loss in enumerate(losses, start=1):
+        if ending := spikes(step, {"loss": loss}):
+            return ending, told
+    return None, told
+
+
+def curve(steps: int, seed: int = 0, noise: float = 0.05) -> list[float]:
+    rng = random.Random(seed)
+    return [2.5 + 6 * math.exp(-step / 40) + rng.gauss(0, noise) for step in range(steps)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_usual_curve_has_no_spike(seed):
+    assert watch(curve(600, seed)) == (None, [])
+
+
+def test_a_spike_that_comes_back_is_told_once_and_ends_nothing():
+    losses = curve(300)
+    losses[200:205] = [9.0] * 5
+    ending, told = watch(losses)
+    assert ending is None
+    assert [(step, loss) for step, loss, _ in told] == [(201, 9.0)]
+    assert told[0][2] > C.spike_z
+
+
+def test_a_spike_that_stays_rolls_back_to_before_its_first_step():
+    ending, _ = watch(curve(200) + [460_612.0] * 30)
+    assert (ending.code, ending.first_bad, ending.keep, ending.cause) == (loop.ROLL_BACK, 201, False, "spike")
+    assert "step 220: the loss is 4.606e+05 and was 2.5" in ending.why
+    assert watch(curve(200) + [9.0] * 30, roll_back=False)[0].code == loop.STOPPED
+    assert watch(curve(200) + [9.0] * 30, spike_steps=0)[0] is None
+    assert watch(curve(200) + [9.0] * 30, spike_z=0.0) == (None, [])
+
+
+def test_a_run_that_blows_up_at_once_is_noticed():
+    assert watch([8.3, 8.2, 8.1] + [400.0] * 30)[0].first_bad == 4
+
+
+def test_a_rise_as_of_a_higher_rate_is_no_spike():
+    assert watch(curve(400) + [loss + 0.15 for loss in curve(1000)[-400:]]) == (None, [])
+
+
+@pytest.mark.parametrize(("roll_back", "code"), [(True, loop.ROLL_BACK), (False, loop.STOPPED)])
+def test_non_finite_steps(roll_back, code):
+    nonfinite = stability.NonFinite(3, dataclasses.replace(C, roll_back=roll_back))
+    assert nonfinite(6, {"skipped_in_a_row": 2.0}) is None
+    ending = nonfinite(7, {"skipped_in_a_row": 3.0})
+    assert (ending.code, ending.first_bad, ending.keep) == (code, 5, False)
+    assert stability.NonFinite(0, C)(7, {"skipped_in_a_row": 3.0}) is None
+
+
+def overfit(pairs, evaluations=2) -> list[str]:
+    watching, said = stability.Overfit(evaluations), []
+    for train, held_out in pairs:
+        for step in range(3):
+            watching(step, {"loss": train})
+        said.append(watching.evaluated(held_out))
+    return said
+
+
+def test_overfitting_is_told():
+    said = overfit([(4.0, 4.1), (3.5, 4.0), (3.0, 4.2), (2.5, 4.3)])
+    assert said[:3] == [""] * 3
+    assert "rose 2 times in a row, 4.0000 -> 4.3000" in said[3]
+    assert overfit([(4.0, 4.1), (3.5, 4.2), (3.6, 4.3)]) == [""] * 3  # training rose as well
+    assert overfit([(4.0, 4.1), (3.5, 4.2), (3.0, 4.3)], evaluations=0) == [""] * 3
+
+
+def rollback(step=25, first=21, steps=(10, 20, 22), before=()):
+    return stability.roll_back(loop.Ending(loop.ROLL_BACK, "spike", first_bad=first), step, steps, before)
+
+
+def test_a_rollback_goes_to_the_last_checkpoint_before_the_window():
+    assert rollback() == {"steps": [21, 25], "to": 20, "why": "spike"}
+    assert rollback(steps=(30,))["to"] == 0
+
+
+def test_the_same_window_twice_stops():
+    first = rollback() | {"batches": [21, 25]}
+    again = rollback(step=24, first=22, before=[first])
+    assert (again.code, again.keep) == (loop.STOPPED, False)
+    assert "lower optim.lr" in again.why
+    elsewhere = rollback(step=45, first=41, steps=(10, 20, 40), before=[first])
+    assert elsewhere["to"] == 40
+    often = [first | {"steps": [n, n + 1]} for n in (100, 200, 300)]
+    assert rollback(before=often).code == loop.STOPPED
+
+
+def test_a_checkpoint_is_spoiled_if_it_was_trained_on_the_batches():
+    done = {"steps": [21, 25], "batches": [21, 25], "to": 20}
+    metas = {
+        20: {},
+        22: {},
+        24: {"passed_over": [[21, 25]]},
+        30: {"passed_over": [[5, 40]]},
+        31: {"passed_over": [[1, 2]]},
+    }
+    assert stability.spoiled(metas, [done]) == [22, 31]
+    assert stability.spoiled(metas, []) == []
+
+
+def test_what_was_trained_on_already_cannot_be_passed_over():
+    assert stability.passed_over([(3, 5)], [(10, 12), (3, 5), (1, 2), (6, 9)], 7) == (
+        [(3, 5), (10, 12), (8, 9)],
+        [(1, 2)],
+    )

@@ -1,0 +1,373 @@
+"""The supervisor, with children that are a few lines of Python: no JAX, no training.
+
+Each child is a list of what its first, second, ... start does; a file counts the starts.
+"""
+
+import dataclasses
+import os
+import pathlib
+import pty
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from jaxlm import config, config_files, files
+from jaxlm.train import supervised, supervisor
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+QUICK = supervisor.Times(look=0.02, still=0.3, at_once=0.2, stacks=1, term=0.5, kill=5)
+HEAD = """
+import faulthandler, os, pathlib, signal, sys, time
+from jaxlm.train import clock
+folder = pathlib.Path(sys.argv[1])
+count = folder / "starts"
+start = int(count.read_text()) + 1 if count.exists() else 1
+count.write_text(str(start))
+faulthandler.register(signal.SIGUSR1, file=int(os.environ["JAXLM_STACKS"]))
+pulse = clock.Pulse.of_parent()
+def at(step, activity=clock.STEP, detail=""):
+    pulse.write(step, activity, detail)
+def save(step):
+    (folder / "checkpoints" / str(step)).mkdir(parents=True)
+def hang():
+    time.sleep(60)
+def stops(code=4):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(code))
+"""
+
+
+def make(folder, *starts, times=QUICK, tell=None, **keys):
+    """A supervisor whose child does `starts[0]` at its first start, and so on; the last one again and again."""
+    keys = {"runs.backoff_s": 0.01, "workdir": folder} | keys
+    c = config.resolve(config_files.load("quickstart", [f"{name}={value}" for name, value in keys.items()]))
+    body = [f"if start {'==' if n < len(starts) else '>='} {n}:\n" for n in range(1, len(starts) + 1)]
+    body = [head + textwrap.indent(text, "    ") for head, text in zip(body, starts, strict=True)]
+    script = folder / "child.py"
+    script.write_text("\n".join([HEAD, *body]))
+    told = tell or (lambda event, text: None)
+    return supervisor.Supervisor([sys.executable, str(script), str(folder)], c, told, times)
+
+
+def run(folder, *starts, **keys):
+    """The exit code, and how often the child was started."""
+    code = make(folder, *starts, **keys).run()
+    return code, int((folder / "starts").read_text())
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.mark.parametrize("code", [0, 2, 3, 4])
+def test_what_ended_by_its_own_decision_is_not_started_again(tmp_path, code):
+    assert run(tmp_path, f"at(3); sys.exit({code})") == (code, 1)
+
+
+def test_a_crash_is_started_again_from_the_last_checkpoint(tmp_path, capfd):
+    crash, killed = "save(10); at(12); sys.exit(1)", "at(14); os.kill(os.getpid(), signal.SIGKILL)"
+    told = []
+    assert run(tmp_path, crash, killed, "sys.exit(0)", tell=lambda *words: told.append(words)) == (0, 3)
+    said = capfd.readouterr().err
+    assert "training failed (exit code 1) after step 12; starting again from the last checkpoint" in said
+    assert "training was ended by SIGKILL after step 14; starting again" in said
+    assert [event for event, _ in told] == ["crash", "crash"]
+
+
+def test_the_same_step_twice_with_no_newer_checkpoint_is_the_end(tmp_path, capfd):
+    assert run(tmp_path, "save(10)\nat(12); sys.exit(1)", "at(12); sys.exit(1)") == (1, 2)
+    assert (
+        "after step 12, as before, and no checkpoint was saved in between: not started again" in capfd.readouterr().err
+    )
+
+
+def test_a_child_that_a_signal_ends_again_and_again_gives_1(tmp_path):
+    assert run(tmp_path, "at(12); os.kill(os.getpid(), signal.SIGSEGV)") == (1, 2)
+
+
+def test_two_steps_in_turn_are_no_progress(tmp_path):
+    assert run(tmp_path, "at(1 + start % 2); sys.exit(1)") == (1, 3)
+
+
+def test_a_newer_checkpoint_is_progress_at_the_same_step(tmp_path):
+    assert run(tmp_path, *["save(start); at(9); sys.exit(1)"] * 4, "sys.exit(3)") == (3, 5)
+
+
+def test_the_wait_doubles_up_to_five_minutes():
+    assert [supervisor.backoff(5, n) for n in (1, 2, 3, 7, 2000)] == [5, 10, 20, 300, 300]
+    assert supervisor.backoff(0, 9) == 0
+
+
+def test_a_newer_checkpoint_shortens_the_wait(tmp_path, capfd):
+    starts = ["at(1); sys.exit(1)", "at(2); sys.exit(1)", "save(4); at(5); sys.exit(1)", "sys.exit(0)"]
+    assert run(tmp_path, *starts, **{"runs.backoff_s": 0.1}) == (0, 4)
+    waits = [line.split(" in ")[1] for line in capfd.readouterr().err.splitlines() if " in " in line]
+    assert waits == ["0.1 s", "0.2 s", "0.1 s"]
+
+
+def test_a_signal_is_passed_on_once_and_ends_the_restarts(tmp_path):
+    s = make(tmp_path, "stops(); at(5); (folder / 'ready').touch(); hang()")
+    threading.Thread(target=when, args=(tmp_path / "ready", signal.SIGTERM)).start()
+    assert s.run() == 4
+    s = make(tmp_path, "", "stops(1); at(5); (folder / 'again').touch(); hang()")
+    threading.Thread(target=when, args=(tmp_path / "again", signal.SIGINT)).start()
+    assert s.run() == 1
+
+
+def when(path, *numbers, pause=0.0):
+    """Sends signals to this process once the file is there."""
+    while not path.exists():
+        time.sleep(0.01)
+    for number in numbers:
+        os.kill(os.getpid(), number)
+        time.sleep(pause)
+
+
+def test_a_signal_before_training_began_is_4(tmp_path, capfd):
+    s = make(tmp_path, "(folder / 'ready').touch(); hang()")
+    threading.Thread(target=when, args=(tmp_path / "ready", signal.SIGTERM)).start()
+    assert s.run() == 4
+    assert "stopped before training began; the same command goes on" in capfd.readouterr().err
+
+
+def test_a_start_that_hears_no_signal_has_nothing_to_save(tmp_path):
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); at(0, clock.RESTORE); (folder / 'ready').touch(); hang()"
+    s = make(tmp_path, deaf)
+    threading.Thread(target=when, args=(tmp_path / "ready", signal.SIGTERM)).start()
+    assert s.run() == 4
+
+
+def test_the_second_request_ends_a_save_that_hangs(tmp_path, capfd):
+    deaf = (
+        "signal.signal(signal.SIGINT, signal.SIG_IGN); at(7, clock.SAVE, 'r/checkpoints/7'); (folder / 'ready').touch()"
+    )
+    s = make(tmp_path, deaf + "; hang()")
+    numbers = (signal.SIGINT, signal.SIGINT)
+    threading.Thread(target=when, args=(tmp_path / "ready", *numbers), kwargs={"pause": 0.6}).start()
+    assert s.run() == 1
+    said = capfd.readouterr().err
+    assert "still stopping: it waits for a save (r/checkpoints/7); again to stop at once" in said
+    assert "stopped at once; what came after the last checkpoint is not saved" in said
+
+
+def test_a_signal_between_two_starts_is_4(tmp_path):
+    s = make(tmp_path, "at(3); sys.exit(1)", **{"runs.backoff_s": 60})
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    assert s.run() == 4
+
+
+def test_a_hang_is_told_with_stacks_and_started_again(tmp_path, capfd):
+    lost = "print('lost', os.environ['JAXLM_LOST'], file=sys.stderr)"
+    told = []
+    code = run(
+        tmp_path,
+        "at(7, clock.SAVE, 'r/checkpoints/7'); hang()",
+        f"{lost}; sys.exit(0)",
+        tell=lambda *words: told.append(words),
+        **{"runs.hang_s": 0.4},
+    )
+    assert code == (0, 2)
+    said = capfd.readouterr().err
+    assert "no sign of life for 0." in said
+    assert "it waits for a save (r/checkpoints/7)" in said
+    assert "in hang" in said  # the main thread's place
+    assert "training hung after step 7; starting again" in said
+    kept = (tmp_path / "hang-1.txt").read_text()
+    assert "Current thread" in kept
+    assert "child.py" in kept
+    (lost,) = (line for line in said.splitlines() if line.startswith("lost "))
+    seconds = dict(part.split(":") for part in lost.split()[1].split(","))
+    assert 0.4 < float(seconds["hung"]) < 3
+    assert 0 < float(seconds["down"]) < 3
+    assert told[0][0] == "stall"
+
+
+def test_a_child_that_was_stopped_is_a_hang_too(tmp_path):
+    frozen = "at(7); os.kill(os.getpid(), signal.SIGSTOP); hang()"
+    assert run(tmp_path, frozen, "sys.exit(0)", **{"runs.hang_s": 0.4}) == (0, 2)
+
+
+def test_orphans_of_a_dead_child_are_ended(tmp_path):
+    orphan = "import subprocess; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+    write = "(folder / 'orphan').write_text(str(p.pid)); os.kill(os.getpid(), signal.SIGKILL)"
+    assert run(tmp_path, orphan + write, "sys.exit(0)") == (0, 2)
+    pid = int((tmp_path / "orphan").read_text())
+    end = time.monotonic() + 5
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not alive(pid)
+
+
+def test_shared_memory_of_a_dead_child_is_removed(tmp_path):
+    """Python's resource tracker does it, if it is given the time."""
+    left = "from multiprocessing import shared_memory\nm = shared_memory.SharedMemory(create=True, size=1000)\n"
+    left += "(folder / 'name').write_text(m.name); os.kill(os.getpid(), signal.SIGKILL)"
+    assert run(tmp_path, left, "sys.exit(0)") == (0, 2)
+    assert not pathlib.Path("/dev/shm", (tmp_path / "name").read_text()).exists()
+
+
+def state_of(pid):
+    """The state of a process: R, S, T for stopped, Z; "" if there is none."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""
+
+
+def alive(pid):
+    return state_of(pid) not in ("", "Z")
+
+
+def test_the_lock_is_handed_down_and_held_between_starts(tmp_path):
+    """The child gets the parent's lock; nobody else does, and it is free at the end."""
+    mine = "from jaxlm import files; held = files.lock(folder, 'trains in', 'workdir')\n"
+    other = "import subprocess; env = {k: v for k, v in os.environ.items() if k != 'JAXLM_LOCK'}\n"
+    other += (
+        'words = \'import pathlib; from jaxlm import files; files.lock(pathlib.Path(%r), "x", "y")\' % str(folder)\n'
+    )
+    other += "p = subprocess.run([sys.executable, '-c', words], env=env, capture_output=True, text=True)\n"
+    other += "sys.exit(0 if p.returncode and 'another process x' in p.stderr else 2)"
+    assert run(tmp_path, mine + "held.close(); at(3); sys.exit(1)", mine + other) == (0, 2)
+    files.lock(tmp_path, "trains in", "workdir").close()
+
+
+def test_stdin_and_the_config_reach_the_child(tmp_path, monkeypatch):
+    """A config file that is edited meanwhile changes nothing: the child gets the config as it was read."""
+    read, write = os.pipe()
+    os.write(write, b"typed")
+    os.close(write)
+    saved = os.dup(0)
+    os.dup2(read, 0)
+    try:
+        body = "from jaxlm.train import supervised; c = supervised.adopt()\n"
+        body += "sys.exit(0 if sys.stdin.read() == 'typed' and c.seed == 77 else 3)"
+        assert run(tmp_path, body, seed=77) == (0, 1)
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
+        os.close(read)
+
+
+def in_a_process(folder, body, first="", **options):
+    """A supervisor in a process of its own, whose child does `body`, when that has written its process id."""
+    make(folder, body)
+    code = f"""{first}
+from jaxlm import config, config_files
+from jaxlm.train import supervisor
+c = config.resolve(config_files.load("quickstart", ["workdir={folder}"]))
+raise SystemExit(supervisor.Supervisor([{sys.executable!r}, "{folder}/child.py", "{folder}"], c).run())
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], **options)
+    path = folder / "pid"
+    while not path.exists() or not path.read_text():
+        assert process.poll() is None
+        time.sleep(0.02)
+    return process, int(path.read_text())
+
+
+TAKE_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
+READY = "(folder / 'pid').write_text(str(os.getpid()))\n"
+
+
+def test_a_killed_supervisor_ends_its_child_and_a_new_start_waits_for_it(tmp_path):
+    """kill -9: the child gets SIGTERM, saves for a while and ends; until then the lock is its own."""
+    body = "from jaxlm.train import supervised; supervised.adopt()\n"
+    body += "from jaxlm import files; held = files.lock(folder, 'trains in', 'workdir')\n"
+    body += "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), save(8), os._exit(4)))\n"
+    process, _ = in_a_process(tmp_path, body + READY + "at(7); hang()")
+    process.kill()
+    process.wait()
+    began = time.monotonic()
+    files.lock(tmp_path, "trains in", "workdir", wait_s=20).close()
+    assert (tmp_path / "checkpoints/8").is_dir()
+    assert time.monotonic() - began < 5
+
+
+def test_a_terminal_s_ctrl_c_reaches_the_child_once(tmp_path):
+    body = "signal.signal(signal.SIGINT, lambda *_: (folder / 'got').open('a').write('x'))\n" + READY
+    body += "at(7)\nwhile not (folder / 'got').exists(): time.sleep(0.02)\ntime.sleep(0.3); sys.exit(4)"
+    master, slave = pty.openpty()
+    process, _ = in_a_process(tmp_path, body, first=TAKE_TERMINAL, stdin=slave, start_new_session=True)
+    os.close(slave)
+    os.write(master, b"\x03")
+    assert process.wait(20) == 4
+    os.close(master)
+    assert (tmp_path / "got").read_text() == "x"
+
+
+def test_ctrl_z_stops_both_and_fg_goes_on_with_both(tmp_path):
+    body = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))\n" + READY + "at(7); hang()"
+    process, pid = in_a_process(tmp_path, body, process_group=0)
+    for number, state in ((signal.SIGTSTP, "T"), (signal.SIGCONT, "S"), (signal.SIGTSTP, "T"), (signal.SIGCONT, "S")):
+        process.send_signal(number)
+        end = time.monotonic() + 10
+        while {state_of(pid), state_of(process.pid)} != {state}:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    process.terminate()
+    assert process.wait(20) == 4
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SKYPILOT_TASK_ID", "KUBERNETES_SERVICE_HOST"])
+def test_auto_leaves_restarts_to_those_who_do_them(monkeypatch, name):
+    for other in ("SLURM_JOB_ID", "SKYPILOT_TASK_ID", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(other, raising=False)
+    assert supervisor.wanted("auto")
+    assert not supervisor.wanted("off")
+    monkeypatch.setenv(name, "1")
+    assert not supervisor.wanted("auto")
+    assert supervisor.wanted("on")
+
+
+def test_only_a_whole_command_is_started_again(monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-X", "dev", "-m", "jaxlm.main", "--config=a"])
+    monkeypatch.setattr(sys, "argv", ["/x/jaxlm/main.py", "--config=a"])
+    assert supervisor.command() == [sys.executable, "-X", "dev", "-m", "jaxlm.main", "--config=a"]
+    monkeypatch.setattr(sys, "argv", ["jaxlm.main", "--config=b"])  # another program set it, to run several
+    assert supervisor.command() is None
+
+
+SEVERAL = {"distributed.coordinator": "localhost:1", "distributed.num_processes": 2, "distributed.process_id": 0}
+
+
+def test_processes_that_never_met_end_with_a_line(tmp_path, capfd):
+    assert run(tmp_path, "os.abort()", **SEVERAL) == (1, 1)
+    assert "ended by SIGABRT after step 0, before all processes of the run had met" in capfd.readouterr().err
+
+
+def test_a_dead_peer_is_named_and_its_return_is_waited_for(tmp_path, capfd):
+    starts = ["at(9); os.abort()", *["at(0, clock.START); os.abort()"] * 3, "sys.exit(0)"]
+    assert run(tmp_path, *starts, **SEVERAL) == (0, 5)
+    assert "SIGABRT after step 9 (another process of the run died or froze); starting again" in capfd.readouterr().err
+
+
+def test_a_child_that_can_not_be_killed_is_given_up(tmp_path, capfd, monkeypatch):
+    """In state D not even SIGKILL ends a process: here nothing is sent."""
+    monkeypatch.setattr(supervisor.children.Child, "send", lambda self, number: None)
+    monkeypatch.setattr(supervisor.children.Child, "send_all", lambda self, number: None)
+    times = dataclasses.replace(QUICK, stacks=0.1, term=0.1, kill=0.2)
+    stays = "(folder / 'pid').write_text(str(os.getpid())); at(7, clock.SAVE); time.sleep(30)"
+    assert run(tmp_path, stays, times=times, **{"runs.hang_s": 0.3}) == (1, 1)
+    assert "can't be ended: it waits inside the kernel" in capfd.readouterr().err
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+def test_the_supervisor_imports_no_jax():
+    code = "import sys, jaxlm.cli, jaxlm.train.supervisor; print('jax' in sys.modules, 'numpy' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT).split() == [b"False", b"False"]
+
+
+def test_times_of_a_start(monkeypatch):
+    monkeypatch.delenv(supervised.SINCE, raising=False)
+    assert supervised.since() is None
+    assert supervised.lost() == {}
+    monkeypatch.setenv(supervised.SINCE, "12.5")
+    monkeypatch.setenv(supervised.LOST, "hung:30.25,down:1")
+    assert supervised.since() == 12.5
+    assert supervised.lost() == {"hung": 30.25, "down": 1.0}
