@@ -12,9 +12,7 @@ import time
 
 from jaxlm.train import ledger, metrics
 from jaxlm.train.clock import ACTIVITIES, DOWN, HUNG, START, STEP, Clock
-
-SINCE = "JAXLM_SINCE"  # `time.monotonic()` from which a start counts, by the supervisor; else the process' own start
-LOST = "JAXLM_LOST"  # "hung:SECONDS,...": how long the process before was silent until the supervisor ended it
+from jaxlm.train.supervised import LOST, SINCE
 
 
 @dataclasses.dataclass(frozen=True)
