@@ -25,7 +25,7 @@ def get_config():
     c.data.sources.finemath = dict(path="", weight=10.0)
     c.data.sources.python_edu = dict(path="", weight=3.0)
     c.train.steps = 90_000
-    c.train.batch_size = 128
+    c.train.batch_size = 64
     c.train.seq_len = 2048
     c.train.microbatch_size = 16
     c.train.eval_every_steps = 1000

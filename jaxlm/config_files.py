@@ -17,6 +17,7 @@ from ml_collections import config_dict, config_flags
 from jaxlm.config import ConfigError, nearest_key
 
 CONFIG_PACKAGE = pathlib.Path(__file__).parent / "configs"
+_NO_CONFIGS = ("base", "stages", "__init__")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +65,12 @@ def _kind(folder: pathlib.Path) -> Literal["run", "model", "documents"]:
 
 
 def shipped_configs(folder: str = "") -> list[str]:
-    """Returns the names of the configs that come with jaxlm, without `base`: those for training, or those in `folder`."""
+    """Returns the names of the configs that come with jaxlm, those for training, or those in `folder`.
+
+    Leaves out the files of defaults, `base` and `stages`.
+    """
     paths = (CONFIG_PACKAGE / folder).glob("*.py")
-    return sorted(str(pathlib.PurePosixPath(folder, p.stem)) for p in paths if p.stem not in ("base", "__init__"))
+    return sorted(str(pathlib.PurePosixPath(folder, p.stem)) for p in paths if p.stem not in _NO_CONFIGS)
 
 
 def find_config(name: str) -> pathlib.Path:

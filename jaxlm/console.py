@@ -34,11 +34,7 @@ def write(text: str, stream: typing.TextIO | None = None) -> None:
     stream = stream or sys.stderr
     try:
         descriptor = stream.fileno()
-    except (
-        OSError,
-        ValueError,
-        AttributeError,
-    ):  # no file behind it: text in memory, a closed stream, no stream at all
+    except (OSError, ValueError, AttributeError):  # text in memory, a closed stream, no stream at all
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.write(text)
             stream.flush()

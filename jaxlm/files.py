@@ -1,4 +1,4 @@
-"""Writes files whole or not at all, locks folders so that each has only one writer, and hides secrets in what is written."""
+"""Writes files whole or not at all, and locks folders so that each has only one writer."""
 
 import fcntl
 import os
@@ -28,11 +28,16 @@ def settle(tmp: pathlib.Path, path: pathlib.Path) -> None:
     with open(tmp, "rb+") as f:
         os.fsync(f.fileno())
     os.replace(tmp, path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    flush_folder(path.parent)
+
+
+def flush_folder(folder: pathlib.Path) -> None:
+    """Flushes a folder's list of names to disk: without it a crash of the machine may undo a rename."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def lock(folder: pathlib.Path, does: str, key: str, wait_s: float = 0.0) -> typing.IO[str]:

@@ -42,18 +42,25 @@ def redact(value: typing.Any, key: str = "") -> typing.Any:
 
 
 def redact_url(url: str, webhook: bool = False) -> str:
-    """Returns a URL without user, password, fragment and values of its query; of a webhook only the scheme and a web host."""
+    """Returns a URL without user, password, fragment and values of its query; of a webhook only scheme and web host.
+
+    Text that is no URL, such as a path, comes back as it is.
+    """
+    if "://" not in url:
+        return url
     try:
         parts = urllib.parse.urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
-    except ValueError:
-        return HIDDEN
+    except ValueError:  # brackets that are no IPv6 address
+        return f"{url.partition('://')[0]}://{HIDDEN}"
     if webhook:
         return (
             f"{parts.scheme}://{host}/{HIDDEN}" if parts.scheme in ("http", "https") else f"{parts.scheme}://{HIDDEN}"
         )
     user = f"{HIDDEN}@" if "@" in parts.netloc else ""
-    query = "&".join(f"{name.partition('=')[0]}={HIDDEN}" if "=" in name else name for name in parts.query.split("&"))
+    query = "&".join(
+        f"{name.partition('=')[0]}={HIDDEN}" if "=" in name else HIDDEN for name in parts.query.split("&") if name
+    )
     return f"{parts.scheme}://{user}{host}{parts.path}" + (f"?{query}" if query else "")
 
 

@@ -29,9 +29,14 @@ FLOORS = (
     ("train", "plan"),
     ("eval", "serve", "interop"),
     ("programs",),
-    ("main", "cli"),
+    ("main", "cli", "verbs"),
 )
-SIDEWAYS = {("train", "plan"), ("step", "objectives"), ("main", "cli")}  # (who imports, what); on floor 0 all may
+SIDEWAYS = {
+    ("train", "plan"),
+    ("step", "objectives"),
+    ("main", "cli"),
+    ("cli", "verbs"),
+}  # (who imports, what); on floor 0 all may
 LOWER_ROOMS = (f"{PACKAGE}/train/checkpoints/",)  # folders that import nothing of the folder around them
 PROGRAM_LINES, FILE_LINES, FUNCTION_LINES = 150, 400, 60  # fewer than these
 _BY_NAME = ("import_module", "__import__")  # calls that import what a string names

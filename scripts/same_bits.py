@@ -35,7 +35,7 @@ import time
 import tensorstore
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-CLOCKS = {"wall_s", "cost_usd", "tokens_per_second", "mfu_palm", "mfu_causal", "eta_s"}
+CLOCKS = {"time", "goodput", "wall_s", "cost_usd", "tokens_per_second", "mfu_palm", "mfu_causal", "eta_s"}
 COMMON = {
     "log.every_steps": 1,
     "log.tensorboard": False,
@@ -196,7 +196,9 @@ def metrics(path: pathlib.Path) -> dict[str, dict]:
     steps: dict[str, dict] = {}
     for line in path.read_text().splitlines():
         record = json.loads(line)
-        steps.setdefault(str(record["step"]), {}).update({k: v for k, v in record.items() if k not in CLOCKS})
+        steps.setdefault(str(record["step"]), {}).update(
+            {k: v for k, v in record.items() if k not in CLOCKS and not k.startswith("time/")}
+        )
     return steps
 
 

@@ -9,7 +9,7 @@ import typing
 
 import pytest
 
-from jaxlm import cli, config, config_files
+from jaxlm import cli, config, config_files, verbs
 from jaxlm.config import ConfigError, RunError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -24,11 +24,11 @@ def run(capsys, *argv: str) -> tuple[int, str, str]:
 def test_help_lists_every_verb_and_every_shipped_config(capsys):
     code, out, _ = run(capsys, "--help")
     assert code == 0
-    for name in [*cli.VERBS, *config_files.shipped_configs()]:
+    for name in [*verbs.VERBS, *config_files.shipped_configs()]:
         assert f"  {name}" in out
 
 
-@pytest.mark.parametrize("verb", list(cli.VERBS))
+@pytest.mark.parametrize("verb", list(verbs.VERBS))
 def test_each_help_fits_a_screen(capsys, verb):
     code, out, err = run(capsys, verb, "--help")
     lines = out.splitlines()
@@ -36,25 +36,25 @@ def test_each_help_fits_a_screen(capsys, verb):
     assert lines[0].startswith(f"usage: jaxlm {verb} CONFIG|RUN [--config.KEY=VALUE ...]")
     assert len(lines) <= 30
     assert max(map(len, lines)) <= 100
-    for word in ("  CONFIG ", "  RUN ", "  --help=SECTION ", *(f"  {option}" for option in cli.VERBS[verb].options)):
+    for word in ("  CONFIG ", "  RUN ", "  --help=SECTION ", *(f"  {option}" for option in verbs.VERBS[verb].options)):
         assert word in out, word
     for section in config_files.load("base"):
         assert re.search(rf"\b{section}\b", out), section
     assert run(capsys, verb, "nosuch", "--typo", "-h") == (0, out, "")
 
 
-@pytest.mark.parametrize("verb", list(cli.VERBS))
+@pytest.mark.parametrize("verb", list(verbs.VERBS))
 def test_help_lists_the_sections_of_a_verb_first(capsys, verb):
     _, out, _ = run(capsys, verb, "--help")
     lines = out.partition("sections of keys:\n")[2].splitlines()[:-1]
     names = [cell.split()[0] for line in lines for cell in (line[:50], line[50:]) if cell.strip()]
-    first = cli.VERBS[verb].keys
+    first = verbs.VERBS[verb].keys
     assert tuple(names[: len(first)]) == first
     base = config_files.load("base")
     assert sorted(names) == sorted(key for key in base if hasattr(base[key], "items"))
 
 
-@pytest.mark.parametrize("verb", list(cli.VERBS))
+@pytest.mark.parametrize("verb", list(verbs.VERBS))
 def test_each_help_explains_every_key(capsys, verb):
     code, out, _ = run(capsys, verb, "--help=all")
     assert code == 0
@@ -64,7 +64,7 @@ def test_each_help_explains_every_key(capsys, verb):
         assert re.search(rf"^ *{re.escape(key)}( = |: )\S", out, re.M), key
 
 
-@pytest.mark.parametrize("verb", list(cli.VERBS))
+@pytest.mark.parametrize("verb", list(verbs.VERBS))
 def test_help_on_a_section_has_the_values_of_the_config_that_is_given(capsys, verb):
     given = ["local_35m", "--config=local_35m", "--config=configs/local_35m.py"]
     for word in given:
@@ -85,7 +85,7 @@ def test_help_on_an_unknown_section_is_one_line(capsys):
 def test_every_verb_has_a_program():
     programs = typing.get_args(typing.get_type_hints(config.Config)["program"])
     assert "pretrain" in programs
-    for verb in cli.VERBS.values():
+    for verb in verbs.VERBS.values():
         names = programs if verb.module is None else [verb.module]
         assert all((ROOT / "jaxlm/programs" / f"{name}.py").is_file() for name in names)
 
@@ -167,7 +167,7 @@ def steps_of(monkeypatch, capsys):
     def steps(verb: str, *words: str) -> tuple[int, str] | str:
         seen = []
         program = types.SimpleNamespace(run=lambda c, args: seen.append((c, args)) or 0)
-        monkeypatch.setitem(sys.modules, f"jaxlm.programs.{cli.VERBS[verb].module or 'pretrain'}", program)
+        monkeypatch.setitem(sys.modules, f"jaxlm.programs.{verbs.VERBS[verb].module or 'pretrain'}", program)
         code, _, err = run(capsys, verb, *words, *(["--step=1"] if verb == "trace" else []))
         if code:
             assert (code, err.count("\n")) == (2, 1)
@@ -186,7 +186,7 @@ def a_run(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-@pytest.mark.parametrize("verb", list(cli.VERBS))
+@pytest.mark.parametrize("verb", list(verbs.VERBS))
 def test_a_verb_takes_its_config_as_a_plain_argument(steps_of, tmp_path, monkeypatch, verb):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart").mkdir()  # the shipped name wins
@@ -202,7 +202,7 @@ def test_a_verb_takes_its_config_as_a_plain_argument(steps_of, tmp_path, monkeyp
         assert steps_of(verb, "--config.train.steps", "600", *words, "--config.workdir=new") == (600, "new")
 
 
-@pytest.mark.parametrize("verb", list(cli.VERBS))
+@pytest.mark.parametrize("verb", list(verbs.VERBS))
 def test_a_verb_takes_the_folder_of_a_run_as_a_plain_argument(steps_of, tmp_path, verb):
     folder = str(a_run(tmp_path / "run"))
     for words in (
@@ -219,15 +219,15 @@ def test_a_verb_takes_the_folder_of_a_run_as_a_plain_argument(steps_of, tmp_path
     assert "two configs: " in steps_of(verb, folder, "--config=quickstart")
 
 
-@pytest.mark.parametrize("verb", list(cli.VERBS))
+@pytest.mark.parametrize("verb", list(verbs.VERBS))
 def test_a_config_with_the_workdir_of_a_run_is_the_runs_own_where_the_run_is_read(steps_of, tmp_path, verb):
     folder = a_run(tmp_path / "run")
-    own = cli.VERBS[verb].reads_run
+    own = verbs.VERBS[verb].reads_run
     for words in (["quickstart"], ["--config=quickstart"]):
         assert steps_of(verb, *words, f"--config.workdir={folder}") == (777 if own else 520, str(folder))
 
 
-@pytest.mark.parametrize("verb", list(cli.VERBS))
+@pytest.mark.parametrize("verb", list(verbs.VERBS))
 def test_a_folder_that_is_no_run_is_refused_in_one_line(steps_of, tmp_path, verb):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text('{"model_type": "llama"}')

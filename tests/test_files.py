@@ -32,3 +32,13 @@ def test_a_lock_is_held_by_with_and_by_the_returned_file(tmp_path):
     assert refused() == message
     held.close()
     files.lock(tmp_path, "is writing", "data.dir").close()
+
+
+def test_a_private_file_is_never_readable_by_others(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(b"old")
+    (tmp_path / "a.json.tmp").write_bytes(b"left by a crash")
+    files.write_atomically(path, b"secret", private=True)
+    assert path.stat().st_mode & 0o777 == 0o600
+    files.write_atomically(path, b"none")
+    assert path.read_bytes() == b"none"

@@ -4,13 +4,16 @@ import dataclasses
 import re
 
 from jaxlm.config.schema import (
+    CheckpointConfig,
     Config,
     ConfigError,
     DataConfig,
     MeshConfig,
     ModelConfig,
     OptimConfig,
+    PhasesConfig,
     PrepareConfig,
+    RunsConfig,
     TrainConfig,
 )
 
@@ -21,7 +24,13 @@ def validate(c: Config) -> None:
     _validate_training(c.train, c.optim)
     _validate_data(c.data, c.prepare)
     _validate_profile(c)
+    _validate_phases(c.phases)
+    _need(
+        not c.origin_state or bool(c.origin),
+        "origin_state=True needs config.origin, the folder of the run to branch from",
+    )
     _validate_mesh(c.mesh)
+    _validate_end(c.runs, c.checkpoint)
     _validate_stability(c)
 
 
@@ -67,6 +76,14 @@ def _validate_training(t: TrainConfig, o: OptimConfig) -> None:
         f"optim.warmup_steps={o.warmup_steps} is not shorter than train.steps={t.steps}: lower the one or raise the other",
     )
     _need(
+        not o.schedule_steps or o.warmup_steps < o.schedule_steps,
+        f"optim.warmup_steps={o.warmup_steps} is not shorter than optim.schedule_steps={o.schedule_steps}",
+    )
+    _need(
+        o.decay_at_step < t.steps,
+        f"optim.decay_at_step={o.decay_at_step} is not before the last step, train.steps={t.steps}",
+    )
+    _need(
         o.mu_dtype == "float32" or o.name in ("adamw", "muon"),
         f"config.optim.mu_dtype={o.mu_dtype} is for adamw and muon; optim.name={o.name} has its own: set it back to float32",
     )
@@ -96,6 +113,19 @@ def _validate_profile(c: Config) -> None:
         )
 
 
+def _validate_phases(p: PhasesConfig) -> None:
+    for name, phase in p.plan.items():
+        _need(bool(re.fullmatch(r"[A-Za-z0-9_-]+", name)), f"phase name {name!r}: letters, digits, - and _ only")
+        _need(
+            bool(phase.steps) != bool(phase.tokens),
+            f"phases.plan.{name} ends after steps={phase.steps} or tokens={phase.tokens}: give one of them",
+        )
+    _need(
+        not p.accept or p.accept in p.plan,
+        f"phases.accept={p.accept} is no phase of phases.plan; there are {', '.join(p.plan) or 'none'}",
+    )
+
+
 def _validate_stability(c: Config) -> None:
     for first, last in c.stability.windows:
         _need(1 <= first <= last, f"config.stability.skip: {first}:{last} must begin at 1 or later, and end after that")
@@ -104,3 +134,12 @@ def _validate_stability(c: Config) -> None:
 def _validate_mesh(mesh: MeshConfig) -> None:
     sizes = list(dataclasses.asdict(mesh).values())
     _need(sizes.count(-1) <= 1, "config.mesh: only one axis can be -1 (all remaining devices)")
+
+
+def _validate_end(runs: RunsConfig, checkpoint: CheckpointConfig) -> None:
+    asked = [cause for cause, command in dataclasses.asdict(runs.on_exit).items() if command]
+    _need(
+        not asked or bool(checkpoint.mirror) or runs.on_exit_unmirrored,
+        f"config.runs.on_exit.{''.join(asked[:1])} needs config.checkpoint.mirror, or config.runs.on_exit_unmirrored=True: "
+        "a machine that is gone takes its checkpoints with it",
+    )

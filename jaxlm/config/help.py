@@ -1,7 +1,7 @@
 """Writes the help on the config's keys: types and limits from the schema, defaults and comments from base.py.
 
-`tokenize` reads the comments of base.py. A comment belongs to the assignment (found by `ast`) that shares its lines or
-follows it directly. Indentation and line breaks make no difference.
+`tokenize` reads the comments of base.py and of the files that it imports. A comment belongs to the assignment (found by
+`ast`) that shares its lines or follows it directly. Indentation and line breaks make no difference.
 """
 
 import ast
@@ -21,8 +21,9 @@ from jaxlm.config.build import limits, meant, type_name
 from jaxlm.config.schema import Config, ConfigError
 
 WIDTH = 100
-SOURCES = "prepare.sources"
-ANY_SOURCE = f"{SOURCES}.NAME"  # stands for each source; its defaults and comments are those of `base.source`
+# Sections whose parts the user names -> the function of base.py that makes a part, and has its defaults and comments.
+# In the help, SECTION.NAME stands for every part.
+NAMED = {"prepare.sources": "source", "phases.plan": "phase"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +58,14 @@ class Keys:
 
 
 def read(base: types.ModuleType) -> Keys:
-    """Returns the keys that `get_config` and `source` set in a module like `configs/base.py`."""
+    """Returns the keys that `get_config`, `source` and `phase` set in a module like `configs/base.py`."""
     defaults = base.get_config()
-    defaults.prepare.sources.NAME = base.source("")
+    for section, make in NAMED.items():
+        _get(defaults, section).NAME = getattr(base, make)()
+    modules = [base, *(value for value in vars(base).values() if isinstance(value, types.ModuleType))]
+    texts = [pathlib.Path(module.__file__).read_text(encoding="utf-8") for module in modules]
     keys, sections = [], {}
-    for name, comment in comments(pathlib.Path(base.__file__).read_text(encoding="utf-8")).items():
+    for name, comment in comments(texts).items():
         default = _value(defaults, name)
         if isinstance(default, dict) and name != "data.sources":
             sections[name] = comment
@@ -72,10 +76,14 @@ def read(base: types.ModuleType) -> Keys:
 
 def _value(config: config_dict.ConfigDict, name: str) -> object:
     """The value of a dotted key, plain. Raises KeyError if the config has no such key."""
-    value = config
-    for part in name.split("."):
-        value = value[part]
+    value = _get(config, name)
     return value.to_dict() if isinstance(value, config_dict.ConfigDict) else value
+
+
+def _get(config: config_dict.ConfigDict, name: str) -> object:
+    for part in name.split("."):
+        config = config[part]
+    return config
 
 
 def _type_and_limits(name: str, default: object) -> tuple[str, str]:
@@ -93,23 +101,35 @@ def _type_and_limits(name: str, default: object) -> tuple[str, str]:
 # Comments
 
 
-def comments(source: str) -> dict[str, str]:
-    """Returns dotted name -> comment ("" for none), for every section and key that a source text like base.py assigns."""
-    functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
-    notes = _Notes(source)
-    found = {name: notes.of(statement) for name, statement in _assignments(functions, "get_config", {}, "")}
-    found[ANY_SOURCE] = ast.get_docstring(functions["source"]) or ""
-    statements = _assignments(functions, "source", {}, ANY_SOURCE)
-    return found | {name: notes.of(statement) for name, statement in statements}
+@dataclasses.dataclass(frozen=True)
+class _Function:
+    """A function of a source text, and the comments of that text."""
+
+    node: ast.FunctionDef
+    notes: "_Notes"
+
+
+def comments(sources: Sequence[str]) -> dict[str, str]:
+    """Returns dotted name -> comment ("" for none), for every section and key that source texts like base.py assign."""
+    functions = {}
+    for source in sources:
+        notes = _Notes(source)
+        nodes = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+        functions |= {node.name: _Function(node, notes) for node in nodes}
+    found = dict(_assignments(functions, "get_config", {}, ""))
+    for section, make in NAMED.items():
+        found[f"{section}.NAME"] = ast.get_docstring(functions[make].node) or ""
+        found |= dict(_assignments(functions, make, {}, f"{section}.NAME"))
+    return found
 
 
 def _assignments(
-    functions: dict[str, ast.FunctionDef], called: str, sections: dict[str, str], root: str
-) -> Iterator[tuple[str, ast.stmt]]:
-    """(dotted name, statement) of all that a function and those that it calls assign to sections of the config.
+    functions: dict[str, _Function], called: str, sections: dict[str, str], root: str
+) -> Iterator[tuple[str, str]]:
+    """(dotted name, comment) of all that a function and those that it calls assign to sections of the config.
 
     Args:
-      functions: all of the file, by name.
+      functions: all of the texts, by name.
       called: the function to follow.
       sections: the function's arguments that are sections -> their dotted names ("" for the config itself).
       root: what a `ConfigDict()` is that is given a name of its own only, as in `c = ConfigDict()`.
@@ -122,16 +142,18 @@ def _assignments(
         section = dotted(node.value) if isinstance(node, ast.Attribute) else None
         return section if section is None else f"{section}.{node.attr}".lstrip(".")
 
-    for statement in functions[called].body:
+    for statement in functions[called].node.body:
         match statement:
-            case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=arguments)) if name in functions:
-                parameters = [parameter.arg for parameter in functions[name].args.args]
+            case ast.Expr(
+                value=ast.Call(func=ast.Name(id=name) | ast.Attribute(value=ast.Name(), attr=name), args=arguments)
+            ) if name in functions:
+                parameters = [parameter.arg for parameter in functions[name].node.args.args]
                 given = zip(parameters, map(dotted, arguments), strict=True)
                 inner = {parameter: section for parameter, section in given if section is not None}
                 yield from _assignments(functions, name, inner, root)
             case ast.Assign(targets=targets, value=value):
                 keys = [key for target in targets if isinstance(target, ast.Attribute) and (key := dotted(target))]
-                yield from ((key, statement) for key in keys)
+                yield from ((key, functions[called].notes.of(statement)) for key in keys)
                 if ast.unparse(value) == "ConfigDict()":  # `c.model = m = ConfigDict()`: from here on m is model
                     sections |= {target.id: (keys or [root])[0] for target in targets if isinstance(target, ast.Name)}
 
@@ -176,9 +198,10 @@ def page(known: Keys, wanted: str, config: config_dict.ConfigDict) -> str:
     Raises:
       ConfigError: there is no such section or key.
     """
-    names = list(config.prepare.sources)
-    if wanted.startswith(f"{SOURCES}.") and (name := wanted.split(".")[2]) in names:
-        known = _of_source(known, name)
+    names = {section: list(_get(config, section)) for section in NAMED}
+    for section in NAMED:
+        if wanted.startswith(f"{section}.") and (name := wanted.split(".")[2]) in names[section]:
+            known = _of_part(known, section, name)
     everything = [*known.sections, *(key.name for key in known.keys)]
     asked = {name for name in everything if wanted == "all" or f"{name}.".startswith(f"{wanted}.")}
     if not asked:
@@ -189,18 +212,19 @@ def page(known: Keys, wanted: str, config: config_dict.ConfigDict) -> str:
     for section, comment in {"": "", **known.sections}.items():
         keys = [key for key in known.keys if key.section == section and key.name in asked]
         if keys or section in asked:
-            here = f"; in this config: {', '.join(names)}" if section == SOURCES and names else ""
+            here = f"; in this config: {', '.join(names[section])}" if names.get(section) else ""
             lines += ["", *_wrapped(f"{section}: {comment}{here}", 0)] if section else [""]
         for key in keys:
             lines += _entry(key, config)
     return "\n".join(lines)
 
 
-def _of_source(known: Keys, name: str) -> Keys:
-    """The keys with a source's name in place of NAME."""
+def _of_part(known: Keys, section: str, name: str) -> Keys:
+    """The keys with the name of a part of the section in place of NAME."""
+    part = f"{section}.NAME"
 
     def named(key: str) -> str:
-        return f"{SOURCES}.{name}{key.removeprefix(ANY_SOURCE)}" if f"{key}.".startswith(f"{ANY_SOURCE}.") else key
+        return f"{section}.{name}{key.removeprefix(part)}" if f"{key}.".startswith(f"{part}.") else key
 
     keys = tuple(dataclasses.replace(key, name=named(key.name)) for key in known.keys)
     return Keys(keys, {named(section): comment for section, comment in known.sections.items()})

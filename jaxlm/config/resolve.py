@@ -9,16 +9,20 @@ from ml_collections import config_dict
 from jaxlm.config.build import build
 from jaxlm.config.checks import validate
 from jaxlm.config.schema import Config, SourceConfig
+from jaxlm.config.shrink import shrunk
 
 
 def resolve(config: config_dict.ConfigDict | dict) -> Config:
     """Returns the typed config. Checks every key, and derives the values that 0 or "" leave open.
 
+    With `phases.shrink` it is a small one; see `shrink`.
+
     Raises ConfigError if a key is unknown, missing or wrong, or if keys do not go together.
     """
     if isinstance(config, config_dict.ConfigDict):
         config = config.to_dict()
-    resolved = _derive(build(Config, config, ""))
+    built = build(Config, config, "")
+    resolved = _derive(shrunk(built) if built.phases.shrink else built)
     validate(resolved)
     return resolved
 

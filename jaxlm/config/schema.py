@@ -153,6 +153,8 @@ class OptimConfig:
     warmup_steps: Annotated[int, at_least(0, most=10**12)]
     decay_fraction: Annotated[float, above(0, most=1)]
     final_lr_ratio: Annotated[float, within(0, 1)]
+    schedule_steps: Annotated[int, at_least(0, most=10**12)]
+    decay_at_step: Annotated[int, at_least(0, most=10**12)]
     b1: Annotated[float, within(0, 1)]
     b2: Annotated[float, within(0, 1)]
     eps: Annotated[float, at_least(0)]
@@ -193,6 +195,7 @@ class SampleConfig:
     at_steps: tuple[Annotated[int, at_least(0)], ...]
     max_new_tokens: Annotated[int, at_least(0, most=2**20)]
     temperature: Annotated[float, at_least(0)]
+    also_greedy: bool
     top_k: Annotated[int, at_least(0, most=LARGEST)]
     top_p: Annotated[float, above(0, most=1)]
 
@@ -223,7 +226,7 @@ class StopConfig:
 class StabilityConfig:
     roll_back: bool
     spike_z: Annotated[float, at_least(0)]
-    spike_steps: Annotated[int, at_least(0)]
+    spike_steps: Annotated[int, at_least(0, most=10**12)]
     window: Annotated[int, within(8, 100_000)]
     skip: tuple[Annotated[str, written(r"[0-9]{1,18}:[0-9]{1,18}", "the first and the last batch as A:B")], ...]
     overfit_evals: Annotated[int, at_least(0)]
@@ -336,6 +339,9 @@ class Config:
     program: Literal["pretrain"]
     workdir: str
     seed: Annotated[int, within(0, 2**32 - 1)]
+    origin: str
+    origin_checkpoint: Annotated[str, written("latest|best|[0-9]{1,18}", "latest, best or a step")]
+    origin_state: bool
     model: ModelConfig
     data: DataConfig
     train: TrainConfig

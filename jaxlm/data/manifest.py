@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable
 
 from jaxlm import files
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, RunError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -76,11 +76,14 @@ def read(root: pathlib.Path) -> tuple[dict, str]:
 
     Raises:
       ConfigError: there is none, or it is damaged, or it has another format.
+      RunError: it can't be read.
     """
     path = root / MANIFEST
     try:
         content = path.read_bytes()
-    except OSError:
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
+            raise RunError(f"{path} can't be read: {error.strerror}; check the disk or network") from None
         raise ConfigError(
             f"no {MANIFEST} in {root}: not a finished data directory; make one with 'jaxlm tokenize' or set data.dir"
         ) from None

@@ -6,19 +6,23 @@ formats, and damage in records that nobody has read yet.
 
 import contextlib
 import hashlib
+import logging
 import os
 import pathlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, RunError
 
 FIRST_READ_BYTES = 256 << 20  # a file above this is not hashed before its first record is given out
 FIRST_READ_SECONDS = 20.0  # all those hashes together delay the first batches by about this much; then records go first
 BACKGROUND_BYTES_PER_SECOND = 200e6
+RETRY_SECONDS = (0.5, 2.0)  # the pauses after the first and the second failure to read a file
 _CHUNK = 4 << 20
 
+T = typing.TypeVar("T")
 Entry = Mapping[str, object]  # a file in the manifest: `file`, `size`, `sha256`
 
 
@@ -59,8 +63,31 @@ class Verifier:
     def __reduce__(self):
         return Verifier, (self._root,)
 
+    def read(self, entry: Entry, what: str, act: Callable[[], T]) -> T:
+        """Returns what `act` returns, which reads `what` of a file. Tries three times, since disks and networks have hiccups.
+
+        Raises:
+          DamagedData: reading failed, and the file's bytes are not those in the manifest.
+          RunError: reading failed three times, and the file is sound or can't be read at all.
+        """
+        with self._reading(entry):
+            for pause in (*RETRY_SECONDS, None):
+                try:
+                    return act()
+                except ConfigError:
+                    raise
+                except Exception as e:
+                    error = e
+                with contextlib.suppress(OSError):
+                    self.check(entry)
+                problem = f"cannot read {what} of {self._root / str(entry['file'])}: {error}"
+                if pause is None:
+                    raise RunError(f"{problem}; check the disk or network") from error
+                logging.warning("%s; trying again", problem)
+                time.sleep(pause)
+
     @contextlib.contextmanager
-    def reading(self, entry: Entry) -> Iterator[None]:
+    def _reading(self, entry: Entry) -> Iterator[None]:
         """Notes that this thread reads a file, for `oldest_read`."""
         thread = threading.get_ident()
         self._reads[thread] = (str(self._root / str(entry["file"])), time.monotonic())
@@ -86,11 +113,8 @@ class Verifier:
         return DamagedData(f"{self._root / str(entry['file'])} is damaged ({why}): {mend(self._root)}")
 
     def content(self, entry: Entry) -> bytes:
-        """Returns the bytes of a small file. Raises DamagedData if they are not those in the manifest, or it is missing."""
-        try:
-            content = (self._root / str(entry["file"])).read_bytes()
-        except FileNotFoundError:
-            raise self.damaged(entry, "it is missing") from None
+        """Returns the bytes of a small file. Raises DamagedData if they are not those in the manifest, RunError as `read`."""
+        content = self.read(entry, "the content", (self._root / str(entry["file"])).read_bytes)
         if hashlib.sha256(content).hexdigest() != entry["sha256"]:
             raise self.damaged(entry)
         return content

@@ -1,5 +1,6 @@
 """Continues fixed prompts: the quickest way to see what a model has learned."""
 
+import dataclasses
 import json
 import pathlib
 import typing
@@ -40,25 +41,33 @@ def make(
 ) -> typing.Callable[[dict, int], list[str]]:
     """Returns a function `(variables, step) -> lines` that lets the model continue the prompts and returns the lines to show.
 
-    On the first process that function also writes WORKDIR/samples/<step>.jsonl; on the others it returns no lines.
+    On the first process that function also writes WORKDIR/samples/<step>.jsonl, a line for each prompt and temperature; on
+    the others it returns no lines.
 
     Raises:
       ConfigError: a prompt is too long for the model. `make` itself raises it, so that training does not start.
     """
     tokenizer, prompts = data.tokenizer(), settings.prompts
+    ways = [settings]  # how each prompt is continued
+    if settings.also_greedy and settings.temperature > 0:
+        ways.insert(0, dataclasses.replace(settings, temperature=0.0))
     generate.check_prompts(model.config, _encode(tokenizer, prompts))
 
     def sample(variables: dict, step: int) -> list[str]:
         if not prompts:
             return []
-        texts = continue_prompts(model, variables["params"], tokenizer, prompts, settings, seed)
+        written = []
+        for way in ways:
+            texts = continue_prompts(model, variables["params"], tokenizer, prompts, way, seed)
+            written += [(prompt, way.temperature, text) for prompt, text in zip(prompts, texts, strict=True)]
         if jax.process_index():
             return []
         folder = workdir / "samples"
         folder.mkdir(exist_ok=True)
         with open(folder / f"{step}.jsonl", "w", encoding="utf-8") as file:
-            for prompt, text in zip(prompts, texts, strict=True):
-                file.write(json.dumps({"step": step, "prompt": prompt, "text": text}, ensure_ascii=False) + "\n")
-        return [f"step {step}  [{p}]{t}" for p, t in zip(prompts, texts, strict=True)]
+            for prompt, temperature, text in written:
+                line = {"step": step, "prompt": prompt, "temperature": temperature, "text": text}
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        return [f"step {step}  [{prompt}]{text}" for prompt, _, text in written]
 
     return sample

@@ -13,6 +13,7 @@ from jaxlm.objectives import lm
 from jaxlm.processes import say, together
 from jaxlm.programs import training
 from jaxlm.programs.task import Ready, Task
+from jaxlm.train import origin
 from jaxlm.train.batches import LoaderBatches
 
 _RESERVE = 2  # batches with which a process whose loader failed goes on until all have agreed to stop
@@ -21,7 +22,12 @@ _RESERVE = 2  # batches with which a process whose loader failed goes on until a
 def run(config: Config, args: argparse.Namespace) -> int:
     """Trains to `train.steps`; returns the exit code."""
     del args
-    return training.run(config, Task(lm.make, data, batches, held_out, documents=trace.documents))
+    return training.run(config, Task(lm.make, data, batches, held_out, origin=first_weights, documents=trace.documents))
+
+
+def first_weights(config: Config) -> origin.Origin | None:
+    """Returns the run whose weights this one begins with; None for new weights."""
+    return origin.open(config.origin, config.origin_checkpoint) if config.origin else None
 
 
 def data(config: Config) -> rows.Order:

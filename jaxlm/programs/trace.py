@@ -1,21 +1,24 @@
 """`jaxlm trace`: shows which documents were in the batch of a step."""
 
 import argparse
-import json
 import pathlib
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import print_table
 from jaxlm.data import rows, trace
 from jaxlm.data.open import open_mixture
+from jaxlm.train import ledger
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints the documents that step N trained on. Steps count from 1, as in metrics.jsonl."""
+    """Prints the documents that step N trained on. Steps count from 1, as in metrics.jsonl.
+
+    Steps of a run that passed over batches (WORKDIR/run.json) are those that it really took.
+    """
     if args.step < 1:
         raise ConfigError(f"--step={args.step}: steps are counted from 1")
     data, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
-    passed_over = _passed_over(pathlib.Path(config.workdir)) if config.workdir else ()
+    passed_over = ledger.read(pathlib.Path(config.workdir))["passed_over"] if config.workdir else ()
     order = rows.Order(data, mixture, config.seed, config.train.seq_len, config.train.batch_size, passed_over)
     table = []
     for row in trace.describe_batch(order, args.step - 1, snippet_chars=200 if args.json else 60):
@@ -34,16 +37,3 @@ def run(config: Config, args: argparse.Namespace) -> int:
             )
     print_table(table, args.json)
     return 0
-
-
-def _passed_over(folder: pathlib.Path) -> rows.Windows:
-    """Returns the batches that the run passed over, from its run.json. Raises ConfigError if that is damaged."""
-    path = folder / "run.json"
-    try:
-        return rows.merge_windows(json.loads(path.read_bytes()).get("passed_over", ()))
-    except FileNotFoundError:
-        return ()
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            f"{path} can't be read ({error}), so the batches that the run passed over are not known"
-        ) from None

@@ -23,9 +23,26 @@ def rates(config: OptimConfig, steps: int) -> optax.Schedule:
     Cosine, linear and wsd end at `final_lr_ratio` times the peak. wsd (warm-up, stable, decay; MiniCPM,
     arXiv:2404.06395) stays at the peak and then falls linearly during the last `decay_fraction` of all steps.
 
+    `schedule_steps` stretches the schedule over another number of steps. After `decay_at_step` the rate leaves it, and falls
+    linearly towards 0 (arXiv:2502.15938), which it would reach one step after the last.
+
     This function returns one scalar, the rate of all parameters. The train step also accepts a function that returns a
     tree of scalars, such as {"embed": 1e-4, "layers_0": 1e-3, ...}: each is the rate of all parameters below that name.
     """
+    planned = _planned(config, config.schedule_steps or steps)
+    begin = config.decay_at_step
+    if not begin:
+        return planned
+
+    def decaying(step: jax.typing.ArrayLike) -> jax.Array:
+        share = (steps + 1 - step) / (steps + 1 - begin)  # of the rate at `begin` that is left
+        return jnp.where(step <= begin, planned(step), planned(begin) * share)
+
+    return decaying
+
+
+def _planned(config: OptimConfig, steps: int) -> optax.Schedule:
+    """The warm-up and `optim.schedule` over so many steps."""
     lr, end = config.lr, config.lr * config.final_lr_ratio
     rest = steps - config.warmup_steps
     if config.schedule == "cosine":

@@ -3,16 +3,14 @@
 Every second since the run first began is paid at the price of the start in which it passed, and never priced again.
 """
 
-import contextlib
 import dataclasses
 import datetime
 import os
 import pathlib
 import time
 
-from jaxlm.train import ledger, metrics
+from jaxlm.train import ledger, metrics, supervised
 from jaxlm.train.clock import ACTIVITIES, DOWN, HUNG, START, STEP, Clock
-from jaxlm.train.supervised import LOST, SINCE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +25,15 @@ class Earlier:
     wall_s: float = 0.0
     cost_usd: float = 0.0
 
+    def with_now(self, wall_s: float, usd_per_hour: float) -> float:
+        """Returns the dollars of all starts: `wall_s` are the seconds of all, `usd_per_hour` is the price of this one."""
+        return self.cost_usd + (wall_s - self.wall_s) / 3600 * usd_per_hour
+
 
 def begun() -> float:
-    """Returns the `time.monotonic()` at which this start began: the supervisor's SINCE, else the start of this process."""
-    try:
-        return float(os.environ[SINCE])
-    except (KeyError, ValueError):
-        return process_began()
+    """Returns the `time.monotonic()` at which this start began: the supervisor says it, else this process' own start."""
+    since = supervised.since()
+    return process_began() if since is None else since
 
 
 def process_began() -> float:
@@ -52,7 +52,8 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
     """Adds the seconds of earlier starts to the clock, says which steps they did, and returns what they cost.
 
     If the start before ran on this machine, which has not been booted since, the time from its last record until now was
-    paid for too, at its price. It counts as DOWN, or as HUNG as far as LOST says so; unless that start did all its steps.
+    paid for too, at its price. It counts as DOWN, or as HUNG as far as the supervisor says so. It does not count at all if
+    that start did all its steps.
 
     Reads metrics.jsonl and run.json, so only the first process calls this. Records by older versions have only `wall_s`:
     that counts as STEP.
@@ -70,7 +71,7 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
     wall, cost = sum(_activities(last).values()), last["cost_usd"]
     starts = ledger.read(folder)["starts"]
     gap = _gap(clock, last, starts[-1]) if starts else 0.0
-    hung = min(_lost(), gap)
+    hung = min(supervised.lost().get(HUNG, 0.0), gap)
     clock.add(HUNG, hung)
     clock.add(DOWN, gap - hung)
     price = _price(starts[-1], last) if starts else 0.0
@@ -88,7 +89,7 @@ def _activities(record: dict) -> dict[str, float]:
 def _gap(clock: Clock, last: dict, start: dict) -> float:
     """Returns the seconds from the last sign of the start before until this process began; 0 if nobody paid for them.
 
-    Takes them off the clock's START as far as they are in it: a supervisor's SINCE is when the process before died.
+    Takes them off the clock's START as far as they are in it: a supervisor counts from when the process before died.
     """
     hardware, here = start.get("hardware"), ledger.machine()
     if not here["boot_id"] or not isinstance(hardware, dict) or any(hardware.get(key) != here[key] for key in here):
@@ -110,16 +111,6 @@ def _seconds(iso: object) -> float | None:
         return datetime.datetime.fromisoformat(iso).timestamp()
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _lost() -> float:
-    """Returns the seconds that the supervisor saw the process before hang."""
-    for word in os.environ.get(LOST, "").split(","):
-        name, _, seconds = word.partition(":")
-        with contextlib.suppress(ValueError):
-            if name == HUNG:
-                return max(float(seconds), 0.0)
-    return 0.0
 
 
 def _price(start: dict, last: dict) -> float:

@@ -2,7 +2,7 @@
 
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from jaxlm.config import CheckpointConfig, EvalConfig, RunError, SampleConfig
 from jaxlm.objectives.base import Variables
@@ -21,18 +21,28 @@ class Save(Hook):
       config: `config.checkpoint`: every how many steps, and minutes.
       failures_per_day: how often such a machine is lost a day (`plan.preemptions_per_day`); sets the minutes if they are auto.
       meta: JSON values to store in each checkpoint (config, fingerprint of the data).
+      milestones: the steps at which a phase ends. Their checkpoints are never deleted.
     """
 
     name = "checkpoint"
     activity = SAVE
 
-    def __init__(self, checkpointer: Checkpointer, config: CheckpointConfig, failures_per_day: float, meta: dict):
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        config: CheckpointConfig,
+        failures_per_day: float,
+        meta: dict,
+        milestones: frozenset[int] = frozenset(),
+    ):
         self._checkpointer, self._meta = checkpointer, meta
-        self._every = config.every_steps
+        self._every, self._milestones = config.every_steps, milestones
         self._pace = Pace(config.every_minutes, failures_per_day)
+        if milestones:
+            checkpointer.pinned |= milestones
 
     def due(self, step: int, end: int) -> bool:
-        if step == end or _multiple(step, self._every):
+        if step == end or _multiple(step, self._every) or step in self._milestones:
             return True
         return self._pace.due(step, self._checkpointer.wants_save, self._checkpointer.verify_s)
 
@@ -40,14 +50,14 @@ class Save(Hook):
         return step in self._checkpointer.steps()
 
     def __call__(self, moment: Moment) -> None:
-        if self._checkpointer.skips(moment.step):
-            return
+        if moment.step not in self._milestones and self._checkpointer.skips(moment.step):
+            return  # a milestone waits for the save before it
         with self._pace.measured(moment.step, moment.say):
             self._checkpointer.save(moment.state, self._meta)
 
     def close(self, moment: Moment, ending: Ending) -> None:
         worth = ending.keep and ending.code != ROLL_BACK
-        why = self._checkpointer.save_last(moment.state, self._meta) if worth else ""
+        why = self._checkpointer.save_last(moment.step, moment.state, self._meta) if worth else ""
         self._checkpointer.close()
         if why:
             lost = f"step {moment.step} is not saved: {why}"
@@ -63,6 +73,7 @@ class HeldOut(Hook):
       evaluate: variables -> metrics; None if no text is held out, and then the hook is never due.
       losses: step -> `val/loss`, by which the best checkpoints are chosen. The hook adds each new loss to it.
       remark: new `val/loss` -> a line for the user, or "".
+      milestones: the steps at which a phase ends.
     """
 
     name = "held-out"
@@ -74,13 +85,14 @@ class HeldOut(Hook):
         config: EvalConfig,
         losses: dict[int, float],
         remark: Callable[[float], str] = lambda loss: "",
+        milestones: Collection[int] = frozenset(),
     ):
         self._evaluate, self._every, self._at_start = evaluate, every_steps, config.at_start
-        self._losses, self._remark = losses, remark
+        self._losses, self._remark, self._milestones = losses, remark, milestones
 
     def due(self, step: int, end: int) -> bool:
         wanted = step == end or _multiple(step, self._every) or (step == 0 and self._at_start)
-        return wanted and self._evaluate is not None
+        return (wanted or step in self._milestones) and self._evaluate is not None
 
     def done(self, step: int) -> bool:
         return step in self._losses
@@ -98,16 +110,24 @@ class Sample(Hook):
 
     Args:
       sample: (variables, step) -> lines to show. It also writes WORKDIR/samples/<step>.jsonl.
+      milestones: the steps at which a phase ends.
     """
 
     name = "samples"
 
-    def __init__(self, sample: Callable[[Variables, int], list[str]], config: SampleConfig, workdir: pathlib.Path):
-        self._sample, self._config, self._folder = sample, config, workdir / "samples"
+    def __init__(
+        self,
+        sample: Callable[[Variables, int], list[str]],
+        config: SampleConfig,
+        workdir: pathlib.Path,
+        milestones: Collection[int] = frozenset(),
+    ):
+        self._sample, self._config, self._folder, self._milestones = sample, config, workdir / "samples", milestones
 
     def due(self, step: int, end: int) -> bool:
         c = self._config
-        return bool(c.prompts) and (step == end or _multiple(step, c.every_steps) or step in c.at_steps)
+        wanted = step == end or _multiple(step, c.every_steps) or step in c.at_steps or step in self._milestones
+        return bool(c.prompts) and wanted
 
     def done(self, step: int) -> bool:
         return (self._folder / f"{step}.jsonl").is_file()

@@ -50,7 +50,7 @@ class Meter:
         """
         seconds = {name: round(spent, 3) for name, spent in self._clock.seconds().items()}
         wall = sum(seconds.values())
-        cost = self._earlier.cost_usd + (wall - self._earlier.wall_s) / 3600 * self._usd_per_hour
+        cost = self._earlier.with_now(wall, self._usd_per_hour)
         return {
             "step": step,
             "tokens": step * self._tokens_per_step,

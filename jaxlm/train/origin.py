@@ -11,9 +11,12 @@ from jaxlm import config as config_lib
 from jaxlm import config_files
 from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.data import shards
+from jaxlm.data.rows import check_fingerprint
 from jaxlm.data.tokenizer import Tokenizer
+from jaxlm.objectives.base import Variables
+from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
-from jaxlm.train import metrics
+from jaxlm.train import metrics, workdir
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError
 from jaxlm.train.checkpoints.store import Checkpointer
 
@@ -28,6 +31,7 @@ class Origin:
       provenance: what identifies the weights in the ledger: `path`, and `step` for a run's checkpoint.
       params: (shapes, shardings) -> the model's parameters. Raises RunError if they are damaged.
       state: (shapes, shardings) -> the train state; None if there is none, as in a folder of weights.
+      meta: () -> what a run's checkpoint says of its config and data; None in a folder of weights.
     """
 
     config: Config
@@ -35,6 +39,30 @@ class Origin:
     provenance: dict[str, str | int]
     params: Callable[[dict, dict], dict]
     state: Callable[[TrainState, TrainState], TrainState] | None = None
+    meta: Callable[[], dict] | None = None
+
+    def branch(self, parts: Parts, fingerprint: dict) -> tuple[TrainState, Variables, dict]:
+        """Returns (state, frozen variables, meta) for a run that goes on from this state.
+
+        Its model, optimizer and order of batches must be the same. `meta` names the batches that were passed over.
+
+        Args:
+          parts: the parts of that run.
+          fingerprint: the fingerprint of its data.
+
+        Raises:
+          ConfigError: there is no state here, or the model, optimizer or data differ.
+          RunError: the checkpoint is damaged.
+        """
+        c = parts.config
+        if self.state is None or self.meta is None:
+            raise ConfigError(f"{c.origin} holds weights and no state to branch from: set origin_state=False")
+        workdir.check_same_model(pathlib.Path(c.origin), c.model)
+        workdir.check_same_optimizer(pathlib.Path(c.origin), c.optim)
+        meta = self.meta()
+        check_fingerprint(meta["fingerprint"], fingerprint)
+        state = self.state(parts.abstract, parts.shardings)
+        return state, parts.load_frozen(self), {"passed_over": meta.get("passed_over", [])}
 
 
 Reader = Callable[[pathlib.Path], Origin | None]  # None: the folder is of another format
@@ -81,4 +109,5 @@ def _run(folder: pathlib.Path, checkpoint: str | int) -> Origin:
         provenance={"path": str(folder.resolve()), "step": step},
         params=params,
         state=lambda abstract, shardings: store.restore(step, abstract, shardings),
+        meta=lambda: store.meta(step),
     )

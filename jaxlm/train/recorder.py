@@ -63,6 +63,7 @@ class Recorder:
 
     def add(self, step: int, name: str, figures: dict[str, float]) -> None:
         """Writes and shows more figures of a step, such as held-out losses."""
+        self._step = step
         self._note(step, figures)
         parts = [f"{key.removeprefix('val/')} {value:.4f}" for key, value in figures.items()]
         self.say(f"step {step}  {name}: " + "  ".join(parts))

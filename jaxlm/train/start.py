@@ -75,6 +75,11 @@ class Log:
         self._earlier = together(lambda: books.carry_on(folder, clock), first_only=True) or books.Earlier()
         self._closing = contextlib.ExitStack()
 
+    def spent(self, usd_per_hour: float) -> tuple[float, float]:
+        """Returns (seconds, dollars) of all starts so far, at this start's price; on the first process alone."""
+        wall = sum(self._clock.seconds().values())
+        return wall, self._earlier.with_now(wall, usd_per_hour)
+
     def begin(
         self, asked: Config, config: Config, data_sha256: str, mesh: Mesh, done: int, watches: Sequence[Watch]
     ) -> Recorder:

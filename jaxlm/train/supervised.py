@@ -21,7 +21,7 @@ PARENT = "JAXLM_SUPERVISOR"  # the supervisor's process id
 STACKS = "JAXLM_STACKS"  # a file descriptor: where SIGUSR1 writes the stacks of all threads
 CONFIG = "JAXLM_CONFIG"  # a file descriptor: the config as the supervisor read it
 SINCE = "JAXLM_SINCE"  # time.monotonic() from which this start counts
-LOST = "JAXLM_LOST"  # activity:seconds,... of the process before: HUNG until it was ended; DOWN from then to this start
+LOST = "JAXLM_LOST"  # activity:seconds,... that passed since the last sign of life of the process before
 VARIABLES = (PARENT, STACKS, CONFIG, SINCE, LOST, clock.PULSE, files.HANDED_DOWN)
 _DESCRIPTORS = (STACKS, CONFIG, clock.PULSE, files.HANDED_DOWN)
 
@@ -72,3 +72,17 @@ def stop_at_once_until_training() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.default_int_handler)
+
+
+def since() -> float | None:
+    """Returns the `time.monotonic()` from which this start's time counts; None without a supervisor."""
+    return float(os.environ[SINCE]) if os.environ.get(SINCE) else None
+
+
+def lost() -> dict[str, float]:
+    """Returns activity -> seconds between the last sign of life of the process before this one and `since()`.
+
+    They are `clock.HUNG` until the supervisor ended it, and `clock.DOWN` from its death to this start.
+    """
+    said = filter(None, os.environ.get(LOST, "").split(","))
+    return {name: float(seconds) for name, _, seconds in (word.partition(":") for word in said)}

@@ -10,6 +10,7 @@ from jaxlm import config_files
 from jaxlm.config import ConfigError, help
 
 BASE = config_files.find_config("base")
+STAGES = BASE.with_name("stages.py")
 SOURCE = BASE.read_text(encoding="utf-8")
 KNOWN = help.read(config_files.module(BASE))
 
@@ -20,15 +21,16 @@ def uncommented(known: help.Keys) -> list[str]:
     ]
 
 
-def written(layout: str, without: str = "") -> str:
-    """base.py written anew from its syntax tree, each comment placed by `layout`; one (by its statement) may be left out."""
+def written(layout: str, without: str = "", path=BASE) -> str:
+    """A file written anew from its syntax tree, each comment placed by `layout`; one (by its statement) may be left out."""
+    source = path.read_text(encoding="utf-8")
     notes = {
         token.start[0]: token.string
-        for token in tokenize.generate_tokens(io.StringIO(SOURCE).readline)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
-    lines = ["from ml_collections import ConfigDict"]
-    for function in ast.parse(SOURCE).body:
+    lines = ["from ml_collections import ConfigDict", *(["from jaxlm.configs import stages"] if path == BASE else [])]
+    for function in ast.parse(source).body:
         if not isinstance(function, ast.FunctionDef):
             continue
         whole = ast.unparse(function).splitlines()
@@ -56,10 +58,14 @@ def written(layout: str, without: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def read(text: str, folder) -> help.Keys:
-    path = folder / "base.py"
+def read(text: str, folder, stages: str = "") -> help.Keys:
+    path, beside = folder / "base.py", folder / "stages.py"
     path.write_text(text)
-    return help.read(config_files.module(path))
+    base = config_files.module(path)
+    if stages:
+        beside.write_text(stages)
+        base.stages = config_files.module(beside)
+    return help.read(base)
 
 
 def test_every_section_and_key_of_base_has_a_comment():
@@ -69,23 +75,25 @@ def test_every_section_and_key_of_base_has_a_comment():
 
 def test_a_key_without_a_comment_is_noticed(tmp_path):
     assert uncommented(read(written("behind", without="o.clip_norm = 1.0"), tmp_path)) == ["optim.clip_norm"]
-    assert uncommented(read(written("above", without="s.near.bands = 20"), tmp_path)) == ["prepare.stages.near.bands"]
+    stages = written("above", without="s.near.bands = 20", path=STAGES)
+    assert uncommented(read(written("above"), tmp_path, stages)) == ["prepare.stages.near.bands"]
     assert uncommented(read(written("inside", without="c.loss = ConfigDict()"), tmp_path)) == ["loss"]
     assert uncommented(read(written("inside", without="s.weight = 1.0"), tmp_path)) == ["prepare.sources.NAME.weight"]
+    assert uncommented(read(written("inside", without="p.usd = usd"), tmp_path)) == ["phases.plan.NAME.usd"]
 
 
 @pytest.mark.parametrize("layout", ["above", "behind", "inside", "after", "split"])
 def test_another_layout_of_base_gives_the_same_help(tmp_path, layout):
     text = written(layout)
     assert text != SOURCE
-    assert read(text, tmp_path) == KNOWN
+    assert read(text, tmp_path, written(layout, path=STAGES)) == KNOWN
 
 
 def test_the_keys_are_those_of_base_with_its_defaults():
     defaults = config_files.module(BASE).get_config()
     flat = config_files.flat_keys(defaults)
-    named = {key.name: key for key in KNOWN.keys if not key.name.startswith("prepare.sources.NAME.")}
-    assert {*named, *KNOWN.sections} == {*flat, "prepare.sources.NAME"}
+    named = {key.name: key for key in KNOWN.keys if ".NAME." not in key.name}
+    assert {*named, *KNOWN.sections} == {*flat, "prepare.sources.NAME", "phases.plan.NAME"}
     for name, key in named.items():
         value = defaults
         for part in name.split("."):
@@ -100,6 +108,15 @@ def test_the_keys_of_a_source_of_prepare_are_those_of_base_source():
     assert {name: known[name].default for name in source if name != "path"} == {
         name: value for name, value in source.items() if name != "path"
     }
+
+
+def test_the_keys_of_a_phase_are_those_of_base_phase():
+    phase = config_files.module(BASE).phase()
+    assert {key.name: key.default for key in KNOWN.keys if key.section == "phases.plan.NAME"} == {
+        f"phases.plan.NAME.{name}": value for name, value in phase.items()
+    }
+    with pytest.raises(ValueError, match="phase has no key \\['max_loss'\\]"):
+        config_files.module(BASE).phase(steps=1, max_loss=3.0)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +134,8 @@ def test_the_keys_of_a_source_of_prepare_are_those_of_base_source():
         ("sample.prompts", "tuple of str", ""),
         ("tune.remat", "tuple of str", "each one of none, names, dots, full"),
         ("prepare.sources.NAME.priority", "int", "in -128 to 127"),
+        ("phases.plan.NAME.max_nonfinite_steps", "int", "at least 0, or -1 for no gate"),
+        ("runs.on_exit.gate", "str", ""),
         ("prepare.stages.near.threshold", "float", ""),
         ("prepare.stages.pii.kinds", "tuple", ""),
     ],
@@ -185,5 +204,5 @@ def test_the_overview_has_every_section_once_in_short_words_the_first_ones_first
     names = [cell.split()[0] for line in lines[:-1] for cell in (line[:50], line[50:]) if cell.strip()]
     assert names[:2] == ["tune", "plan"]
     assert sorted(names) == sorted(top)
-    assert lines[-1] == "  and the keys program, workdir, seed, engine"
+    assert lines[-1] == "  and the keys program, workdir, seed, origin, origin_checkpoint, origin_state, engine"
     assert max(map(len, lines)) <= help.WIDTH

@@ -121,7 +121,7 @@ def test_a_shard_of_the_right_size_without_its_index_is_refused(copy):
     shard = next((copy / "train" / "prose").glob("*.array_record"))
     size = shard.stat().st_size
     shard.write_bytes(shard.read_bytes()[: size // 2].ljust(size, b"\0"))
-    with pytest.raises(ConfigError, match=r"it has \d+ records instead of|it cannot be opened"):
+    with pytest.raises(ConfigError, match=r"array_record is damaged"):
         shards.open_data(copy)
 
 
@@ -144,13 +144,13 @@ def test_flipped_bits_of_a_shard_are_never_read(copy, data, monkeypatch):
     used = np.flatnonzero(np.frombuffer(raw, np.uint8))  # the rest is padding
     for at in used[:: len(used) // 40].tolist():
         flip(shard, at)
-        with pytest.raises(shards.DamagedData, match=f"{shard} is damaged .* copy it again"):
+        with pytest.raises(verify.DamagedData, match=f"{shard} is damaged .* copy it again"):
             shards.open_data(copy).stream("math").read(0, total)
         with monkeypatch.context() as patch:
             patch.setattr(verify, "FIRST_READ_SECONDS", -1.0)  # without the sha256
             try:
                 assert np.array_equal(shards.open_data(copy).stream("math").read(0, total), sound)
-            except shards.DamagedData:
+            except verify.DamagedData:
                 by_record += 1
         shard.write_bytes(raw)
     assert by_record > 20
@@ -163,7 +163,7 @@ def test_flipped_bits_of_small_files_are_found_before_they_are_used(copy, data):
         raw = path.read_bytes()
         for at in range(0, len(raw), len(raw) // 10):
             flip(path, at)
-            with pytest.raises(shards.DamagedData, match=f"{path} is damaged"):
+            with pytest.raises(verify.DamagedData, match=f"{path} is damaged"):
                 shards.open_data(copy).documents("prose", "train", 0, 10)
             path.write_bytes(raw)
     assert shards.open_data(copy).documents("prose", "train", 0, 10) == data.documents("prose", "train", 0, 10)

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from jaxlm.config import RunError
 from jaxlm.data import verify
 
 
@@ -84,8 +85,24 @@ def test_the_background_is_slow_and_ends_when_told(verifier, entries, tmp_path, 
     assert not thread.is_alive()
 
 
-def test_the_oldest_read_is_what_a_run_waits_for(verifier, entries, tmp_path):
-    assert verifier.oldest_read() == ""
-    with verifier.reading(entries[2]):
+def test_reading_is_tried_three_times_and_damage_is_told_from_failure(verifier, entries, tmp_path, monkeypatch):
+    monkeypatch.setattr(verify, "RETRY_SECONDS", (0.0, 0.0))
+    failures = []
+
+    def act(count):
         assert verifier.oldest_read().startswith(f"{tmp_path}/2, for 0.")
+        failures.append(1)
+        if len(failures) <= count:
+            raise OSError("Input/output error")
+        return "content"
+
+    assert verifier.read(entries[2], "record 5", lambda: act(2)) == "content"
+    failures.clear()
+    with pytest.raises(RunError, match=f"cannot read record 5 of {tmp_path}/2: Input/output error; check the disk"):
+        verifier.read(entries[2], "record 5", lambda: act(3))
+    failures.clear()
+    (tmp_path / "2").write_bytes(b"other")
+    with pytest.raises(verify.DamagedData):
+        verifier.read(entries[2], "record 5", lambda: act(1))
+    assert len(failures) == 1
     assert verifier.oldest_read() == ""

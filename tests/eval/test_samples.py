@@ -33,6 +33,26 @@ def test_samples_are_written_shown_and_repeatable(parts, tmp_path):
     assert samples.make(c.sample, 5, model, data, tmp_path)({"params": params}, 7) != lines
 
 
+def test_each_prompt_is_continued_greedily_too_and_each_line_names_its_temperature(parts, tmp_path):
+    c, model, params, data = parts
+    both = dataclasses.replace(c.sample, temperature=0.7, also_greedy=True)
+    shown = samples.make(both, c.seed, model, data, tmp_path)({"params": params}, 7)
+    records = [json.loads(line) for line in (tmp_path / "samples/7.jsonl").read_text().splitlines()]
+    assert [(r["prompt"], r["temperature"]) for r in records] == [
+        ("one two", 0.0),
+        ("sun", 0.0),
+        ("one two", 0.7),
+        ("sun", 0.7),
+    ]
+    assert len(shown) == 4
+    for temperature, part in ((0.0, records[:2]), (0.7, records[2:])):
+        way = dataclasses.replace(c.sample, temperature=temperature)
+        alone = samples.continue_prompts(model, params, data.tokenizer(), way.prompts, way, c.seed)
+        assert [r["text"] for r in part] == alone
+    once = dataclasses.replace(both, temperature=0.0)  # greedy twice would say the same twice
+    assert len(samples.make(once, c.seed, model, data, tmp_path)({"params": params}, 8)) == 2
+
+
 def test_no_prompts_no_files(parts, tmp_path):
     c, model, params, data = parts
     silent = dataclasses.replace(c.sample, prompts=())

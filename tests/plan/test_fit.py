@@ -32,7 +32,7 @@ def test_meshes_are_parsed():
         ("fsdp:two", "give fsdp a number of devices"),
         ("fsdp:2,fsdp:4", "fsdp stands there twice"),
         ("64", "no axis '64'"),
-        ("fsdp:7", "train.batch_size=128 is not divisible by the mesh's data x fsdp = 7 devices"),
+        ("fsdp:7", "train.batch_size=64 is not divisible by the mesh's data x fsdp = 7 devices"),
         ("tensor:100000", "at most 4,096"),
         ("tensor:7", "mesh.tensor=7 does not divide model.n_heads=32"),
         ("context:3", "train.seq_len=2048 is not divisible by the mesh's context=3 devices"),

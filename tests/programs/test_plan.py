@@ -23,10 +23,10 @@ def test_the_page_of_one_billion(capsys):
     assert (code, err) == (0, "")
     for words in (
         "MODEL  1,038,692,352 parameters",
-        "TOKENS  23.6B = 90,000 steps x 128 rows x 2,048",
-        "22.7 a parameter: about Chinchilla's optimum",
+        "TOKENS  11.8B = 90,000 steps x 64 rows x 2,048",
+        "11.4 a parameter: 0.57 x Chinchilla's optimum",
         "7.04 GFLOP a token",
-        "microbatch 16 of 128 rows, bfloat16, attention cudnn",
+        "microbatch 16 of 64 rows, bfloat16, attention cudnn",
         "A100 80GB     75    yes        1          16     28.4k",
         "64% published [1]",
         "[1] gpuburnout's own stack",
@@ -53,7 +53,7 @@ def test_json_has_what_the_page_has(capsys):
 def test_data_that_is_there_is_set_against_the_plan(capsys, monkeypatch):
     opened = types.SimpleNamespace(token_counts=lambda: {"web": 10**9, "code": 10**8, "unused": 5})
     monkeypatch.setattr(program, "open_mixture", lambda *_: (opened, {"web": 3.0, "code": 1.0}))
-    keys = ["--config.train.steps=10000", "--config.plan.accelerator=H100"]  # 2.62B tokens
+    keys = ["--config.train.steps=20000", "--config.plan.accelerator=H100"]  # 2.62B tokens
     _, out, _ = run(capsys, "--config=gpuburnout_1b", *keys)
     assert "DATA  1.1B tokens in data/1b; times through: web 2, code 6.6\n  Beyond about four times" in out
     assert "LOSS  17.8" not in out
@@ -115,7 +115,7 @@ def test_a_parameter_left_whole_is_told(capsys, monkeypatch):
     ("override", "message"),
     [
         ("plan.mesh=fdsp:64", "no axis 'fdsp'; did you mean 'fsdp'?"),
-        ("plan.mesh=fsdp:3", "train.batch_size=128 is not divisible by the mesh's data x fsdp = 3 devices"),
+        ("plan.mesh=fsdp:3", "train.batch_size=64 is not divisible by the mesh's data x fsdp = 3 devices"),
         ("plan.accelerator=H1000", "did you mean 'H100'?"),
         ("plan.prices=nowhere.toml", "No such file"),
         ("plan.hosts=-1", "must be at least 0"),

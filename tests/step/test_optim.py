@@ -34,6 +34,23 @@ def test_schedule_values(schedule, at):
         np.testing.assert_allclose(lr(step), value, rtol=1e-5)
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
+def test_a_schedule_made_for_other_steps(schedule):
+    whole = optim.rates(optim_config(schedule=schedule), 1000)
+    part = optim.rates(optim_config(schedule=schedule, schedule_steps=1000), 600)
+    assert [float(part(step)) for step in range(1, 601, 37)] == [float(whole(step)) for step in range(1, 601, 37)]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
+def test_a_decay_leaves_the_schedule_and_falls_linearly_towards_zero(schedule):
+    whole = optim.rates(optim_config(schedule=schedule), 1000)
+    branch = optim.rates(optim_config(schedule=schedule, schedule_steps=1000, decay_at_step=500), 599)
+    before, after = range(1, 501, 31), np.arange(500, 600)
+    assert [float(branch(step)) for step in before] == [float(whole(step)) for step in before]
+    falling = [float(jax.jit(branch)(step)) for step in after]
+    np.testing.assert_allclose(falling, float(whole(500)) * np.linspace(1, 0.01, 100), rtol=1e-5)
+
+
 def test_no_warmup_starts_at_the_peak():
     assert float(optim.rates(dataclasses.replace(optim_config(), warmup_steps=0), 1000)(0)) == 1.0
 

@@ -26,7 +26,7 @@ class Recorder:
             self.events.append(("save", int(state.step)))
             self.saved[int(state.step)] = meta
 
-    def save_last(self, state, meta):
+    def save_last(self, step, state, meta):
         self.save(state, meta)
         return ""
 

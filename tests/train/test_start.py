@@ -3,11 +3,12 @@
 import dataclasses
 
 import jax
+import pytest
 
 from jaxlm import config, config_files, models, sharding
 from jaxlm.config import MeshConfig
 from jaxlm.models import hardware
-from jaxlm.train import start
+from jaxlm.train import clock, ledger, metrics, start
 
 
 def test_a_start_names_model_devices_and_length(capsys):
@@ -30,3 +31,26 @@ def test_layers_are_stacked():
     leaf = jax.ShapeDtypeStruct((4, 2), "float32")
     stacked = start.stacked_shapes({"embed": leaf, "layers_0": {"w": leaf}, "layers_1": {"w": leaf}})
     assert stacked == {"embed": leaf, "layers": {"w": jax.ShapeDtypeStruct((2, 4, 2), "float32")}}
+
+
+def test_a_start_is_in_the_books_from_its_begin_to_its_close(tmp_path):
+    c = config.resolve(config_files.load("quickstart", [f"workdir={tmp_path}", "hardware.usd_per_hour=3600"]))
+    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=-1, tensor=1, context=1))
+    for done in (0, 20):
+        spent = clock.Clock()
+        with start.Log(tmp_path, spent) as log:
+            assert spent.redo == (30 if done else 0)
+            recorder = log.begin(c, c, "0", mesh, done, [])
+            for step in range(done + 1, 31):
+                spent.after(step)
+                recorder.add(step, "made up", {"train/loss": 1.0})
+            closing = spent.seconds()
+        records = list(metrics.records(tmp_path / "metrics.jsonl"))
+        assert records[-1]["time/step_s"] >= round(closing["step"], 3)
+        assert records[-1]["step"] == 30
+    assert [r["step"] for r in records] == [0, *range(1, 31), 30, 20, *range(21, 31), 30]
+    assert [r["wall_s"] for r in records] == sorted(r["wall_s"] for r in records)
+    assert records[-1]["cost_usd"] == pytest.approx(records[-1]["wall_s"], abs=1e-3)
+    assert records[-1]["time/repeated_s"] > 0
+    assert [s["step"] for s in ledger.read(tmp_path)["starts"]] == [0, 20]
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 2

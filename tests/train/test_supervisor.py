@@ -17,7 +17,7 @@ import time
 import pytest
 
 from jaxlm import config, config_files, files
-from jaxlm.train import supervisor
+from jaxlm.train import supervised, supervisor
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 QUICK = supervisor.Times(look=0.02, still=0.3, at_once=0.2, stacks=1, term=0.5, kill=5)
@@ -259,7 +259,7 @@ def in_a_process(folder, body, first="", **options):
     make(folder, body)
     code = f"""{first}
 from jaxlm import config, config_files
-from jaxlm.train import supervisor
+from jaxlm.train import supervised, supervisor
 c = config.resolve(config_files.load("quickstart", ["workdir={folder}"]))
 raise SystemExit(supervisor.Supervisor([{sys.executable!r}, "{folder}/child.py", "{folder}"], c).run())
 """
@@ -361,3 +361,13 @@ def test_a_child_that_can_not_be_killed_is_given_up(tmp_path, capfd, monkeypatch
 def test_the_supervisor_imports_no_jax():
     code = "import sys, jaxlm.cli, jaxlm.train.supervisor; print('jax' in sys.modules, 'numpy' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT).split() == [b"False", b"False"]
+
+
+def test_times_of_a_start(monkeypatch):
+    monkeypatch.delenv(supervised.SINCE, raising=False)
+    assert supervised.since() is None
+    assert supervised.lost() == {}
+    monkeypatch.setenv(supervised.SINCE, "12.5")
+    monkeypatch.setenv(supervised.LOST, "hung:30.25,down:1")
+    assert supervised.since() == 12.5
+    assert supervised.lost() == {"hung": 30.25, "down": 1.0}

@@ -1,6 +1,6 @@
 """The stages by name, and how `"gopher_quality min_words=30"` in a config becomes a stage.
 
-To add a stage, add a module with its class, a line in `DOCUMENT_STAGES`, and its section in `configs/base.py`.
+To add a stage, add a module with its class, a line in `DOCUMENT_STAGES`, and its section in `configs/stages.py`.
 """
 
 import ast

@@ -10,4 +10,6 @@ says that the arrays were read back from the disk, and were what the devices hel
     layout    turns a state into items, and back  keep      chooses which checkpoints to delete
     interval  how often to save                   room      on the disk: reserve, warning
     damage    tells damage from other errors      disk      errors of disks, in words
+    mirror    copies verified checkpoints elsewhere; mirror_worker does it, mirror_process is how the run sees that process,
+              mirror_layout says what lies where, remote reads and writes there
 """

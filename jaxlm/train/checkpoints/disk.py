@@ -12,6 +12,10 @@ _NUMBER = re.compile(r"OS error (\d+)|\[Errno (\d+)\]")
 _PATH = re.compile(r"""["'](/[^"']+)["']""")
 
 
+class ToldError(OSError):
+    """An error whose text is a whole line already, with a path: that of another process."""
+
+
 def chain(error: BaseException) -> list[BaseException]:
     """Returns the error and what caused it, down to the first cause."""
     found = [error]
@@ -40,6 +44,8 @@ def full(error: BaseException) -> bool:
 
 def words(error: BaseException, place: object) -> str:
     """Returns one line: what went wrong, and the path at which it did, or `place` where the error names none."""
+    if told := next((link for link in chain(error) if isinstance(link, ToldError)), None):
+        return str(told)
     code = number(error)
     last = chain(error)[-1]
     text = os.strerror(code) if code else (str(last).splitlines() or [""])[0][:200] or type(last).__name__

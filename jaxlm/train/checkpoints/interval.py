@@ -46,7 +46,7 @@ class Pace:
 
     def __init__(self, every_minutes: float, failures_per_day: float):
         self._every, self._failures = every_minutes, failures_per_day
-        self._stall_s, self._verify_s, self._told = 0.0, 0.0, False
+        self._stall_s, self._verify_s, self._saves = 0.0, 0.0, 0
         self._saved_at = time.monotonic()
         self._first: tuple[int, float] | None = None  # a step, and when it was over
         self._asked, self._answer, self._ask_at = -1, False, 0
@@ -93,8 +93,8 @@ class Pace:
         yield
         self._saved_at = time.monotonic()
         self._stall_s = max(self._saved_at - began, 1e-3)
-        if step_s and not self._told and self._every:
-            self._told = True
+        self._saves += 1
+        if step_s and self._saves == 2 and self._every:  # the first one compiled the digests
             steps = max(1, round(self.minutes * 60 / step_s))
             say(
                 f"saving at least every {self.minutes:.3g} minutes ({steps:,} steps): a save holds the loop for "

@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import threading
 import typing
 from collections.abc import Collection
 
@@ -31,11 +32,16 @@ def restore(folder: pathlib.Path, wanted: dict[str, dict]) -> dict[str, dict]:
       RunError: the checkpoint can't be read for another reason; nothing was changed.
     """
     step, names = int(folder.name), {*wanted, "meta"}
-    digests, wrong = together(lambda: _inspect(folder, names), errors=(CorruptCheckpointError, RunError))
+    with _telling(folder):
+        digests, wrong = together(lambda: _inspect(folder, names), errors=(CorruptCheckpointError, RunError))
     same_tree = {name for name, _ in tree.named_leaves(wanted)} == digests.keys()
     args = {name: ocp.args.StandardRestore(item) for name, item in wanted.items()}
     try:
-        with reading(step, wrong, same_tree), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        with (
+            _telling(folder),
+            reading(step, wrong, same_tree),
+            ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
+        ):
             restored = checkpointer.restore(folder, args=ocp.args.Composite(**args))
     except CorruptCheckpointError as error:
         if jax.process_count() == 1:
@@ -71,12 +77,33 @@ def _inspect(folder: pathlib.Path, names: Collection[str]) -> tuple[dict[str, in
         wrong = verify.differing(folder, names, (jax.process_index(), jax.process_count()))
         found = meta.read(folder, must_be_sealed=any(name.startswith("meta/") for name in wrong or ()))
         digests = {name: value for name, value in found["digests"].items() if name.split("/")[0] in names}
-        if several and wrong:
+        # Some files (a list of shardings, a mark) can differ and harm nothing. But what one of several processes meets inside
+        # Orbax, the others would wait for.
+        look = first and (wrong is None if several else bool(wrong))
+        differs = verify.read_back(folder, digests) if look else ""
+        if wrong and (several or differs):
             raise CorruptCheckpointError(f"checkpoint {folder.name} is damaged: {wrong[0]} differs from what was saved")
-        # What one process alone meets inside Orbax, the others would wait for.
-        if several and wrong is None and first and (differs := verify.read_back(folder, digests)):
+        if differs:
             raise CorruptCheckpointError(f"checkpoint {folder.name} is damaged: {differs}")
     return digests, wrong
+
+
+@contextlib.contextmanager
+def _telling(folder: pathlib.Path) -> typing.Iterator[None]:
+    """Says what is waited for when the `with` block takes a minute, and then every five: storage may hang."""
+    done = threading.Event()
+
+    def tell() -> None:
+        waited = 60
+        while not done.wait(waited if waited == 60 else 300):
+            say(f"waiting for {waited} s for checkpoint {folder.name} to be read ({folder})")
+            waited += 300
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 @contextlib.contextmanager

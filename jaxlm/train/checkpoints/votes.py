@@ -9,6 +9,8 @@ import itertools
 import jax
 from jax._src import distributed  # the only way to the coordinator's store, which Orbax takes too
 
+from jaxlm.train.checkpoints.disk import ToldError
+
 _ALIKE = itertools.count()  # all processes make their votes in the same order
 _OK = "ok"
 
@@ -24,7 +26,7 @@ class Votes:
         """Says that this process came so far, and waits for the others. In the place of Orbax's barrier.
 
         Raises:
-          OSError: another process failed; its message is that process's.
+          ToldError: another process failed; its message is that process's.
         """
         del key
         if jax.process_count() == 1:
@@ -34,16 +36,24 @@ class Votes:
         for process in range(jax.process_count()):
             vote = distributed.global_state.client.blocking_key_value_get(self._key(stage, process), timeout_ms)
             if vote != _OK:
-                raise OSError(vote)
+                raise ToldError(vote)
 
     def fail(self, why: str) -> None:
         """Says that this process failed, and will come to no barrier of this save any more."""
         if jax.process_count() > 1:
             told = why if why.startswith("process ") else f"process {jax.process_index()}: {why}"
             self._write(self._stages, told)
+            self._write("failed", told)
 
-    def _write(self, stage: int, vote: str) -> None:
+    def failed(self) -> str:
+        """Returns why another process failed; "" if none did so far."""
+        if jax.process_count() == 1:
+            return ""
+        said = distributed.global_state.client.key_value_dir_get(f"jaxlm/save/{self._number}/failed/")
+        return next((vote for _, vote in said), "")
+
+    def _write(self, stage: int | str, vote: str) -> None:
         distributed.global_state.client.key_value_set(self._key(stage, jax.process_index()), vote, allow_overwrite=True)
 
-    def _key(self, stage: int, process: int) -> str:
+    def _key(self, stage: int | str, process: int) -> str:
         return f"jaxlm/save/{self._number}/{stage}/{process}"

@@ -1,0 +1,102 @@
+"""Makes a config small enough to run its whole plan, with all phases, on a CPU in minutes: `phases.shrink=cpu`."""
+
+import dataclasses
+import math
+
+from jaxlm.config.schema import Config, PhaseConfig, SourceConfig
+
+BY = 500  # steps, tokens and dollars are divided by this
+ROWS, TOKENS = 8, 128  # of a batch
+LEAST_INTERVAL = 10  # steps between two evaluations or checkpoints, or train.steps where the run is shorter
+LEAST_STEPS = 2  # of a phase
+CORPUS = {"prose": 0.87, "math": 0.1, "code": 0.03}  # the embedded corpus and its mixture
+EVAL_BATCHES = 4  # per source
+MAX_BYTES = 1_000_000  # of text to read of each source
+
+
+def shrunk(c: Config) -> Config:
+    """Returns the config, small: 2 layers of d 128, 8 rows of 128 tokens, steps, tokens and dollars over 500.
+
+    The corpus is the embedded one, in the run's folder, so that nothing is downloaded. `phases.shrink` of the result is "",
+    so that a run with this config is not shrunk once more when it goes on.
+    """
+    heads = {"n_heads": 4, "n_kv_heads": 2 if c.model.n_kv_heads else 0, "head_dim": 32}
+    sizes = {"n_layers": 2, "d_model": 128, "d_ff": 512, "vocab_size": 4096, "max_seq_len": 0} | heads
+    plain = {"attention": "auto", "dtype": "auto", "remat": "none", "offload": False, "fp8": False}
+    model = dataclasses.replace(c.model, **sizes, **plain)
+    steps = _over(c.train.steps)
+    train = dataclasses.replace(
+        c.train,
+        steps=steps,
+        batch_size=ROWS,
+        seq_len=TOKENS,
+        microbatch_size=0,
+        eval_every_steps=_interval(c.train.eval_every_steps, steps),
+    )
+    checkpoint = dataclasses.replace(
+        c.checkpoint,
+        every_steps=_interval(c.checkpoint.every_steps, steps),
+        keep_every=_over(c.checkpoint.keep_every),
+        max_unprotected_usd=c.checkpoint.max_unprotected_usd / BY,
+    )
+    sample = dataclasses.replace(
+        c.sample,
+        every_steps=_interval(c.sample.every_steps, steps),
+        at_steps=tuple(_over(step) for step in c.sample.at_steps),
+        max_new_tokens=min(c.sample.max_new_tokens, 24),
+    )
+    optim = dataclasses.replace(
+        c.optim,
+        offload=False,
+        warmup_steps=min(_over(c.optim.warmup_steps), steps - 1),
+        schedule_steps=_over(c.optim.schedule_steps),
+        decay_at_step=_over(c.optim.decay_at_step),
+    )
+    sources = {name: SourceConfig(path=f"embedded:{name}", weight=weight) for name, weight in CORPUS.items()}
+    data = dataclasses.replace(c.data, dir="", path="", sources=sources, tokenizer="", max_bytes=MAX_BYTES)
+    plan = {name: _phase(phase) for name, phase in sorted(c.phases.plan.items(), key=lambda item: item[1].steps)}
+    return dataclasses.replace(
+        c,
+        model=model,
+        train=train,
+        optim=optim,
+        data=data,
+        checkpoint=checkpoint,
+        sample=sample,
+        eval=dataclasses.replace(c.eval, batch_size=0, max_batches=EVAL_BATCHES),
+        prepare=dataclasses.replace(c.prepare, sources={}),
+        mesh=dataclasses.replace(c.mesh, data=-1, fsdp=1, tensor=1, context=1),
+        log=dataclasses.replace(c.log, every_steps=max(_over(c.log.every_steps), 1)),
+        profile=dataclasses.replace(c.profile, steps=""),
+        phases=dataclasses.replace(c.phases, plan=plan, shrink=""),
+    )
+
+
+def summary(c: Config) -> str:
+    """Returns what `shrunk` made of a config, in one line."""
+    ends = ", ".join(f"{name} {phase.steps}" for name, phase in c.phases.plan.items() if phase.steps)
+    m, t = c.model, c.train
+    return (
+        f"shrunk: {m.n_layers} layers of d {m.d_model}, vocabulary {m.vocab_size:,}, {t.batch_size} rows of {t.seq_len}, "
+        f"steps and dollars over {BY} ({t.steps} steps{f'; phases end after {ends}' * bool(ends)}), evaluated every "
+        f"{t.eval_every_steps} and saved every {c.checkpoint.every_steps}, the embedded corpus in {c.data.dir}"
+    )
+
+
+def _over(steps: int) -> int:
+    """A number of steps, smaller; 0 stays 0."""
+    return math.ceil(steps / BY)
+
+
+def _interval(every: int, steps: int) -> int:
+    """An interval, smaller, but not so small that little else is done; 0 stays 0."""
+    return min(max(_over(every), LEAST_INTERVAL), steps) if every else 0
+
+
+def _phase(phase: PhaseConfig) -> PhaseConfig:
+    return dataclasses.replace(
+        phase,
+        steps=max(_over(phase.steps), LEAST_STEPS) if phase.steps else 0,
+        tokens=max(_over(phase.tokens), LEAST_STEPS * ROWS * TOKENS) if phase.tokens else 0,
+        usd=phase.usd / BY,
+    )

@@ -1,0 +1,358 @@
+"""Keeps copies of a run's verified checkpoints and of its logs elsewhere, and brings them back when the folder is gone.
+
+A process of its own copies (`mirror_worker`), so that storage that hangs can be abandoned: what is stuck in a read or a
+write can't be stopped from within. A thread of this process waits for its answers. Nothing here imports JAX.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import pathlib
+import secrets
+import threading
+import time
+import typing
+from collections.abc import Callable, Collection, Mapping
+
+import fsspec
+
+from jaxlm import console
+from jaxlm.config import CheckpointConfig, ConfigError, RunError
+from jaxlm.redact import redact_url
+from jaxlm.train.checkpoints import keep
+from jaxlm.train.checkpoints.mirror_process import Abandoned, Unable, Worker
+
+_ANSWER_S = 20.0  # a start with checkpoints of its own waits no longer to hear whose mirror it is
+_EXTRAS = {  # protocol -> (module, extra of this package that installs it)
+    "s3": ("s3fs", "mirror-s3"),
+    "s3a": ("s3fs", "mirror-s3"),
+    "gs": ("gcsfs", "mirror-gs"),
+    "gcs": ("gcsfs", "mirror-gs"),
+    "hf": ("huggingface_hub", "mirror-hf"),
+}
+_NOT_KEPT = ("memory", "http", "https", "data")  # gone with the process, or only read
+
+
+class Mirror:
+    """The mirror of one run: on the first process only, which sees all files of a checkpoint.
+
+    A mirror that is full, read-only or out of reach never stops the training: it says so in one line, and tries again
+    at the next step.
+
+    Args:
+      url: a folder, or an fsspec URL such as `s3://bucket/runs/a`. Its secrets stand in no message.
+      config: `config.checkpoint`.
+      workdir: the run's folder.
+      pinned: steps that are never deleted, here as in the folder: milestones. The caller may add steps later.
+      losses: step -> held-out loss, by which the best checkpoints are chosen. The caller may add steps later.
+
+    Raises:
+      ConfigError: nothing can be mirrored to such a URL, or a package for it is missing.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        config: CheckpointConfig,
+        workdir: pathlib.Path,
+        *,
+        pinned: Collection[int] = (),
+        losses: Mapping[int, float] | None = None,
+    ):
+        check(url, workdir)
+        self._url, self._config, self._workdir = url, config, pathlib.Path(workdir).resolve()
+        self._pinned, self._losses = pinned, {} if losses is None else losses
+        self._worker = Worker(url)
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()  # guards what follows, up to the empty line
+        self._wanted: list[int] = []  # steps to copy
+        self._copying: int | None = None
+        self._due, self._busy, self._closing = False, False, False
+        self._failing = ""
+
+        self._whole: set[int] = set()  # steps that were read back
+        self._partial: set[int] = set()  # steps of which only a part is there
+        self._stale: set[int] = set()  # whole steps that the run went back behind
+        self._start = secrets.token_hex(8)  # tells this start from others of the same run
+        self._run_id = ""  # once the mirror is ours
+
+    @property
+    def failing(self) -> str:
+        """Why the mirror lags behind now, in one line; "" if it does not."""
+        return self._failing
+
+    def latest(self) -> int | None:
+        """Returns the newest step whose copy was read back; None if there is none."""
+        return max(self._whole - self._stale, default=None)
+
+    def wanted(self) -> frozenset[int]:
+        """Returns the steps whose copies are under way or wait. To delete such a checkpoint costs its copy."""
+        with self._changed:
+            return frozenset(self._wanted) | frozenset({self._copying} - {None})
+
+    def restore(self) -> int | None:
+        """Makes this start the one that writes to the mirror, and brings the run back if its folder has no checkpoints.
+
+        To call at each start, before anything else looks into the folder. The newest checkpoint whose files all match
+        comes back, and of the logs those that the folder lacks.
+
+        Returns:
+          The step that came back, or None.
+
+        Raises:
+          ConfigError: the mirror belongs to another run, holds weights only, or no copy in it is whole.
+          RunError: the folder has no checkpoints, and the mirror can't be read.
+        """
+        local = self._local_steps()
+        try:
+            try:
+                self._claim(_ANSWER_S if local else self._config.mirror_timeout_s)
+            except Unable as error:
+                if error.kind != "unwritable":
+                    raise
+                self._fail(str(error))  # it can still be read
+            if local:
+                return None
+            _say(f"no checkpoints in {self._workdir}: looking into the mirror {redact_url(self._url)}")
+            began = time.monotonic()
+            step = self._fetch()
+        except Unable as error:
+            if error.kind == "config" or not local:
+                self._worker.abandon()
+            if error.kind == "config":
+                raise ConfigError(f"config.checkpoint.mirror={redact_url(self._url)}: {error}") from error
+            if local:
+                self._fail(str(error))
+                return None
+            raise RunError(
+                f"the mirror {redact_url(self._url)} can't be read: {error}. The same command tries again; with "
+                "--config.checkpoint.mirror= it starts anew"
+            ) from error
+        if step is None:
+            _say("the mirror holds no whole checkpoint yet: training starts anew")
+        else:
+            took = console.duration(time.monotonic() - began)
+            _say(f"checkpoint {step} and the logs came back from the mirror in {took}")
+        return step
+
+    def _fetch(self) -> int | None:
+        """Brings back the newest whole checkpoint; returns its step. A worker that is late is replaced while files come."""
+        came = 0
+
+        def note(event: dict) -> None:
+            nonlocal came
+            came += "fetched" in event
+
+        while True:
+            before = came
+            try:
+                return self._ask({"do": "restore", "workdir": str(self._workdir)}, note)["step"]
+            except Abandoned as error:
+                if came == before:
+                    raise
+                _say(f"mirror: {error}; going on with the files that are missing")
+
+    def begin(self, step: int) -> None:
+        """Asks for a copy of WORKDIR/checkpoints/<step>, which must have been verified. Returns at once.
+
+        A step that still waits for its copy is given up for a newer one, unless it is pinned.
+        """
+        with self._changed:
+            self._wanted = [old for old in self._wanted if old in self._pinned and old != step] + [step]
+            self._due = True
+            self._run_thread()
+
+    def roll_back(self, step: int) -> None:
+        """Says that the run went back to `step`: newer copies no longer count, and go once this one is there."""
+        self._stale |= {other for other in self._whole if other > step}
+        self._stale.discard(step)
+        if step not in self._whole:
+            self.begin(step)
+            return
+        with self._changed:
+            self._wanted = [old for old in self._wanted if old <= step]
+            self._due = True
+            self._run_thread()
+
+    def wait(self, timeout: float) -> bool:
+        """Waits up to `timeout` seconds while copies are under way. Returns False if some still are."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not (self._due or self._busy), timeout)
+
+    def close(self, timeout: float) -> bool:
+        """Waits up to `timeout` seconds for the copies that are due, and for the logs. A second call does nothing.
+
+        Returns:
+          True if all pinned steps that `begin` named, and the folder's newest checkpoint, are in the mirror and read back.
+        """
+        with self._changed:
+            first, self._closing = not self._closing, True
+            if first:
+                self._run_thread()
+            if first and self._wanted:
+                _say(f"waiting for the mirror's copy of checkpoint {max(self._wanted)}")
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._worker.stop()
+            self._thread.join(1.0)
+        else:
+            self._worker.abandon()
+        newest = max(self._local_steps(), default=None)
+        return not self._wanted and newest in self._whole - self._stale | {None}
+
+    def _run_thread(self) -> None:
+        """Starts the thread or wakes it. It lives as long as the run, since its end would end the worker too (prctl(2))."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="mirror", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._due or self._closing)
+                closing, self._due, self._busy = self._closing, False, True
+                steps = sorted(self._wanted, reverse=True)  # the newest protects most
+            for step in steps:
+                self._copying = step
+                if not self._copy(step):
+                    break
+            self._copying = None
+            if self._stale:
+                self._try(self._rotate)
+            if closing and self._run_id and not self._failing:
+                self._try(lambda: self._ask({"do": "write_logs", "workdir": str(self._workdir)}))
+            if closing or self._worker.stopped:
+                return
+
+    def _copy(self, step: int) -> bool:
+        """Copies a step and rotates. Returns False if this failed: then there is nothing to gain from another step."""
+        attempt = {"uploaded": {}, "read": []}
+
+        def note(event: dict) -> None:
+            if "uploaded" in event:
+                attempt["uploaded"][event["uploaded"]] = event["measured"]
+            elif "read" in event:
+                attempt["read"].append(event["read"])
+
+        job = {
+            "do": "copy",
+            "step": step,
+            "workdir": str(self._workdir),
+            "weights_only": self._config.mirror_weights_only,
+            **attempt,
+        }
+        while step in self._wanted:
+            done = len(attempt["uploaded"]) + len(attempt["read"])
+            try:
+                self._claim(self._config.mirror_timeout_s)
+                self._note_held(self._ask(job, note))
+            except Abandoned as error:
+                # A worker that died is begun again only if it got further: it may die of this very copy.
+                further = len(attempt["uploaded"]) + len(attempt["read"]) > done
+                if not (error.late or further):
+                    self._fail(f"checkpoint {step}: {error}")
+                    return False
+                _say(f"mirror: the copy of checkpoint {step} begins again where it was: {error}")
+            except Unable as error:
+                if error.kind != "gone":
+                    self._fail(str(error))
+                    return False
+                _say(f"mirror: {error}")
+                self._unwant(step)
+            else:
+                self._stale.discard(step)
+                self._unwant(step)
+                self._recovered()
+                self._try(self._rotate)
+        return True
+
+    def _rotate(self) -> None:
+        """Deletes the copies that need not be kept. The worker never deletes the last whole one."""
+        config = dataclasses.replace(self._config, keep_last=self._config.mirror_keep_last, keep_every=0)
+        counting = self._whole - self._stale
+        if not counting:
+            return
+        gone = {*keep.obsolete(sorted(counting), self._losses, config)} - {*self._pinned}
+        gone |= self._stale | {step for step in self._partial if step < max(counting)} - self.wanted()
+        if gone:
+            self._note_held(self._ask({"do": "delete", "workdir": str(self._workdir), "steps": sorted(gone)}))
+            self._stale &= self._whole
+
+    def _note_held(self, answer: dict) -> None:
+        self._whole, self._partial = set(answer["whole"]), set(answer["partial"])
+
+    def _claim(self, timeout: float) -> None:
+        """Makes the mirror ours, once. Raises Unable if it belongs to another run."""
+        if self._run_id:
+            return
+        path, local = self._workdir / ".run_id", self._local_steps()
+        try:
+            run_id = path.read_text().strip() if path.is_file() else ""
+            job = {"do": "claim", "id": run_id, "new_id": secrets.token_hex(8), "empty": not local}
+            claimed = self._ask({**job, "workdir": str(self._workdir)}, timeout=timeout)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(claimed["id"] + "\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise Unable(f"{path}: {error}") from error
+        self._note_held(claimed)
+        if local:
+            # The run goes on from its own newest checkpoint: it went back behind what the mirror has beyond that.
+            self._stale = {step for step in self._whole if step > max(local)}
+        if claimed["unwritable"]:
+            raise Unable(claimed["unwritable"], "unwritable")
+        self._run_id = claimed["id"]
+
+    def _ask(self, job: dict, note: Callable[[dict], None] = lambda event: None, timeout: float | None = None) -> dict:
+        def heard(event: dict) -> None:
+            if "line" in event:
+                _say(event["line"])
+            note(event)
+
+        ours = {"id": self._run_id, "start": self._start}
+        return self._worker.ask({**ours, **job}, timeout or self._config.mirror_timeout_s, heard)
+
+    def _try(self, do: Callable[[], typing.Any]) -> None:
+        try:
+            do()
+        except Unable as error:
+            self._fail(str(error))
+
+    def _local_steps(self) -> list[int]:
+        return [int(path.name) for path in (self._workdir / "checkpoints").glob("*") if path.name.isdigit()]
+
+    def _unwant(self, step: int) -> None:
+        with self._changed:
+            self._wanted = [other for other in self._wanted if other != step]
+
+    def _fail(self, why: str) -> None:
+        if why != self._failing:
+            self._failing = why
+            _say(f"mirror {redact_url(self._url)}: {why}; training goes on, the next checkpoint tries again")
+
+    def _recovered(self) -> None:
+        if self._failing:
+            self._failing = ""
+            _say(f"mirror {redact_url(self._url)}: it takes copies again")
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # a terminal that is gone costs no copy
+        console.say(line)
+
+
+def check(url: str, workdir: pathlib.Path) -> None:
+    """Raises ConfigError if nothing can be mirrored from `workdir` to this URL. Reads and writes nothing."""
+    shown = f"config.checkpoint.mirror={redact_url(url)}"
+    protocol = fsspec.core.split_protocol(url)[0] or "file"
+    module, extra = _EXTRAS.get(protocol, ("fsspec", ""))
+    if protocol in _NOT_KEPT or protocol not in fsspec.available_protocols():
+        raise ConfigError(f"{shown}: {protocol}:// can't hold a mirror: give a folder, s3://, gs:// or hf://")
+    if importlib.util.find_spec(module) is None:
+        raise ConfigError(f'{shown} needs a package: pip install "jaxlm[{extra}]"')
+    if protocol == "file":
+        folder = pathlib.Path(fsspec.core.url_to_fs(url)[1]).resolve()
+        if folder.is_relative_to(pathlib.Path(workdir).resolve()):
+            raise ConfigError(f"{shown} lies in the run's own folder, and would be lost with it: give another place")

@@ -1,0 +1,203 @@
+"""Files under a folder or a URL, as the mirror needs them: patient, flushed to disk, and read back from where they lie.
+
+Tested are folders and s3:// (a local server). gs:// and hf:// go the same way, through fsspec, and were never tried.
+Imports no JAX, because the mirror's worker does not.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import pathlib
+import random
+import shutil
+import time
+import typing
+from collections.abc import Callable, Iterable, Iterator
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from jaxlm import files
+
+_CHUNK = 8 * 2**20  # bytes in memory of one file
+_ATTEMPTS = 8  # with the pauses between them half a minute
+_LONGEST_PAUSE_S = 30.0
+# What no second attempt mends: full, read-only, not allowed, not a folder.
+_LASTING = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+}
+_ABSENT = (FileNotFoundError, NotADirectoryError)
+
+T = typing.TypeVar("T")
+
+
+class Remote:
+    """The files under one folder or fsspec URL. Names are relative to it, with `/`.
+
+    Each method tries again after an error that may pass (30% of the requests may fail), with pauses that double, and
+    then raises the last error. A file that is absent raises FileNotFoundError at once.
+
+    Args:
+      url: a folder, or a URL such as `s3://bucket/runs/a`.
+      pause_s: seconds before the second attempt.
+    """
+
+    def __init__(self, url: str, pause_s: float = 0.25):
+        self._pause_s = pause_s
+        # Listings are not remembered: what others wrote, or what failed half-way, must be seen.
+        self._fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+        self._root = root.rstrip("/")
+        self._local = isinstance(self._fs, LocalFileSystem)
+
+    def put(self, source: pathlib.Path, name: str) -> None:
+        """Copies a local file to `name`."""
+
+        def copy() -> None:
+            path = self._place(name)
+            self._fs.put_file(str(source), path)
+            if self._local:
+                _flush(path)
+
+        self._patiently(copy)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a small file, whole or not at all."""
+
+        def write() -> None:
+            path = self._place(name)
+            if self._local:
+                files.write_atomically(pathlib.Path(path), content)
+            else:
+                self._fs.pipe_file(path, content)
+
+        self._patiently(write)
+
+    def read(self, name: str) -> bytes:
+        """Returns the content of a small file."""
+        return b"".join(self._patiently(lambda: list(self._chunks(name))))
+
+    def measure(self, name: str) -> tuple[int, str]:
+        """Reads a file back from where it lies, not from the page cache. Returns (bytes, sha256)."""
+        return self._patiently(lambda: _measure(self._chunks(name)))
+
+    def fetch(self, name: str, target: pathlib.Path) -> tuple[int, str]:
+        """Copies a file to the new local file `target`, flushed to disk. Returns (bytes, sha256) of what was read."""
+
+        def copy() -> tuple[int, str]:
+            with open(target, "wb") as out:
+                measured = _measure(self._chunks(name), out)
+                out.flush()
+                os.fsync(out.fileno())
+            return measured
+
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return self._patiently(copy)
+
+    def names(self, folder: str) -> list[str]:
+        """Returns the names of all files under a folder, sorted; none if there is no such folder."""
+        try:
+            found = self._patiently(lambda: self._fs.find(self._path(folder)))
+        except _ABSENT:
+            return []
+        return sorted(path[len(self._root) + 1 :] for path in found)
+
+    def folders(self, folder: str) -> list[str]:
+        """Returns the last parts of the names of the folders in `folder`; none if there is no such folder."""
+        try:
+            found = self._patiently(lambda: self._fs.ls(self._path(folder), detail=True))
+        except _ABSENT:
+            return []
+        return sorted(entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in found if entry["type"] == "directory")
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Deletes files, one after the other, in this order. One that is absent is no error."""
+        for name in names:
+            try:
+                self._patiently(lambda name=name: self._fs.rm_file(self._path(name)))
+            except _ABSENT:
+                continue
+
+    def prune(self, folder: str) -> None:
+        """Deletes a folder that holds no more files, where folders are more than parts of names."""
+        if self._local:
+            shutil.rmtree(self._path(folder), ignore_errors=True)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _place(self, name: str) -> str:
+        """Returns the path of a file to write; makes its folder, where folders are more than parts of names."""
+        path = self._path(name)
+        if self._local:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        return path
+
+    def _chunks(self, name: str) -> Iterator[bytes]:
+        path = self._path(name)
+        with self._fs.open(path, "rb", **({} if self._local else {"block_size": _CHUNK})) as file:
+            if self._local:  # else a page cache that is whole hides a disk that is not
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            yield from iter(lambda: file.read(_CHUNK), b"")
+
+    def _patiently(self, do: Callable[[], T]) -> T:
+        for attempt in range(_ATTEMPTS):
+            try:
+                return do()
+            except Exception as error:
+                lasting = isinstance(error, (*_ABSENT, PermissionError)) or getattr(error, "errno", None) in _LASTING
+                if lasting or attempt == _ATTEMPTS - 1:
+                    raise
+            pause = min(self._pause_s * 2**attempt, _LONGEST_PAUSE_S)
+            time.sleep(pause * random.uniform(0.5, 1.0))  # not all files at once again
+        raise AssertionError("unreachable")
+
+
+def measure(path: pathlib.Path) -> tuple[int, str]:
+    """Returns (bytes, sha256) of a local file."""
+    with open(path, "rb") as file:
+        return _measure(iter(lambda: file.read(_CHUNK), b""))
+
+
+def seal(record: dict[str, typing.Any]) -> bytes:
+    """Returns a record as JSON that holds its own sha256, so that any change of it is noticed."""
+    text = json.dumps(record, sort_keys=True)
+    return (json.dumps({"record": record, "sha256": _sha256(text.encode())}, indent=1, sort_keys=True) + "\n").encode()
+
+
+def unseal(content: bytes) -> dict[str, typing.Any] | None:
+    """Returns the record that `seal` wrote; None if the bytes are not what it wrote."""
+    try:
+        sealed = json.loads(content)
+        record = sealed["record"]
+        same = sealed["sha256"] == _sha256(json.dumps(record, sort_keys=True).encode())
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return record if same else None
+
+
+def _measure(chunks: Iterable[bytes], out: typing.BinaryIO | None = None) -> tuple[int, str]:
+    size, digest = 0, hashlib.sha256()
+    for chunk in chunks:
+        size += len(chunk)
+        digest.update(chunk)
+        if out:
+            out.write(chunk)
+    return size, digest.hexdigest()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _flush(path: str) -> None:
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,370 @@
+"""Phases of a run: each ends with a bill, and with a gate that may stop the run before the next phase costs anything.
+
+A phase's budget counts its own dollars alone. The rows of the bill stand in run.json. A phase has several rows if it was
+stopped and went on; the later one counts.
+"""
+
+import dataclasses
+import math
+import pathlib
+import typing
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+
+from jaxlm import console
+from jaxlm.config import Config, ConfigError, PhaseConfig, PhasesConfig, RunError, TrainConfig
+from jaxlm.processes import from_first, together
+from jaxlm.train import ledger, metrics
+from jaxlm.train.loop import STOPPED, Ending, Hook, Moment
+from jaxlm.train.metrics import HELD_OUT
+
+SMOOTHED = 10  # logged steps whose mean is the training loss at the end of a phase
+Records = Mapping[int, Mapping[str, float | None]]  # step -> metrics, as `metrics.read` returns them
+_NUMBERS = ("first_step", "last_step", "hours", "usd", "wall_s", "cost_usd", "nonfinite_steps", "tokens")
+_MAY_BE_MISSING = ("loss_begin", "loss_end", "usd_per_point", "val_loss", "tokens_per_second")
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """The steps `first` to `last` of a run; `config` has the budget and the gate."""
+
+    name: str
+    first: int
+    last: int
+    config: PhaseConfig
+
+
+def planned(config: PhasesConfig, train: TrainConfig) -> tuple[Phase, ...]:
+    """Returns the phases in the order in which they end. Those that end after `train.steps` are never closed.
+
+    Raises ConfigError if two phases end at the same step.
+    """
+    a_step = train.batch_size * train.seq_len
+    ends = sorted((phase.steps or -(-phase.tokens // a_step), name) for name, phase in config.plan.items())
+    found, first = [], 1
+    for last, name in ends:
+        if last < first:
+            raise ConfigError(f"phases.plan: {found[-1].name} and {name} both end at step {last}; take one of them out")
+        found.append(Phase(name, first, last, config.plan[name]))
+        first = last + 1
+    return tuple(found)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The bill
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """Where a run stands after a step.
+
+    Attributes:
+      step: the number of steps done.
+      wall_s, cost_usd: the seconds and dollars of all starts so far.
+      val_loss: the held-out loss; None if it was not measured, or is not finite.
+      train_loss: the training loss, smoothed; None if none was logged.
+      skipped: the number of updates skipped so far.
+    """
+
+    step: int
+    wall_s: float
+    cost_usd: float
+    val_loss: float | None = None
+    train_loss: float | None = None
+    skipped: int = 0
+
+
+def point(records: Records, step: int, spent: tuple[float, float] | None = None, at_least: int = 0) -> Point:
+    """Returns where the run stood after `step`, by its metrics.
+
+    Args:
+      spent: (seconds, dollars) so far; by default those of the last record up to `step`.
+      at_least: the first step whose training loss counts. Before the first step of all, its own loss stands for the loss.
+    """
+    until = [record for number, record in sorted(records.items()) if number <= step]
+    if spent is None:
+        spent = tuple(_last(until, name) or 0.0 for name in ("wall_s", "cost_usd"))
+    losses = [record.get("train/loss") for number, record in sorted(records.items()) if at_least <= number <= step]
+    losses = [loss for loss in losses if loss is not None]
+    if not step:
+        losses = [record["train/loss"] for _, record in sorted(records.items()) if record.get("train/loss")][:1]
+    smoothed = losses[-SMOOTHED:]
+    return Point(
+        step=step,
+        wall_s=spent[0],
+        cost_usd=spent[1],
+        val_loss=_finite(records.get(step, {}).get(HELD_OUT)),
+        train_loss=_finite(sum(smoothed) / len(smoothed)) if smoothed else None,
+        skipped=int(_last(until, "train/skipped") or 0),
+    )
+
+
+def _last(records: Sequence[Mapping[str, float | None]], name: str) -> float | None:
+    return next((record[name] for record in reversed(records) if record.get(name) is not None), None)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def row(phase: Phase, before: Point, now: Point, tokens_per_step: int, tokens_per_second: float | None = None) -> dict:
+    """Returns a phase's row in the bill, for run.json: what happened between two points, the second not after its end.
+
+    The loss is the held-out one if both points have it, else the training loss. `usd_per_point` is the cost of one nat, None
+    if the loss did not fall.
+    """
+    held_out = before.val_loss is not None and now.val_loss is not None
+    begin, end = (p.val_loss if held_out else p.train_loss for p in (before, now))
+    drop = None if begin is None or end is None else begin - end
+    usd = now.cost_usd - before.cost_usd
+    return {
+        "phase": phase.name,
+        "ended": now.step == phase.last,
+        "first_step": phase.first,
+        "last_step": now.step,
+        "tokens": (now.step - before.step) * tokens_per_step,
+        "loss": "val" if held_out else "train",
+        "loss_begin": begin,
+        "loss_end": end,
+        "hours": (now.wall_s - before.wall_s) / 3600,
+        "usd": usd,
+        "usd_per_point": usd / drop if drop and drop > 0 else None,
+        "val_loss": now.val_loss,
+        "tokens_per_second": tokens_per_second,
+        "nonfinite_steps": now.skipped - before.skipped,
+        "wall_s": now.wall_s,
+        "cost_usd": now.cost_usd,
+        "accepted": False,
+    }
+
+
+def sound(rows: Sequence[dict]) -> list[dict]:
+    """Returns the rows that have everything which `row` writes. Somebody may have edited run.json."""
+
+    def number(value: object) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+    def whole(r: dict) -> bool:
+        if not all(name in r for name in (*_NUMBERS, *_MAY_BE_MISSING, "loss")):
+            return False
+        flags = all(isinstance(r.get(name), bool) for name in ("ended", "accepted"))
+        optional = all(r[name] is None or number(r[name]) for name in _MAY_BE_MISSING)
+        return flags and optional and isinstance(r.get("phase"), str) and all(number(r[name]) for name in _NUMBERS)
+
+    return [r for r in rows if isinstance(r, dict) and whole(r)]
+
+
+def table(rows: Sequence[dict]) -> str:
+    """Returns the bill as lines of text: the last row of each phase, and the sum."""
+    latest = {r["phase"]: r for r in rows}.values()
+    head = ["phase", "last step", "tokens", "loss", "drop", "hours", "cost", "a point", ""]
+    cells = [head] + [_cells(r) for r in sorted(latest, key=lambda r: r["last_step"])]
+    hours, usd = (sum(r[name] for r in latest) for name in ("hours", "usd"))
+    cells.append(["all", "", "", "", "", f"{hours:.3g}", _dollars(usd), "", ""])
+    return console.table(cells, right=range(1, 8))
+
+
+def _cells(r: dict) -> list[str]:
+    begin, end = r["loss_begin"], r["loss_end"]
+    known = begin is not None and end is not None
+    words = [] if r["ended"] else ["not at its end"]
+    words += ["training loss"] * (r["loss"] == "train") + ["accepted"] * r["accepted"]
+    return [
+        r["phase"],
+        console.count(r["last_step"]),
+        console.human(r["tokens"]),
+        f"{begin:.3f} to {end:.3f}" if known else "",
+        f"{begin - end:.3f}" if known else "",
+        f"{r['hours']:.3g}",
+        _dollars(r["usd"]),
+        _dollars(r["usd_per_point"]) if r["usd_per_point"] is not None else "",
+        ", ".join(words),
+    ]
+
+
+def _dollars(usd: float) -> str:
+    return f"${usd:.3f}" if 0 < usd < 1 else console.dollars(usd)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Gates and budgets
+
+
+def judge(phase: Phase, r: dict, run: str = "RUN") -> tuple[str, str] | None:
+    """Returns (cause, why) if the phase's row says that the run must stop: cause "gate" or "budget"; None if it may go on.
+
+    A budget stops a phase before its end. Once the phase is at its end, its overspending is only shown in the bill.
+
+    Args:
+      run: the folder of the run, for the command that the line recommends.
+    """
+    c, key = phase.config, f"phases.plan.{phase.name}"
+    ended, at = f"phase {phase.name} ended at step {r['last_step']:,} with", r["last_step"]
+    speed, loss = r["tokens_per_second"], r["val_loss"]
+    cause, why = "gate", ""
+    if not r["ended"]:
+        if c.usd and r["usd"] >= c.usd:
+            spent = f"phase {phase.name} has spent {_dollars(r['usd'])} of its {_dollars(c.usd)}"
+            cause, why = "budget", f"{spent} at step {at:,} of {phase.last:,} ({key}.usd)"
+    elif c.max_val_loss and (loss is None or loss > c.max_val_loss):
+        found = "no finite held-out loss" if loss is None else f"a held-out loss of {loss:.4f}"
+        why = f"{ended} {found}; its gate is at most {c.max_val_loss:g} ({key}.max_val_loss)"
+    elif c.max_nonfinite_steps >= 0 and r["nonfinite_steps"] > c.max_nonfinite_steps:
+        found = f"{r['nonfinite_steps']} non-finite steps"
+        why = f"{ended} {found}; its gate is at most {c.max_nonfinite_steps} ({key}.max_nonfinite_steps)"
+    elif c.min_tokens_per_second and speed is not None and speed < c.min_tokens_per_second:
+        gate = f"at least {console.human(c.min_tokens_per_second)} ({key}.min_tokens_per_second)"
+        why = f"{ended} {console.human(speed)} tokens/s; its gate is {gate}"
+    go_on = f"--config.phases.accept={phase.name} goes on"
+    finish = f"jaxlm train {run} --branch=decay --steps=N finishes the model from here"
+    return (cause, f"{why}: {go_on}, {finish}") if why else None
+
+
+Evaluate = typing.TypeVar("Evaluate")
+
+
+class Phases(Hook):
+    """Closes each phase with a row in the bill. Stops the run if the gate fails, or if the phase's budget is exhausted.
+
+    Only the first process reads and writes files and knows the dollars: it decides for all. It looks at the budget after
+    every step if it is alone, else every `every_steps`, since all processes wait for its word.
+
+    Args:
+      plan: what `planned` returns.
+      accept: the phase whose failed gate or exhausted budget does not count; "" for none.
+      rows: the rows that earlier starts wrote, on the first process.
+      append: writes a row to run.json.
+      records: () -> step -> metrics of the whole run.
+      spent: () -> (seconds, dollars) of all starts of the run so far.
+      tokens_per_step: the number of tokens in a batch.
+      every_steps: `log.every_steps`.
+      run: the folder of the run, for the commands that lines recommend.
+
+    Attributes:
+      milestones: the last steps of all phases: what is evaluated, sampled, and saved for good.
+    """
+
+    name = "phases"
+
+    def __init__(
+        self,
+        plan: Sequence[Phase],
+        accept: str,
+        *,
+        rows: Sequence[dict],
+        append: Callable[[dict], None],
+        records: Callable[[], Records],
+        spent: Callable[[], tuple[float, float]],
+        tokens_per_step: int,
+        every_steps: int,
+        run: str,
+    ):
+        self._plan, self._accept, self._rows, self._append = plan, accept, sound(rows), append
+        self._records, self._spent, self._tokens = records, spent, tokens_per_step
+        self._every, self._run = every_steps, run
+        self._before: dict[str, Point] = {}  # phase -> where the run stood when it began
+        self.milestones = frozenset(phase.last for phase in plan)
+
+    def checked(self, evaluate: Evaluate) -> Evaluate:
+        """Returns `evaluate`. Raises ConfigError if it is None, since no text is held out, and a gate needs it."""
+        blind = [phase.name for phase in self._plan if phase.config.max_val_loss and evaluate is None]
+        if blind:
+            raise ConfigError(
+                f"phases.plan.{blind[0]}.max_val_loss is a gate on held-out text, and data.dir holds none out"
+            )
+        return evaluate
+
+    def begin(self) -> Ending | None:
+        """Returns how an earlier start was stopped, if it was and that still holds; else None. Called before the first step.
+
+        What `phases.accept` accepts is noted in the bill, and so holds for later starts too.
+        """
+        found = from_first(self._held_back)
+        return found and Ending(STOPPED, found[1], cause=found[0])
+
+    def _held_back(self) -> tuple[str, str] | None:
+        last = self._rows[-1] if self._rows else None
+        phase = next((p for p in self._plan if last and p.name == last["phase"]), None)
+        if phase is None or last["accepted"] or not (verdict := judge(phase, last, self._run)):
+            return None
+        if phase.name != self._accept:
+            return verdict
+        self._write({**last, "accepted": True})
+        return None
+
+    def due(self, step: int, end: int) -> bool:
+        phase = self._at(step)
+        if phase is None or not step:
+            return False
+        if step == phase.last:
+            return True
+        if not phase.config.usd or (jax.process_count() > 1 and step % self._every):
+            return False
+        return from_first(lambda: not self._accepted(phase) and self._usd(phase) >= phase.config.usd)
+
+    def done(self, step: int) -> bool:
+        return any(r["ended"] and r["last_step"] == step for r in self._rows)
+
+    def __call__(self, moment: Moment) -> Ending | None:
+        lines, verdict = from_first(lambda: self._close(moment.step))
+        moment.say(lines)
+        return Ending(STOPPED, verdict[1], cause=verdict[0]) if verdict else None
+
+    def _close(self, step: int) -> tuple[str, tuple[str, str] | None]:
+        """Writes the phase's row. Returns the bill as text, and why the run must stop, if it must."""
+        phase, records = self._at(step), self._records()
+        now = point(records, step, self._spent(), at_least=phase.first)
+        if step == phase.last and phase.config.max_val_loss and HELD_OUT not in records.get(step, {}):
+            raise RunError(f"phase {phase.name} can't be closed: there is no held-out loss of step {step}")
+        speeds = [r.get("tokens_per_second") for n, r in sorted(records.items()) if phase.first <= n <= step]
+        latest = [speed for speed in speeds if speed][-5:]
+        speed = sorted(latest)[len(latest) // 2] if latest else None  # the median: one pause is no slow machine
+        found = row(phase, self._begun(phase, records), now, self._tokens, speed)
+        verdict = judge(phase, found, self._run)
+        accepted = self._accepted(phase)
+        self._write({**found, "accepted": bool(verdict) and accepted})
+        return table(self._rows), None if accepted else verdict
+
+    def _at(self, step: int) -> Phase | None:
+        return next((phase for phase in self._plan if phase.first <= step <= phase.last), None)
+
+    def _usd(self, phase: Phase) -> float:
+        """The dollars of the phase so far."""
+        if phase.name not in self._before:
+            self._before[phase.name] = self._begun(phase, self._records())
+        return self._spent()[1] - self._before[phase.name].cost_usd
+
+    def _begun(self, phase: Phase, records: Records) -> Point:
+        """Where the run stood when the phase began: by the bill of the phase before, else by the metrics."""
+        found = point(records, phase.first - 1)
+        before = [r for r in self._rows if r["ended"] and r["last_step"] == phase.first - 1]
+        if not before:
+            return found
+        return dataclasses.replace(found, wall_s=before[-1]["wall_s"], cost_usd=before[-1]["cost_usd"])
+
+    def _accepted(self, phase: Phase) -> bool:
+        return phase.name == self._accept or any(r["accepted"] and r["phase"] == phase.name for r in self._rows)
+
+    def _write(self, found: dict) -> None:
+        self._rows.append(found)
+        self._append(found)
+
+
+def of_run(config: Config, folder: pathlib.Path, spent: Callable[[float], tuple[float, float]]) -> Phases:
+    """Returns the hook of the run in `folder`. Raises ConfigError if two phases end at the same step.
+
+    Args:
+      spent: price of this start in dollars an hour -> (seconds, dollars) of all starts so far.
+    """
+    return Phases(
+        planned(config.phases, config.train),
+        config.phases.accept,
+        rows=together(lambda: ledger.read(folder)["phases"], first_only=True) or (),
+        append=lambda found: ledger.append(folder, "phases", found),
+        records=lambda: metrics.read(folder / "metrics.jsonl"),
+        spent=lambda: spent(config.hardware.usd_per_hour),
+        tokens_per_step=config.train.batch_size * config.train.seq_len,
+        every_steps=config.log.every_steps,
+        run=str(folder),
+    )

@@ -1,0 +1,120 @@
+"""The commands of the console script, with their arguments."""
+
+import dataclasses
+
+from jaxlm.train import branch
+
+
+@dataclasses.dataclass(frozen=True)
+class Verb:
+    """One command.
+
+    Attributes:
+      module: the module of jaxlm.programs whose `run(config, args)` does the work and returns the exit code; None for
+        the module that `config.program` names.
+      summary: one line for the help.
+      options: the flags in addition to --config: name -> arguments of `add_argument`.
+      reads_run: True if the command works on an existing run. It then uses the run's own config, even if a config and a
+        workdir are given.
+      keys: the sections of the config that the command's help lists first.
+      resumes: True if the same command continues an interrupted one.
+      second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
+    """
+
+    module: str | None
+    summary: str
+    options: dict[str, dict] = dataclasses.field(default_factory=dict)
+    reads_run: bool = False
+    keys: tuple[str, ...] = ()
+    resumes: bool = False
+    second: str = ""
+
+
+_JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
+VERBS = {
+    "train": Verb(
+        None,
+        "train a model; the same as python -m jaxlm.main. Run it again to resume or to continue",
+        branch.OPTIONS,
+        keys=("train", "model", "optim", "data"),
+        resumes=True,
+    ),
+    "prepare": Verb(
+        "prepare",
+        "clean, deduplicate and audit documents into config.data.dir, with a report",
+        _JSON,
+        keys=("data", "prepare"),
+        resumes=True,
+    ),
+    "tokenize": Verb(
+        "tokenize",
+        "make the tokenizer, the shards and the manifest in config.data.dir",
+        {
+            "--sweep": {"metavar": "N,N,...", "help": "only compare vocabularies of these sizes; writes nothing"},
+            "--reference": {
+                "default": "embedded:prose",
+                "metavar": "FILE.model",
+                "help": "what to compare with; none = nothing (default: trained on embedded prose)",
+            },
+            **_JSON,
+        },
+        keys=("data",),
+    ),
+    "tune": Verb(
+        "tune",
+        "time candidate settings of the train step on this device, and write the fastest as overrides",
+        {
+            "--out": {"metavar": "FILE", "help": "file for the overrides (default: WORKDIR/tuned.txt or ./tuned.txt)"},
+            **_JSON,
+        },
+        keys=("tune", "train", "model", "loss", "hardware"),
+    ),
+    "plan": Verb(
+        "plan",
+        "parameters, FLOPs, memory, hours and dollars on each accelerator, before anything is rented",
+        _JSON,
+        keys=("plan",),
+    ),
+    "doctor": Verb(
+        "doctor",
+        "check this machine before a run: GPUs, memory, disk, mirror, loader, speed, versions",
+        _JSON,
+        keys=("train", "model", "data", "checkpoint", "hardware"),
+    ),
+    "sample": Verb(
+        "sample",
+        "continue prompts with the model of a run",
+        {
+            "--prompt": {"action": "append", "metavar": "TEXT", "help": "text to continue; again for more than one"},
+            "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
+            **_JSON,
+        },
+        reads_run=True,
+    ),
+    "audit": Verb(
+        "audit",
+        "find junk in prepared documents, in existing shards or in the sources, worst first",
+        {
+            "--top": {"type": int, "default": 50, "metavar": "N", "help": "findings to print (default: 50; 0 = all)"},
+            "--source": {"default": "", "metavar": "NAME", "help": "print the findings of this source only"},
+            "--max-bytes": {"type": int, "default": 0, "metavar": "N", "help": "of each source to read; 0 = all"},
+            **_JSON,
+        },
+        reads_run=True,
+        keys=("data", "prepare"),
+    ),
+    "trace": Verb(
+        "trace",
+        "which documents were in the batch of a step",
+        {"--step": {"type": int, "required": True, "metavar": "N", "help": "the step, counted from 1"}, **_JSON},
+        reads_run=True,
+    ),
+    "report": Verb("report", "one page with a run's curves, costs, samples: RUN/report.html", _JSON, reads_run=True),
+    "diff": Verb(
+        "diff",
+        "what differs between two runs, and the first step at which they part",
+        _JSON,
+        reads_run=True,
+        second="RUN_B",
+    ),
+}

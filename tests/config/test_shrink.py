@@ -1,0 +1,61 @@
+"""A config shrunk to a CPU: the plan stays, the sizes do not."""
+
+import json
+
+import pytest
+
+from jaxlm import config, config_files
+from jaxlm.config import shrink
+from jaxlm.plan import params
+
+
+def load(*overrides: str, name: str = "gpuburnout_1b") -> config.Config:
+    return config.resolve(config_files.load(name, ["workdir=w", *overrides]))
+
+
+def test_the_storys_plan_over_500():
+    c = load("phases.shrink=cpu")
+    assert (c.model.n_layers, c.model.d_model, c.model.vocab_size) == (2, 128, 4096)
+    assert (c.model.n_heads * c.model.head_dim, c.model.n_kv_heads) == (128, 2)
+    assert (c.train.batch_size, c.train.microbatch_size, c.train.seq_len, c.train.steps) == (8, 8, 128, 180)
+    assert {name: (p.steps, p.usd) for name, p in c.phases.plan.items()} == {
+        "smoke": (2, 0.01),
+        "pilot": (20, 0.05),
+        "main": (120, 0.2),
+        "finish": (180, 0.1),
+    }
+    assert (c.train.eval_every_steps, c.checkpoint.every_steps, c.checkpoint.keep_every) == (10, 10, 20)
+    assert (c.optim.warmup_steps, c.log.every_steps) == (2, 1)
+    assert {s.path for s in c.data.sources.values()} == {"embedded:prose", "embedded:math", "embedded:code"}
+    assert c.data.dir == "w/data"
+    assert len(c.sample.prompts) == 8
+    assert params.count_params(c.model) < 2e6
+
+
+def test_a_run_that_was_shrunk_is_not_shrunk_again(tmp_path):
+    c = load("phases.shrink=cpu", f"workdir={tmp_path}")
+    (tmp_path / "config.json").write_text(config.to_json(c))
+    assert json.loads((tmp_path / "config.json").read_text())["phases"]["shrink"] == ""
+    assert config.resolve(config_files.from_run(tmp_path / "config.json")) == c
+    assert load("phases.shrink=cpu", f"workdir={tmp_path}") == c  # the same command
+
+
+@pytest.mark.parametrize("name", config_files.shipped_configs())
+def test_every_shipped_config_shrinks(name):
+    c = load("phases.shrink=cpu", name=name)
+    assert c.optim.warmup_steps < c.train.steps
+    assert params.count_params(c.model) < 2e6
+
+
+def test_one_line_says_all_of_it():
+    line = shrink.summary(load("phases.shrink=cpu"))
+    assert "\n" not in line
+    for words in (
+        "2 layers of d 128",
+        "8 rows of 128",
+        "steps and dollars over 500 (180 steps; phases end after ",
+        "smoke 2, pilot 20, main 120, finish 180",
+        "evaluated every 10 and saved every 10",
+        "the embedded corpus in w/data",
+    ):
+        assert words in line

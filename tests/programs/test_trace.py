@@ -1,0 +1,38 @@
+"""`jaxlm trace` shows the documents that a step of the run trained on."""
+
+import json
+
+import pytest
+import tiny_data
+
+from jaxlm import cli
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tiny_data.make(tmp_path_factory.mktemp("data") / "d", {"a": 1.0})
+
+
+def trace(capsys, data, workdir, step):
+    keys = {
+        "workdir": workdir,
+        "data.dir": data.path,
+        "model.vocab_size": 300,
+        "train.seq_len": 32,
+        "train.batch_size": 2,
+    }
+    code = cli.main(
+        ["trace", "quickstart", *(f"--config.{k}={v}" for k, v in keys.items()), f"--step={step}", "--json"]
+    )
+    assert code == 0
+    return json.loads("[" + ",".join(capsys.readouterr().out.splitlines()) + "]")
+
+
+def test_batches_that_the_run_passed_over_are_no_steps(capsys, data, tmp_path):
+    plain, run = tmp_path / "plain", tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text(json.dumps({"starts": [], "passed_over": [[5, 6], [3, 3]]}))
+    for step, batch in ((2, 2), (3, 4), (4, 7), (5, 8)):
+        shown = trace(capsys, data, run, step)
+        assert shown == trace(capsys, data, plain, batch)
+        assert step == batch or shown != trace(capsys, data, plain, step)
