@@ -116,16 +116,18 @@ def _run(argv: list[str], script: bool) -> int:
         return 0
     trains = verb.module is None
     config = importlib.import_module("jaxlm.train.supervised").adopt() if trains and script else None
+    alone = trains and script and not config
     if not config:
         given = (trains and branch.config(args, overrides)) or _config(name, args.config, overrides)
         config = config_lib.resolve(given)
         if given.phases.shrink:
             console.say(shrink.summary(config))
-        if trains and script and (code := importlib.import_module("jaxlm.train.supervisor").run(config)) is not None:
-            return code
-            return code
     args.config = args.config or config.workdir
-    return importlib.import_module(f"jaxlm.programs.{verb.module or config.program}").run(config, args)
+
+    def program() -> int:
+        return importlib.import_module(f"jaxlm.programs.{verb.module or config.program}").run(config, args)
+
+    return importlib.import_module("jaxlm.train.supervisor").run(config, program) if alone else program()
 
 
 def _one_of(option: str | None, target: str | None) -> str | None:

@@ -75,6 +75,12 @@ VERBS = {
         _JSON,
         keys=("plan",),
     ),
+    "doctor": Verb(
+        "doctor",
+        "check this machine before a run: GPUs, memory, disk, mirror, loader, speed, versions",
+        _JSON,
+        keys=("train", "model", "data", "checkpoint", "hardware"),
+    ),
     "sample": Verb(
         "sample",
         "continue prompts with the model of a run",

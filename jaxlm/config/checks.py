@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 from jaxlm.config.schema import (
+    CheckpointConfig,
     Config,
     ConfigError,
     DataConfig,
@@ -12,6 +13,7 @@ from jaxlm.config.schema import (
     OptimConfig,
     PhasesConfig,
     PrepareConfig,
+    RunsConfig,
     TrainConfig,
 )
 
@@ -28,6 +30,7 @@ def validate(c: Config) -> None:
         "origin_state=True needs config.origin, the folder of the run to branch from",
     )
     _validate_mesh(c.mesh)
+    _validate_end(c.runs, c.checkpoint)
     _validate_stability(c)
 
 
@@ -131,3 +134,12 @@ def _validate_stability(c: Config) -> None:
 def _validate_mesh(mesh: MeshConfig) -> None:
     sizes = list(dataclasses.asdict(mesh).values())
     _need(sizes.count(-1) <= 1, "config.mesh: only one axis can be -1 (all remaining devices)")
+
+
+def _validate_end(runs: RunsConfig, checkpoint: CheckpointConfig) -> None:
+    asked = [cause for cause, command in dataclasses.asdict(runs.on_exit).items() if command]
+    _need(
+        not asked or bool(checkpoint.mirror) or runs.on_exit_unmirrored,
+        f"config.runs.on_exit.{''.join(asked[:1])} needs config.checkpoint.mirror, or config.runs.on_exit_unmirrored=True: "
+        "a machine that is gone takes its checkpoints with it",
+    )

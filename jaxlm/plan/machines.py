@@ -1,0 +1,125 @@
+"""Remembers what machines were measured to do: tokens per second of each model and setting, by device kind and number.
+
+The one home is ~/.cache/jaxlm/machines.json: {"NVIDIA H200 x 1": {KEY: [{"tokens_per_second", "by", "time", "host"}, ...]}}.
+It is a cache: losing it loses a comparison, so a file that can't be read or written is never an error.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import math
+import pathlib
+import platform
+import statistics
+import time
+from collections.abc import Mapping
+
+from jaxlm import files
+from jaxlm.config import Config
+
+MOST = 20  # measurements of one setting that are kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What is known of one setting on one kind of machine.
+
+    Attributes:
+      tokens_per_second: the median of all measurements, of all devices together.
+      measurements: how many there are.
+      by: who made the newest one: "train", "tune" or "doctor".
+      time: when, in Unix seconds.
+    """
+
+    tokens_per_second: float
+    measurements: int
+    by: str
+    time: float
+
+
+def path() -> pathlib.Path:
+    """Returns the file."""
+    return pathlib.Path("~/.cache/jaxlm/machines.json").expanduser()
+
+
+def key(config: Config, mesh: Mapping[str, int]) -> str:
+    """Returns a hash of all that decides how fast a step is, but for the device and the versions of packages.
+
+    Args:
+      config: the config as it runs: `attention`, `dtype`, `remat` and `microbatch_size` are chosen.
+      mesh: axis -> devices.
+    """
+    t = config.train
+    parts = {
+        "model": dataclasses.asdict(config.model),
+        "train": [t.batch_size, t.seq_len, t.microbatch_size],
+        "loss": config.loss.tile_tokens,
+        "optim": [config.optim.name, config.optim.mu_dtype, config.optim.offload],
+        "mesh": dict(mesh),
+        "xla_flags": config.hardware.xla_flags,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def known(kind: str, count: int, setting: str) -> Known | None:
+    """Returns what `count` devices of a kind did with a setting (`key`); None if nothing is known."""
+    rows = _rows(_read(), kind, count, setting)
+    if not rows:
+        return None
+    newest = rows[-1]
+    return Known(statistics.median(row["tokens_per_second"] for row in rows), len(rows), newest["by"], newest["time"])
+
+
+def record(kind: str, count: int, setting: str, tokens_per_second: float, by: str) -> None:
+    """Adds a measurement. The oldest beyond MOST are dropped. Never raises.
+
+    Args:
+      kind: `jax.Device.device_kind`.
+      count: the number of devices, of all processes.
+      setting: what `key` returns.
+      tokens_per_second: of all devices together; nothing is added unless it is above 0 and finite.
+      by: "train", "tune" or "doctor".
+    """
+    if not (math.isfinite(tokens_per_second) and tokens_per_second > 0):
+        return
+    row = {"tokens_per_second": tokens_per_second, "by": by, "time": time.time(), "host": platform.node()}
+    with contextlib.suppress(OSError):  # a home that is read-only or full
+        file = path()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with open(file.with_name(".machines.lock"), "w") as lock:  # two runs on one host may end together
+            with contextlib.suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            content = _read()
+            rows = [*_rows(content, kind, count, setting), row][-MOST:]
+            machine = content.get(_machine(kind, count))
+            content[_machine(kind, count)] = (machine if isinstance(machine, dict) else {}) | {setting: rows}
+            files.write_atomically(file, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _machine(kind: str, count: int) -> str:
+    return f"{kind} x {count}"
+
+
+def _read() -> dict:
+    """The file's content; {} if there is none or it is damaged, for then nothing is known."""
+    try:
+        content = json.loads(path().read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _rows(content: dict, kind: str, count: int, setting: str) -> list[dict]:
+    """The measurements of a setting, oldest first, those that are not whole left out."""
+    machine = content.get(_machine(kind, count))
+    rows = machine.get(setting) if isinstance(machine, dict) else None
+    return [row for row in rows if _whole(row)] if isinstance(rows, list) else []
+
+
+def _whole(row: object) -> bool:
+    def number(name: str) -> bool:
+        return isinstance(row.get(name), int | float) and math.isfinite(row[name])
+
+    return isinstance(row, dict) and number("tokens_per_second") and number("time") and isinstance(row.get("by"), str)

@@ -1,0 +1,217 @@
+"""Checks that the devices answer, and that the memory which the plan needs can really be had, on them and on the host."""
+
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxlm import sharding
+from jaxlm.config import Config
+from jaxlm.console import gigabytes, size
+from jaxlm.objectives import lm
+from jaxlm.plan import memory
+from jaxlm.step import parts
+from jaxlm.train.doctor.findings import FAIL, OK, WARN, Finding
+
+_FIRST_CHUNK, _LARGEST_CHUNK = 64 << 20, 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """What the plan says that a run needs, in bytes.
+
+    Attributes:
+      step: of each device at the peak of a step, by arithmetic (`plan.memory`).
+      state: of each device, for what is there all the time: parameters, optimizer, gradients.
+      offloaded: of the host's memory for each device: the optimizer's state, if it lives there.
+      checkpoint: of the disk for one checkpoint: parameters and optimizer's state, over all devices.
+      microbatch, remat: the settings for which `step` holds; those that are chosen at the start stand for the most frugal.
+    """
+
+    step: int
+    state: int
+    offloaded: int
+    checkpoint: int
+    microbatch: int
+    remat: str
+
+
+def need(config: Config, mesh: Mesh) -> Need:
+    """Returns what the plan says. `model.attention` and `model.dtype` must not be auto."""
+    ways, own = sharding.batch_ways(mesh), config.train.microbatch_size
+    microbatch = own if own > 0 and own % ways == 0 else ways
+    remat = "full" if config.model.remat == "auto" else config.model.remat
+    settled = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, remat=remat),
+        train=dataclasses.replace(config.train, microbatch_size=microbatch),
+    )
+    made = parts.make(settled, mesh, lm.make)
+    leaves, placed = jax.tree.leaves(made.abstract), jax.tree.leaves(made.shardings)
+    checkpoint = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    offloaded = sum(
+        math.prod(where.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf, where in zip(leaves, placed, strict=True)
+        if where.memory_kind == "pinned_host"
+    )
+    planned = memory.estimate(settled, mesh)
+    state = planned.parameters + planned.optimizer + planned.gradients
+    return Need(planned.total, state, offloaded, checkpoint, microbatch, remat)
+
+
+def present(gpu_present: bool) -> Finding:
+    """Returns a finding on the devices that JAX has; FAIL if it has none of the GPUs that are there.
+
+    Args:
+      gpu_present: True if the machine has an NVIDIA device.
+    """
+    devices, first = jax.devices(), jax.devices()[0]
+    figures = {"platform": first.platform, "kind": first.device_kind, "devices": len(devices)}
+    figures |= {"processes": jax.process_count()}
+    text = f"{len(devices)} x {first.device_kind} ({first.platform})"
+    text += f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    asked = os.environ.get("JAX_PLATFORMS", "")
+    if gpu_present and first.platform == "cpu" and "cpu" not in asked:
+        return Finding("devices", FAIL, f'{text}, though there is an NVIDIA GPU: pip install "jaxlm[cuda12]"', figures)
+    return Finding("devices", OK, text, figures)
+
+
+def device_memory(planned: Need) -> Finding:
+    """Returns a finding on the memory of this process's devices against the plan.
+
+    An accelerator's memory is allocated for real, in growing chunks, and freed again. Of a CPU, whose memory is also
+    that of all else, the system is asked instead.
+    """
+    if jax.default_backend() == "cpu":
+        return cpu_memory(planned, jax.local_device_count(), available_bytes())
+    had = {str(d): allocatable(planned.step, functools.partial(zeros, d)) for d in jax.local_devices()}
+    least = min(had.values())
+    where = next(name for name, got in had.items() if got == least)
+    figures = {"need_bytes": planned.step, "allocatable_bytes": least, "by_device": had}
+    text = f"{_planned(planned)}; {gigabytes(least)} GB could be allocated" + f" on {where}" * (least < planned.step)
+    if least < planned.step:
+        return Finding("memory", FAIL, f"{text}: {_mend(planned)}", figures)
+    return Finding("memory", OK, text, figures)
+
+
+def cpu_memory(planned: Need, devices: int, free: int) -> Finding:
+    """Returns the finding for a CPU. The plan is made for an accelerator's program: of a CPU's it may be off by half.
+
+    Args:
+      planned: the plan.
+      devices: the number of JAX's devices on this host, which share its memory.
+      free: the free bytes of this host.
+    """
+    figures = {"need_bytes": planned.step * devices, "free_bytes": free}
+    text = (
+        f"{_planned(planned)}, and {gigabytes(free)} GB of this host are free for {devices} device{'s' * (devices > 1)}"
+    )
+    if planned.state * devices > free or planned.step * devices > 2 * free:
+        text += f", of which the state that is always there is {gigabytes(planned.state)} GB: {_mend(planned)}"
+        return Finding("memory", FAIL, text, figures)
+    if planned.step * devices > free:
+        return Finding("memory", WARN, f"{text}: {_mend(planned)}", figures)
+    return Finding("memory", OK, text, figures)
+
+
+def _planned(planned: Need) -> str:
+    return (
+        f"a step needs {gigabytes(planned.step)} GB a device by the plan (microbatch {planned.microbatch}, "
+        f"remat {planned.remat})"
+    )
+
+
+def _mend(planned: Need) -> str:
+    less = "train.microbatch_size=-1 and model.remat=auto choose what fits" if planned.remat != "full" else ""
+    return "; ".join(filter(None, [less, "or end what holds the rest, or split the model by mesh.fsdp"]))
+
+
+def allocatable(wanted: int, allocate: Callable[[int], jax.Array]) -> int:
+    """Returns how many bytes could be allocated, up to `wanted`, in growing chunks. Frees them again.
+
+    Args:
+      wanted: the bytes that the plan needs.
+      allocate: bytes -> an array of them; raises JAX's RESOURCE_EXHAUSTED if there is no room.
+    """
+    held, total, chunk = [], 0, _FIRST_CHUNK
+    while total < wanted:
+        chunk = min(chunk, wanted - total)
+        try:
+            held.append(allocate(chunk))
+        except RuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            if chunk <= _FIRST_CHUNK:
+                break
+            chunk //= 2
+            continue
+        total += chunk
+        chunk = min(2 * chunk, _LARGEST_CHUNK)
+    for array in held:
+        array.delete()
+    return total
+
+
+def zeros(device: jax.Device, count: int) -> jax.Array:
+    """Returns `count` zero bytes that really lie on the device."""
+    return jax.block_until_ready(jnp.zeros(count, jnp.uint8, device=device))
+
+
+def host_memory(planned: Need, free: int | None = None) -> Finding:
+    """Returns a finding on the host's memory: a save copies the state there first, and offloaded state lives there.
+
+    Args:
+      planned: the plan.
+      free: the free bytes of the host; asked if None.
+    """
+    free = available_bytes() if free is None else free
+    share = planned.checkpoint // jax.process_count()
+    asked = share + planned.offloaded * jax.local_device_count()
+    figures = {"need_bytes": asked, "free_bytes": free}
+    text = f"a save holds {size(share)} of the host's memory for a while; {size(free)} are free"
+    if asked > free:
+        return Finding("host", FAIL, f"{text}: the first save would end the run; take a machine with more", figures)
+    return Finding("host", WARN if asked > 0.8 * free else OK, text, figures)
+
+
+def available_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
+    """Returns the bytes that this process may still take of the host's memory: MemAvailable, or what its cgroup leaves."""
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return min([free, *_left_by_cgroups(root)])
+
+
+def _left_by_cgroups(root: pathlib.Path) -> list[int]:
+    """What each limit on this process's memory leaves; page cache that can be dropped counts as free."""
+    left = []
+    try:
+        groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return []
+    files = {
+        "": ("", "memory.max", "memory.current"),
+        "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    }
+    for _, controllers, where in groups:
+        kind = "memory" if "memory" in controllers.split(",") else controllers
+        if kind not in files:
+            continue
+        folder, limit, used = files[kind]
+        base = root / "sys/fs/cgroup" / folder
+        own = base / where.lstrip("/")
+        for place in [own, *own.parents]:  # a limit further up holds too; in a container the path may not be seen
+            if not place.is_relative_to(base):
+                break
+            try:
+                most, now = int((place / limit).read_text()), int((place / used).read_text())
+                stats = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+            except (OSError, ValueError):  # "max" = no limit
+                continue
+            left.append(most - now + int(stats.get("inactive_file", stats.get("total_inactive_file", 0))))
+    return left
