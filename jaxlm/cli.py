@@ -31,7 +31,15 @@ def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
     `script`, or no `argv`: the command is all that this process does, so training may run in a child (`runs.supervise`).
     """
     script = script or argv is None
-    argv = list(sys.argv[1:] if argv is None else argv)
+    code = _main(list(sys.argv[1:] if argv is None else argv), script)
+    processes = sys.modules.get("jaxlm.processes")
+    if script and processes and processes.left_behind:
+        os._exit(code)  # Python would wait for threads that wait for a disk, for ever
+    return code
+
+
+def _main(argv: list[str], script: bool) -> int:
+    """Runs a command, turns errors into lines and exit codes."""
     handlers = [console.LogHandler()]  # nothing that is logged stops a run
     logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True, handlers=handlers)
     absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax reports through exceptions too

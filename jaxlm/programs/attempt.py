@@ -6,6 +6,7 @@ import pathlib
 
 import jax
 
+from jaxlm import processes
 from jaxlm.config import Config
 from jaxlm.data.rows import check_fingerprint
 from jaxlm.objectives.base import Variables
@@ -49,10 +50,11 @@ class Attempt:
         checkpointer = Checkpointer(folder / "checkpoints", c.checkpoint, losses=losses)
         with contextlib.ExitStack() as stack:  # what is opened first is closed last
             log = stack.enter_context(start.Log(folder, self.clock, checkpointer.reserve.free))
-            stack.callback(checkpointer.close)  # a save in flight is finished, also when the loop failed
+            stack.callback(self._close, checkpointer)  # a save in flight is finished, also when the loop failed
             bill = phases.of_run(c, folder, log.spent)
             if ending := bill.begin():
                 return ending
+            checkpointer.prepare(self.ready.parts.abstract)
             if self.mirror:
                 self._follow(checkpointer, self.mirror)
             stop = signals.StopSignal(lambda: self.clock.activity)
@@ -80,6 +82,10 @@ class Attempt:
             state, ending = loop.run(job, state)
             self.clock.begin(SAVE, "the last checkpoint")  # until all is closed
             return self._ended(ending, int(state.step), ready.data, checkpointer)
+
+    def _close(self, checkpointer: Checkpointer) -> None:
+        checkpointer.close()
+        processes.left_behind |= checkpointer.left_behind
 
     def _follow(self, checkpointer: Checkpointer, mirror: Mirror) -> None:
         """Copies each checkpoint to the mirror once it is verified, and the newest one now if it is not there yet."""
