@@ -28,13 +28,18 @@ from jaxlm.verbs import VERBS, Verb
 def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
     """Runs `jaxlm ARGV` and returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted).
 
-    Args:
-      argv: the arguments; None for those of this process.
-      script: True if the command is all that this process does. Training may then run in a child process, under a
-        supervisor (`runs.supervise`). It is so if `argv` is None.
+    `script`, or no `argv`: the command is all that this process does, so training may run in a child (`runs.supervise`).
     """
     script = script or argv is None
-    argv = list(sys.argv[1:] if argv is None else argv)
+    code = _main(list(sys.argv[1:] if argv is None else argv), script)
+    processes = sys.modules.get("jaxlm.processes")
+    if script and processes and processes.left_behind:
+        os._exit(code)  # Python would wait for threads that wait for a disk, for ever
+    return code
+
+
+def _main(argv: list[str], script: bool) -> int:
+    """Runs a command, turns errors into lines and exit codes."""
     handlers = [console.LogHandler()]  # nothing that is logged stops a run
     logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True, handlers=handlers)
     absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax reports through exceptions too
@@ -75,9 +80,7 @@ def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
         console.settle()
 
 
-def _without_leftovers(
-    hook: Callable[["sys.UnraisableHookArgs"], None],
-) -> Callable[["sys.UnraisableHookArgs"], None]:
+def _without_leftovers(hook: Callable[..., None]) -> Callable[..., None]:
     """`hook` without what asyncio says of reads and writes that Orbax abandoned: the error itself was raised."""
 
     def unraisable(what: "sys.UnraisableHookArgs") -> None:
@@ -116,15 +119,18 @@ def _run(argv: list[str], script: bool) -> int:
         return 0
     trains = verb.module is None
     config = importlib.import_module("jaxlm.train.supervised").adopt() if trains and script else None
+    alone = trains and script and not config
     if not config:
-        branched = branch.config(args.branch, args.config, args.steps, args.checkpoint, overrides) if trains else None
-        config = config_lib.resolve(branched or _config(name, args.config, overrides))
-        if config.phases.shrink:
+        given = (trains and branch.config(args, overrides)) or _config(name, args.config, overrides)
+        config = config_lib.resolve(given)
+        if given.phases.shrink:
             console.say(shrink.summary(config))
-        if trains and script and (code := importlib.import_module("jaxlm.train.supervisor").run(config)) is not None:
-            return code
     args.config = args.config or config.workdir
-    return importlib.import_module(f"jaxlm.programs.{verb.module or config.program}").run(config, args)
+
+    def program() -> int:
+        return importlib.import_module(f"jaxlm.programs.{verb.module or config.program}").run(config, args)
+
+    return importlib.import_module("jaxlm.train.supervisor").run(config, program) if alone else program()
 
 
 def _one_of(option: str | None, target: str | None) -> str | None:

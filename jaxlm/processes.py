@@ -19,6 +19,7 @@ from jaxlm.config import ConfigError, DistributedConfig, HardwareConfig, MeshCon
 
 T = typing.TypeVar("T")
 _MESSAGE_BYTES = 2000
+left_behind = False  # True if threads wait for storage that hangs: then this process must not wait for them
 _FIRST_WORD_S, _NEXT_WORDS_S = 15.0, 60.0  # of waiting for other processes, between words about it
 _ABORT_LATER_S = 30  # after our own timeout
 _RETRY_S = 1.0

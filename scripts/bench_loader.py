@@ -54,7 +54,7 @@ def measure(data: shards.DataDir, seconds: float, **options) -> float:
             next(batches)
             steps += 1
         elapsed = time.perf_counter() - began
-    return steps * options["batch_size"] * options["seq_len"] / elapsed
+    return steps * order.batch_size * order.seq_len / elapsed
 
 
 def main() -> None:

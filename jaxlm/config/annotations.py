@@ -32,7 +32,7 @@ def at_least(low: float, or_else: dict[int, str] | None = None, most: float = ma
     others = or_else or {}
     words = "".join([f"at least {low}", *(f", or {value} for {meaning}" for value, meaning in others.items())])
     limit = _numbers(words, lambda value: value >= low or value in others)
-    return Limit(words, lambda value: f" must be at most {most:,}" if value > most else limit.problem(value))
+    return Limit(words, lambda value: f" must be at most {most:,}" if most < value < math.inf else limit.problem(value))
 
 
 def above(low: float, most: float = math.inf) -> Limit:

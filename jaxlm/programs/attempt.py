@@ -2,19 +2,20 @@
 
 import contextlib
 import dataclasses
-import functools
 import pathlib
 
 import jax
 
+from jaxlm import processes
 from jaxlm.config import Config
 from jaxlm.data.rows import check_fingerprint
-from jaxlm.eval import samples
 from jaxlm.objectives.base import Variables
 from jaxlm.processes import from_first, say, together
+from jaxlm.programs.between import Between
 from jaxlm.programs.task import Data, Ready, Task
 from jaxlm.step.state import TrainState
-from jaxlm.train import hooks, ledger, loop, metrics, phases, profile, signals, stability, start, watches
+from jaxlm.train import hooks, ledger, loop, phases, profile, signals, stability, start
+from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.clock import RESTORE, SAVE, Clock
 
@@ -29,6 +30,8 @@ class Attempt:
       folder: the run's folder, locked.
       train_step: the compiled step.
       clock: counts the time of this attempt.
+      losses: step -> held-out loss of all starts; the attempt adds its own.
+      mirror: where verified checkpoints are copied; None without one, and on all processes but the first.
     """
 
     task: Task
@@ -37,26 +40,30 @@ class Attempt:
     folder: pathlib.Path
     train_step: jax.stages.Wrapped
     clock: Clock
+    losses: dict[int, float]
+    mirror: Mirror | None
 
     def run(self) -> loop.Ending:
         """Trains until an ending. A ROLL_BACK is in run.json then, and the next attempt goes on past it."""
         c, folder = self.ready.config, self.folder
-        losses = dict(from_first(lambda: list(metrics.held_out_losses(folder / "metrics.jsonl").items())))
+        losses = self.losses
         checkpointer = Checkpointer(folder / "checkpoints", c.checkpoint, losses=losses)
         with contextlib.ExitStack() as stack:  # what is opened first is closed last
             log = stack.enter_context(start.Log(folder, self.clock, checkpointer.reserve.free))
-            stack.callback(checkpointer.close)  # a save in flight is finished, also when the loop failed
-            bill = phases.of_run(
-                c.phases, c.train, c.log, folder, functools.partial(log.spent, c.hardware.usd_per_hour)
-            )
+            stack.callback(self._close, checkpointer)  # a save in flight is finished, also when the loop failed
+            bill = phases.of_run(c, folder, log.spent)
             if ending := bill.begin():
                 return ending
+            checkpointer.prepare(self.ready.parts.abstract)
+            if self.mirror:
+                self._follow(checkpointer, self.mirror)
             stop = signals.StopSignal(lambda: self.clock.activity)
             checkpointer.stopping = stop.asked
             with self.clock.spend(RESTORE, str(checkpointer.directory)):
                 ready, state, frozen, meta = self._restore(checkpointer)
             done = int(state.step)
-            between, watching = self._between(stack, ready, checkpointer, bill, losses, stop)
+            parts = Between(self.task, ready, folder, checkpointer, bill, losses, stop)
+            between, watching = parts.hooks(stack), parts.watches(c.hardware.usd_per_hour)
             owed = hooks.owed(between, done, c.train.steps, meta.get("interrupted", False))
             if done >= c.train.steps and not owed:
                 why = f"complete: {folder} is at step {done} of {c.train.steps}; raise config.train.steps to continue"
@@ -75,6 +82,18 @@ class Attempt:
             state, ending = loop.run(job, state)
             self.clock.begin(SAVE, "the last checkpoint")  # until all is closed
             return self._ended(ending, int(state.step), ready.data, checkpointer)
+
+    def _close(self, checkpointer: Checkpointer) -> None:
+        checkpointer.close()
+        processes.left_behind |= checkpointer.left_behind
+
+    def _follow(self, checkpointer: Checkpointer, mirror: Mirror) -> None:
+        """Copies each checkpoint to the mirror once it is verified, and the newest one now if it is not there yet."""
+        checkpointer.on_verified.append(lambda step, folder: mirror.begin(step))
+        checkpointer.spared = mirror.wanted
+        newest = max(filter(checkpointer.verified, checkpointer.steps()), default=None)
+        if newest is not None and newest != mirror.latest():
+            mirror.roll_back(newest)
 
     def _restore(self, checkpointer: Checkpointer) -> tuple[Ready, TrainState, Variables, dict]:
         """The newest good state and what goes with it: (ready, state, frozen variables, what its checkpoint says)."""
@@ -106,32 +125,6 @@ class Attempt:
         if set(asked) & set(windows):
             say("batches passed over: " + ", ".join(f"{first} to {last}" for first, last in windows))
         return data.passing_over(windows)
-
-    def _between(self, stack, ready: Ready, checkpointer: Checkpointer, bill, losses: dict, stop) -> tuple:
-        """The hooks and the watches of the loop."""
-        c, folder, parts, data = ready.config, self.folder, ready.parts, ready.data
-        meta = {"config": dataclasses.asdict(c), "fingerprint": data.fingerprint()}
-        meta["passed_over"] = [list(window) for window in data.passed_over]
-        sample = together(lambda: samples.make(c.sample, c.seed, parts.model, data.data, folder))
-        overfit = stability.Overfit(c.stability.overfit_evals)
-        held_out, ends = bill.checked(self.task.held_out(ready)), bill.milestones
-        trace = stack.enter_context(profile.Trace(c.profile.window, folder / "profile"))
-        between = [
-            trace,
-            hooks.Save(checkpointer, c.checkpoint, c.plan.preemptions_per_day, meta, ends),
-            hooks.HeldOut(held_out, c.train.eval_every_steps, c.eval, losses, overfit.evaluated, ends),
-            hooks.Sample(sample, c.sample, folder, ends),
-            bill,
-            trace.begin,
-        ]
-        documents = functools.partial(self.task.documents, data)
-        watching = [
-            watches.SaveInFlight(checkpointer, c.checkpoint, c.hardware.usd_per_hour, stop.ask),
-            stability.NonFinite(c.train.max_nonfinite_steps, c.stability),
-            stability.Spikes(c.stability, stability.teller(folder / "spikes.jsonl", documents, data.batch_number, say)),
-            overfit,
-        ]
-        return between, watching
 
     def _ended(self, ending: loop.Ending, step: int, data: Data, checkpointer: Checkpointer) -> loop.Ending:
         """The ending, after a ROLL_BACK was written into run.json; or the STOPPED that takes its place."""

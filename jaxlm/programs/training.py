@@ -10,11 +10,12 @@ import jax
 from jaxlm import processes
 from jaxlm.config import Config
 from jaxlm.models import hardware
-from jaxlm.plan import tune
-from jaxlm.processes import say, together
+from jaxlm.plan import machines, tune
+from jaxlm.processes import from_first, say, together
 from jaxlm.programs.attempt import Attempt
 from jaxlm.programs.task import Ready, Task
-from jaxlm.train import books, ledger, loop, workdir
+from jaxlm.train import books, ledger, loop, metrics, phases, workdir
+from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.clock import Clock, Pulse
 
 EXIT_CODES = {loop.DONE: 0, loop.FAILED: 1, loop.REFUSED: 2, loop.STOPPED: 3, loop.PREEMPTED: 4}
@@ -27,20 +28,60 @@ def run(config: Config, task: Task) -> int:
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     platform = jax.devices()[0].platform
     asked, config = config, dataclasses.replace(config, model=hardware.for_platform(config.model, platform))
-    folder = together(lambda: workdir.check(config, mesh))
+    folder = together(lambda: workdir.workdir(config.workdir))
     with contextlib.ExitStack() as stack:
         if held := together(lambda: ledger.lock(folder), first_only=True):
             stack.callback(held.close)
+        losses: dict[int, float] = {}
+        mirror = together(lambda: _open_mirror(config, folder, losses), first_only=True)
+        together(lambda: workdir.check(config, mesh))
+        losses |= dict(from_first(lambda: list(metrics.held_out_losses(folder / "metrics.jsonl").items())))
         data = task.data(config)
         config = tune.fit(config, mesh, say, task.parts)
         ready = Ready(config, task.parts(config, mesh), data)
         train_step = ready.parts.jit()
-        while (ending := Attempt(task, ready, asked, folder, train_step, clock).run()).code == loop.ROLL_BACK:
+        while True:
+            ending = Attempt(task, ready, asked, folder, train_step, clock, losses, mirror).run()
+            if ending.code != loop.ROLL_BACK:
+                break
             clock = Clock(pulse=pulse, since=time.monotonic())
-        code, why = EXIT_CODES[ending.code], ending.why or ending.code
-        together(lambda: ledger.end(folder, step=clock.step, code=code, why=why), first_only=True)
-    _say_ending(ending, folder)
+        code = EXIT_CODES[ending.code]
+        _say_ending(ending, folder)
+        together(lambda: _close(ending, code, clock, folder, mirror, config), first_only=True)
+        if ending.code == loop.DONE and jax.process_index() == 0:
+            _record_speed(config, mesh, folder)
     return code
+
+
+def _open_mirror(config: Config, folder: pathlib.Path, losses: dict[int, float]) -> Mirror | None:
+    """The mirror, from which the run has come back if its folder was lost; None without one."""
+    c = config.checkpoint
+    if not c.mirror:
+        return None
+    milestones = phases.milestones(phases.planned(config.phases, config.train))
+    mirror = Mirror(c.mirror, c, folder, pinned=milestones, losses=losses)
+    mirror.restore()
+    return mirror
+
+
+def _close(
+    ending: loop.Ending, code: int, clock: Clock, folder: pathlib.Path, mirror: Mirror | None, config: Config
+) -> None:
+    """Writes into run.json how the run ended, then waits for the mirror."""
+    ledger.end(folder, step=clock.step, code=code, why=ending.why or ending.code, cause=ending.cause)
+    if mirror:
+        mirrored = mirror.close(config.checkpoint.mirror_timeout_s)
+        ledger.note(folder, mirrored=mirrored)
+
+
+def _record_speed(config: Config, mesh: jax.sharding.Mesh, folder: pathlib.Path) -> None:
+    """Keeps the speed of this machine for `jaxlm doctor`: the median of what was logged."""
+    speeds = sorted(
+        r["tokens_per_second"] for r in metrics.records(folder / "metrics.jsonl") if r.get("tokens_per_second")
+    )
+    if speeds:
+        key = machines.key(config, mesh.shape)
+        machines.record(jax.devices()[0].device_kind, mesh.size, key, speeds[len(speeds) // 2], "train")
 
 
 def _say_ending(ending: loop.Ending, folder: pathlib.Path) -> None:

@@ -3,6 +3,7 @@
 Needs no JAX: the supervisor makes it too.
 """
 
+import argparse
 import pathlib
 from collections.abc import Sequence
 
@@ -24,24 +25,23 @@ OPTIONS = {
 }
 
 
-def config(
-    kind: str | None, word: str | None, steps: int, checkpoint: str, overrides: Sequence[str]
-) -> config_dict.ConfigDict | None:
+def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.ConfigDict | None:
     """Returns the config of the branch that a command line asks for; None if it asks for none.
 
     Args:
-      kind: "decay", or None for no branch.
-      word: what the command line names; it must be a run.
-      steps, checkpoint, overrides: as in `decay`.
+      args: OPTIONS, and the run as `config`.
+      overrides: as in `decay`.
     """
-    if not kind:
-        if steps:
-            raise ConfigError(f"--steps is for --branch=decay; did you mean --config.train.steps? (--steps={steps})")
+    if not args.branch:
+        if args.steps:
+            raise ConfigError(
+                f"--steps is for --branch=decay; did you mean --config.train.steps? (--steps={args.steps})"
+            )
         return None
-    found = config_files.find(word) if word else None
+    found = config_files.find(args.config) if args.config else None
     if found is None or found.kind != "run":
-        raise ConfigError(f"--branch={kind} needs the folder of a run: jaxlm train RUN --branch={kind} --steps=N")
-    return decay(found.path, steps, checkpoint, overrides)
+        raise ConfigError(f"--branch={args.branch} needs the folder of a run: jaxlm train RUN --branch=decay --steps=N")
+    return decay(found.path, args.steps, args.checkpoint, overrides)
 
 
 def decay(run: pathlib.Path, steps: int, checkpoint: str, overrides: Sequence[str]) -> config_dict.ConfigDict:

@@ -44,10 +44,9 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
 
 
 def _curve(folder: pathlib.Path) -> dict[int, dict]:
-    try:
-        return metrics.read(folder / "metrics.jsonl")
-    except OSError:
-        raise ConfigError(f"{folder} is no run: it has no metrics.jsonl") from None
+    if not (folder / "metrics.jsonl").is_file():
+        raise ConfigError(f"{folder} is no run: it has no metrics.jsonl")
+    return metrics.read(folder / "metrics.jsonl")
 
 
 def _inputs(a: pathlib.Path, b: pathlib.Path) -> list[dict]:

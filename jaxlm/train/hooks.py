@@ -36,12 +36,13 @@ class Save(Hook):
         milestones: frozenset[int] = frozenset(),
     ):
         self._checkpointer, self._meta = checkpointer, meta
-        self._every, self._milestones = config.every_steps, milestones
+        self._every, self._milestones, self._end = config.every_steps, milestones, 0
         self._pace = Pace(config.every_minutes, failures_per_day)
         if milestones:
             checkpointer.pinned |= milestones
 
     def due(self, step: int, end: int) -> bool:
+        self._end = end
         if step == end or _multiple(step, self._every) or step in self._milestones:
             return True
         return self._pace.due(step, self._checkpointer.wants_save, self._checkpointer.verify_s)
@@ -50,8 +51,9 @@ class Save(Hook):
         return step in self._checkpointer.steps()
 
     def __call__(self, moment: Moment) -> None:
-        if moment.step not in self._milestones and self._checkpointer.skips(moment.step):
-            return  # a milestone waits for the save before it
+        waits = moment.step == self._end or moment.step in self._milestones  # for the save before it
+        if not waits and self._checkpointer.skips(moment.step):
+            return
         with self._pace.measured(moment.step, moment.say):
             self._checkpointer.save(moment.state, self._meta)
 

@@ -114,7 +114,7 @@ def record_start(
     append(folder, "starts", start)
 
 
-def end(folder: pathlib.Path, *, step: int, code: int, why: str, pid: int | None = None) -> None:
+def end(folder: pathlib.Path, *, step: int, code: int, why: str, cause: str = "", pid: int | None = None) -> None:
     """Writes into run.json how the newest start ended, if that start is the process `pid` and has not said so itself.
 
     Never raises: a full disk says one line.
@@ -122,14 +122,27 @@ def end(folder: pathlib.Path, *, step: int, code: int, why: str, pid: int | None
     Args:
       step: the last step that it did; 0 if it did none.
       code: the exit code; -9 for a process that SIGKILL ended.
+      cause: the ending's cause, such as "budget".
       pid: the process that ended; this one by default. A supervisor gives its child's.
     """
+    ended = {"time": _now(), "code": code, "why": redact(why), "cause": cause}
+    _on_last_start(folder, lambda last: {"ended": {"step": max(step, last.get("step", 0)), **ended}}, pid, "ended")
+
+
+def note(folder: pathlib.Path, mirrored: bool) -> None:
+    """Adds to how this start ended whether the mirror holds all of it. Never raises."""
+    _on_last_start(folder, lambda last: {"ended": {**last.get("ended", {}), "mirrored": mirrored}})
+
+
+def _on_last_start(
+    folder: pathlib.Path, facts: typing.Callable[[dict], dict], pid: int | None = None, unless: str = ""
+) -> None:
+    """Adds facts to the newest start, if it is the process `pid` (this one by default) and has no `unless` yet."""
     try:
         found = read(folder)
-        starts = found["starts"]
-        if starts and starts[-1].get("pid") == (pid or os.getpid()) and "ended" not in starts[-1]:
-            last = max(step, starts[-1].get("step", 0))
-            starts[-1]["ended"] = {"time": _now(), "step": last, "code": code, "why": redact(why)}
+        last = found["starts"][-1] if found["starts"] else {}
+        if last.get("pid") == (pid or os.getpid()) and (not unless or unless not in last):
+            last |= facts(last)
             _write(folder, found)
     except OSError as error:
         say(f"run.json does not say how this start ended: {error}")

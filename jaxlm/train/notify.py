@@ -98,6 +98,11 @@ def tell(notify: NotifyConfig, event: str, text: str, workdir: str | os.PathLike
             _beside(f"notify.urls[{i}]", url, lambda url=url: _by_apprise(url, message, f"jaxlm {event}: {run}"))
 
 
+def tell_of(notify: NotifyConfig, workdir: str | os.PathLike) -> Callable[[str, str], None]:
+    """Returns a function (event, text) that tells of one run."""
+    return lambda event, text: tell(notify, event, text, workdir)
+
+
 class Heartbeat:
     """Asks `notify.heartbeat_url` (GET, as healthchecks.io wants it) at most every `heartbeat_minutes` while steps go on.
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 
 from jaxlm import console
-from jaxlm.config import ConfigError, LogConfig, PhaseConfig, PhasesConfig, RunError, TrainConfig
+from jaxlm.config import Config, ConfigError, PhaseConfig, PhasesConfig, RunError, TrainConfig
 from jaxlm.processes import from_first, together
 from jaxlm.train import ledger, metrics
 from jaxlm.train.loop import STOPPED, Ending, Hook, Moment
@@ -273,6 +273,7 @@ class Phases(Hook):
             raise ConfigError(
                 f"phases.plan.{blind[0]}.max_val_loss is a gate on held-out text, and data.dir holds none out"
             )
+        return evaluate
 
     def begin(self) -> Ending | None:
         """Returns how an earlier start was stopped, if it was and that still holds; else None. Called before the first step.
@@ -350,22 +351,20 @@ class Phases(Hook):
         self._append(found)
 
 
-def of_run(
-    config: PhasesConfig,
-    train: TrainConfig,
-    log: LogConfig,
-    folder: pathlib.Path,
-    spent: Callable[[], tuple[float, float]],
-) -> Phases:
-    """Returns the hook of the run in `folder`; `spent` as in `Phases`. Raises ConfigError if two phases end together."""
+def of_run(config: Config, folder: pathlib.Path, spent: Callable[[float], tuple[float, float]]) -> Phases:
+    """Returns the hook of the run in `folder`. Raises ConfigError if two phases end at the same step.
+
+    Args:
+      spent: price of this start in dollars an hour -> (seconds, dollars) of all starts so far.
+    """
     return Phases(
-        planned(config, train),
-        config.accept,
+        planned(config.phases, config.train),
+        config.phases.accept,
         rows=together(lambda: ledger.read(folder)["phases"], first_only=True) or (),
         append=lambda found: ledger.append(folder, "phases", found),
         records=lambda: metrics.read(folder / "metrics.jsonl"),
-        spent=spent,
-        tokens_per_step=train.batch_size * train.seq_len,
-        every_steps=log.every_steps,
+        spent=lambda: spent(config.hardware.usd_per_hour),
+        tokens_per_step=config.train.batch_size * config.train.seq_len,
+        every_steps=config.log.every_steps,
         run=str(folder),
     )

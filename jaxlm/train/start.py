@@ -17,7 +17,7 @@ from jaxlm.console import human
 from jaxlm.plan.params import count_params
 from jaxlm.processes import say, together
 from jaxlm.redact import redact
-from jaxlm.train import books, ledger
+from jaxlm.train import books, ledger, stretch
 from jaxlm.train.clock import Clock
 from jaxlm.train.loggers import Writer
 from jaxlm.train.loop import Watch
@@ -106,6 +106,8 @@ class Log:
         return recorder
 
     def _open(self, asked: Config, config: Config, data_sha256: str, mesh: Mesh, done: int) -> Writer:
+        if line := stretch.warning(self._folder, asked, done):
+            say(line)
         choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
         choices |= {"remat": config.model.remat, "microbatch_size": config.train.microbatch_size}
         found = {"manifest_sha256": data_sha256, "hardware": hardware(), "choices": choices}

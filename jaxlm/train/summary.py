@@ -9,6 +9,9 @@ import math
 import pathlib
 import typing
 
+from jaxlm import config as config_lib
+from jaxlm import config_files
+from jaxlm.config import ConfigError
 from jaxlm.train import clock, ledger, metrics
 
 # Column of the report -> metric in metrics.jsonl.
@@ -56,27 +59,25 @@ def _latest(records: list[dict]) -> dict:
 
 
 def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) -> dict[str, typing.Any]:
-    config: dict = {}
-    with contextlib.suppress(OSError, ValueError):
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    shape, steps = "", 0
+    with contextlib.suppress(ConfigError, OSError):
+        config = config_lib.resolve(config_files.from_run(folder / "config.json"))
+        model, train, steps = config.model, config.train, config.train.steps
+        shape = f"{model.family}, {model.n_layers} layers of d {model.d_model}, "
+        shape += f"{train.batch_size} rows of {train.seq_len} tokens a step"
     last = _latest(records)
     trained = [r["train/loss"] for r in records if r.get("train/loss") is not None]
     evaluated = [(step, loss) for step, loss in held_out.get("", ()) if math.isfinite(loss)]
-    model, train = config.get("model", {}), config.get("train", {})
-    shape = f"{model.get('family', '')}, {model.get('n_layers', '?')} layers of d {model.get('d_model', '?')}, "
-    shape += f"{train.get('batch_size', '?')} rows of {train.get('seq_len', '?')} tokens a step"
     ended = (book["starts"][-1].get("ended") or {}) if book["starts"] else {}
     return {
         "name": folder.resolve().name,
         "model": shape,
         "step": records[-1]["step"] if records else 0,
-        "steps": train.get("steps", 0),
+        "steps": steps,
         "tokens": records[-1].get("tokens", 0) if records else 0,
         "loss": trained[-1] if trained else None,
         "held_out": evaluated[-1][1] if evaluated else None,
-        "best": dict(zip(("step", "loss"), min(evaluated, key=lambda pair: pair[1]), strict=True))
-        if evaluated
-        else None,
+        "best": min(({"step": step, "loss": loss} for step, loss in evaluated), key=lambda b: b["loss"], default=None),
         "wall_s": last.get("wall_s") or 0.0,
         "cost_usd": last.get("cost_usd") or 0.0,
         "goodput": last.get("goodput"),

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from jaxlm import console, files
 from jaxlm.config import Config, ConfigError
-from jaxlm.train import children, clock, hangs, supervised
+from jaxlm.train import children, clock, farewell, hangs, ledger, notify, supervised
 
 # Whoever sets one of these starts a job again by itself.
 _OTHERS = ("SLURM_JOB_ID", "SKYPILOT_TASK_ID", "KUBERNETES_SERVICE_HOST")
@@ -37,14 +37,26 @@ _NOTHING_TO_SAVE = (clock.START, clock.RESTORE)
 _AGAIN = "; the same command goes on"
 
 
-def run(config: Config) -> int | None:
-    """Trains in a child process, and returns the exit code; None if this process is to train itself."""
+def run(config: Config, program: Callable[[], int]) -> int:
+    """Trains in a child process, or by `program` in this one; says farewell, and returns the exit code."""
+    notify.check(config.notify)
     again = command()
     if again and wanted(config.runs.supervise):
-        return Supervisor(again, config).run()
+        supervisor = Supervisor(again, config, notify.tell_of(config.notify, config.workdir))
+        code = supervisor.run()
+        farewell.say_farewell(config, code, supervisor.signalled)
+        return code
     _ask_for_notices(config.runs.notices)
     supervised.stop_at_once_until_training()
-    return None
+    code = 1
+    try:
+        code = program()
+    except ConfigError:
+        code = 2
+        raise
+    finally:
+        farewell.say_farewell(config, code, signal.SIGINT if code == 4 else None)
+    return code
 
 
 def wanted(supervise: str) -> bool:
@@ -95,6 +107,7 @@ class Supervisor:
         self._hangs = hangs.Watch(config.runs.hang_s, config.data.timeout_s)
         self._child: children.Child | None = None
         self._asked: list[float] = []  # when each request to stop came
+        self.signalled: int | None = None  # the signal of the first of them
         self._woken = threading.Event()
         self._since = time.monotonic()
         self._lost: dict[str, float] = {}
@@ -142,7 +155,9 @@ class Supervisor:
             self._child = None
         self._lost = {clock.HUNG: hung} if hung else {}
         self._since = time.monotonic()
-        return Death(code, sign.step, sign.activity, hung, out_of_memory=child.out_of_memory)
+        death = Death(code, sign.step, sign.activity, hung, out_of_memory=child.out_of_memory)
+        _within(10.0, lambda: ledger.end(self._folder, step=sign.step, code=code, why=death.words(), pid=child.pid))
+        return death
 
     def _environment(self) -> dict[str, str]:
         lost = ",".join(f"{name}:{seconds:.3f}" for name, seconds in self._lost.items())
@@ -258,6 +273,7 @@ class Supervisor:
     def _on_signal(self, number: int, frame: typing.Any) -> None:
         if number != signal.SIGUSR1:
             self._asked.append(time.monotonic())
+            self.signalled = self.signalled or number
             self._woken.set()
         if self._child and number == signal.SIGUSR1:
             threading.Thread(target=self._show_stacks, args=(self._child,), daemon=True).start()

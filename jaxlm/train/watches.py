@@ -1,4 +1,4 @@
-"""The watch over saves: a failed one is noticed at the next step, and ends a run that loses too much. Others: `stability`."""
+"""Watches that are not about the loss: over saves, and a sign of life. Those about the loss are in `stability`."""
 
 from collections.abc import Callable
 
@@ -44,3 +44,13 @@ class SaveInFlight(Watch):
             return ending
         self._ask(ending)
         return None
+
+
+class Alive(Watch):
+    """Calls `beat(step)` after every step, for whoever waits for a sign of life elsewhere."""
+
+    def __init__(self, beat: Callable[[int], None]):
+        self._beat = beat
+
+    def __call__(self, step: int, record: dict[str, float]) -> None:
+        self._beat(step)

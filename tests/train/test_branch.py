@@ -1,5 +1,7 @@
 """The config of a branch: what it takes over from its trunk, and what it must not."""
 
+import argparse
+
 import pytest
 
 from jaxlm import config, config_files
@@ -76,11 +78,15 @@ def test_what_can_not_be_branched_is_one_line(trunk, steps, checkpoint, workdir,
         decay(other)
 
 
+def asked(kind, word, steps, checkpoint="latest"):
+    return branch.config(argparse.Namespace(branch=kind, config=word, steps=steps, checkpoint=checkpoint), ())
+
+
 def test_the_command_line(trunk):
-    assert branch.config(None, "quickstart", 0, "latest", ()) is None
-    assert branch.config("decay", str(trunk), 10, "20", ()).train.steps == 30
+    assert asked(None, "quickstart", 0) is None
+    assert asked("decay", str(trunk), 10, "20").train.steps == 30
     with pytest.raises(ConfigError, match=r"did you mean --config\.train\.steps\?"):
-        branch.config(None, str(trunk), 10, "latest", ())
+        asked(None, str(trunk), 10)
     for word in (None, "quickstart"):
         with pytest.raises(ConfigError, match="needs the folder of a run"):
-            branch.config("decay", word, 10, "latest", ())
+            asked("decay", word, 10)

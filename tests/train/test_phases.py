@@ -167,8 +167,8 @@ def test_a_phase_whose_evaluation_failed_is_not_closed():
 def test_a_gate_on_held_out_text_needs_some():
     with pytest.raises(ConfigError, match=r"phases\.plan\.pilot\.max_val_loss is a gate on held-out text"):
         Run().hook(plan(pilot={"max_val_loss": 2.9})).checked(None)
-    Run().hook(plan(pilot={"max_val_loss": 2.9})).checked(len)
-    Run().hook(plan()).checked(None)
+    assert Run().hook(plan(pilot={"max_val_loss": 2.9})).checked(len) is len
+    assert Run().hook(plan()).checked(None) is None
 
 
 def test_a_budget_is_the_phases_own_and_stops_at_the_first_step_beyond_it():

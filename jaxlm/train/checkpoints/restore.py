@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import threading
 import typing
 from collections.abc import Collection
 
@@ -31,11 +32,16 @@ def restore(folder: pathlib.Path, wanted: dict[str, dict]) -> dict[str, dict]:
       RunError: the checkpoint can't be read for another reason; nothing was changed.
     """
     step, names = int(folder.name), {*wanted, "meta"}
-    digests, wrong = together(lambda: _inspect(folder, names), errors=(CorruptCheckpointError, RunError))
+    with _telling(folder):
+        digests, wrong = together(lambda: _inspect(folder, names), errors=(CorruptCheckpointError, RunError))
     same_tree = {name for name, _ in tree.named_leaves(wanted)} == digests.keys()
     args = {name: ocp.args.StandardRestore(item) for name, item in wanted.items()}
     try:
-        with reading(step, wrong, same_tree), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        with (
+            _telling(folder),
+            reading(step, wrong, same_tree),
+            ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
+        ):
             restored = checkpointer.restore(folder, args=ocp.args.Composite(**args))
     except CorruptCheckpointError as error:
         if jax.process_count() == 1:
@@ -80,6 +86,24 @@ def _inspect(folder: pathlib.Path, names: Collection[str]) -> tuple[dict[str, in
         if differs:
             raise CorruptCheckpointError(f"checkpoint {folder.name} is damaged: {differs}")
     return digests, wrong
+
+
+@contextlib.contextmanager
+def _telling(folder: pathlib.Path) -> typing.Iterator[None]:
+    """Says what is waited for when the `with` block takes a minute, and then every five: storage may hang."""
+    done = threading.Event()
+
+    def tell() -> None:
+        waited = 60
+        while not done.wait(waited if waited == 60 else 300):
+            say(f"waiting for {waited} s for checkpoint {folder.name} to be read ({folder})")
+            waited += 300
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 @contextlib.contextmanager

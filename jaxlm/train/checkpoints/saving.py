@@ -3,6 +3,7 @@
 import logging
 import pathlib
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +22,13 @@ class _Quiet(logging.Filter):
         return "orbax" not in record.pathname and "/orbax/" not in record.getMessage()
 
 
-_QUIET = _Quiet()
+def _unraisable(found: "sys.UnraisableHookArgs") -> None:
+    """Drops what TensorStore's threads say to the loop of a save that failed; passes on all else."""
+    if "Event loop is closed" not in str(found.exc_value):
+        _UNRAISABLE(found)
+
+
+_QUIET, _UNRAISABLE = _Quiet(), sys.unraisablehook
 TEMPORARY = "orbax-checkpoint-tmp"  # part of the name of a folder that Orbax has not finished
 _TIMEOUT_S = 7200  # Orbax gives up a save after this
 
@@ -37,6 +44,7 @@ class Saving:
 
     Attributes:
       copied: set when the arrays' memory may be used again.
+      left_behind: True if threads of Orbax, here or in another process, may still wait for a process that failed.
       done: set when there is nothing more to wait for; then the others below hold.
       written: True if all processes wrote their parts.
       failed: why the checkpoint could not be written or read back, in one line; "" if it was.
@@ -50,7 +58,7 @@ class Saving:
         self.folder, self.step, self.began = folder, int(folder.name), time.monotonic()
         self._items, self._meta, self._check = items, meta, check
         self.copied, self.done = threading.Event(), threading.Event()
-        self.written = False
+        self.written, self.left_behind = False, False
         self.failed, self.full, self.differs, self.verified, self.verify_s = "", False, "", False, 0.0
         self.at = "checking the folder"  # what it does right now, for the user
         self._left = False
@@ -66,6 +74,8 @@ class Saving:
         votes = Votes()
         for name in ("absl", "asyncio"):
             logging.getLogger(name).addFilter(_QUIET)  # adding it again does nothing
+        if sys.unraisablehook is _UNRAISABLE:
+            sys.unraisablehook = _unraisable
         try:
             self._write(votes)
             if jax.process_index() == 0 and self._check:
@@ -75,6 +85,7 @@ class Saving:
         except Exception as error:  # whatever it is, training must go on, and one line must say it
             self.failed, self.full = disk.words(error, self.folder), disk.full(error)
             votes.fail(self.failed)
+            self.left_behind = jax.process_count() > 1
         self._items = None
         self.copied.set()
         self.done.set()
@@ -87,16 +98,34 @@ class Saving:
         self.at = "copying the arrays to the host"
         options = ocp.options.AsyncOptions(timeout_secs=_TIMEOUT_S, barrier_sync_fn=votes.barrier)
         # A checkpointer of its own for each save: one that failed can't spoil the next.
-        with ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=options) as checkpointer:
-            args = {name: ocp.args.StandardSave(item) for name, item in self._items.items()}
-            checkpointer.save(
-                self.folder, args=ocp.args.Composite(**args, meta=ocp.args.JsonSave(self._meta)), force=True
-            )
-            self._items = None
-            self.copied.set()
-            self.at = "writing"
-            checkpointer.wait_until_finished()
+        checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=options)
+        args = {name: ocp.args.StandardSave(item) for name, item in self._items.items()}
+        checkpointer.save(self.folder, args=ocp.args.Composite(**args, meta=ocp.args.JsonSave(self._meta)), force=True)
+        self._items = None
+        self.copied.set()
+        self.at = "writing"
+        self._finish(checkpointer, votes)
         self.written = True
+
+    def _finish(self, checkpointer: ocp.AsyncCheckpointer, votes: Votes) -> None:
+        """Waits until Orbax is done. Leaves it behind if another process failed: it would wait for that one for minutes."""
+        errors = []
+
+        def close() -> None:
+            try:
+                checkpointer.close()
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=close, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.5)
+            if thread.is_alive() and (why := votes.failed()):
+                thread.join(1.0)  # it may have learnt that, too
+                raise disk.ToldError(why)
+        if errors:
+            raise errors[0]
 
     def _verify(self) -> None:
         self.at = "reading back"

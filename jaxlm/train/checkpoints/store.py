@@ -35,11 +35,13 @@ class Checkpointer:
 
     Attributes:
       pinned: steps that rotation never deletes. The caller may add some.
+      spared: returns steps that rotation leaves alone for now, because they are being copied.
       on_verified: functions of (step, folder), called on the first process when a checkpoint was verified.
       stopping: True once the run was asked to stop; waits are then short.
       reserve: the room held back on the disk; None if `read_only`.
       failing: why saving fails now, in one line; "" if it does not.
-      abandoned: True if a save hangs and was left behind. Threads of it may then keep Python from ending by itself.
+      abandoned: True if a save hangs and was given up; there are no more saves then.
+      left_behind: True if threads of a save may keep Python from ending by itself: end it by `os._exit`.
       verify_s: the seconds that verifying the last checkpoint took.
     """
 
@@ -56,9 +58,10 @@ class Checkpointer:
             raise ConfigError(f"no checkpoints in {self.directory}: is --config.workdir the folder of a run?")
         self._config, self._losses, self._read_only = config, {} if losses is None else losses, read_only
         self.pinned: set[int] = set()
+        self.spared: typing.Callable[[], typing.Collection[int]] = tuple
         self.on_verified: list[typing.Callable[[int, pathlib.Path], None]] = []
         self.stopping: typing.Callable[[], bool] = lambda: False
-        self.failing, self.abandoned, self.verify_s = "", False, 0.0
+        self.failing, self.abandoned, self.left_behind, self.verify_s = "", False, False, 0.0
         self._saving: Saving | None = None
         self._longest_s = 0.0  # of all saves
         self._owed, self._failures, self._retry_at = False, 0, 0.0
@@ -203,11 +206,11 @@ class Checkpointer:
         self.failing = f"checkpoint {self._saving.step} was not done after {took:.0f} s: {self._saving.folder}"
         say(f"{self.failing}; it is given up")
         self._saving.leave()
-        self._saving, self.abandoned = None, True
+        self._saving, self.abandoned, self.left_behind = None, True, True
         return False
 
     def _end(self, saving: Saving) -> None:
-        self._saving = None
+        self._saving, self.left_behind = None, self.left_behind or saving.left_behind
         self._longest_s = max(self._longest_s, time.monotonic() - saving.began)
         if saving.failed or saving.differs:
             self._failed(saving)
@@ -264,8 +267,9 @@ class Checkpointer:
             there = [step for step in self._listed() if step in self._steps]  # what is on disk
             whole = [step for step in there if self.verified(step)] if self._config.verify else None
             gone = keep.obsolete(there, self._losses, self._config, whole, self.pinned)
+            gone = set(gone) - set(self.spared())
             self._delete([self.directory / str(step) for step in gone])
-            self._steps -= set(gone)
+            self._steps -= gone
 
     def _delete(self, folders: list[pathlib.Path]) -> None:
         """Deletes folders in a thread, beside the training; on the first process only. What can't be deleted stays."""

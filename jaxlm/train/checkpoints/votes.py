@@ -43,9 +43,17 @@ class Votes:
         if jax.process_count() > 1:
             told = why if why.startswith("process ") else f"process {jax.process_index()}: {why}"
             self._write(self._stages, told)
+            self._write("failed", told)
 
-    def _write(self, stage: int, vote: str) -> None:
+    def failed(self) -> str:
+        """Returns why another process failed; "" if none did so far."""
+        if jax.process_count() == 1:
+            return ""
+        said = distributed.global_state.client.key_value_dir_get(f"jaxlm/save/{self._number}/failed/")
+        return next((vote for _, vote in said), "")
+
+    def _write(self, stage: int | str, vote: str) -> None:
         distributed.global_state.client.key_value_set(self._key(stage, jax.process_index()), vote, allow_overwrite=True)
 
-    def _key(self, stage: int, process: int) -> str:
+    def _key(self, stage: int | str, process: int) -> str:
         return f"jaxlm/save/{self._number}/{stage}/{process}"

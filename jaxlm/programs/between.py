@@ -1,0 +1,86 @@
+"""The hooks and the watches of a run, in their order."""
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable
+
+import jax
+
+from jaxlm.eval import samples
+from jaxlm.processes import say, together
+from jaxlm.programs.task import Ready, Task
+from jaxlm.redact import redact
+from jaxlm.train import futures, hooks, notify, outlook, phases, profile, signals, stability, watches
+from jaxlm.train.checkpoints.store import Checkpointer
+from jaxlm.train.loop import Hook, Watch
+
+
+@dataclasses.dataclass(frozen=True)
+class Between:
+    """Makes what runs between the steps of an attempt.
+
+    Attributes:
+      checkpointer: the run's checkpoints.
+      bill: the phases, with what earlier starts spent.
+      losses: step -> held-out loss, shared with the checkpointer.
+      stop: how a signal, or one of several processes, ends the run.
+    """
+
+    task: Task
+    ready: Ready
+    folder: pathlib.Path
+    checkpointer: Checkpointer
+    bill: phases.Phases
+    losses: dict[int, float]
+    stop: signals.StopSignal
+
+    def hooks(self, stack: contextlib.ExitStack) -> list[Hook]:
+        """Returns the hooks. Saving comes first, so that nothing is lost if a later one fails; the bill after what it reads."""
+        c, folder, ends = self.ready.config, self.folder, self.bill.milestones
+        sample = together(lambda: samples.make(c.sample, c.seed, self.ready.parts.model, self.ready.data.data, folder))
+        held_out = self.bill.checked(self.task.held_out(self.ready))
+        trace = stack.enter_context(profile.Trace(c.profile.window, folder / "profile"))
+        look = outlook.of_run(folder, c.optim, c.train, c.hardware)
+        return [
+            trace,
+            hooks.Save(self.checkpointer, c.checkpoint, c.plan.preemptions_per_day, self._meta(), ends),
+            hooks.HeldOut(held_out, c.train.eval_every_steps, c.eval, self.losses, self.overfit.evaluated, ends),
+            hooks.Sample(sample, c.sample, folder, ends),
+            futures.StopByForecast(c.stop, look.losses, look.rate, look.prices, c.train.eval_every_steps, str(folder)),
+            outlook.Report(look, c.stop, ends),
+            self.bill,
+            trace.begin,
+        ]
+
+    def watches(self, usd_per_hour: float) -> list[Watch]:
+        """Returns the watches, of which the first that ends the run counts."""
+        c, data = self.ready.config, self.ready.data
+        documents = functools.partial(self.task.documents, data)
+        tell = stability.teller(self.folder / "spikes.jsonl", documents, data.batch_number, say)
+        return [
+            watches.SaveInFlight(self.checkpointer, c.checkpoint, usd_per_hour, self.stop.ask),
+            stability.NonFinite(c.train.max_nonfinite_steps, c.stability),
+            stability.Spikes(c.stability, tell),
+            self.overfit,
+            watches.Alive(_beat(notify.Heartbeat(c.notify))),
+        ]
+
+    @functools.cached_property
+    def overfit(self) -> stability.Overfit:
+        """Sees the training loss as a watch, and the held-out loss by its hook."""
+        return stability.Overfit(self.ready.config.stability.overfit_evals)
+
+    def _meta(self) -> dict:
+        """What goes into each checkpoint beside the arrays. A checkpoint is given to others: it holds no secrets."""
+        data = self.ready.data
+        return {
+            "config": redact(dataclasses.asdict(self.ready.config)),
+            "fingerprint": data.fingerprint(),
+            "passed_over": [list(window) for window in data.passed_over],
+        }
+
+
+def _beat(heart: notify.Heartbeat) -> Callable[[int], None]:
+    return heart.beat if jax.process_index() == 0 else lambda step: None

@@ -1,0 +1,96 @@
+"""What a run's own curve says of its future, for the report and for the end of each phase."""
+
+import dataclasses
+import pathlib
+from collections.abc import Collection, Sequence
+
+import jax
+
+from jaxlm.config import HardwareConfig, OptimConfig, StopConfig, TrainConfig
+from jaxlm.plan import forecast, futures
+from jaxlm.processes import from_first
+from jaxlm.report import run as page
+from jaxlm.step import optim
+from jaxlm.train import metrics, summary
+from jaxlm.train.futures import look
+from jaxlm.train.loop import Ending, Hook, Moment
+
+
+@dataclasses.dataclass(frozen=True)
+class Outlook:
+    """What the forecast of a run needs. It reads metrics.jsonl, so only the first process calls its methods.
+
+    Attributes:
+      rate: steps from 1 -> learning rates.
+      steps: the last step of the plan.
+    """
+
+    folder: pathlib.Path
+    rate: forecast.Rate
+    steps: int
+    tokens_per_step: int
+    usd_per_hour: float
+
+    def losses(self) -> tuple[list[int], list[float | None]]:
+        """Returns the steps and their training losses, as they were logged by all starts."""
+        logged = [r for r in metrics.records(self.folder / "metrics.jsonl") if "train/loss" in r]
+        return [r["step"] for r in logged], [r["train/loss"] for r in logged]
+
+    def prices(self) -> tuple[float, float]:
+        """Returns (seconds a step, dollars an hour). The seconds count all that this run spent on top of its steps."""
+        last = max(metrics.records(self.folder / "metrics.jsonl"), key=lambda r: r.get("wall_s") or 0.0, default={})
+        done = last.get("step") or 0
+        return (last["wall_s"] / done if done and last.get("wall_s") else 0.0), self.usd_per_hour
+
+    def futures(self, step: int) -> list[futures.Future] | forecast.TooEarly:
+        """Returns the three futures after `step`, or why there are none."""
+        try:
+            return look(self.losses, self.rate, self.prices, step, self.steps)
+        except (ValueError, ArithmeticError) as error:
+            return forecast.TooEarly(f"no forecast: {error}")
+
+    def summary(self, step: int, stop: StopConfig) -> dict:
+        """Returns all that the report shows of the run after `step`."""
+        gathered = summary.gather(self.folder)
+        if not 0 < step < self.steps:
+            return gathered
+        found = self.futures(step)
+        return gathered | {"futures": futures.summary(found, futures.advice(found, stop.usd_per_centinat), step)}
+
+
+def of_run(folder: pathlib.Path, config: OptimConfig, train: TrainConfig, hardware: HardwareConfig) -> Outlook:
+    """Returns the outlook of the run in `folder`."""
+    rate = optim.rates(config, train.steps)
+    return Outlook(folder, rate, train.steps, train.batch_size * train.seq_len, hardware.usd_per_hour)
+
+
+class Report(Hook):
+    """Shows the three futures at the end of each phase, and writes RUN/report.html there and when the run ends.
+
+    Args:
+      milestones: the last steps of the phases.
+    """
+
+    name = "report"
+
+    def __init__(self, found: Outlook, stop: StopConfig, milestones: Collection[int]):
+        self._outlook, self._stop, self._milestones = found, stop, milestones
+
+    def due(self, step: int, end: int) -> bool:
+        return step in self._milestones and step < end
+
+    def done(self, step: int) -> bool:
+        return True
+
+    def __call__(self, moment: Moment) -> None:
+        for line in from_first(lambda: self._lines(moment.step)):
+            moment.say(line)
+
+    def _lines(self, step: int) -> Sequence[str]:
+        found = self._outlook.futures(step)
+        shown = [] if isinstance(found, forecast.TooEarly) else futures.table(found)
+        return [*shown, f"forecast: {futures.advice(found, self._stop.usd_per_centinat).line}"]
+
+    def close(self, moment: Moment, ending: Ending) -> None:
+        if jax.process_index() == 0:
+            page.write(self._outlook.folder / "report.html", self._outlook.summary(moment.step, self._stop))

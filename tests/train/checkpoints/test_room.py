@@ -1,0 +1,85 @@
+"""Room held back on the disk: real bytes, freed when a write meets a full disk; a warning where a run can't fit."""
+
+import dataclasses
+import errno
+import shutil
+import types
+
+import pytest
+
+from jaxlm import config, config_files
+from jaxlm.train.checkpoints import disk, room
+
+CONFIG = config.resolve(config_files.load("base", ["data.path=x", "checkpoint.reserve_mb=0.2"])).checkpoint
+
+
+def full(*args):
+    raise OSError(errno.ENOSPC, "No space left on device", "x")
+
+
+def test_the_reserve_is_real_and_is_freed_for_a_write(tmp_path):
+    reserve = room.Reserve(tmp_path, 0.2)
+    assert reserve.make()
+    path = tmp_path / room.RESERVE
+    assert path.stat().st_size == 200_000
+    assert len(set(path.read_bytes())) == 256  # no zeros, which some file systems do not store
+
+    def write():
+        return "written" if not path.exists() else full()
+
+    assert reserve.retry(write) == "written"
+    assert not reserve.held
+    with pytest.raises(OSError, match="No space"):
+        reserve.retry(full)
+    assert reserve.make(most=1000)
+    assert path.stat().st_size == 1000  # no larger than a checkpoint
+
+
+def test_another_error_frees_nothing(tmp_path):
+    reserve = room.Reserve(tmp_path, 0.001)
+    reserve.make()
+    with pytest.raises(OSError, match="Is a directory"):
+        reserve.retry(lambda: tmp_path.open("w"))
+    assert reserve.held
+
+
+def test_it_is_not_made_of_the_last_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=300_000))
+    assert not room.Reserve(tmp_path, 0.2).make()
+    assert room.Reserve(tmp_path, 0.1).make()
+
+
+def test_a_run_that_does_not_fit_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=39e9))
+    keep = dataclasses.replace(CONFIG, keep_last=2, keep_best=1)
+    assert room.lacking(tmp_path, 0, 9e9, keep) == ""
+    told = room.lacking(tmp_path, 0, 12e9, keep)
+    assert "has 39 GB free, and the run will need 48 GB: 4 checkpoints of 12 GB" in told.replace(".0 GB", " GB")
+    assert room.lacking(tmp_path, 2, 12e9, keep) == ""
+    assert room.lacking(tmp_path, 2, 12e9, keep, pinned=2)
+
+
+@pytest.mark.parametrize(
+    ("error", "number", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/a/b"), errno.ENOSPC, "No space left on device: /a/b"),
+        (
+            ValueError('RESOURCE_EXHAUSTED: Error writing "k" in "/c/d" [OS error 28: ENOSPC No space left on device]'),
+            errno.ENOSPC,
+            "No space left on device: /c/d",
+        ),
+        (
+            ValueError("UNKNOWN: Failed to fsync: Input/output error [os_error_code='5']"),
+            errno.EIO,
+            "Input/output error: here",
+        ),
+        (ValueError("a shape\nand more"), None, "a shape: here"),
+        (disk.ToldError("process 1: x: /y"), None, "process 1: x: /y"),
+    ],
+)
+def test_errors_in_words(error, number, words):
+    assert disk.number(error) == number
+    assert disk.words(error, "here") == words
+    wrapped = RuntimeError("Orbax says much")
+    wrapped.__cause__ = error
+    assert disk.words(wrapped, "here") == words
