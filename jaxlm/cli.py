@@ -28,10 +28,7 @@ from jaxlm.verbs import VERBS, Verb
 def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
     """Runs `jaxlm ARGV` and returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted).
 
-    Args:
-      argv: the arguments; None for those of this process.
-      script: True if the command is all that this process does. Training may then run in a child process, under a
-        supervisor (`runs.supervise`). It is so if `argv` is None.
+    `script`, or no `argv`: the command is all that this process does, so training may run in a child (`runs.supervise`).
     """
     script = script or argv is None
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -75,9 +72,7 @@ def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
         console.settle()
 
 
-def _without_leftovers(
-    hook: Callable[["sys.UnraisableHookArgs"], None],
-) -> Callable[["sys.UnraisableHookArgs"], None]:
+def _without_leftovers(hook: Callable[..., None]) -> Callable[..., None]:
     """`hook` without what asyncio says of reads and writes that Orbax abandoned: the error itself was raised."""
 
     def unraisable(what: "sys.UnraisableHookArgs") -> None:

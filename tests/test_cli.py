@@ -146,7 +146,7 @@ def test_values_may_stand_apart(capsys):
     ],
 )
 def test_errors_become_exit_codes(capsys, monkeypatch, verb, error, code):
-    def fail(argv):
+    def fail(*given):
         raise error
 
     monkeypatch.setattr(cli, "_run", fail)

@@ -259,7 +259,7 @@ def in_a_process(folder, body, first="", **options):
     make(folder, body)
     code = f"""{first}
 from jaxlm import config, config_files
-from jaxlm.train import supervisor
+from jaxlm.train import supervised, supervisor
 c = config.resolve(config_files.load("quickstart", ["workdir={folder}"]))
 raise SystemExit(supervisor.Supervisor([{sys.executable!r}, "{folder}/child.py", "{folder}"], c).run())
 """

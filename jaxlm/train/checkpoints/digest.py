@@ -15,7 +15,7 @@ from jaxlm import tree
 from jaxlm.ops.bits import mix, numbers
 
 _UINTS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
-_AT_ONCE = 2**20  # elements that the host hashes at once: they stay in its caches, and other threads run in between
+_AT_ONCE = 2**16  # elements that the host hashes at once: they stay in its caches (2^20 takes 2.7 times as long)
 
 
 @jax.jit
