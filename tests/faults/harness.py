@@ -1,11 +1,14 @@
 """Runs training as a user does, in processes of its own, makes things fail around it, and compares what it leaves behind.
 
 `Place` holds the data, the compile cache and a run that nothing happened to. `Place.start` begins a run; rules for the
-shim (shim.c) make file operations of that run fail while they stand in its file of rules.
+shim (shim.c) make file operations of that run fail while they stand in its file of rules. What inside/sitecustomize.py reads
+holds a run at a step, spoils batches, or turns verification off.
 """
 
+import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -18,9 +21,12 @@ import sys
 import time
 from collections.abc import Callable
 
+import jax
+import psutil
 import pytest
 
 from jaxlm.train import metrics
+from jaxlm.train.checkpoints import verify
 
 STEPS = 24
 EVERY = 4  # steps from one checkpoint to the next
@@ -31,6 +37,12 @@ KEYS = {
     "checkpoint.reserve_mb": 0, "optim.warmup_steps": 4, "log.every_steps": 1, "log.tensorboard": False,
     "data.val_fraction": 0.1, "runs.supervise": "off", "runs.backoff_s": 0,
 }  # fmt: skip
+# Compiles fast rather than well, as tests/conftest.py does.
+FAST = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PLATFORMS": "cpu"}
+if jax.__version_info__ < (0, 11):
+    FAST["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
+INSIDE = pathlib.Path(__file__).with_name("inside")
+MARK = "FAULTS_OF"  # in the environment of every process that a place starts, and of theirs
 CLOCKS = ("time", "wall_s", "cost_usd", "goodput", "tokens_per_second", "mfu_palm", "mfu_causal")
 
 
@@ -57,17 +69,32 @@ class Started:
       process: the process that was started.
       folder: the run's folder.
       rules: the file of rules for the shim; None without faults of the disk.
+      inside: the file of faults inside the process.
+      said: the file of what it says.
     """
 
     process: subprocess.Popen
     folder: pathlib.Path
     rules: pathlib.Path | None
+    inside: pathlib.Path
+    said: pathlib.Path
 
     def fault(self, *rules: str) -> None:
         """From now on these rules count, such as "write ENOSPC checkpoints/"; without any, all works again."""
-        part = self.rules.with_suffix(".part")
-        part.write_text("".join(f"{rule}\n" for rule in rules))
-        part.rename(self.rules)
+        replace(self.rules, "".join(f"{rule}\n" for rule in rules))
+
+    def hold(self, step: int | None) -> None:
+        """Lets the run do no step after `step`; None lets it go on. It takes effect at the next batch."""
+        replace(self.inside, json.dumps(json.loads(self.inside.read_text()) | {"hold": step}))
+
+    def go_on(self) -> None:
+        """Lets a run that is held go on."""
+        self.hold(None)
+
+    def kill(self) -> None:
+        """Ends the process by SIGKILL, and waits until it is gone."""
+        self.process.kill()
+        self.process.wait(60)
 
     def wait_for(self, condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
         """Waits until a condition holds. Fails if the run ends before, or it takes too long."""
@@ -89,16 +116,16 @@ class Started:
         """Waits until the run has said these words."""
         self.wait_for(lambda: words in self.text(), repr(words), seconds)
 
-    def saved(self) -> list[int]:
-        """The steps whose folders are there."""
-        return steps(self.folder)
+    def wait_for_saved(self, step: int) -> None:
+        """Waits until the checkpoint of a step is there, and verified."""
+        self.wait_for(lambda: verified(self.folder, step), f"a checkpoint of step {step}")
 
     def text(self) -> str:
         """What the run has said so far."""
-        return pathlib.Path(f"{self.folder}.txt").read_text(errors="replace")
+        return self.said.read_text(errors="replace")
 
     def end(self, code: int | None = 0, seconds: float = 180) -> str:
-        """Waits until the run ends with this exit code (None: with any), and returns what it said."""
+        """Waits until the run ends with this exit code (None: with any), and returns what it said: never a traceback."""
         try:
             found = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -106,7 +133,20 @@ class Started:
             self.process.wait()
             raise AssertionError(f"no end within {seconds} s: {self.text()[-3000:]}") from None
         assert code is None or found == code, f"exit code {found} in place of {code}: {self.text()[-4000:]}"
+        assert "Traceback" not in self.text(), self.text()[-4000:]
         return self.text()
+
+
+def replace(path: pathlib.Path, text: str) -> None:
+    """Replaces a file at once, so that a reader never sees half of it."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text)
+    part.rename(path)
+
+
+def verified(folder: pathlib.Path, step: int) -> bool:
+    """True if a run's checkpoint of this step was read back from the disk and equalled what was saved."""
+    return verify.read_checksums(folder / "checkpoints" / str(step)) is not None
 
 
 def steps(folder: pathlib.Path) -> list[int]:
@@ -120,10 +160,11 @@ class Place:
 
     Args:
       root: an empty folder.
+      cache: the folder of compiled programs, which several places may share.
     """
 
-    def __init__(self, root: pathlib.Path):
-        self.root = root
+    def __init__(self, root: pathlib.Path, cache: pathlib.Path | None = None):
+        self.root, self.cache, self._numbers = root, cache or root / "cache", itertools.count()
         text = "one two three four five six seven eight nine ten red green blue sun moon sea"
         words = text.split()
         rng = random.Random(0)
@@ -138,10 +179,15 @@ class Place:
 
     def command(self, name: str, **overrides: object) -> list[str]:
         """The command of a run. Keys are written with __ in place of the dots."""
-        keys = KEYS | {"workdir": self.root / name, "hardware.compile_cache": self.root / "cache"}
+        keys = KEYS | {"workdir": self.root / name, "hardware.compile_cache": self.cache}
         keys |= {key.replace("__", "."): value for key, value in overrides.items()}
         flags = [f"--config.{key}={value}" for key, value in keys.items()]
         return [sys.executable, "-m", "jaxlm.main", f"--config={self.root / 'tiny.py'}", *flags]
+
+    def environment(self, devices: int = 1) -> dict[str, str]:
+        """The environment of a run."""
+        paths = os.pathsep.join(filter(None, (str(INSIDE), os.environ.get("PYTHONPATH", ""))))
+        return os.environ | FAST | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": paths, MARK: str(self.root)}
 
     def start(
         self,
@@ -149,53 +195,107 @@ class Place:
         *,
         devices: int = 1,
         rules: tuple[str, ...] | None = None,
+        inside: dict | None = None,
+        settle: bool = True,
         env: dict | None = None,
+        out: int | None = None,
         **overrides: object,
     ) -> Started:
         """Begins a run in the background.
 
         Args:
-          name: of the run's folder; what it says goes to NAME.txt beside it.
+          name: of the run's folder; what each start says goes to a file of its own beside it.
           rules: for the shim from the start on; () for a shim that does nothing yet; None for none.
+          inside: faults inside the process; see inside/sitecustomize.py.
+          settle: True to do no step while a save is in flight.
+          out: an open file for what it says; None for one of its own.
         """
-        folder = self.root / name
-        environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"} | (env or {})
-        file = None
+        folder, number = self.root / name, next(self._numbers)
+        file, said = self.root / f"{name}.{number}.inside", self.root / f"{name}.{number}.txt"
+        settle = str(folder / "checkpoints") if settle else ""
+        replace(file, json.dumps({"hold": None, "spoil": [], "settle": settle} | (inside or {})))
+        environment = self.environment(devices) | {"INSIDE": str(file)} | (env or {})
+        path = None
         if rules is not None:
-            file = self.root / f"{name}.rules"
-            file.write_text("".join(f"{rule}\n" for rule in rules))
-            environment |= {"LD_PRELOAD": str(shim()), "FAULTS": str(file)}
-        with open(f"{folder}.txt", "a") as said:
+            path = self.root / f"{name}.{number}.rules"
+            path.write_text("".join(f"{rule}\n" for rule in rules))
+            environment |= {"LD_PRELOAD": str(shim()), "FAULTS": str(path)}
+        with open(said, "w") as file_of_words:
+            words = file_of_words if out is None else out
             process = subprocess.Popen(
-                self.command(name, **overrides), env=environment, stdout=said, stderr=said, stdin=subprocess.DEVNULL
+                self.command(name, **overrides), env=environment, stdout=words, stderr=words, stdin=subprocess.DEVNULL
             )
-        return Started(process, folder, file)
+        return Started(process, folder, path, file, said)
 
     def several(
-        self, name: str, n: int = 2, devices: int = 1, rules: dict[int, tuple[str, ...]] | None = None, **overrides
-    ):
-        """Begins one run as `n` processes, and returns them. `rules`: for the shim, by process."""
+        self,
+        name: str,
+        n: int = 2,
+        *,
+        rules: dict[int, tuple[str, ...]] | None = None,
+        inside: dict[int, dict] | None = None,
+        **options: object,
+    ) -> list[Started]:
+        """Begins one run as `n` processes, and returns them. `rules` and `inside`: by process; the rest as for `start`."""
         with socket.socket() as s:
             s.bind(("localhost", 0))
             port = s.getsockname()[1]
         keys = {"distributed__coordinator": f"localhost:{port}", "distributed__num_processes": n}
-        started = []
-        for i in range(n):
-            one = self.start(
-                name, devices=devices, rules=(rules or {}).get(i), distributed__process_id=i, **keys, **overrides
+        return [
+            self.start(
+                name,
+                rules=(rules or {}).get(i),
+                inside=(inside or {}).get(i),
+                distributed__process_id=i,
+                **keys | options,
             )
-            started.append(one)
-        return started
+            for i in range(n)
+        ]
+
+    def left(self) -> list[psutil.Process]:
+        """The processes that live of all that were started here, and of those that they started."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == str(self.root) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def end_all(self) -> None:
+        """Ends whatever was started here."""
+        for process in self.left():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
     def run(self, name: str, *, code: int = 0, **options: object) -> str:
         """Runs to the end, and returns what it said."""
         return self.start(name, **options).end(code)
+
+    def stopped(self, name: str, step: int, *, saved: int | None = None, **options: object) -> pathlib.Path:
+        """Begins a run that is ended by SIGKILL after `step`, with the checkpoint `saved` there, and returns its folder."""
+        run = self.start(name, inside={"hold": step}, **options)
+        run.wait_for_saved(step // EVERY * EVERY if saved is None else saved)
+        run.kill()
+        return run.folder
+
+    def copy(self, name: str, of: str) -> pathlib.Path:
+        """Copies a run's folder."""
+        return pathlib.Path(shutil.copytree(self.root / of, self.root / name))
 
     @functools.cached_property
     def whole(self) -> pathlib.Path:
         """The folder of a run that nothing happened to."""
         self.run("whole")
         return self.root / "whole"
+
+    @functools.cached_property
+    def two(self) -> pathlib.Path:
+        """The folder of a run of two processes that nothing happened to."""
+        for one in self.several("two"):
+            one.end()
+        return self.root / "two"
 
     def assert_exact(self, name: str, of: str | None = None) -> None:
         """Fails unless metrics of all steps and digests of all arrays equal those of a run that nothing happened to."""

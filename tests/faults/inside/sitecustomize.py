@@ -1,0 +1,130 @@
+"""Faults inside the processes of a run. Python imports this at its start, because the harness puts the folder on PYTHONPATH.
+
+INSIDE names a file of JSON, which may change while the run goes on:
+
+    hold        no batch is given out for a step above this one
+    settle      a folder of checkpoints: no batch is given out while one is being saved or read back, for two seconds
+                at most, so that none is skipped, however fast the steps are
+    spoil       [[first, last, kind], ...]: batches, by number in the order; "nan": the loss is NaN; "far": words that
+                the model has never seen, a spike
+    workers     "die": the loader's worker processes end when they import jaxlm.data.ahead
+    unverified  true: nothing that was written is ever compared with what was saved, for the test of the tests
+    crash       the process is ended by SIGKILL when it asks for the batch of the step after this one
+
+It wraps public functions of jaxlm once their module is imported, and imports nothing by itself.
+"""
+
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+
+
+def now(key: str, default=None):
+    """What INSIDE says now."""
+    return json.loads(pathlib.Path(os.environ["INSIDE"]).read_text()).get(key, default)
+
+
+def busy(folder: pathlib.Path) -> bool:
+    """True while a checkpoint in the folder is neither sealed nor gone."""
+    names = [path for path in folder.glob("[0-9]*") if not path.name.endswith(".deleting")]
+    return any(not (path / "checksums.json").exists() for path in names)
+
+
+def hold_batches(module) -> None:
+    """`LoaderBatches` gives no batch for a step above `hold`."""
+    give = module.LoaderBatches.__call__
+
+    def held(self, state):
+        step, began = int(state.step), time.monotonic()
+        while now("settle") and busy(pathlib.Path(now("settle"))) and time.monotonic() < began + 2:
+            time.sleep(0.01)
+        while (last := now("hold")) is not None and step >= last:
+            time.sleep(0.01)
+        if now("crash") == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return give(self, state)
+
+    module.LoaderBatches.__call__ = held
+
+
+def spoil_batches(module) -> None:
+    """`BatchSource` spoils the batches that `spoil` names."""
+    begin, give = module.BatchSource.__init__, module.BatchSource.__getitem__
+
+    def kept(self, order, row_indices, start_step):
+        begin(self, order, row_indices, start_step)
+        self.number = lambda i: order.batch_number(start_step + i + 1)
+
+    def spoiled(self, i):
+        batch, number = give(self, i), self.number(i)
+        for first, last, kind in now("spoil"):
+            if first <= number <= last:
+                if kind == "nan":
+                    batch["weights"] = batch["weights"] * float("nan")
+                else:
+                    batch["targets"] = batch["targets"] * 0 + 380
+        return batch
+
+    module.BatchSource.__init__, module.BatchSource.__getitem__ = kept, spoiled
+
+
+def believe_all(module) -> None:
+    """What reads back, hashes or compares finds nothing."""
+    if module.__name__ == "jaxlm.data.verify":
+        module.Verifier.check = lambda self, entry: None
+        module.Verifier.content = lambda self, entry: (self._root / str(entry["file"])).read_bytes()
+    elif module.__name__ == "jaxlm.train.checkpoints.digest":
+        module.differing = lambda items, saved: []
+    elif module.__name__ == "jaxlm.train.checkpoints.meta":
+        module.read = lambda folder, *options: json.loads((folder / "meta/metadata").read_bytes())
+    else:
+        module.read_back = lambda folder, digests, go_on=None: ""
+        module.differing = lambda *args, **options: None
+
+
+PATCHES = {"jaxlm.train.batches": [hold_batches], "jaxlm.data.loader": []}
+
+
+def end_here(module) -> None:
+    """Ends a worker process of the loader; the run itself has imported more than that before."""
+    if "jaxlm.cli" not in sys.modules:
+        os._exit(7)
+
+
+if os.environ.get("INSIDE"):
+    if now("workers"):
+        PATCHES["jaxlm.data.ahead"] = [end_here]
+    if now("spoil"):
+        PATCHES["jaxlm.data.loader"].append(spoil_batches)
+    if now("unverified"):
+        checkpoints = "jaxlm.train.checkpoints"
+        for name in (f"{checkpoints}.verify", f"{checkpoints}.digest", f"{checkpoints}.meta", "jaxlm.data.verify"):
+            PATCHES[name] = [believe_all]
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules to wrap as Python does, and wraps them when they were run."""
+
+    def find_spec(self, name, path=None, target=None):
+        """The module's own spec, with a loader that wraps the module."""
+        if not PATCHES.get(name):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        run = spec.loader.exec_module
+
+        def run_and_wrap(module):
+            run(module)
+            for patch in PATCHES[name]:
+                patch(module)
+
+        spec.loader.exec_module = run_and_wrap
+        return spec
+
+
+if os.environ.get("INSIDE"):
+    sys.meta_path.insert(0, Finder())

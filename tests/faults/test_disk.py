@@ -1,0 +1,175 @@
+"""Disks that fail: training goes on, the older checkpoints stay, one line names the path, and saving resumes.
+
+The shim makes the system calls of the run itself fail, for Python as for TensorStore.
+"""
+
+import pytest
+from faults.harness import STEPS, curve, steps, verified
+
+pytestmark = pytest.mark.faults
+WORDS = {
+    "ENOSPC": "No space left on device",
+    "EDQUOT": "Disk quota exceeded",
+    "EIO": "Input/output error",
+    "EROFS": "Read-only file system",
+    "ESTALE": "Stale file handle",
+}
+# name -> (rules, the kind of error that the run names)
+FOR_A_WHILE = {
+    "ENOSPC at params": (["write ENOSPC checkpoints/8.orbax"], "ENOSPC"),
+    "EDQUOT at params": (["write EDQUOT params.orbax-checkpoint-tmp/ocdbt"], "EDQUOT"),
+    "EIO at params": (["write EIO params.orbax-checkpoint-tmp/ocdbt"], "EIO"),
+    "EIO at the sync of params": (["sync EIO checkpoints/8/params"], "EIO"),
+    "EIO at the close of params": (["close EIO params.orbax-checkpoint-tmp/ocdbt"], "EIO"),
+    "EROFS at all": (["open EROFS checkpoints/", "write EROFS checkpoints/"], "EROFS"),
+    "ESTALE at train": (["write ESTALE train.orbax-checkpoint-tmp/ocdbt"], "ESTALE"),
+    "ENOSPC at meta": (["write ENOSPC meta.orbax"], "ENOSPC"),
+    "EDQUOT at the checksums": (["write EDQUOT checksums.json"], "EDQUOT"),
+    "EIO at reading back": (["read EIO checkpoints/8/params"], "EIO"),
+}
+
+
+@pytest.mark.parametrize("name", FOR_A_WHILE)
+def test_for_a_while(place, name):
+    """The save of step 8 fails. The one of step 12 works, and nothing is missing at the end."""
+    rules, kind = FOR_A_WHILE[name]
+    folder = name.replace(" ", "_")
+    run = place.start(folder, rules=(), inside={"hold": 7})
+    run.wait_for_saved(4)
+    run.fault(*rules)
+    run.hold(10)
+    run.wait_for_words("training goes on, step 4 stays", 60)
+    assert not verified(run.folder, 8)
+    run.fault()
+    run.go_on()
+    said = run.end(0)
+    (line,) = (line for line in said.splitlines() if "training goes on" in line)
+    assert line.startswith("checkpoint 8 can't be ")
+    assert f": {WORDS[kind]}: {run.folder}/checkpoints" in line
+    assert verified(run.folder, STEPS)
+    assert not list(run.folder.glob("checkpoints/*orbax*"))
+    place.assert_exact(folder)
+
+
+def test_short_writes(place):
+    """Each write takes half of what it is given, as the interface allows: all is written all the same."""
+    run = place.start("short", rules=("write short checkpoints/", "write short metrics.jsonl", "write short .json"))
+    run.end(0)
+    assert all(verified(run.folder, step) for step in steps(run.folder))
+    place.assert_exact("short")
+
+
+def test_full_to_the_end(place):
+    """The last state is not on disk: exit code 1. With room, the same command goes on from the last whole checkpoint."""
+    run = place.start("full", rules=(), inside={"hold": 10})
+    run.wait_for_saved(8)
+    run.fault("write ENOSPC checkpoints/", "write ENOSPC metrics.jsonl", "write ENOSPC samples", "write ENOSPC .json")
+    run.go_on()
+    said = run.end(1)
+    assert "No space left on device" in said
+    assert f"step {STEPS} is not saved" in said
+    assert steps(run.folder) == [4, 8]
+    assert "resuming at step 8" in place.run("full")
+    place.assert_exact("full")
+
+
+def test_full_at_sigterm(place):
+    """A state that can't be saved is never said to be: exit code 1 in place of 4."""
+    run = place.start("full4", rules=(), inside={"hold": 6})
+    run.wait_for_saved(4)
+    run.fault("write ENOSPC checkpoints/")
+    run.process.terminate()
+    run.wait_for_words("stopping after this step")
+    run.go_on()
+    said = run.end(1)
+    assert "the state is saved" not in said
+    assert "resuming at step 4" in place.run("full4")
+    place.assert_exact("full4")
+
+
+def test_full_from_the_start(place):
+    """No checkpoint can be written at first; there is room later."""
+    run = place.start("room", rules=("write ENOSPC checkpoints/",), inside={"hold": 6})
+    run.wait_for_words("no checkpoint is whole yet")
+    run.fault()
+    run.go_on()
+    run.end(0)
+    assert verified(run.folder, STEPS)
+    place.assert_exact("room")
+
+
+@pytest.mark.parametrize("kind", ["ENOSPC", "EIO"])
+def test_metrics_can_not_be_written_for_a_while(place, kind):
+    """No line of metrics.jsonl is missing afterwards."""
+    run = place.start(f"metrics-{kind}", rules=(), inside={"hold": 6})
+    run.wait_for_saved(4)
+    run.fault(f"write {kind} metrics.jsonl")
+    run.hold(14)
+    run.wait_for_saved(12)
+    run.fault()
+    run.go_on()
+    assert WORDS[kind] in run.end(0)
+    place.assert_exact(run.folder.name)
+
+
+def test_tensorboard_on_a_full_disk(place):
+    """Its thread dies; neither the run nor its end waits for it."""
+    run = place.start("board", rules=("write ENOSPC tensorboard/",), log__tensorboard=True)
+    run.end(0)
+    place.assert_exact("board")
+
+
+def test_unsaved_work_has_a_limit(place):
+    """Exit code 1 once `checkpoint.max_unprotected_minutes` are unsaved."""
+    run = place.start(
+        "limit", rules=(), inside={"hold": 6}, checkpoint__max_unprotected_minutes=0.05, train__steps=20_000
+    )
+    run.wait_for_saved(4)
+    run.fault("write EROFS checkpoints/", "open EROFS checkpoints/")
+    run.go_on()
+    assert "Read-only file system" in run.end(1)
+    assert steps(run.folder) == [4]
+
+
+def test_a_save_that_hangs(place):
+    """Training goes on and says at each save that is due why it is skipped; when the storage is back, so are the saves."""
+    run = place.start("hang", rules=(), inside={"hold": 7})
+    run.wait_for_saved(4)
+    run.fault("write hang params.orbax-checkpoint-tmp/ocdbt")
+    run.hold(14)
+    run.wait_for_words("step 12 is not saved now: the save of step 8 has taken")
+    run.fault()
+    run.go_on()
+    run.end(0)
+    assert verified(run.folder, STEPS)
+    place.assert_exact("hang")
+
+
+def test_a_sync_that_hangs_and_sigterm(place):
+    """SIGTERM is obeyed once the storage is back."""
+    run = place.start("hangsync", rules=(), inside={"hold": 7})
+    run.wait_for_saved(4)
+    run.fault("sync hang checkpoints/")
+    run.hold(9)
+    run.wait_for_step(7)
+    run.process.terminate()
+    run.wait_for_words("stopping after this step")
+    run.go_on()
+    run.fault()
+    run.end(4)
+    place.run("hangsync")
+    place.assert_exact("hangsync")
+
+
+def test_a_held_out_loss_that_can_not_be_read(place):
+    """EIO at the last evaluation: the state is there already, exit code 1, and the next start makes up for the loss."""
+    run = place.start("heldout", rules=(), inside={"hold": 20})
+    run.wait_for_saved(16)
+    run.fault("read EIO data/val")
+    run.go_on()
+    said = run.end(1)
+    assert "held-out failed after step 24" in said
+    assert verified(run.folder, STEPS)
+    place.run("heldout")
+    assert curve(run.folder) == curve(place.whole)
+    place.assert_exact("heldout")

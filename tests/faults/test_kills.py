@@ -1,0 +1,151 @@
+"""Runs that are killed, or asked to stop, at any moment: the same command goes on, and ends as if nothing had happened."""
+
+import os
+import signal
+
+import pytest
+from faults.harness import steps, verified
+
+pytestmark = pytest.mark.faults
+
+
+def goes_on(place, name: str, step: int, **options) -> str:
+    """The run goes on from this step, and ends as one that nothing happened to."""
+    said = place.run(name, **options)
+    assert (f"resuming at step {step}" in said) == bool(step), said
+    place.assert_exact(name)
+    return said
+
+
+def test_kill_9_between_two_saves(place):
+    place.stopped("between", 10)
+    goes_on(place, "between", 8)
+
+
+@pytest.mark.parametrize("item", ["params", "meta"])
+def test_kill_9_during_a_save(place, item):
+    """While a file of the checkpoint is being written: what is there of it counts for nothing."""
+    name = f"during-{item}"
+    run = place.start(name, rules=(), inside={"hold": 7})
+    run.wait_for_saved(4)
+    run.fault(f"write hang {item}.orbax")
+    run.hold(10)
+    run.wait_for(lambda: any(run.folder.glob("checkpoints/8.orbax*")), "the save of step 8")
+    run.wait_for_step(8)
+    run.kill()
+    assert steps(run.folder) == [4]
+    goes_on(place, name, 4)
+    assert not list(run.folder.glob("checkpoints/*orbax*"))
+
+
+def test_kill_9_right_after_a_save_before_it_is_read_back(place):
+    """Such a checkpoint has no checksums; each array is compared with its digest when it is restored."""
+    run = place.start("unsealed", rules=("write hang checksums.json",), settle=False)
+    run.wait_for(lambda: steps(run.folder), "a save")
+    run.kill()
+    (step,) = steps(run.folder)
+    assert not verified(run.folder, step)
+    goes_on(place, "unsealed", step)
+
+
+def test_kill_9_while_an_old_checkpoint_is_deleted(place):
+    """Three times in a row: whatever each leaves behind, the next start goes on from."""
+    for step in (10, 14, 18):
+        place.stopped("again", step)
+    (place.root / "again/checkpoints/12").rename(place.root / "again/checkpoints/12.deleting")
+    goes_on(place, "again", 16)
+    assert steps(place.root / "again") == [20, 24]
+
+
+def test_kill_9_after_the_last_step(place):
+    """While the last held-out loss is measured: the state was saved before that, and the loss is made up for."""
+    run = place.start("last", rules=(), inside={"hold": 20})
+    run.wait_for_step(18)
+    run.fault("read hang data/val")
+    run.go_on()
+    run.wait_for_saved(24)
+    run.kill()
+    goes_on(place, "last", 24)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_request_to_stop_saves_the_state(place, number):
+    name = number.name
+    run = place.start(name, inside={"hold": 6})
+    run.wait_for_saved(4)
+    run.process.send_signal(number)
+    run.wait_for_words("stopping after this step")
+    run.go_on()
+    said = run.end(4)
+    assert "interrupted, the state is saved" in said
+    assert "the same command goes on" in said
+    goes_on(place, name, max(steps(run.folder)))
+    assert max(steps(run.folder)) >= 6
+
+
+def test_sigterm_while_the_storage_is_slow(place):
+    """0.2 s for each write: it takes as long as it takes, and the state is saved."""
+    run = place.start("slow", rules=(), inside={"hold": 6})
+    run.wait_for_saved(4)
+    run.fault("write slow checkpoints/", "sync slow checkpoints/")
+    run.process.terminate()
+    run.go_on()
+    run.end(4)
+    goes_on(place, "slow", max(steps(run.folder)))
+
+
+def test_sigterm_twice_stops_at_once(place):
+    """As the storage hangs, and the user wants no more of it: exit code 1, since what came last is not saved."""
+    run = place.start("twice", rules=(), inside={"hold": 6})
+    run.wait_for_saved(4)
+    run.fault("write hang checkpoints/")
+    run.process.terminate()
+    run.wait_for_words("stopping after this step")
+    run.go_on()
+    run.wait_for(lambda: any(run.folder.glob("checkpoints/*orbax*")), "the last save")
+    run.wait_for(lambda: run.process.send_signal(signal.SIGTERM) or run.process.poll() is not None, "the end", 30)
+    assert "what came after the last checkpoint is not saved" in run.end(1)
+    goes_on(place, "twice", 4)
+
+
+def test_sigterm_before_the_first_step(place):
+    """During the start of a run that resumes: nothing is lost, and nothing of it is harmed."""
+    place.stopped("early", 6)
+    run = place.start("early", rules=("read hang checkpoints/4",))
+    run.wait_for_words("is complete")
+    run.process.terminate()
+    run.process.wait(30)
+    goes_on(place, "early", 4)
+
+
+def test_a_closed_pipe_behind_stderr(place):
+    """As when the `tee` behind it is killed: a line that nobody reads must not end a training."""
+    reader, writer = os.pipe()
+    run = place.start("pipe", inside={"hold": 6}, out=writer)
+    os.close(writer)
+    run.wait_for_saved(4)
+    os.close(reader)
+    run.go_on()
+    run.end(0)
+    place.assert_exact("pipe")
+
+
+def test_another_process_in_the_same_folder_is_refused(place):
+    run = place.start("shared", inside={"hold": 6})
+    run.wait_for_saved(4)
+    assert "another process trains in" in place.run("shared", code=2)
+    run.go_on()
+    run.end(0)
+    place.assert_exact("shared")
+
+
+def test_resumed_with_other_threads_and_workers(place):
+    place.stopped("threads", 10, data__num_threads=1, data__prefetch=1)
+    goes_on(place, "threads", 8, data__num_workers=2)
+
+
+def test_the_comparison_can_fail(place):
+    """Another seed of the same config: other metrics, other arrays."""
+    place.run("seed", seed=1, data__dir=place.root / "data")
+    with pytest.raises(AssertionError):
+        place.assert_exact("seed")
