@@ -11,6 +11,9 @@ LEAST_INTERVAL = 10  # steps between two evaluations or checkpoints, or train.st
 LEAST_STEPS = 2  # of a phase
 CORPUS = {"prose": 0.87, "math": 0.1, "code": 0.03}  # the embedded corpus and its mixture
 EVAL_BATCHES = 4  # per source
+USD_PER_HOUR = (
+    0.1  # of a machine of two cores; at the price of a GPU the first budget would be spent before the first step
+)
 MAX_BYTES = 1_000_000  # of text to read of each source
 
 
@@ -67,6 +70,7 @@ def shrunk(c: Config) -> Config:
         prepare=dataclasses.replace(c.prepare, sources={}),
         mesh=dataclasses.replace(c.mesh, data=-1, fsdp=1, tensor=1, context=1),
         log=dataclasses.replace(c.log, every_steps=max(_over(c.log.every_steps), 1)),
+        hardware=dataclasses.replace(c.hardware, usd_per_hour=USD_PER_HOUR if c.hardware.usd_per_hour else 0.0),
         profile=dataclasses.replace(c.profile, steps=""),
         phases=dataclasses.replace(c.phases, plan=plan, shrink=""),
     )
@@ -79,7 +83,8 @@ def summary(c: Config) -> str:
     return (
         f"shrunk: {m.n_layers} layers of d {m.d_model}, vocabulary {m.vocab_size:,}, {t.batch_size} rows of {t.seq_len}, "
         f"steps and dollars over {BY} ({t.steps} steps{f'; phases end after {ends}' * bool(ends)}), evaluated every "
-        f"{t.eval_every_steps} and saved every {c.checkpoint.every_steps}, the embedded corpus in {c.data.dir}"
+        f"{t.eval_every_steps} and saved every {c.checkpoint.every_steps}, the embedded corpus in {c.data.dir}, "
+        f"${c.hardware.usd_per_hour:.2f} an hour"
     )
 
 

@@ -337,7 +337,8 @@ class Phases(Hook):
 
     def _begun(self, phase: Phase, records: Records) -> Point:
         """Where the run stood when the phase began: by the bill of the phase before, else by the metrics."""
-        found = point(records, phase.first - 1)
+        nothing = (0.0, 0.0)  # the first phase pays for the start too
+        found = point(records, phase.first - 1, nothing if phase.first == 1 else None)
         before = [r for r in self._rows if r["ended"] and r["last_step"] == phase.first - 1]
         if not before:
             return found

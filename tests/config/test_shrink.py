@@ -56,6 +56,6 @@ def test_one_line_says_all_of_it():
         "steps and dollars over 500 (180 steps; phases end after ",
         "smoke 2, pilot 20, main 120, finish 180",
         "evaluated every 10 and saved every 10",
-        "the embedded corpus in w/data",
+        "the embedded corpus in w/data, $0.10 an hour",
     ):
         assert words in line

@@ -213,6 +213,14 @@ def test_several_processes_look_at_the_budget_at_logged_steps(monkeypatch):
     assert [step for step in range(1, 40) if hook.due(step, 90_000)] == [10, 20, 30]
 
 
+def test_the_first_phase_pays_for_the_start():
+    run = Run()
+    run.records[0] = {"step": 0, "wall_s": 600.0, "cost_usd": 0.3}
+    run.evaluated(200, 6.41, 2.0)
+    assert after(run.hook(plan()), 200) is None
+    assert run.rows[0]["usd"] == 2.0
+
+
 def test_a_resumed_phase_goes_on_with_its_dollars():
     run = Run()
     run.evaluated(200, 6.41, 4.9)
