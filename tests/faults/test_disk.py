@@ -37,7 +37,7 @@ def test_for_a_while(place, name):
     run = place.start(folder, rules=(), inside={"hold": 7})
     run.wait_for_saved(4)
     run.fault(*rules)
-    run.hold(10)
+    run.hold(11)
     run.wait_for_words("training goes on, step 4 stays", 60)
     assert not verified(run.folder, 8)
     run.fault()
