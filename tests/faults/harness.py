@@ -85,7 +85,11 @@ class Started:
 
     def hold(self, step: int | None) -> None:
         """Lets the run do no step after `step`; None lets it go on. It takes effect at the next batch."""
-        replace(self.inside, json.dumps(json.loads(self.inside.read_text()) | {"hold": step}))
+        self.set(hold=step)
+
+    def set(self, **keys: object) -> None:
+        """Changes what inside/sitecustomize.py reads."""
+        replace(self.inside, json.dumps(json.loads(self.inside.read_text()) | keys))
 
     def go_on(self) -> None:
         """Lets a run that is held go on."""
@@ -273,10 +277,10 @@ class Place:
         """Runs to the end, and returns what it said."""
         return self.start(name, **options).end(code)
 
-    def stopped(self, name: str, step: int, *, saved: int | None = None, **options: object) -> pathlib.Path:
-        """Begins a run that is ended by SIGKILL after `step`, with the checkpoint `saved` there, and returns its folder."""
-        run = self.start(name, inside={"hold": step}, **options)
-        run.wait_for_saved(step // EVERY * EVERY if saved is None else saved)
+    def stopped(self, name: str, step: int, inside: dict | None = None, **options: object) -> pathlib.Path:
+        """Begins a run that is ended by SIGKILL after `step`, once the checkpoint before is there, and returns its folder."""
+        run = self.start(name, inside={**(inside or {}), "hold": step}, **options)
+        run.wait_for_saved(step // EVERY * EVERY)
         run.kill()
         return run.folder
 

@@ -156,7 +156,11 @@ def test_a_disk_that_garbles_what_it_is_given(place, item):
 
 def test_without_verification(place, killed):
     """The test of the tests: with nothing compared, most of this damage is believed."""
-    names = [name for name in DAMAGE if name.startswith(("flip", "change", "params of", "moments of", "meta of", "no checksums"))]
+    names = [
+        name
+        for name in DAMAGE
+        if name.startswith(("flip", "change", "params of", "moments of", "meta of", "no checksums"))
+    ]
     folders, jobs = {}, []
     for number, name in enumerate(names):
         folder = folders[name] = place.copy(f"believed-{number}", killed)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pytest
 from faults.harness import steps, verified
@@ -59,13 +60,11 @@ def test_kill_9_while_an_old_checkpoint_is_deleted(place):
 
 def test_kill_9_after_the_last_step(place):
     """While the last held-out loss is measured: the state was saved before that, and the loss is made up for."""
-    run = place.start("last", rules=(), inside={"hold": 20})
-    run.wait_for_step(18)
-    run.fault("read hang data/val")
-    run.go_on()
+    run = place.start("last", inside={"held_out": "hangs"})
     run.wait_for_saved(24)
     run.kill()
-    goes_on(place, "last", 24)
+    assert "held-out: " not in run.text()
+    assert "held-out: " in goes_on(place, "last", 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -102,8 +101,8 @@ def test_sigterm_twice_stops_at_once(place):
     run.process.terminate()
     run.wait_for_words("stopping after this step")
     run.go_on()
-    run.wait_for(lambda: any(run.folder.glob("checkpoints/*orbax*")), "the last save")
-    run.wait_for(lambda: run.process.send_signal(signal.SIGTERM) or run.process.poll() is not None, "the end", 30)
+    time.sleep(1.5)  # at once would be the same request
+    run.process.terminate()
     assert "what came after the last checkpoint is not saved" in run.end(1)
     goes_on(place, "twice", 4)
 
@@ -146,6 +145,6 @@ def test_resumed_with_other_threads_and_workers(place):
 
 def test_the_comparison_can_fail(place):
     """Another seed of the same config: other metrics, other arrays."""
-    place.run("seed", seed=1, data__dir=place.root / "data")
+    place.run("seed", seed=1, data__dir=place.root / "other")
     with pytest.raises(AssertionError):
         place.assert_exact("seed")

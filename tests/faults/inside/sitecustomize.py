@@ -9,11 +9,13 @@ INSIDE names a file of JSON, which may change while the run goes on:
                 the model has never seen, a spike
     workers     "die": the loader's worker processes end when they import jaxlm.data.ahead
     unverified  true: nothing that was written is ever compared with what was saved, for the test of the tests
+    held_out    "hangs": the measurement of the held-out loss waits; "EIO": it fails
     crash       the process is ended by SIGKILL when it asks for the batch of the step after this one
 
 It wraps public functions of jaxlm once their module is imported, and imports nothing by itself.
 """
 
+import errno
 import importlib.abc
 import importlib.machinery
 import json
@@ -52,6 +54,20 @@ def hold_batches(module) -> None:
     module.LoaderBatches.__call__ = held
 
 
+def stop_evaluations(module) -> None:
+    """`HeldOut` waits or fails, as `held_out` says."""
+    measure = module.HeldOut.__call__
+
+    def stopped(self, moment):
+        while now("held_out") == "hangs":
+            time.sleep(0.01)
+        if now("held_out") == "EIO":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return measure(self, moment)
+
+    module.HeldOut.__call__ = stopped
+
+
 def spoil_batches(module) -> None:
     """`BatchSource` spoils the batches that `spoil` names."""
     begin, give = module.BatchSource.__init__, module.BatchSource.__getitem__
@@ -87,7 +103,7 @@ def believe_all(module) -> None:
         module.differing = lambda *args, **options: None
 
 
-PATCHES = {"jaxlm.train.batches": [hold_batches], "jaxlm.data.loader": []}
+PATCHES = {"jaxlm.train.batches": [hold_batches], "jaxlm.train.hooks": [stop_evaluations], "jaxlm.data.loader": []}
 
 
 def end_here(module) -> None:
