@@ -81,7 +81,10 @@ class Attempt:
             )  # fmt: skip
             state, ending = loop.run(job, state)
             self.clock.begin(SAVE, "the last checkpoint")  # until all is closed
-            return self._ended(ending, int(state.step), ready.data, checkpointer)
+            ending = self._ended(ending, int(state.step), ready.data, checkpointer)
+            with stop:  # a signal must not cost the save in flight
+                stack.pop_all().close()
+            return ending
 
     def _close(self, checkpointer: Checkpointer) -> None:
         checkpointer.close()

@@ -222,7 +222,7 @@ def _call(run: Run, hooks: Sequence[Hook], moment: Moment) -> Ending | None:
     failed: list[Exception] = []
     for hook in hooks:
         if run.stop.alone():
-            return Ending(PREEMPTED)
+            return run.stop.why() or Ending(PREEMPTED)
         try:
             with run.clock.spend(hook.activity, hook.name):
                 result = hook(moment)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from jaxlm import console, files
 from jaxlm.config import Config, ConfigError
-from jaxlm.train import children, clock, farewell, hangs, ledger, notify, supervised
+from jaxlm.train import children, clock, deaths, farewell, hangs, ledger, notify, supervised
 
 # Whoever sets one of these starts a job again by itself.
 _OTHERS = ("SLURM_JOB_ID", "SKYPILOT_TASK_ID", "KUBERNETES_SERVICE_HOST")
@@ -30,7 +30,6 @@ _STILL_S = 10.0  # after a request to stop: until the user is told what it waits
 _AT_ONCE_S = 3.0  # after a second request to stop
 _STACKS_S = 2.0  # for a process to write its stacks
 _TERM_S, _KILL_S = 20.0, 30.0  # that a process which hangs has after SIGTERM, and the kernel after SIGKILL
-_LONGEST_WAIT_S = 300.0  # between two starts
 _MEETING_S = 3600.0  # for how long the processes of a run may take to meet again
 _FINAL = (0, 2, 3, 4)
 _NOTHING_TO_SAVE = (clock.START, clock.RESTORE)
@@ -65,11 +64,6 @@ def wanted(supervise: str) -> bool:
         raise ConfigError("config.runs.supervise=on needs Linux; set it to auto or off")
     alone = sys.platform == "linux" and not any(os.environ.get(name) for name in _OTHERS)
     return supervise == "on" or (supervise == "auto" and alone)
-
-
-def backoff(first_s: float, failures: int) -> float:
-    """Returns the seconds to wait after so many deaths with no newer checkpoint in between."""
-    return min(first_s * 2 ** min(failures - 1, 30), _LONGEST_WAIT_S)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +108,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Trains until nothing is to be started again; returns the exit code."""
-        progress, failures = _Progress(self._folder / "checkpoints"), 0
+        progress, failures = deaths.Progress(self._folder / "checkpoints"), 0
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._signals())
             if held := self._lock():
@@ -135,7 +129,7 @@ class Supervisor:
                 if not self._wait(death, failures):
                     return 4
 
-    def _one_start(self, lock: typing.IO[str] | None) -> "Death":
+    def _one_start(self, lock: typing.IO[str] | None) -> deaths.Death:
         """Starts the child, watches it to its end, and ends what it leaves behind."""
         child = children.Child(self._command, self._environment(), self._passed(lock))
         self._hangs.begin(time.monotonic())
@@ -149,14 +143,16 @@ class Supervisor:
                     f"process {child.pid} of the run can't be ended: it waits inside the kernel, for a disk or a device. "
                     "End it, or start this machine again, then give the same command"
                 )
-                return Death(1, child.sign().step, child.sign().activity, hung, stuck=True)
+                return deaths.Death(1, child.sign().step, child.sign().activity, hung, stuck=True)
             sign, code = child.sign(), child.reap()
         finally:
             self._child = None
         self._lost = {clock.HUNG: hung} if hung else {}
         self._since = time.monotonic()
-        death = Death(code, sign.step, sign.activity, hung, out_of_memory=child.out_of_memory)
-        _within(10.0, lambda: ledger.end(self._folder, step=sign.step, code=code, why=death.words(), pid=child.pid))
+        death = deaths.Death(code, sign.step, sign.activity, hung, out_of_memory=child.out_of_memory)
+        deaths.within(
+            10.0, lambda: ledger.end(self._folder, step=sign.step, code=code, why=death.words(), pid=child.pid)
+        )
         return death
 
     def _environment(self) -> dict[str, str]:
@@ -196,7 +192,7 @@ class Supervisor:
         _say(words)
         stacks = child.stacks(self._times.stacks)
         _say("\n".join(["where its main thread stands:", *children.main_thread(stacks)]))
-        if path := _within(10.0, lambda: _keep_stacks(self._folder, words, stacks)):
+        if path := deaths.within(10.0, lambda: _keep_stacks(self._folder, words, stacks)):
             _say(f"the stacks of all its threads are in {path}")
         self._tell("stall", words)
         child.send(signal.SIGTERM)
@@ -204,7 +200,7 @@ class Supervisor:
         child.kill(self._times.kill)
         return time.monotonic() - since
 
-    def _may_go_on(self, death: "Death", progress: "_Progress") -> bool:
+    def _may_go_on(self, death: deaths.Death, progress: deaths.Progress) -> bool:
         """False, with a line that says why, if another start would not get further."""
         several = self._config.distributed.num_processes > 1 or self._config.distributed.auto
         if several and death.activity == clock.START:
@@ -219,9 +215,9 @@ class Supervisor:
         self._tell("crash", words)
         return False
 
-    def _wait(self, death: "Death", failures: int) -> bool:
+    def _wait(self, death: deaths.Death, failures: int) -> bool:
         """Waits before the next start; False if a signal came meanwhile."""
-        delay = backoff(self._config.runs.backoff_s, failures)
+        delay = deaths.backoff(self._config.runs.backoff_s, failures)
         peers = self._config.distributed.num_processes > 1 and death.code == -signal.SIGABRT
         why = " (another process of the run died or froze)" if peers else ""
         words = f"{death.words()}{why}; starting again from the last checkpoint in {_duration(delay)}"
@@ -235,7 +231,7 @@ class Supervisor:
         self._lost[clock.DOWN] = self._since - before
         return not self._asked
 
-    def _stopped(self, death: "Death") -> int:
+    def _stopped(self, death: deaths.Death) -> int:
         """The exit code of a run that was asked to stop and did not say that its state is saved."""
         if death.code < 0 and death.activity in _NOTHING_TO_SAVE and not death.hung:
             _say(f"stopped before training began{_AGAIN}")
@@ -299,91 +295,12 @@ class Supervisor:
             self._child.send_all(signal.SIGCONT)
 
 
-@dataclasses.dataclass(frozen=True)
-class Death:
-    """How a child ended.
-
-    Attributes:
-      code: its exit code; below 0 the signal that ended it.
-      step: the last step that it did.
-      activity: what it did last.
-      hung: the seconds without a sign of life, if it was ended for that.
-      out_of_memory: True if the kernel ended a process for want of memory meanwhile.
-      stuck: True if it could not be ended.
-    """
-
-    code: int
-    step: int
-    activity: str
-    hung: float = 0.0
-    out_of_memory: bool = False
-    stuck: bool = False
-
-    def words(self) -> str:
-        """Returns what happened, for the user."""
-        if self.hung:
-            return f"training hung after step {self.step}"
-        if self.code >= 0:
-            return f"training failed (exit code {self.code}) after step {self.step}"
-        try:
-            name = signal.Signals(-self.code).name
-        except ValueError:
-            name = f"signal {-self.code}"
-        memory = ": the machine is out of memory" if self.out_of_memory else ""
-        return f"training was ended by {name}{memory} after step {self.step}"
-
-
-class _Progress:
-    """What the starts so far achieved, judged by their checkpoints and the steps at which they died."""
-
-    def __init__(self, checkpoints: pathlib.Path):
-        self._checkpoints = checkpoints
-        self._newest = self._first = self._latest()
-        self._died_at: set[int] = set()
-        self.met: float | None = None  # when all processes of the run were last seen at work
-        self.newer = self.again = False
-
-    def note(self, step: int, activity: str) -> None:
-        """Notes a death after `step`, which came during `activity`."""
-        newest = self._latest()
-        self.newer = newest > self._newest
-        if self.newer:
-            self._newest, self._died_at = newest, set()
-        if self.newer or activity != clock.START:
-            self.met = time.monotonic()
-        self.again = step in self._died_at
-        self._died_at.add(step)
-
-    def _latest(self) -> int:
-        """The newest checkpoint's step; -1 if there is none, or if the storage does not answer."""
-
-        def find() -> int:
-            return max((int(p.name) for p in self._checkpoints.iterdir() if p.name.isdecimal()), default=-1)
-
-        found = _within(10.0, find)
-        return -1 if found is None else found
-
-
 def _keep_stacks(folder: pathlib.Path, words: str, stacks: str) -> pathlib.Path:
     for number in itertools.count(1):
         path = folder / f"hang-{number}.txt"
         with contextlib.suppress(FileExistsError), path.open("x") as file:
             file.write(f"{words}\n\n{stacks}")
             return path
-
-
-def _within(seconds: float, action: Callable[[], typing.Any]) -> typing.Any:
-    """Returns what `action` returns; None if it fails, or takes longer, as on storage that hangs."""
-    found: list = []
-
-    def act() -> None:
-        with contextlib.suppress(OSError):
-            found.append(action())
-
-    thread = threading.Thread(target=act, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return found[0] if found else None
 
 
 def _duration(seconds: float) -> str:

@@ -99,11 +99,6 @@ def test_a_newer_checkpoint_is_progress_at_the_same_step(tmp_path):
     assert run(tmp_path, *["save(start); at(9); sys.exit(1)"] * 4, "sys.exit(3)") == (3, 5)
 
 
-def test_the_wait_doubles_up_to_five_minutes():
-    assert [supervisor.backoff(5, n) for n in (1, 2, 3, 7, 2000)] == [5, 10, 20, 300, 300]
-    assert supervisor.backoff(0, 9) == 0
-
-
 def test_a_newer_checkpoint_shortens_the_wait(tmp_path, capfd):
     starts = ["at(1); sys.exit(1)", "at(2); sys.exit(1)", "save(4); at(5); sys.exit(1)", "sys.exit(0)"]
     assert run(tmp_path, *starts, **{"runs.backoff_s": 0.1}) == (0, 4)

@@ -1,0 +1,53 @@
+"""What is told of a death, what counts as progress, and how long the next start waits."""
+
+import signal
+import time
+
+import pytest
+
+from jaxlm.train import clock, deaths
+
+
+def test_the_wait_doubles_up_to_five_minutes():
+    assert [deaths.backoff(5, n) for n in (1, 2, 3, 7, 2000)] == [5, 10, 20, 300, 300]
+    assert deaths.backoff(0, 9) == 0
+
+
+@pytest.mark.parametrize(
+    ("death", "words"),
+    [
+        (deaths.Death(1, 7, clock.STEP), "training failed (exit code 1) after step 7"),
+        (deaths.Death(-signal.SIGKILL, 7, clock.STEP), "training was ended by SIGKILL after step 7"),
+        (
+            deaths.Death(-signal.SIGKILL, 7, clock.STEP, out_of_memory=True),
+            "training was ended by SIGKILL after step 7 (the machine is out of memory)",
+        ),
+        (deaths.Death(-63, 7, clock.STEP), "training was ended by signal 63 after step 7"),
+        (deaths.Death(4, 7, clock.SAVE, hung=60.0), "training hung after step 7"),
+    ],
+)
+def test_a_death_is_told(death, words):
+    assert death.words() == words
+
+
+def test_progress_is_a_newer_checkpoint_or_another_step(tmp_path):
+    """Temporary folders of a save that did not finish are no checkpoint."""
+    (tmp_path / "10").mkdir()
+    progress = deaths.Progress(tmp_path)
+    seen = []
+    for step, saved in ((12, ""), (13, ""), (12, "20.tmp"), (12, "20"), (0, ""), (12, ""), (0, "")):
+        if saved:
+            (tmp_path / saved).mkdir()
+        progress.note(step, clock.STEP)
+        seen.append((progress.newer, progress.again))
+    no, again, newer = (False, False), (False, True), (True, False)
+    assert seen == [no, no, again, newer, no, again, again]
+
+
+def test_storage_that_hangs_or_fails_has_no_answer():
+    def fails():
+        raise OSError("stale")
+
+    assert deaths.within(1, lambda: 3) == 3
+    assert deaths.within(1, fails) is None
+    assert deaths.within(0.05, lambda: time.sleep(0.5)) is None
