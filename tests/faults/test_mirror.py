@@ -17,7 +17,10 @@ def held(mirror: pathlib.Path) -> list[int]:
 
 
 def mirrored(place, name: str, step: int, **options) -> tuple[Started, pathlib.Path]:
-    """A run that is held after `step`, with the checkpoint before in its mirror, and the mirror."""
+    """A run that is held after `step`, with the checkpoint before in its mirror, and the mirror.
+
+    The loop looks at each second step whether a save is done.
+    """
     mirror = place.root / f"mirror-{name}"
     run = place.start(name, inside={"hold": step}, checkpoint__mirror=mirror, **options)
     run.wait_for(lambda: step // 4 * 4 in held(mirror), "the mirror's copy")
@@ -26,7 +29,7 @@ def mirrored(place, name: str, step: int, **options) -> tuple[Started, pathlib.P
 
 def test_the_folder_is_deleted(place):
     """The same command goes on from the mirror, with metrics, ledger and config."""
-    run, mirror = mirrored(place, "gone", 10)
+    run, mirror = mirrored(place, "gone", 11)
     run.kill()
     shutil.rmtree(run.folder)
     said = place.run("gone", checkpoint__mirror=mirror)
@@ -37,7 +40,7 @@ def test_the_folder_is_deleted(place):
 
 
 def test_the_folder_is_deleted_and_the_newest_copy_is_damaged(place):
-    run, mirror = mirrored(place, "flip", 10)
+    run, mirror = mirrored(place, "flip", 11)
     run.kill()
     shutil.rmtree(run.folder)
     flip(largest(mirror / "checkpoints/8/params"))
@@ -55,7 +58,7 @@ def test_a_mirror_that_can_not_be_written_for_a_while(place, rule):
     name = rule.replace(" ", "-")
     run, mirror = mirrored(place, name, 7, rules=())
     run.fault(f"{rule} mirror-{name}")
-    run.hold(10)
+    run.hold(11)
     run.wait_for_words("training goes on, the next checkpoint tries again")
     run.fault()
     run.go_on()
@@ -81,7 +84,7 @@ def test_a_mirror_that_hangs_is_abandoned(place):
     """After `checkpoint.mirror_timeout_s`, and begun again."""
     run, mirror = mirrored(place, "hang", 7, rules=(), checkpoint__mirror_timeout_s=3)
     run.fault("write hang mirror-hang")
-    run.hold(10)
+    run.hold(11)
     run.wait_for_words("no end after 3 s")
     run.fault()
     run.go_on()
@@ -105,7 +108,7 @@ def test_two_processes_come_back_from_the_mirror(place):
     """The first process mirrors; both go on from what came back."""
     mirror = place.root / "mirror-two"
     keys = {"checkpoint__mirror": mirror}
-    started = place.several("back", inside={0: {"hold": 10}, 1: {"hold": 10}}, **keys)
+    started = place.several("back", inside={0: {"hold": 11}, 1: {"hold": 11}}, **keys)
     started[0].wait_for(lambda: 8 in held(mirror), "the mirror's copy")
     for one in started:
         one.kill()

@@ -42,7 +42,9 @@ def hold_batches(module) -> None:
     give = module.LoaderBatches.__call__
 
     def held(self, state):
-        step, began = int(state.step), time.monotonic()
+        # Counted, since to read the state would wait for the device.
+        self.step = self.step + 1 if hasattr(self, "step") else int(state.step)
+        step, began = self.step, time.monotonic()
         while now("settle") and busy(pathlib.Path(now("settle"))) and time.monotonic() < began + 2:
             time.sleep(0.01)
         while (last := now("hold")) is not None and step >= last:
