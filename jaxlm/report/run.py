@@ -7,7 +7,7 @@
                 tokens_per_second, mfu_palm
     held_out    SOURCE -> [[step, loss], ...]; "" is the mean of all sources
     activities  NAME -> seconds, of train.clock
-    phases      rows of the bill: name, steps, tokens, loss_before, loss_after, hours, usd, usd_per_point
+    phases      rows of the bill, as train.phases writes them: phase, last_step, tokens, loss_begin, loss_end, hours, usd, ...
     futures     rows: name, step, loss, low, high, hours, usd, usd_per_centinat; and `advice`, a line
     samples     PROMPT -> [{step, temperature, text}, ...]
     spikes      rows: step, batch, loss, score, documents
@@ -119,19 +119,22 @@ def _activities(summary: dict) -> Markup:
 
 
 def _bill(summary: dict) -> Markup:
+    latest = {
+        row["phase"]: row for row in summary.get("phases") or ()
+    }  # a phase that was stopped and went on has several
     rows = [
         (
-            row["name"],
-            count(row["steps"]),
+            row["phase"],
+            count(row["last_step"]),
             human(row["tokens"]),
-            f"{_figure(row['loss_before'])} → {_figure(row['loss_after'])}",
-            f"{row['hours']:.2f}",
-            dollars(row["usd"]),
-            dollars(row["usd_per_point"]) if row.get("usd_per_point") is not None else "",
+            f"{_figure(row['loss_begin'])} → {_figure(row['loss_end'])}",
+            f"{row['hours']:.3g}",
+            f"${row['usd']:.4g}",
+            f"${row['usd_per_point']:.4g}" if row["usd_per_point"] is not None else "",
         )
-        for row in summary.get("phases") or ()
+        for row in latest.values()
     ]
-    head = ("phase", "steps", "tokens", "loss", "hours", "cost", "cost of a point of loss")
+    head = ("phase", "to step", "tokens", "loss", "hours", "cost", "cost of a point of loss")
     return table(head, rows, "Bill") if rows else Markup("")
 
 
