@@ -48,7 +48,7 @@ def _tiles(run: dict) -> Markup:
         (_figure(run.get("loss")), "training loss"),
         (_figure(run.get("held_out")), "held-out loss"),
         (duration(run["wall_s"]), "in all"),
-        (dollars(run["cost_usd"]), "spent"),
+        (dollars(run["cost_usd"]) if run["cost_usd"] >= 1 else f"${run['cost_usd']:.3g}", "spent"),
         (f"{100 * run['goodput']:.1f}%" if run.get("goodput") is not None else "", "of the time in new steps"),
     ]
     boxes = [tag("div", tag("b", big), tag("span", small), class_="tile") for big, small in tiles if big]
@@ -108,7 +108,7 @@ def _activities(summary: dict) -> Markup:
     shown = [(name, s, f"{100 * s / whole:.1f}%") for name, s in ordered]
     rest = [("rest", sum(s for _, s, _ in shown[5:]), "")] if len(shown) > 6 else shown[5:]
     rows = [(name, duration(s), part) for name, s, part in shown]
-    about = "`step` is productive; `repeated` were done before and lost; `down` and `hung` were paid for too."
+    about = "step is productive; repeated was done before and lost; down and hung were paid for too."
     return join(
         [
             chart.stacked([*shown[:5], *rest], "Where the time went"),
@@ -165,7 +165,9 @@ def _samples(summary: dict) -> Markup:
         boxes = []
         for one in texts:
             about = f"step {count(one['step'])}{_temperature(one.get('temperature'))}"
-            boxes.append(tag("div", tag("p", about, class_="dim"), tag("pre", one["text"])))
+            boxes.append(
+                tag("div", tag("p", about, class_="dim"), tag("pre", one["text"].rstrip() or "(white space alone)"))
+            )
         parts.append(details(tag("code", prompt), tag("div", *boxes, class_="beside"), opened=not parts))
     return join(parts)
 
