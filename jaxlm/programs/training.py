@@ -58,7 +58,7 @@ def _open_mirror(config: Config, folder: pathlib.Path, losses: dict[int, float])
     c = config.checkpoint
     if not c.mirror:
         return None
-    milestones = phases.milestones(phases.planned(config.phases, config.train))
+    milestones = {phase.last for phase in phases.planned(config.phases, config.train)}
     mirror = Mirror(c.mirror, c, folder, pinned=milestones, losses=losses)
     mirror.restore()
     return mirror

@@ -202,7 +202,6 @@ class Place:
         inside: dict | None = None,
         settle: bool = True,
         env: dict | None = None,
-        out: int | None = None,
         **overrides: object,
     ) -> Started:
         """Begins a run in the background.
@@ -212,7 +211,6 @@ class Place:
           rules: for the shim from the start on; () for a shim that does nothing yet; None for none.
           inside: faults inside the process; see inside/sitecustomize.py.
           settle: True to do no step while a save is in flight.
-          out: an open file for what it says; None for one of its own.
         """
         folder, number = self.root / name, next(self._numbers)
         file, said = self.root / f"{name}.{number}.inside", self.root / f"{name}.{number}.txt"
@@ -224,8 +222,7 @@ class Place:
             path = self.root / f"{name}.{number}.rules"
             path.write_text("".join(f"{rule}\n" for rule in rules))
             environment |= {"LD_PRELOAD": str(shim()), "FAULTS": str(path)}
-        with open(said, "w") as file_of_words:
-            words = file_of_words if out is None else out
+        with open(said, "w") as words:
             process = subprocess.Popen(
                 self.command(name, **overrides), env=environment, stdout=words, stderr=words, stdin=subprocess.DEVNULL
             )

@@ -68,10 +68,9 @@ def test_a_run_outlives_where_it_prints(place, lost):
         reader, writer = os.openpty()
     else:
         reader, writer = os.open(os.devnull, os.O_RDONLY), os.open("/dev/full", os.O_WRONLY)
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "1", "JAX_PLATFORMS": "cpu"}
     process = subprocess.Popen(
         place.command(name),
-        env=environment,
+        env=place.environment(),
         stdout=writer,
         stderr=writer,
         stdin=subprocess.DEVNULL,

@@ -37,7 +37,7 @@ def test_for_a_while(place, name):
     run = place.start(folder, rules=(), inside={"hold": 7})
     run.wait_for_saved(4)
     run.fault(*rules)
-    run.hold(10)
+    run.hold(11)
     run.wait_for_words("training goes on, step 4 stays", 60)
     assert not verified(run.folder, 8)
     run.fault()
@@ -98,7 +98,7 @@ def test_full_from_the_start(place):
     place.assert_exact("room")
 
 
-@pytest.mark.parametrize("kind", ["ENOSPC", "EIO"])
+@pytest.mark.parametrize("kind", ["EDQUOT", "EIO", "EROFS", "ESTALE"])
 def test_metrics_can_not_be_written_for_a_while(place, kind):
     """No line of metrics.jsonl is missing afterwards."""
     run = place.start(f"metrics-{kind}", rules=(), inside={"hold": 6})
@@ -110,13 +110,6 @@ def test_metrics_can_not_be_written_for_a_while(place, kind):
     run.go_on()
     assert WORDS[kind] in run.end(0)
     place.assert_exact(run.folder.name)
-
-
-def test_tensorboard_on_a_full_disk(place):
-    """Its thread dies; neither the run nor its end waits for it."""
-    run = place.start("board", rules=("write ENOSPC tensorboard/",), log__tensorboard=True)
-    run.end(0)
-    place.assert_exact("board")
 
 
 def test_unsaved_work_has_a_limit(place):

@@ -87,7 +87,7 @@ def test_a_full_disk_of_one_of_two(place, process):
     started[0].wait_for_saved(4)
     started[process].fault("write ENOSPC checkpoints/")
     for one in started:
-        one.hold(10)
+        one.hold(11)
     started[0].wait_for_words("training goes on, step 4 stays")
     started[process].fault()
     for one in started:

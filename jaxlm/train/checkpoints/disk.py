@@ -7,8 +7,9 @@ import re
 # What a disk may do wrong for a while: a full one, a quota, a bad block or cable, a remount, a network folder that moved.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# TensorStore says `[OS error 28: ENOSPC No space left on device]`; other layers only repeat the system's words.
-_NUMBER = re.compile(r"OS error (\d+)|\[Errno (\d+)\]")
+# TensorStore says `[OS error 28: ENOSPC No space left on device]` or `[os_error_code='28']`; other layers only repeat the
+# system's words.
+_NUMBER = re.compile(r"(?:OS error |\[Errno |os_error_code=')(\d+)")
 _PATH = re.compile(r"""["'](/[^"']+)["']""")
 
 
@@ -30,7 +31,7 @@ def number(error: BaseException) -> int | None:
         if isinstance(link, OSError) and link.errno:
             return link.errno
         if match := _NUMBER.search(str(link)):
-            return int(match[1] or match[2])
+            return int(match[1])
         for code in _PASSING:
             if os.strerror(code) in str(link):
                 return code
@@ -40,6 +41,11 @@ def number(error: BaseException) -> int | None:
 def full(error: BaseException) -> bool:
     """True if the disk, or the quota on it, is full."""
     return number(error) in _FULL
+
+
+def passing(error: BaseException) -> bool:
+    """True for an error that says nothing about what is on the disk: the same operation may work later."""
+    return number(error) in _PASSING
 
 
 def words(error: BaseException, place: object) -> str:

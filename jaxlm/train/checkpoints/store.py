@@ -287,8 +287,15 @@ class Checkpointer:
         self._beside(lambda: [shutil.rmtree(p, ignore_errors=True) for p in gone])
 
     def _beside(self, action: typing.Callable[[], object]) -> None:
-        """Runs `action` in a thread."""
-        thread = threading.Thread(target=action, daemon=True)
+        """Runs `action`, which may fail, in a thread."""
+
+        def act() -> None:
+            with contextlib.suppress(
+                OSError
+            ):  # of a disk that fails; rmtree, told to ignore errors, raises that of a close
+                action()
+
+        thread = threading.Thread(target=act, daemon=True)
         thread.start()
         self._deleting = [*(t for t in self._deleting if t.is_alive()), thread]
 

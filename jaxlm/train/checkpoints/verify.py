@@ -17,7 +17,7 @@ import numpy as np
 import tensorstore as ts
 
 from jaxlm.files import write_atomically
-from jaxlm.train.checkpoints import digest
+from jaxlm.train.checkpoints import digest, disk
 
 CHECKSUMS = "checksums.json"
 _BLOCK = 2**22
@@ -62,7 +62,7 @@ def read_back(folder: pathlib.Path, digests: dict[str, int], go_on: Callable[[],
             array = ts.open({"driver": "zarr", "kvstore": kvstore}, read=True).result()
             found = sum(_shares(array)) % 2**32
         except (ValueError, KeyError, OSError) as error:
-            if any(code in str(error) for code in ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "OS error")):
+            if disk.passing(error) or any(code in str(error) for code in ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED")):
                 raise OSError(str(error)) from error
             return f"{name} can't be read"
         if found != expected:

@@ -79,6 +79,7 @@ def test_a_run_that_does_not_fit_is_told(tmp_path, monkeypatch):
 )
 def test_errors_in_words(error, number, words):
     assert disk.number(error) == number
+    assert disk.passing(error) == (number is not None)
     assert disk.words(error, "here") == words
     wrapped = RuntimeError("Orbax says much")
     wrapped.__cause__ = error
