@@ -7,6 +7,7 @@ import typing
 
 import jax
 
+from jaxlm import files
 from jaxlm.config import SampleConfig
 from jaxlm.data.shards import DataDir
 from jaxlm.data.tokenizer import Tokenizer
@@ -64,10 +65,11 @@ def make(
             return []
         folder = workdir / "samples"
         folder.mkdir(exist_ok=True)
-        with open(folder / f"{step}.jsonl", "w", encoding="utf-8") as file:
-            for prompt, temperature, text in written:
-                line = {"step": step, "prompt": prompt, "temperature": temperature, "text": text}
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        lines = [{"step": step, "prompt": p, "temperature": t, "text": text} for p, t, text in written]
+        content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        files.write_atomically(
+            folder / f"{step}.jsonl", content.encode()
+        )  # a whole file says that this step has its samples
         return [f"step {step}  [{prompt}]{text}" for prompt, _, text in written]
 
     return sample

@@ -7,7 +7,7 @@ import pathlib
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import say
 from jaxlm.report import run as page
-from jaxlm.train import summary
+from jaxlm.train import metrics, outlook
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -15,7 +15,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
     folder = pathlib.Path(config.workdir)
     if not (folder / "metrics.jsonl").is_file():
         raise ConfigError(f"nothing to report: {folder} has no metrics.jsonl; train first")
-    found = summary.gather(folder)
+    look = outlook.of_run(folder, config.optim, config.train, config.hardware)
+    step = max((record["step"] for record in metrics.records(folder / "metrics.jsonl")), default=0)
+    found = look.summary(step, config.stop)
     if args.json:
         print(json.dumps(found))
         return 0

@@ -21,7 +21,7 @@ from jaxlm.console import gigabytes, print_table
 from jaxlm.data import loader, rows
 from jaxlm.data.open import make_data, open_mixture
 from jaxlm.models import hardware
-from jaxlm.plan import bench, tune
+from jaxlm.plan import bench, machines, tune
 from jaxlm.processes import say
 from jaxlm.train.workdir import workdir
 
@@ -64,6 +64,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     own = next((t for t in trials if t.candidate == start and t.tokens_per_second), None)
     gain = f", {best.tokens_per_second / own.tokens_per_second:.2f} times the config's own" if own else ""
     say(f"fastest: {' '.join(best.candidate.overrides())}{gain}")
+    setting = machines.key(best.candidate.applied(config), mesh.shape)
+    machines.record(jax.devices()[0].device_kind, mesh.size, setting, best.tokens_per_second, "tune")
     out.write_text("\n".join(best.candidate.overrides()) + "\n")
     own_keys = [f"--config.{key}" for key in args.overrides if not key.startswith(("workdir=", "tune."))]
     workdir = shlex.quote(config.workdir) if config.workdir else "DIR"

@@ -7,7 +7,7 @@
                 tokens_per_second, mfu_palm
     held_out    SOURCE -> [[step, loss], ...]; "" is the mean of all sources
     activities  NAME -> seconds, of train.clock
-    phases      rows of the bill: name, steps, tokens, loss_before, loss_after, hours, usd, usd_per_point
+    phases      rows of the bill, as train.phases writes them: phase, last_step, tokens, loss_begin, loss_end, hours, usd, ...
     futures     rows: name, step, loss, low, high, hours, usd, usd_per_centinat; and `advice`, a line
     samples     PROMPT -> [{step, temperature, text}, ...]
     spikes      rows: step, batch, loss, score, documents
@@ -48,7 +48,7 @@ def _tiles(run: dict) -> Markup:
         (_figure(run.get("loss")), "training loss"),
         (_figure(run.get("held_out")), "held-out loss"),
         (duration(run["wall_s"]), "in all"),
-        (dollars(run["cost_usd"]), "spent"),
+        (dollars(run["cost_usd"]) if run["cost_usd"] >= 1 else f"${run['cost_usd']:.3g}", "spent"),
         (f"{100 * run['goodput']:.1f}%" if run.get("goodput") is not None else "", "of the time in new steps"),
     ]
     boxes = [tag("div", tag("b", big), tag("span", small), class_="tile") for big, small in tiles if big]
@@ -108,7 +108,7 @@ def _activities(summary: dict) -> Markup:
     shown = [(name, s, f"{100 * s / whole:.1f}%") for name, s in ordered]
     rest = [("rest", sum(s for _, s, _ in shown[5:]), "")] if len(shown) > 6 else shown[5:]
     rows = [(name, duration(s), part) for name, s, part in shown]
-    about = "`step` is productive; `repeated` were done before and lost; `down` and `hung` were paid for too."
+    about = "step is productive; repeated was done before and lost; down and hung were paid for too."
     return join(
         [
             chart.stacked([*shown[:5], *rest], "Where the time went"),
@@ -119,19 +119,22 @@ def _activities(summary: dict) -> Markup:
 
 
 def _bill(summary: dict) -> Markup:
+    latest = {
+        row["phase"]: row for row in summary.get("phases") or ()
+    }  # a phase that was stopped and went on has several
     rows = [
         (
-            row["name"],
-            count(row["steps"]),
+            row["phase"],
+            count(row["last_step"]),
             human(row["tokens"]),
-            f"{_figure(row['loss_before'])} → {_figure(row['loss_after'])}",
-            f"{row['hours']:.2f}",
-            dollars(row["usd"]),
-            dollars(row["usd_per_point"]) if row.get("usd_per_point") is not None else "",
+            f"{_figure(row['loss_begin'])} → {_figure(row['loss_end'])}",
+            f"{row['hours']:.3g}",
+            f"${row['usd']:.4g}",
+            f"${row['usd_per_point']:.4g}" if row["usd_per_point"] is not None else "",
         )
-        for row in summary.get("phases") or ()
+        for row in latest.values()
     ]
-    head = ("phase", "steps", "tokens", "loss", "hours", "cost", "cost of a point of loss")
+    head = ("phase", "to step", "tokens", "loss", "hours", "cost", "cost of a point of loss")
     return table(head, rows, "Bill") if rows else Markup("")
 
 
@@ -162,7 +165,9 @@ def _samples(summary: dict) -> Markup:
         boxes = []
         for one in texts:
             about = f"step {count(one['step'])}{_temperature(one.get('temperature'))}"
-            boxes.append(tag("div", tag("p", about, class_="dim"), tag("pre", one["text"])))
+            boxes.append(
+                tag("div", tag("p", about, class_="dim"), tag("pre", one["text"].rstrip() or "(white space alone)"))
+            )
         parts.append(details(tag("code", prompt), tag("div", *boxes, class_="beside"), opened=not parts))
     return join(parts)
 

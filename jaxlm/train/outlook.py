@@ -92,5 +92,9 @@ class Report(Hook):
         return [*shown, f"forecast: {futures.advice(found, self._stop.usd_per_centinat).line}"]
 
     def close(self, moment: Moment, ending: Ending) -> None:
-        if jax.process_index() == 0:
+        if jax.process_index():
+            return
+        try:
             page.write(self._outlook.folder / "report.html", self._outlook.summary(moment.step, self._stop))
+        except Exception as error:  # no page is worth losing a run
+            moment.say(f"report.html is not written: {type(error).__name__}: {error}")

@@ -17,7 +17,7 @@ SUMMARY = {
     },
     "held_out": {"": [(20, 4.0), (40, 3.0)], "prose": [(20, 4.1), (40, 3.1)]},
     "activities": {"step": 75.0, "compile": 25.0, "hung": 0.0},
-    "phases": [{"name": "wake", "steps": 20, "tokens": 2e6, "loss_before": 9.0, "loss_after": 4.0, "hours": 0.01, "usd": 0.5,
+    "phases": [{"phase": "wake", "last_step": 20, "tokens": 2e6, "loss_begin": 9.0, "loss_end": 4.0, "hours": 0.01, "usd": 0.5,
                 "usd_per_point": 0.1}],
     "futures": {"advice": "go on", "rows": [{"name": "to the plan", "step": 60, "loss": 2.4, "low": 2.3, "high": 2.5,
                                              "hours": 0.1, "usd": 0.6, "usd_per_centinat": 0.06}]},

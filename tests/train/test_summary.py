@@ -1,0 +1,78 @@
+"""What a run's files say: gathered at any moment, whatever is absent or cut short."""
+
+import json
+
+from jaxlm import config, config_files
+from jaxlm.train import summary
+
+
+def make_run(folder):
+    c = config.resolve(config_files.load("quickstart", [f"workdir={folder}", "train.steps=30"]))
+    (folder / "config.json").write_text(config.to_json(c))
+    lines = [
+        {
+            "step": 10,
+            "tokens": 100,
+            "wall_s": 5.0,
+            "cost_usd": 0.1,
+            "train/loss": 5.0,
+            "train/lr": 1e-3,
+            "time/step_s": 4.0,
+        },
+        {
+            "step": 20,
+            "tokens": 200,
+            "wall_s": 9.0,
+            "cost_usd": 0.2,
+            "train/loss": 4.0,
+            "time/step_s": 7.0,
+            "goodput": 0.7,
+        },
+        {
+            "step": 20,
+            "tokens": 200,
+            "wall_s": 9.5,
+            "cost_usd": 0.2,
+            "val/loss": 4.5,
+            "val/prose/loss": 4.6,
+            "time/step_s": 7.0,
+        },
+        {
+            "step": 15,
+            "tokens": 150,
+            "wall_s": 12.0,
+            "cost_usd": 0.3,
+            "train/loss": 4.4,
+            "time/step_s": 9.0,
+            "goodput": 0.75,
+        },
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "samples").mkdir()
+    (folder / "samples/20.jsonl").write_text('{"step": 20, "prompt": "a", "text": "b"}\nnot json\n')
+    (folder / "samples/5.jsonl").write_text('{"step": 5, "prompt": "a", "text": "c"}\n')
+    (folder / "spikes.jsonl").write_text('{"step": 12, "batch": 12, "loss": 9.0, "score": null, "documents": []}\n{"st')
+    start = {"time": "now", "step": 0, "usd_per_hour": 2.0, "hardware": {"device_kind": "cpu", "devices": 1}}
+    (folder / "run.json").write_text(json.dumps({"starts": [start | {"ended": {"code": 3, "why": "a gate"}}]}))
+
+
+def test_everything_is_gathered(tmp_path):
+    make_run(tmp_path)
+    found = summary.gather(tmp_path)
+    assert found["curves"]["step"] == [10, 15, 20]
+    assert found["curves"]["loss"] == [5.0, 4.4, 4.0]
+    assert found["curves"]["lr"] == [1e-3, None, None]
+    assert found["held_out"] == {"": [(20, 4.5)], "prose": [(20, 4.6)]}
+    # Clocks and dollars are those of the record that was written last, which after a rollback is not the last step's.
+    assert (found["run"]["wall_s"], found["run"]["cost_usd"], found["activities"]["step"]) == (12.0, 0.3, 9.0)
+    assert (found["run"]["step"], found["run"]["steps"], found["run"]["best"]) == (20, 30, {"step": 20, "loss": 4.5})
+    assert [one["text"] for one in found["samples"]["a"]] == ["c", "b"]
+    assert [spike["step"] for spike in found["spikes"]] == [12]
+    assert found["starts"][0]["ended"] == "3 a gate"
+    assert found["run"]["ended"] == "a gate"
+
+
+def test_an_empty_folder_has_a_summary_too(tmp_path):
+    found = summary.gather(tmp_path)
+    assert found["run"]["step"] == 0
+    assert found["starts"] == []
