@@ -98,6 +98,7 @@ class Supervisor:
         self._command, self._config, self._tell = list(command), config, tell
         self._times = times or Times()
         self._folder = pathlib.Path(config.workdir)
+        self._several = config.distributed.num_processes > 1 or config.distributed.auto
         self._hangs = hangs.Watch(config.runs.hang_s, config.data.timeout_s)
         self._child: children.Child | None = None
         self._asked: list[float] = []  # when each request to stop came
@@ -195,15 +196,17 @@ class Supervisor:
         if path := deaths.within(10.0, lambda: _keep_stacks(self._folder, words, stacks)):
             _say(f"the stacks of all its threads are in {path}")
         self._tell("stall", words)
-        child.send(signal.SIGTERM)
-        child.wait(self._times.term)
+        if (
+            not self._several
+        ):  # JAX passes SIGTERM on to the other processes, which would end as if they were not to come back
+            child.send(signal.SIGTERM)
+            child.wait(self._times.term)
         child.kill(self._times.kill)
         return time.monotonic() - since
 
     def _may_go_on(self, death: deaths.Death, progress: deaths.Progress) -> bool:
         """False, with a line that says why, if another start would not get further."""
-        several = self._config.distributed.num_processes > 1 or self._config.distributed.auto
-        if several and death.activity == clock.START:
+        if self._several and death.activity == clock.START:
             if progress.met is not None and time.monotonic() < progress.met + _MEETING_S:
                 return True  # the other processes come back when their own supervisors notice
             _say(f"{death.words()}, before all processes of the run had met; not started again")

@@ -23,8 +23,8 @@ def close(one: dict, other: dict) -> None:
     """Two curves of the same batches on different meshes: sums in another order."""
     assert one.keys() == other.keys()
     for step, record in one.items():
-        for key in ("train/loss", "train/grad_norm", "val/loss"):
-            assert record.get(key) == pytest.approx(other[step].get(key), rel=1e-5), (step, key)
+        for key in record.keys() & {"train/loss", "train/grad_norm", "val/loss"}:
+            assert record[key] == pytest.approx(other[step][key], rel=1e-5), (step, key)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,8 @@ def test_a_peer_is(place, how):
     started[1].process.send_signal(signal.SIGKILL if how == "dead" else signal.SIGSTOP)
     started[0].go_on()
     began = time.monotonic()
-    started[0].process.wait(60)
+    started[0].end(None, 60)  # a line of ours, or an abort of JAX's with a stack of C++
+    assert started[0].process.returncode not in (0, 2, 3, 4)
     assert time.monotonic() - began < 60
     started[1].kill()
     assert "resuming at step 4" in finish(place, how)[0]

@@ -188,6 +188,15 @@ def test_a_child_that_was_stopped_is_a_hang_too(tmp_path):
     assert run(tmp_path, frozen, "sys.exit(0)", **{"runs.hang_s": 0.4}) == (0, 2)
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_only_a_run_of_one_process_gets_sigterm_for_a_hang(tmp_path, several):
+    """JAX passes SIGTERM on: the other processes of the run would end with exit code 4 and never come back."""
+    told = "signal.signal(signal.SIGTERM, lambda *_: (folder / 'told').touch()); at(7); hang()"
+    keys = {"distributed.coordinator": "localhost:1", "distributed.num_processes": 2, "distributed.process_id": 0}
+    assert run(tmp_path, told, "sys.exit(0)", **{"runs.hang_s": 0.4}, **(keys if several else {})) == (0, 2)
+    assert (tmp_path / "told").exists() != several
+
+
 def test_orphans_of_a_dead_child_are_ended(tmp_path):
     orphan = "import subprocess; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
     write = "(folder / 'orphan').write_text(str(p.pid)); os.kill(os.getpid(), signal.SIGKILL)"
