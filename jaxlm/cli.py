@@ -24,7 +24,6 @@ from jaxlm.config import help as config_help
 from jaxlm.train import branch
 from jaxlm.verbs import VERBS, Verb
 
-
 # In JAX's errors of collectives over a network, if the other end is gone.
 _LOST = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError", "heartbeat timeout")
 
