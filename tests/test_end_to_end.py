@@ -5,7 +5,6 @@ import os
 import pathlib
 import random
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -232,15 +231,6 @@ def test_resumed_on_another_mesh(place, uninterrupted):
     compare(results(place, "mesh"), uninterrupted)
 
 
-@pytest.mark.faults
-def test_another_process_in_the_same_folder_is_refused(place, uninterrupted):
-    overrides = {"train__steps": 2000, "checkpoint__every_steps": 4}
-    with subprocess.Popen(command(place, "shared", **overrides), env=environment(), stderr=subprocess.DEVNULL) as first:
-        wait_for_step(place, "shared", 6, first)
-        assert "another process trains in" in train(place, "shared", code=2, **overrides)
-        first.kill()
-
-
 def test_another_model_in_the_same_folder_is_refused(place, uninterrupted):
     assert "holds a model with d_ff=128, now model.d_ff=64" in train(place, "whole", code=2, model__d_ff=64)
 
@@ -298,37 +288,3 @@ def test_several_processes_equal_one(place, uninterrupted, n, devices, overrides
     if "sample__prompts" in overrides:
         said = [(place / run / "samples" / f"{STEPS}.jsonl").read_text() for run in (workdir, "whole")]
         assert said[0] == said[1]
-
-
-@pytest.mark.faults
-def test_what_one_process_refuses_ends_both_at_once(place, tmp_path):
-    started = processes(place, "refused", data__path=tmp_path / "absent", data__dir=tmp_path / "data")
-    errors = [process.communicate(timeout=60)[1] for process in started]
-    assert [process.returncode for process in started] == [2, 2], errors[0][-3000:] + errors[1][-3000:]
-    assert all("no such file or folder" in error for error in errors)
-
-
-@pytest.mark.faults
-def test_sigterm_to_one_of_two_processes_saves_and_one_process_goes_on(place, uninterrupted):
-    started = processes(place, "preempted", mesh__data=2, mesh__fsdp=2)
-    wait_for_step(place, "preempted", 6, started[0])
-    started[1].send_signal(signal.SIGTERM)
-    errors = [process.communicate(timeout=300)[1] for process in started]
-    assert [process.returncode for process in started] == [4, 4], errors[0][-3000:] + errors[1][-3000:]
-    assert "resuming at step" in train(place, "preempted")
-    compare(results(place, "preempted"), uninterrupted)
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_the_state_and_the_same_command_goes_on(place, uninterrupted, number):
-    workdir = f"signal{int(number)}"
-    with subprocess.Popen(command(place, workdir), env=environment(), stderr=subprocess.PIPE, text=True) as process:
-        wait_for_step(place, workdir, 6, process)
-        process.send_signal(number)
-        message = process.communicate(timeout=120)[1]
-    assert process.returncode == 4, message[-3000:]
-    assert "the same command goes on" in message
-    saved = max(int(p.name) for p in (place / workdir / "checkpoints").iterdir())
-    assert f"resuming at step {saved}" in train(place, workdir)
-    assert results(place, workdir) == uninterrupted
