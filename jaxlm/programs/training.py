@@ -14,7 +14,7 @@ from jaxlm.plan import machines, tune
 from jaxlm.processes import from_first, say, together
 from jaxlm.programs.attempt import Attempt
 from jaxlm.programs.task import Ready, Task
-from jaxlm.train import books, ledger, loop, metrics, phases, workdir
+from jaxlm.train import books, ledger, loop, metrics, phases, signals, workdir
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.clock import Clock, Pulse
 
@@ -35,14 +35,18 @@ def run(config: Config, task: Task) -> int:
         losses: dict[int, float] = {}
         mirror = together(lambda: _open_mirror(config, folder, losses), first_only=True)
         together(lambda: workdir.check(config, mesh))
-        losses |= dict(from_first(lambda: list(metrics.held_out_losses(folder / "metrics.jsonl").items())))
+        losses |= dict(from_first(lambda: list(_held_out_losses(folder).items())))
         data = task.data(config)
         config = tune.fit(config, mesh, say, task.parts)
         ready = Ready(config, task.parts(config, mesh), data)
         train_step = ready.parts.jit()
+        stop = signals.StopSignal(lambda: clock.activity)
         while True:
-            ending = Attempt(task, ready, asked, folder, train_step, clock, losses, mirror).run()
+            ending = Attempt(task, ready, asked, folder, train_step, clock, losses, stop, mirror).run()
             if ending.code != loop.ROLL_BACK:
+                break
+            if stop.alone():
+                ending = loop.Ending(loop.PREEMPTED, ending.why)
                 break
             clock = Clock(pulse=pulse, since=time.monotonic())
         code = EXIT_CODES[ending.code]
@@ -51,6 +55,10 @@ def run(config: Config, task: Task) -> int:
         if ending.code == loop.DONE and jax.process_index() == 0:
             _record_speed(config, mesh, folder)
     return code
+
+
+def _held_out_losses(folder: pathlib.Path) -> dict[int, float]:
+    return metrics.held_out_losses(folder / "metrics.jsonl", ledger.read(folder)["rollbacks"])
 
 
 def _open_mirror(config: Config, folder: pathlib.Path, losses: dict[int, float]) -> Mirror | None:
