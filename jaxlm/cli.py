@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
 
     `script`, or no `argv`: the command is all that this process does, so training may run in a child (`runs.supervise`).
     """
+    console.open_closed()
     script = script or argv is None
     code = _main(list(sys.argv[1:] if argv is None else argv), script)
     processes = sys.modules.get("jaxlm.processes")
@@ -275,7 +276,7 @@ def _screen(name: str, verb: Verb) -> str:
     width = max(map(len, arguments))
     return "\n".join(
         [
-            f"usage: jaxlm {name} CONFIG|RUN [--config.KEY=VALUE ...]{' [OPTIONS]' * bool(verb.options)}",
+            f"usage: jaxlm {name} {f'RUN_A {verb.second}' if verb.second else 'CONFIG|RUN'} [--config.KEY=VALUE ...]{' [OPTIONS]' * bool(verb.options)}",
             "",
             *textwrap.wrap(f"{verb.summary[0].upper()}{verb.summary[1:]}.", config_help.WIDTH),
             "",

@@ -63,6 +63,16 @@ def is_terminal(stream: typing.TextIO | None) -> bool:
         return False
 
 
+def open_closed() -> None:
+    """Opens standard streams that are closed (`2>&-`, some daemons) on /dev/null.
+
+    Otherwise the next file that is opened gets their number, and what is printed goes into it.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))
+
+
 def settle() -> None:
     """Flushes standard output and error. One that can't be written to any more is closed off, so that the exit code stands."""
     for stream in (sys.stdout, sys.stderr):

@@ -49,13 +49,12 @@ class Attempt:
     def run(self) -> loop.Ending:
         """Trains until an ending. A ROLL_BACK is in run.json then, and the next attempt goes on past it."""
         c, folder = self.ready.config, self.folder
-        losses = self.losses
-        checkpointer = Checkpointer(folder / "checkpoints", c.checkpoint, losses=losses)
+        checkpointer = Checkpointer(folder / "checkpoints", c.checkpoint, losses=self.losses)
         with contextlib.ExitStack() as stack:  # what is opened first is closed last
             log = stack.enter_context(start.Log(folder, self.clock, checkpointer.reserve.free))
             stack.callback(self._close, checkpointer)  # a save in flight is finished, also when the loop failed
             bill = phases.of_run(c, folder, log.spent)
-            if ending := bill.begin():
+            if ending := bill.begin() or stability.held_back(self._rollbacks(), c.optim, c.stability, c.train):
                 return ending
             checkpointer.prepare(self.ready.parts.abstract)
             stop = self.stop
@@ -65,7 +64,7 @@ class Attempt:
             done = int(state.step)
             if self.mirror:
                 self._follow(checkpointer, self.mirror, done)
-            parts = Between(self.task, ready, folder, checkpointer, bill, losses, stop)
+            parts = Between(self.task, ready, folder, checkpointer, bill, self.losses, stop)
             between, watching = parts.hooks(stack), parts.watches(c.hardware.usd_per_hour)
             owed = hooks.owed(between, done, c.train.steps, meta.get("interrupted", False))
             if done >= c.train.steps and not owed:
@@ -89,6 +88,9 @@ class Attempt:
                 stack.pop_all().close()
             return ending
 
+    def _rollbacks(self) -> list[dict]:
+        return from_first(lambda: ledger.read(self.folder)["rollbacks"])
+
     def _close(self, checkpointer: Checkpointer) -> None:
         checkpointer.close()
         processes.left_behind |= checkpointer.left_behind
@@ -103,7 +105,7 @@ class Attempt:
     def _restore(self, checkpointer: Checkpointer) -> tuple[Ready, TrainState, Variables, dict]:
         """The newest good state and what goes with it: (ready, state, frozen variables, what its checkpoint says)."""
         ready, parts = self.ready, self.ready.parts
-        rollbacks = from_first(lambda: ledger.read(self.folder)["rollbacks"])
+        rollbacks = self._rollbacks()
         for step in from_first(
             lambda: stability.spoiled(read_metas(checkpointer.directory, checkpointer.steps()), rollbacks)
         ):
@@ -137,8 +139,10 @@ class Attempt:
         """The ending, after a ROLL_BACK was written into run.json; or the STOPPED that takes its place."""
         if ending.code != loop.ROLL_BACK:
             return ending
-        batches, saved = [data.batch_number(ending.first_bad), data.batch_number(step)], checkpointer.steps()
-        if why := from_first(lambda: stability.carry_out(self.folder, ending, step, batches, saved)):
+        c, saved = self.ready.config, checkpointer.steps()
+        batches = [data.batch_number(ending.first_bad), data.batch_number(step)]
+        settings = stability.settings(c.optim, c.stability, c.train)
+        if why := from_first(lambda: stability.carry_out(self.folder, ending, step, batches, saved, settings)):
             return dataclasses.replace(ending, code=loop.STOPPED, why=why)
         for undone in [number for number in self.losses if number >= ending.first_bad]:
             del self.losses[undone]

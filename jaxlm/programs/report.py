@@ -12,6 +12,8 @@ from jaxlm.train import metrics, outlook
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Writes RUN/report.html, or with --json prints the same numbers."""
+    if not config.workdir:
+        raise ConfigError("which run? jaxlm report RUN, the folder of a run")
     folder = pathlib.Path(config.workdir)
     if not (folder / "metrics.jsonl").is_file():
         raise ConfigError(f"nothing to report: {folder} has no metrics.jsonl; train first")

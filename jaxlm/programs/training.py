@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import time
 
@@ -45,6 +46,8 @@ def run(config: Config, task: Task) -> int:
             ending = Attempt(task, ready, asked, folder, train_step, clock, losses, stop, mirror).run()
             if ending.code != loop.ROLL_BACK:
                 break
+            ended = {"step": clock.step, "code": 3, "why": ending.why, "cause": ending.cause}
+            together(functools.partial(ledger.end, folder, **ended), first_only=True)
             if stop.alone():
                 ending = loop.Ending(loop.PREEMPTED, ending.why)
                 break

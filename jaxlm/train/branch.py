@@ -81,7 +81,7 @@ def decay(run: pathlib.Path, steps: int, checkpoint: str, overrides: Sequence[st
     config.lock()
     for override in overrides:
         config_files.apply_override(config, override)
-    _check_folder(pathlib.Path(config.workdir), home, step)
+    _check_folder(pathlib.Path(config.workdir), home, step, config.train.steps)
     return config
 
 
@@ -96,7 +96,7 @@ def _find(run: pathlib.Path, checkpoint: str) -> int:
     return int(found)
 
 
-def _check_folder(folder: pathlib.Path, home: str, step: int) -> None:
+def _check_folder(folder: pathlib.Path, home: str, step: int, end: int) -> None:
     """Raises ConfigError if the folder of the branch is the trunk's, or holds another run."""
     if str(folder.resolve()) == home:
         raise ConfigError(f"config.workdir={folder} is the run that is branched from: give the branch another folder")
@@ -104,3 +104,8 @@ def _check_folder(folder: pathlib.Path, home: str, step: int) -> None:
         there = config_files.from_run(folder / "config.json")
         if (there.origin, there.origin_checkpoint) != (home, str(step)):
             raise ConfigError(f"{folder} holds another run: give another --config.workdir")
+        if there.train.steps != end:
+            raise ConfigError(
+                f"{folder} holds a branch of {there.train.steps - step} steps, not of {end - step}: give another "
+                "--config.workdir"
+            )

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import math
 import pathlib
 import platform
 import re
@@ -102,11 +103,14 @@ class TensorBoard:
         """Writes the scalars of one step."""
         found = None
         for name, value in scalars.items():
+            if not math.isfinite(value):
+                continue  # no point of a curve, and tensorboardX would say so each time
             one = self._scalar(name, value)
             found = one if found is None else found
             if found is not one:
                 found.MergeFrom(one)
-        self._append(step=step, summary=found)
+        if found is not None:
+            self._append(step=step, summary=found)
 
     def close(self) -> None:
         """Flushes the file to disk and closes it."""

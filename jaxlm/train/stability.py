@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
-from jaxlm.config import ConfigError, RunError, StabilityConfig
+from jaxlm.config import ConfigError, OptimConfig, RunError, StabilityConfig, TrainConfig
 from jaxlm.console import say
 from jaxlm.train import ledger
 from jaxlm.train.loop import ROLL_BACK, STOPPED, Ending, Watch
@@ -167,26 +167,48 @@ def roll_back(ending: Ending, step: int, checkpoints: Iterable[int], rollbacks: 
     return {"steps": [ending.first_bad, step], "to": to, "why": ending.why}
 
 
-def carry_out(folder: pathlib.Path, ending: Ending, step: int, batches: list[int], checkpoints: Iterable[int]) -> str:
+def carry_out(
+    folder: pathlib.Path, ending: Ending, step: int, batches: list[int], checkpoints: Iterable[int], settings: str
+) -> str:
     """Writes a rollback into run.json, and deletes the samples that it undoes. The next attempt does the rest.
 
     Only the first process calls it.
 
     Args:
       batches: the numbers of the first and the last batch to pass over.
+      settings: what another try depends on; see `held_back`.
 
     Returns:
-      "", or why the run must stop instead.
+      "", or why the run must stop instead. That is written too, since the checkpoints of these steps are spoiled.
     """
     found = roll_back(ending, step, checkpoints, ledger.read(folder)["rollbacks"])
-    if isinstance(found, Ending):
-        return found.why
-    say(f"{ending.why}; going back to step {found['to']}, past batches {batches[0]} to {batches[1]}")
+    why = found.why if isinstance(found, Ending) else ""
+    if why:
+        found = {"steps": [ending.first_bad, step], "to": 0, "why": why, "stopped": settings}
+    else:
+        say(f"{ending.why}; going back to step {found['to']}, past batches {batches[0]} to {batches[1]}")
     ledger.roll_back(folder, found | {"batches": batches})
     for path in (folder / "samples").glob("*.jsonl"):
         if path.stem.isdigit() and int(path.stem) >= ending.first_bad:
             path.unlink(missing_ok=True)
-    return ""
+    return why
+
+
+def settings(optim: OptimConfig, config: StabilityConfig, train: TrainConfig) -> str:
+    """Returns what decides whether a run that blew up may do better another time, as one text."""
+    return repr((optim, config, train.batch_size, train.microbatch_size, train.seq_len))
+
+
+def held_back(
+    rollbacks: Sequence[Mapping], optim: OptimConfig, config: StabilityConfig, train: TrainConfig
+) -> Ending | None:
+    """Returns how an earlier start was stopped, if its last rollback did not help and the settings are still the same."""
+    last = rollbacks[-1] if rollbacks else {}
+    if last.get("stopped") != settings(optim, config, train):
+        return None
+    return Ending(
+        STOPPED, f"{last['why']}; nothing has changed since, so this start is not tried", keep=False, cause="spike"
+    )
 
 
 def spoiled(metas: Mapping[int, Mapping], rollbacks: Sequence[Mapping]) -> list[int]:
@@ -247,10 +269,9 @@ def teller(
             found = list(dict.fromkeys(documents(step)))
         except (ConfigError, RunError, OSError, RuntimeError) as error:
             found = [f"unknown: {error}"]
+        far = f" ({score:.1f} deviations)" if math.isfinite(score) else ""
         shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
-        say(
-            f"step {step}: the loss {loss:.4g} is a spike ({score:.1f} deviations); its batch, {number(step)}, holds {shown}"
-        )
+        say(f"step {step}: the loss {loss:.4g} is a spike{far}; its batch, {number(step)}, holds {shown}")
         line = {"step": step, "batch": number(step), "loss": loss, "score": score if math.isfinite(score) else None}
         with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line | {"documents": found}, ensure_ascii=False) + "\n")

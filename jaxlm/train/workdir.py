@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from jaxlm import config_files, sharding
 from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig
+from jaxlm.console import say
 from jaxlm.train import loggers
 
 # Keys of the model that a resumed run may change: they do not change which parameters there are or what they mean.
@@ -79,7 +80,12 @@ def _check_same(folder: pathlib.Path, name: str, section: ModelConfig | OptimCon
     saved, checkpoints = folder / "config.json", folder / "checkpoints"
     if not saved.is_file() or not checkpoints.is_dir() or not any(checkpoints.iterdir()):
         return
-    old, new = config_files.from_run(saved)[name].to_dict(), dataclasses.asdict(section)
+    try:
+        old = config_files.from_run(saved)[name].to_dict()
+    except ConfigError as error:
+        say(f"{error}; this start writes it anew")
+        return
+    new = dataclasses.asdict(section)
     for key in keys:
         if old[key] != new[key]:
             what = "a model" if name == "model" else "an optimizer"

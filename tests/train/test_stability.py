@@ -137,7 +137,7 @@ def test_a_rollback_is_one_write_and_undoes_what_was_found_in_its_steps(tmp_path
     for row in ({"phase": "one", "last_step": 20}, {"phase": "two", "last_step": 40}):
         ledger.append(tmp_path, "phases", row)
     ending = loop.Ending(loop.ROLL_BACK, "spike", first_bad=31)
-    assert stability.carry_out(tmp_path, ending, 42, [31, 42], [20, 40]) == ""
+    assert stability.carry_out(tmp_path, ending, 42, [31, 42], [20, 40], "as it was") == ""
     book = ledger.read(tmp_path)
     (entry,) = book["rollbacks"]
     assert (entry["steps"], entry["batches"], entry["to"]) == ([31, 42], [31, 42], 20)
@@ -148,8 +148,16 @@ def test_a_rollback_is_one_write_and_undoes_what_was_found_in_its_steps(tmp_path
     )
     found = metrics.held_out_losses(tmp_path / "metrics.jsonl", book["rollbacks"])
     assert found == {20: 4.0, 36: 3.9}  # the evaluation of the spoiled step 40 no longer counts
-    assert stability.carry_out(tmp_path, ending, 42, [31, 42], [20, 40]).endswith("set optim.clip_norm")
-    assert len(ledger.read(tmp_path)["rollbacks"]) == 1
+    config_now = config.resolve(config_files.load("base", ["data.path=x"]))
+    now = config_now.optim, C, config_now.train
+    assert stability.held_back(book["rollbacks"], *now) is None
+    why = stability.carry_out(tmp_path, ending, 42, [43, 54], [20, 40], stability.settings(*now))
+    assert why.endswith("set optim.clip_norm")
+    again = ledger.read(tmp_path)["rollbacks"]
+    assert stability.spoiled({40: {"passed_over": [[31, 42]]}, 20: {}}, again) == [40]  # saved within the second spike
+    held = stability.held_back(again, *now)
+    assert (held.code, held.why) == (loop.STOPPED, f"{why}; nothing has changed since, so this start is not tried")
+    assert stability.held_back(again, dataclasses.replace(now[0], lr=1e-4), *now[1:]) is None
 
 
 def test_the_checkpoint_before_a_series_is_held():
