@@ -302,7 +302,7 @@ def _overview() -> str:
     lines += [f"  {name:<20}{_config_summary(name)}" for name in config_files.shipped_configs()]
     lines += [
         "",
-        "exit codes: 0 done, 1 failed, 2 bad input, 3 stopped (non-finite steps), 4 interrupted, state saved",
+        "exit codes: 0 done, 1 failed, 2 bad input, 3 stopped (non-finite steps, a gate, a budget), 4 interrupted, state saved",
     ]
     return "\n".join(lines)
 

@@ -18,7 +18,7 @@ class Earlier:
     """What a run took until this start began.
 
     Attributes:
-      wall_s: all seconds; those since the start before died belong to it, if the machine is the same.
+      wall_s: all seconds. It includes the gap since the previous start died, on the same machine.
       cost_usd: what they cost.
     """
 

@@ -19,8 +19,9 @@ def obsolete(
       steps: the steps of the checkpoints on disk.
       losses: step -> held-out loss. A step that is absent, or whose loss is not finite, is never among the best.
       config: `config.checkpoint`.
-      whole: the verified steps; None if all count as verified. Only these count as the newest and the best. Another one
-        goes when `keep_last` verified ones are newer. So on a disk that garbles what is written the last whole ones stay.
+      whole: the verified steps; None if all count as verified. Only these count as the newest and the best. An unverified
+        checkpoint is deleted once `keep_last` verified ones are newer. So on a disk that garbles what is written the last
+        whole ones stay.
       pinned: steps that are never deleted.
     """
     counted = sorted(steps if whole is None else set(steps) & set(whole))

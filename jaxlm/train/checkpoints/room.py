@@ -49,7 +49,7 @@ class Reserve:
         if not self._bytes or self.held:
             return self.held
         try:
-            # Twice the room must be free: what takes the last free blocks for a reserve makes the trouble that it is there for.
+            # Twice the room must be free: a reserve that fills the disk would cause the failure it guards against.
             if shutil.disk_usage(self._path.parent).free < 2 * self._bytes:
                 return False
             with open(self._path, "wb") as f:
