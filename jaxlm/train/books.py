@@ -9,6 +9,7 @@ import os
 import pathlib
 import time
 
+from jaxlm import files
 from jaxlm.train import ledger, metrics, supervised
 from jaxlm.train.clock import ACTIVITIES, DOWN, HUNG, START, STEP, Clock
 
@@ -61,7 +62,7 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
     highest, last = 0, None
     for record in metrics.records(folder / "metrics.jsonl"):
         highest = max(highest, record["step"])
-        if all(metrics.is_number(record.get(key)) and record[key] >= 0 for key in ("wall_s", "cost_usd")):
+        if all(files.is_number(record.get(key)) and record[key] >= 0 for key in ("wall_s", "cost_usd")):
             last = record
     clock.redo = highest
     if last is None:
@@ -81,7 +82,7 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
 def _activities(record: dict) -> dict[str, float]:
     """Returns the seconds of each activity up to a record."""
     found = {name: record.get(f"time/{name}_s") for name in ACTIVITIES}
-    if all(metrics.is_number(seconds) and seconds >= 0 for seconds in found.values()):
+    if all(files.is_number(seconds) and seconds >= 0 for seconds in found.values()):
         return found
     return dict.fromkeys(ACTIVITIES, 0.0) | {STEP: record["wall_s"]}
 
@@ -94,7 +95,7 @@ def _gap(clock: Clock, last: dict, start: dict) -> float:
     hardware, here = start.get("hardware"), ledger.machine()
     if not here["boot_id"] or not isinstance(hardware, dict) or any(hardware.get(key) != here[key] for key in here):
         return 0.0
-    signs = [t for t in (last.get("time"), _seconds(start.get("time"))) if metrics.is_number(t)]
+    signs = [t for t in (last.get("time"), _seconds(start.get("time"))) if files.is_number(t)]
     if not signs:
         return 0.0
     unix = time.time() - time.monotonic()  # of monotonic time 0
@@ -116,6 +117,6 @@ def _seconds(iso: object) -> float | None:
 def _price(start: dict, last: dict) -> float:
     """Returns the dollars an hour of a start. Ledgers by older versions do not name it: then all had the same one."""
     price = start.get("usd_per_hour")
-    if metrics.is_number(price):
+    if files.is_number(price):
         return price
     return last["cost_usd"] / last["wall_s"] * 3600 if last["wall_s"] else 0.0

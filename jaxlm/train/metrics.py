@@ -10,6 +10,7 @@ import os
 import pathlib
 from collections.abc import Callable, Iterator
 
+from jaxlm.files import is_number
 from jaxlm.train.appender import Appender
 
 HELD_OUT = "val/loss"  # the best checkpoint is the one that has this lowest
@@ -79,8 +80,3 @@ def held_out_losses(path: pathlib.Path) -> dict[int, float]:
         if loss is None or is_number(loss):
             losses[record["step"]] = math.nan if loss is None else loss
     return losses
-
-
-def is_number(value: object) -> bool:
-    """True for a finite number; False for a bool, NaN, text, ..."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -14,6 +14,7 @@ import jax
 
 from jaxlm import console
 from jaxlm.config import Config, ConfigError, PhaseConfig, PhasesConfig, RunError, TrainConfig
+from jaxlm.files import is_number
 from jaxlm.processes import from_first, together
 from jaxlm.train import ledger, metrics
 from jaxlm.train.loop import STOPPED, Ending, Hook, Moment
@@ -144,14 +145,13 @@ def sound(rows: Sequence[dict]) -> list[dict]:
 
     Older rows say only that something was accepted: before the phase's end it was the budget, at its end the gate.
     """
-    number = metrics.is_number
 
     def whole(r: dict) -> bool:
         if not all(name in r for name in (*_NUMBERS, *_MAY_BE_MISSING, "loss")):
             return False
         flags = isinstance(r.get("ended"), bool) and r.get("accepted") in (False, True, "", "budget", "gate")
-        optional = all(r[name] is None or number(r[name]) for name in _MAY_BE_MISSING)
-        return flags and optional and isinstance(r.get("phase"), str) and all(number(r[name]) for name in _NUMBERS)
+        optional = all(r[name] is None or is_number(r[name]) for name in _MAY_BE_MISSING)
+        return flags and optional and isinstance(r.get("phase"), str) and all(is_number(r[name]) for name in _NUMBERS)
 
     def cause(r: dict) -> str:
         return r["accepted"] if isinstance(r["accepted"], str) else ("gate" if r["ended"] else "budget") * r["accepted"]

@@ -33,6 +33,15 @@ def obsolete(
     return sorted(set(steps) - {*newest, *unproven, *every, *lowest, *pinned})
 
 
+def most(config: CheckpointConfig, steps: int, pinned: int) -> int:
+    """Returns how many checkpoints a run of `steps` steps has at once, at most, with `pinned` ones that are never deleted.
+
+    The one that is being written counts: it is verified before an old one is deleted.
+    """
+    every = steps // config.keep_every if config.keep_every else 0
+    return config.keep_last + config.keep_best + every + pinned + 1
+
+
 def best(steps: typing.Sequence[int], losses: typing.Mapping[int, float]) -> int | None:
     """Returns the step with the lowest held-out loss; None if no step has a finite one."""
     return next(iter(ranked(steps, losses)), None)
