@@ -29,7 +29,7 @@ class Attempt:
       asked: the config with "auto" as the user left it.
       folder: the run's folder, locked.
       train_step: the compiled step.
-      clock: counts the time of this attempt.
+      clock, log: the time and the books of this attempt.
       losses: step -> held-out loss of all starts; the attempt adds its own.
       mirror: where verified checkpoints are copied; None without one, and on all processes but the first.
     """
@@ -40,16 +40,17 @@ class Attempt:
     folder: pathlib.Path
     train_step: jax.stages.Wrapped
     clock: Clock
+    log: start.Log
     losses: dict[int, float]
     mirror: Mirror | None
 
     def run(self) -> loop.Ending:
         """Trains until an ending. A ROLL_BACK is in run.json then, and the next attempt goes on past it."""
-        c, folder = self.ready.config, self.folder
-        losses = self.losses
+        c, folder, losses = self.ready.config, self.folder, self.losses
         checkpointer = Checkpointer(folder / "checkpoints", c.checkpoint, losses=losses)
         with contextlib.ExitStack() as stack:  # what is opened first is closed last
-            log = stack.enter_context(start.Log(folder, self.clock, checkpointer.reserve.free))
+            log = stack.enter_context(self.log)
+            log.on_full = checkpointer.reserve.free
             stack.callback(self._close, checkpointer)  # a save in flight is finished, also when the loop failed
             bill = phases.of_run(c, folder, log.spent)
             if ending := bill.begin():

@@ -49,6 +49,14 @@ def process_began() -> float:
     return now - max(age, 0.0) if ticks else now
 
 
+def opening(record: dict, usd_per_hour: float) -> dict:
+    """Returns the record with which a start opens its books: `record`, its machine and its price. See `carry_on`.
+
+    The start may die before it stands in run.json; then the next one knows from this record what the time since cost.
+    """
+    return record | ledger.machine() | {"usd_per_hour": usd_per_hour}
+
+
 def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
     """Adds the seconds of earlier starts to the clock, says which steps they did, and returns what they cost.
 
@@ -70,13 +78,22 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
     for name, seconds in _activities(last).items():
         clock.add(name, seconds)
     wall, cost = sum(_activities(last).values()), last["cost_usd"]
-    starts = ledger.read(folder)["starts"]
-    gap = _gap(clock, last, starts[-1]) if starts else 0.0
+    before = _before(last, ledger.read(folder)["starts"])
+    gap = _gap(clock, last, before) if before else 0.0
     hung = min(supervised.lost().get(HUNG, 0.0), gap)
     clock.add(HUNG, hung)
     clock.add(DOWN, gap - hung)
-    price = _price(starts[-1], last) if starts else 0.0
+    price = _price(before, last) if before else 0.0
     return Earlier(wall + gap, cost + gap / 3600 * price)
+
+
+def _before(last: dict, starts: list[dict]) -> dict:
+    """Returns the start before, as run.json has it, {} without one. One that died too early for it left an `opening`."""
+    found = starts[-1] if starts else {}
+    if not {"host", "boot_id", "usd_per_hour"} <= last.keys():
+        return found
+    machine = {key: last[key] for key in ("host", "boot_id")}
+    return {"hardware": machine, "usd_per_hour": last["usd_per_hour"], "ended": found.get("ended")}
 
 
 def _activities(record: dict) -> dict[str, float]:
