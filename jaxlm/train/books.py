@@ -54,7 +54,7 @@ def opening(record: dict, usd_per_hour: float) -> dict:
 
     The start may die before it stands in run.json; then the next one knows from this record what the time since cost.
     """
-    return record | ledger.machine() | {"usd_per_hour": usd_per_hour}
+    return record | {metrics.START: ledger.machine() | {"usd_per_hour": usd_per_hour}}
 
 
 def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
@@ -90,10 +90,10 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
 def _before(last: dict, starts: list[dict]) -> dict:
     """Returns the start before, as run.json has it, {} without one. One that died too early for it left an `opening`."""
     found = starts[-1] if starts else {}
-    if not {"host", "boot_id", "usd_per_hour"} <= last.keys():
+    opened = last.get(metrics.START)
+    if not isinstance(opened, dict):
         return found
-    machine = {key: last[key] for key in ("host", "boot_id")}
-    return {"hardware": machine, "usd_per_hour": last["usd_per_hour"], "ended": found.get("ended")}
+    return {"hardware": opened, "usd_per_hour": opened.get("usd_per_hour"), "ended": found.get("ended")}
 
 
 def _activities(record: dict) -> dict[str, float]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from jaxlm.files import is_number
 from jaxlm.train.appender import Appender
 
+START = "start"  # the machine and price of a start, in the record with which it opens: no metric
 HELD_OUT = "val/loss"  # the best checkpoint is the one that has this lowest
 
 
@@ -68,7 +69,7 @@ def read(path: pathlib.Path) -> dict[int, dict]:
     """Returns step -> metrics. Merges all lines of a step; if two lines have the same metric, the later value counts."""
     steps: dict[int, dict] = {}
     for record in records(path):
-        steps.setdefault(record["step"], {}).update(record)
+        steps.setdefault(record["step"], {}).update({name: v for name, v in record.items() if name != START})
     return steps
 
 
