@@ -273,10 +273,11 @@ def _screen(name: str, verb: Verb) -> str:
         metavar = given.get("metavar")
         arguments[f"{option}={metavar}" if metavar else option] = given["help"]
     arguments["--help=SECTION"] = "keys of a section (or one key, or all), with their values in CONFIG or RUN"
+    target = f"RUN_A {verb.second}" if verb.second else "CONFIG|RUN"
     width = max(map(len, arguments))
     return "\n".join(
         [
-            f"usage: jaxlm {name} {f'RUN_A {verb.second}' if verb.second else 'CONFIG|RUN'} [--config.KEY=VALUE ...]{' [OPTIONS]' * bool(verb.options)}",
+            f"usage: jaxlm {name} {target} [--config.KEY=VALUE ...]{' [OPTIONS]' * bool(verb.options)}",
             "",
             *textwrap.wrap(f"{verb.summary[0].upper()}{verb.summary[1:]}.", config_help.WIDTH),
             "",
@@ -303,7 +304,7 @@ def _overview() -> str:
     lines += [f"  {name:<20}{_config_summary(name)}" for name in config_files.shipped_configs()]
     lines += [
         "",
-        "exit codes: 0 done, 1 failed, 2 bad input, 3 stopped (non-finite steps), 4 interrupted, state saved",
+        "exit codes: 0 done, 1 failed, 2 bad input, 3 stopped (non-finite steps, a gate, a budget), 4 interrupted, state saved",
     ]
     return "\n".join(lines)
 

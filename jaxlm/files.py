@@ -1,6 +1,7 @@
-"""Writes files whole or not at all, and locks folders so that each has only one writer."""
+"""Writes files whole or not at all, locks folders so that each has only one writer, and tells numbers in files."""
 
 import fcntl
+import math
 import os
 import pathlib
 import time
@@ -91,3 +92,8 @@ def _handed_down(file: typing.IO[str]) -> typing.IO[str] | None:
         return os.fdopen(os.dup(descriptor), "a") if same else None
     except OSError:
         return None
+
+
+def is_number(value: object) -> bool:
+    """True for a finite number that a file in JSON holds; False for a bool, NaN, text, ..."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

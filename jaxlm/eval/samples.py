@@ -5,14 +5,13 @@ import json
 import pathlib
 import typing
 
-import jax
-
 from jaxlm import files
 from jaxlm.config import SampleConfig
 from jaxlm.data.shards import DataDir
 from jaxlm.data.tokenizer import Tokenizer
 from jaxlm.models import generate
 from jaxlm.models.transformer import Transformer
+from jaxlm.processes import together
 
 
 def continue_prompts(
@@ -43,7 +42,7 @@ def make(
     """Returns a function `(variables, step) -> lines` that lets the model continue the prompts and returns the lines to show.
 
     On the first process that function also writes WORKDIR/samples/<step>.jsonl, a line for each prompt and temperature; on
-    the others it returns no lines.
+    the others it returns no lines. If it can't be written, the function raises on all processes.
 
     Raises:
       ConfigError: a prompt is too long for the model. `make` itself raises it, so that training does not start.
@@ -61,15 +60,15 @@ def make(
         for way in ways:
             texts = continue_prompts(model, variables["params"], tokenizer, prompts, way, seed)
             written += [(prompt, way.temperature, text) for prompt, text in zip(prompts, texts, strict=True)]
-        if jax.process_index():
-            return []
-        folder = workdir / "samples"
-        folder.mkdir(exist_ok=True)
-        lines = [{"step": step, "prompt": p, "temperature": t, "text": text} for p, t, text in written]
-        content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        files.write_atomically(
-            folder / f"{step}.jsonl", content.encode()
-        )  # a whole file says that this step has its samples
-        return [f"step {step}  [{prompt}]{text}" for prompt, _, text in written]
+        return together(lambda: _write(workdir / "samples", step, written), first_only=True) or []
 
     return sample
+
+
+def _write(folder: pathlib.Path, step: int, written: list[tuple[str, float, str]]) -> list[str]:
+    """Writes the samples of a step as (prompt, temperature, text), and returns the lines to show."""
+    folder.mkdir(exist_ok=True)
+    lines = [{"step": step, "prompt": p, "temperature": t, "text": text} for p, t, text in written]
+    content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    files.write_atomically(folder / f"{step}.jsonl", content.encode())  # a whole file: this step has its samples
+    return [f"step {step}  [{prompt}]{text}" for prompt, _, text in written]

@@ -86,8 +86,8 @@ def futures(
 def advice(found: Sequence[Future] | TooEarly, usd_per_centinat: float) -> Advice:
     """Returns what to do if 0.01 nats are worth `usd_per_centinat` dollars.
 
-    A future is too dear if it costs more than that even where its loss falls as far as it can be thought to: who stops too late
-    loses some dollars, who stops too soon a model. The plan's own decay is in the plan's price.
+    A future is too dear if it costs more than that even where its loss falls as far as it can be thought to. Stopping late
+    wastes dollars. Stopping early wastes the model. The plan's own decay is in the plan's price.
 
     Args:
       found: the three futures, or why there are none.

@@ -119,7 +119,7 @@ def _rows(content: dict, kind: str, count: int, setting: str) -> list[dict]:
 
 
 def _whole(row: object) -> bool:
-    def number(name: str) -> bool:
-        return isinstance(row.get(name), int | float) and math.isfinite(row[name])
-
-    return isinstance(row, dict) and number("tokens_per_second") and number("time") and isinstance(row.get("by"), str)
+    numbers = ("tokens_per_second", "time")
+    return (
+        isinstance(row, dict) and all(files.is_number(row.get(n)) for n in numbers) and isinstance(row.get("by"), str)
+    )

@@ -30,7 +30,7 @@ class Attempt:
       asked: the config with "auto" as the user left it.
       folder: the run's folder, locked.
       train_step: the compiled step.
-      clock: counts the time of this attempt.
+      clock, log: the time and the books of this attempt.
       losses: step -> held-out loss of all starts; the attempt adds its own.
       stop: turns signals into a request to stop.
       mirror: where verified checkpoints are copied; None without one, and on all processes but the first.
@@ -42,6 +42,7 @@ class Attempt:
     folder: pathlib.Path
     train_step: jax.stages.Wrapped
     clock: Clock
+    log: start.Log
     losses: dict[int, float]
     stop: signals.StopSignal
     mirror: Mirror | None
@@ -51,7 +52,8 @@ class Attempt:
         c, folder = self.ready.config, self.folder
         checkpointer = Checkpointer(folder / "checkpoints", c.checkpoint, losses=self.losses)
         with contextlib.ExitStack() as stack:  # what is opened first is closed last
-            log = stack.enter_context(start.Log(folder, self.clock, checkpointer.reserve.free))
+            log = stack.enter_context(self.log)
+            log.on_full = checkpointer.reserve.free
             stack.callback(self._close, checkpointer)  # a save in flight is finished, also when the loop failed
             bill = phases.of_run(c, folder, log.spent)
             if ending := bill.begin() or stability.held_back(self._rollbacks(), c.optim, c.stability, c.train):

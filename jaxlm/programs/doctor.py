@@ -14,6 +14,7 @@ from collections.abc import Callable
 from jaxlm.config import Config
 from jaxlm.console import say
 from jaxlm.train import notify
+from jaxlm.train.checkpoints import keep
 from jaxlm.train.doctor import findings, gpu, storage, versions
 from jaxlm.train.doctor.findings import FAIL, OK, WARN, Finding
 
@@ -95,8 +96,7 @@ def _storage(report: Report, config: Config, checkpoint_bytes: int) -> None:
     workdir, c, seconds = config.workdir, config.checkpoint, storage.ANSWER_S
     if not workdir:
         say("no --config.workdir=DIR: the disk of the current folder is tried")
-    kept = c.keep_last + c.keep_best + 1 + len(config.phases.plan)
-    kept += config.train.steps // c.keep_every if c.keep_every else 0
+    kept = keep.most(c, config.train.steps, len(config.phases.plan))
     report.check("disk", lambda: storage.disk(workdir, checkpoint_bytes, c, kept, seconds), seconds + 5)
     if c.mirror:
         timeout_s = c.mirror_timeout_s

@@ -15,7 +15,7 @@ from jaxlm.plan import machines, tune
 from jaxlm.processes import from_first, say, together
 from jaxlm.programs.attempt import Attempt
 from jaxlm.programs.task import Ready, Task
-from jaxlm.train import books, ledger, loop, metrics, phases, signals, workdir
+from jaxlm.train import books, ledger, loop, metrics, phases, signals, start, workdir
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.clock import Clock, Pulse
 
@@ -37,13 +37,14 @@ def run(config: Config, task: Task) -> int:
         mirror = together(lambda: _open_mirror(config, folder, losses), first_only=True)
         together(lambda: workdir.check(config, mesh))
         losses |= dict(from_first(lambda: list(_held_out_losses(folder).items())))
+        log = start.Log(folder, clock, config.train, config.hardware)
         data = task.data(config)
         config = tune.fit(config, mesh, say, task.parts)
         ready = Ready(config, task.parts(config, mesh), data)
         train_step = ready.parts.jit()
         stop = signals.StopSignal(lambda: clock.activity)
         while True:
-            ending = Attempt(task, ready, asked, folder, train_step, clock, losses, stop, mirror).run()
+            ending = Attempt(task, ready, asked, folder, train_step, clock, log, losses, stop, mirror).run()
             if ending.code != loop.ROLL_BACK:
                 break
             ended = {"step": clock.step, "code": 3, "why": ending.why, "cause": ending.cause}
@@ -52,6 +53,7 @@ def run(config: Config, task: Task) -> int:
                 ending = loop.Ending(loop.PREEMPTED, ending.why)
                 break
             clock = Clock(pulse=pulse, since=time.monotonic())
+            log = start.Log(folder, clock, config.train, config.hardware)
         code = EXIT_CODES[ending.code]
         _say_ending(ending, folder)
         together(lambda: _close(ending, code, clock, folder, mirror, config), first_only=True)

@@ -9,6 +9,7 @@ import os
 import pathlib
 import time
 
+from jaxlm import files
 from jaxlm.train import ledger, metrics, supervised
 from jaxlm.train.clock import ACTIVITIES, DOWN, HUNG, START, STEP, Clock
 
@@ -18,7 +19,7 @@ class Earlier:
     """What a run took until this start began.
 
     Attributes:
-      wall_s: all seconds; those since the start before died belong to it, if the machine is the same.
+      wall_s: all seconds. It includes the gap since the previous start died, on the same machine.
       cost_usd: what they cost.
     """
 
@@ -48,6 +49,14 @@ def process_began() -> float:
     return now - max(age, 0.0) if ticks else now
 
 
+def opening(record: dict, usd_per_hour: float) -> dict:
+    """Returns the record with which a start opens its books: `record`, its machine and its price. See `carry_on`.
+
+    The start may die before it stands in run.json; then the next one knows from this record what the time since cost.
+    """
+    return record | {metrics.START: ledger.machine() | {"usd_per_hour": usd_per_hour}}
+
+
 def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
     """Adds the seconds of earlier starts to the clock, says which steps they did, and returns what they cost.
 
@@ -61,7 +70,7 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
     highest, last = 0, None
     for record in metrics.records(folder / "metrics.jsonl"):
         highest = max(highest, record["step"])
-        if all(metrics.is_number(record.get(key)) and record[key] >= 0 for key in ("wall_s", "cost_usd")):
+        if all(files.is_number(record.get(key)) and record[key] >= 0 for key in ("wall_s", "cost_usd")):
             last = record
     clock.redo = highest
     if last is None:
@@ -69,19 +78,28 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
     for name, seconds in _activities(last).items():
         clock.add(name, seconds)
     wall, cost = sum(_activities(last).values()), last["cost_usd"]
-    starts = ledger.read(folder)["starts"]
-    gap = _gap(clock, last, starts[-1]) if starts else 0.0
+    before = _before(last, ledger.read(folder)["starts"])
+    gap = _gap(clock, last, before) if before else 0.0
     hung = min(supervised.lost().get(HUNG, 0.0), gap)
     clock.add(HUNG, hung)
     clock.add(DOWN, gap - hung)
-    price = _price(starts[-1], last) if starts else 0.0
+    price = _price(before, last) if before else 0.0
     return Earlier(wall + gap, cost + gap / 3600 * price)
+
+
+def _before(last: dict, starts: list[dict]) -> dict:
+    """Returns the start before, as run.json has it, {} without one. One that died too early for it left an `opening`."""
+    found = starts[-1] if starts else {}
+    opened = last.get(metrics.START)
+    if not isinstance(opened, dict):
+        return found
+    return {"hardware": opened, "usd_per_hour": opened.get("usd_per_hour"), "ended": found.get("ended")}
 
 
 def _activities(record: dict) -> dict[str, float]:
     """Returns the seconds of each activity up to a record."""
     found = {name: record.get(f"time/{name}_s") for name in ACTIVITIES}
-    if all(metrics.is_number(seconds) and seconds >= 0 for seconds in found.values()):
+    if all(files.is_number(seconds) and seconds >= 0 for seconds in found.values()):
         return found
     return dict.fromkeys(ACTIVITIES, 0.0) | {STEP: record["wall_s"]}
 
@@ -94,7 +112,7 @@ def _gap(clock: Clock, last: dict, start: dict) -> float:
     hardware, here = start.get("hardware"), ledger.machine()
     if not here["boot_id"] or not isinstance(hardware, dict) or any(hardware.get(key) != here[key] for key in here):
         return 0.0
-    signs = [t for t in (last.get("time"), _seconds(start.get("time"))) if metrics.is_number(t)]
+    signs = [t for t in (last.get("time"), _seconds(start.get("time"))) if files.is_number(t)]
     if not signs:
         return 0.0
     unix = time.time() - time.monotonic()  # of monotonic time 0
@@ -116,6 +134,6 @@ def _seconds(iso: object) -> float | None:
 def _price(start: dict, last: dict) -> float:
     """Returns the dollars an hour of a start. Ledgers by older versions do not name it: then all had the same one."""
     price = start.get("usd_per_hour")
-    if metrics.is_number(price):
+    if files.is_number(price):
         return price
     return last["cost_usd"] / last["wall_s"] * 3600 if last["wall_s"] else 0.0

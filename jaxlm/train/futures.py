@@ -20,7 +20,6 @@ class StopByForecast(Hook):
       prices: () -> (seconds a step, dollars an hour).
       every_steps: how often to look; 0 = never. The steps of the evaluations are a good choice.
       workdir: the run's folder, for the command that it recommends.
-      show: True to show the three futures at each look.
     """
 
     name = "futures"
@@ -33,41 +32,35 @@ class StopByForecast(Hook):
         prices: Callable[[], tuple[float, float]],
         every_steps: int,
         workdir: str,
-        show: bool = False,
     ):
         self._limit, self._losses, self._rate, self._prices = config.usd_per_centinat, losses, rate, prices
-        self._every, self._workdir, self._show = every_steps, workdir, show
+        self._every, self._workdir = every_steps, workdir
         self._end, self._said = 0, ""
 
     def due(self, step: int, end: int) -> bool:
         self._end = end
-        wanted = self._limit > 0 or self._show
-        return wanted and self._every > 0 and 0 < step < end and step % self._every == 0
+        return self._limit > 0 and self._every > 0 and 0 < step < end and step % self._every == 0
 
     def done(self, step: int) -> bool:
         return True  # a run that starts again looks at its next step of `every_steps`
 
     def __call__(self, moment: Moment) -> Ending | None:
-        lines, why = from_first(lambda: self._look(moment.step))
-        for line in lines:
+        line, why = from_first(lambda: self._look(moment.step))
+        if line:
             moment.say(line)
         return Ending(STOPPED, why, cause="gate") if why else None
 
-    def _look(self, step: int) -> tuple[list[str], str]:
-        """Returns what to show, and why the run should end; "" if it should not."""
+    def _look(self, step: int) -> tuple[str, str]:
+        """Returns a line to show or "", and why the run should end; "" if it should not."""
         try:
             found = look(self._losses, self._rate, self._prices, step, self._end)
         except (ValueError, ArithmeticError) as error:  # a curve that nobody thought of must not end a run
-            return [f"no forecast at step {step}: {error}"], ""
+            return f"no forecast at step {step}: {error}", ""
         advice = futures.advice(found, self._limit)
-        early = isinstance(found, forecast.TooEarly)
-        lines = futures.table(found) if self._show and not early else []
         if advice.word == futures.STOP:
-            return lines, f"stopped at step {step}: {advice.line.removeprefix('stop: ')}{self._branch(found)}"
-        if advice.word == futures.DECAY and self._said != advice.word:
-            lines.append(f"{advice.line}{self._branch(found)}")
-        self._said = advice.word
-        return lines, ""
+            return "", f"stopped at step {step}: {advice.line.removeprefix('stop: ')}{self._branch(found)}"
+        new, self._said = advice.word != self._said, advice.word
+        return (f"{advice.line}{self._branch(found)}" if new and advice.word == futures.DECAY else ""), ""
 
     def _branch(self, found: list[futures.Future]) -> str:
         decay = next(f for f in found if f.name == futures.DECAY)

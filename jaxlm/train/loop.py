@@ -94,10 +94,12 @@ class Hook:
     Attributes:
       name: the hook's name for the user ("held-out").
       activity: what its time counts as (`train.clock`).
+      vital: True if the run must not go on without what the hook does: if it fails, the run ends.
     """
 
     name = ""
     activity = clock.EVALUATE
+    vital = False
 
     def due(self, step: int, end: int) -> bool:
         """True if the hook must run after `step`. `end` is the last step of the run."""
@@ -217,7 +219,8 @@ def _watch(run: Run, unread: tuple[int, Metrics] | None) -> Ending | None:
 def _call(run: Run, hooks: Sequence[Hook], moment: Moment) -> Ending | None:
     """Calls hooks in order, until one ends the run.
 
-    A hook that fails does not end the run before its last step: what it owes is made up for by the next start.
+    A hook that fails ends the run if it is vital, or at the last step: then the next start, which owes it, makes up for it.
+    Before the last step any other hook is left out.
     """
     failed: list[Exception] = []
     for hook in hooks:
@@ -227,8 +230,12 @@ def _call(run: Run, hooks: Sequence[Hook], moment: Moment) -> Ending | None:
             with run.clock.spend(hook.activity, hook.name):
                 result = hook(moment)
         except (ConfigError, RunError, OSError) as error:
-            failed.append(error)
-            moment.say(f"{hook.name} failed after step {moment.step}: {error}; the next start makes up for it")
+            ends = hook.vital or moment.step >= run.steps
+            then = "the next start makes up for it" if ends else "it is left out"
+            moment.say(f"{hook.name} failed after step {moment.step}: {error}; {then}")
+            failed += [error] * ends
+            if hook.vital:
+                break
             continue
         except Exception as error:
             return failure(hook.name, moment.step, error)
@@ -236,7 +243,7 @@ def _call(run: Run, hooks: Sequence[Hook], moment: Moment) -> Ending | None:
             return result
         if result:
             run.recorder.add(moment.step, hook.name, result)
-    if not failed or moment.step < run.steps:
+    if not failed:
         return None
     return Ending(REFUSED if isinstance(failed[0], ConfigError) else FAILED, str(failed[0]))
 

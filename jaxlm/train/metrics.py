@@ -10,8 +10,10 @@ import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from jaxlm.files import is_number
 from jaxlm.train.appender import Appender
 
+START = "start"  # the machine and price of a start, in the record with which it opens: no metric
 HELD_OUT = "val/loss"  # the best checkpoint is the one that has this lowest
 
 
@@ -67,7 +69,7 @@ def read(path: pathlib.Path) -> dict[int, dict]:
     """Returns step -> metrics. Merges all lines of a step; if two lines have the same metric, the later value counts."""
     steps: dict[int, dict] = {}
     for record in records(path):
-        steps.setdefault(record["step"], {}).update(record)
+        steps.setdefault(record["step"], {}).update({name: v for name, v in record.items() if name != START})
     return steps
 
 
@@ -88,8 +90,3 @@ def held_out_losses(path: pathlib.Path, rollbacks: Sequence[Mapping] = ()) -> di
 def is_void(step: int, time: float, rollbacks: Sequence[Mapping]) -> bool:
     """True if what was found after `step`, at `time` in Unix seconds, was undone by a rollback since."""
     return any(step >= r["steps"][0] and time < r["time"] for r in rollbacks)
-
-
-def is_number(value: object) -> bool:
-    """True for a finite number; False for a bool, NaN, text, ..."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -14,6 +14,7 @@ import jax
 
 from jaxlm import console
 from jaxlm.config import Config, ConfigError, PhaseConfig, PhasesConfig, RunError, TrainConfig
+from jaxlm.files import is_number
 from jaxlm.processes import from_first, together
 from jaxlm.train import ledger, metrics
 from jaxlm.train.loop import STOPPED, Ending, Hook, Moment
@@ -135,24 +136,27 @@ def row(phase: Phase, before: Point, now: Point, tokens_per_step: int, tokens_pe
         "nonfinite_steps": now.skipped - before.skipped,
         "wall_s": now.wall_s,
         "cost_usd": now.cost_usd,
-        "accepted": False,
+        "accepted": "",
     }
 
 
 def sound(rows: Sequence[dict]) -> list[dict]:
-    """Returns the rows that have everything which `row` writes. Somebody may have edited run.json."""
+    """Returns the rows that have everything which `row` writes. Somebody may have edited run.json.
 
-    def number(value: object) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    Older rows say only that something was accepted: before the phase's end it was the budget, at its end the gate.
+    """
 
     def whole(r: dict) -> bool:
         if not all(name in r for name in (*_NUMBERS, *_MAY_BE_MISSING, "loss")):
             return False
-        flags = all(isinstance(r.get(name), bool) for name in ("ended", "accepted"))
-        optional = all(r[name] is None or number(r[name]) for name in _MAY_BE_MISSING)
-        return flags and optional and isinstance(r.get("phase"), str) and all(number(r[name]) for name in _NUMBERS)
+        flags = isinstance(r.get("ended"), bool) and r.get("accepted") in (False, True, "", "budget", "gate")
+        optional = all(r[name] is None or is_number(r[name]) for name in _MAY_BE_MISSING)
+        return flags and optional and isinstance(r.get("phase"), str) and all(is_number(r[name]) for name in _NUMBERS)
 
-    return [r for r in rows if isinstance(r, dict) and whole(r)]
+    def cause(r: dict) -> str:
+        return r["accepted"] if isinstance(r["accepted"], str) else ("gate" if r["ended"] else "budget") * r["accepted"]
+
+    return [{**r, "accepted": cause(r)} for r in rows if isinstance(r, dict) and whole(r)]
 
 
 def table(rows: Sequence[dict]) -> str:
@@ -169,7 +173,7 @@ def _cells(r: dict) -> list[str]:
     begin, end = r["loss_begin"], r["loss_end"]
     known = begin is not None and end is not None
     words = [] if r["ended"] else ["not at its end"]
-    words += ["training loss"] * (r["loss"] == "train") + ["accepted"] * r["accepted"]
+    words += ["training loss"] * (r["loss"] == "train") + ["accepted"] * bool(r["accepted"])
     return [
         r["phase"],
         console.count(r["last_step"]),
@@ -246,6 +250,7 @@ class Phases(Hook):
     """
 
     name = "phases"
+    vital = True  # without its gate a phase would end, and the next one cost money
 
     def __init__(
         self,
@@ -290,7 +295,7 @@ class Phases(Hook):
             return None
         if phase.name != self._accept:
             return verdict
-        self._write({**last, "accepted": True})
+        self._write({**last, "accepted": verdict[0]})
         return None
 
     def due(self, step: int, end: int) -> bool:
@@ -301,7 +306,7 @@ class Phases(Hook):
             return True
         if not phase.config.usd or (jax.process_count() > 1 and step % self._every):
             return False
-        return from_first(lambda: not self._accepted(phase) and self._usd(phase) >= phase.config.usd)
+        return from_first(lambda: not self._accepted(phase, "budget") and self._usd(phase) >= phase.config.usd)
 
     def done(self, step: int) -> bool:
         return any(r["ended"] and r["last_step"] == step for r in self._rows)
@@ -322,8 +327,8 @@ class Phases(Hook):
         speed = sorted(latest)[len(latest) // 2] if latest else None  # the median: one pause is no slow machine
         found = row(phase, self._begun(phase, records), now, self._tokens, speed)
         verdict = judge(phase, found, self._run)
-        accepted = self._accepted(phase)
-        self._write({**found, "accepted": bool(verdict) and accepted})
+        accepted = bool(verdict) and self._accepted(phase, verdict[0])
+        self._write(found | {"accepted": verdict[0] if accepted else ""})
         return table(self._rows), None if accepted else verdict
 
     def _at(self, step: int) -> Phase | None:
@@ -344,8 +349,10 @@ class Phases(Hook):
             return found
         return dataclasses.replace(found, wall_s=before[-1]["wall_s"], cost_usd=before[-1]["cost_usd"])
 
-    def _accepted(self, phase: Phase) -> bool:
-        return phase.name == self._accept or any(r["accepted"] and r["phase"] == phase.name for r in self._rows)
+    def _accepted(self, phase: Phase, cause: str) -> bool:
+        """True if this cause does not count. Once one cause stopped the phase and was accepted, the other one still counts."""
+        causes = {r["accepted"] for r in self._rows if r["phase"] == phase.name} - {""}
+        return cause in causes if causes else phase.name == self._accept
 
     def _write(self, found: dict) -> None:
         self._rows.append(found)

@@ -12,7 +12,7 @@ from clu import parameter_overview
 from jax.sharding import Mesh
 
 from jaxlm import tree
-from jaxlm.config import Config, ModelConfig, TrainConfig
+from jaxlm.config import Config, HardwareConfig, ModelConfig, TrainConfig
 from jaxlm.console import human
 from jaxlm.plan.params import count_params
 from jaxlm.processes import say, together
@@ -21,7 +21,8 @@ from jaxlm.train import books, ledger, stretch
 from jaxlm.train.clock import Clock
 from jaxlm.train.loggers import Writer
 from jaxlm.train.loop import Watch
-from jaxlm.train.meter import make_meter
+from jaxlm.train.meter import Meter, make_meter
+from jaxlm.train.metrics import JsonLines
 from jaxlm.train.recorder import Recorder
 
 
@@ -59,21 +60,42 @@ def stacked_shapes(params: dict) -> dict:
 class Log:
     """The books of one start: its time and dollars, its entry in the ledger, its metrics. Use it in a `with`.
 
-    Open it before the checkpoints: what is opened first is closed last, and then the time of the last save is in it too.
+    Open it as soon as the folder is locked: a start that dies before its first step is in the books from then on. Enter it
+    before the checkpoints: what is entered first is closed last, and then the time of the last save is in it too.
 
     Args:
       folder: the run's folder, locked.
       clock: counts the time. The seconds of earlier starts are added to it.
-      on_full: called when the disk becomes full, to make room for logs.
+      train: the run's length and batch.
+      hardware: its price.
+
+    Attributes:
+      on_full: called when the disk becomes full, to make room for logs; None to make none.
 
     Raises:
       OSError: metrics.jsonl or run.json can't be read.
     """
 
-    def __init__(self, folder: pathlib.Path, clock: Clock, on_full: Callable[[], None] | None = None):
-        self._folder, self._clock, self._on_full = folder, clock, on_full
-        self._earlier = together(lambda: books.carry_on(folder, clock), first_only=True) or books.Earlier()
+    def __init__(self, folder: pathlib.Path, clock: Clock, train: TrainConfig, hardware: HardwareConfig):
+        self._folder, self._clock = folder, clock
+        self.on_full: Callable[[], None] | None = None
+        self._earlier = together(lambda: self._carry_on(train, hardware), first_only=True) or books.Earlier()
         self._closing = contextlib.ExitStack()
+
+    def _carry_on(self, train: TrainConfig, hardware: HardwareConfig) -> books.Earlier:
+        earlier, lines = books.carry_on(self._folder, self._clock), JsonLines(self._folder / "metrics.jsonl")
+        meter = Meter(
+            self._clock,
+            earlier,
+            tokens_per_step=train.batch_size * train.seq_len,
+            flops_palm=0.0,
+            flops_causal=0.0,
+            peak_flops=None,
+            usd_per_hour=hardware.usd_per_hour,
+        )
+        lines.write(books.opening(meter.now(self._clock.redo), hardware.usd_per_hour))
+        lines.close()
+        return earlier
 
     def spent(self, usd_per_hour: float) -> tuple[float, float]:
         """Returns (seconds, dollars) of all starts so far, at this start's price; on the first process alone."""
@@ -113,7 +135,7 @@ class Log:
         found = {"manifest_sha256": data_sha256, "hardware": hardware(), "choices": choices}
         ledger.record_start(self._folder, asked, step=done, **found)
         shown = redact(dataclasses.asdict(config))
-        writer = Writer(self._folder, config.log, shown, first=done + 1, on_full=self._on_full)
+        writer = Writer(self._folder, config.log, shown, first=done + 1, on_full=self.on_full)
         self._closing.callback(writer.close)
         return writer
 

@@ -3,11 +3,12 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import tiny_data
 import tiny_models as tiny
 
-from jaxlm import config, config_files, models
+from jaxlm import config, config_files, models, processes
 from jaxlm.eval import samples
 
 
@@ -51,6 +52,22 @@ def test_each_prompt_is_continued_greedily_too_and_each_line_names_its_temperatu
         assert [r["text"] for r in part] == alone
     once = dataclasses.replace(both, temperature=0.0)  # greedy twice would say the same twice
     assert len(samples.make(once, c.seed, model, data, tmp_path)({"params": params}, 8)) == 2
+
+
+def test_samples_that_can_not_be_written_fail_on_all_processes(parts, tmp_path, monkeypatch):
+    """The second of two processes is acted out: the first one says that its disk is full."""
+    c, model, params, data = parts
+    short = dataclasses.replace(c.sample, prompts=("sun",), max_new_tokens=1)
+    sample = samples.make(short, c.seed, model, data, tmp_path)
+    full = np.frombuffer(b"1:No space left on device".ljust(2000), np.uint8)
+    monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes.jax, "process_index", lambda: 1)
+    monkeypatch.setattr(processes.multihost_utils, "process_allgather", lambda mine: [full, mine])
+    with pytest.raises(config.RunError, match="process 0: No space left on device"):
+        sample({"params": params}, 7)
+    monkeypatch.setattr(processes.multihost_utils, "process_allgather", lambda mine: [mine, mine])
+    assert sample({"params": params}, 7) == []
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_prompts_no_files(parts, tmp_path):

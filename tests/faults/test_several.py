@@ -100,7 +100,7 @@ def test_a_full_disk_of_one_of_two(place, process):
 
 
 def test_the_data_of_one_of_two_can_not_be_read(place):
-    """Both stop at the same step with the state saved: exit code 1, and 4 on the other."""
+    """Both stop at the same step with the state saved, and exit code 1 on both."""
     options = {"data__prefetch": 1, "data__num_threads": 1}
     started = place.several("eio2", rules={1: ()}, inside={0: {"hold": 6}, 1: {"hold": 6}}, **options)
     started[0].wait_for_saved(4)

@@ -2,6 +2,9 @@
 
 import json
 
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from faults.harness import curve, digests, steps
 
@@ -29,6 +32,14 @@ def test_nan_once(place):
     place.stopped("once killed", 14, inside={"spoil": spoil}, **NAN)
     assert "resuming at step 12" in place.run("once killed", inside={"spoil": spoil}, **NAN)
     assert same(place, "once killed", "once")
+
+
+def finite(folder) -> bool:
+    """True if all numbers of a checkpoint are finite."""
+    items = [path.parent for path in folder.glob("*/_METADATA")]
+    assert len(items) > 1
+    arrays = [x for item in items for x in jax.tree.leaves(ocp.PyTreeCheckpointer().restore(item))]
+    return all(np.isfinite(np.asarray(x)).all() for x in arrays)
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +100,11 @@ def test_nan_without_rollback(place):
 def test_a_learning_rate_that_blows_up(place):
     """Exit code 3, never "done": nothing of what the run keeps is spoiled."""
     options = {"optim__lr": 1e30, "optim__clip_norm": 0, "train__max_nonfinite_steps": 3, "train__steps": 200}
+    folder = place.stopped("blown", 10)
     said = place.run("blown", code=3, **options)
     assert "stopped at step" in said
+    assert steps(folder)
+    assert all(finite(folder / "checkpoints" / str(step)) for step in steps(folder))
 
 
 def test_a_spike_rolls_back(place):

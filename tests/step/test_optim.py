@@ -156,6 +156,18 @@ def test_adamw_is_optax_adamw_with_decay_on_kernels_only():
         jax.tree.map(lambda u, e: np.testing.assert_allclose(-u, e, rtol=1e-6), updates, expected)
 
 
+@pytest.mark.parametrize("name", ["adamw", "adamw8bit", "adafactor", "muon"])
+def test_no_optimizer_has_a_number_that_is_not_finite_by_design(name):
+    """A checkpoint is refused if any array of the state has one."""
+    tx = optim.make(optim_config(name=name), MATRICES)
+    state, finite = tx.init(MATRICES), []
+    for size in (0.0, 1e-30, 1e10):
+        _, state = tx.update(jax.tree.map(lambda p, s=size: p * s, MATRICES), state, MATRICES, ok=jnp.bool_(True))
+        finite += [bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(state)]
+    assert finite
+    assert all(finite)
+
+
 def test_every_parameter_must_be_named():
     with pytest.raises(ConfigError, match="embed/embedding matches neither"):
         optim.make(optim_config(no_decay=()), PARAMS)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxlm.config import StopConfig
-from jaxlm.plan import forecast, futures
+from jaxlm.plan import forecast
 from jaxlm.train import loop
 from jaxlm.train.futures import StopByForecast
 
@@ -31,12 +31,10 @@ def losses(done, of=rate):
     return steps, forecast.Forecast(done, of, THETA, np.zeros((7, 7)), 0.0).curve(steps)[0]
 
 
-def hook(usd_per_centinat=1.0, usd_per_hour=1.0, of=rate, every=1000, done=10_000, seen=rate, show=False):
+def hook(usd_per_centinat=1.0, usd_per_hour=1.0, of=rate, every=1000, done=10_000, seen=rate):
     """A hook that is called after `done` steps of a second each, and what it says."""
     config, said = StopConfig(usd_per_centinat), []
-    made = StopByForecast(
-        config, lambda: losses(done, seen), of, lambda: (1.0, usd_per_hour), every, "runs/a", show=show
-    )
+    made = StopByForecast(config, lambda: losses(done, seen), of, lambda: (1.0, usd_per_hour), every, "runs/a")
     made.due(1, END)
     return lambda: made(types.SimpleNamespace(step=done, say=said.append)), said, made
 
@@ -87,15 +85,8 @@ def test_a_rest_without_a_decay_costs_more_for_the_same_gain():
     assert without[1][0].startswith("decay now:")
 
 
-def test_it_shows_the_futures_if_asked():
-    call, said, made = hook(usd_per_centinat=0.0, show=True)
-    assert made.due(1000, END)
-    assert call() is None
-    assert [line.split("  ")[0] for line in said[1:]] == [futures.PLAN, futures.DECAY, futures.STOP]
-
-
 def test_too_early_is_quiet():
-    call, said, _ = hook(usd_per_hour=1000.0, show=True, done=4000)
+    call, said, _ = hook(usd_per_hour=1000.0, done=4000)
     assert call() is None
     assert said == []
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxlm import config, config_files, sharding
-from jaxlm.train import clock, hooks, loop, metrics, signals, stability, watches
+from jaxlm.train import clock, hooks, loop, metrics, phases, signals, stability, watches
 from jaxlm.train import recorder as recorder_lib
 from jaxlm.train.meter import Meter
 
@@ -278,9 +278,27 @@ def test_a_hook_that_fails_costs_no_step_and_the_exit_code_says_so(capsys):
     assert run(r)[0] == loop.Ending(loop.FAILED, "the held-out shard can't be read")
     assert of(r, "save") == [4, 8]
     assert of(r, "sample") == [8]  # what comes after the hook is done all the same
-    assert capsys.readouterr().err.count("held-out failed after step") == 2
+    said = capsys.readouterr().err
+    assert "held-out failed after step 4: the held-out shard can't be read; it is left out" in said
+    assert "held-out failed after step 8: the held-out shard can't be read; the next start makes up for it" in said
     r.evaluate = fails(config.ConfigError("a bad held-out shard"))
     assert run(r, first=8)[0].code == loop.REFUSED
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(OSError("No space left on device"), loop.FAILED), (config.ConfigError("bad"), loop.REFUSED)]
+)
+def test_a_vital_hook_that_fails_ends_the_run_and_the_next_start_owes_it(error, code):
+    class Vital(At):
+        vital = True
+
+    r, called = Recorder(), []
+    ending, step = run(r, more_hooks=[Vital(5, fails(error)), At(5, called.append)])
+    assert (ending, step, called) == (loop.Ending(code, str(error)), 5, [])
+    assert of(r, "save") == [4, 5]
+    ending, _ = run(r, first=5, more_hooks=[Vital(5, lambda moment: called.append("made up for"))])
+    assert (ending.code, called) == (loop.DONE, ["made up for"])
+    assert phases.Phases.vital
 
 
 def test_a_bug_in_a_hook_ends_the_run_with_its_state_saved(caplog):

@@ -141,7 +141,7 @@ def test_a_failed_gate_stops_says_why_and_stops_again_until_it_is_accepted(gate,
     hook = run.hook(gated, accept="pilot")
     assert hook.begin() is None
     assert hook.done(10_000)
-    assert run.rows[-1]["accepted"]
+    assert run.rows[-1]["accepted"] == "gate"
     assert run.hook(gated).begin() is None  # accepted once is accepted
     assert run.hook(plan()).begin() is None
 
@@ -152,7 +152,7 @@ def test_a_gate_that_holds_or_was_accepted_beforehand_does_not_stop():
         run = Run()
         run.evaluated(10_000, loss, 24.0)
         assert after(run.hook(gated, accept), 10_000) is None
-        assert run.rows[-1]["accepted"] == bool(accept)
+        assert run.rows[-1]["accepted"] == ("gate" if accept else "")
         assert run.hook(gated).begin() is None
 
 
@@ -203,6 +203,37 @@ def test_a_budget_is_the_phases_own_and_stops_at_the_first_step_beyond_it():
     assert [line.split()[0] for line in phases.table(run.rows).splitlines()[1:]] == ["smoke", "pilot", "main", "all"]
 
 
+@pytest.mark.parametrize("older", [False, True])
+def test_an_accepted_budget_leaves_the_gate_of_its_phase(older):
+    run, gated = Run(), plan(pilot={"usd": 25.0, "max_val_loss": 2.9})
+    run.evaluated(200, 6.41, 2.0)
+    after(run.hook(gated), 200)
+    run.usd = 27.0
+    assert after(run.hook(gated), 5_000).cause == "budget"
+    hook = run.hook(gated, accept="pilot")
+    assert hook.begin() is None
+    assert run.rows[-1]["accepted"] == "budget"
+    if older:
+        run.rows[-1]["accepted"] = True
+        hook = run.hook(gated)
+    run.evaluated(10_000, 3.1, 50.0)
+    assert not hook.due(9_999, 90_000)
+    ending = after(hook, 10_000)
+    assert (ending.code, ending.cause) == (loop.STOPPED, "gate")
+    assert run.hook(gated).begin() == ending
+    assert run.hook(gated, accept="pilot").begin() is None
+    assert run.hook(gated).begin() is None
+
+
+@pytest.mark.parametrize(("ended", "accepted", "cause"), [(1, 1, "gate"), (0, 1, "budget"), (1, 0, ""), (0, 0, "")])
+def test_older_rows_say_only_that_something_was_accepted(ended, accepted, cause):
+    run = Run()
+    run.evaluated(200, 6.41, 4.9)
+    after(run.hook(plan()), 200)
+    (row,) = phases.sound([run.rows[0] | {"ended": bool(ended), "accepted": bool(accepted)}])
+    assert row["accepted"] == cause
+
+
 def test_several_processes_look_at_the_budget_at_logged_steps(monkeypatch):
     run = Run()
     hook = run.hook(plan(), every_steps=10)
@@ -235,7 +266,10 @@ def test_a_resumed_phase_goes_on_with_its_dollars():
     assert not run.hook(plan()).due(5_000, 90_000)
 
 
-@pytest.mark.parametrize("change", [{"phase": 3}, {"usd": "much"}, {"usd": True}, {"ended": None}, {"val_loss": []}])
+@pytest.mark.parametrize(
+    "change",
+    [{"phase": 3}, {"usd": "much"}, {"usd": True}, {"ended": None}, {"val_loss": []}, {"accepted": "x"}],
+)
 def test_rows_that_somebody_mangled_are_left_out(change):
     run = Run()
     run.evaluated(200, 6.41, 4.9)

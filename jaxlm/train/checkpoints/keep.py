@@ -19,8 +19,9 @@ def obsolete(
       steps: the steps of the checkpoints on disk.
       losses: step -> held-out loss. A step that is absent, or whose loss is not finite, is never among the best.
       config: `config.checkpoint`.
-      whole: the verified steps; None if all count as verified. Only these count as the newest and the best. Another one
-        goes when `keep_last` verified ones are newer. So on a disk that garbles what is written the last whole ones stay.
+      whole: the verified steps; None if all count as verified. Only these count as the newest and the best. An unverified
+        checkpoint is deleted once `keep_last` verified ones are newer. So on a disk that garbles what is written the last
+        whole ones stay.
       pinned: steps that are never deleted.
     """
     counted = sorted(steps if whole is None else set(steps) & set(whole))
@@ -30,6 +31,15 @@ def obsolete(
     every = [step for step in steps if config.keep_every and step % config.keep_every == 0]
     lowest = ranked(counted, losses)[: config.keep_best]
     return sorted(set(steps) - {*newest, *unproven, *every, *lowest, *pinned})
+
+
+def most(config: CheckpointConfig, steps: int, pinned: int) -> int:
+    """Returns how many checkpoints a run of `steps` steps has at once, at most, with `pinned` ones that are never deleted.
+
+    The one that is being written counts: it is verified before an old one is deleted.
+    """
+    every = steps // config.keep_every if config.keep_every else 0
+    return config.keep_last + config.keep_best + every + pinned + 1
 
 
 def best(steps: typing.Sequence[int], losses: typing.Mapping[int, float]) -> int | None:

@@ -8,16 +8,13 @@ import contextlib
 import os
 import pathlib
 import shutil
-import typing
-from collections.abc import Callable
 
 from jaxlm import console
 from jaxlm.config import CheckpointConfig
-from jaxlm.train.checkpoints import disk
+from jaxlm.train.checkpoints import keep
 
 RESERVE = ".reserve"  # the file in WORKDIR
 _BLOCK = 2**20
-T = typing.TypeVar("T")
 
 
 class Reserve:
@@ -49,7 +46,7 @@ class Reserve:
         if not self._bytes or self.held:
             return self.held
         try:
-            # Twice the room must be free: what takes the last free blocks for a reserve makes the trouble that it is there for.
+            # Twice the room must be free: a reserve that fills the disk would cause the failure it guards against.
             if shutil.disk_usage(self._path.parent).free < 2 * self._bytes:
                 return False
             with open(self._path, "wb") as f:
@@ -69,17 +66,10 @@ class Reserve:
             return True
         return False
 
-    def retry(self, write: Callable[[], T]) -> T:
-        """Returns `write()`. If the disk is full, frees the reserve and calls it once more. Raises what that raises."""
-        try:
-            return write()
-        except OSError as error:
-            if not disk.full(error) or not self.free():
-                raise
-        return write()
 
-
-def lacking(directory: pathlib.Path, there: int, size: float, config: CheckpointConfig, pinned: int = 0) -> str:
+def lacking(
+    directory: pathlib.Path, there: int, size: float, config: CheckpointConfig, pinned: int = 0, steps: int = 0
+) -> str:
     """Returns a warning if the checkpoints of a run do not seem to fit on the disk; "" if they do.
 
     Args:
@@ -88,9 +78,9 @@ def lacking(directory: pathlib.Path, there: int, size: float, config: Checkpoint
       size: the bytes of one checkpoint.
       config: `config.checkpoint`.
       pinned: the number of checkpoints that the run keeps for good, as milestones.
+      steps: the last step of the run; 0 if it is not known.
     """
-    # One more than stays: the new one is verified before an old one goes.
-    most = config.keep_last + config.keep_best + pinned + 1
+    most = keep.most(config, steps, pinned)
     needed = max(1, most - there) * size + config.reserve_mb * 1e6
     try:
         free = shutil.disk_usage(directory).free
@@ -98,8 +88,9 @@ def lacking(directory: pathlib.Path, there: int, size: float, config: Checkpoint
         return ""
     if needed <= free:
         return ""
+    every = f", keep_every={config.keep_every}" if config.keep_every else ""
     return (
         f"{directory} has {console.size(free)} free, and the run will need {console.size(needed)}: {most} checkpoints of "
-        f"{console.size(size)} (config.checkpoint.keep_last={config.keep_last}, keep_best={config.keep_best}, one on "
+        f"{console.size(size)} (config.checkpoint.keep_last={config.keep_last}, keep_best={config.keep_best}{every}, one on "
         "its way), less those that are there, and the reserve; saving fails when the disk is full"
     )

@@ -3,7 +3,6 @@
 import logging
 import pathlib
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,13 +21,7 @@ class _Quiet(logging.Filter):
         return "orbax" not in record.pathname and "/orbax/" not in record.getMessage()
 
 
-def _unraisable(found: "sys.UnraisableHookArgs") -> None:
-    """Drops what TensorStore's threads say to the loop of a save that failed; passes on all else."""
-    if "Event loop is closed" not in str(found.exc_value):
-        _UNRAISABLE(found)
-
-
-_QUIET, _UNRAISABLE = _Quiet(), sys.unraisablehook
+_QUIET = _Quiet()
 TEMPORARY = "orbax-checkpoint-tmp"  # part of the name of a folder that Orbax has not finished
 _TIMEOUT_S = 7200  # Orbax gives up a save after this
 
@@ -74,8 +67,6 @@ class Saving:
         votes = Votes()
         for name in ("absl", "asyncio"):
             logging.getLogger(name).addFilter(_QUIET)  # adding it again does nothing
-        if sys.unraisablehook is _UNRAISABLE:
-            sys.unraisablehook = _unraisable
         try:
             self._write(votes)
             if jax.process_index() == 0 and self._check:

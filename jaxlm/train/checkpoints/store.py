@@ -120,7 +120,7 @@ class Checkpointer:
     def save(self, state: TrainState, meta_of_run: dict) -> bool:
         """Starts to save `state` as the checkpoint of its step. Returns False if it did not.
 
-        It does not where the checkpoint is there already, the parameters are not finite, or the save before hangs.
+        It does not where the checkpoint is there already, a number is not finite, or the save before hangs.
 
         Waits for the previous save, the digests and the copy to the host. A thread then writes the files, reads them back
         from the disk and writes their checksums. An error of the disk is told by `check`, and never raised.
@@ -135,8 +135,8 @@ class Checkpointer:
             return False
         self.prepare(state)
         items = layout.to_items(state)
-        digests, not_finite = digest.look(items)
-        if bad := [name for name in not_finite if not name.startswith("train/")]:
+        digests, bad = digest.look(items)
+        if bad:
             say(f"step {step} is not saved: {bad[0]} has a number that is not finite; the older checkpoints stay")
             return False
         check = self._config is None or self._config.verify
@@ -153,7 +153,7 @@ class Checkpointer:
                 return ""
             if not begun:
                 break
-        return self.failing or "its parameters are not finite"
+        return self.failing or "a number in it is not finite"
 
     def check(self) -> None:
         """Ends the current save if its thread is done, else does nothing. Cheap: the loop calls it after every step.

@@ -60,6 +60,12 @@ def test_only_verified_ones_count(last, whole, kept):
     assert keep.obsolete(STEPS, {}, config, whole) == [step for step in STEPS if step not in kept]
 
 
+def test_the_most_that_a_run_has_at_once():
+    config = dataclasses.replace(BASE, keep_last=2, keep_every=0, keep_best=1)
+    assert keep.most(config, 100, 3) == 2 + 1 + 3 + 1
+    assert keep.most(dataclasses.replace(config, keep_every=30), 100, 0) == 2 + 1 + 3 + 1
+
+
 def test_the_best_is_a_verified_one_and_pinned_ones_stay():
     config = dataclasses.replace(BASE, keep_last=1, keep_every=0, keep_best=1)
     assert keep.obsolete(STEPS, LOSSES, config, [3, 6], pinned={1}) == [2, 4, 5]

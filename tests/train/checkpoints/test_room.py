@@ -13,34 +13,17 @@ from jaxlm.train.checkpoints import disk, room
 CONFIG = config.resolve(config_files.load("base", ["data.path=x", "checkpoint.reserve_mb=0.2"])).checkpoint
 
 
-def full(*args):
-    raise OSError(errno.ENOSPC, "No space left on device", "x")
-
-
-def test_the_reserve_is_real_and_is_freed_for_a_write(tmp_path):
+def test_the_reserve_is_real_and_is_freed_once(tmp_path):
     reserve = room.Reserve(tmp_path, 0.2)
     assert reserve.make()
     path = tmp_path / room.RESERVE
     assert path.stat().st_size == 200_000
     assert len(set(path.read_bytes())) == 256  # no zeros, which some file systems do not store
-
-    def write():
-        return "written" if not path.exists() else full()
-
-    assert reserve.retry(write) == "written"
+    assert reserve.free()
     assert not reserve.held
-    with pytest.raises(OSError, match="No space"):
-        reserve.retry(full)
+    assert not reserve.free()
     assert reserve.make(most=1000)
     assert path.stat().st_size == 1000  # no larger than a checkpoint
-
-
-def test_another_error_frees_nothing(tmp_path):
-    reserve = room.Reserve(tmp_path, 0.001)
-    reserve.make()
-    with pytest.raises(OSError, match="Is a directory"):
-        reserve.retry(lambda: tmp_path.open("w"))
-    assert reserve.held
 
 
 def test_it_is_not_made_of_the_last_room(tmp_path, monkeypatch):
@@ -57,6 +40,10 @@ def test_a_run_that_does_not_fit_is_told(tmp_path, monkeypatch):
     assert "has 39 GB free, and the run will need 48 GB: 4 checkpoints of 12 GB" in told.replace(".0 GB", " GB")
     assert room.lacking(tmp_path, 2, 12e9, keep) == ""
     assert room.lacking(tmp_path, 2, 12e9, keep, pinned=2)
+    every = dataclasses.replace(keep, keep_every=100)
+    told = room.lacking(tmp_path, 0, 9e9, every, steps=350)
+    assert "7 checkpoints of" in told
+    assert "keep_best=1, keep_every=100, one on its way" in told
 
 
 @pytest.mark.parametrize(

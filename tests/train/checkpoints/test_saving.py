@@ -135,9 +135,12 @@ def test_what_is_not_finite_is_never_saved(tmp_path, capsys):
     checkpointer = Checkpointer(tmp_path / "checkpoints", KEEP)
     assert checkpointer.save(make(1), {})
     assert not checkpointer.save(make(2, np.nan), {})
+    assert not checkpointer.save(dataclasses.replace(make(3), opt_state={"nu": jnp.array([1.0, np.inf])}), {})
     checkpointer.close()
     assert checkpointer.steps() == [1]
-    assert "step 2 is not saved: params/a has a number that is not finite" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "step 2 is not saved: params/a has a number that is not finite" in said
+    assert "step 3 is not saved: train/opt_state/nu has a number that is not finite" in said
 
 
 def test_a_save_that_hangs_is_told_skipped_and_given_up(tmp_path, monkeypatch, capsys):
