@@ -214,7 +214,6 @@ class Place:
         """
         folder, number = self.root / name, next(self._numbers)
         file, said = self.root / f"{name}.{number}.inside", self.root / f"{name}.{number}.txt"
-        settle = str(folder / "checkpoints") if settle else ""
         replace(file, json.dumps({"hold": None, "spoil": [], "settle": settle} | (inside or {})))
         environment = self.environment(devices) | {"INSIDE": str(file)} | (env or {})
         path = None

@@ -3,8 +3,8 @@
 INSIDE names a file of JSON, which may change while the run goes on:
 
     hold        no batch is given out for a step above this one
-    settle      a folder of checkpoints: no batch is given out while one is being saved or read back, for two seconds
-                of each at most, so that none is skipped, however fast the steps are
+    settle      true: no batch is given out while a checkpoint is being saved or read back, for five seconds at most, so
+                that none is skipped, however fast the steps are
     spoil       [[first, last, kind], ...]: batches, by number in the order; "nan": the loss is NaN; "far": words that
                 the model has never seen, a spike
     workers     "die": the loader's worker processes end when they import jaxlm.data.ahead
@@ -23,6 +23,7 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 import time
 
 
@@ -31,16 +32,13 @@ def now(key: str, default=None):
     return json.loads(pathlib.Path(os.environ["INSIDE"]).read_text()).get(key, default)
 
 
-def settle(folder: pathlib.Path, left: set[str]) -> None:
-    """Waits until each checkpoint in the folder is sealed or gone, two seconds at most; adds to `left` those that are not."""
-    end = time.monotonic() + 2
-    while True:
-        names = {path.name for path in folder.glob("[0-9]*") if not (path / "checksums.json").exists()} - left
-        names = {name for name in names if not name.endswith(".deleting")}
-        if not names or time.monotonic() > end:
-            break
+def settle(left: set[str]) -> None:
+    """Waits until no thread saves or verifies a checkpoint, five seconds at most; adds to `left` those that still do."""
+    end = time.monotonic() + 5
+    while names := {t.name for t in threading.enumerate() if t.name.startswith("save ")} - left:
+        if time.monotonic() > end:
+            left |= names
         time.sleep(0.01)
-    left |= names
 
 
 def hold_batches(module) -> None:
@@ -52,7 +50,7 @@ def hold_batches(module) -> None:
         self.step = self.step + 1 if hasattr(self, "step") else int(state.step)
         step = self.step
         if now("settle"):
-            settle(pathlib.Path(now("settle")), self.__dict__.setdefault("left", set()))
+            settle(self.__dict__.setdefault("left", set()))
         while (last := now("hold")) is not None and step >= last:
             time.sleep(0.01)
         if now("crash") == step:
