@@ -58,15 +58,14 @@ class Attempt:
             bill = phases.of_run(c, folder, log.spent)
             if ending := bill.begin() or stability.held_back(self._rollbacks(), c.optim, c.stability, c.train):
                 return ending
-            checkpointer.prepare(self.ready.parts.abstract)
-            stop = self.stop
-            checkpointer.stopping = stop.asked
+            checkpointer.prepare(self.ready.parts.abstract, c.train.steps)
+            checkpointer.stopping = self.stop.asked
             with self.clock.spend(RESTORE, str(checkpointer.directory)):
                 ready, state, frozen, meta = self._restore(checkpointer)
             done = int(state.step)
             if self.mirror:
                 self._follow(checkpointer, self.mirror, done)
-            parts = Between(self.task, ready, folder, checkpointer, bill, self.losses, stop)
+            parts = Between(self.task, ready, folder, checkpointer, bill, self.losses, self.stop)
             between, watching = parts.hooks(stack), parts.watches(c.hardware.usd_per_hour)
             owed = hooks.owed(between, done, c.train.steps, meta.get("interrupted", False))
             if done >= c.train.steps and not owed:
@@ -76,17 +75,14 @@ class Attempt:
                 profile.check(c.profile, done + 1)
             batches = self.task.batches(ready, done)
             stack.callback(batches.close)
-            batches.on_failure = lambda error: stop.ask(loop.failure("no batch", self.clock.step + 1, error))
+            batches.on_failure = lambda error: self.stop.ask(loop.failure("no batch", self.clock.step + 1, error))
             recorder = log.begin(self.asked, c, ready.data.data.sha256, ready.parts.mesh, done, watching)
             start.announce(c.model, c.train, state.params, ready.parts.mesh, done)
-            job = loop.Run(
-                ready.parts.mesh, c.train.steps, self.train_step, frozen, batches, between, watching, recorder, self.clock,
-                stop, owed,
-            )  # fmt: skip
-            state, ending = loop.run(job, state)
+            inner = (frozen, batches, between, watching, recorder, self.clock, self.stop, owed)
+            state, ending = loop.run(loop.Run(ready.parts.mesh, c.train.steps, self.train_step, *inner), state)
             self.clock.begin(SAVE, "the last checkpoint")  # until all is closed
             ending = self._ended(ending, int(state.step), ready.data, checkpointer)
-            with stop:  # a signal must not cost the save in flight
+            with self.stop:  # a signal must not cost the save in flight
                 stack.pop_all().close()
             return ending
 

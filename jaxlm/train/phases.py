@@ -188,7 +188,7 @@ def _cells(r: dict) -> list[str]:
 
 
 def _dollars(usd: float) -> str:
-    return f"${usd:.3f}" if 0 < usd < 1 else console.dollars(usd)
+    return f"${usd:.3g}" if 0 < usd < 1 else console.dollars(usd)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -78,19 +78,17 @@ class Checkpointer:
         left = [*self.directory.glob(f"*{_DELETING}"), *self.directory.glob(f"*.{TEMPORARY}*")]
         self._delete(left)  # a crash left them half gone or half written
 
-    # Saving
-
-    def prepare(self, state: TrainState) -> None:
+    def prepare(self, state: TrainState, steps: int = 0) -> None:
         """Makes the reserve, beside the run, and warns if the checkpoints of such a state do not seem to fit on the disk.
 
         Args:
-          state: a state or its shapes.
+          state, steps: a state or its shapes, and the last step of the run.
         """
         if self._prepared or self._read_only or self._config is None or jax.process_index():
             return
         self._prepared = True
         size = float(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(layout.to_items(state))))
-        if warning := room.lacking(self.directory, len(self._steps), size, self._config, len(self.pinned)):
+        if warning := room.lacking(self.directory, len(self._steps), size, self._config, len(self.pinned), steps):
             say(warning)
         self._beside(lambda: self.reserve.make(size))
 
