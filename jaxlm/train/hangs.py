@@ -1,7 +1,7 @@
 """Tells a run that hangs from one that is busy, by budgets that it learns from the run's own times.
 
-Pure: signs of life go in, a verdict comes out. A verdict costs a restart, and none costs money while a run hangs. So the
-budgets are generous, and rather too long than too short.
+Pure: signs of life go in, a verdict comes out. A false alarm costs a restart. A missed hang costs rent. So budgets are
+long.
 """
 
 import dataclasses
@@ -112,7 +112,10 @@ class Watch:
 
 
 def _kind(sign: Sign) -> str:
-    """What takes about as long each time: evaluations by what they evaluate; a detail with a number is another each time."""
+    """Returns the name under which durations are learned.
+
+    Evaluations are told apart by their detail, unless it holds a number.
+    """
     if sign.activity in _STEPS:
         return clock.STEP
     same = sign.activity == clock.EVALUATE and not any(c.isdigit() for c in sign.detail)

@@ -155,7 +155,7 @@ class Mirror:
     def begin(self, step: int) -> None:
         """Asks for a copy of WORKDIR/checkpoints/<step>, which must have been verified. Returns at once.
 
-        A step that still waits for its copy is given up for a newer one, unless it is pinned.
+        Replaces steps that wait, except pinned ones.
         """
         with self._changed:
             self._wanted = [old for old in self._wanted if old in self._pinned and old != step] + [step]
