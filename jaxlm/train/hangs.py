@@ -26,6 +26,7 @@ _WORDS = {
     clock.DATA: "a batch",
     clock.EVALUATE: "an evaluation",
     clock.SAVE: "a save",
+    clock.MIRROR: "the mirror",
 }
 
 
@@ -50,10 +51,11 @@ class Watch:
     Args:
       hang_s: `runs.hang_s`, one budget for all activities; 0 = learned.
       data_timeout_s: `data.timeout_s`, after which the loader itself gives up.
+      mirror_timeout_s: `checkpoint.mirror_timeout_s`, after which the wait for the mirror itself ends.
     """
 
-    def __init__(self, hang_s: float, data_timeout_s: float):
-        self._hang_s, self._data_timeout_s = hang_s, data_timeout_s
+    def __init__(self, hang_s: float, data_timeout_s: float, mirror_timeout_s: float):
+        self._hang_s, self._data_timeout_s, self._mirror_timeout_s = hang_s, data_timeout_s, mirror_timeout_s
         self._longest: dict[str, float] = {}
         self._steps: list[float] = []
         self._sign: Sign | None = None
@@ -91,6 +93,8 @@ class Watch:
 
     def budget(self, sign: Sign) -> float:
         """Returns for how many seconds a run may be silent after this sign of life."""
+        if sign.activity == clock.MIRROR:  # it ends by itself
+            return max(self._hang_s or _FIRST, self._mirror_timeout_s + 2 * MINUTE)
         if self._hang_s:
             return self._hang_s
         if sign.activity == clock.DATA:
