@@ -68,6 +68,8 @@ def _farewell(config: Config, code: int, start: farewell.Start, signalled: int |
 
 
 def _another_trains(config: Config) -> bool:
+    if not config.workdir:
+        return False
     try:
         ledger.lock(pathlib.Path(config.workdir)).close()
     except ConfigError:
@@ -89,9 +91,9 @@ def _lock(config: Config) -> typing.IO[str] | None:
         return None
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        return ledger.lock(folder)
     except OSError:
         return None  # the training says what is wrong
-    return ledger.lock(folder)
 
 
 @contextlib.contextmanager

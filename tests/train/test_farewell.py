@@ -164,6 +164,13 @@ def test_a_start_that_is_refused_leaves_the_run_of_the_other_one_alone(tmp_path,
     assert ended(tmp_path) == {}
 
 
+def test_a_folder_that_can_not_be_locked_is_a_failure(tmp_path):
+    (tmp_path / "run/.lock").mkdir(parents=True)
+    process = begin(tmp_path, "return 0")
+    assert process.wait(60) == 1
+    assert ended(tmp_path) == {"failed": "1 exit code 1"}
+
+
 def test_a_config_that_is_wrong_is_a_failure(tmp_path):
     process = begin(tmp_path, "raise config.ConfigError('no')")
     assert process.wait(60) == 2
