@@ -47,7 +47,7 @@ def redact_url(url: str, webhook: bool = False) -> str:
     Text that is no URL, such as a path, comes back as it is.
     """
     if "://" not in url:
-        return url
+        return HIDDEN if webhook else url
     try:
         parts = urllib.parse.urlsplit(url)
         host = parts.netloc.rpartition("@")[2]

@@ -124,7 +124,13 @@ jaxlm: no such file
 
 def taken(command: str, run: pathlib.Path) -> tuple[int, list[str]]:
     """The exit code of a command that is asked for help on one key, so that it reads config and flags and does nothing."""
-    places = {"RUN": str(run), "runs/quickstart": str(run), "CONFIG": "quickstart"}
+    places = {
+        "RUN": str(run),
+        "RUN_A": str(run),
+        "RUN_B": str(run),
+        "runs/quickstart": str(run),
+        "CONFIG": "quickstart",
+    }
     words = [places.get(word, word.replace("=N", "=3")) for word in shlex.split(command)]
     argv = ["train", *words[3:]] if words[0] == "python" else words[1:]
     return cli.main([*(word for word in argv if not word.startswith("--help")), "--help=seed"])

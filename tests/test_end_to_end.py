@@ -236,10 +236,12 @@ def test_another_model_in_the_same_folder_is_refused(place, uninterrupted):
 
 
 def test_too_many_bad_steps_stop_the_run(place, uninterrupted):
-    """A learning rate that blows the weights up: exit code 3, and the last good checkpoint stays the newest."""
+    """A learning rate that blows the weights up: rolled back once, then exit code 3."""
     bad = {"optim__lr": 1e30, "optim__clip_norm": 0, "train__max_nonfinite_steps": 3, "train__steps": 200}
     message = train(place, "bad", code=3, **bad)
-    assert message.count("3 steps in a row") == 1
+    assert message.count("3 steps in a row") == 2
+    assert "going back to step 0" in message
+    assert "other batches did not help: lower optim.lr" in message
 
 
 def free_port() -> int:

@@ -17,7 +17,7 @@ from jaxlm.redact import redact, redact_url
         ("stop --api-key s3cret --pod 7", "stop --api-key *** --pod 7"),
         ('curl -H "Authorization: Bearer s3cret" host', 'curl -H "Authorization: *** ***" host'),
         ('{"password": "s3cret"}', '{"password": "***"}'),
-        ("http://[half", "***"),
+        ("http://[half", "http://***"),
         ("the tokens are 5; key findings: none", "the tokens are 5; key findings: none"),
         ("", ""),
     ],

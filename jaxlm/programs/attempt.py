@@ -16,6 +16,7 @@ from jaxlm.programs.task import Data, Ready, Task
 from jaxlm.step.state import TrainState
 from jaxlm.train import hooks, ledger, loop, phases, profile, signals, stability, start
 from jaxlm.train.checkpoints.mirror import Mirror
+from jaxlm.train.checkpoints.restore import read_metas
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.clock import RESTORE, SAVE, Clock
 
@@ -31,6 +32,7 @@ class Attempt:
       train_step: the compiled step.
       clock: counts the time of this attempt.
       losses: step -> held-out loss of all starts; the attempt adds its own.
+      stop: turns signals into a request to stop.
       mirror: where verified checkpoints are copied; None without one, and on all processes but the first.
     """
 
@@ -41,6 +43,7 @@ class Attempt:
     train_step: jax.stages.Wrapped
     clock: Clock
     losses: dict[int, float]
+    stop: signals.StopSignal
     mirror: Mirror | None
 
     def run(self) -> loop.Ending:
@@ -55,13 +58,13 @@ class Attempt:
             if ending := bill.begin():
                 return ending
             checkpointer.prepare(self.ready.parts.abstract)
-            if self.mirror:
-                self._follow(checkpointer, self.mirror)
-            stop = signals.StopSignal(lambda: self.clock.activity)
+            stop = self.stop
             checkpointer.stopping = stop.asked
             with self.clock.spend(RESTORE, str(checkpointer.directory)):
                 ready, state, frozen, meta = self._restore(checkpointer)
             done = int(state.step)
+            if self.mirror:
+                self._follow(checkpointer, self.mirror, done)
             parts = Between(self.task, ready, folder, checkpointer, bill, losses, stop)
             between, watching = parts.hooks(stack), parts.watches(c.hardware.usd_per_hour)
             owed = hooks.owed(between, done, c.train.steps, meta.get("interrupted", False))
@@ -90,19 +93,20 @@ class Attempt:
         checkpointer.close()
         processes.left_behind |= checkpointer.left_behind
 
-    def _follow(self, checkpointer: Checkpointer, mirror: Mirror) -> None:
-        """Copies each checkpoint to the mirror once it is verified, and the newest one now if it is not there yet."""
+    def _follow(self, checkpointer: Checkpointer, mirror: Mirror, done: int) -> None:
+        """Copies each checkpoint to the mirror once it is verified, and now the one that the run goes on from."""
         checkpointer.on_verified.append(lambda step, folder: mirror.begin(step))
         checkpointer.spared = mirror.wanted
-        newest = max(filter(checkpointer.verified, checkpointer.steps()), default=None)
-        if newest is not None and newest != mirror.latest():
-            mirror.roll_back(newest)
+        if mirror.latest() != done and (done == 0 or checkpointer.verified(done)):
+            mirror.roll_back(done)
 
     def _restore(self, checkpointer: Checkpointer) -> tuple[Ready, TrainState, Variables, dict]:
         """The newest good state and what goes with it: (ready, state, frozen variables, what its checkpoint says)."""
         ready, parts = self.ready, self.ready.parts
-        book = from_first(lambda: {key: ledger.read(self.folder)[key] for key in ("rollbacks", "passed_over")})
-        for step in from_first(lambda: stability.spoiled(checkpointer.metas(), book["rollbacks"])):
+        rollbacks = from_first(lambda: ledger.read(self.folder)["rollbacks"])
+        for step in from_first(
+            lambda: stability.spoiled(read_metas(checkpointer.directory, checkpointer.steps()), rollbacks)
+        ):
             checkpointer.set_aside(step)
         # A checkpoint has all that is trained: only what is frozen is read from the origin again.
         origin = self.task.origin(ready.config) if parts.frozen or not checkpointer.steps() else None
@@ -114,35 +118,28 @@ class Attempt:
             state, frozen, meta = origin.branch(parts, ready.data.fingerprint())
         else:
             (state, frozen), meta = parts.create(origin), {}
-        data = self._pass_over(int(state.step), meta.get("passed_over", ()), book)
+        data = self._pass_over(int(state.step), meta.get("passed_over", ()), [r["batches"] for r in rollbacks])
         return dataclasses.replace(ready, data=data), state, frozen, meta
 
-    def _pass_over(self, done: int, saved: list, book: dict) -> Data:
+    def _pass_over(self, done: int, saved: list, spoiled: list) -> Data:
         """The data without the batches that rollbacks and `stability.skip` pass over."""
         data, asked = self.ready.data, self.ready.config.stability.windows
-        windows, late = stability.passed_over(
-            saved, [*book["passed_over"], *asked], data.passing_over(saved).batch_number(done)
-        )
+        windows, late = stability.passed_over(saved, [*spoiled, *asked], data.passing_over(saved).batch_number(done))
         for first, last in late:
             say(f"batches {first} to {last} are not passed over: the checkpoint of step {done} was trained on them")
         if set(asked) & set(windows):
             say("batches passed over: " + ", ".join(f"{first} to {last}" for first, last in windows))
-        return data.passing_over(windows)
+        data = data.passing_over(windows)
+        together(lambda: ledger.put(self.folder, "passed_over", [list(w) for w in data.passed_over]), first_only=True)
+        return data
 
     def _ended(self, ending: loop.Ending, step: int, data: Data, checkpointer: Checkpointer) -> loop.Ending:
         """The ending, after a ROLL_BACK was written into run.json; or the STOPPED that takes its place."""
         if ending.code != loop.ROLL_BACK:
             return ending
-        rollbacks = from_first(lambda: ledger.read(self.folder)["rollbacks"])
-        entry = stability.roll_back(ending, step, checkpointer.steps(), rollbacks)
-        if isinstance(entry, loop.Ending):
-            return entry
-        window = [data.batch_number(ending.first_bad), data.batch_number(step)]
-        say(f"{ending.why}; going back to step {entry['to']}, past batches {window[0]} to {window[1]}")
-
-        def write() -> None:
-            ledger.append(self.folder, "rollbacks", entry | {"batches": window})
-            ledger.append(self.folder, "passed_over", window)
-
-        together(write, first_only=True)
+        batches, saved = [data.batch_number(ending.first_bad), data.batch_number(step)], checkpointer.steps()
+        if why := from_first(lambda: stability.carry_out(self.folder, ending, step, batches, saved)):
+            return dataclasses.replace(ending, code=loop.STOPPED, why=why)
+        for undone in [number for number in self.losses if number >= ending.first_bad]:
+            del self.losses[undone]
         return ending

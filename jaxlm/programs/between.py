@@ -61,8 +61,8 @@ class Between:
         tell = stability.teller(self.folder / "spikes.jsonl", documents, data.batch_number, say)
         return [
             watches.SaveInFlight(self.checkpointer, c.checkpoint, usd_per_hour, self.stop.ask),
-            stability.NonFinite(c.train.max_nonfinite_steps, c.stability),
-            stability.Spikes(c.stability, tell),
+            stability.NonFinite(c.train.max_nonfinite_steps, c.stability, self.checkpointer.hold),
+            stability.Spikes(c.stability, tell, self.checkpointer.hold),
             self.overfit,
             watches.Alive(_beat(notify.Heartbeat(c.notify))),
         ]

@@ -15,7 +15,7 @@ from jaxlm.plan import machines, tune
 from jaxlm.processes import from_first, say, together
 from jaxlm.programs.attempt import Attempt
 from jaxlm.programs.task import Ready, Task
-from jaxlm.train import books, ledger, loop, metrics, mirrors, workdir
+from jaxlm.train import books, ledger, loop, metrics, mirrors, signals, workdir
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.clock import MIRROR, Clock, Pulse
 
@@ -38,14 +38,18 @@ def run(config: Config, task: Task) -> int:
             alive = functools.partial(clock.begin, MIRROR)
             mirror = together(lambda: mirrors.of_run(config, folder, losses, alive), first_only=True)
         together(lambda: workdir.check(config, mesh))
-        losses |= dict(from_first(lambda: list(metrics.held_out_losses(folder / "metrics.jsonl").items())))
+        losses |= dict(from_first(lambda: list(mirrors.held_out_losses(folder).items())))
         data = task.data(config)
         config = tune.fit(config, mesh, say, task.parts)
         ready = Ready(config, task.parts(config, mesh), data)
         train_step = ready.parts.jit()
+        stop = signals.StopSignal(lambda: clock.activity)
         while True:
-            ending = Attempt(task, ready, asked, folder, train_step, clock, losses, mirror).run()
+            ending = Attempt(task, ready, asked, folder, train_step, clock, losses, stop, mirror).run()
             if ending.code != loop.ROLL_BACK:
+                break
+            if stop.alone():
+                ending = loop.Ending(loop.PREEMPTED, ending.why)
                 break
             clock = Clock(pulse=pulse, since=time.monotonic())
         code = EXIT_CODES[ending.code]

@@ -132,7 +132,7 @@ class Sample(Hook):
         return bool(c.prompts) and wanted
 
     def done(self, step: int) -> bool:
-        return (self._folder / f"{step}.jsonl").is_file()
+        return (self._folder / f"{step}.jsonl").is_file()  # a rollback deletes those of its steps
 
     def __call__(self, moment: Moment) -> None:
         for line in self._sample(moment.variables, moment.step):

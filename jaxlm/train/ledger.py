@@ -13,6 +13,7 @@ import pathlib
 import platform
 import subprocess
 import sys
+import time
 import typing
 
 from jaxlm import config as config_lib
@@ -75,6 +76,20 @@ def append(folder: pathlib.Path, key: str, entry: object) -> None:
     found = read(folder)
     found[key].append(redact(entry))
     _write(folder, found)
+
+
+def put(folder: pathlib.Path, key: str, entries: list) -> None:
+    """Replaces a list of run.json, whole or not at all. Raises OSError (disk full, ...)."""
+    found = read(folder)
+    if found[key] != entries:
+        _write(folder, found | {key: entries})
+
+
+def roll_back(folder: pathlib.Path, entry: dict) -> None:
+    """Adds a rollback, and drops the phases that ended in its steps, in one write. Raises OSError."""
+    found = read(folder)
+    rows = [row for row in found["phases"] if row.get("last_step", 0) < entry["steps"][0]]
+    _write(folder, found | {"rollbacks": [*found["rollbacks"], entry | {"time": time.time()}], "phases": rows})
 
 
 def record_start(

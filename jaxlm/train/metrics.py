@@ -8,7 +8,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxlm.train.appender import Appender
 
@@ -71,14 +71,23 @@ def read(path: pathlib.Path) -> dict[int, dict]:
     return steps
 
 
-def held_out_losses(path: pathlib.Path) -> dict[int, float]:
-    """Returns step -> the last `val/loss` of each step that was evaluated, NaN if it was not finite; {} without a file."""
+def held_out_losses(path: pathlib.Path, rollbacks: Sequence[Mapping] = ()) -> dict[int, float]:
+    """Returns step -> the last `val/loss` of each step that was evaluated, NaN if it was not finite; {} without a file.
+
+    Args:
+      rollbacks: the entries of run.json. What was measured in their steps before them is no more true.
+    """
     losses = {}
     for record in records(path, containing='"val/'):
         loss = record.get(HELD_OUT)
-        if loss is None or is_number(loss):
+        if (loss is None or is_number(loss)) and not is_void(record["step"], record.get("time") or 0.0, rollbacks):
             losses[record["step"]] = math.nan if loss is None else loss
     return losses
+
+
+def is_void(step: int, time: float, rollbacks: Sequence[Mapping]) -> bool:
+    """True if what was found after `step`, at `time` in Unix seconds, was undone by a rollback since."""
+    return any(step >= r["steps"][0] and time < r["time"] for r in rollbacks)
 
 
 def is_number(value: object) -> bool:

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Callable
 
 from jaxlm.config import Config
-from jaxlm.train import metrics, milestones
+from jaxlm.train import ledger, metrics, milestones
 from jaxlm.train.checkpoints.mirror import Mirror
 
 
@@ -28,5 +28,10 @@ def of_run(
     pinned = {phase.last for phase in milestones.planned(config.phases, config.train)}
     mirror = Mirror(c.mirror, c, folder, pinned=pinned, losses=losses)
     mirror.restore(alive)
-    losses |= metrics.held_out_losses(folder / "metrics.jsonl")
+    losses |= held_out_losses(folder)
     return mirror
+
+
+def held_out_losses(folder: pathlib.Path) -> dict[int, float]:
+    """Returns step -> held-out loss of a run, without what a rollback undid."""
+    return metrics.held_out_losses(folder / "metrics.jsonl", ledger.read(folder)["rollbacks"])

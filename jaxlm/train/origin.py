@@ -16,7 +16,7 @@ from jaxlm.data.tokenizer import Tokenizer
 from jaxlm.objectives.base import Variables
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
-from jaxlm.train import metrics, workdir
+from jaxlm.train import ledger, metrics, workdir
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError
 from jaxlm.train.checkpoints.store import Checkpointer
 
@@ -91,7 +91,7 @@ def open(path: str | pathlib.Path, checkpoint: str | int = "latest", readers: Se
 
 def _run(folder: pathlib.Path, checkpoint: str | int) -> Origin:
     config = config_lib.resolve(config_files.from_run(folder / "config.json"))
-    losses = metrics.held_out_losses(folder / "metrics.jsonl")
+    losses = metrics.held_out_losses(folder / "metrics.jsonl", ledger.read(folder)["rollbacks"])
     store = Checkpointer(folder / "checkpoints", losses=losses, read_only=True)
     step = store.find(checkpoint)
 

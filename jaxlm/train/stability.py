@@ -15,8 +15,11 @@ import jax
 import numpy as np
 
 from jaxlm.config import ConfigError, RunError, StabilityConfig
+from jaxlm.console import say
+from jaxlm.train import ledger
 from jaxlm.train.loop import ROLL_BACK, STOPPED, Ending, Watch
 
+Hold = Callable[[int], None]
 Window = tuple[int, int]  # the first and the last batch to pass over, by number in the order; steps likewise
 _FEWEST = 16  # losses from which a z-score means something
 _MOST_ROLLBACKS = 3  # to one checkpoint
@@ -31,11 +34,14 @@ class NonFinite(Watch):
 
     reads = ("skipped_in_a_row",)
 
-    def __init__(self, limit: int, config: StabilityConfig):
-        self._limit, self._config = limit, config
+    def __init__(self, limit: int, config: StabilityConfig, hold: Hold = lambda first: None):
+        self._limit, self._config, self._hold = limit, config, hold
 
     def __call__(self, step: int, record: dict[str, float]) -> Ending | None:
-        if not self._limit or record["skipped_in_a_row"] < self._limit:
+        in_a_row = int(record["skipped_in_a_row"])
+        if in_a_row == 1:
+            self._hold(step)
+        if not self._limit or in_a_row < self._limit:
             return None
         why = f"stopped at step {step}: {self._limit} steps in a row had a loss or gradient that is not finite"
         return _ending(self._config, why, "nonfinite", step - self._limit + 1)
@@ -45,18 +51,24 @@ class Spikes(Watch):
     """Notices steps whose loss is far above that of the steps before, and ends a run that does not come back from it.
 
     The score of a loss is (loss - median) / (1.4826 MAD) over the last `stability.window` losses that were no spike (Iglewicz
-    and Hoaglin 1993). The scale is at least 1% of the median, so that a very smooth curve makes no spikes of nothing. Before
+    and Hoaglin 1993). The scale is at least 1% of the median, else noise on a very smooth curve would be spikes. Before
     there are enough losses, a loss counts as a spike that is more than twice the first.
 
     Args:
       config: `config.stability`.
       tell: (step, loss, score) -> None; called for the first spike of each series.
+      hold: called with the first step of a series, so that the last checkpoint before it stays until the next series.
     """
 
     reads = ("loss",)
 
-    def __init__(self, config: StabilityConfig, tell: Callable[[int, float, float], None]):
-        self._config, self._tell = config, tell
+    def __init__(
+        self,
+        config: StabilityConfig,
+        tell: Callable[[int, float, float], None],
+        hold: Hold = lambda first: None,
+    ):
+        self._config, self._tell, self._hold = config, tell, hold
         self._losses: collections.deque[float] = collections.deque(maxlen=config.window)
         self._first = 0  # the first step of the series of spikes that is going on; 0 = none
 
@@ -71,6 +83,7 @@ class Spikes(Watch):
             return None
         if not self._first:
             self._first = step
+            self._hold(step)
             self._tell(step, loss, score)
         in_a_row = step - self._first + 1
         if not self._config.spike_steps or in_a_row < self._config.spike_steps:
@@ -152,6 +165,28 @@ def roll_back(ending: Ending, step: int, checkpoints: Iterable[int], rollbacks: 
         )
         return Ending(STOPPED, why, keep=False, cause=ending.cause)
     return {"steps": [ending.first_bad, step], "to": to, "why": ending.why}
+
+
+def carry_out(folder: pathlib.Path, ending: Ending, step: int, batches: list[int], checkpoints: Iterable[int]) -> str:
+    """Writes a rollback into run.json, and deletes the samples that it undoes. The next attempt does the rest.
+
+    Only the first process calls it.
+
+    Args:
+      batches: the numbers of the first and the last batch to pass over.
+
+    Returns:
+      "", or why the run must stop instead.
+    """
+    found = roll_back(ending, step, checkpoints, ledger.read(folder)["rollbacks"])
+    if isinstance(found, Ending):
+        return found.why
+    say(f"{ending.why}; going back to step {found['to']}, past batches {batches[0]} to {batches[1]}")
+    ledger.roll_back(folder, found | {"batches": batches})
+    for path in (folder / "samples").glob("*.jsonl"):
+        if path.stem.isdigit() and int(path.stem) >= ending.first_bad:
+            path.unlink(missing_ok=True)
+    return ""
 
 
 def spoiled(metas: Mapping[int, Mapping], rollbacks: Sequence[Mapping]) -> list[int]:

@@ -82,14 +82,14 @@ def test_full_at_sigterm(place):
     run.wait_for_words("stopping after this step")
     run.go_on()
     said = run.end(1)
-    assert "the state is saved" not in said
+    assert "interrupted, the state is saved" not in said
     assert "resuming at step 4" in place.run("full4")
     place.assert_exact("full4")
 
 
 def test_full_from_the_start(place):
     """No checkpoint can be written at first; there is room later."""
-    run = place.start("room", rules=("write ENOSPC checkpoints/",), inside={"hold": 6})
+    run = place.start("room", rules=("write ENOSPC checkpoints/",), inside={"hold": 7})
     run.wait_for_words("no checkpoint is whole yet")
     run.fault()
     run.go_on()

@@ -137,7 +137,7 @@ def test_other_schemes_go_through_apprise(httpserver):
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"urls": ("hooks.example/SECRET",)}, "config.notify.urls[0]=://*** is no URL"),
+        ({"urls": ("hooks.example/SECRET",)}, "config.notify.urls[0]=*** is no URL"),
         ({"urls": ("https://ok.example/x", "https:///SECRET")}, r"config.notify.urls[1]=https:///*** has no host"),
         ({"urls": ("https://me:SECRET@host:port/x",)}, "config.notify.urls[0]=https://host:port/*** has no host"),
         ({"urls": ("https://host/SECRET and more",)}, "is no URL"),
@@ -166,12 +166,12 @@ def test_good_urls_pass():
 
 def test_the_heart_beats_while_steps_go_on(httpserver):
     httpserver.expect_request("/ping").respond_with_data("")
-    heart = notify.Heartbeat(settings(heartbeat_url=httpserver.url_for("/ping"), heartbeat_minutes=0.1 / 60))
+    heart = notify.Heartbeat(settings(heartbeat_url=httpserver.url_for("/ping"), heartbeat_minutes=1.5 / 60))
     heart.beat(1)
     heart.beat(2)  # too soon
     notify.wait()
     assert [request.method for request, _ in httpserver.log] == ["GET"]
-    time.sleep(0.12)
+    time.sleep(1.6)
     heart.beat(1)  # no step since
     heart.beat(3)
     notify.wait()

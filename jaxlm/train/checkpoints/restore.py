@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 import threading
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import jax
 import orbax.checkpoint as ocp
@@ -121,3 +121,12 @@ def _readable(folder: pathlib.Path) -> typing.Iterator[None]:
 def with_shardings(abstract: typing.Any, shardings: typing.Any) -> typing.Any:
     """Returns a tree of ShapeDtypeStructs with the shardings of another tree."""
     return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings)
+
+
+def read_metas(directory: pathlib.Path, steps: Iterable[int]) -> dict[int, dict]:
+    """Returns step -> what was saved beside the arrays, without checkpoints in which it is damaged."""
+    found = {}
+    for step in steps:
+        with contextlib.suppress(CorruptCheckpointError):
+            found[step] = read_meta(directory / str(step))
+    return found

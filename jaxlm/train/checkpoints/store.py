@@ -8,7 +8,6 @@ import time
 import typing
 
 import jax
-from jax.experimental import multihost_utils
 
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
 from jaxlm.processes import from_first, say, together
@@ -58,6 +57,7 @@ class Checkpointer:
             raise ConfigError(f"no checkpoints in {self.directory}: is --config.workdir the folder of a run?")
         self._config, self._losses, self._read_only = config, {} if losses is None else losses, read_only
         self.pinned: set[int] = set()
+        self._held = -1  # the step that `hold` keeps
         self.spared: typing.Callable[[], typing.Collection[int]] = tuple
         self.on_verified: list[typing.Callable[[int, pathlib.Path], None]] = []
         self.stopping: typing.Callable[[], bool] = lambda: False
@@ -67,8 +67,7 @@ class Checkpointer:
         self._owed, self._failures, self._retry_at = False, 0, 0.0
         self._safe_since = time.monotonic()  # the age of the newest work that is on disk, whole
         self._deleting: list[threading.Thread] = []
-        self._aside: list[pathlib.Path] = []  # what did not read back
-        self._prepared = False
+        self._aside, self._prepared = [], False  # folders of what did not read back
         # All processes must agree on what is there, because they save together.
         if read_only:
             self.reserve, self._steps = None, set(self._listed())
@@ -267,7 +266,7 @@ class Checkpointer:
             there = [step for step in self._listed() if step in self._steps]  # what is on disk
             whole = [step for step in there if self.verified(step)] if self._config.verify else None
             gone = keep.obsolete(there, self._losses, self._config, whole, self.pinned)
-            gone = set(gone) - set(self.spared())
+            gone = set(gone) - {*self.spared(), self._held}
             self._delete([self.directory / str(step) for step in gone])
             self._steps -= gone
 
@@ -390,17 +389,11 @@ class Checkpointer:
             return
         threading.Thread(target=verify.verify, args=(folder, digests), daemon=True).start()
 
-    def metas(self) -> dict[int, dict]:
-        """Returns step -> what was saved beside the arrays, without checkpoints in which it is damaged."""
-        found = {}
-        for step in self.steps():
-            with contextlib.suppress(CorruptCheckpointError):
-                found[step] = self.meta(step)
-        return found
+    def hold(self, first: int) -> None:
+        """Keeps the newest checkpoint before the step `first`, for a rollback, until the next call."""
+        self._held = max((step for step in self.steps() if step < first), default=-1)
 
     def set_aside(self, step: int) -> None:
-        """Moves a checkpoint that must not be used out of the way, to `WORKDIR/damaged/`. All processes call it."""
-        if jax.process_index() == 0:
-            self._move_aside(step)
-        multihost_utils.sync_global_devices("damaged checkpoint set aside")
+        """Moves an unusable checkpoint to `WORKDIR/damaged/`. All processes call it."""
+        together(lambda: self._move_aside(step), first_only=True)
         self._steps.discard(step)

@@ -4,7 +4,7 @@ INSIDE names a file of JSON, which may change while the run goes on:
 
     hold        no batch is given out for a step above this one
     settle      a folder of checkpoints: no batch is given out while one is being saved or read back, for two seconds
-                at most, so that none is skipped, however fast the steps are
+                of each at most, so that none is skipped, however fast the steps are
     spoil       [[first, last, kind], ...]: batches, by number in the order; "nan": the loss is NaN; "far": words that
                 the model has never seen, a spike
     workers     "die": the loader's worker processes end when they import jaxlm.data.ahead
@@ -31,10 +31,16 @@ def now(key: str, default=None):
     return json.loads(pathlib.Path(os.environ["INSIDE"]).read_text()).get(key, default)
 
 
-def busy(folder: pathlib.Path) -> bool:
-    """True while a checkpoint in the folder is neither sealed nor gone."""
-    names = [path for path in folder.glob("[0-9]*") if not path.name.endswith(".deleting")]
-    return any(not (path / "checksums.json").exists() for path in names)
+def settle(folder: pathlib.Path, left: set[str]) -> None:
+    """Waits until each checkpoint in the folder is sealed or gone, two seconds at most; adds to `left` those that are not."""
+    end = time.monotonic() + 2
+    while True:
+        names = {path.name for path in folder.glob("[0-9]*") if not (path / "checksums.json").exists()} - left
+        names = {name for name in names if not name.endswith(".deleting")}
+        if not names or time.monotonic() > end:
+            break
+        time.sleep(0.01)
+    left |= names
 
 
 def hold_batches(module) -> None:
@@ -44,9 +50,9 @@ def hold_batches(module) -> None:
     def held(self, state):
         # Counted, since to read the state would wait for the device.
         self.step = self.step + 1 if hasattr(self, "step") else int(state.step)
-        step, began = self.step, time.monotonic()
-        while now("settle") and busy(pathlib.Path(now("settle"))) and time.monotonic() < began + 2:
-            time.sleep(0.01)
+        step = self.step
+        if now("settle"):
+            settle(pathlib.Path(now("settle")), self.__dict__.setdefault("left", set()))
         while (last := now("hold")) is not None and step >= last:
             time.sleep(0.01)
         if now("crash") == step:

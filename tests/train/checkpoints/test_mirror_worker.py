@@ -84,6 +84,18 @@ def test_a_manifest_follows_all_files_and_the_mark_follows_the_manifest(run, url
     assert names[len(files)].startswith("workdir/")
 
 
+def test_a_copy_counts_only_once_the_logs_have_its_steps(run, url, tmp_path):
+    """A machine that is lost just then comes back with all lines up to the checkpoint's step."""
+    copy(Remote(str(url)), run, 10)
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 20}\n')
+    watched = Watched(url)
+    copy(watched, run, 20)
+    assert watched.written[-1] == "checkpoints/20/verified.json"
+    tiny_mirror.restore(url, tmp_path / "back" / "run")
+    assert '{"step": 20}' in (tmp_path / "back" / "run" / "metrics.jsonl").read_text()
+
+
 @pytest.mark.parametrize("last", ["manifest.json", "verified.json", "params/d/a1", "workdir/run.json"])
 def test_what_ends_half_way_is_not_whole(run, url, tmp_path, last):
     copy(Watched(url), run, 10)
