@@ -15,9 +15,9 @@ from jaxlm.plan import machines, tune
 from jaxlm.processes import from_first, say, together
 from jaxlm.programs.attempt import Attempt
 from jaxlm.programs.task import Ready, Task
-from jaxlm.train import books, ledger, loop, metrics, phases, signals, start, workdir
+from jaxlm.train import books, ledger, loop, metrics, mirrors, signals, start, workdir
 from jaxlm.train.checkpoints.mirror import Mirror
-from jaxlm.train.clock import Clock, Pulse
+from jaxlm.train.clock import MIRROR, Clock, Pulse
 
 EXIT_CODES = {loop.DONE: 0, loop.FAILED: 1, loop.REFUSED: 2, loop.STOPPED: 3, loop.PREEMPTED: 4}
 
@@ -34,9 +34,11 @@ def run(config: Config, task: Task) -> int:
         if held := together(lambda: ledger.lock(folder), first_only=True):
             stack.callback(held.close)
         losses: dict[int, float] = {}
-        mirror = together(lambda: _open_mirror(config, folder, losses), first_only=True)
+        with clock.spend(MIRROR):
+            alive = functools.partial(clock.begin, MIRROR)
+            mirror = together(lambda: mirrors.of_run(config, folder, losses, alive), first_only=True)
         together(lambda: workdir.check(config, mesh))
-        losses |= dict(from_first(lambda: list(_held_out_losses(folder).items())))
+        losses |= dict(from_first(lambda: list(mirrors.held_out_losses(folder).items())))
         log = start.Log(folder, clock, config.train, config.hardware)
         data = task.data(config)
         config = tune.fit(config, mesh, say, task.parts)
@@ -56,25 +58,11 @@ def run(config: Config, task: Task) -> int:
             log = start.Log(folder, clock, config.train, config.hardware)
         code = EXIT_CODES[ending.code]
         _say_ending(ending, folder)
-        together(lambda: _close(ending, code, clock, folder, mirror, config), first_only=True)
+        with clock.spend(MIRROR):
+            together(lambda: _close(ending, code, clock, folder, mirror, config), first_only=True)
         if ending.code == loop.DONE and jax.process_index() == 0:
             _record_speed(config, mesh, folder)
     return code
-
-
-def _held_out_losses(folder: pathlib.Path) -> dict[int, float]:
-    return metrics.held_out_losses(folder / "metrics.jsonl", ledger.read(folder)["rollbacks"])
-
-
-def _open_mirror(config: Config, folder: pathlib.Path, losses: dict[int, float]) -> Mirror | None:
-    """The mirror, from which the run has come back if its folder was lost; None without one."""
-    c = config.checkpoint
-    if not c.mirror:
-        return None
-    milestones = {phase.last for phase in phases.planned(config.phases, config.train)}
-    mirror = Mirror(c.mirror, c, folder, pinned=milestones, losses=losses)
-    mirror.restore()
-    return mirror
 
 
 def _close(

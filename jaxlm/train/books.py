@@ -98,8 +98,8 @@ def _before(last: dict, starts: list[dict]) -> dict:
 
 def _activities(record: dict) -> dict[str, float]:
     """Returns the seconds of each activity up to a record."""
-    found = {name: record.get(f"time/{name}_s") for name in ACTIVITIES}
-    if all(files.is_number(seconds) and seconds >= 0 for seconds in found.values()):
+    found = {name: record.get(f"time/{name}_s", 0.0) for name in ACTIVITIES}
+    if f"time/{STEP}_s" in record and all(files.is_number(seconds) and seconds >= 0 for seconds in found.values()):
         return found
     return dict.fromkeys(ACTIVITIES, 0.0) | {STEP: record["wall_s"]}
 

@@ -18,9 +18,10 @@ STEP = "step"  # productive: steps that nobody has done before
 REPEATED = "repeated"  # steps that an earlier start did, and lost
 EVALUATE = "evaluate"  # held-out loss, benchmarks, samples, reports
 SAVE = "save"  # the loop stands still for a checkpoint
+MIRROR = "mirror"  # waiting for the mirror, at the start and at the end
 DOWN = "down"  # from the death of a start to the next one, on the same machine
 HUNG = "hung"  # no sign of life, until the supervisor ended it
-ACTIVITIES = (START, RESTORE, COMPILE, DATA, STEP, REPEATED, EVALUATE, SAVE, DOWN, HUNG)
+ACTIVITIES = (START, RESTORE, COMPILE, DATA, STEP, REPEATED, EVALUATE, SAVE, MIRROR, DOWN, HUNG)
 
 PULSE = "JAXLM_PULSE"  # the environment variable that names the file descriptor of a Pulse
 

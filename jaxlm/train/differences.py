@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from jaxlm.config import ConfigError
+from jaxlm.redact import redact
 from jaxlm.train import ledger, metrics
 
 _HERE = ("workdir", "data.dir")  # keys that only say where a run lies
@@ -66,7 +67,7 @@ def _facts(a: pathlib.Path, b: pathlib.Path) -> list[tuple[str, dict, dict]]:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{folder} is no run: {folder / 'config.json'}: {error}") from None
-        configs.append({name: value for name, value in _flat(config).items() if name not in _HERE})
+        configs.append({name: value for name, value in _flat(redact(config)).items() if name not in _HERE})
         starts.append((ledger.read(folder)["starts"] or [{}])[-1])
     keys = {
         "code": lambda s: s.get("git") or {},

@@ -3,27 +3,52 @@
 The outermost process does it, which is the supervisor if there is one, so that it happens after a crash too.
 """
 
+import dataclasses
+import datetime
 import pathlib
 import time
 
 from jaxlm.config import Config, ConfigError, RunError
-from jaxlm.train import ledger, notify
-from jaxlm.train.checkpoints import mirror
+from jaxlm.train import ledger, mirrors, notify
 
 _LOOK_S = 2.0  # between two looks for the first process's word that all is mirrored
 _EVENTS = {0: "end", 3: "gate", 4: "end"}
 
 
-def say_farewell(config: Config, code: int, signalled: int | None = None) -> None:
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A start of the run, as run.json may know it.
+
+    Attributes:
+      pid: the process that trained; None if it may be one of another host.
+      since: the Unix seconds before which it did not begin.
+    """
+
+    pid: int | None
+    since: float
+
+    def ended(self, folder: pathlib.Path) -> dict:
+        """Returns how run.json says that this start ended; {} if it died before it could say anything."""
+        starts = ledger.read(folder)["starts"] if (folder / "run.json").is_file() else []
+        last = starts[-1] if starts else {}
+        try:
+            began = datetime.datetime.fromisoformat(last["time"]).timestamp()
+        except (LookupError, TypeError, ValueError):
+            return {}
+        ours = began >= self.since and self.pid in (None, last.get("pid"))
+        return (last.get("ended") or {}) if ours else {}
+
+
+def say_farewell(config: Config, code: int, start: Start, signalled: int | None = None) -> None:
     """Tells how the run ended, and runs `runs.on_exit` once the mirror holds all. Never raises.
 
     Args:
       code: the exit code.
+      start: the run's last start.
       signalled: the signal that asked the run to stop; None if none did.
     """
     folder = pathlib.Path(config.workdir)
-    starts = ledger.read(folder)["starts"] if (folder / "run.json").is_file() else []
-    ended = (starts[-1].get("ended") if starts else None) or {}
+    ended = start.ended(folder)
     why, step = ended.get("why") or f"exit code {code}", ended.get("step")
     event = ended.get("cause") if ended.get("cause") == "budget" else _EVENTS.get(code, "crash")
     notify.tell(config.notify, event, f"{folder.name} ended with exit code {code}: {why}", folder, step)
@@ -31,23 +56,21 @@ def say_farewell(config: Config, code: int, signalled: int | None = None) -> Non
         (config.runs.on_exit.done, config.runs.on_exit.gate, config.runs.on_exit.failed, config.runs.on_exit.stopped)
     ):
         by_hand = notify.at_terminal(signalled)
-        mirrored = by_hand or is_mirrored(config, folder)
+        mirrored = by_hand or is_mirrored(config, folder, start)
         notify.at_exit(config.runs, code, why, mirrored, folder, step=step, by_hand=by_hand)
     notify.wait()
 
 
-def is_mirrored(config: Config, folder: pathlib.Path) -> bool:
+def is_mirrored(config: Config, folder: pathlib.Path, start: Start) -> bool:
     """True if the mirror holds the newest checkpoint, or there is none. Copies it first where a crash prevented that."""
     if not config.checkpoint.mirror or not any((folder / "checkpoints").glob("[0-9]*")):
         return True
     if config.distributed.process_id > 0:
-        return _heard(folder, config.checkpoint.mirror_timeout_s)
-    starts = ledger.read(folder)["starts"]
-    if starts and (starts[-1].get("ended") or {}).get("mirrored"):
+        return _heard(folder, start, config.checkpoint.mirror_timeout_s)
+    if start.ended(folder).get("mirrored"):
         return True
     try:
-        found = mirror.Mirror(config.checkpoint.mirror, config.checkpoint, folder)
-        found.restore()
+        found = mirrors.of_run(config, folder, losses={})
         steps = [
             int(p.parent.name) for p in (folder / "checkpoints").glob("*/checksums.json") if p.parent.name.isdigit()
         ]
@@ -58,12 +81,11 @@ def is_mirrored(config: Config, folder: pathlib.Path) -> bool:
         return False
 
 
-def _heard(folder: pathlib.Path, seconds: float) -> bool:
+def _heard(folder: pathlib.Path, start: Start, seconds: float) -> bool:
     """Waits for what the first process, on another host, says in run.json."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        starts = ledger.read(folder)["starts"]
-        if starts and (starts[-1].get("ended") or {}).get("mirrored"):
+        if start.ended(folder).get("mirrored"):
             return True
         time.sleep(_LOOK_S)
     return False

@@ -1,7 +1,7 @@
 """Tells a run that hangs from one that is busy, by budgets that it learns from the run's own times.
 
-Pure: signs of life go in, a verdict comes out. A verdict costs a restart, and none costs money while a run hangs. So the
-budgets are generous, and rather too long than too short.
+Pure: signs of life go in, a verdict comes out. A false alarm costs a restart. A missed hang costs rent. So budgets are
+long.
 """
 
 import dataclasses
@@ -26,6 +26,7 @@ _WORDS = {
     clock.DATA: "a batch",
     clock.EVALUATE: "an evaluation",
     clock.SAVE: "a save",
+    clock.MIRROR: "the mirror",
 }
 
 
@@ -50,10 +51,11 @@ class Watch:
     Args:
       hang_s: `runs.hang_s`, one budget for all activities; 0 = learned.
       data_timeout_s: `data.timeout_s`, after which the loader itself gives up.
+      mirror_timeout_s: `checkpoint.mirror_timeout_s`, after which the wait for the mirror itself ends.
     """
 
-    def __init__(self, hang_s: float, data_timeout_s: float):
-        self._hang_s, self._data_timeout_s = hang_s, data_timeout_s
+    def __init__(self, hang_s: float, data_timeout_s: float, mirror_timeout_s: float):
+        self._hang_s, self._data_timeout_s, self._mirror_timeout_s = hang_s, data_timeout_s, mirror_timeout_s
         self._longest: dict[str, float] = {}
         self._steps: list[float] = []
         self._sign: Sign | None = None
@@ -91,6 +93,8 @@ class Watch:
 
     def budget(self, sign: Sign) -> float:
         """Returns for how many seconds a run may be silent after this sign of life."""
+        if sign.activity == clock.MIRROR:  # it ends by itself
+            return max(self._hang_s or _FIRST, self._mirror_timeout_s + 2 * MINUTE)
         if self._hang_s:
             return self._hang_s
         if sign.activity == clock.DATA:
@@ -112,7 +116,10 @@ class Watch:
 
 
 def _kind(sign: Sign) -> str:
-    """What takes about as long each time: evaluations by what they evaluate; a detail with a number is another each time."""
+    """Returns the name under which durations are learned.
+
+    Evaluations are told apart by their detail, unless it holds a number.
+    """
     if sign.activity in _STEPS:
         return clock.STEP
     same = sign.activity == clock.EVALUATE and not any(c.isdigit() for c in sign.detail)

@@ -129,7 +129,9 @@ def record_start(
     append(folder, "starts", start)
 
 
-def end(folder: pathlib.Path, *, step: int, code: int, why: str, cause: str = "", pid: int | None = None) -> None:
+def end(
+    folder: pathlib.Path, *, step: int, code: int, why: str, cause: str = "", pid: int | None = None, hung: bool = False
+) -> None:
     """Writes into run.json how the newest start ended, if that start is the process `pid` and has not said so itself.
 
     Never raises: a full disk says one line.
@@ -139,9 +141,11 @@ def end(folder: pathlib.Path, *, step: int, code: int, why: str, cause: str = ""
       code: the exit code; -9 for a process that SIGKILL ended.
       cause: the ending's cause, such as "budget".
       pid: the process that ended; this one by default. A supervisor gives its child's.
+      hung: True if the supervisor ended it for that: then what it said itself, when it was told to stop, does not count.
     """
+    unless = "" if hung else "ended"
     ended = {"time": _now(), "code": code, "why": redact(why), "cause": cause}
-    _on_last_start(folder, lambda last: {"ended": {"step": max(step, last.get("step", 0)), **ended}}, pid, "ended")
+    _on_last_start(folder, lambda last: {"ended": {"step": max(step, last.get("step", 0)), **ended}}, pid, unless)
 
 
 def note(folder: pathlib.Path, mirrored: bool) -> None:

@@ -40,7 +40,7 @@ def watch(
             except (OSError, ValueError) as error:
                 if not told:
                     say(
-                        f"runs.notices={cloud}: no answer from {asker.server} ({error}); no notice will be seen till then"
+                        f"runs.notices={cloud}: no answer from {asker.server} ({error}); no notice is seen until it answers"
                     )
                 told = True
             over.wait(every_s)

@@ -26,7 +26,7 @@ from collections.abc import Callable
 
 from jaxlm import console
 from jaxlm.config import ConfigError, NotifyConfig, RunsConfig
-from jaxlm.redact import redact_url
+from jaxlm.redact import redact, redact_url
 
 TIMEOUT_S = 10.0  # of one try, and of the wait for messages under way when the program ends
 TRIES = 3
@@ -241,7 +241,7 @@ def at_exit(
         _say(f"runs.on_exit.{cause} not run: {what} is not in the mirror yet")
         return
     wait()
-    _say(f"runs.on_exit.{cause}: {command}")
+    _say(f"runs.on_exit.{cause}: {redact(command)}")
     facts = {"JAXLM_CODE": str(code), "JAXLM_WHY": why.replace("\0", ""), "JAXLM_WORKDIR": os.path.abspath(workdir)}
     try:
         _shell(command, os.environ | facts, cause)

@@ -13,43 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 
 from jaxlm import console
-from jaxlm.config import Config, ConfigError, PhaseConfig, PhasesConfig, RunError, TrainConfig
+from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.files import is_number
 from jaxlm.processes import from_first, together
 from jaxlm.train import ledger, metrics
 from jaxlm.train.loop import STOPPED, Ending, Hook, Moment
 from jaxlm.train.metrics import HELD_OUT
+from jaxlm.train.milestones import Phase, planned
 
 SMOOTHED = 10  # logged steps whose mean is the training loss at the end of a phase
 Records = Mapping[int, Mapping[str, float | None]]  # step -> metrics, as `metrics.read` returns them
 _NUMBERS = ("first_step", "last_step", "hours", "usd", "wall_s", "cost_usd", "nonfinite_steps", "tokens")
 _MAY_BE_MISSING = ("loss_begin", "loss_end", "usd_per_point", "val_loss", "tokens_per_second")
-
-
-@dataclasses.dataclass(frozen=True)
-class Phase:
-    """The steps `first` to `last` of a run; `config` has the budget and the gate."""
-
-    name: str
-    first: int
-    last: int
-    config: PhaseConfig
-
-
-def planned(config: PhasesConfig, train: TrainConfig) -> tuple[Phase, ...]:
-    """Returns the phases in the order in which they end. Those that end after `train.steps` are never closed.
-
-    Raises ConfigError if two phases end at the same step.
-    """
-    a_step = train.batch_size * train.seq_len
-    ends = sorted((phase.steps or -(-phase.tokens // a_step), name) for name, phase in config.plan.items())
-    found, first = [], 1
-    for last, name in ends:
-        if last < first:
-            raise ConfigError(f"phases.plan: {found[-1].name} and {name} both end at step {last}; take one of them out")
-        found.append(Phase(name, first, last, config.plan[name]))
-        first = last + 1
-    return tuple(found)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

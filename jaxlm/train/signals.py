@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxlm.train import clock
+from jaxlm.train import clock, supervised
 
 _MESSAGE_BYTES = 4096
 _SAME_S = 1.0  # a group's SIGTERM and its leader's, or SIGHUP and SIGTERM, mean one request
@@ -113,6 +113,7 @@ class StopSignal:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def _on_signal(self, number: int, frame: typing.Any) -> None:
+        supervised.note(number)
         if self._signalled is None:
             self._signalled = time.monotonic()
             activity = _WORDS.get(self._doing(), "step")

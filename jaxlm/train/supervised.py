@@ -12,6 +12,7 @@ import pickle
 import signal
 import threading
 import time
+import typing
 
 from jaxlm import files
 from jaxlm.config import Config
@@ -21,9 +22,11 @@ PARENT = "JAXLM_SUPERVISOR"  # the supervisor's process id
 STACKS = "JAXLM_STACKS"  # a file descriptor: where SIGUSR1 writes the stacks of all threads
 CONFIG = "JAXLM_CONFIG"  # a file descriptor: the config as the supervisor read it
 SINCE = "JAXLM_SINCE"  # time.monotonic() from which this start counts
-LOST = "JAXLM_LOST"  # activity:seconds,... that passed since the last sign of life of the process before
+LOST = "JAXLM_LOST"  # hung:seconds from the last sign of life of the process before until it was ended for that; or ""
 VARIABLES = (PARENT, STACKS, CONFIG, SINCE, LOST, clock.PULSE, files.HANDED_DOWN)
 _DESCRIPTORS = (STACKS, CONFIG, clock.PULSE, files.HANDED_DOWN)
+
+signalled: int | None = None  # the signal that asked this run to stop
 
 _PR_SET_PDEATHSIG = 1
 _ALONE_S = 600.0  # for how long a run may go on saving when its supervisor is gone
@@ -67,11 +70,22 @@ def _end_when_alone(parent: int) -> None:
 def stop_at_once_until_training() -> None:
     """SIGTERM and SIGHUP become KeyboardInterrupt, as ctrl-C: before the first step there is nothing to save.
 
-    A SIGHUP that is ignored, as under nohup, stays so. `signals.StopSignal` takes the signals over.
+    A SIGHUP or ctrl-C that is ignored, as under nohup, stays so. `signals.StopSignal` takes the signals over.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _stop_at_once)
+
+
+def note(number: int) -> None:
+    """Notes that a signal asks this run to stop. The first one counts."""
+    global signalled
+    signalled = signalled or number
+
+
+def _stop_at_once(number: int, frame: typing.Any) -> None:
+    note(number)
+    raise KeyboardInterrupt
 
 
 def since() -> float | None:
@@ -80,9 +94,6 @@ def since() -> float | None:
 
 
 def lost() -> dict[str, float]:
-    """Returns activity -> seconds between the last sign of life of the process before this one and `since()`.
-
-    They are `clock.HUNG` until the supervisor ended it, and `clock.DOWN` from its death to this start.
-    """
-    said = filter(None, os.environ.get(LOST, "").split(","))
-    return {name: float(seconds) for name, _, seconds in (word.partition(":") for word in said)}
+    """Returns {`clock.HUNG`: seconds} if the process before this one was ended because it hung, for so long; else {}."""
+    name, _, seconds = os.environ.get(LOST, "").partition(":")
+    return {name: float(seconds)} if name else {}

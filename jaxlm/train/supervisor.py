@@ -32,7 +32,6 @@ _STACKS_S = 2.0  # for a process to write its stacks
 _TERM_S, _KILL_S = 20.0, 30.0  # that a process which hangs has after SIGTERM, and the kernel after SIGKILL
 _MEETING_S = 3600.0  # for how long the processes of a run may take to meet again
 _FINAL = (0, 2, 3, 4)
-_NOTHING_TO_SAVE = (clock.START, clock.RESTORE)
 _AGAIN = "; the same command goes on"
 
 
@@ -42,20 +41,73 @@ def run(config: Config, program: Callable[[], int]) -> int:
     again = command()
     if again and wanted(config.runs.supervise):
         supervisor = Supervisor(again, config, notify.tell_of(config.notify, config.workdir))
-        code = supervisor.run()
-        farewell.say_farewell(config, code, supervisor.signalled)
-        return code
+        return _farewell(config, supervisor.run(), supervisor.start, supervisor.signalled)
     _ask_for_notices(config.runs.notices)
     supervised.stop_at_once_until_training()
-    code = 1
+    start, code = farewell.Start(None if _several(config) else os.getpid(), time.time()), 1
+    held = _lock(config)  # if it is refused, another start trains there: no farewell
     try:
-        code = program()
+        with _handed_down(held):
+            code = program()
     except ConfigError:
         code = 2
         raise
+    except KeyboardInterrupt:
+        code = 4
+        raise
     finally:
-        farewell.say_farewell(config, code, signal.SIGINT if code == 4 else None)
+        _farewell(config, code, start, supervised.signalled)
     return code
+
+
+def _farewell(config: Config, code: int, start: farewell.Start, signalled: int | None) -> int:
+    """Says farewell, unless the run was refused because another start of it trains; returns the exit code."""
+    if code != 2 or not _another_trains(config):
+        farewell.say_farewell(config, code, start, signalled)
+    return code
+
+
+def _another_trains(config: Config) -> bool:
+    if not config.workdir:
+        return False
+    try:
+        ledger.lock(pathlib.Path(config.workdir)).close()
+    except ConfigError:
+        return True
+    except OSError:  # there is no such folder
+        pass
+    return False
+
+
+def _several(config: Config) -> bool:
+    return config.distributed.num_processes > 1 or config.distributed.auto
+
+
+def _lock(config: Config) -> typing.IO[str] | None:
+    """The lock on the run's folder, for all starts; None if another process of the run holds it, or none can."""
+    distributed, folder = config.distributed, pathlib.Path(config.workdir)
+    alone = not distributed.auto and (not distributed.coordinator or distributed.process_id == 0)
+    if not config.workdir or not alone:
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return ledger.lock(folder)
+    except OSError:
+        return None  # the training says what is wrong
+
+
+@contextlib.contextmanager
+def _handed_down(held: typing.IO[str] | None) -> Iterator[None]:
+    """Lets the training in this process have the lock; closes it in the end."""
+    if held is None:
+        yield
+        return
+    with held:
+        os.environ[files.HANDED_DOWN] = str(held.fileno())
+        try:
+            yield
+        finally:
+            del os.environ[files.HANDED_DOWN]
 
 
 def wanted(supervise: str) -> bool:
@@ -98,21 +150,22 @@ class Supervisor:
         self._command, self._config, self._tell = list(command), config, tell
         self._times = times or Times()
         self._folder = pathlib.Path(config.workdir)
-        self._several = config.distributed.num_processes > 1 or config.distributed.auto
-        self._hangs = hangs.Watch(config.runs.hang_s, config.data.timeout_s)
+        self._several = _several(config)
+        self._hangs = hangs.Watch(config.runs.hang_s, config.data.timeout_s, config.checkpoint.mirror_timeout_s)
         self._child: children.Child | None = None
         self._asked: list[float] = []  # when each request to stop came
         self.signalled: int | None = None  # the signal of the first of them
         self._woken = threading.Event()
         self._since = time.monotonic()
-        self._lost: dict[str, float] = {}
+        self._hung = 0.0  # for how long the last child did
+        self.start = farewell.Start(None, time.time())  # the last one
 
     def run(self) -> int:
         """Trains until nothing is to be started again; returns the exit code."""
         progress, failures = deaths.Progress(self._folder / "checkpoints"), 0
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._signals())
-            if held := self._lock():
+            if held := _lock(self._config):
                 stack.callback(held.close)
             stack.callback(_ask_for_notices(self._config.runs.notices))
             while True:
@@ -132,9 +185,10 @@ class Supervisor:
 
     def _one_start(self, lock: typing.IO[str] | None) -> deaths.Death:
         """Starts the child, watches it to its end, and ends what it leaves behind."""
+        began = time.time()
         child = children.Child(self._command, self._environment(), self._passed(lock))
         self._hangs.begin(time.monotonic())
-        self._child = child
+        self._child, self.start = child, farewell.Start(None if self._several else child.pid, began)
         if self._asked:  # a signal that came just now
             child.send(signal.SIGTERM)
         try:
@@ -145,19 +199,19 @@ class Supervisor:
                     "End it, or start this machine again, then give the same command"
                 )
                 return deaths.Death(1, child.sign().step, child.sign().activity, hung, stuck=True)
-            sign, code = child.sign(), child.reap()
+            sign, self._child = child.sign(), None  # it has ended: no signal can reach it
+            code = child.reap()
         finally:
             self._child = None
-        self._lost = {clock.HUNG: hung} if hung else {}
+        self._hung = hung
         self._since = time.monotonic()
         death = deaths.Death(code, sign.step, sign.activity, hung, out_of_memory=child.out_of_memory)
-        deaths.within(
-            10.0, lambda: ledger.end(self._folder, step=sign.step, code=code, why=death.words(), pid=child.pid)
-        )
+        said = {"step": sign.step, "code": code, "why": death.words(), "pid": child.pid, "hung": hung > 0}
+        deaths.within(10.0, lambda: ledger.end(self._folder, **said))
         return death
 
     def _environment(self) -> dict[str, str]:
-        lost = ",".join(f"{name}:{seconds:.3f}" for name, seconds in self._lost.items())
+        lost = f"{clock.HUNG}:{self._hung:.3f}" if self._hung else ""
         return {supervised.SINCE: repr(self._since), supervised.LOST: lost}
 
     def _passed(self, lock: typing.IO[str] | None) -> dict[str, int]:
@@ -178,7 +232,7 @@ class Supervisor:
                 child.kill(times.kill)
                 return 0.0
             if self._asked and now > self._asked[0] + times.still:
-                if sign.activity in _NOTHING_TO_SAVE:
+                if _nothing_to_save(sign):
                     child.kill(times.kill)
                     return 0.0
                 if not told:
@@ -230,30 +284,17 @@ class Supervisor:
         self._woken.wait(delay)
         if self._asked:
             _say(f"stopped between two starts{_AGAIN}")
-        before, self._since = self._since, time.monotonic()
-        self._lost[clock.DOWN] = self._since - before
+        self._since = time.monotonic()
         return not self._asked
 
     def _stopped(self, death: deaths.Death) -> int:
         """The exit code of a run that was asked to stop and did not say that its state is saved."""
-        if death.code < 0 and death.activity in _NOTHING_TO_SAVE and not death.hung:
+        if death.code < 0 and _nothing_to_save(death) and not death.hung:
             _say(f"stopped before training began{_AGAIN}")
             return 4
         if death.code < 0 or death.hung:
             _say(f"stopped at once; what came after the last checkpoint is not saved{_AGAIN}")
         return death.code if death.code > 0 and not death.hung else 1
-
-    def _lock(self) -> typing.IO[str] | None:
-        """The lock on the run's folder, for all starts; None if another process of the run holds it, or none can."""
-        distributed = self._config.distributed
-        alone = not distributed.auto and (not distributed.coordinator or distributed.process_id == 0)
-        if not self._config.workdir or not alone:
-            return None
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            return None  # the child says what is wrong
-        return files.lock(self._folder, "trains in", "workdir", wait_s=files.ENDING_S)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -281,11 +322,9 @@ class Supervisor:
 
     @staticmethod
     def _show_stacks(child: children.Child) -> None:
-        _say(
-            "\n".join(
-                [f"it waits for {child.sign().waits_for()}; the stacks of all its threads:", child.stacks(_STACKS_S)]
-            )
-        )
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            stacks = child.stacks(_STACKS_S)
+            _say(f"it waits for {child.sign().waits_for()}; the stacks of all its threads:\n{stacks}")
 
     def _on_pause(self, number: int, frame: typing.Any) -> None:
         """ctrl-Z stops the child with this process, and it goes on with it."""
@@ -296,6 +335,11 @@ class Supervisor:
         signal.signal(signal.SIGTSTP, self._on_pause)
         if self._child:
             self._child.send_all(signal.SIGCONT)
+
+
+def _nothing_to_save(found: hangs.Sign | deaths.Death) -> bool:
+    begins = found.activity == clock.MIRROR and not found.step
+    return found.activity in (clock.START, clock.RESTORE) or begins
 
 
 def _keep_stacks(folder: pathlib.Path, words: str, stacks: str) -> pathlib.Path:

@@ -70,3 +70,15 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path):
         differences.compare(a, b)
     with pytest.raises(ConfigError, match=r"has no metrics\.jsonl"):
         differences.compare(a, tmp_path)
+
+
+def test_secrets_are_not_shown(tmp_path):
+    a, b = (make_run(tmp_path / name, curve(0)) for name in "ab")
+    for run, secret in ((a, "HIDE1"), (b, "HIDE2")):
+        config = json.loads((run / "config.json").read_text())
+        config["notify"] = {"urls": [f"https://{secret}.example.com/{secret}" if run is a else f"mailto://{secret}"]}
+        config["checkpoint"] = {"mirror": f"s3://me:{secret}@{run.name}"}
+        (run / "config.json").write_text(json.dumps(config))
+    found = {row["name"]: (row["a"], row["b"]) for row in differences.compare(a, b)["inputs"]}
+    assert found["checkpoint.mirror"] == ("s3://***@a", "s3://***@b")
+    assert "HIDE2" not in str(found)

@@ -11,8 +11,8 @@ from jaxlm.train.hangs import MINUTE, Sign, Watch
 class Simulated:
     """A run that is looked at once a second, as the supervisor does."""
 
-    def __init__(self, hang_s=0.0, timeout_s=300.0):
-        self.watch, self.now, self.step, self.processor = Watch(hang_s, timeout_s), 1000.0, 0, 0.0
+    def __init__(self, hang_s=0.0, timeout_s=300.0, mirror_s=3600.0):
+        self.watch, self.now, self.step, self.processor = Watch(hang_s, timeout_s, mirror_s), 1000.0, 0, 0.0
         self.sign = Sign(0, self.now)
         self.watch.begin(self.now)
         self.alarms = []
@@ -126,3 +126,11 @@ def test_a_new_process_begins_with_what_was_learned():
 )
 def test_what_is_waited_for_is_named(sign, words):
     assert sign.waits_for() == words
+
+
+@pytest.mark.parametrize(("hang_s", "mirror_s", "alarm"), [(0.0, 7200.0, 7321), (30.0, 600.0, 721), (900.0, 60.0, 901)])
+def test_the_wait_for_the_mirror_ends_before_it_is_a_hang(hang_s, mirror_s, alarm):
+    run = Simulated(hang_s, mirror_s=mirror_s)
+    assert run.spend(clock.MIRROR, mirror_s + 100)
+    assert not run.spend(clock.MIRROR, 10 * 3600)
+    assert run.alarms == [(clock.MIRROR, alarm)]

@@ -271,3 +271,11 @@ def test_a_command_at_the_end_needs_a_mirror(cause):
         resolve(f"runs.on_exit.{cause}=runpodctl stop pod 1")
     resolve(f"runs.on_exit.{cause}=x", "checkpoint.mirror=/mnt/copy")
     resolve(f"runs.on_exit.{cause}=x", "runs.on_exit_unmirrored=True")
+
+
+def test_the_line_that_names_the_command_hides_its_secrets(tmp_path, capsys):
+    runs = resolve("runs.on_exit.done=true --api-key=HIDE", "runs.on_exit_unmirrored=True").runs
+    notify.at_exit(runs, 0, "done", True, tmp_path)
+    said = capsys.readouterr().err
+    assert "runs.on_exit.done: true --api-key=***" in said
+    assert "HIDE" not in said

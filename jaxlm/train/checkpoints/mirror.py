@@ -90,11 +90,14 @@ class Mirror:
         with self._changed:
             return frozenset(self._wanted) | frozenset({self._copying} - {None})
 
-    def restore(self) -> int | None:
+    def restore(self, alive: Callable[[], None] = lambda: None) -> int | None:
         """Makes this start the one that writes to the mirror, and brings the run back if its folder has no checkpoints.
 
         To call at each start, before anything else looks into the folder. The newest checkpoint whose files all match
         comes back, and of the logs those that the folder lacks.
+
+        Args:
+          alive: called at each answer of the storage, at most `checkpoint.mirror_timeout_s` apart.
 
         Returns:
           The step that came back, or None.
@@ -115,7 +118,8 @@ class Mirror:
                 return None
             _say(f"no checkpoints in {self._workdir}: looking into the mirror {redact_url(self._url)}")
             began = time.monotonic()
-            step = self._fetch()
+            alive()
+            step = self._fetch(alive)
         except Unable as error:
             if error.kind == "config" or not local:
                 self._worker.abandon()
@@ -135,13 +139,14 @@ class Mirror:
             _say(f"checkpoint {step} and the logs came back from the mirror in {took}")
         return step
 
-    def _fetch(self) -> int | None:
+    def _fetch(self, alive: Callable[[], None]) -> int | None:
         """Brings back the newest whole checkpoint; returns its step. A worker that is late is replaced while files come."""
         came = 0
 
         def note(event: dict) -> None:
             nonlocal came
             came += "fetched" in event
+            alive()
 
         while True:
             before = came
@@ -151,11 +156,12 @@ class Mirror:
                 if came == before:
                     raise
                 _say(f"mirror: {error}; going on with the files that are missing")
+                alive()
 
     def begin(self, step: int) -> None:
         """Asks for a copy of WORKDIR/checkpoints/<step>, which must have been verified. Returns at once.
 
-        A step that still waits for its copy is given up for a newer one, unless it is pinned.
+        Replaces steps that wait, except pinned ones.
         """
         with self._changed:
             self._wanted = [old for old in self._wanted if old in self._pinned and old != step] + [step]

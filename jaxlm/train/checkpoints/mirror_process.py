@@ -1,4 +1,4 @@
-"""A process that does the mirror's jobs, as the run's process sees it: asked, waited for, and abandoned when it is late."""
+"""Starts the mirror's worker, asks it, and kills it when it is late."""
 
 import contextlib
 import json

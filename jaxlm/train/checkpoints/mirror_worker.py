@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator
 
 from jaxlm import files
-from jaxlm.redact import redact_url
+from jaxlm.redact import redact, redact_url
 from jaxlm.train.checkpoints import mirror_layout as layout
 from jaxlm.train.checkpoints import remote as remote_lib
 from jaxlm.train.checkpoints.mirror_layout import Damaged, Gone, Refused, Trouble, Unfinished
@@ -229,12 +229,26 @@ def _write_logs(remote: Remote, workdir: pathlib.Path, prefix: str) -> Measured:
             content = path.read_bytes()
         except (FileNotFoundError, IsADirectoryError):
             continue
+        if path.name == "config.json":  # others may read the mirror; the next start writes the whole config again
+            content = _without_secrets(content)
+            if not content:
+                continue
         if path.name == "metrics.jsonl":
             content = content[: content.rfind(b"\n") + 1]  # the last line may be half written
         name = path.relative_to(workdir).as_posix()
         remote.write(prefix + name, content)
         written[name] = [len(content), hashlib.sha256(content).hexdigest()]
     return written
+
+
+def _without_secrets(config: bytes) -> bytes:
+    """Returns config.json with `***` in the place of secrets; nothing of a file that is damaged."""
+    try:
+        plain = json.loads(config)
+    except (ValueError, RecursionError):
+        return b""
+    hidden = redact(plain)
+    return config if hidden == plain else (json.dumps(hidden, indent=1) + "\n").encode()
 
 
 def _download(remote: Remote, step: int, wanted: Measured, checkpoints: pathlib.Path, tell: Tell) -> None:
@@ -287,7 +301,7 @@ def _restore_logs(remote: Remote, step: int, of_step: Measured, workdir: pathlib
                 continue
             if [len(content), hashlib.sha256(content).hexdigest()] == is_:
                 (workdir / name).parent.mkdir(parents=True, exist_ok=True)
-                files.write_atomically(workdir / name, content)
+                files.write_atomically(workdir / name, content, private=name == "config.json")
                 break
         else:
             yield f"the mirror's {name} is damaged: the run goes on without it"

@@ -144,7 +144,7 @@ class Remote:
     def _chunks(self, name: str) -> Iterator[bytes]:
         path = self._path(name)
         with self._fs.open(path, "rb", **({} if self._local else {"block_size": _CHUNK})) as file:
-            if self._local:  # else a page cache that is whole hides a disk that is not
+            if self._local:  # Otherwise we would read the page cache, not the disk.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             yield from iter(lambda: file.read(_CHUNK), b"")
 

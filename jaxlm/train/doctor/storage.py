@@ -40,12 +40,16 @@ def apart(task: str, *args: typing.Any, seconds: float = ANSWER_S) -> dict:
       NoAnswer: it does not answer in `seconds`. The process is asked to end, and is not waited for.
       OSError: the function raised one, or the process died.
     """
-    command = [sys.executable, "-m", __name__, task, json.dumps(args)]
+    # By standard input: all users of a machine see command lines, and URLs may hold secrets.
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+        [sys.executable, "-m", __name__, task],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
-        out, problem = process.communicate(timeout=seconds)
+        out, problem = process.communicate(json.dumps(args), timeout=seconds)
     except subprocess.TimeoutExpired:
         process.terminate()  # it removes its file once the storage answers
         raise NoAnswer(f"no answer in {seconds:g} s") from None
@@ -345,10 +349,10 @@ def _alive(pid: str) -> bool:
 
 
 def main(argv: list[str]) -> int:
-    """Calls a function of this module by its name and prints what it returns as JSON."""
+    """Calls a function of this module by its name, with values from standard input; prints what it returns as JSON."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # runs `finally`, which removes the file of the trial
     try:
-        answer = globals()[argv[0]](*json.loads(argv[1]))
+        answer = globals()[argv[0]](*json.load(sys.stdin))
     except OSError as error:
         answer = {"error": [error.errno, error.strerror, error.filename] if error.errno else [words(error)]}
     except Exception as error:  # those of fsspec's stores have classes of their own

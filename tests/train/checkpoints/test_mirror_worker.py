@@ -290,3 +290,24 @@ def test_names_of_a_manifest_stay_below_the_folder():
 def test_the_process_imports_no_jax():
     code = "import sys, jaxlm.train.checkpoints.mirror_worker; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_no_secret_of_the_config_is_copied_and_only_the_owner_reads_what_comes_back(run, url):
+    config = {"seed": 1, "notify": {"urls": ["https://hooks.example.com/services/HIDE"]}}
+    (run / "config.json").write_text(json.dumps(config))
+    copy(Remote(str(url)), run, 20)
+    worker.write_logs(Remote(str(url)), job(run), lambda event: None)
+    copies = [path.read_text() for path in url.rglob("config.json")]
+    assert len(copies) == 2
+    assert not any("HIDE" in text for text in copies)
+    (run / "config.json").unlink()
+    shutil.rmtree(run / "checkpoints")
+    assert tiny_mirror.restore(url, run) == (20, [])
+    assert json.loads((run / "config.json").read_text())["seed"] == 1
+    assert (run / "config.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_damaged_config_is_not_copied(run, url):
+    (run / "config.json").write_text('{"notify": "https://user:HIDE@host')
+    copy(Remote(str(url)), run, 20)
+    assert not list(url.rglob("config.json"))

@@ -178,3 +178,14 @@ def test_data_that_are_not_there_or_not_readable(tmp_path):
     (tmp_path / "manifest.json").mkdir()
     with pytest.raises(OSError, match="Is a directory"):
         storage.apart("read_data", folder, 1e9, 5)
+
+
+def test_no_secret_stands_in_a_command_line(tmp_path, monkeypatch):
+    lines, popen = [], storage.subprocess.Popen
+    monkeypatch.setattr(
+        storage.subprocess, "Popen", lambda command, **keys: lines.append(command) or popen(command, **keys)
+    )
+    with pytest.raises(OSError, match="nowhere"):
+        storage.apart("try_url", "nowhere://user:HIDE@host/a", 1e6, 5)
+    assert lines
+    assert "HIDE" not in str(lines)
