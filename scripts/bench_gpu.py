@@ -20,8 +20,8 @@ the rows of both. `--sections` without a name prints the table of the file. No p
 with its children. Ctrl-C and SIGTERM end the part that runs. The table is printed after all of these, with the rows so far.
 
 A machine without network needs the wheels of array-record, cloudpickle, ml-collections, pyarrow and
-sentencepiece beside its own Python 3.12, JAX 0.11, flax, optax, Orbax, PyTorch and transformers. For the backend tokamax take what
-`pip download tokamax` fetches under that Python: some forty more.
+sentencepiece beside its own Python 3.12, JAX 0.11, flax, optax, Orbax, PyTorch and transformers. For the backend
+tokamax take what `pip download tokamax` fetches under that Python: some forty more.
 
 `--device=cpu --tiny` runs every part on small shapes in minutes, to see that it works. Copy the rows to
 dev/LEADERBOARD.md with the commit, the card and its power limit, and what passed to docs/performance.md.

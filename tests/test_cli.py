@@ -33,7 +33,8 @@ def test_each_help_fits_a_screen(capsys, verb):
     code, out, err = run(capsys, verb, "--help")
     lines = out.splitlines()
     assert (code, err) == (0, "")
-    assert lines[0].startswith(f"usage: jaxlm {verb} CONFIG|RUN [--config.KEY=VALUE ...]")
+    target = "RUN_A RUN_B" if verb == "diff" else "CONFIG|RUN"
+    assert lines[0].startswith(f"usage: jaxlm {verb} {target} [--config.KEY=VALUE ...]")
     assert len(lines) <= 30
     assert max(map(len, lines)) <= 100
     for word in ("  CONFIG ", "  RUN ", "  --help=SECTION ", *(f"  {option}" for option in verbs.VERBS[verb].options)):
