@@ -207,7 +207,10 @@ def held_back(
     if last.get("stopped") != settings(optim, config, train):
         return None
     return Ending(
-        STOPPED, f"{last['why']}; nothing has changed since, so this start is not tried", keep=False, cause="spike"
+        STOPPED,
+        f"{last['why']}; nothing has changed since: set a key of optim or stability to try again",
+        keep=False,
+        cause="spike",
     )
 
 

@@ -28,7 +28,7 @@ class Runs:
             process = subprocess.Popen(
                 command, cwd=self.root, env=environment, stdout=said, stderr=said, stdin=subprocess.DEVNULL
             )
-        return Started(process, self.root / "said", None)
+        return Started(process, self.root / "said", None, self.root / "inside", self.root / "said.txt")
 
     def run(self, *arguments: str, code: int = 0) -> str:
         return self.start(*arguments).end(code)

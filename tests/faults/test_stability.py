@@ -86,8 +86,10 @@ def test_nan_for_good(place):
     said = place.run("good", code=3, inside=spoil, **NAN)
     assert "other batches did not help" in said
     assert steps(place.root / "good")[-1] == 8
-    assert "other batches did not help" in place.run("good", code=3, inside=spoil, **NAN)
-    place.run("good", **NAN)  # mended
+    again = place.run("good", code=3, inside=spoil, **NAN)
+    assert "nothing has changed since" in again  # at once: it costs no step
+    assert "step 9/24" not in again
+    place.run("good", **NAN, stability__window=300)  # something has
     assert steps(place.root / "good")[-1] == 24
 
 

@@ -156,7 +156,10 @@ def test_a_rollback_is_one_write_and_undoes_what_was_found_in_its_steps(tmp_path
     again = ledger.read(tmp_path)["rollbacks"]
     assert stability.spoiled({40: {"passed_over": [[31, 42]]}, 20: {}}, again) == [40]  # saved within the second spike
     held = stability.held_back(again, *now)
-    assert (held.code, held.why) == (loop.STOPPED, f"{why}; nothing has changed since, so this start is not tried")
+    assert (held.code, held.why) == (
+        loop.STOPPED,
+        f"{why}; nothing has changed since: set a key of optim or stability to try again",
+    )
     assert stability.held_back(again, dataclasses.replace(now[0], lr=1e-4), *now[1:]) is None
 
 
