@@ -24,9 +24,6 @@ from jaxlm.config import help as config_help
 from jaxlm.train import branch
 from jaxlm.verbs import VERBS, Verb
 
-# In JAX's errors of collectives over a network, if the other end is gone.
-_LOST = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError", "heartbeat timeout")
-
 
 def main(argv: Sequence[str] | None = None, script: bool = False) -> int:
     """Runs `jaxlm ARGV` and returns the exit code (0 done, 1 failed, 2 bad input, 3 stopped, 4 preempted).
@@ -70,7 +67,7 @@ def _main(argv: list[str], script: bool) -> int:
         console.say(f"jaxlm: {error}{mend}")
         return 1
     except RuntimeError as error:  # JAX's, not named here: the workers of `prepare` import this module and need no JAX
-        if any(words in str(error) for words in _LOST):
+        if console.peer_is_gone(error):
             console.say(
                 f"jaxlm: another process of the run died, or can't be reached ({config_files.first_line(error)}); the same "
                 "command, given to all of them, goes on"

@@ -180,3 +180,12 @@ def duration(seconds: float) -> str:
     if s >= 3600:
         return f"{s // 3600}h{s % 3600 // 60:02d}m"
     return f"{s // 60}m{s % 60:02d}s"
+
+
+# In JAX's errors of collectives over a network.
+_GONE = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError", "heartbeat timeout")
+
+
+def peer_is_gone(error: BaseException) -> bool:
+    """True for JAX's error if another process of the run died, or can't be reached: a stack of calls tells no more."""
+    return any(words in str(error) for words in _GONE)

@@ -19,7 +19,10 @@ with pytest.MonkeyPatch.context() as patch:
 
 
 # Minutes each; the rest takes seconds. First in, so that the processes end together.
-LONGEST = ("test_end_to_end.py", "test_prepare.py", "test_models.py", "test_step.py", "test_generate.py")
+LONGEST = (
+    "test_end_to_end.py", "test_prepare.py", "test_models.py", "test_step.py", "test_generate.py",
+    "test_several.py", "test_disk.py", "test_damage.py", "test_mirror.py",
+)  # fmt: skip
 PARITY = ("torch", "transformers")
 
 

@@ -18,6 +18,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm.config import ConfigError, RunError
+from jaxlm.console import peer_is_gone
 from jaxlm.objectives.base import Batch, Variables
 from jaxlm.step.state import TrainState
 from jaxlm.step.step import Metrics, TrainStep
@@ -252,7 +253,7 @@ def failure(what: str, step: int, error: Exception) -> Ending:
     """Returns the ending for an error, with which the state is saved. Shows the traceback of an error of no known kind."""
     if isinstance(error, ConfigError):
         return Ending(REFUSED, str(error), cause="data")
-    if not isinstance(error, RunError | OSError):
+    if not isinstance(error, RunError | OSError) and not peer_is_gone(error):
         logging.error("%s at step %d", what, step, exc_info=error)
     return Ending(FAILED, f"{what} at step {step}: {error or type(error).__name__}", cause="stall")
 

@@ -109,6 +109,13 @@ def test_eio_of_a_shard(place, times):
     place.assert_exact(run.folder.name)
 
 
+@pytest.fixture(scope="module")
+def stopped(place) -> str:
+    """A run that was killed after step 6."""
+    place.stopped("stopped", 6)
+    return "stopped"
+
+
 def damaged(data: pathlib.Path, what: str) -> None:
     """Damages the data."""
     path = shards(data)[0]
@@ -135,18 +142,16 @@ def damaged(data: pathlib.Path, what: str) -> None:
 @pytest.mark.parametrize(
     "what", ["flipped shard", "half a shard", "missing shard", "exchanged shards", "tokenizer.model", "token_bytes.npy"]
 )
-def test_damaged_data(place, what):
+def test_damaged_data(place, stopped, what):
     """Exit code 2: no start will do better, and the line says how to mend it. Mended, the run goes on."""
     name = what.replace(" ", "_")
     data = other_data(place, f"data_{name}")
-    place.stopped(name, 6, data__dir=data)
-    good = place.root / "good"
-    shutil.copytree(data, good, dirs_exist_ok=True)
+    place.copy(name, stopped)
     damaged(data, what)
     said = place.run(name, code=2, data__dir=data)
     assert str(data) in said
     shutil.rmtree(data)
-    shutil.copytree(good, data)
+    shutil.copytree(place.root / "data", data)
     place.run(name, data__dir=data)
     place.assert_exact(name)
 

@@ -66,7 +66,7 @@ def test_kill_9_after_the_last_step(place):
     assert "held-out: " in goes_on(place, "last", 0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_request_to_stop_saves_the_state(place, number):
     name = number.name
     run = place.start(name, inside={"hold": 6})
