@@ -11,9 +11,12 @@ import math
 import os
 import select
 import sys
+import threading
+import time
 import typing
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
+WORKING_S = 2.0  # what takes longer says so
 PATIENCE_MS = 2000  # how long a line waits for a terminal or pipe that takes nothing; the lines after it do not wait
 _stuck: set[int] = set()  # file descriptors that took nothing when last tried
 
@@ -21,6 +24,34 @@ _stuck: set[int] = set()  # file descriptors that took nothing when last tried
 def say(text: str) -> None:
     """Writes a line on standard error; see `write`."""
     write(text + "\n")
+
+
+@contextlib.contextmanager
+def working(what: str, total: float = 0) -> Iterator[Callable[[float], None]]:
+    """Says that something goes on, once its `with` block has taken two seconds.
+
+    Args:
+      what: what goes on: "compiling the train step".
+      total: how much there is to do, in any unit; 0 if unknown.
+
+    Yields:
+      A function that takes how much is done.
+    """
+    began, done = time.monotonic(), [0.0]
+    timer = threading.Timer(WORKING_S, lambda: say(f"{what} ..."))
+    timer.daemon = True
+    timer.start()
+
+    def tell(amount: float) -> None:
+        done[0] = amount
+
+    try:
+        yield tell
+    finally:
+        timer.cancel()
+    if (seconds := time.monotonic() - began) > WORKING_S:
+        part = f" {count(done[0])} of {count(total)}" if total else ""
+        say(f"{what}:{part} {duration(seconds)}")
 
 
 def write(text: str, stream: typing.TextIO | None = None) -> None:

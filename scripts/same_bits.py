@@ -192,10 +192,11 @@ def train(side: Side, case: str, processes: Processes) -> dict:
 
 
 def metrics(path: pathlib.Path) -> dict[str, dict]:
-    """Step -> what all its lines say, the clocks apart; the order of lines is free."""
+    """Step -> what all its lines say, without clocks and the records that open a start; the order of lines is free."""
     steps: dict[str, dict] = {}
-    for line in path.read_text().splitlines():
-        record = json.loads(line)
+    for record in map(json.loads, path.read_text().splitlines()):
+        if "start" in record:
+            continue
         steps.setdefault(str(record["step"]), {}).update(
             {k: v for k, v in record.items() if k not in CLOCKS and not k.startswith("time/")}
         )

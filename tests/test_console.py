@@ -109,3 +109,13 @@ def test_what_is_logged_is_shown(capsys):
     handler.setFormatter(logging.Formatter("jaxlm: %(message)s"))
     handler.emit(logging.makeLogRecord({"msg": "no %s", "args": ("room",)}))
     assert capsys.readouterr().err == "jaxlm: no room\n"
+
+
+def test_what_takes_long_says_so_when_it_begins_and_when_it_ends(monkeypatch, capsys):
+    monkeypatch.setattr(console, "WORKING_S", 0.05)
+    with console.working("reading", total=4) as tell:
+        time.sleep(0.15)
+        tell(3)
+    with console.working("a moment"):
+        pass
+    assert capsys.readouterr().err == "reading ...\nreading: 3 of 4 0m00s\n"
