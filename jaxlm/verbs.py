@@ -18,6 +18,8 @@ class Verb:
         workdir are given.
       keys: the sections of the config that the command's help lists first.
       resumes: True if the same command continues an interrupted one.
+      folder: the module of jaxlm.programs whose `config(args, overrides)` makes a config for a folder of documents; "" if
+        the command takes none.
       second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
     """
 
@@ -28,6 +30,7 @@ class Verb:
     keys: tuple[str, ...] = ()
     resumes: bool = False
     second: str = ""
+    folder: str = ""
 
 
 _JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
@@ -42,9 +45,17 @@ VERBS = {
     "prepare": Verb(
         "prepare",
         "clean, deduplicate and audit documents into config.data.dir, with a report",
-        _JSON,
+        {
+            "--preset": {
+                "metavar": "NAME",
+                "help": "of a DIR: docs, web, code or books (default: as what it holds asks for)",
+            },
+            "--out": {"metavar": "DATA", "help": "of a DIR: the folder for the result (default: data/NAME_OF_DIR)"},
+            **_JSON,
+        },
         keys=("data", "prepare"),
         resumes=True,
+        folder="folder",
     ),
     "tokenize": Verb(
         "tokenize",

@@ -25,5 +25,5 @@ def check_same(
         if isinstance(was, dict) and isinstance(now, dict):  # of settings, show those that differ
             was, now = ({k: v for k, v in a.items() if b.get(k) != v} for a, b in ((was, now), (now, was)))
         raise ConfigError(
-            f"{made} with {key} = {was}, now it is {now}; set another data.dir, or delete {manifest} to {again}"
+            f"{made} with {key} = {was}, now it is {now}; set another --config.data.dir, or delete {manifest} to {again}"
         )
