@@ -1,4 +1,4 @@
-"""Recipes for `jaxlm prepare DIR --preset=NAME`: which stages, with which limits. A start for a config of one's own too:
+"""Recipes for `jaxlm prepare DIR --preset=docs|web|code|books`, and a start for a config of one's own.
 
     from jaxlm.configs import base, presets
 
@@ -23,7 +23,7 @@ PAGES = ("_static", "_sources", "_images", "*.css", "*.js")
 
 
 def docs(c: ConfigDict) -> tuple[str, ...]:
-    """Manuals, references, wikis, notes: short pages full of code, tables and repetition stay; only foreign ones and copies go."""
+    """Manuals, references, wikis, notes: pages that are short, all code or tables, or repeat themselves stay."""
     language = c.prepare.stages.language
     language.min_score = 0.9  # below it a language is a guess, and the page stays
     language.keep_doubtful = True

@@ -121,7 +121,9 @@ def _run(argv: list[str], script: bool) -> int:
     args.config = _one_of(args.config, args.target)
     if asked:
         given = args.config or _workdir(overrides)
-        config = _config(name, args.config, overrides) if given else config_files.load("base", overrides)
+        config = _of_folder(verb, args, overrides) or (
+            _config(name, args.config, overrides) if given else config_files.load("base", overrides)
+        )
         print(config_help.page(_keys(), asked, config))
         return 0
     trains = verb.module is None

@@ -70,6 +70,7 @@ VERBS = {
             **_JSON,
         },
         keys=("data",),
+        resumes=True,
     ),
     "tune": Verb(
         "tune",

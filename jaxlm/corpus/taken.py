@@ -12,7 +12,8 @@ from jaxlm.corpus import conclude
 MUCH = 0.1  # of a source's documents, or of a stage's text
 _MAIN = 0.2  # of what a stage took: a reason from here on is worth a setting
 _EXAMPLES = 3
-# Stage -> reason -> the setting that switches the limit behind it off.
+_LINES = ("dup_line_frac", "dup_para_frac", "dup_line_char_frac", "dup_para_char_frac")
+# Stage -> reason -> what switches the limits behind it off, those too that would take the same documents next.
 _OFF = {
     "html": {"no main text": "min_chars=0"},
     "unicode": {"undecodable": "max_undecodable=1"},
@@ -29,12 +30,9 @@ _OFF = {
         "gopher_below_alpha_threshold": "min_alphabetic_words=0",
         "gopher_enough_stop_words": "min_stop_words=0",
     },
-    "gopher_repetition": {
-        name: f"{name}=0"
-        for name in ("dup_line_frac", "dup_para_frac", "dup_line_char_frac", "dup_para_char_frac")
-        + tuple(f"top_{n}_gram" for n in (2, 3, 4))
-    }
-    | {f"duplicated_{n}_n_grams": f"dup_{n}_gram=0" for n in range(5, 11)},
+    "gopher_repetition": {name: f"{name}=0" for name in _LINES}
+    | {f"top_{n}_gram": " ".join(f"top_{m}_gram=0" for m in range(n, 5)) for n in (2, 3, 4)}
+    | {f"duplicated_{n}_n_grams": " ".join(f"dup_{m}_gram=0" for m in range(n, 11)) for n in range(5, 11)},
     "c4": {
         "too_few_sentences": "min_sentences=0",
         "lorem_ipsum": "lorem_ipsum=False",
@@ -50,6 +48,7 @@ _OFF = {
     "code": {
         "generated": "generated=False",
         "data": "max_data=1",
+        "minified": "max_line_chars=0 max_mean_line_chars=0",
         "few letters": "min_alphabetic=0",
         "not ASCII": "max_non_ascii=1",
         "does not parse": "parses=False",
@@ -69,7 +68,7 @@ class Taken:
       documents, of: the number of documents that it removed, and that were read of the source.
       text: the share of the text that it got that did not leave it; 0 for `html`, of which markup is most.
       reason, count: the reason that removed most documents, and how many; "" and 0 if it only changed documents.
-      examples: the ids of some that went for this reason.
+      examples: the ids of some that went for this reason, the first with the facts.
       keep: flags that would keep most of them.
     """
 
@@ -126,11 +125,17 @@ def much(manifest: Mapping[str, typing.Any], root: pathlib.Path, stages: Mapping
                     text,
                     reason,
                     count,
-                    tuple(example["id"] for example in examples[:_EXAMPLES]),
+                    tuple(_named(example, i == 0) for i, example in enumerate(examples[:_EXAMPLES])),
                     _keep(name, stage["name"], removed, shown, manifest, stages[name]),
                 )
             )
     return found
+
+
+def _named(example: Mapping[str, str], whole: bool) -> str:
+    return (
+        f"{example['id']} ({example['detail']})" if whole and example["reason"] and example["detail"] else example["id"]
+    )
 
 
 def _keep(
@@ -157,9 +162,8 @@ def _keep(
         line.startswith(f"{stage} ") for line in stages
     )  # the source's own limits win over those of prepare.stages
     if main and not own and all(reason in known for reason in main):
-        return tuple(
-            f"--config.prepare.stages.{stage}.{key}" for key in dict.fromkeys(known[reason] for reason in main)
-        )
+        keys = dict.fromkeys(key for reason in main for key in known[reason].split())
+        return tuple(f"--config.prepare.stages.{stage}.{key}" for key in keys)
     left = [line for line in stages if line.split()[0] != stage]
     return (f'--config.prepare.sources.{source}.stages="{tuple(left)}"',)
 

@@ -10,7 +10,7 @@ from ml_collections import config_dict
 from jaxlm import config as config_lib
 from jaxlm import config_files
 from jaxlm.config import ConfigError
-from jaxlm.console import megabytes, say
+from jaxlm.console import megabytes
 from jaxlm.corpus.sources import survey
 
 _MADE = ("prepared.json", "tokenizer.model")  # by jaxlm, in a data directory
@@ -21,7 +21,7 @@ _KINDS = {"html": "HTML", "markdown": "Markdown", "code": "source", "mediawiki":
 def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.ConfigDict | None:
     """Returns the config for the folder, file or glob that the command line names; None if it names a config or a run.
 
-    Says what is there, which recipe is taken, and where the result goes. Sets `args.preset` to the recipe's name.
+    Sets `args.preset` to the recipe's name, and `args.told` to lines that say what is there and where the result goes.
 
     Args:
       args: `config`, the folder; `preset`, a name or None; `out`, the data directory or None.
@@ -30,8 +30,9 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
     Raises:
       ConfigError: nothing there can be read, there is no such preset, or the data directory would lie in the folder.
     """
+    args.told = []
     found = config_files.find(args.config) if args.config else None
-    documents = found is not None and found.kind in ("documents", "model")
+    documents = found is not None and found.kind == "documents"
     if not documents or any((found.path / name).is_file() for name in _MADE):
         if args.preset or args.out:
             raise ConfigError(
@@ -62,10 +63,13 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
     _check(made.data.dir, found.path, args.out)
     others = ", ".join(name for name in presets.PRESETS if name != args.preset)
     holds = ", ".join(
-        f"{n:,} {_KINDS.get(kind, kind)} files ({megabytes(seen.sizes[kind])})" for kind, n in seen.files.items()
+        f"{n:,} {_KINDS.get(kind, kind)} file{'s' * (n > 1)} ({megabytes(seen.sizes[kind])})"
+        for kind, n in seen.files.items()
     )
-    say(f"{path}: {holds}")
-    say(f"preset {args.preset} (--preset={others.replace(', ', '|')}), into {made.data.dir} (--out=DATA)")
+    args.told = [
+        f"{path}: {holds}",
+        f"preset {args.preset} (--preset={others.replace(', ', '|')}), into {made.data.dir} (--out=DATA)",
+    ]
     return made
 
 

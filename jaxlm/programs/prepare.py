@@ -14,6 +14,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """Makes DATA/documents and DATA/report.html, and prints how much of each source was kept and removed."""
     if not config.data.dir:
         raise ConfigError("no folder for the documents: give --config.data.dir=DIR")
+    for line in args.told:
+        say(line)
     if config.prepare.target:
         # Refuses a path that is not there before all the work.
         data_report.target_texts(config.prepare.target, 1 << 20, config.prepare.stages["html"])
@@ -23,9 +25,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     listed = {name: dataclasses.replace(s, weight=weights[name]) for name, s in config.prepare.sources.items()}
     config = dataclasses.replace(config, prepare=dataclasses.replace(config.prepare, sources=listed))
     _print_counts(done, args.json)
-    for took in taken.much(done.manifest, done.path, {name: source.stages for name, source in listed.items()}):
-        for line in took.lines():
-            say(line)
+    _say_taken(config, done, args.preset)
     page = data_report.write(config, done)
     kept = sum(source["kept"]["bytes"] for source in done.manifest["sources"].values())
     say(f"prepared, sha256 {done.sha256}; report: {page}")
@@ -33,6 +33,18 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if kept:
         say(f"next: {folder.command(args, str(done.path), kept)}")
     return 0
+
+
+def _say_taken(config: Config, done: prepare.Prepared, preset: str | None) -> None:
+    """Names the stages that took much, and what would keep it."""
+    found = taken.much(
+        done.manifest, done.path, {name: source.stages for name, source in config.prepare.sources.items()}
+    )
+    for line in (line for took in found for line in took.lines()):
+        say(line)
+    if any(took.keep for took in found):
+        more = "; --preset=docs leaves manuals, tables and code alone" if preset == "web" else ""
+        say(f"  (with another data directory, or after deleting {done.path / prepare.MANIFEST}{more})")
 
 
 def _weights(config: Config, done: prepare.Prepared, by_size: bool) -> dict[str, float]:

@@ -11,7 +11,7 @@ from jaxlm.corpus.sources import code, files, languages, registry, streams
 
 # Suffixes of files that hold text in a form that is not read -> how to make them readable.
 CONVERT = {
-    (".pdf", ".ps"): "convert them with pdftotext or docling",
+    (".pdf", ".ps"): "convert with pdftotext or docling",
     (
         ".docx",
         ".doc",
@@ -22,10 +22,10 @@ CONVERT = {
         ".org",
         ".texi",
         ".pptx",
-    ): "convert them with pandoc -t markdown",
-    (".ipynb",): "convert them with jupyter nbconvert --to markdown",
-    (".csv", ".tsv", ".json", ".xlsx", ".xml"): 'write their texts into a .jsonl, a line {"text": "..."} each',
-    (".zip", ".tar", ".tgz", ".7z", ".rar", ".gz", ".xz", ".bz2", ".zst"): "unpack them",
+    ): "convert with pandoc -t markdown",
+    (".ipynb",): "convert with jupyter nbconvert --to markdown",
+    (".csv", ".tsv", ".json", ".xlsx", ".xml"): 'make a .jsonl of the texts, a line {"text": "..."} each',
+    (".zip", ".tar", ".tgz", ".7z", ".rar", ".gz", ".xz", ".bz2", ".zst"): "unpack first",
 }
 _SNIFF_BYTES = 4096
 _SHOWN = 5

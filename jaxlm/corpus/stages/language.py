@@ -71,9 +71,10 @@ class Language(Stage):
             return None
         s = self.settings
         text = prose(document.text, markdown=document.metadata.get("format") == "markdown")
-        language, score = self._classify(sample(text, s.sample_chars))
+        few = sum(map(str.isalpha, text[: 100 * _LEAST_LETTERS])) < _LEAST_LETTERS
+        language, score = self._classify(sample(document.text if few else text, s.sample_chars))
         document.metadata["language_id"] = language
-        if not s.languages or (s.keep_doubtful and (language in _NONE or score < s.min_score)):
+        if not s.languages or (s.keep_doubtful and (few or language in _NONE or score < s.min_score)):
             return None
         if language not in s.languages:
             return Remove("other language", f"{language} ({score:.2f})")
@@ -83,11 +84,9 @@ class Language(Stage):
 
 
 def prose(text: str, markdown: bool = False) -> str:
-    """Returns the text without code, addresses and tags; the whole text if hardly a letter is left."""
+    """Returns the text without code, addresses and tags."""
     left = _NO_PROSE.sub(" ", text)
-    if markdown:
-        left = _INDENTED.sub("", left)
-    return left if sum(map(str.isalpha, left[: 100 * _LEAST_LETTERS])) >= _LEAST_LETTERS else text
+    return _INDENTED.sub("", left) if markdown else left
 
 
 def sample(text: str, chars: int) -> str:
