@@ -5,13 +5,14 @@ import pathlib
 from collections.abc import Callable, Iterable
 
 from jaxlm.config import Config
+from jaxlm.console import megabytes
 from jaxlm.corpus import recipes
 from jaxlm.data import shards
 from jaxlm.data.tokenizer import Tokenizer, VocabularyTooLarge, train_tokenizer
 
 LEAST, MOST = 1024, 32_768
 BYTES_PER_ID = 1000
-RULE = f"the largest power of two with {BYTES_PER_ID:,} bytes of text for each, from {LEAST:,} to {MOST:,}"
+RULE = f"a power of two from {LEAST:,} to {MOST:,}, at most one id per kB"
 
 
 def choose(n_bytes: int) -> int:
@@ -24,7 +25,9 @@ def train(
 ) -> Tokenizer:
     """Trains a tokenizer on a sample of a text of `n_bytes`, of the size that `choose` says or the most that it supports."""
     size = choose(n_bytes)
-    say(f"vocabulary: {size:,} ids, {RULE}; --config.model.vocab_size sets another size")
+    say(
+        f"vocabulary: {size:,} ids for {megabytes(n_bytes)} of text ({RULE}); --config.model.vocab_size sets another size"
+    )
     try:
         return train_tokenizer(sample(), vocab_size=size, chat_tokens=chat_tokens, model_type=model_type)
     except VocabularyTooLarge as error:

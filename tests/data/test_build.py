@@ -68,7 +68,7 @@ def test_another_recipe_is_refused_and_named(corpus, tmp_path):
     with pytest.raises(ConfigError, match=r"built with vocab_size = 325, now it is 330; set another data.dir"):
         corpus.build(tmp_path / "d", vocab_size=330)
     fewer = dataclasses.replace(corpus, sources=corpus.sources[:2])
-    with pytest.raises(ConfigError, match=r"source code = .*now it is None"):
+    with pytest.raises(ConfigError, match=r"source code = .*now it is nothing"):
         fewer.build(tmp_path / "d")
 
 
