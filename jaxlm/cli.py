@@ -5,13 +5,12 @@ import ast
 import difflib
 import errno
 import importlib
-import inspect
 import logging
 import os
 import pathlib
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 from absl import logging as absl_logging
@@ -45,7 +44,7 @@ def _main(argv: list[str], script: bool) -> int:
     logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True, handlers=handlers)
     absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax reports through exceptions too
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    sys.unraisablehook = _without_leftovers(sys.unraisablehook)
+    console.drop_leftovers()
     resumes = bool(argv) and argv[0] in VERBS and VERBS[argv[0]].resumes and not _help(argv)
     try:
         code = _run(argv, script)
@@ -85,16 +84,6 @@ def _main(argv: list[str], script: bool) -> int:
         return 4 if resumes else 1
     finally:
         console.settle()
-
-
-def _without_leftovers(hook: Callable[..., None]) -> Callable[..., None]:
-    """`hook` without what asyncio says of reads and writes that Orbax abandoned: the error itself was raised."""
-
-    def unraisable(what: "sys.UnraisableHookArgs") -> None:
-        if "Event loop is closed" not in str(what.exc_value) and not inspect.iscoroutine(what.object):
-            hook(what)
-
-    return unraisable
 
 
 def _run(argv: list[str], script: bool) -> int:
