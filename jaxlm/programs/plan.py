@@ -10,7 +10,7 @@ import jax
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import say
-from jaxlm.data import rows
+from jaxlm.data import rows, vocabulary
 from jaxlm.data.open import open_mixture
 from jaxlm.models import hardware
 from jaxlm.plan import compiled, fit, summary
@@ -23,6 +23,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     The plan is that of the program that a GPU runs, even if this machine has no GPU.
     """
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
+    config = vocabulary.assumed(config, say)
     if config.model.remat == "auto":
         say("model.remat=auto, which is chosen on the device, is planned as full, the most that it can come to")
         config = fit.with_changes(config, remat="full")

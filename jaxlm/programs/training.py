@@ -10,6 +10,7 @@ import jax
 
 from jaxlm import processes
 from jaxlm.config import Config
+from jaxlm.data import vocabulary
 from jaxlm.models import hardware
 from jaxlm.plan import machines, tune
 from jaxlm.processes import from_first, say, together
@@ -41,6 +42,7 @@ def run(config: Config, task: Task) -> int:
         losses |= dict(from_first(lambda: list(mirrors.held_out_losses(folder).items())))
         log = start.Log(folder, clock, config.train, config.hardware)
         data = task.data(config)
+        asked, config = (vocabulary.with_size(c, data.data.vocab_size) for c in (asked, config))
         config = tune.fit(config, mesh, say, task.parts)
         ready = Ready(config, task.parts(config, mesh), data)
         train_step = ready.parts.jit()
