@@ -8,6 +8,6 @@ MOST = 4
 
 def passes(order: Order, steps: int) -> dict[str, float]:
     """Returns source -> how many times a run of `steps` steps goes through it. Raises ConfigError if the mixture is wrong."""
-    tokens, trained = order.data.token_counts("train"), steps * order.batch_size * order.seq_len
-    shares = normalise_mixture(order.mixture, sorted(tokens))
+    tokens, trained = order.data.token_counts(), steps * order.batch_size * order.seq_len
+    shares = normalise_mixture(order.mixture, list(tokens))
     return {name: trained * float(share) / tokens[name] for name, share in shares.items() if tokens[name]}

@@ -64,9 +64,8 @@ class Attempt:
             if self.mirror:
                 self._follow(checkpointer, self.mirror, done)
             program = self.program(done)
-            parts = Between(self.task, ready, folder, checkpointer, bill, self.losses, self.stop)
+            parts = Between(self.task, ready, folder, checkpointer, bill, self.losses, self.stop, self.clock)
             between, watching = parts.hooks(stack), parts.watches(c.hardware.usd_per_hour)
-            watching.append(announcement.FirstRate(self.clock, c.train, self.log.spent, c.hardware.usd_per_hour, say))
             owed = hooks.owed(between, done, c.train.steps, meta.get("interrupted", False))
             if done >= c.train.steps and not owed:
                 why = f"complete: {folder} is at step {done} of {c.train.steps}; raise config.train.steps to continue"

@@ -53,7 +53,7 @@ def data(config: Config) -> dict[str, typing.Any] | None:
         epochs = passes.passes(order, config.train.steps)
     except ConfigError:
         return None
-    return {"dir": config.data.dir, "tokens": opened.token_counts("train"), "epochs": epochs}
+    return {"dir": config.data.dir, "tokens": opened.token_counts(), "epochs": epochs}
 
 
 def _finite(value: typing.Any) -> typing.Any:

@@ -136,7 +136,7 @@ class FirstRate(Watch):
 
     Args:
       train: the run's length.
-      spent: the price of an hour -> (seconds, dollars) of all starts so far.
+      spent: () -> (seconds, dollars) of all starts so far.
       usd_per_hour: the price of this start.
       say: shows a line.
     """
@@ -145,7 +145,7 @@ class FirstRate(Watch):
         self,
         clock: Clock,
         train: TrainConfig,
-        spent: Callable[[float], tuple[float, float]],
+        spent: Callable[[], tuple[float, float]],
         usd_per_hour: float,
         say: Callable[[str], None],
     ):
@@ -169,7 +169,7 @@ class FirstRate(Watch):
             return
         self._said = True
         remaining = left * (took / steps + self._between)
-        usd = self._spent(self._price)[1] + remaining / 3600 * self._price
+        usd = self._spent()[1] + remaining / 3600 * self._price
         cost = f", {dollars(usd)} for the whole run" if self._price else ""
         without = "" if self._between else ", evaluations and saves apart"
         self._say(

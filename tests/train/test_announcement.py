@@ -95,7 +95,7 @@ class Time:
 def rate(time, price=0.0, first=1, steps=1000, each=3.0, most=20):
     lines = []
     c = quickstart(f"train.steps={steps}", "optim.warmup_steps=1")
-    watch = announcement.FirstRate(time, c.train, lambda usd_per_hour: (100.0, 0.5), price, lines.append)
+    watch = announcement.FirstRate(time, c.train, lambda: (100.0, 0.5), price, lines.append)
     for step in range(first, min(first + most, steps + 1)):
         assert watch(step, {}) is None
         time.spent["step"] += each
