@@ -213,6 +213,7 @@ def _machine(c: ConfigDict) -> None:
 
     c.log = ConfigDict()  # what is logged, and how often
     c.log.every_steps = 10  # a line of metrics.jsonl and of the terminal
+    c.log.parameters = False  # True: show the table of all parameters and their shapes at the start
     c.log.tensorboard = True  # write WORKDIR/tensorboard
     c.log.wandb = ""  # Weights & Biases (pip install "jaxlm[wandb]"); "" = off
 

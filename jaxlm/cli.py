@@ -170,7 +170,7 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
 
 
 def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[str], None]) -> config_dict.ConfigDict:
-    """The config of `_config` with the folder and the data that the command line means; says what is not in its words."""
+    """The config of `_config` with the folder and the data that the command line means; says what is not in it."""
     config, verb = _config(name, word, overrides), VERBS[name]
     found = config_files.find(word) if word else None
     file = found.path if found and found.kind == "config" else None

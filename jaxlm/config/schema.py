@@ -274,6 +274,7 @@ class MeshConfig:
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
     every_steps: Annotated[int, at_least(1, most=10**12)]
+    parameters: bool
     tensorboard: bool
     wandb: Literal["", "offline", "online"]
 
