@@ -9,89 +9,102 @@ import json
 import logging
 import math
 import os
-import select
+import pathlib
 import sys
-import threading
 import time
 import typing
 from collections.abc import Callable, Collection, Iterator, Sequence
 
+from jaxlm import screen, transcript
+from jaxlm.redact import redact
+from jaxlm.screen import CYAN, DIM, Part, say
+
+LOG = "log.txt"  # in a run's folder: all that it said
 WORKING_S = 2.0  # what takes longer says so
-PATIENCE_MS = 2000  # how long a line waits for a terminal or pipe that takes nothing; the lines after it do not wait
-_stuck: set[int] = set()  # file descriptors that took nothing when last tried
+AGAIN_S = 30.0  # where there is no live line, it says so again after this time; while training runs, only from then on
+
+Tell = Callable[..., None]
 
 
-def say(text: str) -> None:
-    """Writes a line on standard error; see `write`."""
-    write(text + "\n")
+def keep(path: pathlib.Path) -> None:
+    """From now on what is said goes into this file too, behind what was said before and a line that names the command."""
+    transcript.begin(path)
+    transcript.note(f"process {os.getpid()}: {' '.join(redact([os.path.basename(sys.argv[0]), *sys.argv[1:]]))}")
 
 
 @contextlib.contextmanager
-def working(what: str, total: float = 0) -> Iterator[Callable[[float], None]]:
-    """Says that something goes on, once its `with` block has taken two seconds.
+def working(what: str, total: float = 0) -> Iterator[Tell]:
+    """Shows that something goes on: in a terminal on the live line, elsewhere by a line now and then once it takes long.
+
+    If it took over two seconds, a line says so at the end.
 
     Args:
       what: what goes on: "compiling the train step".
       total: how much there is to do, in any unit; 0 if unknown.
 
     Yields:
-      A function that takes how much is done.
+      A function that takes how much is done, and as a second argument words to show beside it.
     """
-    began, done = time.monotonic(), [0.0]
-    timer = threading.Timer(WORKING_S, lambda: say(f"{what} ..."))
-    timer.daemon = True
-    timer.start()
-
-    def tell(amount: float) -> None:
-        done[0] = amount
-
-    try:
-        yield tell
-    finally:
-        timer.cancel()
-    if (seconds := time.monotonic() - began) > WORKING_S:
-        part = f" {count(done[0])} of {count(total)}" if total else ""
-        say(f"{what}:{part} {duration(seconds)}")
+    found = _Working(what, total)
+    with screen.shown(found):
+        yield found.tell
+    if line := found.end():
+        say(line)
 
 
-def write(text: str, stream: typing.TextIO | None = None) -> None:
-    """Writes text; never raises, and never waits for long. What can't be written is dropped, and the next text tried again.
+class _Working:
+    """What `working` shows."""
 
-    So a closed pipe, a lost terminal, a pager that is not read or a log file on a full disk never stops a run.
+    stands = False
 
-    Args:
-      stream: standard error by default.
-    """
-    stream = stream or sys.stderr
-    try:
-        descriptor = stream.fileno()
-    except (OSError, ValueError, AttributeError):  # text in memory, a closed stream, no stream at all
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.write(text)
-            stream.flush()
-        return
-    with contextlib.suppress(OSError, ValueError):
-        _write(descriptor, text.encode(stream.encoding or "utf-8", "backslashreplace"))
+    def __init__(self, what: str, total: float):
+        self._what, self._total, self._done, self._note = what, total, 0.0, ""
+        self._began, self._said = time.monotonic(), 0
+        self._patience_s = AGAIN_S if screen.standing() else WORKING_S  # a run's own lines must not drown among others
 
+    def tell(self, done: float, note: str = "") -> None:
+        self._done, self._note = done, note
 
-def _write(descriptor: int, data: bytes) -> None:
-    """Writes without Python's buffer: what stays in it after an error would change the exit code at the end."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    while data:
-        if not poll.poll(0 if descriptor in _stuck else PATIENCE_MS):
-            _stuck.add(descriptor)
-            return
-        _stuck.discard(descriptor)
-        data = data[os.write(descriptor, data[: select.PIPE_BUF]) :]  # so much a pipe takes without waiting
+    def parts(self) -> list[Part]:
+        """The live line."""
+        took = time.monotonic() - self._began
+        return [
+            Part(self._what, 0, CYAN),
+            Part(self._amount(), 2),
+            Part(self._note, 3),
+            Part(duration(took), 4, DIM),
+            Part(self._left(took), 5, DIM),
+        ]
 
+    def line(self) -> str:
+        """The line that is due elsewhere."""
+        took = time.monotonic() - self._began
+        if took < self._patience_s + self._said * AGAIN_S:
+            return ""
+        self._said += 1
+        found = f"{self._what} ..."
+        if self._said > 1:
+            shown = (self._amount(), self._note, duration(took), self._left(took))
+            found = f"{self._what}: {', '.join(filter(None, shown))}"
+        return found
 
-def is_terminal(stream: typing.TextIO | None) -> bool:
-    """True if the stream is a terminal."""
-    try:
-        return stream.isatty()
-    except (OSError, ValueError, AttributeError):
-        return False
+    def end(self) -> str:
+        """The line that stays."""
+        took = time.monotonic() - self._began
+        if took < self._patience_s:
+            return ""
+        shown = ", ".join(filter(None, (self._amount(), self._note)))
+        return f"{self._what}: {shown} in {duration(took)}" if shown else f"{self._what}: {duration(took)}"
+
+    def _amount(self) -> str:
+        if not self._total:
+            return count(self._done) if self._done else ""
+        return f"{count(self._done)} of {count(self._total)}"
+
+    def _left(self, took: float) -> str:
+        if not 0 < self._done < self._total:
+            return ""
+        return f"{duration(took / self._done * (self._total - self._done))} left"
 
 
 def open_closed() -> None:
@@ -105,7 +118,11 @@ def open_closed() -> None:
 
 
 def settle() -> None:
-    """Flushes standard output and error. One that can't be written to any more is closed off, so that the exit code stands."""
+    """Ends what a program says: log.txt, standard output and error.
+
+    A stream that can't be written to any more is closed off, so that the exit code stands.
+    """
+    transcript.end()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -115,11 +132,11 @@ def settle() -> None:
 
 
 class LogHandler(logging.Handler):
-    """Writes what is logged on standard error, as `write` does."""
+    """Says what is logged."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            write(self.format(record) + "\n")
+            say(self.format(record))
         except Exception:  # an argument that does not fit its format, ...
             self.handleError(record)
 
