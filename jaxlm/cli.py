@@ -135,7 +135,9 @@ def _run(argv: list[str], script: bool) -> int:
     args.config = args.config or config.workdir
 
     def program() -> int:
-        return importlib.import_module(f"jaxlm.programs.{verb.module or config.program}").run(config, args)
+        with console.working("loading JAX", end=False, quiet=True):
+            module = importlib.import_module(f"jaxlm.programs.{verb.module or config.program}")
+        return module.run(config, args)
 
     return importlib.import_module("jaxlm.train.supervisor").run(config, program) if alone else program()
 

@@ -13,7 +13,7 @@ import pathlib
 import sys
 import time
 import typing
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from jaxlm import screen, transcript
 from jaxlm.redact import redact
@@ -23,33 +23,44 @@ LOG = "log.txt"  # in a run's folder: all that it said
 WORKING_S = 2.0  # what takes longer says so
 AGAIN_S = 30.0  # where there is no live line, it says so again after this time; while training runs, only from then on
 
-Tell = Callable[..., None]
+T = typing.TypeVar("T")
+Tell = Callable[..., None]  # (amount, words = "")
 
 
 def keep(path: pathlib.Path) -> None:
-    """From now on what is said goes into this file too, behind what was said before and a line that names the command."""
-    transcript.begin(path)
-    transcript.note(f"process {os.getpid()}: {' '.join(redact([os.path.basename(sys.argv[0]), *sys.argv[1:]]))}")
+    """From now on what is said goes into this file too, behind a line that names the command, and what was said before."""
+    command = [os.path.basename(sys.orig_argv[0]), *sys.orig_argv[1:]]
+    transcript.begin(path, f"process {os.getpid()}: {' '.join(redact(command))}")
 
 
 @contextlib.contextmanager
-def working(what: str, total: float = 0) -> Iterator[Tell]:
+def working(what: str, total: float = 0, unit: str = "", *, end: bool = True, quiet: bool = False) -> Iterator[Tell]:
     """Shows that something goes on: in a terminal on the live line, elsewhere by a line now and then once it takes long.
 
-    If it took over two seconds, a line says so at the end.
+    If it took over two seconds, a line says so at the end, unless the `with` block ended with an error.
 
     Args:
       what: what goes on: "compiling the train step".
-      total: how much there is to do, in any unit; 0 if unknown.
+      total: how much there is to do, 0 if unknown.
+      unit: in what: "documents".
+      end: False if the caller itself says at the end what was done.
+      quiet: True to say nothing for half a minute where there is no live line.
 
     Yields:
       A function that takes how much is done, and as a second argument words to show beside it.
     """
-    found = _Working(what, total)
+    found = _Working(what, total, unit, quiet)
     with screen.shown(found):
         yield found.tell
-    if line := found.end():
+    if end and (line := found.end()):
         say(line)
+
+
+def told(items: Iterable[T], tell: Tell) -> Iterator[T]:
+    """Yields the items, and tells how many are done."""
+    for number, item in enumerate(items, start=1):
+        yield item
+        tell(number)
 
 
 class _Working:
@@ -57,23 +68,26 @@ class _Working:
 
     stands = False
 
-    def __init__(self, what: str, total: float):
-        self._what, self._total, self._done, self._note = what, total, 0.0, ""
+    def __init__(self, what: str, total: float, unit: str, quiet: bool):
+        self._what, self._total, self._unit = what, total, unit and f" {unit}"
+        self._done, self._note = 0.0, ""
         self._began, self._said = time.monotonic(), 0
-        self._patience_s = AGAIN_S if screen.standing() else WORKING_S  # a run's own lines must not drown among others
+        quiet = quiet or screen.standing()  # a run's own lines must not drown among others
+        self._patience_s = AGAIN_S if quiet else WORKING_S
 
     def tell(self, done: float, note: str = "") -> None:
         self._done, self._note = done, note
 
-    def parts(self) -> list[Part]:
+    def parts(self, alone: bool) -> list[Part]:
         """The live line."""
+        del alone
         took = time.monotonic() - self._began
         return [
             Part(self._what, 0, CYAN),
             Part(self._amount(), 2),
-            Part(self._note, 3),
-            Part(duration(took), 4, DIM),
-            Part(self._left(took), 5, DIM),
+            Part(self._note, 6),
+            Part(duration(took), 8, DIM),
+            Part(self._left(took), 7, DIM),
         ]
 
     def line(self) -> str:
@@ -98,8 +112,8 @@ class _Working:
 
     def _amount(self) -> str:
         if not self._total:
-            return count(self._done) if self._done else ""
-        return f"{count(self._done)} of {count(self._total)}"
+            return f"{count(self._done)}{self._unit}" if self._done else ""
+        return f"{count(self._done)} of {count(self._total)}{self._unit}"
 
     def _left(self, took: float) -> str:
         if not 0 < self._done < self._total:

@@ -66,10 +66,10 @@ def say(text: str) -> None:
         console.say(text)
 
 
-def working(what: str, total: float = 0) -> typing.ContextManager[console.Tell]:
+def working(what: str, total: float = 0, unit: str = "") -> contextlib.AbstractContextManager[console.Tell]:
     """Shows on the first process that something goes on; see `console.working`."""
     if jax.process_index() == 0:
-        return console.working(what, total)
+        return console.working(what, total, unit)
     return contextlib.nullcontext(lambda done, note="": None)
 
 

@@ -143,8 +143,8 @@ class Activity(typing.Protocol):
 
     stands: bool
 
-    def parts(self) -> list[Part]:
-        """Returns what the live line shows of it now."""
+    def parts(self, alone: bool) -> list[Part]:
+        """Returns what the live line shows of it now; `alone`: nothing was begun later."""
 
     def line(self) -> str:
         """Returns a line that is due now where there is no live line, "" for none. Called twice a second."""
@@ -255,7 +255,7 @@ def _draw() -> None:
     for activity, on in _screen.activities:
         if on is stream and (activity is last or activity.stands):
             with contextlib.suppress(Exception):  # no figure is worth a run
-                parts += activity.parts()
+                parts += activity.parts(activity is last)
     text = joined(fit([_ascii(part) for part in parts], columns(stream) - _CTRL_C), has_colour(stream))
     if text != _screen.drawn or stream is not _screen.drawn_on:
         write(f"\r{text}\x1b[K", stream)

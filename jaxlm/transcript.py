@@ -100,12 +100,13 @@ def note(text: str) -> None:
         _before.append(said)
 
 
-def begin(path: pathlib.Path) -> None:
-    """From now on all that is said goes into this file too, and first what was said before."""
+def begin(path: pathlib.Path, head: str) -> None:
+    """From now on all that is said goes into this file too: first `head`, then what was said before."""
     global _file
     if _file:
         _file.close()
     begun = _File(path)
+    begun.put((time.time(), head))
     while _before:
         begun.put(_before.popleft())
     _file = begun

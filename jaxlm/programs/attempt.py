@@ -77,6 +77,7 @@ class Attempt:
             stack.callback(batches.close)
             batches.on_failure = lambda error: self.stop.ask(loop.failure("no batch", self.clock.step + 1, error))
             recorder = log.begin(self.asked, c, ready.data.data.sha256, ready.parts.mesh, done, watching)
+            recorder.losses = self.losses
             start.announce(c.model, c.train, state.params, ready.parts.mesh, done)
             inner = (frozen, batches, between, watching, recorder, self.clock, self.stop, owed)
             state, ending = loop.run(loop.Run(ready.parts.mesh, c.train.steps, self.train_step, *inner), state)

@@ -164,11 +164,10 @@ def owed(hooks: Sequence[Hook], step: int, end: int, interrupted: bool = False) 
 
 
 def _left(step: int, end: int, every: int, also: Collection[int]) -> int:
-    """How many steps after `step` are the last, multiples of `every` or in `also`."""
-    if step >= end:
-        return 0
-    extra = sum(step < s < end and not _multiple(s, every) for s in also)
-    return (end - 1) // every - step // every + extra + 1 if every > 0 else extra + 1
+    """How many steps from `step` on are the last, multiples of `every` or in `also`."""
+    extra = sum(step <= s < end and not _multiple(s, every) for s in also)
+    regular = max(0, (end - 1) // every - max(0, step - 1) // every) if every > 0 else 0
+    return regular + extra + (step <= end)
 
 
 def _multiple(step: int, every: int) -> bool:

@@ -107,7 +107,7 @@ class Hook:
         raise NotImplementedError
 
     def left(self, step: int, end: int) -> float:
-        """Returns how often the hook will be due after `step`, as far as is known: the time left counts it."""
+        """Returns how often the hook will be due from `step` on, as far as is known: the time left counts it."""
         del step, end
         return 0
 
@@ -168,7 +168,7 @@ class Run:
         return Moment(step, state, self.frozen, self.recorder.say)
 
     def between_s(self, step: int) -> float:
-        """Returns the seconds that hooks will take after `step`, if they take as long as they did so far."""
+        """Returns the seconds that hooks will take from `step` on, if they take as long as they did so far."""
         return sum(hook.left(step, self.steps) * self.clock.usual_s(hook.name) for hook in self.hooks)
 
 

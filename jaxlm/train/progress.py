@@ -77,18 +77,18 @@ class Progress:
         """Ends the live line."""
         self._shown.close()
 
-    def parts(self) -> list[Part]:
-        """The live line."""
+    def parts(self, alone: bool) -> list[Part]:
+        """The live line. What was begun last says more of itself than `doing`."""
         known = self._ends_at is not None
         left = f"left {duration(max(0.0, self._ends_at - time.monotonic()))}" if known else ""
         filled = _BAR * self._step // max(self._total, 1)
         return [
             Part(f"step {self._step}/{self._total}", 1),
             Part(f"[{'#' * filled}{'.' * (_BAR - filled)}]", 9, DIM),
-            Part(_percent(self._step, self._total), 8),
-            Part(f"loss {self.loss:.4f}" if self._weight else "", 7),
-            Part(left, 6),
-            Part(self._doing(), 1, CYAN),
+            Part(_percent(self._step, self._total), 5),
+            Part(f"loss {self.loss:.4f}" if self._weight else "", 4),
+            Part(left, 3),
+            Part(self._doing() if alone else "", 0, CYAN),
         ]
 
     def line(self) -> str:

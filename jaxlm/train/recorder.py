@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from jaxlm.console import say
+from jaxlm import screen
+from jaxlm.screen import say
 from jaxlm.train.loggers import Writer
 from jaxlm.train.meter import Meter
 from jaxlm.train.progress import Progress
@@ -77,8 +78,11 @@ class Recorder:
         """Writes and shows more figures of a step, such as held-out losses."""
         self._step = step
         self._note(step, figures)
-        parts = [f"{key.removeprefix('val/')} {value:.4f}" for key, value in figures.items()]
-        self.say(f"step {step}  {name}: " + "  ".join(parts))
+        if self._writer:
+            words = [f"{key.removeprefix('val/')} {value:.4f}" for key, value in figures.items()]
+            words.sort(key=lambda word: "/" in word)  # the figure that sums the others up comes first
+            parts = [screen.Part(word, rank) for rank, word in enumerate([f"step {step}  {name}:", *words])]
+            screen.say_parts(parts)
 
     def say(self, text: str) -> None:
         """Shows a line of text."""

@@ -69,7 +69,7 @@ def test_a_loss_that_is_not_finite_is_shown_as_it_is(progress, capsys):
 
 
 def live(progress: Progress, width: int) -> str:
-    return screen.joined(screen.fit(progress.parts(), width), colour=False)
+    return screen.joined(screen.fit(progress.parts(alone=True), width), colour=False)
 
 
 def test_the_live_line_says_where_the_run_is_and_what_it_does(capsys):
