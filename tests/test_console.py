@@ -159,7 +159,7 @@ def test_what_fails_does_not_say_that_it_is_done(soon, capsys):
             time.sleep(0.2)
             raise OSError
 
-    with pytest.raises(OSError, match="^$"):
+    with pytest.raises(OSError, match=r"^$"):
         fail()
     assert capsys.readouterr().err == "reading ...\n"
 
