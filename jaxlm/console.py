@@ -136,6 +136,7 @@ def settle() -> None:
 
     A stream that can't be written to any more is closed off, so that the exit code stands.
     """
+    screen.end()
     transcript.end()
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -222,6 +222,13 @@ def shown(activity: Activity) -> Iterator[None]:
             _draw()
 
 
+def end() -> None:
+    """Takes the live line away, whatever still goes on: the process is about to end."""
+    with _lock:
+        _screen.activities = []
+        _erase()
+
+
 def standing() -> bool:
     """True if an activity is shown that stands, such as training."""
     return any(activity.stands for activity, _ in list(_screen.activities))

@@ -137,6 +137,13 @@ def test_the_live_line_is_gone_at_the_end():
     assert "step 5/10" in terminal.raw
 
 
+def test_a_process_that_ends_at_once_takes_its_live_line_away():
+    code = RUN + "with screen.shown(Run()):\n  console.say('stopped at once')\n  screen.end()\n  os._exit(1)"
+    terminal = Terminal(code, 80)
+    assert terminal.end() == 1
+    assert terminal.rows == ["stopped at once", ""]
+
+
 def test_ctrl_c_leaves_no_half_line():
     code = RUN + "try:\n  with screen.shown(Run()):\n    time.sleep(60)\n"
     code += "except KeyboardInterrupt:\n  console.say('stopped')"

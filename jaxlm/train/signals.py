@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxlm import console, transcript
+from jaxlm import console, screen, transcript
 from jaxlm.train import clock, supervised
 
 _MESSAGE_BYTES = 4096
@@ -121,5 +121,6 @@ class StopSignal:
             self._ask()
         elif number == signal.SIGINT or (number == signal.SIGTERM and time.monotonic() - self._signalled > _SAME_S):
             console.say("jaxlm: stopped at once; what came after the last checkpoint is not saved")
+            screen.end()
             transcript.end()
             os._exit(1)
