@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import jax
 from jax.sharding import Mesh
 
-from jaxlm import config_files
+from jaxlm import config_files, console
 from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.objectives import lm
 from jaxlm.plan import flops, room, tune
@@ -56,7 +56,8 @@ class Bench:
         """Compiles a candidate and times it if it fits. If it fails, the trial's note says why, and the search can go on."""
         trial = tune.Trial(candidate)
         try:
-            self._try(trial)
+            with console.working(str(candidate), end=False):
+                self._try(trial)
         except (ConfigError, RunError):  # what the loader raises: no other candidate would do better
             raise
         except (RuntimeError, ValueError) as error:  # JAX's and the kernels', such as a package that is not installed

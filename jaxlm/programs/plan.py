@@ -8,6 +8,7 @@ import typing
 
 import jax
 
+from jaxlm import console
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import say
 from jaxlm.data import passes, rows, vocabulary
@@ -38,10 +39,10 @@ def run(config: Config, args: argparse.Namespace) -> int:
     plan = summary.summarise(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")))
     plan["data"] = data(config)
     if target:
-        say(f"compiling the step for {target.name} ...")
         model = hardware.for_platform(config.model, target.platform)
         planned = fit.with_changes(config, microbatch=plan["memory"]["microbatch"])
-        plan["compiled"] = compiled.compile_step(dataclasses.replace(planned, model=model, mesh=mesh), mesh, target)
+        with console.working(f"compiling the step for {target.name}"):
+            plan["compiled"] = compiled.compile_step(dataclasses.replace(planned, model=model, mesh=mesh), mesh, target)
     print(json.dumps(_finite(plan), indent=1) if args.json else render(plan))
     return 0
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxlm import processes, sharding
+from jaxlm import console, processes, sharding
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import gigabytes, print_table
 from jaxlm.data import loader, rows
@@ -49,8 +49,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         kept = {"exhaustive": config.tune.exhaustive, "max_seconds": config.tune.max_seconds}
         try:
             trials = tune.search(values, start, runner.trial, **kept)
-            say("the fastest again, in turns")
-            trials = runner.rematch(trials, start)
+            with console.working("the fastest again, in turns"):
+                trials = runner.rematch(trials, start)
         except KeyboardInterrupt:
             say("stopped: what follows is of the candidates tried so far")
             trials = sorted(runner.done, key=bench.slowness)

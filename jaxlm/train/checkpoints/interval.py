@@ -85,6 +85,12 @@ class Pace:
             return 0.0
         return (now - self._first[1]) / (step - self._first[0])
 
+    def left(self, step: int, end: int) -> float:
+        """Returns how many saves are due between `step` and `end`, if a step goes on to take as long as so far."""
+        if self._first is None or step <= self._first[0]:
+            return 0.0
+        return (end - step) * self._step_s(step) / (self.minutes * 60)
+
     @contextlib.contextmanager
     def measured(self, step: int, say: Callable[[str], None]) -> Iterator[None]:
         """Measures how long the save in its `with` block holds the loop, and says once how often the run will save."""
