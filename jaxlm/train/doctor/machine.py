@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxlm import files, processes
 from jaxlm.config import Config
 from jaxlm.models import hardware
-from jaxlm.plan import machines, tune
+from jaxlm.plan import bench, machines, tune
 from jaxlm.plan.params import count_params
 from jaxlm.train import workdir
 from jaxlm.train.doctor import compute, devices, hosts, loader
@@ -46,7 +46,7 @@ class Machine:
 
     @functools.cached_property
     def _product(self) -> float:
-        return compute.product(self._config.model.dtype)
+        return bench.product(self._config.model.dtype)
 
     @property
     def who(self) -> str:
