@@ -91,9 +91,10 @@ def _computing() -> list[str]:
 
 def _in_child(config: Config) -> dict[str, typing.Any]:
     """Runs `child` in a new process, which has this machine's devices. Returns the last that it found, or {"why": ...}."""
-    command = [sys.executable, "-c", "from jaxlm.plan import here; here.child()"]
+    command = [sys.executable, "-P", "-c", "from jaxlm.plan import here; here.child()"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # finds modules where this process does
     try:
-        done = subprocess.run(command, input=pickle.dumps(config), capture_output=True, timeout=LIMIT_S)
+        done = subprocess.run(command, input=pickle.dumps(config), capture_output=True, timeout=LIMIT_S, env=env)
     except subprocess.TimeoutExpired as late:
         return _last(late.output) or {"why": f"measuring took over {LIMIT_S:.0f} seconds"}
     error = done.stderr.decode(errors="replace").strip().splitlines() or ["no word"]
@@ -109,7 +110,7 @@ def _last(output: bytes | None) -> dict[str, typing.Any] | None:
 
 
 def child() -> None:
-    """Reads a config from standard input, and writes what `measure` finds on standard output, a line each time it knows more."""
+    """Reads a config from standard input, and prints what `measure` finds, a line each time it knows more."""
     try:
         for found in measure(pickle.load(sys.stdin.buffer)):
             print(json.dumps(found), flush=True)

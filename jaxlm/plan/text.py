@@ -28,9 +28,8 @@ def _model(plan: dict) -> str:
     m, s = plan["model"], plan["model"]["shape"]
     parts = ", ".join(f"{name} {human(n)}" for name, n in m["by_component"].items() if n)
     tied = "tied" if s["tie_embeddings"] else "untied"
-    return (
-        f"MODEL  {m['parameters']:,} parameters ({parts})\n"
-        f"  {m['family']}, {s['n_layers']} layers, d {s['d_model']:,}, {s['n_heads']}/{s['n_kv_heads']} heads of "
+    return _wrapped(f"MODEL  {m['parameters']:,} parameters ({parts})", indent="") + (
+        f"\n  {m['family']}, {s['n_layers']} layers, d {s['d_model']:,}, {s['n_heads']}/{s['n_kv_heads']} heads of "
         f"{s['head_dim']}, feed-forward {s['d_ff']:,}, vocabulary {s['vocab_size']:,} ({tied})"
     )
 
@@ -43,9 +42,11 @@ def _tokens(plan: dict) -> str:
     per, total = run["flops_per_token"], run["flops"]
     return (
         f"TOKENS  {human(run['tokens'])} = {run['steps']:,} steps x {run['batch_size']} rows x {run['seq_len']:,}\n"
-        f"  {law['tokens_per_param']:.3g} a parameter: {stand} (20 a parameter: {human(law['optimal_tokens'])}; "
-        f"by two laws: {fits})\n"
-        f"FLOPS  {per['palm'] / 1e9:.3g} GFLOP a token by 6N + 12LdT ({per['six_n'] / 1e9:.3g} by 6N, "
+        + _wrapped(
+            f"{law['tokens_per_param']:.3g} a parameter: {stand} (20 a parameter: {human(law['optimal_tokens'])}; "
+            f"by two laws: {fits})"
+        )
+        + f"\nFLOPS  {per['palm'] / 1e9:.3g} GFLOP a token by 6N + 12LdT ({per['six_n'] / 1e9:.3g} by 6N, "
         f"{per['causal'] / 1e9:.3g} causal); {total['palm']:.2e} in all\n" + _loss(law) + _data(plan)
     )
 
@@ -194,7 +195,11 @@ def _of_here(row: dict) -> list[str]:
         return [f"{device}; {gigabytes(row['memory'])} GB are too few for a short measurement."]
     day = datetime.datetime.fromtimestamp(row["time"]).date()
     what = f", from {row['what']}, scaled by FLOPs" if row["what"] else ""
-    need = f"; the step takes {gigabytes(row['needed'])} of {gigabytes(row['memory'])} GB" if row["needed"] else ""
+    need = (
+        f"; its step takes {gigabytes(row['needed'])} GB there, and {gigabytes(row['memory'])} are free"
+        if row["needed"]
+        else ""
+    )
     return [f"{device}, measured by {row['by']} on {day}{what}{need}. Anew: plan.measure=again."]
 
 

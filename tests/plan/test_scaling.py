@@ -39,5 +39,5 @@ def test_where_a_plan_stands():
 def test_no_loss_is_worse_than_guessing():
     far = scaling.stand(3.3e6, 532e3, 4096)
     assert (far.loss, far.low, far.high, far.loss_by_law) == (None, None, None, {})
-    near = scaling.stand(34e6, 20e6, 4096)
+    near = scaling.stand(34e6, 16e6, 4096)
     assert max(near.loss_by_law.values()) < near.high == math.log(4096)

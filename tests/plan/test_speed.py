@@ -36,12 +36,20 @@ def test_a_tiny_step_is_as_long_as_its_launches():
     c = load("quickstart")
     a100, b200 = CARDS.named("A100 80GB"), CARDS.named("B200")
     assert speed.tokens_per_second(c, a100, 1) == speed.tokens_per_second(c, b200, 1) < 2e6
-    assert speed.tokens_per_second(load("gpuburnout_1b"), b200, 1) > 3 * speed.tokens_per_second(load("gpuburnout_1b"), a100, 1)
+    assert speed.tokens_per_second(load("gpuburnout_1b"), b200, 1) > 3 * speed.tokens_per_second(
+        load("gpuburnout_1b"), a100, 1
+    )
 
 
 def test_remat_takes_the_flops_that_xla_counts():
     """Before XLA optimises, its own count of the lowered step. What is no product (norms, masks) is in it, and not in ours."""
-    small = ("train.batch_size=2", "train.microbatch_size=2", "train.seq_len=128", "model.n_layers=2", "model.attention=xla")
+    small = (
+        "train.batch_size=2",
+        "train.microbatch_size=2",
+        "train.seq_len=128",
+        "model.n_layers=2",
+        "model.attention=xla",
+    )
     c = load("quickstart", *small, "loss.tile_tokens=0", "model.vocab_size=256", "model.scan_layers=False")
     c = dataclasses.replace(c, model=hardware.for_platform(c.model, "cpu"))
     mesh, counted = sharding.make_mesh(c.mesh, jax.devices()[:1]), {}
