@@ -32,6 +32,7 @@ def resolve(*overrides: str) -> config.Config:
 
 
 def test_a_process_of_its_own_measures_and_the_next_plan_is_instant(monkeypatch):
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
     c = resolve()
     first = here.row(c)
     assert (first["kind"], first["by"], first["what"], first["fits"]) == ("cpu", "plan", "", True)
