@@ -48,14 +48,16 @@ def row(config: Config) -> dict[str, typing.Any]:
     if found is None:
         if pids := _computing():
             return {"why": f"its GPU is in use (process {pids[0]})"}
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
         with console.working("measuring this machine"):
-            found = _in_child(config)
+            found = _in_child(config) | {"load": load}
         machines.remember(asked, found)
     if "why" in found:
         return {"why": f"{found['why']} (plan.measure=again tries again)"}
     known = machines.known(found["kind"], found["count"], found["setting"]) if mode == "auto" else None
     if known:
         found |= {"tokens_per_second": known.tokens_per_second, "by": known.by, "time": known.time, "what": ""}
+        found["load"] = found["load"] if known.by == "plan" else 0.0
     return _finished(config, found)
 
 

@@ -7,6 +7,7 @@ import typing
 from jaxlm.console import dollars, gigabytes, hours, human, table
 
 WIDTH = 100  # columns
+BUSY = 0.5  # processes that want to run, for each core, from which a measurement on a CPU says little
 
 _REMEDY = {"optimizer": "optim.name", "remat": "model.remat", "microbatch": "train.microbatch_size"}
 
@@ -200,7 +201,8 @@ def _of_here(row: dict) -> list[str]:
         if row["needed"]
         else ""
     )
-    return [f"{device}, measured by {row['by']} on {day}{what}{need}. Anew: plan.measure=again."]
+    busy = " while other programs kept it busy" if row["kind"] == "cpu" and row["load"] > BUSY else ""
+    return [f"{device}, measured by {row['by']} on {day}{busy}{what}{need}. Anew: plan.measure=again."]
 
 
 def _changes(plan: dict) -> list[str]:

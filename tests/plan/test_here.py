@@ -86,7 +86,7 @@ def test_a_reason_is_kept_too(monkeypatch):
 
 def test_what_was_found_before_the_time_was_up_counts(monkeypatch):
     found = {"kind": "cpu", "count": 1, "setting": "s", "microbatch": 16, "memory": 1e9, "needed": None}
-    found |= {"tokens_per_second": 5.0, "by": "plan", "what": "1 x 16 tokens", "time": 0.0}
+    found |= {"tokens_per_second": 5.0, "by": "plan", "what": "1 x 16 tokens", "time": 0.0, "load": 0.0}
 
     def run(command, **_):
         raise subprocess.TimeoutExpired(command, 1, output=json.dumps(found).encode() + b'\n{"kind": "cp')

@@ -11,7 +11,13 @@ from jaxlm.models import hardware
 from jaxlm.plan import summary, text
 
 HERE = {"kind": "NVIDIA GeForce RTX 4090", "count": 1, "microbatch": 16, "memory": 23e9, "needed": 61.5e9, "by": "plan"}
-HERE |= {"tokens_per_second": 18765.0, "what": "2 of 16 layers, 4 x 2,048 tokens", "time": time.time(), "fits": False}
+HERE |= {
+    "tokens_per_second": 18765.0,
+    "what": "2 of 16 layers, 4 x 2,048 tokens",
+    "time": time.time(),
+    "fits": False,
+    "load": 3.0,
+}
 HERE |= {"hours": 174.6, "usd": 279.4, "mfu": 0.412}
 
 
@@ -41,6 +47,9 @@ def test_a_page_is_100_columns_wide(name):
 def test_this_machine_has_a_row_and_a_note(plan):
     page = " ".join("\n".join(lines(plan | {"here": HERE})).split())
     assert "this machine 23 no 1 16 18.8k 7.27 days $279 - 41% measured" in page
+    assert "other programs" not in page  # a GPU is not slower for them
+    cpu = " ".join("\n".join(lines(plan | {"here": HERE | {"kind": "cpu"}})).split())
+    assert "while other programs kept it busy" in cpu
     assert "1 x NVIDIA GeForce RTX 4090, measured by plan on" in page
     assert "from 2 of 16 layers, 4 x 2,048 tokens, scaled by FLOPs" in page
 
