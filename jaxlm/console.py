@@ -230,9 +230,11 @@ def dollars(usd: float | None) -> str:
 
 
 def hours(value: float) -> str:
-    """Returns the time in a plan: '2.5 h', or from 100 hours on '10 days'."""
+    """Returns the time in a plan: '12 min', '2.5 h', or from 100 hours on '10 days'."""
     if not math.isfinite(value):
         return "never ends"
+    if value < 1:
+        return f"{60 * value:.2g} min" if value >= 1 / 60 else "<1 min"
     return f"{value:.3g} h" if value < 100 else f"{value / 24:,.3g} days"
 
 

@@ -153,6 +153,11 @@ def _reach(config: DistributedConfig) -> None:
             time.sleep(_RETRY_S)
 
 
+def several(config: DistributedConfig) -> bool:
+    """True if the program would run as several processes; asks no other process."""
+    return bool(config.coordinator or config.auto or _in_cluster())
+
+
 def _in_cluster() -> bool:
     """True if the environment says that this is one of several processes."""
     sizes = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")

@@ -37,6 +37,7 @@ def test_figures_are_short():
         "never ends",
     ]
     assert [console.hours(n) for n in (2.5, 240.0, float("inf"))] == ["2.5 h", "10 days", "never ends"]
+    assert [console.hours(n) for n in (0.2, 0.001)] == ["12 min", "<1 min"]
     assert [console.duration(n) for n in (95, 3725, 90000)] == ["1m35s", "1h02m", "1d01h"]
     assert [console.gigabytes(n) for n in (1.234e9, 7.5e10)] == ["1.23", "75.0"]
     assert [console.gigabytes(7.55e10, digits) for digits in (0, 2)] == ["76", "75.50"]
