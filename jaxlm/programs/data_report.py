@@ -107,22 +107,13 @@ def target_texts(path: str, limit: int, html: dict) -> Iterator[str]:
 
 def write(config: Config, done: prepare.Prepared) -> pathlib.Path:
     """Writes DATA/report.html from everything that DATA holds now, and returns the path of the report."""
-    return _write(config, done, inspect(config, done))
+    trained = config.workdir and (pathlib.Path(config.workdir) / page.NAME).is_file()
+    return write_with(config, done, inspect(config, done) | ({"run": config.workdir} if trained else {}))
 
 
-def write_known(config: Config) -> pathlib.Path:
-    """Writes DATA/report.html without audit and mismatch report, which take long, and returns its path.
-
-    The page is of a config with a `workdir`, whose run it links to.
-    """
-    done = prepare.open_prepared(pathlib.Path(config.data.dir))
-    return _write(
-        config, done, {"left_out": "audit and mismatch report: jaxlm prepare, with the same config, adds them"}
-    )
-
-
-def _write(config: Config, done: prepare.Prepared, found: dict[str, typing.Any]) -> pathlib.Path:
-    root, summary = done.path, {"sources": done.manifest["sources"], "run": config.workdir}
+def write_with(config: Config, done: prepare.Prepared, found: dict[str, typing.Any]) -> pathlib.Path:
+    """Writes DATA/report.html as `write` does, with `found` instead of what `inspect` finds, which takes long."""
+    root, summary = done.path, {"sources": done.manifest["sources"]}
     summary["examples"] = conclude.examples(root)
     if (root / "clusters.json").is_file():
         summary["clusters"] = json.loads((root / "clusters.json").read_text(encoding="utf-8"))

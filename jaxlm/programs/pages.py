@@ -8,6 +8,8 @@ from jaxlm.corpus import documents
 from jaxlm.report import page
 from jaxlm.train import outlook
 
+_LEFT_OUT = "audit and mismatch report: jaxlm prepare, with the same config, adds them"
+
 
 def of_data(config: Config) -> None:
     """Writes DATA/report.html if `data.dir` holds prepared documents without one. No error costs the run.
@@ -17,10 +19,14 @@ def of_data(config: Config) -> None:
     root = pathlib.Path(config.data.dir)
     if (root / page.NAME).exists() or not (root / documents.MANIFEST).is_file():
         return
-    from jaxlm.programs import data_report  # here, because its libraries take a second to import
+    from jaxlm.corpus import prepare  # here, because the libraries of these two take a second to import
+    from jaxlm.programs import data_report
 
     try:
-        console.say(f"what the data is made of: {data_report.write_known(config)}")
+        written = data_report.write_with(
+            config, prepare.open_prepared(root), {"left_out": _LEFT_OUT, "run": config.workdir}
+        )
+        console.say(f"what the data is made of: {written}")
     except Exception as error:  # no page is worth losing a run
         console.say(f"{root / page.NAME} is not written: {type(error).__name__}: {error}")
 
