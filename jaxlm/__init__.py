@@ -2,7 +2,8 @@
 
 import sys
 
-if sys.version_info < (3, 11):  # nothing else of the package is read by then, so that this line is all that one sees
+# Nothing else of the package is read by an older Python, so that this line is all that one sees there.
+if sys.version_info < (3, 11):  # noqa: UP036
     sys.stderr.write("jaxlm needs Python 3.11 or newer; this is Python %d.%d\n" % sys.version_info[:2])  # noqa: UP031
     sys.exit(2)
 
