@@ -38,7 +38,7 @@ def _model(c: ConfigDict) -> None:
     m.n_kv_heads = 0  # key-value heads (GQA); 0 = n_heads
     m.head_dim = 0  # 0 = d_model / n_heads
     m.d_ff = 1408  # inner size of the MLP
-    m.vocab_size = 16384  # of the tokenizer, chat tokens included; padded internally to a multiple of 128
+    m.vocab_size = 0  # of the tokenizer, chat tokens included; 0 = the data's own, or chosen by the amount of text
     m.max_seq_len = 0  # learned positions of gpt2, longest context written to exports; 0 = train.seq_len
     m.tie_embeddings = True  # one matrix for input embedding and output head
     m.bias = False  # biases in projections (llama: attention and MLP; gpt2 has them always as published)
@@ -213,6 +213,7 @@ def _machine(c: ConfigDict) -> None:
 
     c.log = ConfigDict()  # what is logged, and how often
     c.log.every_steps = 10  # a line of metrics.jsonl and of the terminal
+    c.log.parameters = False  # True: show the table of all parameters and their shapes at the start
     c.log.tensorboard = True  # write WORKDIR/tensorboard
     c.log.wandb = ""  # Weights & Biases (pip install "jaxlm[wandb]"); "" = off
 

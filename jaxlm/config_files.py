@@ -138,6 +138,11 @@ def load(name: str, overrides: Sequence[str] = ()) -> config_dict.ConfigDict:
     return config
 
 
+def default_workdir(file: pathlib.Path, config: config_dict.ConfigDict) -> str:
+    """Returns the folder of a run whose config names none: runs/NAME, or if the config is shrunk, runs/NAME-shrunk."""
+    return f"runs/{file.stem}{'-shrunk' * bool(config.phases.shrink)}"
+
+
 def apply_override(config: config_dict.ConfigDict, override: str) -> None:
     """Changes one key of `config` in place. `override` is the text KEY=VALUE; VALUE must have the type of the present value.
 

@@ -5,6 +5,7 @@ module does not import JAX, because the worker processes of `jaxlm prepare` must
 """
 
 import contextlib
+import inspect
 import json
 import logging
 import math
@@ -220,3 +221,14 @@ _GONE = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteErr
 def peer_is_gone(error: BaseException) -> bool:
     """True for JAX's error if another process of the run died, or can't be reached: a stack of calls tells no more."""
     return any(words in str(error) for words in _GONE)
+
+
+def drop_leftovers() -> None:
+    """Keeps Python from printing what asyncio says of reads and writes that Orbax abandoned: the error itself was raised."""
+    hook = sys.unraisablehook
+
+    def unraisable(what: "sys.UnraisableHookArgs") -> None:
+        if "Event loop is closed" not in str(what.exc_value) and not inspect.iscoroutine(what.object):
+            hook(what)
+
+    sys.unraisablehook = unraisable

@@ -17,6 +17,7 @@ class Verb:
       reads_run: True if the command works on an existing run. It then uses the run's own config, even if a config and a
         workdir are given.
       keys: the sections of the config that the command's help lists first.
+      makes: True if it fills `workdir` or `data.dir`; then it says which folder that is, if the command line names none.
       resumes: True if the same command continues an interrupted one.
       second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
     """
@@ -26,6 +27,7 @@ class Verb:
     options: dict[str, dict] = dataclasses.field(default_factory=dict)
     reads_run: bool = False
     keys: tuple[str, ...] = ()
+    makes: bool = False
     resumes: bool = False
     second: str = ""
 
@@ -37,6 +39,7 @@ VERBS = {
         "train a model; the same as python -m jaxlm.main. Run it again to resume or to continue",
         branch.OPTIONS,
         keys=("train", "model", "optim", "data"),
+        makes=True,
         resumes=True,
     ),
     "prepare": Verb(
@@ -44,6 +47,7 @@ VERBS = {
         "clean, deduplicate and audit documents into config.data.dir, with a report",
         _JSON,
         keys=("data", "prepare"),
+        makes=True,
         resumes=True,
     ),
     "tokenize": Verb(
@@ -59,6 +63,7 @@ VERBS = {
             **_JSON,
         },
         keys=("data",),
+        makes=True,
     ),
     "tune": Verb(
         "tune",

@@ -49,7 +49,7 @@ class ModelConfig:
     n_kv_heads: Annotated[int, at_least(0, most=LARGEST)]
     head_dim: Annotated[int, at_least(0, most=LARGEST)]
     d_ff: Annotated[int, at_least(1, most=LARGEST)]
-    vocab_size: Annotated[int, at_least(1, most=LARGEST)]
+    vocab_size: Annotated[int, at_least(0, most=LARGEST)]
     max_seq_len: Annotated[int, at_least(0, most=LARGEST)]
     tie_embeddings: bool
     bias: bool
@@ -274,6 +274,7 @@ class MeshConfig:
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
     every_steps: Annotated[int, at_least(1, most=10**12)]
+    parameters: bool
     tensorboard: bool
     wandb: Literal["", "offline", "online"]
 

@@ -15,9 +15,9 @@ from jaxlm import files
 from jaxlm.config import ConfigError, RunError
 from jaxlm.corpus.dedup.sql import connect, quoted
 from jaxlm.corpus.pipeline import Plan
+from jaxlm.corpus.recipes import PREPARED as MANIFEST
 from jaxlm.corpus.tally import Tally
 
-MANIFEST = "prepared.json"
 EXAMPLES = "examples.jsonl"
 FORMAT = 1
 OWNER = ".recipe"  # in documents/: the key of the recipe that they were made by

@@ -23,6 +23,7 @@ UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
 _SPACE = "\u2581"  # SentencePiece writes a space as this character
 _SPACE_BYTES = tuple(_SPACE.encode())
 _MAX_LINE = 4000  # bytes; SentencePiece leaves out training lines beyond max_sentence_length (4192)
+_LEAST = 300  # ids without the chat tokens: bytes, control tokens and the commonest letters
 _PIECE_CHARS = 1 << 17
 _THREADS = 2  # fixed: the number is written into the model's bytes
 # What SentencePiece's own training never joins into one piece: words (each with the spaces before it) and lines.
@@ -203,9 +204,9 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool,
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"no tokenizer model {model_type!r}; choose one of {', '.join(MODEL_TYPES)}")
     extra = len(CHAT_TOKENS) if chat_tokens else 0
-    if vocab_size - extra < 300:
+    if vocab_size - extra < _LEAST:
         raise ConfigError(
-            f"vocabulary of {vocab_size} is too small: 256 byte pieces and the controls need at least {300 + extra}"
+            f"vocabulary of {vocab_size} is too small: 256 byte pieces and the controls need at least {_LEAST + extra}"
         )
     model = io.BytesIO()
     try:
@@ -233,12 +234,23 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool,
     return Tokenizer(_append_controls(model.getvalue(), CHAT_TOKENS if chat_tokens else ()))
 
 
+class VocabularyTooLarge(ConfigError):
+    """There is too little text for the vocabulary that was asked for. `largest`: the largest possible size; 0 = none."""
+
+    def __init__(self, vocab_size: int, largest: int):
+        super().__init__(
+            f"the text is too small for a vocabulary of {vocab_size}; the largest it supports is {largest}: set "
+            "--config.model.vocab_size=0, which chooses by the amount of text, or a smaller number"
+            if largest
+            else "the text is too small to train a tokenizer on: give more of it, or a tokenizer by --config.data.tokenizer"
+        )
+        self.largest = largest
+
+
 def _training_error(message: str, vocab_size: int, extra: int) -> ConfigError:
     if found := re.search(r"<= (\d+)", message):
-        largest = int(found[1]) + extra
-        return ConfigError(
-            f"the text is too small for a vocabulary of {vocab_size}; the largest it supports is {largest}"
-        )
+        largest = int(found[1])
+        return VocabularyTooLarge(vocab_size, largest + extra if largest >= _LEAST else 0)
     if "sentences_.empty()" in message:
         return ConfigError("there is no text to train a tokenizer on; check the sources")
     return ConfigError(

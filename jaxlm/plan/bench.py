@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import pathlib
 import statistics
 import threading
 import time
@@ -14,7 +15,7 @@ from jax.sharding import Mesh
 from jaxlm import config_files
 from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.objectives import lm
-from jaxlm.plan import flops, tune
+from jaxlm.plan import flops, room, tune
 from jaxlm.step import parts, state
 
 FINALISTS = 3  # how many of the fastest run again, in turns
@@ -172,7 +173,7 @@ class PeakMemory:
     def read(self) -> int | None:
         """Returns the peak in bytes; None if it is unknown, because the device had a higher peak before `reset`."""
         if jax.default_backend() == "cpu":
-            return tune.proc_bytes("/proc/self/status", "VmHWM")
+            return room.proc_bytes(pathlib.Path("/proc/self/status"), "VmHWM")
         return peak if (peak := self._device()) > self._before else None
 
     @staticmethod

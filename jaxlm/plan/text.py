@@ -4,6 +4,7 @@ import math
 import typing
 
 from jaxlm.console import dollars, gigabytes, hours, human, table
+from jaxlm.data import passes
 
 _REMEDY = {"optimizer": "optim.name", "remat": "model.remat", "microbatch": "train.microbatch_size"}
 
@@ -60,7 +61,7 @@ def _data(plan: dict) -> str:
         return ""
     epochs = ", ".join(f"{name} {n:.2g}" for name, n in found["epochs"].items())
     text = f"\nDATA  {human(sum(found['tokens'].values()))} tokens in {found['dir']}; times through: {epochs}"
-    if max(found["epochs"].values(), default=0) > 4:
+    if max(found["epochs"].values(), default=0) > passes.MOST:
         text += "\n  Beyond about four times a token teaches less than a new one (arXiv:2305.16264): "
         text += "get more, or take fewer steps."
     return text

@@ -10,7 +10,7 @@ import jax
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import say
-from jaxlm.data import rows
+from jaxlm.data import passes, rows, vocabulary
 from jaxlm.data.open import open_mixture
 from jaxlm.models import hardware
 from jaxlm.plan import compiled, fit, summary
@@ -23,6 +23,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     The plan is that of the program that a GPU runs, even if this machine has no GPU.
     """
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
+    config = vocabulary.assumed(config, say)
     if config.model.remat == "auto":
         say("model.remat=auto, which is chosen on the device, is planned as full, the most that it can come to")
         config = fit.with_changes(config, remat="full")
@@ -49,13 +50,11 @@ def data(config: Config) -> dict[str, typing.Any] | None:
     """Returns the training tokens of each source in `data.dir`, and how often the run reads each; None if there is no data."""
     try:
         opened, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
-        tokens = opened.token_counts()
-        shares = rows.normalise_mixture(mixture, list(tokens))
+        order = rows.Order(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size)
+        epochs = passes.passes(order, config.train.steps)
     except ConfigError:
         return None
-    asked = config.train.steps * config.train.batch_size * config.train.seq_len
-    epochs = {name: asked * float(share) / tokens[name] for name, share in shares.items() if tokens[name]}
-    return {"dir": config.data.dir, "tokens": tokens, "epochs": epochs}
+    return {"dir": config.data.dir, "tokens": opened.token_counts(), "epochs": epochs}
 
 
 def _finite(value: typing.Any) -> typing.Any:

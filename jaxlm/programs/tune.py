@@ -19,7 +19,7 @@ from jaxlm import processes, sharding
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import gigabytes, print_table
 from jaxlm.data import loader, rows
-from jaxlm.data.open import make_data, open_mixture
+from jaxlm.data.open import make_data, make_sized, open_mixture
 from jaxlm.models import hardware
 from jaxlm.plan import bench, machines, tune
 from jaxlm.processes import say
@@ -31,6 +31,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     if jax.process_count() > 1:
         raise ConfigError("jaxlm tune runs in one process: tune on one host, and train on all with what it finds")
+    config = make_sized(config, say)
     backends = hardware.backends(config.model, jax.devices()[0].platform)
     config = dataclasses.replace(config, model=hardware.for_platform(config.model, jax.devices()[0].platform))
     m = config.model

@@ -12,7 +12,7 @@
     samples     PROMPT -> [{step, temperature, text}, ...]
     spikes      rows: step, batch, loss, score, documents
     rollbacks   rows: steps, batches, to, why
-    starts      rows: time, step, usd_per_hour, device, devices, commit, dirty, ended
+    starts      rows: time, step, usd_per_hour, device, devices, commit, dirty, changed, ended
 """
 
 import pathlib
@@ -225,6 +225,9 @@ def _starts(summary: dict) -> Markup:
         commit = (row.get("commit") or "")[:8] + (" + changes" if row.get("dirty") else "")
         device = f"{row['devices']} x {row['device']}"
         price = f"${row['usd_per_hour']:g}" if row.get("usd_per_hour") else ""
-        rows.append((row["time"], count(row["step"]), device, price, commit, cell(row.get("ended") or "", kind="text")))
-    head = ("start", "after step", "devices", "an hour", "code", "ended")
+        changed, ended = (
+            cell(text, kind="text") for text in ("; ".join(row.get("changed") or ()), row.get("ended") or "")
+        )
+        rows.append((row["time"], count(row["step"]), device, price, commit, changed, ended))
+    head = ("start", "after step", "devices", "an hour", "code", "changed since the start before", "ended")
     return table(head, rows, "Starts") if rows else Markup("")

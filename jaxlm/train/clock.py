@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 START = "start"  # processes, data, folders, until the first step
 RESTORE = "restore"  # reading a checkpoint
-COMPILE = "compile"  # the first call of the train step
+COMPILE = "compile"  # compiling the train step, and its first call
 DATA = "data"  # waiting for a batch
 STEP = "step"  # productive: steps that nobody has done before
 REPEATED = "repeated"  # steps that an earlier start did, and lost

@@ -139,7 +139,8 @@ class Run:
 
     Attributes:
       steps: the last step.
-      train_step: the compiled `(frozen, state, batch) -> (state, metrics)`. It reuses the memory of the old `state`.
+      train_step: the compiled `(frozen, state, batch) -> (state, metrics)`. It reuses the memory of the old `state`. None if
+        no step is left.
       hooks: the hooks, called in this order at the steps at which they are due. Saving comes first, so that nothing is
         lost if a later hook fails or hangs.
       owed: the hooks to run before the first step: an evaluation of the initial state, or hooks that an earlier start
@@ -148,7 +149,7 @@ class Run:
 
     mesh: Mesh
     steps: int
-    train_step: TrainStep
+    train_step: TrainStep | None
     frozen: Variables
     batches: Batches
     hooks: Sequence[Hook]
