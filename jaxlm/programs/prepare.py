@@ -4,7 +4,7 @@ import argparse
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import print_table, say
-from jaxlm.corpus import prepare
+from jaxlm.corpus import contrast, prepare
 from jaxlm.corpus.tally import stage_order
 from jaxlm.programs import data_report
 
@@ -15,7 +15,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError("no folder for the documents: give --config.data.dir=DIR")
     if config.prepare.target:
         # Refuses a path that is not there before all the work.
-        data_report.target_texts(config.prepare.target, 1 << 20, config.prepare.stages["html"])
+        contrast.target_texts(config.prepare.target, 1 << 20, config.prepare.stages["html"])
     done = prepare.prepare(config.prepare, config.data, config.engine, say)
     rows = []
     for name, source in done.manifest["sources"].items():
