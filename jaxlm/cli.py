@@ -110,7 +110,9 @@ def _run(argv: list[str], script: bool) -> int:
     args.config = _one_of(args.config, args.target)
     if asked:
         given = args.config or _workdir(overrides)
-        config = _config(name, args.config, overrides) if given else config_files.load("base", overrides)
+        config = _of_folder(verb, args, overrides) or (
+            _config(name, args.config, overrides) if given else config_files.load("base", overrides)
+        )
         print(config_help.page(_keys(), asked, config))
         return 0
     trains = verb.module is None
@@ -118,7 +120,8 @@ def _run(argv: list[str], script: bool) -> int:
     alone = trains and script and not config
     if not config:
         lines: list[str] = []
-        given = (trains and branch.config(args, overrides)) or _settled(name, args.config, overrides, lines.append)
+        given = (trains and branch.config(args, overrides)) or _of_folder(verb, args, overrides)
+        given = given or _settled(name, args.config, overrides, lines.append)
         config = config_lib.resolve(given)
         if given.phases.shrink:
             console.say(shrink.summary(config))
@@ -134,6 +137,13 @@ def _run(argv: list[str], script: bool) -> int:
         return module.run(config, args)
 
     return importlib.import_module("jaxlm.train.supervisor").run(config, program) if alone else program()
+
+
+def _of_folder(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> config_dict.ConfigDict | None:
+    """The config for a folder of documents, if the verb takes such and one is named."""
+    if not verb.folder:
+        return None
+    return importlib.import_module(f"jaxlm.programs.{verb.folder}").config(args, overrides)
 
 
 def _one_of(option: str | None, target: str | None) -> str | None:
@@ -199,8 +209,6 @@ def _not_taken(name: str, word: str, found: config_files.Found) -> str:
         return f"{path} is a model in Hugging Face's format; {takes}"
     if any((found.path / made).is_file() for made in ("manifest.json", "prepared.json")):
         return f"{path} holds data that jaxlm made; {takes}, and --config.data.dir={path}"
-    if name == "prepare":
-        return f"{path} is no config and no run: name documents in a config file, as configs/data/techdocs.py does"
     texts = f" (texts: --config.data.path={path})" if "data" in VERBS[name].keys else ""
     return f"{path} is no config (NAME or FILE.py) and no run (it has no config.json); {takes}{texts}"
 
@@ -282,7 +290,9 @@ def _screen(name: str, verb: Verb) -> str:
         metavar = given.get("metavar")
         arguments[f"{option}={metavar}" if metavar else option] = given["help"]
     arguments["--help=SECTION"] = "keys of a section (or one key, or all), with their values in CONFIG or RUN"
-    target = f"RUN_A {verb.second}" if verb.second else "CONFIG|RUN"
+    if verb.folder:
+        arguments = {"DIR": "a folder, file or glob of documents, prepared by a shipped recipe"} | arguments
+    target = f"RUN_A {verb.second}" if verb.second else "DIR|CONFIG|RUN" if verb.folder else "CONFIG|RUN"
     width = max(map(len, arguments))
     return "\n".join(
         [

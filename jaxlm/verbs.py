@@ -19,6 +19,8 @@ class Verb:
       keys: the sections of the config that the command's help lists first.
       makes: True if it fills `workdir` or `data.dir`; then it says which folder that is, if the command line names none.
       resumes: True if the same command continues an interrupted one.
+      folder: the module of jaxlm.programs whose `config(args, overrides)` makes a config for a folder of documents; "" if
+        the command takes none.
       second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
     """
 
@@ -30,6 +32,7 @@ class Verb:
     makes: bool = False
     resumes: bool = False
     second: str = ""
+    folder: str = ""
 
 
 _JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
@@ -45,10 +48,18 @@ VERBS = {
     "prepare": Verb(
         "prepare",
         "clean, deduplicate and audit documents into config.data.dir, with a report",
-        _JSON,
+        {
+            "--preset": {
+                "metavar": "NAME",
+                "help": "of a DIR: docs, web, code or books (default: as what it holds asks for)",
+            },
+            "--out": {"metavar": "DATA", "help": "of a DIR: the folder for the result (default: data/NAME_OF_DIR)"},
+            **_JSON,
+        },
         keys=("data", "prepare"),
         makes=True,
         resumes=True,
+        folder="folder",
     ),
     "tokenize": Verb(
         "tokenize",
@@ -64,6 +75,7 @@ VERBS = {
         },
         keys=("data",),
         makes=True,
+        resumes=True,
     ),
     "tune": Verb(
         "tune",

@@ -33,7 +33,7 @@ def test_each_help_fits_a_screen(capsys, verb):
     code, out, err = run(capsys, verb, "--help")
     lines = out.splitlines()
     assert (code, err) == (0, "")
-    target = "RUN_A RUN_B" if verb == "diff" else "CONFIG|RUN"
+    target = {"diff": "RUN_A RUN_B", "prepare": "DIR|CONFIG|RUN"}.get(verb, "CONFIG|RUN")
     assert lines[0].startswith(f"usage: jaxlm {verb} {target} [--config.KEY=VALUE ...]")
     assert len(lines) <= 30
     assert max(map(len, lines)) <= 100
@@ -245,9 +245,9 @@ def test_a_folder_that_is_no_run_is_refused_in_one_line(steps_of, tmp_path, verb
     )
     (tmp_path / "texts").mkdir()
     said = steps_of(verb, f"{tmp_path}/texts")
-    assert "texts is no config" in said
-    assert ("name documents in a config file" if verb == "prepare" else f"jaxlm {verb} takes a config or") in said
-    (tmp_path / "texts/manifest.json").write_text("{}")
+    assert ("texts holds no documents" if verb == "prepare" else "texts is no config") in said
+    assert verb == "prepare" or f"jaxlm {verb} takes a config or" in said
+    (tmp_path / "texts/prepared.json").write_text("{}")
     assert f"--config.data.dir={tmp_path}/texts" in steps_of(verb, f"{tmp_path}/texts")
 
 

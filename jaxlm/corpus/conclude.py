@@ -16,7 +16,6 @@ from jaxlm.config import ConfigError, RunError
 from jaxlm.corpus.dedup.sql import connect, quoted
 from jaxlm.corpus.documents import MANIFEST
 from jaxlm.corpus.pipeline import Plan
-from jaxlm.corpus.recipes import PREPARED as MANIFEST
 from jaxlm.corpus.tally import Tally
 
 EXAMPLES = "examples.jsonl"

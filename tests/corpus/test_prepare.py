@@ -188,7 +188,7 @@ def test_the_number_of_workers_does_not_matter(corpus, done, tmp_path, workers):
 
 def test_a_second_run_does_nothing_and_another_recipe_is_refused(corpus, done):
     assert run(corpus, done.path).sha256 == done.sha256
-    with pytest.raises(ConfigError, match=r"prepared with stage near = .*set another data.dir"):
+    with pytest.raises(ConfigError, match=r"prepared with stage near = .*set another --config.data.dir"):
         run(corpus, done.path, "prepare.stages.near.threshold=0.7")
 
 
