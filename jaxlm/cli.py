@@ -5,7 +5,6 @@ import ast
 import difflib
 import errno
 import importlib
-import inspect
 import logging
 import os
 import pathlib
@@ -45,7 +44,7 @@ def _main(argv: list[str], script: bool) -> int:
     logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True, handlers=handlers)
     absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax reports through exceptions too
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    sys.unraisablehook = _without_leftovers(sys.unraisablehook)
+    console.drop_leftovers()
     resumes = bool(argv) and argv[0] in VERBS and VERBS[argv[0]].resumes and not _help(argv)
     try:
         code = _run(argv, script)
@@ -85,16 +84,6 @@ def _main(argv: list[str], script: bool) -> int:
         return 4 if resumes else 1
     finally:
         console.settle()
-
-
-def _without_leftovers(hook: Callable[..., None]) -> Callable[..., None]:
-    """`hook` without what asyncio says of reads and writes that Orbax abandoned: the error itself was raised."""
-
-    def unraisable(what: "sys.UnraisableHookArgs") -> None:
-        if "Event loop is closed" not in str(what.exc_value) and not inspect.iscoroutine(what.object):
-            hook(what)
-
-    return unraisable
 
 
 def _run(argv: list[str], script: bool) -> int:
@@ -143,7 +132,9 @@ def _run(argv: list[str], script: bool) -> int:
     args.config = args.config or config.workdir
 
     def program() -> int:
-        return importlib.import_module(f"jaxlm.programs.{verb.module or config.program}").run(config, args)
+        with console.working("loading JAX", end=False, quiet=True):
+            module = importlib.import_module(f"jaxlm.programs.{verb.module or config.program}")
+        return module.run(config, args)
 
     return importlib.import_module("jaxlm.train.supervisor").run(config, program) if alone else program()
 
@@ -191,7 +182,7 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
 
 
 def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[str], None]) -> config_dict.ConfigDict:
-    """The config of `_config` with the folder and the data that the command line means; says what is not in its words."""
+    """The config of `_config` with the folder and the data that the command line means; says what is not in it."""
     config, verb = _config(name, word, overrides), VERBS[name]
     found = config_files.find(word) if word else None
     file = found.path if found and found.kind == "config" else None

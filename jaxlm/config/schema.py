@@ -275,6 +275,7 @@ class MeshConfig:
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
     every_steps: Annotated[int, at_least(1, most=10**12)]
+    parameters: bool
     tensorboard: bool
     wandb: Literal["", "offline", "online"]
 
@@ -307,6 +308,7 @@ class PlanConfig:
     prices: str
     accelerator: str
     compile: bool
+    measure: Literal["auto", "never", "again"]
     preemptions_per_day: Annotated[float, at_least(0)]
     restart_minutes: Annotated[float, at_least(0)]
 

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 
 from jaxlm.config import ConfigError
 
-PREPARED = "prepared.json"  # of finished documents in a data directory; of finished shards it is `manifest.MANIFEST`
-
 
 def check_same(
     built: Mapping[str, object], wanted: Mapping[str, object], *, made: str, manifest: pathlib.Path, again: str

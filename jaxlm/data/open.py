@@ -99,9 +99,7 @@ def _prepared(
     else:
         done = corpus.open_prepared(root)
     if fresh:
-        say(
-            f"prepared documents: {root / 'documents'}; jaxlm prepare with the same config and data.dir writes their report"
-        )
+        say(f"prepared documents: {root / 'documents'}")
     names = [name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]]
     if not names:
         raise ConfigError(f"prepare kept no document of any source: {root / 'removed'} says which stage took them")

@@ -5,7 +5,7 @@ import dataclasses
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import megabytes, print_table, say
-from jaxlm.corpus import documents, prepare, taken
+from jaxlm.corpus import contrast, documents, prepare, taken
 from jaxlm.corpus.tally import stage_order
 from jaxlm.programs import data_report, folder
 
@@ -18,7 +18,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         say(line)
     if config.prepare.target:
         # Refuses a path that is not there before all the work.
-        data_report.target_texts(config.prepare.target, 1 << 20, config.prepare.stages["html"])
+        contrast.target_texts(config.prepare.target, 1 << 20, config.prepare.stages["html"])
     done = prepare.prepare(config.prepare, config.data, config.engine, say)
     weights = _weights(config, done, bool(args.preset))
     documents.write_mixture(done.path, weights)
