@@ -240,6 +240,7 @@ def _machine(c: ConfigDict) -> None:
     p.prices = ""  # your own copy of configs/prices.toml; "" = the shipped one
     p.accelerator = ""  # only this one of the prices file; "" = all
     p.compile = True  # compile the real step for the mesh, from shapes alone; False = arithmetic only
+    p.measure = "auto"  # this machine's speed: auto = once, in a minute or less, then kept; never; again = anew
     p.preemptions_per_day = 2.0  # of a spot machine
     p.restart_minutes = 10.0  # from a preemption to the next step: a new machine, data, compile
 

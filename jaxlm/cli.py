@@ -10,7 +10,7 @@ import os
 import pathlib
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from absl import logging as absl_logging
@@ -129,7 +129,9 @@ def _run(argv: list[str], script: bool) -> int:
     args.config = args.config or config.workdir
 
     def program() -> int:
-        return importlib.import_module(f"jaxlm.programs.{verb.module or config.program}").run(config, args)
+        with console.working("loading JAX", end=False, quiet=True):
+            module = importlib.import_module(f"jaxlm.programs.{verb.module or config.program}")
+        return module.run(config, args)
 
     return importlib.import_module("jaxlm.train.supervisor").run(config, program) if alone else program()
 

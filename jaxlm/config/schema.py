@@ -307,6 +307,7 @@ class PlanConfig:
     prices: str
     accelerator: str
     compile: bool
+    measure: Literal["auto", "never", "again"]
     preemptions_per_day: Annotated[float, at_least(0)]
     restart_minutes: Annotated[float, at_least(0)]
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxlm import files
+from jaxlm import console, files
 from jaxlm.config import ConfigError, DataConfig, PrepareConfig
 from jaxlm.corpus import conclude, recipes
 from jaxlm.corpus.conclude import FORMAT, MANIFEST, OWNER
@@ -141,13 +141,14 @@ def _run(
         for phase, function, tasks in phases:
             if tasks:
                 began = time.perf_counter()
-                engine_lib.run(engine, folder, phase, function, tasks, log)
+                engine_lib.run(engine, folder, phase, function, tasks)
                 if phase == "clean":
                     conclude.check_read(folder, plan)
                 log(f"{phase}: {tasks} task{'s' if tasks > 1 else ''} ({time.perf_counter() - began:.1f} s)")
     finally:
         engine_lib.close()
-    conclude.conclude(root, folder, plan, recipe)
+    with console.working("gathering the results"):
+        conclude.conclude(root, folder, plan, recipe)
     return open_prepared(root)
 
 
@@ -315,7 +316,8 @@ def _build_stages(plan: Plan, folder: pathlib.Path, log: Callable[[str], None]) 
         part = place.with_name(spec.key + ".part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        registry.stage_class(spec.name).build(registry.typed_settings(spec), part)
+        with console.working(f"building what the stage {spec.name} needs", end=False):
+            registry.stage_class(spec.name).build(registry.typed_settings(spec), part)
         if any(part.iterdir()):
             log(f"built what the stage {spec.name} needs")
         part.rename(place)

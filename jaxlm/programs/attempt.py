@@ -76,6 +76,7 @@ class Attempt:
             stack.callback(batches.close)
             batches.on_failure = lambda error: self.stop.ask(loop.failure("no batch", self.clock.step + 1, error))
             recorder = log.begin(self.asked, c, ready.data.data.sha256, ready.parts.mesh, done, watching)
+            recorder.losses = self.losses
             passes = self.task.passes(ready.data, c.train.steps)
             announcement.announce(ready.parts, ready.data.data, passes, program, done)
             inner = (frozen, batches, between, watching, recorder, self.clock, self.stop, owed)

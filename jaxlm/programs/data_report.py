@@ -58,8 +58,7 @@ def _inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
     names = [name for name in documents.find(done.path) if _kept(done, name)]
     weights = {name: source.weight for name, source in config.prepare.sources.items() if name in names}
     megabytes, target = config.prepare.report_mb, config.prepare.target
-    console.say("audit and mismatch report")
-    with engine.worker_processes(2) as pool:
+    with console.working("audit and mismatch report"), engine.worker_processes(2) as pool:
         junk = pool.submit(_junk, done.path, names, megabytes, target, config.prepare.stages["html"])
         compared = pool.submit(_mismatch, done.path, names, megabytes, target, config.prepare.stages["html"], weights)
         return {"junk": junk.result(), "mismatch": compared.result()}

@@ -8,7 +8,7 @@ import time
 
 import jax
 
-from jaxlm import processes
+from jaxlm import console, processes
 from jaxlm.config import Config
 from jaxlm.data import vocabulary
 from jaxlm.models import hardware
@@ -34,6 +34,7 @@ def run(config: Config, task: Task) -> int:
     with contextlib.ExitStack() as stack:
         if held := together(lambda: ledger.lock(folder), first_only=True):
             stack.callback(held.close)
+            console.keep(folder / console.LOG)
         losses: dict[int, float] = {}
         with clock.spend(MIRROR):
             alive = functools.partial(clock.begin, MIRROR)

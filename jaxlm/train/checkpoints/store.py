@@ -11,7 +11,7 @@ import typing
 import jax
 
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
-from jaxlm.processes import from_first, say, together
+from jaxlm.processes import from_first, say, together, working
 from jaxlm.step.state import TrainState
 from jaxlm.train.checkpoints import digest, keep, layout, meta, restore, room, verify
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError, NoWholeCheckpointError, move_aside
@@ -339,7 +339,8 @@ class Checkpointer:
           RunError: the checkpoint can't be read for another reason.
         """
         wanted = layout.to_items(restore.with_shardings(abstract, shardings))
-        return layout.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
+        with working(f"restoring checkpoint {step}"):
+            return layout.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
 
     def restore_latest(
         self, abstract: TrainState, shardings: TrainState, needs: typing.Collection[str] = ()
@@ -379,7 +380,8 @@ class Checkpointer:
         folder = self.directory / str(step)
         if (folder / "train").is_dir() and not (folder / "params").is_dir():
             raise RunError(f"checkpoint {folder} has no parameters of its own, only what was trained beside them")
-        return restore.restore(folder, {"params": restore.with_shardings(abstract, shardings)})["params"]
+        with working(f"restoring checkpoint {step}"):
+            return restore.restore(folder, {"params": restore.with_shardings(abstract, shardings)})["params"]
 
     def _seal(self, step: int, digests: dict[str, int]) -> None:
         """Verifies a restored checkpoint beside the run, if it has no checksums: it is older, or its save was cut short."""

@@ -13,7 +13,7 @@ from jaxlm import files, processes
 from jaxlm.config import Config
 from jaxlm.data import vocabulary
 from jaxlm.models import hardware
-from jaxlm.plan import machines, room, tune
+from jaxlm.plan import bench, machines, room, tune
 from jaxlm.plan.params import count_params
 from jaxlm.train import workdir
 from jaxlm.train.doctor import compute, devices, hosts, loader
@@ -48,7 +48,7 @@ class Machine:
 
     @functools.cached_property
     def _product(self) -> float:
-        return compute.product(self._config.model.dtype)
+        return bench.product(self._config.model.dtype)
 
     @property
     def who(self) -> str:
