@@ -5,7 +5,6 @@ import ast
 import difflib
 import errno
 import importlib
-import inspect
 import logging
 import os
 import pathlib
@@ -45,7 +44,7 @@ def _main(argv: list[str], script: bool) -> int:
     logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True, handlers=handlers)
     absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax reports through exceptions too
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    sys.unraisablehook = _without_leftovers(sys.unraisablehook)
+    console.drop_leftovers()
     resumes = bool(argv) and argv[0] in VERBS and VERBS[argv[0]].resumes and not _help(argv)
     try:
         code = _run(argv, script)
@@ -87,16 +86,6 @@ def _main(argv: list[str], script: bool) -> int:
         console.settle()
 
 
-def _without_leftovers(hook: Callable[..., None]) -> Callable[..., None]:
-    """`hook` without what asyncio says of reads and writes that Orbax abandoned: the error itself was raised."""
-
-    def unraisable(what: "sys.UnraisableHookArgs") -> None:
-        if "Event loop is closed" not in str(what.exc_value) and not inspect.iscoroutine(what.object):
-            hook(what)
-
-    return unraisable
-
-
 def _run(argv: list[str], script: bool) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_overview())
@@ -121,23 +110,40 @@ def _run(argv: list[str], script: bool) -> int:
     args.config = _one_of(args.config, args.target)
     if asked:
         given = args.config or _workdir(overrides)
-        config = _config(name, args.config, overrides) if given else config_files.load("base", overrides)
+        config = _of_folder(verb, args, overrides) or (
+            _config(name, args.config, overrides) if given else config_files.load("base", overrides)
+        )
         print(config_help.page(_keys(), asked, config))
         return 0
     trains = verb.module is None
     config = importlib.import_module("jaxlm.train.supervised").adopt() if trains and script else None
     alone = trains and script and not config
     if not config:
-        given = (trains and branch.config(args, overrides)) or _config(name, args.config, overrides)
+        lines: list[str] = []
+        given = (trains and branch.config(args, overrides)) or _of_folder(verb, args, overrides)
+        given = given or _settled(name, args.config, overrides, lines.append)
         config = config_lib.resolve(given)
         if given.phases.shrink:
             console.say(shrink.summary(config))
+        if trains:
+            importlib.import_module("jaxlm.data.given").check(config, lines.append)
+        for line in lines:
+            console.say(line)
     args.config = args.config or config.workdir
 
     def program() -> int:
-        return importlib.import_module(f"jaxlm.programs.{verb.module or config.program}").run(config, args)
+        with console.working("loading JAX", end=False, quiet=True):
+            module = importlib.import_module(f"jaxlm.programs.{verb.module or config.program}")
+        return module.run(config, args)
 
     return importlib.import_module("jaxlm.train.supervisor").run(config, program) if alone else program()
+
+
+def _of_folder(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> config_dict.ConfigDict | None:
+    """The config for a folder of documents, if the verb takes such and one is named."""
+    if not verb.folder:
+        return None
+    return importlib.import_module(f"jaxlm.programs.{verb.folder}").config(args, overrides)
 
 
 def _one_of(option: str | None, target: str | None) -> str | None:
@@ -161,16 +167,32 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
         if workdir and pathlib.Path(workdir).resolve() != found.path.resolve():
             raise ConfigError(f"two runs: {word} and --config.workdir={workdir}; give one of them")
         return _of_run(found.path, overrides)
-    if found and verb.reads_run and not workdir:
-        workdir = config_files.load(str(found.path), overrides).workdir
+    config = config_files.load(str(found.path), overrides) if found else None
+    if config and not config.workdir:
+        config.workdir = config_files.default_workdir(found.path, config)
+    workdir = workdir or (config.workdir if config else "")
     if workdir and (verb.reads_run or not found) and (pathlib.Path(workdir) / "config.json").is_file():
         return _of_run(pathlib.Path(workdir), overrides)
-    if found:
-        return config_files.load(str(found.path), overrides)
+    if config:
+        return config
     if workdir and verb.reads_run:
         raise ConfigError(f"no run in {workdir}: it has no config.json")
     shipped = ", ".join(config_files.shipped_configs())
     raise ConfigError(f"no config: jaxlm {name} NAME, FILE.py or the folder of a run; shipped: {shipped}")
+
+
+def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[str], None]) -> config_dict.ConfigDict:
+    """The config of `_config` with the folder and the data that the command line means; says what is not in it."""
+    config, verb = _config(name, word, overrides), VERBS[name]
+    found = config_files.find(word) if word else None
+    file = found.path if found and found.kind == "config" else None
+    given = name != "prepare" and any(override.startswith("data.dir=") for override in overrides)
+    if given and (line := importlib.import_module("jaxlm.data.given").take(config, file, overrides)):
+        say(line)
+    chosen = file and not _workdir(overrides) and config.workdir == config_files.default_workdir(file, config)
+    if chosen and verb.makes and (verb.module is None or not config.data.dir):
+        say(f"folder: {config.workdir} (another by --config.workdir=DIR)")
+    return config
 
 
 def _of_run(folder: pathlib.Path, overrides: list[str]) -> config_dict.ConfigDict:
@@ -187,8 +209,6 @@ def _not_taken(name: str, word: str, found: config_files.Found) -> str:
         return f"{path} is a model in Hugging Face's format; {takes}"
     if any((found.path / made).is_file() for made in ("manifest.json", "prepared.json")):
         return f"{path} holds data that jaxlm made; {takes}, and --config.data.dir={path}"
-    if name == "prepare":
-        return f"{path} is no config and no run: name documents in a config file, as configs/data/techdocs.py does"
     texts = f" (texts: --config.data.path={path})" if "data" in VERBS[name].keys else ""
     return f"{path} is no config (NAME or FILE.py) and no run (it has no config.json); {takes}{texts}"
 
@@ -270,7 +290,9 @@ def _screen(name: str, verb: Verb) -> str:
         metavar = given.get("metavar")
         arguments[f"{option}={metavar}" if metavar else option] = given["help"]
     arguments["--help=SECTION"] = "keys of a section (or one key, or all), with their values in CONFIG or RUN"
-    target = f"RUN_A {verb.second}" if verb.second else "CONFIG|RUN"
+    if verb.folder:
+        arguments = {"DIR": "a folder, file or glob of documents, prepared by a shipped recipe"} | arguments
+    target = f"RUN_A {verb.second}" if verb.second else "DIR|CONFIG|RUN" if verb.folder else "CONFIG|RUN"
     width = max(map(len, arguments))
     return "\n".join(
         [

@@ -17,7 +17,10 @@ class Verb:
       reads_run: True if the command works on an existing run. It then uses the run's own config, even if a config and a
         workdir are given.
       keys: the sections of the config that the command's help lists first.
+      makes: True if it fills `workdir` or `data.dir`; then it says which folder that is, if the command line names none.
       resumes: True if the same command continues an interrupted one.
+      folder: the module of jaxlm.programs whose `config(args, overrides)` makes a config for a folder of documents; "" if
+        the command takes none.
       second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
     """
 
@@ -26,8 +29,10 @@ class Verb:
     options: dict[str, dict] = dataclasses.field(default_factory=dict)
     reads_run: bool = False
     keys: tuple[str, ...] = ()
+    makes: bool = False
     resumes: bool = False
     second: str = ""
+    folder: str = ""
 
 
 _JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
@@ -37,14 +42,24 @@ VERBS = {
         "train a model; the same as python -m jaxlm.main. Run it again to resume or to continue",
         branch.OPTIONS,
         keys=("train", "model", "optim", "data"),
+        makes=True,
         resumes=True,
     ),
     "prepare": Verb(
         "prepare",
         "clean, deduplicate and audit documents into config.data.dir, with a report",
-        _JSON,
+        {
+            "--preset": {
+                "metavar": "NAME",
+                "help": "of a DIR: docs, web, code or books (default: as what it holds asks for)",
+            },
+            "--out": {"metavar": "DATA", "help": "of a DIR: the folder for the result (default: data/NAME_OF_DIR)"},
+            **_JSON,
+        },
         keys=("data", "prepare"),
+        makes=True,
         resumes=True,
+        folder="folder",
     ),
     "tokenize": Verb(
         "tokenize",
@@ -59,6 +74,8 @@ VERBS = {
             **_JSON,
         },
         keys=("data",),
+        makes=True,
+        resumes=True,
     ),
     "tune": Verb(
         "tune",

@@ -33,7 +33,7 @@ def test_each_help_fits_a_screen(capsys, verb):
     code, out, err = run(capsys, verb, "--help")
     lines = out.splitlines()
     assert (code, err) == (0, "")
-    target = "RUN_A RUN_B" if verb == "diff" else "CONFIG|RUN"
+    target = {"diff": "RUN_A RUN_B", "prepare": "DIR|CONFIG|RUN"}.get(verb, "CONFIG|RUN")
     assert lines[0].startswith(f"usage: jaxlm {verb} {target} [--config.KEY=VALUE ...]")
     assert len(lines) <= 30
     assert max(map(len, lines)) <= 100
@@ -115,7 +115,15 @@ def test_every_verb_has_a_program():
         (["train", "--config=quickstart", "--steps=3"], "did you mean --config.train.steps?"),
         (["tune", "--config=quickstart", "--steps=3"], "did you mean --config.tune.steps?"),
         (["train", "--config=quickstart", "--confg.x=3"], "unknown argument '--confg.x=3'"),
-        (["train", "--config=quickstart"], "no folder for this run: give --config.workdir=DIR"),
+        (
+            ["train", "gpuburnout_1b"],
+            "with jaxlm prepare data/gpuburnout and jaxlm tokenize data/gpuburnout, or train on",
+        ),
+        (
+            ["train", "local_35m", "--config.data.dir=docs"],
+            "first jaxlm prepare docs --out=DATA, then --config.data.dir=",
+        ),
+        (["train", "local_35m", "--config.data.path=docs"], "prepare it first: jaxlm prepare docs --out=DATA"),
         (["train", "--config=quickstart", "--config.program=sfft"], "choose one of pretrain"),
         (["sample"], "no config: jaxlm sample NAME, FILE.py or the folder of a run"),
         (["sample", "--config.workdir=./runs/nosuch"], "no run in ./runs/nosuch: it has no config.json"),
@@ -237,9 +245,9 @@ def test_a_folder_that_is_no_run_is_refused_in_one_line(steps_of, tmp_path, verb
     )
     (tmp_path / "texts").mkdir()
     said = steps_of(verb, f"{tmp_path}/texts")
-    assert "texts is no config" in said
-    assert ("name documents in a config file" if verb == "prepare" else f"jaxlm {verb} takes a config or") in said
-    (tmp_path / "texts/manifest.json").write_text("{}")
+    assert ("texts holds no documents" if verb == "prepare" else "texts is no config") in said
+    assert verb == "prepare" or f"jaxlm {verb} takes a config or" in said
+    (tmp_path / "texts/prepared.json").write_text("{}")
     assert f"--config.data.dir={tmp_path}/texts" in steps_of(verb, f"{tmp_path}/texts")
 
 
@@ -275,3 +283,42 @@ def test_training_imports_no_library_that_it_does_not_use():
     loaded = set(done.stdout.split())
     assert "jaxlm.train.loop" in loaded
     assert not loaded & {"tensorboardX", "torch", "datatrove", "loguru", "duckdb", "resiliparse", "sklearn", "wandb"}
+
+
+def test_a_run_whose_folder_is_not_named_is_in_runs(steps_of, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "mine.py"
+    own.write_text("from jaxlm.configs import quickstart\n\n\ndef get_config():\n    return quickstart.get_config()\n")
+    assert steps_of("train", "quickstart") == (520, "runs/quickstart")
+    assert steps_of("train", str(own)) == (520, "runs/mine")
+    assert steps_of("train", "quickstart", "--config.phases.shrink=cpu") == (2, "runs/quickstart-shrunk")
+    assert steps_of("plan", "quickstart") == (520, "runs/quickstart")
+    a_run(tmp_path / "runs/quickstart")
+    for verb in verbs.VERBS:
+        steps = 777 if verbs.VERBS[verb].reads_run else 520  # training checks the run's config against the file's
+        assert steps_of(verb, "quickstart") == (steps, "runs/quickstart")
+
+
+def test_a_config_without_a_run_is_told_what_makes_one(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for verb, told in (
+        ("sample", "no run in runs/quickstart: jaxlm train quickstart makes one"),
+        ("report", "train first"),
+    ):
+        code, _, err = run(capsys, verb, "quickstart")
+        assert (code, told in err, err.count("\n")) == (2, True, 1)
+    assert run(capsys, "train", "gpuburnout_1b")[0] == 2
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_not_named_is_said_by_what_fills_it(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    program = types.SimpleNamespace(run=lambda c, args: 0)
+    for verb, says in (("train", True), ("prepare", True), ("plan", False), ("report", False)):
+        monkeypatch.setitem(sys.modules, f"jaxlm.programs.{verbs.VERBS[verb].module or 'pretrain'}", program)
+        assert run(capsys, verb, "quickstart") == (
+            0,
+            "",
+            "folder: runs/quickstart (another by --config.workdir=DIR)\n" * says,
+        )
+        assert run(capsys, verb, "quickstart", "--config.workdir=w") == (0, "", "")

@@ -22,8 +22,35 @@ def check_same(
         was, now = built.get(key), wanted.get(key)
         if was == now:
             continue
-        if isinstance(was, dict) and isinstance(now, dict):  # of settings, show those that differ
-            was, now = ({k: v for k, v in a.items() if b.get(k) != v} for a, b in ((was, now), (now, was)))
+        was, now = map(_words, _differing(was, now))
         raise ConfigError(
-            f"{made} with {key} = {was}, now it is {now}; set another data.dir, or delete {manifest} to {again}"
+            f"{made} with {key} = {was}, now it is {now}; set another --config.data.dir, or delete {manifest} to {again}"
         )
+
+
+def _differing(was: object, now: object) -> tuple[object, object]:
+    """The parts of two values that differ: keys of settings, stages of a list."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        was, now = ({k: v for k, v in a.items() if b.get(k) != v} for a, b in ((was, now), (now, was)))
+    elif isinstance(was, list) and isinstance(now, list):
+        alone = [p for p in was if p not in now], [p for p in now if p not in was]
+        was, now = alone if any(alone) else (was, now)  # else it is the order
+        if len(was) == len(now) == 1 and isinstance(was[0], list) and isinstance(now[0], list):
+            (name, before), (other, after) = was[0], now[0]
+            if name == other:
+                before, after = _differing(before, after)
+            was, now = [[name, before]], [[other, after]]
+    elif isinstance(was or now, dict):  # one of them is not there: what is set in the other
+        was, now = ({k: v for k, v in part.items() if v} if isinstance(part, dict) else part for part in (was, now))
+    return was, now
+
+
+def _words(value: object) -> str:
+    """A value of a recipe as a user would write it: "bands=7", "html, unicode, near"."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_words(part)}" for key, part in value.items()) or "nothing"
+    if isinstance(value, list):  # of stages: a name, or a name with its settings
+        one = len(value) == 1
+        parts = (f"{p[0]} {_words(p[1]) if one else ''}".strip() if isinstance(p, list) else str(p) for p in value)
+        return ", ".join(parts) or "nothing"
+    return "nothing" if value in (None, "") else str(value)

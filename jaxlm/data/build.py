@@ -7,6 +7,7 @@ settings.
 """
 
 import dataclasses
+import functools
 import hashlib
 import io
 import os
@@ -17,13 +18,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxlm import files
+from jaxlm import console, files
 from jaxlm.config import ConfigError
 from jaxlm.corpus import recipes
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.corpus.sources.plain import iterate_documents, source_signature
 from jaxlm.data import manifest as manifests
-from jaxlm.data import rows, shards
+from jaxlm.data import rows, shards, vocabulary
 from jaxlm.data.shuffle import Shuffle
 from jaxlm.data.tokenizer import Tokenizer, train_tokenizer
 
@@ -57,12 +58,13 @@ class BuildSettings:
     """Settings that decide the content of a data directory.
 
     Attributes:
-      vocab_size: the number of ids, including the five ChatML tokens if `chat_tokens` is True.
+      vocab_size: the number of ids, including the five ChatML tokens if `chat_tokens` is True; 0 = what the data has, or
+        else `vocabulary.choose` of the text.
       chat_tokens: True to add the ChatML tokens to the vocabulary.
       seed: the seed of the order of documents and of the choice of held-out documents.
       val_fraction: the share of each source's documents to hold out (at least one document). A hash of the content
         chooses them, so that exact duplicates are all held out or all trained on.
-      tokenizer_path: a SentencePiece model to use instead of training one; its size must be `vocab_size`.
+      tokenizer_path: a SentencePiece model to use instead of training one; its size must be `vocab_size` if that is set.
       tokenizer_model: the kind of tokenizer to train, bpe or unigram.
       tokenizer_sample_bytes: the bytes of text to train the tokenizer on, taken from the sources by weight.
       block_tokens: the number of tokens in a record.
@@ -115,13 +117,9 @@ def build_data(
             return None
         data = shards.open_data(root)
         built = data.manifest["recipe"]
-        recipes.check_same(
-            built,
-            _recipe(source_list, settings, signed, recipe_extra or {}, built),
-            made=f"the data in {root} was built",
-            manifest=root / shards.MANIFEST,
-            again="build it anew (what jaxlm prepare made stays)",
-        )
+        wanted = _recipe(source_list, settings, signed, recipe_extra or {}, built)
+        told = {"made": f"the data in {root} was built", "manifest": root / shards.MANIFEST}
+        recipes.check_same(built, wanted, **told, again="build it anew (what jaxlm prepare made stays)")
         log(f"data in {root} is complete")
         return data
 
@@ -141,6 +139,7 @@ def build_data(
             manifest = _build(root, source_list, settings, read or _default_reader(settings), log)
         finally:
             shutil.rmtree(root / _SPILL, ignore_errors=True)
+        recipe["vocab_size"] = str(manifest["tokenizer"]["vocab_size"])
         manifests.write(root, {"recipe": recipe, **manifest})
     return shards.open_data(root)
 
@@ -175,6 +174,7 @@ def _recipe(
     for field in dataclasses.fields(settings):
         if field.name not in ("tokenizer_path", "tokenizer_model", "tfds_dir"):
             recipe[field.name] = str(getattr(settings, field.name))
+    recipe["vocab_size"] = str(settings.vocab_size or built.get("vocab_size", 0))
     kind = "" if settings.tokenizer_model == "bpe" else f"{settings.tokenizer_model} "
     recipe["tokenizer"] = f"{kind}trained on these sources"
     if path := settings.tokenizer_path:
@@ -270,18 +270,22 @@ def _build(
     for source in source_list:
         began, name = time.perf_counter(), source.name
         stats[name] = SourceStats()
-        texts = read(source, stats[name])
-        documents[name] = _Documents(root / _SPILL / name, source, settings, texts, _MEMORY // len(source_list))
+        with console.working(f"reading {name}", unit="documents", end=False) as tell:
+            texts = console.told(read(source, stats[name]), tell)
+            documents[name] = _Documents(root / _SPILL / name, source, settings, texts, _MEMORY // len(source_list))
         log(f"read {name}: {stats[name].summary()} ({time.perf_counter() - began:.1f} s)")
     began = time.perf_counter()
     shares = rows.normalise_mixture({s.name: s.weight for s in source_list}, [s.name for s in source_list])
-    coder = _tokenizer(settings, _sample(documents, {name: float(share) for name, share in shares.items()}, settings))
+    sample = functools.partial(_sample, documents, {name: float(share) for name, share in shares.items()}, settings)
+    with console.working("training the tokenizer", end=False):
+        coder = _tokenizer(settings, sum(read.bytes for read in stats.values()), sample, log)
     log(f"tokenizer: {coder.vocab_size:,} ids ({time.perf_counter() - began:.1f} s)")
     files = _write_tokenizer(root, coder)
     entries = {}
     for source in source_list:
         began, name = time.perf_counter(), source.name
-        splits = _write_source(root, name, documents[name], coder, settings)
+        with console.working(f"writing {name}", len(documents[name]), "documents", end=False) as tell:
+            splits = _write_source(root, name, documents[name], coder, settings, tell)
         documents[name].close()
         entries[name] = {"spec": source.spec, "read": dataclasses.asdict(stats[name]), **splits}
         n_bytes, n_tokens = (splits["train"][key] + splits["val"][key] for key in ("bytes", "tokens"))
@@ -319,18 +323,19 @@ def _sample(documents: Mapping[str, _Documents], shares: Mapping[str, float], se
                 left -= len(raw)
 
 
-def _tokenizer(settings: BuildSettings, sample: Iterator[str]) -> Tokenizer:
+def _tokenizer(
+    settings: BuildSettings, n_bytes: int, sample: Callable[[], Iterator[str]], log: Callable[[str], None]
+) -> Tokenizer:
     if settings.tokenizer_path is None:
-        return train_tokenizer(
-            sample,
-            vocab_size=settings.vocab_size,
-            chat_tokens=settings.chat_tokens,
-            model_type=settings.tokenizer_model,
-        )
+        kinds = {"chat_tokens": settings.chat_tokens, "model_type": settings.tokenizer_model}
+        if settings.vocab_size:
+            return train_tokenizer(sample(), vocab_size=settings.vocab_size, **kinds)
+        return vocabulary.train(sample, n_bytes, log, **kinds)
     coder = Tokenizer.load(settings.tokenizer_path)
-    if coder.vocab_size != settings.vocab_size:
+    if settings.vocab_size and coder.vocab_size != settings.vocab_size:
         raise ConfigError(
-            f"{settings.tokenizer_path} has {coder.vocab_size} ids, {settings.vocab_size} are asked for: use one size"
+            f"{settings.tokenizer_path} has {coder.vocab_size} ids, {settings.vocab_size} are asked for: set "
+            f"--config.model.vocab_size={coder.vocab_size}, or 0 for the tokenizer's own"
         )
     if settings.chat_tokens:
         coder.id_of("<|im_start|>")
@@ -348,7 +353,7 @@ def _write_tokenizer(root: pathlib.Path, coder: Tokenizer) -> list[dict]:
 
 
 def _write_source(
-    root: pathlib.Path, name: str, documents: _Documents, coder: Tokenizer, settings: BuildSettings
+    root: pathlib.Path, name: str, documents: _Documents, coder: Tokenizer, settings: BuildSettings, tell: console.Tell
 ) -> dict[str, dict]:
     """Encodes a source in shuffled order into its two streams; returns the manifest's entries of both."""
     writers = {
@@ -363,10 +368,12 @@ def _write_source(
         )
         for split in shards.SPLITS
     }
+    done = 0
     for batch in _batches(documents):
         coded = coder.encode_batch([raw.decode() for _, raw, _ in batch])
         for (doc_id, raw, held_out), ids in zip(batch, coded, strict=True):
             writers["val" if held_out else "train"].add(doc_id, ids, len(raw))
+        tell(done := done + len(batch))
     return {split: writer.finish() for split, writer in writers.items()}
 
 

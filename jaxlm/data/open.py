@@ -1,12 +1,13 @@
 """Makes a config's data if it is missing, opens it, and finds the weight of each source."""
 
+import contextlib
 import pathlib
 from collections.abc import Callable, Iterator
 
-from jaxlm.config import ConfigError, DataConfig, PrepareConfig
+from jaxlm.config import Config, ConfigError, DataConfig, PrepareConfig
 from jaxlm.corpus import documents
 from jaxlm.corpus.sources.base import SourceStats
-from jaxlm.data import build
+from jaxlm.data import build, vocabulary
 from jaxlm.data.rows import weights_of
 from jaxlm.data.shards import MANIFEST, DataDir, open_data
 
@@ -20,10 +21,10 @@ def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> t
     manifest.
 
     Raises:
-      ConfigError: there is no data, or the size of its vocabulary is not `vocab_size`.
+      ConfigError: there is no data, or the size of its vocabulary is not `vocab_size` (0 = any).
     """
     opened = open_data(data.dir)
-    if opened.vocab_size != vocab_size:
+    if vocab_size and opened.vocab_size != vocab_size:
         raise ConfigError(
             f"the tokenizer in {data.dir} has {opened.vocab_size} tokens: set "
             f"--config.model.vocab_size={opened.vocab_size}, or another config.data.dir"
@@ -43,7 +44,7 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
 
     Args:
       engine: the name of the engine that runs the tasks of `jaxlm prepare` (`config.engine`).
-      vocab_size: the size of the vocabulary, if a tokenizer is trained.
+      vocab_size: the size of the vocabulary, if a tokenizer is trained; 0 = that of the data, or chosen by `vocabulary`.
       seed: the seed of the order of documents.
       say: called with a line at each stage of the work.
 
@@ -70,6 +71,14 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
         tokenizer_model=d.tokenizer_model,
     )
     build.build_data(d.dir, sources, settings, read=read, recipe_extra=extra, log=say)
+
+
+def make_sized(config: Config, say: Say) -> Config:
+    """Returns the config with the size of its data's vocabulary; makes the data for that, if it is missing and can be made."""
+    if config.data.dir and not config.model.vocab_size:
+        with contextlib.suppress(ConfigError):  # who opens the data says what is wrong
+            make_data(config.data, config.prepare, config.engine, 0, config.seed, say)
+    return vocabulary.assumed(config, say)
 
 
 def _prepared(
@@ -107,6 +116,12 @@ def _prepared(
             stats.bytes += len(text.encode())
             yield doc_id, text
 
-    weights = weights_of(prepare.sources or data.sources, names)
+    listed = prepare.sources or data.sources
+    noted = {} if listed else documents.mixture(root)
+    alone = [name for name in names if noted and done.manifest["sources"][name]["kept"]["documents"] < 2]
+    if alone and len(alone) < len(names):  # such as one README beside a thousand pages
+        say(f"left out: {', '.join(alone)}, of which one document is left; at least two are needed, to hold one out")
+        names = [name for name in names if name not in alone]
+    weights = {name: noted[name] for name in names} if noted.keys() >= set(names) else weights_of(listed, names)
     sources = [build.Source(name, f"documents/{name}", weights[name]) for name in names]
     return sources, read, {"prepared": done.sha256}

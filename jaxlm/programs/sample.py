@@ -1,6 +1,7 @@
 """`jaxlm sample`: continues prompts with the model of a run."""
 
 import argparse
+import pathlib
 
 import jax
 
@@ -14,6 +15,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """Prints each prompt with its continuation. The prompts come from --prompt, or if there is none, from the config."""
     if not config.workdir:
         raise ConfigError("which run? jaxlm sample RUN, the folder of a run (or --config.workdir=RUN)")
+    if not (pathlib.Path(config.workdir) / "config.json").is_file():
+        raise ConfigError(f"no run in {config.workdir}: jaxlm train {args.config} makes one there")
     prompts = args.prompt or list(config.sample.prompts)
     if not prompts:
         raise ConfigError('nothing to continue: give --prompt="TEXT", again for more than one')

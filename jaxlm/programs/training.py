@@ -8,17 +8,18 @@ import time
 
 import jax
 
-from jaxlm import processes
+from jaxlm import console, processes
 from jaxlm.config import Config
+from jaxlm.data import vocabulary
 from jaxlm.models import hardware
-from jaxlm.plan import machines, tune
+from jaxlm.plan import admission, machines, tune
 from jaxlm.processes import from_first, say, together
 from jaxlm.programs import pages
 from jaxlm.programs.attempt import Attempt
 from jaxlm.programs.task import Ready, Task
 from jaxlm.train import books, ledger, loop, metrics, mirrors, signals, start, workdir
 from jaxlm.train.checkpoints.mirror import Mirror
-from jaxlm.train.clock import EVALUATE, MIRROR, Clock, Pulse
+from jaxlm.train.clock import COMPILE, EVALUATE, MIRROR, Clock, Pulse
 
 EXIT_CODES = {loop.DONE: 0, loop.FAILED: 1, loop.REFUSED: 2, loop.STOPPED: 3, loop.PREEMPTED: 4}
 
@@ -34,6 +35,7 @@ def run(config: Config, task: Task) -> int:
     with contextlib.ExitStack() as stack:
         if held := together(lambda: ledger.lock(folder), first_only=True):
             stack.callback(held.close)
+            console.keep(folder / console.LOG)
         losses: dict[int, float] = {}
         with clock.spend(MIRROR):
             alive = functools.partial(clock.begin, MIRROR)
@@ -43,12 +45,14 @@ def run(config: Config, task: Task) -> int:
         log = start.Log(folder, clock, config.train, config.hardware)
         data = task.data(config)
         together(lambda: pages.of_data(config), first_only=True)
-        config = tune.fit(config, mesh, say, task.parts)
+        asked, config = (vocabulary.with_size(c, data.data.vocab_size) for c in (asked, config))
+        with clock.spend(COMPILE):
+            config = tune.fit(config, mesh, say, task.parts)
         ready = Ready(config, task.parts(config, mesh), data)
-        train_step = ready.parts.jit()
+        program = admission.Once(ready.parts, task.parts)
         stop = signals.StopSignal(lambda: clock.activity)
         while True:
-            ending = Attempt(task, ready, asked, folder, train_step, clock, log, losses, stop, mirror).run()
+            ending = Attempt(task, ready, asked, folder, program, clock, log, losses, stop, mirror).run()
             if ending.code != loop.ROLL_BACK:
                 break
             ended = {"step": clock.step, "code": 3, "why": ending.why, "cause": ending.cause}

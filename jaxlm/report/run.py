@@ -13,7 +13,7 @@
     samples     PROMPT -> [{step, temperature, text}, ...]
     spikes      rows: step, batch, loss, score, documents
     rollbacks   rows: steps, batches, to, why
-    starts      rows: time, step, usd_per_hour, device, devices, commit, dirty, ended
+    starts      rows: time, step, usd_per_hour, device, devices, commit, dirty, changed, ended
 """
 
 import datetime
@@ -261,8 +261,9 @@ def _starts(summary: dict) -> Markup:
         commit = (row.get("commit") or "")[:8] + (" + changes" if row.get("dirty") else "")
         device = f"{row['devices']} x {row['device']}"
         price = f"${row['usd_per_hour']:g}" if row.get("usd_per_hour") else ""
-        rows.append(
-            (_date(row["time"]), count(row["step"]), device, price, commit, cell(row.get("ended") or "", kind="text"))
+        changed, ended = (
+            cell(text, kind="text") for text in ("; ".join(row.get("changed") or ()), row.get("ended") or "")
         )
-    head = ("start", "after step", "devices", "an hour", "code", "ended")
+        rows.append((_date(row["time"]), count(row["step"]), device, price, commit, changed, ended))
+    head = ("start", "after step", "devices", "an hour", "code", "changed since the start before", "ended")
     return table(head, rows, "Starts") if rows else Markup("")

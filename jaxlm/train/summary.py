@@ -12,7 +12,7 @@ import typing
 from jaxlm import config as config_lib
 from jaxlm import config_files
 from jaxlm.config import ConfigError
-from jaxlm.train import clock, ledger, metrics
+from jaxlm.train import clock, differences, ledger, metrics
 
 # Column of the report -> metric in metrics.jsonl.
 _COLUMNS = {
@@ -132,5 +132,6 @@ def _start(start: dict) -> dict[str, typing.Any]:
         "devices": hardware.get("devices", "?"),
         "commit": git.get("commit", ""),
         "dirty": git.get("dirty", False),
+        "changed": differences.words(start.get("changed") or []),
         "ended": f"{ended.get('code', '')} {ended.get('why', '')}".strip(),
     }

@@ -87,6 +87,8 @@ def _check_same(folder: pathlib.Path, name: str, section: ModelConfig | OptimCon
         return
     new = dataclasses.asdict(section)
     for key in keys:
+        if key == "vocab_size" and not new[key]:
+            continue  # the data's, which the checkpoint's fingerprint is compared with
         if old[key] != new[key]:
             what = "a model" if name == "model" else "an optimizer"
             raise ConfigError(

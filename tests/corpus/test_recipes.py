@@ -16,9 +16,13 @@ def check(built, wanted):
     ("built", "wanted", "told"),
     [
         ({"seed": 0, "size": 1}, {"size": 2, "seed": 1}, "size = 1, now it is 2"),
-        ({"seed": 0, "gone": 1}, {"seed": 0}, "gone = 1, now it is None"),
-        ({"seed": 0}, {"seed": 0, "new": "a"}, "new = None, now it is a"),
-        ({"near": {"bands": 6, "rows": 8}}, {"near": {"bands": 7, "rows": 8}}, "near = {'bands': 6}, now it is {'bands': 7}"),
+        ({"seed": 0, "gone": 1}, {"seed": 0}, "gone = 1, now it is nothing"),
+        ({"seed": 0}, {"seed": 0, "new": "a"}, "new = nothing, now it is a"),
+        ({"near": {"bands": 6, "rows": 8}}, {"near": {"bands": 7, "rows": 8}}, "near = bands=6, now it is bands=7"),
+        ({"source a": {"path": "x", "format": "auto", "n": 0}}, {}, "source a = path=x, format=auto, now it is nothing"),
+        ({"s": [["html", {"k": 1}], "near"]}, {"s": [["html", {"k": 1}], ["pii", {"k": 1}]]}, "s = near, now it is pii k=1"),
+        ({"s": [["html", {"k": 1, "m": 2}], 5]}, {"s": [["html", {"k": 3, "m": 2}], 5]}, "s = html k=1, now it is html k=3"),
+        ({"stages": ["near", "exact"]}, {"stages": ["exact", "near"]}, "stages = near, exact, now it is exact, near"),
     ],
 )  # fmt: skip
 def test_the_first_difference_is_told(built, wanted, told):

@@ -10,7 +10,7 @@ import pytest
 
 from jaxlm import files
 from jaxlm.config import ConfigError
-from jaxlm.data import build, shards
+from jaxlm.data import build, shards, vocabulary
 
 
 def listing(path):
@@ -68,8 +68,31 @@ def test_another_recipe_is_refused_and_named(corpus, tmp_path):
     with pytest.raises(ConfigError, match=r"built with vocab_size = 325, now it is 330; set another data.dir"):
         corpus.build(tmp_path / "d", vocab_size=330)
     fewer = dataclasses.replace(corpus, sources=corpus.sources[:2])
-    with pytest.raises(ConfigError, match=r"source code = .*now it is None"):
+    with pytest.raises(ConfigError, match=r"source code = .*now it is nothing"):
         fewer.build(tmp_path / "d")
+
+
+@pytest.mark.parametrize(("chat_tokens", "most"), [(True, 512), (False, 64_000)])
+def test_a_size_that_is_left_open_is_chosen_and_then_is_the_datas(corpus, tmp_path, monkeypatch, chat_tokens, most):
+    """10 kB support some 400 ids: below the least that is chosen."""
+    monkeypatch.setattr(vocabulary, "LEAST", 325)
+    monkeypatch.setattr(vocabulary, "MOST", most)
+    monkeypatch.setattr(vocabulary, "BYTES_PER_ID", 20 if most == 512 else 1)
+    first = corpus.build(tmp_path / "d", vocab_size=0, chat_tokens=chat_tokens)
+    if most == 512:
+        assert first.vocab_size == 512
+    else:
+        assert 400 < first.vocab_size < 5000  # the most that SentencePiece finds in it
+    again = corpus.build(tmp_path / "d", vocab_size=0, chat_tokens=chat_tokens)
+    same = corpus.build(tmp_path / "d", vocab_size=first.vocab_size, chat_tokens=chat_tokens)
+    assert first.sha256 == again.sha256 == same.sha256
+    with pytest.raises(ConfigError, match=f"vocab_size = {first.vocab_size}, now it is 330"):
+        corpus.build(tmp_path / "d", vocab_size=330, chat_tokens=chat_tokens)
+
+
+def test_a_tokenizer_that_is_named_has_its_own_size(corpus, data, tmp_path):
+    model = str(data.path / shards.TOKENIZER)
+    assert corpus.build(tmp_path / "d", tokenizer_path=model, vocab_size=0).vocab_size == 325
 
 
 def test_changed_files_are_noticed_and_absent_ones_forgiven(tmp_path, make_document):

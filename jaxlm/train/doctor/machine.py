@@ -11,8 +11,9 @@ from jax.sharding import Mesh
 
 from jaxlm import files, processes
 from jaxlm.config import Config
+from jaxlm.data import vocabulary
 from jaxlm.models import hardware
-from jaxlm.plan import machines, tune
+from jaxlm.plan import bench, machines, room, tune
 from jaxlm.plan.params import count_params
 from jaxlm.train import workdir
 from jaxlm.train.doctor import compute, devices, hosts, loader
@@ -22,6 +23,7 @@ from jaxlm.train.doctor.findings import OK, Finding
 def start(config: Config) -> "Machine":
     """Starts JAX as training does. Raises ConfigError if this machine can't have the config's mesh, flags or model."""
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
+    config = vocabulary.assumed(config, processes.say)
     model = hardware.for_platform(config.model, jax.devices()[0].platform)
     return Machine(config, dataclasses.replace(config, model=model), mesh)
 
@@ -46,7 +48,7 @@ class Machine:
 
     @functools.cached_property
     def _product(self) -> float:
-        return compute.product(self._config.model.dtype)
+        return bench.product(self._config.model.dtype)
 
     @property
     def who(self) -> str:
@@ -89,7 +91,7 @@ class Machine:
 
     def forward(self) -> Finding:
         """Returns a finding on equal forward passes."""
-        free = devices.available_bytes() if jax.default_backend() == "cpu" else self._need.step
+        free = room.available_bytes() if jax.default_backend() == "cpu" else self._need.step
         return compute.twice(self._config, self._mesh, free)
 
     def speed(self) -> Finding:

@@ -1,0 +1,155 @@
+"""Decides what data a command line means, and refuses data that can't be trained on, before anything is made.
+
+The command line calls it, so it imports no JAX.
+"""
+
+import collections
+import json
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+
+from ml_collections import config_dict
+
+from jaxlm import config_files
+from jaxlm.config import Config, ConfigError
+from jaxlm.corpus.documents import MANIFEST as PREPARED
+from jaxlm.corpus.sources import registry
+from jaxlm.data.manifest import MANIFEST
+
+_RAW = (".pdf", ".docx", ".doc", ".odt", ".rtf", ".epub", ".tex", ".rst", ".mhtml")  # texts of formats that none reads
+_SHARED = ("data.sources", "data.path", "prepare.sources")
+
+
+def take(config: config_dict.ConfigDict, file: pathlib.Path | None, overrides: Sequence[str]) -> str:
+    """Lets a config train on finished data that the command line names; returns a line about it, "" if nothing changed.
+
+    `--config.data.dir=DIR` names the user's choice if DIR holds data or prepared documents that the config did not make.
+    Then they are used as they are, with their own sources and weights, and a shipped config's size of the vocabulary gives
+    way. A recipe that made them and was changed since is refused later, by `recipes.check_same`.
+
+    Args:
+      config: the config with the overrides; it is changed in place.
+      file: the config's file; None for the config of a run.
+      overrides: those of the command line, `KEY=VALUE`.
+    """
+    keys = [override.partition("=")[0] for override in overrides]
+    if "data.dir" not in keys or any(key.startswith(_SHARED) for key in keys):
+        return ""
+    folder = pathlib.Path(config.data.dir)
+    made = _made(folder)
+    shipped = file is not None and config_files.CONFIG_PACKAGE.resolve() in file.resolve().parents
+    if not made or _is_own(config, made, shipped):
+        return ""
+    own = [*config.data.sources, *config.prepare.sources] or ([config.data.path] if config.data.path else [])
+    with config.unlocked():
+        config.data.path = ""
+        config.data.sources, config.prepare.sources = config_dict.ConfigDict(), config_dict.ConfigDict()
+    if shipped and "model.vocab_size" not in keys:
+        config.model.vocab_size = 0
+    names = sorted({name for _, name in made})
+    instead = f", in place of the config's {', '.join(own)}" if own and not set(own) <= set(names) else ""
+    return f"data: {folder} as it is, with its own sources ({', '.join(names)}){instead}"
+
+
+def _made(folder: pathlib.Path) -> dict[tuple[str, str], str]:
+    """(file, source) -> the path that the source was read from, for MANIFEST and PREPARED in a folder; {} if none is there."""
+    found = {}
+    for file in (MANIFEST, PREPARED):
+        try:
+            content = json.loads((folder / file).read_text(encoding="utf-8"))
+            found |= {(file, name): str(s.get("spec", s.get("path", ""))) for name, s in content["sources"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # who opens it says what is wrong
+    return found
+
+
+def _is_own(config: config_dict.ConfigDict, made: dict[tuple[str, str], str], shipped: bool) -> bool:
+    """True if the config made this data, perhaps with other settings, or gives weights to its sources.
+
+    A shipped config is nobody's own recipe: it made the data only if a source has the same path.
+    """
+    data, prepared = config.data, config.prepare.sources
+    paths = {"text": data.path} if data.path else {name: source["path"] for name, source in data.sources.items()}
+    if paths and not any(paths.values()):  # weights alone
+        return any(name in paths for _, name in made)
+    file = MANIFEST if paths else PREPARED
+    wanted = paths or {name: source["path"] for name, source in prepared.items()}
+    shared = [(path, made[file, name]) for name, path in wanted.items() if (file, name) in made]
+    return any(not shipped or os.path.realpath(a) == os.path.realpath(b) for a, b in shared)
+
+
+def check(config: Config, say: Callable[[str], None]) -> None:
+    """Raises ConfigError if there is neither data nor anything to make it from, or if it must be prepared first.
+
+    Makes nothing. Says what files of a folder are not read.
+    """
+    folder, paths = (
+        pathlib.Path(config.data.dir),
+        [source.path for source in config.data.sources.values() if source.path],
+    )
+    there = [name for name in (MANIFEST, PREPARED, "documents", "work") if (folder / name).exists()]
+    if not there and (raw := _suffixes(folder)):
+        kinds, plain = _words(raw), all(_is_plain(suffix) for suffix in raw)
+        way = (
+            f"--config.data.path={folder}"
+            if plain
+            else f"first jaxlm prepare {folder} --out=DATA, then --config.data.dir=DATA"
+        )
+        raise ConfigError(f"config.data.dir={folder} holds files ({kinds}) and no data that jaxlm made: {way}")
+    for path in paths if MANIFEST not in there else ():
+        _check_texts(path, say)
+    if paths or config.prepare.sources or there:
+        return
+    texts = "or train on texts of your own: --config.data.path=FILES"
+    if maker := _maker(config.data.dir):
+        raise ConfigError(
+            f"no data in {folder}: make it with jaxlm prepare {maker} and jaxlm tokenize {maker}, {texts}"
+        )
+    raise ConfigError(f"no data in {folder}: make it with jaxlm prepare FOLDER --out={folder}, {texts}")
+
+
+def _check_texts(path: str, say: Callable[[str], None]) -> None:
+    """Raises ConfigError if a folder or file holds mostly what `jaxlm prepare` reads and training does not."""
+    found = _suffixes(pathlib.Path(path).expanduser())
+    raw = {suffix: count for suffix, count in found.items() if not _is_plain(suffix)}
+    if not raw:
+        return
+    plain = sum(found.values()) - sum(raw.values())
+    if plain < sum(raw.values()):
+        raise ConfigError(f"{path} holds {_words(raw)}: prepare it first: jaxlm prepare {path} --out=DATA")
+    say(f"{path}: not read: {_words(raw)}; jaxlm prepare {path} --out=DATA takes them in")
+
+
+def _suffixes(path: pathlib.Path) -> collections.Counter[str]:
+    """How many files of each kind of text, plain or raw, there are in a folder, or the file itself."""
+    found = collections.Counter(
+        _suffix(name)
+        for name in ([path.name] if path.is_file() else (n for _, _, names in os.walk(path) for n in names))
+    )
+    del found[""]
+    return found
+
+
+def _suffix(name: str) -> str:
+    """The suffix of a text, compressed or not; "" for any other file."""
+    known = [suffix for _, suffixes in registry.FORMATS.values() for suffix in suffixes] + list(_RAW)
+    name = name.lower()
+    for packed in (".gz", ".zst", ".bz2", ".xz"):
+        name = name.removesuffix(packed)
+    return next((suffix for suffix in known if name.endswith(suffix)), "")
+
+
+def _is_plain(suffix: str) -> bool:
+    return any(suffix in registry.FORMATS[name][1] for name in registry.PLAIN)
+
+
+def _words(counts: dict[str, int]) -> str:
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count:,} {suffix}" for suffix, count in ordered[:4])
+
+
+def _maker(data_dir: str) -> str:
+    """The shipped recipe that makes this folder; "" if there is none."""
+    recipes = config_files.shipped_configs("data")
+    return next((name for name in recipes if config_files.load(name).data.dir == data_dir), "")
