@@ -106,6 +106,10 @@ def _run(argv: list[str], script: bool) -> int:
         print(_screen(name, verb))
         return 0
     args = _parse(name, verb, [word for word in rest if not word.startswith("--help=")], needs_all=not asked)
+    keys = {option: given["key"] for option, given in verb.options.items() if "key" in given}
+    for option, key in keys.items():
+        if (value := getattr(args, option[2:].replace("-", "_"))) is not None:
+            overrides.append(f"{key}={value}")
     args.overrides = overrides
     args.config = _one_of(args.config, args.target)
     if asked:
@@ -250,10 +254,13 @@ def _parse(name: str, verb: Verb, rest: list[str], needs_all: bool) -> argparse.
     if verb.second:
         parser.add_argument("other", nargs="?")
     parser.add_argument("--config")
+    if verb.rest:
+        parser.add_argument("words", nargs="*")
     for option, arguments in verb.options.items():
         required = needs_all and arguments.get("required", False)
-        parser.add_argument(option, **{**arguments, "required": required})
-    args, unknown = parser.parse_known_args(rest)
+        parser.add_argument(option, **{k: v for k, v in arguments.items() if k != "key"} | {"required": required})
+    args, unknown = parser.parse_known_intermixed_args(rest)
+    unknown = [word for word in getattr(args, "words", ()) if word.startswith("--")] or unknown  # "--promt=50% off"
     if args.target and "=" in args.target and not os.path.exists(args.target):
         unknown = [args.target, *unknown]
     if unknown:
@@ -282,6 +289,7 @@ def _screen(name: str, verb: Verb) -> str:
     arguments = {
         "CONFIG": "a shipped config (see jaxlm --help) or a FILE.py; also --config=CONFIG",
         "RUN": "the folder of a run: its own config; also --config.workdir=RUN",
+        **({verb.rest: "a text to continue; without one, those of the config"} if verb.rest else {}),
         "--config.KEY=VALUE": "set a key of the config",
     }
     if verb.second:
@@ -292,7 +300,8 @@ def _screen(name: str, verb: Verb) -> str:
     arguments["--help=SECTION"] = "keys of a section (or one key, or all), with their values in CONFIG or RUN"
     if verb.folder:
         arguments = {"DIR": "a folder, file or glob of documents, prepared by a shipped recipe"} | arguments
-    target = f"RUN_A {verb.second}" if verb.second else "DIR|CONFIG|RUN" if verb.folder else "CONFIG|RUN"
+    rest = f" [{verb.rest} ...]" * bool(verb.rest)
+    target = f"RUN_A {verb.second}" if verb.second else f"{'DIR|' * bool(verb.folder)}CONFIG|RUN{rest}"
     width = max(map(len, arguments))
     return "\n".join(
         [
