@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import contextlib
 import difflib
 import errno
 import importlib
@@ -18,7 +19,7 @@ from absl import logging as absl_logging
 from ml_collections import config_dict
 
 from jaxlm import config as config_lib
-from jaxlm import config_files, console
+from jaxlm import config_files, console, interrupts
 from jaxlm.config import ConfigError, RunError, shrink
 from jaxlm.config import help as config_help
 from jaxlm.train import branch
@@ -84,6 +85,8 @@ def _main(argv: list[str], script: bool) -> int:
         console.say(f"jaxlm: stopped{'; the same command goes on from what is done' * resumes}")
         return 4 if resumes else 1
     finally:
+        with contextlib.suppress(KeyboardInterrupt):  # too late: the command is done, or refused
+            interrupts.release()
         console.settle()
 
 
@@ -144,9 +147,15 @@ def _run(argv: list[str], script: bool) -> int:
     args.config = args.config or config.workdir
 
     def program() -> int:
-        return importlib.import_module(f"jaxlm.programs.{verb.module or config.program}").run(config, args)
+        module = importlib.import_module(f"jaxlm.programs.{verb.module or config.program}")
+        interrupts.release()
+        return module.run(config, args)
 
-    return importlib.import_module("jaxlm.train.supervisor").run(config, program) if alone else program()
+    if not alone:
+        return program()
+    supervisor = importlib.import_module("jaxlm.train.supervisor")
+    interrupts.release()
+    return supervisor.run(config, program)
 
 
 def _one_of(option: str | None, target: str | None) -> str | None:
@@ -325,14 +334,21 @@ def _overview() -> str:
         "",
         "verbs (jaxlm VERB --help for each):",
     ]
-    lines += [f"  {name:<10}{verb.summary}" for name, verb in VERBS.items()]
+    for name, verb in VERBS.items():
+        lines += _entry(f"  {name:<10}", verb.summary)
     lines += ["", "shipped configs:"]
-    lines += [f"  {name:<20}{_config_summary(name)}" for name in config_files.shipped_configs()]
+    for name in config_files.shipped_configs():
+        lines += _entry(f"  {name:<20}", _config_summary(name))
     lines += [
         "",
-        "exit codes: 0 done, 1 failed, 2 bad input, 3 stopped (non-finite steps, a gate, a budget), 4 interrupted, state saved",
+        "exit codes: 0 done, 1 failed (the same command may do better), 2 bad input (it never will),",
+        "3 stopped (non-finite steps, a gate, a budget), 4 interrupted (the same command goes on)",
     ]
     return "\n".join(lines)
+
+
+def _entry(name: str, text: str) -> list[str]:
+    return textwrap.wrap(text, config_help.WIDTH, initial_indent=name, subsequent_indent=" " * len(name))
 
 
 def _config_summary(name: str) -> str:

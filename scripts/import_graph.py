@@ -22,7 +22,10 @@ from collections.abc import Iterable, Iterator, Mapping
 PACKAGE = "jaxlm"
 # From the lowest floor up. A module imports from lower floors and from its own folder.
 FLOORS = (
-    ("config", "config_files", "tree", "sharding", "processes", "xla_flags", "files", "redact", "console", "__init__"),
+    (
+        *("config", "config_files", "tree", "sharding", "processes", "xla_flags"),
+        *("files", "redact", "console", "interrupts", "__init__"),
+    ),
     ("corpus", "ops"),
     ("models", "data", "report"),
     ("step", "objectives"),

@@ -26,6 +26,8 @@ def test_help_lists_every_verb_and_every_shipped_config(capsys):
     assert code == 0
     for name in [*verbs.VERBS, *config_files.shipped_configs()]:
         assert f"  {name}" in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert all(f"{code} " in out.split("exit codes:")[1] for code in range(5))
 
 
 @pytest.mark.parametrize("verb", list(verbs.VERBS))

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+import shlex
 import time
 
 import jax
@@ -93,3 +94,5 @@ def _say_ending(ending: loop.Ending, folder: pathlib.Path) -> None:
     words = {loop.PREEMPTED: "interrupted, the state is saved"}.get(ending.code, ending.code)
     goes_on = ending.code in (loop.PREEMPTED, loop.FAILED)
     say(f"{words}: {folder}" + ("; the same command goes on" if goes_on else ""))
+    if ending.code == loop.DONE:
+        say(f'next: jaxlm sample {shlex.quote(str(folder))} "Once upon a time"')
