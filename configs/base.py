@@ -213,6 +213,7 @@ def _machine(c: ConfigDict) -> None:
 
     c.log = ConfigDict()  # what is logged, and how often
     c.log.every_steps = 10  # a line of metrics.jsonl and of the terminal
+    c.log.parameters = False  # True: show the table of all parameters and their shapes at the start
     c.log.tensorboard = True  # write WORKDIR/tensorboard
     c.log.wandb = ""  # Weights & Biases (pip install "jaxlm[wandb]"); "" = off
 
@@ -239,6 +240,7 @@ def _machine(c: ConfigDict) -> None:
     p.prices = ""  # your own copy of configs/prices.toml; "" = the shipped one
     p.accelerator = ""  # only this one of the prices file; "" = all
     p.compile = True  # compile the real step for the mesh, from shapes alone; False = arithmetic only
+    p.measure = "auto"  # this machine's speed: auto = once, in a minute or less, then kept; never; again = anew
     p.preemptions_per_day = 2.0  # of a spot machine
     p.restart_minutes = 10.0  # from a preemption to the next step: a new machine, data, compile
 
@@ -287,6 +289,7 @@ def source(path: str = "", stages: tuple[str, ...] = (), **keys) -> dict:
     s.priority = 0  # of two duplicates, the one from the source with the higher priority stays
     s.weight = 1.0  # in the mixture to train on
     s.max_bytes = 0  # of text to read; 0 = all
+    s.exclude = ()  # files and folders below the path that are left out, by name: "_static", "*.css"
     s.licences = ()  # code: keep files under these SPDX licences only; () = all
     unknown = set(keys) - set(s)
     if unknown:

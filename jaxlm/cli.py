@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import errno
 import importlib
-import inspect
 import logging
 import os
 import pathlib
@@ -46,7 +45,7 @@ def _main(argv: list[str], script: bool) -> int:
     logging.basicConfig(format="jaxlm: %(message)s", level=logging.WARNING, force=True, handlers=handlers)
     absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax reports through exceptions too
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    sys.unraisablehook = _without_leftovers(sys.unraisablehook)
+    console.drop_leftovers()
     resumes = bool(argv) and argv[0] in VERBS and VERBS[argv[0]].resumes and not _help(argv)
     try:
         code = _run(argv, script)
@@ -90,16 +89,6 @@ def _main(argv: list[str], script: bool) -> int:
         console.settle()
 
 
-def _without_leftovers(hook: Callable[..., None]) -> Callable[..., None]:
-    """`hook` without what asyncio says of reads and writes that Orbax abandoned: the error itself was raised."""
-
-    def unraisable(what: "sys.UnraisableHookArgs") -> None:
-        if "Event loop is closed" not in str(what.exc_value) and not inspect.iscoroutine(what.object):
-            hook(what)
-
-    return unraisable
-
-
 def _run(argv: list[str], script: bool) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_overview())
@@ -120,15 +109,13 @@ def _run(argv: list[str], script: bool) -> int:
         print(_screen(name, verb))
         return 0
     args = _parse(name, verb, [word for word in rest if not word.startswith("--help=")], needs_all=not asked)
-    keys = {option: given["key"] for option, given in verb.options.items() if "key" in given}
-    for option, key in keys.items():
-        if (value := getattr(args, option[2:].replace("-", "_"))) is not None:
-            overrides.append(f"{key}={value}")
-    args.overrides = overrides
+    args.overrides = overrides = [*overrides, *_short(verb, args)]
     args.config = _one_of(args.config, args.target)
     if asked:
         given = args.config or _workdir(overrides)
-        config = _config(name, args.config, overrides) if given else config_files.load("base", overrides)
+        config = _of_folder(verb, args, overrides) or (
+            _config(name, args.config, overrides) if given else config_files.load("base", overrides)
+        )
         print(config_help.page(_keys(), asked, config))
         return 0
     trains = verb.module is None
@@ -136,7 +123,8 @@ def _run(argv: list[str], script: bool) -> int:
     alone = trains and script and not config
     if not config:
         lines: list[str] = []
-        given = (trains and branch.config(args, overrides)) or _settled(name, args.config, overrides, lines.append)
+        given = (trains and branch.config(args, overrides)) or _of_folder(verb, args, overrides)
+        given = given or _settled(name, args.config, overrides, lines.append)
         config = config_lib.resolve(given)
         if given.phases.shrink:
             console.say(shrink.summary(config))
@@ -147,7 +135,8 @@ def _run(argv: list[str], script: bool) -> int:
     args.config = args.config or config.workdir
 
     def program() -> int:
-        module = importlib.import_module(f"jaxlm.programs.{verb.module or config.program}")
+        with console.working("loading JAX", end=False, quiet=True):
+            module = importlib.import_module(f"jaxlm.programs.{verb.module or config.program}")
         interrupts.release()
         return module.run(config, args)
 
@@ -156,6 +145,13 @@ def _run(argv: list[str], script: bool) -> int:
     supervisor = importlib.import_module("jaxlm.train.supervisor")
     interrupts.release()
     return supervisor.run(config, program)
+
+
+def _of_folder(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> config_dict.ConfigDict | None:
+    """The config for a folder of documents, if the verb takes such and one is named."""
+    if not verb.folder:
+        return None
+    return importlib.import_module(f"jaxlm.programs.{verb.folder}").config(args, overrides)
 
 
 def _one_of(option: str | None, target: str | None) -> str | None:
@@ -194,7 +190,7 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
 
 
 def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[str], None]) -> config_dict.ConfigDict:
-    """The config of `_config` with the folder and the data that the command line means; says what is not in its words."""
+    """The config of `_config` with the folder and the data that the command line means; says what is not in it."""
     config, verb = _config(name, word, overrides), VERBS[name]
     found = config_files.find(word) if word else None
     file = found.path if found and found.kind == "config" else None
@@ -221,9 +217,9 @@ def _not_taken(name: str, word: str, found: config_files.Found) -> str:
         return f"{path} is a model in Hugging Face's format; {takes}"
     if any((found.path / made).is_file() for made in ("manifest.json", "prepared.json")):
         return f"{path} holds data that jaxlm made; {takes}, and --config.data.dir={path}"
-    if name == "prepare":
-        return f"{path} is no config and no run: name documents in a config file, as configs/data/techdocs.py does"
-    texts = f" (texts: --config.data.path={path})" if "data" in VERBS[name].keys else ""
+    texts = (
+        f" (texts: --config.data.path={path}, others: first jaxlm prepare {path})" if "data" in VERBS[name].keys else ""
+    )
     return f"{path} is no config (NAME or FILE.py) and no run (it has no config.json); {takes}{texts}"
 
 
@@ -278,6 +274,13 @@ def _parse(name: str, verb: Verb, rest: list[str], needs_all: bool) -> argparse.
     return args
 
 
+def _short(verb: Verb, args: argparse.Namespace) -> list[str]:
+    """The overrides that the verb's short options stand for: --temperature=1 for sample.temperature=1."""
+    given = {arguments["key"]: option for option, arguments in verb.options.items() if "key" in arguments}
+    values = {key: getattr(args, option[2:].replace("-", "_")) for key, option in given.items()}
+    return [f"{key}={value}" for key, value in values.items() if value is not None]
+
+
 def _argument_hint(name: str, verb: Verb, argument: str) -> str:
     word = argument.partition("=")[0]
     if not word.startswith("-") and "=" not in argument:
@@ -308,7 +311,10 @@ def _screen(name: str, verb: Verb) -> str:
         metavar = given.get("metavar")
         arguments[f"{option}={metavar}" if metavar else option] = given["help"]
     arguments["--help=SECTION"] = "keys of a section (or one key, or all), with their values in CONFIG or RUN"
-    target = f"RUN_A {verb.second}" if verb.second else f"CONFIG|RUN{f' [{verb.rest} ...]' * bool(verb.rest)}"
+    if verb.folder:
+        arguments = {"DIR": "a folder, file or glob of documents, prepared by a shipped recipe"} | arguments
+    target = f"RUN_A {verb.second}" if verb.second else "DIR|CONFIG|RUN" if verb.folder else "CONFIG|RUN"
+    target += f" [{verb.rest} ...]" * bool(verb.rest)
     width = max(map(len, arguments))
     return "\n".join(
         [

@@ -5,93 +5,121 @@ module does not import JAX, because the worker processes of `jaxlm prepare` must
 """
 
 import contextlib
+import inspect
 import json
 import logging
 import math
 import os
-import select
+import pathlib
 import sys
-import threading
 import time
 import typing
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+from jaxlm import screen, transcript
+from jaxlm.redact import redact
+from jaxlm.screen import CYAN, DIM, Part, say
+
+LOG = "log.txt"  # in a run's folder: all that it said
 WORKING_S = 2.0  # what takes longer says so
-PATIENCE_MS = 2000  # how long a line waits for a terminal or pipe that takes nothing; the lines after it do not wait
-_stuck: set[int] = set()  # file descriptors that took nothing when last tried
+AGAIN_S = 30.0  # where there is no live line, it says so again after this time; while training runs, only from then on
+
+T = typing.TypeVar("T")
+Tell = Callable[..., None]  # (amount, words = "")
 
 
-def say(text: str) -> None:
-    """Writes a line on standard error; see `write`."""
-    write(text + "\n")
+def keep(path: pathlib.Path) -> None:
+    """From now on what is said goes into this file too, behind a line that names the command, and what was said before."""
+    command = [os.path.basename(sys.orig_argv[0]), *sys.orig_argv[1:]]
+    transcript.begin(path, f"process {os.getpid()}: {' '.join(redact(command))}")
 
 
 @contextlib.contextmanager
-def working(what: str, total: float = 0) -> Iterator[Callable[[float], None]]:
-    """Says that something goes on, once its `with` block has taken two seconds.
+def working(what: str, total: float = 0, unit: str = "", *, end: bool = True, quiet: bool = False) -> Iterator[Tell]:
+    """Shows that something goes on: in a terminal on the live line, elsewhere by a line now and then once it takes long.
+
+    If it took over two seconds, a line says so at the end, unless the `with` block ended with an error.
 
     Args:
       what: what goes on: "compiling the train step".
-      total: how much there is to do, in any unit; 0 if unknown.
+      total: how much there is to do, 0 if unknown.
+      unit: in what: "documents".
+      end: False if the caller itself says at the end what was done.
+      quiet: True to say nothing for half a minute where there is no live line.
 
     Yields:
-      A function that takes how much is done.
+      A function that takes how much is done, and as a second argument words to show beside it.
     """
-    began, done = time.monotonic(), [0.0]
-    timer = threading.Timer(WORKING_S, lambda: say(f"{what} ..."))
-    timer.daemon = True
-    timer.start()
-
-    def tell(amount: float) -> None:
-        done[0] = amount
-
-    try:
-        yield tell
-    finally:
-        timer.cancel()
-    if (seconds := time.monotonic() - began) > WORKING_S:
-        part = f" {count(done[0])} of {count(total)}" if total else ""
-        say(f"{what}:{part} {duration(seconds)}")
+    found = _Working(what, total, unit, quiet)
+    with screen.shown(found):
+        yield found.tell
+    if end and (line := found.end()):
+        say(line)
 
 
-def write(text: str, stream: typing.TextIO | None = None) -> None:
-    """Writes text; never raises, and never waits for long. What can't be written is dropped, and the next text tried again.
-
-    So a closed pipe, a lost terminal, a pager that is not read or a log file on a full disk never stops a run.
-
-    Args:
-      stream: standard error by default.
-    """
-    stream = stream or sys.stderr
-    try:
-        descriptor = stream.fileno()
-    except (OSError, ValueError, AttributeError):  # text in memory, a closed stream, no stream at all
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.write(text)
-            stream.flush()
-        return
-    with contextlib.suppress(OSError, ValueError):
-        _write(descriptor, text.encode(stream.encoding or "utf-8", "backslashreplace"))
+def told(items: Iterable[T], tell: Tell) -> Iterator[T]:
+    """Yields the items, and tells how many are done."""
+    for number, item in enumerate(items, start=1):
+        yield item
+        tell(number)
 
 
-def _write(descriptor: int, data: bytes) -> None:
-    """Writes without Python's buffer: what stays in it after an error would change the exit code at the end."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    while data:
-        if not poll.poll(0 if descriptor in _stuck else PATIENCE_MS):
-            _stuck.add(descriptor)
-            return
-        _stuck.discard(descriptor)
-        data = data[os.write(descriptor, data[: select.PIPE_BUF]) :]  # so much a pipe takes without waiting
+class _Working:
+    """What `working` shows."""
 
+    stands = False
 
-def is_terminal(stream: typing.TextIO | None) -> bool:
-    """True if the stream is a terminal."""
-    try:
-        return stream.isatty()
-    except (OSError, ValueError, AttributeError):
-        return False
+    def __init__(self, what: str, total: float, unit: str, quiet: bool):
+        self._what, self._total, self._unit = what, total, unit and f" {unit}"
+        self._done, self._note = 0.0, ""
+        self._began, self._said = time.monotonic(), 0
+        quiet = quiet or screen.standing()  # a run's own lines must not drown among others
+        self._patience_s = AGAIN_S if quiet else WORKING_S
+
+    def tell(self, done: float, note: str = "") -> None:
+        self._done, self._note = done, note
+
+    def parts(self, alone: bool) -> list[Part]:
+        """The live line."""
+        del alone
+        took = time.monotonic() - self._began
+        return [
+            Part(self._what, 0, CYAN),
+            Part(self._amount(), 2),
+            Part(self._note, 6),
+            Part(duration(took), 8, DIM),
+            Part(self._left(took), 7, DIM),
+        ]
+
+    def line(self) -> str:
+        """The line that is due elsewhere."""
+        took = time.monotonic() - self._began
+        if took < self._patience_s + self._said * AGAIN_S:
+            return ""
+        self._said += 1
+        found = f"{self._what} ..."
+        if self._said > 1:
+            shown = (self._amount(), self._note, duration(took), self._left(took))
+            found = f"{self._what}: {', '.join(filter(None, shown))}"
+        return found
+
+    def end(self) -> str:
+        """The line that stays."""
+        took = time.monotonic() - self._began
+        if took < self._patience_s:
+            return ""
+        shown = ", ".join(filter(None, (self._amount(), self._note)))
+        return f"{self._what}: {shown} in {duration(took)}" if shown else f"{self._what}: {duration(took)}"
+
+    def _amount(self) -> str:
+        if not self._total:
+            return f"{count(self._done)}{self._unit}" if self._done else ""
+        return f"{count(self._done)} of {count(self._total)}{self._unit}"
+
+    def _left(self, took: float) -> str:
+        if not 0 < self._done < self._total:
+            return ""
+        return f"{duration(took / self._done * (self._total - self._done))} left"
 
 
 def open_closed() -> None:
@@ -105,7 +133,12 @@ def open_closed() -> None:
 
 
 def settle() -> None:
-    """Flushes standard output and error. One that can't be written to any more is closed off, so that the exit code stands."""
+    """Ends what a program says: log.txt, standard output and error.
+
+    A stream that can't be written to any more is closed off, so that the exit code stands.
+    """
+    screen.end()
+    transcript.end()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -115,11 +148,11 @@ def settle() -> None:
 
 
 class LogHandler(logging.Handler):
-    """Writes what is logged on standard error, as `write` does."""
+    """Says what is logged."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            write(self.format(record) + "\n")
+            say(self.format(record))
         except Exception:  # an argument that does not fit its format, ...
             self.handleError(record)
 
@@ -197,9 +230,11 @@ def dollars(usd: float | None) -> str:
 
 
 def hours(value: float) -> str:
-    """Returns the time in a plan: '2.5 h', or from 100 hours on '10 days'."""
+    """Returns the time in a plan: '12 min', '2.5 h', or from 100 hours on '10 days'."""
     if not math.isfinite(value):
         return "never ends"
+    if value < 1:
+        return f"{60 * value:.2g} min" if value >= 1 / 60 else "<1 min"
     return f"{value:.3g} h" if value < 100 else f"{value / 24:,.3g} days"
 
 
@@ -220,3 +255,14 @@ _GONE = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteErr
 def peer_is_gone(error: BaseException) -> bool:
     """True for JAX's error if another process of the run died, or can't be reached: a stack of calls tells no more."""
     return any(words in str(error) for words in _GONE)
+
+
+def drop_leftovers() -> None:
+    """Keeps Python from printing what asyncio says of reads and writes that Orbax abandoned: the error itself was raised."""
+    hook = sys.unraisablehook
+
+    def unraisable(what: "sys.UnraisableHookArgs") -> None:
+        if "Event loop is closed" not in str(what.exc_value) and not inspect.iscoroutine(what.object):
+            hook(what)
+
+    sys.unraisablehook = unraisable

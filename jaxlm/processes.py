@@ -66,6 +66,13 @@ def say(text: str) -> None:
         console.say(text)
 
 
+def working(what: str, total: float = 0, unit: str = "") -> contextlib.AbstractContextManager[console.Tell]:
+    """Shows on the first process that something goes on; see `console.working`."""
+    if jax.process_index() == 0:
+        return console.working(what, total, unit)
+    return contextlib.nullcontext(lambda done, note="": None)
+
+
 def join_cluster(config: DistributedConfig) -> None:
     """Calls `jax.distributed.initialize` if the program runs as several processes; does nothing for a single one.
 
@@ -144,6 +151,11 @@ def _reach(config: DistributedConfig) -> None:
             return
         except OSError:
             time.sleep(_RETRY_S)
+
+
+def several(config: DistributedConfig) -> bool:
+    """True if the program would run as several processes; asks no other process."""
+    return bool(config.coordinator or config.auto or _in_cluster())
 
 
 def _in_cluster() -> bool:

@@ -21,6 +21,8 @@ class Verb:
       makes: True if it fills `workdir` or `data.dir`; then it says which folder that is, if the command line names none.
       resumes: True if the same command continues an interrupted one.
       rest: the name of any number of further plain arguments for the help, "PROMPT"; they come as `args.words`.
+      folder: the module of jaxlm.programs whose `config(args, overrides)` makes a config for a folder of documents; "" if
+        the command takes none.
       second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
     """
 
@@ -33,6 +35,7 @@ class Verb:
     resumes: bool = False
     rest: str = ""
     second: str = ""
+    folder: str = ""
 
 
 _JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
@@ -48,10 +51,18 @@ VERBS = {
     "prepare": Verb(
         "prepare",
         "clean, deduplicate and audit documents into config.data.dir, with a report",
-        _JSON,
+        {
+            "--preset": {
+                "metavar": "NAME",
+                "help": "of a DIR: docs, web, code or books (default: as what it holds asks for)",
+            },
+            "--out": {"metavar": "DATA", "help": "of a DIR: the folder for the result (default: data/NAME_OF_DIR)"},
+            **_JSON,
+        },
         keys=("data", "prepare"),
         makes=True,
         resumes=True,
+        folder="folder",
     ),
     "tokenize": Verb(
         "tokenize",
@@ -67,6 +78,7 @@ VERBS = {
         },
         keys=("data",),
         makes=True,
+        resumes=True,
     ),
     "tune": Verb(
         "tune",

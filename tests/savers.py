@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxlm import config, config_files
+from jaxlm import config, config_files, console
 from jaxlm.config import RunError
 from jaxlm.step import state as states
 from jaxlm.train import hooks, loop
@@ -39,6 +39,7 @@ def place(x, mesh: jax.sharding.Mesh) -> jax.NamedSharding:
 
 
 def main() -> None:
+    console.drop_leftovers()
     if processes > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(f"localhost:{port}", processes, process)

@@ -35,7 +35,8 @@ def test_each_help_fits_a_screen(capsys, verb):
     code, out, err = run(capsys, verb, "--help")
     lines = out.splitlines()
     assert (code, err) == (0, "")
-    target = {"diff": "RUN_A RUN_B", "sample": "CONFIG|RUN [PROMPT ...]"}.get(verb, "CONFIG|RUN")
+    targets = {"diff": "RUN_A RUN_B", "prepare": "DIR|CONFIG|RUN", "sample": "CONFIG|RUN [PROMPT ...]"}
+    target = targets.get(verb, "CONFIG|RUN")
     assert lines[0].startswith(f"usage: jaxlm {verb} {target} [--config.KEY=VALUE ...]")
     assert len(lines) <= 32
     assert max(map(len, lines)) <= 100
@@ -248,9 +249,9 @@ def test_a_folder_that_is_no_run_is_refused_in_one_line(steps_of, tmp_path, verb
     )
     (tmp_path / "texts").mkdir()
     said = steps_of(verb, f"{tmp_path}/texts")
-    assert "texts is no config" in said
-    assert ("name documents in a config file" if verb == "prepare" else f"jaxlm {verb} takes a config or") in said
-    (tmp_path / "texts/manifest.json").write_text("{}")
+    assert ("texts holds no documents" if verb == "prepare" else "texts is no config") in said
+    assert verb == "prepare" or f"jaxlm {verb} takes a config or" in said
+    (tmp_path / "texts/prepared.json").write_text("{}")
     assert f"--config.data.dir={tmp_path}/texts" in steps_of(verb, f"{tmp_path}/texts")
 
 
@@ -274,9 +275,9 @@ def test_main_is_jaxlm_train():
 
 def test_the_command_line_imports_no_jax():
     """The workers of `prepare` import it."""
-    code = "import sys, jaxlm.cli, jaxlm.config.help; print(*sys.modules)"
+    code = "import sys, jaxlm.cli, jaxlm.config.help, jaxlm.data.given; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not set(done.stdout.split()) & {"jax", "flax", "datatrove"}
+    assert not set(done.stdout.split()) & {"jax", "flax", "datatrove", "pyarrow"}
 
 
 def test_training_imports_no_library_that_it_does_not_use():

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from jaxlm import console
+from jaxlm import console, screen
+from jaxlm.train.progress import Progress
 
 
 def test_print_table(capsys):
@@ -36,6 +37,7 @@ def test_figures_are_short():
         "never ends",
     ]
     assert [console.hours(n) for n in (2.5, 240.0, float("inf"))] == ["2.5 h", "10 days", "never ends"]
+    assert [console.hours(n) for n in (0.2, 0.001)] == ["12 min", "<1 min"]
     assert [console.duration(n) for n in (95, 3725, 90000)] == ["1m35s", "1h02m", "1d01h"]
     assert [console.gigabytes(n) for n in (1.234e9, 7.5e10)] == ["1.23", "75.0"]
     assert [console.gigabytes(7.55e10, digits) for digits in (0, 2)] == ["76", "75.50"]
@@ -64,33 +66,33 @@ def test_sizes(number, shown):
 
 
 def test_a_pipe_that_nobody_reads_or_that_is_closed_stops_nothing(monkeypatch):
-    monkeypatch.setattr(console, "PATIENCE_MS", 50)
+    monkeypatch.setattr(screen, "PATIENCE_MS", 50)
     read, write = os.pipe()
     with open(write, "w") as stream:
         start = time.monotonic()
         for _ in range(2000):  # 200 kB into a pipe that holds 64
-            console.write("x" * 99 + "\n", stream)
+            screen.write("x" * 99 + "\n", stream)
         assert time.monotonic() - start < 5
         while len(os.read(read, 65536)) == 65536:
             pass
-        console.write("read again\n", stream)
+        screen.write("read again\n", stream)
         assert os.read(read, 65536).endswith(b"read again\n")
         os.close(read)
-        console.write("nobody\n", stream)
+        screen.write("nobody\n", stream)
 
 
 def test_a_full_disk_under_a_log_stops_nothing_and_is_tried_again(tmp_path):
     with open("/dev/full", "w") as full:
-        console.write("lost\n", full)
-        console.write("lost\n", full)
+        screen.write("lost\n", full)
+        screen.write("lost\n", full)
     with open(tmp_path / "log", "w") as log:
-        console.write("kept\n", log)
+        screen.write("kept\n", log)
     assert (tmp_path / "log").read_text() == "kept\n"
 
 
 def test_characters_that_the_terminal_lacks_are_shown_as_their_codes(tmp_path):
     with open(tmp_path / "log", "w", encoding="ascii") as log:
-        console.write("p\u00e9\n", log)
+        screen.write("p\u00e9\n", log)
     assert (tmp_path / "log").read_text() == "p\\xe9\n"
 
 
@@ -111,11 +113,65 @@ def test_what_is_logged_is_shown(capsys):
     assert capsys.readouterr().err == "jaxlm: no room\n"
 
 
-def test_what_takes_long_says_so_when_it_begins_and_when_it_ends(monkeypatch, capsys):
-    monkeypatch.setattr(console, "WORKING_S", 0.05)
-    with console.working("reading", total=4) as tell:
-        time.sleep(0.15)
-        tell(3)
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(console, "WORKING_S", 0.1)
+    monkeypatch.setattr(console, "AGAIN_S", 0.3)
+    monkeypatch.setattr(screen, "TICK_S", 0.02)
+
+
+def test_what_takes_long_says_so_now_and_then_and_when_it_ends(soon, capsys):
+    with console.working("reading", 4, "documents") as tell:
+        tell(1)
+        time.sleep(0.25)
+        tell(3, "7 MB")
+        time.sleep(0.25)
     with console.working("a moment"):
         pass
-    assert capsys.readouterr().err == "reading ...\nreading: 3 of 4 0m00s\n"
+    begun, again, ended = capsys.readouterr().err.splitlines()
+    assert begun == "reading ..."
+    assert again == "reading: 3 of 4 documents, 7 MB, 0m00s, 0m00s left"
+    assert ended == "reading: 3 of 4 documents, 7 MB in 0m01s"
+
+
+def test_what_is_known_to_be_short_or_told_by_others_says_less(soon, capsys):
+    with console.working("loading", quiet=True):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == ""
+    with console.working("reading", end=False):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == "reading ...\n"
+
+
+def test_while_training_runs_only_what_takes_very_long_says_so(soon, capsys):
+    progress = Progress(10, 0, lambda: "evaluating")
+    with console.working("held-out loss", 7):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == ""
+    with console.working("held-out loss", 7):
+        time.sleep(0.4)
+    assert capsys.readouterr().err == "held-out loss ...\nheld-out loss: 0 of 7 in 0m00s\n"
+    progress.close()
+
+
+def test_what_fails_does_not_say_that_it_is_done(soon, capsys):
+    def fail() -> None:
+        with console.working("reading"):
+            time.sleep(0.2)
+            raise OSError
+
+    with pytest.raises(OSError, match=r"^$"):
+        fail()
+    assert capsys.readouterr().err == "reading ...\n"
+
+
+def test_the_innermost_of_what_goes_on_speaks(soon, capsys):
+    with console.working("outside", end=False), console.working("inside"):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == "inside ...\ninside: 0m00s\n"
+
+
+def test_items_are_counted():
+    told = []
+    assert list(console.told("abc", told.append)) == ["a", "b", "c"]
+    assert told == [1, 2, 3]

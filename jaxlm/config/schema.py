@@ -107,6 +107,7 @@ class PrepareSourceConfig:
     priority: Annotated[int, within(-128, 127)]
     weight: Annotated[float, at_least(0)]
     max_bytes: Annotated[int, at_least(0)]
+    exclude: tuple[str, ...]
     licences: tuple[str, ...]
 
 
@@ -274,6 +275,7 @@ class MeshConfig:
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
     every_steps: Annotated[int, at_least(1, most=10**12)]
+    parameters: bool
     tensorboard: bool
     wandb: Literal["", "offline", "online"]
 
@@ -306,6 +308,7 @@ class PlanConfig:
     prices: str
     accelerator: str
     compile: bool
+    measure: Literal["auto", "never", "again"]
     preemptions_per_day: Annotated[float, at_least(0)]
     restart_minutes: Annotated[float, at_least(0)]
 

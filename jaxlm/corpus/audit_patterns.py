@@ -22,17 +22,22 @@ class Group:
         none, its text ("PersonX"). If only the match is removed, the text of its group `keep` stays.
       needles: strings for a fast check: a text without any of them has no match; () to search always.
       severity: how surely a match is junk, in any text, 0 to 1.
+      about: what the matches are, for people.
       mentions: True if a match in quotes or backticks is allowed, since the text then talks about it.
       label: one label for all matches, for patterns whose matches all differ (base64).
       min_run: the length of a run of characters without a space that every match needs.
+      debris: a label that it matches is debris where it stands in plain text. Other labels are what some texts are
+        about, such as the names of exceptions, wherever they stand.
     """
 
     pattern: re.Pattern[str]
     needles: tuple[str, ...]
     severity: float
+    about: str
     mentions: bool = False
     label: str = ""
     min_run: int = 0
+    debris: re.Pattern[str] = re.compile("")
 
     def matches(self, text: str) -> Iterator[re.Match[str]]:
         """Yields all matches in a text, in order."""
@@ -50,10 +55,29 @@ class Group:
             return self.label or match.lastgroup.replace("_", " ")
         return re.sub(r"\d+", "0", " ".join(match[0].split()))[:80]
 
+    def remover(self, name: str, label: str) -> str:
+        """Returns what makes the stage `junk` remove matches with this label: the group's name, or an expression."""
+        if not self.debris.pattern:
+            return name
+        return STACK_FRAME if label == "stack frame" else re.escape(label).replace(r"\ ", r"\s+").replace("0", r"\d+")
+
 
 def _compile(*alternatives: str) -> re.Pattern[str]:
     return re.compile("|".join(alternatives), re.MULTILINE)
 
+
+STACK_FRAME = r"^[ \t]*at [\w.$<> \[\]]+\((?:[^()\n]*:\d+|Native Method|Unknown Source)\)[ \t]*$"
+# What stands around a page's text rather than in it. Only a line that many documents repeat is compared with it.
+FURNITURE = re.compile(
+    r"\bskip to (?:the )?(?:main |primary )?(?:content|navigation)|\bback to top\b|\btoggle navigation\b"
+    r"|\b(?:we|site|page|website)\b.{0,20}\buses? cookies\b"
+    r"|\b(?:accept|use of|our) (?:all )?cookies\b|\bcookie (?:policy|settings)\b"
+    r"|\bprivacy (?:policy|notice)\b|\bterms (?:of (?:use|service)|and conditions)\b|\ball rights reserved\b"
+    r"|\b(?:sign up|subscribe) (?:to|for)\b|\bnewsletter\b|\bfollow us\b|\b(?:share|tweet) this\b|\bshare on [A-Z]"
+    r"|\bposted (?:on|by|in)\b.*\b0|\b0 comments?\b|\bleave a (?:reply|comment)\b|\bread more\b|\bclick here\b"
+    r"|\bpowered by [A-Z]|\b(?:please )?enable javascript\b|\badvertisement\b|\badd to (?:cart|basket)\b",
+    re.IGNORECASE,
+)
 
 GROUPS = {
     "annotation": Group(
@@ -73,6 +97,7 @@ GROUPS = {
             *("<extra_id_", "xxbos", "xxmaj", "xxunk", "/NN", "\u2581", "\u0120", " ##", "@@ "),
         ),
         severity=1.0,
+        about="labels of a data set",
         mentions=True,
     ),
     "chat_tokens": Group(
@@ -89,18 +114,21 @@ GROUPS = {
         ),
         ("<|", "INST]", "SYS>>", "_of_turn>", "<bos>", "<eos>", "<\uff5c", "</s>"),
         1.0,
+        "tokens of a chat template",
         mentions=True,
     ),
     "unk": Group(
         _compile(r"<unk>", r"\[UNK\]", r"\s?\u2047\s?", r"\s?@(?P<keep>[-,.])@\s?"),
         ("<unk>", "[UNK]", "\u2047", "@-@", "@,@", "@.@"),
         1.0,
+        "stands for text that was lost",
         mentions=True,
     ),
     "lorem": Group(
         re.compile(r"lorem ipsum|dolor sit amet|consectetur adipiscing", re.IGNORECASE),
         ("orem ipsum", "olor sit amet", "onsectetur adip", "OREM IPSUM", "orem Ipsum"),
         0.8,
+        "filler text",
         mentions=True,
     ),
     "assistant": Group(
@@ -111,6 +139,7 @@ GROUPS = {
         ),
         (" language model", "knowledge cut", " sorry, but I can"),
         0.8,
+        "a chat model's phrases",
     ),
     "base64": Group(
         _compile(
@@ -120,6 +149,7 @@ GROUPS = {
         ),
         (),
         0.7,
+        "encoded bytes",
         label="base64 or hex blob",
         min_run=40,
     ),
@@ -127,16 +157,19 @@ GROUPS = {
         _compile(
             r"&(?:nbsp|amp|lt|gt|quot|apos|mdash|ndash|hellip|[lr][ds]quo);",
             r"(?P<numeric_entity>&#(?:\d{1,6}|[xX][0-9a-fA-F]{1,5});)",
-            r"(?P<tags></?(?:a|b|br|center|div|em|font|h[1-6]|hr|i|img|li|ol|p|script|span|strong|style|table|td|tr|u|ul)"
-            r"(?:\s[^<>\n]{0,300})?/?>)",
+            # `<style>`, `<table>` alone are how manuals write "a style", "a table".
+            r"(?P<tags></?(?:b|br|center|div|em|h[1-6]|hr|li|ol|p|span|strong|td|tr|u|ul)(?:\s[^<>\n]{0,300})?/?>"
+            r"|</(?:a|font|i|script|style|table)>|<(?:a|font|i|img|script|style|table)\s[^<>\n]{0,300}>)",
         ),
         ("&", "<"),
         0.7,
+        "markup left over",
     ),
     "calculator": Group(  # GSM8K's: <<48/2=24>>
-        re.compile(r"(?P<calculator_mark><<[^<>\n]{1,80}=[^<>\n]{1,40}>>)"),
+        re.compile(r"(?P<calculator_mark><<(?=[^<>\n]*\d)[^<>\n]{1,80}=[^<>\n]{1,40}>>)"),
         ("<<",),
         0.6,
+        "GSM8K's calculator marks",
     ),
     "template": Group(
         _compile(
@@ -149,20 +182,23 @@ GROUPS = {
         ),
         ("{{", "{%", "${", "%(", "<%"),
         0.6,
+        "a template not filled in",
         mentions=True,
+        debris=re.compile(r"\{\{|\{%|<%"),
     ),
     "hex_colour": Group(
         re.compile(r"#(?=\d{0,5}[a-fA-F])[0-9a-fA-F]{6}\b(?:[^#\n]{0,40}\n?[^#\n]{0,40}#[0-9a-fA-F]{6}\b){2,}"),
         ("#",),
         0.5,
+        "style sheets",
         label="run of hex colours",
     ),
     "exception": Group(
         _compile(
-            r"(?P<stack_frame>^[ \t]*at [\w.$<> \[\]]+\((?:[^()\n]*:\d+|Native Method|Unknown Source)\)[ \t]*$)",
+            rf"(?P<stack_frame>{STACK_FRAME})",
             r'(?P<traceback_frame>^[ \t]*File "[^"\n]+", line \d+, in \S+)',
             r"Traceback \(most recent call last\)",
-            r"\b(?:[a-z_]\w*\.)*[A-Z]\w+(?:Exception|Error)\b",
+            r"\b(?:[a-z_]\w*+\.)*+[A-Z]\w+(?:Exception|Error)\b",
             r"\bAndroidRuntime\b|\bFATAL EXCEPTION\b|\bSegmentation fault\b",
         ),
         (
@@ -177,5 +213,18 @@ GROUPS = {
             '", line ',
         ),
         0.4,
+        "a program's errors",
+        debris=re.compile(r"AndroidRuntime|FATAL EXCEPTION|stack frame"),
+    ),
+    "log": Group(
+        _compile(
+            r"^[VDIWEF]/[\w.:-]+ *\( *\d+\):.*$",  # Android's
+            r"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* +(?:[^\s:]+ +){0,3}\[?"
+            r"(?:TRACE|DEBUG|INFO|WARN|WARNING|ERROR|FATAL)\b.*$",
+        ),
+        ("E/", "W/", "D/", " INFO", " WARN", " ERROR", " DEBUG", "FATAL"),
+        0.7,
+        "a log of a program",
+        label="log line",
     ),
 }

@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import dataclasses
 import importlib
-import math
 import multiprocessing
 import os
 import pathlib
@@ -17,14 +16,15 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import typing
 
 from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 from loguru import logger
 
+from jaxlm import console
 from jaxlm.config import ConfigError, RunError
+from jaxlm.corpus import counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Task(PipelineStep):
         yield from ()
 
 
-_TELL_S = 30.0
+_LOOK_S = 0.5
 _KILLED = "a worker was killed, perhaps for memory: then lower prepare.workers or prepare.task_mb"
 
 
@@ -82,9 +82,8 @@ def run(
     phase: str,
     function: str,
     tasks: int,
-    log: typing.Callable[[str], None] = print,
 ) -> None:
-    """Runs `function` for the tasks 0 .. tasks-1, except for tasks that are already done.
+    """Runs `function` for the tasks 0 .. tasks-1, except for tasks that are already done. Shows how many are done.
 
     Args:
       engine: the engine that runs the tasks.
@@ -92,7 +91,6 @@ def run(
       phase: the name of the phase.
       function: "package.module.name".
       tasks: the number of tasks.
-      log: called twice a minute with a line that says how many tasks are done.
 
     Raises:
       RunError: tasks failed. The message names them and gives the first one's error.
@@ -103,16 +101,13 @@ def run(
     step = Task(function, str(folder.resolve()), phase)
     executor = _EXECUTORS[engine.name](engine, [step], tasks, str(place.resolve()))
     problem = ""
-    ended = threading.Event()
-    threading.Thread(target=_tell, args=(place, phase, tasks, log, ended), daemon=True).start()
     try:
-        executor.run()
+        with _shown(place, phase, tasks):
+            executor.run()
     except (ConfigError, RunError, KeyboardInterrupt):
         raise
     except Exception as error:  # whatever it was: what counts is which tasks are not done
         problem = _KILLED if isinstance(error, concurrent.futures.BrokenExecutor) else _in_short(error)
-    finally:
-        ended.set()
     left = executor.get_incomplete_ranks(skip_completed=True)
     if left:
         notes = [note for task in left if (note := place / f"failed-{task:05d}").exists()]
@@ -126,17 +121,23 @@ def run(
         )
 
 
-def _tell(
-    place: pathlib.Path, phase: str, tasks: int, log: typing.Callable[[str], None], ended: threading.Event
-) -> None:
-    began, before = time.monotonic(), _done(place)
-    while not ended.wait(_TELL_S):
-        done = _done(place)
-        rate = (done - before) / (time.monotonic() - began)
-        log(
-            f"{phase}: {done} of {tasks} tasks"
-            + (f", about {math.ceil((tasks - done) / rate / 60)} min left" if rate else "")
-        )
+@contextlib.contextmanager
+def _shown(place: pathlib.Path, phase: str, tasks: int) -> typing.Iterator[None]:
+    """Shows how many tasks are done, and the documents in them, by what the tasks write into the phase's folder."""
+    ended = threading.Event()
+    with console.working(phase, tasks, "tasks", end=False) as tell:
+
+        def look() -> None:
+            while not ended.wait(_LOOK_S):
+                with contextlib.suppress(OSError):
+                    documents = counted.total(place)
+                    tell(_done(place), f"{console.count(documents)} documents" if documents > 1 else "")
+
+        threading.Thread(target=look, daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
 
 
 def _done(place: pathlib.Path) -> int:

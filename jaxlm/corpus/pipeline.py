@@ -19,6 +19,7 @@ from collections.abc import Iterator
 import pyarrow.parquet as pq
 
 from jaxlm.config import ConfigError
+from jaxlm.corpus import counted
 from jaxlm.corpus.dedup import lines
 from jaxlm.corpus.dedup.tables import ROW_BITS, Signer
 from jaxlm.corpus.documents import DocumentWriter, read_documents
@@ -193,7 +194,7 @@ def clean(folder: pathlib.Path, task: int) -> None:
     signer = Signer(folder, task, priority=source.priority, exact="exact" in source.global_stages, **settings)
     writer = DocumentWriter(folder / "clean" / f"{task:06d}.parquet")
     stats = SourceStats()
-    for document in read_unit(unit, source.spec, stats):
+    for document in counted.each(read_unit(unit, source.spec, stats), folder, "clean", task):
         tally.documents += 1
         tally.bytes += size(document.text)
         document.metadata.setdefault("source", name)
@@ -276,7 +277,8 @@ def finish(folder: pathlib.Path, task: int) -> None:
         for row, key in _of_task(folder / "lines.parquet", task, "key"):
             going[row].add(key)
     writer = DocumentWriter(plan.document_file(folder, task))
-    for row, document in enumerate(read_documents(folder / "clean" / f"{task:06d}.parquet")):
+    documents = read_documents(folder / "clean" / f"{task:06d}.parquet")
+    for row, document in enumerate(counted.each(documents, folder, "finish", task)):
         if _finish_one(row, document, counts, lost, going, plan, books):
             writer.add(document)
             books.tally.kept += 1

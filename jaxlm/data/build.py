@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxlm import files
+from jaxlm import console, files
 from jaxlm.config import ConfigError
 from jaxlm.corpus import recipes
 from jaxlm.corpus.sources.base import SourceStats
@@ -270,19 +270,22 @@ def _build(
     for source in source_list:
         began, name = time.perf_counter(), source.name
         stats[name] = SourceStats()
-        texts = read(source, stats[name])
-        documents[name] = _Documents(root / _SPILL / name, source, settings, texts, _MEMORY // len(source_list))
+        with console.working(f"reading {name}", unit="documents", end=False) as tell:
+            texts = console.told(read(source, stats[name]), tell)
+            documents[name] = _Documents(root / _SPILL / name, source, settings, texts, _MEMORY // len(source_list))
         log(f"read {name}: {stats[name].summary()} ({time.perf_counter() - began:.1f} s)")
     began = time.perf_counter()
     shares = rows.normalise_mixture({s.name: s.weight for s in source_list}, [s.name for s in source_list])
     sample = functools.partial(_sample, documents, {name: float(share) for name, share in shares.items()}, settings)
-    coder = _tokenizer(settings, sum(read.bytes for read in stats.values()), sample, log)
+    with console.working("training the tokenizer", end=False):
+        coder = _tokenizer(settings, sum(read.bytes for read in stats.values()), sample, log)
     log(f"tokenizer: {coder.vocab_size:,} ids ({time.perf_counter() - began:.1f} s)")
     files = _write_tokenizer(root, coder)
     entries = {}
     for source in source_list:
         began, name = time.perf_counter(), source.name
-        splits = _write_source(root, name, documents[name], coder, settings)
+        with console.working(f"writing {name}", len(documents[name]), "documents", end=False) as tell:
+            splits = _write_source(root, name, documents[name], coder, settings, tell)
         documents[name].close()
         entries[name] = {"spec": source.spec, "read": dataclasses.asdict(stats[name]), **splits}
         n_bytes, n_tokens = (splits["train"][key] + splits["val"][key] for key in ("bytes", "tokens"))
@@ -350,7 +353,7 @@ def _write_tokenizer(root: pathlib.Path, coder: Tokenizer) -> list[dict]:
 
 
 def _write_source(
-    root: pathlib.Path, name: str, documents: _Documents, coder: Tokenizer, settings: BuildSettings
+    root: pathlib.Path, name: str, documents: _Documents, coder: Tokenizer, settings: BuildSettings, tell: console.Tell
 ) -> dict[str, dict]:
     """Encodes a source in shuffled order into its two streams; returns the manifest's entries of both."""
     writers = {
@@ -365,10 +368,12 @@ def _write_source(
         )
         for split in shards.SPLITS
     }
+    done = 0
     for batch in _batches(documents):
         coded = coder.encode_batch([raw.decode() for _, raw, _ in batch])
         for (doc_id, raw, held_out), ids in zip(batch, coded, strict=True):
             writers["val" if held_out else "train"].add(doc_id, ids, len(raw))
+        tell(done := done + len(batch))
     return {split: writer.finish() for split, writer in writers.items()}
 
 

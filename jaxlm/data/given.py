@@ -14,7 +14,7 @@ from ml_collections import config_dict
 
 from jaxlm import config_files
 from jaxlm.config import Config, ConfigError
-from jaxlm.corpus.recipes import PREPARED
+from jaxlm.corpus.recipes import MANIFEST as PREPARED
 from jaxlm.corpus.sources import registry
 from jaxlm.data.manifest import MANIFEST
 

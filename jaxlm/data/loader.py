@@ -197,6 +197,12 @@ class ValidationBatch:
     target_bytes: int
 
 
+def validation_size(data: shards.DataDir, source: str, *, seq_len: int, max_rows: int | None) -> int:
+    """Returns the number of rows that `validation_rows` reads."""
+    total = max(0, -(-(data.stream(source, "val").tokens - 1) // seq_len))
+    return total if max_rows is None else min(total, max_rows)
+
+
 def validation_rows(
     data: shards.DataDir, source: str, *, seq_len: int, batch_size: int, max_rows: int | None = None
 ) -> Iterator[ValidationBatch]:
@@ -211,8 +217,7 @@ def validation_rows(
       max_rows: the most rows to read; None for all.
     """
     stream, length = data.stream(source, "val"), data.token_bytes()
-    total = max(0, -(-(stream.tokens - 1) // seq_len))
-    total = total if max_rows is None else min(total, max_rows)
+    total = validation_size(data, source, seq_len=seq_len, max_rows=max_rows)
     for first in range(0, total, batch_size):
         rows_BxT1 = np.full((batch_size, seq_len + 1), data.eos_id, np.int32)
         weights_BxT = np.zeros((batch_size, seq_len), np.float32)

@@ -4,6 +4,7 @@ Bits per byte = summed loss in nats / ln 2 / raw UTF-8 bytes of the targets. Unl
 models with different tokenizers.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxlm import sharding
+from jaxlm import processes, sharding
 from jaxlm.config import EvalConfig
 from jaxlm.data import loader
 from jaxlm.data.shards import DataDir
@@ -20,6 +21,8 @@ from jaxlm.models.transformer import Transformer
 from jaxlm.objectives import base
 from jaxlm.objectives.base import Batch, Variables
 from jaxlm.step.step import cast
+
+_AHEAD = 2  # batches that the host is ahead of the device
 
 Evaluator = Callable[[Variables], dict[str, float]]
 
@@ -61,20 +64,28 @@ def make(
     rows = sharding.local_rows(mesh, size)
     max_rows = size * config.max_batches or None
 
-    def evaluate_source(variables: Variables, source: str) -> dict[str, float]:
+    def batches(source: str) -> int:
+        return -(-loader.validation_size(data, source, seq_len=seq_len, max_rows=max_rows) // size)
+
+    def evaluate_source(variables: Variables, source: str, done: Callable[[], None]) -> dict[str, float]:
         sums, tokens, n_bytes = [], 0, 0
         for held_out in loader.validation_rows(data, source, seq_len=seq_len, batch_size=size, max_rows=max_rows):
             local = jax.tree.map(lambda x: x[rows], held_out.batch)
             sums.append(nll_of(variables, sharding.to_global(local, mesh, size)))
             tokens += held_out.target_tokens
             n_bytes += held_out.target_bytes
+            if len(sums) > _AHEAD:
+                sums[-1 - _AHEAD].block_until_ready()
+            done()
         if not tokens:
             return {}
         nll = float(np.sum(jax.device_get(sums), dtype=np.float64))
         return {"loss": nll / tokens, "bits_per_byte": nll / math.log(2) / max(n_bytes, 1)}
 
     def evaluate(variables: Variables) -> dict[str, float]:
-        results = {source: evaluate_source(variables, source) for source in mixture}
+        done = itertools.count(1 - _AHEAD)
+        with processes.working("held-out loss", sum(map(batches, mixture)), "batches") as tell:
+            results = {s: evaluate_source(variables, s, lambda: tell(max(0, next(done)))) for s in mixture}
         results = {source: result for source, result in results.items() if result}
         metrics = {f"val/{source}/{name}": v for source, result in results.items() for name, v in result.items()}
         weight = sum(mixture[source] for source in results)

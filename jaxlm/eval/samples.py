@@ -12,7 +12,7 @@ from jaxlm.data.shards import DataDir
 from jaxlm.data.tokenizer import Tokenizer
 from jaxlm.models import generate
 from jaxlm.models.transformer import Transformer
-from jaxlm.processes import together
+from jaxlm.processes import together, working
 
 
 def continue_prompts(
@@ -118,7 +118,8 @@ def make(
             return []
         written = []
         for way in ways:
-            texts = continue_prompts(model, variables["params"], tokenizer, prompts, way, seed)
+            with working("sampling"):
+                texts = continue_prompts(model, variables["params"], tokenizer, prompts, way, seed)
             written += [(prompt, way.temperature, text) for prompt, text in zip(prompts, texts, strict=True)]
         return together(lambda: _write(workdir / "samples", step, written), first_only=True) or []
 

@@ -1,6 +1,5 @@
 """Times the candidates of `tune` on the devices at hand, with the real optimizer state and loader."""
 
-import contextlib
 import dataclasses
 import statistics
 import threading
@@ -9,15 +8,20 @@ import typing
 from collections.abc import Callable, Iterator
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
-from jaxlm import config_files
+from jaxlm import config_files, console, sharding
 from jaxlm.config import Config, ConfigError, RunError
+from jaxlm.data import rows
 from jaxlm.objectives import lm
 from jaxlm.plan import flops, tune
 from jaxlm.step import parts, state
 
 FINALISTS = 3  # how many of the fastest run again, in turns
+_PRODUCT = {"cpu": 1024}  # size of the square matrices that are multiplied; else:
+_LARGE_PRODUCT = 8192
 
 
 class Bench:
@@ -55,7 +59,8 @@ class Bench:
         """Compiles a candidate and times it if it fits. If it fails, the trial's note says why, and the search can go on."""
         trial = tune.Trial(candidate)
         try:
-            self._try(trial)
+            with console.working(str(candidate), end=False):
+                self._try(trial)
         except (ConfigError, RunError):  # what the loader raises: no other candidate would do better
             raise
         except (RuntimeError, ValueError) as error:  # JAX's and the kernels', such as a package that is not installed
@@ -158,23 +163,43 @@ def readable(table: list[dict[str, typing.Any]]) -> list[dict[str, typing.Any]]:
 
 
 class PeakMemory:
-    """Measures the peak of memory in use since `reset`: on the first device, or if that is a CPU, in this whole process."""
+    """Measures the peak of memory in use on the first device since `reset`. A CPU does not report it."""
 
     def __init__(self):
         self._before = 0
 
     def reset(self) -> None:
         """Begins a new measurement. (The peak that a device reports never falls, so `read` can only tell if it grew.)"""
-        self._before = self._device()
-        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as f:
-            f.write("5")  # Linux: resets the process's VmHWM
+        self._before = self._peak()
 
     def read(self) -> int | None:
-        """Returns the peak in bytes; None if it is unknown, because the device had a higher peak before `reset`."""
-        if jax.default_backend() == "cpu":
-            return tune.proc_bytes("/proc/self/status", "VmHWM")
-        return peak if (peak := self._device()) > self._before else None
+        """Returns the peak in bytes; None if it is unknown: on a CPU, or because it was higher before `reset`."""
+        return peak if (peak := self._peak()) > self._before else None
 
     @staticmethod
-    def _device() -> int:
+    def _peak() -> int:
         return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+
+
+def random_batch(config: Config, mesh: Mesh) -> dict[str, jax.Array]:
+    """Returns a batch of random tokens on the mesh."""
+    t = config.train
+    tokens = np.random.default_rng(0).integers(
+        1, config.model.vocab_size, (t.batch_size, t.seq_len + 1), dtype=np.int32
+    )
+    local = rows.make_batch(tokens[sharding.local_rows(mesh, t.batch_size)], eos_id=0)
+    return sharding.to_global(local, mesh, t.batch_size)
+
+
+def product(dtype: str) -> float:
+    """Returns the FLOP/s of a large matrix product on one device: about the most that a step can reach."""
+    size = _PRODUCT.get(jax.default_backend(), _LARGE_PRODUCT)
+    a = jnp.ones((size, size), dtype, device=jax.local_devices()[0])
+    multiply = jax.jit(lambda a, b: a @ b)
+    jax.block_until_ready(multiply(a, a))
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        jax.block_until_ready(multiply(a, a))
+        seconds.append(time.perf_counter() - began)
+    return 2 * size**3 / min(seconds)

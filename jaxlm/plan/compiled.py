@@ -39,10 +39,6 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """
 
 
-# Compiles fast, optimises little: the machine code for CPUs is never run.
-_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-
 @dataclasses.dataclass(frozen=True)
 class Target:
     """The devices to compile for, which may be absent.
@@ -78,7 +74,7 @@ def target(devices: int, hosts: int) -> Target:
     found = jax.devices("cpu")
     if len(found) < devices:
         raise ConfigError(f"JAX has begun with {len(found)} CPU devices, the mesh needs {devices}: use a new process")
-    return Target("cpu", f"{devices} fake CPU devices", found[:devices], _QUICK)
+    return Target("cpu", f"{devices} fake CPU devices", found[:devices], lower.QUICK)
 
 
 def compile_step(config: Config, mesh: MeshConfig, target: Target) -> dict[str, typing.Any]:

@@ -4,8 +4,14 @@ import dataclasses
 import math
 
 from jaxlm.config import Config
+from jaxlm.plan import interval, speed
 from jaxlm.plan.accelerators import Accelerator
-from jaxlm.plan.flops import flops_per_token
+from jaxlm.plan.params import count_params
+
+# What is assumed of a checkpoint, to know how often a run saves that chooses by itself.
+STATE_BYTES = 12  # of a parameter: AdamW in float32
+TO_HOST = 10e9  # bytes a second from a device, while the loop waits
+READ_BACK = 1e9  # bytes a second from a host's disk, to verify
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,12 +19,14 @@ class Cost:
     """The time and the price of a run on a number of devices of one accelerator.
 
     Attributes:
-      tokens_per_second: the speed of all devices together: peak x mfu / FLOPs a token (6N + 12LdT).
+      tokens_per_second: the speed of all devices together (`plan.speed`).
       hours: the hours of training without any interruption.
       usd: the dollars for `hours` on demand.
       spot_hours: the hours of training with preemptions, lost work included; inf if the run would never end.
       usd_spot: the dollars for `spot_hours` on spot machines.
       usd_per_billion: the dollars for 10^9 tokens on demand.
+      save_hours: the hours between two checkpoints.
+      spot_pays_hours: spot is cheaper if a checkpoint comes at least so often; 0 if it never is, inf if always.
     """
 
     tokens_per_second: float
@@ -27,6 +35,8 @@ class Cost:
     spot_hours: float
     usd_spot: float
     usd_per_billion: float
+    save_hours: float
+    spot_pays_hours: float
 
 
 def tokens(config: Config) -> int:
@@ -38,37 +48,75 @@ def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> 
     """Returns the hours and dollars of the config's whole run.
 
     Args:
-      config: the resolved config.
+      config: the config as it would run there: `model.remat` and `train.microbatch_size` are those of the plan.
       accelerator: the kind of device to rent.
       devices: the number of devices.
       hosts: the number of machines that hold the devices; each may be preempted.
     """
-    per_token = flops_per_token(config.model, config.train.seq_len).palm
-    speed = devices * accelerator.tflops * 1e12 * accelerator.mfu / per_token
-    hours = tokens(config) / speed / 3600
-    spot_hours = hours * slow_down(config, hours, hosts)
+    tokens_per_second = speed.tokens_per_second(config, accelerator, devices)
+    hours = tokens(config) / tokens_per_second / 3600
+    every = save_hours(config, hours, devices, hosts)
+    spot_hours = hours * slow_down(config, every, hosts)
     return Cost(
-        tokens_per_second=speed,
+        tokens_per_second=tokens_per_second,
         hours=hours,
         usd=hours * devices * accelerator.usd,
         spot_hours=spot_hours,
         usd_spot=spot_hours * devices * accelerator.usd_spot,
-        usd_per_billion=devices * accelerator.usd / 3600 * 1e9 / speed,
+        usd_per_billion=devices * accelerator.usd / 3600 * 1e9 / tokens_per_second,
+        save_hours=every,
+        spot_pays_hours=spot_pays_hours(config, accelerator, hours, hosts),
     )
 
 
-def slow_down(config: Config, hours: float, hosts: int) -> float:
-    """Returns the expected factor by which preemptions prolong a run of `hours` on spot machines; inf if it is 100 or more.
+def save_hours(config: Config, hours: float, devices: int, hosts: int) -> float:
+    """Returns the hours between two checkpoints, as training saves: by steps, by minutes, or by both, and at the end.
+
+    Args:
+      hours: those of the whole run.
+    """
+    c, steps = config.checkpoint, config.train.steps
+    by_steps = hours * min(c.every_steps or steps, steps) / steps
+    minutes = c.every_minutes or math.inf
+    return min(by_steps, (auto_minutes(config, devices, hosts) if minutes == interval.AUTO else minutes) / 60)
+
+
+def auto_minutes(config: Config, devices: int, hosts: int) -> float:
+    """Returns the minutes between two checkpoints that training would choose, from what is assumed of disk and devices."""
+    state = STATE_BYTES * count_params(config.model)
+    return interval.minutes(state / devices / TO_HOST, state / hosts / READ_BACK, config.plan.preemptions_per_day)
+
+
+def slow_down(config: Config, every: float, hosts: int) -> float:
+    """Returns the expected factor by which preemptions prolong a run on spot machines; inf if it is 100 or more.
 
     Preemptions come at a constant rate r, and the preemption of one host stops all hosts. Each preemption costs the
     work since the last checkpoint, and R hours for the restart. The h hours between two checkpoints then take (1/r +
     R)(exp(rh) - 1) hours (Daly 2006, doi:10.1016/j.future.2004.11.016, if saving takes no time). For small r that is h
     + rh (h/2 + R): each preemption costs half an interval and a restart.
+
+    Args:
+      every: h.
     """
-    every = min(config.checkpoint.every_steps or config.train.steps, config.train.steps)
-    interval = hours * every / config.train.steps
     rate = config.plan.preemptions_per_day * hosts / 24
-    if not rate * interval:
+    if not rate * every:
         return 1.0
-    factor = (1 / rate + config.plan.restart_minutes / 60) * math.expm1(min(rate * interval, 100)) / interval
+    factor = (1 / rate + config.plan.restart_minutes / 60) * math.expm1(min(rate * every, 100)) / every
     return factor if factor < 100 else math.inf
+
+
+def spot_pays_hours(config: Config, accelerator: Accelerator, hours: float, hosts: int) -> float:
+    """Returns the longest time between two checkpoints, in hours, with which spot costs no more than on demand.
+
+    0 if spot never pays, because restarts alone cost more; inf if it pays without any checkpoint in these `hours`.
+    """
+    most = accelerator.usd / accelerator.usd_spot
+    low, high = interval.LEAST / 60, hours
+    if slow_down(config, high, hosts) <= most:
+        return math.inf
+    if low >= high or slow_down(config, low, hosts) > most:
+        return 0.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slow_down(config, middle, hosts) <= most else (low, middle)
+    return low

@@ -141,6 +141,15 @@ class Planner:
                     return found
         return None
 
+    def faster(self, mesh: MeshConfig, limit: float) -> Fit | None:
+        """Returns the fit with the policy that recomputes least, where the config's own repeats products (dots, full).
+
+        None if its own repeats none, or if no policy that repeats fewer fits.
+        """
+        own = self.config.model.remat
+        cheaper = list(KEPT)[: list(KEPT).index(own)] if own in ("dots", "full") else []
+        return next(filter(None, (self.largest(mesh, limit, remat=remat) for remat in cheaper)), None)
+
 
 def with_changes(config: Config, optimizer: str = "", remat: str = "", microbatch: int = 0) -> Config:
     """Returns the config with these values; "" and 0 stand for its own value."""

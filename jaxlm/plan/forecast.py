@@ -14,7 +14,6 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
-import scipy.optimize
 
 Rate = Callable[[np.ndarray], np.ndarray]  # steps from 1 -> learning rates, in any unit
 
@@ -241,6 +240,8 @@ def _least_squares(
     schedule: _Schedule, steps: np.ndarray, losses: np.ndarray, noise: float, misfit: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the parameters that suit losses and priors best, and their covariance (Laplace's approximation)."""
+    from scipy import optimize  # here, because its import takes a sixth of a start
+
     mean, sd = np.array(list(PRIORS.values())).T
     weight = 1 / np.sqrt(noise**2 + misfit**2 * max(1.0, len(steps) / WEIGHT))
 
@@ -251,9 +252,7 @@ def _least_squares(
     drop = max(np.median(losses[:5]) - last, 1e-3 * abs(last), 1e-6)
     start = np.append(np.log([max(last - drop, 0.3 * last, 1e-3), drop]), mean)
     low, high = start - np.append([5.0, 12.0], 5 * sd), start + np.append([5.0, 12.0], 5 * sd)
-    found = scipy.optimize.least_squares(
-        residuals, start, bounds=(low, high), loss="huber", f_scale=HUBER, max_nfev=200
-    )
+    found = optimize.least_squares(residuals, start, bounds=(low, high), loss="huber", f_scale=HUBER, max_nfev=200)
     return found.x, np.linalg.pinv(found.jac.T @ found.jac)
 
 

@@ -31,6 +31,10 @@ class Placement:
     replicated: bool
 
 
+# Compiles fast, optimises little. Of XLA's CPU compiler: the machine code is slow, the memory that it takes is the same.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+Options = dict[str, int | bool] | None
+
 MakeParts = Callable[[Config, Mesh | AbstractMesh], parts.Parts]
 
 
@@ -55,6 +59,16 @@ def lower_step(
     made = make_parts(config, mesh)
     variables, shardings = made.frozen | made.abstract.params, made.frozen_shardings | made.shardings.params
     return made.lower(), placements(tree.merge(variables), tree.merge(shardings))
+
+
+def compile_lowered(lowered: jax.stages.Lowered, options: Options = None) -> jax.stages.Compiled | None:
+    """Returns the compiled step; None if the compiler can't place it in the device's memory."""
+    try:
+        return lowered.compile(compiler_options=options)
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return None
 
 
 def memory_of(compiled: jax.stages.Compiled) -> int:

@@ -1,6 +1,7 @@
 """Remembers what machines were measured to do: tokens per second of each model and setting, by device kind and number.
 
 The one home is ~/.cache/jaxlm/machines.json: {"NVIDIA H200 x 1": {KEY: [{"tokens_per_second", "by", "time", "host"}, ...]}}.
+Its key "plans" keeps what `jaxlm plan` found out about each host: {"plans": {HOST: {KEY: {...}}}}.
 It is a cache: losing it loses a comparison, so a file that can't be read or written is never an error.
 """
 
@@ -14,12 +15,14 @@ import pathlib
 import platform
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from jaxlm import files
 from jaxlm.config import Config
 
 MOST = 20  # measurements of one setting that are kept
+MOST_PLANS = 100  # of a host
+_PLANS = "plans"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Known:
     Attributes:
       tokens_per_second: the median of all measurements, of all devices together.
       measurements: how many there are.
-      by: who made the newest one: "train", "tune" or "doctor".
+      by: who made the newest one: "train", "tune", "doctor" or "plan".
       time: when, in Unix seconds.
     """
 
@@ -66,6 +69,7 @@ def key(config: Config, mesh: Mapping[str, int]) -> str:
 def known(kind: str, count: int, setting: str) -> Known | None:
     """Returns what `count` devices of a kind did with a setting (`key`); None if nothing is known."""
     rows = _rows(_read(), kind, count, setting)
+    rows = [row for row in rows if row["by"] != "plan"] or rows  # its few steps, only where nobody took more
     if not rows:
         return None
     newest = rows[-1]
@@ -73,18 +77,52 @@ def known(kind: str, count: int, setting: str) -> Known | None:
 
 
 def record(kind: str, count: int, setting: str, tokens_per_second: float, by: str) -> None:
-    """Adds a measurement. The oldest beyond MOST are dropped. Never raises.
+    """Adds a measurement. The oldest beyond MOST are dropped; one by plan takes the place of its last. Never raises.
 
     Args:
       kind: `jax.Device.device_kind`.
       count: the number of devices, of all processes.
       setting: what `key` returns.
       tokens_per_second: of all devices together; nothing is added unless it is above 0 and finite.
-      by: "train", "tune" or "doctor".
+      by: "train", "tune", "doctor" or "plan".
     """
     if not (math.isfinite(tokens_per_second) and tokens_per_second > 0):
         return
     row = {"tokens_per_second": tokens_per_second, "by": by, "time": time.time(), "host": platform.node()}
+
+    def add(content: dict) -> None:
+        before = [r for r in _rows(content, kind, count, setting) if by != "plan" or r["by"] != "plan"]
+        _part(content, _machine(kind, count))[setting] = [*before, row][-MOST:]
+
+    _change(add)
+
+
+def planned(asked: str) -> dict | None:
+    """Returns what `remember` kept for this host under the same key; None if there is nothing."""
+    plans = _read().get(_PLANS)
+    host = plans.get(platform.node()) if isinstance(plans, dict) else None
+    found = host.get(asked) if isinstance(host, dict) else None
+    return found if isinstance(found, dict) else None
+
+
+def remember(asked: str, found: dict) -> None:
+    """Keeps what `jaxlm plan` found out about this host, under any key. Never raises.
+
+    Beyond MOST_PLANS the oldest are dropped.
+    """
+
+    def add(content: dict) -> None:
+        host = _part(_part(content, _PLANS), platform.node())
+        host.pop(asked, None)
+        host[asked] = found
+        for old in list(host)[:-MOST_PLANS]:
+            del host[old]
+
+    _change(add)
+
+
+def _change(edit: Callable[[dict], None]) -> None:
+    """Reads the file, edits its content and writes it, while no other process does. Never raises."""
     with contextlib.suppress(OSError):  # a home that is read-only or full
         file = path()
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -92,10 +130,15 @@ def record(kind: str, count: int, setting: str, tokens_per_second: float, by: st
             with contextlib.suppress(OSError):  # some network file systems have no locks
                 fcntl.flock(lock, fcntl.LOCK_EX)
             content = _read()
-            rows = [*_rows(content, kind, count, setting), row][-MOST:]
-            machine = content.get(_machine(kind, count))
-            content[_machine(kind, count)] = (machine if isinstance(machine, dict) else {}) | {setting: rows}
+            edit(content)
             files.write_atomically(file, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _part(content: dict, name: str) -> dict:
+    """The dict under `name`, which is put there if there is none."""
+    if not isinstance(content.get(name), dict):
+        content[name] = {}
+    return content[name]
 
 
 def _machine(kind: str, count: int) -> str:

@@ -6,6 +6,7 @@ these numbers, never a plan with a loss that you have measured.
 """
 
 import dataclasses
+import math
 
 # Share of the mean that widens the span of the two laws on both sides. The laws' own residuals are near 1%, but other data
 # and tokenizers move losses by much more.
@@ -48,32 +49,35 @@ class Scaling:
       optimal_tokens: the optimal number of tokens by the rule of 20 tokens a parameter.
       optimal_by_law: law's name -> optimal number of tokens for this size.
       loss_by_law: law's name -> predicted final loss in nats per token.
-      loss: the mean of the laws' losses.
-      low, high: the lowest and the highest of the laws' losses, moved apart by UNCERTAINTY times the mean on each side.
+      loss: the mean of the laws' losses; None if one of them is worse than guessing among the vocabulary, because then
+        the plan is far outside of the laws' range.
+      low, high: the lowest and the highest of the laws' losses, moved apart by UNCERTAINTY times the mean on each side,
+        `high` at most the loss of guessing; None if `loss` is.
     """
 
     tokens_per_param: float
     optimal_tokens: float
     optimal_by_law: dict[str, float]
     loss_by_law: dict[str, float]
-    loss: float
-    low: float
-    high: float
+    loss: float | None
+    low: float | None
+    high: float | None
 
 
-def stand(params: float, tokens: float) -> Scaling:
+def stand(params: float, tokens: float, vocab_size: int) -> Scaling:
     """Returns what the laws predict for training `params` parameters on `tokens` tokens.
 
     Repeated tokens count as new ones, which is accurate up to about 4 epochs (arXiv:2305.16264).
     """
     losses = {law.name: law.loss(params, tokens) for law in LAWS}
-    mean = sum(losses.values()) / len(losses)
+    mean, guessing = sum(losses.values()) / len(losses), math.log(vocab_size)
+    known = max(losses.values()) < guessing
     return Scaling(
         tokens_per_param=tokens / params,
         optimal_tokens=TOKENS_PER_PARAM * params,
         optimal_by_law={law.name: law.optimal_tokens(params) for law in LAWS},
-        loss_by_law=losses,
-        loss=mean,
-        low=min(losses.values()) - UNCERTAINTY * mean,
-        high=max(losses.values()) + UNCERTAINTY * mean,
+        loss_by_law=losses if known else {},
+        loss=mean if known else None,
+        low=min(losses.values()) - UNCERTAINTY * mean if known else None,
+        high=min(max(losses.values()) + UNCERTAINTY * mean, guessing) if known else None,
     )

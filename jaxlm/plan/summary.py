@@ -4,11 +4,11 @@ import dataclasses
 import typing
 
 from jaxlm.config import Config, MeshConfig
-from jaxlm.plan import accelerators, fit, scaling
+from jaxlm.plan import accelerators, fit, scaling, speed
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.cost import cost, tokens
 from jaxlm.plan.flops import flops_per_token
-from jaxlm.plan.memory import Memory
+from jaxlm.plan.memory import KEPT, Memory
 from jaxlm.plan.params import count_params, params_by_component
 
 
@@ -38,12 +38,16 @@ def summarise(config: Config) -> dict[str, typing.Any]:
             "optimizer": config.optim.name,
             "bytes": dataclasses.asdict(memory),
             "total": memory.total,
+            "by_remat": _by_remat(config, planner, mesh, microbatch),
         },
         "accelerators": [_row(config, planner, mesh, memory, device) for device in chosen],
         "prices_as_of": prices.as_of,
         "preemptions_per_day": config.plan.preemptions_per_day,
         "restart_minutes": config.plan.restart_minutes,
-        "checkpoint_every": config.checkpoint.every_steps or config.train.steps,
+        "checkpoint": {
+            "every_steps": config.checkpoint.every_steps or config.train.steps,
+            "every_minutes": config.checkpoint.every_minutes,
+        },
     }
 
 
@@ -76,7 +80,18 @@ def _run(config: Config) -> dict[str, typing.Any]:
         "tokens": total,
         "flops_per_token": per_token._asdict(),
         "flops": {name: value * total for name, value in per_token._asdict().items()},
-        "scaling": dataclasses.asdict(scaling.stand(params, total)),
+        "scaling": dataclasses.asdict(scaling.stand(params, total, config.model.vocab_size)),
+    }
+
+
+def _by_remat(config: Config, planner: fit.Planner, mesh: MeshConfig, microbatch: int) -> dict[str, typing.Any]:
+    """Remat policy -> the bytes of a device, and how long a step takes in units of one without remat."""
+    return {
+        remat: {
+            "total": planner.memory(mesh, remat=remat, microbatch=microbatch).total,
+            "time": speed.remat_factor(config, remat),
+        }
+        for remat in KEPT
     }
 
 
@@ -87,17 +102,35 @@ def _row(
     asked = bool(config.plan.mesh)
     found = planner.largest(mesh, device.memory) if asked else planner.fewest(device.memory)
     devices = found.devices if found else fit.devices_of(mesh)
-    remedy = None if found and devices == fit.devices_of(mesh) else planner.remedy(mesh, device.memory)
-    machines = hosts(config, mesh) if asked else -(-devices // 8)
+    as_planned = bool(found) and devices == fit.devices_of(mesh)
+    costs = _cost(config, device, found, hosts(config, mesh) if asked else -(-devices // 8), devices)
+    per_token = flops_per_token(config.model, config.train.seq_len).palm
+    other = planner.faster(mesh, device.memory) if as_planned else planner.remedy(mesh, device.memory)
     return {
         "name": device.name,
         "memory": device.memory,
-        "fits": bool(found) and memory.total <= device.memory and devices == fit.devices_of(mesh),
+        "fits": as_planned and memory.total <= device.memory,
         "devices": devices if found else None,
         "microbatch": found.microbatch if found else None,
         "memory_needed": found.memory.total if found else None,
-        "remedy": remedy and {k: getattr(remedy, k) for k in ("devices", "optimizer", "remat", "microbatch")},
-        "mfu": device.mfu,
+        "mfu": costs["tokens_per_second"] * per_token / (devices * device.tflops * 1e12),
         "mfu_from": device.mfu_from,
-        **dataclasses.asdict(cost(config, device, devices, machines)),
+        **costs,
+        "remedy": None if as_planned or not other else _change(config, mesh, device, other),
+        "faster": _change(config, mesh, device, other) if as_planned and other else None,
     }
+
+
+def _cost(config: Config, device: Accelerator, found: fit.Fit | None, machines: int, devices: int) -> dict:
+    """Hours and dollars with what `found` changes; of the config as it is if nothing fits."""
+    changed = fit.with_changes(config, found.optimizer, found.remat, found.microbatch) if found else config
+    if changed.train.microbatch_size < 1:
+        changed = fit.with_changes(changed, microbatch=devices)
+    return dataclasses.asdict(cost(changed, device, devices, machines))
+
+
+def _change(config: Config, mesh: MeshConfig, device: Accelerator, found: fit.Fit) -> dict[str, typing.Any]:
+    """What to set on `mesh`, and what the run then takes."""
+    costs = _cost(config, device, found, hosts(config, mesh), found.devices)
+    settings = {key: getattr(found, key) for key in ("devices", "optimizer", "remat", "microbatch")}
+    return settings | {key: costs[key] for key in ("tokens_per_second", "hours", "usd")}

@@ -1,9 +1,14 @@
 """Writes the text of `jaxlm plan`."""
 
-import math
+import datetime
+import textwrap
 import typing
 
 from jaxlm.console import dollars, gigabytes, hours, human, table
+from jaxlm.data import passes
+
+WIDTH = 100  # columns
+BUSY = 0.5  # processes that want to run, for each core, from which a measurement on a CPU says little
 
 _REMEDY = {"optimizer": "optim.name", "remat": "model.remat", "microbatch": "train.microbatch_size"}
 
@@ -12,8 +17,8 @@ def render(plan: dict[str, typing.Any]) -> str:
     """Returns a plan as text.
 
     Args:
-      plan: the dict that `summary.summarise` returns. If the step was compiled, its key `compiled` has the dict that
-        `compiled.compile_step` returns.
+      plan: the dict that `summary.summarise` returns, and under `here` the one of `here.row`. If the step was compiled,
+        `compiled` has the dict that `compiled.compile_step` returns.
     """
     parts = [_model(plan), _tokens(plan), _memory(plan), _table(plan), _notes(plan)]
     if "compiled" in plan:
@@ -25,9 +30,8 @@ def _model(plan: dict) -> str:
     m, s = plan["model"], plan["model"]["shape"]
     parts = ", ".join(f"{name} {human(n)}" for name, n in m["by_component"].items() if n)
     tied = "tied" if s["tie_embeddings"] else "untied"
-    return (
-        f"MODEL  {m['parameters']:,} parameters ({parts})\n"
-        f"  {m['family']}, {s['n_layers']} layers, d {s['d_model']:,}, {s['n_heads']}/{s['n_kv_heads']} heads of "
+    return _wrapped(f"MODEL  {m['parameters']:,} parameters ({parts})", indent="") + (
+        f"\n  {m['family']}, {s['n_layers']} layers, d {s['d_model']:,}, {s['n_heads']}/{s['n_kv_heads']} heads of "
         f"{s['head_dim']}, feed-forward {s['d_ff']:,}, vocabulary {s['vocab_size']:,} ({tied})"
     )
 
@@ -37,20 +41,27 @@ def _tokens(plan: dict) -> str:
     ratio = law["tokens_per_param"] / (law["optimal_tokens"] / plan["model"]["parameters"])
     stand = "about Chinchilla's optimum" if 0.8 < ratio < 1.25 else f"{ratio:.2g} x Chinchilla's optimum"
     fits = ", ".join(human(n) for n in law["optimal_by_law"].values())
-    losses = ", ".join(f"{n:.2f}" for n in law["loss_by_law"].values())
-    names = " and ".join(name.partition("(")[2].rstrip(")") for name in law["loss_by_law"])
     per, total = run["flops_per_token"], run["flops"]
-    beyond = law["loss"] > math.log(plan["model"]["shape"]["vocab_size"])
     return (
         f"TOKENS  {human(run['tokens'])} = {run['steps']:,} steps x {run['batch_size']} rows x {run['seq_len']:,}\n"
-        f"  {law['tokens_per_param']:.3g} a parameter: {stand} (20 a parameter: {human(law['optimal_tokens'])}; "
-        f"by the two laws below: {fits})\n"
-        f"FLOPS  {per['palm'] / 1e9:.3g} GFLOP a token by 6N + 12LdT ({per['six_n'] / 1e9:.3g} by 6N, "
-        f"{per['causal'] / 1e9:.3g} causal); {total['palm']:.2e} in all\n"
-        f"LOSS  {law['loss']:.2f} nats a token at the end, in {law['low']:.2f} to {law['high']:.2f} ({losses} by {names})\n"
-        "  Those laws were fitted with another tokenizer on other text: compare plans by it, not with a loss that you see."
-        + ("\n  More than guessing among the vocabulary: far outside of what they were fitted on." if beyond else "")
-        + _data(plan)
+        + _wrapped(
+            f"{law['tokens_per_param']:.3g} a parameter: {stand} (20 a parameter: {human(law['optimal_tokens'])}; "
+            f"by two laws: {fits})"
+        )
+        + f"\nFLOPS  {per['palm'] / 1e9:.3g} GFLOP a token by 6N + 12LdT ({per['six_n'] / 1e9:.3g} by 6N, "
+        f"{per['causal'] / 1e9:.3g} causal); {total['palm']:.2e} in all\n" + _loss(law) + _data(plan)
+    )
+
+
+def _loss(law: dict) -> str:
+    if law["loss"] is None:
+        return "LOSS  no forecast: this run is far outside of what the published laws were fitted on"
+    losses = ", ".join(f"{n:.2f}" for n in law["loss_by_law"].values())
+    names = " and ".join(name.partition("(")[2].rstrip(")") for name in law["loss_by_law"])
+    return _wrapped(
+        f"LOSS  {law['loss']:.2f} nats a token at the end, in {law['low']:.2f} to {law['high']:.2f} "
+        f"({losses} by {names}), of another tokenizer on other text: compare plans by it, not with a loss that you see",
+        indent="",
     )
 
 
@@ -59,10 +70,11 @@ def _data(plan: dict) -> str:
     if not (found := plan.get("data")):
         return ""
     epochs = ", ".join(f"{name} {n:.2g}" for name, n in found["epochs"].items())
-    text = f"\nDATA  {human(sum(found['tokens'].values()))} tokens in {found['dir']}; times through: {epochs}"
-    if max(found["epochs"].values(), default=0) > 4:
-        text += "\n  Beyond about four times a token teaches less than a new one (arXiv:2305.16264): "
-        text += "get more, or take fewer steps."
+    tokens = f"DATA  {human(sum(found['tokens'].values()))} tokens in {found['dir']}; times through: {epochs}"
+    text = "\n" + _wrapped(tokens, indent="")
+    if max(found["epochs"].values(), default=0) > passes.MOST:
+        beyond = "Beyond about four times a token teaches less than a new one (arXiv:2305.16264)"
+        text += "\n" + _wrapped(f"{beyond}: get more, or take fewer steps.")
     return text
 
 
@@ -84,8 +96,19 @@ def _memory(plan: dict) -> str:
     )
     return (
         f"MEMORY of {devices}, GB: microbatch {memory['microbatch']} of {plan['run']['batch_size']} rows, "
-        f"{plan['model']['dtype']}, attention {plan['model']['attention']}\n{lines}"
+        f"{plan['model']['dtype']}, attention {plan['model']['attention']}\n{lines}\n{_remats(memory)}"
     )
+
+
+def _remats(memory: dict) -> str:
+    """What each remat policy takes: memory against time."""
+    by, own = memory["by_remat"], memory["remat"]
+    parts = [
+        f"{name} {gigabytes(of['total'])} GB"
+        + ("" if name == own else f" and {of['time'] / by[own]['time']:.2f} x the time")
+        for name, of in by.items()
+    ]
+    return _wrapped(f"model.remat: {'; '.join(parts)}")
 
 
 def _compiled(c: dict) -> str:
@@ -111,71 +134,143 @@ def _compiled(c: dict) -> str:
 
 def _table(plan: dict) -> str:
     sources = list(dict.fromkeys(row["mfu_from"] for row in plan["accelerators"] if row["mfu_from"]))
-    head = [
-        "ACCELERATORS",
-        "GB",
-        "as is",
-        "devices",
-        "microbatch",
-        "tokens/s",
-        "time",
-        "on demand",
-        "spot",
-        "1B tokens",
-        "MFU",
-    ]
+    head = ["ACCELERATORS", "GB", "as is", "devices", "microbatch", "tokens/s", "time", "on demand", "spot", "MFU"]
     rows = [head]
+    if "kind" in plan["here"]:
+        rows.append(_here(plan["here"]))
     for row in plan["accelerators"]:
-        origin = f"published [{sources.index(row['mfu_from']) + 1}]" if row["mfu_from"] else "assumed"
+        origin = f"[{sources.index(row['mfu_from']) + 1}]" if row["mfu_from"] else "assumed"
         cells = [row["name"], gigabytes(row["memory"], 0), "yes" if row["fits"] else "no"]
         if row["devices"] is None:
             cells += ["-"] * 7
         else:
             cells += [str(row["devices"]), str(row["microbatch"]), human(row["tokens_per_second"]), hours(row["hours"])]
-            cells += [dollars(row["usd"]), dollars(row["usd_spot"]), dollars(row["usd_per_billion"])]
-        rows.append([*cells, f"{row['mfu']:.0%} {origin}"])
+            cells += [dollars(row["usd"]), dollars(row["usd_spot"]) if _spot_pays(row) else "more"]
+            cells.append(f"{row['mfu']:.0%} {origin}")
+        rows.append(cells)
     notes = [f"  [{i}] {source}" for i, source in enumerate(sources, 1)]
     return "\n".join([table(rows, right=range(1, len(head) - 1)), *notes])
 
 
+def _here(row: dict) -> list[str]:
+    """The cells of this machine."""
+    speed = row["tokens_per_second"]
+    cells = ["this machine", gigabytes(row["memory"], 0), {True: "yes", False: "no", None: "?"}[row["fits"]]]
+    cells += [
+        str(row["count"]),
+        str(row["microbatch"]),
+        human(speed) if speed else "-",
+        hours(row["hours"]) if speed else "-",
+    ]
+    cells += [dollars(row["usd"]) if row["usd"] is not None else "-", "-"]
+    return [*cells, f"{row['mfu']:.0%} measured" if row["mfu"] else "measured" if speed else "-"]
+
+
+def _spot_pays(row: dict) -> bool:
+    return row["usd_spot"] is not None and row["usd_spot"] <= row["usd"]
+
+
 def _notes(plan: dict) -> str:
     memory, alone = plan["memory"], plan["mesh"]["devices"] == 1
-    rows = plan["accelerators"]
-    lines = [
-        "NOTES",
-        f"  as is: with microbatch {memory['microbatch']}, {gigabytes(memory['total'])} GB a device. microbatch: the largest "
-        f"that fits with remat {memory['remat']} and {memory['optimizer']}.",
+    notes = [
+        f"as is: with microbatch {memory['microbatch']}, {gigabytes(memory['total'])} GB a device. microbatch: the largest "
+        f"that fits with remat {memory['remat']} and {memory['optimizer']}."
     ]
     if alone:
-        lines.append(
-            "  devices: the fewest that hold the model by mesh.fsdp; --config.plan.mesh=fsdp:8 plans for eight."
-        )
-    groups: dict[str, list[str]] = {}
-    for row in rows:
-        if row["devices"] != plan["mesh"]["devices"]:
-            groups.setdefault(_advice(row, plan), []).append(row["name"])
-    for advice, names in groups.items():
-        who = "all" if len(names) == len(rows) else ", ".join(names)
-        lines.append(f"  {who}: {advice}")
-    lines.append(
-        f"  spot: {plan['preemptions_per_day']:g} preemptions a day and host, each losing {plan['restart_minutes']:g} minutes "
-        f"and half of {plan['checkpoint_every']:,} steps."
-    )
-    if any(row["usd_spot"] is None or row["usd_spot"] > row["usd"] for row in rows if row["devices"]):
-        lines.append("  Where spot costs more than on demand, save more often (checkpoint.every_steps).")
-    lines += [
-        f"  Prices of {plan['prices_as_of']}, from no live offer: put yours into a copy and give it as config.plan.prices.",
-        "  MFU: none is jaxlm's own. Published figures are of a 1.04B model on one device; smaller models and links between",
-        "  devices make it less.",
+        notes.append("devices: the fewest that hold the model by mesh.fsdp; --config.plan.mesh=fsdp:8 plans for eight.")
+    notes += [*_of_here(plan["here"]), *_changes(plan), *_spot(plan)]
+    notes += [
+        f"Prices of {plan['prices_as_of']}, from no live offer: put yours into a copy and give it as config.plan.prices.",
+        "MFU and tokens/s: only this machine's are jaxlm's own. The published ones are of a 1.04B model on one device; "
+        "a smaller model is assumed to reach less (docs/planning.md). Links between devices are not counted.",
+        "model.remat: time by FLOPs. In the first story one boolean (full) made 28.3k tokens/s 24.0k on an A100: 1.18 x.",
     ]
-    return "\n".join(lines)
+    return "\n".join(["NOTES", *map(_wrapped, notes)])
 
 
-def _advice(row: dict, plan: dict) -> str:
-    devices = f"{plan['mesh']['devices']} devices" if plan["mesh"]["devices"] > 1 else "one device"
-    if not row["remedy"]:
-        return f"{devices} can't hold it with any remat policy or 8-bit AdamW."
+def _of_here(row: dict) -> list[str]:
+    """Where the row of this machine comes from, or why there is none; [] if none was asked for."""
+    if "kind" not in row:
+        return [f"this machine has no row: {row['why']}."] if row["why"] else []
+    device = f"this machine: {row['count']} x {row['kind']}"
+    if not row["tokens_per_second"]:
+        return [f"{device}; {gigabytes(row['memory'])} GB are too few for a short measurement."]
+    day = datetime.datetime.fromtimestamp(row["time"]).date()
+    what = f", from {row['what']}, scaled by FLOPs" if row["what"] else ""
+    need = (
+        f"; its step takes {gigabytes(row['needed'])} GB there, and {gigabytes(row['memory'])} are free"
+        if row["needed"]
+        else ""
+    )
+    busy = " while other programs kept it busy" if row["kind"] == "cpu" and row["load"] > BUSY else ""
+    return [f"{device}, measured by {row['by']} on {day}{busy}{what}{need}. Anew: plan.measure=again."]
+
+
+def _changes(plan: dict) -> list[str]:
+    """What would let the mesh as planned hold the model, and what would let it compute less again."""
+    lines, never, faster = [], [], {}
+    where = f"{plan['mesh']['devices']} devices" if plan["mesh"]["devices"] > 1 else "one device"
+    by, own = plan["memory"]["by_remat"], plan["memory"]["remat"]
+    for row in plan["accelerators"]:
+        if change := row["remedy"]:
+            took = by[change["remat"]]["time"] / by[own]["time"]
+            again = f", recomputing counted ({took:.2f} x the time)" if took > 1 else ""
+            lines.append(
+                f"{row['name']}: {where} would do with {_settings(change, plan)}: "
+                f"{human(change['tokens_per_second'])} tokens/s, {hours(change['hours'])}{again}."
+            )
+        elif row["faster"]:
+            faster.setdefault(row["faster"]["remat"], []).append(row)
+        elif row["devices"] != plan["mesh"]["devices"]:
+            never.append(row["name"])
+    for remat, rows in faster.items():
+        first = rows[0]
+        lines.append(
+            f"{', '.join(row['name'] for row in rows)}: model.remat={remat} fits too, and takes "
+            f"{by[remat]['time'] / by[own]['time']:.2f} x the time of {own}: {human(first['faster']['tokens_per_second'])} "
+            f"tokens/s in place of {human(first['tokens_per_second'])} on {first['name']}, with "
+            f"train.microbatch_size={first['faster']['microbatch']}."
+        )
+    if never:
+        who = "all" if len(never) == len(plan["accelerators"]) else ", ".join(never)
+        lines.append(f"{who}: {where} can't hold it with any remat policy or 8-bit AdamW.")
+    return lines
+
+
+def _settings(change: dict, plan: dict) -> str:
+    """The keys to set."""
     own = {"optimizer": plan["memory"]["optimizer"], "remat": plan["memory"]["remat"]}
-    changes = [f"{_REMEDY[key]}={row['remedy'][key]}" for key in own if row["remedy"][key] != own[key]]
-    changes.append(f"{_REMEDY['microbatch']}={row['remedy']['microbatch']}")
-    return f"{devices} would do with {', '.join(changes)}."
+    words = [f"{_REMEDY[key]}={change[key]}" for key in own if change[key] != own[key]]
+    return ", ".join([*words, f"{_REMEDY['microbatch']}={change['microbatch']}"])
+
+
+def _spot(plan: dict) -> list[str]:
+    """What spot is counted with; where it can't pay, and what would make it."""
+    rows = [row for row in plan["accelerators"] if row["devices"]]
+    if not rows:
+        return []
+    every = sorted(row["save_hours"] for row in rows)
+    span = " to ".join(dict.fromkeys([hours(every[0]), hours(every[-1])]))
+    lines = [
+        f"spot: {plan['preemptions_per_day']:g} preemptions a day and host, each losing {plan['restart_minutes']:g} minutes "
+        f"and half of what lies between two checkpoints, {span}."
+    ]
+    dear = [row for row in rows if not _spot_pays(row)]
+    if curable := [row for row in dear if row["spot_pays_hours"]]:
+        least = hours(min(row["spot_pays_hours"] for row in curable))
+        names = ", ".join(row["name"] for row in curable)
+        lines.append(
+            f"{names}: spot costs more than on demand, since too much is lost. It pays with a checkpoint at least every "
+            f"{least}: checkpoint.every_minutes=-1 chooses the interval."
+        )
+    if never := [row["name"] for row in dear if not row["spot_pays_hours"]]:
+        lines.append(f"{', '.join(never)}: spot can't pay with so many preemptions, however often it saves.")
+    return lines
+
+
+def _wrapped(text: str, indent: str = "  ") -> str:
+    """The text in lines of at most WIDTH columns, the first indented by `indent`, the others by two more columns."""
+    later = indent + "  "
+    return textwrap.fill(
+        text, WIDTH, initial_indent=indent, subsequent_indent=later, break_on_hyphens=False, break_long_words=False
+    )

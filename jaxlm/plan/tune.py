@@ -11,16 +11,16 @@ import time
 import typing
 
 import jax
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxlm import sharding
-from jaxlm.config import Config, RunError
+from jaxlm.config import Config, ConfigError
 from jaxlm.console import gigabytes
-from jaxlm.plan import lower
+from jaxlm.plan import lower, room
 
 REMATS = ("none", "names", "dots", "full")  # from the fastest to the most frugal
 HEADROOM = 0.95  # of a device's memory, for the step
+SURELY = 1.2  # times the limit: a microbatch that is predicted to need more is not tried
 FULL_SPEED_TOKENS = 8192  # of a microbatch on one device, from which on a larger one gains little on any accelerator
 
 
@@ -83,39 +83,50 @@ class Trial:
 
 
 def microbatch_sizes(config: Config, ways: int) -> list[int]:
-    """Returns the batch size, its half, its quarter, ... as long as `ways` (data x fsdp of the mesh) divides them."""
+    """Returns the batch size, its half, its quarter, ... as long as the devices that share it divide them; and one row each.
+
+    `ways` is how many devices share it (data x fsdp of the mesh).
+    """
     sizes, size = [], config.train.batch_size
     while size and size % ways == 0:
         sizes.append(size)
         if size % 2:
             break
         size //= 2
-    return sizes
+    return sizes + [ways] * (bool(sizes) and sizes[-1] > ways)
 
 
 class Compiler:
     """Compiles candidates and remembers how much memory each needs.
 
     It keeps no programs: if a candidate is compiled again, its program comes from JAX's compile cache.
+
+    Args:
+      options: of XLA's compiler; None for its own. See `lower.QUICK`.
     """
 
-    def __init__(self, config: Config, mesh: Mesh, limit_bytes: float, make_parts: lower.MakeParts = lower.pretraining):
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        limit_bytes: float,
+        make_parts: lower.MakeParts = lower.pretraining,
+        options: lower.Options = None,
+    ):
         self.limit_bytes = limit_bytes
-        self._config, self._mesh, self._make_parts = config, mesh, make_parts
+        self._config, self._mesh, self._make_parts, self._options = config, mesh, make_parts, options
         self._needs: dict[Candidate, int | None] = {}
 
     def compile(self, candidate: Candidate) -> tuple[jax.stages.Compiled | None, int | None]:
         """Returns (the compiled step, the bytes that it needs on a device); (None, None) if the compiler runs out of memory."""
-        try:
-            lowered, _ = lower.lower_step(candidate.applied(self._config), self._mesh, self._make_parts)
-            compiled = lowered.compile()
-        except RuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            self._needs[candidate] = None
-            return None, None
-        self._needs[candidate] = lower.memory_of(compiled)
+        lowered, _ = lower.lower_step(candidate.applied(self._config), self._mesh, self._make_parts)
+        compiled = lower.compile_lowered(lowered, self._options)
+        self._needs[candidate] = compiled and lower.memory_of(compiled)
         return compiled, self._needs[candidate]
+
+    def learn(self, candidate: Candidate, need: int | None) -> None:
+        """Takes over what a candidate needs that was compiled elsewhere; of a microbatch of 0 rows, what is there without."""
+        self._needs[candidate] = need
 
     def fits(self, candidate: Candidate) -> bool:
         """True if the candidate's step stays within the memory limit. Compiles the step if that was not done yet."""
@@ -130,18 +141,29 @@ class Compiler:
         """
         return self._needs[candidate]
 
+    def predicted(self, candidate: Candidate) -> float | None:
+        """Returns what it may need, by the line through what two other microbatches were found to need; None if unknown."""
+        known = [
+            (other.microbatch_size, need)
+            for other, need in self._needs.items()
+            if need is not None and dataclasses.replace(other, microbatch_size=candidate.microbatch_size) == candidate
+        ]
+        if len(known) < 2:
+            return None
+        (least, low), (most, high) = min(known), max(known)
+        return low + (high - low) / (most - least) * (candidate.microbatch_size - least)
+
 
 def fit(
     config: Config, mesh: Mesh, say: typing.Callable[[str], None], make_parts: lower.MakeParts = lower.pretraining
 ) -> Config:
     """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit these devices.
 
-    All processes get the same values. Raises RunError if nothing fits. See `resolve`.
+    All processes get the same values. Raises ConfigError if nothing fits. See `resolve`.
     """
     if not undecided(config):
         return config  # asks neither the machine for its memory, which it may not know (off Linux), nor the other processes
-    limit = min(multihost_utils.process_allgather(memory_limit(config.tune.memory_gb)).ravel().tolist())
-    return resolve(config, mesh, limit, say, make_parts)
+    return resolve(config, mesh, memory_limit(config.tune.memory_gb), say, make_parts)
 
 
 def undecided(config: Config) -> bool:
@@ -158,9 +180,7 @@ def resolve(
 ) -> Config:
     """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit into memory.
 
-    Takes the remat policy that recomputes least, and with that policy the largest microbatch. First it tries, with any
-    policy, only microbatches of at least FULL_SPEED_TOKENS tokens a device: the matrix products of smaller microbatches
-    are too small for an accelerator.
+    See `choose` for what it takes.
 
     Args:
       config: the config, with `model.attention` and `model.dtype` set (not auto).
@@ -170,39 +190,78 @@ def resolve(
       make_parts: makes the parts of another kind of training.
 
     Raises:
-      RunError: nothing fits.
+      ConfigError: nothing fits.
     """
     if not undecided(config):
         return config
     auto_remat, auto_size = config.model.remat == "auto", config.train.microbatch_size == -1
-    ways = sharding.batch_ways(mesh)
-    sizes = microbatch_sizes(config, ways) if auto_size else [config.train.microbatch_size]
-    large = [size for size in sizes if size * config.train.seq_len >= ways * FULL_SPEED_TOKENS]
+    sizes = microbatch_sizes(config, sharding.batch_ways(mesh)) if auto_size else [config.train.microbatch_size]
     remats = REMATS if auto_remat else (config.model.remat,)
-    m, compiler = config.model, Compiler(config, mesh, limit_bytes, make_parts)
-    start = Candidate(sizes[0], remats[0], m.attention, m.scan_layers, config.loss.tile_tokens)
-    for choices, remat in itertools.product((large, sizes), remats):
-        size = _largest(compiler, dataclasses.replace(start, remat=remat), choices)
-        if size is None:
-            continue
-        chosen = dataclasses.replace(start, remat=remat, microbatch_size=size)
+    compiler = Compiler(config, mesh, limit_bytes, make_parts)
+    start = own(config, sizes[0], remats[0])
+    chosen = choose(compiler, start, sizes, remats, full_speed_rows(config, mesh))
+    if chosen:
         of = f"{gigabytes(compiler.needs(chosen), 2)} of {gigabytes(limit_bytes, 2)} GB a device"
-        log(f"chosen: train.microbatch_size={size}, model.remat={remat}; {of}")
+        log(f"chosen: train.microbatch_size={chosen.microbatch_size}, model.remat={chosen.remat}; {of}")
         return chosen.applied(config)
     need = compiler.needs(dataclasses.replace(start, remat=remats[-1], microbatch_size=sizes[-1]))
     said = "more than the compiler can place" if need is None else f"{gigabytes(need, 2)} GB"
-    raise RunError(
+    raise ConfigError(
         f"nothing fits into {gigabytes(limit_bytes, 2)} GB a device: microbatch_size={sizes[-1]} with remat={remats[-1]} needs "
         f"{said}; take optim.name=adamw8bit, a shorter train.seq_len, or split the model by mesh.fsdp"
     )
 
 
+def own(config: Config, microbatch_size: int, remat: str) -> Candidate:
+    """Returns the config's own settings with this microbatch and remat."""
+    m = config.model
+    return Candidate(microbatch_size, remat, m.attention, m.scan_layers, config.loss.tile_tokens)
+
+
+def full_speed_rows(config: Config, mesh: Mesh) -> float:
+    """Returns the rows of a microbatch from which on an accelerator is fully busy; 0 for a CPU, which always is."""
+    if mesh.devices.flat[0].platform == "cpu":
+        return 0.0
+    return sharding.batch_ways(mesh) * FULL_SPEED_TOKENS / config.train.seq_len
+
+
+def choose(
+    compiler: Compiler, start: Candidate, sizes: list[int], remats: typing.Sequence[str], full_speed: float
+) -> Candidate | None:
+    """Returns the candidate to take; None if none fits.
+
+    It has the remat policy that recomputes least, and with that policy the largest microbatch. First only microbatches of
+    at least `full_speed` rows are tried, with any policy: the matrix products of smaller ones are too small.
+
+    Args:
+      start: what all candidates have, but for microbatch and remat.
+      sizes: the microbatch sizes to choose from, in descending order.
+      remats: the policies, from the one that recomputes least.
+    """
+    large = [size for size in sizes if size >= full_speed]
+    for choices, remat in itertools.product((large, sizes), remats):
+        size = _largest(compiler, dataclasses.replace(start, remat=remat), choices)
+        if size is not None:
+            return dataclasses.replace(start, remat=remat, microbatch_size=size)
+    return None
+
+
 def _largest(compiler: Compiler, candidate: Candidate, sizes: list[int]) -> int | None:
-    """The largest of `sizes` (descending) that fits, None if none does. Bisects: the memory needed grows with the size."""
+    """The largest of `sizes` (descending) that fits, None if none does. The memory needed grows with the size.
+
+    Bisects; once the needs of two sizes are known, a line through them says where to look.
+    """
     low, high = 0, len(sizes)  # sizes[high:] are known to fit
+    each = [dataclasses.replace(candidate, microbatch_size=size) for size in sizes]
     while low < high:
         middle = (low + high) // 2
-        if compiler.fits(dataclasses.replace(candidate, microbatch_size=sizes[middle])):
+        needs = [compiler.predicted(one) for one in each[low:high]]
+        if needs[-1] is not None:
+            promising = [low + i for i, need in enumerate(needs) if need <= compiler.limit_bytes]
+            if not promising and high < len(sizes) and needs[-1] > SURELY * compiler.limit_bytes:
+                break
+            middle = promising[0] if promising else high - 1
+        if compiler.fits(each[middle]):
             high = middle
         else:
             low = middle + 1
@@ -291,17 +350,13 @@ def best(trials: list[Trial]) -> Trial | None:
 def memory_limit(memory_gb: float = 0.0) -> float:
     """Returns the bytes that a step may take on one device: `memory_gb` x 10^9 if it is given, else a share of the memory.
 
-    The memory is what the device reports; for a CPU, the free memory of this host, divided among its devices. HEADROOM
-    is the share. The rest is for the next batch, for evaluation and for gaps between blocks of memory.
+    HEADROOM is the share. The rest is for the next batch, for evaluation and for gaps between blocks of memory. All
+    processes get the same.
+
+    Raises:
+      ConfigError: this platform does not say how much memory it has.
     """
-    if memory_gb:
-        return memory_gb * 1e9
-    stats = jax.local_devices()[0].memory_stats() or {}
-    free = stats.get("bytes_limit") or proc_bytes("/proc/meminfo", "MemAvailable") / jax.local_device_count()
-    return HEADROOM * free
-
-
-def proc_bytes(path: str, name: str) -> int:
-    """Returns a figure in a file of Linux's /proc, such as MemAvailable in /proc/meminfo, in bytes."""
-    with open(path) as f:
-        return next(int(line.split()[1]) * 1024 for line in f if line.startswith(f"{name}:"))
+    found = room.of_devices(memory_gb)
+    if found is None:
+        raise ConfigError("how much memory there is can't be found on this platform: give --config.tune.memory_gb")
+    return found.bytes if memory_gb else HEADROOM * found.bytes

@@ -4,21 +4,20 @@ import contextlib
 import dataclasses
 import pathlib
 
-import jax
-
 from jaxlm import processes
 from jaxlm.config import Config
 from jaxlm.data.rows import check_fingerprint
 from jaxlm.objectives.base import Variables
+from jaxlm.plan import admission
 from jaxlm.processes import from_first, say, together
 from jaxlm.programs.between import Between
 from jaxlm.programs.task import Data, Ready, Task
 from jaxlm.step.state import TrainState
-from jaxlm.train import hooks, ledger, loop, phases, profile, signals, stability, start
+from jaxlm.train import announcement, hooks, ledger, loop, phases, profile, signals, stability, start
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.checkpoints.restore import read_metas
 from jaxlm.train.checkpoints.store import Checkpointer
-from jaxlm.train.clock import RESTORE, SAVE, Clock
+from jaxlm.train.clock import COMPILE, RESTORE, SAVE, Clock
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +25,9 @@ class Attempt:
     """What one attempt needs.
 
     Attributes:
-      ready: config, parts and data, with nothing passed over yet.
+      ready, program: config, parts and data, with nothing passed over yet; what compiles the step.
       asked: the config with "auto" as the user left it.
       folder: the run's folder, locked.
-      train_step: the compiled step.
       clock, log: the time and the books of this attempt.
       losses: step -> held-out loss of all starts; the attempt adds its own.
       stop: turns signals into a request to stop.
@@ -40,7 +38,7 @@ class Attempt:
     ready: Ready
     asked: Config
     folder: pathlib.Path
-    train_step: jax.stages.Wrapped
+    program: admission.Once
     clock: Clock
     log: start.Log
     losses: dict[int, float]
@@ -65,7 +63,8 @@ class Attempt:
             done = int(state.step)
             if self.mirror:
                 self._follow(checkpointer, self.mirror, done)
-            parts = Between(self.task, ready, folder, checkpointer, bill, self.losses, self.stop)
+            program = self.program(done)
+            parts = Between(self.task, ready, folder, checkpointer, bill, self.losses, self.stop, self.clock)
             between, watching = parts.hooks(stack), parts.watches(c.hardware.usd_per_hour)
             owed = hooks.owed(between, done, c.train.steps, meta.get("interrupted", False))
             if done >= c.train.steps and not owed:
@@ -77,9 +76,11 @@ class Attempt:
             stack.callback(batches.close)
             batches.on_failure = lambda error: self.stop.ask(loop.failure("no batch", self.clock.step + 1, error))
             recorder = log.begin(self.asked, c, ready.data.data.sha256, ready.parts.mesh, done, watching)
-            start.announce(c.model, c.train, state.params, ready.parts.mesh, done)
+            recorder.losses = self.losses
+            passes = self.task.passes(ready.data, c.train.steps)
+            announcement.announce(ready.parts, ready.data.data, passes, program, done)
             inner = (frozen, batches, between, watching, recorder, self.clock, self.stop, owed)
-            state, ending = loop.run(loop.Run(ready.parts.mesh, c.train.steps, self.train_step, *inner), state)
+            state, ending = loop.run(loop.Run(ready.parts.mesh, c.train.steps, program and program.step, *inner), state)
             self.clock.begin(SAVE, "the last checkpoint")  # until all is closed
             ending = self._ended(ending, int(state.step), ready.data, checkpointer)
             with self.stop:  # a signal must not cost the save in flight
@@ -104,12 +105,13 @@ class Attempt:
         """The newest good state and what goes with it: (ready, state, frozen variables, what its checkpoint says)."""
         ready, parts = self.ready, self.ready.parts
         rollbacks = self._rollbacks()
-        for step in from_first(
-            lambda: stability.spoiled(read_metas(checkpointer.directory, checkpointer.steps()), rollbacks)
-        ):
+        where = checkpointer.directory
+        for step in from_first(lambda: stability.spoiled(read_metas(where, checkpointer.steps()), rollbacks)):
             checkpointer.set_aside(step)
         # A checkpoint has all that is trained: only what is frozen is read from the origin again.
         origin = self.task.origin(ready.config) if parts.frozen or not checkpointer.steps() else None
+        with self.clock.spend(COMPILE):  # before anything takes memory
+            self.program(from_first(lambda: max(checkpointer.steps(), default=0)))
         if checkpointer.steps():
             state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings, ("config", "fingerprint"))
             check_fingerprint(meta["fingerprint"], ready.data.fingerprint())

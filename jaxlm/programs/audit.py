@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 
 from jaxlm.config import Config, ConfigError, nearest
 from jaxlm.console import count, megabytes, print_table, say
-from jaxlm.corpus import audit, documents
+from jaxlm.corpus import audit, contrast, documents
 from jaxlm.corpus.sources.base import SourceSpec, SourceStats
 from jaxlm.corpus.sources.units import read_unit, split_source
 from jaxlm.data import shards
+from jaxlm.report import findings
 
 Documents = Iterator[tuple[str, str]]
 _UNIT_BYTES = 8 << 20
 _WINDOW_TOKENS = 1 << 20
-_TEXT_CHARS, _EXAMPLE_CHARS = 48, 72  # of the columns for people
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -35,34 +35,19 @@ def run(config: Config, args: argparse.Namespace) -> int:
     for name, read in readers.items():
         counts.append(audit.scan(name, read()))
         say(f"{name}: {count(counts[-1].documents)} documents, {megabytes(counts[-1].bytes)} of {what}")
-    found = [finding for finding in audit.rank(counts) if args.source in ("", finding.source)]
+    like = contrast.counts(counts, config.prepare.target, config.prepare.stages["html"])
+    found = [finding for finding in audit.rank(counts, like) if args.source in ("", finding.source)]
     shown = found[: args.top or None]
-    lost = max(table.lost for count in counts for table in count.tables)
+    lost = max(counted.lost for each in counts for counted in each.tables)
     say(
         f"{len(found)} findings" + (f", the worst {len(shown)} shown" if len(shown) < len(found) else "")
         + f"; {time.monotonic() - began:.1f} s; " + (f"counts may be up to {lost} too low" if lost else "counts are exact")
     )  # fmt: skip
-    print_table([finding.to_row() if args.json else _short(finding) for finding in shown], args.json)
+    if args.json:
+        print_table([finding.to_row() for finding in shown], as_json=True)
+    else:
+        findings.show(shown, config.prepare.stages["junk"]["patterns"])
     return 0
-
-
-def _short(finding: audit.Finding) -> dict[str, object]:
-    return {
-        "score": round(finding.score, 1),
-        "kind": finding.kind,
-        "text": _clip(finding.text, _TEXT_CHARS),
-        "source": finding.source,
-        "count": finding.count,
-        "documents": finding.documents,
-        "share": f"{finding.share_of_documents:.2%}",
-        "concentration": f"{finding.concentration:.2f}",
-        "example": _clip(finding.examples[0][1], _EXAMPLE_CHARS) if finding.examples else "",
-    }
-
-
-def _clip(text: str, chars: int) -> str:
-    text = "".join(c if c.isprintable() else "\ufffd" for c in text)  # nothing that a terminal acts on
-    return text if len(text) <= chars else text[: chars - 1] + "\u2026"
 
 
 def _find(config: Config, max_bytes: int) -> tuple[str, dict[str, Callable[[], Documents]]]:
@@ -113,7 +98,7 @@ def _raw_specs(config: Config, max_bytes: int) -> list[SourceSpec]:
     plain = {"format": "plain", "text_key": d.text_key, "max_bytes": d.max_bytes, "licences": ()}
     specs = [SourceSpec(name, s.path, **plain, **common) for name, s in d.sources.items() if s.path]
     for name, s in config.prepare.sources.items() if not specs else ():
-        specs.append(SourceSpec(name, s.path, s.format, s.text_key, s.max_bytes, s.licences, **common))
+        specs.append(SourceSpec(name, s.path, s.format, s.text_key, s.max_bytes, s.exclude, s.licences, **common))
     return [
         dataclasses.replace(s, max_bytes=min(n for n in (s.max_bytes, max_bytes) if n)) if max_bytes else s
         for s in specs

@@ -12,8 +12,9 @@ from jaxlm.eval import samples
 from jaxlm.processes import say, together
 from jaxlm.programs.task import Ready, Task
 from jaxlm.redact import redact
-from jaxlm.train import futures, hooks, notify, outlook, phases, profile, signals, stability, watches
+from jaxlm.train import announcement, futures, hooks, notify, outlook, phases, profile, signals, stability, watches
 from jaxlm.train.checkpoints.store import Checkpointer
+from jaxlm.train.clock import Clock
 from jaxlm.train.loop import Hook, Watch
 
 
@@ -26,6 +27,7 @@ class Between:
       bill: the phases, with what earlier starts spent.
       losses: step -> held-out loss, shared with the checkpointer.
       stop: how a signal, or one of several processes, ends the run.
+      clock: the time of this attempt.
     """
 
     task: Task
@@ -35,6 +37,7 @@ class Between:
     bill: phases.Phases
     losses: dict[int, float]
     stop: signals.StopSignal
+    clock: Clock
 
     def hooks(self, stack: contextlib.ExitStack) -> list[Hook]:
         """Returns the hooks. Saving comes first, so that nothing is lost if a later one fails; the bill after what it reads."""
@@ -65,6 +68,7 @@ class Between:
             stability.Spikes(c.stability, tell, self.checkpointer.hold),
             self.overfit,
             watches.Alive(_beat(notify.Heartbeat(c.notify))),
+            announcement.FirstRate(self.clock, c.train, self.bill.spent, usd_per_hour, say),
         ]
 
     @functools.cached_property

@@ -1,6 +1,5 @@
 """Writes DATA/report.html, a page with everything that `prepare` and `tokenize` found out about a corpus."""
 
-import collections
 import json
 import pathlib
 import typing
@@ -8,15 +7,12 @@ from collections.abc import Callable, Iterator
 
 from jaxlm import console, files
 from jaxlm.config import Config
-from jaxlm.corpus import audit, conclude, documents, engine, prepare
-from jaxlm.corpus.sources.base import SourceSpec, SourceStats
-from jaxlm.corpus.sources.units import read_unit, split_source
-from jaxlm.corpus.stages import registry
+from jaxlm.corpus import audit, conclude, contrast, documents, engine, prepare
 from jaxlm.data import shards
 from jaxlm.report import data as report
+from jaxlm.report import page
 
 FINDINGS = "findings.json"
-PAGE = "report.html"
 FIT = "tokenizer_fit.json"
 _JUNK_ROWS = 200
 _SAMPLED_FILES = 256  # at most, of each source
@@ -28,6 +24,7 @@ def inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
         return {}
     about = {"prepared": done.sha256, "target": config.prepare.target, "report_mb": config.prepare.report_mb}
     about["weights"] = {name: source.weight for name, source in config.prepare.sources.items()}
+    about["audit"] = 2  # findings of older versions call words of a domain junk
     about["html"] = config.prepare.stages["html"]
     return remembered(done.path / FINDINGS, about, lambda: _inspect(config, done))
 
@@ -61,16 +58,16 @@ def _inspect(config: Config, done: prepare.Prepared) -> dict[str, typing.Any]:
     names = [name for name in documents.find(done.path) if _kept(done, name)]
     weights = {name: source.weight for name, source in config.prepare.sources.items() if name in names}
     megabytes, target = config.prepare.report_mb, config.prepare.target
-    console.say("audit and mismatch report")
-    with engine.worker_processes(2) as pool:
-        junk = pool.submit(_junk, done.path, names, megabytes)
+    with console.working("audit and mismatch report"), engine.worker_processes(2) as pool:
+        junk = pool.submit(_junk, done.path, names, megabytes, target, config.prepare.stages["html"])
         compared = pool.submit(_mismatch, done.path, names, megabytes, target, config.prepare.stages["html"], weights)
         return {"junk": junk.result(), "mismatch": compared.result()}
 
 
-def _junk(root: pathlib.Path, names: list[str], megabytes: float) -> list[dict]:
+def _junk(root: pathlib.Path, names: list[str], megabytes: float, target: str, html: dict) -> list[dict]:
     sampled = documents.find(root)
-    found = audit.audit({name: sample(sampled[name], int(megabytes * 1e6)) for name in names})
+    counts = [audit.scan(name, sample(sampled[name], int(megabytes * 1e6))) for name in names]
+    found = audit.rank(counts, contrast.counts(counts, target, html))
     return [finding.to_row() for finding in found[:_JUNK_ROWS]]
 
 
@@ -83,40 +80,28 @@ def _mismatch(
 
     limit, sampled = int(megabytes * 1e6), documents.find(root)
     texts = {name: (text for _, text in sample(sampled[name], limit)) for name in names}
-    like = target_texts(target, limit, html) if target else None
+    like = (text for _, text in contrast.target_texts(target, limit, html)) if target else None
     return mismatch.compare(texts, like, weights=weights if sum(weights.values()) else None).to_dict()
-
-
-def target_texts(path: str, limit: int, html: dict) -> Iterator[str]:
-    """Yields about `limit` bytes of the texts in `prepare.target`, which may have any format that a source may have.
-
-    `html` holds the settings of the stage that strips markup. Raises ConfigError if there is nothing at `path`.
-    """
-    spec = SourceSpec("target", path, "auto", "text", limit, (), "", "")
-    units = split_source(spec, max(1 << 20, limit))
-    stage = registry.make(registry.StageSpec("html", html), pathlib.Path())
-
-    def texts() -> Iterator[str]:
-        for unit in units:
-            for document in read_unit(unit, spec, SourceStats()):
-                if stage.apply(document, collections.Counter()) is None:
-                    yield document.text
-
-    return texts()
 
 
 def write(config: Config, done: prepare.Prepared) -> pathlib.Path:
     """Writes DATA/report.html from everything that DATA holds now, and returns the path of the report."""
+    trained = config.workdir and (pathlib.Path(config.workdir) / page.NAME).is_file()
+    return write_with(config, done, inspect(config, done) | ({"run": config.workdir} if trained else {}))
+
+
+def write_with(config: Config, done: prepare.Prepared, found: dict[str, typing.Any]) -> pathlib.Path:
+    """Writes DATA/report.html as `write` does, with `found` instead of what `inspect` finds, which takes long."""
     root, summary = done.path, {"sources": done.manifest["sources"]}
     summary["examples"] = conclude.examples(root)
     if (root / "clusters.json").is_file():
         summary["clusters"] = json.loads((root / "clusters.json").read_text(encoding="utf-8"))
     if (root / FIT).is_file() and _made_of(root, done.sha256):
         summary["tokenizer_fit"] = json.loads((root / FIT).read_text(encoding="utf-8"))["sources"]
-    summary |= inspect(config, done)
+    summary |= found
     summary["manifest"] = {"sha256": done.sha256, "config": done.manifest["recipe"]}
-    report.write(root / PAGE, summary)
-    return root / PAGE
+    report.write(root / page.NAME, summary)
+    return root / page.NAME
 
 
 def _made_of(root: pathlib.Path, prepared: str) -> bool:

@@ -8,19 +8,20 @@ import typing
 
 import jax
 
+from jaxlm import console
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import say
-from jaxlm.data import rows, vocabulary
+from jaxlm.data import passes, rows, vocabulary
 from jaxlm.data.open import open_mixture
 from jaxlm.models import hardware
-from jaxlm.plan import compiled, fit, summary
+from jaxlm.plan import compiled, fit, here, summary
 from jaxlm.plan.text import render
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Prints the plan for `plan.mesh`, for which it also compiles the step, or for one device of each accelerator.
 
-    The plan is that of the program that a GPU runs, even if this machine has no GPU.
+    The plan is that of the program that a GPU runs, even if this machine has no GPU. The row of this machine is measured.
     """
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
     config = vocabulary.assumed(config, say)
@@ -37,11 +38,12 @@ def run(config: Config, args: argparse.Namespace) -> int:
             target = compiled.target(fit.devices_of(mesh), summary.hosts(config, mesh))  # before JAX has any device
     plan = summary.summarise(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")))
     plan["data"] = data(config)
+    plan["here"] = here.row(config)
     if target:
-        say(f"compiling the step for {target.name} ...")
         model = hardware.for_platform(config.model, target.platform)
         planned = fit.with_changes(config, microbatch=plan["memory"]["microbatch"])
-        plan["compiled"] = compiled.compile_step(dataclasses.replace(planned, model=model, mesh=mesh), mesh, target)
+        with console.working(f"compiling the step for {target.name}"):
+            plan["compiled"] = compiled.compile_step(dataclasses.replace(planned, model=model, mesh=mesh), mesh, target)
     print(json.dumps(_finite(plan), indent=1) if args.json else render(plan))
     return 0
 
@@ -50,13 +52,11 @@ def data(config: Config) -> dict[str, typing.Any] | None:
     """Returns the training tokens of each source in `data.dir`, and how often the run reads each; None if there is no data."""
     try:
         opened, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
-        tokens = opened.token_counts()
-        shares = rows.normalise_mixture(mixture, list(tokens))
+        order = rows.Order(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size)
+        epochs = passes.passes(order, config.train.steps)
     except ConfigError:
         return None
-    asked = config.train.steps * config.train.batch_size * config.train.seq_len
-    epochs = {name: asked * float(share) / tokens[name] for name, share in shares.items() if tokens[name]}
-    return {"dir": config.data.dir, "tokens": tokens, "epochs": epochs}
+    return {"dir": config.data.dir, "tokens": opened.token_counts(), "epochs": epochs}
 
 
 def _finite(value: typing.Any) -> typing.Any:

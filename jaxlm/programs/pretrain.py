@@ -6,7 +6,7 @@ import jax
 
 from jaxlm import sharding
 from jaxlm.config import Config
-from jaxlm.data import loader, rows, trace
+from jaxlm.data import loader, passes, rows, trace
 from jaxlm.data.open import make_data, open_mixture
 from jaxlm.eval import loss
 from jaxlm.objectives import lm
@@ -22,7 +22,8 @@ _RESERVE = 2  # batches with which a process whose loader failed goes on until a
 def run(config: Config, args: argparse.Namespace) -> int:
     """Trains to `train.steps`; returns the exit code."""
     del args
-    return training.run(config, Task(lm.make, data, batches, held_out, origin=first_weights, documents=trace.documents))
+    first = {"origin": first_weights, "passes": passes.passes}
+    return training.run(config, Task(lm.make, data, batches, held_out, **first, documents=trace.documents))
 
 
 def first_weights(config: Config) -> origin.Origin | None:

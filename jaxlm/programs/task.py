@@ -50,6 +50,7 @@ class Task:
       held_out: ready -> a function `variables -> metrics`; None if no text is held out.
       adapter: what to train instead of the model's parameters, if anything.
       origin: config -> the weights to begin from; None for new ones.
+      passes: (data, steps) -> source -> how many times a run of so many steps goes through it, for the first lines.
       documents: (data, step) -> the ids of the documents in the batch of a step, for the log.
     """
 
@@ -59,6 +60,7 @@ class Task:
     held_out: Callable[[Ready], Callable[[base.Variables], dict[str, float]] | None]
     adapter: parts_lib.Adapter | None = None
     origin: Callable[[Config], parts_lib.Weights | None] = lambda config: None
+    passes: Callable[[Data, int], dict[str, float]] = lambda data, steps: {}
     documents: Callable[[Data, int], list[str]] = lambda data, step: []
 
     def parts(self, config: Config, mesh: Mesh | AbstractMesh) -> parts_lib.Parts:

@@ -4,6 +4,7 @@ import argparse
 import pathlib
 import typing
 
+from jaxlm import console
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import print_table, say
 from jaxlm.corpus import documents, prepare
@@ -23,11 +24,14 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if not config.data.dir:
         raise ConfigError("no folder for the data: give --config.data.dir=DIR")
     if args.sweep:
-        print_table(_sweep(config, args.sweep), args.json)
+        with console.working("training a tokenizer of each size"):
+            rows = _sweep(config, args.sweep)
+        print_table(rows, args.json)
         return 0
     make_data(config.data, config.prepare, config.engine, config.model.vocab_size, config.seed, say)
     data, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
-    fit = _fit(config, data, args.reference)
+    with console.working("measuring how well the tokenizer fits"):
+        fit = _fit(config, data, args.reference)
     rows = []
     for source, fitted in zip(data.sources, fit["sources"], strict=True):
         train, val = data.entry(source, "train"), data.entry(source, "val")

@@ -12,10 +12,9 @@ import types
 from collections.abc import Iterator
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
-from jaxlm import processes, sharding
+from jaxlm import console, processes, sharding
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import gigabytes, print_table
 from jaxlm.data import loader, rows
@@ -49,8 +48,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         kept = {"exhaustive": config.tune.exhaustive, "max_seconds": config.tune.max_seconds}
         try:
             trials = tune.search(values, start, runner.trial, **kept)
-            say("the fastest again, in turns")
-            trials = runner.rematch(trials, start)
+            with console.working("the fastest again, in turns"):
+                trials = runner.rematch(trials, start)
         except KeyboardInterrupt:
             say("stopped: what follows is of the candidates tried so far")
             trials = sorted(runner.done, key=bench.slowness)
@@ -60,7 +59,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         say(
             f"nothing ran in {gigabytes(limit, 1)} GB and tune.max_seconds={config.tune.max_seconds:g}: see the notes above"
         )
-        return 1
+        return 4 if runner.stop.is_set() else 1
     best = trials[0]
     own = next((t for t in trials if t.candidate == start and t.tokens_per_second), None)
     gain = f", {best.tokens_per_second / own.tokens_per_second:.2f} times the config's own" if own else ""
@@ -73,7 +72,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     folder = [] if args.config == config.workdir else [f"--config.workdir={workdir}"]  # a run's folder says it already
     words = [shlex.quote(args.config), *folder, *map(shlex.quote, own_keys)]
     say(f"train with it: jaxlm train {' '.join(words)} $(cat {shlex.quote(str(out))})")
-    return 1 if runner.stop.is_set() else 0
+    return 4 if runner.stop.is_set() else 0
 
 
 def output(config: Config, args: argparse.Namespace) -> pathlib.Path:
@@ -138,8 +137,8 @@ def batches(config: Config, mesh: Mesh) -> Iterator[Iterator[dict[str, jax.Array
             local = sharding.local_rows(mesh, t.batch_size)
             source = loader.TrainLoader(order, row_indices=local, num_threads=config.data.num_threads)
             stack.callback(source.close)
+            found = (sharding.to_global(batch, mesh, t.batch_size) for batch in source)
         except ConfigError as error:
             say(f"random tokens instead of data ({error})")
-            tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, (t.batch_size, t.seq_len + 1))
-            source = itertools.repeat(rows.make_batch(tokens.astype(np.int32), eos_id=0))
-        yield (sharding.to_global(batch, mesh, t.batch_size) for batch in source)
+            found = itertools.repeat(bench.random_batch(config, mesh))
+        yield found

@@ -10,6 +10,8 @@
     mismatch       `corpus.comparison.Report.to_dict`
     tokenizer_fit  rows, one a source
     manifest       sha256, config
+    run            the folder of the run that trains on the data; "" = none
+    left_out       what the page does not have, and what adds it
 """
 
 import collections
@@ -38,7 +40,17 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
         ("Manifest", _manifest, summary.get("manifest")),
     ]
     sections = [page.section(title, render(content)) for title, render, content in parts if content]
-    page.write(path, "Data report", _tiles(summary), sections)
+    page.write(path, f"Data report: {'/'.join(path.resolve().parent.parts[-2:])}", _lead(path, summary), sections)
+
+
+def _lead(path: pathlib.Path, summary: dict) -> Markup:
+    parts = []
+    if run := summary.get("run"):
+        link = page.link(f"run {pathlib.Path(run).resolve().name}", pathlib.Path(run) / page.NAME, path)
+        parts.append(tag("p", "Made for the ", link, ", whose page is there once it has ended."))
+    if summary.get("left_out"):
+        parts.append(tag("p", "Left out: ", summary["left_out"], ".", class_="dim"))
+    return join([*parts, _tiles(summary)])
 
 
 def _tiles(summary: dict) -> Markup:
@@ -97,7 +109,7 @@ def _all_stages(sources: dict[str, dict]) -> Markup:
         rows.append(
             (
                 name,
-                cell(bar),
+                cell(bar, kind="text"),
                 count(gone) if rows else "",
                 share(gone, whole) if rows else "",
                 count(documents),
@@ -233,14 +245,20 @@ def _clusters(clusters: dict) -> Markup:
 
 
 def _junk(rows: list[dict]) -> Markup:
-    """What a source repeats that nobody would write, worst first."""
-    head = ("found", "kind", "source", "score", "count", "documents", "share", "only here", "")
+    """What a source repeats that nobody would write, worst first; below, what is only characteristic of a source."""
+    head = ("found", "what it is", "source", "score", "count", "documents", "share", "only here", "")
+    junk = [_junk_row(row) for row in rows if row["junk"]]
+    own = [_junk_row(row) for row in rows if not row["junk"]]
     about = "Strings that a source repeats and nobody would write. Score 0 to 100: how surely it is junk, times how much of "
     about += "the source it is in. “Only here” 100%: no other source has it."
-    lines = [_junk_row(row) for row in rows]
-    parts = [tag("p", about), table(head, lines[:_JUNK_ROWS], "Junk")]
-    if lines[_JUNK_ROWS:]:
-        parts.append(details(f"{len(lines) - _JUNK_ROWS} more", table(head, lines[_JUNK_ROWS:], "More junk")))
+    parts = (
+        [tag("p", about), table(head, junk[:_JUNK_ROWS], "Junk")] if junk else [tag("p", "Nothing looks like junk.")]
+    )
+    if junk[_JUNK_ROWS:]:
+        parts.append(details(f"{len(junk) - _JUNK_ROWS} more", table(head, junk[_JUNK_ROWS:], "More junk")))
+    if own:
+        title = f"Characteristic of a source, no junk: leave it in ({len(own)})"
+        parts.append(details(title, table(head, own, "Characteristic")))
     return join(parts)
 
 
@@ -249,10 +267,13 @@ def _junk_row(row: dict) -> tuple:
         tag("div", tag("code", example["document"], class_="id"), tag("pre", example["text"]), class_="example")
         for example in row["examples"]
     ]
-    pattern = tag("div", "to remove it: ", tag("code", row["pattern"]), class_="dim")
+    pattern = tag("div", "to remove it: ", tag("code", row["pattern"]), class_="dim") if row["junk"] else ""
     return (
         tag("code", row["text"]),
-        cell(row["kind"], kind="text"),
+        cell(
+            row["why"],
+            kind="text",
+        ),
         cell(row["source"], kind="text"),
         page.value(float(row["score"])),
         count(row["count"]),

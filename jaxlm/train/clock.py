@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 START = "start"  # processes, data, folders, until the first step
 RESTORE = "restore"  # reading a checkpoint
-COMPILE = "compile"  # the first call of the train step
+COMPILE = "compile"  # compiling the train step, and its first call
 DATA = "data"  # waiting for a batch
 STEP = "step"  # productive: steps that nobody has done before
 REPEATED = "repeated"  # steps that an earlier start did, and lost
@@ -22,6 +22,16 @@ MIRROR = "mirror"  # waiting for the mirror, at the start and at the end
 DOWN = "down"  # from the death of a start to the next one, on the same machine
 HUNG = "hung"  # no sign of life, until the supervisor ended it
 ACTIVITIES = (START, RESTORE, COMPILE, DATA, STEP, REPEATED, EVALUATE, SAVE, MIRROR, DOWN, HUNG)
+
+_WORDS = {
+    START: "starting",
+    RESTORE: "restoring",
+    COMPILE: "compiling",
+    EVALUATE: "evaluating",
+    SAVE: "saving",
+    MIRROR: "copying to the mirror",
+    "samples": "sampling",  # the name of a hook says it better than what its time counts as
+}
 
 PULSE = "JAXLM_PULSE"  # the environment variable that names the file descriptor of a Pulse
 
@@ -91,7 +101,8 @@ class Clock:
     ):
         self._seconds = {name: float((before or {}).get(name, 0.0)) for name in ACTIVITIES}
         self._mark = time.monotonic() if since is None else since
-        self.activity, self._pulse = START, pulse
+        self.activity, self._pulse, self._detail = START, pulse, ""
+        self._spells: dict[str, tuple[float, float, int]] = {}  # detail -> the first spell, the others' sum and number
         self.redo = redo
         self.began = self._mark
         self.step = 0
@@ -101,18 +112,32 @@ class Clock:
         """From now on the time counts as `activity`."""
         now = time.monotonic()
         self._seconds[self.activity] += now - self._mark
-        self._mark, self.activity = now, activity
+        self._mark, self.activity, self._detail = now, activity, detail
         self._show(detail)
 
     @contextlib.contextmanager
     def spend(self, activity: str, detail: str = "") -> Iterator[None]:
         """Counts the time in the `with` block as `activity`; afterwards the activity before it goes on."""
-        before = self.activity
+        before, began = self.activity, time.monotonic()
         self.begin(activity, detail)
         try:
             yield
         finally:
             self.begin(before)
+            self._note(detail, time.monotonic() - began)
+
+    def _note(self, detail: str, seconds: float) -> None:
+        first, others, number = self._spells.get(detail, (seconds, -seconds, -1))
+        self._spells[detail] = first, others + seconds, number + 1
+
+    def usual_s(self, detail: str) -> float:
+        """Returns how long `spend` with this detail took on average; 0 if never. The first counts only alone: it compiled."""
+        first, others, number = self._spells.get(detail, (0.0, 0.0, 0))
+        return others / number if number else first
+
+    def doing(self) -> str:
+        """Returns what goes on besides training, such as "evaluating"; "" for nothing."""
+        return _WORDS.get(self._detail) or _WORDS.get(self.activity, "")
 
     def after(self, step: int) -> None:
         """Says that `step` was sent to the device. The time from now on counts as STEP; as REPEATED if it was done before."""

@@ -1,18 +1,20 @@
-"""Compares two runs: what went in differently, and the first step at which their metrics part."""
+"""Compares two runs, or two starts of a run: what went in differently, and the first step at which metrics part."""
 
 import json
 import math
 import pathlib
+import platform
 import typing
 from collections.abc import Mapping
 
 import numpy as np
 
-from jaxlm.config import ConfigError
+from jaxlm.config import Config, ConfigError, to_json
 from jaxlm.redact import redact
 from jaxlm.train import ledger, metrics
 
 _HERE = ("workdir", "data.dir")  # keys that only say where a run lies
+MOST_TOLD = 12  # changes in a line
 _BLOCKS = 10  # of the steps that two losses are compared over
 
 
@@ -67,8 +69,18 @@ def _facts(a: pathlib.Path, b: pathlib.Path) -> list[tuple[str, dict, dict]]:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{folder} is no run: {folder / 'config.json'}: {error}") from None
-        configs.append({name: value for name, value in _flat(redact(config)).items() if name not in _HERE})
+        configs.append(_keys(config))
         starts.append((ledger.read(folder)["starts"] or [{}])[-1])
+    return [("config", *configs), *_recorded(*starts)]
+
+
+def _keys(config: dict) -> dict[str, typing.Any]:
+    """The keys of a config that say how a run goes, without secrets."""
+    return {name: value for name, value in _flat(redact(config)).items() if name not in _HERE}
+
+
+def _recorded(a: dict, b: dict) -> list[tuple[str, dict, dict]]:
+    """(what, facts of start a, facts of start b)."""
     keys = {
         "code": lambda s: s.get("git") or {},
         "data": lambda s: {"manifest": s.get("manifest_sha256")},
@@ -77,7 +89,52 @@ def _facts(a: pathlib.Path, b: pathlib.Path) -> list[tuple[str, dict, dict]]:
         "choices": lambda s: s.get("choices") or {},
         "price": lambda s: {"usd_per_hour": s.get("usd_per_hour")},
     }
-    return [("config", *configs), *((what, get(starts[0]), get(starts[1])) for what, get in keys.items())]
+    return [(what, get(a), get(b)) for what, get in keys.items()]
+
+
+def since_last_start(folder: pathlib.Path, config: Config, found: dict) -> list[dict]:
+    """Returns what changed since the run's last start, [{name, was, is}, ...]; [] if there was none, or its files are damaged.
+
+    Call it before the new start is recorded.
+
+    Args:
+      config: the config of the new start, with "auto" as the user left it.
+      found: what else the new start records: hardware, choices.
+    """
+    starts = ledger.read(folder)["starts"]
+    try:
+        before = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    if not starts or not isinstance(before, dict):
+        return []
+    now = {"git": ledger.git(), "packages": ledger.packages(), "python": platform.python_version()} | found
+    facts = [("", _keys(before), _keys(json.loads(to_json(config))))]
+    facts += [(what, *pair) for what, *pair in _recorded(starts[-1], now) if what not in ("data", "price")]
+    changed: dict[str, dict] = {}
+    for what, was, new in facts:
+        told = {name.rpartition(".")[2] for name in changed}  # a choice that follows from a key
+        for name in [name for name in was if name in new]:
+            if was[name] != new[name] and name not in told and name != "dirty":
+                key = f"{what}.{name}" if what in ("hardware", "code") else name
+                changed[key] = {"name": key, "was": was[name], "is": new[name]}
+    return list(changed.values())
+
+
+def words(changed: list[dict]) -> list[str]:
+    """Returns what `since_last_start` found, for the user: "optim.lr was 0.0003, is 0.0001"."""
+    found = [f"{row['name']} was {_shown(row['was'])}, is {_shown(row['is'])}" for row in changed[:MOST_TOLD]]
+    rest = len(changed) - len(found)
+    return found + [f"{rest} more, in run.json"] * bool(rest)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {part}" for name, part in value.items())
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = str(value) if value not in ("", [], None) else "none"
+    return f"{text[:57]}..." if len(text) > 60 else text
 
 
 def _flat(value: dict, prefix: str = "") -> dict[str, typing.Any]:

@@ -47,6 +47,9 @@ class Save(Hook):
             return True
         return self._pace.due(step, self._checkpointer.wants_save, self._checkpointer.verify_s)
 
+    def left(self, step: int, end: int) -> float:
+        return max(_left(step, end, self._every, self._milestones), self._pace.left(step, end))
+
     def done(self, step: int) -> bool:
         return step in self._checkpointer.steps()
 
@@ -96,6 +99,9 @@ class HeldOut(Hook):
         wanted = step == end or _multiple(step, self._every) or (step == 0 and self._at_start)
         return (wanted or step in self._milestones) and self._evaluate is not None
 
+    def left(self, step: int, end: int) -> float:
+        return _left(step, end, self._every, self._milestones) if self._evaluate else 0
+
     def done(self, step: int) -> bool:
         return step in self._losses
 
@@ -131,6 +137,10 @@ class Sample(Hook):
         wanted = step == end or _multiple(step, c.every_steps) or step in c.at_steps or step in self._milestones
         return bool(c.prompts) and wanted
 
+    def left(self, step: int, end: int) -> float:
+        c = self._config
+        return _left(step, end, c.every_steps, {*c.at_steps, *self._milestones}) if c.prompts else 0
+
     def done(self, step: int) -> bool:
         return (self._folder / f"{step}.jsonl").is_file()  # a rollback deletes those of its steps
 
@@ -151,6 +161,13 @@ def owed(hooks: Sequence[Hook], step: int, end: int, interrupted: bool = False) 
     due = [hook for hook in hooks if hook.due(step, end)]
     undone = from_first(lambda: [interrupted or not hook.done(step) for hook in due])
     return [hook for hook, still in zip(due, undone, strict=True) if still]
+
+
+def _left(step: int, end: int, every: int, also: Collection[int]) -> int:
+    """How many steps from `step` on are the last, multiples of `every` or in `also`."""
+    extra = sum(step <= s < end and not _multiple(s, every) for s in also)
+    regular = max(0, (end - 1) // every - max(0, step - 1) // every) if every > 0 else 0
+    return regular + extra + (step <= end)
 
 
 def _multiple(step: int, every: int) -> bool:

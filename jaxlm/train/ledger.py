@@ -5,6 +5,7 @@ Needs no JAX: the supervisor reads it too.
 
 import dataclasses
 import datetime
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -93,7 +94,14 @@ def roll_back(folder: pathlib.Path, entry: dict) -> None:
 
 
 def record_start(
-    folder: pathlib.Path, config: Config, *, step: int, manifest_sha256: str, hardware: dict, choices: dict
+    folder: pathlib.Path,
+    config: Config,
+    *,
+    step: int,
+    manifest_sha256: str,
+    hardware: dict,
+    choices: dict,
+    changed: list[dict],
 ) -> None:
     """Writes config.json, and adds this start to run.json.
 
@@ -106,6 +114,7 @@ def record_start(
       manifest_sha256: the sha256 of the data directory's manifest.
       hardware: the devices; `machine()` is added.
       choices: the settings that this start decided (attention backend, mesh, ...).
+      changed: what `differences.since_last_start` found.
     """
     # Absolute, so that the run is found from any folder.
     data = dataclasses.replace(config.data, dir=os.path.abspath(config.data.dir))
@@ -117,14 +126,15 @@ def record_start(
         "step": step,
         "pid": os.getpid(),
         "command": sys.argv,
-        "git": _git(),
+        "git": git(),
         "config_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "manifest_sha256": manifest_sha256,
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": packages(),
         "python": platform.python_version(),
         "hardware": machine() | hardware,
         "choices": choices,
         "usd_per_hour": config.hardware.usd_per_hour,
+        "changed": changed,
     }
     append(folder, "starts", start)
 
@@ -193,6 +203,11 @@ def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
+def packages() -> dict[str, str | None]:
+    """Returns the versions of the packages that a run's numbers depend on; None for one that is absent."""
+    return {name: _version(name) for name in _PACKAGES}
+
+
 def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
@@ -200,16 +215,17 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _git() -> dict | None:
+@functools.cache
+def git() -> dict | None:
     """Returns the code's commit, and whether files differ from it; None outside a checkout."""
     folder = pathlib.Path(__file__).resolve().parents[2]
 
-    def git(*args: str) -> str:
+    def ask(*args: str) -> str:
         return subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        if pathlib.Path(git("rev-parse", "--show-toplevel")) != folder:
+        if pathlib.Path(ask("rev-parse", "--show-toplevel")) != folder:
             return None  # installed inside somebody else's repository
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain"))}
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -106,6 +106,11 @@ class Hook:
         """True if the hook must run after `step`. `end` is the last step of the run."""
         raise NotImplementedError
 
+    def left(self, step: int, end: int) -> float:
+        """Returns how often the hook will be due from `step` on, as far as is known: the time left counts it."""
+        del step, end
+        return 0
+
     def __call__(self, moment: Moment) -> dict[str, float] | Ending | None:
         """Does it. Returns figures for metrics.jsonl, or what ends the run."""
         raise NotImplementedError
@@ -139,7 +144,8 @@ class Run:
 
     Attributes:
       steps: the last step.
-      train_step: the compiled `(frozen, state, batch) -> (state, metrics)`. It reuses the memory of the old `state`.
+      train_step: the compiled `(frozen, state, batch) -> (state, metrics)`. It reuses the memory of the old `state`. None if
+        no step is left.
       hooks: the hooks, called in this order at the steps at which they are due. Saving comes first, so that nothing is
         lost if a later hook fails or hangs.
       owed: the hooks to run before the first step: an evaluation of the initial state, or hooks that an earlier start
@@ -148,7 +154,7 @@ class Run:
 
     mesh: Mesh
     steps: int
-    train_step: TrainStep
+    train_step: TrainStep | None
     frozen: Variables
     batches: Batches
     hooks: Sequence[Hook]
@@ -162,10 +168,15 @@ class Run:
         """Returns what hooks see after `step`."""
         return Moment(step, state, self.frozen, self.recorder.say)
 
+    def between_s(self, step: int) -> float:
+        """Returns the seconds that hooks will take from `step` on, if they take as long as they did so far."""
+        return sum(hook.left(step, self.steps) * self.clock.usual_s(hook.name) for hook in self.hooks)
+
 
 def run(run: Run, state: TrainState) -> tuple[TrainState, Ending]:
     """Trains from `state.step` to `run.steps`, or until a hook, a watch, a signal or a batch that can't be had ends it."""
     step = int(state.step)
+    run.recorder.between_s = run.between_s
     unread = None  # (step, metrics) whose metrics nobody has looked at yet
     with run.stop, jax.set_mesh(run.mesh):
         ending = _call(run, run.owed, run.moment(step, state))

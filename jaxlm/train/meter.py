@@ -43,6 +43,10 @@ class Meter:
         self._usd_per_hour = usd_per_hour
         self._mark: tuple[int, float] | None = None  # a step, and the seconds of training until then
 
+    def doing(self) -> str:
+        """Returns what goes on besides training, such as "evaluating"; "" for nothing."""
+        return self._clock.doing()
+
     def now(self, step: int) -> dict[str, float]:
         """Returns what every record has: the step; tokens, seconds of each activity, goodput and dollars, of all starts.
 
@@ -61,7 +65,8 @@ class Meter:
         } | {f"time/{name}_s": spent for name, spent in seconds.items()}
 
     def measure(self, step: int, total: int) -> dict[str, float]:
-        """Returns the values of `now`, and the speed since the last call: tokens/s, MFU, seconds left until step `total`.
+        """Returns the values of `now`, and the speed since the last call: tokens/s, MFU, seconds left until step `total`
+        if nothing but steps is to come.
 
         The speed counts steps and the waits for their batches, not evaluations, saves or compilation. The first call returns
         no speed, since the first step may hold some of the compilation.

@@ -222,6 +222,7 @@ class Phases(Hook):
 
     Attributes:
       milestones: the last steps of all phases: what is evaluated, sampled, and saved for good.
+      spent: as given.
     """
 
     name = "phases"
@@ -241,7 +242,7 @@ class Phases(Hook):
         run: str,
     ):
         self._plan, self._accept, self._rows, self._append = plan, accept, sound(rows), append
-        self._records, self._spent, self._tokens = records, spent, tokens_per_step
+        self._records, self.spent, self._tokens = records, spent, tokens_per_step
         self._every, self._run = every_steps, run
         self._before: dict[str, Point] = {}  # phase -> where the run stood when it began
         self.milestones = frozenset(phase.last for phase in plan)
@@ -294,7 +295,7 @@ class Phases(Hook):
     def _close(self, step: int) -> tuple[str, tuple[str, str] | None]:
         """Writes the phase's row. Returns the bill as text, and why the run must stop, if it must."""
         phase, records = self._at(step), self._records()
-        now = point(records, step, self._spent(), at_least=phase.first)
+        now = point(records, step, self.spent(), at_least=phase.first)
         if step == phase.last and phase.config.max_val_loss and HELD_OUT not in records.get(step, {}):
             raise RunError(f"phase {phase.name} can't be closed: there is no held-out loss of step {step}")
         speeds = [r.get("tokens_per_second") for n, r in sorted(records.items()) if phase.first <= n <= step]
@@ -313,7 +314,7 @@ class Phases(Hook):
         """The dollars of the phase so far."""
         if phase.name not in self._before:
             self._before[phase.name] = self._begun(phase, self._records())
-        return self._spent()[1] - self._before[phase.name].cost_usd
+        return self.spent()[1] - self._before[phase.name].cost_usd
 
     def _begun(self, phase: Phase, records: Records) -> Point:
         """Where the run stood when the phase began: by the bill of the phase before, else by the metrics."""

@@ -1,56 +1,100 @@
-"""Shows a run's progress."""
+"""Shows a run's progress: a line that stays at each logged step, and in a terminal the live line below it."""
 
-import sys
-import typing
+import contextlib
+import math
+import time
+from collections.abc import Callable
 
-from jaxlm import console
-from jaxlm.console import duration, human
+from jaxlm import screen
+from jaxlm.console import dollars, duration, human
+from jaxlm.screen import BOLD, CYAN, DIM, GREEN, Part
+
+SMOOTHED = 20  # steps over which the shown loss is smoothed
+_BAR = 20  # columns
 
 
 class Progress:
-    """Shows progress: one line that is rewritten in a terminal, plain lines elsewhere. See `console.write` for a lost terminal.
+    """Shows progress on standard error. See `screen` for a lost terminal.
+
+    The loss that is shown is an exponential mean over about the last 20 steps of this start, corrected for its beginning
+    (Kingma and Ba 2015, section 3). Steps whose loss is not finite are left out of it. The exact losses are in metrics.jsonl.
 
     Args:
       total: the number of steps of the run.
-      stream: the stream to write to; standard error by default.
+      done: the steps that earlier starts did.
+      doing: () -> what the run does besides training, such as "evaluating"; "" for nothing.
     """
 
-    def __init__(self, total: int, stream: typing.TextIO | None = None):
-        self._total = total
-        self._stream = stream
-        self._live = console.is_terminal(stream or sys.stderr)
-        self._width = 0
+    stands = True
 
-    def update(self, record: dict) -> None:
-        """Shows step, loss, tokens/s, MFU (PaLM convention), dollars and time left."""
-        line = self._line(record)
-        if self._live:
-            console.write("\r" + line.ljust(self._width), self._stream)
-            self._width = len(line)
-        else:
-            console.write(line + "\n", self._stream)
+    def __init__(self, total: int, done: int, doing: Callable[[], str]):
+        self._total, self._step, self._doing = total, done, doing
+        self._sum, self._weight = 0.0, 0.0  # of losses
+        self._ends_at: float | None = None  # by the last estimate
+        self._shown = contextlib.ExitStack()
+        self._shown.enter_context(screen.shown(self))
 
-    def message(self, text: str) -> None:
-        """Writes a line that stays, above the one that is rewritten."""
-        start = "\r" + " " * self._width + "\r" if self._live and self._width else ""
-        console.write(f"{start}{text}\n", self._stream)
-        self._width = 0
+    def stepped(self, step: int, loss: float) -> None:
+        """Takes the loss of a step, of each one."""
+        self._step = step
+        if math.isfinite(loss):
+            keep = 1 - 1 / SMOOTHED
+            self._sum, self._weight = keep * self._sum + (1 - keep) * loss, keep * self._weight + (1 - keep)
+
+    @property
+    def loss(self) -> float:
+        """The smoothed loss; not a number before the first one."""
+        return self._sum / self._weight if self._weight else math.nan
+
+    def update(self, record: dict, best: float | None) -> None:
+        """Shows a line that stays.
+
+        Args:
+          record: the metrics of a logged step.
+          best: the best held-out loss so far, None if there is none.
+        """
+        loss, left = record["train/loss"], record.get("eta_s")
+        self._ends_at = None if left is None else time.monotonic() + left
+        speed, mfu, skipped = record.get("tokens_per_second"), record.get("mfu_palm"), record.get("train/skipped")
+        rate, usd = record.get("train/lr"), record["cost_usd"]
+        screen.say_parts(
+            [
+                Part(f"step {record['step']}/{self._total}", 0),
+                Part(_percent(record["step"], self._total), 5),
+                Part(f"loss {self.loss if math.isfinite(loss) else loss:.4f}", 1, BOLD),
+                Part("" if best is None else f"best held-out {best:.4f}", 7, GREEN),
+                Part("" if rate is None else f"lr {rate:.2e}", 8, DIM),
+                Part(f"{human(speed)} tokens/s" if speed else "", 4),
+                Part(f"MFU {100 * mfu:.1f}%" if mfu else "", 9, DIM),
+                Part(dollars(usd) if usd else "", 6),
+                Part(f"skipped {skipped:.0f}" if skipped else "", 3),
+                Part(f"elapsed {duration(record['wall_s'])}", 10, DIM),
+                Part("" if left is None else f"left {duration(left)}", 2),
+            ]
+        )
 
     def close(self) -> None:
-        """Ends the progress line and leaves it on the screen."""
-        if self._live and self._width:
-            console.write("\n", self._stream)
-            self._width = 0
+        """Ends the live line."""
+        self._shown.close()
 
-    def _line(self, record: dict) -> str:
-        parts = [f"step {record['step']}/{self._total}", f"loss {record['train/loss']:.4f}"]
-        if record.get("tokens_per_second"):
-            parts.append(f"{human(record['tokens_per_second'])} tokens/s")
-            if record.get("mfu_palm"):
-                parts.append(f"MFU {100 * record['mfu_palm']:.1f}%")
-            if record["cost_usd"]:
-                parts.append(f"${record['cost_usd']:.2f}")
-            parts.append(f"ETA {duration(record['eta_s'])}")
-        if record.get("train/skipped"):
-            parts.append(f"skipped {record['train/skipped']:.0f}")
-        return "  ".join(parts)
+    def parts(self, alone: bool) -> list[Part]:
+        """The live line. What was begun last says more of itself than `doing`."""
+        known = self._ends_at is not None
+        left = f"left {duration(max(0.0, self._ends_at - time.monotonic()))}" if known else ""
+        filled = _BAR * self._step // max(self._total, 1)
+        return [
+            Part(f"step {self._step}/{self._total}", 1),
+            Part(f"[{'#' * filled}{'.' * (_BAR - filled)}]", 9, DIM),
+            Part(_percent(self._step, self._total), 5),
+            Part(f"loss {self.loss:.4f}" if self._weight else "", 4),
+            Part(left, 3),
+            Part(self._doing() if alone else "", 0, CYAN),
+        ]
+
+    def line(self) -> str:
+        """Nothing: where there is no live line, `update` says it all."""
+        return ""
+
+
+def _percent(step: int, total: int) -> str:
+    return f"{100 * step / max(total, 1):.{0 if total < 2000 else 1}f}%"

@@ -1,7 +1,10 @@
 """Brings the metrics of steps from the device to the loggers and the progress line."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 
+from jaxlm import screen
+from jaxlm.screen import say
 from jaxlm.train.loggers import Writer
 from jaxlm.train.meter import Meter
 from jaxlm.train.progress import Progress
@@ -17,6 +20,10 @@ class Recorder:
       steps: the last step of the run.
       every_steps: the number of steps from one logged step to the next.
       reads: the names of metrics to read at every step. The others are read at logged steps only.
+
+    Attributes:
+      losses: step -> held-out loss of all starts, of which the best is shown.
+      between_s: step -> seconds that evaluations, saves and the like will take from there to the end.
     """
 
     def __init__(
@@ -31,9 +38,11 @@ class Recorder:
     ):
         self._meter, self._writer = meter, writer
         self._always, self._steps, self._every = (first, steps), steps, every_steps
-        self._reads = {"skipped_in_a_row", *reads}
-        self._progress = Progress(steps)
+        self._reads = {"skipped_in_a_row", "loss", *reads}
+        self._progress = Progress(steps, first - 1, meter.doing) if writer else None
         self._step = first - 1
+        self.losses: Mapping[int, float] = {}
+        self.between_s: Callable[[int], float] = lambda step: 0.0
 
     def begin(self) -> None:
         """Writes the record with which a start begins: from then on its time is in the books, even if it dies at once."""
@@ -51,6 +60,8 @@ class Recorder:
         """
         record = {name: float(metrics[name]) for name in self._reads}
         self._step = step
+        if self._progress:
+            self._progress.stepped(step, record["loss"])
         if not self._due(step) and not record["skipped_in_a_row"] > 0:
             return record
         record |= {name: float(value) for name, value in metrics.items() if name not in record}
@@ -58,24 +69,31 @@ class Recorder:
         line |= {f"train/{name}": record[name] for name in metrics if name != "skipped_in_a_row"}
         if self._writer:
             self._writer.write({name: value for name, value in line.items() if name != "eta_s"})
-            self._progress.update(line)
+            if "eta_s" in line:
+                line["eta_s"] += self.between_s(step)
+            self._progress.update(line, min(filter(math.isfinite, self.losses.values()), default=None))
         return record
 
     def add(self, step: int, name: str, figures: dict[str, float]) -> None:
         """Writes and shows more figures of a step, such as held-out losses."""
         self._step = step
         self._note(step, figures)
-        parts = [f"{key.removeprefix('val/')} {value:.4f}" for key, value in figures.items()]
-        self.say(f"step {step}  {name}: " + "  ".join(parts))
+        if self._writer:
+            words = [f"{key.removeprefix('val/')} {value:.4f}" for key, value in figures.items()]
+            # The figure that sums the others up comes first, then losses: what comes last is left out in a narrow terminal.
+            first, *others = sorted(words, key=lambda word: ("/" in word, "/loss " not in word)) or [""]
+            parts = [screen.Part(word, rank) for rank, word in enumerate([f"step {step}  {name}: {first}", *others])]
+            screen.say_parts(parts)
 
     def say(self, text: str) -> None:
         """Shows a line of text."""
         if self._writer:
-            self._progress.message(text)
+            say(text)
 
     def close(self) -> None:
-        """Ends the progress line, and writes the record with which this start ends: all its time and dollars."""
-        self._progress.close()
+        """Ends the live line, and writes the record with which this start ends: all its time and dollars."""
+        if self._progress:
+            self._progress.close()
         self._note(self._step)
 
     def _note(self, step: int, figures: dict[str, float] | None = None) -> None:

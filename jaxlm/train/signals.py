@@ -1,6 +1,5 @@
 """Takes SIGTERM, SIGHUP and ctrl-C as a request to stop after the current step."""
 
-import contextlib
 import dataclasses
 import os
 import pickle
@@ -14,6 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jaxlm import console, screen, transcript
 from jaxlm.train import clock, supervised
 
 _MESSAGE_BYTES = 4096
@@ -117,14 +117,10 @@ class StopSignal:
         if self._signalled is None:
             self._signalled = time.monotonic()
             activity = _WORDS.get(self._doing(), "step")
-            _say(f"jaxlm: stopping after this {activity}, once the state is saved; again to stop at once")
+            console.say(f"jaxlm: stopping after this {activity}, once the state is saved; again to stop at once")
             self._ask()
         elif number == signal.SIGINT or (number == signal.SIGTERM and time.monotonic() - self._signalled > _SAME_S):
-            _say("jaxlm: stopped at once; what came after the last checkpoint is not saved")
+            console.say("jaxlm: stopped at once; what came after the last checkpoint is not saved")
+            screen.end()
+            transcript.end()
             os._exit(1)
-
-
-def _say(text: str) -> None:
-    """Writes a line without Python's buffers, which may be half-way through another line."""
-    with contextlib.suppress(OSError):
-        os.write(2, f"\n{text}\n".encode())

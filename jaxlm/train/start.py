@@ -1,4 +1,4 @@
-"""Shows and records what is about to run, when a run starts."""
+"""Opens the books of a start: what it costs, with what it runs, and what changed since the start before."""
 
 import contextlib
 import dataclasses
@@ -8,53 +8,18 @@ import platform
 from collections.abc import Callable, Sequence
 
 import jax
-from clu import parameter_overview
 from jax.sharding import Mesh
 
-from jaxlm import tree
-from jaxlm.config import Config, HardwareConfig, ModelConfig, TrainConfig
-from jaxlm.console import human
-from jaxlm.plan.params import count_params
+from jaxlm.config import Config, HardwareConfig, TrainConfig
 from jaxlm.processes import say, together
 from jaxlm.redact import redact
-from jaxlm.train import books, ledger, stretch
+from jaxlm.train import books, differences, ledger, stretch
 from jaxlm.train.clock import Clock
 from jaxlm.train.loggers import Writer
 from jaxlm.train.loop import Watch
 from jaxlm.train.meter import Meter, make_meter
 from jaxlm.train.metrics import JsonLines
 from jaxlm.train.recorder import Recorder
-
-
-def announce(model: ModelConfig, train: TrainConfig, params: dict, mesh: Mesh, done: int) -> None:
-    """Shows the table of parameters, the model, the devices, and how long the run is.
-
-    Args:
-      model: the model's config, with nothing left at "auto".
-      train: the run's length and batch.
-      params: the trained variables, by collection, or their shapes.
-      mesh: all devices of the run.
-      done: how many steps are done already.
-    """
-    kind, shape = jax.devices()[0].device_kind, " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
-    say(parameter_overview.get_parameter_overview(stacked_shapes(tree.merge(params)), include_stats=False))
-    say(
-        f"{model.family}, {count_params(model):,} parameters; {mesh.size} x {kind} ({shape}); "
-        f"attention {model.attention}, {model.dtype}, remat {model.remat}"
-    )
-    tokens = train.batch_size * train.seq_len
-    resuming = f"resuming at step {done}, " if done else ""
-    say(f"{resuming}to step {train.steps}: {human(train.steps * tokens)} tokens, {tokens:,} a step")
-
-
-def stacked_shapes(params: dict) -> dict:
-    """Returns the shapes of the parameters. All layers are stacked into one, `layers`, so that a table of them is short."""
-    layers = [part for name, part in params.items() if tree.layer_of(name) is not None]
-    rest = {name: part for name, part in params.items() if tree.layer_of(name) is None}
-    if not layers:
-        return rest
-    stack = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(layers), *x.shape), x.dtype), layers[0])
-    return {**rest, "layers": stack}
 
 
 class Log:
@@ -133,7 +98,10 @@ class Log:
         choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
         choices |= {"remat": config.model.remat, "microbatch_size": config.train.microbatch_size}
         found = {"manifest_sha256": data_sha256, "hardware": hardware(), "choices": choices}
-        ledger.record_start(self._folder, asked, step=done, **found)
+        changed = differences.since_last_start(self._folder, asked, found)
+        if changed:
+            say(f"changed since the last start: {'; '.join(differences.words(changed))}")
+        ledger.record_start(self._folder, asked, step=done, changed=changed, **found)
         shown = redact(dataclasses.asdict(config))
         writer = Writer(self._folder, config.log, shown, first=done + 1, on_full=self.on_full)
         self._closing.callback(writer.close)

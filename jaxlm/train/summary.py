@@ -12,7 +12,7 @@ import typing
 from jaxlm import config as config_lib
 from jaxlm import config_files
 from jaxlm.config import ConfigError
-from jaxlm.train import clock, ledger, metrics
+from jaxlm.train import clock, differences, ledger, metrics
 
 # Column of the report -> metric in metrics.jsonl.
 _COLUMNS = {
@@ -59,10 +59,10 @@ def _latest(records: list[dict]) -> dict:
 
 
 def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) -> dict[str, typing.Any]:
-    shape, steps = "", 0
+    shape, steps, data = "", 0, ""
     with contextlib.suppress(ConfigError, OSError):
         config = config_lib.resolve(config_files.from_run(folder / "config.json"))
-        model, train, steps = config.model, config.train, config.train.steps
+        model, train, steps, data = config.model, config.train, config.train.steps, config.data.dir
         shape = f"{model.family}, {model.n_layers} layers of d {model.d_model}, "
         shape += f"{train.batch_size} rows of {train.seq_len} tokens a step"
     last = _latest(records)
@@ -72,6 +72,7 @@ def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) 
     return {
         "name": folder.resolve().name,
         "model": shape,
+        "data": data,
         "step": records[-1]["step"] if records else 0,
         "steps": steps,
         "tokens": records[-1].get("tokens", 0) if records else 0,
@@ -131,5 +132,6 @@ def _start(start: dict) -> dict[str, typing.Any]:
         "devices": hardware.get("devices", "?"),
         "commit": git.get("commit", ""),
         "dirty": git.get("dirty", False),
+        "changed": differences.words(start.get("changed") or []),
         "ended": f"{ended.get('code', '')} {ended.get('why', '')}".strip(),
     }

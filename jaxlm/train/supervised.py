@@ -14,7 +14,7 @@ import threading
 import time
 import typing
 
-from jaxlm import files
+from jaxlm import files, screen
 from jaxlm.config import Config
 from jaxlm.train import clock
 
@@ -55,6 +55,8 @@ def adopt() -> Config | None:
         os.kill(os.getpid(), signal.SIGTERM)
     threading.Thread(target=_end_when_alone, args=(parent,), daemon=True).start()
     stop_at_once_until_training()
+    with contextlib.suppress(ProcessLookupError):
+        screen.share(os.getpgid(parent))
     config = int(os.environ[CONFIG])
     return pickle.loads(os.pread(config, os.fstat(config).st_size, 0))
 

@@ -18,7 +18,7 @@ import time
 import typing
 from collections.abc import Callable, Iterator, Sequence
 
-from jaxlm import console, files
+from jaxlm import console, files, screen
 from jaxlm.config import Config, ConfigError
 from jaxlm.train import children, clock, deaths, farewell, hangs, ledger, notify, supervised
 
@@ -163,10 +163,12 @@ class Supervisor:
     def run(self) -> int:
         """Trains until nothing is to be started again; returns the exit code."""
         progress, failures = deaths.Progress(self._folder / "checkpoints"), 0
+        screen.share()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._signals())
             if held := _lock(self._config):
                 stack.callback(held.close)
+                console.keep(self._folder / console.LOG)
             stack.callback(_ask_for_notices(self._config.runs.notices))
             while True:
                 death = self._one_start(held)

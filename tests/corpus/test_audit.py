@@ -98,6 +98,78 @@ def test_words_of_a_domain_are_named_but_low():
     assert max(finding.score for finding in words) < 2
 
 
+def manual(text, i):
+    """A page that speaks of PostgreSQL in sentences, and shows markup and a placeholder in code."""
+    words = text.split()
+    for at in range(i % 7, len(words), 12):
+        words.insert(at, "PostgreSQL" if at % 3 else "PL/pgSQL")
+    return (
+        "## Synopsis\n\n"
+        + " ".join(words)
+        + "\n\n```\na &nbsp; <b>x</b> {{ name }}\nat SpeakerQ has one\n```\n\nThe ValueError is raised."
+    )
+
+
+@pytest.mark.parametrize("others", [{}, {"web": documents(200)}])
+def test_what_a_manual_is_about_is_no_junk(others):
+    found = audit.audit({"manual": documents(60, PHYSICS, seed=1, change=manual)} | others)
+    assert {"PostgreSQL", "&nbsp;", "ValueError"} <= {finding.text for finding in found}
+    assert [finding.text for finding in found if finding.is_junk] == []
+
+
+def test_junk_in_a_manual_comes_before_what_it_is_about():
+    def change(text, i):
+        page = manual(text, i)
+        if i % 10 == 0:
+            page += "\nWhen AgentP meets AgentQ, AgentP smiles.\nE/AndroidRuntime( 12): dead\n22&nbsp;% less"
+        return f"Skip to main content\n{page}" if i % 5 == 0 else page
+
+    found = audit.audit({"manual": documents(60, PHYSICS, seed=1, change=change)})
+    junk = [finding for finding in found if finding.is_junk]
+    assert found[: len(junk)] == junk
+    expected = {"Skip to main content", "AgentP", "AndroidRuntime", "log line"}
+    assert expected <= {finding.text for finding in junk}
+    assert "PostgreSQL" not in {finding.text for finding in junk}
+    runtime = next(finding for finding in junk if finding.text == "AndroidRuntime")
+    assert runtime.pattern == "AndroidRuntime"  # not the group, which would take each ValueError with it
+
+
+def test_an_unnatural_word_is_junk_in_a_fixed_frame_alone():
+    def judged(frame):
+        rows = {
+            "talk": documents(10, seed=2, change=lambda text, i: text.replace("the ", frame)),
+            "web": documents(200),
+        }
+        return next((f.text, f.is_junk) for f in audit.audit(rows) if f.text == "SpeakerQ")
+
+    assert judged("the SpeakerQ has ") == ("SpeakerQ", True)
+    assert judged("SpeakerQ ") == ("SpeakerQ", False)
+    assert judged("the SpeakerQ ") == ("SpeakerQ", False)  # as before a noun
+
+
+@pytest.mark.parametrize(
+    ("place", "is_junk"),
+    [
+        (lambda text, i: f"{text}\nPart of the house({i})", True),  # the end of each page
+        (lambda text, i: f"{text}\nPart of the house({i})\n{text[::-1]}", False),
+        (lambda text, i: f"Our fine company\nCustomer support\nSpecial offers\n{text}", True),
+        (lambda text, i: f"{text}\nThe value may not be null here.\n{text[::-1]}", False),
+    ],
+)
+def test_lines_are_junk_by_their_place(place, is_junk):
+    found = audit.audit({"pages": documents(30, change=place)})
+    lines = [finding for finding in found if finding.kind == "line"]
+    assert any(finding.is_junk for finding in lines) == is_junk
+    assert lines
+
+
+def test_what_the_target_has_too_is_no_junk():
+    counts = [audit.scan("events", documents(40, seed=2, change=atomic))]
+    target = audit.scan("target", documents(40, seed=3, change=atomic))
+    assert {"PersonX", "AndroidRuntime"} <= {finding.text for finding in audit.rank(counts) if finding.is_junk}
+    assert not [finding for finding in audit.rank(counts, target) if finding.is_junk]
+
+
 def test_two_sources_of_the_same_kind_have_nothing_to_say():
     assert audit.audit({"a": documents(100, PHYSICS), "b": documents(100, PHYSICS, seed=1)}) == []
 

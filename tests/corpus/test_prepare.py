@@ -17,7 +17,7 @@ import types
 import pytest
 
 from jaxlm import config as config_lib
-from jaxlm import config_files, files
+from jaxlm import config_files, console, files, screen
 from jaxlm.config import ConfigError, RunError
 from jaxlm.configs import base
 from jaxlm.corpus import conclude, documents, engine, pipeline, prepare
@@ -188,7 +188,7 @@ def test_the_number_of_workers_does_not_matter(corpus, done, tmp_path, workers):
 
 def test_a_second_run_does_nothing_and_another_recipe_is_refused(corpus, done):
     assert run(corpus, done.path).sha256 == done.sha256
-    with pytest.raises(ConfigError, match=r"prepared with stage near = .*set another data.dir"):
+    with pytest.raises(ConfigError, match=r"prepared with stage near = .*set another --config.data.dir"):
         run(corpus, done.path, "prepare.stages.near.threshold=0.7")
 
 
@@ -341,12 +341,14 @@ def test_killed_in_any_phase_and_run_again_it_gives_the_same(corpus, done, tmp_p
     assert run(corpus, tmp_path).sha256 == done.sha256
 
 
-def test_it_tells_how_far_it_is(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "_TELL_S", 0.05)
-    said = []
+def test_it_tells_how_far_it_is(corpus, tmp_path, monkeypatch, capsys):
+    for module, name in ((console, "WORKING_S"), (console, "AGAIN_S"), (screen, "TICK_S"), (engine, "_LOOK_S")):
+        monkeypatch.setattr(module, name, 0.02)
     c = load(corpus, tmp_path, "prepare.workers=1")
-    prepare.prepare(c.prepare, c.data, c.engine, log=said.append)
-    assert any(re.fullmatch(r"clean: \d of 6 tasks.*", line) for line in said)
+    prepare.prepare(c.prepare, c.data, c.engine)
+    said = capsys.readouterr().err.splitlines()
+    assert "clean ..." in said
+    assert any(re.fullmatch(r"clean: [1-5] of 6 tasks, [\d,]+ documents, 0m\d\ds, 0m\d\ds left", line) for line in said)
 
 
 def test_a_document_that_others_repeat_for_the_most_part_goes(tmp_path):

@@ -31,7 +31,7 @@ from jaxlm.train.checkpoints import verify
 STEPS = 24
 EVERY = 4  # steps from one checkpoint to the next
 KEYS = {
-    "model.n_layers": 2, "model.d_model": 64, "model.n_heads": 4, "model.d_ff": 128, "model.vocab_size": 384,
+    "model.n_layers": 1, "model.d_model": 64, "model.n_heads": 4, "model.d_ff": 128, "model.vocab_size": 384,
     "train.steps": STEPS, "train.batch_size": 8, "train.seq_len": 64, "train.eval_every_steps": 0,
     "eval.batch_size": 8, "eval.max_batches": 1, "checkpoint.every_steps": EVERY, "checkpoint.every_minutes": 0,
     "checkpoint.reserve_mb": 0, "optim.warmup_steps": 4, "log.every_steps": 1, "log.tensorboard": False,

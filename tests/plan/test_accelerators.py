@@ -12,7 +12,8 @@ from jaxlm.plan import accelerators, tune
 from jaxlm.plan.flops import peak_tflops
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-WANTED = ("A100 40GB", "A100 80GB", "H100", "H200", "H200 NVL", "L40S", "A6000", "RTX 4090", "RTX 5090", "B200")
+WANTED = ("A100 40GB", "A100 80GB", "H100", "H200", "H200 NVL", "L40S", "A6000")
+WANTED += ("RTX 3060", "RTX 3090", "RTX 4070", "RTX 4090", "RTX 5090", "B200")
 WANTED += ("TPU v5e", "TPU v5p", "TPU v6e")
 
 

@@ -1,6 +1,5 @@
 """Hours and dollars, on demand and on spot."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -8,7 +7,8 @@ import pytest
 
 from jaxlm import config, config_files
 from jaxlm.plan import accelerators
-from jaxlm.plan.cost import cost, slow_down, tokens
+from jaxlm.plan.cost import cost, save_hours, slow_down, tokens
+from jaxlm.plan.interval import minutes
 
 A100 = accelerators.load().named("A100 80GB")
 
@@ -40,7 +40,7 @@ def test_more_devices_take_less_time_for_the_same_dollars():
 
 def test_spot_against_a_simulation():
     """Preemptions at random, each losing what came since the last checkpoint and the restart."""
-    c = load("plan.preemptions_per_day=12", "plan.restart_minutes=15", "train.steps=2000", "checkpoint.every_steps=100")
+    c = load("plan.preemptions_per_day=12", "plan.restart_minutes=15")
     hours = 20.0
     rng = np.random.default_rng(0)
     interval, restart, totals = hours / 20, 0.25, []
@@ -54,16 +54,39 @@ def test_spot_against_a_simulation():
             clock = next_one + restart
             next_one = clock + rng.exponential(2.0)
         totals.append(clock)
-    assert slow_down(c, hours, hosts=1) * hours == pytest.approx(np.mean(totals), rel=0.02)
+    assert slow_down(c, interval, hosts=1) * hours == pytest.approx(np.mean(totals), rel=0.02)
 
 
 def test_spot_gets_worse_with_hosts_and_rare_checkpoints():
     c = load("plan.preemptions_per_day=1")
-    assert slow_down(c, 100, 1) < slow_down(c, 100, 4)
-    rare = dataclasses.replace(c, checkpoint=dataclasses.replace(c.checkpoint, every_steps=9000))
-    assert slow_down(c, 100, 1) < slow_down(rare, 100, 1)
+    assert slow_down(c, 1, 1) < slow_down(c, 1, 4)
+    assert slow_down(c, 1, 1) < slow_down(c, 9, 1)
     assert slow_down(load("plan.preemptions_per_day=0"), 100, 1) == 1
-    # To first order: half an interval (90,000 steps of 1,000 in 100 hours) and ten minutes for each preemption.
-    assert slow_down(c, 100, 1) == pytest.approx(1 + (100 / 90 / 2 + 1 / 6) / 24, rel=1e-3)
-    assert slow_down(load("plan.preemptions_per_day=5000"), 100, 1) == math.inf
-    assert cost(load("plan.preemptions_per_day=5000"), A100, 1, 1).usd_spot == math.inf
+    # To first order: half an interval and ten minutes for each preemption.
+    assert slow_down(c, 100 / 90, 1) == pytest.approx(1 + (100 / 90 / 2 + 1 / 6) / 24, rel=1e-3)
+    assert slow_down(load("plan.preemptions_per_day=5000"), 1, 1) == math.inf
+    never = cost(load("plan.preemptions_per_day=5000", "checkpoint.every_minutes=0"), A100, 1, 1)
+    assert (never.usd_spot, never.spot_pays_hours) == (math.inf, 0)
+
+
+def test_the_plan_saves_as_often_as_training_does():
+    c = load("checkpoint.every_steps=9000")  # a tenth of the run
+    state = 12 * 1_038_692_352
+    auto = minutes(state / 1e10, state / 1e9, 2.0)
+    assert save_hours(c, 100, devices=1, hosts=1) == pytest.approx(auto / 60)
+    assert save_hours(c, 100, devices=16, hosts=2) < auto / 60
+    assert save_hours(c, auto / 60, 1, 1) == pytest.approx(auto / 60 / 10)
+    assert save_hours(load("checkpoint.every_steps=9000", "checkpoint.every_minutes=30"), 100, 1, 1) == 0.5
+    assert save_hours(load("checkpoint.every_steps=9000", "checkpoint.every_minutes=0"), 100, 1, 1) == 10
+    assert save_hours(load("checkpoint.every_steps=0", "checkpoint.every_minutes=0"), 100, 1, 1) == 100
+
+
+def test_how_often_spot_must_save_to_pay():
+    c = load("checkpoint.every_steps=9000", "checkpoint.every_minutes=0")
+    found = cost(c, A100, devices=1, hosts=1)
+    assert found.usd_spot > found.usd
+    for share, pays in ((0.95, True), (1.05, False)):
+        often = f"checkpoint.every_minutes={found.spot_pays_hours * 60 * share}"
+        other = cost(load("checkpoint.every_steps=0", often), A100, 1, 1)
+        assert (other.usd_spot < other.usd) == pays
+    assert cost(load("train.steps=100", "optim.warmup_steps=1"), A100, 1, 1).spot_pays_hours == math.inf

@@ -38,6 +38,26 @@ def test_the_median_of_what_was_measured(tmp_path):
     assert machines.path() == tmp_path / ".cache/jaxlm/machines.json"
 
 
+def test_what_plan_measured_counts_where_nobody_else_did():
+    for speed in (50.0, 60.0):
+        machines.record("cpu", 1, "k", speed, "plan")
+    known = machines.known("cpu", 1, "k")
+    assert (known.tokens_per_second, known.measurements) == (60.0, 1)  # the newer in place of the older
+    machines.record("cpu", 1, "k", 100.0, "train")
+    assert machines.known("cpu", 1, "k").tokens_per_second == 100.0
+
+
+def test_what_plan_found_is_kept_for_this_host():
+    assert machines.planned("asked") is None
+    machines.remember("asked", {"kind": "cpu"})
+    machines.record("cpu", 1, "k", 7.0, "train")
+    assert machines.planned("asked") == {"kind": "cpu"}
+    for n in range(machines.MOST_PLANS):
+        machines.remember(str(n), {"n": n})
+    assert machines.planned("asked") is None
+    assert machines.planned("0") == {"n": 0}
+
+
 def test_the_oldest_are_forgotten():
     for speed in range(1, machines.MOST + 11):
         machines.record("cpu", 1, "k", float(speed), "train")
@@ -60,6 +80,7 @@ def test_no_speed_is_not_recorded(speed):
         b"\0\0",
         b"[]",
         b'{"cpu x 1": 5}',
+        b'{"plans": 5}',
         b'{"cpu x 1": {"k": 5}}',
         b'{"cpu x 1": {"k": [5, {}, {"tokens_per_second": "x", "by": "train", "time": 1}]}}',
         b'{"cpu x 1": {"k": [{"tokens_per_second": NaN, "by": "train", "time": 1}]}}',

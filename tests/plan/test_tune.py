@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from jaxlm import config, config_files, sharding
-from jaxlm.config import MeshConfig, RunError
+from jaxlm.config import ConfigError, MeshConfig
 from jaxlm.plan import tune
 
 START = tune.Candidate(8, "none", "xla", False, 0)
@@ -73,7 +73,9 @@ def test_overrides_are_what_train_takes():
     assert BEST.applied(c) == c
 
 
-@pytest.mark.parametrize(("batch", "ways", "sizes"), [(16, 1, [16, 8, 4, 2, 1]), (24, 2, [24, 12, 6]), (7, 1, [7])])
+@pytest.mark.parametrize(
+    ("batch", "ways", "sizes"), [(16, 1, [16, 8, 4, 2, 1]), (24, 2, [24, 12, 6, 2]), (7, 1, [7, 1])]
+)
 def test_microbatch_sizes(batch, ways, sizes):
     c = config.resolve(config_files.load("base", ["data.path=x", f"train.batch_size={batch}"]))
     assert tune.microbatch_sizes(c, ways) == sizes
@@ -107,7 +109,7 @@ def test_auto_takes_the_least_remat_and_the_largest_microbatch_that_fit():
     assert "microbatch_size=2, model.remat=none" in said[0]
     c, mesh = auto(**{"train.batch_size": 2, "model.n_layers": 1, "model.remat": "full"})
     with pytest.raises(
-        RunError, match=r"nothing fits into 0.00 GB a device.*needs 0\.\d+ GB; take optim.name=adamw8bit"
+        ConfigError, match=r"nothing fits into 0.00 GB a device.*needs 0\.\d+ GB; take optim.name=adamw8bit"
     ):
         tune.resolve(c, mesh, 1.0, said.append)
 
@@ -120,7 +122,7 @@ def test_what_is_set_stays(monkeypatch):
 
 def test_small_microbatches_come_last(monkeypatch):
     """With room for one row without remat, or for more with it, an accelerator wants more."""
-    monkeypatch.setattr(tune, "FULL_SPEED_TOKENS", 512)
+    monkeypatch.setattr(tune, "full_speed_rows", lambda config, mesh: 512 / config.train.seq_len)
     monkeypatch.setattr(tune.Compiler, "compile", lambda self, c: self._needs.setdefault(c, cost(c)))
 
     def cost(candidate):

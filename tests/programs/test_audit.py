@@ -1,6 +1,7 @@
 """`jaxlm audit` on sources, on prepared documents and on shards: the same junk first."""
 
 import json
+import types
 
 import pytest
 import tiny_data
@@ -76,11 +77,33 @@ def test_one_source_a_few_findings_a_part(config, capsys):
 
 def test_a_table_for_people(config, capsys):
     assert cli.main(["audit", f"--config={config}"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    columns = "score kind text source count documents share concentration example"
-    assert lines[0].split() == columns.split()
-    assert "PersonX" in lines[1]
-    assert max(map(len, lines)) < 260
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0].startswith("Junk, the worst first")
+    assert lines[2].split() == ["score", "found", "what", "it", "is", "source", "times", "in", "docs"]
+    assert lines[3].split() == [
+        lines[3].split()[0],
+        *["PersonX", "labels", "of", "a", "data", "set", "events", "30", "100%"],
+    ]
+    assert lines[4].strip().startswith("events.jsonl:")
+    assert max(map(len, lines)) <= 100
+    assert err.splitlines()[-1].startswith("next: put these lines into the config")
+    shown = out[out.index("c.prepare") :]
+    settings = types.SimpleNamespace()
+    settings.prepare = types.SimpleNamespace(stages=types.SimpleNamespace(junk=types.SimpleNamespace()))
+    exec(shown, {"c": settings})
+    assert settings.prepare.stages.junk.patterns == (
+        "annotation",
+        "chat_tokens",
+    )  # the first is asked for by default too
+
+
+def test_nothing_to_do_is_said(config, capsys):
+    assert cli.main(["audit", f"--config={config}", "--source=web"]) == 0
+    out, err = capsys.readouterr()
+    assert "no junk: leave it in" in out
+    assert "remove" not in out
+    assert err.splitlines()[-1] == "nothing looks like junk"
 
 
 def test_sources_of_prepare(tmp_path, capsys):

@@ -13,7 +13,7 @@ from jaxlm.programs import plan as program
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:
-    code = cli.main(["plan", *argv])
+    code = cli.main(["plan", "--config.plan.measure=never", *argv])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -28,11 +28,12 @@ def test_the_page_of_one_billion(capsys):
         "7.04 GFLOP a token",
         "microbatch 16 of 64 rows, bfloat16, attention cudnn",
         "A100 80GB     75    yes        1          16     28.4k",
-        "64% published [1]",
+        "64% [1]",
+        "full 25.0 GB and 1.24 x the time",
+        "28.3k tokens/s 24.0k",
         "[1] gpuburnout's own stack",
     ):
         assert words in out
-    assert max(map(len, out.splitlines())) <= 128
 
 
 def test_json_has_what_the_page_has(capsys):
@@ -41,7 +42,7 @@ def test_json_has_what_the_page_has(capsys):
     assert code == 0
     assert plan["model"]["parameters"] == 1_038_692_352
     assert sum(plan["memory"]["bytes"].values()) == plan["memory"]["total"]
-    assert len(plan["accelerators"]) == 13
+    assert len(plan["accelerators"]) == 16
     rows = {row["name"]: row for row in plan["accelerators"]}
     assert rows["A100 80GB"]["fits"]
     assert not rows["RTX 4090"]["fits"]
@@ -60,7 +61,7 @@ def test_data_that_is_there_is_set_against_the_plan(capsys, monkeypatch):
     assert "far outside" not in out
     few = ["--config.train.steps=10", "--config.optim.warmup_steps=1"]
     _, out, _ = run(capsys, "--config=quickstart", *keys[1:], *few)
-    assert "far outside of what they were fitted on" in out
+    assert "no forecast: this run is far outside of what the published laws were fitted on" in out
     assert "Beyond about four times" not in out
 
 

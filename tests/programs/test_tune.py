@@ -44,7 +44,8 @@ def test_prints_trials_and_writes_overrides_that_train_accepts(tmp_path, capsys)
     assert first["tokens_per_second"] == max(r["tokens_per_second"] for r in rows)
     dollars = 2.0 / 3600 / first["tokens_per_second"] * 1e9
     assert first["usd_per_billion_tokens"] == pytest.approx(dollars, rel=0.02, abs=0.01)
-    assert 0 < first["predicted_gb"] < first["measured_gb"]
+    assert first["predicted_gb"] > 0
+    assert first["measured_gb"] is None  # a CPU does not report it
     assert "random tokens instead of data" in said.err
     overrides = [line.removeprefix("--config.") for line in (tmp_path / "tuned.txt").read_text().split()]
     tuned = config.resolve(config_files.load("local_35m", ["workdir=w", *overrides]))
@@ -101,7 +102,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, capsys, monkeypatch):
         return trial
 
     monkeypatch.setattr(bench.Bench, "trial", interrupted)
-    assert tune(tmp_path) == 1
+    assert tune(tmp_path) == 4
     said = capsys.readouterr()
     (row,) = [json.loads(line) for line in said.out.splitlines()]
     assert "stopped: what follows is of the candidates tried so far" in said.err

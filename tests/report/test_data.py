@@ -1,6 +1,7 @@
 """The data report: the numbers stand where they belong, and nothing of a hostile document becomes markup."""
 
 import collections
+import dataclasses
 import html.parser
 import re
 
@@ -122,14 +123,25 @@ def test_what_is_not_there_has_no_section(tmp_path, summary):
     assert "No stage changed any document." in shown.text
 
 
+def test_it_links_to_the_run_and_says_what_it_leaves_out(tmp_path, summary):
+    summary |= {"run": str(tmp_path / "runs/<one>"), "left_out": "audit & more"}
+    _, shown = written(tmp_path, summary)
+    assert ("href", "../runs/%3Cone%3E/report.html") in shown.attributes
+    assert "run <one>" in shown.text
+    assert "Left out: audit & more." in shown.text
+
+
 def test_examples_clusters_junk_and_tokenizer_fit(tmp_path, summary):
     stage = {"stage": "near", "reason": "near duplicate", "detail": "J=.83 with a.html"}
     summary["examples"] = [{"source": "web", **stage, "id": f"page-{i}", "excerpt": f"words {i}"} for i in range(3)]
     sizes = {"2": 10, 3: 4, "5": 1, "700": 2}
     largest = [{"size": 700, "kept": "a.html", "members": ["b.html", "a.html"]}]
     summary["clusters"] = {"sizes": sizes, "largest": largest}
-    finding = Finding("token", "PersonX", "annotation", "web", 1234, 99, 0.25, 1.0, 77.7, (("page-1", "to PersonX,"),))
-    summary["junk"] = [finding.to_row()] * 50
+    finding = Finding(
+        "token", "PersonX", "annotation", "a label", "web", 1234, 99, 0.25, 1.0, 77.7, (("page-1", "to PersonX,"),)
+    )
+    own = dataclasses.replace(finding, text="PostgreSQL", pattern="", why="a word of this source")
+    summary["junk"] = [*[finding.to_row()] * 50, own.to_row()]
     summary["tokenizer_fit"] = [{"source": "web", "bytes_per_token": 4.5}, {"source": "code", "unused_pieces": 12345}]
     summary["manifest"] = {"sha256": "ab" * 32, "config": {"data": {"dir": "déjà"}}}
     _, shown = written(tmp_path, summary)
@@ -138,9 +150,12 @@ def test_examples_clusters_junk_and_tokenizer_fit(tmp_path, summary):
     assert "17 groups of like documents, 1,420 copies" in shown.text
     assert re.search(r"2\s*10\s*3\s*4\s*4 to 7\s*1\s*512 to 1023\s*2", shown.text)
     assert "b.htmla.html keptand 698 more" in shown.text
-    junk, more, fit = shown.tables[-3:]
+    junk, more, characteristic, fit = shown.tables[-4:]
+    assert characteristic[1][:3] == ["PostgreSQL", "a word of this source", "web"]
+    assert "to remove it" not in characteristic[1][8]
+    assert "no junk: leave it in (1)" in shown.text
     assert (len(junk), len(more)) == (41, 11)
-    assert junk[1][:8] == ["PersonX", "token", "web", "77.7", "1,234", "99", "25.0%", "100%"]
+    assert junk[1][:8] == ["PersonX", "a label", "web", "77.7", "1,234", "99", "25.0%", "100%"]
     assert "to remove it: annotation" in junk[1][8]
     assert fit == [["source", "bytes per token", "unused pieces"], ["web", "4.5", ""], ["code", "", "12,345"]]
     assert '"dir": "déjà"' in shown.text
@@ -186,7 +201,7 @@ def poison(value):
 
 
 def test_hostile_documents_stay_text(tmp_path, summary):
-    finding = Finding("token", "x", "p", "web", 1, 1, 0.5, 1.0, 7.0, (("d", "t"),))
+    finding = Finding("token", "x", "p", "why", "web", 1, 1, 0.5, 1.0, 7.0, (("d", "t"),))
     texts = {"web": ["one two three four five"] * 8, "code": ["six seven eight nine ten"] * 8}
     summary |= {
         "examples": [

@@ -16,7 +16,8 @@ EMPTY = {"starts": [], "phases": [], "passed_over": [], "rollbacks": []}
 def record_start(folder, step=0, *keys):
     c = config.resolve(config_files.load("quickstart", [f"workdir={folder}", *keys]))
     hardware = {"device_kind": "cpu", "devices": 8}
-    ledger.record_start(folder, c, step=step, manifest_sha256="0", hardware=hardware, choices={"attention": "xla"})
+    found = {"manifest_sha256": "0", "hardware": hardware, "choices": {"attention": "xla"}, "changed": []}
+    ledger.record_start(folder, c, step=step, **found)
 
 
 def test_starts_add_up_with_their_prices_machine_and_ends(tmp_path):

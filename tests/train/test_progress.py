@@ -1,50 +1,95 @@
-"""The progress line."""
+"""The lines that a run shows: those that stay, and the live one."""
 
-import io
-import os
+import math
+import re
+import time
 
+import pytest
+
+from jaxlm import screen
 from jaxlm.train.progress import Progress
 
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-RECORD = {"step": 5, "train/loss": 2.0, "tokens_per_second": 1500.0, "mfu_palm": 0.5, "cost_usd": 1.5, "eta_s": 3725}
-
-
-def test_progress_is_one_line_in_a_terminal_and_plain_lines_elsewhere():
-    for stream, ends in ((Terminal(), 0), (io.StringIO(), 2)):
-        progress = Progress(10, stream)
-        progress.update(RECORD)
-        progress.update(RECORD)
-        assert stream.getvalue().count("\n") == ends
-        for part in ("step 5/10", "loss 2.0000", "1.5k tokens/s", "MFU 50.0%", "$1.50", "ETA 1h02m"):
-            assert part in stream.getvalue()
-    terminal = Terminal()
-    progress = Progress(10, terminal)
-    progress.update(RECORD)
-    progress.message("held-out 3")
-    assert terminal.getvalue().endswith("\rheld-out 3\n")
+RECORD = {
+    "step": 260,
+    "train/loss": 2.0,
+    "train/lr": 3e-4,
+    "tokens_per_second": 1500.0,
+    "mfu_palm": 0.5,
+    "cost_usd": 1.5,
+    "wall_s": 91.0,
+    "eta_s": 3725,
+}
+WHOLE = (
+    "step 260/520  50%  loss 2.0000  best held-out 2.1000  lr 3.00e-04  1.5k tokens/s  MFU 50.0%  $1.50  elapsed 1m31s  "
+    "left 1h02m\n"
+)
 
 
-def test_a_terminal_that_is_gone_stops_nothing():
-    ours, theirs = os.openpty()
-    with open(theirs, "w") as stream:
-        progress = Progress(10, stream)
-        progress.update(RECORD)
-        assert os.read(ours, 5) == b"\rstep"
-        os.close(ours)
-        progress.update(RECORD)  # EIO
-        progress.message("held-out 3")
-        progress.close()
+@pytest.fixture
+def progress():
+    found = Progress(520, 0, lambda: "")
+    yield found
+    found.close()
 
 
-def test_a_closed_stream_stops_nothing():
-    for stream in (io.StringIO(), open(os.devnull, "w")):
-        stream.close()
-        progress = Progress(10, stream)
-        progress.update(RECORD)
-        progress.message("held-out 3")
-        progress.close()
+def test_the_line_that_stays_has_all_there_is_to_know(progress, capsys):
+    progress.stepped(260, 2.0)
+    progress.update(RECORD, 2.1)
+    assert capsys.readouterr().err == WHOLE
+
+
+def test_what_is_not_known_is_left_out(progress, capsys):
+    progress.stepped(1, 8.3302)
+    progress.update({"step": 1, "train/loss": 8.3302, "cost_usd": 0.0, "wall_s": 5.0}, None)
+    assert capsys.readouterr().err == "step 1/520  0%  loss 8.3302  elapsed 0m05s\n"
+
+
+def test_updates_that_were_skipped_are_told(progress, capsys):
+    progress.stepped(260, 2.0)
+    progress.update(RECORD | {"train/skipped": 3.0}, None)
+    assert "  skipped 3  " in capsys.readouterr().err
+
+
+def test_the_loss_is_a_mean_of_the_last_steps(progress, capsys):
+    progress.stepped(1, 4.0)
+    assert progress.loss == pytest.approx(4.0)  # corrected: an uncorrected mean would begin at 0.2
+    progress.stepped(2, 3.0)
+    assert progress.loss == pytest.approx((0.95 * 0.05 * 4 + 0.05 * 3) / (1 - 0.95**2))
+    for step in range(3, 200):
+        progress.stepped(step, 2.0)
+    assert progress.loss == pytest.approx(2.0, abs=1e-3)
+    progress.stepped(200, math.inf)
+    assert progress.loss == pytest.approx(2.0, abs=1e-3)
+
+
+def test_a_loss_that_is_not_finite_is_shown_as_it_is(progress, capsys):
+    progress.stepped(260, 2.0)
+    progress.update(RECORD | {"train/loss": math.nan}, None)
+    assert "loss nan" in capsys.readouterr().err
+
+
+def live(progress: Progress, width: int) -> str:
+    return screen.joined(screen.fit(progress.parts(alone=True), width), colour=False)
+
+
+def test_the_live_line_says_where_the_run_is_and_what_it_does(capsys):
+    doing = ["compiling"]
+    progress = Progress(520, 130, lambda: doing[0])
+    assert live(progress, 100) == "step 130/520  [#####...............]  25%  compiling"
+    progress.stepped(260, 2.0)
+    progress.update(RECORD, 2.1)
+    doing[0] = ""
+    assert re.fullmatch(r"step 260/520  \[#{10}\.{10}\]  50%  loss 2\.0000  left 1h02m", live(progress, 100))
+    doing[0] = "evaluating"
+    assert live(progress, 40) == "step 260/520  left 1h02m  evaluating"
+    assert live(progress, 30) == "step 260/520  evaluating"
+    progress.close()
+
+
+def test_the_time_left_runs_down_between_two_logged_steps(progress, monkeypatch, capsys):
+    progress.update(RECORD | {"eta_s": 100.0}, None)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 40)
+    assert "left 1m00s" in live(progress, 100)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 200)
+    assert "left 0m00s" in live(progress, 100)

@@ -1,38 +1,14 @@
-"""What a run says when it starts."""
+"""What a start writes into the books."""
 
 import dataclasses
 import json
 import time
 
-import jax
 import pytest
 
-from jaxlm import config, config_files, models, sharding
+from jaxlm import config, config_files, sharding
 from jaxlm.config import MeshConfig
-from jaxlm.models import hardware
 from jaxlm.train import clock, ledger, metrics, start
-
-
-def test_a_start_names_model_devices_and_length(capsys):
-    keys = ["workdir=w", "model.n_layers=3", "train.steps=1000", "train.batch_size=8", "train.seq_len=128"]
-    c = config.resolve(config_files.load("quickstart", keys))
-    model = hardware.for_platform(c.model, "cpu")
-    params = models.abstract_params(models.build(model, model.attention))
-    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=-1, tensor=1, context=1))
-    start.announce(dataclasses.replace(model, remat="none"), c.train, {"params": params}, mesh, done=7)
-    said = capsys.readouterr().err
-    assert (
-        "parameters; 8 x cpu (data 1 x fsdp 8 x context 1 x tensor 1); attention blocked, float32, remat none" in said
-    )
-    assert "resuming at step 7, to step 1000: 1.02M tokens, 1,024 a step" in said
-    assert "layers/attn" in said
-    assert "layers_0" not in said
-
-
-def test_layers_are_stacked():
-    leaf = jax.ShapeDtypeStruct((4, 2), "float32")
-    stacked = start.stacked_shapes({"embed": leaf, "layers_0": {"w": leaf}, "layers_1": {"w": leaf}})
-    assert stacked == {"embed": leaf, "layers": {"w": jax.ShapeDtypeStruct((2, 4, 2), "float32")}}
 
 
 def test_a_start_is_in_the_books_from_its_begin_to_its_close(tmp_path):
@@ -72,3 +48,16 @@ def test_a_start_that_dies_before_its_first_step_is_paid_for(tmp_path):
     assert wall_s == pytest.approx(150, abs=1)
     assert usd == pytest.approx(150, abs=1)
     assert not ledger.read(tmp_path)["starts"]
+
+
+def test_what_changed_is_said_and_kept(tmp_path, capsys):
+    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=-1, tensor=1, context=1))
+    for keys in ([], ["optim.lr=0.0001", "hardware.usd_per_hour=2"]):
+        c = config.resolve(config_files.load("quickstart", [f"workdir={tmp_path}", *keys]))
+        with start.Log(tmp_path, clock.Clock(), c.train, c.hardware) as log:
+            log.begin(c, c, "0", mesh, 0, [])
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("changed")]
+    assert said == ["changed since the last start: optim.lr was 0.003, is 0.0001; hardware.usd_per_hour was 0, is 2"]
+    kept = [s["changed"] for s in ledger.read(tmp_path)["starts"]]
+    assert kept[0] == []
+    assert {"name": "optim.lr", "was": 0.003, "is": 0.0001} in kept[1]

@@ -1,7 +1,8 @@
-"""Tells apart damaged checkpoints and checkpoints that can't be read for another reason."""
+"""Tells apart damaged checkpoints and checkpoints that can't be read for another reason; moves the damaged aside."""
 
 import contextlib
 import json
+import pathlib
 import typing
 
 from jaxlm.config import ConfigError, RunError
@@ -66,3 +67,11 @@ def _is_damage(chain: list[BaseException], wrong: typing.Sequence[str] | None, s
 def _plain(error: BaseException, reason: str) -> str:
     """Returns the reason; for a KeyError, whose text is the bare key, a sentence."""
     return f"it has no {reason}" if isinstance(error, KeyError) else reason
+
+
+def move_aside(directory: pathlib.Path, step: int) -> pathlib.Path:
+    """Moves a damaged checkpoint to WORKDIR/damaged, so that its step can be saved again. Returns where it is."""
+    folder = directory.parent / "damaged"
+    folder.mkdir(exist_ok=True)
+    target = next(p for n in range(10**6) if not (p := folder / f"{step}.{n}").exists())
+    return (directory / str(step)).rename(target)

@@ -138,9 +138,9 @@ def probe(folder: pathlib.Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_partial(directory: pathlib.Path, step: int | None = None) -> None:
-    """Deletes what a save that failed left behind: of one step, or of all. What can't be deleted stays."""
-    for path in directory.glob(f"{'*' if step is None else step}.{TEMPORARY}*"):
+def remove_partial(directory: pathlib.Path, step: int) -> None:
+    """Deletes what a save of `step` that failed left behind. What can't be deleted stays."""
+    for path in directory.glob(f"{step}.{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 

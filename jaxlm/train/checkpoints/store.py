@@ -1,6 +1,7 @@
 """The checkpoints of one run: saves, verifies, rotates and restores them. A disk that fails never ends the training."""
 
 import contextlib
+import functools
 import pathlib
 import shutil
 import threading
@@ -10,10 +11,10 @@ import typing
 import jax
 
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
-from jaxlm.processes import from_first, say, together
+from jaxlm.processes import from_first, say, together, working
 from jaxlm.step.state import TrainState
 from jaxlm.train.checkpoints import digest, keep, layout, meta, restore, room, verify
-from jaxlm.train.checkpoints.damage import CorruptCheckpointError, NoWholeCheckpointError
+from jaxlm.train.checkpoints.damage import CorruptCheckpointError, NoWholeCheckpointError, move_aside
 from jaxlm.train.checkpoints.saving import TEMPORARY, Saving, remove_partial, wait
 
 _DAMAGE = (CorruptCheckpointError, RunError)
@@ -63,7 +64,7 @@ class Checkpointer:
         self.stopping: typing.Callable[[], bool] = lambda: False
         self.failing, self.abandoned, self.left_behind, self.verify_s = "", False, False, 0.0
         self._saving: Saving | None = None
-        self._longest_s = 0.0  # of all saves
+        self._longest_s, self._partial = 0.0, set()  # of all saves; the steps of those that failed
         self._owed, self._failures, self._retry_at = False, 0, 0.0
         self._safe_since = time.monotonic()  # the age of the newest work that is on disk, whole
         self._deleting: list[threading.Thread] = []
@@ -138,6 +139,7 @@ class Checkpointer:
             say(f"step {step} is not saved: {bad[0]} has a number that is not finite; the older checkpoints stay")
             return False
         check = self._config is None or self._config.verify
+        self._partial.discard(step)
         self._saving = Saving(self.directory / str(step), items, meta.sealed(meta_of_run, step, digests), check)
         self._wait(self._saving.copied)  # the next step takes over the state's memory
         return True
@@ -224,6 +226,7 @@ class Checkpointer:
             except Exception as error:  # a mirror that fails must not end the run
                 say(f"checkpoint {saving.step}: {error}")
         self._rotate()
+        self._remove_partial()  # once more: threads of Orbax may have written on after their save had failed
         if self._config:
             self._beside(self.reserve.make)
 
@@ -244,17 +247,23 @@ class Checkpointer:
             return
         if saving.differs:
             with contextlib.suppress(OSError):
-                self._aside.append(self._move_aside(saving.step))
+                self._aside.append(move_aside(self.directory, saving.step))
             self._delete(self._aside[:-1])  # a disk that garbles all it gets is not to be filled with that
             self._aside = self._aside[-1:]
         elif saving.written:
             self._steps.add(saving.step)  # nobody knows whether it is whole: it stays, and counts for nothing
         else:
-            self._beside(lambda: remove_partial(self.directory, saving.step))
+            self._partial.add(saving.step)
+            self._remove_partial()
         if saving.full:
             self.reserve.free()
 
     # Deleting
+
+    def _remove_partial(self) -> None:
+        """Deletes what saves that failed left behind, beside the training."""
+        for step in self._partial:
+            self._beside(functools.partial(remove_partial, self.directory, step))
 
     def _rotate(self) -> None:
         """Deletes what need not be kept."""
@@ -287,21 +296,12 @@ class Checkpointer:
         """Runs `action`, which may fail, in a thread."""
 
         def act() -> None:
-            with contextlib.suppress(
-                OSError
-            ):  # of a disk that fails; rmtree, told to ignore errors, raises that of a close
+            with contextlib.suppress(OSError):  # of a disk; rmtree, told to ignore errors, raises that of a close
                 action()
 
         thread = threading.Thread(target=act, daemon=True)
         thread.start()
         self._deleting = [*(t for t in self._deleting if t.is_alive()), thread]
-
-    def _move_aside(self, step: int) -> pathlib.Path:
-        """Moves a damaged checkpoint to WORKDIR/damaged, so that its step can be saved again. Returns where it is."""
-        folder = self.directory.parent / "damaged"
-        folder.mkdir(exist_ok=True)
-        target = next(p for n in range(10**6) if not (p := folder / f"{step}.{n}").exists())
-        return (self.directory / str(step)).rename(target)
 
     # Restoring
 
@@ -338,7 +338,8 @@ class Checkpointer:
           RunError: the checkpoint can't be read for another reason.
         """
         wanted = layout.to_items(restore.with_shardings(abstract, shardings))
-        return layout.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
+        with working(f"restoring checkpoint {step}"):
+            return layout.from_items(restore.restore(self.directory / str(step), wanted), like=abstract)
 
     def restore_latest(
         self, abstract: TrainState, shardings: TrainState, needs: typing.Collection[str] = ()
@@ -378,7 +379,8 @@ class Checkpointer:
         folder = self.directory / str(step)
         if (folder / "train").is_dir() and not (folder / "params").is_dir():
             raise RunError(f"checkpoint {folder} has no parameters of its own, only what was trained beside them")
-        return restore.restore(folder, {"params": restore.with_shardings(abstract, shardings)})["params"]
+        with working(f"restoring checkpoint {step}"):
+            return restore.restore(folder, {"params": restore.with_shardings(abstract, shardings)})["params"]
 
     def _seal(self, step: int, digests: dict[str, int]) -> None:
         """Verifies a restored checkpoint beside the run, if it has no checksums: it is older, or its save was cut short."""
@@ -393,5 +395,5 @@ class Checkpointer:
 
     def set_aside(self, step: int) -> None:
         """Moves an unusable checkpoint to `WORKDIR/damaged/`. All processes call it."""
-        together(lambda: self._move_aside(step), first_only=True)
+        together(lambda: move_aside(self.directory, step), first_only=True)
         self._steps.discard(step)

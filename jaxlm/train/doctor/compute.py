@@ -10,15 +10,13 @@ import time
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from jaxlm import sharding
 from jaxlm.config import Config
 from jaxlm.console import count, human
-from jaxlm.data import rows
 from jaxlm.objectives import base, lm
-from jaxlm.plan import flops, machines
+from jaxlm.plan import bench, flops, machines
 from jaxlm.plan.params import count_params
 from jaxlm.step import parts
 from jaxlm.train.doctor.findings import FAIL, OK, WARN, Finding
@@ -27,8 +25,6 @@ CPU_PARAMS = 60_000_000  # of a model that a CPU runs whole in the time of a che
 LAYERS, CPU_VOCAB, CPU_TOKENS = 2, 4096, 256  # of a larger one, shrunk
 SLOW = 0.85  # of the speed before, below which it is said
 _STEPS, _STEP_SECONDS = 5, 6.0  # timed at most, but two steps at least
-_PRODUCT = {"cpu": 1024}  # size of the square matrices that are multiplied; else:
-_LARGE_PRODUCT = 8192
 
 
 def shrunk(config: Config, mesh: Mesh, free_bytes: int) -> tuple[Config, str]:
@@ -56,16 +52,6 @@ def shrunk(config: Config, mesh: Mesh, free_bytes: int) -> tuple[Config, str]:
     return dataclasses.replace(config, model=model, train=train), f"{what}, {B} x {count(tokens)} tokens"
 
 
-def random_batch(config: Config, mesh: Mesh) -> dict[str, jax.Array]:
-    """Returns a batch of random tokens on the mesh."""
-    t = config.train
-    tokens = np.random.default_rng(0).integers(
-        1, config.model.vocab_size, (t.batch_size, t.seq_len + 1), dtype=np.int32
-    )
-    local = rows.make_batch(tokens[sharding.local_rows(mesh, t.batch_size)], eos_id=0)
-    return sharding.to_global(local, mesh, t.batch_size)
-
-
 def twice(config: Config, mesh: Mesh, free_bytes: int) -> Finding:
     """Returns a finding on the same forward pass, made three times: its hidden states must agree to the last bit.
 
@@ -78,7 +64,7 @@ def twice(config: Config, mesh: Mesh, free_bytes: int) -> Finding:
     """
     small, what = shrunk(config, mesh, free_bytes)
     made = parts.make(small, mesh, lm.make)
-    batch = random_batch(small, mesh)
+    batch = bench.random_batch(small, mesh)
     began = time.monotonic()
     with jax.set_mesh(mesh):
         new = jax.jit(lambda key: made.init(key)[0], out_shardings=made.shardings.params)
@@ -106,20 +92,6 @@ def differences(one: jax.Array, two: jax.Array) -> tuple[jax.Array, jax.Array]:
     return (bits[0] != bits[1]).sum(), (~jnp.isfinite(one)).sum()
 
 
-def product(dtype: str) -> float:
-    """Returns the FLOP/s of a large matrix product on one device: about the most that a step can reach."""
-    size = _PRODUCT.get(jax.default_backend(), _LARGE_PRODUCT)
-    a = jnp.ones((size, size), dtype, device=jax.local_devices()[0])
-    multiply = jax.jit(lambda a, b: a @ b)
-    jax.block_until_ready(multiply(a, a))
-    seconds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        jax.block_until_ready(multiply(a, a))
-        seconds.append(time.perf_counter() - began)
-    return 2 * size**3 / min(seconds)
-
-
 def most_tokens_per_second(config: Config, mesh: Mesh, flop_per_second: float) -> float:
     """Returns the tokens per second of a step that did nothing but matrix products at this speed on each device."""
     return mesh.size * flop_per_second / flops.flops_per_token(config.model, config.train.seq_len).causal
@@ -132,14 +104,14 @@ def speed(config: Config, mesh: Mesh, product_flops: float) -> Finding:
 
     Args:
       config: the config as it runs: nothing is auto any more.
-      product_flops: what `product` measured.
+      product_flops: what `bench.product` measured.
     """
     kind, setting = jax.devices()[0].device_kind, machines.key(config, mesh.shape)
     before = machines.known(kind, mesh.size, setting)
     made = parts.make(config, mesh, lm.make)
     began = time.monotonic()
     state, frozen = made.create()
-    batch, step, seconds = random_batch(config, mesh), made.jit(), []
+    batch, step, seconds = bench.random_batch(config, mesh), made.jit(), []
     with jax.set_mesh(mesh):
         state, metrics = step(frozen, state, batch)
         jax.block_until_ready(metrics)

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 import os
-import pathlib
 from collections.abc import Callable
 
 import jax
@@ -15,7 +14,7 @@ from jaxlm import sharding
 from jaxlm.config import Config
 from jaxlm.console import gigabytes, size
 from jaxlm.objectives import lm
-from jaxlm.plan import memory
+from jaxlm.plan import memory, room
 from jaxlm.step import parts
 from jaxlm.train.doctor.findings import FAIL, OK, WARN, Finding
 
@@ -89,7 +88,7 @@ def device_memory(planned: Need) -> Finding:
     that of all else, the system is asked instead.
     """
     if jax.default_backend() == "cpu":
-        return cpu_memory(planned, jax.local_device_count(), available_bytes())
+        return cpu_memory(planned, jax.local_device_count(), room.available_bytes())
     had = {str(d): allocatable(planned.step, functools.partial(zeros, d)) for d in jax.local_devices()}
     least = min(had.values())
     where = next(name for name, got in had.items() if got == least)
@@ -170,7 +169,7 @@ def host_memory(planned: Need, free: int | None = None) -> Finding:
       planned: the plan.
       free: the free bytes of the host; asked if None.
     """
-    free = available_bytes() if free is None else free
+    free = room.available_bytes() if free is None else free
     share = planned.checkpoint // jax.process_count()
     asked = share + planned.offloaded * jax.local_device_count()
     figures = {"need_bytes": asked, "free_bytes": free}
@@ -178,40 +177,3 @@ def host_memory(planned: Need, free: int | None = None) -> Finding:
     if asked > free:
         return Finding("host", FAIL, f"{text}: the first save would end the run; take a machine with more", figures)
     return Finding("host", WARN if asked > 0.8 * free else OK, text, figures)
-
-
-def available_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
-    """Returns the bytes that this process may still take of the host's memory: MemAvailable, or what its cgroup leaves."""
-    lines = (root / "proc/meminfo").read_text().splitlines()
-    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return min([free, *_left_by_cgroups(root)])
-
-
-def _left_by_cgroups(root: pathlib.Path) -> list[int]:
-    """What each limit on this process's memory leaves; page cache that can be dropped counts as free."""
-    left = []
-    try:
-        groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
-    except OSError:
-        return []
-    files = {
-        "": ("", "memory.max", "memory.current"),
-        "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    }
-    for _, controllers, where in groups:
-        kind = "memory" if "memory" in controllers.split(",") else controllers
-        if kind not in files:
-            continue
-        folder, limit, used = files[kind]
-        base = root / "sys/fs/cgroup" / folder
-        own = base / where.lstrip("/")
-        for place in [own, *own.parents]:  # a limit further up holds too; in a container the path may not be seen
-            if not place.is_relative_to(base):
-                break
-            try:
-                most, now = int((place / limit).read_text()), int((place / used).read_text())
-                stats = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
-            except (OSError, ValueError):  # "max" = no limit
-                continue
-            left.append(most - now + int(stats.get("inactive_file", stats.get("total_inactive_file", 0))))
-    return left

@@ -13,7 +13,7 @@ from jaxlm import files, processes
 from jaxlm.config import Config
 from jaxlm.data import vocabulary
 from jaxlm.models import hardware
-from jaxlm.plan import machines, tune
+from jaxlm.plan import bench, machines, room, tune
 from jaxlm.plan.params import count_params
 from jaxlm.train import workdir
 from jaxlm.train.doctor import compute, devices, hosts, loader
@@ -48,7 +48,7 @@ class Machine:
 
     @functools.cached_property
     def _product(self) -> float:
-        return compute.product(self._config.model.dtype)
+        return bench.product(self._config.model.dtype)
 
     @property
     def who(self) -> str:
@@ -91,7 +91,7 @@ class Machine:
 
     def forward(self) -> Finding:
         """Returns a finding on equal forward passes."""
-        free = devices.available_bytes() if jax.default_backend() == "cpu" else self._need.step
+        free = room.available_bytes() if jax.default_backend() == "cpu" else self._need.step
         return compute.twice(self._config, self._mesh, free)
 
     def speed(self) -> Finding:

@@ -1,4 +1,4 @@
-"""How often to save: Young's and Daly's interval, and by the first process's clock."""
+"""When a save is due, by the first process's clock."""
 
 import math
 
@@ -7,25 +7,10 @@ import pytest
 from jaxlm.train.checkpoints import interval
 
 
-@pytest.mark.parametrize(
-    ("stall", "verify", "failures", "expected"),
-    [
-        (2.0, 0, 2, math.sqrt(2 * 2.0 * 43200) / 60),
-        (0.1, 0, 2, 1.549),
-        (0.01, 0, 2, 1.0),  # never under a minute
-        (1.0, 0, 0, 120.0),  # a machine that is never lost
-        (30.0, 0, 100, 50.0),  # the stall stays under 1%
-        (2.0, 30, 2, 25.0),  # verifying stays under 2%
-    ],
-)
-def test_the_interval(stall, verify, failures, expected):
-    assert interval.minutes(stall, verify, failures) == pytest.approx(expected, rel=1e-3)
-
-
 def test_a_save_is_due_when_its_time_has_come(monkeypatch):
     now = 0.0
     monkeypatch.setattr(interval.time, "monotonic", lambda: now)
-    pace, said = interval.Pace(interval.AUTO, 2.0), []
+    pace, said = interval.Pace(-1.0, 2.0), []
     due = []
     for step in range(1, 5000):
         now += 0.5
@@ -37,6 +22,9 @@ def test_a_save_is_due_when_its_time_has_come(monkeypatch):
     assert due[0] == 1200  # ten minutes, before any save was measured
     apart = math.sqrt(2 * 43200) / 0.5
     assert due[2] - due[1] == pytest.approx(apart, abs=2)
+    assert pace.left(4999, 4999 + round(apart)) == pytest.approx(1, abs=0.01)
+    assert interval.Pace(interval.AUTO, 2.0).left(1, 100) == 0  # nobody knows yet
+    assert interval.Pace(0.0, 2.0).left(1, 100) == 0
     (line,) = said
     assert line.startswith("saving at least every 4.9 minutes (58")
     assert line.endswith("a save holds the loop for 1 s")

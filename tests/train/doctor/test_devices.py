@@ -1,7 +1,6 @@
 """Memory that can be had against what the plan needs, on devices, host and in cgroups."""
 
 import functools
-import os
 import types
 
 import jax
@@ -111,40 +110,3 @@ def test_a_gpu_that_jax_does_not_see(monkeypatch):
     assert 'though there is an NVIDIA GPU: pip install "jaxlm[cuda12]"' in found.text
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert devices.present(gpu_present=True).verdict == OK
-
-
-def machine(root, cgroup: str, **files: int | str) -> int:
-    """What is free by a made-up /proc and /sys with 64 GiB of memory; `files` by their path below /sys/fs/cgroup."""
-    (root / "proc/self").mkdir(parents=True)
-    (root / "proc/meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable: {64 << 20} kB\n")
-    (root / "proc/self/cgroup").write_text(cgroup)
-    for name, value in files.items():
-        path = root / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{value}\n")
-    return devices.available_bytes(root)
-
-
-def test_without_a_cgroup(tmp_path):
-    assert machine(tmp_path, "") == 64 << 30
-
-
-def test_a_containers_limit(tmp_path):
-    files = {"memory.max": 8 << 30, "memory.current": 6 << 30, "memory.stat": f"anon 5\ninactive_file {1 << 30}"}
-    assert machine(tmp_path, "0::/\n", **files) == 3 << 30
-
-
-def test_a_limit_further_up_holds_too(tmp_path):
-    files = {"a/b/memory.max": "max", "a/b/memory.current": 5, "a/b/memory.stat": "anon 5"}
-    files |= {"a/memory.max": 4 << 30, "a/memory.current": 1 << 30, "a/memory.stat": "anon 5"}
-    assert machine(tmp_path, "0::/a/b\n", **files) == 3 << 30
-
-
-def test_an_older_cgroup(tmp_path):
-    files = {"memory/memory.limit_in_bytes": 8 << 30, "memory/memory.usage_in_bytes": 6 << 30}
-    files |= {"memory/memory.stat": "total_inactive_file 0"}
-    assert machine(tmp_path, "12:cpu:/docker/x\n5:memory:/docker/x\n", **files) == 2 << 30
-
-
-def test_this_machine():
-    assert 0 < devices.available_bytes() < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

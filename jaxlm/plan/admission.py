@@ -1,0 +1,162 @@
+"""Compiles the train step before anything takes memory. A run that can't fit is refused with the settings that would."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+from jax.sharding import Mesh
+
+from jaxlm import sharding
+from jaxlm.config import Config, ConfigError, RunError
+from jaxlm.console import gigabytes, working
+from jaxlm.plan import lower, room, tune
+from jaxlm.plan.room import Room
+from jaxlm.step.parts import Parts
+
+_TILE_TOKENS = 2048  # of the loss, for a run that has no tiles and does not fit
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A compiled train step and the memory that it takes.
+
+    Attributes:
+      step: the step, called as the jitted one.
+      need: the bytes that it needs on each device.
+      state, temporaries: parts of them: the state with a batch, and what is there only while a step runs.
+      room: the memory that there is; None if unknown.
+    """
+
+    step: jax.stages.Compiled
+    need: int
+    state: int
+    temporaries: int
+    room: Room | None
+
+
+class Once:
+    """Compiles the train step of a run when it is first asked for, and keeps it.
+
+    Args:
+      made: the parts, with nothing of the config left at "auto".
+      make_parts: makes the parts of other settings, of the same kind of training.
+    """
+
+    def __init__(self, made: Parts, make_parts: lower.MakeParts):
+        self._made, self._make_parts = made, make_parts
+        self._program: Program | None = None
+
+    def __call__(self, done: int) -> Program | None:
+        """Returns the program; None if all steps are done. All processes call it. Raises as `admit`.
+
+        Args:
+          done: how many steps the run has done.
+        """
+        if done >= self._made.config.train.steps:
+            return None
+        if self._program is None:
+            there = room.of_devices(self._made.config.tune.memory_gb)
+            with _working("compiling the train step"):
+                self._program = admit(self._made, there, self._make_parts, begun=done > 0)
+        return self._program
+
+
+def _working(what: str) -> contextlib.AbstractContextManager:
+    return working(what) if jax.process_index() == 0 else contextlib.nullcontext()
+
+
+def admit(made: Parts, room: Room | None, make_parts: lower.MakeParts, begun: bool) -> Program:
+    """Compiles the train step, from shapes alone.
+
+    Args:
+      made: the parts, with nothing of the config left at "auto".
+      room: the memory that there is, the same on all processes; None if unknown, and then nothing is refused.
+      make_parts: makes the parts of other settings, of the same kind of training.
+      begun: True if the run has checkpoints: then its optimizer stays, and lack of memory may pass.
+
+    Raises:
+      ConfigError: it needs more memory than there is. RunError if the run has begun.
+    """
+    compiled = lower.compile_lowered(made.lower())
+    need = compiled and lower.memory_of(compiled)
+    if compiled and need is not None and (room is None or need <= room.bytes):
+        memory = compiled.memory_analysis()
+        return Program(compiled, need, memory.argument_size_in_bytes, memory.temp_size_in_bytes, room)
+    needs = "more memory than the compiler can place" if need is None else f"{_gb(need)} of memory a device"
+    said = f"a step needs {needs}" + (f", and there are {_gb(room.bytes)} ({room.of})" if room else "")
+    state = 0 if compiled is None else compiled.memory_analysis().argument_size_in_bytes
+    limit = room.bytes * tune.HEADROOM if room else float("inf")
+    with _working("looking for settings that fit"):
+        found = remedy(made.config, made.mesh, limit, make_parts, (need, state), begun)
+    raise (RunError if begun else ConfigError)(f"{said}: {_words(found)}")
+
+
+def _gb(size: float) -> str:
+    return f"{gigabytes(size)} GB"
+
+
+def _words(found: tuple[list[str], int] | None) -> str:
+    if found is None:
+        return (
+            "no setting makes it fit; take a smaller model, a shorter train.seq_len, or split the model over more "
+            "devices by mesh.fsdp"
+        )
+    overrides, need = found
+    return f"give {' '.join(overrides)}, with which it needs {_gb(need)}"
+
+
+def remedy(
+    config: Config,
+    mesh: Mesh,
+    limit_bytes: float,
+    make_parts: lower.MakeParts,
+    known: tuple[int | None, int],
+    begun: bool,
+) -> tuple[list[str], int] | None:
+    """Returns (the overrides that make a step fit, the bytes that it needs then); None if there are none.
+
+    The smallest change comes first: microbatch and remat, which change no result; then tiles of the loss; then 8-bit AdamW.
+    All are compiled.
+
+    Args:
+      limit_bytes: the bytes of one device's memory that a step may take.
+      make_parts: makes the parts of a config.
+      known: the bytes that the config as it stands needs (None if the compiler could not place it), and those of its state.
+      begun: True if the optimizer must stay.
+    """
+    sizes = [s for s in tune.microbatch_sizes(config, sharding.batch_ways(mesh)) if s <= config.train.microbatch_size]
+    remats = tune.REMATS[tune.REMATS.index(config.model.remat) :]
+    if config.model.offload:
+        remats = (config.model.remat,)  # it goes with `names` alone
+    options = lower.QUICK if mesh.devices.flat[0].platform == "cpu" else None
+    own = tune.own(config, config.train.microbatch_size, config.model.remat)
+    for changed, overrides in _changes(config, begun):
+        compiler = tune.Compiler(changed, mesh, limit_bytes, make_parts, options)
+        start = tune.own(changed, own.microbatch_size, own.remat)
+        if changed is config:
+            need, state = known
+            compiler.learn(own, need)
+            if state:
+                compiler.learn(dataclasses.replace(own, microbatch_size=0), state)
+        frugal = dataclasses.replace(start, microbatch_size=sizes[-1], remat=remats[-1])
+        if not compiler.fits(frugal):
+            continue
+        chosen = tune.choose(compiler, start, sizes, remats, tune.full_speed_rows(config, mesh))
+        new = dict(zip(own.overrides(), chosen.overrides(), strict=True))
+        kept = [override for before, override in new.items() if before != override]
+        return [*kept, *(o for o in overrides if o not in kept)], compiler.needs(chosen)
+    return None
+
+
+def _changes(config: Config, begun: bool) -> Iterator[tuple[Config, list[str]]]:
+    """Yields the config and ever more changed ones, each with the overrides that lead to it."""
+    yield config, []
+    overrides: list[str] = []
+    if not config.loss.tile_tokens:
+        config = dataclasses.replace(config, loss=dataclasses.replace(config.loss, tile_tokens=_TILE_TOKENS))
+        overrides = [f"--config.loss.tile_tokens={_TILE_TOKENS}"]
+        yield config, overrides
+    if config.optim.name == "adamw" and config.optim.mu_dtype == "float32" and not begun:
+        config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, name="adamw8bit"))
+        yield config, [*overrides, "--config.optim.name=adamw8bit"]

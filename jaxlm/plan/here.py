@@ -1,0 +1,218 @@
+"""Finds how fast this machine trains a config: as it was measured before, else by a short measurement.
+
+The measurement runs in a process of its own, because `jaxlm plan` itself keeps JAX to the CPU. It times the real train
+step if that takes seconds; else fewer rows, shorter ones, or fewer layers, and scales the speed by the FLOPs of a token.
+What it finds is kept (`plan.machines`), so that the next plan need not ask. What train, tune or doctor measured of the
+same setting goes before.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+import typing
+from collections.abc import Iterator
+
+import jax
+
+from jaxlm import config_files, console, processes, sharding
+from jaxlm.config import Config, ConfigError, RunError
+from jaxlm.models import hardware
+from jaxlm.plan import bench, flops, lower, machines, tune
+
+STEP_S = 4.0  # a step that is timed takes about this at most
+STEPS, TIMED_S = 3, 6.0  # of timing at most, but two steps at least
+LIMIT_S = 90.0  # for the process that measures; a busy machine compiles slowly
+TOKENS = 256  # rows are made no shorter
+REACHED = 0.4  # of the speed of a matrix product: a guess, to choose what to time
+
+
+def row(config: Config) -> dict[str, typing.Any]:
+    """Returns this machine as a row of the plan, or {"why": the reason that there is none}, "" if none was asked for.
+
+    Args:
+      config: the config as planned: `model.remat` and `train.microbatch_size` are not auto.
+    """
+    mode, asked = config.plan.measure, _key(config)
+    if mode == "never":
+        return {"why": ""}
+    if processes.several(config.distributed):
+        return {"why": "it would run as several processes; train and tune measure"}
+    found = machines.planned(asked) if mode == "auto" else None
+    if found is None:
+        if pids := _computing():
+            return {"why": f"its GPU is in use (process {pids[0]})"}
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
+        with console.working("measuring this machine"):
+            found = _in_child(config) | {"load": load}
+        machines.remember(asked, found)
+    if "why" in found:
+        return {"why": f"{found['why']} (plan.measure=again tries again)"}
+    known = machines.known(found["kind"], found["count"], found["setting"]) if mode == "auto" else None
+    if known:
+        found |= {"tokens_per_second": known.tokens_per_second, "by": known.by, "time": known.time, "what": ""}
+        found["load"] = found["load"] if known.by == "plan" else 0.0
+    return _finished(config, found)
+
+
+def _finished(config: Config, found: dict) -> dict[str, typing.Any]:
+    """What was found, with hours, dollars and MFU."""
+    speed = found["tokens_per_second"]
+    hours = config.train.steps * config.train.batch_size * config.train.seq_len / speed / 3600 if speed else None
+    peak = config.hardware.peak_tflops or flops.peak_tflops(found["kind"])
+    per_token = flops.flops_per_token(config.model, config.train.seq_len).palm
+    return found | {
+        "fits": found["needed"] <= found["memory"] if found["needed"] else True if found["by"] != "plan" else None,
+        "hours": hours,
+        "usd": hours * config.hardware.usd_per_hour if hours and config.hardware.usd_per_hour else None,
+        "mfu": speed * per_token / (1e12 * peak * found["count"]) if speed and peak else None,
+    }
+
+
+def _key(config: Config) -> str:
+    """All that decides what the measurement finds on this host, before anything is chosen for its devices."""
+    seen = [os.environ.get(name, "") for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES")]
+    return " ".join(filter(None, [machines.key(config, dataclasses.asdict(config.mesh)), *seen]))
+
+
+def _computing() -> list[str]:
+    """The ids of processes that compute on this machine's NVIDIA GPUs; [] if there are none, or if that can't be known."""
+    if not (program := shutil.which("nvidia-smi")):
+        return []
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        asked = [program, "--query-compute-apps=pid", "--format=csv,noheader"]
+        return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.split()
+    return []
+
+
+def _in_child(config: Config) -> dict[str, typing.Any]:
+    """Runs `child` in a new process, which has this machine's devices. Returns the last that it found, or {"why": ...}."""
+    command = [sys.executable, "-P", "-c", "from jaxlm.plan import here; here.child()"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # finds modules where this process does
+    try:
+        done = subprocess.run(command, input=pickle.dumps(config), capture_output=True, timeout=LIMIT_S, env=env)
+    except subprocess.TimeoutExpired as late:
+        return _last(late.output) or {"why": f"measuring took over {LIMIT_S:.0f} seconds"}
+    error = done.stderr.decode(errors="replace").strip().splitlines() or ["no word"]
+    return _last(done.stdout) or {"why": f"measuring ended with code {done.returncode}: {error[-1][:100]}"}
+
+
+def _last(output: bytes | None) -> dict[str, typing.Any] | None:
+    """What stands in the last whole line of JSON."""
+    for line in reversed((output or b"").splitlines()):
+        with contextlib.suppress(ValueError):
+            return json.loads(line)
+    return None
+
+
+def child() -> None:
+    """Reads a config from standard input, and prints what `measure` finds, a line each time it knows more."""
+    try:
+        for found in measure(pickle.load(sys.stdin.buffer)):
+            print(json.dumps(found), flush=True)
+    except (ConfigError, RunError, OSError, RuntimeError) as error:
+        print(json.dumps({"why": config_files.first_line(error)[:100]}))
+
+
+def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
+    """Yields what this process's devices do with a config, the speed first.
+
+    A dict. kind, count: the devices. setting: `machines.key` as training would have it. microbatch: its rows. memory: the
+    bytes that a step may take on a device. needed: those that this one takes; None as long as it is not known.
+    tokens_per_second: None if nothing that is small enough fits. by: who measured. what: what was timed; "" for the step
+    itself. time: in Unix seconds.
+    """
+    mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
+    device = jax.devices()[0]
+    model = hardware.for_platform(config.model, device.platform)
+    config = dataclasses.replace(config, model=model)
+    ways = sharding.batch_ways(mesh)
+    if config.train.microbatch_size == -1:  # chosen at a start; planned as one row a device
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, microbatch_size=ways))
+    sharding.check_batch(mesh, **{"train.microbatch_size": config.train.microbatch_size})
+    limit = tune.memory_limit(config.tune.memory_gb)
+    found = {"kind": device.device_kind, "count": mesh.size, "setting": machines.key(config, mesh.shape)}
+    found |= {
+        "microbatch": config.train.microbatch_size,
+        "memory": limit,
+        "needed": None,
+        "tokens_per_second": None,
+        "by": "plan",
+        "what": "",
+        "time": time.time(),
+    }
+    if config.plan.measure == "auto" and machines.known(found["kind"], mesh.size, found["setting"]):
+        yield found  # it ran, so it fits
+        return
+    small = affordable(config, ways, STEP_S * REACHED * mesh.size * bench.product(model.dtype))
+    trial, exact = _timed(small, mesh, limit), small == config
+    if trial.tokens_per_second:
+        found["tokens_per_second"] = trial.tokens_per_second * _flops(small) / _flops(config)
+        found["what"] = "" if exact else described(small, config)
+        if exact:
+            machines.record(found["kind"], mesh.size, found["setting"], trial.tokens_per_second, "plan")
+    elif trial.note != "does not fit":
+        yield {"why": trial.note}
+        return
+    yield found
+    found["needed"] = trial.predicted_bytes if exact else needed(config, mesh)
+    yield found
+
+
+def affordable(config: Config, ways: int, most_flops: float) -> Config:
+    """Returns a config whose step takes at most so many FLOPs, or as few as can be: the config's own if that does.
+
+    It has fewer rows in a batch, down to one a device; then fewer layers, down to two; then shorter rows.
+    """
+    changed = config
+    while _flops(changed) * changed.train.batch_size * changed.train.seq_len > most_flops:
+        m, t = changed.model, changed.train
+        if t.batch_size > ways:
+            rows = max(ways, t.batch_size // 2 // ways * ways)
+            micro = t.microbatch_size if rows % t.microbatch_size == 0 else rows
+            train, model = dataclasses.replace(t, batch_size=rows, microbatch_size=micro), m
+        elif m.n_layers > 2:
+            train, model = t, dataclasses.replace(m, n_layers=m.n_layers // 2)
+        elif t.seq_len >= 2 * TOKENS and t.seq_len % 2 == 0:
+            train, model = dataclasses.replace(t, seq_len=t.seq_len // 2), m
+        else:
+            break
+        changed = dataclasses.replace(changed, train=train, model=model)
+    return changed
+
+
+def described(small: Config, config: Config) -> str:
+    """Returns what is timed in place of the whole step, in words."""
+    m, t = small.model, small.train
+    layers = "" if m.n_layers == config.model.n_layers else f"{m.n_layers} of {config.model.n_layers} layers, "
+    return f"{layers}{console.count(t.batch_size)} x {console.count(t.seq_len)} tokens"
+
+
+def needed(config: Config, mesh: jax.sharding.Mesh) -> int:
+    """Returns the bytes of a device that the config's step takes, from the programs of one and of two layers."""
+    options = lower.QUICK if jax.default_backend() == "cpu" else {}
+    sizes = []
+    for n_layers in (1, 2)[: config.model.n_layers]:
+        shallow = dataclasses.replace(config, model=dataclasses.replace(config.model, n_layers=n_layers))
+        sizes.append(lower.memory_of(lower.lower_step(shallow, mesh)[0].compile(compiler_options=options or None)))
+    return sizes[0] + (config.model.n_layers - 1) * (sizes[-1] - sizes[0])
+
+
+def _timed(config: Config, mesh: jax.sharding.Mesh, limit: float) -> tune.Trial:
+    """The trial of the config's own settings on random tokens."""
+    few = dataclasses.replace(config.tune, steps=STEPS, step_seconds=TIMED_S)
+    config = dataclasses.replace(config, tune=few)
+    m = config.model
+    own = tune.Candidate(config.train.microbatch_size, m.remat, m.attention, m.scan_layers, config.loss.tile_tokens)
+    batches = itertools.repeat(bench.random_batch(config, mesh))
+    return bench.Bench(config, mesh, limit, batches, lambda text: None).trial(own)
+
+
+def _flops(config: Config) -> float:
+    return flops.flops_per_token(config.model, config.train.seq_len).causal

@@ -1,0 +1,61 @@
+"""Estimates tokens per second on an accelerator: a published speed, made less by what a smaller model and remat cost.
+
+The MFU in the prices file is of one shape: 1.04B parameters, d 2048. Smaller models reach less, for two reasons:
+
+- A layer's products grow with d^2, the activations that it reads and writes with d. So of the time that a token takes,
+  products have the share d / (d + d0), where d0 grows with the FLOPs that the device makes while it reads a byte. Three
+  widths for each FLOP a byte is a fit: it gives GPT-2 124M (d 768) 49% of an A100, as PyTorch does. (Published are 29% to
+  60% for that model, from nanoGPT to llm.c, and 64% for 1.04B.) Wider models are not thought to reach more.
+- Each kernel has to be launched. A step is never shorter than its launches.
+
+Remat recomputes part of the forward pass, so a step takes longer by those FLOPs. What the optimizer, the loader, evaluation
+and links between devices take is not in here.
+"""
+
+from jaxlm.config import Config, ModelConfig
+from jaxlm.plan.accelerators import Accelerator
+from jaxlm.plan.flops import flops_per_token
+
+PUBLISHED_WIDTH = 2048  # d_model of the model whose MFU is in the prices file
+WIDTH_PER_INTENSITY = 3.0  # d0, for each FLOP that a device makes while it reads a byte
+LAUNCH_S = 0.2e-3  # of a layer's kernels, forward and backward: about 40 of them, 5 us each
+LAYERS_OF_REST = 2  # launches of the loss, the head and the update, as so many layers
+
+
+def tokens_per_second(config: Config, accelerator: Accelerator, devices: int) -> float:
+    """Returns the speed of all devices together.
+
+    Args:
+      config: the config as it runs: `model.remat` is not auto, and `train.microbatch_size` is set.
+      accelerator: the kind of device.
+      devices: how many there are.
+    """
+    flops = flops_per_token(config.model, config.train.seq_len).palm * remat_factor(config)
+    tokens = config.train.microbatch_size * config.train.seq_len
+    products_s = tokens * flops / (devices * accelerator.tflops * 1e12 * mfu(config.model, accelerator))
+    launches_s = LAUNCH_S * (config.model.n_layers + LAYERS_OF_REST)
+    return tokens / max(products_s, launches_s)
+
+
+def mfu(model: ModelConfig, accelerator: Accelerator) -> float:
+    """Returns the share of the peak that a model of this width reaches without remat: at most the accelerator's `mfu`."""
+    half = WIDTH_PER_INTENSITY * accelerator.tflops * 1e3 / accelerator.bandwidth_gb
+    width = min(model.d_model, PUBLISHED_WIDTH)
+    return accelerator.mfu * (width / (width + half)) / (PUBLISHED_WIDTH / (PUBLISHED_WIDTH + half))
+
+
+def remat_factor(config: Config, remat: str = "") -> float:
+    """Returns how many times as long a step takes by its FLOPs as without remat: 1 for none.
+
+    `full` repeats a layer's forward pass but for its last product, whose result the backward pass does not need. `dots`
+    repeats attention's. `names` repeats only what is no product.
+
+    Args:
+      remat: the policy; "" for the config's own.
+    """
+    m, remat = config.model, remat or config.model.remat
+    attention = 4.0 * m.n_layers * m.n_heads * m.head_dim * config.train.seq_len  # its forward pass, all pairs
+    ups = 1 if m.family == "gpt2" else 2
+    weights = m.d_model * ((2 * m.n_heads + 2 * m.n_kv_heads) * m.head_dim + ups * m.d_ff)  # but the down projection
+    again = {"none": 0.0, "names": 0.0, "dots": attention, "full": attention + 2.0 * m.n_layers * weights}[remat]
+    return 1 + again / flops_per_token(m, config.train.seq_len).palm

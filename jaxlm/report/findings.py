@@ -1,0 +1,62 @@
+"""Prints what the audit found, for people: the junk with examples, what is no junk, and what to do."""
+
+from collections.abc import Sequence
+
+from jaxlm.console import print_table, say, share, table
+from jaxlm.corpus.audit import Finding
+
+_WIDTH, _TEXT_CHARS, _SOURCE_CHARS, _ID_CHARS = 100, 28, 12, 30  # of a line, and of columns in it
+_PIECE = 40  # characters of a pattern in a line; repr may double them
+_OWN_ROWS = 10  # of what is no junk
+
+
+def show(found: Sequence[Finding], patterns: Sequence[str]) -> None:
+    """Prints junk with an example each, then what is only characteristic, then what to do.
+
+    `patterns` are those that the config has already.
+    """
+    junk = [finding for finding in found if finding.is_junk]
+    own = [finding for finding in found if not finding.is_junk][:_OWN_ROWS]
+    if junk:
+        print("Junk, the worst first. Score 0 to 100: how surely it is junk, times how much of the source has it.\n")
+        head, *lines = table(
+            [list(_short(junk[0])), *(list(_short(finding).values()) for finding in junk)]
+        ).splitlines()
+        print(head)
+        for line, finding in zip(lines, junk, strict=True):
+            print(line)
+            for doc_id, text in finding.examples[:1]:
+                print(" " * 7 + _clip(f"{_clip(doc_id, _ID_CHARS)}: {text}", _WIDTH - 7))
+        print()
+    if own:
+        print("Characteristic of a source, no junk: leave it in.\n")
+        print_table([_short(finding) for finding in own], as_json=False)
+        print()
+    if not junk:
+        say("nothing looks like junk")
+        return
+    print("To remove the junk, put these lines into the config:\n")
+    print("c.prepare.stages.junk.patterns = (")
+    for pattern in dict.fromkeys((*patterns, *(finding.pattern for finding in junk))):
+        pieces = [repr(pattern[i : i + _PIECE]) for i in range(0, len(pattern), _PIECE)]
+        print("    " + "\n    ".join(pieces) + ",")
+    print(")\n")
+    say(
+        'next: put these lines into the config, name "junk" among the stages of the source, and run jaxlm prepare again'
+    )
+
+
+def _short(finding: Finding) -> dict[str, str]:
+    return {
+        "score": f"{finding.score:.1f}",
+        "found": _clip(finding.text, _TEXT_CHARS),
+        "what it is": finding.why,
+        "source": _clip(finding.source, _SOURCE_CHARS),
+        "times": f"{finding.count:,}",
+        "in docs": share(finding.documents, round(finding.documents / finding.share_of_documents)),
+    }
+
+
+def _clip(text: str, chars: int) -> str:
+    text = "".join(c if c.isprintable() else "\ufffd" for c in text)  # nothing that a terminal acts on
+    return text if len(text) <= chars else text[: chars - 3] + "..."

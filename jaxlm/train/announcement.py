@@ -1,0 +1,181 @@
+"""Says what is about to happen when a run starts, and after a few steps how long it will take."""
+
+from collections.abc import Callable, Mapping
+
+import jax
+from clu import parameter_overview
+from jax.sharding import Mesh
+
+from jaxlm import tree
+from jaxlm.config import Config, TrainConfig
+from jaxlm.console import dollars, duration, gigabytes, human
+from jaxlm.data.passes import MOST as MOST_PASSES
+from jaxlm.data.shards import DataDir
+from jaxlm.plan import machines
+from jaxlm.plan.admission import Program
+from jaxlm.plan.params import count_params
+from jaxlm.processes import say
+from jaxlm.step.parts import Parts
+from jaxlm.train.clock import DATA, EVALUATE, REPEATED, SAVE, STEP, Clock
+from jaxlm.train.loop import Watch
+
+_SOURCES = 6  # that are named; there may be dozens
+_FIRST_S, _FIRST_STEPS = 5.0, 2  # of training, until its rate is known
+
+
+def announce(made: Parts, data: DataDir, passes: Mapping[str, float], program: Program | None, done: int) -> None:
+    """Says what `lines` returns, from the first process; before that the table of parameters, if the config asks for it."""
+    if made.config.log.parameters:
+        say(table(made.abstract.params))
+    for line in lines(made.config, made.mesh, data.token_counts("train"), passes, program, done):
+        say(line)
+
+
+def lines(
+    config: Config,
+    mesh: Mesh,
+    tokens: Mapping[str, int],
+    passes: Mapping[str, float],
+    program: Program | None,
+    done: int,
+) -> list[str]:
+    """Returns what a start says: model, data, memory, choices, length. One line each, and a warning if there is cause.
+
+    Args:
+      config: the config, with nothing left at "auto".
+      mesh: all devices of the run.
+      tokens: source -> its training tokens.
+      passes: source -> how many times the whole run goes through it; {} if that can't be said.
+      program: the compiled step; None if the run has no step left.
+      done: how many steps are done already.
+    """
+    m, t = config.model, config.train
+    found = [
+        f"model: {m.family}, {count_params(m):,} parameters, {m.n_layers} layers of d {m.d_model}; {_devices(mesh)}",
+        _data(tokens, passes),
+        *([_memory(program)] if program else []),
+        f"chosen: attention {m.attention}, {m.dtype}, remat {m.remat}, microbatch {t.microbatch_size} of {t.batch_size}",
+        _length(config, mesh, done),
+    ]
+    many = {name: times for name, times in passes.items() if times > MOST_PASSES}
+    if many:
+        most = max(many, key=many.get)
+        found.append(
+            f"{most} is read {_times(many[most])}: beyond about {MOST_PASSES} times a token teaches less than a new one; get "
+            "more text, or take fewer steps"
+        )
+    return found
+
+
+def _devices(mesh: Mesh) -> str:
+    kind = mesh.devices.flat[0].device_kind
+    shape = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
+    return f"{mesh.size} x {kind}" + (f" ({shape})" if shape else "")
+
+
+def _times(number: float) -> str:
+    text = f"{number:.2g}" if number < 10 else f"{number:,.0f}"
+    return "once" if text == "1" else f"{text} times"
+
+
+def _data(tokens: Mapping[str, int], passes: Mapping[str, float]) -> str:
+    if not passes:
+        return f"data: {human(sum(tokens.values()))} tokens"
+    order = sorted(passes, key=lambda name: -passes[name] * tokens[name])
+    named = [f"{name} {human(tokens[name])} tokens, read {_times(passes[name])}" for name in order[:_SOURCES]]
+    rest = len(order) - len(named)
+    return "data: " + "; ".join(named) + (f"; {rest} more sources" if rest else "")
+
+
+def _memory(program: Program) -> str:
+    parts = f"state and batch {gigabytes(program.state)}, a step's own {gigabytes(program.temporaries)}"
+    if program.room is None:
+        return f"memory: {gigabytes(program.need)} GB a device ({parts})"
+    return f"memory: {gigabytes(program.need)} of {gigabytes(program.room.bytes)} GB {program.room.of} are needed ({parts})"
+
+
+def _length(config: Config, mesh: Mesh, done: int) -> str:
+    t = config.train
+    batch = t.batch_size * t.seq_len
+    resuming = f"resuming at step {done}, " if done else ""
+    line = f"length: {resuming}to step {t.steps:,}, {human(t.steps * batch)} tokens, {batch:,} a step"
+    known = machines.known(mesh.devices.flat[0].device_kind, mesh.size, machines.key(config, mesh.shape))
+    if known and done < t.steps:
+        seconds = (t.steps - done) * batch / known.tokens_per_second
+        price = config.hardware.usd_per_hour
+        usd = f", {dollars(seconds / 3600 * price)}" if price else ""
+        line += (
+            f"; about {duration(seconds)}{usd} at {human(known.tokens_per_second)} tokens/s, as measured here before"
+        )
+    return line
+
+
+def table(params: dict) -> str:
+    """Returns the table of parameters' shapes (`log.parameters`).
+
+    Args:
+      params: the trained variables, by collection, or their shapes.
+    """
+    return parameter_overview.get_parameter_overview(stacked_shapes(tree.merge(params)), include_stats=False)
+
+
+def stacked_shapes(params: dict) -> dict:
+    """Returns the shapes of the parameters. All layers are stacked into one, `layers`, so that a table of them is short."""
+    layers = [part for name, part in params.items() if tree.layer_of(name) is not None]
+    rest = {name: part for name, part in params.items() if tree.layer_of(name) is None}
+    if not layers:
+        return rest
+    stack = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(layers), *x.shape), x.dtype), layers[0])
+    return {**rest, "layers": stack}
+
+
+class FirstRate(Watch):
+    """Says once, as soon as a few steps tell, how long the run takes and what it costs.
+
+    Evaluations and saves count as they did in earlier starts of the run. Before there were any, nobody knows their time.
+
+    Args:
+      train: the run's length.
+      spent: () -> (seconds, dollars) of all starts so far.
+      usd_per_hour: the price of this start.
+      say: shows a line.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        train: TrainConfig,
+        spent: Callable[[], tuple[float, float]],
+        usd_per_hour: float,
+        say: Callable[[str], None],
+    ):
+        self._clock, self._train, self._spent, self._price, self._say = clock, train, spent, usd_per_hour, say
+        self._mark: tuple[int, float] | None = None
+        self._between = 0.0  # seconds of evaluations and saves for each step
+        self._said = False
+
+    def __call__(self, step: int, record: dict[str, float]) -> None:
+        if self._said:
+            return
+        seconds = self._clock.seconds()
+        training = sum(seconds[name] for name in (DATA, STEP, REPEATED))
+        if self._mark is None:
+            self._mark = (step, training)
+            self._between = (seconds[EVALUATE] + seconds[SAVE]) / (step - 1) if step > 1 else 0.0
+            return
+        steps, took = step - self._mark[0], training - self._mark[1]
+        left = self._train.steps - step
+        if steps < _FIRST_STEPS or took < _FIRST_S or not left:
+            return
+        self._said = True
+        remaining = left * (took / steps + self._between)
+        usd = self._spent()[1] + remaining / 3600 * self._price
+        cost = f", {dollars(usd)} for the whole run" if self._price else ""
+        without = "" if self._between else ", evaluations and saves apart"
+        self._say(
+            f"{_seconds(took / steps)} a step: {duration(remaining)} to step {self._train.steps:,}{cost}{without}"
+        )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 100 else duration(seconds)

@@ -1,0 +1,117 @@
+"""This machine's row: measured once, kept, and never in the way."""
+
+import dataclasses
+import json
+import subprocess
+
+import jax
+import pytest
+
+from jaxlm import config, config_files, sharding
+from jaxlm.models import hardware
+from jaxlm.plan import flops, here, lower, machines
+
+TINY = {"n_layers": 1, "d_model": 32, "n_heads": 2, "d_ff": 64, "vocab_size": 128, "attention": "xla"}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def resolve(*overrides: str) -> config.Config:
+    tiny = [f"model.{key}={value}" for key, value in TINY.items()]
+    keys = [
+        "data.path=x",
+        "train.batch_size=16",
+        "train.seq_len=16",
+        "hardware.compile_cache=",
+        "hardware.usd_per_hour=2",
+    ]
+    return config.resolve(config_files.load("base", [*keys, *tiny, *overrides]))
+
+
+def test_a_process_of_its_own_measures_and_the_next_plan_is_instant(monkeypatch):
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
+    c = resolve()
+    first = here.row(c)
+    assert (first["kind"], first["by"], first["what"], first["fits"]) == ("cpu", "plan", "", True)
+    assert first["tokens_per_second"] > 0
+    assert first["usd"] == pytest.approx(first["hours"] * 2)
+    monkeypatch.setattr(subprocess, "run", None)  # no process can be started any more
+    assert here.row(c)["tokens_per_second"] == first["tokens_per_second"]
+    machines.record("cpu", first["count"], first["setting"], 123.0, "train")
+    again = here.row(c)
+    assert (again["tokens_per_second"], again["by"], again["fits"]) == (123.0, "train", True)
+
+
+def test_what_was_measured_before_is_not_measured_again():
+    c = resolve()
+    mesh = sharding.make_mesh(c.mesh)
+    setting = machines.key(dataclasses.replace(c, model=hardware.for_platform(c.model, "cpu")), mesh.shape)
+    machines.record("cpu", mesh.size, setting, 99.0, "train")
+    (found,) = here.measure(c)
+    assert (found["setting"], found["tokens_per_second"]) == (setting, None)
+
+
+@pytest.mark.parametrize("override", ["plan.measure=never", "distributed.coordinator=host:1"])
+def test_where_it_is_not_asked_or_several_processes_run_nothing_starts(monkeypatch, override):
+    monkeypatch.setattr(subprocess, "run", None)
+    extra = ["distributed.num_processes=2", "distributed.process_id=0"] if "coordinator" in override else []
+    found = here.row(resolve(override, *extra))
+    assert set(found) == {"why"}
+    assert ("several processes" in found["why"]) == bool(extra)
+
+
+def test_a_gpu_that_computes_is_left_alone(monkeypatch, tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 4242\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert here.row(resolve()) == {"why": "its GPU is in use (process 4242)"}
+
+
+def test_a_reason_is_kept_too(monkeypatch):
+    """A measurement that failed would fail each time, and take its time."""
+    c = resolve()
+
+    def run(command, **_):
+        return subprocess.CompletedProcess(command, 1, stdout=b"", stderr=b"Killed\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert "Killed" in here.row(c)["why"]
+    monkeypatch.setattr(subprocess, "run", None)
+    assert "plan.measure=again" in here.row(c)["why"]
+
+
+def test_what_was_found_before_the_time_was_up_counts(monkeypatch):
+    found = {"kind": "cpu", "count": 1, "setting": "s", "microbatch": 16, "memory": 1e9, "needed": None}
+    found |= {"tokens_per_second": 5.0, "by": "plan", "what": "1 x 16 tokens", "time": 0.0, "load": 0.0}
+
+    def run(command, **_):
+        raise subprocess.TimeoutExpired(command, 1, output=json.dumps(found).encode() + b'\n{"kind": "cp')
+
+    monkeypatch.setattr(subprocess, "run", run)
+    row = here.row(resolve())
+    assert (row["tokens_per_second"], row["fits"]) == (5.0, None)
+
+
+def test_what_takes_too_long_is_made_smaller():
+    c = resolve("train.microbatch_size=8", "train.seq_len=1024", "model.n_layers=8")
+    step = flops.flops_per_token(c.model, 1024).causal * 16 * 1024
+    assert here.affordable(c, 1, step) is c
+    half = here.affordable(c, 1, step / 2)
+    assert (half.train.batch_size, half.train.microbatch_size, half.model.n_layers) == (8, 8, 8)
+    row = here.affordable(c, 2, step / 16)
+    assert (row.train.batch_size, row.train.microbatch_size) == (2, 2)
+    least = here.affordable(c, 1, 1)
+    assert (least.train.batch_size, least.model.n_layers, least.train.seq_len) == (1, 2, here.TOKENS)
+    assert here.described(least, c) == "2 of 8 layers, 1 x 256 tokens"
+
+
+def test_memory_from_one_and_two_layers():
+    c = resolve("model.n_layers=3")
+    c = dataclasses.replace(c, model=hardware.for_platform(c.model, "cpu"))
+    mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
+    whole = lower.memory_of(lower.lower_step(c, mesh)[0].compile(compiler_options=lower.QUICK))
+    assert here.needed(c, mesh) == pytest.approx(whole, rel=0.05)

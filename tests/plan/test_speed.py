@@ -1,0 +1,61 @@
+"""The speed of a plan: what was published comes out, smaller models and remat make it less."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from jaxlm import config, config_files, sharding
+from jaxlm.models import hardware
+from jaxlm.plan import accelerators, lower, speed
+from jaxlm.plan.memory import KEPT
+
+CARDS = accelerators.load()
+
+
+def load(name: str, *overrides: str) -> config.Config:
+    return config.resolve(config_files.load(name, ["workdir=w", *overrides]))
+
+
+@pytest.mark.parametrize(("card", "published"), [("A100 80GB", 28.3e3), ("H100", 58.7e3), ("H200 NVL", 72.8e3)])
+def test_the_published_speeds_of_one_billion(card, published):
+    assert speed.tokens_per_second(load("gpuburnout_1b"), CARDS.named(card), 1) == pytest.approx(published, rel=0.02)
+
+
+def test_mfu_falls_with_the_model():
+    a100 = CARDS.named("A100 80GB")
+    found = [speed.mfu(load("gpuburnout_1b", f"model.d_model={d}").model, a100) for d in (256, 768, 1024, 2048, 4096)]
+    assert found == sorted(found)
+    assert found[1] == pytest.approx(0.49, abs=0.01)  # GPT-2 124M in PyTorch
+    assert found[3] == found[4] == a100.mfu
+    h100 = CARDS.named("H100")  # more FLOPs a byte: small products suffer more
+    assert speed.mfu(load("quickstart").model, h100) / h100.mfu < found[0] / a100.mfu
+
+
+def test_a_tiny_step_is_as_long_as_its_launches():
+    c = load("quickstart")
+    a100, b200 = CARDS.named("A100 80GB"), CARDS.named("B200")
+    assert speed.tokens_per_second(c, a100, 1) == speed.tokens_per_second(c, b200, 1) < 2e6
+    assert speed.tokens_per_second(load("gpuburnout_1b"), b200, 1) > 3 * speed.tokens_per_second(
+        load("gpuburnout_1b"), a100, 1
+    )
+
+
+def test_remat_takes_the_flops_that_xla_counts():
+    """Before XLA optimises, its own count of the lowered step. What is no product (norms, masks) is in it, and not in ours."""
+    small = (
+        "train.batch_size=2",
+        "train.microbatch_size=2",
+        "train.seq_len=128",
+        "model.n_layers=2",
+        "model.attention=xla",
+    )
+    c = load("quickstart", *small, "loss.tile_tokens=0", "model.vocab_size=256", "model.scan_layers=False")
+    c = dataclasses.replace(c, model=hardware.for_platform(c.model, "cpu"))
+    mesh, counted = sharding.make_mesh(c.mesh, jax.devices()[:1]), {}
+    for remat in KEPT:
+        changed = dataclasses.replace(c, model=dataclasses.replace(c.model, remat=remat))
+        counted[remat] = lower.lower_step(changed, mesh)[0].cost_analysis()["flops"]
+    for remat in KEPT:
+        assert speed.remat_factor(c, remat) == pytest.approx(counted[remat] / counted["none"], abs=0.025), remat
+    assert speed.remat_factor(c, "full") > 1.2

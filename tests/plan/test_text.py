@@ -1,0 +1,91 @@
+"""The page of a plan: its lines are within 100 columns, and say what to do."""
+
+import dataclasses
+import math
+import time
+
+import pytest
+
+from jaxlm import config, config_files
+from jaxlm.models import hardware
+from jaxlm.plan import summary, text
+
+HERE = {"kind": "NVIDIA GeForce RTX 4090", "count": 1, "microbatch": 16, "memory": 23e9, "needed": 61.5e9, "by": "plan"}
+HERE |= {
+    "tokens_per_second": 18765.0,
+    "what": "2 of 16 layers, 4 x 2,048 tokens",
+    "time": time.time(),
+    "fits": False,
+    "load": 3.0,
+}
+HERE |= {"hours": 174.6, "usd": 279.4, "mfu": 0.412}
+
+
+def planned(name: str, *overrides: str) -> dict:
+    c = config.resolve(config_files.load(name, ["workdir=w", *overrides]))
+    c = dataclasses.replace(c, model=hardware.for_platform(c.model, "gpu"))
+    return summary.summarise(c) | {"data": None, "here": {"why": ""}}
+
+
+@pytest.fixture(scope="module")
+def plan() -> dict:
+    return planned("gpuburnout_1b", "model.remat=full")
+
+
+def lines(plan: dict) -> list[str]:
+    return text.render(plan).splitlines()
+
+
+@pytest.mark.parametrize("name", config_files.shipped_configs())
+def test_a_page_is_100_columns_wide(name):
+    sources = {f"a_source_with_a_long_name_{n}": 10**9 for n in range(9)}
+    data = {"dir": "data/some/where/deep", "tokens": sources, "epochs": {name: 17.23 for name in sources}}
+    page = lines(planned(name) | {"data": data, "here": HERE})
+    assert [line for line in page if len(line) > text.WIDTH == 100] == []
+
+
+def test_this_machine_has_a_row_and_a_note(plan):
+    page = " ".join("\n".join(lines(plan | {"here": HERE})).split())
+    assert "this machine 23 no 1 16 18.8k 7.27 days $279 - 41% measured" in page
+    assert "other programs" not in page  # a GPU is not slower for them
+    cpu = " ".join("\n".join(lines(plan | {"here": HERE | {"kind": "cpu"}})).split())
+    assert "while other programs kept it busy" in cpu
+    assert "1 x NVIDIA GeForce RTX 4090, measured by plan on" in page
+    assert "from 2 of 16 layers, 4 x 2,048 tokens, scaled by FLOPs" in page
+
+
+def test_a_machine_without_a_row_says_why(plan):
+    page = "\n".join(lines(plan | {"here": {"why": "its GPU is in use (process 7)"}}))
+    assert "this machine has no row: its GPU is in use (process 7)." in page
+    assert "this machine" not in "\n".join(lines(plan)).partition("NOTES")[0]
+
+
+def test_one_boolean_and_what_it_costs(plan):
+    """The first story trained with remat for weeks, and would have been a fifth faster without it."""
+    page = " ".join("\n".join(lines(plan)).split())
+    assert "none 61.5 GB and 0.81 x the time" in page
+    assert (
+        "model.remat=none fits too, and takes 0.81 x the time of full: 28.4k tokens/s in place of 22.9k on A100" in page
+    )
+    (row,) = (row for row in plan["accelerators"] if row["name"] == "A100 80GB")
+    assert row["tokens_per_second"] == pytest.approx(row["faster"]["tokens_per_second"] / 1.24, rel=0.01)
+
+
+def test_a_remedy_says_what_it_costs():
+    page = " ".join("\n".join(lines(planned("gpuburnout_1b", "plan.accelerator='TPU v5e'"))).split())
+    assert (
+        "one device would do with optim.name=adamw8bit, model.remat=full, train.microbatch_size=4: 9.04k tokens/s"
+        in page
+    )
+    assert "recomputing counted (1.24 x the time)" in page
+
+
+def test_spot_that_does_not_pay_is_a_sentence():
+    rare = ("plan.accelerator='A100 80GB'", "checkpoint.every_steps=45000", "checkpoint.every_minutes=0")
+    page = lines(planned("gpuburnout_1b", *rare))
+    (row,) = (line for line in page if line.startswith("A100 80GB"))
+    assert row.split()[-3:] == ["more", "64%", "[1]"]
+    assert "It pays with a checkpoint at least every 11.3 h" in " ".join(" ".join(page).split())
+    never = planned("gpuburnout_1b", *rare[:1], "plan.preemptions_per_day=5000")
+    assert math.isinf(never["accelerators"][0]["usd_spot"])
+    assert "spot can't pay with so many preemptions" in " ".join(" ".join(lines(never)).split())

@@ -1,0 +1,43 @@
+"""How often hooks are still due, which the time left of a run counts."""
+
+import dataclasses
+
+import pytest
+
+from jaxlm.config import EvalConfig, SampleConfig
+from jaxlm.train import clock, hooks, loop
+
+
+def make(fields: type, **values):
+    """A section of the config with these values; the others do not matter here."""
+    return fields(**{f.name: values.get(f.name) for f in dataclasses.fields(fields)})
+
+
+def held_out(every: int, evaluate=dict, milestones: frozenset[int] = frozenset()) -> hooks.HeldOut:
+    return hooks.HeldOut(evaluate, every, make(EvalConfig, at_start=True), {}, milestones=milestones)
+
+
+@pytest.mark.parametrize("milestones", [frozenset(), frozenset({7}), frozenset({10, 25})])
+@pytest.mark.parametrize("every", [0, 1, 10, 25])
+def test_what_is_left_is_what_will_be_due(every, milestones):
+    hook = held_out(every, milestones=milestones)
+    for step in range(1, 26):
+        assert hook.left(step, 25) == sum(hook.due(s, 25) for s in range(step, 26)), step
+
+
+def test_without_held_out_text_nothing_is_left():
+    assert held_out(5, None).left(1, 25) == 0
+
+
+def test_samples_are_counted_at_their_own_steps(tmp_path):
+    hook = hooks.Sample(lambda *_: [], make(SampleConfig, prompts=("a",), every_steps=10, at_steps=(3, 20)), tmp_path)
+    for step in range(1, 26):
+        assert hook.left(step, 25) == sum(hook.due(s, 25) for s in range(step, 26)), step
+
+
+def test_a_run_counts_what_its_hooks_usually_take(monkeypatch):
+    spent = clock.Clock()
+    monkeypatch.setattr(spent, "usual_s", {"held-out": 4.0}.get)
+    run = loop.Run(None, 30, None, {}, None, [held_out(10)], (), None, spent, None)
+    assert run.between_s(11) == 8.0
+    assert run.between_s(30) == 4.0
