@@ -313,8 +313,8 @@ def _screen(name: str, verb: Verb) -> str:
     arguments["--help=SECTION"] = "keys of a section (or one key, or all), with their values in CONFIG or RUN"
     if verb.folder:
         arguments = {"DIR": "a folder, file or glob of documents, prepared by a shipped recipe"} | arguments
-    target = f"RUN_A {verb.second}" if verb.second else "DIR|CONFIG|RUN" if verb.folder else "CONFIG|RUN"
-    target += f" [{verb.rest} ...]" * bool(verb.rest)
+    rest = f" [{verb.rest} ...]" * bool(verb.rest)
+    target = f"RUN_A {verb.second}" if verb.second else f"{'DIR|' * bool(verb.folder)}CONFIG|RUN{rest}"
     width = max(map(len, arguments))
     return "\n".join(
         [

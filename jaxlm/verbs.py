@@ -20,9 +20,9 @@ class Verb:
       keys: the sections of the config that the command's help lists first.
       makes: True if it fills `workdir` or `data.dir`; then it says which folder that is, if the command line names none.
       resumes: True if the same command continues an interrupted one.
-      rest: the name of any number of further plain arguments for the help, "PROMPT"; they come as `args.words`.
       folder: the module of jaxlm.programs whose `config(args, overrides)` makes a config for a folder of documents; "" if
         the command takes none.
+      rest: the name of any number of further plain arguments for the help, "PROMPT"; they come as `args.words`.
       second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
     """
 
