@@ -84,7 +84,7 @@ VERBS = {
         "tune",
         "time candidate settings of the train step on this device, and write the fastest as overrides",
         {
-            "--out": {"metavar": "FILE", "help": "file for the overrides (default: WORKDIR/tuned.txt or ./tuned.txt)"},
+            "--out": {"metavar": "FILE", "help": "file for the overrides (default: WORKDIR/tuned.txt)"},
             **_JSON,
         },
         keys=("tune", "train", "model", "loss", "hardware"),

@@ -26,6 +26,8 @@ def test_help_lists_every_verb_and_every_shipped_config(capsys):
     assert code == 0
     for name in [*verbs.VERBS, *config_files.shipped_configs()]:
         assert f"  {name}" in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert all(f"{code} " in out.split("exit codes:")[1] for code in range(5))
 
 
 @pytest.mark.parametrize("verb", list(verbs.VERBS))
@@ -273,9 +275,9 @@ def test_main_is_jaxlm_train():
 
 def test_the_command_line_imports_no_jax():
     """The workers of `prepare` import it."""
-    code = "import sys, jaxlm.cli, jaxlm.config.help; print(*sys.modules)"
+    code = "import sys, jaxlm.cli, jaxlm.config.help, jaxlm.data.given; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not set(done.stdout.split()) & {"jax", "flax", "datatrove"}
+    assert not set(done.stdout.split()) & {"jax", "flax", "datatrove", "pyarrow"}
 
 
 def test_training_imports_no_library_that_it_does_not_use():

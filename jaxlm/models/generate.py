@@ -93,7 +93,7 @@ class Generator:
     ) -> typing.Iterator[list[list[int]]]:
         """As a call, but yields the new ids of each row as they come. All is compiled and the prompts are read on return.
 
-        Each yield costs the device a wait for the host: one a token on a CPU, one every eight on an accelerator.
+        The device waits for the host at each yield: one a token on a CPU, one every eight on an accelerator.
         """
         if len(prompts) == 0 or settings.max_new_tokens == 0:
             _check(self.model.config, prompts, settings)
@@ -112,8 +112,7 @@ class Generator:
                 yield [out_BxM[row, seen[row] : counts_B[row]].tolist() for row in range(len(prompts))]
                 if done_B.all():
                     return
-                seen = counts_B[: len(prompts)]
-                state = advance(state, 1 if self.on_cpu else 8)
+                seen, state = counts_B, advance(state, 1 if self.on_cpu else 8)
 
         return chunks(jax.block_until_ready(state))
 
