@@ -4,7 +4,7 @@ import pathlib
 
 from jaxlm import console
 from jaxlm.config import Config
-from jaxlm.corpus import documents
+from jaxlm.corpus import recipes
 from jaxlm.report import page
 from jaxlm.train import outlook
 
@@ -17,7 +17,7 @@ def of_data(config: Config) -> None:
     It takes a second at most: audit and mismatch, which may take minutes, are left to `jaxlm prepare`.
     """
     root = pathlib.Path(config.data.dir)
-    if (root / page.NAME).exists() or not (root / documents.MANIFEST).is_file():
+    if (root / page.NAME).exists() or not (root / recipes.MANIFEST).is_file():
         return
     from jaxlm.corpus import prepare  # here, because the libraries of these two take a second to import
     from jaxlm.programs import data_report
