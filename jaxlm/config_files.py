@@ -216,11 +216,15 @@ def from_run(path: pathlib.Path) -> config_dict.ConfigDict:
         return base | both
 
     base = load("base").to_dict()
+    empty_source = tuples(module(find_config("base")).source())
     try:
         saved = tuples(json.loads(path.read_text(encoding="utf-8")))
         if "train" not in saved:
             raise ValueError("it has no section train")
-        config = config_dict.ConfigDict(merged(base, saved))
+        whole = merged(base, saved)
+        sources = whole["prepare"]["sources"]
+        whole["prepare"]["sources"] = {name: merged(empty_source, source) for name, source in sources.items()}
+        config = config_dict.ConfigDict(whole)
     except (ValueError, AttributeError, TypeError) as error:
         raise ConfigError(
             f"{path} is not the config of a run ({first_line(error)}): delete it, or mend it by hand"

@@ -13,7 +13,8 @@ class Verb:
       module: the module of jaxlm.programs whose `run(config, args)` does the work and returns the exit code; None for
         the module that `config.program` names.
       summary: one line for the help.
-      options: the flags in addition to --config: name -> arguments of `add_argument`.
+      options: the flags in addition to --config: name -> arguments of `add_argument`. One with a `key` is short for
+        --config.KEY.
       reads_run: True if the command works on an existing run. It then uses the run's own config, even if a config and a
         workdir are given.
       keys: the sections of the config that the command's help lists first.
@@ -21,6 +22,7 @@ class Verb:
       resumes: True if the same command continues an interrupted one.
       folder: the module of jaxlm.programs whose `config(args, overrides)` makes a config for a folder of documents; "" if
         the command takes none.
+      rest: the name of any number of further plain arguments for the help, "PROMPT"; they come as `args.words`.
       second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
     """
 
@@ -31,6 +33,7 @@ class Verb:
     keys: tuple[str, ...] = ()
     makes: bool = False
     resumes: bool = False
+    rest: str = ""
     second: str = ""
     folder: str = ""
 
@@ -81,7 +84,7 @@ VERBS = {
         "tune",
         "time candidate settings of the train step on this device, and write the fastest as overrides",
         {
-            "--out": {"metavar": "FILE", "help": "file for the overrides (default: WORKDIR/tuned.txt or ./tuned.txt)"},
+            "--out": {"metavar": "FILE", "help": "file for the overrides (default: WORKDIR/tuned.txt)"},
             **_JSON,
         },
         keys=("tune", "train", "model", "loss", "hardware"),
@@ -102,11 +105,31 @@ VERBS = {
         "sample",
         "continue prompts with the model of a run",
         {
-            "--prompt": {"action": "append", "metavar": "TEXT", "help": "text to continue; again for more than one"},
+            "--prompt": {
+                "action": "append",
+                "metavar": "TEXT",
+                "help": "the same for a text that begins with -; may be repeated",
+            },
+            "--draws": {
+                "type": int,
+                "default": 1,
+                "metavar": "N",
+                "help": "continue each prompt so often (default: 1)",
+            },
+            "--temperature": {"key": "sample.temperature", "metavar": "T", "help": "0 = the likeliest token"},
+            "--top-k": {"key": "sample.top_k", "metavar": "K", "help": "draw from the likeliest K tokens; 0 = off"},
+            "--top-p": {
+                "key": "sample.top_p",
+                "metavar": "P",
+                "help": "draw from what has probability P together; 1 = off",
+            },
+            "--max-new-tokens": {"key": "sample.max_new_tokens", "metavar": "N", "help": "of each text, at most"},
             "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
             **_JSON,
         },
         reads_run=True,
+        rest="PROMPT",
+        keys=("sample",),
     ),
     "audit": Verb(
         "audit",

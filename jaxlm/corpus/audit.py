@@ -155,7 +155,9 @@ def _words(counts: Counts, others: list[Counts], contrast: Counts | None) -> Ite
         if kind == "plain" and not others:
             continue
         concentration = _concentration(entry, counts, [(o, o.words, word) for o in others])
-        if concentration >= _OWN and _log_odds_z(word, entry, counts, others) >= _MIN_Z:
+        # General prose is too little text for a z-score of its own, and has no words of unnatural shape.
+        sure = kind != "plain" and others in ([], [contrast])
+        if concentration >= _OWN and (sure or _log_odds_z(word, entry, counts, others) >= _MIN_Z):
             own[kind][word] = concentration
     for kind, words in own.items():
         total = sum(counts.words.entries[word].count for word in words)

@@ -56,16 +56,19 @@ class Group:
         return re.sub(r"\d+", "0", " ".join(match[0].split()))[:80]
 
     def remover(self, name: str, label: str) -> str:
-        """Returns what makes the stage `junk` remove matches with this label: the group's name, or an expression."""
-        if not self.debris.pattern:
+        """Returns what makes the stage `junk` remove this label: the group's name, or an expression for the label alone."""
+        if label == "stack frame":
+            return STACK_FRAME
+        if self.severity >= _SURE or self.label or label.replace(" ", "_") in self.pattern.groupindex:
             return name
-        return STACK_FRAME if label == "stack frame" else re.escape(label).replace(r"\ ", r"\s+").replace("0", r"\d+")
+        return re.escape(label).replace(r"\ ", r"\s+").replace("0", r"\d+")
 
 
 def _compile(*alternatives: str) -> re.Pattern[str]:
     return re.compile("|".join(alternatives), re.MULTILINE)
 
 
+_SURE = 0.8  # a severity: of groups that may go as a whole
 STACK_FRAME = r"^[ \t]*at [\w.$<> \[\]]+\((?:[^()\n]*:\d+|Native Method|Unknown Source)\)[ \t]*$"
 # What stands around a page's text rather than in it. Only a line that many documents repeat is compared with it.
 FURNITURE = re.compile(

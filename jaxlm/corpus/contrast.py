@@ -4,7 +4,6 @@ import collections
 import pathlib
 from collections.abc import Iterator
 
-from jaxlm.console import working
 from jaxlm.corpus.audit_counts import Counts, scan
 from jaxlm.corpus.sources.base import SourceSpec, SourceStats
 from jaxlm.corpus.sources.embedded import iterate_embedded
@@ -25,12 +24,10 @@ def counts(sources: list[Counts], target: str, html: dict) -> Counts | None:
       html: the settings of the stage that strips markup from the target.
     """
     if target:
-        with working("reading the target"):
-            return scan("target", target_texts(target, _TARGET_BYTES, html))
+        return scan("target", target_texts(target, _TARGET_BYTES, html))
     if len(sources) != 1 or sources[0].bytes < _FEW_BYTES:
         return None
-    with working("reading general prose to compare with"):
-        return scan("general prose", iterate_embedded("prose", min(_GENERAL_BYTES, sources[0].bytes)))
+    return scan("general prose", iterate_embedded("prose", min(_GENERAL_BYTES, sources[0].bytes)))
 
 
 def target_texts(path: str, limit: int, html: dict) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,6 @@ from jaxlm import files
 from jaxlm.config import RunError
 from jaxlm.corpus.stage import Document
 
-MANIFEST = "prepared.json"  # in a data directory: what `jaxlm prepare` made, written last
 SCHEMA = pa.schema([("id", pa.string()), ("text", pa.large_string()), ("meta", pa.string())])
 GROUP_BYTES = 8 << 20
 MIXTURE = "mixture.json"

@@ -254,7 +254,10 @@ def make_recipe(
     used = {spec.name for source in planned.values() for spec in source.stages}
     recipe: dict[str, typing.Any] = {"version": FORMAT, "task_mb": settings.task_mb}
     for name, source in planned.items():
-        recipe[f"source {name}"] = dataclasses.asdict(source.spec)
+        spec = dataclasses.asdict(source.spec)
+        recipe[f"source {name}"] = {
+            key: spec[key] for key in spec if key != "exclude" or spec[key]
+        }  # older data lack it
         recipe[f"stages of {name}"] = [[spec.name, spec.settings] for spec in source.stages] + list(
             source.global_stages
         )

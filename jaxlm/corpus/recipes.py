@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 from jaxlm.config import ConfigError
 
+MANIFEST = "prepared.json"  # here, where it costs the command line no library
+
 
 def check_same(
     built: Mapping[str, object], wanted: Mapping[str, object], *, made: str, manifest: pathlib.Path, again: str

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import pathlib
 import re
+import textwrap
 import typing
 from collections.abc import Mapping, Sequence
 
@@ -12,6 +13,8 @@ from jaxlm.corpus import conclude
 MUCH = 0.1  # of a source's documents, or of a stage's text
 _MAIN = 0.2  # of what a stage took: a reason from here on is worth a setting
 _EXAMPLES = 3
+_FEW_BYTES = 10_000  # of text: less is not worth a word, whatever share it is
+_DETAIL_CHARS = 60
 _LINES = ("dup_line_frac", "dup_para_frac", "dup_line_char_frac", "dup_para_char_frac")
 # Stage -> reason -> what switches the limits behind it off, those too that would take the same documents next.
 _OFF = {
@@ -66,7 +69,7 @@ class Taken:
     Attributes:
       source, stage: their names.
       documents, of: the number of documents that it removed, and that were read of the source.
-      text: the share of the text that it got that did not leave it; 0 for `html`, of which markup is most.
+      text: the share of the text that it got that did not leave it; 0 if that is little, and for `html`.
       reason, count: the reason that removed most documents, and how many; "" and 0 if it only changed documents.
       examples: the ids of some that went for this reason, the first with the facts.
       keep: flags that would keep most of them.
@@ -111,7 +114,8 @@ def much(manifest: Mapping[str, typing.Any], root: pathlib.Path, stages: Mapping
     for name, source in manifest["sources"].items():
         for stage in source["stages"]:
             removed = collections.Counter(stage["removed"])
-            text = 1 - stage["bytes_out"] / max(stage["bytes_in"], 1) if stage["name"] != "html" else 0.0
+            gone = stage["bytes_in"] - stage["bytes_out"] if stage["name"] != "html" else 0
+            text = gone / stage["bytes_in"] if gone > _FEW_BYTES else 0.0
             if removed.total() <= MUCH * source["read"]["documents"] and text <= MUCH:
                 continue
             reason, count = (removed.most_common(1) or [("", 0)])[0]
@@ -133,9 +137,9 @@ def much(manifest: Mapping[str, typing.Any], root: pathlib.Path, stages: Mapping
 
 
 def _named(example: Mapping[str, str], whole: bool) -> str:
-    return (
-        f"{example['id']} ({example['detail']})" if whole and example["reason"] and example["detail"] else example["id"]
-    )
+    if not (whole and example["reason"] and example["detail"]):
+        return example["id"]
+    return f"{example['id']} ({textwrap.shorten(example['detail'], _DETAIL_CHARS, placeholder=' ...')})"
 
 
 def _keep(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from jaxlm.config import Config, ConfigError, nearest
-from jaxlm.console import count, megabytes, print_table, say
+from jaxlm.console import count, megabytes, print_table, say, working
 from jaxlm.corpus import audit, contrast, documents
 from jaxlm.corpus.sources.base import SourceSpec, SourceStats
 from jaxlm.corpus.sources.units import read_unit, split_source
@@ -35,7 +35,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     for name, read in readers.items():
         counts.append(audit.scan(name, read()))
         say(f"{name}: {count(counts[-1].documents)} documents, {megabytes(counts[-1].bytes)} of {what}")
-    like = contrast.counts(counts, config.prepare.target, config.prepare.stages["html"])
+    with working("reading text to compare with"):
+        like = contrast.counts(counts, config.prepare.target, config.prepare.stages["html"])
     found = [finding for finding in audit.rank(counts, like) if args.source in ("", finding.source)]
     shown = found[: args.top or None]
     lost = max(counted.lost for each in counts for counted in each.tables)
@@ -46,7 +47,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if args.json:
         print_table([finding.to_row() for finding in shown], as_json=True)
     else:
-        findings.show(shown, config.prepare.stages["junk"]["patterns"])
+        settings = config.prepare.stages["junk"]
+        findings.show(shown, settings["patterns"], settings["level"])
     return 0
 
 
@@ -95,7 +97,7 @@ def _raw_specs(config: Config, max_bytes: int) -> list[SourceSpec]:
     """The sources of `data`, or of `prepare` if it has none. With `max_bytes`, each gives parts from all over it."""
     d = config.data
     common = {"tfds_dir": d.tfds_dir, "hub_dir": d.hub_dir}
-    plain = {"format": "plain", "text_key": d.text_key, "max_bytes": d.max_bytes, "licences": ()}
+    plain = {"format": "plain", "text_key": d.text_key, "max_bytes": d.max_bytes, "exclude": (), "licences": ()}
     specs = [SourceSpec(name, s.path, **plain, **common) for name, s in d.sources.items() if s.path]
     for name, s in config.prepare.sources.items() if not specs else ():
         specs.append(SourceSpec(name, s.path, s.format, s.text_key, s.max_bytes, s.exclude, s.licences, **common))

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+import shlex
 import time
 
 import jax
@@ -103,3 +104,5 @@ def _say_ending(ending: loop.Ending, folder: pathlib.Path) -> None:
     say(f"{words}: {folder}" + ("; the same command goes on" if goes_on else ""))
     for line in pages.to_open(folder) if not goes_on else ():
         say(line)
+    if ending.code == loop.DONE:
+        say(f'next: jaxlm sample {shlex.quote(str(folder))} "Once upon a time"')

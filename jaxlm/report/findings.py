@@ -10,10 +10,10 @@ _PIECE = 40  # characters of a pattern in a line; repr may double them
 _OWN_ROWS = 10  # of what is no junk
 
 
-def show(found: Sequence[Finding], patterns: Sequence[str]) -> None:
+def show(found: Sequence[Finding], patterns: Sequence[str], level: str) -> None:
     """Prints junk with an example each, then what is only characteristic, then what to do.
 
-    `patterns` are those that the config has already.
+    `patterns` and `level` are those that the config has already.
     """
     junk = [finding for finding in found if finding.is_junk]
     own = [finding for finding in found if not finding.is_junk][:_OWN_ROWS]
@@ -40,7 +40,8 @@ def show(found: Sequence[Finding], patterns: Sequence[str]) -> None:
     for pattern in dict.fromkeys((*patterns, *(finding.pattern for finding in junk))):
         pieces = [repr(pattern[i : i + _PIECE]) for i in range(0, len(pattern), _PIECE)]
         print("    " + "\n    ".join(pieces) + ",")
-    print(")\n")
+    print(")")
+    print("c.prepare.stages.junk.level = " + repr(level) + "  # what goes: match (alone) | line | document\n")
     say(
         'next: put these lines into the config, name "junk" among the stages of the source, and run jaxlm prepare again'
     )

@@ -12,7 +12,7 @@ QUALITY = "--config.prepare.stages.gopher_quality"
 STAGES = ("unicode", "gopher_quality", "junk", "exact", "lines")
 
 
-def stage(name, removed, documents=100, text=(1000, 1000)):
+def stage(name, removed, documents=100, text=(10**6, 10**6)):
     return {"name": name, "removed": removed, "documents_in": documents, "bytes_in": text[0], "bytes_out": text[1]}
 
 
@@ -32,7 +32,9 @@ def much(folder, *stages, lines=STAGES):
 def test_over_a_tenth_is_named_with_reason_examples_and_limits(tmp_path):
     few = stage("unicode", {"undecodable": 10})
     many = stage(
-        "gopher_quality", {"gopher_short_doc": 8, "gopher_too_many_bullets": 4, "gopher_long_doc": 1}, text=(1000, 930)
+        "gopher_quality",
+        {"gopher_short_doc": 8, "gopher_too_many_bullets": 4, "gopher_long_doc": 1},
+        text=(10**6, 930_000),
     )
     (found,) = much(tmp_path, few, many)
     assert found.lines() == [
@@ -42,8 +44,8 @@ def test_over_a_tenth_is_named_with_reason_examples_and_limits(tmp_path):
 
 
 def test_text_counts_too_but_not_markup(tmp_path):
-    html, lines = stage("html", {}, text=(1000, 100)), stage("lines", {}, text=(1000, 850))
-    (found,) = much(tmp_path, html, lines)
+    html, lines = stage("html", {}, text=(10**6, 100_000)), stage("lines", {}, text=(10**6, 850_000))
+    (found,) = much(tmp_path, html, stage("unicode", {}, text=(9, 1)), lines)
     assert found.lines() == [
         "lines took 15% of the text that came to it of web, such as 0.html, 1.html, 2.html",
         "  to keep them: --config.prepare.sources.web.stages=\"('unicode', 'gopher_quality', 'junk', 'exact')\"",

@@ -180,7 +180,7 @@ def test_another_folders_data_is_not_replaced(here, capsys):
     before = (here / "data/prepared.json").read_bytes()
     code, _, err = prepare(capsys, "b", "--out=data", *QUICK)
     assert code == 2
-    assert "data was prepared with source markdown = {'path': 'a'}, now it is {'path': 'b'}" in err[-1]
+    assert "data was prepared with source markdown = path=a, now it is path=b" in err[-1]
     assert (here / "data/prepared.json").read_bytes() == before
     code, _, err = prepare(capsys, "data", *QUICK)
     assert code == 2
