@@ -78,8 +78,12 @@ def admit(made: Parts, room: Room | None, make_parts: lower.MakeParts, begun: bo
     if compiled and need is not None and (room is None or need <= room.bytes):
         memory = compiled.memory_analysis()
         return Program(compiled, need, memory.argument_size_in_bytes, memory.temp_size_in_bytes, room)
-    needs = "more memory than the compiler can place" if need is None else f"{_gb(need)} of memory a device"
-    said = f"a step needs {needs}" + (f", and there are {_gb(room.bytes)} ({room.of})" if room else "")
+    needs = (
+        "more memory than the compiler can place"
+        if need is None
+        else f"{_gb(need)} of memory{' a device' * (made.mesh.size > 1)}"
+    )
+    said = f"a step needs {needs}" + (f", and there are {_gb(room.bytes)} {room.of}" if room else "")
     state = 0 if compiled is None else compiled.memory_analysis().argument_size_in_bytes
     limit = room.bytes * tune.HEADROOM if room else float("inf")
     with processes.working("looking for settings that fit"):

@@ -38,7 +38,8 @@ def of_devices(memory_gb: float) -> Room | None:
             found = available_bytes() / jax.local_device_count()
         of = "free on this machine" if jax.device_count() == 1 else "free for each device"
     else:
-        found, of = (device.memory_stats() or {}).get("bytes_limit"), "of each device"
+        found = (device.memory_stats() or {}).get("bytes_limit")
+        of = "on the device" if jax.device_count() == 1 else "on each device"
     if jax.process_count() > 1:
         least = float(multihost_utils.process_allgather(-1.0 if found is None else float(found)).min())
         found = None if least < 0 else least

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from jaxlm import tree
 from jaxlm.config import Config
-from jaxlm.console import dollars, duration, gigabytes, human
+from jaxlm.console import dollars, duration, human, size
 from jaxlm.data.passes import MOST as MOST_PASSES
 from jaxlm.data.shards import DataDir
 from jaxlm.plan import machines
@@ -53,7 +53,7 @@ def lines(
     found = [
         f"model: {m.family}, {count_params(m):,} parameters, {m.n_layers} layers of d {m.d_model}; {_devices(mesh)}",
         _data(tokens, passes),
-        *([_memory(program)] if program else []),
+        *([_memory(program, mesh.size)] if program else []),
         f"chosen: attention {m.attention}, {m.dtype}, remat {m.remat}, microbatch {t.microbatch_size} of {t.batch_size}",
         _length(config, mesh, done),
     ]
@@ -87,11 +87,10 @@ def _data(tokens: Mapping[str, int], passes: Mapping[str, float]) -> str:
     return "data: " + "; ".join(named) + (f"; {rest} more sources" if rest else "")
 
 
-def _memory(program: Program) -> str:
-    parts = f"state and batch {gigabytes(program.state)}, a step's own {gigabytes(program.temporaries)}"
-    if program.room is None:
-        return f"memory: {gigabytes(program.need)} GB a device ({parts})"
-    return f"memory: {gigabytes(program.need)} of {gigabytes(program.room.bytes)} GB {program.room.of} are needed ({parts})"
+def _memory(program: Program, devices: int) -> str:
+    parts = f"{size(program.state)} for state and batch, {size(program.temporaries)} for its own"
+    line = f"memory: a step needs {size(program.need)}{' a device' * (devices > 1)} ({parts})"
+    return line if program.room is None else f"{line}; there are {size(program.room.bytes)} {program.room.of}"
 
 
 def _length(config: Config, mesh: Mesh, done: int) -> str:

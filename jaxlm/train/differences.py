@@ -15,6 +15,7 @@ from jaxlm.train import ledger, metrics
 
 _HERE = ("workdir", "data.dir")  # keys that only say where a run lies
 MOST_TOLD = 12  # changes in a line
+_NO_NEWS = ("log.", "tune.", "distributed.")  # sections that change neither the training nor its price
 _BLOCKS = 10  # of the steps that two losses are compared over
 
 
@@ -109,15 +110,16 @@ def since_last_start(folder: pathlib.Path, config: Config, found: dict) -> list[
     if not starts or not isinstance(before, dict):
         return []
     now = {"git": ledger.git(), "packages": ledger.packages(), "python": platform.python_version()} | found
-    facts = [("", _keys(before), _keys(json.loads(to_json(config))))]
+    was, new = _keys(before), _keys(json.loads(to_json(config)))
+    facts = [("", {name: value for name, value in was.items() if not name.startswith(_NO_NEWS)}, new)]
     facts += [(what, *pair) for what, *pair in _recorded(starts[-1], now) if what not in ("data", "price")]
     changed: dict[str, dict] = {}
-    for what, was, new in facts:
+    for what, old, new in facts:
         told = {name.rpartition(".")[2] for name in changed}  # a choice that follows from a key
-        for name in [name for name in was if name in new]:
-            if was[name] != new[name] and name not in told and name != "dirty":
+        for name in [name for name in old if name in new]:
+            if old[name] != new[name] and name not in told and name != "dirty":
                 key = f"{what}.{name}" if what in ("hardware", "code") else name
-                changed[key] = {"name": key, "was": was[name], "is": new[name]}
+                changed[key] = {"name": key, "was": old[name], "is": new[name]}
     return list(changed.values())
 
 

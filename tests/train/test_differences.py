@@ -5,8 +5,9 @@ import random
 
 import pytest
 
+from jaxlm import config, config_files
 from jaxlm.config import ConfigError
-from jaxlm.train import differences
+from jaxlm.train import differences, ledger
 
 
 def make_run(folder, losses, *, lr=1e-3, jax="0.10.2", usd=1.0, workdir="x"):
@@ -82,3 +83,29 @@ def test_secrets_are_not_shown(tmp_path):
     found = {row["name"]: (row["a"], row["b"]) for row in differences.compare(a, b)["inputs"]}
     assert found["checkpoint.mirror"] == ("s3://***@a", "s3://***@b")
     assert "HIDE2" not in str(found)
+
+
+def test_what_changed_since_the_last_start(tmp_path):
+    """Choices that follow from a key are told once; what only says how it is logged is not told; nor is the first start."""
+    keys = [f"workdir={tmp_path}"]
+    c = config.resolve(config_files.load("quickstart", keys))
+    found = {"manifest_sha256": "0", "hardware": {"device_kind": "A100", "devices": 1, "host": "a"}}
+    found |= {"choices": {"remat": "none", "attention": "xla"}}
+    assert differences.since_last_start(tmp_path, c, found) == []
+    ledger.record_start(tmp_path, c, step=0, changed=[], **found)
+    assert differences.since_last_start(tmp_path, c, found) == []
+    new = ["model.remat=full", "log.every_steps=7", "notify.urls=('https://hooks.example/SECRET',)"]
+    c = config.resolve(config_files.load("quickstart", [*keys, *new]))
+    found |= {"hardware": {"device_kind": "H100", "devices": 1, "host": "b"}}
+    found |= {"choices": {"remat": "full", "attention": "cudnn"}}
+    changed = differences.since_last_start(tmp_path, c, found)
+    assert differences.words(changed) == [
+        "model.remat was none, is full",
+        "notify.urls was none, is ['https://hooks.example/***']",
+        "hardware.device_kind was A100, is H100",
+        "attention was xla, is cudnn",
+    ]
+    many = [{"name": f"k{i}", "was": 1.0, "is": None} for i in range(20)]
+    assert differences.words(many)[-2:] == ["k11 was 1, is none", "8 more, in run.json"]
+    (tmp_path / "config.json").write_text("{")
+    assert differences.since_last_start(tmp_path, c, found) == []
