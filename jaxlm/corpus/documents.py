@@ -10,8 +10,10 @@ import pyarrow.parquet as pq
 
 from jaxlm import files
 from jaxlm.config import RunError
+from jaxlm.corpus import recipes
 from jaxlm.corpus.stage import Document
 
+MANIFEST = recipes.MANIFEST
 SCHEMA = pa.schema([("id", pa.string()), ("text", pa.large_string()), ("meta", pa.string())])
 GROUP_BYTES = 8 << 20
 MIXTURE = "mixture.json"
