@@ -289,6 +289,7 @@ def source(path: str = "", stages: tuple[str, ...] = (), **keys) -> dict:
     s.priority = 0  # of two duplicates, the one from the source with the higher priority stays
     s.weight = 1.0  # in the mixture to train on
     s.max_bytes = 0  # of text to read; 0 = all
+    s.exclude = ()  # files and folders below the path that are left out, by name: "_static", "*.css"
     s.licences = ()  # code: keep files under these SPDX licences only; () = all
     unknown = set(keys) - set(s)
     if unknown:

@@ -33,6 +33,7 @@ def published_rules(s: ConfigDict) -> None:
     lang.languages = ("en",)  # codes as the model gives them; () = only note it in metadata["language_id"]
     lang.min_score = 0.5  # probability below which the language counts as uncertain, and the document goes
     lang.sample_chars = 600  # looked at, from beginning, middle and end
+    lang.keep_doubtful = False  # keep texts whose language is uncertain, or that have none: tables, lists of names
     lang.model = ""  # a fastText model file, such as lid.176.ftz; "" = py3langid
 
     s.gopher_quality = q = ConfigDict()  # words of prose; limits of Gopher, as in datatrove; 0 = off; code passes

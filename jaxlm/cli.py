@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import contextlib
 import difflib
 import errno
 import importlib
@@ -17,7 +18,7 @@ from absl import logging as absl_logging
 from ml_collections import config_dict
 
 from jaxlm import config as config_lib
-from jaxlm import config_files, console
+from jaxlm import config_files, console, interrupts
 from jaxlm.config import ConfigError, RunError, shrink
 from jaxlm.config import help as config_help
 from jaxlm.train import branch
@@ -83,6 +84,8 @@ def _main(argv: list[str], script: bool) -> int:
         console.say(f"jaxlm: stopped{'; the same command goes on from what is done' * resumes}")
         return 4 if resumes else 1
     finally:
+        with contextlib.suppress(KeyboardInterrupt):  # too late: the command is done, or refused
+            interrupts.release()
         console.settle()
 
 
@@ -106,11 +109,13 @@ def _run(argv: list[str], script: bool) -> int:
         print(_screen(name, verb))
         return 0
     args = _parse(name, verb, [word for word in rest if not word.startswith("--help=")], needs_all=not asked)
-    args.overrides = overrides
+    args.overrides = overrides = [*overrides, *_short(verb, args)]
     args.config = _one_of(args.config, args.target)
     if asked:
         given = args.config or _workdir(overrides)
-        config = _config(name, args.config, overrides) if given else config_files.load("base", overrides)
+        config = _of_folder(verb, args, overrides) or (
+            _config(name, args.config, overrides) if given else config_files.load("base", overrides)
+        )
         print(config_help.page(_keys(), asked, config))
         return 0
     trains = verb.module is None
@@ -118,7 +123,8 @@ def _run(argv: list[str], script: bool) -> int:
     alone = trains and script and not config
     if not config:
         lines: list[str] = []
-        given = (trains and branch.config(args, overrides)) or _settled(name, args.config, overrides, lines.append)
+        given = (trains and branch.config(args, overrides)) or _of_folder(verb, args, overrides)
+        given = given or _settled(name, args.config, overrides, lines.append)
         config = config_lib.resolve(given)
         if given.phases.shrink:
             console.say(shrink.summary(config))
@@ -131,9 +137,21 @@ def _run(argv: list[str], script: bool) -> int:
     def program() -> int:
         with console.working("loading JAX", end=False, quiet=True):
             module = importlib.import_module(f"jaxlm.programs.{verb.module or config.program}")
+        interrupts.release()
         return module.run(config, args)
 
-    return importlib.import_module("jaxlm.train.supervisor").run(config, program) if alone else program()
+    if not alone:
+        return program()
+    supervisor = importlib.import_module("jaxlm.train.supervisor")
+    interrupts.release()
+    return supervisor.run(config, program)
+
+
+def _of_folder(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> config_dict.ConfigDict | None:
+    """The config for a folder of documents, if the verb takes such and one is named."""
+    if not verb.folder:
+        return None
+    return importlib.import_module(f"jaxlm.programs.{verb.folder}").config(args, overrides)
 
 
 def _one_of(option: str | None, target: str | None) -> str | None:
@@ -199,9 +217,9 @@ def _not_taken(name: str, word: str, found: config_files.Found) -> str:
         return f"{path} is a model in Hugging Face's format; {takes}"
     if any((found.path / made).is_file() for made in ("manifest.json", "prepared.json")):
         return f"{path} holds data that jaxlm made; {takes}, and --config.data.dir={path}"
-    if name == "prepare":
-        return f"{path} is no config and no run: name documents in a config file, as configs/data/techdocs.py does"
-    texts = f" (texts: --config.data.path={path})" if "data" in VERBS[name].keys else ""
+    texts = (
+        f" (texts: --config.data.path={path}, others: first jaxlm prepare {path})" if "data" in VERBS[name].keys else ""
+    )
     return f"{path} is no config (NAME or FILE.py) and no run (it has no config.json); {takes}{texts}"
 
 
@@ -242,15 +260,25 @@ def _parse(name: str, verb: Verb, rest: list[str], needs_all: bool) -> argparse.
     if verb.second:
         parser.add_argument("other", nargs="?")
     parser.add_argument("--config")
+    if verb.rest:
+        parser.add_argument("words", nargs="*")
     for option, arguments in verb.options.items():
         required = needs_all and arguments.get("required", False)
-        parser.add_argument(option, **{**arguments, "required": required})
-    args, unknown = parser.parse_known_args(rest)
+        parser.add_argument(option, **{k: v for k, v in arguments.items() if k != "key"} | {"required": required})
+    args, unknown = parser.parse_known_intermixed_args(rest)
+    unknown = [word for word in getattr(args, "words", ()) if word.startswith("--")] or unknown  # "--promt=50% off"
     if args.target and "=" in args.target and not os.path.exists(args.target):
         unknown = [args.target, *unknown]
     if unknown:
         raise ConfigError(f"unknown argument {unknown[0]!r}; {_argument_hint(name, verb, unknown[0])}")
     return args
+
+
+def _short(verb: Verb, args: argparse.Namespace) -> list[str]:
+    """The overrides that the verb's short options stand for: --temperature=1 for sample.temperature=1."""
+    given = {arguments["key"]: option for option, arguments in verb.options.items() if "key" in arguments}
+    values = {key: getattr(args, option[2:].replace("-", "_")) for key, option in given.items()}
+    return [f"{key}={value}" for key, value in values.items() if value is not None]
 
 
 def _argument_hint(name: str, verb: Verb, argument: str) -> str:
@@ -274,6 +302,7 @@ def _screen(name: str, verb: Verb) -> str:
     arguments = {
         "CONFIG": "a shipped config (see jaxlm --help) or a FILE.py; also --config=CONFIG",
         "RUN": "the folder of a run: its own config; also --config.workdir=RUN",
+        **({verb.rest: "a text to continue; without one, those of the config"} if verb.rest else {}),
         "--config.KEY=VALUE": "set a key of the config",
     }
     if verb.second:
@@ -282,7 +311,10 @@ def _screen(name: str, verb: Verb) -> str:
         metavar = given.get("metavar")
         arguments[f"{option}={metavar}" if metavar else option] = given["help"]
     arguments["--help=SECTION"] = "keys of a section (or one key, or all), with their values in CONFIG or RUN"
-    target = f"RUN_A {verb.second}" if verb.second else "CONFIG|RUN"
+    if verb.folder:
+        arguments = {"DIR": "a folder, file or glob of documents, prepared by a shipped recipe"} | arguments
+    rest = f" [{verb.rest} ...]" * bool(verb.rest)
+    target = f"RUN_A {verb.second}" if verb.second else f"{'DIR|' * bool(verb.folder)}CONFIG|RUN{rest}"
     width = max(map(len, arguments))
     return "\n".join(
         [
@@ -308,14 +340,21 @@ def _overview() -> str:
         "",
         "verbs (jaxlm VERB --help for each):",
     ]
-    lines += [f"  {name:<10}{verb.summary}" for name, verb in VERBS.items()]
+    for name, verb in VERBS.items():
+        lines += _entry(f"  {name:<10}", verb.summary)
     lines += ["", "shipped configs:"]
-    lines += [f"  {name:<20}{_config_summary(name)}" for name in config_files.shipped_configs()]
+    for name in config_files.shipped_configs():
+        lines += _entry(f"  {name:<20}", _config_summary(name))
     lines += [
         "",
-        "exit codes: 0 done, 1 failed, 2 bad input, 3 stopped (non-finite steps, a gate, a budget), 4 interrupted, state saved",
+        "exit codes: 0 done, 1 failed (the same command may do better), 2 bad input (it never will),",
+        "3 stopped (non-finite steps, a gate, a budget), 4 interrupted (the same command goes on)",
     ]
     return "\n".join(lines)
+
+
+def _entry(name: str, text: str) -> list[str]:
+    return textwrap.wrap(text, config_help.WIDTH, initial_indent=name, subsequent_indent=" " * len(name))
 
 
 def _config_summary(name: str) -> str:

@@ -17,7 +17,7 @@ from ml_collections import config_dict, config_flags
 from jaxlm.config import ConfigError, nearest_key
 
 CONFIG_PACKAGE = pathlib.Path(__file__).parent / "configs"
-_NO_CONFIGS = ("base", "stages", "__init__")
+_NO_CONFIGS = ("base", "stages", "presets", "__init__")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,16 +58,20 @@ def _kind(folder: pathlib.Path) -> Literal["run", "model", "documents"]:
     if config.is_file():
         try:
             saved = json.loads(config.read_text(encoding="utf-8"))
-        except ValueError:  # damaged: `from_run` says so
-            saved = {}
-        return "model" if isinstance(saved, dict) and {"architectures", "model_type"} & saved.keys() else "run"
+        except ValueError:
+            return "run"  # damaged: `from_run` says so
+        keys = saved.keys() if isinstance(saved, dict) else set()
+        if "train" in keys or (folder / "run.json").is_file():
+            return "run"
+        if {"architectures", "model_type"} & keys:
+            return "model"  # any other config.json is a site's or a program's
     return "model" if any(folder.glob("*.safetensors")) else "documents"
 
 
 def shipped_configs(folder: str = "") -> list[str]:
     """Returns the names of the configs that come with jaxlm, those for training, or those in `folder`.
 
-    Leaves out the files of defaults, `base` and `stages`.
+    Leaves out the files of defaults, `base` and `stages`, and the recipes, `presets`.
     """
     paths = (CONFIG_PACKAGE / folder).glob("*.py")
     return sorted(str(pathlib.PurePosixPath(folder, p.stem)) for p in paths if p.stem not in _NO_CONFIGS)
@@ -212,11 +216,15 @@ def from_run(path: pathlib.Path) -> config_dict.ConfigDict:
         return base | both
 
     base = load("base").to_dict()
+    empty_source = tuples(module(find_config("base")).source())
     try:
         saved = tuples(json.loads(path.read_text(encoding="utf-8")))
         if "train" not in saved:
             raise ValueError("it has no section train")
-        config = config_dict.ConfigDict(merged(base, saved))
+        whole = merged(base, saved)
+        sources = whole["prepare"]["sources"]
+        whole["prepare"]["sources"] = {name: merged(empty_source, source) for name, source in sources.items()}
+        config = config_dict.ConfigDict(whole)
     except (ValueError, AttributeError, TypeError) as error:
         raise ConfigError(
             f"{path} is not the config of a run ({first_line(error)}): delete it, or mend it by hand"

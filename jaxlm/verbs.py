@@ -13,12 +13,16 @@ class Verb:
       module: the module of jaxlm.programs whose `run(config, args)` does the work and returns the exit code; None for
         the module that `config.program` names.
       summary: one line for the help.
-      options: the flags in addition to --config: name -> arguments of `add_argument`.
+      options: the flags in addition to --config: name -> arguments of `add_argument`. One with a `key` is short for
+        --config.KEY.
       reads_run: True if the command works on an existing run. It then uses the run's own config, even if a config and a
         workdir are given.
       keys: the sections of the config that the command's help lists first.
       makes: True if it fills `workdir` or `data.dir`; then it says which folder that is, if the command line names none.
       resumes: True if the same command continues an interrupted one.
+      folder: the module of jaxlm.programs whose `config(args, overrides)` makes a config for a folder of documents; "" if
+        the command takes none.
+      rest: the name of any number of further plain arguments for the help, "PROMPT"; they come as `args.words`.
       second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
     """
 
@@ -29,7 +33,9 @@ class Verb:
     keys: tuple[str, ...] = ()
     makes: bool = False
     resumes: bool = False
+    rest: str = ""
     second: str = ""
+    folder: str = ""
 
 
 _JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
@@ -45,10 +51,18 @@ VERBS = {
     "prepare": Verb(
         "prepare",
         "clean, deduplicate and audit documents into config.data.dir, with a report",
-        _JSON,
+        {
+            "--preset": {
+                "metavar": "NAME",
+                "help": "of a DIR: docs, web, code or books (default: as what it holds asks for)",
+            },
+            "--out": {"metavar": "DATA", "help": "of a DIR: the folder for the result (default: data/NAME_OF_DIR)"},
+            **_JSON,
+        },
         keys=("data", "prepare"),
         makes=True,
         resumes=True,
+        folder="folder",
     ),
     "tokenize": Verb(
         "tokenize",
@@ -64,12 +78,13 @@ VERBS = {
         },
         keys=("data",),
         makes=True,
+        resumes=True,
     ),
     "tune": Verb(
         "tune",
         "time candidate settings of the train step on this device, and write the fastest as overrides",
         {
-            "--out": {"metavar": "FILE", "help": "file for the overrides (default: WORKDIR/tuned.txt or ./tuned.txt)"},
+            "--out": {"metavar": "FILE", "help": "file for the overrides (default: WORKDIR/tuned.txt)"},
             **_JSON,
         },
         keys=("tune", "train", "model", "loss", "hardware"),
@@ -90,11 +105,31 @@ VERBS = {
         "sample",
         "continue prompts with the model of a run",
         {
-            "--prompt": {"action": "append", "metavar": "TEXT", "help": "text to continue; again for more than one"},
+            "--prompt": {
+                "action": "append",
+                "metavar": "TEXT",
+                "help": "the same for a text that begins with -; may be repeated",
+            },
+            "--draws": {
+                "type": int,
+                "default": 1,
+                "metavar": "N",
+                "help": "continue each prompt so often (default: 1)",
+            },
+            "--temperature": {"key": "sample.temperature", "metavar": "T", "help": "0 = the likeliest token"},
+            "--top-k": {"key": "sample.top_k", "metavar": "K", "help": "draw from the likeliest K tokens; 0 = off"},
+            "--top-p": {
+                "key": "sample.top_p",
+                "metavar": "P",
+                "help": "draw from what has probability P together; 1 = off",
+            },
+            "--max-new-tokens": {"key": "sample.max_new_tokens", "metavar": "N", "help": "of each text, at most"},
             "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
             **_JSON,
         },
         reads_run=True,
+        rest="PROMPT",
+        keys=("sample",),
     ),
     "audit": Verb(
         "audit",

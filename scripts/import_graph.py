@@ -23,18 +23,8 @@ PACKAGE = "jaxlm"
 # From the lowest floor up. A module imports from lower floors and from its own folder.
 FLOORS = (
     (
-        "config",
-        "config_files",
-        "tree",
-        "sharding",
-        "processes",
-        "xla_flags",
-        "files",
-        "redact",
-        "screen",
-        "transcript",
-        "console",
-        "__init__",
+        *("config", "config_files", "tree", "sharding", "processes", "xla_flags"),
+        *("files", "redact", "screen", "transcript", "console", "interrupts", "__init__"),
     ),
     ("corpus", "ops"),
     ("models", "data", "report"),

@@ -26,6 +26,8 @@ def test_help_lists_every_verb_and_every_shipped_config(capsys):
     assert code == 0
     for name in [*verbs.VERBS, *config_files.shipped_configs()]:
         assert f"  {name}" in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert all(f"{code} " in out.split("exit codes:")[1] for code in range(5))
 
 
 @pytest.mark.parametrize("verb", list(verbs.VERBS))
@@ -33,9 +35,10 @@ def test_each_help_fits_a_screen(capsys, verb):
     code, out, err = run(capsys, verb, "--help")
     lines = out.splitlines()
     assert (code, err) == (0, "")
-    target = "RUN_A RUN_B" if verb == "diff" else "CONFIG|RUN"
+    others = {"diff": "RUN_A RUN_B", "prepare": "DIR|CONFIG|RUN", "sample": "CONFIG|RUN [PROMPT ...]"}
+    target = others.get(verb, "CONFIG|RUN")
     assert lines[0].startswith(f"usage: jaxlm {verb} {target} [--config.KEY=VALUE ...]")
-    assert len(lines) <= 30
+    assert len(lines) <= 32
     assert max(map(len, lines)) <= 100
     for word in ("  CONFIG ", "  RUN ", "  --help=SECTION ", *(f"  {option}" for option in verbs.VERBS[verb].options)):
         assert word in out, word
@@ -125,6 +128,7 @@ def test_every_verb_has_a_program():
         ),
         (["train", "local_35m", "--config.data.path=docs"], "prepare it first: jaxlm prepare docs --out=DATA"),
         (["train", "--config=quickstart", "--config.program=sfft"], "choose one of pretrain"),
+        (["sample", "quickstart", "--temperature=hot"], "config.sample.temperature=hot: expected float"),
         (["sample"], "no config: jaxlm sample NAME, FILE.py or the folder of a run"),
         (["sample", "--config.workdir=./runs/nosuch"], "no run in ./runs/nosuch: it has no config.json"),
         (["trace", "--config=quickstart"], "--step"),
@@ -245,9 +249,9 @@ def test_a_folder_that_is_no_run_is_refused_in_one_line(steps_of, tmp_path, verb
     )
     (tmp_path / "texts").mkdir()
     said = steps_of(verb, f"{tmp_path}/texts")
-    assert "texts is no config" in said
-    assert ("name documents in a config file" if verb == "prepare" else f"jaxlm {verb} takes a config or") in said
-    (tmp_path / "texts/manifest.json").write_text("{}")
+    assert ("texts holds no documents" if verb == "prepare" else "texts is no config") in said
+    assert verb == "prepare" or f"jaxlm {verb} takes a config or" in said
+    (tmp_path / "texts/prepared.json").write_text("{}")
     assert f"--config.data.dir={tmp_path}/texts" in steps_of(verb, f"{tmp_path}/texts")
 
 
@@ -271,9 +275,9 @@ def test_main_is_jaxlm_train():
 
 def test_the_command_line_imports_no_jax():
     """The workers of `prepare` import it."""
-    code = "import sys, jaxlm.cli, jaxlm.config.help; print(*sys.modules)"
+    code = "import sys, jaxlm.cli, jaxlm.config.help, jaxlm.data.given; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not set(done.stdout.split()) & {"jax", "flax", "datatrove"}
+    assert not set(done.stdout.split()) & {"jax", "flax", "datatrove", "pyarrow"}
 
 
 def test_training_imports_no_library_that_it_does_not_use():
@@ -322,3 +326,19 @@ def test_a_folder_that_is_not_named_is_said_by_what_fills_it(capsys, tmp_path, m
             "folder: runs/quickstart (another by --config.workdir=DIR)\n" * says,
         )
         assert run(capsys, verb, "quickstart", "--config.workdir=w") == (0, "", "")
+
+
+def test_prompts_stand_behind_the_run_and_short_options_set_keys(monkeypatch, capsys, tmp_path):
+    seen = []
+    program = types.SimpleNamespace(run=lambda c, args: seen.append((c.sample, args)) or 0)
+    monkeypatch.setitem(sys.modules, "jaxlm.programs.sample", program)
+    folder = str(a_run(tmp_path / "run"))
+    for words in (
+        [folder, "a=b", "two words", "--temperature=0", "--top-k", "3"],
+        ["--temperature=0", "--top-k=3", folder, "--draws=1", "a=b", "two words"],
+        [f"--config={folder}", "--config.sample.temperature=0", "--top-k=3", folder, "a=b", "two words"],
+    ):
+        assert run(capsys, "sample", *words) == (0, "", "")
+        settings, args = seen.pop()
+        assert (args.words, args.draws, settings.temperature, settings.top_k) == (["a=b", "two words"], 1, 0.0, 3)
+        assert settings.top_p == 0.95

@@ -108,9 +108,11 @@ def test_overrides_keep_what_stands_in_them():
 def test_an_old_run_has_the_defaults_of_newer_keys(tmp_path):
     c = config.resolve(config_files.load("quickstart", [f"workdir={tmp_path}"]))
     saved = json.loads(config.to_json(c))
-    del saved["log"]["wandb"]
+    del saved["log"]["wandb"], saved["prepare"]["sources"]["prose"]["exclude"]
     (tmp_path / "config.json").write_text(json.dumps(saved))
-    assert config.resolve(config_files.from_run(tmp_path / "config.json")).log.wandb == ""
+    read = config.resolve(config_files.from_run(tmp_path / "config.json"))
+    assert (read.log.wandb, read.prepare.sources["prose"].exclude) == ("", ())
+    assert read.prepare.sources["prose"].weight == 87
     (tmp_path / "config.json").write_text("{broken")
     with pytest.raises(ConfigError, match="is not the config of a run"):
         config_files.from_run(tmp_path / "config.json")

@@ -130,8 +130,9 @@ def taken(command: str, run: pathlib.Path) -> tuple[int, list[str]]:
         "RUN_B": str(run),
         "runs/quickstart": str(run),
         "CONFIG": "quickstart",
+        "DIR": "docs",
     }
-    words = [places.get(word, word.replace("=N", "=3")) for word in shlex.split(command)]
+    words = [places.get(word, word.replace("=N", "=3").partition("|")[0]) for word in shlex.split(command)]
     argv = ["train", *words[3:]] if words[0] == "python" else words[1:]
     return cli.main([*(word for word in argv if not word.startswith("--help")), "--help=seed"])
 

@@ -107,6 +107,7 @@ class PrepareSourceConfig:
     priority: Annotated[int, within(-128, 127)]
     weight: Annotated[float, at_least(0)]
     max_bytes: Annotated[int, at_least(0)]
+    exclude: tuple[str, ...]
     licences: tuple[str, ...]
 
 

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from jaxlm import files
 from jaxlm.config import ConfigError, RunError
 from jaxlm.corpus.dedup.sql import connect, quoted
+from jaxlm.corpus.documents import MANIFEST
 from jaxlm.corpus.pipeline import Plan
-from jaxlm.corpus.recipes import PREPARED as MANIFEST
 from jaxlm.corpus.tally import Tally
 
 EXAMPLES = "examples.jsonl"

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +14,7 @@ from jaxlm.corpus.stage import Document
 
 SCHEMA = pa.schema([("id", pa.string()), ("text", pa.large_string()), ("meta", pa.string())])
 GROUP_BYTES = 8 << 20
+MIXTURE = "mixture.json"
 
 
 class DocumentWriter:
@@ -91,6 +92,17 @@ def within(texts: Iterable[tuple[str, str]], max_bytes: int) -> Iterator[tuple[s
         if before and 0 < max_bytes < n_bytes:
             return
         yield doc_id, text
+
+
+def write_mixture(root: pathlib.Path, weights: Mapping[str, float]) -> None:
+    """Notes the weights of a data directory's sources, for configs that name no sources of their own."""
+    files.write_atomically(root / MIXTURE, (json.dumps(dict(weights), indent=1) + "\n").encode())
+
+
+def mixture(root: pathlib.Path) -> dict[str, float]:
+    """Returns the weights that `write_mixture` noted; {} if there are none."""
+    path = root / MIXTURE
+    return json.loads(path.read_bytes()) if path.is_file() else {}
 
 
 def find(data_dir: pathlib.Path) -> dict[str, list[pathlib.Path]]:

@@ -31,6 +31,7 @@ from jaxlm.corpus.conclude import FORMAT, MANIFEST, OWNER
 from jaxlm.corpus.dedup import exact, lines, near
 from jaxlm.corpus.dedup.sql import connect
 from jaxlm.corpus.pipeline import Plan, SourcePlan
+from jaxlm.corpus.sources import survey
 from jaxlm.corpus.sources.base import SourceSpec, Unit
 from jaxlm.corpus.sources.units import split_source
 from jaxlm.corpus.stages import registry
@@ -71,6 +72,7 @@ def prepare(settings: PrepareConfig, data: DataConfig, engine: str, log: Callabl
     root = pathlib.Path(data.dir)
     if found := _finished(root, settings, data, log):
         return found
+    _check_owner(root)
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -79,6 +81,17 @@ def prepare(settings: PrepareConfig, data: DataConfig, engine: str, log: Callabl
         if found := _finished(root, settings, data, log):
             return found
         return _run(root, settings, engine, make_plan(settings, data, engine, log), log)
+
+
+def _check_owner(root: pathlib.Path) -> None:
+    """Raises ConfigError if `root` holds a folder that the result would replace, and that jaxlm did not make."""
+    ours = (root / MANIFEST).is_file() or _owner(root) or any(root.glob("work/*/plan.pickle"))
+    for name in ("documents", "removed", "work"):
+        if not ours and (root / name).is_dir() and any((root / name).iterdir()):
+            raise ConfigError(
+                f"{root / name} is there, and jaxlm did not make it: the result would replace it; name another folder "
+                "(--out=DATA, --config.data.dir=DATA)"
+            )
 
 
 def _finished(
@@ -170,6 +183,7 @@ def source_plans(settings: PrepareConfig, data: DataConfig) -> dict[str, SourceP
             format=source.format,
             text_key=source.text_key,
             max_bytes=source.max_bytes,
+            exclude=source.exclude,
             licences=source.licences,
             tfds_dir=data.tfds_dir,
             hub_dir=data.hub_dir,
@@ -203,16 +217,18 @@ def _stages(
 def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Callable[[str], None] = print) -> Plan:
     """Returns the plan: stages and units of work of each source. Lists files. Arguments and errors are those of `prepare`."""
     planned, task_bytes = source_plans(settings, data), int(settings.task_mb * 1e6)
-    units = []
+    units, unread = [], {}
     for name, source in planned.items():
         others: collections.Counter[str] = collections.Counter()
         try:
             units += [(name, unit) for unit in split_source(source.spec, task_bytes, others)]
         except ConfigError as error:
             raise ConfigError(f"config.prepare.sources.{name}: {error}") from error
-        if others:
-            kinds = ", ".join(f"{suffix} {count:,}" for suffix, count in others.most_common(5))
-            log(f"{name}: {others.total():,} files in {source.spec.path} are of no format that is read here ({kinds})")
+        path = source.spec.path  # of one folder, one source may read the pages and another the code
+        unread[path] = unread.get(path, others) & others
+    for path, others in unread.items():
+        for line in survey.unread_lines(path, others):
+            log(line)
     return Plan(
         sources=planned,
         units=tuple(units),
@@ -238,7 +254,10 @@ def make_recipe(
     used = {spec.name for source in planned.values() for spec in source.stages}
     recipe: dict[str, typing.Any] = {"version": FORMAT, "task_mb": settings.task_mb}
     for name, source in planned.items():
-        recipe[f"source {name}"] = dataclasses.asdict(source.spec)
+        spec = dataclasses.asdict(source.spec)
+        recipe[f"source {name}"] = {
+            key: spec[key] for key in spec if key != "exclude" or spec[key]
+        }  # older data lack it
         recipe[f"stages of {name}"] = [[spec.name, spec.settings] for spec in source.stages] + list(
             source.global_stages
         )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from jaxlm.config import ConfigError
 
-PREPARED = "prepared.json"  # of finished documents in a data directory; of finished shards it is `manifest.MANIFEST`
+MANIFEST = "prepared.json"  # here, where it costs the command line no library
 
 
 def check_same(
@@ -26,7 +26,7 @@ def check_same(
             continue
         was, now = map(_words, _differing(was, now))
         raise ConfigError(
-            f"{made} with {key} = {was}, now it is {now}; set another data.dir, or delete {manifest} to {again}"
+            f"{made} with {key} = {was}, now it is {now}; set another --config.data.dir, or delete {manifest} to {again}"
         )
 
 

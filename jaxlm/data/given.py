@@ -7,13 +7,14 @@ import collections
 import json
 import os
 import pathlib
+import shlex
 from collections.abc import Callable, Sequence
 
 from ml_collections import config_dict
 
 from jaxlm import config_files
 from jaxlm.config import Config, ConfigError
-from jaxlm.corpus.recipes import PREPARED
+from jaxlm.corpus.recipes import MANIFEST as PREPARED
 from jaxlm.corpus.sources import registry
 from jaxlm.data.manifest import MANIFEST
 
@@ -147,6 +148,21 @@ def _is_plain(suffix: str) -> bool:
 def _words(counts: dict[str, int]) -> str:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count:,} {suffix}" for suffix, count in ordered[:4])
+
+
+def training(word: str, overrides: Sequence[str]) -> str:
+    """Returns the command that trains on the data of a config, as it is named on the command line.
+
+    A recipe in configs/data is of data alone; the first shipped config that trains in the same folder takes its place.
+    """
+    given = list(overrides)
+    found = config_files.find(word)
+    recipes = {config_files.find_config(name).resolve() for name in config_files.shipped_configs("data")}
+    if found.path.resolve() in recipes:
+        folder = config_files.load(word).data.dir
+        word = next((n for n in config_files.shipped_configs() if config_files.load(n).data.dir == folder), word)
+        given = [override for override in overrides if override.startswith("data.dir=")]
+    return shlex.join(["jaxlm", "train", word, *(f"--config.{override}" for override in given)])
 
 
 def _maker(data_dir: str) -> str:

@@ -99,9 +99,7 @@ def _prepared(
     else:
         done = corpus.open_prepared(root)
     if fresh:
-        say(
-            f"prepared documents: {root / 'documents'}; jaxlm prepare with the same config and data.dir writes their report"
-        )
+        say(f"prepared documents: {root / 'documents'}")
     names = [name for name, source in done.manifest["sources"].items() if source["kept"]["documents"]]
     if not names:
         raise ConfigError(f"prepare kept no document of any source: {root / 'removed'} says which stage took them")
@@ -118,6 +116,12 @@ def _prepared(
             stats.bytes += len(text.encode())
             yield doc_id, text
 
-    weights = weights_of(prepare.sources or data.sources, names)
+    listed = prepare.sources or data.sources
+    noted = {} if listed else documents.mixture(root)
+    alone = [name for name in names if noted and done.manifest["sources"][name]["kept"]["documents"] < 2]
+    if alone and len(alone) < len(names):  # such as one README beside a thousand pages
+        say(f"left out: {', '.join(alone)}, of which one document is left; at least two are needed, to hold one out")
+        names = [name for name in names if name not in alone]
+    weights = {name: noted[name] for name in names} if noted.keys() >= set(names) else weights_of(listed, names)
     sources = [build.Source(name, f"documents/{name}", weights[name]) for name in names]
     return sources, read, {"prepared": done.sha256}

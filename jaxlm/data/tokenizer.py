@@ -5,18 +5,23 @@ tokens are optional. They have the last ids of the vocabulary (32000..32004 of 3
 a text that spells `<|im_start|>` or `</s>` is encoded as ordinary text.
 """
 
+import contextlib
 import functools
 import hashlib
-import io
+import json
 import os
 import pathlib
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import sentencepiece as spm
 
-from jaxlm.config import CHAT_TOKENS, ConfigError
+from jaxlm.config import CHAT_TOKENS, ConfigError, RunError
+from jaxlm.data import tokenizer_child
 
 MODEL_TYPES = ("bpe", "unigram")
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
@@ -208,30 +213,49 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool,
         raise ConfigError(
             f"vocabulary of {vocab_size} is too small: 256 byte pieces and the controls need at least {_LEAST + extra}"
         )
-    model = io.BytesIO()
-    try:
-        spm.SentencePieceTrainer.train(
-            sentence_iterator=_training_lines(texts),
-            model_writer=model,
-            model_type=model_type,
-            vocab_size=vocab_size - extra,
-            byte_fallback=True,
-            split_digits=True,
-            normalization_rule_name="identity",
-            add_dummy_prefix=False,
-            remove_extra_whitespaces=False,
-            allow_whitespace_only_pieces=True,
-            character_coverage=0.9999,
-            unk_id=UNK_ID,
-            bos_id=BOS_ID,
-            eos_id=EOS_ID,
-            pad_id=-1,
-            num_threads=_THREADS,
-            minloglevel=2,
+    settings = {
+        "model_type": model_type,
+        "vocab_size": vocab_size - extra,
+        "byte_fallback": True,
+        "split_digits": True,
+        "normalization_rule_name": "identity",
+        "add_dummy_prefix": False,
+        "remove_extra_whitespaces": False,
+        "allow_whitespace_only_pieces": True,
+        "character_coverage": 0.9999,
+        "unk_id": UNK_ID,
+        "bos_id": BOS_ID,
+        "eos_id": EOS_ID,
+        "pad_id": -1,
+        "num_threads": _THREADS,
+        "minloglevel": 2,
+    }
+    code, model, message = _train_apart(_training_lines(texts), settings)
+    if code < 0:
+        raise RunError(
+            f"the training of a tokenizer was killed by signal {-code}, perhaps for memory: it holds a sample of the text; "
+            "free some and run the same command again"
         )
-    except (RuntimeError, StopIteration) as e:
-        raise _training_error(str(e), vocab_size, extra) from None
-    return Tokenizer(_append_controls(model.getvalue(), CHAT_TOKENS if chat_tokens else ()))
+    if code:
+        raise _training_error(message, vocab_size, extra)
+    return Tokenizer(_append_controls(model, CHAT_TOKENS if chat_tokens else ()))
+
+
+def _train_apart(lines: Iterable[str], settings: dict[str, object]) -> tuple[int, bytes, str]:
+    """Trains in a process of its own, which ends with this call, also on ctrl-C. Returns (exit code, model, what it said)."""
+    with tempfile.TemporaryDirectory(prefix="jaxlm-") as scratch:
+        model, said = pathlib.Path(scratch, "model"), pathlib.Path(scratch, "said")
+        command = [sys.executable, "-P", tokenizer_child.__file__, str(model), json.dumps(settings)]
+        with said.open("wb") as errors, subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors) as child:
+            try:
+                with contextlib.suppress(BrokenPipeError), child.stdin:  # it says itself why it ended
+                    for line in lines:
+                        child.stdin.write(line.encode() + b"\n")
+                code = child.wait()
+            finally:
+                child.kill()
+                child.wait()
+        return code, b"" if code else model.read_bytes(), said.read_text(errors="replace")
 
 
 class VocabularyTooLarge(ConfigError):
@@ -253,9 +277,8 @@ def _training_error(message: str, vocab_size: int, extra: int) -> ConfigError:
         return VocabularyTooLarge(vocab_size, largest + extra if largest >= _LEAST else 0)
     if "sentences_.empty()" in message:
         return ConfigError("there is no text to train a tokenizer on; check the sources")
-    return ConfigError(
-        f"SentencePiece could not train a vocabulary of {vocab_size}: {message.strip().splitlines()[-1][:200]}"
-    )
+    last = (message.strip().splitlines() or ["it ended without a word"])[-1]
+    return ConfigError(f"SentencePiece could not train a vocabulary of {vocab_size}: {last[:200]}")
 
 
 def _training_lines(texts: Iterable[str]) -> Iterator[str]:

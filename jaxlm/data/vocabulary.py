@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from jaxlm.config import Config
 from jaxlm.console import megabytes
-from jaxlm.corpus import recipes
+from jaxlm.corpus import documents
 from jaxlm.data import shards
 from jaxlm.data.tokenizer import Tokenizer, VocabularyTooLarge, train_tokenizer
 
@@ -64,7 +64,7 @@ def _find(config: Config) -> tuple[int, str]:
         return shards.open_data(root).vocab_size, f"tokens, those of the data in {root}"
     if config.data.tokenizer:
         return Tokenizer.load(config.data.tokenizer).vocab_size, f"tokens, those of {config.data.tokenizer}"
-    if config.data.dir and (root / recipes.PREPARED).is_file():
+    if config.data.dir and (root / documents.MANIFEST).is_file():
         from jaxlm.corpus import prepare  # here, because its libraries take a second to import
 
         sources = prepare.open_prepared(root).manifest["sources"].values()

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import time
 import typing
 
 from jaxlm import files
@@ -29,6 +30,65 @@ def continue_prompts(
     ids, stop_ids = _encode(tokenizer, prompts), (tokenizer.eos_id,)
     new = generate.generate(model, params, ids, settings, stop_ids=stop_ids, seed=seed)
     return [tokenizer.decode([i for i in row if i != tokenizer.eos_id]) for row in new]
+
+
+class Stream:
+    """The texts that follow some prompts, as they come. When it is made, all is compiled and the prompts are read.
+
+    Iterating yields (number of the prompt, a piece of its text). The first prompt's text comes first, token by token, then
+    the second's, of which most is there by then, and so on; together these are the texts of `continue_prompts`. A piece holds
+    whole characters only.
+
+    Attributes:
+      tokens: how many tokens have come after the first of each row.
+      seconds: how long they took, without what the caller does between two pieces.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        params: dict,
+        tokenizer: Tokenizer,
+        prompts: typing.Sequence[str],
+        settings: SampleConfig,
+        seed: int,
+    ):
+        generator, stops = generate.Generator(model, params), (tokenizer.eos_id,)
+        ids = _encode(tokenizer, prompts)
+        self._tokenizer, self._rows = tokenizer, [[] for _ in prompts]
+        self._chunks = generator.stream(ids, settings, stop_ids=stops, seed=seed)
+        self.tokens, self.seconds = 0, 0.0
+
+    def __iter__(self) -> typing.Iterator[tuple[int, str]]:
+        shown = 0  # characters of the row's text
+        row, ended, began = 0, False, time.perf_counter()
+        while row < len(self._rows):
+            if not ended:
+                new = next(self._chunks, None)
+                self._count(new, time.perf_counter() - began)
+                ended = new is None
+            text = self._text(row, whole=ended or self._stopped(row))
+            if len(text) > shown:
+                yield row, text[shown:]
+                shown = len(text)
+            if ended or self._stopped(row):
+                row, shown = row + 1, 0
+            began = time.perf_counter()
+
+    def _count(self, new: list[list[int]] | None, seconds: float) -> None:
+        first = not any(self._rows)
+        for row, ids in zip(self._rows, new or (), strict=False):
+            row += ids
+        if new and not first:
+            self.tokens, self.seconds = self.tokens + sum(map(len, new)), self.seconds + seconds
+
+    def _stopped(self, row: int) -> bool:
+        return self._tokenizer.eos_id in self._rows[row][-1:]
+
+    def _text(self, row: int, whole: bool) -> str:
+        """The text of a row so far; unless it is `whole`, without a character of which bytes are missing."""
+        text = self._tokenizer.decode([i for i in self._rows[row] if i != self._tokenizer.eos_id])
+        return text if whole else text.rstrip("\ufffd")
 
 
 def _encode(tokenizer: Tokenizer, prompts: typing.Sequence[str]) -> list[list[int]]:

@@ -76,29 +76,69 @@ class Generator:
         seed: int = 0,
     ) -> list[list[int]]:
         """As `generate`."""
-        config, s = self.model.config, settings
-        _check_settings(s)
-        check_prompts(config, prompts)
-        if len(prompts) == 0 or s.max_new_tokens == 0:
+        if len(prompts) == 0 or settings.max_new_tokens == 0:
+            _check(self.model.config, prompts, settings)
             return [[] for _ in prompts]
-        out_BxM, counts_B = _run(
-            self.model,
-            self.weights,
-            _request(prompts, s.max_new_tokens, config.max_seq_len, stop_ids, seed),
-            Sampler(np.float32(s.temperature), np.float32(s.top_p)),
-            static=_Static(
-                room=-(-s.max_new_tokens // 32) * 32,
-                parts=min(4, max(1, s.max_new_tokens // 64)) if self.on_cpu else 1,
-                greedy=s.temperature == 0,
-                top_k=min(s.top_k, config.vocab_size),
-                nucleus=s.top_p < 1,
-            ),
-        )
+        out_BxM, counts_B = _run(self.model, self.weights, *self._inputs(prompts, settings, stop_ids, seed))
         out_BxM, counts_B = jax.device_get((out_BxM, counts_B))
         return [out_BxM[row, : counts_B[row]].tolist() for row in range(len(prompts))]
 
+    def stream(
+        self,
+        prompts: typing.Sequence[typing.Sequence[int]],
+        settings: SampleConfig,
+        *,
+        stop_ids: typing.Sequence[int] = (),
+        seed: int = 0,
+    ) -> typing.Iterator[list[list[int]]]:
+        """As a call, but yields the new ids of each row as they come. All is compiled and the prompts are read on return.
 
-def _check_settings(s: SampleConfig) -> None:
+        The device waits for the host at each yield: one a token on a CPU, one every eight on an accelerator.
+        """
+        if len(prompts) == 0 or settings.max_new_tokens == 0:
+            _check(self.model.config, prompts, settings)
+            return iter(())
+        request, sampler, static = self._inputs(prompts, settings, stop_ids, seed)
+        static = static._replace(parts=1)  # each length of the cache would be a pause to compile
+        state = _begin(self.model, self.weights, request, sampler, static)
+        advance = functools.partial(_advance, self.model, self.weights, request, sampler, static=static)
+        for _ in range(2):  # no token, but the program; a second one if the first moves the state on the mesh
+            state = advance(state, 0)
+
+        def chunks(state: _State) -> typing.Iterator[list[list[int]]]:
+            seen = np.zeros(len(prompts), int)
+            while True:
+                out_BxM, counts_B, done_B = jax.device_get((state.out_BxM, state.counts_B, state.done_B))
+                yield [out_BxM[row, seen[row] : counts_B[row]].tolist() for row in range(len(prompts))]
+                if done_B.all():
+                    return
+                seen, state = counts_B, advance(state, 1 if self.on_cpu else 8)
+
+        return chunks(jax.block_until_ready(state))
+
+    def _inputs(
+        self,
+        prompts: typing.Sequence[typing.Sequence[int]],
+        settings: SampleConfig,
+        stop_ids: typing.Sequence[int],
+        seed: int,
+    ) -> tuple["_Request", Sampler, "_Static"]:
+        """What the programs take beside model and weights. Raises ConfigError as `generate` does."""
+        config, s = self.model.config, settings
+        _check(config, prompts, s)
+        static = _Static(
+            room=-(-s.max_new_tokens // 32) * 32,
+            parts=min(4, max(1, s.max_new_tokens // 64)) if self.on_cpu else 1,
+            greedy=s.temperature == 0,
+            top_k=min(s.top_k, config.vocab_size),
+            nucleus=s.top_p < 1,
+        )
+        sampler = Sampler(np.float32(s.temperature), np.float32(s.top_p))
+        return _request(prompts, s.max_new_tokens, config.max_seq_len, stop_ids, seed), sampler, static
+
+
+def _check(config: ModelConfig, prompts: typing.Sequence[typing.Sequence[int]], s: SampleConfig) -> None:
+    check_prompts(config, prompts)
     if s.max_new_tokens < 0 or not s.temperature >= 0 or s.top_k < 0 or not 0 < s.top_p <= 1:
         raise ConfigError(
             f"sampling: max_new_tokens={s.max_new_tokens}, temperature={s.temperature} and top_k={s.top_k} must not be "
@@ -228,32 +268,89 @@ def _cast(params: dict, dtype: str) -> dict:
 
 @functools.partial(jax.jit, static_argnames=("model", "static"))
 def _run(
-    model: Transformer, weights: _Weights, request: _Request, sampler: Sampler, *, static: _Static
+    model: Transformer, weights: _Weights, request: _Request, sampler: Sampler, static: _Static
 ) -> tuple[jax.Array, jax.Array]:
     """(new tokens (B, M), how many of them count (B,)); one program for all prompts that round to these sizes."""
-    rows, width = request.tokens_BxP.shape
-    keys_B = jax.vmap(functools.partial(jax.random.fold_in, request.key))(jnp.arange(rows))
-
-    def record(state: _State, hidden_BxD: jax.Array, cache: tuple[layers.LayerCache, ...]) -> _State:
-        token_B = _choose(model, weights, hidden_BxD, keys_B, state.step, sampler, static)
-        out_BxM = jax.lax.dynamic_update_slice(state.out_BxM, token_B[:, None], (0, state.step))
-        counts_B = state.counts_B + ~state.done_B
-        stopped_B = (token_B[:, None] == request.stops).any(axis=1) | (counts_B >= request.room_B)
-        return _State(state.step + 1, token_B, state.done_B | stopped_B, counts_B, out_BxM, cache)
-
-    zeros_B = jnp.zeros(rows, jnp.int32)
-    state = _State(jnp.int32(0), zeros_B, request.room_B <= 0, zeros_B, jnp.zeros((rows, static.room), jnp.int32), ())
-    state = record(state, *_prefill(model, weights, request))
+    state, width = _first(model, weights, request, sampler, static), request.tokens_BxP.shape[1]
     for part in range(1, static.parts + 1):
         last = static.room * part // static.parts
         state = state._replace(cache=tuple(layer.grown(width + last) for layer in state.cache))
-        state = jax.lax.while_loop(
-            lambda state, last=last: ~state.done_B.all() & (state.step < last),
-            lambda state: record(state, *_decode(model, weights, request, state)),
-            state,
-        )
+        state = _until(model, weights, request, sampler, state, last, static)
     # Whole on every device, so that each process of a cluster can read them.
     return constrain(state.out_BxM, None, None), constrain(state.counts_B, None)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "static"))
+def _begin(model: Transformer, weights: _Weights, request: _Request, sampler: Sampler, static: _Static) -> _State:
+    """The state with the first token, and room for all."""
+    state, width = _first(model, weights, request, sampler, static), request.tokens_BxP.shape[1]
+    return _whole(state._replace(cache=tuple(layer.grown(width + static.room) for layer in state.cache)))
+
+
+@functools.partial(jax.jit, static_argnames=("model", "static"), donate_argnames="state")
+def _advance(
+    model: Transformer,
+    weights: _Weights,
+    request: _Request,
+    sampler: Sampler,
+    state: _State,
+    tokens: jax.Array | int,
+    static: _Static,
+) -> _State:
+    """The state after at most so many more tokens."""
+    return _whole(_until(model, weights, request, sampler, state, state.step + tokens, static))
+
+
+def _whole(state: _State) -> _State:
+    """The state with what the host reads whole on every device."""
+    done_B, counts_B = constrain(state.done_B, None), constrain(state.counts_B, None)
+    return state._replace(done_B=done_B, counts_B=counts_B, out_BxM=constrain(state.out_BxM, None, None))
+
+
+def _first(model: Transformer, weights: _Weights, request: _Request, sampler: Sampler, static: _Static) -> _State:
+    """The state with the first token of each row; the cache holds the prompts alone."""
+    zeros_B = jnp.zeros(len(request.lengths_B), jnp.int32)
+    out_BxM = jnp.zeros((len(request.lengths_B), static.room), jnp.int32)
+    state = _State(jnp.int32(0), zeros_B, request.room_B <= 0, zeros_B, out_BxM, ())
+    return _record(model, weights, request, sampler, state, *_prefill(model, weights, request), static)
+
+
+def _until(
+    model: Transformer,
+    weights: _Weights,
+    request: _Request,
+    sampler: Sampler,
+    state: _State,
+    last: jax.Array | int,
+    static: _Static,
+) -> _State:
+    """The state after `last` tokens, or earlier if all rows are done."""
+    return jax.lax.while_loop(
+        lambda state: ~state.done_B.all() & (state.step < last),
+        lambda state: _record(
+            model, weights, request, sampler, state, *_decode(model, weights, request, state), static
+        ),
+        state,
+    )
+
+
+def _record(
+    model: Transformer,
+    weights: _Weights,
+    request: _Request,
+    sampler: Sampler,
+    state: _State,
+    hidden_BxD: jax.Array,
+    cache: tuple[layers.LayerCache, ...],
+    static: _Static,
+) -> _State:
+    """The state with one more token a row, chosen by these hidden states."""
+    keys_B = jax.vmap(functools.partial(jax.random.fold_in, request.key))(jnp.arange(len(hidden_BxD)))
+    token_B = _choose(model, weights, hidden_BxD, keys_B, state.step, sampler, static)
+    out_BxM = jax.lax.dynamic_update_slice(state.out_BxM, token_B[:, None], (0, state.step))
+    counts_B = state.counts_B + ~state.done_B
+    stopped_B = (token_B[:, None] == request.stops).any(axis=1) | (counts_B >= request.room_B)
+    return _State(state.step + 1, token_B, state.done_B | stopped_B, counts_B, out_BxM, cache)
 
 
 def _prefill(model: Transformer, weights: _Weights, request: _Request) -> tuple[jax.Array, tuple]:

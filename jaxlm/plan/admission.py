@@ -1,15 +1,14 @@
 """Compiles the train step before anything takes memory. A run that can't fit is refused with the settings that would."""
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator
 
 import jax
 from jax.sharding import Mesh
 
-from jaxlm import sharding
+from jaxlm import processes, sharding
 from jaxlm.config import Config, ConfigError, RunError
-from jaxlm.console import gigabytes, working
+from jaxlm.console import gigabytes
 from jaxlm.plan import lower, room, tune
 from jaxlm.plan.room import Room
 from jaxlm.step.parts import Parts
@@ -57,13 +56,9 @@ class Once:
             return None
         if self._program is None:
             there = room.of_devices(self._made.config.tune.memory_gb)
-            with _working("compiling the train step"):
+            with processes.working("compiling the train step"):
                 self._program = admit(self._made, there, self._make_parts, begun=done > 0)
         return self._program
-
-
-def _working(what: str) -> contextlib.AbstractContextManager:
-    return working(what) if jax.process_index() == 0 else contextlib.nullcontext()
 
 
 def admit(made: Parts, room: Room | None, make_parts: lower.MakeParts, begun: bool) -> Program:
@@ -87,7 +82,7 @@ def admit(made: Parts, room: Room | None, make_parts: lower.MakeParts, begun: bo
     said = f"a step needs {needs}" + (f", and there are {_gb(room.bytes)} ({room.of})" if room else "")
     state = 0 if compiled is None else compiled.memory_analysis().argument_size_in_bytes
     limit = room.bytes * tune.HEADROOM if room else float("inf")
-    with _working("looking for settings that fit"):
+    with processes.working("looking for settings that fit"):
         found = remedy(made.config, made.mesh, limit, make_parts, (need, state), begun)
     raise (RunError if begun else ConfigError)(f"{said}: {_words(found)}")
 

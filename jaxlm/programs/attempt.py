@@ -65,7 +65,7 @@ class Attempt:
                 self._follow(checkpointer, self.mirror, done)
             program = self.program(done)
             parts = Between(self.task, ready, folder, checkpointer, bill, self.losses, self.stop, self.clock)
-            between, watching = parts.hooks(stack), parts.watches(c.hardware.usd_per_hour)
+            between, watching = parts.make(stack)
             owed = hooks.owed(between, done, c.train.steps, meta.get("interrupted", False))
             if done >= c.train.steps and not owed:
                 why = f"complete: {folder} is at step {done} of {c.train.steps}; raise config.train.steps to continue"

@@ -97,10 +97,10 @@ def _raw_specs(config: Config, max_bytes: int) -> list[SourceSpec]:
     """The sources of `data`, or of `prepare` if it has none. With `max_bytes`, each gives parts from all over it."""
     d = config.data
     common = {"tfds_dir": d.tfds_dir, "hub_dir": d.hub_dir}
-    plain = {"format": "plain", "text_key": d.text_key, "max_bytes": d.max_bytes, "licences": ()}
+    plain = {"format": "plain", "text_key": d.text_key, "max_bytes": d.max_bytes, "exclude": (), "licences": ()}
     specs = [SourceSpec(name, s.path, **plain, **common) for name, s in d.sources.items() if s.path]
     for name, s in config.prepare.sources.items() if not specs else ():
-        specs.append(SourceSpec(name, s.path, s.format, s.text_key, s.max_bytes, s.licences, **common))
+        specs.append(SourceSpec(name, s.path, s.format, s.text_key, s.max_bytes, s.exclude, s.licences, **common))
     return [
         dataclasses.replace(s, max_bytes=min(n for n in (s.max_bytes, max_bytes) if n)) if max_bytes else s
         for s in specs

@@ -39,7 +39,12 @@ class Between:
     stop: signals.StopSignal
     clock: Clock
 
-    def hooks(self, stack: contextlib.ExitStack) -> list[Hook]:
+    def make(self, stack: contextlib.ExitStack) -> tuple[list[Hook], list[Watch]]:
+        """Returns the hooks and the watches. What they open is closed with `stack`."""
+        hooks = self._hooks(stack)
+        return hooks, self._watches(hooks)
+
+    def _hooks(self, stack: contextlib.ExitStack) -> list[Hook]:
         """Returns the hooks. Saving comes first, so that nothing is lost if a later one fails; the bill after what it reads."""
         c, folder, ends = self.ready.config, self.folder, self.bill.milestones
         sample = together(lambda: samples.make(c.sample, c.seed, self.ready.parts.model, self.ready.data.data, folder))
@@ -57,9 +62,10 @@ class Between:
             trace.begin,
         ]
 
-    def watches(self, usd_per_hour: float) -> list[Watch]:
+    def _watches(self, between: list[Hook]) -> list[Watch]:
         """Returns the watches, of which the first that ends the run counts."""
         c, data = self.ready.config, self.ready.data
+        usd_per_hour = c.hardware.usd_per_hour
         documents = functools.partial(self.task.documents, data)
         tell = stability.teller(self.folder / "spikes.jsonl", documents, data.batch_number, say)
         return [
@@ -68,7 +74,7 @@ class Between:
             stability.Spikes(c.stability, tell, self.checkpointer.hold),
             self.overfit,
             watches.Alive(_beat(notify.Heartbeat(c.notify))),
-            announcement.FirstRate(self.clock, c.train, self.bill.spent, usd_per_hour, say),
+            announcement.FirstRate(self.clock, between, c.train.steps, self.bill.spent, usd_per_hour, say),
         ]
 
     @functools.cached_property

@@ -10,9 +10,9 @@ from jaxlm.config import Config
 from jaxlm.corpus import audit, conclude, contrast, documents, engine, prepare
 from jaxlm.data import shards
 from jaxlm.report import data as report
+from jaxlm.report import page
 
 FINDINGS = "findings.json"
-PAGE = "report.html"
 FIT = "tokenizer_fit.json"
 _JUNK_ROWS = 200
 _SAMPLED_FILES = 256  # at most, of each source
@@ -86,16 +86,22 @@ def _mismatch(
 
 def write(config: Config, done: prepare.Prepared) -> pathlib.Path:
     """Writes DATA/report.html from everything that DATA holds now, and returns the path of the report."""
+    trained = config.workdir and (pathlib.Path(config.workdir) / page.NAME).is_file()
+    return write_with(config, done, inspect(config, done) | ({"run": config.workdir} if trained else {}))
+
+
+def write_with(config: Config, done: prepare.Prepared, found: dict[str, typing.Any]) -> pathlib.Path:
+    """Writes DATA/report.html as `write` does, with `found` instead of what `inspect` finds, which takes long."""
     root, summary = done.path, {"sources": done.manifest["sources"]}
     summary["examples"] = conclude.examples(root)
     if (root / "clusters.json").is_file():
         summary["clusters"] = json.loads((root / "clusters.json").read_text(encoding="utf-8"))
     if (root / FIT).is_file() and _made_of(root, done.sha256):
         summary["tokenizer_fit"] = json.loads((root / FIT).read_text(encoding="utf-8"))["sources"]
-    summary |= inspect(config, done)
+    summary |= found
     summary["manifest"] = {"sha256": done.sha256, "config": done.manifest["recipe"]}
-    report.write(root / PAGE, summary)
-    return root / PAGE
+    report.write(root / page.NAME, summary)
+    return root / page.NAME
 
 
 def _made_of(root: pathlib.Path, prepared: str) -> bool:

@@ -6,8 +6,7 @@ import pathlib
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import say
-from jaxlm.report import run as page
-from jaxlm.train import metrics, outlook
+from jaxlm.train import outlook
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -17,13 +16,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
     folder = pathlib.Path(config.workdir)
     if not (folder / "metrics.jsonl").is_file():
         raise ConfigError(f"nothing to report: {folder} has no metrics.jsonl; train first")
-    look = outlook.of_run(folder, config.optim, config.train, config.hardware)
-    step = max((record["step"] for record in metrics.records(folder / "metrics.jsonl")), default=0)
-    found = look.summary(step, config.stop)
     if args.json:
-        print(json.dumps(found))
+        look = outlook.of_run(folder, config.optim, config.train, config.hardware)
+        print(json.dumps(look.summary(config.stop)))
         return 0
-    path = folder / "report.html"
-    page.write(path, found)
-    say(f"wrote {path}")
+    say(f"open {outlook.write(config, folder)}")
     return 0

@@ -6,7 +6,7 @@ import pathlib
 import jax
 
 from jaxlm.config import Config, ConfigError
-from jaxlm.console import print_table
+from jaxlm.console import print_table, working
 from jaxlm.eval import model, samples
 from jaxlm.processes import say
 
@@ -17,19 +17,47 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError("which run? jaxlm sample RUN, the folder of a run (or --config.workdir=RUN)")
     if not (pathlib.Path(config.workdir) / "config.json").is_file():
         raise ConfigError(f"no run in {config.workdir}: jaxlm train {args.config} makes one there")
-    prompts = args.prompt or list(config.sample.prompts)
+    if args.draws < 1:
+        raise ConfigError(f"--draws={args.draws}: how often to continue each prompt, at least once")
+    prompts = [*args.words, *(args.prompt or ())] or list(config.sample.prompts)
     if not prompts:
-        raise ConfigError('nothing to continue: give --prompt="TEXT", again for more than one')
+        raise ConfigError('nothing to continue: jaxlm sample RUN "TEXT" ["ANOTHER" ...]')
+    prompts = [prompt for prompt in prompts for _ in range(args.draws)]
     run = model.restore(config.workdir, args.checkpoint, config.model, config.data, config.hardware, config.distributed)
     say(f"checkpoint {run.step} of {config.workdir}")
     with jax.set_mesh(run.mesh):
-        tokenizer = run.data.tokenizer()
-        texts = samples.continue_prompts(run.model, run.params, tokenizer, prompts, config.sample, config.seed)
-    if jax.process_index():
-        return 0
-    if args.json:
-        print_table([{"prompt": p, "text": t, "step": run.step} for p, t in zip(prompts, texts, strict=True)], True)
-    else:
-        for prompt, text in zip(prompts, texts, strict=True):
-            print(f"{prompt}{text}\n")
+        given = (run.model, run.params, run.data.tokenizer(), prompts, config.sample, config.seed)
+        if args.json:
+            texts = samples.continue_prompts(*given)
+            if jax.process_index() == 0:
+                rows = zip(prompts, texts, strict=True)
+                print_table([{"prompt": p, "text": t, "step": run.step} for p, t in rows], True)
+        else:
+            with working("compiling"):
+                stream = samples.Stream(*given)
+            _show(prompts, stream)
     return 0
+
+
+def _show(prompts: list[str], stream: samples.Stream) -> None:
+    """Prints each prompt with its text as that comes, then the speed. All processes follow; the first one prints."""
+    first, at = jax.process_index() == 0, -1
+    for row, piece in stream:
+        if first:
+            _begin(prompts, at, row)
+            print(piece, end="", flush=True)
+        at = row
+    if first:
+        _begin(prompts, at, len(prompts))
+    if stream.tokens:
+        speed = f"{stream.tokens / stream.seconds:,.0f} tokens/s"
+        say(f"{stream.tokens:,} tokens in {stream.seconds:.1f} s, {speed} (without compiling and reading the prompts)")
+
+
+def _begin(prompts: list[str], at: int, row: int) -> None:
+    """Ends the text of prompt `at`, and begins those up to `row` with their prompts; a text may be empty."""
+    for number in range(at, row):
+        if number >= 0:
+            print("\n")
+        if number + 1 < len(prompts):
+            print(prompts[number + 1], end="", flush=True)

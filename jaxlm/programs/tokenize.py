@@ -9,7 +9,7 @@ from jaxlm.config import Config, ConfigError
 from jaxlm.console import print_table, say
 from jaxlm.corpus import documents, prepare
 from jaxlm.corpus.sources.plain import iterate_documents
-from jaxlm.data import shards, tokenizer, tokenizer_fit
+from jaxlm.data import given, shards, tokenizer, tokenizer_fit
 from jaxlm.data.open import make_data, open_mixture
 from jaxlm.data.rows import weights_of
 from jaxlm.programs import data_report
@@ -50,6 +50,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     say(_summary(fit))
     if (data.path / prepare.MANIFEST).is_file():
         data_report.write(config, prepare.open_prepared(data.path))
+    say(f"next: {given.training(args.config, args.overrides)}")
     return 0
 
 

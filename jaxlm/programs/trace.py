@@ -4,10 +4,10 @@ import argparse
 import pathlib
 
 from jaxlm.config import Config, ConfigError
-from jaxlm.console import print_table
+from jaxlm.console import print_table, say
 from jaxlm.data import rows, trace
 from jaxlm.data.open import open_mixture
-from jaxlm.train import ledger
+from jaxlm.train import ledger, metrics
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -17,8 +17,14 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """
     if args.step < 1:
         raise ConfigError(f"--step={args.step}: steps are counted from 1")
+    if args.step > config.train.steps:
+        raise ConfigError(f"--step={args.step}: the run ends at step {config.train.steps} (train.steps)")
+    folder = pathlib.Path(config.workdir) if config.workdir else None
+    done = max((record["step"] for record in metrics.records(folder / "metrics.jsonl")), default=0) if folder else 0
+    if 0 < done < args.step:
+        say(f"step {args.step} is still to come, {folder} is at step {done}: this is what it will train on")
     data, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
-    passed_over = ledger.read(pathlib.Path(config.workdir))["passed_over"] if config.workdir else ()
+    passed_over = ledger.read(folder)["passed_over"] if folder else ()
     order = rows.Order(data, mixture, config.seed, config.train.seq_len, config.train.batch_size, passed_over)
     table = []
     for row in trace.describe_batch(order, args.step - 1, snippet_chars=200 if args.json else 60):

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+import shlex
 import time
 
 import jax
@@ -14,11 +15,12 @@ from jaxlm.data import vocabulary
 from jaxlm.models import hardware
 from jaxlm.plan import admission, machines, tune
 from jaxlm.processes import from_first, say, together
+from jaxlm.programs import pages
 from jaxlm.programs.attempt import Attempt
 from jaxlm.programs.task import Ready, Task
 from jaxlm.train import books, ledger, loop, metrics, mirrors, signals, start, workdir
 from jaxlm.train.checkpoints.mirror import Mirror
-from jaxlm.train.clock import COMPILE, MIRROR, Clock, Pulse
+from jaxlm.train.clock import COMPILE, EVALUATE, MIRROR, Clock, Pulse
 
 EXIT_CODES = {loop.DONE: 0, loop.FAILED: 1, loop.REFUSED: 2, loop.STOPPED: 3, loop.PREEMPTED: 4}
 
@@ -43,6 +45,7 @@ def run(config: Config, task: Task) -> int:
         losses |= dict(from_first(lambda: list(mirrors.held_out_losses(folder).items())))
         log = start.Log(folder, clock, config.train, config.hardware)
         data = task.data(config)
+        together(lambda: pages.of_data(config), first_only=True)
         asked, config = (vocabulary.with_size(c, data.data.vocab_size) for c in (asked, config))
         with clock.spend(COMPILE):
             config = tune.fit(config, mesh, say, task.parts)
@@ -61,22 +64,26 @@ def run(config: Config, task: Task) -> int:
             clock = Clock(pulse=pulse, since=time.monotonic())
             log = start.Log(folder, clock, config.train, config.hardware)
         code = EXIT_CODES[ending.code]
+        together(lambda: _write_down(ending, code, clock, folder, config), first_only=True)
         _say_ending(ending, folder)
         with clock.spend(MIRROR):
-            together(lambda: _close(ending, code, clock, folder, mirror, config), first_only=True)
+            together(lambda: _close(mirror, folder, config.checkpoint.mirror_timeout_s), first_only=True)
         if ending.code == loop.DONE and jax.process_index() == 0:
             _record_speed(config, mesh, folder)
     return code
 
 
-def _close(
-    ending: loop.Ending, code: int, clock: Clock, folder: pathlib.Path, mirror: Mirror | None, config: Config
-) -> None:
-    """Writes into run.json how the run ended, then waits for the mirror."""
+def _write_down(ending: loop.Ending, code: int, clock: Clock, folder: pathlib.Path, config: Config) -> None:
+    """Writes into run.json how the run ended, then its page."""
     ledger.end(folder, step=clock.step, code=code, why=ending.why or ending.code, cause=ending.cause)
+    with clock.spend(EVALUATE, "report"):
+        pages.of_run(config, folder)
+
+
+def _close(mirror: Mirror | None, folder: pathlib.Path, seconds: float) -> None:
+    """Waits for the mirror, and writes into run.json if it holds all."""
     if mirror:
-        mirrored = mirror.close(config.checkpoint.mirror_timeout_s)
-        ledger.note(folder, mirrored=mirrored)
+        ledger.note(folder, mirrored=mirror.close(seconds))
 
 
 def _record_speed(config: Config, mesh: jax.sharding.Mesh, folder: pathlib.Path) -> None:
@@ -95,3 +102,7 @@ def _say_ending(ending: loop.Ending, folder: pathlib.Path) -> None:
     words = {loop.PREEMPTED: "interrupted, the state is saved"}.get(ending.code, ending.code)
     goes_on = ending.code in (loop.PREEMPTED, loop.FAILED)
     say(f"{words}: {folder}" + ("; the same command goes on" if goes_on else ""))
+    for line in pages.to_open(folder) if not goes_on else ():
+        say(line)
+    if ending.code == loop.DONE:
+        say(f'next: jaxlm sample {shlex.quote(str(folder))} "Once upon a time"')

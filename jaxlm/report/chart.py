@@ -11,6 +11,7 @@ from jaxlm.console import human
 from jaxlm.report.page import Markup, join, tag
 
 _PARTS = 400  # points of a curve at most
+_DOTS = 30  # a curve of so many points at most shows each
 _SIZE = 1000.0  # of the drawing's own coordinates
 
 
@@ -33,6 +34,8 @@ def lines(
     curves: Sequence[Curve],
     label: str,
     *,
+    along: str,
+    unit: str = "",
     marks: Sequence[float] = (),
     shown: Callable[[float], str] = human,
     shown_x: Callable[[float], str] = human,
@@ -42,6 +45,8 @@ def lines(
     Args:
       curves: at most six, which differ in colour.
       label: what the chart shows, for its title and for screen readers: "Loss by step".
+      along: what the x axis counts: "steps".
+      unit: of the y axis: "nats a token"; "" if the label says it.
       marks: x values to mark by a vertical line, such as restarts.
       shown, shown_x: how a number beside the y and the x axis is written.
     """
@@ -73,10 +78,12 @@ def lines(
     legend = [
         tag("span", tag("span", class_=f"key c{i % 6}"), curve.name, class_="nowrap") for i, curve in enumerate(thinned)
     ]
+    title = [tag("b", label), *(legend if len(thinned) > 1 else [])]
+    if unit:
+        title.append(tag("span", unit, class_="dim unit"))
     plot = tag("div", tag("div", *beside, class_="ys"), svg, tag("div", *below, class_="xs"), class_="plot")
-    return tag(
-        "figure", tag("figcaption", tag("b", label), *legend), plot, class_="chart", role="img", aria_label=label
-    )
+    under = tag("div", along, class_="along")
+    return tag("figure", tag("figcaption", *title), plot, under, class_="chart", role="img", aria_label=label)
 
 
 def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -129,7 +136,14 @@ def _paths(curve: Curve, number: int, at_x: Callable, at_y: Callable) -> list[Ma
         elif pieces[-1]:
             pieces.append([])
     kind = f"line c{number % 6}{' dotted' * curve.dotted}"
-    return [tag("path", d="M" + "L".join(piece), class_=kind) for piece in pieces if len(piece) > 1]
+    drawn = [tag("path", d="M" + "L".join(piece), class_=kind) for piece in pieces if len(piece) > 1]
+    if (
+        sum(map(len, pieces)) <= _DOTS
+    ):  # a line without length and with round ends is a dot, however the drawing is stretched
+        drawn.append(
+            tag("path", d="".join(f"M{point}h0" for piece in pieces for point in piece), class_=f"dot c{number % 6}")
+        )
+    return drawn
 
 
 def stacked(parts: Sequence[tuple[str, float, str]], label: str) -> Markup:

@@ -10,6 +10,8 @@
     mismatch       `corpus.comparison.Report.to_dict`
     tokenizer_fit  rows, one a source
     manifest       sha256, config
+    run            the folder of the run that trains on the data; "" = none
+    left_out       what the page does not have, and what adds it
 """
 
 import collections
@@ -38,7 +40,17 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
         ("Manifest", _manifest, summary.get("manifest")),
     ]
     sections = [page.section(title, render(content)) for title, render, content in parts if content]
-    page.write(path, "Data report", _tiles(summary), sections)
+    page.write(path, f"Data report: {'/'.join(path.resolve().parent.parts[-2:])}", _lead(path, summary), sections)
+
+
+def _lead(path: pathlib.Path, summary: dict) -> Markup:
+    parts = []
+    if run := summary.get("run"):
+        link = page.link(f"run {pathlib.Path(run).resolve().name}", pathlib.Path(run) / page.NAME, path)
+        parts.append(tag("p", "Made for the ", link, ", whose page is there once it has ended."))
+    if summary.get("left_out"):
+        parts.append(tag("p", "Left out: ", summary["left_out"], ".", class_="dim"))
+    return join([*parts, _tiles(summary)])
 
 
 def _tiles(summary: dict) -> Markup:
@@ -97,7 +109,7 @@ def _all_stages(sources: dict[str, dict]) -> Markup:
         rows.append(
             (
                 name,
-                cell(bar),
+                cell(bar, kind="text"),
                 count(gone) if rows else "",
                 share(gone, whole) if rows else "",
                 count(documents),

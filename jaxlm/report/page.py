@@ -2,18 +2,21 @@
 
 Any text on a page may come from a hostile document. So the children of an element are escaped unless they are `Markup`,
 and only this module makes `Markup`. Characters that a browser hides or obeys (controls, bidi marks) are spelled out.
-The page's own policy forbids scripts and requests.
+The page's own policy forbids scripts and requests. Its links lead to other pages on the same disk.
 """
 
 import html
+import os
 import pathlib
 import re
+import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 
 from jaxlm import files
 from jaxlm.console import count
 from jaxlm.report import style
 
+NAME = "report.html"  # of each page, in its folder
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\ufff9-\ufffb]"
 )
@@ -114,6 +117,12 @@ def keys(meanings: Mapping[str, str]) -> list[Markup]:
     return [
         tag("span", tag("span", class_=f"key {kind}"), meaning, class_="nowrap") for kind, meaning in meanings.items()
     ]
+
+
+def link(words: str, target: pathlib.Path, page: pathlib.Path) -> Markup:
+    """Returns a link from `page` to another file by its relative path, so that both may move together."""
+    path = os.path.relpath(target.resolve(), page.resolve().parent)
+    return tag("a", words, href=urllib.parse.quote(path))
 
 
 def section(title: str, *children: object) -> tuple[str, Markup]:

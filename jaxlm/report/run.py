@@ -2,7 +2,8 @@
 
 `write` takes a summary with these keys, as `jaxlm report --json` prints it. Only `run` must be there:
 
-    run         name, model, step, steps, tokens, loss, held_out, best {step, loss}, wall_s, cost_usd, goodput, ended
+    run         name, model, data (the folder of its data), step, steps, tokens, loss, held_out, best {step, loss}, wall_s,
+                cost_usd, goodput, ended
     curves      columns of metrics.jsonl, NAME -> values, of the same length: step, tokens, cost_usd, loss, grad_norm, lr,
                 tokens_per_second, mfu_palm
     held_out    SOURCE -> [[step, loss], ...]; "" is the mean of all sources
@@ -15,13 +16,16 @@
     starts      rows: time, step, usd_per_hour, device, devices, commit, dirty, changed, ended
 """
 
+import datetime
 import pathlib
 import typing
 
-from jaxlm.console import count, dollars, duration, human
+from jaxlm.console import count, dollars, duration, hours, human
 from jaxlm.report import chart, page
 from jaxlm.report.chart import Curve
 from jaxlm.report.page import Markup, cell, details, join, table, tag
+
+_BY_STEP = {"along": "steps"}
 
 
 def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
@@ -38,7 +42,16 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
     ]
     rendered = [(title, render(summary)) for title, render in parts]
     sections = [page.section(title, content) for title, content in rendered if content]
-    page.write(path, f"Run {summary['run']['name']}", _tiles(summary["run"]), sections)
+    lead = join([_about(path, summary["run"]), _tiles(summary["run"])])
+    page.write(path, f"Run {summary['run']['name']}", lead, sections)
+
+
+def _about(path: pathlib.Path, run: dict) -> Markup:
+    data = pathlib.Path(run["data"]) / page.NAME if run.get("data") else None
+    parts = [tag("p", run["model"], class_="dim"), tag("p", run.get("ended") or "")]
+    if data and data.is_file():
+        parts.append(tag("p", "Trained on ", page.link("this data", data, path), "."))
+    return join(parts)
 
 
 def _tiles(run: dict) -> Markup:
@@ -48,13 +61,15 @@ def _tiles(run: dict) -> Markup:
         (_figure(run.get("loss")), "training loss"),
         (_figure(run.get("held_out")), "held-out loss"),
         (duration(run["wall_s"]), "in all"),
-        (dollars(run["cost_usd"]) if run["cost_usd"] >= 1 else f"${run['cost_usd']:.3g}", "spent"),
+        (_spent(run["cost_usd"]), "spent"),
         (f"{100 * run['goodput']:.1f}%" if run.get("goodput") is not None else "", "of the time in new steps"),
     ]
     boxes = [tag("div", tag("b", big), tag("span", small), class_="tile") for big, small in tiles if big]
-    return join(
-        [tag("p", run["model"], class_="dim"), tag("p", run.get("ended") or ""), tag("div", *boxes, class_="tiles")]
-    )
+    return tag("div", *boxes, class_="tiles")
+
+
+def _spent(usd: float) -> str:
+    return dollars(usd) if usd >= 1 else f"${usd:.3g}" if usd else ""
 
 
 def _figure(value: float | None) -> str:
@@ -73,17 +88,28 @@ def _resumes(summary: dict) -> list[float]:
 
 def _loss(summary: dict) -> Markup:
     held_out = summary.get("held_out") or {}
-    mean = [Curve("held out", held_out.get("", ()))]
+    mean, nats = [Curve("held out", held_out.get("", ()))], {"unit": "nats a token", "shown": _nats}
     charts = [
         chart.lines(
-            [_curve(summary, "step", "loss", "training"), *mean], "Loss by step", marks=_resumes(summary), shown=_nats
+            [_curve(summary, "step", "loss", "training"), *mean],
+            "Loss by step",
+            **_BY_STEP,
+            **nats,
+            marks=_resumes(summary),
         ),
-        chart.lines([_curve(summary, "tokens", "loss", "training")], "Loss by tokens", shown=_nats),
-        chart.lines([_curve(summary, "cost_usd", "loss", "training")], "Loss by dollars", shown=_nats, shown_x=_usd),
+        chart.lines([_curve(summary, "tokens", "loss", "")], "Training loss by tokens", along="tokens", **nats),
     ]
+    if _is_paid(summary):
+        by_usd = [_curve(summary, "cost_usd", "loss", "")]
+        charts.append(chart.lines(by_usd, "Training loss by dollars", along="dollars", **nats, shown_x=_usd))
     sources = [Curve(name, points) for name, points in held_out.items() if name]
-    charts.append(chart.lines(sources[:6], "Held-out loss by source", shown=_nats))
+    charts.append(chart.lines(sources[:6], "Held-out loss by source", **_BY_STEP, **nats))
     return _grid(charts)
+
+
+def _is_paid(summary: dict) -> bool:
+    """True if the machine has a price. Without one, dollars say nothing."""
+    return summary["run"]["cost_usd"] > 0
 
 
 def _nats(value: float) -> str:
@@ -128,14 +154,17 @@ def _bill(summary: dict) -> Markup:
             count(row["last_step"]),
             human(row["tokens"]),
             f"{_figure(row['loss_begin'])} → {_figure(row['loss_end'])}",
-            f"{row['hours']:.3g}",
-            f"${row['usd']:.4g}",
-            f"${row['usd_per_point']:.4g}" if row["usd_per_point"] is not None else "",
+            hours(row["hours"]),
+            *([dollars(row["usd"]), _price(row["usd_per_point"])] if _is_paid(summary) else []),
         )
         for row in latest.values()
     ]
-    head = ("phase", "to step", "tokens", "loss", "hours", "cost", "cost of a point of loss")
+    head = ("phase", "to step", "tokens", "loss", "time", *(["cost", "cost of a nat"] if _is_paid(summary) else []))
     return table(head, rows, "Bill") if rows else Markup("")
+
+
+def _price(usd: float | None) -> str:
+    return "" if usd is None else dollars(usd)
 
 
 def _futures(summary: dict) -> Markup:
@@ -147,13 +176,12 @@ def _futures(summary: dict) -> Markup:
             row["name"],
             count(row["step"]),
             f"{row['loss']:.3f} ({row['low']:.3f} to {row['high']:.3f})",
-            f"{row['hours']:.2f}",
-            dollars(row["usd"]),
-            dollars(row["usd_per_centinat"]) if row.get("usd_per_centinat") is not None else "",
+            hours(row["hours"]),
+            *([dollars(row["usd"]), _price(row.get("usd_per_centinat"))] if _is_paid(summary) else []),
         )
         for row in found.get("rows", ())
     ]
-    head = ("future", "to step", "loss (80%)", "hours", "cost", "cost of 0.01 nats")
+    head = ("future", "to step", "loss (80%)", "time", *(["cost", "cost of 0.01 nats"] if _is_paid(summary) else []))
     advice = tag("p", found.get("advice", ""))
     return join([advice, table(head, rows, "Futures")]) if rows else advice
 
@@ -181,11 +209,11 @@ def _temperature(value: float | None) -> str:
 def _speed(summary: dict) -> Markup:
     marks = _resumes(summary)
     charts = [
-        chart.lines([_curve(summary, "step", "lr", "learning rate")], "Learning rate", shown=_nats),
-        chart.lines([_curve(summary, "step", "grad_norm", "gradient norm")], "Gradient norm", marks=marks, shown=_nats),
-        chart.lines([_curve(summary, "step", "tokens_per_second", "tokens a second")], "Tokens a second", marks=marks),
+        chart.lines([_curve(summary, "step", "lr", "")], "Learning rate", **_BY_STEP, shown=_nats),
+        chart.lines([_curve(summary, "step", "grad_norm", "")], "Gradient norm", **_BY_STEP, marks=marks, shown=_nats),
+        chart.lines([_curve(summary, "step", "tokens_per_second", "")], "Tokens a second", **_BY_STEP, marks=marks),
         chart.lines(
-            [_curve(summary, "step", "mfu_palm", "MFU")], "MFU (PaLM)", marks=marks, shown=lambda v: f"{100 * v:.0f}%"
+            [_curve(summary, "step", "mfu_palm", "")], "MFU (PaLM)", **_BY_STEP, marks=marks, shown=lambda v: f"{v:.0%}"
         ),
     ]
     return _grid(charts)
@@ -219,6 +247,14 @@ def _spikes(summary: dict) -> Markup:
     return join(parts)
 
 
+def _date(time: str) -> str:
+    """A time as in run.json, to the minute: 2026-11-22T20:07:03.394+00:00 -> 2026-11-22 20:07 UTC."""
+    try:
+        return datetime.datetime.fromisoformat(time).astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return time
+
+
 def _starts(summary: dict) -> Markup:
     rows = []
     for row in summary.get("starts") or ():
@@ -228,6 +264,6 @@ def _starts(summary: dict) -> Markup:
         changed, ended = (
             cell(text, kind="text") for text in ("; ".join(row.get("changed") or ()), row.get("ended") or "")
         )
-        rows.append((row["time"], count(row["step"]), device, price, commit, changed, ended))
+        rows.append((_date(row["time"]), count(row["step"]), device, price, commit, changed, ended))
     head = ("start", "after step", "devices", "an hour", "code", "changed since the start before", "ended")
     return table(head, rows, "Starts") if rows else Markup("")

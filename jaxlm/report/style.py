@@ -2,10 +2,10 @@
 
 CSS = """
 :root { color-scheme: light dark; --back: #fff; --soft: #f4f5f7; --line: #d9dce1; --ink: #1b1e23; --dim: #5b626d;
-  --kept: #2b6cb0; --gone: #d98c2b; --failed: #c0392b; --heat-ink: #d98c2b;
+  --kept: #2b6cb0; --gone: #d98c2b; --failed: #c0392b; --heat-ink: #d98c2b; --shade: #0004;
   --c0: #2b6cb0; --c1: #c0631f; --c2: #2f855a; --c3: #8a4fb0; --c4: #b83280; --c5: #6b7280; }
 @media (prefers-color-scheme: dark) { :root { --back: #15171b; --soft: #1e2127; --line: #353a43; --ink: #e6e8ec;
-  --dim: #a0a7b3; --kept: #5a9bdc; --gone: #d9994a; --failed: #e57366; --heat-ink: #c9812b;
+  --dim: #a0a7b3; --kept: #5a9bdc; --gone: #d9994a; --failed: #e57366; --heat-ink: #c9812b; --shade: #fff5;
   --c0: #63a4e6; --c1: #e39a5c; --c2: #5fc08d; --c3: #b78be0; --c4: #ec7fb8; --c5: #a3aab6; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 72rem; padding: 1rem; background: var(--back); color: var(--ink);
@@ -17,14 +17,19 @@ nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: 1rem 0; padding: 
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .6rem; margin: 1rem 0; }
 .tile { background: var(--soft); border-radius: .4rem; padding: .6rem .8rem; }
 .tile b { display: block; font-size: 1.4rem; line-height: 1.2; } .tile span { color: var(--dim); font-size: .85rem; }
-.scroll { overflow-x: auto; margin: .6rem 0; }
+/* Shadows at the edges behind which a table goes on; the two covers move with the table, and hide them at its ends. */
+.scroll { overflow-x: auto; margin: .6rem 0; background:
+  linear-gradient(to right, var(--back) 40%, transparent) left / 3rem 100% local no-repeat,
+  linear-gradient(to left, var(--back) 40%, transparent) right / 3rem 100% local no-repeat,
+  linear-gradient(to right, var(--shade), transparent) left / 1rem 100% no-repeat,
+  linear-gradient(to left, var(--shade), transparent) right / 1rem 100% no-repeat; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap;
   vertical-align: top; unicode-bidi: isolate; }
 th { font-weight: 600; } thead th { color: var(--dim); font-weight: 500; }
 tbody th, .text { text-align: left; } td.text { white-space: normal; min-width: 8rem; max-width: 40rem; }
 td.text code { overflow-wrap: anywhere; }
-tbody th { position: sticky; left: 0; background: var(--back); max-width: 14rem; overflow: hidden; text-overflow: ellipsis; }
+tbody th { position: sticky; left: 0; background: var(--back); max-width: 24rem; overflow: hidden; text-overflow: ellipsis; }
 .nowrap { white-space: nowrap; display: inline-block; }
 .zero { color: var(--dim); opacity: .6; }
 .heat { background: color-mix(in srgb, var(--heat-ink) calc(var(--heat) * .75), transparent); }
@@ -49,8 +54,11 @@ figure { margin: 1rem 0; break-inside: avoid; } figcaption { font-size: .9rem; m
 .plot { position: relative; padding: .4rem .8rem 1.6rem 3.6rem; }
 .plot svg { display: block; width: 100%; height: 13rem; overflow: visible; }
 .plot path { fill: none; vector-effect: non-scaling-stroke; } .grid { stroke: var(--line); }
+.dot { stroke-width: 6; stroke-linecap: round; }
 .mark { stroke: var(--dim); stroke-dasharray: 2 3; } .line { stroke-width: 1.6; stroke-linejoin: round; }
 .dotted { stroke-dasharray: 4 4; }
+.along { font-size: .75rem; color: var(--dim); text-align: center; padding-left: 2.8rem; }
+.unit { margin-left: .8rem; }
 .ys, .xs { position: absolute; font-size: .75rem; color: var(--dim); font-variant-numeric: tabular-nums; }
 .ys { left: 0; top: .4rem; bottom: 1.6rem; width: 3.2rem; }
 .ys span { position: absolute; right: 0; transform: translateY(-50%); }
@@ -62,6 +70,7 @@ path.c4 { stroke: var(--c4); } path.c5 { stroke: var(--c5); }
 .key.c4, .bar .c4 { background: var(--c4); } .key.c5, .bar .c5 { background: var(--c5); } .bar.wide { height: 1.2rem; }
 .beside { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 18rem), 1fr)); gap: .8rem; }
 @media (max-width: 40rem) { body { padding: .7rem; } .columns .row { grid-template-columns: 6.5rem 1fr 4rem; }
-  tbody th { max-width: 8rem; } }
+  th, td { padding: .3rem .4rem; } tbody th { max-width: 8rem; } .bar { min-width: 3rem; }
+  td.text:has(> .bar) { min-width: 3rem; } }
 @media print { .scroll { overflow: visible; } }
 """

@@ -1,13 +1,13 @@
 """Says what is about to happen when a run starts, and after a few steps how long it will take."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from clu import parameter_overview
 from jax.sharding import Mesh
 
 from jaxlm import tree
-from jaxlm.config import Config, TrainConfig
+from jaxlm.config import Config
 from jaxlm.console import dollars, duration, gigabytes, human
 from jaxlm.data.passes import MOST as MOST_PASSES
 from jaxlm.data.shards import DataDir
@@ -17,7 +17,7 @@ from jaxlm.plan.params import count_params
 from jaxlm.processes import say
 from jaxlm.step.parts import Parts
 from jaxlm.train.clock import DATA, EVALUATE, REPEATED, SAVE, STEP, Clock
-from jaxlm.train.loop import Watch
+from jaxlm.train.loop import Hook, Watch, between_s
 
 _SOURCES = 6  # that are named; there may be dozens
 _FIRST_S, _FIRST_STEPS = 5.0, 2  # of training, until its rate is known
@@ -132,10 +132,12 @@ def stacked_shapes(params: dict) -> dict:
 class FirstRate(Watch):
     """Says once, as soon as a few steps tell, how long the run takes and what it costs.
 
-    Evaluations and saves count as they did in earlier starts of the run. Before there were any, nobody knows their time.
+    Evaluations, samples and saves count as they took so far, in this start or else in earlier ones. Before there were any,
+    nobody knows their time.
 
     Args:
-      train: the run's length.
+      hooks: what runs between the steps.
+      steps: the last step of the run.
       spent: () -> (seconds, dollars) of all starts so far.
       usd_per_hour: the price of this start.
       say: shows a line.
@@ -144,14 +146,16 @@ class FirstRate(Watch):
     def __init__(
         self,
         clock: Clock,
-        train: TrainConfig,
+        hooks: Sequence[Hook],
+        steps: int,
         spent: Callable[[], tuple[float, float]],
         usd_per_hour: float,
         say: Callable[[str], None],
     ):
-        self._clock, self._train, self._spent, self._price, self._say = clock, train, spent, usd_per_hour, say
+        self._clock, self._hooks, self._end = clock, hooks, steps
+        self._spent, self._price, self._say = spent, usd_per_hour, say
         self._mark: tuple[int, float] | None = None
-        self._between = 0.0  # seconds of evaluations and saves for each step
+        self._between = 0.0  # seconds of evaluations and saves for each step of earlier starts
         self._said = False
 
     def __call__(self, step: int, record: dict[str, float]) -> None:
@@ -164,17 +168,16 @@ class FirstRate(Watch):
             self._between = (seconds[EVALUATE] + seconds[SAVE]) / (step - 1) if step > 1 else 0.0
             return
         steps, took = step - self._mark[0], training - self._mark[1]
-        left = self._train.steps - step
+        left = self._end - step
         if steps < _FIRST_STEPS or took < _FIRST_S or not left:
             return
         self._said = True
-        remaining = left * (took / steps + self._between)
+        between = between_s(self._hooks, self._clock, step, self._end) or left * self._between
+        remaining = left * took / steps + between
         usd = self._spent()[1] + remaining / 3600 * self._price
         cost = f", {dollars(usd)} for the whole run" if self._price else ""
-        without = "" if self._between else ", evaluations and saves apart"
-        self._say(
-            f"{_seconds(took / steps)} a step: {duration(remaining)} to step {self._train.steps:,}{cost}{without}"
-        )
+        without = "" if between else ", evaluations and saves apart"
+        self._say(f"{_seconds(took / steps)} a step: {duration(remaining)} to step {self._end:,}{cost}{without}")
 
 
 def _seconds(seconds: float) -> str:

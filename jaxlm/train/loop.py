@@ -170,7 +170,12 @@ class Run:
 
     def between_s(self, step: int) -> float:
         """Returns the seconds that hooks will take from `step` on, if they take as long as they did so far."""
-        return sum(hook.left(step, self.steps) * self.clock.usual_s(hook.name) for hook in self.hooks)
+        return between_s(self.hooks, self.clock, step, self.steps)
+
+
+def between_s(hooks: Sequence[Hook], clock: Clock, step: int, end: int) -> float:
+    """Returns the seconds that hooks will take from `step` to `end`, if they take as long as they did so far; 0 if unknown."""
+    return sum(hook.left(step, end) * clock.usual_s(hook.name) for hook in hooks)
 
 
 def run(run: Run, state: TrainState) -> tuple[TrainState, Ending]:

@@ -4,16 +4,15 @@ import dataclasses
 import pathlib
 from collections.abc import Collection, Sequence
 
-import jax
-
-from jaxlm.config import HardwareConfig, OptimConfig, StopConfig, TrainConfig
+from jaxlm.config import Config, HardwareConfig, OptimConfig, StopConfig, TrainConfig
 from jaxlm.plan import forecast, futures
 from jaxlm.processes import from_first
 from jaxlm.report import run as page
+from jaxlm.report.page import NAME
 from jaxlm.step import optim
 from jaxlm.train import metrics, summary
 from jaxlm.train.futures import look
-from jaxlm.train.loop import Ending, Hook, Moment
+from jaxlm.train.loop import Hook, Moment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +48,21 @@ class Outlook:
         except (ValueError, ArithmeticError) as error:
             return forecast.TooEarly(f"no forecast: {error}")
 
-    def summary(self, step: int, stop: StopConfig) -> dict:
-        """Returns all that the report shows of the run after `step`."""
+    def summary(self, stop: StopConfig) -> dict:
+        """Returns all that the report shows of the run now."""
         gathered = summary.gather(self.folder)
+        step = gathered["run"]["step"]
         if not 0 < step < self.steps:
             return gathered
         found = self.futures(step)
         return gathered | {"futures": futures.summary(found, futures.advice(found, stop.usd_per_centinat), step)}
+
+
+def write(config: Config, folder: pathlib.Path) -> pathlib.Path:
+    """Writes RUN/report.html, and returns its path."""
+    look = of_run(folder, config.optim, config.train, config.hardware)
+    page.write(folder / NAME, look.summary(config.stop))
+    return folder / NAME
 
 
 def of_run(folder: pathlib.Path, config: OptimConfig, train: TrainConfig, hardware: HardwareConfig) -> Outlook:
@@ -65,7 +72,7 @@ def of_run(folder: pathlib.Path, config: OptimConfig, train: TrainConfig, hardwa
 
 
 class Report(Hook):
-    """Shows the three futures at the end of each phase, and writes RUN/report.html there and when the run ends.
+    """Shows the three futures at the end of each phase.
 
     Args:
       milestones: the last steps of the phases.
@@ -90,11 +97,3 @@ class Report(Hook):
         found = self._outlook.futures(step)
         shown = [] if isinstance(found, forecast.TooEarly) else futures.table(found)
         return [*shown, f"forecast: {futures.advice(found, self._stop.usd_per_centinat).line}"]
-
-    def close(self, moment: Moment, ending: Ending) -> None:
-        if jax.process_index():
-            return
-        try:
-            page.write(self._outlook.folder / "report.html", self._outlook.summary(moment.step, self._stop))
-        except Exception as error:  # no page is worth losing a run
-            moment.say(f"report.html is not written: {type(error).__name__}: {error}")

@@ -59,10 +59,10 @@ def _latest(records: list[dict]) -> dict:
 
 
 def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) -> dict[str, typing.Any]:
-    shape, steps = "", 0
+    shape, steps, data = "", 0, ""
     with contextlib.suppress(ConfigError, OSError):
         config = config_lib.resolve(config_files.from_run(folder / "config.json"))
-        model, train, steps = config.model, config.train, config.train.steps
+        model, train, steps, data = config.model, config.train, config.train.steps, config.data.dir
         shape = f"{model.family}, {model.n_layers} layers of d {model.d_model}, "
         shape += f"{train.batch_size} rows of {train.seq_len} tokens a step"
     last = _latest(records)
@@ -72,6 +72,7 @@ def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) 
     return {
         "name": folder.resolve().name,
         "model": shape,
+        "data": data,
         "step": records[-1]["step"] if records else 0,
         "steps": steps,
         "tokens": records[-1].get("tokens", 0) if records else 0,

@@ -188,7 +188,7 @@ def test_the_number_of_workers_does_not_matter(corpus, done, tmp_path, workers):
 
 def test_a_second_run_does_nothing_and_another_recipe_is_refused(corpus, done):
     assert run(corpus, done.path).sha256 == done.sha256
-    with pytest.raises(ConfigError, match=r"prepared with stage near = .*set another data.dir"):
+    with pytest.raises(ConfigError, match=r"prepared with stage near = .*set another --config.data.dir"):
         run(corpus, done.path, "prepare.stages.near.threshold=0.7")
 
 
@@ -297,11 +297,11 @@ def test_a_failing_task_is_named_and_what_is_done_stays(corpus, done, tmp_path, 
     calls = []
     original = engine.run
 
-    def until_joins(engine, folder, phase, function, tasks, log):
+    def until_joins(engine, folder, phase, function, tasks):
         calls.append(phase)
         if phase == "joins" and calls.count("joins") == 1:
             next((folder / "pairs").glob("*.parquet")).write_bytes(b"garbage")
-        original(engine, folder, phase, function, tasks, log)
+        original(engine, folder, phase, function, tasks)
 
     monkeypatch.setattr(engine, "run", until_joins)
     with pytest.raises(RunError, match=r"joins: task 0 of 1 failed \(.*its log is .*task_00000.log"):

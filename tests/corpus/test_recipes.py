@@ -29,7 +29,7 @@ def test_the_first_difference_is_told(built, wanted, told):
     with pytest.raises(ConfigError) as error:
         check(built, wanted)
     assert str(error.value) == (
-        f"DATA was made with {told}; set another data.dir, or delete {pathlib.Path('DATA/m.json')} to make it anew"
+        f"DATA was made with {told}; set another --config.data.dir, or delete {pathlib.Path('DATA/m.json')} to make it anew"
     )
 
 

@@ -65,7 +65,7 @@ def test_weights_may_change_without_a_rebuild(corpus, tmp_path):
 
 def test_another_recipe_is_refused_and_named(corpus, tmp_path):
     corpus.build(tmp_path / "d")
-    with pytest.raises(ConfigError, match=r"built with vocab_size = 325, now it is 330; set another data.dir"):
+    with pytest.raises(ConfigError, match=r"built with vocab_size = 325, now it is 330; set another --config.data.dir"):
         corpus.build(tmp_path / "d", vocab_size=330)
     fewer = dataclasses.replace(corpus, sources=corpus.sources[:2])
     with pytest.raises(ConfigError, match=r"source code = .*now it is nothing"):

@@ -105,3 +105,11 @@ def test_raw_files_are_prepared_first(tmp_path):
     assert said == [f"{texts}: not read: 1 .md; jaxlm prepare {texts} --out=DATA takes them in"]
     (texts / "README.md").unlink()
     assert f"no data that jaxlm made: --config.data.path={texts}" in refused("quickstart", f"data.dir={texts}")
+
+
+def test_the_command_that_trains_on_the_data(tmp_path):
+    assert given.training("quickstart", ["data.dir=my data"]) == "jaxlm train quickstart '--config.data.dir=my data'"
+    for word in ("data/techdocs", "configs/data/techdocs.py"):
+        assert given.training(word, []) == "jaxlm train techdocs_35m"
+        assert given.training(word, ["data.dir=d", "seed=1"]) == "jaxlm train techdocs_35m --config.data.dir=d"
+    assert given.training("data/gpuburnout", []) == "jaxlm train gpuburnout_1b"

@@ -1,9 +1,14 @@
 """The data of a config: made, opened, and in which mixture."""
 
+import hashlib
+import json
+
 import pytest
 
 from jaxlm import config, config_files
 from jaxlm.config import Config, ConfigError, PrepareSourceConfig, SourceConfig
+from jaxlm.corpus import documents
+from jaxlm.corpus.stage import Document
 from jaxlm.data.open import make_data, open_mixture
 
 
@@ -13,7 +18,7 @@ def resolve(folder, *overrides: str) -> Config:
 
 def open_as(c: Config, prepared=(), sources=()):
     """`open_mixture` with these weights in prepare.sources and data.sources."""
-    stages = PrepareSourceConfig("x", "auto", "text", (), 0, 0.0, 0, ())
+    stages = PrepareSourceConfig("x", "auto", "text", (), 0, 0.0, 0, (), ())
     prepare = {name: type(stages)(**{**vars(stages), "weight": weight}) for name, weight in prepared}
     data = {name: SourceConfig("", weight) for name, weight in sources}
     sections = (
@@ -54,6 +59,27 @@ def test_data_that_is_there_is_opened_and_not_made_again(corpus, tmp_path):
     assert not any(line.startswith("wrote") for line in said)
     with pytest.raises(ConfigError, match="seed"):
         make(resolve(tmp_path, "seed=4", *keys), said.append)
+
+
+def test_a_folders_documents_are_weighed_by_what_is_left(tmp_path, make_document):
+    entries = {}
+    for name, count in (("html", 30), ("text", 9), ("markdown", 1)):
+        writer = documents.DocumentWriter(tmp_path / "documents" / name / "00000.parquet")
+        for i in range(count):
+            writer.add(
+                Document(f"{name} page {i} " + " ".join(make_document(name, 100 * i + k) for k in range(3)), f"{i}")
+            )
+        writer.close()
+        path = tmp_path / "documents" / name / "00000.parquet"
+        file = {"file": f"documents/{name}/00000.parquet", "size": path.stat().st_size}
+        file |= {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "documents": count}
+        entries[name] = {"kept": {"documents": count, "bytes": 1}, "files": [file]}
+    (tmp_path / "prepared.json").write_text(json.dumps({"format": 1, "recipe": {}, "sources": entries}))
+    documents.write_mixture(tmp_path, {"html": 6.5, "text": 2.25, "markdown": 0.25})
+    c, said = resolve(tmp_path, "data.val_fraction=0.1"), []
+    make(c, said.append)
+    assert open_as(c)[1] == {"html": 6.5, "text": 2.25}
+    assert "left out: markdown, of which one document is left; at least two are needed, to hold one out" in said
 
 
 def test_without_sources_nothing_is_made(tmp_path):

@@ -1,14 +1,20 @@
 """Every text comes back; control ids are out of reach of text; bytes are counted; models are deterministic."""
 
 import io
+import os
+import pathlib
 import pickle
 import random
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 import sentencepiece as spm
 
-from jaxlm.config import CHAT_TOKENS, ConfigError
+from jaxlm.config import CHAT_TOKENS, ConfigError, RunError
 from jaxlm.data import tokenizer
 
 HARD = [
@@ -256,3 +262,52 @@ def test_models_made_elsewhere_are_not_cut_into_words(training_texts, changes):
     assert not other._by_word
     text = "a b a b a b " * 20 + "ba"
     assert other.encode(text) == other._sp.encode(text)
+
+
+def test_the_process_that_trains_gives_what_sentencepiece_gives_in_this_one(training_texts):
+    model = io.BytesIO()
+    settings = {"vocab_size": 400, "byte_fallback": True, "num_threads": 2, "minloglevel": 2, "pad_id": -1}
+    lines = list(tokenizer._training_lines(training_texts))
+    spm.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=model, **settings)
+    assert tokenizer._train_apart(lines, settings) == (0, model.getvalue(), "")
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+TRAINS = """
+import random
+from jaxlm.data import tokenizer
+letters = "abcdefghijklmnopqrstuvwxyz"
+rng = random.Random(0)
+words = ["".join(rng.choices(letters, k=rng.randint(3, 12))) for _ in range(150000)]
+try:
+    tokenizer.train_tokenizer([" ".join(words)], vocab_size=20000, chat_tokens=False, model_type="unigram")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="reads Linux's list of processes")
+def test_ctrl_c_while_it_trains_is_told_as_such_at_once():
+    with subprocess.Popen([sys.executable, "-c", TRAINS], stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            began = time.monotonic()
+            while not (trainers := children(parent.pid)):
+                assert parent.poll() is None
+                assert time.monotonic() - began < 60
+                time.sleep(0.01)
+            time.sleep(0.5)
+            assert children(parent.pid) == trainers, "it ended before it could be stopped"
+            parent.send_signal(signal.SIGINT)
+            assert parent.communicate(timeout=10)[0] == "interrupted\n"
+            assert not any(os.path.exists(f"/proc/{pid}") for pid in trainers)
+        finally:
+            parent.kill()
+
+
+def test_a_trainer_that_is_killed_may_do_better_the_next_time(training_texts, monkeypatch):
+    monkeypatch.setattr(tokenizer, "_train_apart", lambda lines, settings: (-9, b"", ""))
+    with pytest.raises(RunError, match="killed by signal 9, perhaps for memory"):
+        tokenizer.train_tokenizer(training_texts, vocab_size=400, chat_tokens=False)

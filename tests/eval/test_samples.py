@@ -82,3 +82,37 @@ def test_a_prompt_longer_than_the_context_is_refused_at_once(parts, tmp_path):
     long = dataclasses.replace(c.sample, prompts=("one", "one two " * 50))
     with pytest.raises(config.ConfigError, match=r"prompt 1 has \d+ tokens and leaves no room in the context"):
         samples.make(long, c.seed, model, data, tmp_path)
+
+
+def test_a_stream_gives_the_same_texts_in_whole_characters(parts):
+    c, model, params, data = parts
+    prompts = ["one", "two", "one"]
+    given = (
+        model,
+        params,
+        data.tokenizer(),
+        prompts,
+        dataclasses.replace(c.sample, temperature=2.0, top_k=0, top_p=1.0),
+        1,
+    )
+    expected = samples.continue_prompts(*given)
+    stream, texts, order = samples.Stream(*given), [""] * len(prompts), []
+    for row, piece in stream:
+        assert piece
+        texts[row] += piece
+        order.append(row)
+    assert texts == expected
+    assert any("\ufffd" in text for text in texts)  # bytes that are no character are shown in the end
+    assert order == sorted(order)
+    assert order.count(0) > 3
+    assert 0 < stream.tokens <= 33
+    assert stream.seconds > 0
+
+
+def test_a_character_is_shown_when_all_its_bytes_are_there(parts):
+    c, model, params, data = parts
+    stream = samples.Stream(model, params, data.tokenizer(), ["one"], c.sample, 0)
+    ids = data.tokenizer().encode("\u20ac!")  # three bytes, none of which the tokenizer knows as a piece
+    assert len(ids) >= 4
+    stream._chunks = iter([[[i]] for i in ids])
+    assert list(stream) == [(0, "\u20ac"), (0, "!")]

@@ -220,6 +220,27 @@ def test_sharded_parameters_generate_the_same():
         assert generate(model, split, PROMPTS, max_new_tokens=6) == expected
 
 
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_a_stream_gives_the_same_tokens_a_few_at_a_time(on_cpu):
+    model, params = built(max_seq_len=256)
+    expected = generate(model, params, PROMPTS, max_new_tokens=140, temperature=1.0, seed=3, stop_ids=(9,))
+    generator = generate_module.Generator(model, params)
+    generator.on_cpu, settings = on_cpu, tiny.sample_config(max_new_tokens=140, temperature=1.0)
+    got, chunks = [[] for _ in PROMPTS], list(generator.stream(PROMPTS, settings, stop_ids=(9,), seed=3))
+    for chunk in chunks:
+        assert all(len(new) <= (1 if on_cpu else 8) for new in chunk)
+        for row, new in zip(got, chunk, strict=True):
+            row += new
+    assert got == expected
+    assert len({len(row) for row in got}) > 1  # a row ended before the others
+    before = generate_module._advance._cache_size()
+    list(generator.stream(PROMPTS, tiny.sample_config(max_new_tokens=130, temperature=0.5), stop_ids=(9,), seed=4))
+    assert generate_module._advance._cache_size() == before
+    assert list(generator.stream([], settings)) == []
+    with pytest.raises(config.ConfigError, match="prompt 0 has no tokens"):  # before anything is asked of it
+        generator.stream([[]], settings)
+
+
 def test_bad_input_is_one_clear_line():
     model, params = built()
     for prompts, settings, message in (

@@ -36,3 +36,15 @@ def test_batches_that_the_run_passed_over_are_no_steps(capsys, data, tmp_path):
         shown = trace(capsys, data, run, step)
         assert shown == trace(capsys, data, plain, batch)
         assert step == batch or shown != trace(capsys, data, plain, step)
+
+
+def test_a_step_beyond_the_run_is_said(capsys, data, tmp_path):
+    argv = ["trace", "quickstart", f"--config.workdir={tmp_path}", f"--config.data.dir={data.path}"]
+    argv += ["--config.train.seq_len=32", "--config.train.batch_size=2"]
+    assert cli.main([*argv, "--step=521"]) == 2
+    assert "--step=521: the run ends at step 520 (train.steps)" in capsys.readouterr().err
+    (tmp_path / "metrics.jsonl").write_text('{"step": 10}\n{"step": 20}\n')
+    assert cli.main([*argv, "--step=20"]) == 0
+    assert "to come" not in capsys.readouterr().err
+    assert cli.main([*argv, "--step=21"]) == 0
+    assert f"step 21 is still to come, {tmp_path} is at step 20: this" in capsys.readouterr().err

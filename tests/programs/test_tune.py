@@ -110,7 +110,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, capsys, monkeypatch):
 
 
 def test_what_does_not_fit_ends_in_one_line(tmp_path, capsys):
-    assert tune(tmp_path, **{"tune.memory_gb": 1e-6, "train.microbatch_size": -1}) == 1
+    assert tune(tmp_path, **{"tune.memory_gb": 1e-6, "train.microbatch_size": -1}) == 2
     assert "nothing fits into 0.00 GB a device" in capsys.readouterr().err
 
 

@@ -123,6 +123,14 @@ def test_what_is_not_there_has_no_section(tmp_path, summary):
     assert "No stage changed any document." in shown.text
 
 
+def test_it_links_to_the_run_and_says_what_it_leaves_out(tmp_path, summary):
+    summary |= {"run": str(tmp_path / "runs/<one>"), "left_out": "audit & more"}
+    _, shown = written(tmp_path, summary)
+    assert ("href", "../runs/%3Cone%3E/report.html") in shown.attributes
+    assert "run <one>" in shown.text
+    assert "Left out: audit & more." in shown.text
+
+
 def test_examples_clusters_junk_and_tokenizer_fit(tmp_path, summary):
     stage = {"stage": "near", "reason": "near duplicate", "detail": "J=.83 with a.html"}
     summary["examples"] = [{"source": "web", **stage, "id": f"page-{i}", "excerpt": f"words {i}"} for i in range(3)]

@@ -2,31 +2,9 @@
 
 import re
 
-from jaxlm.report import run as page
+from tiny_pages import RUN, SUMMARY
 
-RUN = {
-    "name": "<1b>", "model": "llama", "step": 40, "steps": 60, "tokens": 5e6, "loss": 2.5, "held_out": None,
-    "best": None, "wall_s": 100.0, "cost_usd": 1.25, "goodput": 0.75, "ended": "",
-}  # fmt: skip
-SUMMARY = {
-    "run": RUN,
-    "curves": {
-        "step": [1, 20, 40], "tokens": [1e5, 2e6, 5e6], "cost_usd": [0.1, 0.5, 1.25], "loss": [9.0, None, 2.5],
-        "grad_norm": [3.0, 2.0, 1.0], "lr": [1e-4, 3e-4, 1e-5], "tokens_per_second": [None, 900.0, 1000.0],
-        "mfu_palm": [None, None, None],
-    },
-    "held_out": {"": [(20, 4.0), (40, 3.0)], "prose": [(20, 4.1), (40, 3.1)]},
-    "activities": {"step": 75.0, "compile": 25.0, "hung": 0.0},
-    "phases": [{"phase": "wake", "last_step": 20, "tokens": 2e6, "loss_begin": 9.0, "loss_end": 4.0, "hours": 0.01, "usd": 0.5,
-                "usd_per_point": 0.1}],
-    "futures": {"advice": "go on", "rows": [{"name": "to the plan", "step": 60, "loss": 2.4, "low": 2.3, "high": 2.5,
-                                             "hours": 0.1, "usd": 0.6, "usd_per_centinat": 0.06}]},
-    "samples": {"Once <b>": [{"step": 20, "temperature": 0.0, "text": "upon"}, {"step": 40, "temperature": 0.7, "text": "a"}]},
-    "spikes": [{"step": 30, "batch": 31, "loss": 7.0, "score": 12.0, "documents": ["a.txt:1"]}],
-    "rollbacks": [{"steps": [30, 35], "to": 20, "batches": [31, 36], "why": "a spike"}],
-    "starts": [{"time": "2026", "step": 20, "usd_per_hour": 2.0, "device": "H200", "devices": 1, "commit": "0123456789",
-                "dirty": True, "ended": ""}],
-}  # fmt: skip
+from jaxlm.report import run as page
 
 
 def titles(text: str) -> list[str]:
@@ -53,7 +31,30 @@ def test_a_whole_summary_makes_every_section(tmp_path):
     ):
         assert words in text, words
     assert text.count("<figure") == 4 + 3 + 1  # loss four times, rate, norm and speed, the time
+    assert "2026-11-22 20:07 UTC" in text
+    assert text.count(">steps</div>") == 2 + 3
     assert text.count('class="mark"') >= 1  # the start after step 20
+
+
+def test_without_a_price_nothing_tells_of_dollars(tmp_path):
+    """A machine of one's own costs nothing that the run knows of: no line at $0, no columns of $0.00."""
+    page.write(tmp_path / "paid.html", SUMMARY)
+    page.write(tmp_path / "free.html", SUMMARY | {"run": RUN | {"cost_usd": 0.0}})
+    paid, free = ((tmp_path / name).read_text() for name in ("paid.html", "free.html"))
+    for words in ("loss by dollars", "cost of a nat", "cost of 0.01 nats", ">spent<"):
+        assert (words in paid, words in free) == (True, False), words
+    assert free.count("$") == 1  # the price of a start, which was one
+
+
+def test_the_page_links_to_that_of_its_data_if_there_is_one(tmp_path):
+    data = tmp_path / "my data"
+    data.mkdir()
+    summary = {"run": RUN | {"data": str(data)}}
+    page.write(tmp_path / "run/report.html", summary)
+    assert "Trained on" not in (tmp_path / "run/report.html").read_text()
+    (data / "report.html").write_text("")
+    page.write(tmp_path / "run/report.html", summary)
+    assert '<a href="../my%20data/report.html">' in (tmp_path / "run/report.html").read_text()
 
 
 def test_the_page_needs_no_script_and_no_request(tmp_path):

@@ -11,7 +11,7 @@ from jaxlm.models import hardware
 from jaxlm.plan import machines
 from jaxlm.plan.admission import Program
 from jaxlm.plan.room import Room
-from jaxlm.train import announcement, clock
+from jaxlm.train import announcement, clock, loop
 
 
 @pytest.fixture
@@ -91,11 +91,22 @@ class Time:
     def seconds(self) -> dict[str, float]:
         return dict(self.spent)
 
+    def usual_s(self, detail: str) -> float:
+        return {"often": 7.0}.get(detail, 0.0)
 
-def rate(time, price=0.0, first=1, steps=1000, each=3.0, most=20):
+
+class Often(loop.Hook):
+    """Ten times more."""
+
+    name = "often"
+
+    def left(self, step: int, end: int) -> float:
+        return 10
+
+
+def rate(time, price=0.0, first=1, steps=1000, each=3.0, most=20, hooks=()):
     lines = []
-    c = quickstart(f"train.steps={steps}", "optim.warmup_steps=1")
-    watch = announcement.FirstRate(time, c.train, lambda: (100.0, 0.5), price, lines.append)
+    watch = announcement.FirstRate(time, hooks, steps, lambda: (100.0, 0.5), price, lines.append)
     for step in range(first, min(first + most, steps + 1)):
         assert watch(step, {}) is None
         time.spent["step"] += each
@@ -113,6 +124,11 @@ def test_the_first_rate_is_said_once():
 def test_evaluations_and_saves_count_as_they_did():
     """Over 100 steps 200 s went into them: 2 s more for each of the 897 steps that are left."""
     assert rate(Time(evaluate=150.0, save=50.0), first=101) == ["3 s a step: 1h14m to step 1,000"]
+
+
+def test_evaluations_of_this_start_count_first():
+    """49m51s, and 70 s more."""
+    assert rate(Time(), hooks=[Often()]) == ["3 s a step: 51m01s to step 1,000"]
 
 
 def test_a_run_that_is_over_at_once_says_no_rate():

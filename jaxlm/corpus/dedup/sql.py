@@ -7,10 +7,15 @@ from collections.abc import Iterator
 
 import duckdb
 
+_INTERRUPTED = "Query interrupted"
+
 
 @contextlib.contextmanager
 def connect(folder: pathlib.Path, memory_gb: float, threads: int) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yields a connection to a DuckDB that spills to `folder` if it needs more than `memory_gb`."""
+    """Yields a connection to a DuckDB that spills to `folder` if it needs more than `memory_gb`.
+
+    Raises KeyboardInterrupt for ctrl-C in a query, which DuckDB tells as an error of its own.
+    """
     (folder / "spill").mkdir(parents=True, exist_ok=True)
     # A place of its own: DuckDB names files by process, and machines share the disk.
     with tempfile.TemporaryDirectory(dir=folder / "spill", ignore_cleanup_errors=True) as spill:
@@ -23,7 +28,12 @@ def connect(folder: pathlib.Path, memory_gb: float, threads: int) -> Iterator[du
             "autoload_known_extensions": False,
         }
         with duckdb.connect(":memory:", config=settings) as connection:
-            yield connection
+            try:
+                yield connection
+            except (RuntimeError, duckdb.InterruptException) as error:
+                if isinstance(error, RuntimeError) and str(error) != _INTERRUPTED:
+                    raise
+                raise KeyboardInterrupt from None
 
 
 def quoted(path: pathlib.Path | str) -> str:

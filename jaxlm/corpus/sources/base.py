@@ -27,6 +27,7 @@ class SourceSpec:
       format: a key of `registry.FORMATS`, or "auto" for the format that each file's name tells.
       text_key: the field that holds the text, in jsonl, parquet and datasets.
       max_bytes: the most bytes of text to read; 0 for all.
+      exclude: names of files and folders below the path that are left out, with wildcards.
       licences: the SPDX ids of the licences whose code is kept; () for all.
       tfds_dir: the `data_dir` of TFDS; "" for TFDS's own default.
       hub_dir: a folder that holds hub datasets as REPO/**; "" to read from the hub.
@@ -37,6 +38,7 @@ class SourceSpec:
     format: str
     text_key: str
     max_bytes: int
+    exclude: tuple[str, ...]
     licences: tuple[str, ...]
     tfds_dir: str
     hub_dir: str

@@ -1,7 +1,9 @@
 """Reads trees of source code: the files that git would track and whose language is known, with their licences."""
 
+import collections
 import dataclasses
 import functools
+import posixpath
 from collections.abc import Iterator
 
 import fsspec
@@ -67,8 +69,11 @@ class _Folder:
         return False
 
 
-def find(path: str) -> list[files.Found]:
-    """Returns the source files under a folder, sorted, or the file itself. Raises ConfigError if there is none."""
+def find(path: str, exclude: tuple[str, ...] = (), others: collections.Counter[str] | None = None) -> list[files.Found]:
+    """Returns the source files under a folder, sorted, or the file itself. Raises ConfigError if there is none.
+
+    Leaves out files and folders whose names fit a pattern of `exclude`. Counts files that are no source in `others`, by suffix.
+    """
     fs, root = files.filesystem(path)
     if not fs.isdir(root):
         return files.find(path, "code")
@@ -78,12 +83,16 @@ def find(path: str) -> list[files.Found]:
         prefix = f"{here}/" if here else ""
         at = _enter(fs, folders[here], prefix, names)
         for name in list(subfolders):
-            if name in SKIPPED_FOLDERS or at.ignored(f"{prefix}{name}/"):
+            if name in SKIPPED_FOLDERS or files.excluded(name, exclude) or at.ignored(f"{prefix}{name}/"):
                 del subfolders[name]
             else:
                 folders[f"{prefix}{name}"] = at
         for name, info in names.items():
-            if languages.of_file(name) and not at.ignored(prefix + name):
+            if files.excluded(name, exclude):
+                continue
+            if not languages.of_file(name) and others is not None:
+                others[posixpath.splitext(name)[1].lower() or "no suffix"] += 1
+            elif languages.of_file(name) and not at.ignored(prefix + name):
                 url = files.url_of(fs, info["name"])
                 found.append(files.Found(prefix + name, url, info["size"], at.licence_files))
         del folders[here]

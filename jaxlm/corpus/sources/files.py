@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import fnmatch
 import glob
 import pathlib
 import posixpath
@@ -56,11 +57,20 @@ def format_of(name: str, formats: tuple[str, ...]) -> str:
     return next((f for f in formats if plain.endswith(registry.FORMATS[f][1])), "")
 
 
-def find(path: str, *formats: str, others: collections.Counter[str] | None = None) -> list[Found]:
+def excluded(name: str, exclude: tuple[str, ...]) -> str:
+    """Returns the first of the patterns that fits a part of the path `name`, "" if none does."""
+    parts = name.strip("/").split("/")
+    return next((pattern for pattern in exclude for part in parts if fnmatch.fnmatchcase(part, pattern)), "")
+
+
+def find(
+    path: str, *formats: str, others: collections.Counter[str] | None = None, exclude: tuple[str, ...] = ()
+) -> list[Found]:
     """Returns the files of a path, a folder or a glob, sorted by name. Raises ConfigError if there is none.
 
     In a folder, takes the files whose names tell one of `formats`, and counts the others in `others` by suffix. If only one
-    format is given, a single file, or the files of a glob, are taken to be of that format whatever their names.
+    format is given, a single file, or the files of a glob, are taken to be of that format whatever their names. Files and
+    folders below the path whose names fit a pattern of `exclude` are left out.
     """
     suffixes = ", ".join(suffix for f in formats for suffix in registry.FORMATS[f][1])
     fs, root = filesystem(path)
@@ -79,6 +89,8 @@ def find(path: str, *formats: str, others: collections.Counter[str] | None = Non
         )
     found = []
     for name, info in infos.items():
+        if exclude and excluded(name.removeprefix(base), exclude):
+            continue
         if info["type"] != "file" and not fs.isfile(name):  # a link to a file is one: the hub's cache is made of such
             if others is not None and info["type"] == "link":
                 others["link to nothing"] += 1
@@ -86,7 +98,7 @@ def find(path: str, *formats: str, others: collections.Counter[str] | None = Non
         if forced or format_of(name, formats):
             found.append(Found(name.removeprefix(base).lstrip("/"), url_of(fs, name), info.get("size")))
         elif others is not None:
-            others[posixpath.splitext(name)[1] or "no suffix"] += 1
+            others[posixpath.splitext(name)[1].lower() or "no suffix"] += 1
     if not found:
         raise ConfigError(f"source '{path}' has no file ending in {suffixes}")
     return sorted(found, key=lambda file: file.name)

@@ -9,7 +9,7 @@ from jaxlm.corpus.sources.base import Reader
 
 # Format -> module in this folder, suffixes of its files. Any may be compressed (see `streams.COMPRESSIONS`).
 FORMATS = {
-    "text": ("text", (".txt",)),
+    "text": ("text", (".txt", ".rst", ".adoc")),
     "jsonl": ("jsonl", (".jsonl", ".ndjson")),
     "parquet": ("parquet", (".parquet",)),
     "markdown": ("text", (".md", ".markdown")),

@@ -74,13 +74,15 @@ def find_parts(spec: SourceSpec, task_bytes: int, others: collections.Counter[st
     if spec.format == "code":
         from jaxlm.corpus.sources import code
 
-        return [part for file in code.find(spec.path) for part in files.cut(file, "code", task_bytes)]
+        return [
+            part for file in code.find(spec.path, spec.exclude, others) for part in files.cut(file, "code", task_bytes)
+        ]
     choices = {"auto": tuple(f for f in registry.FORMATS if f != "code"), "plain": registry.PLAIN}
     if spec.format not in choices and spec.format not in registry.FORMATS:
         known = ["auto", *registry.FORMATS]
         raise ConfigError(f"source '{spec.path}': no format '{spec.format}'; {nearest(spec.format, known)}")
     formats = choices.get(spec.format, (spec.format,))
-    found = files.find(spec.path, *formats, others=others)
+    found = files.find(spec.path, *formats, others=others, exclude=spec.exclude)
     return [
         part
         for file in found

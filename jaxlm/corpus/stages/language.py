@@ -2,7 +2,8 @@
 
 py3langid (naive Bayes on byte n-grams, github.com/adbar/py3langid) carries its model in its wheel. A local fastText model
 (lid.176, GlotLID: arXiv:1607.01759) takes its place if the settings name one. Both see a sample of a long text: its first,
-middle and last part, because it may begin with a menu or a licence.
+middle and last part, because it may begin with a menu or a licence. They see prose alone: to both of them code, addresses
+and markup look like other languages.
 """
 
 import collections
@@ -10,6 +11,7 @@ import collections.abc
 import dataclasses
 import functools
 import pathlib
+import re
 
 import numpy as np
 
@@ -18,6 +20,14 @@ from jaxlm.config import ConfigError
 from jaxlm.corpus.stage import Document, Remove, Stage
 
 _FEATURE_BYTES = 6  # of the longest feature in py3langid 0.4's model
+_NONE = ("zxx", "und")  # what the models call a text without a language
+_LEAST_LETTERS = 40  # of prose; a text with fewer is judged whole
+_NO_PROSE = re.compile(
+    r"^ {0,3}(?P<fence>```+|~~~+).*?(?:^ {0,3}(?P=fence)[`~]*[ \t]*$|\Z)"  # a block of code
+    r"|`[^`\n]+`|(?<=\])\([^()\s]*\)|\b(?:https?|ftp)://[^\s)>\]]+|</?[a-zA-Z][^<>\n]*>",  # code in a line, addresses, tags
+    re.DOTALL | re.MULTILINE,
+)
+_INDENTED = re.compile(r"(?:\A|(?<=\n\n))(?:(?: {4}|\t)[^\n]*\n?)+")  # code, in Markdown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +36,7 @@ class Settings:
     min_score: float
     sample_chars: int
     model: str
+    keep_doubtful: bool
 
 
 class Language(Stage):
@@ -59,15 +70,23 @@ class Language(Stage):
         if document.metadata.get("format") == "code":
             return None
         s = self.settings
-        language, score = self._classify(sample(document.text, s.sample_chars))
+        text = prose(document.text, markdown=document.metadata.get("format") == "markdown")
+        few = sum(map(str.isalpha, text[: 100 * _LEAST_LETTERS])) < _LEAST_LETTERS
+        language, score = self._classify(sample(document.text if few else text, s.sample_chars))
         document.metadata["language_id"] = language
-        if not s.languages:
+        if not s.languages or (s.keep_doubtful and (few or language in _NONE or score < s.min_score)):
             return None
         if language not in s.languages:
             return Remove("other language", f"{language} ({score:.2f})")
         if score < s.min_score:
             return Remove("uncertain language", f"{language} ({score:.2f}), min_score={s.min_score}")
         return None
+
+
+def prose(text: str, markdown: bool = False) -> str:
+    """Returns the text without code, addresses and tags."""
+    left = _NO_PROSE.sub(" ", text)
+    return _INDENTED.sub("", left) if markdown else left
 
 
 def sample(text: str, chars: int) -> str:

@@ -64,12 +64,11 @@ class Checkpointer:
         self.stopping: typing.Callable[[], bool] = lambda: False
         self.failing, self.abandoned, self.left_behind, self.verify_s = "", False, False, 0.0
         self._saving: Saving | None = None
-        self._longest_s = 0.0  # of all saves
+        self._longest_s, self._partial = 0.0, set()  # of all saves; the steps of those that failed
         self._owed, self._failures, self._retry_at = False, 0, 0.0
         self._safe_since = time.monotonic()  # the age of the newest work that is on disk, whole
         self._deleting: list[threading.Thread] = []
         self._aside, self._prepared = [], False  # folders of what did not read back
-        self._partial: set[int] = set()  # steps of saves that failed
         # All processes must agree on what is there, because they save together.
         if read_only:
             self.reserve, self._steps = None, set(self._listed())

@@ -1,6 +1,10 @@
 """Exact and near duplicates and repeated lines over several tasks, with planted copies."""
 
 import random
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -24,6 +28,29 @@ def near_copy(base: str, jaccard: float, seed: int) -> str:
     words = base.split()
     keep = round(2 * jaccard / (1 + jaccard) * len(words))
     return " ".join([*words[:keep], *random.Random(seed).choices(WORDS, k=len(words) - keep)])
+
+
+QUERY = """
+import pathlib, sys
+from jaxlm.corpus.dedup.sql import connect
+try:
+    with connect(pathlib.Path(sys.argv[1]), 0.5, 1) as connection:
+        print("begins", flush=True)
+        connection.execute("SELECT sum(a.range * b.range) FROM range(1000000) a, range(100000) b").fetchall()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_in_a_query_is_told_as_such(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", QUERY, tmp_path], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "begins\n"
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=20)[0] == "interrupted\n"
+        finally:
+            process.kill()
 
 
 def deduplicate(folder, tasks, near_settings=NEAR, priorities=None):

@@ -163,7 +163,7 @@ def test_max_bytes(folder):
     [
         (None, "none", {}, "no such file or folder"),
         (None, "none/*.txt", {}, "has no file ending in .txt"),
-        (("x.csv", b"a"), "x.csv", {}, "is none of .txt, .jsonl"),
+        (("x.csv", b"a"), "x.csv", {}, "is none of .txt, .rst, .adoc, .jsonl"),
         (("x.csv", b"a"), "", {}, "has no file ending in"),
         (("x.jsonl", b'{"body": "a"}\n'), "", {}, "no text in field 'text'; its fields are body: set text_key"),
         (("x.jsonl", b"{\n"), "", {}, "gave no document .*malformed JSON line"),

@@ -6,6 +6,7 @@ import types
 
 import numpy as np
 import pytest
+import tiny_manual
 import tiny_stage
 
 from jaxlm.config import ConfigError
@@ -53,6 +54,25 @@ def test_scores_are_py3langids():
         counts = langid.visit_counts(theirs.tk_nextmove, theirs._rowbase, theirs.tk_output, text.encode())
         features = ours.tk_output[ours._states(np.frombuffer(text.encode(), np.uint8))]
         assert collections.Counter(features[features >= 0].tolist()) == (counts or {}), text
+
+
+def test_prose_alone_is_judged():
+    german = "\n".join(f"int zahl_{i} = lies_naechste_zeile(datei, puffer_{i});" for i in range(40))
+    page = f"{TEXTS['en']}\n\n```c\n{german}\n```\n\n{TEXTS['en']} See [this](http://x.de/die/und/nicht/der).\n"
+    assert language.prose(page).split() == f"{TEXTS['en']} {TEXTS['en']} See [this] .".split()
+    assert language.prose("a `und` b\n\n    Eine Zeile\n    und noch eine\n", markdown=True).split() == ["a", "b"]
+    assert language.prose("    Die Zeile ist eingerückt.").strip() == "Die Zeile ist eingerückt."
+    outcome = tiny_stage.apply(tiny_stage.make("language"), page)
+    assert (outcome.metadata["language_id"], outcome.reason) == ("en", "")
+
+
+def test_what_is_uncertain_may_stay():
+    kept = tiny_stage.make("language min_score=0.9 keep_doubtful=True")
+    strict = tiny_stage.make("language min_score=0.9")
+    for page in (tiny_manual.RMI, tiny_manual.SHORT, "12 34 56 7.8 9,0 " * 5, "", "| `a` | `b` |\n|---|---|\n" * 9):
+        assert tiny_stage.apply(kept, page, format="markdown").removed is None, page
+        assert tiny_stage.apply(strict, page, format="markdown").removed, page
+    assert tiny_stage.apply(kept, tiny_manual.GERMAN).reason == "other language"
 
 
 def test_what_has_no_language():

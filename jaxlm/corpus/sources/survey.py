@@ -1,0 +1,100 @@
+"""Finds out what kinds of documents a folder holds, and tells what in it can't be read, and how to convert it."""
+
+import collections
+import contextlib
+import dataclasses
+import posixpath
+from collections.abc import Mapping
+
+from jaxlm.config import ConfigError
+from jaxlm.corpus.sources import code, files, languages, registry, streams
+
+# Suffixes of files that hold text in a form that is not read -> how to make them readable.
+CONVERT = {
+    (".pdf", ".ps"): "convert with pdftotext or docling",
+    (
+        ".docx",
+        ".doc",
+        ".odt",
+        ".rtf",
+        ".epub",
+        ".tex",
+        ".org",
+        ".texi",
+        ".pptx",
+    ): "convert with pandoc -t markdown",
+    (".ipynb",): "convert with jupyter nbconvert --to markdown",
+    (".csv", ".tsv", ".json", ".xlsx", ".xml"): 'make a .jsonl of the texts, a line {"text": "..."} each',
+    (".zip", ".tar", ".tgz", ".7z", ".rar", ".gz", ".xz", ".bz2", ".zst"): "unpack first",
+}
+_SNIFF_BYTES = 4096
+_SHOWN = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """What a folder holds.
+
+    Attributes:
+      files, sizes: format -> its number of files and their bytes, the format with most bytes first.
+      unread: suffix -> the number of files that are of no format.
+    """
+
+    files: dict[str, int]
+    sizes: dict[str, int]
+    unread: dict[str, int]
+
+
+def survey(path: str, exclude: tuple[str, ...]) -> Survey:
+    """Lists the files of a path, a folder or a glob by format, without what `exclude` leaves out (see `files.find`).
+
+    Source code is what `sources.code` would read. Reads nothing but the beginnings of XML files, because wikis are all that
+    is read of them.
+    """
+    formats = tuple(name for name in registry.FORMATS if name != "code")
+    fs, root = files.filesystem(path)
+    if fs.isfile(root):
+        name, size = files.format_of(root, formats) or ("code" if languages.of_file(root) else ""), fs.size(root)
+        return Survey({name: 1}, {name: size}, {}) if name else Survey({}, {}, {_suffix(root): 1})
+    found: dict[str, list[files.Found]] = collections.defaultdict(list)
+    unread, no_code = collections.Counter(), collections.Counter()
+    with contextlib.suppress(ConfigError):
+        for file in files.find(path, *formats, others=unread, exclude=exclude):
+            found[files.format_of(file.name, formats)].append(file)
+    if fs.isdir(root):
+        with contextlib.suppress(ConfigError):
+            found["code"] = code.find(path, exclude, no_code)
+        unread &= no_code
+    if not any(b"<mediawiki" in _head(file) for file in found["mediawiki"]):
+        unread[".xml"] += len(found.pop("mediawiki"))
+    sizes = {name: sum(file.size or 0 for file in listed) for name, listed in found.items() if listed}
+    order = sorted(sizes, key=lambda name: -sizes[name])
+    return Survey({name: len(found[name]) for name in order}, {name: sizes[name] for name in order}, dict(+unread))
+
+
+def _suffix(name: str) -> str:
+    return posixpath.splitext(name)[1].lower() or "no suffix"
+
+
+def _head(file: files.Found) -> bytes:
+    return b"<mediawiki" if streams.compression(file.name) else streams.read_bytes(file.url, _SNIFF_BYTES)
+
+
+def unread_lines(path: str, unread: Mapping[str, int]) -> list[str]:
+    """Returns lines that say which files below `path` are not read; one for each way to convert some, one for the rest."""
+    lines, rest = [], dict(unread)
+    for suffixes, how in CONVERT.items():
+        if these := {name: rest.pop(name) for name in suffixes if name in rest}:
+            lines.append(f"{path}: {_counted(these)} not read: {how}")
+    if rest:
+        lines.append(f"{path}: {_counted(rest)} of no format that is read")
+    return lines
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    """Returns "312 .pdf, 4 .ps files are"."""
+    most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    named = ", ".join(f"{count:,} {name}" for name, count in most[:_SHOWN])
+    if len(most) > _SHOWN:
+        named += f" and {sum(count for _, count in most[_SHOWN:]):,} other"
+    return f"{named} {'file is' if sum(counts.values()) == 1 else 'files are'}"

@@ -1,0 +1,176 @@
+"""Names the stages that took much of a source, with examples, and the settings that would keep what they took."""
+
+import collections
+import dataclasses
+import pathlib
+import re
+import textwrap
+import typing
+from collections.abc import Mapping, Sequence
+
+from jaxlm.corpus import conclude
+
+MUCH = 0.1  # of a source's documents, or of a stage's text
+_MAIN = 0.2  # of what a stage took: a reason from here on is worth a setting
+_EXAMPLES = 3
+_FEW_BYTES = 10_000  # of text: less is not worth a word, whatever share it is
+_DETAIL_CHARS = 60
+_LINES = ("dup_line_frac", "dup_para_frac", "dup_line_char_frac", "dup_para_char_frac")
+# Stage -> reason -> what switches the limits behind it off, those too that would take the same documents next.
+_OFF = {
+    "html": {"no main text": "min_chars=0"},
+    "unicode": {"undecodable": "max_undecodable=1"},
+    "language": {"uncertain language": "keep_doubtful=True"},
+    "gopher_quality": {
+        "gopher_short_doc": "min_words=0",
+        "gopher_long_doc": "max_words=0",
+        "gopher_below_avg_threshold": "min_mean_word_length=0",
+        "gopher_above_avg_threshold": "max_mean_word_length=0",
+        "gopher_too_many_hashes": "max_symbols_per_word=0",
+        "gopher_too_many_ellipsis": "max_symbols_per_word=0",
+        "gopher_too_many_bullets": "max_bullet_lines=0",
+        "gopher_too_many_end_ellipsis": "max_ellipsis_lines=0",
+        "gopher_below_alpha_threshold": "min_alphabetic_words=0",
+        "gopher_enough_stop_words": "min_stop_words=0",
+    },
+    "gopher_repetition": {name: f"{name}=0" for name in _LINES}
+    | {f"top_{n}_gram": " ".join(f"top_{m}_gram=0" for m in range(n, 5)) for n in (2, 3, 4)}
+    | {f"duplicated_{n}_n_grams": " ".join(f"dup_{m}_gram=0" for m in range(n, 11)) for n in range(5, 11)},
+    "c4": {
+        "too_few_sentences": "min_sentences=0",
+        "lorem_ipsum": "lorem_ipsum=False",
+        "curly_bracket": "curly_bracket=False",
+        "nothing left": "min_words_per_line=0",
+    },
+    "fineweb": {
+        "line_punct_ratio": "min_punctuated_lines=0",
+        "short_line_ratio": "max_short_lines=1",
+        "char_dup_ratio": "max_repeated_line_chars=1",
+        "list_ratio": "max_newlines_per_word=1000",
+    },
+    "code": {
+        "generated": "generated=False",
+        "data": "max_data=1",
+        "minified": "max_line_chars=0 max_mean_line_chars=0",
+        "few letters": "min_alphabetic=0",
+        "not ASCII": "max_non_ascii=1",
+        "does not parse": "parses=False",
+    },
+    "near": {"near duplicate": "threshold=1"},
+    "lines": {"mostly repeated": "max_removed=1"},
+}
+_LANGUAGE = re.compile(r"\w+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """What a stage took of a source.
+
+    Attributes:
+      source, stage: their names.
+      documents, of: the number of documents that it removed, and that were read of the source.
+      text: the share of the text that it got that did not leave it; 0 if that is little, and for `html`.
+      reason, count: the reason that removed most documents, and how many; "" and 0 if it only changed documents.
+      examples: the ids of some that went for this reason, the first with the facts.
+      keep: flags that would keep most of them.
+    """
+
+    source: str
+    stage: str
+    documents: int
+    of: int
+    text: float
+    reason: str
+    count: int
+    examples: tuple[str, ...]
+    keep: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """Returns the lines for users."""
+        taken = f"{self.documents:,} of {self.of:,} documents of {self.source} ({self.documents / max(self.of, 1):.0%})"
+        cut = f"{self.text:.0%} of the text that came to it" if self.text >= MUCH else ""
+        if not self.reason:
+            taken, cut = cut, f"of {self.source}"
+        line = f"{self.stage} took {taken}{f', {cut}' if cut and self.reason else f' {cut}' if cut else ''}"
+        if self.reason:
+            line += f"; {self.count:,} by {self.reason!r}"
+        if self.examples:
+            line += f", such as {', '.join(self.examples)}"
+        return [line, *([f"  to keep them: {' '.join(self.keep)}"] if self.keep else [])]
+
+
+def much(manifest: Mapping[str, typing.Any], root: pathlib.Path, stages: Mapping[str, Sequence[str]]) -> list[Taken]:
+    """Returns what took more than `MUCH` of a source's documents or of its text.
+
+    Args:
+      manifest: the content of prepared.json.
+      root: the data directory.
+      stages: source -> its stages as the config has them.
+    """
+    shown = collections.defaultdict(list)
+    for example in conclude.examples(root):
+        shown[example["source"], example["stage"], example["reason"]].append(example)
+    found = []
+    for name, source in manifest["sources"].items():
+        for stage in source["stages"]:
+            removed = collections.Counter(stage["removed"])
+            gone = stage["bytes_in"] - stage["bytes_out"] if stage["name"] != "html" else 0
+            text = gone / stage["bytes_in"] if gone > _FEW_BYTES else 0.0
+            if removed.total() <= MUCH * source["read"]["documents"] and text <= MUCH:
+                continue
+            reason, count = (removed.most_common(1) or [("", 0)])[0]
+            examples = shown[name, stage["name"], reason]
+            found.append(
+                Taken(
+                    name,
+                    stage["name"],
+                    removed.total(),
+                    source["read"]["documents"],
+                    text,
+                    reason,
+                    count,
+                    tuple(_named(example, i == 0) for i, example in enumerate(examples[:_EXAMPLES])),
+                    _keep(name, stage["name"], removed, shown, manifest, stages[name]),
+                )
+            )
+    return found
+
+
+def _named(example: Mapping[str, str], whole: bool) -> str:
+    if not (whole and example["reason"] and example["detail"]):
+        return example["id"]
+    return f"{example['id']} ({textwrap.shorten(example['detail'], _DETAIL_CHARS, placeholder=' ...')})"
+
+
+def _keep(
+    source: str,
+    stage: str,
+    removed: collections.Counter[str],
+    shown: Mapping[tuple[str, str, str], list[dict]],
+    manifest: Mapping[str, typing.Any],
+    stages: Sequence[str],
+) -> tuple[str, ...]:
+    """Returns flags that switch off the limits behind the main reasons; without such, those that leave the stage out."""
+    if stage == "exact":
+        return ()  # of copies one stays
+    main = [reason for reason, count in removed.most_common() if count >= _MAIN * removed.total()]
+    if stage == "language" and main[:1] == ["other language"]:
+        settings = next((s for n, s in _settings(manifest, source) if n == stage), {})
+        codes = [match[0] for example in shown[source, stage, main[0]] if (match := _LANGUAGE.match(example["detail"]))]
+        wanted = dict.fromkeys(
+            [*settings.get("languages", ()), *(code for code, _ in collections.Counter(codes).most_common())]
+        )
+        return (f'--config.prepare.stages.language.languages="{tuple(wanted)}"',)
+    known = _OFF.get(stage, {})
+    own = any(
+        line.startswith(f"{stage} ") for line in stages
+    )  # the source's own limits win over those of prepare.stages
+    if main and not own and all(reason in known for reason in main):
+        keys = dict.fromkeys(key for reason in main for key in known[reason].split())
+        return tuple(f"--config.prepare.stages.{stage}.{key}" for key in keys)
+    left = [line for line in stages if line.split()[0] != stage]
+    return (f'--config.prepare.sources.{source}.stages="{tuple(left)}"',)
+
+
+def _settings(manifest: Mapping[str, typing.Any], source: str) -> list[tuple[str, dict]]:
+    return [entry for entry in manifest["recipe"][f"stages of {source}"] if isinstance(entry, list)]

@@ -1,0 +1,118 @@
+"""Pages as a browser shows them: none is wider than a phone, asks for anything, or is allowed to run a script."""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from tiny_pages import DATA, SUMMARY
+
+from jaxlm.report import data, page, run
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+SMALLEST_PX = 11
+
+
+class Browser:
+    """A headless Chromium, asked through its debugging pipe: one JSON object to a NUL."""
+
+    def __init__(self, write: int, read: int):
+        self._write, self._read, self._number, self._left = write, read, 0, b""
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.requests, self.said = [], []
+        for domain in ("Page", "Network", "Log", "Runtime"):
+            self.ask(f"{domain}.enable")
+
+    def ask(self, method: str, **params):
+        """Sends a command and returns its result; what happens meanwhile is noted."""
+        self._number += 1
+        session = {"sessionId": self._session} if hasattr(self, "_session") else {}
+        message = {"id": self._number, "method": method, "params": params} | session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while (answer := self._next()).get("id") != self._number:
+            self._note(answer)
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def show(self, path: pathlib.Path, width: int) -> None:
+        """Opens a page at a width and waits until it is there."""
+        metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.ask("Emulation.setDeviceMetricsOverride", **metrics)
+        self.requests, self.said, self._loaded = [], [], False
+        self.ask("Page.navigate", url=path.as_uri())
+        while not self._loaded:
+            self._note(self._next())
+
+    def value(self, expression: str):
+        """Returns what an expression is in the page."""
+        return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def _note(self, event: dict) -> None:
+        method, params = event.get("method"), event.get("params", {})
+        self._loaded = method == "Page.loadEventFired" or getattr(self, "_loaded", False)
+        if method == "Network.requestWillBeSent":
+            self.requests.append(params["request"]["url"])
+        if method == "Log.entryAdded":
+            self.said.append(params["entry"]["text"])
+
+    def _next(self) -> dict:
+        while b"\0" not in self._left:
+            part = os.read(self._read, 1 << 16)
+            assert part, "the browser is gone"
+            self._left += part
+        message, _, self._left = self._left.partition(b"\0")
+        return json.loads(message)
+
+
+@contextlib.contextmanager
+def browser(folder: pathlib.Path) -> Iterator[Browser]:
+    """A browser of its own, ended at the end."""
+    (its_in, write), (read, its_out) = os.pipe(), os.pipe()
+    flags = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --remote-debugging-pipe"
+    command = f'exec "$0" {flags} --user-data-dir="$1" 3<&{its_in} 4>&{its_out} 2>/dev/null'
+    started = subprocess.Popen(["bash", "-c", command, CHROMIUM, str(folder)], pass_fds=(its_in, its_out))
+    os.close(its_in), os.close(its_out)
+    try:
+        yield Browser(write, read)
+    finally:
+        os.close(write), os.close(read)
+        started.kill()
+        started.wait()
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
+def test_the_pages_fit_a_phone_and_a_desk_and_ask_for_nothing(tmp_path):
+    run.write(tmp_path / "run/report.html", SUMMARY)
+    data.write(tmp_path / "data/report.html", DATA)
+    hostile = page.section(
+        "x", page.Markup('<img src="https://example.com/x.png"><script>document.title = "run"</script>')
+    )
+    page.write(tmp_path / "hostile.html", "asks", page.Markup(""), [hostile])
+    (tmp_path / "wide.html").write_text(
+        '<meta name="viewport" content="width=device-width"><pre style="width:900px">x</pre>'
+    )
+    with browser(tmp_path / "profile") as shown:
+        for path in (tmp_path / "run/report.html", tmp_path / "data/report.html"):
+            for width in (390, 1200):
+                shown.show(path, width)
+                shown.value("document.querySelectorAll('details').forEach(d => d.open = true)")
+                assert shown.value("document.documentElement.scrollWidth") <= width, (path, width)
+                sizes = "[...document.querySelectorAll('body *')].filter(e => e.innerText?.trim())"
+                assert (
+                    shown.value(f"Math.min(...{sizes}.map(e => parseFloat(getComputedStyle(e).fontSize)))")
+                    >= SMALLEST_PX
+                )
+                assert shown.requests == [path.as_uri()]
+                assert shown.said == []
+        # Each of these would be noticed.
+        shown.show(tmp_path / "wide.html", 390)
+        assert shown.value("document.documentElement.scrollWidth") > 390
+        shown.show(tmp_path / "hostile.html", 390)
+        assert shown.value("document.title") == "asks"
+        assert any("Content Security Policy" in line for line in shown.said)

@@ -1,0 +1,88 @@
+"""ctrl-C while modules are imported: one line, never a traceback."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxlm import interrupts
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SCRIPT = ["-c", "import sys; from jaxlm.main import console_script; sys.exit(console_script())"]
+MAIN = ["-m", "jaxlm.main"]
+RELEASE = """
+import signal, sys
+sys.argv = ["jaxlm", "sample", "nosuch"]
+from jaxlm import interrupts
+interrupts.hold()
+signal.raise_signal(signal.{number})
+print("held", flush=True)
+try:
+    interrupts.release()
+except KeyboardInterrupt:
+    print("released", signal.getsignal(signal.SIGINT) == signal.default_int_handler, flush=True)
+signal.raise_signal(signal.{number})
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_a_signal_is_held_back_until_it_is_released(number):
+    done = subprocess.run([sys.executable, "-c", RELEASE.format(number=number)], capture_output=True, text=True)
+    assert done.stdout == "held\nreleased True\n"
+    assert done.returncode == -getattr(signal, number)
+
+
+def test_others_handlers_and_ignored_signals_stay(monkeypatch):
+    mine = lambda number, frame: None  # noqa: E731
+    before = signal.signal(signal.SIGTERM, mine), signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        interrupts.hold()
+        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == (mine, signal.SIG_IGN)
+        interrupts.release()
+        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == (mine, signal.SIG_IGN)
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
+
+
+@pytest.mark.parametrize(
+    ("start", "argv", "after", "code", "told"),
+    [
+        (SCRIPT, ["plan", "quickstart"], 0.15, 1, "jaxlm: stopped\n"),
+        (SCRIPT, ["prepare", "quickstart"], 0.4, 4, "jaxlm: stopped; the same command goes on from what is done\n"),
+        (MAIN, ["--config=quickstart"], 0.3, 4, "jaxlm: stopped; the same command goes on from what is done\n"),
+    ],
+)
+def test_ctrl_c_at_once_is_one_line(tmp_path, start, argv, after, code, told):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, *start, *argv],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    _until_held(process)
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, [line for line in err.splitlines() if not line.startswith("folder: ")]) == (
+        code,
+        [told.strip()],
+    )
+
+
+def _until_held(process: subprocess.Popen) -> None:
+    """Waits until Python has started and holds the signals back: SIGINT is in the mask of those that are caught."""
+    for _ in range(1000):
+        status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+        caught = int(next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1], 16)
+        if caught >> (signal.SIGTERM - 1) & 1:  # Python itself catches SIGINT alone
+            return
+        time.sleep(0.005)
+    raise TimeoutError

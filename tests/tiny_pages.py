@@ -1,0 +1,67 @@
+"""Summaries of a run and of a data directory that fill every section of their pages."""
+
+RUN = {
+    "name": "<1b>", "model": "llama", "step": 40, "steps": 60, "tokens": 5e6, "loss": 2.5, "held_out": None,
+    "best": None, "wall_s": 100.0, "cost_usd": 1.25, "goodput": 0.75, "ended": "",
+}  # fmt: skip
+SUMMARY = {
+    "run": RUN,
+    "curves": {
+        "step": [1, 20, 40], "tokens": [1e5, 2e6, 5e6], "cost_usd": [0.1, 0.5, 1.25], "loss": [9.0, None, 2.5],
+        "grad_norm": [3.0, 2.0, 1.0], "lr": [1e-4, 3e-4, 1e-5], "tokens_per_second": [None, 900.0, 1000.0],
+        "mfu_palm": [None, None, None],
+    },
+    "held_out": {"": [(20, 4.0), (40, 3.0)], "prose": [(20, 4.1), (40, 3.1)]},
+    "activities": {"step": 75.0, "compile": 25.0, "hung": 0.0},
+    "phases": [{"phase": "wake", "last_step": 20, "tokens": 2e6, "loss_begin": 9.0, "loss_end": 4.0, "hours": 0.01, "usd": 0.5,
+                "usd_per_point": 0.1}],
+    "futures": {"advice": "go on", "rows": [{"name": "to the plan", "step": 60, "loss": 2.4, "low": 2.3, "high": 2.5,
+                                             "hours": 0.1, "usd": 0.6, "usd_per_centinat": 0.06}]},
+    "samples": {"Once <b>": [{"step": 20, "temperature": 0.0, "text": "upon"}, {"step": 40, "temperature": 0.7, "text": "a"}]},
+    "spikes": [{"step": 30, "batch": 31, "loss": 7.0, "score": 12.0, "documents": ["a.txt:1"]}],
+    "rollbacks": [{"steps": [30, 35], "to": 20, "batches": [31, 36], "why": "a spike"}],
+    "starts": [{"time": "2026-11-22T20:07:03.394+00:00", "step": 20, "usd_per_hour": 2.0, "device": "H200",
+                "devices": 1, "commit": "0123456789",
+                "dirty": True, "ended": ""}],
+}  # fmt: skip
+
+
+def _stage(name: str, documents: int, removed: int) -> dict:
+    sizes = {"bytes_in": 1000 * documents, "bytes_out": 1000 * (documents - removed)}
+    gone = {"a reason of several words": removed} if removed else {}
+    return {
+        "name": name,
+        "documents_in": documents,
+        "documents_out": documents - removed,
+        **sizes,
+        "removed": gone,
+        "edits": {"e": 9},
+    }
+
+
+def _source(documents: int) -> dict:
+    names = ("unicode", "language", "heuristics", "pii", "junk", "exact", "near", "decontaminate")
+    stages = [_stage(name, documents - number, 1) for number, name in enumerate(names)]
+    left = documents - len(names)
+    return {
+        "path": "corpora/x",
+        "read": {"documents": documents, "bytes": 1000 * documents, "failed": {}, "failures": []},
+        "stages": stages,
+        "kept": {"documents": left, "bytes": 1000 * left},
+    }
+
+
+_LONG = "a_name_without_a_space_" * 12
+# A data report whose texts and tables are wider than a phone.
+DATA = {
+    "sources": {"web": _source(123_456), _LONG[:40]: _source(9_876)},
+    "examples": [{"source": "web", "stage": "near", "reason": _LONG, "detail": _LONG, "id": _LONG, "excerpt": _LONG}],
+    "clusters": {"sizes": {"2": 10, "900": 2}, "largest": [{"size": 900, "kept": _LONG, "members": [_LONG, "b"]}]},
+    "junk": [{"text": _LONG, "kind": "line", "source": "web", "score": 50.0, "count": 12, "documents": 9,
+              "share_of_documents": 0.1, "concentration": 1.0, "pattern": _LONG,
+              "examples": [{"document": _LONG, "text": _LONG}]}],
+    "tokenizer_fit": [{"source": "web", "bytes_per_token": 3.2, "tokens_per_word": 1.4, "byte_fallback": 0.01}],
+    "manifest": {"sha256": "0123456789abcdef" * 4, "config": {"path": _LONG}},
+    "run": "runs/one",
+    "left_out": "audit and mismatch report",
+}  # fmt: skip
