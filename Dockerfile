@@ -22,4 +22,4 @@ USER jaxlm
 WORKDIR /home/jaxlm
 VOLUME /home/jaxlm/runs
 
-CMD ["jaxlm", "train", "quickstart", "--config.workdir=runs/quickstart"]
+CMD ["jaxlm", "train", "quickstart"]
