@@ -33,11 +33,14 @@ class Child:
         variables |= {supervised.PARENT: str(os.getpid()), **environment}
         self._killed_before = _out_of_memory_kills()
         self.started = time.monotonic()
+        # A ctrl-C in its first moments waits until `supervised.adopt`: before, it would end in a traceback of Python's.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process = subprocess.Popen(
                 command, env=os.environ | variables, process_group=0, pass_fds=[*passed.values(), self._stacks]
             )
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for descriptor in passed.values():
                 os.close(descriptor)
         self.pid = self._process.pid

@@ -55,6 +55,7 @@ def adopt() -> Config | None:
         os.kill(os.getpid(), signal.SIGTERM)
     threading.Thread(target=_end_when_alone, args=(parent,), daemon=True).start()
     stop_at_once_until_training()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as the supervisor started this process
     with contextlib.suppress(ProcessLookupError):
         screen.share(os.getpgid(parent))
     config = int(os.environ[CONFIG])

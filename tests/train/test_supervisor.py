@@ -29,6 +29,7 @@ count = folder / "starts"
 start = int(count.read_text()) + 1 if count.exists() else 1
 count.write_text(str(start))
 faulthandler.register(signal.SIGUSR1, file=int(os.environ["JAXLM_STACKS"]))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 pulse = clock.Pulse.of_parent()
 def at(step, activity=clock.STEP, detail=""):
     pulse.write(step, activity, detail)
@@ -396,3 +397,13 @@ def test_ctrl_c_while_a_lost_run_comes_back_ends_it_at_once(tmp_path, capfd):
     threading.Thread(target=when, args=(tmp_path / "ready", signal.SIGINT)).start()
     assert s.run() == 4
     assert "stopped before training began" in capfd.readouterr().err
+
+
+def test_a_ctrl_c_in_the_first_moments_of_the_child_waits_until_it_is_ready(tmp_path):
+    """Python's own start knows no handler but the one that prints a traceback."""
+    body = "import pathlib, signal; blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ()); "
+    body += f"pathlib.Path({str(tmp_path / 'blocked')!r}).write_text(str(signal.SIGINT in blocked))"
+    child = children.Child([sys.executable, "-c", body], {}, {})
+    os.waitpid(child.pid, 0)
+    assert (tmp_path / "blocked").read_text() == "True"
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
