@@ -12,7 +12,7 @@ import pytest
 from jaxlm.config import ConfigError, LogConfig
 from jaxlm.train import appender, loggers
 
-BOARD = LogConfig(every_steps=1, tensorboard=True, wandb="")
+BOARD = LogConfig(every_steps=1, parameters=False, tensorboard=True, wandb="")
 
 
 def events(path):
@@ -125,7 +125,7 @@ from jaxlm.config import LogConfig
 from jaxlm.train import loggers
 first, last, value = map(int, sys.argv[1:4])
 config = redact({{"notify": {{"urls": ("https://hooks.example.org/s3cret",)}}}})
-writer = loggers.Writer(pathlib.Path({str(tmp_path)!r}), LogConfig(1, False, "offline"), config, first=first)
+writer = loggers.Writer(pathlib.Path({str(tmp_path)!r}), LogConfig(1, False, False, "offline"), config, first=first)
 for step in range(first, last + 1):
     writer.write({{"step": step, "train/loss": value}})
 writer.close()
@@ -171,7 +171,7 @@ def test_a_client_that_fails_is_one_line(tmp_path, monkeypatch, capsys):
 
     wandb = pytest.importorskip("wandb", reason="pip install wandb")
     monkeypatch.setattr(wandb, "init", lambda **settings: Broken())
-    writer = loggers.Writer(tmp_path, LogConfig(every_steps=1, tensorboard=False, wandb="offline"), {})
+    writer = loggers.Writer(tmp_path, LogConfig(every_steps=1, parameters=False, tensorboard=False, wandb="offline"), {})
     for step in (1, 2):
         writer.write({"step": step, "train/loss": 1.0})
     writer.close()
@@ -187,7 +187,7 @@ def test_a_client_that_does_not_start_is_one_line(tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(wandb, "init", refuse)
     (tmp_path / "wandb_id").write_bytes(b"\x00\xff")
-    writer = loggers.Writer(tmp_path, LogConfig(every_steps=1, tensorboard=False, wandb="online"), {})
+    writer = loggers.Writer(tmp_path, LogConfig(every_steps=1, parameters=False, tensorboard=False, wandb="online"), {})
     writer.write({"step": 1, "train/loss": 1.0})
     writer.close()
     assert capsys.readouterr().err == "W&B can't be used: no network; training goes on\n"
@@ -196,5 +196,5 @@ def test_a_client_that_does_not_start_is_one_line(tmp_path, monkeypatch, capsys)
 def test_wandb_missing_is_one_clear_line(monkeypatch):
     monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install"):
-        loggers.check(LogConfig(every_steps=1, tensorboard=False, wandb="offline"))
-    loggers.check(LogConfig(every_steps=1, tensorboard=False, wandb=""))
+        loggers.check(LogConfig(every_steps=1, parameters=False, tensorboard=False, wandb="offline"))
+    loggers.check(LogConfig(every_steps=1, parameters=False, tensorboard=False, wandb=""))

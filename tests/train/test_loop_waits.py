@@ -196,7 +196,7 @@ def check(watch):
     assert [n for kind, n in events if kind == "batch"] == list(range(1, STEPS + 1))
     quiet = [step for step in waits if step % LOG_EVERY and step not in (1, STEPS)]
     assert len(quiet) > 3
-    assert all(waits[step] == 1 for step in quiet), waits  # is the step good? nothing else is read of it
+    assert all(waits[step] == 2 for step in quiet), waits  # is the step good, and its loss; nothing else is read of it
 
 
 def test_the_host_waits_for_the_step_before_the_last_alone_and_copies_nothing_unasked(trained, tmp_path):

@@ -23,7 +23,7 @@ def test_a_save_is_due_when_its_time_has_come(monkeypatch):
     apart = math.sqrt(2 * 43200) / 0.5
     assert due[2] - due[1] == pytest.approx(apart, abs=2)
     assert pace.left(4999, 4999 + round(apart)) == pytest.approx(1, abs=0.01)
-    assert interval.Pace(interval.AUTO, 2.0).left(1, 100) == 0  # nobody knows yet
+    assert interval.Pace(-1.0, 2.0).left(1, 100) == 0  # nobody knows yet
     assert interval.Pace(0.0, 2.0).left(1, 100) == 0
     (line,) = said
     assert line.startswith("saving at least every 4.9 minutes (58")
