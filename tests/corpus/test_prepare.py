@@ -192,6 +192,23 @@ def test_a_second_run_does_nothing_and_another_recipe_is_refused(corpus, done):
         run(corpus, done.path, "prepare.stages.near.threshold=0.7")
 
 
+def test_finished_data_that_is_older_than_a_setting_stays(corpus, done, tmp_path):
+    old = tmp_path / "old"
+    shutil.copytree(done.path, old)
+    manifest = json.loads((old / prepare.MANIFEST).read_text())
+    for name in ("web", "books"):
+        del manifest["recipe"][f"source {name}"]["exclude"]
+        del dict(line for line in manifest["recipe"][f"stages of {name}"] if len(line) == 2)["pii"]["regions"]
+    del manifest["recipe"]["stage lines"]["max_removed"]
+    content = json.dumps(manifest)
+    (old / prepare.MANIFEST).write_text(content)
+    assert run(corpus, old).manifest == manifest
+    for changed in ("sources.web.exclude=('_static',)", "stages.pii.regions=('DE',)", "stages.lines.max_removed=0.7"):
+        with pytest.raises(ConfigError, match="was prepared with .* = .*nothing, now it is "):
+            run(corpus, old, f"prepare.{changed}")
+    assert (old / prepare.MANIFEST).read_text() == content
+
+
 def test_finished_data_needs_neither_its_sources_nor_the_same_libraries(corpus, done, tmp_path, monkeypatch):
     moved = tmp_path / "moved"
     shutil.copytree(done.path, moved)
