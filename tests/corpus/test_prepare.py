@@ -204,7 +204,7 @@ def test_finished_data_that_is_older_than_a_setting_stays(corpus, done, tmp_path
     (old / prepare.MANIFEST).write_text(content)
     assert run(corpus, old).manifest == manifest
     for changed in ("sources.web.exclude=('_static',)", "stages.pii.regions=('DE',)", "stages.lines.max_removed=0.7"):
-        with pytest.raises(ConfigError, match="was prepared with .* = .*nothing, now it is "):
+        with pytest.raises(ConfigError, match=r"was prepared with .* = .*nothing, now it is "):
             run(corpus, old, f"prepare.{changed}")
     assert (old / prepare.MANIFEST).read_text() == content
 
