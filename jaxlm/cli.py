@@ -129,7 +129,7 @@ def _run(argv: list[str], script: bool) -> int:
         if given.phases.shrink:
             console.say(shrink.summary(config))
         if trains:
-            importlib.import_module("jaxlm.data.given").check(config, lines.append)
+            importlib.import_module("jaxlm.data.given").check(config, args.config, overrides, lines.append)
         for line in lines:
             console.say(line)
     args.config = args.config or config.workdir
