@@ -87,7 +87,8 @@ def _check_owner(root: pathlib.Path) -> None:
     """Raises ConfigError if `root` holds a folder that the result would replace, and that jaxlm did not make."""
     ours = (root / MANIFEST).is_file() or _owner(root) or any(root.glob("work/*/plan.pickle"))
     for name in ("documents", "removed", "work"):
-        if not ours and (root / name).is_dir() and any((root / name).iterdir()):
+        # Folders alone don't count: a first run that was killed at once leaves them.
+        if not ours and any(names for _, _, names in os.walk(root / name)):
             raise ConfigError(
                 f"{root / name} is there, and jaxlm did not make it: the result would replace it; name another folder "
                 "(--out=DATA, --config.data.dir=DATA)"

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 
@@ -340,6 +341,24 @@ def test_a_failing_task_is_named_and_what_is_done_stays(corpus, done, tmp_path, 
 def command(corpus, out, *overrides) -> list[str]:
     words = [f"--config={corpus / 'config.py'}", f"--config.data.dir={out}", *(f"--config.{o}" for o in overrides)]
     return [sys.executable, "-m", "jaxlm.cli", "prepare", *words]
+
+
+def test_empty_folders_of_a_first_run_that_was_killed_at_once_are_no_obstacle(corpus, tmp_path):
+    (tmp_path / "work" / "0123456789ab" / "tasks").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="no such file or folder"):  # past the check of who made it
+        run(corpus, tmp_path, "prepare.sources.web.path='nowhere'")
+    (tmp_path / "work" / "thesis.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="jaxlm did not make it"):
+        run(corpus, tmp_path)
+
+
+@pytest.mark.parametrize(("tasks", "looks"), [(100, True), (101, False)])
+def test_many_tasks_are_looked_at_less_often(tmp_path, monkeypatch, tasks, looks):
+    seen = threading.Event()
+    monkeypatch.setattr(engine, "_LOOK_S", 0.01)
+    monkeypatch.setattr(engine.counted, "total", lambda place: seen.set() or 0)
+    with engine._shown(tmp_path, "clean", tasks):
+        assert seen.wait(5.0 if looks else 0.3) == looks
 
 
 @pytest.mark.faults
