@@ -193,9 +193,10 @@ def _of_here(row: dict) -> list[str]:
     if "kind" not in row:
         return [f"this machine has no row: {row['why']}."] if row["why"] else []
     device = f"this machine: {row['count']} x {row['kind']}"
-    if not row["tokens_per_second"]:
-        return [f"{device}; {gigabytes(row['memory'])} GB are too few for a short measurement."]
     day = datetime.datetime.fromtimestamp(row["time"]).date()
+    if not row["tokens_per_second"]:
+        room = "half of its free memory" if row["kind"] == "cpu" else "its memory"
+        return [f"{device}; on {day} a short measurement did not fit into {room}. Anew: plan.measure=again."]
     what = f", from {row['what']}, scaled by FLOPs" if row["what"] else ""
     need = (
         f"; its step takes {gigabytes(row['needed'])} GB there, and {gigabytes(row['memory'])} are free"
