@@ -139,9 +139,9 @@ def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
     """Yields what this process's devices do with a config, the speed first.
 
     A dict. kind, count: the devices. setting: `machines.key` as training would have it. microbatch: its rows. memory: the
-    bytes of a device that a step may take, now and without `tune.memory_gb`. needed: those that this one takes; None as long as it is not known.
-    tokens_per_second: None if nothing that is small enough fits. by: who measured. what: what was timed; "" for the step
-    itself. time: in Unix seconds.
+    bytes of a device that a step may take, now and without `tune.memory_gb`. needed: those that this one takes; None as
+    long as it is not known. tokens_per_second: None if nothing that is small enough fits. by: who measured. what: what was
+    timed; "" for the step itself. time: in Unix seconds.
     """
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     device = jax.devices()[0]

@@ -30,10 +30,11 @@ def _model(plan: dict) -> str:
     m, s = plan["model"], plan["model"]["shape"]
     parts = ", ".join(f"{name} {human(n)}" for name, n in m["by_component"].items() if n)
     tied = "tied" if s["tie_embeddings"] else "untied"
-    return _wrapped(f"MODEL  {m['parameters']:,} parameters ({parts})", indent="") + (
-        f"\n  {m['family']}, {s['n_layers']} layers, d {s['d_model']:,}, {s['n_heads']}/{s['n_kv_heads']} heads of "
+    shape = (
+        f"{m['family']}, {s['n_layers']} layers, d {s['d_model']:,}, {s['n_heads']}/{s['n_kv_heads']} heads of "
         f"{s['head_dim']}, feed-forward {s['d_ff']:,}, vocabulary {s['vocab_size']:,} ({tied})"
     )
+    return _wrapped(f"MODEL  {m['parameters']:,} parameters ({parts})", indent="") + "\n" + _wrapped(shape)
 
 
 def _tokens(plan: dict) -> str:
