@@ -1,11 +1,13 @@
 """Tables and figures for people."""
 
+import contextlib
 import json
 import logging
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -113,62 +115,100 @@ def test_what_is_logged_is_shown(capsys):
     assert capsys.readouterr().err == "jaxlm: no room\n"
 
 
+class Clock:
+    """Takes the place of `time` in console: goes on only when a test says so."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Kept(list):
+    """Takes the place of `screen.shown`: keeps what goes on, and nobody but a test looks at it."""
+
+    @contextlib.contextmanager
+    def __call__(self, activity) -> Iterator[None]:
+        self.append(activity)
+        yield
+
+
 @pytest.fixture
-def soon(monkeypatch):
-    monkeypatch.setattr(console, "WORKING_S", 0.1)
-    monkeypatch.setattr(console, "AGAIN_S", 0.3)
-    monkeypatch.setattr(screen, "TICK_S", 0.02)
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(console, "time", found)
+    return found
 
 
-def test_what_takes_long_says_so_now_and_then_and_when_it_ends(soon, capsys):
+@pytest.fixture
+def shown(monkeypatch):
+    found = Kept()
+    monkeypatch.setattr(screen, "shown", found)
+    return found
+
+
+def test_what_takes_long_says_so_now_and_then_and_when_it_ends(clock, shown, capsys):
     with console.working("reading", 4, "documents") as tell:
+        (work,) = shown
         tell(1)
-        time.sleep(0.25)
+        clock.now += 1.9
+        assert work.line() == ""
+        clock.now += 0.1
+        assert [work.line(), work.line()] == ["reading ...", ""]
         tell(3, "7 MB")
-        time.sleep(0.25)
+        clock.now += 28
+        assert work.line() == ""
+        clock.now += 3
+        assert [work.line(), work.line()] == ["reading: 3 of 4 documents, 7 MB, 0m33s, 0m11s left", ""]
     with console.working("a moment"):
-        pass
-    begun, again, ended = capsys.readouterr().err.splitlines()
-    assert begun == "reading ..."
-    assert again == "reading: 3 of 4 documents, 7 MB, 0m00s, 0m00s left"
-    assert ended == "reading: 3 of 4 documents, 7 MB in 0m01s"
+        clock.now += 1.9
+    assert capsys.readouterr().err == "reading: 3 of 4 documents, 7 MB in 0m33s\n"
 
 
-def test_what_is_known_to_be_short_or_told_by_others_says_less(soon, capsys):
+def test_what_is_known_to_be_short_or_told_by_others_says_less(clock, shown, capsys):
     with console.working("loading", quiet=True):
-        time.sleep(0.2)
-    assert capsys.readouterr().err == ""
+        clock.now += 29
+        assert shown[0].line() == ""
     with console.working("reading", end=False):
-        time.sleep(0.2)
-    assert capsys.readouterr().err == "reading ...\n"
+        clock.now += 29
+        assert shown[1].line() == "reading ..."
+    assert capsys.readouterr().err == ""
 
 
-def test_while_training_runs_only_what_takes_very_long_says_so(soon, capsys):
+def test_while_training_runs_only_what_takes_very_long_says_so(clock, monkeypatch, capsys):
     progress = Progress(10, 0, lambda: "evaluating")
+    monkeypatch.setattr(screen, "shown", Kept())
     with console.working("held-out loss", 7):
-        time.sleep(0.2)
+        clock.now += 29
     assert capsys.readouterr().err == ""
     with console.working("held-out loss", 7):
-        time.sleep(0.4)
-    assert capsys.readouterr().err == "held-out loss ...\nheld-out loss: 0 of 7 in 0m00s\n"
+        clock.now += 31
+    assert capsys.readouterr().err == "held-out loss: 0 of 7 in 0m31s\n"
     progress.close()
 
 
-def test_what_fails_does_not_say_that_it_is_done(soon, capsys):
+def test_what_fails_does_not_say_that_it_is_done(clock, shown, capsys):
     def fail() -> None:
         with console.working("reading"):
-            time.sleep(0.2)
+            clock.now += 60
             raise OSError
 
     with pytest.raises(OSError, match=r"^$"):
         fail()
-    assert capsys.readouterr().err == "reading ...\n"
+    assert capsys.readouterr().err == ""
 
 
-def test_the_innermost_of_what_goes_on_speaks(soon, capsys):
-    with console.working("outside", end=False), console.working("inside"):
-        time.sleep(0.2)
-    assert capsys.readouterr().err == "inside ...\ninside: 0m00s\n"
+def test_the_innermost_of_what_goes_on_speaks(monkeypatch, capsys):
+    """On the real screen, whose thread looks: waits for its first word, however late it comes."""
+    monkeypatch.setattr(console, "WORKING_S", 0.0)
+    monkeypatch.setattr(screen, "TICK_S", 0.01)
+    with console.working("outside", end=False), console.working("inside", end=False):
+        deadline, said = time.monotonic() + 10, ""
+        while "\n" not in said and time.monotonic() < deadline:
+            time.sleep(0.01)
+            said += capsys.readouterr().err
+    assert said == "inside ...\n"
 
 
 def test_items_are_counted():

@@ -1,5 +1,9 @@
 """Summaries of a run and of a data directory that fill every section of their pages."""
 
+import dataclasses
+
+from jaxlm.corpus.audit import Finding
+
 RUN = {
     "name": "<1b>", "model": "llama", "step": 40, "steps": 60, "tokens": 5e6, "loss": 2.5, "held_out": None,
     "best": None, "wall_s": 100.0, "cost_usd": 1.25, "goodput": 0.75, "ended": "",
@@ -52,14 +56,13 @@ def _source(documents: int) -> dict:
 
 
 _LONG = "a_name_without_a_space_" * 12
+_FOUND = Finding("line", _LONG, _LONG, "a line of many documents", "web", 12, 9, 0.1, 1.0, 50.0, ((_LONG, _LONG),))
 # A data report whose texts and tables are wider than a phone.
 DATA = {
     "sources": {"web": _source(123_456), _LONG[:40]: _source(9_876)},
     "examples": [{"source": "web", "stage": "near", "reason": _LONG, "detail": _LONG, "id": _LONG, "excerpt": _LONG}],
     "clusters": {"sizes": {"2": 10, "900": 2}, "largest": [{"size": 900, "kept": _LONG, "members": [_LONG, "b"]}]},
-    "junk": [{"text": _LONG, "kind": "line", "source": "web", "score": 50.0, "count": 12, "documents": 9,
-              "share_of_documents": 0.1, "concentration": 1.0, "pattern": _LONG,
-              "examples": [{"document": _LONG, "text": _LONG}]}],
+    "junk": [_FOUND.to_row(), dataclasses.replace(_FOUND, pattern="").to_row()],
     "tokenizer_fit": [{"source": "web", "bytes_per_token": 3.2, "tokens_per_word": 1.4, "byte_fallback": 0.01}],
     "manifest": {"sha256": "0123456789abcdef" * 4, "config": {"path": _LONG}},
     "run": "runs/one",

@@ -24,11 +24,12 @@ import jax
 from jaxlm import config_files, console, processes, sharding
 from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.models import hardware
-from jaxlm.plan import bench, flops, lower, machines, tune
+from jaxlm.plan import bench, flops, lower, machines, room, tune
 
 STEP_S = 4.0  # a step that is timed takes about this at most
 STEPS, TIMED_S = 3, 6.0  # of timing at most, but two steps at least
 LIMIT_S = 90.0  # for the process that measures; a busy machine compiles slowly
+SHARE = 0.5  # of the memory that is free on a CPU, for the measurement: others use this machine too
 TOKENS = 256  # rows are made no shorter
 REACHED = 0.4  # of the speed of a matrix product: a guess, to choose what to time
 
@@ -49,6 +50,10 @@ def row(config: Config) -> dict[str, typing.Any]:
         if pids := _computing():
             return {"why": f"its GPU is in use (process {pids[0]})"}
         load = os.getloadavg()[0] / (os.cpu_count() or 1)
+        console.say(
+            f"measuring this machine: a few steps, {LIMIT_S:.0f} s at most, on a CPU in at most half of its free memory "
+            "(--config.plan.measure=never leaves it out)"
+        )
         with console.working("measuring this machine"):
             found = _in_child(config) | {"load": load}
         machines.remember(asked, found)
@@ -58,7 +63,17 @@ def row(config: Config) -> dict[str, typing.Any]:
     if known:
         found |= {"tokens_per_second": known.tokens_per_second, "by": known.by, "time": known.time, "what": ""}
         found["load"] = found["load"] if known.by == "plan" else 0.0
-    return _finished(config, found)
+    return _finished(config, found | {"memory": _memory(config, found)})
+
+
+def _memory(config: Config, found: dict) -> float:
+    """The bytes that a step may take on a device: on a CPU what is free now, which what was found long ago can't tell."""
+    if config.tune.memory_gb:
+        return config.tune.memory_gb * 1e9
+    if found["kind"] == "cpu":
+        with contextlib.suppress(OSError):
+            return tune.HEADROOM * room.available_bytes() / found["count"]
+    return found["memory"]
 
 
 def _finished(config: Config, found: dict) -> dict[str, typing.Any]:
@@ -124,9 +139,9 @@ def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
     """Yields what this process's devices do with a config, the speed first.
 
     A dict. kind, count: the devices. setting: `machines.key` as training would have it. microbatch: its rows. memory: the
-    bytes that a step may take on a device. needed: those that this one takes; None as long as it is not known.
-    tokens_per_second: None if nothing that is small enough fits. by: who measured. what: what was timed; "" for the step
-    itself. time: in Unix seconds.
+    bytes of a device that a step may take, now and without `tune.memory_gb`. needed: those that this one takes; None as
+    long as it is not known. tokens_per_second: None if nothing that is small enough fits. by: who measured. what: what was
+    timed; "" for the step itself. time: in Unix seconds.
     """
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     device = jax.devices()[0]
@@ -136,11 +151,11 @@ def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
     if config.train.microbatch_size == -1:  # chosen at a start; planned as one row a device
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, microbatch_size=ways))
     sharding.check_batch(mesh, **{"train.microbatch_size": config.train.microbatch_size})
-    limit = tune.memory_limit(config.tune.memory_gb)
+    limit, own = tune.memory_limit(config.tune.memory_gb), room.of_devices(0.0)
     found = {"kind": device.device_kind, "count": mesh.size, "setting": machines.key(config, mesh.shape)}
     found |= {
         "microbatch": config.train.microbatch_size,
-        "memory": limit,
+        "memory": tune.HEADROOM * own.bytes if own else limit,  # tune.memory_gb is of one plan, this is kept for others
         "needed": None,
         "tokens_per_second": None,
         "by": "plan",
@@ -151,6 +166,8 @@ def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
         yield found  # it ran, so it fits
         return
     small = affordable(config, ways, STEP_S * REACHED * mesh.size * bench.product(model.dtype))
+    if own and device.platform == "cpu":
+        limit = min(limit, SHARE * own.bytes)
     trial, exact = _timed(small, mesh, limit), small == config
     if trial.tokens_per_second:
         found["tokens_per_second"] = trial.tokens_per_second * _flops(small) / _flops(config)
@@ -208,8 +225,7 @@ def _timed(config: Config, mesh: jax.sharding.Mesh, limit: float) -> tune.Trial:
     """The trial of the config's own settings on random tokens."""
     few = dataclasses.replace(config.tune, steps=STEPS, step_seconds=TIMED_S)
     config = dataclasses.replace(config, tune=few)
-    m = config.model
-    own = tune.Candidate(config.train.microbatch_size, m.remat, m.attention, m.scan_layers, config.loss.tile_tokens)
+    own = tune.own(config, config.train.microbatch_size, config.model.remat)
     batches = itertools.repeat(bench.random_batch(config, mesh))
     return bench.Bench(config, mesh, limit, batches, lambda text: None).trial(own)
 

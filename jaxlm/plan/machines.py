@@ -98,15 +98,15 @@ def record(kind: str, count: int, setting: str, tokens_per_second: float, by: st
 
 
 def planned(asked: str) -> dict | None:
-    """Returns what `remember` kept for this host under the same key; None if there is nothing."""
+    """Returns what `remember` kept for this host under the same key; None if there is nothing, or it is not whole."""
     plans = _read().get(_PLANS)
     host = plans.get(platform.node()) if isinstance(plans, dict) else None
     found = host.get(asked) if isinstance(host, dict) else None
-    return found if isinstance(found, dict) else None
+    return found if _is_plan(found) else None
 
 
 def remember(asked: str, found: dict) -> None:
-    """Keeps what `jaxlm plan` found out about this host, under any key. Never raises.
+    """Keeps what `jaxlm plan` found out about this host (see `here.measure`), under any key. Never raises.
 
     Beyond MOST_PLANS the oldest are dropped.
     """
@@ -165,4 +165,20 @@ def _whole(row: object) -> bool:
     numbers = ("tokens_per_second", "time")
     return (
         isinstance(row, dict) and all(files.is_number(row.get(n)) for n in numbers) and isinstance(row.get("by"), str)
+    )
+
+
+def _is_plan(found: object) -> bool:
+    """True if it is all that `here.row` needs: a reason, or a machine and what it was measured to do."""
+    if not isinstance(found, dict):
+        return False
+    if "why" in found:
+        return isinstance(found["why"], str)
+    return (
+        all(isinstance(found.get(name), str) for name in ("kind", "setting", "by", "what"))
+        and all(files.is_number(found.get(name)) for name in ("count", "microbatch", "memory", "time", "load"))
+        and all(
+            found.get(name, "") is None or files.is_number(found.get(name)) for name in ("needed", "tokens_per_second")
+        )
+        and found["count"] > 0
     )

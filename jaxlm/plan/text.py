@@ -30,10 +30,11 @@ def _model(plan: dict) -> str:
     m, s = plan["model"], plan["model"]["shape"]
     parts = ", ".join(f"{name} {human(n)}" for name, n in m["by_component"].items() if n)
     tied = "tied" if s["tie_embeddings"] else "untied"
-    return _wrapped(f"MODEL  {m['parameters']:,} parameters ({parts})", indent="") + (
-        f"\n  {m['family']}, {s['n_layers']} layers, d {s['d_model']:,}, {s['n_heads']}/{s['n_kv_heads']} heads of "
+    shape = (
+        f"{m['family']}, {s['n_layers']} layers, d {s['d_model']:,}, {s['n_heads']}/{s['n_kv_heads']} heads of "
         f"{s['head_dim']}, feed-forward {s['d_ff']:,}, vocabulary {s['vocab_size']:,} ({tied})"
     )
+    return _wrapped(f"MODEL  {m['parameters']:,} parameters ({parts})", indent="") + "\n" + _wrapped(shape)
 
 
 def _tokens(plan: dict) -> str:
@@ -193,9 +194,10 @@ def _of_here(row: dict) -> list[str]:
     if "kind" not in row:
         return [f"this machine has no row: {row['why']}."] if row["why"] else []
     device = f"this machine: {row['count']} x {row['kind']}"
-    if not row["tokens_per_second"]:
-        return [f"{device}; {gigabytes(row['memory'])} GB are too few for a short measurement."]
     day = datetime.datetime.fromtimestamp(row["time"]).date()
+    if not row["tokens_per_second"]:
+        room = "half of its free memory" if row["kind"] == "cpu" else "its memory"
+        return [f"{device}; on {day} a short measurement did not fit into {room}. Anew: plan.measure=again."]
     what = f", from {row['what']}, scaled by FLOPs" if row["what"] else ""
     need = (
         f"; its step takes {gigabytes(row['needed'])} GB there, and {gigabytes(row['memory'])} are free"

@@ -33,15 +33,12 @@ def run(config: Config, args: argparse.Namespace) -> int:
     config = make_sized(config, say)
     backends = hardware.backends(config.model, jax.devices()[0].platform)
     config = dataclasses.replace(config, model=hardware.for_platform(config.model, jax.devices()[0].platform))
-    m = config.model
     limit = tune.memory_limit(config.tune.memory_gb)
     values = tune.candidates(config, backends, sharding.batch_ways(mesh))
     check(config, values, backends, mesh)
     out = output(config, args)
     fitted = tune.fit(config, mesh, say)
-    start = tune.Candidate(
-        fitted.train.microbatch_size, fitted.model.remat, m.attention, m.scan_layers, config.loss.tile_tokens
-    )
+    start = tune.own(config, fitted.train.microbatch_size, fitted.model.remat)
     with contextlib.ExitStack() as stack:
         runner = bench.Bench(config, mesh, limit, stack.enter_context(batches(config, mesh)), say)
         stack.enter_context(stopped_by_ctrl_c(runner))

@@ -9,7 +9,7 @@ import pytest
 
 from jaxlm import config, config_files, sharding
 from jaxlm.models import hardware
-from jaxlm.plan import flops, here, lower, machines
+from jaxlm.plan import flops, here, lower, machines, room, tune
 
 TINY = {"n_layers": 1, "d_model": 32, "n_heads": 2, "d_ff": 64, "vocab_size": 128, "attention": "xla"}
 
@@ -71,6 +71,73 @@ def test_a_gpu_that_computes_is_left_alone(monkeypatch, tmp_path):
     assert here.row(resolve()) == {"why": "its GPU is in use (process 4242)"}
 
 
+FOUND = {"kind": "cpu", "count": 1, "setting": "s", "microbatch": 16, "memory": 1e9, "needed": 4e9, "by": "plan"}
+FOUND |= {"tokens_per_second": 5.0, "what": "1 x 16 tokens", "time": 0.0}
+
+
+def printed(monkeypatch, *found: dict) -> list[dict]:
+    """Lets the process that measures print this; returns a list that grows by each start."""
+    starts = []
+
+    def run(command, **given):
+        starts.append(given)
+        return subprocess.CompletedProcess(command, 0, stdout="\n".join(map(json.dumps, found)).encode(), stderr=b"")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return starts
+
+
+def test_a_cpus_memory_is_that_of_now(monkeypatch):
+    starts = printed(monkeypatch, FOUND)
+    c = resolve()
+    for free, fits in ((2e9, False), (8e9, True), (3e9, False)):
+        monkeypatch.setattr(room, "available_bytes", lambda free=free: free)
+        row = here.row(c)
+        assert (row["memory"], row["fits"]) == (tune.HEADROOM * free, fits)
+    assert here.row(resolve("tune.memory_gb=5"))["memory"] == 5e9
+    assert len(starts) == 1
+
+
+def test_a_gpus_memory_is_its_own(monkeypatch):
+    printed(monkeypatch, FOUND | {"kind": "NVIDIA H200"})
+    monkeypatch.setattr(room, "available_bytes", lambda: 8e9)
+    assert here.row(resolve())["memory"] == 1e9
+
+
+def test_a_damaged_entry_is_measured_anew(monkeypatch):
+    starts = printed(monkeypatch, FOUND)
+    c = resolve()
+    here.row(c)
+    machines.remember(here._key(c), {})
+    assert here.row(c)["tokens_per_second"] == 5.0
+    assert len(starts) == 2
+
+
+def test_it_says_what_it_is_about_to_do(monkeypatch, capsys):
+    printed(monkeypatch, FOUND)
+    here.row(resolve())
+    assert "--config.plan.measure=never leaves it out" in capsys.readouterr().err
+    here.row(resolve())
+    assert capsys.readouterr().err == ""
+
+
+def test_a_measurement_takes_half_of_what_is_free_on_a_cpu(monkeypatch):
+    limits = []
+
+    def timed(config, mesh, limit):
+        limits.append(limit)
+        return tune.Trial(tune.own(config, 1, "none"), tokens_per_second=1.0, predicted_bytes=1)
+
+    monkeypatch.setattr(here, "_timed", timed)
+    monkeypatch.setattr(here.bench, "product", lambda dtype: 1e12)
+    monkeypatch.setattr(room, "available_bytes", lambda: 8e9 * jax.local_device_count())
+    *_, found = here.measure(resolve("plan.measure=again"))
+    assert found["memory"] == tune.HEADROOM * 8e9
+    *_, found = here.measure(resolve("plan.measure=again", "tune.memory_gb=2"))
+    assert found["memory"] == tune.HEADROOM * 8e9
+    assert limits == [4e9, 2e9]
+
+
 def test_a_reason_is_kept_too(monkeypatch):
     """A measurement that failed would fail each time, and take its time."""
     c = resolve()
@@ -85,8 +152,7 @@ def test_a_reason_is_kept_too(monkeypatch):
 
 
 def test_what_was_found_before_the_time_was_up_counts(monkeypatch):
-    found = {"kind": "cpu", "count": 1, "setting": "s", "microbatch": 16, "memory": 1e9, "needed": None}
-    found |= {"tokens_per_second": 5.0, "by": "plan", "what": "1 x 16 tokens", "time": 0.0, "load": 0.0}
+    found = FOUND | {"needed": None}
 
     def run(command, **_):
         raise subprocess.TimeoutExpired(command, 1, output=json.dumps(found).encode() + b'\n{"kind": "cp')

@@ -11,6 +11,17 @@ from jaxlm import config, config_files
 from jaxlm.plan import machines
 
 MESH = {"data": 1, "fsdp": 1}
+PLAN = {
+    "kind": "cpu",
+    "count": 1,
+    "setting": "k",
+    "microbatch": 4,
+    "memory": 1e9,
+    "needed": 5e8,
+    "by": "plan",
+    "what": "",
+}
+PLAN |= {"tokens_per_second": 5.0, "time": 0.0, "load": 0.5}
 
 
 @pytest.fixture(autouse=True)
@@ -49,13 +60,25 @@ def test_what_plan_measured_counts_where_nobody_else_did():
 
 def test_what_plan_found_is_kept_for_this_host():
     assert machines.planned("asked") is None
-    machines.remember("asked", {"kind": "cpu"})
+    machines.remember("asked", PLAN)
     machines.record("cpu", 1, "k", 7.0, "train")
-    assert machines.planned("asked") == {"kind": "cpu"}
+    assert machines.planned("asked") == PLAN
     for n in range(machines.MOST_PLANS):
-        machines.remember(str(n), {"n": n})
+        machines.remember(str(n), {"why": f"reason {n}"})
     assert machines.planned("asked") is None
-    assert machines.planned("0") == {"n": 0}
+    assert machines.planned("0") == {"why": "reason 0"}
+
+
+def test_what_plan_found_is_forgotten_unless_it_is_whole():
+    machines.remember("asked", PLAN | {"needed": None, "tokens_per_second": None})
+    assert machines.planned("asked")
+    for key, value in PLAN.items():
+        for damaged in ({k: v for k, v in PLAN.items() if k != key}, PLAN | {key: [value]}):
+            machines.remember("asked", damaged)
+            assert machines.planned("asked") is None, damaged
+    for damaged in ({}, [], "x", {"why": 5}, PLAN | {"count": 0}, PLAN | {"memory": None}):
+        machines.remember("asked", damaged)
+        assert machines.planned("asked") is None, damaged
 
 
 def test_the_oldest_are_forgotten():

@@ -36,11 +36,19 @@ def lines(plan: dict) -> list[str]:
     return text.render(plan).splitlines()
 
 
-@pytest.mark.parametrize("name", config_files.shipped_configs())
-def test_a_page_is_100_columns_wide(name):
+@pytest.fixture(scope="module")
+def giant() -> dict:
+    """Figures with more digits than a shipped config has, from two layers: a summary takes its time for each layer."""
+    sizes = {"n_layers": 2, "d_model": 32768, "n_heads": 256, "n_kv_heads": 64, "d_ff": 131072, "vocab_size": 1048576}
+    return planned("domain_7b", *(f"model.{key}={size}" for key, size in sizes.items()))
+
+
+@pytest.mark.parametrize("name", ["quickstart", "plan", "giant"])
+def test_a_page_is_100_columns_wide(name, request):
     sources = {f"a_source_with_a_long_name_{n}": 10**9 for n in range(9)}
     data = {"dir": "data/some/where/deep", "tokens": sources, "epochs": {name: 17.23 for name in sources}}
-    page = lines(planned(name) | {"data": data, "here": HERE})
+    found = planned(name) if name == "quickstart" else request.getfixturevalue(name)
+    page = lines(found | {"data": data, "here": HERE})
     assert [line for line in page if len(line) > text.WIDTH == 100] == []
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import select
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from jaxlm.report import data, page, run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SMALLEST_PX = 11
+PATIENCE_S = 60.0  # for a word of the browser; its start on a busy machine takes ten
 
 
 class Browser:
@@ -62,6 +64,8 @@ class Browser:
 
     def _next(self) -> dict:
         while b"\0" not in self._left:
+            if not select.select([self._read], [], [], PATIENCE_S)[0]:
+                raise TimeoutError(f"the browser says nothing for {PATIENCE_S:g} seconds")
             part = os.read(self._read, 1 << 16)
             assert part, "the browser is gone"
             self._left += part
@@ -85,11 +89,34 @@ def browser(folder: pathlib.Path) -> Iterator[Browser]:
         started.wait()
 
 
+def test_a_browser_that_hangs_fails_a_test(monkeypatch):
+    monkeypatch.setitem(globals(), "PATIENCE_S", 0.05)
+    (its_in, write), (read, its_out) = os.pipe(), os.pipe()
+    try:
+        with pytest.raises(TimeoutError, match="says nothing"):
+            Browser(write, read)
+    finally:
+        for end in (its_in, write, read, its_out):
+            os.close(end)
+
+
+def write_pages(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """Writes a page of a run and one of data, with every section, and returns their files."""
+    run.write(folder / "run/report.html", SUMMARY)
+    data.write(folder / "data/report.html", DATA)
+    return folder / "run/report.html", folder / "data/report.html"
+
+
+def test_the_pages_that_the_browser_is_shown_can_be_written(tmp_path):
+    """Without a browser: a summary that has changed is seen wherever tests run."""
+    for path, section in zip(write_pages(tmp_path), ("Starts", "Junk"), strict=True):
+        assert f"<h2>{section}</h2>" in path.read_text()
+
+
 @pytest.mark.browser
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
 def test_the_pages_fit_a_phone_and_a_desk_and_ask_for_nothing(tmp_path):
-    run.write(tmp_path / "run/report.html", SUMMARY)
-    data.write(tmp_path / "data/report.html", DATA)
+    pages = write_pages(tmp_path)
     hostile = page.section(
         "x", page.Markup('<img src="https://example.com/x.png"><script>document.title = "run"</script>')
     )
@@ -98,7 +125,7 @@ def test_the_pages_fit_a_phone_and_a_desk_and_ask_for_nothing(tmp_path):
         '<meta name="viewport" content="width=device-width"><pre style="width:900px">x</pre>'
     )
     with browser(tmp_path / "profile") as shown:
-        for path in (tmp_path / "run/report.html", tmp_path / "data/report.html"):
+        for path in pages:
             for width in (390, 1200):
                 shown.show(path, width)
                 shown.value("document.querySelectorAll('details').forEach(d => d.open = true)")
