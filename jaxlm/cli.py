@@ -135,16 +135,17 @@ def _run(argv: list[str], script: bool) -> int:
     args.config = args.config or config.workdir
 
     def program() -> int:
-        with console.working("loading JAX", end=False, quiet=True):
+        with console.working("loading", end=False, quiet=True):
             module = importlib.import_module(f"jaxlm.programs.{verb.module or config.program}")
-        interrupts.release()
+        if trains and script:
+            importlib.import_module("jaxlm.train.supervised").stop_at_once_until_training()
+        else:
+            interrupts.release()
         return module.run(config, args)
 
     if not alone:
         return program()
-    supervisor = importlib.import_module("jaxlm.train.supervisor")
-    interrupts.release()
-    return supervisor.run(config, program)
+    return importlib.import_module("jaxlm.train.supervisor").run(config, program)
 
 
 def _of_folder(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> config_dict.ConfigDict | None:

@@ -18,7 +18,7 @@ import time
 import typing
 from collections.abc import Callable, Iterator, Sequence
 
-from jaxlm import console, files, screen
+from jaxlm import console, files, interrupts, screen
 from jaxlm.config import Config, ConfigError
 from jaxlm.train import children, clock, deaths, farewell, hangs, ledger, notify, supervised
 
@@ -36,14 +36,16 @@ _AGAIN = "; the same command goes on"
 
 
 def run(config: Config, program: Callable[[], int]) -> int:
-    """Trains in a child process, or by `program` in this one; says farewell, and returns the exit code."""
+    """Trains in a child process, or by `program` in this one; says farewell, and returns the exit code.
+
+    Signals may still be held (`interrupts`): this process gives them back when it has a child; else `program` does.
+    """
     notify.check(config.notify)
     again = command()
     if again and wanted(config.runs.supervise):
         supervisor = Supervisor(again, config, notify.tell_of(config.notify, config.workdir))
         return _farewell(config, supervisor.run(), supervisor.start, supervisor.signalled)
     _ask_for_notices(config.runs.notices)
-    supervised.stop_at_once_until_training()
     start, code = farewell.Start(None if _several(config) else os.getpid(), time.time()), 1
     held = _lock(config)  # if it is refused, another start trains there: no farewell
     try:
@@ -305,6 +307,7 @@ class Supervisor:
         handlers |= {signal.SIGTSTP: self._on_pause}
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
             del handlers[signal.SIGHUP]  # nohup; the child inherits that
+        interrupts.release()
         old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield

@@ -258,6 +258,15 @@ def test_stdin_and_the_config_reach_the_child(tmp_path, monkeypatch):
         os.close(read)
 
 
+def test_signals_are_held_in_the_child_until_its_modules_are_imported(tmp_path):
+    body = "from jaxlm.train import supervised; supervised.adopt()\n"
+    body += "for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP): signal.raise_signal(n)\n"
+    body += "(folder / 'imported').touch()\ntry: supervised.stop_at_once_until_training()\n"
+    body += "except KeyboardInterrupt: sys.exit(3 if supervised.signalled == signal.SIGINT else 2)"
+    assert run(tmp_path, body) == (3, 1)
+    assert (tmp_path / "imported").exists()
+
+
 def in_a_process(folder, body, first="", **options):
     """A supervisor in a process of its own, whose child does `body`, when that has written its process id."""
     make(folder, body)
