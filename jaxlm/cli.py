@@ -108,7 +108,8 @@ def _run(argv: list[str], script: bool) -> int:
     if asked == "screen":
         print(_screen(name, verb))
         return 0
-    args = _parse(name, verb, [word for word in rest if not word.startswith("--help=")], needs_all=not asked)
+    words = [word for word in rest if not word.startswith("--help=")]
+    args = _parse(name, verb, words, _workdir(overrides), needs_all=not asked)
     args.overrides = overrides = [*overrides, *_short(verb, args)]
     args.config = _one_of(args.config, args.target)
     if asked:
@@ -254,8 +255,18 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def _parse(name: str, verb: Verb, rest: list[str], needs_all: bool) -> argparse.Namespace:
-    """The arguments but for keys of the config; those that a verb requires may be missing unless `needs_all`."""
+def _is_something(word: str) -> bool:
+    try:
+        return bool(config_files.find(word))
+    except (ConfigError, OSError, ValueError):  # the last ones: no path can look like this text
+        return False
+
+
+def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool) -> argparse.Namespace:
+    """The arguments but for keys of the config; those that a verb requires may be missing unless `needs_all`.
+
+    Where the config or the run in `workdir` is named by an option, the first plain argument may be the first prompt.
+    """
     parser = _Parser(prog=f"jaxlm {name}", allow_abbrev=False, add_help=False)
     parser.add_argument("target", nargs="?")
     if verb.second:
@@ -268,6 +279,8 @@ def _parse(name: str, verb: Verb, rest: list[str], needs_all: bool) -> argparse.
         parser.add_argument(option, **{k: v for k, v in arguments.items() if k != "key"} | {"required": required})
     args, unknown = parser.parse_known_intermixed_args(rest)
     unknown = [word for word in getattr(args, "words", ()) if word.startswith("--")] or unknown  # "--promt=50% off"
+    if verb.rest and args.target and (args.config or workdir) and not _is_something(args.target):
+        args.target, args.words = None, [args.target, *args.words]  # the run is named already
     if args.target and "=" in args.target and not os.path.exists(args.target):
         unknown = [args.target, *unknown]
     if unknown:
