@@ -46,7 +46,7 @@ def _main(argv: list[str], script: bool) -> int:
     absl_logging.set_verbosity(absl_logging.FATAL)  # Orbax reports through exceptions too
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     console.drop_leftovers()
-    resumes = bool(argv) and argv[0] in VERBS and VERBS[argv[0]].resumes and not _help(argv)
+    resumes = VERBS[argv[0]].resumes if argv and argv[0] in VERBS and not _help(argv) else ""
     try:
         code = _run(argv, script)
         sys.stdout.flush()
@@ -81,7 +81,7 @@ def _main(argv: list[str], script: bool) -> int:
         )
         return 1
     except KeyboardInterrupt:
-        console.say(f"jaxlm: stopped{'; the same command goes on from what is done' * resumes}")
+        console.say(f"jaxlm: stopped{resumes and f'; the same command {resumes}'}")
         return 4 if resumes else 1
     finally:
         with contextlib.suppress(KeyboardInterrupt):  # too late: the command is done, or refused

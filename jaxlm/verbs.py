@@ -19,7 +19,8 @@ class Verb:
         workdir are given.
       keys: the sections of the config that the command's help lists first.
       makes: True if it fills `workdir` or `data.dir`; then it says which folder that is, if the command line names none.
-      resumes: True if the same command continues an interrupted one.
+      resumes: what the same command does after an interruption, for the line that says so: "goes on"; "" if it begins
+        anew. It decides the exit code, 4 or 1.
       folder: the module of jaxlm.programs whose `config(args, overrides)` makes a config for a folder of documents; "" if
         the command takes none.
       rest: the name of any number of further plain arguments for the help, "PROMPT"; they come as `args.words`.
@@ -32,7 +33,7 @@ class Verb:
     reads_run: bool = False
     keys: tuple[str, ...] = ()
     makes: bool = False
-    resumes: bool = False
+    resumes: str = ""
     rest: str = ""
     second: str = ""
     folder: str = ""
@@ -46,7 +47,7 @@ VERBS = {
         branch.OPTIONS,
         keys=("train", "model", "optim", "data"),
         makes=True,
-        resumes=True,
+        resumes="goes on from what is done",
     ),
     "prepare": Verb(
         "prepare",
@@ -61,7 +62,7 @@ VERBS = {
         },
         keys=("data", "prepare"),
         makes=True,
-        resumes=True,
+        resumes="goes on from what is done",
         folder="folder",
     ),
     "tokenize": Verb(
@@ -78,7 +79,7 @@ VERBS = {
         },
         keys=("data",),
         makes=True,
-        resumes=True,
+        resumes="goes on; shards that are not finished are made anew",
     ),
     "tune": Verb(
         "tune",

@@ -155,6 +155,7 @@ def test_values_may_stand_apart(capsys):
         ("train", ConfigError("bad"), 2),
         ("train", RunError("broken"), 1),
         ("train", KeyboardInterrupt(), 4),
+        ("tokenize", KeyboardInterrupt(), 4),
         ("plan", KeyboardInterrupt(), 1),  # nothing is saved that a launcher could go on from
     ],
 )
