@@ -283,7 +283,7 @@ def source(path: str = "", stages: tuple[str, ...] = (), **keys) -> dict:
     """A source of `prepare.sources`: `source("docs/*.html", stages=("html", "unicode"), priority=1)`."""
     s = ConfigDict()
     s.path = path  # required: folder, file, glob, URL that fsspec knows, tfds:NAME, hub:REPOSITORY, embedded:NAME
-    s.format = "auto"  # auto (by the file's name) | text | markdown | html | warc | code | mediawiki | jsonl | parquet
+    s.format = "auto"  # auto (by name) | text | markdown | markup | html | warc | code | mediawiki | jsonl | parquet
     s.text_key = "text"  # the field that holds the text, in jsonl, parquet and datasets
     s.stages = stages  # in order, each with its settings: "gopher_quality min_words=30"
     s.priority = 0  # of two duplicates, the one from the source with the higher priority stays

@@ -108,7 +108,8 @@ def _run(argv: list[str], script: bool) -> int:
     if asked == "screen":
         print(_screen(name, verb))
         return 0
-    args = _parse(name, verb, [word for word in rest if not word.startswith("--help=")], needs_all=not asked)
+    words = [word for word in rest if not word.startswith("--help=")]
+    args = _parse(name, verb, words, _workdir(overrides), needs_all=not asked)
     args.overrides = overrides = [*overrides, *_short(verb, args)]
     args.config = _one_of(args.config, args.target)
     if asked:
@@ -129,22 +130,23 @@ def _run(argv: list[str], script: bool) -> int:
         if given.phases.shrink:
             console.say(shrink.summary(config))
         if trains:
-            importlib.import_module("jaxlm.data.given").check(config, lines.append)
+            importlib.import_module("jaxlm.data.given").check(config, args.config, overrides, lines.append)
         for line in lines:
             console.say(line)
     args.config = args.config or config.workdir
 
     def program() -> int:
-        with console.working("loading JAX", end=False, quiet=True):
+        with console.working("loading", end=False, quiet=True):
             module = importlib.import_module(f"jaxlm.programs.{verb.module or config.program}")
-        interrupts.release()
+        if trains and script:
+            importlib.import_module("jaxlm.train.supervised").stop_at_once_until_training()
+        else:
+            interrupts.release()
         return module.run(config, args)
 
     if not alone:
         return program()
-    supervisor = importlib.import_module("jaxlm.train.supervisor")
-    interrupts.release()
-    return supervisor.run(config, program)
+    return importlib.import_module("jaxlm.train.supervisor").run(config, program)
 
 
 def _of_folder(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> config_dict.ConfigDict | None:
@@ -253,8 +255,18 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def _parse(name: str, verb: Verb, rest: list[str], needs_all: bool) -> argparse.Namespace:
-    """The arguments but for keys of the config; those that a verb requires may be missing unless `needs_all`."""
+def _is_something(word: str) -> bool:
+    try:
+        return bool(config_files.find(word))
+    except (ConfigError, OSError, ValueError):  # the last ones: no path can look like this text
+        return False
+
+
+def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool) -> argparse.Namespace:
+    """The arguments but for keys of the config; those that a verb requires may be missing unless `needs_all`.
+
+    Where the config or the run in `workdir` is named by an option, the first plain argument may be the first prompt.
+    """
     parser = _Parser(prog=f"jaxlm {name}", allow_abbrev=False, add_help=False)
     parser.add_argument("target", nargs="?")
     if verb.second:
@@ -267,6 +279,8 @@ def _parse(name: str, verb: Verb, rest: list[str], needs_all: bool) -> argparse.
         parser.add_argument(option, **{k: v for k, v in arguments.items() if k != "key"} | {"required": required})
     args, unknown = parser.parse_known_intermixed_args(rest)
     unknown = [word for word in getattr(args, "words", ()) if word.startswith("--")] or unknown  # "--promt=50% off"
+    if verb.rest and args.target and (args.config or workdir) and not _is_something(args.target):
+        args.target, args.words = None, [args.target, *args.words]  # the run is named already
     if args.target and "=" in args.target and not os.path.exists(args.target):
         unknown = [args.target, *unknown]
     if unknown:

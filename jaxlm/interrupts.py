@@ -1,15 +1,23 @@
-"""Holds ctrl-C and SIGTERM back while modules are imported, where they would end in a traceback."""
+"""Holds ctrl-C, SIGTERM and SIGHUP back while modules are imported, where they would end in a traceback."""
 
+import os
 import signal
 import types
 
-_ORDINARY = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+_ORDINARY = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
 _held: list[int] = []  # signals whose handler is `_note`
 _asked: list[int] = []  # signals that came
 
 
 def hold() -> None:
-    """Notes the signals from now on. What is ignored, as under nohup, stays so. A second signal stops at once."""
+    """Notes the signals from now on. What is ignored, as under nohup, stays so.
+
+    A second ctrl-C ends the process at once: an exception would become a traceback, or be swallowed by an import.
+    """
     for number, ordinary in _ORDINARY.items():
         if signal.getsignal(number) == ordinary:
             signal.signal(number, _note)
@@ -18,16 +26,23 @@ def hold() -> None:
 
 def release() -> None:
     """Gives the signals back, unless others took them meanwhile. Raises KeyboardInterrupt if one came."""
-    while _held:
-        number = _held.pop()
+    for number in _held:
         if signal.getsignal(number) == _note:
             signal.signal(number, _ORDINARY[number])
-    if _asked:
-        _asked.clear()
+    if taken_over() is not None:
         raise KeyboardInterrupt
+
+
+def taken_over() -> int | None:
+    """Ends the holding, for one who has set handlers of its own. Returns the signal that came; None if none did."""
+    _held.clear()
+    came = _asked[0] if _asked else None
+    _asked.clear()
+    return came
 
 
 def _note(number: int, frame: types.FrameType | None) -> None:
-    if _asked:
-        raise KeyboardInterrupt
+    if _asked and number == signal.SIGINT:
+        os.write(2, b"\r\x1b[K" * os.isatty(2) + b"jaxlm: stopped at once; nothing was begun\n")
+        os._exit(4)
     _asked.append(number)

@@ -35,7 +35,7 @@ import time
 import tensorstore
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-CLOCKS = {"time", "goodput", "wall_s", "cost_usd", "tokens_per_second", "mfu_palm", "mfu_causal", "eta_s"}
+CLOCKS = {"start", "time", "goodput", "wall_s", "cost_usd", "tokens_per_second", "mfu_palm", "mfu_causal", "eta_s"}
 COMMON = {
     "log.every_steps": 1,
     "log.tensorboard": False,
@@ -192,14 +192,12 @@ def train(side: Side, case: str, processes: Processes) -> dict:
 
 
 def metrics(path: pathlib.Path) -> dict[str, dict]:
-    """Step -> what all its lines say, without clocks and the records that open a start; the order of lines is free."""
+    """Step -> what all its lines say but for clocks, without lines that say nothing else; the order of lines is free."""
     steps: dict[str, dict] = {}
     for record in map(json.loads, path.read_text().splitlines()):
-        if "start" in record:
-            continue
-        steps.setdefault(str(record["step"]), {}).update(
-            {k: v for k, v in record.items() if k not in CLOCKS and not k.startswith("time/")}
-        )
+        kept = {k: v for k, v in record.items() if k not in CLOCKS and not k.startswith("time/")}
+        if kept.keys() - {"step", "tokens"}:
+            steps.setdefault(str(record["step"]), {}).update(kept)
     return steps
 
 

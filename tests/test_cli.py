@@ -337,8 +337,13 @@ def test_prompts_stand_behind_the_run_and_short_options_set_keys(monkeypatch, ca
         [folder, "a=b", "two words", "--temperature=0", "--top-k", "3"],
         ["--temperature=0", "--top-k=3", folder, "--draws=1", "a=b", "two words"],
         [f"--config={folder}", "--config.sample.temperature=0", "--top-k=3", folder, "a=b", "two words"],
+        [f"--config={folder}", "--config.sample.temperature=0", "--top-k=3", "a=b", "two words"],
+        [f"--config.workdir={folder}", "--temperature=0", "--top-k=3", "a=b", "two words"],
+        [f"--config.workdir={folder}", "--temperature=0", "--top-k=3", "quickstart", "a=b", "two words"],
     ):
         assert run(capsys, "sample", *words) == (0, "", "")
         settings, args = seen.pop()
         assert (args.words, args.draws, settings.temperature, settings.top_k) == (["a=b", "two words"], 1, 0.0, 3)
         assert settings.top_p == 0.95
+    for text in ("What *is* [this?", "x" * 5000, "a\0b", "/"):
+        assert run(capsys, "sample", f"--config={folder}", text)[0] == (2 if text == "/" else 0)

@@ -49,6 +49,45 @@ def test_others_handlers_and_ignored_signals_stay(monkeypatch):
         signal.signal(signal.SIGINT, before[1])
 
 
+def test_a_second_ctrl_c_ends_in_one_line():
+    """Inside an import too, where an exception would become a traceback or be swallowed."""
+    code = "import signal; from jaxlm import interrupts; interrupts.hold()\ntry:\n"
+    code += "    signal.raise_signal(signal.SIGINT); signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt: pass"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (4, "jaxlm: stopped at once; nothing was begun\n")
+
+
+# An extension that is interrupted while it starts says so by another error, as array_record does.
+EXTENSION = """
+import importlib.machinery, signal, sys
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, self) if name == "jaxlm.programs.pretrain" else None
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        try:
+            signal.raise_signal(signal.NUMBER)
+        except KeyboardInterrupt:
+            raise ImportError("Encountered an error while initializing the extension") from None
+        module.run = lambda config, args: print("went on") or 0
+sys.meta_path.insert(0, Interrupted())
+from jaxlm.main import console_script
+sys.exit(console_script())
+"""
+
+
+@pytest.mark.parametrize("supervise", ["on", "off"])
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_a_signal_while_the_program_is_imported_is_one_line(tmp_path, number, supervise):
+    command = [sys.executable, "-c", EXTENSION.replace("NUMBER", number)]
+    argv = ["train", "quickstart", "--config.workdir=w", f"--config.runs.supervise={supervise}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*command, *argv], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    told = "jaxlm: stopped; the same command goes on from what is done\n"
+    assert (done.returncode, done.stdout, done.stderr) == (4, "", told)
+
+
 @pytest.mark.parametrize(
     ("start", "argv", "after", "code", "told"),
     [

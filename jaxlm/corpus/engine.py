@@ -69,6 +69,8 @@ class Task(PipelineStep):
 
 
 _LOOK_S = 0.5
+_FEW_TASKS = 100  # to look at more costs a shared disk too much, and changes little in a moment
+_LOOK_AT_MANY_S = 10.0
 _KILLED = "a worker was killed, perhaps for memory: then lower prepare.workers or prepare.task_mb"
 
 
@@ -124,11 +126,11 @@ def run(
 @contextlib.contextmanager
 def _shown(place: pathlib.Path, phase: str, tasks: int) -> typing.Iterator[None]:
     """Shows how many tasks are done, and the documents in them, by what the tasks write into the phase's folder."""
-    ended = threading.Event()
+    ended, pause = threading.Event(), _LOOK_S if tasks <= _FEW_TASKS else _LOOK_AT_MANY_S
     with console.working(phase, tasks, "tasks", end=False) as tell:
 
         def look() -> None:
-            while not ended.wait(_LOOK_S):
+            while not ended.wait(pause):
                 with contextlib.suppress(OSError):
                     documents = counted.total(place)
                     tell(_done(place), f"{console.count(documents)} documents" if documents > 1 else "")

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxlm import console, files
+from jaxlm import config_files, console, files
 from jaxlm.config import ConfigError, DataConfig, PrepareConfig
 from jaxlm.corpus import conclude, recipes
 from jaxlm.corpus.conclude import FORMAT, MANIFEST, OWNER
@@ -87,7 +87,8 @@ def _check_owner(root: pathlib.Path) -> None:
     """Raises ConfigError if `root` holds a folder that the result would replace, and that jaxlm did not make."""
     ours = (root / MANIFEST).is_file() or _owner(root) or any(root.glob("work/*/plan.pickle"))
     for name in ("documents", "removed", "work"):
-        if not ours and (root / name).is_dir() and any((root / name).iterdir()):
+        # Folders alone don't count: a first run that was killed at once leaves them.
+        if not ours and any(names for _, _, names in os.walk(root / name)):
             raise ConfigError(
                 f"{root / name} is there, and jaxlm did not make it: the result would replace it; name another folder "
                 "(--out=DATA, --config.data.dir=DATA)"
@@ -121,10 +122,18 @@ def _finished(
         log(f"{root} was prepared with other versions of libraries: {built.get('packages')}")
         wanted["packages"] = built.get("packages")
     wanted["code"] = built.get("code")  # finished data stays what it is
+    built = recipes.with_newer_settings(built, wanted, **_defaults())
     recipes.check_same(built, wanted, made=f"{root} was prepared", manifest=root / MANIFEST, again="prepare it again")
     shutil.rmtree(root / "work", ignore_errors=True)  # left where the end was cut short
     log(f"{root} is prepared already")
     return found
+
+
+def _defaults() -> dict[str, typing.Any]:
+    """Returns the defaults of a source's keys and of each stage's, as they stand in a recipe."""
+    source = config_files.module(config_files.find_config("base")).source()
+    stages = config_files.load("base").prepare.stages.to_dict()
+    return json.loads(json.dumps({"source": source, "stages": stages}))
 
 
 def _run(
@@ -254,10 +263,7 @@ def make_recipe(
     used = {spec.name for source in planned.values() for spec in source.stages}
     recipe: dict[str, typing.Any] = {"version": FORMAT, "task_mb": settings.task_mb}
     for name, source in planned.items():
-        spec = dataclasses.asdict(source.spec)
-        recipe[f"source {name}"] = {
-            key: spec[key] for key in spec if key != "exclude" or spec[key]
-        }  # older data lack it
+        recipe[f"source {name}"] = dataclasses.asdict(source.spec)
         recipe[f"stages of {name}"] = [[spec.name, spec.settings] for spec in source.stages] + list(
             source.global_stages
         )

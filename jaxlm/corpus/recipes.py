@@ -1,6 +1,7 @@
 """Compares the recipe that made a folder with the recipe of this run."""
 
 import pathlib
+import typing
 from collections.abc import Mapping
 
 from jaxlm.config import ConfigError
@@ -28,6 +29,42 @@ def check_same(
         raise ConfigError(
             f"{made} with {key} = {was}, now it is {now}; set another --config.data.dir, or delete {manifest} to {again}"
         )
+
+
+def with_newer_settings(
+    built: Mapping[str, typing.Any], wanted: Mapping[str, typing.Any], *, source: Mapping, stages: Mapping[str, Mapping]
+) -> dict[str, typing.Any]:
+    """Returns the recipe `built` with the settings that it lacks and that `wanted` has at their defaults.
+
+    A setting may be newer than finished data, and at its default it asks for what there was before it.
+
+    Args:
+      built: the recipe in `prepared.json`.
+      wanted: the recipe of this run.
+      source: the defaults of a source's keys.
+      stages: stage -> the defaults of its keys.
+    """
+
+    def filled(was: object, now: object, defaults: Mapping) -> object:
+        if not isinstance(was, dict) or not isinstance(now, dict):
+            return was
+        return was | {k: v for k, v in now.items() if k not in was and k in defaults and defaults[k] == v}
+
+    result = dict(built)
+    for key in built.keys() & wanted.keys():
+        was, now = built[key], wanted[key]
+        kind, _, name = key.partition(" ")
+        if key.startswith("stages of ") and isinstance(was, list):
+            asked = dict(line for line in now if isinstance(line, list))
+            result[key] = [
+                [line[0], filled(line[1], asked.get(line[0]), stages.get(line[0], {}))]
+                if isinstance(line, list)
+                else line
+                for line in was
+            ]
+        elif kind in ("source", "stage"):
+            result[key] = filled(was, now, source if kind == "source" else stages.get(name, {}))
+    return result
 
 
 def _differing(was: object, now: object) -> tuple[object, object]:

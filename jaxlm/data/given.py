@@ -18,7 +18,6 @@ from jaxlm.corpus.recipes import MANIFEST as PREPARED
 from jaxlm.corpus.sources import registry
 from jaxlm.data.manifest import MANIFEST
 
-_RAW = (".pdf", ".docx", ".doc", ".odt", ".rtf", ".epub", ".tex", ".rst", ".mhtml")  # texts of formats that none reads
 _SHARED = ("data.sources", "data.path", "prepare.sources")
 
 
@@ -39,7 +38,7 @@ def take(config: config_dict.ConfigDict, file: pathlib.Path | None, overrides: S
         return ""
     folder = pathlib.Path(config.data.dir)
     made = _made(folder)
-    shipped = file is not None and config_files.CONFIG_PACKAGE.resolve() in file.resolve().parents
+    shipped = file is not None and _is_shipped(file)
     if not made or _is_own(config, made, shipped):
         return ""
     own = [*config.data.sources, *config.prepare.sources] or ([config.data.path] if config.data.path else [])
@@ -80,18 +79,25 @@ def _is_own(config: config_dict.ConfigDict, made: dict[tuple[str, str], str], sh
     return any(not shipped or os.path.realpath(a) == os.path.realpath(b) for a, b in shared)
 
 
-def check(config: Config, say: Callable[[str], None]) -> None:
+def check(config: Config, word: str | None, overrides: Sequence[str], say: Callable[[str], None]) -> None:
     """Raises ConfigError if there is neither data nor anything to make it from, or if it must be prepared first.
 
     Makes nothing. Says what files of a folder are not read.
+
+    Args:
+      config: the config with the overrides.
+      word: the config, run or model as the command line names it; None if it names none.
+      overrides: those of the command line, `KEY=VALUE`.
+      say: called with each line.
     """
     folder, paths = (
         pathlib.Path(config.data.dir),
         [source.path for source in config.data.sources.values() if source.path],
     )
     there = [name for name in (MANIFEST, PREPARED, "documents", "work") if (folder / name).exists()]
-    if not there and (raw := _suffixes(folder)):
-        kinds, plain = _words(raw), all(_is_plain(suffix) for suffix in raw)
+    named = bool(paths or config.prepare.sources) and not _names_the_folder_alone(word, overrides)
+    if not there and not named and (raw := _suffixes(folder)) and not _is_readme(folder):
+        kinds, plain = registry.in_words(raw), all(_is_plain(suffix) for suffix in raw)
         way = (
             f"--config.data.path={folder}"
             if plain
@@ -110,6 +116,25 @@ def check(config: Config, say: Callable[[str], None]) -> None:
     raise ConfigError(f"no data in {folder}: make it with jaxlm prepare FOLDER --out={folder}, {texts}")
 
 
+def _names_the_folder_alone(word: str | None, overrides: Sequence[str]) -> bool:
+    """True if the command line names a folder of data, no text, and a shipped config: its texts are not meant then."""
+    keys = [override.partition("=")[0] for override in overrides]
+    if "data.dir" not in keys or any(key.startswith(_SHARED) for key in keys):
+        return False
+    found = config_files.find(word) if word else None
+    return found is not None and found.kind == "config" and _is_shipped(found.path)
+
+
+def _is_shipped(file: pathlib.Path) -> bool:
+    return config_files.CONFIG_PACKAGE.resolve() in file.resolve().parents
+
+
+def _is_readme(folder: pathlib.Path) -> bool:
+    """True if the only texts in a folder are notes about it."""
+    names = (name for _, _, names in os.walk(folder) for name in names if _suffix(name))
+    return all(name.lower().startswith("readme.") for name in names)
+
+
 def _check_texts(path: str, say: Callable[[str], None]) -> None:
     """Raises ConfigError if a folder or file holds mostly what `jaxlm prepare` reads and training does not."""
     found = _suffixes(pathlib.Path(path).expanduser())
@@ -118,8 +143,8 @@ def _check_texts(path: str, say: Callable[[str], None]) -> None:
         return
     plain = sum(found.values()) - sum(raw.values())
     if plain < sum(raw.values()):
-        raise ConfigError(f"{path} holds {_words(raw)}: prepare it first: jaxlm prepare {path} --out=DATA")
-    say(f"{path}: not read: {_words(raw)}; jaxlm prepare {path} --out=DATA takes them in")
+        raise ConfigError(f"{path} holds {registry.in_words(raw)}: prepare it first: jaxlm prepare {path} --out=DATA")
+    say(f"{path}: not read: {registry.in_words(raw)}; jaxlm prepare {path} --out=DATA takes them in")
 
 
 def _suffixes(path: pathlib.Path) -> collections.Counter[str]:
@@ -134,7 +159,8 @@ def _suffixes(path: pathlib.Path) -> collections.Counter[str]:
 
 def _suffix(name: str) -> str:
     """The suffix of a text, compressed or not; "" for any other file."""
-    known = [suffix for _, suffixes in registry.FORMATS.values() for suffix in suffixes] + list(_RAW)
+    known = [suffix for _, suffixes in registry.FORMATS.values() for suffix in suffixes]
+    known += [suffix for suffixes in registry.DOCUMENTS for suffix in suffixes]
     name = name.lower()
     for packed in (".gz", ".zst", ".bz2", ".xz"):
         name = name.removesuffix(packed)
@@ -143,11 +169,6 @@ def _suffix(name: str) -> str:
 
 def _is_plain(suffix: str) -> bool:
     return any(suffix in registry.FORMATS[name][1] for name in registry.PLAIN)
-
-
-def _words(counts: dict[str, int]) -> str:
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{count:,} {suffix}" for suffix, count in ordered[:4])
 
 
 def training(word: str, overrides: Sequence[str]) -> str:

@@ -21,13 +21,19 @@ def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> t
     manifest.
 
     Raises:
-      ConfigError: there is no data, or the size of its vocabulary is not `vocab_size` (0 = any).
+      ConfigError: there is no data, the size of its vocabulary is not `vocab_size` (0 = any), or it lacks one of
+        `data.sources`.
     """
     opened = open_data(data.dir)
     if vocab_size and opened.vocab_size != vocab_size:
         raise ConfigError(
             f"the tokenizer in {data.dir} has {opened.vocab_size} tokens: set "
             f"--config.model.vocab_size={opened.vocab_size}, or another config.data.dir"
+        )
+    if unknown := [name for name in data.sources if name not in opened.sources]:
+        raise ConfigError(
+            f"config.data.sources names {unknown[0]}, but the data in {data.dir} has {', '.join(opened.sources)}: "
+            "take it out, or name another config.data.dir"
         )
     if data.sources:
         return opened, {name: source.weight for name, source in data.sources.items()}

@@ -84,8 +84,10 @@ def make(
 
     def evaluate(variables: Variables) -> dict[str, float]:
         done = itertools.count(1 - _AHEAD)
-        with processes.working("held-out loss", sum(map(batches, mixture)), "batches") as tell:
+        total = sum(map(batches, mixture))
+        with processes.working("held-out loss", total, "batches") as tell:
             results = {s: evaluate_source(variables, s, lambda: tell(max(0, next(done)))) for s in mixture}
+            tell(total)
         results = {source: result for source, result in results.items() if result}
         metrics = {f"val/{source}/{name}": v for source, result in results.items() for name, v in result.items()}
         weight = sum(mixture[source] for source in results)

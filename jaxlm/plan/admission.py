@@ -7,9 +7,10 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm import processes, sharding
-from jaxlm.config import Config, ConfigError, RunError
+from jaxlm.config import Config
 from jaxlm.console import gigabytes
-from jaxlm.plan import lower, room, tune
+from jaxlm.plan import lower, tune
+from jaxlm.plan import room as room_lib
 from jaxlm.plan.room import Room
 from jaxlm.step.parts import Parts
 
@@ -55,7 +56,7 @@ class Once:
         if done >= self._made.config.train.steps:
             return None
         if self._program is None:
-            there = room.of_devices(self._made.config.tune.memory_gb)
+            there = room_lib.of_devices(self._made.config.tune.memory_gb)
             with processes.working("compiling the train step"):
                 self._program = admit(self._made, there, self._make_parts, begun=done > 0)
         return self._program
@@ -71,7 +72,7 @@ def admit(made: Parts, room: Room | None, make_parts: lower.MakeParts, begun: bo
       begun: True if the run has checkpoints: then its optimizer stays, and lack of memory may pass.
 
     Raises:
-      ConfigError: it needs more memory than there is. RunError if the run has begun.
+      ConfigError, RunError: it needs more memory than there is. See `room.refusal`.
     """
     compiled = lower.compile_lowered(made.lower())
     need = compiled and lower.memory_of(compiled)
@@ -88,7 +89,8 @@ def admit(made: Parts, room: Room | None, make_parts: lower.MakeParts, begun: bo
     limit = room.bytes * tune.HEADROOM if room else float("inf")
     with processes.working("looking for settings that fit"):
         found = remedy(made.config, made.mesh, limit, make_parts, (need, state), begun)
-    raise (RunError if begun else ConfigError)(f"{said}: {_words(found)}")
+    platform = made.mesh.devices.flat[0].platform
+    raise room_lib.refusal(f"{said}: {_words(found)}", platform, made.config.tune.memory_gb, begun)
 
 
 def _gb(size: float) -> str:

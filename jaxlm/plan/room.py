@@ -7,6 +7,8 @@ import pathlib
 import jax
 from jax.experimental import multihost_utils
 
+from jaxlm.config import ConfigError, RunError
+
 _ROOT = pathlib.Path("/")
 
 
@@ -44,6 +46,24 @@ def of_devices(memory_gb: float) -> Room | None:
         least = float(multihost_utils.process_allgather(-1.0 if found is None else float(found)).min())
         found = None if least < 0 else least
     return None if found is None else Room(float(found), of)
+
+
+def refusal(words: str, platform: str, memory_gb: float, begun: bool) -> ConfigError | RunError:
+    """Returns the error of a step that does not fit: what the same command meets again, or what may pass.
+
+    A device has the same memory the next time. A machine may have more of it free then; so a run that has begun only
+    failed.
+
+    Args:
+      words: what is wrong and how to mend it.
+      platform: of the devices.
+      memory_gb: `config.tune.memory_gb`: then the limit never changes.
+      begun: True if the run has checkpoints.
+    """
+    if platform != "cpu" or memory_gb:
+        return ConfigError(words)
+    words += "; if more can be had (swap, caches), say how much by --config.tune.memory_gb=GB"
+    return (RunError if begun else ConfigError)(words)
 
 
 def available_bytes(root: pathlib.Path = _ROOT) -> int:

@@ -155,15 +155,19 @@ class Compiler:
 
 
 def fit(
-    config: Config, mesh: Mesh, say: typing.Callable[[str], None], make_parts: lower.MakeParts = lower.pretraining
+    config: Config,
+    mesh: Mesh,
+    say: typing.Callable[[str], None],
+    make_parts: lower.MakeParts = lower.pretraining,
+    begun: typing.Callable[[], bool] = lambda: False,
 ) -> Config:
     """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit these devices.
 
-    All processes get the same values. Raises ConfigError if nothing fits. See `resolve`.
+    All processes get the same values. See `resolve`, which raises if nothing fits.
     """
     if not undecided(config):
         return config  # asks neither the machine for its memory, which it may not know (off Linux), nor the other processes
-    return resolve(config, mesh, memory_limit(config.tune.memory_gb), say, make_parts)
+    return resolve(config, mesh, memory_limit(config.tune.memory_gb), say, make_parts, begun)
 
 
 def undecided(config: Config) -> bool:
@@ -177,6 +181,7 @@ def resolve(
     limit_bytes: float,
     log: typing.Callable[[str], None],
     make_parts: lower.MakeParts = lower.pretraining,
+    begun: typing.Callable[[], bool] = lambda: False,
 ) -> Config:
     """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit into memory.
 
@@ -188,9 +193,10 @@ def resolve(
       limit_bytes: the bytes of one device's memory that a step may take.
       log: called with a line that names the choice.
       make_parts: makes the parts of another kind of training.
+      begun: returns True if the run has checkpoints.
 
     Raises:
-      ConfigError: nothing fits.
+      ConfigError, RunError: nothing fits. See `room.refusal`.
     """
     if not undecided(config):
         return config
@@ -206,10 +212,11 @@ def resolve(
         return chosen.applied(config)
     need = compiler.needs(dataclasses.replace(start, remat=remats[-1], microbatch_size=sizes[-1]))
     said = "more than the compiler can place" if need is None else f"{gigabytes(need, 2)} GB"
-    raise ConfigError(
+    words = (
         f"nothing fits into {gigabytes(limit_bytes, 2)} GB a device: microbatch_size={sizes[-1]} with remat={remats[-1]} needs "
         f"{said}; take optim.name=adamw8bit, a shorter train.seq_len, or split the model by mesh.fsdp"
     )
+    raise room.refusal(words, mesh.devices.flat[0].platform, config.tune.memory_gb, begun())
 
 
 def own(config: Config, microbatch_size: int, remat: str) -> Candidate:

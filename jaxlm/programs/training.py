@@ -48,7 +48,9 @@ def run(config: Config, task: Task) -> int:
         together(lambda: pages.of_data(config), first_only=True)
         asked, config = (vocabulary.with_size(c, data.data.vocab_size) for c in (asked, config))
         with clock.spend(COMPILE):
-            config = tune.fit(config, mesh, say, task.parts)
+            config = tune.fit(
+                config, mesh, say, task.parts, lambda: from_first(lambda: workdir.has_checkpoints(folder))
+            )
         ready = Ready(config, task.parts(config, mesh), data)
         program = admission.Once(ready.parts, task.parts)
         stop = signals.StopSignal(lambda: clock.activity)

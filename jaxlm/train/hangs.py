@@ -12,6 +12,7 @@ from jaxlm.train import clock
 MINUTE = 60.0
 _FIRST = 60 * MINUTE  # until the run's own times are known
 _FIRST_STEP = 30 * MINUTE
+_MEETS = 30.0  # from the end of the wait for other processes to that of this process
 _STEPS_TO_LEARN = 20
 _STEPS_KEPT = 200
 _BUSY = 0.05  # seconds of processor time in a second: more than the threads of an idle JAX take
@@ -52,10 +53,13 @@ class Watch:
       hang_s: `runs.hang_s`, one budget for all activities; 0 = learned.
       data_timeout_s: `data.timeout_s`, after which the loader itself gives up.
       mirror_timeout_s: `checkpoint.mirror_timeout_s`, after which the wait for the mirror itself ends.
+      meeting_s: `distributed.start_timeout_s`, after which the wait for the run's other processes itself ends; 0 if there
+        are none.
     """
 
-    def __init__(self, hang_s: float, data_timeout_s: float, mirror_timeout_s: float):
+    def __init__(self, hang_s: float, data_timeout_s: float, mirror_timeout_s: float, meeting_s: float):
         self._hang_s, self._data_timeout_s, self._mirror_timeout_s = hang_s, data_timeout_s, mirror_timeout_s
+        self._meeting_s = meeting_s
         self._longest: dict[str, float] = {}
         self._steps: list[float] = []
         self._sign: Sign | None = None
@@ -96,7 +100,8 @@ class Watch:
         if sign.activity == clock.MIRROR:  # it ends by itself
             return max(self._hang_s or _FIRST, self._mirror_timeout_s + 2 * MINUTE)
         if self._hang_s:
-            return self._hang_s
+            meets = self._meeting_s and sign.activity == clock.START
+            return max(self._hang_s, self._meeting_s + _MEETS) if meets else self._hang_s
         if sign.activity == clock.DATA:
             return 2 * self._data_timeout_s + 2 * MINUTE
         longest = self._longest.get(_kind(sign))

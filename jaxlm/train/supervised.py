@@ -14,7 +14,7 @@ import threading
 import time
 import typing
 
-from jaxlm import files, screen
+from jaxlm import files, interrupts, screen
 from jaxlm.config import Config
 from jaxlm.train import clock
 
@@ -54,8 +54,10 @@ def adopt() -> Config | None:
     if os.getppid() != parent:  # it died meanwhile
         os.kill(os.getpid(), signal.SIGTERM)
     threading.Thread(target=_end_when_alone, args=(parent,), daemon=True).start()
-    stop_at_once_until_training()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as the supervisor started this process
+    interrupts.hold()  # as `main` did already, but not every program that calls this
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, {signal.SIGINT}
+    )  # it was blocked since the supervisor started this process
     with contextlib.suppress(ProcessLookupError):
         screen.share(os.getpgid(parent))
     config = int(os.environ[CONFIG])
@@ -73,11 +75,15 @@ def _end_when_alone(parent: int) -> None:
 def stop_at_once_until_training() -> None:
     """SIGTERM and SIGHUP become KeyboardInterrupt, as ctrl-C: before the first step there is nothing to save.
 
-    A SIGHUP or ctrl-C that is ignored, as under nohup, stays so. `signals.StopSignal` takes the signals over.
+    Call it when all modules are imported: an exception inside an import may become a traceback, or be swallowed. Raises
+    KeyboardInterrupt if a signal came while `interrupts` held them. A SIGHUP or ctrl-C that is ignored, as under nohup,
+    stays so. `signals.StopSignal` takes the signals over.
     """
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _stop_at_once)
+    if (came := interrupts.taken_over()) is not None:
+        _stop_at_once(came, None)
 
 
 def note(number: int) -> None:

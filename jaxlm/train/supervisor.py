@@ -18,7 +18,7 @@ import time
 import typing
 from collections.abc import Callable, Iterator, Sequence
 
-from jaxlm import console, files, screen
+from jaxlm import console, files, interrupts, screen
 from jaxlm.config import Config, ConfigError
 from jaxlm.train import children, clock, deaths, farewell, hangs, ledger, notify, supervised
 
@@ -27,7 +27,7 @@ _OTHERS = ("SLURM_JOB_ID", "SKYPILOT_TASK_ID", "KUBERNETES_SERVICE_HOST")
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _LOOK_S = 1.0  # between two looks at the child
 _STILL_S = 10.0  # after a request to stop: until the user is told what it waits for
-_AT_ONCE_S = 3.0  # after a second request to stop
+_AT_ONCE_S = 3.0  # after a second request to stop, or the first while it compiles and has nothing to save
 _STACKS_S = 2.0  # for a process to write its stacks
 _TERM_S, _KILL_S = 20.0, 30.0  # that a process which hangs has after SIGTERM, and the kernel after SIGKILL
 _MEETING_S = 3600.0  # for how long the processes of a run may take to meet again
@@ -36,14 +36,16 @@ _AGAIN = "; the same command goes on"
 
 
 def run(config: Config, program: Callable[[], int]) -> int:
-    """Trains in a child process, or by `program` in this one; says farewell, and returns the exit code."""
+    """Trains in a child process, or by `program` in this one; says farewell, and returns the exit code.
+
+    Signals may still be held (`interrupts`): this process gives them back when it has a child; else `program` does.
+    """
     notify.check(config.notify)
     again = command()
     if again and wanted(config.runs.supervise):
         supervisor = Supervisor(again, config, notify.tell_of(config.notify, config.workdir))
         return _farewell(config, supervisor.run(), supervisor.start, supervisor.signalled)
     _ask_for_notices(config.runs.notices)
-    supervised.stop_at_once_until_training()
     start, code = farewell.Start(None if _several(config) else os.getpid(), time.time()), 1
     held = _lock(config)  # if it is refused, another start trains there: no farewell
     try:
@@ -151,7 +153,10 @@ class Supervisor:
         self._times = times or Times()
         self._folder = pathlib.Path(config.workdir)
         self._several = _several(config)
-        self._hangs = hangs.Watch(config.runs.hang_s, config.data.timeout_s, config.checkpoint.mirror_timeout_s)
+        meeting_s = config.distributed.start_timeout_s if self._several else 0.0
+        self._hangs = hangs.Watch(
+            config.runs.hang_s, config.data.timeout_s, config.checkpoint.mirror_timeout_s, meeting_s
+        )
         self._child: children.Child | None = None
         self._asked: list[float] = []  # when each request to stop came
         self.signalled: int | None = None  # the signal of the first of them
@@ -233,12 +238,16 @@ class Supervisor:
             if len(self._asked) > 1 and now > self._asked[1] + times.at_once:
                 child.kill(times.kill)
                 return 0.0
-            if self._asked and now > self._asked[0] + times.still:
-                if _nothing_to_save(sign):
+            compiles = sign.activity == clock.COMPILE
+            if self._asked and _nothing_to_save(sign) and not (compiles and self._several):  # there they stop together
+                if compiles and not told:
+                    _say("stopping: no step is done yet, so nothing is to be saved")
+                    told = True
+                if now > self._asked[0] + (times.at_once if compiles else times.still):  # XLA hears no signal
                     child.kill(times.kill)
                     return 0.0
-                if not told:
-                    _say(f"still stopping: it waits for {sign.waits_for()}; again to stop at once")
+            elif self._asked and now > self._asked[0] + times.still and not told:
+                _say(f"still stopping: it waits for {sign.waits_for()}; again to stop at once")
                 told = True
         return 0.0
 
@@ -305,6 +314,7 @@ class Supervisor:
         handlers |= {signal.SIGTSTP: self._on_pause}
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
             del handlers[signal.SIGHUP]  # nohup; the child inherits that
+        interrupts.release()
         old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield
@@ -340,7 +350,7 @@ class Supervisor:
 
 
 def _nothing_to_save(found: hangs.Sign | deaths.Death) -> bool:
-    begins = found.activity == clock.MIRROR and not found.step
+    begins = found.activity in (clock.MIRROR, clock.COMPILE) and not found.step  # of this start
     return found.activity in (clock.START, clock.RESTORE) or begins
 
 

@@ -54,6 +54,11 @@ def workdir(path: str) -> pathlib.Path:
     return folder
 
 
+def has_checkpoints(folder: pathlib.Path) -> bool:
+    """True if the run has begun: its folder holds a checkpoint."""
+    return any(path.name.isdecimal() for path in (folder / "checkpoints").glob("[0-9]*"))
+
+
 def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) -> None:
     """Raises ConfigError if the config offloads to the host's memory and the device can't read that memory."""
     asked = [name for name, section in (("optim", optim), ("model", model)) if section.offload]

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 
@@ -192,6 +193,23 @@ def test_a_second_run_does_nothing_and_another_recipe_is_refused(corpus, done):
         run(corpus, done.path, "prepare.stages.near.threshold=0.7")
 
 
+def test_finished_data_that_is_older_than_a_setting_stays(corpus, done, tmp_path):
+    old = tmp_path / "old"
+    shutil.copytree(done.path, old)
+    manifest = json.loads((old / prepare.MANIFEST).read_text())
+    for name in ("web", "books"):
+        del manifest["recipe"][f"source {name}"]["exclude"]
+        del dict(line for line in manifest["recipe"][f"stages of {name}"] if len(line) == 2)["pii"]["regions"]
+    del manifest["recipe"]["stage lines"]["max_removed"]
+    content = json.dumps(manifest)
+    (old / prepare.MANIFEST).write_text(content)
+    assert run(corpus, old).manifest == manifest
+    for changed in ("sources.web.exclude=('_static',)", "stages.pii.regions=('DE',)", "stages.lines.max_removed=0.7"):
+        with pytest.raises(ConfigError, match=r"was prepared with .* = .*nothing, now it is "):
+            run(corpus, old, f"prepare.{changed}")
+    assert (old / prepare.MANIFEST).read_text() == content
+
+
 def test_finished_data_needs_neither_its_sources_nor_the_same_libraries(corpus, done, tmp_path, monkeypatch):
     moved = tmp_path / "moved"
     shutil.copytree(done.path, moved)
@@ -323,6 +341,24 @@ def test_a_failing_task_is_named_and_what_is_done_stays(corpus, done, tmp_path, 
 def command(corpus, out, *overrides) -> list[str]:
     words = [f"--config={corpus / 'config.py'}", f"--config.data.dir={out}", *(f"--config.{o}" for o in overrides)]
     return [sys.executable, "-m", "jaxlm.cli", "prepare", *words]
+
+
+def test_empty_folders_of_a_first_run_that_was_killed_at_once_are_no_obstacle(corpus, tmp_path):
+    (tmp_path / "work" / "0123456789ab" / "tasks").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="no such file or folder"):  # past the check of who made it
+        run(corpus, tmp_path, "prepare.sources.web.path='nowhere'")
+    (tmp_path / "work" / "thesis.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="jaxlm did not make it"):
+        run(corpus, tmp_path)
+
+
+@pytest.mark.parametrize(("tasks", "looks"), [(100, True), (101, False)])
+def test_many_tasks_are_looked_at_less_often(tmp_path, monkeypatch, tasks, looks):
+    seen = threading.Event()
+    monkeypatch.setattr(engine, "_LOOK_S", 0.01)
+    monkeypatch.setattr(engine.counted, "total", lambda place: seen.set() or 0)
+    with engine._shown(tmp_path, "clean", tasks):
+        assert seen.wait(5.0 if looks else 0.3) == looks
 
 
 @pytest.mark.faults

@@ -35,3 +35,37 @@ def test_the_first_difference_is_told(built, wanted, told):
 
 def test_equal_recipes_pass():
     check({"a": 1, "b": {"c": [2]}}, {"b": {"c": [2]}, "a": 1})
+
+
+DEFAULTS = {"source": {"exclude": []}, "stages": {"language": {"keep": False, "score": 0.5}, "near": {"bands": 20}}}
+OLD = {
+    "source a": {"path": "x"},
+    "stages of a": [["language", {"score": 0.4}], "near"],
+    "stage near": {"rows": 5},
+}
+
+
+def newer(exclude=(), keep=False, bands=20, score=0.4):
+    return {
+        "source a": {"path": "x", "exclude": list(exclude)},
+        "stages of a": [["language", {"score": score, "keep": keep}], "near"],
+        "stage near": {"rows": 5, "bands": bands},
+    }
+
+
+def test_a_setting_that_is_newer_than_the_data_and_at_its_default_is_no_difference():
+    check(recipes.with_newer_settings(OLD, newer(), **DEFAULTS), newer())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        (newer(exclude=["_static"]), "source a = nothing, now it is exclude=_static"),
+        (newer(keep=True), "language nothing, now it is language keep=True"),
+        (newer(bands=7), "stage near = nothing, now it is bands=7"),
+        (newer(score=0.5), "language score=0.4, now it is language score=0.5"),
+    ],
+)
+def test_a_newer_setting_at_another_value_is_a_difference(wanted, told):
+    with pytest.raises(ConfigError, match=told):
+        check(recipes.with_newer_settings(OLD, wanted, **DEFAULTS), wanted)

@@ -72,9 +72,13 @@ def resolve(name: str, *overrides: str):
     return config.resolve(config_files.load(name, list(overrides)))
 
 
+def check(name: str, *overrides: str, say=lambda _: None):
+    given.check(resolve(name, *overrides), name, overrides, say)
+
+
 def refused(name: str, *overrides: str) -> str:
     with pytest.raises(ConfigError) as error:
-        given.check(resolve(name, *overrides), lambda _: None)
+        check(name, *overrides)
     return str(error.value)
 
 
@@ -85,8 +89,8 @@ def test_absent_data_is_refused_with_what_makes_it(tmp_path, monkeypatch):
         "texts of your own: --config.data.path=FILES"
     )
     assert "make it with jaxlm prepare FOLDER --out=mine, or" in refused("base", "data.dir=mine")
-    given.check(resolve("quickstart", "workdir=w"), print)
-    given.check(resolve("base", f"data.dir={folder_of(tmp_path / 'd', 'prepared.json')}"), print)
+    check("quickstart", "workdir=w")
+    check("base", f"data.dir={folder_of(tmp_path / 'd', 'prepared.json')}")
     assert not (tmp_path / "data").exists()
 
 
@@ -101,10 +105,35 @@ def test_raw_files_are_prepared_first(tmp_path):
     assert f"first jaxlm prepare {raw} --out=DATA, then --config.data.dir=DATA" in refused("base", f"data.dir={raw}")
     assert f"first jaxlm prepare {texts} --out" in refused("quickstart", f"data.dir={texts}")
     said = []
-    given.check(resolve("base", "workdir=w", f"data.path={texts}"), said.append)
+    check("base", "workdir=w", f"data.path={texts}", say=said.append)
     assert said == [f"{texts}: not read: 1 .md; jaxlm prepare {texts} --out=DATA takes them in"]
     (texts / "README.md").unlink()
     assert f"no data that jaxlm made: --config.data.path={texts}" in refused("quickstart", f"data.dir={texts}")
+
+
+def test_data_is_made_in_a_folder_that_holds_texts_if_they_are_named(tmp_path):
+    data, texts = tmp_path / "d", tmp_path / "d" / "raw"
+    texts.mkdir(parents=True)
+    (texts / "1.jsonl").write_text('{"text": "x"}\n')
+    (data / "pages.html").write_text("x")
+    for name in ("base", "quickstart"):
+        check(name, "workdir=w", f"data.dir={data}", f"data.path={texts}/*.jsonl")
+        assert f"first jaxlm prepare {data} --out=DATA" in refused(name, "workdir=w", f"data.dir={data}")
+    for key in ("data.path = 'texts'", f"prepare.sources.a = base.source({str(texts)!r}, ('exact',))"):
+        (tmp_path / "my.py").write_text(f"{OWN}    c.{key}\n    return c\n")
+        check(str(tmp_path / "my.py"), "workdir=w", f"data.dir={data}")
+    (data / "pages.html").unlink()
+    (texts / "1.jsonl").rename(data / "README.txt")
+    check("quickstart", "workdir=w", f"data.dir={data}")
+    (data / "README.txt").rename(data / "novel.txt")
+    assert f"--config.data.path={data}" in refused("quickstart", "workdir=w", f"data.dir={data}")
+
+
+def test_markup_is_prepared_first(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.rst").write_text("x")
+    (tmp_path / "in/b.adoc").write_text("x")
+    assert "in holds 1 .adoc, 1 .rst: prepare it first" in refused("base", "workdir=w", f"data.path={tmp_path / 'in'}")
 
 
 def test_the_command_that_trains_on_the_data(tmp_path):

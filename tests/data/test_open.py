@@ -46,6 +46,11 @@ def test_a_tokenizer_of_another_size_is_refused(data):
         open_as(resolve(data.path, "model.vocab_size=512"))
 
 
+def test_a_source_that_the_data_lacks_is_refused(data):
+    with pytest.raises(ConfigError, match=r"data\.sources names maths, but the data in .* has .*math.*: take it out"):
+        open_as(resolve(data.path), sources=[("math", 3.0), ("maths", 1.0)])
+
+
 def test_data_that_is_there_is_opened_and_not_made_again(corpus, tmp_path):
     keys = [f"data.path={corpus.folder / 'code.jsonl'}", "data.val_fraction=0.1", "data.block_tokens=64"]
     c, said = resolve(tmp_path, "seed=3", *keys), []

@@ -1,5 +1,6 @@
 """Held-out loss and bits per byte, against a direct computation from the texts."""
 
+import contextlib
 import dataclasses
 import math
 
@@ -84,6 +85,22 @@ def test_max_batches_caps_the_rows_and_is_the_same_at_each_call(data):
     short = evaluator(c, model, data, MIXTURE, mesh)
     assert short(params) == short(params)
     assert short(params) != evaluator(make_config(max_batches=2), model, data, MIXTURE, mesh)(params)
+
+
+def test_the_last_progress_told_is_all(data, monkeypatch):
+    told = []
+
+    @contextlib.contextmanager
+    def working(what, total, unit):
+        yield lambda done: told.append((done, total))
+
+    monkeypatch.setattr(loss.processes, "working", working)
+    model = models.build(make_config().model, "xla")
+    mesh = sharding.make_mesh(config.MeshConfig(8, 1, 1, 1))
+    evaluator(make_config(max_batches=2), model, data, {"b": 1.0}, mesh)({"params": tiny.random_params(model)})
+    done, total = told[-1]
+    assert done == total > 0
+    assert [n for n, _ in told] == sorted(n for n, _ in told)
 
 
 def test_only_sources_of_the_mixture_are_evaluated(data):

@@ -40,7 +40,8 @@ def test_the_settings_that_are_told_work():
     limit = 0.7 * whole.need
     with pytest.raises(ConfigError, match=r"a step needs 0.0\d GB of memory, and there are .* of a test: give") as told:
         admit(room=limit)
-    words = [word.rstrip(",") for word in str(told.value).split() if word.startswith("--")]
+    said = str(told.value).partition(";")[0]  # behind it: how to say that there is more memory
+    words = [word.rstrip(",") for word in said.split() if word.startswith("--")]
     assert words == ["--config.train.microbatch_size=1"]
     assert admit(*(word.removeprefix("--config.") for word in words), room=limit).need <= tune.HEADROOM * limit
 
@@ -93,11 +94,15 @@ def test_an_optimizer_stays_where_a_run_has_begun(monkeypatch):
     assert remedy(monkeypatch, cost, 2)[0] is None
 
 
-@pytest.mark.parametrize(("begun", "error"), [(False, ConfigError), (True, RunError)])
-def test_a_run_that_has_begun_may_do_better_the_next_time(monkeypatch, begun, error):
+@pytest.mark.parametrize(
+    ("begun", "memory_gb", "error"), [(False, 0, ConfigError), (True, 0, RunError), (True, 1, ConfigError)]
+)
+def test_a_run_that_has_begun_may_do_better_the_next_time(monkeypatch, begun, memory_gb, error):
+    """If what limits it is the memory that is free now."""
     monkeypatch.setattr(admission, "remedy", lambda *args: None)
-    with pytest.raises(error, match="no setting makes it fit; take a smaller model"):
-        admit("train.batch_size=1", room=1.0, begun=begun)
+    with pytest.raises(error, match="no setting makes it fit; take a smaller model") as told:
+        admit("train.batch_size=1", f"tune.memory_gb={memory_gb}", room=1.0, begun=begun)
+    assert ("say how much by --config.tune.memory_gb=GB" in str(told.value)) == (not memory_gb)
 
 
 def test_it_is_compiled_once_and_only_for_steps_that_are_left(monkeypatch):

@@ -5,6 +5,7 @@ import os
 import jax
 import pytest
 
+from jaxlm.config import ConfigError
 from jaxlm.plan import room
 
 
@@ -57,3 +58,9 @@ def test_a_machine_that_does_not_say(monkeypatch, tmp_path):
     real = room.available_bytes
     monkeypatch.setattr(room, "available_bytes", lambda: real(tmp_path))
     assert room.of_devices(0.0) is None
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_a_device_has_the_same_memory_the_next_time(platform):
+    assert type(room.refusal("too much", platform, 0.0, begun=True)) is ConfigError
+    assert str(room.refusal("too much", platform, 0.0, begun=True)) == "too much"

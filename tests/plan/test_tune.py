@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from jaxlm import config, config_files, sharding
-from jaxlm.config import ConfigError, MeshConfig
+from jaxlm.config import ConfigError, MeshConfig, RunError
 from jaxlm.plan import tune
 
 START = tune.Candidate(8, "none", "xla", False, 0)
@@ -112,6 +112,17 @@ def test_auto_takes_the_least_remat_and_the_largest_microbatch_that_fit():
         ConfigError, match=r"nothing fits into 0.00 GB a device.*needs 0\.\d+ GB; take optim.name=adamw8bit"
     ):
         tune.resolve(c, mesh, 1.0, said.append)
+
+
+@pytest.mark.parametrize(
+    ("begun", "memory_gb", "error"), [(False, 0, ConfigError), (True, 0, RunError), (True, 1e-9, ConfigError)]
+)
+def test_nothing_fits_is_bad_input_unless_more_memory_may_be_free_later(begun, memory_gb, error):
+    keys = {"train.batch_size": 1, "model.n_layers": 1, "model.remat": "full", "tune.memory_gb": memory_gb}
+    c, mesh = auto(**keys)
+    with pytest.raises(error, match="nothing fits into") as told:
+        tune.resolve(c, mesh, 1.0, print, begun=lambda: begun)
+    assert ("say how much by --config.tune.memory_gb=GB" in str(told.value)) == (not memory_gb)
 
 
 def test_what_is_set_stays(monkeypatch):

@@ -11,8 +11,9 @@ from jaxlm.train.hangs import MINUTE, Sign, Watch
 class Simulated:
     """A run that is looked at once a second, as the supervisor does."""
 
-    def __init__(self, hang_s=0.0, timeout_s=300.0, mirror_s=3600.0):
-        self.watch, self.now, self.step, self.processor = Watch(hang_s, timeout_s, mirror_s), 1000.0, 0, 0.0
+    def __init__(self, hang_s=0.0, timeout_s=300.0, mirror_s=3600.0, meeting_s=0.0):
+        self.watch = Watch(hang_s, timeout_s, mirror_s, meeting_s)
+        self.now, self.step, self.processor = 1000.0, 0, 0.0
         self.sign = Sign(0, self.now)
         self.watch.begin(self.now)
         self.alarms = []
@@ -134,3 +135,11 @@ def test_the_wait_for_the_mirror_ends_before_it_is_a_hang(hang_s, mirror_s, alar
     assert run.spend(clock.MIRROR, mirror_s + 100)
     assert not run.spend(clock.MIRROR, 10 * 3600)
     assert run.alarms == [(clock.MIRROR, alarm)]
+
+
+def test_the_wait_for_other_processes_ends_before_it_is_a_hang():
+    run = Simulated(hang_s=30, meeting_s=300)
+    assert run.spend(clock.START, 329)
+    assert run.spend(clock.STEP, 29)
+    assert not run.spend(clock.STEP, 40)
+    assert not Simulated(hang_s=30).spend(clock.START, 40)

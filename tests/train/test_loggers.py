@@ -171,7 +171,9 @@ def test_a_client_that_fails_is_one_line(tmp_path, monkeypatch, capsys):
 
     wandb = pytest.importorskip("wandb", reason="pip install wandb")
     monkeypatch.setattr(wandb, "init", lambda **settings: Broken())
-    writer = loggers.Writer(tmp_path, LogConfig(every_steps=1, parameters=False, tensorboard=False, wandb="offline"), {})
+    writer = loggers.Writer(
+        tmp_path, LogConfig(every_steps=1, parameters=False, tensorboard=False, wandb="offline"), {}
+    )
     for step in (1, 2):
         writer.write({"step": step, "train/loss": 1.0})
     writer.close()

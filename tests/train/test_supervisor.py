@@ -139,6 +139,31 @@ def test_a_start_that_hears_no_signal_has_nothing_to_save(tmp_path):
     assert s.run() == 4
 
 
+@pytest.mark.parametrize("requests", [1, 2])
+def test_a_compilation_before_the_first_step_is_ended_and_nothing_was_to_be_saved(tmp_path, capfd, requests):
+    """XLA hears no signal for minutes. A second ctrl-C changes nothing."""
+    deaf = "signal.signal(signal.SIGINT, signal.SIG_IGN); at(0, clock.COMPILE); (folder / 'ready').touch(); hang()"
+    s = make(tmp_path, deaf, times=dataclasses.replace(QUICK, still=30))
+    numbers = (signal.SIGINT,) * requests
+    threading.Thread(target=when, args=(tmp_path / "ready", *numbers), kwargs={"pause": 0.05}).start()
+    began = time.monotonic()
+    assert s.run() == 4
+    assert time.monotonic() - began < 20
+    said = capfd.readouterr().err
+    assert "stopping: no step is done yet, so nothing is to be saved" in said
+    assert "stopped before training began; the same command goes on" in said
+
+
+def test_a_compilation_of_several_processes_is_not_ended(tmp_path, capfd):
+    """All of them stop at the same step: one that ends alone makes the others start again."""
+    stops = "signal.signal(signal.SIGTERM, signal.SIG_IGN); at(0, clock.COMPILE); (folder / 'ready').touch()\n"
+    keys = {"distributed.coordinator": "localhost:1", "distributed.num_processes": 2, "distributed.process_id": 1}
+    s = make(tmp_path, stops + "time.sleep(1); sys.exit(4)", **keys)
+    threading.Thread(target=when, args=(tmp_path / "ready", signal.SIGTERM)).start()
+    assert s.run() == 4
+    assert "still stopping: it waits for the compiler" in capfd.readouterr().err
+
+
 def test_the_second_request_ends_a_save_that_hangs(tmp_path, capfd):
     deaf = (
         "signal.signal(signal.SIGINT, signal.SIG_IGN); at(7, clock.SAVE, 'r/checkpoints/7'); (folder / 'ready').touch()"
@@ -256,6 +281,15 @@ def test_stdin_and_the_config_reach_the_child(tmp_path, monkeypatch):
         os.dup2(saved, 0)
         os.close(saved)
         os.close(read)
+
+
+def test_signals_are_held_in_the_child_until_its_modules_are_imported(tmp_path):
+    body = "from jaxlm.train import supervised; supervised.adopt()\n"
+    body += "for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP): signal.raise_signal(n)\n"
+    body += "(folder / 'imported').touch()\ntry: supervised.stop_at_once_until_training()\n"
+    body += "except KeyboardInterrupt: sys.exit(3 if supervised.signalled == signal.SIGINT else 2)"
+    assert run(tmp_path, body) == (3, 1)
+    assert (tmp_path / "imported").exists()
 
 
 def in_a_process(folder, body, first="", **options):

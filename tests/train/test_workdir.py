@@ -25,6 +25,14 @@ def test_offload_is_refused_where_the_host_is_out_of_reach():
         workdir.check_offload(asked.optim, asked.model, alone)
 
 
+def test_a_run_has_begun_once_there_is_a_checkpoint(tmp_path):
+    assert not workdir.has_checkpoints(tmp_path)
+    (tmp_path / "checkpoints/8.restoring").mkdir(parents=True)
+    assert not workdir.has_checkpoints(tmp_path)
+    (tmp_path / "checkpoints/8").mkdir()
+    assert workdir.has_checkpoints(tmp_path)
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="can't be made"):

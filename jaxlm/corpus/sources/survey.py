@@ -9,26 +9,7 @@ from collections.abc import Mapping
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources import code, files, languages, registry, streams
 
-# Suffixes of files that hold text in a form that is not read -> how to make them readable.
-CONVERT = {
-    (".pdf", ".ps"): "convert with pdftotext or docling",
-    (
-        ".docx",
-        ".doc",
-        ".odt",
-        ".rtf",
-        ".epub",
-        ".tex",
-        ".org",
-        ".texi",
-        ".pptx",
-    ): "convert with pandoc -t markdown",
-    (".ipynb",): "convert with jupyter nbconvert --to markdown",
-    (".csv", ".tsv", ".json", ".xlsx", ".xml"): 'make a .jsonl of the texts, a line {"text": "..."} each',
-    (".zip", ".tar", ".tgz", ".7z", ".rar", ".gz", ".xz", ".bz2", ".zst"): "unpack first",
-}
 _SNIFF_BYTES = 4096
-_SHOWN = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +64,7 @@ def _head(file: files.Found) -> bytes:
 def unread_lines(path: str, unread: Mapping[str, int]) -> list[str]:
     """Returns lines that say which files below `path` are not read; one for each way to convert some, one for the rest."""
     lines, rest = [], dict(unread)
-    for suffixes, how in CONVERT.items():
+    for suffixes, how in (registry.DOCUMENTS | registry.CONTAINERS).items():
         if these := {name: rest.pop(name) for name in suffixes if name in rest}:
             lines.append(f"{path}: {_counted(these)} not read: {how}")
     if rest:
@@ -93,8 +74,4 @@ def unread_lines(path: str, unread: Mapping[str, int]) -> list[str]:
 
 def _counted(counts: Mapping[str, int]) -> str:
     """Returns "312 .pdf, 4 .ps files are"."""
-    most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    named = ", ".join(f"{count:,} {name}" for name, count in most[:_SHOWN])
-    if len(most) > _SHOWN:
-        named += f" and {sum(count for _, count in most[_SHOWN:]):,} other"
-    return f"{named} {'file is' if sum(counts.values()) == 1 else 'files are'}"
+    return f"{registry.in_words(counts)} {'file is' if sum(counts.values()) == 1 else 'files are'}"

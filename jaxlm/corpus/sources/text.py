@@ -1,4 +1,4 @@
-"""Plain text and Markdown: a file is a document; a large file is cut at blank lines."""
+"""Plain text, Markdown and other markup: a file is a document; a large file is cut at blank lines."""
 
 import itertools
 import re
@@ -37,7 +37,10 @@ def read(part: Part, spec: SourceSpec, stats: SourceStats) -> Iterator[Document]
     else:
         pieces = [(part.name, b"".join(line for _, line in held))]
     for doc_id, raw in pieces:
-        text, metadata = base.to_text(raw, doc_id, stats), {"format": part.format, "path": part.name}
+        text, metadata = (
+            base.to_text(raw, doc_id, stats),
+            {"format": "markdown" if part.format == "markdown" else "text", "path": part.name},
+        )
         if part.format == "markdown" and doc_id in (part.name, f"{part.name}@0"):
             text, front = _front_matter(text)
             metadata |= front

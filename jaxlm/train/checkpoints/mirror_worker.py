@@ -15,7 +15,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator
 
-from jaxlm import files
+from jaxlm import console, files
 from jaxlm.redact import redact, redact_url
 from jaxlm.train.checkpoints import mirror_layout as layout
 from jaxlm.train.checkpoints import remote as remote_lib
@@ -23,7 +23,7 @@ from jaxlm.train.checkpoints.mirror_layout import Damaged, Gone, Refused, Troubl
 from jaxlm.train.checkpoints.remote import Remote, measure, seal, unseal
 
 WEIGHTS = ("params", "meta")  # the items of a checkpoint without the optimizer's state
-_LOGS = ("config.json", "run.json", "metrics.jsonl", "report.html")
+_LOGS = ("config.json", "run.json", "metrics.jsonl", "report.html", console.LOG)
 _AT_ONCE = 4  # files under way at a time
 _TRIES = 3  # of a file that does not read back as it was written
 
@@ -233,7 +233,7 @@ def _write_logs(remote: Remote, workdir: pathlib.Path, prefix: str) -> Measured:
             content = _without_secrets(content)
             if not content:
                 continue
-        if path.name == "metrics.jsonl":
+        if path.name in ("metrics.jsonl", console.LOG):
             content = content[: content.rfind(b"\n") + 1]  # the last line may be half written
         name = path.relative_to(workdir).as_posix()
         remote.write(prefix + name, content)
@@ -285,6 +285,8 @@ def _download(remote: Remote, step: int, wanted: Measured, checkpoints: pathlib.
 def _restore_logs(remote: Remote, step: int, of_step: Measured, workdir: pathlib.Path) -> Iterator[str]:
     """Brings back the logs that `workdir` lacks: the newest, or if that is damaged, the one copied along with the step.
 
+    What log.txt of this start holds already is put behind what comes back.
+
     Yields a line for each that is damaged in both places.
     """
     try:
@@ -292,7 +294,8 @@ def _restore_logs(remote: Remote, step: int, of_step: Measured, workdir: pathlib
     except FileNotFoundError:
         newest = {}
     for name in sorted({*newest, *of_step}):
-        if not layout.below(name) or (workdir / name).exists():
+        path = workdir / name
+        if not layout.below(name) or (path.exists() and name != console.LOG):
             continue
         for at, is_ in ((name, newest.get(name)), (f"checkpoints/{step}/workdir/{name}", of_step.get(name))):
             try:
@@ -300,8 +303,11 @@ def _restore_logs(remote: Remote, step: int, of_step: Measured, workdir: pathlib
             except FileNotFoundError:
                 continue
             if [len(content), hashlib.sha256(content).hexdigest()] == is_:
-                (workdir / name).parent.mkdir(parents=True, exist_ok=True)
-                files.write_atomically(workdir / name, content, private=name == "config.json")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if name == console.LOG and path.exists():  # this start has said something already
+                    said = path.read_bytes()
+                    content = said if said.startswith(content) else content + said
+                files.write_atomically(path, content, private=name == "config.json")
                 break
         else:
             yield f"the mirror's {name} is damaged: the run goes on without it"

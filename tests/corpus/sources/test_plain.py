@@ -163,7 +163,7 @@ def test_max_bytes(folder):
     [
         (None, "none", {}, "no such file or folder"),
         (None, "none/*.txt", {}, "has no file ending in .txt"),
-        (("x.csv", b"a"), "x.csv", {}, "is none of .txt, .rst, .adoc, .jsonl"),
+        (("x.csv", b"a"), "x.csv", {}, "is none of .txt, .jsonl"),
         (("x.csv", b"a"), "", {}, "has no file ending in"),
         (("x.jsonl", b'{"body": "a"}\n'), "", {}, "no text in field 'text'; its fields are body: set text_key"),
         (("x.jsonl", b"{\n"), "", {}, "gave no document .*malformed JSON line"),
@@ -215,6 +215,20 @@ def test_signature_sees_names_and_sizes(folder):
     (folder / "b.txt").write_text("other")
     assert source_signature(str(folder)) != first
     assert source_signature("embedded:prose") == ""
+
+
+def test_markup_is_for_prepare_alone(folder, read_source):
+    """A run on a folder goes on with what it began with."""
+    documents, signature = read(folder)[0], source_signature(str(folder))
+    (folder / "a.rst").write_text("Title\n=====\n")
+    (folder / "b.adoc.gz").write_bytes(gzip.compress(b"= Title\n"))
+    assert (read(folder)[0], source_signature(str(folder))) == (documents, signature)
+    found, _ = read_source(folder, format="markup")
+    assert [(d.id, d.text, d.metadata["format"]) for d in found] == [
+        ("a.rst", "Title\n=====\n", "text"),
+        ("b.adoc.gz", "= Title\n", "text"),
+    ]
+    assert {d.id for d in read_source(folder)[0]} >= {"a.rst", "b.adoc.gz"}
 
 
 @pytest.fixture

@@ -205,6 +205,23 @@ def test_the_newest_logs_come_back_and_never_over_those_that_are_there(run, url)
     assert (run / "config.json").read_text() == "{}"
 
 
+def test_all_that_was_said_comes_back_before_what_this_start_says(run, url, tmp_path):
+    (run / "log.txt").write_text("one\ntwo\nhalf a li")
+    remote = Remote(str(url))
+    copy(remote, run, 20)
+    back = tmp_path / "back" / "run"
+    tiny_mirror.restore(url, back)
+    assert (back / "log.txt").read_text() == "one\ntwo\n"
+    with open(run / "log.txt", "a") as file:
+        file.write("ne\ndone\n")
+    worker.write_logs(remote, job(run), lambda event: None)  # as the mirror does in the end
+    shutil.rmtree(back)
+    back.mkdir()
+    (back / "log.txt").write_text("anew\n")
+    tiny_mirror.restore(url, back)
+    assert (back / "log.txt").read_text() == "one\ntwo\nhalf a line\ndone\nanew\n"
+
+
 def test_what_an_abandoned_attempt_did_is_not_done_again(run, url):
     events = []
     worker.copy(Remote(str(url)), job(run, 10), events.append)
