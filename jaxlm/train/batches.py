@@ -2,6 +2,7 @@
 
 import collections
 import logging
+import time
 from collections.abc import Callable
 
 import jax
@@ -12,6 +13,9 @@ from jaxlm import sharding
 from jaxlm.data.loader import TrainLoader
 from jaxlm.objectives.base import Batch
 from jaxlm.step.state import TrainState
+
+
+AGREE_S = 5.0  # JAX tells the other processes in a thread: fast steps would use up the reserve before they know
 
 
 class LoaderBatches:
@@ -45,6 +49,7 @@ class LoaderBatches:
         self._read()
         if self._error is not None and self._held and not failed_before:
             self.on_failure(self._error)
+            time.sleep(AGREE_S)
         if not self._held:
             raise self._error
         return sharding.to_global(self._held.popleft(), self._mesh, self._batch_size, self._shardings)

@@ -6,7 +6,16 @@ import pytest
 
 from jaxlm import sharding
 from jaxlm.config import MeshConfig, RunError
+from jaxlm.train import batches as batches_lib
 from jaxlm.train.batches import LoaderBatches
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch):
+    """How often it waited for the other processes to agree."""
+    found = []
+    monkeypatch.setattr(batches_lib.time, "sleep", found.append)
+    return found
 
 
 class Loader:
@@ -53,7 +62,7 @@ def test_every_batch_comes_once_in_order_before_the_error(count, reserve):
     assert drain(batches) == ([], "no batch within 10 s")
 
 
-def test_a_failure_is_told_once_while_two_batches_are_left():
+def test_a_failure_is_told_once_while_two_batches_are_left(waits):
     batches, told, given = make(5, reserve=2), [], []
     batches.on_failure = lambda error: told.append((str(error), len(given)))
     for _ in range(5):
@@ -62,6 +71,7 @@ def test_a_failure_is_told_once_while_two_batches_are_left():
     with pytest.raises(RunError):
         batches(None)
     assert len(told) == 1
+    assert waits == [batches_lib.AGREE_S]
 
 
 def test_a_loader_that_fails_before_the_first_step_fails_when_the_reserve_is_filled():
