@@ -14,7 +14,6 @@ from jaxlm.data.loader import TrainLoader
 from jaxlm.objectives.base import Batch
 from jaxlm.step.state import TrainState
 
-
 AGREE_S = 5.0  # JAX tells the other processes in a thread: fast steps would use up the reserve before they know
 
 
