@@ -41,7 +41,7 @@ def row(config: Config) -> dict[str, typing.Any]:
       config: the config as planned: `model.remat` and `train.microbatch_size` are not auto.
     """
     mode, asked = config.plan.measure, _key(config)
-    if mode == "never":
+    if mode == "never" or (mode == "auto" and config.plan.accelerator):  # one kind was asked for
         return {"why": ""}
     if processes.several(config.distributed):
         return {"why": "it would run as several processes; train and tune measure"}
@@ -82,10 +82,13 @@ def _finished(config: Config, found: dict) -> dict[str, typing.Any]:
     hours = config.train.steps * config.train.batch_size * config.train.seq_len / speed / 3600 if speed else None
     peak = config.hardware.peak_tflops or flops.peak_tflops(found["kind"])
     per_token = flops.flops_per_token(config.model, config.train.seq_len).palm
+    price = (
+        config.hardware.usd_per_hour if found["kind"] != "cpu" else 0.0
+    )  # it is that of the GPU the config is meant for
     return found | {
         "fits": found["needed"] <= found["memory"] if found["needed"] else True if found["by"] != "plan" else None,
         "hours": hours,
-        "usd": hours * config.hardware.usd_per_hour if hours and config.hardware.usd_per_hour else None,
+        "usd": hours * price if hours and price else None,
         "mfu": speed * per_token / (1e12 * peak * found["count"]) if speed and peak else None,
     }
 
