@@ -123,6 +123,7 @@ def ready():
     (folder / "ready").touch()
     time.sleep(60)
 def program():
+    supervised.stop_at_once_until_training()  # as the command line does, once all is imported
     with ledger.lock(folder):
         PROGRAM
 try:
