@@ -11,9 +11,10 @@ from jaxlm import config as config_lib
 from jaxlm import config_files
 from jaxlm.config import ConfigError
 from jaxlm.console import megabytes
+from jaxlm.corpus import recipes
 from jaxlm.corpus.sources import survey
 
-_MADE = ("prepared.json", "tokenizer.model")  # by jaxlm, in a data directory
+_MADE = (recipes.MANIFEST, "tokenizer.model")  # by jaxlm, in a data directory
 _LONG_BYTES = 1 << 16  # of a text: from here on rather a book
 _KINDS = {"html": "HTML", "markdown": "Markdown", "code": "source", "mediawiki": "MediaWiki", "warc": "WARC"}
 
