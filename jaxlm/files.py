@@ -1,17 +1,25 @@
-"""Writes files whole or not at all, locks folders so that each has only one writer, and tells numbers in files."""
+"""Writes files whole or not at all, locks folders so that each has only one writer, waits for disks for so long only."""
 
 import fcntl
 import math
 import os
 import pathlib
+import queue
+import threading
 import time
 import typing
+from collections.abc import Callable
 
 from jaxlm import console
 from jaxlm.config import ConfigError
 
 ENDING_S = 20.0  # a run that was told to stop, or lost its supervisor, saves and ends within about this
 HANDED_DOWN = "JAXLM_LOCK"  # the environment variable with the file descriptor of the parent's lock
+T = typing.TypeVar("T")
+
+
+class NoAnswer(Exception):
+    """Something did not end in its time."""
 
 
 def write_atomically(path: pathlib.Path, content: bytes, private: bool = False) -> None:
@@ -97,3 +105,27 @@ def _handed_down(file: typing.IO[str]) -> typing.IO[str] | None:
 def is_number(value: object) -> bool:
     """True for a finite number that a file in JSON holds; False for a bool, NaN, text, ..."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def within(seconds: float, ask: Callable[[], T]) -> T:
+    """Returns what `ask` returns, or raises what it raises. It runs in a thread, which is abandoned after `seconds`.
+
+    Raises:
+      NoAnswer: `ask` has not ended by then.
+    """
+    answers: queue.SimpleQueue = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            answers.put((ask(), None))
+        except BaseException as error:  # also SystemExit of a library: it must not pass in silence
+            answers.put((None, error))
+
+    threading.Thread(target=work, name="may hang", daemon=True).start()
+    try:
+        value, error = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise NoAnswer(f"no answer in {seconds:g} s") from None
+    if error is not None:
+        raise error
+    return value

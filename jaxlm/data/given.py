@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 
 from ml_collections import config_dict
 
-from jaxlm import config_files
+from jaxlm import config_files, files
 from jaxlm.config import Config, ConfigError
 from jaxlm.corpus.recipes import MANIFEST as PREPARED
 from jaxlm.corpus.sources import registry
 from jaxlm.data.manifest import MANIFEST
 
+_ANSWER_S = 5.0  # for a disk to give a small file: one that hangs must not hang the command line
 _SHARED = ("data.sources", "data.path", "prepare.sources")
 
 
@@ -57,9 +58,9 @@ def _made(folder: pathlib.Path) -> dict[tuple[str, str], str]:
     found = {}
     for file in (MANIFEST, PREPARED):
         try:
-            content = json.loads((folder / file).read_text(encoding="utf-8"))
+            content = json.loads(files.within(_ANSWER_S, (folder / file).read_bytes))
             found |= {(file, name): str(s.get("spec", s.get("path", ""))) for name, s in content["sources"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, files.NoAnswer):
             continue  # who opens it says what is wrong
     return found
 

@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Callable
 
+from jaxlm import files
 from jaxlm.config import Config
 from jaxlm.console import say
 from jaxlm.train import notify
@@ -87,7 +88,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 def _checkpoint_bytes(machine: typing.Any) -> int:
     """The bytes of one checkpoint; UNKNOWN_BYTES if the plan can't say, about which another finding says why."""
     try:
-        return findings.within(START_S, lambda: machine.checkpoint_bytes)
+        return files.within(START_S, lambda: machine.checkpoint_bytes)
     except Exception:
         return UNKNOWN_BYTES
 

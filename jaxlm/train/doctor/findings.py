@@ -1,19 +1,13 @@
 """What a check found, and how a check is run so that it can neither raise nor hang the doctor."""
 
 import dataclasses
-import queue
-import threading
 import typing
 from collections.abc import Callable
 
 from jaxlm.config_files import first_line
+from jaxlm.files import NoAnswer, within
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
-T = typing.TypeVar("T")
-
-
-class NoAnswer(Exception):
-    """A check did not end in its time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,30 +33,6 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.verdict:<4}  {self.name:<10}  {self.text}"
-
-
-def within(seconds: float, ask: Callable[[], T]) -> T:
-    """Returns what `ask` returns, or raises what it raises. It runs in a thread, which is abandoned after `seconds`.
-
-    Raises:
-      NoAnswer: `ask` has not ended by then.
-    """
-    answers: queue.SimpleQueue = queue.SimpleQueue()
-
-    def work() -> None:
-        try:
-            answers.put((ask(), None))
-        except BaseException as error:  # also SystemExit of a library: it must not pass in silence
-            answers.put((None, error))
-
-    threading.Thread(target=work, name="doctor", daemon=True).start()
-    try:
-        value, error = answers.get(timeout=seconds)
-    except queue.Empty:
-        raise NoAnswer(f"no answer in {seconds:g} s") from None
-    if error is not None:
-        raise error
-    return value
 
 
 def examine(name: str, check: Callable[[], "Finding | list[Finding]"], seconds: float = 30.0) -> list[Finding]:

@@ -21,10 +21,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from jaxlm import files
 from jaxlm.config import CheckpointConfig
 from jaxlm.console import duration, size
 from jaxlm.redact import redact_url
-from jaxlm.train.doctor.findings import FAIL, OK, WARN, Finding, NoAnswer, no_answer, words
+from jaxlm.train.doctor.findings import FAIL, OK, WARN, Finding, no_answer, words
 
 CAP_BYTES, CAP_S = 4e9, 20.0  # of a trial of writing and reading; more of neither
 REMOTE_BYTES = 256e6  # of a trial at a mirror that is a URL
@@ -52,7 +53,7 @@ def apart(task: str, *args: typing.Any, seconds: float = ANSWER_S) -> dict:
         out, problem = process.communicate(json.dumps(args), timeout=seconds)
     except subprocess.TimeoutExpired:
         process.terminate()  # it removes its file once the storage answers
-        raise NoAnswer(f"no answer in {seconds:g} s") from None
+        raise files.NoAnswer(f"no answer in {seconds:g} s") from None
     except BaseException:
         process.terminate()
         raise
@@ -79,7 +80,7 @@ def disk(
     """
     try:
         found = apart("try_folder", workdir, min(checkpoint_bytes, CAP_BYTES), CAP_S, seconds=seconds)
-    except NoAnswer as late:
+    except files.NoAnswer as late:
         text = f"{workdir}: {late}: the storage hangs; mount it anew or take another config.workdir"
         return [no_answer("disk", text)]
     speed = _speed("disk", found, checkpoint_bytes, "take another config.workdir")
@@ -111,7 +112,7 @@ def mirror(url: str, checkpoint_bytes: int, timeout_s: float, seconds: float = A
     task, cap = ("try_url", REMOTE_BYTES) if remote else ("try_folder", CAP_BYTES)
     try:
         found = apart(task, url, min(checkpoint_bytes, cap), CAP_S, seconds=seconds)
-    except NoAnswer as late:
+    except files.NoAnswer as late:
         return no_answer("mirror", f"{late}: the mirror hangs; mend config.checkpoint.mirror")
     finding = _speed("mirror", found, checkpoint_bytes, "mend config.checkpoint.mirror")
     takes = checkpoint_bytes * (1 / found["write"] + 1 / found["read"]) if found["write"] and found["read"] else 0
@@ -127,7 +128,7 @@ def data(folder: str, seconds: float = ANSWER_S) -> Finding:
     """Returns a finding on the data directory: how fast its files read, and whether their sha256 are the manifest's."""
     try:
         found = apart("read_data", folder, CAP_BYTES, CAP_S / 2, seconds=seconds)
-    except NoAnswer as late:
+    except files.NoAnswer as late:
         return no_answer("data", f"{folder}: {late}: the storage hangs; mount it anew or copy the data elsewhere")
     if not found["there"]:
         return Finding("data", OK, f"no data in {folder} yet")
