@@ -42,6 +42,7 @@ def _model(c: ConfigDict) -> None:
     m.max_seq_len = 0  # learned positions of gpt2, longest context written to exports; 0 = train.seq_len
     m.tie_embeddings = True  # one matrix for input embedding and output head
     m.bias = False  # biases in projections (llama: attention and MLP; gpt2 has them always as published)
+    m.qkv_bias = False  # biases on queries, keys and values alone, as in Qwen2 (llama)
     m.qk_norm = False  # RMSNorm on queries and keys per head
     m.norm_eps = 1e-5  # added to the variance in each norm
     m.rope = ConfigDict()  # rotary positions (llama)
@@ -126,7 +127,9 @@ def _outputs(c: ConfigDict) -> None:
     c.checkpoint.verify = True  # read each one back from disk, and compare, before an older one is deleted
     c.checkpoint.keep_last = 2  # the latest checkpoints that stay
     c.checkpoint.keep_every = 0  # also keep each checkpoint whose step is a multiple of this, for good
-    c.checkpoint.keep_best = 1  # also keep this many with the lowest validation loss
+    c.checkpoint.keep_best = 1  # also keep this many of the best by `best_metric`
+    c.checkpoint.best_metric = "val/loss"  # by which the best are chosen: any name in metrics.jsonl
+    c.checkpoint.best_is = "lowest"  # or highest, as for an accuracy
     c.checkpoint.reserve_mb = 64.0  # real blocks held back on the disk, so that a full one still takes logs
     c.checkpoint.max_unprotected_minutes = 120.0  # unsaved work beyond this ends the run while saving fails; 0 = never
     c.checkpoint.max_unprotected_usd = 0.0  # the same in dollars; 0 = never
@@ -135,10 +138,19 @@ def _outputs(c: ConfigDict) -> None:
     c.checkpoint.mirror_keep_last = 2  # the latest checkpoints that stay there, beside milestones
     c.checkpoint.mirror_timeout_s = 3600.0  # a copy that takes longer is abandoned and begun again
 
-    c.eval = ConfigDict()  # held-out loss
+    c.eval = ConfigDict()  # held-out loss and benchmarks
     c.eval.batch_size = 0  # sequences per evaluation step; 0 = microbatch_size
     c.eval.at_start = False  # also before the first step
     c.eval.max_batches = 32  # per source; 0 = all held-out text
+    c.eval.tasks = ()  # benchmarks in training and of `jaxlm eval` by default: arc_easy, piqa, ...; () = none
+    c.eval.tasks_every_steps = 0  # in training; 0 = at the end only
+    c.eval.items = 200  # of each task in training, always the same; 0 = all
+    c.eval.fewshot = -1  # worked examples before each question; -1 = as each task says
+    c.eval.data_dir = ""  # folder of benchmark files; "" = from the hub (https://huggingface.co)
+    c.eval.run_code = False  # True: run what a model wrote (HumanEval), in a process without network
+    c.eval.run_code_with_network = False  # True: also where the network can't be cut off
+    c.eval.code_seconds = 10.0  # for each program
+    c.eval.code_memory_mb = 1024.0  # for each program
 
     c.sample = s = ConfigDict()  # texts that the run writes
     s.prompts = ()  # texts to continue; () = no samples

@@ -53,6 +53,7 @@ class ModelConfig:
     max_seq_len: Annotated[int, at_least(0, most=LARGEST)]
     tie_embeddings: bool
     bias: bool
+    qkv_bias: bool
     qk_norm: bool
     norm_eps: Annotated[float, above(0)]
     rope: RopeConfig
@@ -173,6 +174,8 @@ class CheckpointConfig:
     keep_last: Annotated[int, at_least(1, most=LARGEST)]
     keep_every: Annotated[int, at_least(0, most=10**12)]
     keep_best: Annotated[int, at_least(0, most=LARGEST)]
+    best_metric: str
+    best_is: Literal["lowest", "highest"]
     reserve_mb: Annotated[float, at_least(0)]
     max_unprotected_minutes: Annotated[float, at_least(0)]
     max_unprotected_usd: Annotated[float, at_least(0)]
@@ -187,6 +190,15 @@ class EvalConfig:
     at_start: bool
     batch_size: Annotated[int, at_least(0, most=LARGEST)]
     max_batches: Annotated[int, at_least(0, most=LARGEST)]
+    tasks: tuple[str, ...]
+    tasks_every_steps: Annotated[int, at_least(0, most=10**12)]
+    items: Annotated[int, at_least(0, most=LARGEST)]
+    fewshot: Annotated[int, at_least(0, or_else={-1: "as each task says"}, most=1000)]
+    data_dir: str
+    run_code: bool
+    run_code_with_network: bool
+    code_seconds: Annotated[float, above(0)]
+    code_memory_mb: Annotated[float, at_least(64)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,6 +44,7 @@ class Tokenizer:
     Attributes:
       vocab_size: the number of ids, control tokens included.
       eos_id, bos_id: the ids of the control tokens EOS and BOS.
+      opening: the ids that each document begins with (see `data.ids`): EOS.
       model_bytes: the content of the `.model` file.
       sha256: the sha256 of `model_bytes`, in hex.
     """
@@ -54,6 +55,7 @@ class Tokenizer:
         self._sp = spm.SentencePieceProcessor(model_proto=model_bytes)
         self.vocab_size: int = self._sp.vocab_size()
         self.bos_id, self.eos_id = self._sp.bos_id(), self._sp.eos_id()
+        self.opening: tuple[int, ...] = (self.eos_id,)
         if self.eos_id < 0:
             raise ConfigError("this SentencePiece model has no end-of-sentence piece; train it with eos_id >= 0")
         self._space_ids = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_BYTES]

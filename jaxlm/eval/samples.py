@@ -8,6 +8,7 @@ import typing
 
 from jaxlm import files
 from jaxlm.config import SampleConfig
+from jaxlm.data.ids import document
 from jaxlm.data.shards import DataDir
 from jaxlm.data.tokenizer import Tokenizer
 from jaxlm.models import generate
@@ -27,7 +28,7 @@ def continue_prompts(
 
     Continues `prompts`; those of `settings` are ignored.
     """
-    ids, stop_ids = _encode(tokenizer, prompts), (tokenizer.eos_id,)
+    ids, stop_ids = [document(tokenizer, prompt) for prompt in prompts], (tokenizer.eos_id,)
     new = generate.generate(model, params, ids, settings, stop_ids=stop_ids, seed=seed)
     return [tokenizer.decode([i for i in row if i != tokenizer.eos_id]) for row in new]
 
@@ -54,7 +55,7 @@ class Stream:
         seed: int,
     ):
         generator, stops = generate.Generator(model, params), (tokenizer.eos_id,)
-        ids = _encode(tokenizer, prompts)
+        ids = [document(tokenizer, prompt) for prompt in prompts]
         self._tokenizer, self._rows = tokenizer, [[] for _ in prompts]
         self._chunks = generator.stream(ids, settings, stop_ids=stops, seed=seed)
         self.tokens, self.seconds = 0, 0.0
@@ -91,11 +92,6 @@ class Stream:
         return text if whole else text.rstrip("\ufffd")
 
 
-def _encode(tokenizer: Tokenizer, prompts: typing.Sequence[str]) -> list[list[int]]:
-    """Returns the ids of each prompt, EOS first: each prompt begins a document, as in training."""
-    return [[tokenizer.eos_id, *tokenizer.encode(prompt)] for prompt in prompts]
-
-
 def make(
     settings: SampleConfig, seed: int, model: Transformer, data: DataDir, workdir: pathlib.Path
 ) -> typing.Callable[[dict, int], list[str]]:
@@ -111,7 +107,7 @@ def make(
     ways = [settings]  # how each prompt is continued
     if settings.also_greedy and settings.temperature > 0:
         ways.insert(0, dataclasses.replace(settings, temperature=0.0))
-    generate.check_prompts(model.config, _encode(tokenizer, prompts))
+    generate.check_prompts(model.config, [document(tokenizer, prompt) for prompt in prompts])
 
     def sample(variables: dict, step: int) -> list[str]:
         if not prompts:

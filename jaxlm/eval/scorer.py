@@ -10,6 +10,7 @@ import numpy as np
 from jaxlm import config as config_lib
 from jaxlm import config_files
 from jaxlm.config import ConfigError
+from jaxlm.data import ids as ids_lib
 from jaxlm.data import rows
 from jaxlm.eval import loss, model
 
@@ -28,9 +29,10 @@ def bits_per_byte(workdir: str) -> Callable[[str], float]:
     nll_of = jax.jit(loss.summed_nll(run.model, config.loss.tile_tokens))
 
     def score(text: str) -> float:
-        ids = coder.encode(text[: 16 * seq_len])[:seq_len]
+        ids = ids_lib.document(coder, text[: 16 * seq_len])[: seq_len + 1]
         row_1xT1 = np.full((1, seq_len + 1), run.data.eos_id, np.int32)
-        row_1xT1[0, 1 : 1 + len(ids)] = ids  # EOS opens a document
+        row_1xT1[0, : len(ids)] = ids
+        ids = ids[1:]
         weights = (np.arange(seq_len) < len(ids)).astype(np.float32)[None]
         batch = {**rows.make_batch(row_1xT1, run.data.eos_id), "weights": weights}
         with jax.set_mesh(run.mesh):

@@ -1,0 +1,107 @@
+"""What a model scored on benchmarks, item by item: RUN/eval/STEP/TASK.jsonl and results.json.
+
+`jaxlm eval` and the hook in training write it; `compare` and the report read it.
+"""
+
+import dataclasses
+import json
+import pathlib
+import re
+import typing
+
+from jaxlm import files
+from jaxlm.config import ConfigError
+
+FOLDER, SUMMARY = "eval", "results.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """One question and what the model scored on it.
+
+    Attributes:
+      id: identifies the question; the same in every run that asks it.
+      metrics: name -> score, such as `acc` (0 or 1), `acc_norm`, `exact_match`; of a multiple-choice question also
+        `bits_per_byte` of the right answer and its `margin` over the best wrong one, in bits a byte.
+      detail: what a reader may want to see: the question, log p of each choice in nats, the text that was generated.
+    """
+
+    id: str
+    metrics: dict[str, float]
+    detail: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskResult:
+    """What a model scored on one task.
+
+    Attributes:
+      task: its name.
+      metrics: name -> the task's score, as the harness computes it; those of the items are means over them.
+      stderr: name -> the standard error of that score, where there is one.
+      chance: the accuracy of guessing; None if the task has no choices.
+      fewshot: how many worked examples stood before each question.
+      items: the questions, in the task's order.
+    """
+
+    task: str
+    metrics: dict[str, float]
+    stderr: dict[str, float]
+    chance: float | None
+    fewshot: int
+    items: list[Item]
+
+
+def write(folder: pathlib.Path, results: typing.Sequence[TaskResult], about: dict[str, typing.Any]) -> pathlib.Path:
+    """Writes results below `folder`/eval/STEP, beside those of other tasks there; returns that folder.
+
+    Args:
+      folder: a run, or any folder for a model that is no run.
+      about: `step`, and what else says how the results came about (fewshot, limit, packages).
+    """
+    place = folder / FOLDER / str(about["step"])
+    place.mkdir(parents=True, exist_ok=True)
+    for result in results:
+        lines = "".join(json.dumps(dataclasses.asdict(item), ensure_ascii=False) + "\n" for item in result.items)
+        files.write_atomically(place / f"{_file(result.task)}.jsonl", lines.encode())
+    old = _summary(place / SUMMARY).get("tasks", {}) if (place / SUMMARY).is_file() else {}
+    new = {r.task: {k: v for k, v in dataclasses.asdict(r).items() if k != "items"} | {"about": about} for r in results}
+    for result in results:
+        new[result.task]["n"] = len(result.items)
+    content = json.dumps({"step": about["step"], "tasks": old | new}, indent=1, ensure_ascii=False)
+    files.write_atomically(place / SUMMARY, content.encode())
+    return place
+
+
+def steps(folder: pathlib.Path) -> list[int]:
+    """Returns the steps of a run that have results, in order."""
+    found = (path.parent.name for path in (folder / FOLDER).glob(f"*/{SUMMARY}"))
+    return sorted(int(name) for name in found if name.isdecimal())
+
+
+def read(place: pathlib.Path) -> dict[str, TaskResult]:
+    """Returns task -> its results in RUN/eval/STEP. Raises ConfigError if a file there is missing or damaged."""
+    found = {}
+    for task, entry in _summary(place / SUMMARY).get("tasks", {}).items():
+        try:
+            text = (place / f"{_file(task)}.jsonl").read_text(encoding="utf-8")
+            items = [Item(**json.loads(line)) for line in text.splitlines()]
+            kept = {f.name: entry[f.name] for f in dataclasses.fields(TaskResult) if f.name != "items"}
+            found[task] = TaskResult(items=items, **kept)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"{place}: the results of {task} are damaged ({error}): run jaxlm eval again") from None
+    return found
+
+
+def _summary(path: pathlib.Path) -> dict:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and isinstance(content.get("tasks"), dict):
+            return content
+    except (OSError, ValueError):
+        pass
+    raise ConfigError(f"{path} is missing or damaged: run jaxlm eval again")
+
+
+def _file(task: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", task)
