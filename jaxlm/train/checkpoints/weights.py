@@ -1,13 +1,14 @@
 """The checkpoint of an imported model: parameters alone, as step 0. A run that goes on from it makes a new optimizer."""
 
 import pathlib
+import shutil
 
 import jax
 
 from jaxlm.config import RunError
-from jaxlm.processes import working
+from jaxlm.processes import together, working
 from jaxlm.train.checkpoints import digest, meta
-from jaxlm.train.checkpoints.saving import Saving
+from jaxlm.train.checkpoints.saving import Saving, remove_partial
 
 _PARAMS = "params"
 
@@ -23,6 +24,8 @@ def save(checkpoints: pathlib.Path, params: dict, config: dict) -> None:
     Raises:
       RunError: a number is not finite, or the checkpoint can't be written or differs on disk.
     """
+    checkpoints = checkpoints.absolute()
+    together(lambda: _clear(checkpoints), first_only=True)
     digests, bad = digest.look({_PARAMS: params})
     if bad:
         raise RunError(f"{bad[0].removeprefix('params/')} has a number that is not finite: the model is not imported")
@@ -32,6 +35,13 @@ def save(checkpoints: pathlib.Path, params: dict, config: dict) -> None:
         saving.done.wait()
     if saving.failed or saving.differs:
         raise RunError(f"the checkpoint in {checkpoints} is not whole: {saving.failed or saving.differs}")
+
+
+def _clear(checkpoints: pathlib.Path) -> None:
+    """Deletes what an import that was cut short left."""
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    remove_partial(checkpoints, 0)
+    shutil.rmtree(checkpoints / "0", ignore_errors=True)
 
 
 def imported(checkpoints: pathlib.Path) -> bool:
