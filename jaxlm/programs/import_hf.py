@@ -36,12 +36,12 @@ def run(config: Config, args: argparse.Namespace) -> int:
     settled = hardware.for_platform(config.model, jax.devices()[0].platform)
     model = models.build(settled, settled.attention)
     abstract = models.abstract_params(model)
-    params = found.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
+    shardings = sharding.tree_shardings(abstract, models.logical_axes(model), mesh)
     data = dataclasses.replace(config.data, dir=str(out.absolute() / "data"), tokenizer=str(out.absolute() / TOKENIZER))
     made = dataclasses.replace(config, workdir=str(out.absolute()), origin=str(folder.resolve()), data=data)
     open_ = {"train": dataclasses.replace(config.train, microbatch_size=0)}  # derived again when the run is trained
     made = dataclasses.replace(made, **open_, eval=dataclasses.replace(config.eval, batch_size=0))
-    weights.save(out / "checkpoints", params, redact(dataclasses.asdict(made)))
+    weights.save(out / "checkpoints", lambda: found.params(abstract, shardings), redact(dataclasses.asdict(made)))
     together(lambda: _write(made, tokenizer, out, folder), first_only=True)
     say(
         f"imported {folder}: {tree.count(abstract):,} parameters ({megabytes(weights.bytes_of(abstract))} in float32), "

@@ -2,6 +2,7 @@
 
 import pathlib
 import shutil
+from collections.abc import Callable
 
 import jax
 
@@ -13,12 +14,12 @@ from jaxlm.train.checkpoints.saving import Saving, remove_partial
 _PARAMS = "params"
 
 
-def save(checkpoints: pathlib.Path, params: dict, config: dict) -> None:
+def save(checkpoints: pathlib.Path, make: Callable[[], dict], config: dict) -> None:
     """Saves parameters as the checkpoint 0, reads it back and seals it with checksums. All processes call it.
 
     Args:
       checkpoints: `WORKDIR/checkpoints`.
-      params: the parameters, on the devices.
+      make: returns the parameters, on the devices. They are let go before the checkpoint is read back.
       config: the resolved config of the run, without secrets.
 
     Raises:
@@ -26,12 +27,14 @@ def save(checkpoints: pathlib.Path, params: dict, config: dict) -> None:
     """
     checkpoints = checkpoints.absolute()
     together(lambda: _clear(checkpoints), first_only=True)
+    params = make()
     digests, bad = digest.look({_PARAMS: params})
     if bad:
         raise RunError(f"{bad[0].removeprefix('params/')} has a number that is not finite: the model is not imported")
     sealed = meta.sealed({"config": config}, 0, digests)
     with working("writing the checkpoint and reading it back"):
         saving = Saving(checkpoints / "0", {_PARAMS: params}, sealed, check=True)
+        del params
         saving.done.wait()
     if saving.failed or saving.differs:
         raise RunError(f"the checkpoint in {checkpoints} is not whole: {saving.failed or saving.differs}")
