@@ -141,7 +141,10 @@ def test_what_is_refused(folders, tmp_path):
     with pytest.raises(ConfigError, match="neither tokenizer.json nor tokenizer.model"):
         coder.load(tmp_path)
     spec = json.loads((folders / "byte_level/tokenizer.json").read_text())
-    for change, message in (({"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}, "WordPiece"), (None, "read")):
+    for change, message in (
+        ({"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}, "WordPiece"),
+        (None, "read"),
+    ):
         content = json.dumps(spec | change) if change else "{"
         (tmp_path / "tokenizer.json").write_text(content)
         (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')

@@ -55,7 +55,9 @@ def test_what_we_write_is_read_back(tmp_path, kind):
     given = {"qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True, "head_dim": 16}, "gpt2": {"family": "gpt2"}}
     c = tiny.model_config(**given.get(kind, {}))
     keys, _ = read(tmp_path, json.loads(json.dumps(hf.hf_config(c))))
-    assert {key: value for key, value in keys.items() if "." not in key} == {k: getattr(c, k) for k in keys if "." not in k}
+    assert {key: value for key, value in keys.items() if "." not in key} == {
+        k: getattr(c, k) for k in keys if "." not in k
+    }
     assert all(getattr(c.rope, key[5:]) == value for key, value in keys.items() if "." in key)
 
 
@@ -86,8 +88,14 @@ def test_a_sliding_window_caps_the_context_and_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (LLAMA | {"model_type": "gemma"}, "model_type 'gemma' is not supported, only llama, mistral, qwen2, qwen3, gpt2"),
-        (LLAMA | {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification is not supported"),
+        (
+            LLAMA | {"model_type": "gemma"},
+            "model_type 'gemma' is not supported, only llama, mistral, qwen2, qwen3, gpt2",
+        ),
+        (
+            LLAMA | {"architectures": ["LlamaForSequenceClassification"]},
+            "LlamaForSequenceClassification is not supported",
+        ),
         (LLAMA | {"hidden_act": "gelu"}, "hidden_act=gelu"),
         (LLAMA | {"attention_bias": True}, "attention_bias=True with mlp_bias=False"),
         (LLAMA | {"quantization_config": {"bits": 4}}, "quantised"),
