@@ -44,7 +44,8 @@ class Tokenizer:
     Attributes:
       vocab_size: the number of ids, control tokens included.
       eos_id, bos_id: the ids of the control tokens EOS and BOS.
-      opening: the ids that each document begins with (see `data.ids`): EOS.
+      opening: the ids that are put in front of a text (see `data.ids`): EOS.
+      separator_id: the id that begins each document in shards, and by which rows are cut into segments: EOS.
       model_bytes: the content of the `.model` file.
       sha256: the sha256 of `model_bytes`, in hex.
     """
@@ -56,6 +57,7 @@ class Tokenizer:
         self.vocab_size: int = self._sp.vocab_size()
         self.bos_id, self.eos_id = self._sp.bos_id(), self._sp.eos_id()
         self.opening: tuple[int, ...] = (self.eos_id,)
+        self.separator_id: int = self.eos_id
         if self.eos_id < 0:
             raise ConfigError("this SentencePiece model has no end-of-sentence piece; train it with eos_id >= 0")
         self._space_ids = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_BYTES]
