@@ -243,17 +243,20 @@ def test_real_benchmarks_in_real_prose(tmp_path):
     stage = load_stage(tmp_path, f'paths=("{shared("eval")}",)')
     prose = [json.loads(line)["text"] for line in gzip.open(shared("text/prose.jsonl.gz"), "rt")]
     assert sum(flagged(stage, text) is not None for text in prose) <= 0.003 * len(prose)
-    similar = [json.loads(line)["question"] for line in shared("text/gsm8k_train.jsonl").open()]
+    similar = [json.loads(line)["question"] for line in shared("text/gsm8k_train.jsonl").open()][:3000]
     assert sum(flagged(stage, text) is not None for text in similar) <= 0.003 * len(similar)
     rng = random.Random(0)
     for file in sorted(shared("eval").iterdir()):
         items, _ = layouts.items(str(file), {})
         leaks = [f"{item.questions[0]} {item.answers[0]}" for item in rng.sample(items, 100)]
         for name, rewrite in tiny_items.WRITINGS.items():
-            found = [flagged(stage, "\n".join((rng.choice(prose), rewrite(q), rng.choice(prose)))) for q in leaks]
+            found = [
+                flagged(stage, "\n".join((rng.choice(prose)[:2000], rewrite(q), rng.choice(prose)[:2000])))
+                for q in leaks
+            ]
             assert sum(f is not None for f in found) >= 98, (file.name, name)
     long = [layouts.items(str(file), {})[0] for file in shared("eval").iterdir()]
     halves = [q for items in long for item in items for q in item.questions if len(q.split()) >= 26]
     for name, rewrite in REWRITES.items():
-        found = [flagged(stage, "\n".join((rng.choice(prose), rewrite(q)))) for q in rng.sample(halves, 120)]
-        assert sum(f is not None for f in found) >= (108 if name == "half" else 117), name
+        found = [flagged(stage, "\n".join((rng.choice(prose)[:2000], rewrite(q)))) for q in rng.sample(halves, 60)]
+        assert sum(f is not None for f in found) >= (54 if name == "half" else 58), name
