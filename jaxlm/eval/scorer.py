@@ -30,11 +30,11 @@ def bits_per_byte(workdir: str) -> Callable[[str], float]:
 
     def score(text: str) -> float:
         ids = ids_lib.document(coder, text[: 16 * seq_len])[: seq_len + 1]
-        row_1xT1 = np.full((1, seq_len + 1), run.data.eos_id, np.int32)
+        row_1xT1 = np.full((1, seq_len + 1), coder.separator_id, np.int32)
         row_1xT1[0, : len(ids)] = ids
         ids = ids[1:]
         weights = (np.arange(seq_len) < len(ids)).astype(np.float32)[None]
-        batch = {**rows.make_batch(row_1xT1, run.data.eos_id), "weights": weights}
+        batch = {**rows.make_batch(row_1xT1, coder.separator_id), "weights": weights}
         with jax.set_mesh(run.mesh):
             nll = float(nll_of({"params": run.params}, batch))
         return nll / math.log(2) / max(1, int(length[ids].sum()))
