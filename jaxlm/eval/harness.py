@@ -89,7 +89,7 @@ def _task_result(scorer: Scorer, name: str, tasks: dict, items: int) -> TaskResu
     tasks = {leaf: tasks[leaf] for leaf in chosen}
     with _seeded():
         output = lm_eval.evaluate(
-            lm_eval_model.ScorerLM(scorer), {"tasks": tasks, "groups": {}, "group_map": {}}, samples=chosen
+            lm_eval_model.ScorerLM(scorer, name), {"tasks": tasks, "groups": {}, "group_map": {}}, samples=chosen
         )
     kept = {leaf: _items(task, output["samples"][leaf], leaf if len(sizes) > 1 else "") for leaf, task in tasks.items()}
     whole = [item for of_leaf in kept.values() for item in of_leaf]

@@ -21,9 +21,9 @@ class ScorerLM(TemplateLM):
     the text. Unlike there a rolling likelihood has it once too: `hf` puts it in front of a text that already begins with it.
     """
 
-    def __init__(self, scorer: Scorer):
+    def __init__(self, scorer: Scorer, what: str):
         super().__init__()
-        self.scorer = scorer
+        self.scorer, self._what = scorer, what
 
     @property
     def eot_token_id(self) -> int:
@@ -50,12 +50,12 @@ class ScorerLM(TemplateLM):
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs
     ) -> list[tuple[float, bool]]:
         del kwargs
-        return [(s.logp, s.greedy) for s in self.scorer.score([(c, ids) for _, c, ids in requests])]
+        return [(s.logp, s.greedy) for s in self.scorer.score([(c, ids) for _, c, ids in requests], self._what)]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
         """Returns log p of each whole text, in windows if it is longer than the model's context."""
         del disable_tqdm
-        return [score.logp for score in self.scorer.score([self._whole(*r.args) for r in requests])]
+        return [score.logp for score in self.scorer.score([self._whole(*r.args) for r in requests], self._what)]
 
     def _whole(self, text: str) -> Request:
         return (self.prefix_token_id,), self.scorer.tokenizer.encode(text)
@@ -69,7 +69,7 @@ class ScorerLM(TemplateLM):
         texts: dict[int, str] = {}
         for (stops, settings), numbers in by_settings.items():
             prompts = [self.tok_encode(requests[number].args[0]) for number in numbers]
-            found = completions.complete(self.scorer, prompts, stops, settings, 0, "writing")
+            found = completions.complete(self.scorer, prompts, stops, settings, 0, self._what)
             texts |= zip(numbers, found, strict=True)
         return [texts[number] for number in range(len(requests))]
 
