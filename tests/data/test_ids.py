@@ -146,17 +146,16 @@ def from_the_check_of_prompts(coder, data, tmp_path, monkeypatch):
 def from_the_scorer(coder, data, tmp_path, monkeypatch):
     rows = []
 
-    def nll(variables, batch):
-        fed = int(batch["weights"].sum()) + 1  # and the first, which is no target
-        rows.append(np.asarray(batch["tokens"])[0].tolist()[:fed])
-        return np.float32(1)
+    class Scores:
+        tokenizer = coder
 
-    given = types.SimpleNamespace(data=data, tokenizer=coder, model=None, params={}, mesh=None)
-    monkeypatch.setattr(type(data), "tokenizer", lambda self: coder)
+        def score(self, requests):
+            rows.extend([*context, *scored] for context, scored in requests)
+            return [types.SimpleNamespace(logp=-1.0)]
+
+    given = types.SimpleNamespace(data=data, tokenizer=coder)
     monkeypatch.setattr(scorer.model, "restore", lambda *_: given)
-    monkeypatch.setattr(scorer.loss, "summed_nll", lambda *_: nll)
-    monkeypatch.setattr(scorer.jax, "jit", lambda function: function)
-    monkeypatch.setattr(scorer.jax, "set_mesh", lambda mesh: monkeypatch.context())
+    monkeypatch.setattr(scorer.likelihood, "of_restored", lambda *_: Scores())
     (tmp_path / "config.json").write_text(config.to_json(config.resolve(config_files.load("base", ["data.path=x"]))))
     score = scorer.bits_per_byte(str(tmp_path))
     for text in TEXTS:
