@@ -170,7 +170,9 @@ def _workdir(overrides: list[str]) -> str:
 def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.ConfigDict:
     """The config file or the run that `word` names, else the run in config.workdir; with the overrides."""
     verb, workdir = VERBS[name], _workdir(overrides)
-    found = config_files.find(word) if word else None
+    found = config_files.find(word) if word and verb.models != "only" else None
+    if verb.models == "only" or (found and found.kind == "model" and verb.models):
+        return importlib.import_module("jaxlm.interop.inherit").of_model(word or "", overrides)
     if found and found.kind in ("model", "documents"):
         raise ConfigError(_not_taken(name, word, found))
     if found and found.kind == "run":
@@ -194,11 +196,13 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
 def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[str], None]) -> config_dict.ConfigDict:
     """The config of `_config` with the folder and the data that the command line means; says what is not in it."""
     config, verb = _config(name, word, overrides), VERBS[name]
-    found = config_files.find(word) if word else None
+    found = config_files.find(word) if word and verb.models != "only" else None
     file = found.path if found and found.kind == "config" else None
     given = name != "prepare" and any(override.startswith("data.dir=") for override in overrides)
     if given and (line := importlib.import_module("jaxlm.data.given").take(config, file, overrides)):
         say(line)
+    if file and config.origin:
+        importlib.import_module("jaxlm.interop.inherit").take(config, overrides, say)
     chosen = file and not _workdir(overrides) and config.workdir == config_files.default_workdir(file, config)
     if chosen and verb.makes and (verb.module is None or not config.data.dir):
         say(f"folder: {config.workdir} (another by --config.workdir=DIR)")
@@ -216,7 +220,9 @@ def _not_taken(name: str, word: str, found: config_files.Found) -> str:
     """Why a verb can't work on what a plain argument names, and how to go on."""
     path, takes = word, f"jaxlm {name} takes a config or the folder of a run"
     if found.kind == "model":
-        return f"{path} is a model in Hugging Face's format; {takes}"
+        way = f": jaxlm import {path} --out=RUN makes a run of it"
+        way += f", jaxlm {name} base --config.origin={path} begins with it" if VERBS[name].makes else ""
+        return f"{path} is a model in Hugging Face's format; {takes}{way}"
     if any((found.path / made).is_file() for made in ("manifest.json", "prepared.json")):
         return f"{path} holds data that jaxlm made; {takes}, and --config.data.dir={path}"
     texts = (
@@ -328,7 +334,13 @@ def _screen(name: str, verb: Verb) -> str:
     if verb.folder:
         arguments = {"DIR": "a folder, file or glob of documents, prepared by a shipped recipe"} | arguments
     rest = f" [{verb.rest} ...]" * bool(verb.rest)
-    target = f"RUN_A {verb.second}" if verb.second else f"{'DIR|' * bool(verb.folder)}CONFIG|RUN{rest}"
+    target = f"RUN_A {verb.second}" if verb.second else f"{'DIR|' * bool(verb.folder)}CONFIG|RUN"
+    if verb.models:
+        arguments = {"HF_DIR": "the folder of a Hugging Face model"} | arguments
+        target = f"{target}|HF_DIR" if verb.models == "also" else "HF_DIR"
+    if verb.models == "only":
+        del arguments["CONFIG"], arguments["RUN"]
+    target += rest
     width = max(map(len, arguments))
     return "\n".join(
         [

@@ -1,6 +1,7 @@
 """The commands of the console script, with their arguments."""
 
 import dataclasses
+from typing import Literal
 
 from jaxlm.train import branch
 
@@ -24,6 +25,7 @@ class Verb:
       folder: the module of jaxlm.programs whose `config(args, overrides)` makes a config for a folder of documents; "" if
         the command takes none.
       rest: the name of any number of further plain arguments for the help, "PROMPT"; they come as `args.words`.
+      models: "also" if it takes the folder of a Hugging Face model as it takes a run's, "only" if it takes nothing else; or "".
       second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
     """
 
@@ -37,6 +39,7 @@ class Verb:
     rest: str = ""
     second: str = ""
     folder: str = ""
+    models: Literal["", "also", "only"] = ""
 
 
 _JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
@@ -131,6 +134,28 @@ VERBS = {
         reads_run=True,
         rest="PROMPT",
         keys=("sample",),
+        models="also",
+    ),
+    "import": Verb(
+        "import_hf",
+        "make a run of a Hugging Face model: its weights, its tokenizer, its config",
+        {"--out": {"required": True, "metavar": "RUN", "help": "the folder for the run"}},
+        models="only",
+        keys=("model",),
+    ),
+    "eval": Verb(
+        "eval",
+        "held-out loss of a run's model, and benchmarks: lm-evaluation-harness, HumanEval, CORE",
+        {
+            "--tasks": {"metavar": "TASK,TASK,...", "help": "benchmarks, arc_easy,mmlu,... (default: eval.tasks)"},
+            "--limit": {"type": int, "default": 0, "metavar": "N", "help": "questions of each task; 0 = all"},
+            "--fewshot": {"key": "eval.fewshot", "metavar": "N", "help": "worked examples; -1 = as each task says"},
+            "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
+            **_JSON,
+        },
+        reads_run=True,
+        keys=("eval",),
+        models="also",
     ),
     "audit": Verb(
         "audit",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from jaxlm.config import Config
 from jaxlm.console import megabytes
 from jaxlm.corpus import recipes
-from jaxlm.data import shards
+from jaxlm.data import coder, shards
 from jaxlm.data.tokenizer import Tokenizer, VocabularyTooLarge, train_tokenizer
 
 LEAST, MOST = 1024, 32_768
@@ -45,6 +45,15 @@ def with_size(config: Config, vocab_size: int) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
 
 
+def required(config: Config) -> int:
+    """Returns the size that the vocabulary of a config's data must have; 0 = any.
+
+    It is any where the model is from elsewhere: its tokenizer came with it, and its embedding may have more rows than that
+    has ids.
+    """
+    return 0 if config.origin else config.model.vocab_size
+
+
 def assumed(config: Config, say: Callable[[str], None]) -> Config:
     """Returns the config with a size, for a program that needs no data; says where the size comes from.
 
@@ -63,7 +72,7 @@ def _find(config: Config) -> tuple[int, str]:
     if config.data.dir and (root / shards.MANIFEST).is_file():
         return shards.open_data(root).vocab_size, f"tokens, those of the data in {root}"
     if config.data.tokenizer:
-        return Tokenizer.load(config.data.tokenizer).vocab_size, f"tokens, those of {config.data.tokenizer}"
+        return coder.load(config.data.tokenizer).vocab_size, f"tokens, those of {config.data.tokenizer}"
     if config.data.dir and (root / recipes.MANIFEST).is_file():
         from jaxlm.corpus import prepare  # here, because its libraries take a second to import
 

@@ -71,11 +71,13 @@ class TokenInfo(typing.NamedTuple):
       positions_BxT: the position of each token in its document, from 0.
       segment_ids_BxT: the id of each token's document; None if each row is one document.
       rope: the cos and sin from `ops.rope.rope_tables`; None in a family without rotary embeddings.
+      until_BxT: in place of segment ids, `kv_until_BxS` of `ops.attention.attention`.
     """
 
     positions_BxT: jax.Array
     segment_ids_BxT: jax.Array | None
     rope: tuple[jax.Array, jax.Array] | None
+    until_BxT: jax.Array | None = None
 
 
 class Linear(nn.Module):
@@ -194,7 +196,11 @@ def mlp_product(config: ModelConfig) -> typing.Callable[[jax.Array, jax.Array, i
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped key-value heads (arXiv:2305.13245), optional RoPE, QK-norm and KV cache."""
+    """Causal self-attention with grouped key-value heads (arXiv:2305.13245), optional RoPE, QK-norm and KV cache.
+
+    Attributes:
+      bias: True if all projections have biases; with `model.qkv_bias` alone, those to queries, keys and values have.
+    """
 
     config: ModelConfig
     backend: str
@@ -209,9 +215,10 @@ class Attention(nn.Module):
     ) -> tuple[jax.Array, LayerCache | None]:
         c = self.config
         d, n, k, h = c.d_model, c.n_heads, c.n_kv_heads, c.head_dim
+        qkv_bias = self.bias or c.qkv_bias
         kernels, biases = zip(
             *(
-                Linear((d, heads, h), (heads, h) if self.bias else None, c.init_std, c.dtype, name=name)()
+                Linear((d, heads, h), (heads, h) if qkv_bias else None, c.init_std, c.dtype, name=name)()
                 for name, heads in (("q", n), ("k", k), ("v", k))
             ),
             strict=True,
@@ -239,7 +246,7 @@ class Block(nn.Module):
 
     Attributes:
       norm, mlp: the classes of the family's modules, called as `norm(eps, name=...)` and `mlp(config, name=...)`.
-      attention_bias: True if the attention's projections have biases.
+      attention_bias: True if all of the attention's projections have biases.
     """
 
     config: ModelConfig
@@ -314,5 +321,6 @@ def attend(
         kv_positions_BxS=info.positions_BxT,
         q_segment_ids_BxT=info.segment_ids_BxT,
         kv_segment_ids_BxS=info.segment_ids_BxT,
+        kv_until_BxS=info.until_BxT,
     )
     return out_BxTxNxH, layer

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from jaxlm import config as config_lib
 from jaxlm import config_files
 from jaxlm.config import Config, ConfigError, RunError
-from jaxlm.data import shards
+from jaxlm.data import coder, shards
 from jaxlm.data.rows import check_fingerprint
-from jaxlm.data.tokenizer import Tokenizer
 from jaxlm.objectives.base import Variables
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
@@ -35,7 +34,7 @@ class Origin:
     """
 
     config: Config
-    tokenizer: Callable[[], Tokenizer]
+    tokenizer: Callable[[], coder.Coder]
     provenance: dict[str, str | int]
     params: Callable[[dict, dict], dict]
     state: Callable[[TrainState, TrainState], TrainState] | None = None
@@ -105,9 +104,17 @@ def _run(folder: pathlib.Path, checkpoint: str | int) -> Origin:
 
     return Origin(
         config=config,
-        tokenizer=lambda: shards.open_data(config.data.dir).tokenizer(),
+        tokenizer=lambda: _tokenizer(folder, config.data.dir),
         provenance={"path": str(folder.resolve()), "step": step},
         params=params,
         state=lambda abstract, shardings: store.restore(step, abstract, shardings),
         meta=lambda: store.meta(step),
     )
+
+
+def _tokenizer(folder: pathlib.Path, data_dir: str) -> coder.Coder:
+    """The tokenizer of a run: its data's, or the one that was imported with it."""
+    kept = folder / workdir.TOKENIZER
+    if kept.is_dir() and not (pathlib.Path(data_dir) / shards.MANIFEST).is_file():
+        return coder.load(kept)
+    return shards.open_data(data_dir).tokenizer()
