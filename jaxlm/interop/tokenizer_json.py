@@ -16,7 +16,7 @@ from jaxlm.data.tokenizer import Tokenizer
 
 _SPACE = "\u2581"
 _WORDS = f"\n|{_SPACE}| *[^ \n{_SPACE}]+| +"  # as in data.tokenizer
-_NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # the types of SentencePiece's pieces, and of GGUF's
+_NORMAL, UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # the types of SentencePiece's pieces, and of GGUF's
 _UNIGRAM, _BPE = 1, 2
 
 
@@ -73,7 +73,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, typing.Any]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [added(held, i) for i, kind in enumerate(held.types) if kind in (_UNKNOWN, _CONTROL, _USER)],
+        "added_tokens": [added(held, i) for i, kind in enumerate(held.types) if kind in (UNKNOWN, _CONTROL, _USER)],
         "normalizer": _normalizer(held),
         "pre_tokenizer": _pre_tokenizer(held),
         "post_processor": {
@@ -98,7 +98,7 @@ def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, typing.
     named = {
         "bos_token": held.texts[tokenizer.opening[0]],
         "eos_token": held.texts[tokenizer.eos_id],
-        "unk_token": next(text for text, kind in zip(held.texts, held.types, strict=True) if kind == _UNKNOWN),
+        "unk_token": next(text for text, kind in zip(held.texts, held.types, strict=True) if kind == UNKNOWN),
     }
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -135,7 +135,7 @@ def _bpe(held: Pieces) -> dict[str, typing.Any]:
         pairs = ((name[:cut], name[cut:]) for cut in range(1, len(name)))
         whole = [pair for pair in pairs if pair[0] in normal and pair[1] in normal]
         merges += [(-held.scores[i], normal[left], normal[right], left, right) for left, right in whole]
-    unknown = held.texts[held.types.index(_UNKNOWN)]
+    unknown = held.texts[held.types.index(UNKNOWN)]
     return {
         "type": "BPE",
         "dropout": None,
@@ -157,7 +157,7 @@ def _unigram(held: Pieces) -> dict[str, typing.Any]:
     scores = [s if kind in (_NORMAL, _USER) else bad for s, kind in zip(held.scores, held.types, strict=True)]
     return {
         "type": "Unigram",
-        "unk_id": held.types.index(_UNKNOWN),
+        "unk_id": held.types.index(UNKNOWN),
         "vocab": [[name, score] for name, score in zip(_names(held), scores, strict=True)],
         "byte_fallback": _BYTE in held.types,
     }

@@ -1,0 +1,242 @@
+"""Writes a model as one GGUF file, with the `gguf` package and numpy alone, and reads its tensors back.
+
+Names, metadata and layout are those of llama.cpp's convert_hf_to_gguf.py: the rows of llama's q and k are permuted (its RoPE
+turns neighbours, Hugging Face's halves), GPT-2's matrices are transposed, vectors are float32.
+"""
+
+import dataclasses
+import importlib
+import pathlib
+import typing
+from collections.abc import Iterable
+
+import numpy as np
+
+from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.data import chat
+from jaxlm.data.tokenizer import Tokenizer
+from jaxlm.interop import hf, shards, tokenizer_json
+from jaxlm.interop.leaves import Tensor, tensors
+from jaxlm.models.layers import rope_of
+
+DTYPES = ("f16", "f32", "q8_0")
+_TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+_ROPE = "rope_freqs.weight"
+
+
+def package() -> typing.Any:
+    """Returns the `gguf` package. Raises ConfigError, with the command that installs it, if it is missing."""
+    try:
+        return importlib.import_module("gguf")
+    except ImportError:
+        raise ConfigError('--to=gguf needs the package gguf: pip install "jaxlm[gguf]"') from None
+
+
+def architecture(config: ModelConfig) -> str:
+    """Returns GGUF's name of a model's architecture. Raises ConfigError if it has none, or if readers would ignore a part."""
+    name = str(hf.hf_config(config)["model_type"])
+    if name == "llama" and config.bias:
+        raise ConfigError("GGUF's readers ignore the biases of a llama model (model.bias=True): export with --to=hf")
+    return name
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the tensors of a model are named and stored.
+
+    Attributes:
+      config: the model's config.
+      dtype: "f32", "f16" or "q8_0", of matrices.
+    """
+
+    config: ModelConfig
+    dtype: str
+
+    def name(self, tensor: Tensor) -> str:
+        """Returns GGUF's name of a tensor."""
+        gguf = package()
+        kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+        table = gguf.get_tensor_name_map(kinds[architecture(self.config)], self.config.n_layers)
+        found = table.get_name(tensor.name, try_suffixes=(".weight", ".bias"))
+        if found is None:
+            raise ConfigError(f"GGUF has no place for {tensor.name}: export with --to=hf")
+        return found
+
+    def kind(self, tensor: Tensor) -> typing.Any:
+        """Returns GGUF's type of a tensor. Vectors and positions are f32; rows that are no multiple of 32 can't be q8_0."""
+        types = package().GGMLQuantizationType
+        if len(tensor.shape) == 1 or tensor.leaves[0].startswith("pos_embed"):
+            return types.F32
+        if self.dtype == "q8_0" and self.shape(tensor)[-1] % 32:
+            return types.F16
+        return types[self.dtype.upper()]
+
+    def shape(self, tensor: Tensor) -> tuple[int, ...]:
+        """Returns the shape in which GGUF holds a tensor, outermost first."""
+        return tensor.shape[::-1] if tensor.name.endswith(_TRANSPOSED) else tensor.shape
+
+    def encode(self, tensor: Tensor, value: np.ndarray) -> np.ndarray:
+        """Returns what the file holds of a tensor (float32): numbers, or the bytes of blocks.
+
+        Raises ConfigError if a number is too large for float16.
+        """
+        value = value.T if tensor.name.endswith(_TRANSPOSED) else value
+        if heads := self._heads(tensor):
+            value = value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
+        with np.errstate(over="ignore"):
+            coded = package().quants.quantize(np.ascontiguousarray(value), self.kind(tensor))
+        if coded.dtype == np.float16 and not np.isfinite(coded).all():
+            raise ConfigError(f"{tensor.name} has numbers beyond 65,504, too large for f16: export with --dtype=f32")
+        return coded
+
+    def decode(self, tensor: Tensor, coded: np.ndarray) -> np.ndarray:
+        """Undoes `encode`, up to rounding: float32."""
+        value = package().quants.dequantize(coded, self.kind(tensor)).astype(np.float32, copy=False)
+        if heads := self._heads(tensor):
+            value = value.reshape(heads, -1, 2, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
+        return value.T if tensor.name.endswith(_TRANSPOSED) else value
+
+    def _heads(self, tensor: Tensor) -> int:
+        """Returns the number of heads by which a tensor's rows are permuted; 0 if they are not."""
+        if architecture(self.config) != "llama":
+            return 0
+        heads = {"q_proj.weight": self.config.n_heads, "k_proj.weight": self.config.n_kv_heads}
+        return next((n for end, n in heads.items() if tensor.name.endswith(end)), 0)
+
+
+def write(
+    path: pathlib.Path,
+    layout: Layout,
+    tokenizer: Tokenizer,
+    name: str,
+    values: Iterable[tuple[Tensor, np.ndarray]],
+) -> None:
+    """Writes the file.
+
+    Args:
+      name: of the model, for readers.
+      values: (tensor, its values in float32) in the order of `leaves.tensors`; each is read when it is written.
+    """
+    gguf = package()
+    writer = gguf.GGUFWriter(path, architecture(layout.config))
+    try:
+        _add_model(writer, layout, name)
+        _add_tokenizer(writer, tokenizer)
+        for tensor in tensors(layout.config):
+            kind, shape = layout.kind(tensor), layout.shape(tensor)
+            block, size = gguf.GGML_QUANT_SIZES[kind]
+            held = (*shape[:-1], shape[-1] // block * size) if block > 1 else shape
+            item = np.uint8 if block > 1 else np.dtype(kind.name.lower().replace("f", "float"))
+            writer.add_tensor_info(
+                layout.name(tensor), held, np.dtype(item), int(np.prod(held)) * np.dtype(item).itemsize, kind
+            )
+        factors = _rope_factors(layout.config)
+        if factors is not None:
+            writer.add_tensor_info(_ROPE, factors.shape, factors.dtype, factors.nbytes)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for tensor, value in values:
+            writer.write_tensor_data(layout.encode(tensor, value))
+        if factors is not None:
+            writer.write_tensor_data(factors)
+    finally:
+        writer.close()
+
+
+def _rope_factors(config: ModelConfig) -> np.ndarray | None:
+    """Returns by what each rotary frequency is divided (llama 3's scaling); None without it."""
+    if config.family == "gpt2" or config.rope.scaling != "llama3":
+        return None
+    plain = dataclasses.replace(config, rope=dataclasses.replace(config.rope, scaling="none"))
+    return (rope_of(plain) / rope_of(config)).astype(np.float32)
+
+
+def _add_model(writer: typing.Any, layout: Layout, name: str) -> None:
+    gguf, c = package(), layout.config
+    kinds = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
+    writer.add_type(gguf.GGUFType.MODEL)
+    writer.add_name(name)
+    writer.add_file_type(gguf.LlamaFileType[kinds[layout.dtype]])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_context_length(c.max_seq_len)
+    writer.add_embedding_length(c.d_model)
+    writer.add_block_count(c.n_layers)
+    writer.add_feed_forward_length(c.d_ff)
+    writer.add_head_count(c.n_heads)
+    if c.family == "gpt2":
+        writer.add_layer_norm_eps(c.norm_eps)
+        return
+    writer.add_head_count_kv(c.n_kv_heads)
+    writer.add_layer_norm_rms_eps(c.norm_eps)
+    writer.add_vocab_size(c.vocab_size)
+    writer.add_key_length(c.head_dim)
+    writer.add_value_length(c.head_dim)
+    writer.add_rope_dimension_count(c.head_dim)
+    writer.add_rope_freq_base(c.rope.theta)
+    if c.rope.scaling == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(c.rope.factor)
+
+
+def _add_tokenizer(writer: typing.Any, tokenizer: Tokenizer) -> None:
+    held = tokenizer_json.pieces(tokenizer)
+    writer.add_tokenizer_model("llama" if held.is_bpe else "t5")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(held.texts)
+    writer.add_token_scores(held.scores)
+    writer.add_token_types(held.types)
+    writer.add_add_space_prefix(held.dummy_prefix)
+    writer.add_remove_extra_whitespaces(held.strips)
+    if held.charsmap:
+        writer.add_precompiled_charsmap(held.charsmap)
+    # What a text is opened by is called BOS there; of ours it is EOS, once.
+    writer.add_bos_token_id(tokenizer.opening[0])
+    writer.add_eos_token_id(tokenizer.eos_id)
+    writer.add_unk_token_id(held.types.index(tokenizer_json.UNKNOWN))
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(False)
+    if chat.speaks(tokenizer):
+        writer.add_eot_token_id(chat.end_id(tokenizer))
+        writer.add_chat_template(chat.TEMPLATE)
+
+
+class Reader:
+    """Reads the tensors and the settings of a GGUF file back."""
+
+    def __init__(self, path: pathlib.Path, layout: Layout):
+        self._path, self._layout = path, layout
+        reader = package().GGUFReader(path)
+        self._places = {tensor.name: (int(tensor.data_offset), tensor.tensor_type) for tensor in reader.tensors}
+        self._fields = {
+            name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")
+        }
+
+    def tensor(self, tensor: Tensor) -> np.ndarray:
+        """Returns a tensor in float32, in Hugging Face's layout."""
+        gguf, layout = package(), self._layout
+        at, kind = self._places[layout.name(tensor)]
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        shape = layout.shape(tensor)
+        held = (*shape[:-1], shape[-1] // block * size) if block > 1 else shape
+        item = np.uint8 if block > 1 else np.dtype(kind.name.lower().replace("f", "float"))
+        return layout.decode(tensor, shards.read_array(self._path, at, item, held))
+
+    def config(self) -> ModelConfig:
+        """Returns the model's config with what the file says of it."""
+        c = self._layout.config
+        arch = architecture(c)
+        names = {
+            "n_layers": "block_count",
+            "d_model": "embedding_length",
+            "d_ff": "feed_forward_length",
+            "n_heads": "attention.head_count",
+            "n_kv_heads": "attention.head_count_kv",
+            "head_dim": "attention.key_length",
+            "max_seq_len": "context_length",
+            "vocab_size": "vocab_size",
+            "norm_eps": f"attention.layer_norm_{'epsilon' if arch == 'gpt2' else 'rms_epsilon'}",
+        }
+        said = {ours: self._fields[f"{arch}.{theirs}"] for ours, theirs in names.items() if f"{arch}.{theirs}" in self._fields}
+        theta = self._fields.get(f"{arch}.rope.freq_base", c.rope.theta)
+        return dataclasses.replace(c, **said, rope=dataclasses.replace(c.rope, theta=theta))
