@@ -23,10 +23,11 @@ from jaxlm.config import ConfigError
 from jaxlm.corpus import recipes
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.corpus.sources.plain import iterate_documents, source_signature
+from jaxlm.data import coder as coders
 from jaxlm.data import manifest as manifests
 from jaxlm.data import rows, shards, vocabulary
 from jaxlm.data.shuffle import Shuffle
-from jaxlm.data.tokenizer import Tokenizer, train_tokenizer
+from jaxlm.data.tokenizer import train_tokenizer
 
 _SPILL = ".spill.tmp"
 _BATCH_BYTES = 4 << 20
@@ -64,7 +65,8 @@ class BuildSettings:
       seed: the seed of the order of documents and of the choice of held-out documents.
       val_fraction: the share of each source's documents to hold out (at least one document). A hash of the content
         chooses them, so that exact duplicates are all held out or all trained on.
-      tokenizer_path: a SentencePiece model to use instead of training one; its size must be `vocab_size` if that is set.
+      tokenizer_path: a tokenizer to use instead of training one, as `coder.load` reads it; its size must be `vocab_size`
+        if that is set.
       tokenizer_model: the kind of tokenizer to train, bpe or unigram.
       tokenizer_sample_bytes: the bytes of text to train the tokenizer on, taken from the sources by weight.
       block_tokens: the number of tokens in a record.
@@ -179,7 +181,7 @@ def _recipe(
     recipe["tokenizer"] = f"{kind}trained on these sources"
     if path := settings.tokenizer_path:
         absent = "tokenizer" in built and not os.path.exists(path)
-        recipe["tokenizer"] = built["tokenizer"] if absent else Tokenizer.load(path).sha256
+        recipe["tokenizer"] = built["tokenizer"] if absent else coders.load(path).sha256
     for source in source_list:
         spec_key, files_key = f"source {source.name}", f"files of {source.name}"
         recipe[spec_key] = source.spec
@@ -325,13 +327,13 @@ def _sample(documents: Mapping[str, _Documents], shares: Mapping[str, float], se
 
 def _tokenizer(
     settings: BuildSettings, n_bytes: int, sample: Callable[[], Iterator[str]], log: Callable[[str], None]
-) -> Tokenizer:
+) -> coders.Coder:
     if settings.tokenizer_path is None:
         kinds = {"chat_tokens": settings.chat_tokens, "model_type": settings.tokenizer_model}
         if settings.vocab_size:
             return train_tokenizer(sample(), vocab_size=settings.vocab_size, **kinds)
         return vocabulary.train(sample, n_bytes, log, **kinds)
-    coder = Tokenizer.load(settings.tokenizer_path)
+    coder = coders.load(settings.tokenizer_path)
     if settings.vocab_size and coder.vocab_size != settings.vocab_size:
         raise ConfigError(
             f"{settings.tokenizer_path} has {coder.vocab_size} ids, {settings.vocab_size} are asked for: set "
@@ -342,18 +344,18 @@ def _tokenizer(
     return coder
 
 
-def _write_tokenizer(root: pathlib.Path, coder: Tokenizer) -> list[dict]:
+def _write_tokenizer(root: pathlib.Path, coder: coders.Coder) -> list[dict]:
     lengths = io.BytesIO()
     np.save(lengths, coder.token_bytes())
     entries = []
-    for name, content in ((shards.TOKENIZER, coder.model_bytes), (shards.TOKEN_BYTES, lengths.getvalue())):
+    for name, content in {**coder.files, shards.TOKEN_BYTES: lengths.getvalue()}.items():
         files.write_atomically(root / name, content)
         entries.append({"file": name, "size": len(content), "sha256": hashlib.sha256(content).hexdigest()})
     return entries
 
 
 def _write_source(
-    root: pathlib.Path, name: str, documents: _Documents, coder: Tokenizer, settings: BuildSettings, tell: console.Tell
+    root: pathlib.Path, name: str, documents: _Documents, coder: coders.Coder, settings: BuildSettings, tell: console.Tell
 ) -> dict[str, dict]:
     """Encodes a source in shuffled order into its two streams; returns the manifest's entries of both."""
     writers = {

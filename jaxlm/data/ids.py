@@ -6,15 +6,15 @@ the model has never seen the like of. So every program that feeds text to a mode
 
 import numpy as np
 
-from jaxlm.data.tokenizer import Tokenizer
+from jaxlm.data.coder import Coder
 
 
-def document(tokenizer: Tokenizer, text: str) -> list[int]:
+def document(tokenizer: Coder, text: str) -> list[int]:
     """Returns the ids of a document that begins with this text: `tokenizer.opening` once, then the text."""
     return [*tokenizer.opening, *tokenizer.encode(text)]
 
 
-def documents(tokenizer: Tokenizer, texts: list[str], num_threads: int) -> list[np.ndarray]:
+def documents(tokenizer: Coder, texts: list[str], num_threads: int) -> list[np.ndarray]:
     """Returns the ids of each document as `document` does, int32[n] each, encoded in `num_threads` threads."""
     opening = np.asarray(tokenizer.opening, np.int32)
     return [np.concatenate([opening, ids]) for ids in tokenizer.encode_batch(texts, num_threads)]

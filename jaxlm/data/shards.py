@@ -22,12 +22,11 @@ from array_record.python import array_record_data_source, array_record_module
 
 from jaxlm import files
 from jaxlm.config import ConfigError
+from jaxlm.data import coder as coders
 from jaxlm.data import manifest as manifests
 from jaxlm.data.manifest import MANIFEST, SPLITS
-from jaxlm.data.tokenizer import Tokenizer
 from jaxlm.data.verify import Verifier, file_sha256
 
-TOKENIZER = "tokenizer.model"
 TOKEN_BYTES = "token_bytes.npy"
 DOCUMENTS = "documents.parquet"
 # zstd takes 38% off 16-bit tokens; random reads run at 138M tokens/s a core instead of 230M, far beyond any need.
@@ -273,9 +272,12 @@ class DataDir:
             verifier=self.verifier,
         )
 
-    def tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer that encoded the texts. Raises DamagedData if its file is not the one in the manifest."""
-        return Tokenizer(self._content(TOKENIZER))
+    def tokenizer(self) -> coders.Coder:
+        """Returns the tokenizer that encoded the texts. Raises DamagedData if a file of it is not the one in the manifest."""
+        names = coders.names(entry["file"] for entry in self.manifest["files"])
+        if not {coders.JSON, coders.MODEL} & set(names):
+            names.append(coders.MODEL)  # `_content` says that it is not listed
+        return coders.read({name: self._content(name) for name in names}, self.path)
 
     def token_bytes(self) -> np.ndarray:
         """Returns the number of raw bytes of each id, int32[vocab_size]; 0 for control tokens.
@@ -352,7 +354,7 @@ def _check_tokenizer(data: DataDir) -> None:
     data.token_bytes()
     if (found := (coder.vocab_size, coder.eos_id, token_dtype(coder.vocab_size))) != stated:
         raise ConfigError(
-            f"{data.path / MANIFEST} is damaged: its vocab_size, eos_id, dtype are {stated}, those of {TOKENIZER} {found}; "
+            f"{data.path / MANIFEST} is damaged: its vocab_size, eos_id, dtype are {stated}, those of its tokenizer {found}; "
             "copy it again or rebuild the data directory"
         )
 

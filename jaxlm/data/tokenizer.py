@@ -44,19 +44,23 @@ class Tokenizer:
     Attributes:
       vocab_size: the number of ids, control tokens included.
       eos_id, bos_id: the ids of the control tokens EOS and BOS.
-      opening: the ids that each document begins with (see `data.ids`): EOS.
+      opening: the ids that are put in front of a text (see `data.ids`): EOS.
+      separator_id: the id that begins each document in shards, and by which rows are cut into segments: EOS.
       by_word: True if no piece reaches across words, so that a text may be cut into words first.
       model_bytes: the content of the `.model` file.
+      files: name -> content of the files that a data directory keeps.
       sha256: the sha256 of `model_bytes`, in hex.
     """
 
     def __init__(self, model_bytes: bytes):
         self.model_bytes = model_bytes
+        self.files = {"tokenizer.model": model_bytes}
         self.sha256 = hashlib.sha256(model_bytes).hexdigest()
         self._sp = spm.SentencePieceProcessor(model_proto=model_bytes)
         self.vocab_size: int = self._sp.vocab_size()
         self.bos_id, self.eos_id = self._sp.bos_id(), self._sp.eos_id()
         self.opening: tuple[int, ...] = (self.eos_id,)
+        self.separator_id: int = self.eos_id
         if self.eos_id < 0:
             raise ConfigError("this SentencePiece model has no end-of-sentence piece; train it with eos_id >= 0")
         self._space_ids = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_BYTES]
@@ -151,8 +155,12 @@ class Tokenizer:
             if start < len(section):
                 yield section[start:]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of ids. Control tokens become nothing; bytes that are not UTF-8 (a cut character) become U+FFFD."""
+    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
+        """Returns the text of ids. Control tokens become nothing; bytes that are not UTF-8 (a cut character) become U+FFFD.
+
+        `follows` changes nothing here: see `coder.Coder`.
+        """
+        del follows
         table = self._raw_bytes
         return b"".join([table[int(i)] for i in ids]).decode("utf-8", "replace")
 

@@ -14,6 +14,7 @@ import numpy as np
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources import embedded
 from jaxlm.corpus.words import CJK
+from jaxlm.data.coder import Coder
 from jaxlm.data.shards import DataDir
 from jaxlm.data.tokenizer import Tokenizer, train_tokenizer
 
@@ -23,7 +24,7 @@ _HELD_OUT = 10  # of a sweep's texts, every tenth is measured on and not trained
 
 
 def fit(
-    tokenizer: Tokenizer, texts_by_source: Mapping[str, Sequence[str]], reference: Tokenizer | None = None
+    tokenizer: Coder, texts_by_source: Mapping[str, Sequence[str]], reference: Coder | None = None
 ) -> list[dict[str, typing.Any]]:
     """Returns one row for each source, a dict of JSON values:
 
@@ -60,7 +61,7 @@ def fit(
     return rows
 
 
-def _kinds(tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+def _kinds(tokenizer: Coder) -> dict[str, np.ndarray]:
     """Returns bool[V] each.
 
     Ids that are bytes of characters without a piece, single letters, white space, learned pieces.
@@ -77,7 +78,7 @@ def _kinds(tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     }
 
 
-def traits(tokenizer: Tokenizer) -> dict[str, typing.Any]:
+def traits(tokenizer: Coder) -> dict[str, typing.Any]:
     """Returns name -> value for the properties of the tokenizer that do not depend on a text.
 
     `tokens_of_2024`: the number of tokens of "2024"; `indent_4`, `indent_8`, `tab`: the number of tokens that such an
@@ -128,7 +129,7 @@ def held_out(data: DataDir, source: str, max_bytes: int = 1_000_000, split: str 
     return texts, lossy
 
 
-def report(data: DataDir, reference: Tokenizer | None = None, max_bytes: int = 1_000_000) -> dict[str, typing.Any]:
+def report(data: DataDir, reference: Coder | None = None, max_bytes: int = 1_000_000) -> dict[str, typing.Any]:
     """Measures a data directory's tokenizer on its held-out text. Returns a dict:
 
     `traits`: the dict that `traits` returns; `sources`: the rows that `fit` returns, but with `unused_pieces` measured

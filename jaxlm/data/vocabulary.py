@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from jaxlm.config import Config
 from jaxlm.console import megabytes
 from jaxlm.corpus import recipes
-from jaxlm.data import shards
+from jaxlm.data import coder, shards
 from jaxlm.data.tokenizer import Tokenizer, VocabularyTooLarge, train_tokenizer
 
 LEAST, MOST = 1024, 32_768
@@ -63,7 +63,7 @@ def _find(config: Config) -> tuple[int, str]:
     if config.data.dir and (root / shards.MANIFEST).is_file():
         return shards.open_data(root).vocab_size, f"tokens, those of the data in {root}"
     if config.data.tokenizer:
-        return Tokenizer.load(config.data.tokenizer).vocab_size, f"tokens, those of {config.data.tokenizer}"
+        return coder.load(config.data.tokenizer).vocab_size, f"tokens, those of {config.data.tokenizer}"
     if config.data.dir and (root / recipes.MANIFEST).is_file():
         from jaxlm.corpus import prepare  # here, because its libraries take a second to import
 

@@ -10,16 +10,21 @@ from jaxlm import files
 from jaxlm.config import SampleConfig
 from jaxlm.data.ids import document
 from jaxlm.data.shards import DataDir
-from jaxlm.data.tokenizer import Tokenizer
+from jaxlm.data.coder import Coder
 from jaxlm.models import generate
 from jaxlm.models.transformer import Transformer
 from jaxlm.processes import together, working
 
 
+def ends(tokenizer: Coder) -> tuple[int, ...]:
+    """Returns the ids that end a text: EOS, and what begins the next document, which for some tokenizers is BOS."""
+    return tuple({tokenizer.eos_id, tokenizer.separator_id})
+
+
 def continue_prompts(
     model: Transformer,
     params: dict,
-    tokenizer: Tokenizer,
+    tokenizer: Coder,
     prompts: typing.Sequence[str],
     settings: SampleConfig,
     seed: int,
@@ -28,9 +33,9 @@ def continue_prompts(
 
     Continues `prompts`; those of `settings` are ignored.
     """
-    ids, stop_ids = [document(tokenizer, prompt) for prompt in prompts], (tokenizer.eos_id,)
+    ids, stop_ids = [document(tokenizer, prompt) for prompt in prompts], ends(tokenizer)
     new = generate.generate(model, params, ids, settings, stop_ids=stop_ids, seed=seed)
-    return [tokenizer.decode([i for i in row if i != tokenizer.eos_id]) for row in new]
+    return [tokenizer.decode([i for i in row if i not in stop_ids], follows=True) for row in new]
 
 
 class Stream:
@@ -49,14 +54,14 @@ class Stream:
         self,
         model: Transformer,
         params: dict,
-        tokenizer: Tokenizer,
+        tokenizer: Coder,
         prompts: typing.Sequence[str],
         settings: SampleConfig,
         seed: int,
     ):
-        generator, stops = generate.Generator(model, params), (tokenizer.eos_id,)
+        generator, stops = generate.Generator(model, params), ends(tokenizer)
         ids = [document(tokenizer, prompt) for prompt in prompts]
-        self._tokenizer, self._rows = tokenizer, [[] for _ in prompts]
+        self._tokenizer, self._stops, self._rows = tokenizer, stops, [[] for _ in prompts]
         self._chunks = generator.stream(ids, settings, stop_ids=stops, seed=seed)
         self.tokens, self.seconds = 0, 0.0
 
@@ -84,11 +89,11 @@ class Stream:
             self.tokens, self.seconds = self.tokens + sum(map(len, new)), self.seconds + seconds
 
     def _stopped(self, row: int) -> bool:
-        return self._tokenizer.eos_id in self._rows[row][-1:]
+        return bool({*self._stops} & {*self._rows[row][-1:]})
 
     def _text(self, row: int, whole: bool) -> str:
         """The text of a row so far; unless it is `whole`, without a character of which bytes are missing."""
-        text = self._tokenizer.decode([i for i in self._rows[row] if i != self._tokenizer.eos_id])
+        text = self._tokenizer.decode([i for i in self._rows[row] if i not in self._stops], follows=True)
         return text if whole else text.rstrip("\ufffd")
 
 

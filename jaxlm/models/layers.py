@@ -194,7 +194,11 @@ def mlp_product(config: ModelConfig) -> typing.Callable[[jax.Array, jax.Array, i
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped key-value heads (arXiv:2305.13245), optional RoPE, QK-norm and KV cache."""
+    """Causal self-attention with grouped key-value heads (arXiv:2305.13245), optional RoPE, QK-norm and KV cache.
+
+    Attributes:
+      bias: True if all projections have biases; with `model.qkv_bias` alone, those to queries, keys and values have.
+    """
 
     config: ModelConfig
     backend: str
@@ -209,9 +213,10 @@ class Attention(nn.Module):
     ) -> tuple[jax.Array, LayerCache | None]:
         c = self.config
         d, n, k, h = c.d_model, c.n_heads, c.n_kv_heads, c.head_dim
+        qkv_bias = self.bias or c.qkv_bias
         kernels, biases = zip(
             *(
-                Linear((d, heads, h), (heads, h) if self.bias else None, c.init_std, c.dtype, name=name)()
+                Linear((d, heads, h), (heads, h) if qkv_bias else None, c.init_std, c.dtype, name=name)()
                 for name, heads in (("q", n), ("k", k), ("v", k))
             ),
             strict=True,
@@ -239,7 +244,7 @@ class Block(nn.Module):
 
     Attributes:
       norm, mlp: the classes of the family's modules, called as `norm(eps, name=...)` and `mlp(config, name=...)`.
-      attention_bias: True if the attention's projections have biases.
+      attention_bias: True if all of the attention's projections have biases.
     """
 
     config: ModelConfig

@@ -15,7 +15,8 @@ def params_by_component(config: ModelConfig) -> dict[str, int]:
     d, heads, kv = c.d_model, c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
     bias = gpt2 or c.bias
     attn = d * (heads + 2 * kv) + heads * d
-    attn += (heads + 2 * kv + d) if bias else 0
+    attn += (heads + 2 * kv) if bias or c.qkv_bias else 0
+    attn += d if bias else 0
     up = 1 if gpt2 else 2
     mlp = (up + 1) * d * c.d_ff
     mlp += (up * c.d_ff + d) if bias else 0

@@ -9,7 +9,7 @@ from jaxlm.config import Config, ConfigError
 from jaxlm.console import print_table, say
 from jaxlm.corpus import documents, prepare
 from jaxlm.corpus.sources.plain import iterate_documents
-from jaxlm.data import given, shards, tokenizer, tokenizer_fit
+from jaxlm.data import coder, given, shards, tokenizer_fit
 from jaxlm.data.open import make_data, open_mixture
 from jaxlm.data.rows import weights_of
 from jaxlm.programs import data_report
@@ -65,9 +65,9 @@ def _fit(config: Config, data: shards.DataDir, wanted: str) -> dict[str, typing.
     )
 
 
-def _reference(config: Config, data: shards.DataDir, name: str) -> tokenizer.Tokenizer | None:
+def _reference(config: Config, data: shards.DataDir, name: str) -> coder.Coder | None:
     if name != EMBEDDED:
-        return tokenizer.Tokenizer.load(name) if name else None
+        return coder.load(name) if name else None
     try:
         return tokenizer_fit.general_tokenizer(
             data.vocab_size,

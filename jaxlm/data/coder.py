@@ -1,0 +1,120 @@
+"""The face of every tokenizer, and the one place that reads one: ours, or that of a Hugging Face model, as it is.
+
+A tokenizer of ours is the file tokenizer.model. One from elsewhere is tokenizer.json (or tokenizer.model), its companions,
+and `IDS`, in which stands what could only be read from its model's folder: the ids of EOS and BOS, and what a text begins
+with. So a data directory or a run that keeps these files needs that folder no more.
+"""
+
+import os
+import pathlib
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from jaxlm.config import ConfigError
+from jaxlm.data import imported
+from jaxlm.data.imported import COMPANIONS, IDS, JSON, MODEL
+from jaxlm.data.tokenizer import Tokenizer
+
+
+class Coder(typing.Protocol):
+    """What every tokenizer can do. It can be pickled, and two with the same `sha256` return the same ids for every text.
+
+    Attributes:
+      vocab_size: the largest id plus one. The model's embedding may have more rows.
+      eos_id: the id that ends a text.
+      opening: the ids that are put in front of a text (see `data.ids`).
+      separator_id: the id that begins each document in shards.
+      files: name -> content of the files that `read` makes this tokenizer from.
+      sha256: a hash of what decides the ids, in hex.
+    """
+
+    vocab_size: int
+    eos_id: int
+    opening: tuple[int, ...]
+    separator_id: int
+    files: Mapping[str, bytes]
+    sha256: str
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text alone. A control token that the text spells is encoded as ordinary text."""
+
+    def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[np.ndarray]:
+        """Returns the ids of each text, as `encode` does, int32[n] each."""
+
+    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
+        """Returns the text of ids. Control tokens become nothing, cut characters U+FFFD.
+
+        Some tokenizers (Llama 2) put a space in front of every text. It is taken away again unless `follows` is True: the
+        text then continues another one.
+        """
+
+    def token_bytes(self) -> np.ndarray:
+        """Returns the number of bytes of raw text that each id stands for, int32[vocab_size]; 0 for control tokens."""
+
+    def piece_bytes(self) -> list[bytes]:
+        """Returns the raw text of each id; empty for control tokens."""
+
+    def byte_ids(self) -> np.ndarray:
+        """Returns the ids that stand for one byte each, at most 256, int32."""
+
+    def id_of(self, piece: str) -> int:
+        """Returns the id of a piece such as `<|im_end|>`. Raises ConfigError if the vocabulary lacks it."""
+
+
+def load(path: str | os.PathLike) -> Coder:
+    """Reads a tokenizer: a SentencePiece `.model`, a tokenizer.json, or the folder of either (a model's, a data directory).
+
+    Raises:
+      ConfigError: there is none, it is damaged, or of a kind that is not supported.
+    """
+    path = pathlib.Path(path).expanduser()
+    if path.suffix == ".json":
+        path = path.parent
+    if not path.is_dir():
+        return Tokenizer.load(path)
+    files = {name: _content(path / name) for name in (JSON, MODEL, IDS, *COMPANIONS) if (path / name).is_file()}
+    if not {JSON, MODEL} & files.keys():
+        raise ConfigError(f"no tokenizer in {path}: it has neither {JSON} nor {MODEL}")
+    if JSON in files:
+        files.pop(MODEL, None)
+    elif not (path / "config.json").is_file() and IDS not in files:
+        return Tokenizer.load(path / MODEL)  # ours, in a data directory
+    if IDS not in files:
+        files[IDS] = imported.ids_file(path, files)
+    return read(files, path)
+
+
+def read(files: Mapping[str, bytes], where: str | os.PathLike) -> Coder:
+    """Returns the tokenizer that these files make, name -> content, as `Coder.files` has them.
+
+    Args:
+      where: the folder that they are from, for what is said about them.
+    """
+    if IDS not in files:
+        return Tokenizer(files[MODEL])
+    try:
+        return imported.HfTokenizer(files) if JSON in files else imported.HfSentencePiece(files)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def write(coder: Coder, folder: pathlib.Path) -> None:
+    """Writes a tokenizer's files into a folder, from which `load` reads it again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in coder.files.items():
+        (folder / name).write_bytes(content)
+
+
+def _content(path: pathlib.Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the tokenizer {path}: {error.strerror}") from None
+
+
+def names(files: Iterable[str]) -> list[str]:
+    """Returns those of some files of a data directory that belong to its tokenizer."""
+    return [name for name in files if name in (JSON, MODEL, IDS, *COMPANIONS)]
+

@@ -1,0 +1,278 @@
+"""Tokenizers of Hugging Face models, used as they are: tokenizer.json by the library `tokenizers`, or tokenizer.model.
+
+What a text begins with (BOS, EOS or nothing) is read from the post-processor or from tokenizer_config.json, as
+transformers does. Two kinds of vocabulary are known by their bytes: byte-level (GPT-2, Llama 3, Qwen, SmolLM) writes each
+byte as a printable character; the other kind (Llama 2, TinyLlama, Mistral) writes a space as U+2581, and bytes without a
+piece as `<0x0A>`.
+"""
+
+import functools
+import hashlib
+import json
+import pathlib
+import re
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from jaxlm.config import ConfigError
+from jaxlm.data.tokenizer import Tokenizer
+
+JSON, MODEL, IDS = "tokenizer.json", "tokenizer.model", "tokenizer_ids.json"
+# Kept beside it, for exports: they decide no ids.
+COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_SPACE = "\u2581"
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+_MISSING = 'this model has a tokenizer.json, which needs the library tokenizers: pip install "jaxlm[hf]"'
+
+
+class HfTokenizer:
+    """A tokenizer.json. Attributes and functions are those of `coder.Coder`."""
+
+    def __init__(self, files: Mapping[str, bytes]):
+        self.files = dict(files)
+        self.sha256 = _sha256(files, JSON)
+        self._tokenizer, spec = _open(files[JSON])
+        self._raw_bytes = _raw_bytes(spec)
+        self.vocab_size = len(self._raw_bytes)
+        self.eos_id, self.bos_id, self.opening, self.separator_id = _ids(files)
+        self._tokenizer.encode_special_tokens = True  # a text that spells a control token is ordinary text
+        self._prefix = _prefix(self)
+
+    def __reduce__(self):
+        return HfTokenizer, (self.files,)
+
+    def encode(self, text: str) -> list[int]:
+        """See `coder.Coder`. Lone surrogates become '?'."""
+        return self._tokenizer.encode(_sound(text), add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[np.ndarray]:
+        """See `coder.Coder`. The library chooses its threads itself (RAYON_NUM_THREADS)."""
+        del num_threads
+        coded = self._tokenizer.encode_batch_fast([_sound(text) for text in texts], add_special_tokens=False)
+        return [np.asarray(one.ids, np.int32) for one in coded]
+
+    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
+        """See `coder.Coder`. Ids beyond the vocabulary, which a longer embedding may give, become nothing."""
+        raw = b"".join([self._raw_bytes[int(i)] for i in ids if int(i) < self.vocab_size])
+        return (raw if follows else raw.removeprefix(self._prefix)).decode("utf-8", "replace")
+
+    def token_bytes(self) -> np.ndarray:
+        """See `coder.Coder`."""
+        return np.asarray([len(raw) for raw in self._raw_bytes], np.int32)
+
+    def piece_bytes(self) -> list[bytes]:
+        """See `coder.Coder`."""
+        return list(self._raw_bytes)
+
+    def byte_ids(self) -> np.ndarray:
+        """See `coder.Coder`."""
+        return np.asarray(sorted(_single_bytes(json.loads(self.files[JSON]))), np.int32)
+
+    def id_of(self, piece: str) -> int:
+        """See `coder.Coder`."""
+        found = self._tokenizer.token_to_id(piece)
+        if found is None:
+            raise ConfigError(f"the tokenizer has no token {piece}")
+        return found
+
+
+class HfSentencePiece(Tokenizer):
+    """A tokenizer.model from elsewhere, as SentencePiece itself reads it. Attributes are those of `coder.Coder`."""
+
+    def __init__(self, files: Mapping[str, bytes]):
+        super().__init__(files[MODEL])
+        self.files = dict(files)
+        self.sha256 = _sha256(files, MODEL)
+        self.eos_id, self.bos_id, self.opening, self.separator_id = _ids(files)
+        self._prefix = b""
+        self._prefix = _prefix(self)
+
+    def __reduce__(self):
+        return HfSentencePiece, (self.files,)
+
+    def _split(self, text: str) -> Iterator[str | None]:
+        """A model that puts a space in front of every text would put one in front of every part."""
+        if self._prefix:
+            return iter([_sound(text)] if text else [])
+        return super()._split(text)
+
+    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
+        """See `coder.Coder`."""
+        raw = b"".join([self._raw_bytes[int(i)] for i in ids if int(i) < self.vocab_size])
+        return (raw if follows else raw.removeprefix(self._prefix)).decode("utf-8", "replace")
+
+
+def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
+    """Returns the content of `IDS` for a model's folder: `eos_id`, `bos_id` (None without one), `opening`.
+
+    Args:
+      files: name -> content of the tokenizer's files in it.
+
+    Raises:
+      ConfigError: nothing there names the token that ends a text, or a file is no JSON.
+    """
+    settings = _json(files, "tokenizer_config.json")
+    named = _json(files, "special_tokens_map.json") | {k: v for k, v in settings.items() if v is not None}
+    beside = {}
+    for name in ("generation_config.json", "config.json"):  # the later one wins
+        if (folder / name).is_file():
+            beside |= _json({name: (folder / name).read_bytes()}, name)
+    id_of = _lookup(files)
+
+    def find(kind: str) -> int | None:
+        token = named.get(f"{kind}_token")
+        found = id_of(token["content"] if isinstance(token, dict) else token) if token else None
+        given = beside.get(f"{kind}_token_id")
+        given = given[0] if isinstance(given, list) and given else given
+        return found if found is not None else given if isinstance(given, int) else None
+
+    eos, bos = find("eos"), find("bos")
+    if eos is None:
+        raise ConfigError(f"{folder} does not say which token ends a text: name it as eos_token in tokenizer_config.json")
+    if {"add_bos_token", "add_eos_token"} & settings.keys():
+        opening = [bos] if settings.get("add_bos_token") and bos is not None else []
+    elif JSON in files:
+        opening = _put_in_front(files[JSON])
+    else:
+        opening = [bos] if bos is not None else []  # as LlamaTokenizer does
+    return (json.dumps({"eos_id": eos, "bos_id": bos, "opening": opening}) + "\n").encode()
+
+
+def _lookup(files: Mapping[str, bytes]) -> typing.Callable[[str], int | None]:
+    """A function from a token to its id."""
+    if JSON in files:
+        return _open(files[JSON])[0].token_to_id
+    model = Tokenizer(files[MODEL])
+
+    def find(token: str) -> int | None:
+        try:
+            return model.id_of(token)
+        except ConfigError:
+            return None
+
+    return find
+
+
+def _put_in_front(content: bytes) -> list[int]:
+    """What the post-processor of a tokenizer.json puts in front of a text."""
+    tokenizer, _ = _open(content)
+    plain, whole = (tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True))
+    at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+    return whole[:at]
+
+
+def _open(content: bytes) -> tuple[typing.Any, dict]:
+    """(the library's tokenizer, the JSON), without padding and truncation."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise ConfigError(_MISSING) from None
+    try:
+        tokenizer, spec = tokenizers.Tokenizer.from_str(content.decode()), json.loads(content)
+    except Exception as error:  # the library raises Exception itself
+        said = (str(error).splitlines() or [""])[0]
+        raise ConfigError(f"{JSON} can't be read ({said}): copy it again, or update tokenizers") from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer, spec
+
+
+def _ids(files: Mapping[str, bytes]) -> tuple[int, int | None, tuple[int, ...], int]:
+    """(EOS, BOS, opening, separator) of `IDS`."""
+    found = _json(files, IDS)
+    opening = tuple(found["opening"])
+    return found["eos_id"], found["bos_id"], opening, opening[0] if opening else found["eos_id"]
+
+
+def _json(files: Mapping[str, bytes], name: str) -> dict:
+    try:
+        found = json.loads(files.get(name, b"{}"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name} is damaged: copy it again")
+    return found
+
+
+def _sha256(files: Mapping[str, bytes], name: str) -> str:
+    return hashlib.sha256(files[name] + files[IDS]).hexdigest()
+
+
+def _sound(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _prefix(tokenizer: HfTokenizer | HfSentencePiece) -> bytes:
+    """The space that is put in front of every text, if one is."""
+    ids = tokenizer.encode("a")
+    raw = tokenizer.piece_bytes()
+    return b" " if b"".join(raw[i] for i in ids) == b" a" else b""
+
+
+def _kinds(part: object) -> set[str]:
+    """The types that stand anywhere in a part of a tokenizer.json."""
+    if isinstance(part, list):
+        return set().union(*map(_kinds, part))
+    if not isinstance(part, dict):
+        return set()
+    own = {part["type"]} if isinstance(part.get("type"), str) else set()
+    return own.union(*map(_kinds, part.values()))
+
+
+def _vocabulary(spec: dict) -> dict[str, int]:
+    """Piece -> id of the model, without added tokens."""
+    vocabulary = spec["model"]["vocab"]
+    if isinstance(vocabulary, list):  # Unigram: [piece, score]
+        return {piece: i for i, (piece, _) in enumerate(vocabulary)}
+    return vocabulary
+
+
+def _raw_bytes(spec: dict) -> list[bytes]:
+    """The raw text of each id of a tokenizer.json; empty for control tokens and for ids that nothing has."""
+    decoder = _kinds(spec.get("decoder"))
+    if "ByteLevel" in decoder:
+        raw_of = _byte_level
+    elif decoder & {"ByteFallback", "Metaspace", "Replace"}:
+        raw_of = _with_spaces
+    else:
+        kind = spec["model"].get("type", "unknown")
+        raise ConfigError(
+            f"{JSON} is of a kind that is not supported ({kind} with the decoder {', '.join(sorted(decoder)) or 'none'}): "
+            "byte-level and byte-fallback vocabularies are"
+        )
+    pieces = {i: raw_of(piece) for piece, i in _vocabulary(spec).items()}
+    unknown = spec["model"].get("unk_token")
+    if isinstance(unknown, str) and unknown in _vocabulary(spec):
+        pieces[_vocabulary(spec)[unknown]] = b""
+    for added in spec.get("added_tokens") or ():
+        pieces[added["id"]] = b"" if added.get("special") else added["content"].encode()
+    return [pieces.get(i, b"") for i in range(max(pieces) + 1)]
+
+
+def _single_bytes(spec: dict) -> Iterator[int]:
+    """The ids of one byte each."""
+    byte_level = "ByteLevel" in _kinds(spec.get("decoder"))
+    for piece, i in _vocabulary(spec).items():
+        if (piece in _bytes_of_characters()) if byte_level else _BYTE.fullmatch(piece):
+            yield i
+
+
+def _with_spaces(piece: str) -> bytes:
+    if found := _BYTE.fullmatch(piece):
+        return bytes([int(found[1], 16)])
+    return piece.replace(_SPACE, " ").encode()
+
+
+def _byte_level(piece: str) -> bytes:
+    table = _bytes_of_characters()
+    return bytes(table[c] for c in piece) if all(c in table for c in piece) else piece.encode()
+
+
+@functools.cache
+def _bytes_of_characters() -> dict[str, int]:
+    """The character by which each byte is written in a byte-level vocabulary (openai/gpt-2, encoder.py)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
