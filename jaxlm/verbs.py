@@ -132,6 +132,24 @@ VERBS = {
         rest="PROMPT",
         keys=("sample",),
     ),
+    "export": Verb(
+        "export",
+        "write a run's model for others: a Hugging Face folder or a GGUF file, read back and compared",
+        {
+            "--to": {
+                "required": True,
+                "choices": ("hf", "gguf"),
+                "help": "hf: a folder of transformers; gguf: one file",
+            },
+            "--out": {"required": True, "metavar": "DIR", "help": "the folder to write; an earlier export is replaced"},
+            "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
+            "--dtype": {
+                "help": "of the weights. hf: bf16 (default), f16, f32; gguf: f16 (default), f32, q8_0"
+            },
+            **_JSON,
+        },
+        reads_run=True,
+    ),
     "audit": Verb(
         "audit",
         "find junk in prepared documents, in existing shards or in the sources, worst first",

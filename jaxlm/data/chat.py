@@ -10,7 +10,7 @@
 """
 
 from jaxlm.config import CHAT_TOKENS, ConfigError
-from jaxlm.data.tokenizer import Tokenizer
+from jaxlm.data.coder import Coder
 
 END = CHAT_TOKENS[1]
 
@@ -31,14 +31,18 @@ TEMPLATE = (
 )
 
 
-def speaks(tokenizer: Tokenizer) -> bool:
-    """True if the vocabulary has the tokens of the template."""
-    return end_id(tokenizer) is not None
+def speaks(tokenizer: Coder) -> bool:
+    """True if the vocabulary has all tokens of the template."""
+    return all(_id(tokenizer, token) is not None for token in CHAT_TOKENS)
 
 
-def end_id(tokenizer: Tokenizer) -> int | None:
-    """Returns the id of the token that ends a message; None if the vocabulary has no chat tokens."""
+def end_id(tokenizer: Coder) -> int | None:
+    """Returns the id of the token that ends a message; None if the vocabulary has none."""
+    return _id(tokenizer, END)
+
+
+def _id(tokenizer: Coder, token: str) -> int | None:
     try:
-        return [tokenizer.id_of(token) for token in CHAT_TOKENS][1]
+        return tokenizer.id_of(token)
     except ConfigError:
         return None

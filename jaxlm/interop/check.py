@@ -14,6 +14,7 @@ from jaxlm.models import layerwise
 
 POSITIONS = 64
 _MOVED = 0.1  # how far rounding may move a layer's output, relative to its size; a wrong layout moves it by about 1
+_LAST = "the final norm and the logits"
 
 Leaves = dict[str, np.ndarray]
 
@@ -66,8 +67,8 @@ def check(
       RunError: they differ; the message names the leaf or the layer.
     """
     plain = {"dtype": "float32", "attention": "xla", "remat": "none", "fp8": False, "offload": False, "dropout": 0.0}
-    ours, theirs = (_Forward(dataclasses.replace(c, **plain)) for c in (config, written.config()))
-    forwards = (ours, _Forward(ours.config, ours.layer), theirs)
+    own_config, said = (dataclasses.replace(c, **plain) for c in (config, written.config()))
+    forwards = (_Forward(own_config), _Forward(own_config), _Forward(said))
     count = 0
     for name, group in _parts(config):
         sides: tuple[Leaves, Leaves, Leaves] = {}, {}, {}
@@ -88,7 +89,7 @@ def check(
         moved = _moved(own, found)
         if not moved <= (0.0 if written.exact else _MOVED):
             raise RunError(f"what was written is far from the run's: after {name} numbers are off by {moved:.1%}")
-    return Verdict(sum(len(tensor.leaves) for tensor in tensors(config)), ours.tokens.shape[1], moved)
+    return Verdict(sum(len(tensor.leaves) for tensor in tensors(config)), forwards[0].tokens.shape[1], moved)
 
 
 def _parts(config: ModelConfig) -> Iterator[tuple[str, list[Tensor]]]:
@@ -96,20 +97,22 @@ def _parts(config: ModelConfig) -> Iterator[tuple[str, list[Tensor]]]:
     groups: dict[str, list[Tensor]] = {}
     for tensor in tensors(config):
         top = tensor.leaves[0].split("/")[0]
-        groups.setdefault({"pos_embed": "embed", "final_norm": "the logits", "head": "the logits"}.get(top, top), []).append(tensor)
+        groups.setdefault(
+            {"pos_embed": "embed", "final_norm": "the logits", "head": "the logits"}.get(top, top), []
+        ).append(tensor)
     last = groups.pop("the logits")
     if config.tie_embeddings:
         last.append(groups["embed"][0])
     yield from groups.items()
-    yield "the logits", last
+    yield _LAST, last
 
 
 class _Forward:
     """One model's way through the parts, on its own activations."""
 
-    def __init__(self, config: ModelConfig, layer: Callable | None = None):
-        self.config, self.model = config, models.build(config, "xla")
-        self.layer = layer or layerwise.layer(self.model)
+    def __init__(self, config: ModelConfig):
+        self.model = models.build(config, "xla")
+        self.layer = layerwise.layer(self.model)
         count = min(POSITIONS, config.max_seq_len)
         self.tokens = np.random.default_rng(0).integers(0, config.vocab_size, (1, count))
         self._x: jax.Array | None = None
@@ -125,7 +128,7 @@ class _Forward:
             node[last] = value
         if part == "embed":
             self._x = layerwise.embed(self.model, tree, self.tokens)
-        elif part == "the logits":
+        elif part == _LAST:
             self._x = layerwise.logits(self.model, tree, self._x)
         else:
             self._x = self.layer(tree[part], self._x)

@@ -5,17 +5,19 @@ turns neighbours, Hugging Face's halves), GPT-2's matrices are transposed, vecto
 """
 
 import dataclasses
+import functools
 import importlib
 import pathlib
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable
 
 import numpy as np
 
-from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.config import ConfigError, ModelConfig, RunError
 from jaxlm.data import chat
+from jaxlm.data.coder import Coder
 from jaxlm.data.tokenizer import Tokenizer
-from jaxlm.interop import hf, shards, tokenizer_json
+from jaxlm.interop import hf, tokenizer_json
 from jaxlm.interop.leaves import Tensor, tensors
 from jaxlm.models.layers import rope_of
 
@@ -52,12 +54,15 @@ class Layout:
     config: ModelConfig
     dtype: str
 
-    def name(self, tensor: Tensor) -> str:
-        """Returns GGUF's name of a tensor."""
+    @functools.cached_property
+    def _table(self) -> typing.Any:
         gguf = package()
         kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-        table = gguf.get_tensor_name_map(kinds[architecture(self.config)], self.config.n_layers)
-        found = table.get_name(tensor.name, try_suffixes=(".weight", ".bias"))
+        return gguf.get_tensor_name_map(kinds[architecture(self.config)], self.config.n_layers)
+
+    def name(self, tensor: Tensor) -> str:
+        """Returns GGUF's name of a tensor."""
+        found = self._table.get_name(tensor.name, try_suffixes=(".weight", ".bias"))
         if found is None:
             raise ConfigError(f"GGUF has no place for {tensor.name}: export with --to=hf")
         return found
@@ -74,6 +79,14 @@ class Layout:
     def shape(self, tensor: Tensor) -> tuple[int, ...]:
         """Returns the shape in which GGUF holds a tensor, outermost first."""
         return tensor.shape[::-1] if tensor.name.endswith(_TRANSPOSED) else tensor.shape
+
+    def held(self, tensor: Tensor) -> tuple[tuple[int, ...], np.dtype]:
+        """Returns the shape and the type of what the file holds of a tensor: numbers, or bytes of blocks."""
+        kind, shape = self.kind(tensor), self.shape(tensor)
+        block, size = package().GGML_QUANT_SIZES[kind]
+        if block > 1:
+            return (*shape[:-1], shape[-1] // block * size), np.dtype(np.uint8)
+        return shape, np.dtype({"F32": np.float32, "F16": np.float16}[kind.name])
 
     def encode(self, tensor: Tensor, value: np.ndarray) -> np.ndarray:
         """Returns what the file holds of a tensor (float32): numbers, or the bytes of blocks.
@@ -104,44 +117,98 @@ class Layout:
         return next((n for end, n in heads.items() if tensor.name.endswith(end)), 0)
 
 
-def write(
-    path: pathlib.Path,
-    layout: Layout,
-    tokenizer: Tokenizer,
-    name: str,
-    values: Iterable[tuple[Tensor, np.ndarray]],
-) -> None:
-    """Writes the file.
+class GgufFile:
+    """A GGUF file. It is what `interop.check` calls Written. The arguments are as of `hf_folder.HfFolder`.
 
-    Args:
+    Attributes:
       name: of the model, for readers.
-      values: (tensor, its values in float32) in the order of `leaves.tensors`; each is read when it is written.
     """
-    gguf = package()
-    writer = gguf.GGUFWriter(path, architecture(layout.config))
-    try:
-        _add_model(writer, layout, name)
-        _add_tokenizer(writer, tokenizer)
-        for tensor in tensors(layout.config):
-            kind, shape = layout.kind(tensor), layout.shape(tensor)
-            block, size = gguf.GGML_QUANT_SIZES[kind]
-            held = (*shape[:-1], shape[-1] // block * size) if block > 1 else shape
-            item = np.uint8 if block > 1 else np.dtype(kind.name.lower().replace("f", "float"))
-            writer.add_tensor_info(
-                layout.name(tensor), held, np.dtype(item), int(np.prod(held)) * np.dtype(item).itemsize, kind
-            )
-        factors = _rope_factors(layout.config)
-        if factors is not None:
-            writer.add_tensor_info(_ROPE, factors.shape, factors.dtype, factors.nbytes)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        for tensor, value in values:
-            writer.write_tensor_data(layout.encode(tensor, value))
-        if factors is not None:
-            writer.write_tensor_data(factors)
-    finally:
-        writer.close()
+
+    def __init__(self, path: pathlib.Path, config: ModelConfig, dtype: str, name: str):
+        self._path, self._config, self.name = path, config, name
+        self._layout = Layout(config, dtype)
+        self.exact = dtype == "f32"
+        self.bytes = sum(int(np.prod(shape)) * kind.itemsize for shape, kind in map(self._layout.held, tensors(config)))
+        self._places: dict[str, int] = {}
+        self._fields: dict[str, typing.Any] = {}
+
+    def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tick: Callable[[int], None]) -> None:
+        """Writes the file; see `HfFolder.write`."""
+        layout, writer = self._layout, package().GGUFWriter(self._path, architecture(self._config))
+        factors = _rope_factors(self._config)
+        try:
+            _add_model(writer, layout, self.name)
+            _add_tokenizer(writer, _ours(tokenizer))
+            for tensor in tensors(self._config):
+                shape, item = layout.held(tensor)
+                nbytes = int(np.prod(shape)) * item.itemsize
+                writer.add_tensor_info(layout.name(tensor), shape, item, nbytes, layout.kind(tensor))
+            if factors is not None:
+                writer.add_tensor_info(_ROPE, factors.shape, factors.dtype, factors.nbytes)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for number, tensor in enumerate(tensors(self._config), 1):
+                value = tensor.from_leaves([read(leaf) for leaf in tensor.leaves])
+                writer.write_tensor_data(layout.encode(tensor, value))
+                tick(number)
+            if factors is not None:
+                writer.write_tensor_data(factors)
+        finally:
+            writer.close()
+
+    def config(self) -> ModelConfig:
+        """Returns the model's config with what the file says of it."""
+        self._open()
+        c, arch = self._config, architecture(self._config)
+        names = {
+            "n_layers": "block_count",
+            "d_model": "embedding_length",
+            "d_ff": "feed_forward_length",
+            "n_heads": "attention.head_count",
+            "n_kv_heads": "attention.head_count_kv",
+            "head_dim": "attention.key_length",
+            "max_seq_len": "context_length",
+            "vocab_size": "vocab_size",
+            "norm_eps": f"attention.layer_norm_{'epsilon' if arch == 'gpt2' else 'rms_epsilon'}",
+        }
+        said = {ours: self._fields.get(f"{arch}.{theirs}", getattr(c, ours)) for ours, theirs in names.items()}
+        theta = self._fields.get(f"{arch}.rope.freq_base", c.rope.theta)
+        factor = self._fields.get(f"{arch}.rope.scaling.factor", c.rope.factor)
+        return dataclasses.replace(c, **said, rope=dataclasses.replace(c.rope, theta=theta, factor=factor))
+
+    def leaves(self, tensor: Tensor) -> list[np.ndarray]:
+        """Returns the leaves that a tensor holds, read from the file, in float32."""
+        self._open()
+        shape, item = self._layout.held(tensor)
+        # Read, not mapped: the pages of a mapped file count as memory.
+        count = int(np.prod(shape))
+        coded = np.fromfile(self._path, item, count, offset=self._places[self._layout.name(tensor)])
+        if coded.size != count:
+            raise RunError(f"{self._path} ends in the middle of {tensor.name}: it was cut short; export again")
+        return tensor.to_leaves(self._layout.decode(tensor, coded.reshape(shape)))
+
+    def kept(self, tensor: Tensor, values: list[np.ndarray]) -> list[np.ndarray]:
+        """Returns what the file keeps of leaves of the run, in float32."""
+        layout = self._layout
+        return tensor.to_leaves(layout.decode(tensor, layout.encode(tensor, tensor.from_leaves(values))))
+
+    def _open(self) -> None:
+        if self._places:
+            return
+        reader = package().GGUFReader(self._path)
+        self._places = {tensor.name: int(tensor.data_offset) for tensor in reader.tensors}
+        plain = {name: field for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
+        self._fields = {name: field.contents() for name, field in plain.items()}
+
+
+def _ours(tokenizer: Coder) -> Tokenizer:
+    if not isinstance(tokenizer, Tokenizer):
+        raise ConfigError(
+            "GGUF is written for tokenizers that jaxlm made; of an imported one, export with --to=hf and convert that folder "
+            "with llama.cpp's convert_hf_to_gguf.py"
+        )
+    return tokenizer
 
 
 def _rope_factors(config: ModelConfig) -> np.ndarray | None:
@@ -199,44 +266,3 @@ def _add_tokenizer(writer: typing.Any, tokenizer: Tokenizer) -> None:
     if chat.speaks(tokenizer):
         writer.add_eot_token_id(chat.end_id(tokenizer))
         writer.add_chat_template(chat.TEMPLATE)
-
-
-class Reader:
-    """Reads the tensors and the settings of a GGUF file back."""
-
-    def __init__(self, path: pathlib.Path, layout: Layout):
-        self._path, self._layout = path, layout
-        reader = package().GGUFReader(path)
-        self._places = {tensor.name: (int(tensor.data_offset), tensor.tensor_type) for tensor in reader.tensors}
-        self._fields = {
-            name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")
-        }
-
-    def tensor(self, tensor: Tensor) -> np.ndarray:
-        """Returns a tensor in float32, in Hugging Face's layout."""
-        gguf, layout = package(), self._layout
-        at, kind = self._places[layout.name(tensor)]
-        block, size = gguf.GGML_QUANT_SIZES[kind]
-        shape = layout.shape(tensor)
-        held = (*shape[:-1], shape[-1] // block * size) if block > 1 else shape
-        item = np.uint8 if block > 1 else np.dtype(kind.name.lower().replace("f", "float"))
-        return layout.decode(tensor, shards.read_array(self._path, at, item, held))
-
-    def config(self) -> ModelConfig:
-        """Returns the model's config with what the file says of it."""
-        c = self._layout.config
-        arch = architecture(c)
-        names = {
-            "n_layers": "block_count",
-            "d_model": "embedding_length",
-            "d_ff": "feed_forward_length",
-            "n_heads": "attention.head_count",
-            "n_kv_heads": "attention.head_count_kv",
-            "head_dim": "attention.key_length",
-            "max_seq_len": "context_length",
-            "vocab_size": "vocab_size",
-            "norm_eps": f"attention.layer_norm_{'epsilon' if arch == 'gpt2' else 'rms_epsilon'}",
-        }
-        said = {ours: self._fields[f"{arch}.{theirs}"] for ours, theirs in names.items() if f"{arch}.{theirs}" in self._fields}
-        theta = self._fields.get(f"{arch}.rope.freq_base", c.rope.theta)
-        return dataclasses.replace(c, **said, rope=dataclasses.replace(c.rope, theta=theta))

@@ -14,7 +14,7 @@ from jaxlm.tree import named_leaves
 StateDict = typing.Mapping[str, np.ndarray]
 
 # What a state dict may hold besides: buffers that old checkpoints carry.
-_HARMLESS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+HARMLESS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
 
 def params_from_hf(state_dict: StateDict, config: ModelConfig) -> dict:
@@ -49,7 +49,7 @@ def check_tensors(shapes: typing.Mapping[str, tuple[int, ...]], config: ModelCon
             raise ConfigError(f"Hugging Face checkpoint: {name} has shape {shapes[name]}, the config says {shape}")
     # Tied models are saved with a copy of the embedding by some.
     tied = ("lm_head.weight",) if config.tie_embeddings else ()
-    left = [n for n in shapes if n not in wanted and not n.endswith(_HARMLESS) and n not in tied]
+    left = [n for n in shapes if n not in wanted and not n.endswith(HARMLESS) and n not in tied]
     if left:
         raise ConfigError(f"Hugging Face checkpoint: {len(left)} tensors fit nowhere, first {left[0]}")
 

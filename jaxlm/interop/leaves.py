@@ -91,6 +91,11 @@ def tensors(config: ModelConfig) -> Iterator[Tensor]:
     return _gpt2(config) if config.family == "gpt2" else _llama(config)
 
 
+def parameters(config: ModelConfig) -> int:
+    """Returns how many parameters the Hugging Face model has, without the vocabulary's padding."""
+    return sum(math.prod(tensor.shape) for tensor in tensors(config))
+
+
 def by_leaf(config: ModelConfig) -> dict[str, tuple[Tensor, int]]:
     """Returns leaf -> (the tensor that holds it, its place among that tensor's leaves)."""
     return {leaf: (tensor, i) for tensor in tensors(config) for i, leaf in enumerate(tensor.leaves)}

@@ -1,4 +1,4 @@
-"""Writes and reads safetensors files one tensor at a time, with the index that Hugging Face puts beside several of them.
+"""Writes safetensors files one tensor at a time, with the index that Hugging Face puts beside several of them.
 
 The format (https://github.com/huggingface/safetensors): 8 bytes with the length of a JSON header, the header (name ->
 type, shape, place), the tensors one after the other. The library's `save_file` wants all of them in memory at once.
@@ -8,17 +8,13 @@ import json
 import math
 import pathlib
 import struct
-import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-import ml_dtypes
 import numpy as np
-
-from jaxlm.config import RunError
 
 INDEX = "model.safetensors.index.json"
 _NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-_TYPES = {"BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype(np.float16), "F32": np.dtype(np.float32)}
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _ALIGN = 8  # bytes, at which the first tensor begins
 
 Shapes = dict[str, tuple[int, ...]]
@@ -48,7 +44,7 @@ def write(
       tensors: (name, contiguous array of this type) in the order of the plan; each is read when it is written.
     """
     given, paths, where = iter(tensors), [], {}
-    itemsize = np.dtype(_TYPES[_NAMES[dtype]]).itemsize
+    itemsize = _BYTES[dtype]
     for number, shapes in enumerate(files, 1):
         path = folder / (
             "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
@@ -78,48 +74,3 @@ def _header(shapes: Shapes, dtype: str, itemsize: int) -> bytes:
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGN)
     return struct.pack("<Q", len(text)) + text
-
-
-class Reader:
-    """Reads tensors of the safetensors files in a folder, one at a time.
-
-    Attributes:
-      shapes: name -> shape, of all tensors.
-    """
-
-    def __init__(self, folder: pathlib.Path):
-        self._where: dict[str, tuple[pathlib.Path, int, np.dtype]] = {}
-        self.shapes: Shapes = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            for name, shape, kind, at in _entries(path):
-                self._where[name] = (path, at, kind)
-                self.shapes[name] = shape
-
-    def tensor(self, name: str) -> np.ndarray:
-        """Returns a tensor in its own type."""
-        path, at, kind = self._where[name]
-        return read_array(path, at, kind, self.shapes[name])
-
-
-def read_array(path: pathlib.Path, at: int, kind: typing.Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns the array that begins at byte `at` of a file. Read, not mapped: a mapped file's pages count as memory."""
-    kind = np.dtype(kind)
-    value = np.empty(shape, kind)
-    with open(path, "rb", buffering=0) as file:
-        file.seek(at)
-        left = memoryview(value.reshape(-1).view(np.uint8))
-        while left and (n := file.readinto(left)):
-            left = left[n:]
-    if left:
-        raise RunError(f"{path} ends in the middle of a tensor: it was cut short; run the same command again")
-    return value
-
-
-def _entries(path: pathlib.Path) -> Iterator[tuple[str, tuple[int, ...], np.dtype, int]]:
-    """Yields (name, shape, type, first byte) of each tensor in a file."""
-    with open(path, "rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        table = json.loads(file.read(length))
-    for name, entry in table.items():
-        if name != "__metadata__":
-            yield name, tuple(entry["shape"]), _TYPES[entry["dtype"]], 8 + length + entry["data_offsets"][0]

@@ -124,7 +124,9 @@ def _spaced(text: str) -> str:
 
 def _names(held: Pieces) -> list[str]:
     """Returns each id's name in the vocabulary of tokenizer.json."""
-    return [_spaced(text) if kind in (_NORMAL, _USER) else text for text, kind in zip(held.texts, held.types, strict=True)]
+    return [
+        _spaced(text) if kind in (_NORMAL, _USER) else text for text, kind in zip(held.texts, held.types, strict=True)
+    ]
 
 
 def _bpe(held: Pieces) -> dict[str, typing.Any]:

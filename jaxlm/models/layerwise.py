@@ -3,6 +3,7 @@
 Legend: B batch, T tokens, D model, V vocabulary.
 """
 
+import functools
 import typing
 
 import jax
@@ -13,7 +14,9 @@ from jaxlm.models.head import head_kernel
 from jaxlm.models.layers import TokenInfo
 from jaxlm.models.transformer import Transformer
 
-Part = dict[str, typing.Any]  # some top entries of the tree of parameters: {"embed": ...}, {"final_norm": ..., "head": ...}
+Part = dict[
+    str, typing.Any
+]  # some top entries of the tree of parameters: {"embed": ...}, {"final_norm": ..., "head": ...}
 
 
 def embed(model: Transformer, part: Part, tokens_BxT: np.ndarray) -> jax.Array:
@@ -24,8 +27,9 @@ def embed(model: Transformer, part: Part, tokens_BxT: np.ndarray) -> jax.Array:
     return rows + jnp.asarray(part["pos_embed"]["embedding"][: tokens_BxT.shape[1]], rows.dtype)
 
 
+@functools.cache
 def layer(model: Transformer) -> typing.Callable[[Part, jax.Array], jax.Array]:
-    """Returns (a layer's parameters, its input (B, T, D)) -> its output (B, T, D), compiled once for all layers."""
+    """Returns (a layer's parameters, its input (B, T, D)) -> its output (B, T, D), compiled once."""
     block = model.block("xla")
 
     @jax.jit
