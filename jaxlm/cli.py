@@ -171,6 +171,8 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
     """The config file or the run that `word` names, else the run in config.workdir; with the overrides."""
     verb, workdir = VERBS[name], _workdir(overrides)
     found = config_files.find(word) if word else None
+    if found and found.kind == "model" and verb.models:
+        return importlib.import_module("jaxlm.programs.inherit").of_model(found.path, overrides)
     if found and found.kind in ("model", "documents"):
         raise ConfigError(_not_taken(name, word, found))
     if found and found.kind == "run":
@@ -199,6 +201,8 @@ def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[s
     given = name != "prepare" and any(override.startswith("data.dir=") for override in overrides)
     if given and (line := importlib.import_module("jaxlm.data.given").take(config, file, overrides)):
         say(line)
+    if file and config.origin:
+        importlib.import_module("jaxlm.programs.inherit").take(config, overrides, say)
     chosen = file and not _workdir(overrides) and config.workdir == config_files.default_workdir(file, config)
     if chosen and verb.makes and (verb.module is None or not config.data.dir):
         say(f"folder: {config.workdir} (another by --config.workdir=DIR)")
@@ -216,7 +220,9 @@ def _not_taken(name: str, word: str, found: config_files.Found) -> str:
     """Why a verb can't work on what a plain argument names, and how to go on."""
     path, takes = word, f"jaxlm {name} takes a config or the folder of a run"
     if found.kind == "model":
-        return f"{path} is a model in Hugging Face's format; {takes}"
+        way = f": jaxlm import {path} --out=RUN makes a run of it"
+        way += f", jaxlm {name} base --config.origin={path} begins with it" if VERBS[name].makes else ""
+        return f"{path} is a model in Hugging Face's format; {takes}{way}"
     if any((found.path / made).is_file() for made in ("manifest.json", "prepared.json")):
         return f"{path} holds data that jaxlm made; {takes}, and --config.data.dir={path}"
     texts = (

@@ -17,6 +17,7 @@ from ml_collections import config_dict, config_flags
 from jaxlm.config import ConfigError, nearest_key
 
 CONFIG_PACKAGE = pathlib.Path(__file__).parent / "configs"
+TOKENIZER = "tokenizer"  # the folder of the tokenizer of a run that has no data of its own: an imported one
 _NO_CONFIGS = ("base", "stages", "presets", "__init__")
 
 
@@ -232,4 +233,6 @@ def from_run(path: pathlib.Path) -> config_dict.ConfigDict:
     if config.data.dir == os.path.join(config.workdir, "data"):
         config.data.dir = ""  # derived from the folder: derive it again
     config.workdir = str(path.parent)
+    if (path.parent / TOKENIZER).is_dir():
+        config.data.tokenizer = str(path.parent / TOKENIZER)
     return config.lock()

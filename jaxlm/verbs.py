@@ -24,6 +24,7 @@ class Verb:
       folder: the module of jaxlm.programs whose `config(args, overrides)` makes a config for a folder of documents; "" if
         the command takes none.
       rest: the name of any number of further plain arguments for the help, "PROMPT"; they come as `args.words`.
+      models: True if it also takes the folder of a Hugging Face model, in place of a run's.
       second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
     """
 
@@ -37,6 +38,7 @@ class Verb:
     rest: str = ""
     second: str = ""
     folder: str = ""
+    models: bool = False
 
 
 _JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
@@ -131,6 +133,15 @@ VERBS = {
         reads_run=True,
         rest="PROMPT",
         keys=("sample",),
+        models=True,
+    ),
+    "import": Verb(
+        "import_hf",
+        "make a run of a Hugging Face model: its weights, its tokenizer, its config",
+        {"--out": {"required": True, "metavar": "RUN", "help": "the folder for the run"}},
+        models=True,
+        reads_run=True,
+        keys=("model",),
     ),
     "export": Verb(
         "export",

@@ -355,7 +355,12 @@ def _write_tokenizer(root: pathlib.Path, coder: coders.Coder) -> list[dict]:
 
 
 def _write_source(
-    root: pathlib.Path, name: str, documents: _Documents, coder: coders.Coder, settings: BuildSettings, tell: console.Tell
+    root: pathlib.Path,
+    name: str,
+    documents: _Documents,
+    coder: coders.Coder,
+    settings: BuildSettings,
+    tell: console.Tell,
 ) -> dict[str, dict]:
     """Encodes a source in shuffled order into its two streams; returns the manifest's entries of both."""
     writers = {

@@ -117,4 +117,3 @@ def _content(path: pathlib.Path) -> bytes:
 def names(files: Iterable[str]) -> list[str]:
     """Returns those of some files of a data directory that belong to its tokenizer."""
     return [name for name in files if name in (JSON, MODEL, IDS, *COMPANIONS)]
-

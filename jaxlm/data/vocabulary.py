@@ -45,6 +45,15 @@ def with_size(config: Config, vocab_size: int) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
 
 
+def required(config: Config) -> int:
+    """Returns the size that the vocabulary of a config's data must have; 0 = any.
+
+    It is any where the model is from elsewhere: its tokenizer came with it, and its embedding may have more rows than that
+    has ids.
+    """
+    return 0 if config.origin else config.model.vocab_size
+
+
 def assumed(config: Config, say: Callable[[str], None]) -> Config:
     """Returns the config with a size, for a program that needs no data; says where the size comes from.
 

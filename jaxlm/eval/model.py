@@ -2,13 +2,14 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 import jax
 from jax.sharding import Mesh
 
 from jaxlm import models, processes, sharding
 from jaxlm.config import DataConfig, DistributedConfig, HardwareConfig, MeshConfig, ModelConfig
-from jaxlm.data import shards
+from jaxlm.data import coder, shards
 from jaxlm.models import hardware
 from jaxlm.models.transformer import Transformer
 from jaxlm.train import origin
@@ -22,14 +23,16 @@ class Restored:
     Attributes:
       mesh: the mesh, with all devices on the axis fsdp.
       model, params: the model and its parameters.
-      data: the data that the run was trained on.
-      step: the training step at which the checkpoint was saved.
+      tokenizer: the model's tokenizer.
+      data: the data that the run was trained on; None for a model from elsewhere.
+      step: the training step at which the checkpoint was saved; 0 for a model from elsewhere.
     """
 
     mesh: Mesh
     model: Transformer
     params: dict
-    data: shards.DataDir
+    tokenizer: coder.Coder
+    data: shards.DataDir | None
     step: int
 
 
@@ -40,18 +43,20 @@ def restore(
     data: DataConfig,
     hardware_config: HardwareConfig,
     distributed: DistributedConfig,
+    readers: Sequence[origin.Reader] = (),
 ) -> Restored:
-    """Restores the model of a run from a checkpoint ("latest", "best" or a step).
+    """Restores the model of a run from a checkpoint ("latest", "best" or a step), or that of a folder that a reader knows.
 
     Args:
       config: the config of the model; "auto" is replaced by what suits this machine.
       data, hardware_config, distributed: the run's sections of these names.
+      readers: of formats from elsewhere, as `origin.open` takes them.
 
     Raises:
       ConfigError: there is no such checkpoint.
       RunError: the checkpoint is damaged.
     """
-    found = origin.open(workdir, checkpoint)
+    found = origin.open(workdir, checkpoint, readers)
     check_same_model(pathlib.Path(workdir), config)
     # A new mesh, since the run's own may need more devices than there are here.
     all_devices = MeshConfig(data=1, fsdp=-1, tensor=1, context=1)
@@ -59,8 +64,10 @@ def restore(
     settled = hardware.for_platform(config, jax.devices()[0].platform)
     # Without gradients there is nothing to recompute or offload.
     settled = dataclasses.replace(settled, remat="none", offload=False)
-    opened = shards.open_data(data.dir)
+    trained = (pathlib.Path(data.dir) / shards.MANIFEST).is_file()
+    opened = shards.open_data(data.dir) if trained else None
+    tokenizer = opened.tokenizer() if opened else found.tokenizer()
     model = models.build(settled, settled.attention)
     abstract = models.abstract_params(model)
     params = found.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
-    return Restored(mesh, model, params, opened, int(found.provenance["step"]))
+    return Restored(mesh, model, params, tokenizer, opened, int(found.provenance.get("step", 0)))

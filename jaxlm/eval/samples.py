@@ -8,9 +8,9 @@ import typing
 
 from jaxlm import files
 from jaxlm.config import SampleConfig
+from jaxlm.data.coder import Coder
 from jaxlm.data.ids import document
 from jaxlm.data.shards import DataDir
-from jaxlm.data.coder import Coder
 from jaxlm.models import generate
 from jaxlm.models.transformer import Transformer
 from jaxlm.processes import together, working

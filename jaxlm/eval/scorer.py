@@ -25,7 +25,7 @@ def bits_per_byte(workdir: str) -> Callable[[str], float]:
         raise ConfigError(f"no run in {workdir}: it has no config.json")
     config = config_lib.resolve(config_files.from_run(path))
     run = model.restore(config.workdir, "latest", config.model, config.data, config.hardware, config.distributed)
-    coder, length, seq_len = run.data.tokenizer(), run.data.token_bytes(), config.train.seq_len
+    coder, length, seq_len = run.tokenizer, run.tokenizer.token_bytes(), config.train.seq_len
     nll_of = jax.jit(loss.summed_nll(run.model, config.loss.tile_tokens))
 
     def score(text: str) -> float:

@@ -14,6 +14,7 @@ from jaxlm.programs.between import Between
 from jaxlm.programs.task import Data, Ready, Task
 from jaxlm.step.state import TrainState
 from jaxlm.train import announcement, hooks, ledger, loop, phases, profile, signals, stability, start
+from jaxlm.train.checkpoints import weights
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.checkpoints.restore import read_metas
 from jaxlm.train.checkpoints.store import Checkpointer
@@ -109,10 +110,11 @@ class Attempt:
         for step in from_first(lambda: stability.spoiled(read_metas(where, checkpointer.steps()), rollbacks)):
             checkpointer.set_aside(step)
         # A checkpoint has all that is trained: only what is frozen is read from the origin again.
-        origin = self.task.origin(ready.config) if parts.frozen or not checkpointer.steps() else None
+        begun = from_first(lambda: bool(checkpointer.steps()) and not weights.imported(where))
+        origin = self.task.origin(ready.config) if parts.frozen or not begun else None
         with self.clock.spend(COMPILE):  # before anything takes memory
             self.program(from_first(lambda: max(checkpointer.steps(), default=0)))
-        if checkpointer.steps():
+        if begun:
             state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings, ("config", "fingerprint"))
             check_fingerprint(meta["fingerprint"], ready.data.fingerprint())
             frozen = parts.load_frozen(origin)

@@ -54,7 +54,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 def data(config: Config) -> dict[str, typing.Any] | None:
     """Returns the training tokens of each source in `data.dir`, and how often the run reads each; None if there is no data."""
     try:
-        opened, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
+        opened, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
         order = rows.Order(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size)
         epochs = passes.passes(order, config.train.steps)
     except ConfigError:

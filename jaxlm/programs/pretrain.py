@@ -1,20 +1,23 @@
 """Pretraining: text -> tokens -> next-token prediction. Run it again to resume; raise `train.steps` to continue."""
 
 import argparse
+import pathlib
 
 import jax
 
 from jaxlm import sharding
 from jaxlm.config import Config
-from jaxlm.data import loader, passes, rows, trace
+from jaxlm.data import loader, passes, rows, trace, vocabulary
 from jaxlm.data.open import make_data, open_mixture
 from jaxlm.eval import loss
+from jaxlm.interop import hf_weights
 from jaxlm.objectives import lm
 from jaxlm.processes import say, together
 from jaxlm.programs import training
 from jaxlm.programs.task import Ready, Task
 from jaxlm.train import origin
 from jaxlm.train.batches import LoaderBatches
+from jaxlm.train.checkpoints import weights
 
 _RESERVE = 2  # batches with which a process whose loader failed goes on until all have agreed to stop
 
@@ -27,8 +30,13 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 
 def first_weights(config: Config) -> origin.Origin | None:
-    """Returns the run whose weights this one begins with; None for new weights."""
-    return origin.open(config.origin, config.origin_checkpoint) if config.origin else None
+    """Returns the run or the model whose weights this one begins with; None for new weights.
+
+    A run that was imported begins with its own weights.
+    """
+    if weights.imported(pathlib.Path(config.workdir) / "checkpoints"):
+        return origin.open(config.workdir)
+    return origin.open(config.origin, config.origin_checkpoint, hf_weights.READERS) if config.origin else None
 
 
 def data(config: Config) -> rows.Order:
@@ -36,7 +44,7 @@ def data(config: Config) -> rows.Order:
 
     Builds the shards first if they are missing.
     """
-    d, prepare, vocab_size = config.data, config.prepare, config.model.vocab_size
+    d, prepare, vocab_size = config.data, config.prepare, vocabulary.required(config)
     together(lambda: make_data(d, prepare, config.engine, vocab_size, config.seed, say), first_only=True)
     opened, mixture = together(lambda: open_mixture(d, prepare, vocab_size))
     return rows.Order(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size)

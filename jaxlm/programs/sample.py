@@ -8,6 +8,7 @@ import jax
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import print_table, working
 from jaxlm.eval import model, samples
+from jaxlm.interop import hf_weights
 from jaxlm.processes import say
 
 
@@ -23,10 +24,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if not prompts:
         raise ConfigError('nothing to continue: jaxlm sample RUN "TEXT" ["ANOTHER" ...]')
     prompts = [prompt for prompt in prompts for _ in range(args.draws)]
-    run = model.restore(config.workdir, args.checkpoint, config.model, config.data, config.hardware, config.distributed)
-    say(f"checkpoint {run.step} of {config.workdir}")
+    parts = (config.model, config.data, config.hardware, config.distributed)
+    run = model.restore(config.workdir, args.checkpoint, *parts, readers=hf_weights.READERS)
+    say(f"checkpoint {run.step} of {config.workdir}" if run.data else f"the model of {config.workdir}")
     with jax.set_mesh(run.mesh):
-        given = (run.model, run.params, run.data.tokenizer(), prompts, config.sample, config.seed)
+        given = (run.model, run.params, run.tokenizer, prompts, config.sample, config.seed)
         if args.json:
             texts = samples.continue_prompts(*given)
             if jax.process_index() == 0:

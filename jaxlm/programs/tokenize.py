@@ -9,7 +9,7 @@ from jaxlm.config import Config, ConfigError
 from jaxlm.console import print_table, say
 from jaxlm.corpus import documents, prepare
 from jaxlm.corpus.sources.plain import iterate_documents
-from jaxlm.data import coder, given, shards, tokenizer_fit
+from jaxlm.data import coder, given, shards, tokenizer_fit, vocabulary
 from jaxlm.data.open import make_data, open_mixture
 from jaxlm.data.rows import weights_of
 from jaxlm.programs import data_report
@@ -28,8 +28,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
             rows = _sweep(config, args.sweep)
         print_table(rows, args.json)
         return 0
-    make_data(config.data, config.prepare, config.engine, config.model.vocab_size, config.seed, say)
-    data, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
+    make_data(config.data, config.prepare, config.engine, vocabulary.required(config), config.seed, say)
+    data, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
     with console.working("measuring how well the tokenizer fits"):
         fit = _fit(config, data, args.reference)
     rows = []

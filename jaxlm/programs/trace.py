@@ -5,7 +5,7 @@ import pathlib
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import print_table, say
-from jaxlm.data import rows, trace
+from jaxlm.data import rows, trace, vocabulary
 from jaxlm.data.open import open_mixture
 from jaxlm.train import ledger, metrics
 
@@ -23,7 +23,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     done = max((record["step"] for record in metrics.records(folder / "metrics.jsonl")), default=0) if folder else 0
     if 0 < done < args.step:
         say(f"step {args.step} is still to come, {folder} is at step {done}: this is what it will train on")
-    data, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
+    data, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
     passed_over = ledger.read(folder)["passed_over"] if folder else ()
     order = rows.Order(data, mixture, config.seed, config.train.seq_len, config.train.batch_size, passed_over)
     table = []

@@ -12,9 +12,8 @@ import numpy as np
 from jaxlm import config as config_lib
 from jaxlm import config_files
 from jaxlm.config import Config, ConfigError, RunError
-from jaxlm.data import shards
+from jaxlm.data import coder, shards
 from jaxlm.data.rows import check_fingerprint
-from jaxlm.data.tokenizer import Tokenizer
 from jaxlm.objectives.base import Variables
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
@@ -39,7 +38,7 @@ class Origin:
     """
 
     config: Config
-    tokenizer: Callable[[], Tokenizer]
+    tokenizer: Callable[[], coder.Coder]
     provenance: dict[str, str | int]
     params: Callable[[dict, dict], dict]
     state: Callable[[TrainState, TrainState], TrainState] | None = None
@@ -110,10 +109,18 @@ def _run(folder: pathlib.Path, checkpoint: str | int) -> Origin:
 
     return Origin(
         config=config,
-        tokenizer=lambda: shards.open_data(config.data.dir).tokenizer(),
+        tokenizer=lambda: _tokenizer(folder, config.data.dir),
         provenance={"path": str(folder.resolve()), "step": step},
         params=params,
         state=lambda abstract, shardings: store.restore(step, abstract, shardings),
         meta=lambda: store.meta(step),
         leaf=leaves.reader(folder / "checkpoints" / str(step)),
     )
+
+
+def _tokenizer(folder: pathlib.Path, data_dir: str) -> coder.Coder:
+    """The tokenizer of a run: its data's, or the one that was imported with it."""
+    kept = folder / workdir.TOKENIZER
+    if kept.is_dir() and not (pathlib.Path(data_dir) / shards.MANIFEST).is_file():
+        return coder.load(kept)
+    return shards.open_data(data_dir).tokenizer()

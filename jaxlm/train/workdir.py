@@ -12,6 +12,7 @@ from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig
 from jaxlm.console import say
 from jaxlm.train import loggers
 
+TOKENIZER = config_files.TOKENIZER
 # Keys of the model that a resumed run may change: they do not change which parameters there are or what they mean.
 _FREE_MODEL_KEYS = (
     "attention",

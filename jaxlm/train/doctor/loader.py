@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jaxlm import sharding
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import human
-from jaxlm.data import loader, rows
+from jaxlm.data import loader, rows, vocabulary
 from jaxlm.data.open import open_mixture
 from jaxlm.data.shards import MANIFEST
 from jaxlm.train.doctor.findings import FAIL, OK, WARN, Finding
@@ -31,7 +31,7 @@ def check(config: Config, mesh: Mesh, needed: float, certain: bool) -> Finding:
     if not (there := data_exists(d.dir)) and makes_data(config):
         return Finding("loader", OK, "no data yet: the first start makes it; nothing to time")
     try:
-        opened, mixture = open_mixture(d, config.prepare, config.model.vocab_size)
+        opened, mixture = open_mixture(d, config.prepare, vocabulary.required(config))
         order = rows.Order(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size)
     except ConfigError as error:
         return Finding("loader", FAIL, str(error), {"there": there})

@@ -1,0 +1,163 @@
+"""Reads the config.json of a Hugging Face model, as transformers 4 and 5 write it, as keys of our section `model`.
+
+What it says and our models can't do is refused by name. Needs no JAX: the command line reads it too.
+"""
+
+import json
+import pathlib
+
+from jaxlm.config import ConfigError
+
+KINDS = ("llama", "mistral", "qwen2", "qwen3", "gpt2")  # SmolLM and TinyLlama call themselves llama
+_ROPE = {"default": "none", "linear": "linear", "llama3": "llama3"}
+# What config.json may leave out, as transformers fills it in.
+_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}  # num_key_value_heads
+_GELU = ("gelu_new", "gelu_pytorch_tanh")  # the same function
+
+
+def is_model(folder: pathlib.Path) -> bool:
+    """True if a folder holds the config.json of a Hugging Face model."""
+    found = _load(folder)
+    return bool({"architectures", "model_type"} & found.keys()) and "train" not in found
+
+
+def read(folder: pathlib.Path) -> tuple[dict[str, object], list[str]]:
+    """Returns (key of our section `model` -> value, lines to say) for a model's folder; `rope.theta` is such a key.
+
+    Raises:
+      ConfigError: config.json is damaged, or names something that our models do not have.
+    """
+    found = _load(folder)
+    if not found:
+        raise ConfigError(f"{folder}/config.json is missing or damaged: copy it again")
+    try:
+        return _read(found)
+    except _Unsupported as error:
+        raise ConfigError(f"{folder} can't be imported: {error}") from None
+    except KeyError as error:
+        raise ConfigError(f"{folder}/config.json lacks {error.args[0]}: copy it again") from None
+
+
+class _Unsupported(Exception):
+    """What a model has and ours have not."""
+
+
+def _load(folder: pathlib.Path) -> dict:
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read(found: dict) -> tuple[dict[str, object], list[str]]:
+    kind = found.get("model_type", "")
+    if kind not in KINDS:
+        raise _Unsupported(f"model_type {kind!r} is not supported, only {', '.join(KINDS)}")
+    other = [name for name in found.get("architectures") or () if not name.endswith(("ForCausalLM", "LMHeadModel"))]
+    if other:
+        raise _Unsupported(
+            f"the architecture {other[0]} is not supported, only models that continue text (ForCausalLM)"
+        )
+    if found.get("quantization_config"):
+        raise _Unsupported("its weights are quantised (quantization_config): take the model before it was quantised")
+    return (_gpt2(found), []) if kind == "gpt2" else _llama(found, kind)
+
+
+def _gpt2(found: dict) -> dict[str, object]:
+    activation = found.get("activation_function", "gelu_new")
+    if activation not in _GELU:
+        raise _Unsupported(f"activation_function={activation} is not supported, only {' and '.join(_GELU)}")
+    for key, wanted in {
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    }.items():
+        if found.get(key, wanted) != wanted:
+            raise _Unsupported(f"{key}={found[key]} is not supported")
+    return {
+        "family": "gpt2",
+        "n_layers": found["n_layer"],
+        "d_model": found["n_embd"],
+        "n_heads": found["n_head"],
+        "n_kv_heads": found["n_head"],
+        "head_dim": found["n_embd"] // found["n_head"],
+        "d_ff": found.get("n_inner") or 4 * found["n_embd"],
+        "vocab_size": found["vocab_size"],
+        "max_seq_len": found["n_positions"],
+        "tie_embeddings": found.get("tie_word_embeddings", True),
+        "bias": False,
+        "qkv_bias": False,
+        "qk_norm": False,
+        "norm_eps": float(found.get("layer_norm_epsilon", 1e-5)),
+    }
+
+
+def _llama(found: dict, kind: str) -> tuple[dict[str, object], list[str]]:
+    activation = found.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise _Unsupported(f"hidden_act={activation} is not supported, only silu")
+    d, n, context = found["hidden_size"], found["num_attention_heads"], found["max_position_embeddings"]
+    window, lines = _window(found, kind), []
+    if window and window < context:
+        lines = [f"sliding window of {window:,} tokens: within it attention is the same, so the context is {window:,}"]
+        context = window
+    head_dim = found.get("head_dim") or (128 if kind == "qwen3" else 0) or d // n
+    keys = {
+        "family": "llama",
+        "n_layers": found["num_hidden_layers"],
+        "d_model": d,
+        "n_heads": n,
+        "n_kv_heads": found.get("num_key_value_heads", _HEADS.get(kind)) or n,
+        "head_dim": head_dim,
+        "d_ff": found["intermediate_size"],
+        "vocab_size": found["vocab_size"],
+        "max_seq_len": context,
+        "tie_embeddings": bool(found.get("tie_word_embeddings", False)),
+        "bias": _bias(found, kind),
+        "qkv_bias": kind == "qwen2",
+        "qk_norm": kind == "qwen3",
+        "norm_eps": float(found.get("rms_norm_eps", 1e-6)),
+    }
+    return keys | {f"rope.{key}": value for key, value in _rope(found).items()}, lines
+
+
+def _bias(found: dict, kind: str) -> bool:
+    """True if all projections have biases."""
+    attention, mlp = bool(found.get("attention_bias")), bool(found.get("mlp_bias")) and kind == "llama"
+    if kind in ("llama", "qwen3") and (attention != mlp or (attention and kind == "qwen3")):
+        raise _Unsupported(
+            f"attention_bias={attention} with mlp_bias={mlp} in a {kind} is not supported: both or neither"
+        )
+    return attention and kind == "llama"
+
+
+def _window(found: dict, kind: str) -> int:
+    """The tokens that a layer's sliding window spans; 0 if no layer has one."""
+    if kind == "mistral":
+        return found.get("sliding_window", 4096) or 0
+    if kind == "llama":
+        return 0
+    layers = found.get("layer_types")
+    slides = (
+        "sliding_attention" in layers if layers else found.get("max_window_layers", 28) < found["num_hidden_layers"]
+    )
+    return (found.get("sliding_window", 4096) or 0) if found.get("use_sliding_window") and slides else 0
+
+
+def _rope(found: dict) -> dict[str, object]:
+    """The keys of `model.rope`, from `rope_parameters` (transformers 5), else `rope_theta` and `rope_scaling` (4)."""
+    old = found.get("rope_scaling") or {}
+    given = found.get("rope_parameters") or {"rope_theta": found.get("rope_theta", 10000.0)} | old
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind not in _ROPE:
+        raise _Unsupported(f"rope_type={kind} is not supported, only {', '.join(_ROPE)}")
+    if given.get("partial_rotary_factor", found.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise _Unsupported("partial_rotary_factor is not supported: all of a head must rotate")
+    keys = {"theta": float(given.get("rope_theta", found.get("rope_theta", 10000.0))), "scaling": _ROPE[kind]}
+    if kind != "default":
+        keys["factor"] = float(given["factor"])
+    if kind == "llama3":
+        keys |= {name: float(given[name]) for name in ("low_freq_factor", "high_freq_factor")}
+        keys["original_max_len"] = given["original_max_position_embeddings"]
+    return keys

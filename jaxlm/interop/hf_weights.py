@@ -1,0 +1,174 @@
+"""Reads the weights of a Hugging Face folder leaf by leaf, straight into shards, without a second copy of the model.
+
+A tensor is mapped into memory while its leaves are made, and no longer: the pages of a whole file would count as memory.
+"""
+
+import collections
+import functools
+import json
+import pathlib
+import threading
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import safetensors
+
+from jaxlm import config as config_lib
+from jaxlm import config_files, tree
+from jaxlm.config import Config, ConfigError, ModelConfig, RunError
+from jaxlm.data import coder
+from jaxlm.interop import hf, hf_config, leaves
+from jaxlm.processes import working
+from jaxlm.train.origin import Origin
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_TYPES = ("BF16", "F16", "F32", "F64")
+_OTHERS = ("pytorch_model*.bin", "pytorch_model*.pt", "*.pth", "tf_model*.h5", "flax_model*.msgpack")
+
+
+def read(folder: pathlib.Path) -> Origin | None:
+    """Returns the origin in a folder of a Hugging Face model; None if it holds none. A reader for `train.origin.open`.
+
+    Raises:
+      ConfigError: the model is of a kind that is not supported, or its weights are not there.
+    """
+    if not hf_config.is_model(folder):
+        return None
+    config = _config(folder)
+    files = Files(folder)
+    return Origin(
+        config=config,
+        tokenizer=lambda: coder.load(folder),
+        provenance={"path": str(folder.resolve())},
+        params=functools.partial(files.params, config.model),
+    )
+
+
+READERS = (read,)  # for `train.origin.open`
+
+
+def _config(folder: pathlib.Path) -> Config:
+    keys, _ = hf_config.read(folder)
+    overrides = [f"model.{key}={value}" for key, value in keys.items()]
+    return config_lib.resolve(config_files.load("base", [f"workdir={folder}", *overrides]))
+
+
+class Files:
+    """The safetensors files of a folder, single or by an index.
+
+    Attributes:
+      shapes: the shape of every tensor, by its name.
+
+    Raises:
+      ConfigError: there are none, one is missing, or a tensor is of a type that is no float.
+      RunError: a file is damaged.
+    """
+
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder
+        self._file_of: dict[str, pathlib.Path] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for path in _files(folder):
+            with _opened(path) as file:
+                for name in file.keys():  # noqa: SIM118
+                    part = file.get_slice(name)
+                    self._file_of[name], self.shapes[name] = path, tuple(part.get_shape())
+                    if part.get_dtype() not in _TYPES and not name.endswith(hf.HARMLESS):
+                        raise ConfigError(
+                            f"{path}: {name} is of type {part.get_dtype()}, not one of {', '.join(_TYPES)}"
+                        )
+
+    def params(self, config: ModelConfig, abstract: dict, shardings: dict) -> dict:
+        """Returns the model's parameters in the types of `abstract`, laid out as `shardings` says.
+
+        Raises:
+          ConfigError: a tensor is missing, of another shape, or has no place in the model.
+          RunError: a file can't be read.
+        """
+        theirs = self._names(config)
+        hf.check_tensors({ours: self.shapes[name] for ours, name in theirs.items()}, config)
+        found, of_leaf = _Tensors(lambda ours: self.tensor(theirs[ours])), leaves.by_leaf(config)
+        with working(f"reading {self._folder}", len(of_leaf), "tensors") as tell:
+
+            def make(name: str, leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.Array:
+                tensor, place = of_leaf[name]
+                part = found.leaf(tensor, place)
+
+                def piece(index: tuple[slice, ...]) -> np.ndarray:
+                    return np.ascontiguousarray(part[index], dtype=leaf.dtype)
+
+                made = jax.block_until_ready(jax.make_array_from_callback(leaf.shape, sharding, piece))
+                tell(found.made)
+                return made
+
+            return tree.map_named(make, abstract, shardings)
+
+    def tensor(self, name: str) -> np.ndarray:
+        """Returns one tensor, in the type that the file has. Raises RunError if it can't be read."""
+        path = self._file_of[name]
+        with _opened(path) as file:
+            try:
+                return file.get_tensor(name)
+            except Exception as error:
+                raise RunError(f"{path} can't be read ({_line(error)}): copy it again") from error
+
+    def _names(self, config: ModelConfig) -> dict[str, str]:
+        """The name in `interop.leaves` -> that in the files. GPT-2 of the hub leaves "transformer." out."""
+        wanted = [tensor.name for tensor in leaves.tensors(config)]
+        prefix = wanted[0].partition(".")[0] + "."
+        if any(name.startswith(prefix) for name in self.shapes):
+            return {name: name for name in self.shapes}
+        return {name if name == "lm_head.weight" else prefix + name: name for name in self.shapes}
+
+
+class _Tensors:
+    """The leaves of tensors: one that holds several (q, k and v) is read once, and let go after the last."""
+
+    def __init__(self, read: Callable[[str], np.ndarray]):
+        self._read, self._kept, self._lock = read, collections.OrderedDict(), threading.Lock()
+        self.made = 0  # leaves so far
+
+    def leaf(self, tensor: leaves.Tensor, place: int) -> np.ndarray:
+        with self._lock:
+            self.made += 1
+            parts = self._kept.pop(tensor.name, None)
+            if parts is None:
+                parts = dict(enumerate(tensor.to_leaves(self._read(tensor.name))))
+            part = parts.pop(place)
+            if parts:
+                self._kept[tensor.name] = parts
+            return part
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+    index = folder / _INDEX
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError):
+            raise ConfigError(f"{index} is damaged: copy it again") from None
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            raise ConfigError(f"{folder} lacks {missing[0]}, which {_INDEX} names: copy it again")
+        return [folder / name for name in names]
+    if (folder / _SINGLE).is_file():
+        return [folder / _SINGLE]
+    other = next((path.name for pattern in _OTHERS for path in folder.glob(pattern)), "")
+    if other:
+        place = repr(str(folder))
+        convert = f"import transformers as t; t.AutoModelForCausalLM.from_pretrained({place}).save_pretrained({place})"
+        raise ConfigError(
+            f'{folder} has {other} and no safetensors: convert it where PyTorch is, by python -c "{convert}"'
+        )
+    raise ConfigError(f"{folder} has no weights: neither {_SINGLE} nor {_INDEX}")
+
+
+def _opened(path: pathlib.Path) -> safetensors.safe_open:
+    try:
+        return safetensors.safe_open(str(path), framework="numpy")
+    except Exception as error:
+        raise RunError(f"{path} can't be read ({_line(error)}): copy it again") from error
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,76 @@
+"""`jaxlm import`: makes a run of a Hugging Face model: its weights as checkpoint 0, its tokenizer, its config."""
+
+import argparse
+import dataclasses
+import pathlib
+import shlex
+import time
+
+import jax
+
+from jaxlm import models, processes, sharding, tree
+from jaxlm.config import Config, ConfigError, MeshConfig
+from jaxlm.console import megabytes
+from jaxlm.data import coder
+from jaxlm.interop import hf_weights
+from jaxlm.models import hardware
+from jaxlm.processes import say, together
+from jaxlm.redact import redact
+from jaxlm.train import ledger, origin, start
+from jaxlm.train.checkpoints import weights
+from jaxlm.train.workdir import TOKENIZER
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Imports the model in the folder that `config.workdir` names into the run `args.out`."""
+    folder, out = pathlib.Path(config.workdir), pathlib.Path(args.out)
+    together(lambda: _check(folder, out), first_only=True)
+    began, found = time.perf_counter(), origin.open(folder, readers=hf_weights.READERS)
+    tokenizer = found.tokenizer()
+    if tokenizer.vocab_size > config.model.vocab_size:
+        raise ConfigError(
+            f"{folder}: its tokenizer has {tokenizer.vocab_size:,} ids, its model {config.model.vocab_size:,}"
+        )
+    all_devices = MeshConfig(data=1, fsdp=-1, tensor=1, context=1)
+    mesh = processes.start(config.hardware, config.distributed, all_devices, config.model.dtype)
+    settled = hardware.for_platform(config.model, jax.devices()[0].platform)
+    model = models.build(settled, settled.attention)
+    abstract = models.abstract_params(model)
+    params = found.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
+    data = dataclasses.replace(config.data, dir=str(out.absolute() / "data"), tokenizer=str(out.absolute() / TOKENIZER))
+    made = dataclasses.replace(config, workdir=str(out.absolute()), origin=str(folder.resolve()), data=data)
+    weights.save(out / "checkpoints", params, redact(dataclasses.asdict(made)))
+    together(lambda: _write(made, tokenizer, out, folder), first_only=True)
+    say(
+        f"imported {folder}: {tree.count(abstract):,} parameters ({megabytes(weights.bytes_of(abstract))} in float32), "
+        f"{tokenizer.vocab_size:,} ids, a text begins with {_opening(tokenizer)} ({time.perf_counter() - began:.0f} s)"
+    )
+    name = shlex.quote(args.out)
+    say(
+        f'next: jaxlm sample {name} "Once upon a time", or jaxlm train base --config.origin={name} --config.data.path=TEXTS'
+    )
+    return 0
+
+
+def _opening(tokenizer: coder.Coder) -> str:
+    """What a text begins with, in words."""
+    named = {tokenizer.separator_id: "BOS", tokenizer.eos_id: "EOS"}
+    return " ".join(named.get(i, f"id {i}") for i in tokenizer.opening) or "nothing in front"
+
+
+def _check(folder: pathlib.Path, out: pathlib.Path) -> None:
+    """Raises ConfigError if the run can't be made there."""
+    if out.resolve() == folder.resolve():
+        raise ConfigError(f"--out={out} is the model itself: give another folder")
+    if (out / "config.json").exists():
+        raise ConfigError(f"--out={out} holds a run or a model already: give another folder, or delete it")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out={out} is a file: give a folder")
+
+
+def _write(config: Config, tokenizer: coder.Coder, out: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes tokenizer, config.json and run.json; config.json makes it a run, so it comes last."""
+    coder.write(tokenizer, out / TOKENIZER)
+    nothing = {"manifest_sha256": "", "choices": {}, "changed": []}
+    ledger.record_start(out, config, step=0, hardware=start.hardware(), **nothing)
+    ledger.end(out, step=0, code=0, why=f"imported from {folder.resolve()}")

@@ -1,0 +1,172 @@
+"""Gives a config the model and the tokenizer of its origin: a Hugging Face model, or a run. Needs no JAX.
+
+Only what can't change is taken: the shapes, what the weights mean, and the ids. How the model is computed and trained is the
+config's own affair.
+"""
+
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+
+from ml_collections import config_dict
+
+from jaxlm import config_files, files
+from jaxlm.config import ConfigError
+from jaxlm.data import coder
+from jaxlm.data.manifest import MANIFEST
+from jaxlm.interop import hf_config
+
+_FIXED = (
+    "family",
+    "n_layers",
+    "d_model",
+    "n_heads",
+    "n_kv_heads",
+    "head_dim",
+    "d_ff",
+    "vocab_size",
+    "tie_embeddings",
+    "bias",
+    "qkv_bias",
+    "qk_norm",
+    "norm_eps",
+)
+# Taken too, unless the command line sets them: to stretch the context.
+_ROPE = tuple(
+    f"rope.{k}" for k in ("theta", "scaling", "factor", "low_freq_factor", "high_freq_factor", "original_max_len")
+)
+_DERIVED = ("n_kv_heads", "head_dim", "vocab_size")  # 0 leaves them open
+_ANSWER_S = 5.0  # for a disk to give a small file
+
+
+def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable[[str], None]) -> None:
+    """Takes the model and the tokenizer over from `config.origin`, if it names one; says so in a line.
+
+    Args:
+      config: the config with the overrides; it is changed in place.
+      overrides: those of the command line, `KEY=VALUE`.
+      say: called with each line.
+
+    Raises:
+      ConfigError: the origin can't be used, an override or the data does not go with it.
+    """
+    if not config.origin or config.origin_state:
+        return
+    given = {override.partition("=")[0] for override in overrides}
+    if config.phases.shrink:
+        raise ConfigError(
+            f"phases.shrink makes a model of its own, and config.origin={config.origin} has one: give one"
+        )
+    folder = _folder(config)
+    if hf_config.is_model(folder):
+        keys, lines = hf_config.read(folder)
+        tokenizer = folder
+    else:
+        keys, lines, tokenizer = _of_run(folder), [], _tokenizer_of_run(folder)
+    for line in lines:
+        say(line)
+    _set_model(config, keys, given, windowed=bool(lines))
+    _set_tokenizer(config, tokenizer, given)
+    m = config.model
+    say(
+        f"model and tokenizer of {config.origin}: {m.family}, {m.n_layers} layers of d {m.d_model}, {m.vocab_size:,} ids; what "
+        "the config says of these is not used"
+    )
+
+
+def of_model(folder: pathlib.Path, overrides: Sequence[str]) -> config_dict.ConfigDict:
+    """Returns the config for a verb that works on a Hugging Face folder itself, as on the folder of a run."""
+    config = config_files.load("base", overrides)
+    given = {override.partition("=")[0] for override in overrides}
+    config.workdir = str(folder)
+    keys, lines = hf_config.read(folder)
+    _set_model(config, keys, given, windowed=bool(lines))
+    return config
+
+
+def _folder(config: config_dict.ConfigDict) -> pathlib.Path:
+    """The origin; if it is gone since, the run that began with it."""
+    folder = pathlib.Path(config.origin).expanduser()
+    if folder.is_dir():
+        config.origin = str(folder.resolve())  # the run is resumed from any folder
+        return folder
+    begun = pathlib.Path(config.workdir) / "config.json"
+    if config.workdir and begun.is_file():
+        saved = config_files.from_run(begun)
+        if pathlib.Path(saved.origin).name == folder.name:
+            return begun.parent
+    raise ConfigError(f"no folder {config.origin}: config.origin is a run, or the folder of a Hugging Face model")
+
+
+def _of_run(folder: pathlib.Path) -> dict[str, object]:
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"no run or model to begin from in {folder}: it has no config.json")
+    flat = config_dict.ConfigDict(config_files.from_run(folder / "config.json").model.to_dict())
+    keys = {key: flat[key] for key in (*_FIXED, "max_seq_len")}
+    return keys | {key: flat.rope[key.removeprefix("rope.")] for key in _ROPE}
+
+
+def _tokenizer_of_run(folder: pathlib.Path) -> pathlib.Path:
+    saved = config_files.from_run(folder / "config.json")
+    places = [pathlib.Path(saved.data.dir or folder / "data"), folder / config_files.TOKENIZER]
+    found = next((place for place in places if place.is_dir() and any(place.glob("tokenizer.*"))), None)
+    if found is None:
+        raise ConfigError(f"the run {folder} has no tokenizer: its data in {places[0]} is gone")
+    return found
+
+
+def _set_model(config: config_dict.ConfigDict, keys: dict[str, object], given: set[str], *, windowed: bool) -> None:
+    for key in (*_FIXED, *_ROPE):
+        value = keys.get(key)
+        if value is None:
+            continue
+        section, _, name = key.rpartition(".")
+        part = config.model[section] if section else config.model
+        own = part[name]
+        if f"model.{key}" in given:
+            if section:
+                continue
+            if own != value and not (key in _DERIVED and not own):
+                raise ConfigError(
+                    f"config.model.{key}={own}, but the model of the origin has {value}, which can't change: leave it out"
+                )
+        part[name] = value
+    longest = keys["max_seq_len"]
+    if (windowed or config.model.family == "gpt2") and config.train.seq_len > longest and "train.seq_len" in given:
+        raise ConfigError(f"train.seq_len={config.train.seq_len}: the model's context ends at {longest:,} tokens")
+    if windowed or config.model.family == "gpt2":
+        config.train.seq_len = min(config.train.seq_len, longest)
+        config.model.max_seq_len = longest
+    elif "model.max_seq_len" not in given:
+        config.model.max_seq_len = max(longest, config.train.seq_len)
+
+
+def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, given: set[str]) -> None:
+    tokenizer = coder.load(place)
+    if tokenizer.vocab_size > config.model.vocab_size:
+        raise ConfigError(
+            f"{place}: the tokenizer has {tokenizer.vocab_size:,} ids, the model's embedding {config.model.vocab_size:,} rows: "
+            "they do not belong together"
+        )
+    if "data.tokenizer" in given and coder.load(config.data.tokenizer).sha256 != tokenizer.sha256:
+        raise ConfigError(
+            f"config.data.tokenizer={config.data.tokenizer} is not the model's own ({place}): leave it out"
+        )
+    config.data.tokenizer = str(place.resolve())
+    if "data.chat_tokens" not in given:
+        config.data.chat_tokens = b"<|im_start|>" in b"".join(tokenizer.files.values())
+    data = pathlib.Path(config.data.dir or pathlib.Path(config.workdir) / "data")
+    made_with = _sha256_of(data)
+    if made_with not in ("", tokenizer.sha256):
+        raise ConfigError(
+            f"the data in {data} was made with another tokenizer than that of {config.origin}, whose ids mean other tokens: "
+            "give another --config.data.dir and --config.data.path=TEXTS"
+        )
+
+
+def _sha256_of(data: pathlib.Path) -> str:
+    """The hash of the tokenizer that made some data; "" if there is no data."""
+    try:
+        return json.loads(files.within(_ANSWER_S, (data / MANIFEST).read_bytes))["tokenizer"]["sha256"]
+    except (OSError, ValueError, KeyError, TypeError, files.NoAnswer):
+        return ""  # who opens it says what is wrong

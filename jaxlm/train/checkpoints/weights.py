@@ -1,0 +1,47 @@
+"""The checkpoint of an imported model: parameters alone, as step 0. A run that goes on from it makes a new optimizer."""
+
+import pathlib
+
+import jax
+
+from jaxlm.config import RunError
+from jaxlm.processes import working
+from jaxlm.train.checkpoints import digest, meta
+from jaxlm.train.checkpoints.saving import Saving
+
+_PARAMS = "params"
+
+
+def save(checkpoints: pathlib.Path, params: dict, config: dict) -> None:
+    """Saves parameters as the checkpoint 0, reads it back and seals it with checksums. All processes call it.
+
+    Args:
+      checkpoints: `WORKDIR/checkpoints`.
+      params: the parameters, on the devices.
+      config: the resolved config of the run, without secrets.
+
+    Raises:
+      RunError: a number is not finite, or the checkpoint can't be written or differs on disk.
+    """
+    digests, bad = digest.look({_PARAMS: params})
+    if bad:
+        raise RunError(f"{bad[0].removeprefix('params/')} has a number that is not finite: the model is not imported")
+    sealed = meta.sealed({"config": config}, 0, digests)
+    with working("writing the checkpoint and reading it back"):
+        saving = Saving(checkpoints / "0", {_PARAMS: params}, sealed, check=True)
+        saving.done.wait()
+    if saving.failed or saving.differs:
+        raise RunError(f"the checkpoint in {checkpoints} is not whole: {saving.failed or saving.differs}")
+
+
+def imported(checkpoints: pathlib.Path) -> bool:
+    """True if there is nothing but the weights of an imported model: no step was saved since."""
+    there = [path for path in checkpoints.glob("*") if path.name.isdecimal()]
+    return (
+        [path.name for path in there] == ["0"] and (there[0] / _PARAMS).is_dir() and not (there[0] / "train").is_dir()
+    )
+
+
+def bytes_of(params: dict) -> int:
+    """Returns the bytes of all leaves, arrays or shapes."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
