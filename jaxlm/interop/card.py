@@ -42,6 +42,7 @@ class Facts:
       licences: source -> the licences that its preparation allowed; none if it did not choose by licence.
       scores: benchmarks of this checkpoint.
       chats: True if the tokenizer has a chat template.
+      tokenizer_class: the class of transformers that loads the tokenizer: AutoTokenizer, if that does.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Facts:
     licences: Mapping[str, Sequence[str]]
     scores: Sequence[Score]
     chats: bool
+    tokenizer_class: str
 
 
 def text(facts: Facts) -> str:
@@ -90,8 +92,8 @@ def _use(facts: Facts) -> str:
     if facts.to == "gguf":
         return f'## Use\n\n    llama-cli -m {facts.file} -p "Once upon a time"'
     lines = [
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        'tokenizer = AutoTokenizer.from_pretrained("PATH")',
+        f"from transformers import AutoModelForCausalLM, {facts.tokenizer_class}",
+        f'tokenizer = {facts.tokenizer_class}.from_pretrained("PATH")',
         'model = AutoModelForCausalLM.from_pretrained("PATH")',
         'inputs = tokenizer("Once upon a time", return_tensors="pt")',
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))",
@@ -110,6 +112,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _data(facts: Facts) -> str:
+    if not facts.sources:
+        return "## Data\n\nNot recorded: the data was not at hand when this model was exported."
     rows = [
         (
             name,
@@ -130,6 +134,8 @@ def _data(facts: Facts) -> str:
 
 def _training(facts: Facts) -> str:
     run, cost = facts.run, ""
+    if not run["step"]:
+        return "## Training\n\nNone by jaxlm: these are the weights that a run began with."
     if run.get("cost_usd"):
         cost = f", {dollars(run['cost_usd'])}"
     line = f"{count(run['step'])} steps, {human(run['tokens'])} tokens, {duration(run['wall_s'])}{cost}"

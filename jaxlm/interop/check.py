@@ -1,4 +1,8 @@
-"""Compares what was written with the run, leaf by leaf and then by the logits of a few positions, a layer at a time."""
+"""Compares what was written with the run: its settings, every leaf to the bit, and the logits of a few positions.
+
+The logits are made a layer at a time, by the run's own float32 weights and by the files' weights under the files' settings.
+A leaf that was laid out wrongly by the table of names, and is read back by the same table, shows there.
+"""
 
 import dataclasses
 import typing
@@ -9,6 +13,7 @@ import numpy as np
 
 from jaxlm import models
 from jaxlm.config import ModelConfig, RunError
+from jaxlm.interop.ahead import Ahead
 from jaxlm.interop.leaves import Tensor, tensors
 from jaxlm.models import layerwise
 
@@ -40,8 +45,8 @@ class Verdict:
 
     Attributes:
       leaves: how many leaves are the run's, to the bit, as far as the format keeps them.
-      positions: how many positions' logits are equal.
-      moved: how far rounding moved the logits from the run's own: the root mean square, relative to theirs.
+      positions: at how many positions the logits were compared.
+      moved: how far rounding moved them from the run's own: the root mean square, relative to theirs; 0 in float32.
     """
 
     leaves: int
@@ -64,32 +69,52 @@ def check(
       tick: is told how many tensors were compared so far.
 
     Raises:
-      RunError: they differ; the message names the leaf or the layer.
+      RunError: they differ; the message names the setting, the leaf or the layer.
     """
+    said = written.config()
+    if different := _differing(dataclasses.asdict(config), dataclasses.asdict(said)):
+        raise RunError(f"what was written has another setting: {different}; export again")
     plain = {"dtype": "float32", "attention": "xla", "remat": "none", "fp8": False, "offload": False, "dropout": 0.0}
-    own_config, said = (dataclasses.replace(c, **plain) for c in (config, written.config()))
-    forwards = (_Forward(own_config), _Forward(own_config), _Forward(said))
-    count = 0
-    for name, group in _parts(config):
-        sides: tuple[Leaves, Leaves, Leaves] = {}, {}, {}
-        for tensor in group:
-            own = [read(leaf) for leaf in tensor.leaves]
-            kept, found = written.kept(tensor, own), written.leaves(tensor)
-            for leaf, *values in zip(tensor.leaves, own, kept, found, strict=True):
-                values = [tensor.cut(value) for value in values]
-                if not _same_bits(values[1], values[2]):
-                    raise RunError(f"what was written is not the run's: {leaf} ({tensor.name}) differs; export again")
-                for side, value in zip(sides, values, strict=True):
-                    side[leaf] = value.astype(np.float32)
-            count += 1
-            tick(count)
-        own, kept, found = (forward.feed(name, side) for forward, side in zip(forwards, sides, strict=True))
-        if not np.array_equal(kept, found):
-            raise RunError(f"what was written computes another model: {name} gives other numbers; its settings differ")
-        moved = _moved(own, found)
-        if not moved <= (0.0 if written.exact else _MOVED):
-            raise RunError(f"what was written is far from the run's: after {name} numbers are off by {moved:.1%}")
-    return Verdict(sum(len(tensor.leaves) for tensor in tensors(config)), forwards[0].tokens.shape[1], moved)
+    ours, theirs = (_Forward(dataclasses.replace(c, **plain)) for c in (config, said))
+    count, parts, moved = 0, list(_parts(config)), 0.0
+    order = [leaf for _, group in parts for tensor in group for leaf in tensor.leaves]
+    with Ahead(read, order) as ahead:
+        for name, group in parts:
+            own: Leaves = {}
+            found: Leaves = {}
+            for tensor in group:
+                values = [ahead(leaf) for leaf in tensor.leaves]
+                own |= dict(zip(tensor.leaves, map(tensor.cut, values), strict=True))
+                found |= _equal(tensor, values, written)
+                count += 1
+                tick(count)
+            moved = _moved(ours.feed(name, own), theirs.feed(name, found))
+            if not moved <= (0.0 if written.exact else _MOVED):
+                raise RunError(f"what was written is far from the run's: after {name} numbers are off by {moved:.1%}")
+    return Verdict(sum(len(tensor.leaves) for tensor in tensors(config)), ours.tokens.shape[1], moved)
+
+
+def _equal(tensor: Tensor, values: list[np.ndarray], written: Written) -> Leaves:
+    """Returns the leaves that the files hold of a tensor, in float32. Raises RunError if they are not what `values` become."""
+    equal = {}
+    for leaf, kept, found in zip(tensor.leaves, written.kept(tensor, values), written.leaves(tensor), strict=True):
+        cut = tensor.cut(found)
+        if not _same_bits(tensor.cut(kept), cut):
+            raise RunError(f"what was written is not the run's: {leaf} ({tensor.name}) differs; export again")
+        equal[leaf] = cut.astype(np.float32, copy=False)
+    return equal
+
+
+def _differing(ours: dict, theirs: dict, prefix: str = "model.") -> str:
+    """Returns the first key whose value differs, with both values; "" if none does. Files may hold numbers in float32."""
+    for key, own in ours.items():
+        found = theirs[key]
+        if isinstance(own, dict):
+            if inner := _differing(own, found, f"{prefix}{key}."):
+                return inner
+        elif own != found and not (isinstance(own, float) and np.float32(own) == np.float32(found)):
+            return f"{prefix}{key} is {found} instead of {own}"
+    return ""
 
 
 def _parts(config: ModelConfig) -> Iterator[tuple[str, list[Tensor]]]:

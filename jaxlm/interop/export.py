@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import shutil
+import time
 import typing
 from collections.abc import Callable, Iterator
 
@@ -14,10 +15,11 @@ import numpy as np
 
 from jaxlm import files
 from jaxlm.config import ConfigError, ModelConfig, RunError
-from jaxlm.console import gigabytes, working
+from jaxlm.console import size, working
 from jaxlm.data import ids
 from jaxlm.data.coder import Coder
 from jaxlm.interop import check, gguf_file, hf_folder
+from jaxlm.interop.ahead import Ahead
 from jaxlm.interop.leaves import tensors
 
 TARGETS = {"hf": tuple(hf_folder.DTYPES), "gguf": gguf_file.DTYPES}  # the first type is the default
@@ -46,6 +48,22 @@ class Source:
     card: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """What an export came to.
+
+    Attributes:
+      place: the folder, or the file.
+      verdict: what was found equal.
+      writing_s, checking_s: how long each took.
+    """
+
+    place: pathlib.Path
+    verdict: check.Verdict
+    writing_s: float
+    checking_s: float
+
+
 def dtype_of(to: str, asked: str | None) -> str:
     """Returns the type of the weights to write. Raises ConfigError if the format has no such type."""
     if asked is not None and asked not in TARGETS[to]:
@@ -67,15 +85,15 @@ def refuse(out: pathlib.Path, to: str) -> None:
         raise ConfigError(f"--out={out} holds an export to {earlier}: give another folder for {to}")
 
 
-def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> tuple[check.Verdict, pathlib.Path]:
-    """Writes the model to `out`, reads it back and compares it with the source. Returns (verdict, the folder or file).
+def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
+    """Writes the model to `out`, reads it back and compares it with the source.
 
     Raises:
       ConfigError: the format has no place for this model, or `out` holds something else.
       RunError: the disk is full, or what was written is not the source.
     """
     refuse(out, to)
-    total = sum(1 for _ in tensors(source.config))
+    total = sum(1 for _ in tensors(source.config))  # a tied embedding is read back twice
     with _replacing(out) as folder:
         file = f"{source.name}-{dtype}.gguf"
         if to == "gguf":
@@ -83,16 +101,20 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> tuple[chec
         else:
             written = hf_folder.HfFolder(folder, source.config, dtype)
         _check_room(out, written.bytes)
-        with working(f"writing {gigabytes(written.bytes)}", total, "tensors") as tell:
-            written.write(source.read, source.tokenizer, tell)
+        began = time.perf_counter()
+        order = [leaf for tensor in tensors(source.config) for leaf in tensor.leaves]
+        with working(f"writing {size(written.bytes)}", total, "tensors") as tell, Ahead(source.read, order) as read:
+            written.write(read, source.tokenizer, tell)
         if to == "hf":
             check_tokenizer(folder, source.tokenizer)
-        with working("reading it back", total, "tensors") as tell:
+        read_at = time.perf_counter()
+        with working("reading it back", total + source.config.tie_embeddings, "tensors") as tell:
             verdict = check.check(source.read, written, source.config, tell)
         (folder / "README.md").write_text(source.card, encoding="utf-8")
         about = {"to": to, "dtype": dtype, **source.about, "checked": dataclasses.asdict(verdict)}
         (folder / MARK).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    return verdict, out / file if to == "gguf" else out
+        writing_s, checking_s = read_at - began, time.perf_counter() - read_at
+    return Done(out / file if to == "gguf" else out, verdict, writing_s, checking_s)
 
 
 def check_tokenizer(folder: pathlib.Path, tokenizer: Coder) -> None:
@@ -113,7 +135,7 @@ def check_tokenizer(folder: pathlib.Path, tokenizer: Coder) -> None:
 def _check_room(out: pathlib.Path, needed: int) -> None:
     free = shutil.disk_usage(out.parent).free
     if needed > free:
-        raise RunError(f"--out={out} needs {gigabytes(needed)}, and {gigabytes(free)} are free there: free some room")
+        raise RunError(f"--out={out} needs {size(needed)}, and {size(free)} are free there: free some room")
 
 
 @contextlib.contextmanager

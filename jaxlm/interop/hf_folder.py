@@ -21,6 +21,15 @@ _SHARD_BYTES = 5_000_000_000  # as transformers cuts them
 _TYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16), "float32": np.dtype(np.float32)}
 
 
+def tokenizer_class(config: ModelConfig, tokenizer: Coder) -> str:
+    """Returns the class of transformers that loads the tokenizer as it is.
+
+    AutoTokenizer of transformers 5 takes every qwen2 model for one with Qwen's own tokenizer, whatever the folder says.
+    """
+    other = isinstance(tokenizer, Tokenizer) and hf.hf_config(config)["model_type"] == "qwen2"
+    return "PreTrainedTokenizerFast" if other else "AutoTokenizer"
+
+
 class HfFolder:
     """A folder that `AutoModelForCausalLM` and `AutoTokenizer` load. It is what `interop.check` calls Written.
 
@@ -51,8 +60,8 @@ class HfFolder:
         def values() -> Iterator[tuple[str, np.ndarray]]:
             for number, tensor in enumerate(tensors(self._config), 1):
                 cast = [self._cast(leaf, read(leaf)) for leaf in tensor.leaves]
-                yield tensor.name, tensor.from_leaves(cast)
                 tick(number)
+                yield tensor.name, tensor.from_leaves(cast)
 
         shapes = {tensor.name: tensor.shape for tensor in tensors(self._config)}
         plan = shards.plan(shapes, _TYPES[self._dtype].itemsize, self._shard_bytes)

@@ -7,11 +7,11 @@ import pathlib
 import jax
 
 from jaxlm.config import Config, ConfigError
-from jaxlm.console import say
+from jaxlm.console import duration, say
 from jaxlm.data import chat, shards
 from jaxlm.data.coder import Coder
 from jaxlm.eval import results
-from jaxlm.interop import card, export, gguf_file, hf, leaves
+from jaxlm.interop import card, export, gguf_file, hf, hf_folder, leaves
 from jaxlm.train import origin, summary
 
 
@@ -38,15 +38,21 @@ def run(config: Config, args: argparse.Namespace) -> int:
         about={"run": name, "step": step},
         card=card.text(facts),
     )
-    verdict, place = export.export(source, args.to, dtype, out)
+    done = export.export(source, args.to, dtype, out)
+    verdict = done.verdict
     if args.json:
-        print(json.dumps({"path": str(place), "step": step, "dtype": dtype, "moved": verdict.moved}))
+        seconds = {"writing_s": round(done.writing_s, 1), "checking_s": round(done.checking_s, 1)}
+        print(json.dumps({"path": str(done.place), "step": step, "dtype": dtype, "moved": verdict.moved} | seconds))
         return 0
+    moved = f"are off by {verdict.moved:.2%}, by rounding" if verdict.moved else "are the run's to the bit"
     say(
-        f"{verdict.leaves} leaves are the run's, as {dtype} holds them, and so are the logits of {verdict.positions} positions"
-        + (f"; {dtype} moved them by {verdict.moved:.2%}" if verdict.moved else "")
+        f"all {verdict.leaves} leaves are the run's, as {dtype} holds them; the logits of {verdict.positions} positions {moved}"
     )
-    say(f"done: {place} (step {step})")
+    if args.to == "hf" and (other := hf_folder.tokenizer_class(config.model, tokenizer)) != "AutoTokenizer":
+        say(f"AutoTokenizer takes every qwen2 model for one with Qwen's tokenizer: load this one by {other}")
+    say(
+        f"done: {done.place}, step {step} (written in {duration(done.writing_s)}, checked in {duration(done.checking_s)})"
+    )
     return 0
 
 
@@ -63,29 +69,29 @@ def _facts(config: Config, tokenizer: Coder, step: int, name: str, to: str, file
         parameters=leaves.parameters(config.model),
         run=gathered["run"],
         phases=gathered["phases"],
-        sources=_sources(pathlib.Path(config.data.dir)),
+        sources=_sources(config),
         licences={source: given.licences for source, given in config.prepare.sources.items()},
         scores=_scores(folder, step),
         chats=chat.speaks(tokenizer),
+        tokenizer_class=hf_folder.tokenizer_class(config.model, tokenizer),
     )
 
 
-def _sources(folder: pathlib.Path) -> dict[str, dict]:
+def _sources(config: Config) -> dict[str, dict]:
     """Source -> what the card says of it; none if the data is not here."""
     try:
-        data = shards.open_data(folder)
+        data = shards.open_data(config.data.dir)
     except ConfigError:
         return {}
-    whole, tokens = sum(data.mixture.values()) or 1.0, data.token_counts()
-    recipe = data.manifest["recipe"]
-    return {
-        name: {
-            "origin": recipe.get(name, ""),
-            "share": data.mixture.get(name, 0.0) / whole,
-            "tokens": tokens[name],
-        }
-        for name in data.sources
-    }
+    whole, tokens, recipe = sum(data.mixture.values()) or 1.0, data.token_counts(), data.manifest["recipe"]
+    found = {}
+    for name in data.sources:
+        prepared = config.prepare.sources.get(name)
+        path = prepared.path if prepared else recipe.get(f"source {name}", "")
+        # Of a folder of this machine only the name: where it lies is nobody's business.
+        place = pathlib.Path(path).name if pathlib.Path(path).is_absolute() else path
+        found[name] = {"origin": place, "share": data.mixture.get(name, 0.0) / whole, "tokens": tokens[name]}
+    return found
 
 
 def _scores(folder: pathlib.Path, step: int) -> list[card.Score]:

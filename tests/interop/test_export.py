@@ -46,19 +46,19 @@ def source(tokenizer, dtype=np.float32, **overrides) -> export.Source:
 )
 def test_what_is_written_is_the_runs(tokenizer, tmp_path, case, to, dtype):
     given = source(tokenizer, **CASES[case])
-    verdict, place = export.export(given, to, dtype, tmp_path / "out")
+    done = export.export(given, to, dtype, tmp_path / "out")
+    verdict = done.verdict
     assert verdict.positions == 64
     assert 0 < verdict.moved < 0.05
     assert json.loads((tmp_path / "out" / export.MARK).read_text())["step"] == 7
-    assert place.exists()
+    assert done.place.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_float32_moves_nothing_and_replaces_an_earlier_export(tokenizer, tmp_path):
     out = tmp_path / "out"
     for to in ("hf", "gguf"):
-        verdict, _ = export.export(source(tokenizer), to, "f32", out / to)
-        assert verdict.moved == 0.0
+        assert export.export(source(tokenizer), to, "f32", out / to).verdict.moved == 0.0
     (out / "hf" / "stale").touch()
     export.export(source(tokenizer), "hf", "bf16", out / "hf")
     assert not (out / "hf" / "stale").exists()
@@ -144,7 +144,7 @@ def test_settings_that_were_written_wrongly_are_found(tokenizer, tmp_path):
     made.write(given.read, tokenizer, lambda done: None)
     path = tmp_path / "out" / "config.json"
     path.write_text(path.read_text().replace("500000.0", "10000.0"))
-    with pytest.raises(RunError, match="layers_0 gives other numbers"):
+    with pytest.raises(RunError, match=r"model.rope.theta is 10000.0 instead of 500000.0"):
         check.check(given.read, made, given.config, lambda done: None)
 
 

@@ -25,10 +25,10 @@ CASES = {
     "biases_wide_heads": {"bias": True, "head_dim": 16},
     "qwen3_qk_norm": {"qk_norm": True, "head_dim": 128, "n_heads": 2, "n_kv_heads": 1},
     "qwen2_qkv_bias": {"qkv_bias": True, "tie_embeddings": False},
-    "gpt2_tied": {"family": "gpt2", "tie_embeddings": True, "max_seq_len": 1024},
-    "gpt2_untied": {"family": "gpt2", "tie_embeddings": False, "max_seq_len": 1024},
+    "gpt2_tied": {"family": "gpt2", "tie_embeddings": True, "max_seq_len": 1024, "d_ff": 128},
+    "gpt2_untied": {"family": "gpt2", "tie_embeddings": False, "max_seq_len": 1024, "d_ff": 128},
 }
-# What transformers does not read of a GGUF file: scaling of RoPE, biases of a llama.
+# transformers reads no scaling of RoPE from a GGUF file; of a GPT-2's it takes d_ff to be 4 d, of a Qwen3's heads to be of 128.
 OF_GGUF = ("gqa_tied", "untied_theta", "qwen3_qk_norm", "qwen2_qkv_bias", "gpt2_tied", "gpt2_untied")
 PROMPT = "The quick brown fox"
 
@@ -56,10 +56,8 @@ def exported(folder, coder, to, dtype, **overrides):
     params = tiny.random_params(models.build(cfg, "xla"))
     values = {name: np.asarray(leaf) for name, leaf in tree.named_leaves(params)}
     about = {"run": "tiny", "step": 7}
-    _, place = export.export(
-        export.Source(values.__getitem__, cfg, coder, "tiny", about, "# card\n"), to, dtype, folder / "out"
-    )
-    return cfg, params, place
+    given = export.Source(values.__getitem__, cfg, coder, "tiny", about, "# card\n")
+    return cfg, params, export.export(given, to, dtype, folder / "out").place
 
 
 def both(cfg, params, theirs, tokenizer, coder):
@@ -89,7 +87,9 @@ def test_transformers_agrees_on_the_folder(tmp_path, coders, case):
     coder = coders["bpe", True]
     cfg, params, place = exported(tmp_path, coder, "hf", "f32", **CASES[case])
     theirs = transformers.AutoModelForCausalLM.from_pretrained(place).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    loader = hf_folder.tokenizer_class(cfg, coder)
+    assert (loader == "AutoTokenizer") == (case != "qwen2_qkv_bias")
+    tokenizer = getattr(transformers, loader).from_pretrained(place)
     ours, scores, mine, out = both(cfg, params, theirs, tokenizer, coder)
     assert np.abs(ours - scores).max() < 1e-4 * np.abs(ours).max()
     assert mine == out
@@ -105,11 +105,11 @@ def test_transformers_agrees_on_the_gguf(tmp_path, coders, case, dtype):
 
     coder = coders["bpe", False]
     cfg, params, place = exported(tmp_path, coder, "gguf", dtype, **CASES[case])
-    hf = exported(tmp_path / "hf", coder, "hf", "f32", **CASES[case])[2]
+    hf = exported(tmp_path / "hf", coder, "hf", "bf16", **CASES[case])[2]
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         place.parent, gguf_file=place.name, dtype="float32"
     ).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(hf)
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(hf)
     ours, scores, mine, out = both(cfg, params, theirs, tokenizer, coder)
     bound = {"f32": 1e-4, "f16": 5e-3, "q8_0": 5e-2}[dtype]
     assert np.abs(ours - scores).max() < bound * np.abs(ours).max()
