@@ -170,9 +170,9 @@ def _workdir(overrides: list[str]) -> str:
 def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.ConfigDict:
     """The config file or the run that `word` names, else the run in config.workdir; with the overrides."""
     verb, workdir = VERBS[name], _workdir(overrides)
-    found = config_files.find(word) if word else None
-    if found and found.kind == "model" and verb.models:
-        return importlib.import_module("jaxlm.programs.inherit").of_model(found.path, overrides)
+    found = config_files.find(word) if word and verb.models != "only" else None
+    if verb.models == "only" or (found and found.kind == "model" and verb.models):
+        return importlib.import_module("jaxlm.programs.inherit").of_model(word or "", overrides)
     if found and found.kind in ("model", "documents"):
         raise ConfigError(_not_taken(name, word, found))
     if found and found.kind == "run":
@@ -196,7 +196,7 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
 def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[str], None]) -> config_dict.ConfigDict:
     """The config of `_config` with the folder and the data that the command line means; says what is not in it."""
     config, verb = _config(name, word, overrides), VERBS[name]
-    found = config_files.find(word) if word else None
+    found = config_files.find(word) if word and verb.models != "only" else None
     file = found.path if found and found.kind == "config" else None
     given = name != "prepare" and any(override.startswith("data.dir=") for override in overrides)
     if given and (line := importlib.import_module("jaxlm.data.given").take(config, file, overrides)):
@@ -334,7 +334,13 @@ def _screen(name: str, verb: Verb) -> str:
     if verb.folder:
         arguments = {"DIR": "a folder, file or glob of documents, prepared by a shipped recipe"} | arguments
     rest = f" [{verb.rest} ...]" * bool(verb.rest)
-    target = f"RUN_A {verb.second}" if verb.second else f"{'DIR|' * bool(verb.folder)}CONFIG|RUN{rest}"
+    target = f"RUN_A {verb.second}" if verb.second else f"{'DIR|' * bool(verb.folder)}CONFIG|RUN"
+    if verb.models:
+        arguments = {"HF_DIR": "the folder of a Hugging Face model"} | arguments
+        target = f"{target}|HF_DIR" if verb.models == "also" else "HF_DIR"
+    if verb.models == "only":
+        del arguments["CONFIG"], arguments["RUN"]
+    target += rest
     width = max(map(len, arguments))
     return "\n".join(
         [

@@ -1,6 +1,7 @@
 """The commands of the console script, with their arguments."""
 
 import dataclasses
+from typing import Literal
 
 from jaxlm.train import branch
 
@@ -24,7 +25,7 @@ class Verb:
       folder: the module of jaxlm.programs whose `config(args, overrides)` makes a config for a folder of documents; "" if
         the command takes none.
       rest: the name of any number of further plain arguments for the help, "PROMPT"; they come as `args.words`.
-      models: True if it also takes the folder of a Hugging Face model, in place of a run's.
+      models: "also" if it takes the folder of a Hugging Face model as it takes a run's, "only" if it takes nothing else; or "".
       second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
     """
 
@@ -38,7 +39,7 @@ class Verb:
     rest: str = ""
     second: str = ""
     folder: str = ""
-    models: bool = False
+    models: Literal["", "also", "only"] = ""
 
 
 _JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
@@ -133,14 +134,13 @@ VERBS = {
         reads_run=True,
         rest="PROMPT",
         keys=("sample",),
-        models=True,
+        models="also",
     ),
     "import": Verb(
         "import_hf",
         "make a run of a Hugging Face model: its weights, its tokenizer, its config",
         {"--out": {"required": True, "metavar": "RUN", "help": "the folder for the run"}},
-        models=True,
-        reads_run=True,
+        models="only",
         keys=("model",),
     ),
     "export": Verb(

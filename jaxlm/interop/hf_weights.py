@@ -51,7 +51,8 @@ READERS = (read,)  # for `train.origin.open`
 def _config(folder: pathlib.Path) -> Config:
     keys, _ = hf_config.read(folder)
     overrides = [f"model.{key}={value}" for key, value in keys.items()]
-    return config_lib.resolve(config_files.load("base", [f"workdir={folder}", *overrides]))
+    rows = f"train.seq_len={keys['max_seq_len']}"  # GPT-2 has no positions beyond it
+    return config_lib.resolve(config_files.load("base", [f"workdir={folder}", rows, *overrides]))
 
 
 class Files:

@@ -36,14 +36,16 @@ def run(config: Config, args: argparse.Namespace) -> int:
     settled = hardware.for_platform(config.model, jax.devices()[0].platform)
     model = models.build(settled, settled.attention)
     abstract = models.abstract_params(model)
-    params = found.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
+    shardings = sharding.tree_shardings(abstract, models.logical_axes(model), mesh)
     data = dataclasses.replace(config.data, dir=str(out.absolute() / "data"), tokenizer=str(out.absolute() / TOKENIZER))
     made = dataclasses.replace(config, workdir=str(out.absolute()), origin=str(folder.resolve()), data=data)
-    weights.save(out / "checkpoints", params, redact(dataclasses.asdict(made)))
+    open_ = {"train": dataclasses.replace(config.train, microbatch_size=0)}  # derived again when the run is trained
+    made = dataclasses.replace(made, **open_, eval=dataclasses.replace(config.eval, batch_size=0))
+    weights.save(out / "checkpoints", lambda: found.params(abstract, shardings), redact(dataclasses.asdict(made)))
     together(lambda: _write(made, tokenizer, out, folder), first_only=True)
     say(
         f"imported {folder}: {tree.count(abstract):,} parameters ({megabytes(weights.bytes_of(abstract))} in float32), "
-        f"{tokenizer.vocab_size:,} ids, a text begins with {_opening(tokenizer)} ({time.perf_counter() - began:.0f} s)"
+        f"{tokenizer.vocab_size:,} ids, {_opening(tokenizer)} in front of each text ({time.perf_counter() - began:.0f} s)"
     )
     name = shlex.quote(args.out)
     say(
@@ -55,7 +57,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
 def _opening(tokenizer: coder.Coder) -> str:
     """What a text begins with, in words."""
     named = {tokenizer.separator_id: "BOS", tokenizer.eos_id: "EOS"}
-    return " ".join(named.get(i, f"id {i}") for i in tokenizer.opening) or "nothing in front"
+    return " ".join(named.get(i, f"id {i}") for i in tokenizer.opening) or "nothing"
 
 
 def _check(folder: pathlib.Path, out: pathlib.Path) -> None:

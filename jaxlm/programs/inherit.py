@@ -67,6 +67,10 @@ def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
         say(line)
     _set_model(config, keys, given, windowed=bool(lines))
     _set_tokenizer(config, tokenizer, given)
+    warmup, steps = config.optim.warmup_steps, config.train.steps
+    if warmup >= steps and "optim.warmup_steps" not in given:
+        config.optim.warmup_steps = steps // 10
+        say(f"optim.warmup_steps={steps // 10}, a tenth of train.steps={steps}: the config's {warmup} are no fewer")
     m = config.model
     say(
         f"model and tokenizer of {config.origin}: {m.family}, {m.n_layers} layers of d {m.d_model}, {m.vocab_size:,} ids; what "
@@ -74,8 +78,18 @@ def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
     )
 
 
-def of_model(folder: pathlib.Path, overrides: Sequence[str]) -> config_dict.ConfigDict:
-    """Returns the config for a verb that works on a Hugging Face folder itself, as on the folder of a run."""
+def of_model(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
+    """Returns the config for a verb that works on a Hugging Face folder itself, as on the folder of a run.
+
+    Raises:
+      ConfigError: `word` names no such folder, or its model is not supported.
+    """
+    folder = pathlib.Path(word).expanduser()
+    if not word or not folder.is_dir() or not hf_config.is_model(folder):
+        named = f"{word} is not one" if word else "none is named"
+        raise ConfigError(
+            f"this takes the folder of a Hugging Face model (config.json, model.safetensors, tokenizer.json); {named}"
+        )
     config = config_files.load("base", overrides)
     given = {override.partition("=")[0] for override in overrides}
     config.workdir = str(folder)

@@ -64,9 +64,11 @@ def test_remat_policies_save_less_and_less():
     assert len(set(sizes)) == 4
 
 
-@pytest.mark.parametrize(("family", "bias"), [("llama", False), ("llama", True), ("gpt2", True)])
+@pytest.mark.parametrize(
+    ("family", "bias"), [("llama", ""), ("llama", "bias"), ("llama", "qkv_bias"), ("gpt2", "bias")]
+)
 def test_fused_and_packed_are_unfused(family, bias):
-    plain, params, variant = variants(family, bias=bias)
+    plain, params, variant = variants(family, **{bias: True} if bias else {})
     batch = tiny.packed_batch(plain.config)
     expected = tiny.value_and_grads(plain, params, batch)
     fused = variant(fuse_projections=True)

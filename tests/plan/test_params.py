@@ -30,10 +30,11 @@ def test_published_sizes(count):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("biases", ["none", "qkv_bias", "bias"])
 @pytest.mark.parametrize("qk_norm", [True, False])
-def test_count_is_that_of_the_model(family, tied, bias, qk_norm):
-    cfg = tiny.model_config(family=family, tie_embeddings=tied, bias=bias, qk_norm=qk_norm, head_dim=16)
+def test_count_is_that_of_the_model(family, tied, biases, qk_norm):
+    given = {biases: True} if biases != "none" else {}
+    cfg = tiny.model_config(family=family, tie_embeddings=tied, qk_norm=qk_norm, head_dim=16, **given)
     shapes = models.abstract_params(models.build(cfg, "xla"))
     assert count_params(cfg) == tree.count(shapes) - padding(cfg)
     parts = params_by_component(cfg)

@@ -1,37 +1,50 @@
 """The checkpoint of an imported model: parameters alone, as step 0. A run that goes on from it makes a new optimizer."""
 
 import pathlib
+import shutil
+from collections.abc import Callable
 
 import jax
 
 from jaxlm.config import RunError
-from jaxlm.processes import working
+from jaxlm.processes import together, working
 from jaxlm.train.checkpoints import digest, meta
-from jaxlm.train.checkpoints.saving import Saving
+from jaxlm.train.checkpoints.saving import Saving, remove_partial
 
 _PARAMS = "params"
 
 
-def save(checkpoints: pathlib.Path, params: dict, config: dict) -> None:
+def save(checkpoints: pathlib.Path, make: Callable[[], dict], config: dict) -> None:
     """Saves parameters as the checkpoint 0, reads it back and seals it with checksums. All processes call it.
 
     Args:
       checkpoints: `WORKDIR/checkpoints`.
-      params: the parameters, on the devices.
+      make: returns the parameters, on the devices. They are let go before the checkpoint is read back.
       config: the resolved config of the run, without secrets.
 
     Raises:
       RunError: a number is not finite, or the checkpoint can't be written or differs on disk.
     """
+    checkpoints = checkpoints.absolute()
+    together(lambda: _clear(checkpoints), first_only=True)
+    params = make()
     digests, bad = digest.look({_PARAMS: params})
     if bad:
         raise RunError(f"{bad[0].removeprefix('params/')} has a number that is not finite: the model is not imported")
     sealed = meta.sealed({"config": config}, 0, digests)
     with working("writing the checkpoint and reading it back"):
         saving = Saving(checkpoints / "0", {_PARAMS: params}, sealed, check=True)
+        del params
         saving.done.wait()
     if saving.failed or saving.differs:
         raise RunError(f"the checkpoint in {checkpoints} is not whole: {saving.failed or saving.differs}")
+
+
+def _clear(checkpoints: pathlib.Path) -> None:
+    """Deletes what an import that was cut short left."""
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    remove_partial(checkpoints, 0)
+    shutil.rmtree(checkpoints / "0", ignore_errors=True)
 
 
 def imported(checkpoints: pathlib.Path) -> bool:

@@ -1,0 +1,117 @@
+"""What a config takes over from its origin: the model and the tokenizer, and what can't go with them is refused."""
+
+import json
+import pathlib
+
+import pytest
+import tiny_data
+import tiny_hf
+
+from jaxlm import config, config_files
+from jaxlm.config import ConfigError
+from jaxlm.programs import inherit
+
+pytest.importorskip("tokenizers")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A tiny Qwen3 in a folder, with room for more ids than its tokenizer has."""
+    folder = tmp_path_factory.mktemp("qwen")
+    tiny_hf.weights(folder, qk_norm=True, head_dim=16, vocab_size=450, rope_theta=1e6, max_seq_len=2048)
+    tiny_hf.byte_level(folder)
+    return folder
+
+
+def taken(*overrides, name="base"):
+    lines = []
+    c = config_files.load(name, overrides)
+    inherit.take(c, overrides, lines.append)
+    return config.resolve(c), lines
+
+
+def test_model_and_tokenizer_come_from_the_origin(model):
+    c, lines = taken(f"origin={model}", "data.path=x", "workdir=w", "train.steps=50", "model.dropout=0.1")
+    m = c.model
+    assert (m.n_layers, m.d_model, m.qk_norm, m.head_dim, m.vocab_size, m.rope.theta) == (2, 32, True, 16, 450, 1e6)
+    assert (m.dropout, m.max_seq_len, c.data.tokenizer) == (0.1, 2048, str(model))
+    assert c.optim.warmup_steps == 5
+    assert len(lines) == 2
+    assert "2 layers of d 32" in lines[1]
+    # A shipped config's own model gives way; without an origin nothing happens.
+    assert taken(f"origin={model}", "data.path=x", name="quickstart")[0].model.d_model == 32
+    assert taken("data.path=x", "workdir=w") == (
+        config.resolve(config_files.load("base", ["data.path=x", "workdir=w"])),
+        [],
+    )
+
+
+def test_what_may_change_and_what_may_not(model):
+    given = f"origin={model}", "data.path=x", "workdir=w"
+    c, _ = taken(*given, "model.rope.theta=5e6", "model.max_seq_len=4096", "model.n_layers=2", "model.n_kv_heads=0")
+    assert (c.model.rope.theta, c.model.max_seq_len, c.model.n_kv_heads) == (5e6, 4096, 2)
+    for override, message in (
+        ("model.n_layers=4", "config.model.n_layers=4, but the model of the origin has 2"),
+        ("model.vocab_size=400", "has 450"),
+        ("model.qk_norm=False", "has True"),
+        ("phases.shrink=cpu", "phases.shrink"),
+    ):
+        with pytest.raises(ConfigError, match=message) as error:
+            taken(*given, override)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match="no folder nowhere"):
+        taken("origin=nowhere", "data.path=x")
+
+
+def test_a_window_ends_the_context(model, tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((model / name).read_bytes())
+    saved = json.loads((model / "config.json").read_text())
+    mistral = saved | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 128}
+    (tmp_path / "config.json").write_text(json.dumps(mistral))
+    c, lines = taken(f"origin={tmp_path}", "data.path=x", "workdir=w")
+    assert (c.model.max_seq_len, c.train.seq_len) == (128, 128)
+    assert "sliding window" in lines[0]
+    with pytest.raises(ConfigError, match="context ends at 128"):
+        taken(f"origin={tmp_path}", "data.path=x", "workdir=w", "train.seq_len=256")
+
+
+def test_a_run_is_an_origin_too_and_data_of_another_tokenizer_is_refused(model, tmp_path):
+    data = tiny_data.make(tmp_path / "run/data", {"a": 1.0})
+    sizes = ["model.n_layers=2", "model.d_model=48", "model.n_heads=4", "model.vocab_size=300", "train.seq_len=64"]
+    run = config.resolve(config_files.load("base", [f"workdir={tmp_path / 'run'}", f"data.dir={data.path}", *sizes]))
+    (tmp_path / "run/config.json").write_text(config.to_json(run))
+    c, _ = taken(f"origin={tmp_path / 'run'}", "data.path=x", "workdir=w")
+    assert (c.model.d_model, c.model.vocab_size, c.data.tokenizer) == (48, 300, str(data.path))
+    taken(f"origin={tmp_path / 'run'}", f"data.dir={data.path}")
+    with pytest.raises(ConfigError, match="was made with another tokenizer than that of"):
+        taken(f"origin={model}", f"data.dir={data.path}")
+    with pytest.raises(ConfigError, match="is not the model's own"):
+        taken(f"origin={model}", "data.path=x", f"data.tokenizer={data.path}")
+
+
+def test_the_run_stands_alone_when_its_origin_is_gone(model, tmp_path):
+    origin, run = tmp_path / "model", tmp_path / "run"
+    origin.mkdir()
+    for file in model.iterdir():
+        (origin / file.name).write_bytes(file.read_bytes())
+    given = f"origin={origin}", "data.path=x", f"workdir={run}"
+    c, _ = taken(*given)
+    (run / "data").mkdir(parents=True)
+    (run / "config.json").write_text(config.to_json(c))
+    (run / "data/tokenizer.json").write_bytes((origin / "tokenizer.json").read_bytes())
+    (run / "data/tokenizer_ids.json").write_text('{"eos_id": 0, "bos_id": null, "opening": []}')
+    for file in origin.iterdir():
+        file.unlink()
+    pathlib.Path(origin).rmdir()
+    again, _ = taken(*given)
+    assert again.model == c.model
+    assert again.data.tokenizer == str(run / "data")
+
+
+def test_the_config_of_a_model_itself(model, tmp_path):
+    c = config.resolve(inherit.of_model(str(model), ["sample.temperature=0"]))
+    assert (c.workdir, c.model.d_model, c.sample.temperature) == (str(model), 32, 0.0)
+    for word in ("", "nowhere", str(tmp_path)):
+        with pytest.raises(ConfigError, match="takes the folder of a Hugging Face model"):
+            inherit.of_model(word, [])
