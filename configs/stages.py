@@ -135,6 +135,7 @@ def guards(s: ConfigDict) -> None:
 
     s.decontaminate = dc = ConfigDict()  # documents that hold items of benchmarks go
     dc.paths = ()  # benchmark files, folders, globs, URLs: jsonl(.gz, .zst), json, parquet
+    dc.fields = ()  # of files whose layout jaxlm does not know: ("riddles*.jsonl:body+question>answer+hint",)
     dc.ngram = 13  # words compared at a time; fewer for items that are shorter than twice this
     dc.min_words = 5  # of the shortest question that counts
     dc.coverage = 0.35  # share of a question, or of a long answer, that a document must hold; short ones must be whole

@@ -172,7 +172,7 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
     verb, workdir = VERBS[name], _workdir(overrides)
     found = config_files.find(word) if word and verb.models != "only" else None
     if verb.models == "only" or (found and found.kind == "model" and verb.models):
-        return importlib.import_module("jaxlm.programs.inherit").of_model(word or "", overrides)
+        return importlib.import_module("jaxlm.interop.inherit").of_model(word or "", overrides)
     if found and found.kind in ("model", "documents"):
         raise ConfigError(_not_taken(name, word, found))
     if found and found.kind == "run":
@@ -202,7 +202,7 @@ def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[s
     if given and (line := importlib.import_module("jaxlm.data.given").take(config, file, overrides)):
         say(line)
     if file and config.origin:
-        importlib.import_module("jaxlm.programs.inherit").take(config, overrides, say)
+        importlib.import_module("jaxlm.interop.inherit").take(config, overrides, say)
     chosen = file and not _workdir(overrides) and config.workdir == config_files.default_workdir(file, config)
     if chosen and verb.makes and (verb.module is None or not config.data.dir):
         say(f"folder: {config.workdir} (another by --config.workdir=DIR)")

@@ -24,17 +24,17 @@ def make_data(root: pathlib.Path, tokens: int, vocab_size: int) -> shards.DataDi
     dtype, entries = shards.token_dtype(vocab_size), {}
     for name, weight in MIXTURE.items():
         writers = {
-            split: shards.StreamWriter(root, split, name, eos_id=2, dtype=dtype, block_tokens=8192, shard_blocks=2048)
+            split: shards.StreamWriter(root, split, name, dtype=dtype, block_tokens=8192, shard_blocks=2048)
             for split in shards.SPLITS
         }
         wanted = max(1 << 20, tokens * weight // 100)
         ids = 3 + rng.zipf(1.2, wanted).clip(max=vocab_size - 4).astype(dtype)
         cuts = np.cumsum(rng.integers(100, 900, wanted // 500))
         for i, document in enumerate(np.split(ids, cuts[cuts < wanted])):
-            writers["train" if i else "val"].add(f"{name}-{i}", document, 4 * len(document))
+            writers["train" if i else "val"].add(f"{name}-{i}", np.append(2, document), 4 * len(document))
         entries[name] = {"spec": "random", **{split: writer.finish() for split, writer in writers.items()}}
     manifest = {
-        "tokenizer": {"vocab_size": vocab_size, "eos_id": 2},
+        "tokenizer": {"vocab_size": vocab_size, "eos_id": 2, "separator_id": 2},
         "dtype": dtype,
         "block_tokens": 8192,
         "mixture": MIXTURE,

@@ -30,17 +30,25 @@ def test_help_lists_every_verb_and_every_shipped_config(capsys):
     assert all(f"{code} " in out.split("exit codes:")[1] for code in range(5))
 
 
+TAKE_CONFIGS = [name for name, verb in verbs.VERBS.items() if verb.models != "only"]
+
+
 @pytest.mark.parametrize("verb", list(verbs.VERBS))
 def test_each_help_fits_a_screen(capsys, verb):
     code, out, err = run(capsys, verb, "--help")
     lines = out.splitlines()
     assert (code, err) == (0, "")
-    others = {"diff": "RUN_A RUN_B", "prepare": "DIR|CONFIG|RUN", "sample": "CONFIG|RUN [PROMPT ...]"}
+    others = {"diff": "RUN_A RUN_B", "prepare": "DIR|CONFIG|RUN", "sample": "CONFIG|RUN|HF_DIR [PROMPT ...]"}
+    others |= {"import": "HF_DIR", "eval": "CONFIG|RUN|HF_DIR"}
     target = others.get(verb, "CONFIG|RUN")
     assert lines[0].startswith(f"usage: jaxlm {verb} {target} [--config.KEY=VALUE ...]")
     assert len(lines) <= 32
     assert max(map(len, lines)) <= 100
-    for word in ("  CONFIG ", "  RUN ", "  --help=SECTION ", *(f"  {option}" for option in verbs.VERBS[verb].options)):
+    for word in (
+        *("  CONFIG ", "  RUN ") * (verb in TAKE_CONFIGS),
+        "  --help=SECTION ",
+        *(f"  {option}" for option in verbs.VERBS[verb].options),
+    ):
         assert word in out, word
     for section in config_files.load("base"):
         assert re.search(rf"\b{section}\b", out), section
@@ -68,7 +76,7 @@ def test_each_help_explains_every_key(capsys, verb):
         assert re.search(rf"^ *{re.escape(key)}( = |: )\S", out, re.M), key
 
 
-@pytest.mark.parametrize("verb", list(verbs.VERBS))
+@pytest.mark.parametrize("verb", TAKE_CONFIGS)
 def test_help_on_a_section_has_the_values_of_the_config_that_is_given(capsys, verb):
     given = ["local_35m", "--config=local_35m", "--config=configs/local_35m.py"]
     for word in given:
@@ -200,7 +208,7 @@ def a_run(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-@pytest.mark.parametrize("verb", list(verbs.VERBS))
+@pytest.mark.parametrize("verb", TAKE_CONFIGS)
 def test_a_verb_takes_its_config_as_a_plain_argument(steps_of, tmp_path, monkeypatch, verb):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart").mkdir()  # the shipped name wins
@@ -216,7 +224,7 @@ def test_a_verb_takes_its_config_as_a_plain_argument(steps_of, tmp_path, monkeyp
         assert steps_of(verb, "--config.train.steps", "600", *words, "--config.workdir=new") == (600, "new")
 
 
-@pytest.mark.parametrize("verb", list(verbs.VERBS))
+@pytest.mark.parametrize("verb", TAKE_CONFIGS)
 def test_a_verb_takes_the_folder_of_a_run_as_a_plain_argument(steps_of, tmp_path, verb):
     folder = str(a_run(tmp_path / "run"))
     for words in (
@@ -233,7 +241,7 @@ def test_a_verb_takes_the_folder_of_a_run_as_a_plain_argument(steps_of, tmp_path
     assert "two configs: " in steps_of(verb, folder, "--config=quickstart")
 
 
-@pytest.mark.parametrize("verb", list(verbs.VERBS))
+@pytest.mark.parametrize("verb", TAKE_CONFIGS)
 def test_a_config_with_the_workdir_of_a_run_is_the_runs_own_where_the_run_is_read(steps_of, tmp_path, verb):
     folder = a_run(tmp_path / "run")
     own = verbs.VERBS[verb].reads_run
@@ -241,13 +249,14 @@ def test_a_config_with_the_workdir_of_a_run_is_the_runs_own_where_the_run_is_rea
         assert steps_of(verb, *words, f"--config.workdir={folder}") == (777 if own else 520, str(folder))
 
 
-@pytest.mark.parametrize("verb", list(verbs.VERBS))
+@pytest.mark.parametrize("verb", TAKE_CONFIGS)
 def test_a_folder_that_is_no_run_is_refused_in_one_line(steps_of, tmp_path, verb):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text('{"model_type": "llama"}')
-    assert f"model is a model in Hugging Face's format; jaxlm {verb} takes a config" in steps_of(
-        verb, f"{tmp_path}/model"
-    )
+    refused = f"model is a model in Hugging Face's format; jaxlm {verb} takes a config"
+    if verbs.VERBS[verb].models:
+        refused = "model/config.json lacks hidden_size"
+    assert refused in steps_of(verb, f"{tmp_path}/model")
     (tmp_path / "texts").mkdir()
     said = steps_of(verb, f"{tmp_path}/texts")
     assert ("texts holds no documents" if verb == "prepare" else "texts is no config") in said
@@ -299,7 +308,7 @@ def test_a_run_whose_folder_is_not_named_is_in_runs(steps_of, tmp_path, monkeypa
     assert steps_of("train", "quickstart", "--config.phases.shrink=cpu") == (2, "runs/quickstart-shrunk")
     assert steps_of("plan", "quickstart") == (520, "runs/quickstart")
     a_run(tmp_path / "runs/quickstart")
-    for verb in verbs.VERBS:
+    for verb in TAKE_CONFIGS:
         steps = 777 if verbs.VERBS[verb].reads_run else 520  # training checks the run's config against the file's
         assert steps_of(verb, "quickstart") == (steps, "runs/quickstart")
 

@@ -1,5 +1,6 @@
 """What the project says of itself is what it does."""
 
+import json
 import pathlib
 import re
 import shlex
@@ -8,6 +9,7 @@ import import_graph
 import pytest
 
 from jaxlm import cli, config, config_files, verbs
+from jaxlm.interop import hf
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README, CONTRIBUTING = ((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
@@ -128,6 +130,7 @@ def taken(command: str, run: pathlib.Path) -> tuple[int, list[str]]:
         "RUN": str(run),
         "RUN_A": str(run),
         "RUN_B": str(run),
+        "HF_DIR": str(run / "hf"),
         "runs/quickstart": str(run),
         "CONFIG": "quickstart",
         "DIR": "docs",
@@ -143,6 +146,8 @@ def run(tmp_path, monkeypatch) -> pathlib.Path:
     monkeypatch.chdir(ROOT)
     saved = config_files.load("quickstart", [f"workdir={tmp_path}"])
     (tmp_path / "config.json").write_text(config.to_json(config.resolve(saved)))
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/config.json").write_text(json.dumps(hf.hf_config(config.resolve(saved).model)))
     return tmp_path
 
 

@@ -342,9 +342,11 @@ def _build_stages(plan: Plan, folder: pathlib.Path, log: Callable[[str], None]) 
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         with console.working(f"building what the stage {spec.name} needs", end=False):
-            registry.stage_class(spec.name).build(registry.typed_settings(spec), part)
+            lines = registry.stage_class(spec.name).build(registry.typed_settings(spec), part)
         if any(part.iterdir()):
             log(f"built what the stage {spec.name} needs")
+        for line in lines or ():
+            log(f"{spec.name}: {line}")
         part.rename(place)
 
 

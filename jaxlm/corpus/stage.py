@@ -52,10 +52,10 @@ class Stage:
         self.folder = folder
 
     @classmethod
-    def build(cls, settings: typing.Any, folder: pathlib.Path) -> None:
+    def build(cls, settings: typing.Any, folder: pathlib.Path) -> list[str] | None:
         """Makes files that all workers read, such as an index or a trained classifier. Runs once, before the tasks.
 
-        The files must be deterministic. By default it does nothing.
+        The files must be deterministic. By default it does nothing. Returns lines to show, if there are any.
 
         Raises:
           ConfigError: a setting is wrong, such as a missing file or an empty folder.

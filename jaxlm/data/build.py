@@ -24,6 +24,7 @@ from jaxlm.corpus import recipes
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.corpus.sources.plain import iterate_documents, source_signature
 from jaxlm.data import coder as coders
+from jaxlm.data import ids as ids_lib
 from jaxlm.data import manifest as manifests
 from jaxlm.data import rows, shards, vocabulary
 from jaxlm.data.shuffle import Shuffle
@@ -32,7 +33,9 @@ from jaxlm.data.tokenizer import train_tokenizer
 _SPILL = ".spill.tmp"
 _BATCH_BYTES = 4 << 20
 _MEMORY = 256 << 20  # of text, over all sources
-_VERSION = 2  # raise it when the same settings begin to give other bytes
+_VERSION = 3  # raise it when the same settings begin to give other bytes
+_READ = ("2", "3")  # versions of finished data that is used as it is. 2: EOS behind each document instead of in front
+_THREADS = 2  # that encode
 
 Reader = Callable[["Source", SourceStats], Iterator[tuple[str, str]]]
 
@@ -65,8 +68,7 @@ class BuildSettings:
       seed: the seed of the order of documents and of the choice of held-out documents.
       val_fraction: the share of each source's documents to hold out (at least one document). A hash of the content
         chooses them, so that exact duplicates are all held out or all trained on.
-      tokenizer_path: a tokenizer to use instead of training one, as `coder.load` reads it; its size must be `vocab_size`
-        if that is set.
+      tokenizer_path: a tokenizer to use instead of training one (`coder.load`); its size must be `vocab_size` if that is set.
       tokenizer_model: the kind of tokenizer to train, bpe or unigram.
       tokenizer_sample_bytes: the bytes of text to train the tokenizer on, taken from the sources by weight.
       block_tokens: the number of tokens in a record.
@@ -172,7 +174,8 @@ def _recipe(
     With `signed`, names and sizes of the sources' files are part of it. What is gone here counts as it does in `built`,
     because finished data is often carried to another machine without its sources.
     """
-    recipe = {"version": str(_VERSION)}
+    version = built.get("version")
+    recipe = {"version": version if version in _READ else str(_VERSION)}
     for field in dataclasses.fields(settings):
         if field.name not in ("tokenizer_path", "tokenizer_model", "tfds_dir"):
             recipe[field.name] = str(getattr(settings, field.name))
@@ -300,6 +303,7 @@ def _build(
             "sha256": coder.sha256,
             "vocab_size": coder.vocab_size,
             "eos_id": coder.eos_id,
+            "separator_id": coder.separator_id,
             "chat_tokens": settings.chat_tokens,
         },
         "dtype": shards.token_dtype(coder.vocab_size),
@@ -368,7 +372,6 @@ def _write_source(
             root,
             split,
             name,
-            eos_id=coder.eos_id,
             dtype=shards.token_dtype(coder.vocab_size),
             block_tokens=settings.block_tokens,
             shard_blocks=settings.shard_blocks,
@@ -377,7 +380,7 @@ def _write_source(
     }
     done = 0
     for batch in _batches(documents):
-        coded = coder.encode_batch([raw.decode() for _, raw, _ in batch])
+        coded = ids_lib.training_documents(coder, [raw.decode() for _, raw, _ in batch], _THREADS)
         for (doc_id, raw, held_out), ids in zip(batch, coded, strict=True):
             writers["val" if held_out else "train"].add(doc_id, ids, len(raw))
         tell(done := done + len(batch))

@@ -31,7 +31,7 @@ class BatchSource:
 
     def __init__(self, order: rows.Order, row_indices: np.ndarray, start_step: int):
         self._plan, self._seq_len, self._start = order.plan(), order.seq_len, start_step
-        self._eos_id, self._verifier, plan = order.data.eos_id, order.data.verifier, self._plan
+        self._separator_id, self._verifier, plan = order.data.separator_id, order.data.verifier, self._plan
         self._slots = np.asarray(row_indices, np.int64).reshape(-1)
         if self._slots.size and not (self._slots.min() >= 0 and self._slots.max() < plan.batch_size):
             raise ValueError(
@@ -45,7 +45,7 @@ class BatchSource:
         rows_bxT1 = np.empty((self._slots.size, T + 1), np.int32)
         for out_T1, k, r in zip(rows_bxT1, source.tolist(), row.tolist(), strict=True):
             out_T1[:] = self._streams[k].read(r * T, r * T + T + 1)
-        return rows.make_batch(rows_bxT1, self._eos_id)
+        return rows.make_batch(rows_bxT1, self._separator_id)
 
     def waits_for(self) -> str:
         """Returns the file that is being read, and since when; "" if none is."""
@@ -206,10 +206,11 @@ def validation_size(data: shards.DataDir, source: str, *, seq_len: int, max_rows
 def validation_rows(
     data: shards.DataDir, source: str, *, seq_len: int, batch_size: int, max_rows: int | None = None
 ) -> Iterator[ValidationBatch]:
-    """Yields a source's held-out tokens in order, in batches [batch_size, seq_len]. Each token is a target once.
+    """Yields a source's held-out tokens in order, in batches [batch_size, seq_len].
 
-    The last row is padded with EOS. Yields nothing if fewer than two tokens are held out. bits_per_byte = summed loss in
-    nats / ln 2 / summed `target_bytes`.
+    Each token is a target once, but for the separator that opens the stream. So each byte of text counts once. The last
+    row is padded with the separator, at weight 0. Yields nothing if fewer than two tokens are held out.
+    bits_per_byte = summed loss in nats / ln 2 / summed `target_bytes`.
 
     Args:
       data: an open data directory.
@@ -219,12 +220,12 @@ def validation_rows(
     stream, length = data.stream(source, "val"), data.token_bytes()
     total = validation_size(data, source, seq_len=seq_len, max_rows=max_rows)
     for first in range(0, total, batch_size):
-        rows_BxT1 = np.full((batch_size, seq_len + 1), data.eos_id, np.int32)
+        rows_BxT1 = np.full((batch_size, seq_len + 1), data.separator_id, np.int32)
         weights_BxT = np.zeros((batch_size, seq_len), np.float32)
         for b, row in enumerate(range(first, min(total, first + batch_size))):
             tokens = stream.read(row * seq_len, min(stream.tokens, (row + 1) * seq_len + 1))
             rows_BxT1[b, : len(tokens)] = tokens
             weights_BxT[b, : len(tokens) - 1] = 1
-        batch = {**rows.make_batch(rows_BxT1, data.eos_id), "weights": weights_BxT}
+        batch = {**rows.make_batch(rows_BxT1, data.separator_id), "weights": weights_BxT}
         counted = batch["targets"][weights_BxT > 0]
         yield ValidationBatch(batch, int(counted.size), int(length[counted].sum()))

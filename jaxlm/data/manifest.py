@@ -131,8 +131,10 @@ def _mismatch(manifest: dict) -> str:
     if other := [name for name in manifest["mixture"] if name not in manifest["sources"]]:
         return f"mixture names '{other[0]}', which is no source"
     tokenizer, block = manifest["tokenizer"], manifest["block_tokens"]
-    if tokenizer["eos_id"] >= tokenizer["vocab_size"]:
-        return f"tokenizer.eos_id is {tokenizer['eos_id']}, but tokenizer.vocab_size {tokenizer['vocab_size']}"
+    for key in ("eos_id", "separator_id"):
+        number, size = tokenizer.get(key, 0), tokenizer["vocab_size"]  # recipe version 2 had no separator_id
+        if not _whole(0).holds(number) or number >= size:
+            return f"tokenizer.{key} is {json.dumps(number)[:60]}, but tokenizer.vocab_size {size}"
     for name, source in manifest["sources"].items():
         for split in SPLITS:
             tokens, shards = source[split]["tokens"], source[split]["shards"]

@@ -294,16 +294,16 @@ def check_fingerprint(saved: Mapping[str, str], current: Mapping[str, str]) -> N
         )
 
 
-def make_batch(rows_BxT1: np.ndarray, eos_id: int) -> dict[str, np.ndarray]:
+def make_batch(rows_BxT1: np.ndarray, separator_id: int) -> dict[str, np.ndarray]:
     """Returns the batch of packed rows: inputs, targets, segments and positions.
 
-    EOS begins the segment of the next document (as `<|endoftext|>` does for GPT-2). So the last token of a document
-    predicts EOS, and EOS, which sees only itself, predicts the first token of the next document. No target is predicted
-    from another document's tokens, and every target counts.
+    The separator (EOS for our tokenizers) begins a document's segment, as `<|endoftext|>` does for GPT-2. So the last
+    token of a document predicts the separator that opens the next one, and a separator, which sees only itself, predicts
+    the first token of its document. No target is predicted from another document's tokens, and every target counts.
 
     Args:
       rows_BxT1: integer tokens, T + 1 of them a row.
-      eos_id: the id of the end-of-document token.
+      separator_id: the id that begins each document.
 
     Returns:
       `tokens`, `targets`, `segment_ids` (from 1), `positions` (from 0 in each segment), int32[B, T]; `weights`
@@ -311,7 +311,7 @@ def make_batch(rows_BxT1: np.ndarray, eos_id: int) -> dict[str, np.ndarray]:
     """
     rows_BxT1 = np.asarray(rows_BxT1).astype(np.int32, copy=False)
     tokens_BxT = np.ascontiguousarray(rows_BxT1[:, :-1])
-    starts_BxT = tokens_BxT == eos_id
+    starts_BxT = tokens_BxT == separator_id
     starts_BxT[:, 0] = True
     index_T = np.arange(tokens_BxT.shape[1], dtype=np.int32)
     opened_BxT = np.maximum.accumulate(np.where(starts_BxT, index_T, 0), axis=1)

@@ -1,6 +1,8 @@
 """The data directory: how streams of tokens are stored, opened, checked and read.
 
-A source has one stream of tokens for each split: shuffled documents, each followed by EOS. The stream is cut into
+A source has one stream of tokens for each split: shuffled documents, each opened by the tokenizer's separator (EOS for
+ours; `ids.training_documents` puts it there). Data of recipe version 2 has EOS behind each document instead: the same
+stream but for its two ends, and read the same way. The stream is cut into
 records of `block_tokens` tokens (the last record may be shorter; it is never padded). Records are in ArrayRecord files
 with group_size:1, so that reading a range of tokens reads only the records that hold it. `documents.parquet` beside
 them says where each document starts. manifest.json names every file with its size and sha256. It is written last: a
@@ -27,6 +29,7 @@ from jaxlm.data import manifest as manifests
 from jaxlm.data.manifest import MANIFEST, SPLITS
 from jaxlm.data.verify import Verifier, file_sha256
 
+TOKENIZER = coders.MODEL
 TOKEN_BYTES = "token_bytes.npy"
 DOCUMENTS = "documents.parquet"
 # zstd takes 38% off 16-bit tokens; random reads run at 138M tokens/s a core instead of 230M, far beyond any need.
@@ -46,14 +49,12 @@ class StreamWriter:
         split: str,
         source: str,
         *,
-        eos_id: int,
         dtype: str,
         block_tokens: int,
         shard_blocks: int,
     ):
         self._root, self._folder = root, root / split / source
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._eos = np.asarray([eos_id], dtype)
         self._dtype, self._block_tokens, self._shard_blocks = dtype, block_tokens, shard_blocks
         self._pending: list[np.ndarray] = []
         self._pending_tokens = 0
@@ -67,16 +68,16 @@ class StreamWriter:
         self._index_rows: dict[str, list] = {name: [] for name in _INDEX_SCHEMA.names}
 
     def add(self, doc_id: str, ids: np.ndarray, n_bytes: int) -> None:
-        """Appends a document: its token ids without EOS, int[n], and the number of bytes of its text."""
-        entry = (self._tokens, len(ids) + 1, n_bytes, doc_id)
+        """Appends a document: its ids from `ids.training_documents`, int[n], and the number of bytes of its text."""
+        entry = (self._tokens, len(ids), n_bytes, doc_id)
         for name, value in zip(_INDEX_SCHEMA.names, entry, strict=True):
             self._index_rows[name].append(value)
         if len(self._index_rows["start"]) == _INDEX_GROUP:
             self._flush_index()
         self._starts.append(self._tokens)
-        self._pending += [np.asarray(ids, self._dtype), self._eos]
-        self._pending_tokens += len(ids) + 1
-        self._tokens += len(ids) + 1
+        self._pending.append(np.asarray(ids, self._dtype))
+        self._pending_tokens += len(ids)
+        self._tokens += len(ids)
         self._bytes += n_bytes
         self._documents += 1
         if self._pending_tokens >= self._block_tokens:
@@ -232,7 +233,7 @@ class TokenStream:
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """A document's place in its stream. `tokens` counts its EOS too; `n_bytes` is the length of its text in UTF-8."""
+    """A document's place in its stream. `tokens` counts its separator too; `n_bytes` is the length of its text in UTF-8."""
 
     doc_id: str
     start: int
@@ -241,11 +242,17 @@ class Document:
 
 
 class DataDir:
-    """An opened data directory; `open_data` makes it."""
+    """An opened data directory; `open_data` makes it.
+
+    Attributes:
+      eos_id: the id that ends a text.
+      separator_id: the id that begins each document (see `Tokenizer`), by which rows are cut into segments.
+    """
 
     def __init__(self, path: pathlib.Path, manifest: dict, sha256: str):
         self.path, self.manifest, self.sha256 = path, manifest, sha256
         self.eos_id: int = manifest["tokenizer"]["eos_id"]
+        self.separator_id: int = manifest["tokenizer"].get("separator_id", self.eos_id)
         self.vocab_size: int = manifest["tokenizer"]["vocab_size"]
         self.sources: tuple[str, ...] = tuple(manifest["sources"])
         self.mixture: dict[str, float] = dict(manifest["mixture"])
@@ -350,12 +357,13 @@ def open_data(path: str | os.PathLike) -> DataDir:
 
 def _check_tokenizer(data: DataDir) -> None:
     """Verifies the tokenizer and the lengths of its tokens, and that they fit to the manifest."""
-    coder, stated = data.tokenizer(), (data.vocab_size, data.eos_id, data.manifest["dtype"])
+    coder = data.tokenizer()
+    stated = (data.vocab_size, data.eos_id, data.separator_id, data.manifest["dtype"])
     data.token_bytes()
-    if (found := (coder.vocab_size, coder.eos_id, token_dtype(coder.vocab_size))) != stated:
+    if (found := (coder.vocab_size, coder.eos_id, coder.separator_id, token_dtype(coder.vocab_size))) != stated:
         raise ConfigError(
-            f"{data.path / MANIFEST} is damaged: its vocab_size, eos_id, dtype are {stated}, those of its tokenizer {found}; "
-            "copy it again or rebuild the data directory"
+            f"{data.path / MANIFEST} is damaged: its vocab_size, eos_id, separator_id, dtype are {stated}, those of "
+            f"its tokenizer {found}; copy it again or rebuild the data directory"
         )
 
 

@@ -122,7 +122,7 @@ def held_out(data: DataDir, source: str, max_bytes: int = 1_000_000, split: str 
     for document in data.documents(source, split, 0, stop):
         if left <= 0:
             break
-        text = coder.decode(stream.read(document.start, document.start + document.tokens - 1))
+        text = coder.decode(stream.read(document.start, document.start + document.tokens))
         lossy += len(text.encode()) != document.n_bytes
         texts.append(text)
         left -= document.n_bytes

@@ -13,7 +13,8 @@ class TracedDocument:
 
     Attributes:
       doc_id: the id of the document.
-      first_token: the first token of the part, counted from the document's EOS, which is token 0.
+      first_token: the first token of the part, counted from the document's separator, which is token 0 (from its text, in
+        data of recipe version 2).
       tokens: how many tokens the part has.
       text: the beginning of the part.
     """

@@ -187,7 +187,7 @@ def random_batch(config: Config, mesh: Mesh) -> dict[str, jax.Array]:
     tokens = np.random.default_rng(0).integers(
         1, config.model.vocab_size, (t.batch_size, t.seq_len + 1), dtype=np.int32
     )
-    local = rows.make_batch(tokens[sharding.local_rows(mesh, t.batch_size)], eos_id=0)
+    local = rows.make_batch(tokens[sharding.local_rows(mesh, t.batch_size)], separator_id=0)
     return sharding.to_global(local, mesh, t.batch_size)
 
 

@@ -14,9 +14,8 @@ from jaxlm.programs.between import Between
 from jaxlm.programs.task import Data, Ready, Task
 from jaxlm.step.state import TrainState
 from jaxlm.train import announcement, hooks, ledger, loop, phases, profile, signals, stability, start
-from jaxlm.train.checkpoints import weights
+from jaxlm.train.checkpoints import restore, weights
 from jaxlm.train.checkpoints.mirror import Mirror
-from jaxlm.train.checkpoints.restore import read_metas
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.clock import COMPILE, RESTORE, SAVE, Clock
 
@@ -105,12 +104,11 @@ class Attempt:
     def _restore(self, checkpointer: Checkpointer) -> tuple[Ready, TrainState, Variables, dict]:
         """The newest good state and what goes with it: (ready, state, frozen variables, what its checkpoint says)."""
         ready, parts = self.ready, self.ready.parts
-        rollbacks = self._rollbacks()
-        where = checkpointer.directory
-        for step in from_first(lambda: stability.spoiled(read_metas(where, checkpointer.steps()), rollbacks)):
+        rollbacks, where = self._rollbacks(), checkpointer.directory
+        for step in from_first(lambda: stability.spoiled(restore.read_metas(where, checkpointer.steps()), rollbacks)):
             checkpointer.set_aside(step)
         # A checkpoint has all that is trained: only what is frozen is read from the origin again.
-        begun = from_first(lambda: bool(checkpointer.steps()) and not weights.imported(where))
+        begun = from_first(lambda: weights.begun(where))
         origin = self.task.origin(ready.config) if parts.frozen or not begun else None
         with self.clock.spend(COMPILE):  # before anything takes memory
             self.program(from_first(lambda: max(checkpointer.steps(), default=0)))

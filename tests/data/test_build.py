@@ -23,10 +23,10 @@ def listing(path):
 
 def texts(data, source, split):
     tokens = data.stream(source, split).read(0, data.entry(source, split)["tokens"])
-    ends = np.flatnonzero(tokens == data.eos_id)
-    assert ends[-1] == len(tokens) - 1
+    begins = np.flatnonzero(tokens == data.separator_id)
+    assert begins[0] == 0
     coder = data.tokenizer()
-    return [coder.decode(part[part != data.eos_id]) for part in np.split(tokens, ends[:-1] + 1)]
+    return [coder.decode(part[1:]) for part in np.split(tokens, begins[1:])]
 
 
 def test_every_document_is_there_once_and_exact(data, corpus):
@@ -70,6 +70,22 @@ def test_another_recipe_is_refused_and_named(corpus, tmp_path):
     fewer = dataclasses.replace(corpus, sources=corpus.sources[:2])
     with pytest.raises(ConfigError, match=r"source code = .*now it is nothing"):
         fewer.build(tmp_path / "d")
+
+
+def test_data_of_version_2_is_used_as_it_is_and_another_version_is_refused(corpus, tmp_path):
+    """EOS behind each document: `tests/train/test_older_checkpoints.py` trains on what the code of that time made."""
+    path = corpus.build(tmp_path / "d").path / shards.MANIFEST
+    manifest = json.loads(path.read_text())
+    assert manifest["recipe"]["version"] == "3"
+    manifest["recipe"]["version"] = "2"
+    del manifest["tokenizer"]["separator_id"]
+    path.write_text(json.dumps(manifest))
+    again = corpus.build(tmp_path / "d")
+    assert (again.manifest["recipe"]["version"], again.separator_id) == ("2", again.eos_id)
+    manifest["recipe"]["version"] = "1"
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match="version = 1, now it is 3"):
+        corpus.build(tmp_path / "d")
 
 
 @pytest.mark.parametrize(("chat_tokens", "most"), [(True, 512), (False, 64_000)])

@@ -138,7 +138,7 @@ def test_a_space_in_front_of_every_text(tmp_path):
 
 
 def test_what_is_refused(folders, tmp_path):
-    with pytest.raises(ConfigError, match="neither tokenizer.json nor tokenizer.model"):
+    with pytest.raises(ConfigError, match=r"neither tokenizer\.json nor tokenizer\.model"):
         coder.load(tmp_path)
     spec = json.loads((folders / "byte_level/tokenizer.json").read_text())
     for change, message in (

@@ -45,7 +45,7 @@ def expected(data):
     for step in range(30):
         source, _, row = plan.locate(step, np.arange(8))
         read = [data.stream(plan.names[k]).read(r * 24, r * 24 + 25) for k, r in zip(source, row, strict=True)]
-        batches.append(rows.make_batch(np.stack(read), data.eos_id))
+        batches.append(rows.make_batch(np.stack(read), data.separator_id))
     return batches
 
 
@@ -117,6 +117,18 @@ def test_segments_hold_one_document_each(data):
                 text = coder.decode(tokens[inside])
                 named = [text.find(f"{name} ", 1) for name in MIXTURE]
                 assert max(named) < 0, text
+
+
+@pytest.mark.parametrize("seq_len", [7, 64, 4096])
+def test_held_out_rows_count_each_byte_once_and_each_end_but_the_last(data, seq_len):
+    for source in MIXTURE:
+        entry, separators = data.entry(source, "val"), 0
+        batches = list(loader.validation_rows(data, source, seq_len=seq_len, batch_size=3))
+        for each in batches:
+            separators += int((each.batch["targets"] == data.separator_id)[each.batch["weights"] > 0].sum())
+        assert sum(each.target_bytes for each in batches) == entry["bytes"]
+        assert sum(each.target_tokens for each in batches) == entry["tokens"] - 1
+        assert separators == entry["documents"] - 1
 
 
 @pytest.fixture

@@ -52,6 +52,8 @@ def change(data, tmp_path, path, value):
         ("mixture/prose", -1, "mixture.prose is -1 instead of a number of at least 0"),
         ("tokenizer", "del", "tokenizer is missing"),
         ("tokenizer/eos_id", 325, "tokenizer.eos_id is 325, but tokenizer.vocab_size 325"),
+        ("tokenizer/separator_id", 325, "tokenizer.separator_id is 325, but tokenizer.vocab_size 325"),
+        ("tokenizer/separator_id", "2", 'tokenizer.separator_id is "2", but tokenizer.vocab_size 325'),
         ("tokenizer/chat_tokens", "no", 'tokenizer.chat_tokens is "no" instead of true or false'),
         ("files", "del", "files is missing"),
     ],

@@ -37,24 +37,18 @@ def direct(c, model, params, data, source):
     """Loss in nats a token and bits a byte, document by document, with no packing."""
     tokenizer = Tokenizer.load(data.path / "tokenizer.model")
     tokens = data.stream(source, "val").read(0, data.entry(source, "val")["tokens"]).tolist()
-    tokens = tokens[:-1]  # the last EOS starts a document that is not there
-    documents, current = [], []
-    for token in tokens:
-        current.append(token)
-        if token == tokenizer.eos_id:
-            documents.append(current)
-            current = []
-    documents.append([*current, tokenizer.eos_id])
+    starts = [i for i, token in enumerate(tokens) if token == data.separator_id]
+    ends = [i + 1 for i in starts[1:]] + [len(tokens)]  # with the separator of the next; the last document has none
+    documents = [tokens[start:end] for start, end in zip(starts, ends, strict=True)]
     logits_of = jax.jit(lambda params, tokens: models.logits(model, params, tokens))
     nll, count, n_bytes = 0.0, 0, 0
-    for i, ids in enumerate(documents):
-        text = ids if i == 0 else [tokenizer.eos_id, *ids]
+    for text in documents:
         padded = jnp.asarray([text[:-1] + [0] * (256 - len(text))])  # one length, to compile once; causal, so harmless
         logp = np.asarray(jax.nn.log_softmax(logits_of(params, padded)[0]))
         nll -= logp[np.arange(len(text) - 1), text[1:]].sum()
         count += len(text) - 1
-        n_bytes += len(tokenizer.decode([t for t in text[1:] if t != tokenizer.eos_id]).encode())
-    # The first token of the stream is never a target, and its bytes are not counted either.
+        n_bytes += len(tokenizer.decode(text).encode())
+    assert n_bytes == data.entry(source, "val")["bytes"]  # each byte once
     return nll / count, nll / math.log(2) / n_bytes
 
 

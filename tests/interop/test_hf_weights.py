@@ -98,21 +98,21 @@ def test_files_that_are_not_there_or_damaged(tmp_path):
     tiny_hf.weights(tmp_path, files=2)
     for path in tmp_path.glob("*00002-of-00002.safetensors"):
         path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(RunError, match="00002-of-00002.safetensors can't be read .*: copy it again"):
+    with pytest.raises(RunError, match=r"00002-of-00002\.safetensors can't be read .*: copy it again"):
         params_of(tmp_path, make_mesh())
     path.unlink()
     with pytest.raises(ConfigError, match="lacks model-00002-of-00002"):
         params_of(tmp_path, make_mesh())
     index = tmp_path / "model.safetensors.index.json"
     index.write_text("{}")
-    with pytest.raises(ConfigError, match="index.json is damaged"):
+    with pytest.raises(ConfigError, match=r"index\.json is damaged"):
         params_of(tmp_path, make_mesh())
     for file in (index, *tmp_path.glob("*.safetensors")):
         file.unlink()
     with pytest.raises(ConfigError, match="has no weights"):
         params_of(tmp_path, make_mesh())
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ConfigError, match="has pytorch_model.bin and no safetensors: convert it .*save_pretrained"):
+    with pytest.raises(ConfigError, match=r"has pytorch_model\.bin and no safetensors: convert it .*save_pretrained"):
         params_of(tmp_path, make_mesh())
     (tmp_path / "config.json").write_text(json.dumps({"train": {}}))
     assert hf_weights.read(tmp_path) is None

@@ -20,10 +20,11 @@ import unicodedata
 import numpy as np
 
 from jaxlm.config import ConfigError
+from jaxlm.corpus.benchmarks import layouts, reading
+from jaxlm.corpus.benchmarks.layouts import Item
 from jaxlm.corpus.dedup.signatures import mix
 from jaxlm.corpus.stage import Document, Remove, Stage
-from jaxlm.corpus.stages import benchmarks, licences
-from jaxlm.corpus.stages.benchmarks import Item
+from jaxlm.corpus.stages import licences
 
 __all__ = ["Decontaminate", "normalise"]
 
@@ -31,10 +32,14 @@ __all__ = ["Decontaminate", "normalise"]
 @dataclasses.dataclass(frozen=True)
 class Settings:
     paths: tuple[str, ...]
+    fields: tuple[str, ...]
     ngram: int
     min_words: int
     coverage: float
     max_items: int
+
+
+_KEY = "prepare.stages.decontaminate"
 
 
 class Decontaminate(Stage):
@@ -44,18 +49,32 @@ class Decontaminate(Stage):
     inputs = ("paths",)
 
     @classmethod
-    def build(cls, settings: Settings, folder: pathlib.Path) -> None:
-        """Writes the index of `settings.paths` to `folder`. Raises ConfigError for a file that holds no items."""
+    def build(cls, settings: Settings, folder: pathlib.Path) -> list[str]:
+        """Writes the index of `settings.paths` to `folder`. Returns a line for each file: its items, and those indexed.
+
+        Raises:
+          ConfigError: a setting is wrong, or a file holds no item, or none that can be indexed.
+        """
         if not settings.paths:
             raise ConfigError("prepare.stages.decontaminate.paths is empty: name the benchmark files (jsonl, parquet)")
         if not 5 <= settings.ngram < 128 or settings.min_words < 1 or not 0 < settings.coverage <= 1:
             raise ConfigError(
                 "prepare.stages.decontaminate: 5 <= ngram < 128, min_words >= 1 and 0 < coverage <= 1, please"
             )
-        items = list(
-            itertools.chain.from_iterable(benchmarks.read_items(path) for path in benchmarks.files(settings.paths))
-        )
-        _write_index(items, settings, folder)
+        fields, by_file = layouts.named(settings.fields, f"{_KEY}.fields"), {}
+        for path in reading.files(settings.paths, f"{_KEY}.paths"):
+            by_file[path] = layouts.items(path, fields)
+        indexed = _write_index([item for items, _ in by_file.values() for item in items], settings, folder)
+        lines, first = [], 0
+        for path, (items, of_layouts) in by_file.items():
+            first, count = first + len(items), int(indexed[first : first + len(items)].sum())
+            if not count:
+                raise ConfigError(
+                    f"{path}: no item of its {len(items):,} has {settings.min_words} words that are its own "
+                    f"({_KEY}.min_words, max_items): leave the file out"
+                )
+            lines.append(f"{path}: {len(items):,} items, {count:,} indexed ({'; '.join(of_layouts)})")
+        return lines
 
     def __init__(self, settings: Settings, folder: pathlib.Path):
         super().__init__(settings, folder)
@@ -103,6 +122,7 @@ def _squeezed(text: str) -> str:
 _SIZES = (6, 8, 10)  # of n-grams, for texts too short for `ngram`; looked up one after the other, so few
 _HALF_QUESTION = 6  # words that half a text has at least, if halves shall count; fewer, and it must stand there whole
 _HALF_ANSWER = 8
+_NEVER = np.iinfo(np.int64).max
 _CONTENT = 2  # different words that an n-gram has beside those of every text; 3 where half of a short text shall do
 _STOP = """about after all also although and any are because been before being best between both but can could did does down
 each few following for from get had has have her here him his how if in into is it its just like made make many may me more
@@ -155,11 +175,14 @@ def _covered(segments: np.ndarray, places: np.ndarray, sizes_S: np.ndarray) -> n
 def _segments(item: Item, settings: Settings) -> collections.abc.Iterator[tuple[list[str], int]]:
     """Yields the texts that tell an item, as words. Each comes with the length from which on half of it is a leak."""
     for rewrite in (str, _squeezed):
-        question = normalise(rewrite(item.question))
         answers = [normalise(rewrite(answer)) for answer in item.answers]
-        yield question, 2 * _HALF_QUESTION
-        if len(question) < 2 * settings.ngram:  # too short to be half there; with an answer it may be
-            yield from ((question + answer, 2 * _HALF_QUESTION) for answer in answers if len(answer) > 1)
+        for question in (normalise(rewrite(question)) for question in item.questions):
+            yield question, 2 * _HALF_QUESTION
+            if len(question) >= 2 * settings.ngram:
+                continue
+            # Too short to be half there; with an answer it may be. An answer of one word helps what is too short alone.
+            least = 1 if len(question) < settings.min_words else 2
+            yield from ((question + answer, 2 * _HALF_QUESTION) for answer in answers if len(answer) >= least)
         yield from ((answer, 2 * _HALF_ANSWER) for answer in answers if len(answer) >= _HALF_ANSWER)
 
 
@@ -170,9 +193,13 @@ def _telling(words: list[str], n: int, content: int) -> np.ndarray:
     return np.array([i for i in range(len(words) - n + 1) if len({*tells[i : i + n], ""}) > content], np.int64)
 
 
-def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) -> None:
-    """Writes the sorted hashes of all n-grams with their places, and how much of each segment makes a leak."""
+def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) -> np.ndarray:
+    """Writes the sorted hashes of all n-grams with their places, and how much of each segment makes a leak.
+
+    Returns for each item True if any of its texts can be found.
+    """
     texts: dict[tuple[str, ...], tuple[int, int]] = {}
+    tells: list[tuple[int, tuple[str, ...]]] = []  # each item's texts; equal ones of several items are one segment
     for number, item in enumerate(items):
         for words, half in _segments(item, settings):
             dense = 2 * sum(len(word) == 1 and not word.isascii() for word in words) > len(
@@ -180,6 +207,7 @@ def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) ->
             )  # Chinese: half as telling
             if len(words) >= settings.min_words * (1 + dense):
                 texts.setdefault(tuple(words), (number, max(half, 2 * settings.ngram * dense)))
+                tells.append((number, tuple(words)))
     vocabulary = sorted({word for words in texts for word in words})
     ids = {word: number for number, word in enumerate(vocabulary, 1)}
     x_V, sizes = _word_hashes(len(vocabulary) + 1), _sizes(settings)
@@ -210,9 +238,7 @@ def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) ->
     in_order = place_G[np.lexsort((place_G[:, 1], place_G[:, 0]))]
     covered_S = _covered(in_order[:, 0], in_order[:, 1], size_S)
     need_S = np.where(halves_S, np.ceil(settings.coverage * covered_S), covered_S).astype(np.int64)
-    need_S[covered_S < np.minimum(settings.ngram, (length_S + 1) // 2)] = np.iinfo(
-        np.int64
-    ).max  # too little of it is its own
+    need_S[covered_S < np.minimum(settings.ngram, (length_S + 1) // 2)] = _NEVER  # too little of it is its own
     key_K, start_K = np.unique(key_G, return_index=True)
     bits = max(16, math.ceil(math.log2(16 * max(1, len(key_K)))))
     set_B = np.zeros(2**bits, bool)
@@ -229,6 +255,10 @@ def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) ->
         np.save(folder / f"{name}.npy", array)
     (folder / "words.txt").write_text("\n".join(vocabulary), encoding="utf-8")
     (folder / "items.json").write_text(json.dumps([[item.benchmark, item.id] for item in items]), encoding="utf-8")
+    found = {words for words, need in zip(texts, need_S, strict=True) if need < _NEVER}
+    indexed = np.zeros(len(items), bool)
+    indexed[[number for number, words in tells if words in found]] = True
+    return indexed
 
 
 class _Index:

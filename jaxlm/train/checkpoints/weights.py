@@ -55,6 +55,11 @@ def imported(checkpoints: pathlib.Path) -> bool:
     )
 
 
+def begun(checkpoints: pathlib.Path) -> bool:
+    """True if the run saved a step of its own, on which it goes on."""
+    return any(path.name.isdecimal() for path in checkpoints.glob("*")) and not imported(checkpoints)
+
+
 def bytes_of(params: dict) -> int:
     """Returns the bytes of all leaves, arrays or shapes."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))

@@ -9,44 +9,14 @@ import random
 import string
 
 import pytest
+import tiny_items
+from tiny_items import clean_text, question, zero_width
 
 from jaxlm.config import ConfigError
 from jaxlm.configs import base
+from jaxlm.corpus.benchmarks import layouts
 from jaxlm.corpus.stage import Document, Stage
 from jaxlm.corpus.stages import decontaminate, licences, registry
-
-split = str.split
-PEOPLE = split("Anna Ben Chidi Dora Emil Fatima Goran Hana Igor Julia Kofi Lena Marek Nadia Omar Petra Quentin Rosa")
-THINGS = split(
-    "apples marbles pencils lanterns buckets tickets candles shells ribbons bricks seeds kites drums mirrors "
-    "carrots stamps nails barrels carpets medals spoons bottles needles ropes baskets helmets tiles cushions"
-)
-PLACES = split("market harbour library orchard museum bakery station garden warehouse school valley theatre")
-ACTS = split("buys sells paints repairs loses borrows carries counts polishes hides wraps delivers")
-ENDS = (
-    "How many {a} are {p}'s, at the {w}?",
-    "Does {p} pay for {a} at ${n}.50?",
-    "Which {w} sees all {n} {a}?",
-)
-
-
-def question(rng: random.Random, sentences: int) -> str:
-    """Words that all questions share, each time in another order: no phrase of six tells two of them apart by chance."""
-    parts = [
-        f"{rng.choice(PEOPLE)} {rng.choice(ACTS)} {rng.randint(3, 99)} {rng.choice(THINGS)} at the {rng.choice(PLACES)}, "
-        f"then {rng.choice(ACTS)} some {rng.choice(THINGS)} & {rng.choice(THINGS)}."
-        for _ in range(sentences)
-    ]
-    end = rng.choice(ENDS).format(
-        p=rng.choice(PEOPLE), a=rng.choice(THINGS), w=rng.choice(PLACES), n=rng.randint(3, 99)
-    )
-    return " ".join([*parts, end])
-
-
-def clean_text(rng: random.Random, words: int) -> str:
-    pool = [*PEOPLE, *THINGS, *PLACES, *ACTS, *split("the a and of in with to for at some many what which does it")]
-    return " ".join(rng.choice(pool) + rng.choice(("", "", "", ",", ".")) for _ in range(words))
-
 
 QUESTIONS = [question(random.Random(i), 1 + i % 3) for i in range(150)]
 
@@ -77,10 +47,6 @@ def stage(tmp_path_factory):
 def half(text: str) -> str:
     words = text.split()
     return " ".join(words[: len(words) // 2] if len(words) % 4 < 2 else words[len(words) // 2 :])
-
-
-def zero_width(text: str) -> str:
-    return "".join(c + ("\u200b" if i % 3 == 0 else "") + ("\u00ad" if i % 5 == 0 else "") for i, c in enumerate(text))
 
 
 REWRITES = {
@@ -194,9 +160,63 @@ def test_the_index_is_the_same_each_time(tmp_path):
     assert folders[0] == folders[1]
 
 
-def test_a_benchmark_of_which_nothing_is_long_enough_flags_nothing(tmp_path):
-    stage = make_stage(tmp_path, [{"question": "Why?", "answer": "So."}])
-    assert flagged(stage, "Why? So. " * 50) is None
+def test_a_file_of_which_nothing_can_be_indexed_is_refused(tmp_path):
+    why = r"bench.jsonl: no item of its 1 has 5 words that are its own \(prepare.stages.decontaminate.min_words"
+    with pytest.raises(ConfigError, match=why):
+        make_stage(tmp_path, [{"question": "Why?", "answer": "So."}])
+
+
+def test_items_and_indexed_items_are_told_by_file(tmp_path):
+    records = [{"question": q, "answer": "So."} for q in QUESTIONS[:3]]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [*records, {"question": "Why?"}]))
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": r["question"]}) + "\n" for r in records))
+    spec = registry.parse(f"decontaminate paths=('{tmp_path}',)", base.get_config().prepare.stages.to_dict(), "test")
+    lines = registry.stage_class("decontaminate").build(registry.typed_settings(spec), tmp_path / "index")
+    assert (
+        lines
+        == [
+            f"{tmp_path}/a.jsonl: 4 items, 3 indexed (a question with answers)",
+            f"{tmp_path}/b.jsonl: 3 items, 3 indexed (LAMBADA, one text)",  # b's questions are a's: found as a's, and counted
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def every_layout(tmp_path_factory) -> Stage:
+    """A stage that knows twenty made items of each layout."""
+    folder = tmp_path_factory.mktemp("layouts")
+    for layout in tiny_items.MADE:
+        records = [made.record for made in tiny_items.made(layout)]
+        (folder / f"{layout.__name__}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return load_stage(folder, f"paths=('{folder}',) fields=('{tiny_items.RIDDLES}',)")
+
+
+@pytest.mark.parametrize("layout", tiny_items.MADE)
+def test_made_items_of_each_layout_are_found_in_prose(every_layout, layout):
+    rng, found = random.Random(4), collections.Counter()
+    for made in tiny_items.made(layout):
+        for name, write in tiny_items.WRITINGS.items():
+            text = f"{clean_text(rng, 200)}\n{write(made.leak)}\n{clean_text(rng, 200)}"
+            found[name] += flagged(every_layout, text) is not None
+    assert {name: found[name] / 20 for name in tiny_items.WRITINGS} == dict.fromkeys(tiny_items.WRITINGS, 1.0)
+
+
+def test_passages_alone_and_clean_prose_stay(every_layout):
+    rng = random.Random(5)
+    passages = [m.passage for layout in tiny_items.MADE for m in tiny_items.made(layout) if m.passage]
+    assert len(passages) == 18 * 20
+    assert sum(flagged(every_layout, text) is not None for text in passages) <= 0.003 * len(passages)
+    clean = [*(clean_text(rng, 400) for _ in range(200)), *(tiny_items.passage(rng) for _ in range(200))]
+    assert sum(flagged(every_layout, text) is not None for text in clean) <= 0.003 * len(clean)
+
+
+def test_a_passage_that_were_indexed_would_be_flagged(tmp_path):
+    """The mutation: the passage named as the question."""
+    (tmp_path / "boolq.jsonl").write_text(
+        "".join(json.dumps(m.record) + "\n" for m in tiny_items.made(tiny_items.boolq))
+    )
+    stage = load_stage(tmp_path, f"paths=('{tmp_path}/boolq.jsonl',) fields=('boolq.jsonl:passage>question',)")
+    assert all(flagged(stage, m.passage) for m in tiny_items.made(tiny_items.boolq))
 
 
 @pytest.mark.parametrize("text", ["", " ", "one", "&", "\u200b", "a b c d e f", "\u0000" * 20, "&#1114112;&#x0; x"])
@@ -222,17 +242,21 @@ def shared(name: str) -> pathlib.Path:
 def test_real_benchmarks_in_real_prose(tmp_path):
     stage = load_stage(tmp_path, f'paths=("{shared("eval")}",)')
     prose = [json.loads(line)["text"] for line in gzip.open(shared("text/prose.jsonl.gz"), "rt")]
-    assert sum(flagged(stage, text) is not None for text in prose) < 0.005 * len(prose)
-    similar = [json.loads(line)["question"] for line in shared("text/gsm8k_train.jsonl").open()]
-    assert sum(flagged(stage, text) is not None for text in similar) < 0.005 * len(similar)
+    assert sum(flagged(stage, text) is not None for text in prose) <= 0.003 * len(prose)
+    similar = [json.loads(line)["question"] for line in shared("text/gsm8k_train.jsonl").open()][:3000]
+    assert sum(flagged(stage, text) is not None for text in similar) <= 0.003 * len(similar)
     rng = random.Random(0)
-    read = gzip.open(shared("eval/HumanEval.jsonl.gz"), "rt")
-    items = {"HumanEval": [json.loads(line)["prompt"] for line in read]}
-    items["gsm8k_test"] = [json.loads(line)["question"] for line in shared("eval/gsm8k_test.jsonl").open()]
-    arc = [json.loads(line) for line in shared("eval/arc_easy.jsonl").open()]
-    items["arc_easy"] = [q for q in (row["query"].removeprefix("Question: ") for row in arc) if len(q.split()) >= 13]
-    for benchmark, questions in items.items():
-        for name, rewrite in REWRITES.items():
-            some = rng.sample(questions, 60)
-            found = [flagged(stage, "\n".join((rng.choice(prose), rewrite(q), rng.choice(prose)))) for q in some]
-            assert sum(f is not None for f in found) >= (54 if name == "half" else 57), (benchmark, name)
+    for file in sorted(shared("eval").iterdir()):
+        items, _ = layouts.items(str(file), {})
+        leaks = [f"{item.questions[0]} {item.answers[0]}" for item in rng.sample(items, 100)]
+        for name, rewrite in tiny_items.WRITINGS.items():
+            found = [
+                flagged(stage, "\n".join((rng.choice(prose)[:2000], rewrite(q), rng.choice(prose)[:2000])))
+                for q in leaks
+            ]
+            assert sum(f is not None for f in found) >= 98, (file.name, name)
+    long = [layouts.items(str(file), {})[0] for file in shared("eval").iterdir()]
+    halves = [q for items in long for item in items for q in item.questions if len(q.split()) >= 26]
+    for name, rewrite in REWRITES.items():
+        found = [flagged(stage, "\n".join((rng.choice(prose)[:2000], rewrite(q)))) for q in rng.sample(halves, 60)]
+        assert sum(f is not None for f in found) >= (54 if name == "half" else 58), name

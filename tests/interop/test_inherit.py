@@ -9,7 +9,7 @@ import tiny_hf
 
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError
-from jaxlm.programs import inherit
+from jaxlm.interop import inherit
 
 pytest.importorskip("tokenizers")
 

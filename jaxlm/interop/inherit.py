@@ -65,7 +65,7 @@ def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
         keys, lines, tokenizer = _of_run(folder), [], _tokenizer_of_run(folder)
     for line in lines:
         say(line)
-    _set_model(config, keys, given, windowed=bool(lines))
+    _set_model(config, keys, given, ends=bool(lines) or keys["family"] == "gpt2")
     _set_tokenizer(config, tokenizer, given)
     warmup, steps = config.optim.warmup_steps, config.train.steps
     if warmup >= steps and "optim.warmup_steps" not in given:
@@ -93,8 +93,7 @@ def of_model(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
     config = config_files.load("base", overrides)
     given = {override.partition("=")[0] for override in overrides}
     config.workdir = str(folder)
-    keys, lines = hf_config.read(folder)
-    _set_model(config, keys, given, windowed=bool(lines))
+    _set_model(config, hf_config.read(folder)[0], given, ends=True)
     return config
 
 
@@ -129,7 +128,8 @@ def _tokenizer_of_run(folder: pathlib.Path) -> pathlib.Path:
     return found
 
 
-def _set_model(config: config_dict.ConfigDict, keys: dict[str, object], given: set[str], *, windowed: bool) -> None:
+def _set_model(config: config_dict.ConfigDict, keys: dict[str, object], given: set[str], *, ends: bool) -> None:
+    """Sets the keys of the model. `ends`: no longer context than the model's is possible, or asked for."""
     for key in (*_FIXED, *_ROPE):
         value = keys.get(key)
         if value is None:
@@ -146,9 +146,9 @@ def _set_model(config: config_dict.ConfigDict, keys: dict[str, object], given: s
                 )
         part[name] = value
     longest = keys["max_seq_len"]
-    if (windowed or config.model.family == "gpt2") and config.train.seq_len > longest and "train.seq_len" in given:
+    if ends and config.train.seq_len > longest and "train.seq_len" in given:
         raise ConfigError(f"train.seq_len={config.train.seq_len}: the model's context ends at {longest:,} tokens")
-    if windowed or config.model.family == "gpt2":
+    if ends:
         config.train.seq_len = min(config.train.seq_len, longest)
         config.model.max_seq_len = longest
     elif "model.max_seq_len" not in given:

@@ -1,0 +1,94 @@
+"""Reads the records of benchmark files: jsonl, json, parquet; compressed or not, here or at a URL."""
+
+import collections.abc
+import glob
+import itertools
+import json
+import pathlib
+import re
+
+import fsspec
+import pyarrow.parquet
+
+from jaxlm.config import ConfigError
+
+SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".parquet")
+# What the hub's tools leave beside the data.
+_NO_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+_SPLIT = re.compile(r"(?:train|test|val|valid|validation|dev)(?:-\d+-of-\d+)?")
+
+
+def files(paths: tuple[str, ...], key: str) -> list[str]:
+    """Returns the files of paths, folders, globs and URLs, each once.
+
+    Args:
+      paths: the paths.
+      key: the config's key that lists them, for the message.
+
+    Raises:
+      ConfigError: a path has no files.
+    """
+    found: list[str] = []
+    for path in paths:
+        inside = (
+            glob.glob(f"{path}/**", recursive=True) if pathlib.Path(path).is_dir() else glob.glob(path, recursive=True)
+        )
+        inside = [file for file in inside if file.endswith(SUFFIXES) and pathlib.PurePath(file).name not in _NO_DATA]
+        inner = [path] if "://" in path else sorted(inside)
+        if not inner:
+            raise ConfigError(f"{key}: {path!r} has no file that ends in {', '.join(SUFFIXES)}")
+        found += [file for file in inner if file not in found]
+    return found
+
+
+def name(path: str) -> str:
+    """Returns the benchmark's name: that of the file, or of its folder if the file is named after a split."""
+    stem = re.sub(r"\.(?:jsonl?|parquet)(?:\.gz|\.zst)?$", "", pathlib.PurePath(path).name)
+    return (pathlib.PurePath(path).parent.name or stem) if _SPLIT.fullmatch(stem) else stem
+
+
+def records(path: str) -> collections.abc.Iterator[tuple[int, dict]]:
+    """Yields (number from 1: the line of a jsonl, record).
+
+    A json file holds a list of records, or an object whose `data` is that list (as SQuAD's and CoQA's own), or one record
+    a line.
+
+    Raises:
+      ConfigError: the file can't be read, or a record is no JSON object.
+    """
+    try:
+        if path.endswith(".parquet"):
+            with fsspec.open(path) as f:
+                yield from enumerate(pyarrow.parquet.read_table(f).to_pylist(), 1)
+            return
+        with fsspec.open(path, "rt", encoding="utf-8", compression="infer") as f:
+            text = f.read()
+        whole = _whole(text) if path.removesuffix(".gz").endswith(".json") else None
+    except (OSError, EOFError, UnicodeDecodeError, ValueError, pyarrow.ArrowException) as e:
+        raise ConfigError(f"{path} can't be read: {e}") from e
+    numbered = enumerate(
+        whole if whole is not None else map(_parsed, text.split("\n")), 1
+    )  # splitlines() cuts at U+2028
+    for number, record in itertools.filterfalse(lambda line: line[1] == "", numbered):
+        if not isinstance(record, dict):
+            raise ConfigError(f"{path}:{number} is no JSON object")
+        yield number, record
+
+
+def _whole(text: str) -> list | None:
+    """Returns the records of a json file that is one value; None if it is one record a line."""
+    if text.lstrip().startswith("["):
+        return json.loads(text)
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found["data"] if isinstance(found, dict) and isinstance(found.get("data"), list) else [found]
+
+
+def _parsed(line: str) -> object:
+    """Returns a line's record, "" for an empty line, None if it is no JSON."""
+    try:
+        return json.loads(line) if line.strip() else ""
+    except ValueError:
+        return None

@@ -1,0 +1,143 @@
+"""Finds and loads the tasks of EleutherAI's lm-evaluation-harness, from the hub or from a folder laid out like it.
+
+Indexing all 14,000 of its files takes it 15 s; here only the folders that hold the tasks are read.
+"""
+
+import difflib
+import logging
+import os
+import pathlib
+import re
+from collections.abc import Iterator, Sequence
+
+import lm_eval.tasks
+from lm_eval.api.samplers import ContextSampler
+from lm_eval.api.task import Task
+from lm_eval.tasks import TaskManager
+
+from jaxlm.config import ConfigError, RunError
+from jaxlm.console import working
+
+_ROOT = pathlib.Path(lm_eval.tasks.__file__).parent
+_NAME = re.compile(rb"^(?:task|group|tag): *[\"']?([\w.-]+)", re.MULTILINE)
+_SPLITS = ("training_split", "validation_split", "fewshot_split")
+_SEED = 1234  # of the worked examples, as lm-evaluation-harness has it
+
+
+def load(names: Sequence[str], data_dir: str, fewshot: int, cache: str) -> dict[str, dict[str, Task]]:
+    """Returns name -> the tasks that it stands for, by their names: itself, or the members of a group.
+
+    Args:
+      names: of tasks, groups or tags of the harness.
+      data_dir: a folder laid out as the hub is; "" for the hub.
+      fewshot: the worked examples before each question; -1 as each task says. Tasks that fix none stay without.
+      cache: an empty folder for what `datasets` makes of `data_dir`. In its own cache it would find another folder's files.
+
+    Raises:
+      ConfigError: there is no such task, or `data_dir` lacks its files.
+      RunError: its files could not be fetched.
+    """
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    with working("looking for tasks"):
+        manager = _manager(names)
+    found = {}
+    for name in names:
+        leaves = list(dict.fromkeys(_leaves(manager, name)))
+        found[name] = {leaf: _load(manager, leaf, data_dir, fewshot, cache) for leaf in leaves}
+    return found
+
+
+def _manager(names: Sequence[str]) -> TaskManager:
+    """Returns a manager that knows the names. Raises ConfigError with the nearest ones if there is no such task."""
+    # Most tasks lie in a folder of their name, or of its first words.
+    begins = {"_".join(name.split("_")[:words]) for name in names for words in range(1, name.count("_") + 2)}
+    manager = TaskManager(
+        include_path=[_ROOT / part for part in begins if (_ROOT / part).is_dir()], include_defaults=False
+    )
+    if all(name in manager.task_index for name in names):
+        return manager
+    folders: dict[str, set[str]] = {}
+    for path in _files():
+        for match in _NAME.finditer(path.read_bytes()):
+            folders.setdefault(match.group(1).decode(), set()).add(path.relative_to(_ROOT).parts[0])
+    for name in names:
+        if name not in folders:
+            near = difflib.get_close_matches(name, folders, n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise ConfigError(f"no task {name} in lm-evaluation-harness{hint}")
+    needed = set().union(*(folders[name] for name in names))
+    return TaskManager(include_path=[_ROOT / part for part in sorted(needed)], include_defaults=False)
+
+
+def _files() -> Iterator[pathlib.Path]:
+    for folder, _, names in os.walk(_ROOT):
+        yield from (pathlib.Path(folder, name) for name in names if name.endswith(".yaml"))
+
+
+def _leaves(manager: TaskManager, name: str) -> Iterator[str]:
+    """Yields the tasks of a task, a group or a tag."""
+    entry = manager.task_index[name]
+    members = (entry.cfg or {}).get("task")
+    if entry.yaml_path is None:  # a tag
+        yield from sorted(entry.tags)
+    elif isinstance(members, list):
+        for member in members:
+            yield from _leaves(manager, member if isinstance(member, str) else member.get("task", member.get("group")))
+    else:
+        yield name
+
+
+def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: str) -> Task:
+    config = manager.task_index[name].cfg or {}
+    path, default = config.get("dataset_path", ""), config.get("num_fewshot")
+    shots = default or 0 if fewshot < 0 or default == 0 else fewshot
+    override = {"num_fewshot": shots}
+    if data_dir:
+        kwargs = (config.get("dataset_kwargs") or {}) | {"cache_dir": cache}
+        override |= {"dataset_path": str(_folder(name, path, data_dir)), "dataset_kwargs": kwargs}
+    where = f"{data_dir} (see scripts/hub_layout.py)" if data_dir else "https://huggingface.co"
+    while True:
+        try:
+            # The only way to a task whose dataset lies elsewhere: as a member of a group.
+            (task,) = manager.load([{"group": "here", "task": [{"task": name, **override}]}])["tasks"].values()
+        except KeyError as error:  # no such split; the harness reads the worked examples even if none are shown
+            lacking = [key for key in _SPLITS if config.get(key) == error.args[0] and key not in override]
+            if shots or not lacking:
+                raise ConfigError(
+                    f"{name}: no {error.args[0]} in {path} of {where}, from where its {shots} worked examples come: "
+                    "hub_layout.py --examples=N lays them out, --fewshot=0 does without"
+                ) from None
+            override |= dict.fromkeys(lacking)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise (ConfigError if data_dir else RunError)(
+                f"{name}: can't read {path} from {where}: {_line(error)}"
+            ) from error
+        else:
+            _check_examples(name, task, shots, where)
+            task.set_fewshot_seed(seed=_SEED)
+            return task
+
+
+def _check_examples(name: str, task: Task, shots: int, where: str) -> None:
+    """Raises ConfigError if there are too few worked examples. The harness draws one more than it shows."""
+    held = len(task.sampler.df) if shots else 0
+    if held < shots + (shots > 0 and type(task.sampler) is ContextSampler):
+        raise ConfigError(f"{name}: {held} worked examples in {where}, too few to draw {shots} from")
+
+
+def _folder(name: str, path: str, data_dir: str) -> pathlib.Path:
+    """Returns the folder of a task's dataset. Raises ConfigError if there is none, or the task has no dataset of its own."""
+    root = pathlib.Path(data_dir).expanduser().resolve()
+    if not root.is_dir():
+        raise ConfigError(f"eval.data_dir={data_dir} is no folder")
+    if path and (root / path).is_dir():
+        return root / path
+    raise ConfigError(
+        f"{name} reads {path or 'no dataset by name'}, which eval.data_dir={data_dir} does not have: lay its files there with "
+        "scripts/hub_layout.py, or set eval.data_dir= to fetch it from the hub"
+    )
+
+
+def _line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[0][:200]

@@ -1,0 +1,245 @@
+"""One way from texts to ids: who calls it, who encodes without it and why, and what each caller gives a model."""
+
+import ast
+import dataclasses
+import pathlib
+import types
+
+import numpy as np
+import pytest
+import tiny_data
+
+from jaxlm import config, config_files
+from jaxlm.data import build, ids
+from jaxlm.data.tokenizer import Tokenizer
+from jaxlm.eval import samples, scorer
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HOME = "jaxlm/data/ids.py"
+# Who encodes without `data/ids.py`. No model reads these ids.
+ALLOWED = {
+    "jaxlm/data/imported.py": "the tokenizers themselves",
+    "jaxlm/data/tokenizer.py": "the tokenizer itself",
+    "jaxlm/data/tokenizer_fit.py": "statistics: bytes a token, how a number or a newline is cut",
+    "jaxlm/corpus/stages/perplexity.py": "pieces of a KenLM model's own SentencePiece, as words for n-grams",
+    "jaxlm/step/adam.py": "quantize.encode: moments of the optimizer, no text",
+}
+_ENCODE = {"encode", "encode_batch", "encode_as_ids", "EncodeAsIds"}
+_CODECS = ("utf-8", "utf8", "utf-16-le", "utf-32-le", "ascii", "latin-1", "cp1252")
+
+
+def encoders(code: str) -> list[int]:
+    """The lines that use the `encode` of something but a str: of a tokenizer, as far as can be seen without running it."""
+    tree, of_str = ast.parse(code), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "encode":
+            first = node.args[0] if node.args else None
+            if first is None or getattr(first, "value", "") in _CODECS or "stream.encoding" in ast.unparse(first):
+                of_str.add(node.func)
+    uses = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in _ENCODE)
+    return [node.lineno for node in uses if node not in of_str and ast.unparse(node) != "str.encode"]
+
+
+def callers(code: str) -> bool:
+    """True if a module calls `data/ids.py`."""
+    for node in ast.walk(ast.parse(code)) if "jaxlm.data" in code and "ids" in code else ():
+        if isinstance(node, ast.ImportFrom) and node.module == "jaxlm.data.ids":
+            return True
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "jaxlm.data"
+            and any(n.name == "ids" for n in node.names)
+        ):
+            return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def package() -> dict[str, str]:
+    """File -> code of the package and its scripts."""
+    files = [*ROOT.glob("jaxlm/**/*.py"), *ROOT.glob("scripts/*.py")]
+    return {file.relative_to(ROOT).as_posix(): file.read_text() for file in files}
+
+
+def test_nobody_else_encodes_for_a_model(package):
+    found = {
+        file: lines
+        for file, code in package.items()
+        if file != HOME and ".encode" in code and (lines := encoders(code))
+    }
+    new = {file: lines for file, lines in found.items() if file not in ALLOWED}
+    assert not new, f"{new}: get a model's ids from {HOME}, or say in ALLOWED why no model reads them"
+    assert not ALLOWED.keys() - found.keys(), "these encode nothing now: take them from ALLOWED"
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("row = [tokenizer.eos_id, *tokenizer.encode(text)]", 1),
+        ("rows = list(map(coder.encode, texts))", 1),
+        ("rows = self._tokenizer.encode_batch(texts, 2)", 1),
+        ("raw = text.encode()", 0),
+        ("raw = text.encode('utf-8', 'replace')", 0),
+        ("raw = list(map(str.encode, texts))", 0),
+    ],
+)
+def test_an_encoder_is_seen(code, found):
+    assert len(encoders(code)) == found
+
+
+class Twice(Tokenizer):
+    """The mutation: what a text begins with stands there twice."""
+
+    def __init__(self, model_bytes: bytes):
+        super().__init__(model_bytes)
+        self.opening *= 2
+
+
+class Never(Tokenizer):
+    """The mutation: nothing stands in front."""
+
+    def __init__(self, model_bytes: bytes):
+        super().__init__(model_bytes)
+        self.opening = ()
+
+
+TEXTS = ["one two three", "", "\n sea", "</s> is no EOS", "moon" * 40]
+
+
+class Fed(Exception):
+    """Ends an entry point where its ids are seen, before a model is needed."""
+
+    def __init__(self, rows):
+        self.rows = [list(row) for row in rows]
+
+
+def _fed(*_, **__):
+    raise Fed(next(rows for rows in (*_, *__.values()) if isinstance(rows, list)))
+
+
+def from_samples(coder, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(samples.generate, "generate", _fed)
+    settings = config.resolve(config_files.load("base", ["data.path=x"])).sample
+    with pytest.raises(Fed) as fed:
+        samples.continue_prompts(None, {}, coder, TEXTS, settings, 0)
+    return fed.value.rows
+
+
+def from_a_stream_of_samples(coder, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(samples.generate, "Generator", lambda *_: types.SimpleNamespace(stream=_fed))
+    settings = config.resolve(config_files.load("base", ["data.path=x"])).sample
+    with pytest.raises(Fed) as fed:
+        samples.Stream(None, {}, coder, TEXTS, settings, 0)
+    return fed.value.rows
+
+
+def from_the_check_of_prompts(coder, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(samples.generate, "check_prompts", _fed)
+    settings = config.resolve(config_files.load("base", ["data.path=x"])).sample
+    settings = dataclasses.replace(settings, prompts=tuple(TEXTS))
+    model, data = types.SimpleNamespace(config=None), types.SimpleNamespace(tokenizer=lambda: coder)
+    with pytest.raises(Fed) as fed:
+        samples.make(settings, 0, model, data, tmp_path)
+    return fed.value.rows
+
+
+def from_the_scorer(coder, data, tmp_path, monkeypatch):
+    rows = []
+
+    class Scores:
+        tokenizer = coder
+
+        def score(self, requests):
+            rows.extend([*context, *scored] for context, scored in requests)
+            return [types.SimpleNamespace(logp=-1.0)]
+
+    given = types.SimpleNamespace(data=data, tokenizer=coder)
+    monkeypatch.setattr(scorer.model, "restore", lambda *_: given)
+    monkeypatch.setattr(scorer.likelihood, "of_restored", lambda *_: Scores())
+    (tmp_path / "config.json").write_text(config.to_json(config.resolve(config_files.load("base", ["data.path=x"]))))
+    score = scorer.bits_per_byte(str(tmp_path))
+    for text in TEXTS:
+        score(text)
+    return rows
+
+
+def from_shards(coder, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "_tokenizer", lambda *_: coder)
+    settings = build.BuildSettings(vocab_size=300, chat_tokens=False, val_fraction=0.3, block_tokens=64)
+
+    def read(source, stats):
+        yield from ((str(i), text) for i, text in enumerate([*TEXTS, *(t + "." for t in TEXTS)]))
+
+    made = build.build_data(tmp_path / "d", [build.Source("a", "made", 1)], settings, read=read, log=str)
+    rows = []
+    for split in ("train", "val"):
+        stream = made.stream("a", split)
+        for document in made.documents("a", split, 0, stream.tokens):
+            rows.append(stream.read(document.start, document.start + document.tokens).tolist())
+    return rows
+
+
+# Who calls `data/ids.py`, and how its ids are seen. Someone new: a function as those above.
+CALLERS = {
+    "jaxlm/data/build.py": (from_shards,),
+    "jaxlm/eval/samples.py": (from_samples, from_a_stream_of_samples, from_the_check_of_prompts),
+    "jaxlm/eval/scorer.py": (from_the_scorer,),
+}
+ENTRIES = [entry for entries in CALLERS.values() for entry in entries]
+
+
+def test_all_callers_are_listed(package):
+    assert {file for file, code in package.items() if callers(code)} == CALLERS.keys()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tiny_data.make(tmp_path_factory.mktemp("data"), {"a": 1.0})
+
+
+def opened_once(rows: list[list[int]], eos_id: int) -> bool:
+    return all(row[:1] == [eos_id] and row.count(eos_id) == 1 for row in rows)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_each_entry_puts_one_eos_in_front(entry, data, tmp_path, monkeypatch):
+    coder = data.tokenizer()
+    rows = entry(coder, data, tmp_path, monkeypatch)
+    assert len(rows) >= len(TEXTS)
+    assert opened_once(rows, coder.eos_id)
+    assert {coder.decode(row) for row in rows} >= set(TEXTS)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("wrong", [Twice, Never])
+def test_the_comparison_can_fail(entry, wrong, data, tmp_path, monkeypatch):
+    """Nobody puts an EOS of their own there. Shards begin each document with the separator, whatever opens a text."""
+    coder = wrong(data.tokenizer().model_bytes)
+    rows = entry(coder, data, tmp_path, monkeypatch)
+    assert opened_once(rows, coder.eos_id) == (entry is from_shards and wrong is Never)
+
+
+class Imported(Tokenizer):
+    """A tokenizer as others have it, with BOS in front of a text."""
+
+    def __init__(self, model_bytes: bytes):
+        super().__init__(model_bytes)
+        self.opening, self.separator_id = (self.bos_id,), self.bos_id
+
+
+def test_what_opens_a_text_and_what_parts_documents_may_differ(data):
+    own = data.tokenizer()
+    bos, eos = own.bos_id, own.eos_id
+    text = own.encode("sun")
+
+    def made(coder, **fields):
+        vars(coder).update(fields)
+        (row,), (other,) = ids.training_documents(coder, ["sun"], 1), ids.documents(coder, ["sun"], 1)
+        assert other.tolist() == ids.document(coder, "sun")
+        assert row.dtype == other.dtype == np.int32
+        return row.tolist(), other.tolist()
+
+    assert made(own) == ([eos, *text], [eos, *text])
+    assert made(Imported(own.model_bytes)) == ([bos, *text, eos], [bos, *text])
+    assert made(Never(own.model_bytes)) == ([eos, *text], text)
+    assert made(Never(own.model_bytes), opening=(bos,)) == ([eos, bos, *text], [bos, *text])

@@ -1,0 +1,152 @@
+"""`jaxlm import`: a run of a Hugging Face model, that samples, trains and stands alone."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import tiny_hf
+from tiny_steps import make_mesh
+
+from jaxlm import cli, models, sharding
+from jaxlm.config import RunError
+from jaxlm.interop import hf_weights
+from jaxlm.train import metrics, origin
+from jaxlm.train.checkpoints import verify, weights
+
+pytest.importorskip("tokenizers")
+SMALL = [
+    "--config.train.batch_size=8",
+    "--config.train.seq_len=32",
+    "--config.runs.supervise=off",
+    "--config.log.tensorboard=False",
+    "--config.eval.max_batches=2",
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """(the folder of a model, the run that was imported from it)."""
+    root = tmp_path_factory.mktemp("import")
+    tiny_hf.weights(root / "model", files=2, qk_norm=True, head_dim=16, vocab_size=450)
+    tiny_hf.byte_level(root / "model")
+    assert cli.main(["import", str(root / "model"), f"--out={root / 'run'}"]) == 0
+    return root / "model", root / "run"
+
+
+def params_of(folder):
+    found = origin.open(folder, readers=hf_weights.READERS)
+    model = models.build(dataclasses.replace(found.config.model, dtype="float32"), "xla")
+    abstract = models.abstract_params(model)
+    return found.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), make_mesh()))
+
+
+def test_the_run_holds_the_model_its_tokenizer_and_where_it_is_from(folders, tmp_path):
+    model, run = folders
+    assert verify.read_checksums(run / "checkpoints/0") is not None
+    assert weights.imported(run / "checkpoints")
+    moved = tmp_path / "moved"
+    shutil.copytree(run, moved)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(params_of(model)), jax.device_get(params_of(moved)))
+    theirs, ours = origin.open(model, readers=hf_weights.READERS), origin.open(moved)
+    assert ours.tokenizer().sha256 == theirs.tokenizer().sha256
+    assert (ours.config.model, ours.provenance["step"]) == (theirs.config.model, 0)
+    assert ours.config.data.tokenizer == str(moved / "tokenizer")
+    assert json.loads((run / "run.json").read_text())["starts"][0]["ended"]["why"] == f"imported from {model.resolve()}"
+    for file in (moved / "checkpoints/0/params").rglob("*"):
+        if file.is_file() and file.stat().st_size > 1000:
+            file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(RunError, match="checkpoint 0 is damaged"):
+        params_of(moved)
+
+
+def test_what_can_not_be_imported_is_one_line(folders, tmp_path, capsys):
+    model, run = folders
+    tiny_hf.weights(tmp_path / "small", vocab_size=300)
+    tiny_hf.byte_level(tmp_path / "small")
+    for words, message in (
+        ([str(model), f"--out={run}"], "holds a run or a model already"),
+        ([str(model), f"--out={model}"], "is the model itself"),
+        ([str(model)], "--out"),
+        ([str(run), f"--out={tmp_path / 'x'}"], "takes the folder of a Hugging Face model"),
+        (["nowhere", f"--out={tmp_path / 'x'}"], "nowhere is not one"),
+        ([f"--out={tmp_path / 'x'}"], "none is named"),
+        ([str(tmp_path / "small"), f"--out={tmp_path / 'x'}"], "its tokenizer has"),
+    ):
+        assert cli.main(["import", *words]) == 2
+        said = capsys.readouterr().err.strip()
+        assert message in said
+        assert "\n" not in said
+    assert not (tmp_path / "x").exists()
+    assert cli.main(["train", str(model)]) == 2
+    assert f"jaxlm train base --config.origin={model}" in capsys.readouterr().err
+
+
+def test_a_cut_short_import_begins_anew(folders, tmp_path):
+    model, run = folders
+    shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
+    assert cli.main(["import", str(model), f"--out={tmp_path}"]) == 0
+    assert weights.imported(tmp_path / "checkpoints")
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", ["qwen3", "smollm"])
+def test_continued_pretraining_from_the_command_line(kind, tmp_path, capsys):
+    """50 steps from a model of transformers: held-out loss falls, and the run needs the model's folder no more."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "vocab_size": 420,
+    }
+    sizes |= {"num_key_value_heads": 1, "max_position_embeddings": 128, "tie_word_embeddings": True}
+    config = transformers.Qwen3Config(**sizes, head_dim=32) if kind == "qwen3" else transformers.LlamaConfig(**sizes)
+    theirs = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    folder, run = tmp_path / "model", tmp_path / "run"
+    theirs.save_pretrained(folder, max_shard_size="50KB")
+    tiny_hf.byte_level(folder)
+    rng, words = np.random.default_rng(0), ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran"]
+    texts = [" ".join(rng.choice(words, rng.integers(20, 80))) for _ in range(80)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    begun = ["train", "base", f"--config.origin={folder}", f"--config.data.path={tmp_path / 'texts.jsonl'}", *SMALL]
+    assert cli.main([*begun, f"--config.workdir={run}", "--config.train.steps=50", "--config.eval.at_start=True"]) == 0
+    losses = {r["step"]: r["val/loss"] for r in metrics.records(run / "metrics.jsonl") if "val/loss" in r}
+    assert losses[50] < losses[0] - 1
+    assert losses[0] == pytest.approx(np.log(420), abs=0.2)
+    if kind == "qwen3":
+        return
+    shutil.rmtree(folder)
+    assert cli.main([*begun, f"--config.workdir={run}", "--config.train.steps=52"]) == 0
+    capsys.readouterr()
+    assert cli.main(["sample", str(run), "the cat", "--max-new-tokens=8", "--temperature=0", "--json"]) == 0
+    text = json.loads(capsys.readouterr().out)["text"]
+    assert set(text.split()[:-1]) <= set(words)
+
+
+@pytest.mark.parity
+def test_an_imported_run_samples_and_trains_in_place(folders, tmp_path, capsys):
+    model, run = folders
+    texts = []
+    for place in (model, run):
+        capsys.readouterr()
+        assert cli.main(["sample", str(place), "the cat", "--max-new-tokens=4", "--temperature=0", "--json"]) == 0
+        texts.append(json.loads(capsys.readouterr().out)["text"])
+    assert texts[0] == texts[1]
+    own = tmp_path / "own"
+    shutil.copytree(run, own)
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": f"{tiny_hf.TEXTS[0]} {i}"}) + "\n" for i in range(40))
+    )
+    steps = ["--config.train.steps=2", "--config.optim.warmup_steps=1", *SMALL]
+    assert cli.main(["train", str(own), f"--config.data.path={tmp_path / 'a.jsonl'}", *steps]) == 0
+    assert not weights.imported(own / "checkpoints")
+    assert pathlib.Path(own / "data/tokenizer_ids.json").is_file()
+    assert cli.main(["train", str(own), "--config.train.steps=3"]) == 0
