@@ -3,7 +3,7 @@
     python scripts/measure_export.py FOLDER [CONFIG] [hf:bf16 gguf:q8_0 ...]
 
 FOLDER gets a run of that shape (default gpuburnout_1b, 4.2 GB) and the exports; each export is deleted after it. A run that
-is there is used again.
+is there is used again. `cpu_s` are the seconds of all cores together, for a machine that others use too (`load`).
 """
 
 import json
@@ -30,15 +30,18 @@ def make(run: pathlib.Path, name: str) -> None:
     from jaxlm.train.workdir import TOKENIZER
 
     given = config_files.load(name, [f"workdir={run}", f"data.dir={run / 'data'}"])
-    given.model.vocab_size = given.model.vocab_size or 8192
+    if not given.model.vocab_size:  # left open, for the data to say
+        given.model.vocab_size = 8192
     c = config.resolve(given)
     rng = np.random.default_rng(0)
 
     def draw(path: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         return jax.numpy.asarray(0.02 * rng.standard_normal(leaf.shape, np.float32) + path.endswith("scale"))
 
-    params = tree.map_named(draw, models.abstract_params(models.build(hardware.for_platform(c.model, "cpu"), "xla")))
-    weights.save(run / "checkpoints", params, dataclasses.asdict(c))
+    model = models.build(hardware.for_platform(c.model, "cpu"), "xla")
+    weights.save(
+        run / "checkpoints", lambda: tree.map_named(draw, models.abstract_params(model)), dataclasses.asdict(c)
+    )
     words = random.Random(0)
     texts = [
         " ".join("".join(words.choices("abcdefghijklmnopqrstuvwxyz", k=words.randint(3, 9))) for _ in range(200))
@@ -62,7 +65,8 @@ def measure(run: pathlib.Path, out: pathlib.Path, to: str, dtype: str) -> dict:
     found = {
         key: value for key, value in json.loads(said.splitlines()[-1]).items() if key.endswith("_s") or key == "moved"
     }
-    return found | {"peak_gb": round(usage.ru_maxrss * 1024 / 1e9, 2), "gb": round(size / 1e9, 2)}
+    cpu = round(usage.ru_utime + usage.ru_stime)
+    return found | {"cpu_s": cpu, "peak_gb": round(usage.ru_maxrss * 1024 / 1e9, 2), "gb": round(size / 1e9, 2)}
 
 
 def main() -> None:

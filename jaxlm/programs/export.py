@@ -19,7 +19,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """Writes the model, reads it back, compares it with the run, and says where it is."""
     if not config.workdir:
         raise ConfigError("which run? jaxlm export RUN --to=hf --out=DIR, with the folder of a run")
-    dtype, out = export.dtype_of(args.to, args.dtype), pathlib.Path(args.out).expanduser()
+    dtype, out = export.dtype_of(args.to, args.dtype), pathlib.Path(args.out).expanduser().absolute()
     export.refuse(out, args.to)
     if args.to == "gguf":
         gguf_file.architecture(config.model)

@@ -98,8 +98,10 @@ def test_transformers_agrees_on_the_folder(tmp_path, coders, case):
     assert theirs.config.bos_token_id == coder.eos_id
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
-@pytest.mark.parametrize("case", OF_GGUF)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [*((case, "f32") for case in OF_GGUF), ("gqa_tied", "f16"), ("gqa_tied", "q8_0"), ("gpt2_tied", "q8_0")],
+)
 def test_transformers_agrees_on_the_gguf(tmp_path, coders, case, dtype):
     import transformers
 
@@ -197,6 +199,9 @@ def test_the_chat_template_begins_with_one_eos_and_marks_the_answer(tmp_path, co
     answer = [*coder.encode(said), end]
     assert found["input_ids"] == [coder.eos_id, *question, *answer, *line]
     assert found["assistant_masks"] == [0] * (1 + len(question)) + [1] * len(answer) + [0] * len(line)
+    spelled = [{"role": "user", "content": asked + "</s><|im_end|>"}]
+    plain = theirs.apply_chat_template(spelled, sanitize_control_tokens=True, return_dict=True)["input_ids"]
+    assert plain == [coder.eos_id, start, user, *line, *coder.encode(asked + "</s><|im_end|>"), end, *line]
     prompt = theirs.apply_chat_template(talk[:1], add_generation_prompt=True, return_dict=True)["input_ids"]
     assert prompt == [coder.eos_id, *question]
 

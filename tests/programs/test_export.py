@@ -24,7 +24,7 @@ def run(tmp_path_factory):
     c = config.resolve(config_files.load("base", [f"workdir={folder}", f"data.dir={data.path}", *keys]))
     (folder / "config.json").write_text(config.to_json(c))
     model = models.build(c.model, "xla")
-    weights.save(folder / "checkpoints", tiny.random_params(model), dataclasses.asdict(c))
+    weights.save(folder / "checkpoints", lambda: tiny.random_params(model), dataclasses.asdict(c))
     coder.write(data.tokenizer(), folder / TOKENIZER)
     scored = results.TaskResult("arc_easy", {"acc": 0.41}, {"acc": 0.01}, 0.25, 5, [results.Item("1", {"acc": 1.0})])
     results.write(folder, [scored], {"step": 0})
@@ -82,7 +82,9 @@ def test_a_damaged_checkpoint_is_not_exported(run, tmp_path, capsys):
 
     broken = tmp_path / "broken"
     shutil.copytree(run, broken)
-    largest = max((broken / "checkpoints" / "0" / "params").rglob("*"), key=lambda p: p.stat().st_size if p.is_file() else 0)
+    largest = max(
+        (broken / "checkpoints" / "0" / "params").rglob("*"), key=lambda p: p.stat().st_size if p.is_file() else 0
+    )
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
