@@ -18,7 +18,7 @@ from jaxlm.interop.leaves import Tensor, tensors
 from jaxlm.models import layerwise
 
 POSITIONS = 64
-_MOVED = 0.1  # how far rounding may move a layer's output, relative to its size; a wrong layout moves it by about 1
+_MOVED = 0.25  # how far rounding may move a layer's output, relative to its size; a wrong layout moves it by about 1
 _LAST = "the final norm and the logits"
 
 Leaves = dict[str, np.ndarray]
