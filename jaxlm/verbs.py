@@ -143,6 +143,22 @@ VERBS = {
         models="only",
         keys=("model",),
     ),
+    "export": Verb(
+        "export",
+        "write a run's model for others: a Hugging Face folder or a GGUF file, read back and compared",
+        {
+            "--to": {
+                "required": True,
+                "choices": ("hf", "gguf"),
+                "help": "hf: a folder of transformers; gguf: one file",
+            },
+            "--out": {"required": True, "metavar": "DIR", "help": "the folder to write; an earlier export is replaced"},
+            "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
+            "--dtype": {"help": "of the weights. hf: bf16 (default), f16, f32; gguf: f16 (default), f32, q8_0"},
+            **_JSON,
+        },
+        reads_run=True,
+    ),
     "eval": Verb(
         "eval",
         "held-out loss of a run's model, and benchmarks: lm-evaluation-harness, HumanEval, CORE",

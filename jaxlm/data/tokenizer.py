@@ -46,6 +46,7 @@ class Tokenizer:
       eos_id, bos_id: the ids of the control tokens EOS and BOS.
       opening: the ids that are put in front of a text (see `data.ids`): EOS.
       separator_id: the id that begins each document in shards, and by which rows are cut into segments: EOS.
+      by_word: True if no piece reaches across words, so that a text may be cut into words first.
       model_bytes: the content of the `.model` file.
       files: name -> content of the files that a data directory keeps.
       sha256: the sha256 of `model_bytes`, in hex.
@@ -64,7 +65,7 @@ class Tokenizer:
             raise ConfigError("this SentencePiece model has no end-of-sentence piece; train it with eos_id >= 0")
         self._space_ids = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_BYTES]
         plain = self._sp.normalize(_PROBE) == _PROBE.replace(" ", _SPACE)
-        self._by_word = plain and not any(map(_JOINED.search, self._pieces()))
+        self.by_word = plain and not any(map(_JOINED.search, self._pieces()))
         self._forget()
 
     @classmethod
@@ -98,7 +99,7 @@ class Tokenizer:
         float32, so SentencePiece may split the same word differently after different texts; here a word is always split
         the same way.
         """
-        if not self._by_word:
+        if not self.by_word:
             return self._encode_whole(texts, num_threads)
         texts = [text if text.isascii() else text.encode("utf-8", "replace").decode() for text in texts]
         split = [_WORDS.findall(text) for text in texts]

@@ -69,6 +69,10 @@ class Tensor:
             found.append(np.ascontiguousarray(part).reshape(shape))
         return found
 
+    def cut(self, value: np.ndarray) -> np.ndarray:
+        """Returns a leaf without the vocabulary's padding: what of it the tensor holds."""
+        return value[tuple(slice(n) for n in self._cut_shape(value.shape))] if self.vocab_size else value
+
     def _cut_shape(self, flat: Shape) -> Shape:
         """Returns the shape without the vocabulary's padding: rows of an embedding, columns of the head."""
         if not self.vocab_size:
@@ -85,6 +89,11 @@ def tensors(config: ModelConfig) -> Iterator[Tensor]:
       ConfigError: Hugging Face has no such architecture.
     """
     return _gpt2(config) if config.family == "gpt2" else _llama(config)
+
+
+def parameters(config: ModelConfig) -> int:
+    """Returns how many parameters the Hugging Face model has, without the vocabulary's padding."""
+    return sum(math.prod(tensor.shape) for tensor in tensors(config))
 
 
 def by_leaf(config: ModelConfig) -> dict[str, tuple[Tensor, int]]:

@@ -7,6 +7,8 @@ import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from jaxlm import config as config_lib
 from jaxlm import config_files
 from jaxlm.config import Config, ConfigError, RunError
@@ -16,6 +18,7 @@ from jaxlm.objectives.base import Variables
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
 from jaxlm.train import ledger, metrics, workdir
+from jaxlm.train.checkpoints import leaf as leaves
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError
 from jaxlm.train.checkpoints.store import Checkpointer
 
@@ -31,6 +34,7 @@ class Origin:
       params: (shapes, shardings) -> the model's parameters. Raises RunError if they are damaged.
       state: (shapes, shardings) -> the train state; None if there is none, as in a folder of weights.
       meta: () -> what a run's checkpoint says of its config and data; None in a folder of weights.
+      leaf: name -> one parameter, on the host; None in a folder of weights. Raises RunError if it is damaged.
     """
 
     config: Config
@@ -39,6 +43,7 @@ class Origin:
     params: Callable[[dict, dict], dict]
     state: Callable[[TrainState, TrainState], TrainState] | None = None
     meta: Callable[[], dict] | None = None
+    leaf: Callable[[str], np.ndarray] | None = None
 
     def branch(self, parts: Parts, fingerprint: dict) -> tuple[TrainState, Variables, dict]:
         """Returns (state, frozen variables, meta) for a run that goes on from this state.
@@ -109,6 +114,7 @@ def _run(folder: pathlib.Path, checkpoint: str | int) -> Origin:
         params=params,
         state=lambda abstract, shardings: store.restore(step, abstract, shardings),
         meta=lambda: store.meta(step),
+        leaf=leaves.reader(folder / "checkpoints" / str(step)),
     )
 
 

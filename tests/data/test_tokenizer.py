@@ -216,7 +216,7 @@ def test_another_model_type_is_refused(training_texts):
 
 def test_no_piece_reaches_into_the_next_word_or_line(coder, unigram):
     for trained in (coder, unigram):
-        assert trained._by_word
+        assert trained.by_word
         assert not [piece for piece in trained._pieces() if "\n" in piece or tokenizer._JOINED.search(piece)]
 
 
@@ -259,7 +259,7 @@ def test_models_made_elsewhere_are_not_cut_into_words(training_texts, changes):
         **{**settings, **changes},
     )
     other = tokenizer.Tokenizer(model.getvalue())
-    assert not other._by_word
+    assert not other.by_word
     text = "a b a b a b " * 20 + "ba"
     assert other.encode(text) == other._sp.encode(text)
 

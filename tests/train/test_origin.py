@@ -9,7 +9,7 @@ import tiny_data
 import tiny_models as tiny
 from tiny_steps import make_mesh
 
-from jaxlm import config, config_files
+from jaxlm import config, config_files, tree
 from jaxlm.config import ConfigError, RunError
 from jaxlm.objectives import lm
 from jaxlm.step import parts
@@ -47,6 +47,15 @@ class Saved(Checkpointer):
 
 def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
+
+
+def test_one_parameter_is_read_on_the_host(made):
+    folder, _, state = made
+    read = origin.open(folder).leaf
+    for name, value in tree.named_leaves(state.params["params"]):
+        np.testing.assert_array_equal(read(name), value)
+    earlier = origin.open(folder, 1).leaf("final_norm/scale")
+    np.testing.assert_allclose(earlier + 1, read("final_norm/scale"), rtol=1e-6)
 
 
 def test_a_run_is_opened_lazily_and_read_onto_any_mesh(made):

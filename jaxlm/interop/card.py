@@ -1,0 +1,181 @@
+"""Writes the model card of an export: README.md with the YAML that the Hugging Face hub reads."""
+
+import dataclasses
+import json
+import typing
+from collections.abc import Mapping, Sequence
+
+from jaxlm.config import ModelConfig
+from jaxlm.console import count, dollars, duration, human
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """What the model scored on one task.
+
+    Attributes:
+      task, metric, value: such as arc_easy, acc, .41.
+      stderr, chance: the standard error, the score of guessing; None if unknown.
+      fewshot, items: the worked examples before each question; how many questions.
+    """
+
+    task: str
+    metric: str
+    value: float
+    stderr: float | None
+    chance: float | None
+    fewshot: int
+    items: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What a card says.
+
+    Attributes:
+      name: the model's name.
+      to, file: "hf", or "gguf" and the name of its file.
+      config, step, parameters: of the model: its config, the step of the checkpoint, how many parameters it has.
+      run: the key `run` of a report's summary (see `report.run`).
+      phases: rows of the bill, as `train.phases` writes them.
+      sources: name -> {"origin": where it comes from, "share": of the mixture, "tokens": of its training split}.
+      licences: source -> the licences that its preparation allowed; none if it did not choose by licence.
+      scores: benchmarks of this checkpoint.
+      chats: True if the tokenizer has a chat template.
+      tokenizer_class: the class of transformers that loads the tokenizer: AutoTokenizer, if that does.
+    """
+
+    name: str
+    to: str
+    file: str
+    config: ModelConfig
+    step: int
+    parameters: int
+    run: Mapping[str, typing.Any]
+    phases: Sequence[Mapping[str, typing.Any]]
+    sources: Mapping[str, Mapping[str, typing.Any]]
+    licences: Mapping[str, Sequence[str]]
+    scores: Sequence[Score]
+    chats: bool
+    tokenizer_class: str
+
+
+def text(facts: Facts) -> str:
+    """Returns the card."""
+    parts = [_front(facts), f"# {facts.name}", _model(facts), _use(facts), _data(facts), _training(facts)]
+    return "\n\n".join([*parts, _scores(facts), _limits(facts)]) + "\n"
+
+
+def _front(facts: Facts) -> str:
+    """The hub's metadata. A value in JSON is YAML too, whatever characters a name has."""
+    fields = {
+        "library_name": "transformers" if facts.to == "hf" else "gguf",
+        "pipeline_tag": "text-generation",
+        "license": "other",
+        "tags": ["jaxlm", facts.config.family],
+    }
+    return "\n".join(["---", *(f"{key}: {json.dumps(value)}" for key, value in fields.items()), "---"])
+
+
+def _model(facts: Facts) -> str:
+    c = facts.config
+    heads = f"{c.n_heads} heads" + (f" ({c.n_kv_heads} for keys and values)" if c.n_kv_heads != c.n_heads else "")
+    rope = "" if c.family == "gpt2" else f", RoPE theta {c.rope.theta:,.0f}"
+    return (
+        f"A language model of {human(facts.parameters)} parameters, from step {count(facts.step)} of its training: {c.family}, "
+        f"{c.n_layers} layers of d {c.d_model}, {heads} of {c.head_dim}{rope}, {count(c.vocab_size)} tokens, "
+        f"{count(c.max_seq_len)} of context. Trained and exported with jaxlm."
+    )
+
+
+def _use(facts: Facts) -> str:
+    if facts.to == "gguf":
+        return f'## Use\n\n    llama-cli -m {facts.file} -p "Once upon a time"'
+    lines = [
+        f"from transformers import AutoModelForCausalLM, {facts.tokenizer_class}",
+        f'tokenizer = {facts.tokenizer_class}.from_pretrained("PATH")',
+        'model = AutoModelForCausalLM.from_pretrained("PATH")',
+        'inputs = tokenizer("Once upon a time", return_tensors="pt")',
+        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))",
+    ]
+    code = "\n".join(f"    {line}" for line in lines)
+    note = "Each text must begin with one end-of-text token; the tokenizer puts it there."
+    if facts.chats:
+        note += " The chat template spells control tokens, so a text that spells one is read as one; to read it as text, pass "
+        note += "`split_special_tokens=True`."
+    return f"## Use\n\n{code}\n\n{note}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines)
+
+
+def _data(facts: Facts) -> str:
+    if not facts.sources:
+        return "## Data\n\nNot recorded: the data was not at hand when this model was exported."
+    rows = [
+        (
+            name,
+            source["origin"],
+            f"{source['share']:.1%}",
+            human(source["tokens"]),
+            ", ".join(facts.licences.get(name, ())),
+        )
+        for name, source in facts.sources.items()
+    ]
+    known = [name for name, _, _, _, licences in rows if licences]
+    licence = (
+        "The licence of a source was not recorded where the column is empty: look it up before you publish this model."
+    )
+    table = _table(("source", "from", "share", "tokens", "licences"), [(*row[:4], row[4] or " ") for row in rows])
+    return f"## Data\n\n{table}" + ("" if len(known) == len(rows) else f"\n\n{licence}")
+
+
+def _training(facts: Facts) -> str:
+    run, cost = facts.run, ""
+    if not run["step"]:
+        return "## Training\n\nNone by jaxlm: these are the weights that a run began with."
+    if run.get("cost_usd"):
+        cost = f", {dollars(run['cost_usd'])}"
+    line = f"{count(run['step'])} steps, {human(run['tokens'])} tokens, {duration(run['wall_s'])}{cost}"
+    if run.get("held_out") is not None:
+        line += f"; held-out loss {run['held_out']:.4f} nats a token"
+    parts = ["## Training", line + "."]
+    latest = {row["phase"]: row for row in facts.phases}
+    if latest:
+        rows = [
+            (row["phase"], count(row["last_step"]), human(row["tokens"]), _loss(row["loss_end"]), dollars(row["usd"]))
+            for row in latest.values()
+        ]
+        parts.append(_table(("phase", "to step", "tokens", "loss", "cost"), rows))
+    return "\n\n".join(parts)
+
+
+def _loss(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _scores(facts: Facts) -> str:
+    if not facts.scores:
+        return "## Benchmarks\n\nNone was measured: `jaxlm eval RUN --tasks=...` measures them."
+    rows = [
+        (
+            score.task,
+            f"{score.metric}",
+            f"{score.value:.3f}" + (f" ± {2 * score.stderr:.3f}" if score.stderr is not None else ""),
+            "" if score.chance is None else f"{score.chance:.3f}",
+            str(score.fewshot),
+            count(score.items),
+        )
+        for score in facts.scores
+    ]
+    head = ("task", "measure", "score ± 2 standard errors", "chance", "shots", "questions")
+    return f"## Benchmarks\n\n{_table(head, rows)}"
+
+
+def _limits(facts: Facts) -> str:
+    return (
+        "## Limits\n\nA model of this size states wrong facts fluently, and repeats what its data holds: errors, prejudice, "
+        f"names. Nobody has checked it for any use. It reads at most {count(facts.config.max_seq_len)} tokens."
+    )

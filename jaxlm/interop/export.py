@@ -1,0 +1,167 @@
+"""Writes a run's model for other programs: into a temporary folder, checked, and only then renamed."""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import pathlib
+import shutil
+import time
+import typing
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from jaxlm import files
+from jaxlm.config import ConfigError, ModelConfig, RunError
+from jaxlm.console import size, working
+from jaxlm.data import ids
+from jaxlm.data.coder import Coder
+from jaxlm.interop import check, gguf_file, hf_folder
+from jaxlm.interop.ahead import Ahead
+from jaxlm.interop.leaves import tensors
+
+TARGETS = {"hf": tuple(hf_folder.DTYPES), "gguf": gguf_file.DTYPES}  # the first type is the default
+MARK = "jaxlm_export.json"
+_PROBES = ("", " two  spaces", "1,024 = 2^10\n\n\tdef f(x):", "日本語 😀 café ▁", "</s><s><|im_start|><0x41>\x00\x7f")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What is exported.
+
+    Attributes:
+      read: leaf -> its value.
+      config: the model's config.
+      tokenizer: the model's tokenizer.
+      name: what the model is called.
+      about: what MARK says of the source: the run, the step.
+      card: the text of README.md.
+    """
+
+    read: Callable[[str], np.ndarray]
+    config: ModelConfig
+    tokenizer: Coder
+    name: str
+    about: dict[str, typing.Any]
+    card: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """What an export came to.
+
+    Attributes:
+      place: the folder, or the file.
+      verdict: what was found equal.
+      writing_s, checking_s: how long each took.
+    """
+
+    place: pathlib.Path
+    verdict: check.Verdict
+    writing_s: float
+    checking_s: float
+
+
+def dtype_of(to: str, asked: str | None) -> str:
+    """Returns the type of the weights to write. Raises ConfigError if the format has no such type."""
+    if asked is not None and asked not in TARGETS[to]:
+        raise ConfigError(f"--dtype={asked}: --to={to} writes {', '.join(TARGETS[to])}")
+    return asked or TARGETS[to][0]
+
+
+def refuse(out: pathlib.Path, to: str) -> None:
+    """Raises ConfigError if `out` may not be written: it holds something other than an earlier export of this kind."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out={out} is a file: give a folder")
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    try:
+        earlier = json.loads((out / MARK).read_text())["to"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"--out={out} is not empty and no earlier export: give a new folder") from None
+    if earlier != to:
+        raise ConfigError(f"--out={out} holds an export to {earlier}: give another folder for {to}")
+
+
+def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
+    """Writes the model to `out`, reads it back and compares it with the source.
+
+    Raises:
+      ConfigError: the format has no place for this model, or `out` holds something else.
+      RunError: the disk is full, or what was written is not the source.
+    """
+    refuse(out, to)
+    total = sum(1 for _ in tensors(source.config))  # a tied embedding is read back twice
+    with _replacing(out) as folder:
+        file = f"{source.name}-{dtype}.gguf"
+        if to == "gguf":
+            written = gguf_file.GgufFile(folder / file, source.config, dtype, source.name)
+        else:
+            written = hf_folder.HfFolder(folder, source.config, dtype)
+        _check_room(out, written.bytes)
+        began = time.perf_counter()
+        order = [leaf for tensor in tensors(source.config) for leaf in tensor.leaves]
+        with working(f"writing {size(written.bytes)}", total, "tensors") as tell, Ahead(source.read, order) as read:
+            written.write(read, source.tokenizer, tell)
+        if to == "hf":
+            check_tokenizer(folder, source.tokenizer)
+        read_at = time.perf_counter()
+        with working("reading it back", total + source.config.tie_embeddings, "tensors") as tell:
+            verdict = check.check(source.read, written, source.config, tell)
+        (folder / "README.md").write_text(source.card, encoding="utf-8")
+        about = {"to": to, "dtype": dtype, **source.about, "checked": dataclasses.asdict(verdict)}
+        (folder / MARK).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        writing_s, checking_s = read_at - began, time.perf_counter() - read_at
+    return Done(out / file if to == "gguf" else out, verdict, writing_s, checking_s)
+
+
+def check_tokenizer(folder: pathlib.Path, tokenizer: Coder) -> None:
+    """Raises RunError if the written tokenizer.json has other ids for some texts. Needs `tokenizers`; without it, nothing."""
+    try:
+        import tokenizers
+    except ImportError:
+        return
+    if not (folder / "tokenizer.json").is_file():
+        return
+    written = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    written.encode_special_tokens = True
+    for text in _PROBES:
+        if written.encode(text).ids != ids.document(tokenizer, text):
+            raise RunError(f"the written tokenizer.json has other ids than the run's tokenizer for {text!r}")
+
+
+def _check_room(out: pathlib.Path, needed: int) -> None:
+    free = shutil.disk_usage(out.parent).free
+    if needed > free:
+        raise RunError(f"--out={out} needs {size(needed)}, and {size(free)} are free there: free some room")
+
+
+@contextlib.contextmanager
+def _replacing(out: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a new folder beside `out`, which takes its name if the `with` block ends well, and else goes."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    folder = out.with_name(f".{out.name}.{os.getpid()}")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        try:
+            yield folder
+        except OSError as error:
+            if error.errno not in (None, errno.ENOSPC):
+                raise
+            raise RunError(
+                f"the disk of {out} is full ({error}): free some room and run the same command again"
+            ) from error
+        for path in folder.iterdir():
+            with open(path, "rb+") as file:
+                os.fsync(file.fileno())
+        old = out.with_name(f".{out.name}.{os.getpid()}.old")
+        if out.exists():
+            out.rename(old)
+        folder.rename(out)
+        files.flush_folder(out.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,123 @@
+"""Writes a model as a folder of Hugging Face transformers: weights, config, tokenizer. Reads its leaves back."""
+
+import dataclasses
+import json
+import pathlib
+import typing
+from collections.abc import Callable, Iterator
+
+import ml_dtypes
+import numpy as np
+
+from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.data import chat, imported
+from jaxlm.data.coder import Coder
+from jaxlm.data.tokenizer import Tokenizer
+from jaxlm.interop import hf, hf_config, hf_weights, shards, tokenizer_json
+from jaxlm.interop.leaves import Tensor, tensors
+
+DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+_SHARD_BYTES = 5_000_000_000  # as transformers cuts them
+_TYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16), "float32": np.dtype(np.float32)}
+
+
+def tokenizer_class(config: ModelConfig, tokenizer: Coder) -> str:
+    """Returns the class of transformers that loads the tokenizer as it is.
+
+    AutoTokenizer of transformers 5 takes every qwen2 model for one with Qwen's own tokenizer, whatever the folder says.
+    """
+    other = isinstance(tokenizer, Tokenizer) and hf.hf_config(config)["model_type"] == "qwen2"
+    return "PreTrainedTokenizerFast" if other else "AutoTokenizer"
+
+
+class HfFolder:
+    """A folder that `AutoModelForCausalLM` and `AutoTokenizer` load. It is what `interop.check` calls Written.
+
+    Args:
+      folder: where it is, or will be.
+      config: the model's config.
+      dtype: "bf16", "f16" or "f32".
+      shard_bytes: the most bytes of weights in a file.
+    """
+
+    def __init__(self, folder: pathlib.Path, config: ModelConfig, dtype: str, shard_bytes: int = _SHARD_BYTES):
+        self._folder, self._config, self._dtype = folder, config, DTYPES[dtype]
+        self._shard_bytes, self._files = shard_bytes, None
+        self.exact = self._dtype == "float32"
+        self.bytes = sum(int(np.prod(t.shape)) for t in tensors(config)) * _TYPES[self._dtype].itemsize
+
+    def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tick: Callable[[int], None]) -> None:
+        """Writes weights, config and tokenizer; no more than one tensor is in memory.
+
+        Args:
+          read: leaf -> its value.
+          tick: is told how many tensors were written so far.
+        """
+        self._json("config.json", self._config_json(tokenizer))
+        self._json("generation_config.json", _generation(tokenizer))
+        self._write_tokenizer(tokenizer)
+
+        def values() -> Iterator[tuple[str, np.ndarray]]:
+            for number, tensor in enumerate(tensors(self._config), 1):
+                cast = [self._cast(leaf, read(leaf)) for leaf in tensor.leaves]
+                tick(number)
+                yield tensor.name, tensor.from_leaves(cast)
+
+        shapes = {tensor.name: tensor.shape for tensor in tensors(self._config)}
+        plan = shards.plan(shapes, _TYPES[self._dtype].itemsize, self._shard_bytes)
+        shards.write(self._folder, plan, self._dtype, values())
+
+    def config(self) -> ModelConfig:
+        """Returns the model's config as config.json says it."""
+        keys, _ = hf_config.read(self._folder)
+        rope = {name.removeprefix("rope."): value for name, value in keys.items() if name.startswith("rope.")}
+        plain = {name: value for name, value in keys.items() if not name.startswith("rope.")}
+        return dataclasses.replace(self._config, **plain, rope=dataclasses.replace(self._config.rope, **rope))
+
+    def leaves(self, tensor: Tensor) -> list[np.ndarray]:
+        """Returns the leaves that a tensor holds, read from the files."""
+        if self._files is None:
+            self._files = hf_weights.Files(self._folder)
+        return tensor.to_leaves(self._files.tensor(tensor.name))
+
+    def kept(self, tensor: Tensor, values: list[np.ndarray]) -> list[np.ndarray]:
+        """Returns leaves of the run in the type of the files."""
+        return [self._cast(leaf, value) for leaf, value in zip(tensor.leaves, values, strict=True)]
+
+    def _cast(self, leaf: str, value: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            cast = value.astype(_TYPES[self._dtype])
+        if self._dtype == "float16" and not np.isfinite(cast).all():
+            raise ConfigError(f"{leaf} has numbers beyond 65,504, too large for f16: export with --dtype=bf16")
+        return cast
+
+    def _config_json(self, tokenizer: Coder) -> dict[str, typing.Any]:
+        opening = tokenizer.opening
+        return hf.hf_config(self._config) | {
+            "bos_token_id": opening[0] if opening else None,
+            "eos_token_id": tokenizer.eos_id,
+            "dtype": self._dtype,
+            "torch_dtype": self._dtype,  # transformers 4
+            "use_cache": True,
+        }
+
+    def _write_tokenizer(self, tokenizer: Coder) -> None:
+        if not isinstance(tokenizer, Tokenizer):  # of another model: as it came
+            for name, content in tokenizer.files.items():
+                if name != imported.IDS:
+                    (self._folder / name).write_bytes(content)
+            return
+        self._json("tokenizer.json", tokenizer_json.tokenizer_json(tokenizer))
+        self._json("tokenizer_config.json", tokenizer_json.tokenizer_config(tokenizer, self._config.max_seq_len))
+        (self._folder / "tokenizer.model").write_bytes(tokenizer.model_bytes)
+
+    def _json(self, name: str, content: dict[str, typing.Any]) -> None:
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (self._folder / name).write_text(text, encoding="utf-8")
+
+
+def _generation(tokenizer: Coder) -> dict[str, typing.Any]:
+    """Returns the content of generation_config.json: a text ends with EOS, a message of a chat with its own token."""
+    ends = [end for end in (chat.end_id(tokenizer), tokenizer.eos_id) if end is not None]
+    opening = tokenizer.opening
+    return {"bos_token_id": opening[0] if opening else None, "eos_token_id": ends if len(ends) > 1 else ends[0]}

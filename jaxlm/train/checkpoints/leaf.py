@@ -1,0 +1,37 @@
+"""Reads one array of a checkpoint at a time, on the host, so that no more than one is ever in memory."""
+
+import pathlib
+from collections.abc import Callable
+
+import numpy as np
+import tensorstore as ts
+
+from jaxlm.train.checkpoints import digest, restore
+from jaxlm.train.checkpoints.damage import CorruptCheckpointError, reading
+
+Reader = Callable[[str], np.ndarray]
+
+
+def reader(folder: pathlib.Path) -> Reader:
+    """Returns a function that reads a parameter of a checkpoint by its name, `layers_0/attn/q/kernel`.
+
+    It raises CorruptCheckpointError if the array is not what was saved, RunError if it can't be read.
+
+    Args:
+      folder: the checkpoint's folder, `checkpoints/<step>`.
+    """
+    digests: dict[str, int] = {}
+
+    def read(name: str) -> np.ndarray:
+        if not digests:
+            digests.update(restore.read_meta(folder)["digests"])
+        step = int(folder.name)
+        kvstore = {"driver": "ocdbt", "base": f"file://{folder / 'params'}/", "path": name.replace("/", ".") + "/"}
+        with reading(step):
+            array = ts.open({"driver": "zarr", "kvstore": kvstore}, read=True).result()
+            value = np.asarray(array.read().result())
+        if digest.of_piece(value, (0,) * value.ndim, value.shape) != digests.get(f"params/{name}"):
+            raise CorruptCheckpointError(f"checkpoint {step} is damaged: params/{name} is not what was saved")
+        return value
+
+    return read

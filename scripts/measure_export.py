@@ -1,0 +1,88 @@
+"""Measures `jaxlm export` on a model of random weights: seconds for writing and for checking, and the peak of memory.
+
+    python scripts/measure_export.py FOLDER [CONFIG] [hf:bf16 gguf:q8_0 ...]
+
+FOLDER gets a run of that shape (default gpuburnout_1b, 4.2 GB) and the exports; each export is deleted after it. A run that
+is there is used again. `cpu_s` are the seconds of all cores together, for a machine that others use too (`load`).
+"""
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+
+
+def make(run: pathlib.Path, name: str) -> None:
+    """Makes a run with one checkpoint, of random parameters alone."""
+    import dataclasses
+
+    import jax
+    import numpy as np
+
+    from jaxlm import config, config_files, models, tree
+    from jaxlm.data import coder
+    from jaxlm.data.tokenizer import train_tokenizer
+    from jaxlm.models import hardware
+    from jaxlm.train.checkpoints import weights
+    from jaxlm.train.workdir import TOKENIZER
+
+    given = config_files.load(name, [f"workdir={run}", f"data.dir={run / 'data'}"])
+    if not given.model.vocab_size:  # left open, for the data to say
+        given.model.vocab_size = 8192
+    c = config.resolve(given)
+    rng = np.random.default_rng(0)
+
+    def draw(path: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        return jax.numpy.asarray(0.02 * rng.standard_normal(leaf.shape, np.float32) + path.endswith("scale"))
+
+    model = models.build(hardware.for_platform(c.model, "cpu"), "xla")
+    weights.save(
+        run / "checkpoints", lambda: tree.map_named(draw, models.abstract_params(model)), dataclasses.asdict(c)
+    )
+    words = random.Random(0)
+    texts = [
+        " ".join("".join(words.choices("abcdefghijklmnopqrstuvwxyz", k=words.randint(3, 9))) for _ in range(200))
+        for _ in range(300)
+    ]
+    size, chats = c.model.vocab_size, c.data.chat_tokens
+    coder.write(train_tokenizer(texts, vocab_size=size, chat_tokens=chats), run / TOKENIZER)
+    (run / "config.json").write_text(config.to_json(c))
+
+
+def measure(run: pathlib.Path, out: pathlib.Path, to: str, dtype: str) -> dict:
+    """Returns what one export, in a process of its own, took."""
+    command = [sys.executable, "-m", "jaxlm.cli", "export", str(run), f"--to={to}", f"--dtype={dtype}", f"--out={out}"]
+    child = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True)
+    said = child.stdout.read()
+    _, status, usage = os.wait4(child.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(command)} ended with status {status}")
+    size = sum(path.stat().st_size for path in out.iterdir())
+    shutil.rmtree(out)
+    found = {
+        key: value for key, value in json.loads(said.splitlines()[-1]).items() if key.endswith("_s") or key == "moved"
+    }
+    cpu = round(usage.ru_utime + usage.ru_stime)
+    return found | {"cpu_s": cpu, "peak_gb": round(usage.ru_maxrss * 1024 / 1e9, 2), "gb": round(size / 1e9, 2)}
+
+
+def main() -> None:
+    folder, name, *wanted = [*sys.argv[1:], "gpuburnout_1b"][: max(2, len(sys.argv) - 1)]
+    run = pathlib.Path(folder).absolute() / "run"
+    if os.environ.get("MAKE") == "1":
+        make(run, name)
+        return
+    if not (run / "config.json").is_file():
+        run.mkdir(parents=True, exist_ok=True)
+        subprocess.run([sys.executable, *sys.argv], env=os.environ | {"MAKE": "1"}, check=True)
+    for each in wanted or ("hf:bf16", "gguf:f16", "gguf:q8_0"):
+        to, dtype = each.split(":")
+        load = os.getloadavg()[0]
+        print(each, json.dumps(measure(run, run.parent / "out", to, dtype) | {"load": round(load, 1)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
