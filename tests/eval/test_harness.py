@@ -87,7 +87,7 @@ def test_core_says_what_is_missing(tmp_path):
     with pytest.raises(ConfigError, match=r"no core\.yaml and no file of CORE's rows"):
         harness.Benchmarks(["core"], tiny_eval.settings(tmp_path))
     bundle(tmp_path)
-    with pytest.raises(ConfigError, match="no task chose in eval.data_dir=.*: it has choose, schema, write"):
+    with pytest.raises(ConfigError, match=r"no task chose in eval.data_dir=.*: it has choose, schema, write"):
         harness.Benchmarks(["core:chose"], tiny_eval.settings(tmp_path))
 
 
@@ -100,7 +100,7 @@ PROBLEM = {
 
 
 def test_humaneval_reads_its_layout_and_names_what_is_missing(tmp_path):
-    with pytest.raises(ConfigError, match="humaneval reads openai/openai_humaneval, which .* does not have"):
+    with pytest.raises(ConfigError, match=r"humaneval reads openai/openai_humaneval, which .* does not have"):
         humaneval.read(str(tmp_path))
     (tmp_path / "HumanEval.jsonl").write_text(json.dumps(PROBLEM))
     assert humaneval.read(str(tmp_path)) == [PROBLEM]
