@@ -42,10 +42,11 @@ def test_some_questions_are_spread_over_all():
 
 def bundle(place):
     """A bundle with a task of each type."""
+    words = tiny_eval.WORDS
     rows = {
-        "choose": [{"query": f"{w} is", "choices": ["a cat", "seven green hills"], "gold": i % 2} for i, w in enumerate(tiny_eval.WORDS)],
-        "schema": [{"context_options": [f"the {w}", "the mat"], "continuation": "sat on a mat", "gold": 0} for w in tiny_eval.WORDS],
-        "write": [{"context": f"the {w} sat on a ", "continuation": "mat"} for w in tiny_eval.WORDS],
+        "choose": [{"query": f"{w} is", "choices": ["a cat", "seven green hills"], "gold": i % 2} for i, w in enumerate(words)],
+        "schema": [{"context_options": [f"the {w}", "the mat"], "continuation": "sat on a mat", "gold": 0} for w in words],
+        "write": [{"context": f"the {w} sat on a ", "continuation": "mat"} for w in words],
     }  # fmt: skip
     kinds = {"choose": "multiple_choice", "schema": "schema", "write": "language_modeling"}
     (place / "eval_data").mkdir()
