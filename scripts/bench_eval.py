@@ -3,9 +3,9 @@
     jaxlm export RUN --to=hf --out=HF_DIR
     python scripts/bench_eval.py RUN HF_DIR --data=BENCHMARKS --questions=48 --rounds=3
 
-BENCHMARKS is laid out by scripts/hub_layout.py. The harness itself (reading, prompts, metrics) is not timed, and both have run the
+BENCHMARKS is laid out by scripts/hub_layout.py. The harness itself (prompts, metrics) is not timed, and both have run the
 same requests once before. `hf` gets the best of several batch sizes. Prints the median of the paired quotients of a task, the
-largest difference of log p, and how many generated texts are equal. Export in float32 (--dtype=float32) to compare values.
+largest difference of log p, and how many generated texts are equal. Export in float32 (--dtype=f32) to compare values.
 """
 
 import argparse

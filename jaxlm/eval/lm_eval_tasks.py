@@ -87,8 +87,13 @@ def _leaves(manager: TaskManager, name: str) -> Iterator[str]:
         yield name
 
 
+def _fields(manager: TaskManager, name: str) -> dict:
+    """Returns what a task's file says."""
+    return dict(manager.task_index[name].cfg)
+
+
 def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: str) -> Task:
-    fields = dict(manager.task_index[name].cfg)
+    fields = _fields(manager, name)
     path, default = str(fields.get("dataset_path") or ""), int(fields.get("num_fewshot") or 0)
     fixed = "num_fewshot" in fields and not default
     shots = default if fewshot < 0 or fixed else fewshot

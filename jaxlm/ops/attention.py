@@ -96,10 +96,8 @@ def attention(
     queries, keys = q_BxTxNxH.shape[1], k_BxSxKxH.shape[1]
     scale = q_BxTxNxH.shape[-1] ** -0.5 if scale is None else scale
     run = functools.partial(_run, backend=backend, scale=scale)
-    positions = (q_positions_BxT, kv_positions_BxS)
+    positions = (q_positions_BxT, kv_positions_BxS) if kv_until_BxS is None else (None, None)
     ids = _ids(q_segment_ids_BxT, kv_segment_ids_BxS, kv_until_BxS, queries == keys, backend)
-    if kv_until_BxS is not None:
-        positions = (None, None)
     if queries == keys and attention_context.splits(queries):
         if backend not in CONTEXT_ATTENTION:
             raise ValueError(f"attention backend {backend!r} does not split rows over devices; use 'blocked' or 'xla'")

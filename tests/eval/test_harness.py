@@ -105,3 +105,12 @@ def test_humaneval_reads_its_layout_and_names_what_is_missing(tmp_path):
         humaneval.read(str(tmp_path))
     (tmp_path / "HumanEval.jsonl").write_text(json.dumps(PROBLEM))
     assert humaneval.read(str(tmp_path)) == [PROBLEM]
+
+
+def test_humaneval_counts_the_programs_whose_tests_pass():
+    allowed = tiny_eval.settings(run_code=True)
+    found = humaneval.grade([PROBLEM] * 2, ["    return 2 * x\n", "    return x\n"], allowed)
+    assert [item.metrics["pass_at_1"] for item in found.items] == [1.0, 0.0]
+    assert found.metrics == {"pass_at_1": 0.5}
+    with pytest.raises(ConfigError, match=r"run_code"):
+        humaneval.grade([PROBLEM], ["    return 2 * x\n"], tiny_eval.settings())
