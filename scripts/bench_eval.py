@@ -10,6 +10,7 @@ largest difference of log p, and how many generated texts are equal. Export in f
 
 import argparse
 import pathlib
+import statistics
 import sys
 import tempfile
 import time
@@ -99,7 +100,7 @@ def main() -> int:
             seconds, mine = timed(lm, kind, requests)
             their_seconds, theirs = timed(other, kind, requests)
             quotients.append((their_seconds / seconds, seconds, their_seconds))
-        ratio, seconds, their_seconds = sorted(quotients)[len(quotients) // 2]
+        ratio, seconds, their_seconds = map(statistics.median, zip(*quotients, strict=True))
         spread = f"{min(quotients)[0]:.2f} to {max(quotients)[0]:.2f}"
         words = f"{ratio:.2f} times as fast ({spread}): {seconds:.2f} s, hf {their_seconds:.2f} s at batch size {size}"
         print(f"{name} {fewshot}-shot, {count} questions: {words}; {compare(kind, mine, theirs)}", flush=True)
