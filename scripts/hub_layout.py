@@ -18,7 +18,7 @@ Row = dict[str, typing.Any]
 
 
 class Layout(typing.NamedTuple):
-    """Where the hub has a task: dataset, config, the split that is asked, the split of worked examples, a column of each row."""
+    """Where the hub has a task: dataset, config, the split asked, that of worked examples, a column of each row."""
 
     dataset: str
     config: str

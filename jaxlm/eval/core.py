@@ -1,8 +1,8 @@
 """CORE: the mean over tasks of accuracy centred on guessing (DCLM, arXiv:2406.11794), as nanochat computes it.
 
-A bundle is a folder with `core.yaml`, `eval_meta_data.csv` and `eval_data/`; https://github.com/karpathy/nanochat names where it
-is fetched from. Its rows are of three types: `multiple_choice` (query, choices, gold), `schema` (context_options, continuation,
-gold) and `language_modeling` (context, continuation). A folder with files of such rows alone is taken too.
+A bundle is a folder with `core.yaml`, `eval_meta_data.csv` and `eval_data/`; https://github.com/karpathy/nanochat names
+where it is fetched from. Its rows are of three types: `multiple_choice` (query, choices, gold), `schema` (context_options,
+continuation, gold) and `language_modeling` (context, continuation). A folder with files of such rows alone is taken too.
 """
 
 import csv

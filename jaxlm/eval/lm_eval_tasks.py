@@ -77,23 +77,29 @@ def _files() -> Iterator[pathlib.Path]:
 def _leaves(manager: TaskManager, name: str) -> Iterator[str]:
     """Yields the tasks of a task, a group or a tag."""
     entry = manager.task_index[name]
-    members = (entry.cfg or {}).get("task")
+    members = entry.cfg and entry.cfg["task"]
     if entry.yaml_path is None:  # a tag
         yield from sorted(entry.tags)
     elif isinstance(members, list):
         for member in members:
-            yield from _leaves(manager, member if isinstance(member, str) else member.get("task", member.get("group")))
+            yield from _leaves(manager, member if isinstance(member, str) else member["task"])
     else:
         yield name
 
 
+def _fields(manager: TaskManager, name: str) -> dict:
+    """Returns what a task's file says."""
+    return dict(manager.task_index[name].cfg)
+
+
 def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: str) -> Task:
-    config = manager.task_index[name].cfg or {}
-    path, default = config.get("dataset_path", ""), config.get("num_fewshot")
-    shots = default or 0 if fewshot < 0 or default == 0 else fewshot
+    fields = _fields(manager, name)
+    path, default = str(fields.get("dataset_path") or ""), int(fields.get("num_fewshot") or 0)
+    fixed = "num_fewshot" in fields and not default
+    shots = default if fewshot < 0 or fixed else fewshot
     override = {"num_fewshot": shots}
     if data_dir:
-        kwargs = (config.get("dataset_kwargs") or {}) | {"cache_dir": cache}
+        kwargs = dict(fields.get("dataset_kwargs") or ()) | {"cache_dir": cache}
         override |= {"dataset_path": str(_folder(name, path, data_dir)), "dataset_kwargs": kwargs}
     where = f"{data_dir} (see scripts/hub_layout.py)" if data_dir else "https://huggingface.co"
     while True:
@@ -101,7 +107,7 @@ def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: s
             # The only way to a task whose dataset lies elsewhere: as a member of a group.
             (task,) = manager.load([{"group": "here", "task": [{"task": name, **override}]}])["tasks"].values()
         except KeyError as error:  # no such split; the harness reads the worked examples even if none are shown
-            lacking = [key for key in _SPLITS if config.get(key) == error.args[0] and key not in override]
+            lacking = [key for key in _SPLITS if fields.get(key) == error.args[0] and key not in override]
             if shots or not lacking:
                 raise ConfigError(
                     f"{name}: no {error.args[0]} in {path} of {where}, from where its {shots} worked examples come: "

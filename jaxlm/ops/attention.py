@@ -95,24 +95,30 @@ def attention(
     _check_shapes(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH)
     queries, keys = q_BxTxNxH.shape[1], k_BxSxKxH.shape[1]
     scale = q_BxTxNxH.shape[-1] ** -0.5 if scale is None else scale
-    if kv_segment_ids_BxS is None and queries == keys:
-        kv_segment_ids_BxS = q_segment_ids_BxT
-    if (q_segment_ids_BxT is None) != (kv_segment_ids_BxS is None):
-        raise ValueError("segment ids are needed for queries and for keys, or for neither")
     run = functools.partial(_run, backend=backend, scale=scale)
-    positions, ids = (q_positions_BxT, kv_positions_BxS), (q_segment_ids_BxT, kv_segment_ids_BxS)
-    if kv_until_BxS is not None:
-        if backend not in TREES or queries != keys:
-            raise ValueError(
-                f"attention backend {backend!r} does not share the beginnings of texts; use 'blocked' or 'xla'"
-            )
-        positions, ids = (None, None), (None, kv_until_BxS)
+    positions = (q_positions_BxT, kv_positions_BxS) if kv_until_BxS is None else (None, None)
+    ids = _ids(q_segment_ids_BxT, kv_segment_ids_BxS, kv_until_BxS, queries == keys, backend)
     if queries == keys and attention_context.splits(queries):
         if backend not in CONTEXT_ATTENTION:
             raise ValueError(f"attention backend {backend!r} does not split rows over devices; use 'blocked' or 'xla'")
         positions = positions if backend == "xla" else (None, None)
         return attention_context.over_context(run, q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, positions, ids)
     return run(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, positions, ids)
+
+
+def _ids(q_segment_ids_BxT, kv_segment_ids_BxS, kv_until_BxS, square: bool, backend: str):
+    """Returns the pair of ids that `_run` takes. Raises ValueError as `attention` does; `square`: T = S."""
+    if kv_until_BxS is not None:
+        if backend not in TREES or not square:
+            raise ValueError(
+                f"attention backend {backend!r} can't share the beginnings of texts; use 'blocked' or 'xla'"
+            )
+        return None, kv_until_BxS
+    if kv_segment_ids_BxS is None and square:
+        kv_segment_ids_BxS = q_segment_ids_BxT
+    if (q_segment_ids_BxT is None) != (kv_segment_ids_BxS is None):
+        raise ValueError("segment ids are needed for queries and for keys, or for neither")
+    return q_segment_ids_BxT, kv_segment_ids_BxS
 
 
 def _run(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, positions, ids, offset=None, *, backend: str, scale: float) -> jax.Array:

@@ -42,10 +42,11 @@ def test_some_questions_are_spread_over_all():
 
 def bundle(place):
     """A bundle with a task of each type."""
+    words = tiny_eval.WORDS
     rows = {
-        "choose": [{"query": f"{w} is", "choices": ["a cat", "seven green hills"], "gold": i % 2} for i, w in enumerate(tiny_eval.WORDS)],
-        "schema": [{"context_options": [f"the {w}", "the mat"], "continuation": "sat on a mat", "gold": 0} for w in tiny_eval.WORDS],
-        "write": [{"context": f"the {w} sat on a ", "continuation": "mat"} for w in tiny_eval.WORDS],
+        "choose": [{"query": f"{w} is", "choices": ["a cat", "seven green hills"], "gold": i % 2} for i, w in enumerate(words)],
+        "schema": [{"context_options": [f"the {w}", "the mat"], "continuation": "sat on a mat", "gold": 0} for w in words],
+        "write": [{"context": f"the {w} sat on a ", "continuation": "mat"} for w in words],
     }  # fmt: skip
     kinds = {"choose": "multiple_choice", "schema": "schema", "write": "language_modeling"}
     (place / "eval_data").mkdir()
@@ -87,7 +88,7 @@ def test_core_says_what_is_missing(tmp_path):
     with pytest.raises(ConfigError, match=r"no core\.yaml and no file of CORE's rows"):
         harness.Benchmarks(["core"], tiny_eval.settings(tmp_path))
     bundle(tmp_path)
-    with pytest.raises(ConfigError, match="no task chose in eval.data_dir=.*: it has choose, schema, write"):
+    with pytest.raises(ConfigError, match=r"no task chose in eval.data_dir=.*: it has choose, schema, write"):
         harness.Benchmarks(["core:chose"], tiny_eval.settings(tmp_path))
 
 
@@ -100,7 +101,16 @@ PROBLEM = {
 
 
 def test_humaneval_reads_its_layout_and_names_what_is_missing(tmp_path):
-    with pytest.raises(ConfigError, match="humaneval reads openai/openai_humaneval, which .* does not have"):
+    with pytest.raises(ConfigError, match=r"humaneval reads openai/openai_humaneval, which .* does not have"):
         humaneval.read(str(tmp_path))
     (tmp_path / "HumanEval.jsonl").write_text(json.dumps(PROBLEM))
     assert humaneval.read(str(tmp_path)) == [PROBLEM]
+
+
+def test_humaneval_counts_the_programs_whose_tests_pass():
+    allowed = tiny_eval.settings(run_code=True)
+    found = humaneval.grade([PROBLEM] * 2, ["    return 2 * x\n", "    return x\n"], allowed)
+    assert [item.metrics["pass_at_1"] for item in found.items] == [1.0, 0.0]
+    assert found.metrics == {"pass_at_1": 0.5}
+    with pytest.raises(ConfigError, match=r"run_code"):
+        humaneval.grade([PROBLEM], ["    return 2 * x\n"], tiny_eval.settings())
