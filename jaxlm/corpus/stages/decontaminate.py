@@ -193,13 +193,15 @@ def _telling(words: list[str], n: int, content: int) -> np.ndarray:
     return np.array([i for i in range(len(words) - n + 1) if len({*tells[i : i + n], ""}) > content], np.int64)
 
 
-def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) -> np.ndarray:
-    """Writes the sorted hashes of all n-grams with their places, and how much of each segment makes a leak.
+def _texts(
+    items: list[Item], settings: Settings
+) -> tuple[dict[tuple[str, ...], tuple[int, int]], list[tuple[int, tuple[str, ...]]]]:
+    """Returns (words of a text -> (its first item, the length from which on half is a leak), all (item, words of a text)).
 
-    Returns for each item True if any of its texts can be found.
+    Equal texts of several items are one segment of the index. Texts that are too short are left out.
     """
     texts: dict[tuple[str, ...], tuple[int, int]] = {}
-    tells: list[tuple[int, tuple[str, ...]]] = []  # each item's texts; equal ones of several items are one segment
+    tells: list[tuple[int, tuple[str, ...]]] = []
     for number, item in enumerate(items):
         for words, half in _segments(item, settings):
             dense = 2 * sum(len(word) == 1 and not word.isascii() for word in words) > len(
@@ -208,6 +210,15 @@ def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) ->
             if len(words) >= settings.min_words * (1 + dense):
                 texts.setdefault(tuple(words), (number, max(half, 2 * settings.ngram * dense)))
                 tells.append((number, tuple(words)))
+    return texts, tells
+
+
+def _write_index(items: list[Item], settings: Settings, folder: pathlib.Path) -> np.ndarray:
+    """Writes the sorted hashes of all n-grams with their places, and how much of each segment makes a leak.
+
+    Returns for each item True if any of its texts can be found.
+    """
+    texts, tells = _texts(items, settings)
     vocabulary = sorted({word for words in texts for word in words})
     ids = {word: number for number, word in enumerate(vocabulary, 1)}
     x_V, sizes = _word_hashes(len(vocabulary) + 1), _sizes(settings)
