@@ -158,4 +158,28 @@ VERBS = {
         reads_run=True,
         second="RUN_B",
     ),
+    "compare": Verb(
+        "compare",
+        "can two runs, or two checkpoints of one, be told apart? The paired test on the same items, in words",
+        {
+            "--checkpoint": {
+                "default": "",
+                "metavar": "A,B",
+                "help": "the steps to compare, as jaxlm eval left them; also latest (default: the latest of each)",
+            },
+            "--votes": {
+                "default": "",
+                "metavar": "FILE",
+                "help": 'judge by votes: lines of {"winner": "a", "b" or "tie", "item": ...}',
+            },
+            "--command": {
+                "default": "",
+                "metavar": "CMD",
+                "help": "judge by a command, run as CMD RUN STEP for each: it prints a score a line, item by item",
+            },
+            **_JSON,
+        },
+        reads_run=True,
+        second="RUN_B",
+    ),
 }
