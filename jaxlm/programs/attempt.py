@@ -18,6 +18,7 @@ from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.checkpoints.restore import read_metas
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.clock import COMPILE, RESTORE, SAVE, Clock
+from jaxlm.train.scores import Scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Attempt:
       folder: the run's folder, locked.
       clock, log: the time and the books of this attempt.
       losses: step -> held-out loss of all starts; the attempt adds its own.
+      scores: by which the best checkpoints are chosen, of all starts; the attempt adds its own.
       stop: turns signals into a request to stop.
       mirror: where verified checkpoints are copied; None without one, and on all processes but the first.
     """
@@ -42,13 +44,14 @@ class Attempt:
     clock: Clock
     log: start.Log
     losses: dict[int, float]
+    scores: Scores
     stop: signals.StopSignal
     mirror: Mirror | None
 
     def run(self) -> loop.Ending:
         """Trains until an ending. A ROLL_BACK is in run.json then, and the next attempt goes on past it."""
         c, folder = self.ready.config, self.folder
-        checkpointer = Checkpointer(folder / "checkpoints", c.checkpoint, losses=self.losses)
+        checkpointer = Checkpointer(folder / "checkpoints", c.checkpoint, scores=self.scores)
         with contextlib.ExitStack() as stack:  # what is opened first is closed last
             log = stack.enter_context(self.log)
             log.on_full = checkpointer.reserve.free
@@ -64,7 +67,9 @@ class Attempt:
             if self.mirror:
                 self._follow(checkpointer, self.mirror, done)
             program = self.program(done)
-            parts = Between(self.task, ready, folder, checkpointer, bill, self.losses, self.stop, self.clock)
+            parts = Between(
+                self.task, ready, folder, checkpointer, bill, self.losses, self.scores, self.stop, self.clock
+            )
             between, watching = parts.make(stack)
             owed = hooks.owed(between, done, c.train.steps, meta.get("interrupted", False))
             if done >= c.train.steps and not owed:
@@ -76,7 +81,7 @@ class Attempt:
             stack.callback(batches.close)
             batches.on_failure = lambda error: self.stop.ask(loop.failure("no batch", self.clock.step + 1, error))
             recorder = log.begin(self.asked, c, ready.data.data.sha256, ready.parts.mesh, done, watching)
-            recorder.losses = self.losses
+            recorder.losses, recorder.noted = self.losses, self.scores.note
             passes = self.task.passes(ready.data, c.train.steps)
             announcement.announce(ready.parts, ready.data.data, passes, program, done)
             inner = (frozen, batches, between, watching, recorder, self.clock, self.stop, owed)
@@ -144,6 +149,7 @@ class Attempt:
         settings = stability.settings(c.optim, c.stability, c.train)
         if why := from_first(lambda: stability.carry_out(self.folder, ending, step, batches, saved, settings)):
             return dataclasses.replace(ending, code=loop.STOPPED, why=why)
-        for undone in [number for number in self.losses if number >= ending.first_bad]:
-            del self.losses[undone]
+        for found in (self.losses, self.scores):
+            for undone in [number for number in found if number >= ending.first_bad]:
+                del found[undone]
         return ending

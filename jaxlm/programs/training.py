@@ -21,6 +21,7 @@ from jaxlm.programs.task import Ready, Task
 from jaxlm.train import books, ledger, loop, metrics, mirrors, signals, start, workdir
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.clock import COMPILE, EVALUATE, MIRROR, Clock, Pulse
+from jaxlm.train.scores import Scores
 
 EXIT_CODES = {loop.DONE: 0, loop.FAILED: 1, loop.REFUSED: 2, loop.STOPPED: 3, loop.PREEMPTED: 4}
 
@@ -37,12 +38,13 @@ def run(config: Config, task: Task) -> int:
         if held := together(lambda: ledger.lock(folder), first_only=True):
             stack.callback(held.close)
             console.keep(folder / console.LOG)
-        losses: dict[int, float] = {}
+        scores = Scores(config.checkpoint)
         with clock.spend(MIRROR):
             alive = functools.partial(clock.begin, MIRROR)
-            mirror = together(lambda: mirrors.of_run(config, folder, losses, alive), first_only=True)
+            mirror = together(lambda: mirrors.of_run(config, folder, scores, alive), first_only=True)
         together(lambda: workdir.check(config, mesh))
-        losses |= dict(from_first(lambda: list(mirrors.held_out_losses(folder).items())))
+        losses = dict(from_first(lambda: list(mirrors.held_out_losses(folder).items())))
+        scores.update(from_first(lambda: list(scores.read(folder).items())))
         log = start.Log(folder, clock, config.train, config.hardware)
         data = task.data(config)
         together(lambda: pages.of_data(config), first_only=True)
@@ -55,7 +57,7 @@ def run(config: Config, task: Task) -> int:
         program = admission.Once(ready.parts, task.parts)
         stop = signals.StopSignal(lambda: clock.activity)
         while True:
-            ending = Attempt(task, ready, asked, folder, program, clock, log, losses, stop, mirror).run()
+            ending = Attempt(task, ready, asked, folder, program, clock, log, losses, scores, stop, mirror).run()
             if ending.code != loop.ROLL_BACK:
                 break
             ended = {"step": clock.step, "code": 3, "why": ending.why, "cause": ending.cause}
