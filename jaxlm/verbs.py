@@ -132,6 +132,19 @@ VERBS = {
         rest="PROMPT",
         keys=("sample",),
     ),
+    "eval": Verb(
+        "eval",
+        "held-out loss of a run's model, and benchmarks: lm-evaluation-harness, HumanEval, CORE",
+        {
+            "--tasks": {"metavar": "TASK,TASK,...", "help": "benchmarks, arc_easy,mmlu,... (default: eval.tasks)"},
+            "--limit": {"type": int, "default": 0, "metavar": "N", "help": "questions of each task; 0 = all"},
+            "--fewshot": {"key": "eval.fewshot", "metavar": "N", "help": "worked examples; -1 = as each task says"},
+            "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
+            **_JSON,
+        },
+        reads_run=True,
+        keys=("eval",),
+    ),
     "audit": Verb(
         "audit",
         "find junk in prepared documents, in existing shards or in the sources, worst first",

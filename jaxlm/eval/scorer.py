@@ -4,15 +4,11 @@ import math
 import pathlib
 from collections.abc import Callable
 
-import jax
-import numpy as np
-
 from jaxlm import config as config_lib
 from jaxlm import config_files
 from jaxlm.config import ConfigError
 from jaxlm.data import ids as ids_lib
-from jaxlm.data import rows
-from jaxlm.eval import loss, model
+from jaxlm.eval import likelihood, model
 
 
 def bits_per_byte(workdir: str) -> Callable[[str], float]:
@@ -25,18 +21,14 @@ def bits_per_byte(workdir: str) -> Callable[[str], float]:
         raise ConfigError(f"no run in {workdir}: it has no config.json")
     config = config_lib.resolve(config_files.from_run(path))
     run = model.restore(config.workdir, "latest", config.model, config.data, config.hardware, config.distributed)
-    coder, length, seq_len = run.data.tokenizer(), run.data.token_bytes(), config.train.seq_len
-    nll_of = jax.jit(loss.summed_nll(run.model, config.loss.tile_tokens))
+    scorer = likelihood.of_restored(run, config)
+    length, seq_len = run.data.token_bytes(), config.train.seq_len
 
     def score(text: str) -> float:
-        ids = ids_lib.document(coder, text[: 16 * seq_len])[: seq_len + 1]
-        row_1xT1 = np.full((1, seq_len + 1), run.data.eos_id, np.int32)
-        row_1xT1[0, : len(ids)] = ids
-        ids = ids[1:]
-        weights = (np.arange(seq_len) < len(ids)).astype(np.float32)[None]
-        batch = {**rows.make_batch(row_1xT1, run.data.eos_id), "weights": weights}
-        with jax.set_mesh(run.mesh):
-            nll = float(nll_of({"params": run.params}, batch))
-        return nll / math.log(2) / max(1, int(length[ids].sum()))
+        ids = ids_lib.document(scorer.tokenizer, text[: 16 * seq_len])[: seq_len + 1]
+        opened = max(1, len(scorer.tokenizer.opening))
+        context, scored = ids[:opened], ids[opened:]
+        (found,) = scorer.score([(context, scored)])
+        return -found.logp / math.log(2) / max(1, int(length[scored].sum()))
 
     return score

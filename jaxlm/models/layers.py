@@ -71,11 +71,13 @@ class TokenInfo(typing.NamedTuple):
       positions_BxT: the position of each token in its document, from 0.
       segment_ids_BxT: the id of each token's document; None if each row is one document.
       rope: the cos and sin from `ops.rope.rope_tables`; None in a family without rotary embeddings.
+      until_BxT: in place of segment ids, `kv_until_BxS` of `ops.attention.attention`.
     """
 
     positions_BxT: jax.Array
     segment_ids_BxT: jax.Array | None
     rope: tuple[jax.Array, jax.Array] | None
+    until_BxT: jax.Array | None = None
 
 
 class Linear(nn.Module):
@@ -314,5 +316,6 @@ def attend(
         kv_positions_BxS=info.positions_BxT,
         q_segment_ids_BxT=info.segment_ids_BxT,
         kv_segment_ids_BxS=info.segment_ids_BxT,
+        kv_until_BxS=info.until_BxT,
     )
     return out_BxTxNxH, layer

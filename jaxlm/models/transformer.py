@@ -46,6 +46,7 @@ class Transformer(nn.Module):
         document.
       train: True to turn dropout on, with the key `dropout` of `rngs`.
       cache: the KV cache. If it is given, the result is (hidden, the cache with these tokens written).
+      until_BxT: in place of segment ids: the token at index s is seen by those at indices s to until[s] - 1.
 
     Attributes:
       config: the section `model` of the config.
@@ -83,6 +84,7 @@ class Transformer(nn.Module):
         segment_ids_BxT: jax.Array | None = None,
         train: bool = False,
         cache: Cache | None = None,
+        until_BxT: jax.Array | None = None,
     ) -> jax.Array | tuple[jax.Array, Cache]:
         c = self.config
         if positions_BxT is None:
@@ -90,7 +92,7 @@ class Transformer(nn.Module):
         key = self.make_rng("dropout") if train and c.dropout > 0 else None
         x_BxTxD = self.embed(tokens_BxT, positions_BxT)
         x_BxTxD = dropout(x_BxTxD, c.dropout, None if key is None else jax.random.fold_in(key, c.n_layers))
-        info = TokenInfo(positions_BxT, segment_ids_BxT, self.rope(positions_BxT))
+        info = TokenInfo(positions_BxT, segment_ids_BxT, self.rope(positions_BxT), until_BxT)
         layers = []
         if self.is_initializing():
             for i in range(c.n_layers):

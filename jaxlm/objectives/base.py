@@ -73,10 +73,13 @@ Maker = typing.Callable[[Transformer, Config], Objective]  # the objectives' own
 
 
 def hidden(model: Transformer, variables: Variables, batch: Batch, key: jax.Array | None) -> jax.Array:
-    """Returns the hidden states [B, T, D] of a packed batch in the compute dtype, with dropout if `key` is not None."""
+    """Returns the hidden states [B, T, D] of a packed batch in the compute dtype, with dropout if `key` is not None.
+
+    The batch has `until` in place of `segment_ids` if its texts share their beginnings (see `eval.branches`).
+    """
     rngs = {} if key is None else {"dropout": key}
-    inputs = (batch["tokens"], batch["positions"], batch["segment_ids"])
-    return model.apply(variables, *inputs, train=key is not None, rngs=rngs)
+    inputs = (batch["tokens"], batch["positions"], batch.get("segment_ids"))
+    return model.apply(variables, *inputs, train=key is not None, rngs=rngs, until_BxT=batch.get("until"))
 
 
 def token_logp(

@@ -13,6 +13,7 @@ from jaxlm.ops import attention_blocked, attention_context, attention_kernels
 from jaxlm.sharding import CONTEXT_ATTENTION
 
 BACKENDS = ("xla", "blocked", "cudnn", "cudnn_packed", "tokamax", "pallas")
+TREES = ("xla", "blocked")  # those that take `kv_until_BxS`
 _AUTO = {"cpu": "blocked", "gpu": "cudnn", "tpu": "pallas"}
 _PLATFORMS = {"cudnn": ("gpu",), "cudnn_packed": ("gpu",), "tokamax": ("gpu",), "pallas": ("gpu", "tpu")}
 _MASKED = -1e30  # finite, so that exp(score - max) is 0 and never inf - inf
@@ -55,6 +56,7 @@ def attention(
     kv_positions_BxS: jax.Array | None = None,
     q_segment_ids_BxT: jax.Array | None = None,
     kv_segment_ids_BxS: jax.Array | None = None,
+    kv_until_BxS: jax.Array | None = None,
     scale: float | None = None,
 ) -> jax.Array:
     """Returns softmax(scale * q k^T) v over the keys that a query may see: those not after it and in its own segment.
@@ -74,6 +76,9 @@ def attention(
       q_positions_BxT, kv_positions_BxS: integer positions; needed when T differs from S.
       q_segment_ids_BxT, kv_segment_ids_BxS: integer ids; tokens attend only within equal ids. If T = S, the second may
         be left out. None means that each row is one segment.
+      kv_until_BxS: integers, in place of positions and segment ids: the token at index s is seen by those at indices s to
+        until[s] - 1. Texts that begin alike can so share their beginning, laid out as a tree is walked (see
+        `eval.branches`). Only `xla` and `blocked` take it, for T = S.
       scale: the scale of the scores; None for H ** -0.5.
 
     Returns:
@@ -81,7 +86,8 @@ def attention(
       (only with `xla`; if T = S every query sees itself).
 
     Raises:
-      ValueError: the backend is unknown, shapes do not fit, or T != S and the backend needs T = S.
+      ValueError: the backend is unknown or does not take `kv_until_BxS`, shapes do not fit, or T != S and the backend
+        needs T = S.
       Errors of cuDNN or Pallas: they do not support the machine, dtype or shape.
     """
     if backend not in BACKENDS:
@@ -95,6 +101,12 @@ def attention(
         raise ValueError("segment ids are needed for queries and for keys, or for neither")
     run = functools.partial(_run, backend=backend, scale=scale)
     positions, ids = (q_positions_BxT, kv_positions_BxS), (q_segment_ids_BxT, kv_segment_ids_BxS)
+    if kv_until_BxS is not None:
+        if backend not in TREES or queries != keys:
+            raise ValueError(
+                f"attention backend {backend!r} does not share the beginnings of texts; use 'blocked' or 'xla'"
+            )
+        positions, ids = (None, None), (None, kv_until_BxS)
     if queries == keys and attention_context.splits(queries):
         if backend not in CONTEXT_ATTENTION:
             raise ValueError(f"attention backend {backend!r} does not split rows over devices; use 'blocked' or 'xla'")
@@ -109,7 +121,11 @@ def _run(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, positions, ids, offset=None, *, backen
     if backend == "xla":
         if offset is not None and positions[0] is None:
             positions = (offset + jnp.arange(queries)[None], jnp.arange(keys)[None])
-        return masked_attention(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, visible(queries, keys, *positions, *ids), scale)
+        if ids[0] is None and ids[1] is not None:
+            mask_BxTxS = attention_blocked.visible(ids, offset, 0, queries, keys)
+        else:
+            mask_BxTxS = visible(queries, keys, *positions, *ids)
+        return masked_attention(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, mask_BxTxS, scale)
     # The kernels below know no positions: without an offset, query t is at index t.
     if offset is None and queries != keys:
         raise ValueError(

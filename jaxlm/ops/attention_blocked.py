@@ -37,7 +37,8 @@ def blocked_attention(
 
     Args:
       q_BxTxNxH, k_BxSxKxH, v_BxSxKxH: queries, keys and values, for any T; N is a multiple of K.
-      q_segment_ids_BxT, kv_segment_ids_BxS: integer ids, or None for one segment a row.
+      q_segment_ids_BxT, kv_segment_ids_BxS: integer ids, or None for one segment a row. If only the first is None, the
+        second is `kv_until_BxS` of `ops.attention.attention`.
       scale: the scale of the scores.
       block: the number of queries in a block; None for 128, or T / 32 for rows over 4,096 tokens.
       offset: the index of the first query among the keys, an integer scalar. There may then be more keys than queries.
@@ -53,7 +54,7 @@ def blocked_attention(
     block = max(_BLOCK, -(-length // _MAX_BLOCKS)) if block is None else block
     if block < 1:
         raise ValueError(f"block must be at least 1 token, got {block}")
-    ids = None if q_segment_ids_BxT is None else (q_segment_ids_BxT, kv_segment_ids_BxS)
+    ids = None if kv_segment_ids_BxS is None else (q_segment_ids_BxT, kv_segment_ids_BxS)
     return _blocked(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset, float(scale), block)
 
 
@@ -85,12 +86,20 @@ def _rows(x_BxKxGxIxH: jax.Array) -> jax.Array:
     return x_BxKxGxIxH.transpose(0, 3, 1, 2, 4).reshape(batch, rows, kv_heads * group, head_dim)
 
 
-def _visible(ids, offset, start: int, end: int, seen: int) -> jax.Array:
-    """True where one of the queries start..end may see one of the keys 0..seen: [B or 1, I, S]."""
+def visible(ids, offset, start: int, end: int, seen: int) -> jax.Array:
+    """Returns booleans [B or 1, I, S], True where one of the queries start..end may see one of the keys 0..seen.
+
+    Args:
+      ids: the segment ids of queries and keys; (None, `kv_until_BxS` of `ops.attention.attention`); None for neither.
+      offset: as in `blocked_attention`.
+    """
     first = start if offset is None else start + offset
-    mask = (jnp.arange(seen)[None, :] <= first + jnp.arange(end - start)[:, None])[None]
+    queries_Ix1 = first + jnp.arange(end - start)[:, None]
+    mask = (jnp.arange(seen)[None, :] <= queries_Ix1)[None]
     if ids is None:
         return mask
+    if ids[0] is None:
+        return mask & (queries_Ix1 < ids[1][:, None, :seen])
     return mask & (ids[0][:, start:end, None] == ids[1][:, None, :seen])
 
 
@@ -104,7 +113,7 @@ def _forward(q_BxTxNxH, k_BxSxKxH, v_BxSxKxH, ids, offset, scale, block):
     for start, end, seen in _edges(q_BxTxNxH.shape[1], k_BxSxKxH.shape[1], block, offset):
         q_BxKxGxIxH = _query_block(q_BxTxNxH, k_BxSxKxH.shape[2], start, end)
         scores = _einsum("bkgih,bksh->bkgis", q_BxKxGxIxH, k_BxKxSxH[:, :, :seen])
-        scores = jnp.where(_visible(ids, offset, start, end, seen)[:, None, None], scores, _MASKED)
+        scores = jnp.where(visible(ids, offset, start, end, seen)[:, None, None], scores, _MASKED)
         highest = jnp.max(scores, axis=-1, keepdims=True)
         weights = jnp.exp(scores - highest)
         total = jnp.sum(weights, axis=-1, keepdims=True)
@@ -136,7 +145,7 @@ def _blocked_bwd(scale, block, residuals, d_out_BxTxNxH):
         q_BxKxGxIxH = _query_block(scaled_BxTxNxH, kv_heads, start, end)
         d_out_BxKxGxIxH = _query_block(d_out_BxTxNxH, kv_heads, start, end)
         delta_BxKxGxI = _query_block(delta_BxTxNx1, kv_heads, start, end)[..., 0]
-        mask_BxSxI = jnp.swapaxes(_visible(ids, offset, start, end, seen), 1, 2)
+        mask_BxSxI = jnp.swapaxes(visible(ids, offset, start, end, seen), 1, 2)
         scores = _einsum("bksh,bkgih->bksgi", k_BxKxSxH[:, :, :seen], q_BxKxGxIxH)
         scores = jnp.where(mask_BxSxI[:, None, :, None, :], scores, _MASKED)
         weights = jnp.exp(scores - normaliser[:, :, None])

@@ -63,13 +63,13 @@ def over_tokens(
       hidden_BxTxD, tokens_BxT: the hidden states and arrays with a value for each token, split as batches are.
       head_DxV: the head's kernel, split as its parameter is.
       summed: True if `function` returns sums over its tokens (one or a tree of them), which are added up over devices.
-        False if it returns one number for each token, [M], which become [B, T].
+        False if it returns one number for each token, [M] (or a tree of them), which become [B, T].
     """
     mesh, (batch, length) = jax.sharding.get_abstract_mesh(), hidden_BxTxD.shape[:2]
     tokens, axes = _token_axes(mesh, (batch, length))
     if not axes:
         result = function(hidden_BxTxD.reshape(batch * length, -1), head_DxV, *map(jnp.ravel, tokens_BxT))
-        return result if summed else result.reshape(batch, length)
+        return result if summed else jax.tree.map(lambda x_M: x_M.reshape(batch, length), result)
     # Why the devices become a dimension P: [B, T] is split along both, and no sharding says how [M] would be, so flattening
     # makes the compiler gather the hidden states; and a loop over tiles of [M] adds up the head's gradient over devices in
     # every turn. With P in front each device flattens and tiles its own tokens. The head is gathered once, before the
@@ -92,4 +92,8 @@ def over_tokens(
     result = over(split(hidden_BxTxD), head_DxV, *map(split, tokens_BxT))
     if summed:
         return jax.tree.map(lambda x_P: jnp.sum(x_P, axis=0), result)
-    return result.reshape(rows, columns, batch // rows, length // columns).swapaxes(1, 2).reshape(batch, length)
+
+    def joined(x_PxM: jax.Array) -> jax.Array:
+        return x_PxM.reshape(rows, columns, batch // rows, length // columns).swapaxes(1, 2).reshape(batch, length)
+
+    return jax.tree.map(joined, result)

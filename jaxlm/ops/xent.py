@@ -9,6 +9,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxlm.ops.decode import first_argmax
+
 _MASKED = -1e30  # finite, so that a masked column gives exp(...) = 0 and never inf - inf
 
 
@@ -83,6 +85,29 @@ def token_nll(
         lse_M, picked_M = _lse_and_picked(hidden_MxD, head_DxV, targets_M, vocab_size)
         return lse_M - picked_M
     return _tiled_nll(hidden_MxD, head_DxV, targets_M, vocab_size, tile)
+
+
+def token_scores(
+    hidden_MxD: jax.Array, head_DxV: jax.Array, targets_M: jax.Array, *, vocab_size: int, tile: int
+) -> tuple[jax.Array, jax.Array]:
+    """Returns (log p(target) of each token in nats, float32 [M]; True where the target is the likeliest token, [M]).
+
+    Has no backward pass. As in `ops.decode.first_argmax`, the first of several likeliest tokens counts.
+
+    Args:
+      hidden_MxD, head_DxV, targets_M, vocab_size, tile: as in `cross_entropy`.
+    """
+    _check(hidden_MxD, head_DxV, targets_M, targets_M, vocab_size, tile)
+
+    def of_tile(args):
+        logits_RxV = _logits(args[0], head_DxV, vocab_size)
+        logp_R = _pick(logits_RxV, args[1]) - jax.nn.logsumexp(logits_RxV, axis=-1)
+        return logp_R, first_argmax(logits_RxV) == args[1]
+
+    if tile == 0 or tile >= hidden_MxD.shape[0]:
+        return of_tile((hidden_MxD, targets_M))
+    found = jax.lax.map(of_tile, _to_tiles(tile, hidden_MxD, targets_M))
+    return tuple(_from_tiles(x_IxR, hidden_MxD.shape[0]) for x_IxR in found)
 
 
 def _check(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, tile) -> None:

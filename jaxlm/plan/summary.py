@@ -47,8 +47,16 @@ def summarise(config: Config) -> dict[str, typing.Any]:
         "checkpoint": {
             "every_steps": config.checkpoint.every_steps or config.train.steps,
             "every_minutes": config.checkpoint.every_minutes,
+            "bytes": _checkpoint_bytes(config),
         },
     }
+
+
+def _checkpoint_bytes(config: Config) -> int:
+    """The bytes of one checkpoint: parameters and the optimizer's whole state."""
+    here = dataclasses.replace(config, optim=dataclasses.replace(config.optim, offload=False))
+    memory = fit.Planner(here).memory(fit.ONE_DEVICE, microbatch=1)
+    return memory.parameters + memory.optimizer
 
 
 def hosts(config: Config, mesh: MeshConfig) -> int:

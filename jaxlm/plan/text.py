@@ -4,7 +4,7 @@ import datetime
 import textwrap
 import typing
 
-from jaxlm.console import dollars, gigabytes, hours, human, table
+from jaxlm.console import dollars, gigabytes, hours, human, size, table
 from jaxlm.data import passes
 
 WIDTH = 100  # columns
@@ -17,12 +17,12 @@ def render(plan: dict[str, typing.Any]) -> str:
     """Returns a plan as text.
 
     Args:
-      plan: the dict that `summary.summarise` returns, and under `here` the one of `here.row`. If the step was compiled,
-        `compiled` has the dict that `compiled.compile_step` returns.
+      plan: the dict that `summary.summarise` returns, under `here` the one of `here.row`, and under `disk` what the run
+        leaves there. If the step was compiled, `compiled` has the dict that `compiled.compile_step` returns.
     """
-    parts = [_model(plan), _tokens(plan), _memory(plan), _table(plan), _notes(plan)]
+    parts = [_model(plan), _tokens(plan), _memory(plan), _disk(plan), _table(plan), _notes(plan)]
     if "compiled" in plan:
-        parts.insert(3, _compiled(plan["compiled"]))
+        parts.insert(4, _compiled(plan["compiled"]))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -83,7 +83,7 @@ def _memory(plan: dict) -> str:
     memory, mesh = plan["memory"], plan["mesh"]
     named = ", ".join(f"{axis} {size}" for axis, size in mesh["axes"].items() if size > 1)
     devices = f"each of {mesh['devices']} devices ({named})" if named else "one device"
-    rows = [[name, gigabytes(size)] for name, size in memory["bytes"].items()]
+    rows = [[name, gigabytes(n)] for name, n in memory["bytes"].items()]
     rows.append(["total", gigabytes(memory["total"])])
     notes = {
         "optimizer": memory["optimizer"],
@@ -92,9 +92,7 @@ def _memory(plan: dict) -> str:
         "activations": f"remat {memory['remat']}",
         "workspace": "a layer's backward pass, the loss or the update",
     }
-    lines = table(
-        [[f"  {name}", size, notes.get(name, "") if size != "0.00" else ""] for name, size in rows], right=[1]
-    )
+    lines = table([[f"  {name}", n, notes.get(name, "") if n != "0.00" else ""] for name, n in rows], right=[1])
     return (
         f"MEMORY of {devices}, GB: microbatch {memory['microbatch']} of {plan['run']['batch_size']} rows, "
         f"{plan['model']['dtype']}, attention {plan['model']['attention']}\n{lines}\n{_remats(memory)}"
@@ -110,6 +108,15 @@ def _remats(memory: dict) -> str:
         for name, of in by.items()
     ]
     return _wrapped(f"model.remat: {'; '.join(parts)}")
+
+
+def _disk(plan: dict) -> str:
+    """What the run takes on the disk; "" if the plan does not say."""
+    if not (disk := plan.get("disk")):
+        return ""
+    total, each = size(disk["checkpoint"] * disk["checkpoints"]), size(disk["checkpoint"])
+    text = f"DISK  {total} for {disk['checkpoints']} checkpoints of {each} ({disk['why']}, one on its way)"
+    return _wrapped(f"{text}; {size(disk['bytes_per_token'] * 1e9)} of shards for each billion tokens", indent="")
 
 
 def _compiled(c: dict) -> str:

@@ -7,15 +7,17 @@ import math
 import typing
 
 import jax
+import numpy as np
 
 from jaxlm import console
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import say
-from jaxlm.data import passes, rows, vocabulary
+from jaxlm.data import passes, rows, shards, vocabulary
 from jaxlm.data.open import open_mixture
 from jaxlm.models import hardware
 from jaxlm.plan import compiled, fit, here, summary
 from jaxlm.plan.text import render
+from jaxlm.train.checkpoints import keep
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -39,6 +41,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     plan = summary.summarise(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")))
     plan["data"] = data(config)
     plan["here"] = here.row(config)
+    plan["disk"] = disk(config, plan["checkpoint"]["bytes"])
     if target:
         model = hardware.for_platform(config.model, target.platform)
         planned = fit.with_changes(config, microbatch=plan["memory"]["microbatch"])
@@ -57,6 +60,19 @@ def data(config: Config) -> dict[str, typing.Any] | None:
     except ConfigError:
         return None
     return {"dir": config.data.dir, "tokens": opened.token_counts(), "epochs": epochs}
+
+
+def disk(config: Config, checkpoint: int) -> dict[str, typing.Any]:
+    """Returns what a run leaves on the disk: the bytes of a checkpoint, how many there are at most, bytes of a token."""
+    c = config.checkpoint
+    kept = {"keep_last": c.keep_last, "keep_best": c.keep_best, "keep_every": c.keep_every}
+    kept["phases"] = len(config.phases.plan)
+    return {
+        "checkpoint": checkpoint,
+        "checkpoints": keep.most(c, config.train.steps, kept["phases"]),
+        "why": ", ".join(f"{name} {n}" for name, n in kept.items() if n),
+        "bytes_per_token": np.dtype(shards.token_dtype(config.model.vocab_size)).itemsize,
+    }
 
 
 def _finite(value: typing.Any) -> typing.Any:

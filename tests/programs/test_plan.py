@@ -1,15 +1,20 @@
 """`jaxlm plan` as a person sees it."""
 
+import dataclasses
 import json
 import types
 
 import jax
 import pytest
 
-from jaxlm import cli, sharding
+from jaxlm import cli, config_files, sharding
+from jaxlm.config import resolve
+from jaxlm.models import hardware
+from jaxlm.objectives import lm
 from jaxlm.plan import accelerators, compiled
 from jaxlm.plan.text import render
 from jaxlm.programs import plan as program
+from jaxlm.step import parts
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:
@@ -31,6 +36,7 @@ def test_the_page_of_one_billion(capsys):
         "64% [1]",
         "full 25.0 GB and 1.24 x the time",
         "28.3k tokens/s 24.0k",
+        "DISK  212 GB for 17 checkpoints of 12.5 GB (keep_last 2, keep_best 1, keep_every 10000, phases 4,",
         "[1] gpuburnout's own stack",
     ):
         assert words in out
@@ -49,6 +55,18 @@ def test_json_has_what_the_page_has(capsys):
     assert rows["H100"]["usd"] == pytest.approx(rows["H100"]["hours"] * 2.70)
     assert rows["TPU v5e"]["mfu_from"] == ""
     assert render(plan).splitlines()[0].startswith("MODEL  1,038,692,352")
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamw8bit", "muon"])
+def test_a_checkpoint_on_the_disk_is_the_state_in_bytes(name, capsys):
+    keys = [f"--config.optim.name={name}", "--config.optim.offload=True"]
+    _, out, _ = run(capsys, "--config=quickstart", "--json", "--config.plan.accelerator=H100", *keys)
+    config = resolve(config_files.load("quickstart", [f"optim.name={name}", "model.vocab_size=4096"]))
+    config = dataclasses.replace(config, model=hardware.for_platform(config.model, "cpu"))
+    state = parts.make(config, sharding.make_mesh(config.mesh, jax.devices()[:1]), lm.make).abstract
+    planned, real = json.loads(out)["disk"], sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    assert planned["checkpoint"] == pytest.approx(real, rel=1e-3)
+    assert planned["checkpoints"] == 4
 
 
 def test_data_that_is_there_is_set_against_the_plan(capsys, monkeypatch):

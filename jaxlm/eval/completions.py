@@ -1,0 +1,103 @@
+"""Continues prompts up to strings at which a task stops, for benchmarks that judge what a model writes."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxlm import processes
+from jaxlm.config import ConfigError, SampleConfig
+from jaxlm.data.tokenizer import Tokenizer
+from jaxlm.eval.likelihood import Scorer
+
+_ROWS = 32  # prompts of a batch, at most
+
+
+def greedy(max_new_tokens: int) -> SampleConfig:
+    """Returns the settings that take the likeliest token, up to so many."""
+    return SampleConfig(
+        prompts=(),
+        every_steps=0,
+        at_steps=(),
+        max_new_tokens=max_new_tokens,
+        temperature=0.0,
+        also_greedy=False,
+        top_k=0,
+        top_p=1.0,
+    )
+
+
+def complete(
+    scorer: Scorer, prompts: Sequence[Sequence[int]], stops: Sequence[str], settings: SampleConfig, seed: int, what: str
+) -> list[str]:
+    """Returns the text that follows each prompt, up to the first of `stops`, which may lie across tokens, or to EOS.
+
+    A prompt that leaves no room for `max_new_tokens` is cut on the left, as lm-evaluation-harness does; new tokens take
+    half of the context at most. What was cut is said.
+
+    Args:
+      prompts: ids, with what a document begins with.
+      settings: see `models.generate.generate`.
+    """
+    room = min(settings.max_new_tokens, scorer.context // 2)
+    if room < settings.max_new_tokens:
+        processes.say(
+            f"{what}: {room:,} new tokens in place of {settings.max_new_tokens:,}, half of the model's context"
+        )
+    limit = scorer.context - room
+    if cut := sum(len(prompt) > limit for prompt in prompts):
+        processes.say(
+            f"{what}: {cut:,} of {len(prompts):,} prompts leave no room for {room:,} new tokens in the model's context of "
+            f"{scorer.context:,}: cut on the left"
+        )
+    settings = dataclasses.replace(settings, max_new_tokens=room)
+    stops = [stop for stop in stops if stop]
+    order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
+    size = max(1, min(_ROWS, scorer.tokens // max(1, min(limit, max(map(len, prompts), default=1)) + room)))
+    texts: dict[int, str] = {}
+    with processes.working(what, len(prompts), "texts") as tell, jax.set_mesh(scorer.mesh):
+        for start in range(0, len(order), size):
+            taken = order[start : start + size]
+            given = [list(prompts[number][-limit:]) for number in taken]
+            given += given[-1:] * (
+                min(size, len(order)) - len(given)
+            )  # the last batch as long as the others: one program
+            found = _continue(scorer, given, stops, settings, seed + start)
+            texts |= zip(taken, found[: len(taken)], strict=True)
+            tell(len(texts))
+    return [texts[number] for number in range(len(prompts))]
+
+
+def _continue(
+    scorer: Scorer, prompts: list[list[int]], stops: list[str], settings: SampleConfig, seed: int
+) -> list[str]:
+    """Returns the texts of one batch. Ends once each row has reached a stop."""
+    tokenizer = scorer.tokenizer
+    ends = stop_ids(tokenizer)
+    rows: list[list[int]] = [[] for _ in prompts]
+    stopped = np.zeros(len(prompts), bool)
+    reach = max((len(stop.encode()) for stop in stops), default=0)  # no stop has more tokens than bytes
+    for new in scorer.generator.stream(prompts, settings, stop_ids=ends, seed=seed):
+        for number, ids in enumerate(new):
+            rows[number] += ids
+            if ids and stops and not stopped[number]:
+                tail = tokenizer.decode([i for i in rows[number][-reach - len(ids) :] if i not in ends])
+                stopped[number] = any(stop in tail for stop in stops)
+            stopped[number] |= bool(rows[number]) and rows[number][-1] in ends
+        if stopped.all():
+            break
+    return [_cut(tokenizer.decode([i for i in ids if i not in ends]), stops) for ids in rows]
+
+
+def _cut(text: str, stops: Sequence[str]) -> str:
+    places = [place for stop in stops if (place := text.find(stop)) >= 0]
+    return text[: min(places)] if places else text
+
+
+def stop_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the ids that end a text: EOS, and the end of a turn where the tokenizer has one."""
+    try:
+        return tokenizer.eos_id, tokenizer.id_of("<|im_end|>")
+    except ConfigError:
+        return (tokenizer.eos_id,)

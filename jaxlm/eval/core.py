@@ -1,0 +1,228 @@
+"""CORE: the mean over tasks of accuracy centred on guessing (DCLM, arXiv:2406.11794), as nanochat computes it.
+
+A bundle is a folder with `core.yaml`, `eval_meta_data.csv` and `eval_data/`; https://github.com/karpathy/nanochat names where it
+is fetched from. Its rows are of three types: `multiple_choice` (query, choices, gold), `schema` (context_options, continuation,
+gold) and `language_modeling` (context, continuation). A folder with files of such rows alone is taken too.
+"""
+
+import csv
+import json
+import pathlib
+import random
+import typing
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxlm import console
+from jaxlm.config import ConfigError, EvalConfig
+from jaxlm.data.ids import document
+from jaxlm.eval.branches import Request
+from jaxlm.eval.items import means, spread
+from jaxlm.eval.likelihood import Score, Scorer
+from jaxlm.eval.results import Item, TaskResult
+
+GPT2 = 0.2565  # CORE of the 1.5B GPT-2, as nanochat's README says
+_KEYS = {
+    "multiple_choice": {"query", "choices", "gold"},
+    "schema": {"context_options", "continuation", "gold"},
+    "language_modeling": {"context", "continuation"},
+}
+
+
+class Task(typing.NamedTuple):
+    """One task of a bundle; `chance` is what guessing scores, None if that follows from the number of choices."""
+
+    name: str
+    path: pathlib.Path
+    kind: str
+    fewshot: int
+    delimiter: str
+    chance: float | None
+
+
+def check(part: str, settings: EvalConfig) -> None:
+    """Raises ConfigError if there is no bundle in `eval.data_dir`, or no such task in it."""
+    _tasks(part, settings.data_dir)
+
+
+def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> list[TaskResult]:
+    """Returns the results of a bundle's tasks with `acc` and `centred`, then of `core`, their mean.
+
+    Args:
+      part: the name of one task; "" for all.
+      settings: the section `eval` of the config: `data_dir` is the bundle, `fewshot` may change how many examples are shown.
+      items: of each task; 0 for all.
+    """
+    tasks, found = _tasks(part, settings.data_dir), []
+    for task in tasks:
+        rows = load(task)
+        shots = settings.fewshot if settings.fewshot >= 0 else task.fewshot
+        found.append(_evaluate(scorer, task._replace(fewshot=min(shots, len(rows) - 1)), rows, items))
+    if len(found) > 1:
+        centred = float(np.mean([result.metrics["centred"] for result in found]))
+        found.append(TaskResult("core", {"centred": centred}, {}, None, tasks[0].fewshot, []))
+    return found
+
+
+def _tasks(part: str, data_dir: str) -> list[Task]:
+    tasks = read(data_dir)
+    chosen = [task for task in tasks if part in ("", task.name)]
+    if not chosen:
+        raise ConfigError(
+            f"no task {part} in eval.data_dir={data_dir}: it has {', '.join(task.name for task in tasks)}"
+        )
+    return chosen
+
+
+def read(data_dir: str) -> list[Task]:
+    """Returns the tasks of a bundle, or of a folder with files of its rows. Raises ConfigError if it is neither."""
+    root = pathlib.Path(data_dir).expanduser()
+    if not data_dir:
+        raise ConfigError("core reads a bundle: set eval.data_dir to the folder that has core.yaml")
+    if (root / "core.yaml").is_file():
+        return _bundle(root)
+    found = [task for path in sorted(root.glob("*.jsonl")) if (task := _single(path))]
+    if not found:
+        raise ConfigError(
+            f"eval.data_dir={data_dir} has no core.yaml and no file of CORE's rows (query, choices, gold)"
+        )
+    return found
+
+
+def _bundle(root: pathlib.Path) -> list[Task]:
+    import yaml
+
+    try:
+        entries = yaml.safe_load((root / "core.yaml").read_text())["icl_tasks"]
+        with open(root / "eval_meta_data.csv", encoding="utf-8") as file:
+            chances = {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in csv.DictReader(file)}
+        return [
+            Task(
+                entry["label"],
+                root / "eval_data" / entry["dataset_uri"],
+                entry["icl_task_type"],
+                entry["num_fewshot"][0],
+                entry.get("continuation_delimiter", " "),
+                chances[entry["label"]],
+            )
+            for entry in entries
+        ]
+    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{root} is no bundle of CORE, or it is damaged ({error!r}): fetch it again") from error
+
+
+def _single(path: pathlib.Path) -> Task | None:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        first = file.readline()
+    try:
+        row = json.loads(first)
+        kind = next((kind for kind, needed in _KEYS.items() if needed <= row.keys()), None)
+    except (ValueError, AttributeError):
+        return None
+    asked = str(row.get("query", "")).startswith("Question:")  # the bundle has this delimiter for such rows
+    delimiter = "\nAnswer: " if asked else " "
+    return kind and Task(path.stem, path, kind, 0, delimiter, 0.0 if kind == "language_modeling" else None)
+
+
+def load(task: Task) -> list[dict]:
+    """Returns the rows of a task. Raises ConfigError if the file is missing or a row lacks a field."""
+    try:
+        rows = [json.loads(line) for line in task.path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        needed = _KEYS[task.kind]
+        for number, row in enumerate(rows, start=1):
+            if missing := needed - row.keys():
+                raise ConfigError(f"{task.path}, line {number}: no {' and '.join(sorted(missing))}")
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{task.path}: can't be read as rows of {task.kind} ({error})") from None
+    return rows
+
+
+def _evaluate(scorer: Scorer, task: Task, rows: list[dict], items: int) -> TaskResult:
+    # In the order in which nanochat takes its first questions.
+    order = list(range(len(rows)))
+    random.Random(1337).shuffle(order)
+    rows = [rows[number] for number in order]
+    taken = spread(len(rows), items)
+    requests, spans = [], []
+    for number in taken:
+        own = questions(scorer, task, rows, number)
+        spans.append((len(requests), len(requests) + len(own)))
+        requests += own
+    scores = scorer.score(requests, task.name)
+    found = []
+    for number, (first, end) in zip(taken, spans, strict=True):
+        found.append(_item(task, rows[number], order[number], scores[first:end]))
+    chance = task.chance
+    if chance is None:
+        chance = float(np.mean([1 / len(_choices(task, rows[number])) for number in taken]))
+    metrics, stderr = means(found)
+    metrics["centred"] = (metrics["acc"] - chance) / (1 - chance)
+    if "acc" in stderr:
+        stderr["centred"] = stderr["acc"] / (1 - chance)
+    return TaskResult(task.name, metrics, stderr, chance, task.fewshot, found)
+
+
+def _item(task: Task, row: dict, number: int, scores: Sequence[Score]) -> Item:
+    choices = _choices(task, row)
+    logp = [score.logp for score in scores]
+    if task.kind == "language_modeling":
+        right, gold = scores[0].greedy, 0
+    else:
+        gold = row["gold"]
+        right = int(np.argmax([score.logp / max(1, score.tokens) for score in scores])) == gold
+    scored = [row["continuation"]] * len(choices) if task.kind == "schema" else choices
+    detail = {
+        "question": row.get("query", row.get("context", row.get("continuation"))),
+        "choices": choices,
+        "logp": logp,
+        "bytes": [len((task.delimiter + text).encode()) for text in scored],
+        "gold": gold,
+    }
+    return Item(str(number), {"acc": float(right)}, detail)
+
+
+def _choices(task: Task, row: dict) -> list[str]:
+    name = {"multiple_choice": "choices", "schema": "context_options"}.get(task.kind)
+    return row[name] if name else [row["continuation"]]
+
+
+def questions(scorer: Scorer, task: Task, rows: Sequence[dict], number: int) -> list[Request]:
+    """Returns one request for each choice of a row, behind its worked examples, cut where nanochat cuts."""
+    others = [other for other in range(len(rows)) if other != number]
+    examples = [rows[other] for other in random.Random(1234 + number).sample(others, task.fewshot)]
+    shown = "".join(f"{_pair(task, row, row.get('gold', 0))}\n\n" for row in examples)
+    row = rows[number]
+    prompts = [(shown + _pair(task, row, choice)).strip() for choice in range(len(_choices(task, row)))]
+    ids = [document(scorer.tokenizer, prompt) for prompt in prompts]
+    if task.kind == "schema":
+        same = _alike([list(reversed(one)) for one in ids])
+        return [(one[:-same], one[-same:]) for one in ids]
+    if task.kind == "language_modeling":
+        context = f"{shown}{row['context'].strip()}{task.delimiter}".strip()
+        start = len(document(scorer.tokenizer, context))
+    else:
+        start = _alike(ids)
+    return [(one[:start], one[start:]) for one in ids]
+
+
+def _pair(task: Task, row: dict, choice: int) -> str:
+    if task.kind == "multiple_choice":
+        return f"{row['query']}{task.delimiter}{row['choices'][choice]}"
+    if task.kind == "schema":
+        return f"{row['context_options'][choice]}{task.delimiter}{row['continuation']}"
+    return f"{row['context'].strip()}{task.delimiter}{row['continuation']}"
+
+
+def _alike(ids: Sequence[Sequence[int]]) -> int:
+    """Returns with how many equal tokens all begin, at most all but the last of the shortest."""
+    shortest = min(map(len, ids))
+    same = next((place for place in range(shortest) if len({one[place] for one in ids}) > 1), shortest)
+    return min(same, shortest - 1)
+
+
+def line(results: Sequence[TaskResult]) -> str:
+    """Returns the line that sets CORE beside GPT-2's; "" if it was not computed."""
+    core = [result.metrics["centred"] for result in results if result.task == "core"]
+    count = sum("centred" in result.metrics for result in results) - 1
+    return f"CORE {core[0]:.4f} over {console.count(count)} tasks; GPT-2 (1.5B): {GPT2:.4f} over 22" if core else ""

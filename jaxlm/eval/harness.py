@@ -1,0 +1,187 @@
+"""Benchmarks: tasks of EleutherAI's lm-evaluation-harness as they are, HumanEval, and DCLM's CORE, on one scorer."""
+
+import contextlib
+import importlib.util
+import os
+import random
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from jaxlm.config import ConfigError, EvalConfig
+from jaxlm.eval import core, humaneval
+from jaxlm.eval.items import means, shares, spread
+from jaxlm.eval.likelihood import Scorer
+from jaxlm.eval.results import Item, TaskResult
+
+_OWN = {"humaneval": humaneval, "core": core}  # `check` and `evaluate`
+_QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def evaluate(scorer: Scorer, tasks: Sequence[str], settings: EvalConfig, items: int) -> list[TaskResult]:
+    """Returns the results of benchmarks, in the order of `tasks`; see `Benchmarks`."""
+    return Benchmarks(tasks, settings)(scorer, items)
+
+
+class Benchmarks:
+    """Tasks, found and read when this is made, so that a typo is told before any weights are read.
+
+    Args:
+      tasks: names of lm-evaluation-harness (also groups: mmlu), `humaneval`, `core`, or `core:TASK` for one task of it.
+      settings: the section `eval` of the config: `fewshot`, `data_dir` and the keys for running code are read.
+
+    Raises:
+      ConfigError: a task does not exist, its data is not in `eval.data_dir`, the extra is missing, or no code may run.
+      RunError: its data could not be fetched.
+    """
+
+    def __init__(self, tasks: Sequence[str], settings: EvalConfig):
+        self.names, self._settings = list(dict.fromkeys(tasks)), settings
+        for name in self.names:
+            own, _, part = name.partition(":")
+            if own in _OWN:
+                _OWN[own].check(part, settings)
+        theirs = [name for name in self.names if name.partition(":")[0] not in _OWN]
+        self._loaded = _load(theirs, settings) if theirs else {}
+
+    def __call__(self, scorer: Scorer, items: int) -> list[TaskResult]:
+        """Returns the results of the tasks, in their order.
+
+        A multiple-choice item's `detail` has `question`, `choices`, `logp` (nats) and `bytes` of each choice as it was
+        scored, and `gold`, the index of the right one (a list if several are right). Another's has `question` and `answer`,
+        what the model wrote. Of several ways to read one answer (gsm8k) the first gives a metric its plain name, the others
+        `name,way`.
+
+        Args:
+          items: of each task, spread over all its questions, always the same ones; 0 for all.
+        """
+        found = []
+        for name in self.names:
+            own, _, part = name.partition(":")
+            if own in _OWN:
+                found += _OWN[own].evaluate(scorer, part, self._settings, items)
+            else:
+                found.append(_task_result(scorer, name, self._loaded[name], items))
+        return found
+
+
+def _load(names: list[str], settings: EvalConfig) -> dict[str, dict]:
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ConfigError(f'{names[0]} needs lm-evaluation-harness: pip install "jaxlm[eval]"')
+    for key, value in _QUIET.items():
+        os.environ.setdefault(key, value)
+    if settings.data_dir:
+        os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+    from jaxlm.eval import lm_eval_tasks
+
+    return lm_eval_tasks.load(names, settings.data_dir, settings.fewshot)
+
+
+def _task_result(scorer: Scorer, name: str, tasks: dict, items: int) -> TaskResult:
+    """Runs one task, or the members of a group, whose questions then count alike."""
+    import lm_eval
+
+    from jaxlm.eval import lm_eval_model
+
+    sizes = {leaf: len(task.eval_docs) for leaf, task in tasks.items()}
+    taken = shares(sizes, items)
+    chosen = {leaf: spread(sizes[leaf], taken[leaf]) for leaf in tasks if taken[leaf]}
+    tasks = {leaf: tasks[leaf] for leaf in chosen}
+    with _seeded():
+        output = lm_eval.evaluate(
+            lm_eval_model.ScorerLM(scorer, name), {"tasks": tasks, "groups": {}, "group_map": {}}, samples=chosen
+        )
+    kept = {leaf: _items(task, output["samples"][leaf], leaf if len(sizes) > 1 else "") for leaf, task in tasks.items()}
+    whole = [item for of_leaf in kept.values() for item in of_leaf]
+    chances = [item.detail.pop("chance", None) for item in whole]
+    first = next(iter(tasks.values()))
+    if len(tasks) == 1:
+        metrics, stderr = _scores(output["results"][next(iter(tasks))], first)
+    else:
+        metrics, stderr = means(whole)
+    chance = float(np.mean(chances)) if chances and None not in chances else None
+    return TaskResult(name, metrics, stderr, chance, int(first.get_config("num_fewshot") or 0), whole)
+
+
+def _scores(result: dict, task) -> tuple[dict[str, float], dict[str, float]]:
+    """Splits the harness's `acc,none`, `acc_stderr,none`, ... into metrics and standard errors by our names."""
+    names = _metric_names(task)
+    metrics, stderr = {}, {}
+    for key, value in result.items():
+        metric, _, way = key.partition(",")
+        if not way or isinstance(value, str) or value is None:
+            continue
+        if metric.endswith("_stderr"):
+            stderr[names(metric.removesuffix("_stderr"), way)] = float(value)
+        else:
+            metrics[names(metric, way)] = float(value)
+    return metrics, {name: value for name, value in stderr.items() if name in metrics}
+
+
+def _metric_names(task):
+    """Returns a function (metric, way) -> its name: plain for the task's first way of reading an answer."""
+    ways = [entry["name"] for entry in task.get_config("filter_list") or ()] or ["none"]
+    return lambda metric, way: metric if way == ways[0] else f"{metric},{way}"
+
+
+def _items(task, samples: list[dict], prefix: str) -> list[Item]:
+    """Returns the questions of one task with their scores; `detail["chance"]` is what guessing scores."""
+    names, found = _metric_names(task), {}
+    for sample in samples:
+        number = sample["doc_id"]
+        metrics = {
+            names(metric, sample["filter"]): float(sample[metric])
+            for metric in sample["metrics"]
+            if isinstance(sample[metric], (int, float, np.number))
+        }
+        if number in found:
+            found[number].metrics.update(metrics)
+        else:
+            identity = f"{prefix}/{number}" if prefix else str(number)
+            found[number] = Item(identity, metrics, _detail(task, sample))
+    return list(found.values())
+
+
+def _detail(task, sample: dict) -> dict:
+    if task.OUTPUT_TYPE == "multiple_choice":
+        return _choices(task, sample)
+    context, *rest = sample["arguments"][0]
+    if task.OUTPUT_TYPE == "loglikelihood":
+        (logp, _), text = sample["resps"][0][0], rest[0]
+        return {"question": context, "choices": [text], "logp": [logp], "bytes": [len(text.encode())], "gold": 0}
+    answer = sample["resps"][0][0]
+    return {"question": context, "answer": answer, "target": str(sample["target"])}
+
+
+def _choices(task, sample: dict) -> dict:
+    doc = sample["doc"]
+    choices = list(task.doc_to_choice(doc))
+    scored = sample["arguments"][: len(choices)]
+    gold = task.doc_to_text(doc) if task.multiple_input else sample["target"]
+    if isinstance(gold, str):
+        gold = choices.index(gold) if gold in choices else -1
+    labels = (doc.get("mc2_targets") or {}).get("labels") if "mc2" in task.task_name else None
+    if labels:
+        gold = [number for number, label in enumerate(labels) if label]
+    right = len(gold) if isinstance(gold, list) else 1
+    return {
+        "question": scored[0][0] if not task.multiple_input else doc.get("sentence", scored[0][1]),
+        "choices": choices,
+        "logp": [float(response[0][0]) for response in sample["resps"][: len(choices)]],
+        "bytes": [len(continuation.encode()) for _, continuation in scored],
+        "gold": gold,
+        "chance": right / len(choices),
+    }
+
+
+@contextlib.contextmanager
+def _seeded() -> Iterator[None]:
+    """Seeds Python's and NumPy's own random numbers as lm-evaluation-harness does; afterwards they are as before."""
+    python, numpy = random.getstate(), np.random.get_state()
+    random.seed(0)
+    np.random.seed(1234)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

@@ -1,0 +1,213 @@
+"""Scores texts: log p of a continuation after a context, the one way for benchmarks, perplexity and the red team.
+
+Texts that begin alike share that beginning (`eval.branches`): the choices of a question stand behind one context, and questions
+behind the same worked examples.
+
+Legend: B rows, T tokens of a row, M scored tokens of a row, D model.
+"""
+
+import collections
+import dataclasses
+import functools
+import typing
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxlm import models, processes, sharding
+from jaxlm.config import Config
+from jaxlm.data.tokenizer import Tokenizer
+from jaxlm.eval import branches
+from jaxlm.eval.branches import Request
+from jaxlm.eval.model import Restored
+from jaxlm.models.generate import Generator
+from jaxlm.models.transformer import Transformer
+from jaxlm.objectives import base
+from jaxlm.objectives.base import Batch, Variables
+from jaxlm.ops import attention, spmd, xent
+from jaxlm.step.step import cast
+
+_SHORT, _LONG = 256, 4096  # tokens of a row: at least, and at most where no text is longer
+_AHEAD = 2  # batches that the host is ahead of the device
+
+
+class Score(typing.NamedTuple):
+    """What a model says of a continuation.
+
+    Attributes:
+      logp: log p of it after its context, in nats.
+      greedy: True if each of its tokens is the likeliest one.
+      tokens: how many tokens it has.
+    """
+
+    logp: float
+    greedy: bool
+    tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Scorer:
+    """Scores texts with a model.
+
+    Attributes:
+      model, variables: the model and its variables, on the mesh.
+      tokenizer: the model's tokenizer.
+      mesh: the mesh; rows are split over data x fsdp.
+      tokens: about how many tokens are in one batch.
+      tile: the number of tokens whose logits are in memory at one time; 0 for all.
+    """
+
+    model: Transformer
+    variables: Variables
+    tokenizer: Tokenizer
+    mesh: Mesh
+    tokens: int
+    tile: int
+
+    @property
+    def context(self) -> int:
+        """Returns the longest text that the model reads, in tokens."""
+        return self.model.config.max_seq_len
+
+    @property
+    def opening(self) -> int:
+        """Returns the id that stands before a text without context: what documents begin with, or EOS."""
+        return self.tokenizer.opening[-1] if self.tokenizer.opening else self.tokenizer.eos_id
+
+    @functools.cached_property
+    def generator(self) -> Generator:
+        """Returns the generator, which holds a second copy of the kernels."""
+        with jax.set_mesh(self.mesh):
+            return Generator(self.model, self.variables["params"])
+
+    def score(self, requests: Sequence[Request], what: str = "scoring") -> list[Score]:
+        """Returns the score of each request: (ids of the context, at least one; ids to score after it).
+
+        A text longer than the model's context is cut on the left, as lm-evaluation-harness does. If even the ids to score
+        are longer, they are scored in windows, each after as much as the context holds. How many were cut is said.
+        """
+        self._tell_cut(requests)
+        parts = [part for number, request in enumerate(requests) for part in _windows(number, *request, self.context)]
+        logp, greedy = np.zeros(len(requests)), np.ones(len(requests), bool)
+        by_length = collections.defaultdict(list)
+        for part in parts:
+            by_length[_bucket(len(part[1][0]) + len(part[1][1]) - 1)].append(part)
+        with processes.working(what, len(parts), "texts") as tell:
+            done = 0
+            for longest, group in sorted(by_length.items()):
+                for number, values, hits in self._scored(group, longest):
+                    logp[number] += np.sum(values, dtype=np.float64)
+                    greedy[number] &= bool(np.all(hits))
+                    done += 1
+                    tell(done)
+        return [Score(float(logp[n]), bool(greedy[n]), len(scored)) for n, (_, scored) in enumerate(requests)]
+
+    def _tell_cut(self, requests: Sequence[Request]) -> None:
+        limit = self.context
+        cut = sum(len(context) + len(scored) > limit + 1 and len(scored) <= limit for context, scored in requests)
+        if cut:
+            processes.say(
+                f"{cut:,} of {len(requests):,} texts are longer than the model's context of {limit:,} tokens: cut on the left"
+            )
+
+    def _scored(self, parts: list[tuple[int, Request]], longest: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yields (number, log p of each token, whether it is the likeliest) of parts with at most `longest` inputs."""
+        requests = [request for _, request in parts]
+        length, rows = self._layout(requests, longest)
+        ways = sharding.batch_ways(self.mesh)
+        batches = -(-len(rows) // max(1, self.tokens // length))
+        count = -(-len(rows) // batches // ways) * ways
+        scored = _round(max(len(row.targets) for row in rows))
+        waiting: collections.deque = collections.deque()
+        for start in range(0, len(rows), count):
+            taken = rows[start : start + count]
+            arrays = branches.batch(taken, count, length, scored)
+            mine = sharding.local_rows(self.mesh, count)
+            with jax.set_mesh(self.mesh):
+                placed = sharding.to_global({name: x[mine] for name, x in arrays.items()}, self.mesh, count)
+                waiting.append((taken, self._program(self.variables, placed)))
+            if len(waiting) > _AHEAD:
+                yield from _results(parts, *waiting.popleft())
+        while waiting:
+            yield from _results(parts, *waiting.popleft())
+
+    def _layout(self, requests: list[Request], longest: int) -> tuple[int, list[branches.Row]]:
+        """Returns (tokens of a row, rows), for the length that costs least.
+
+        In long rows more questions share their worked examples, but each query meets more keys.
+        """
+        width, found = self.model.config.d_model, []
+        length = max(_SHORT, longest)
+        while not found or length <= _LONG:
+            rows = branches.pack(requests, length)
+            # Multiplications of a token in one layer: with the weights, about 12 D^2, and with half of the row's keys, T D.
+            cost = len(rows) * length * (12 * width + length)
+            if found and cost > found[-1][0]:
+                break
+            found.append((cost, length, rows))
+            length *= 2
+        return found[-1][1:]
+
+    @functools.cached_property
+    def _program(self) -> Callable[[Variables, Batch], tuple[jax.Array, jax.Array]]:
+        backend = self.model.backend if self.model.backend in attention.TREES else attention.TREES[-1]
+        return jax.jit(
+            token_scores(self.model.clone(backend=backend), self.tile), out_shardings=sharding.replicated(self.mesh)
+        )
+
+
+def of_restored(restored: Restored, config: Config) -> Scorer:
+    """Returns the scorer of a restored model; `eval.batch_size` rows of `train.seq_len` tokens are a batch."""
+    tokens = config.eval.batch_size * config.train.seq_len
+    variables = {"params": restored.params}
+    tokenizer = restored.data.tokenizer()
+    return Scorer(restored.model, variables, tokenizer, restored.mesh, tokens, config.loss.tile_tokens)
+
+
+def token_scores(model: Transformer, tile: int) -> Callable[[Variables, Batch], tuple[jax.Array, jax.Array]]:
+    """Returns a function `(variables, batch) -> (log p of each scored token, whether it is the likeliest one)`, [B, M] each.
+
+    Args:
+      model: the model, with an attention backend of `ops.attention.TREES`.
+      tile: the number of tokens whose logits are in memory at one time; 0 for all.
+    """
+    config = model.config
+    of_tokens = functools.partial(xent.token_scores, vocab_size=config.vocab_size, tile=tile)
+
+    def run(variables: Variables, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        variables = cast(variables, jnp.dtype(config.dtype))
+        hidden_BxTxD = base.hidden(model, variables, batch, None)
+        hidden_BxMxD = jnp.take_along_axis(hidden_BxTxD, batch["sources"][:, :, None], axis=1)
+        head_DxV = models.head_kernel(variables["params"], config)
+        return spmd.over_tokens(of_tokens, hidden_BxMxD, head_DxV, batch["targets"], summed=False)
+
+    return run
+
+
+def _results(
+    parts: list[tuple[int, Request]], rows: list[branches.Row], found: tuple[jax.Array, jax.Array]
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    logp_BxM, hits_BxM = jax.device_get(found)
+    for place, row in enumerate(rows):
+        for part, first, end in row.spans:
+            yield parts[part][0], logp_BxM[place, first:end], hits_BxM[place, first:end]
+
+
+def _windows(number: int, context: Sequence[int], scored: Sequence[int], limit: int) -> Iterator[tuple[int, Request]]:
+    """Yields (number, request) of at most `limit` inputs, which together score all of `scored`."""
+    whole, first = [*context, *scored], len(context)
+    for start in range(first, len(whole), limit):
+        end = min(start + limit, len(whole))
+        yield number, (whole[max(0, end - limit - 1) : start], whole[start:end])
+
+
+def _round(n: int) -> int:
+    return -(-n // 64) * 64
+
+
+def _bucket(n: int) -> int:
+    """n rounded up to a power of two, at least the shortest row."""
+    return max(_SHORT, 1 << max(n - 1, 0).bit_length())

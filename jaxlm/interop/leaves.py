@@ -1,0 +1,176 @@
+"""The one table between jaxlm's leaves and Hugging Face's tensors (Llama, Qwen2, Qwen3, GPT-2), leaf by leaf, both ways.
+
+RoPE is half-split in both, so nothing is permuted. Legend: V vocabulary, Vp vocabulary padded to a multiple of 128.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from jaxlm.config import ConfigError, ModelConfig
+from jaxlm.models.params import input_axes
+from jaxlm.tree import layer_name
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A tensor of a Hugging Face model and the leaves of ours that it holds.
+
+    Attributes:
+      name: its name in a state dict.
+      leaves: the names of our leaves, in its order; GPT-2's `c_attn` holds q, k and v side by side.
+      shapes: the shapes of these leaves.
+      transposed: True if it holds (out, in), as torch's Linear does, where a leaf holds (in, out).
+      vocab_size: V, to which the padded axis of the leaf is cut; 0 if it has none.
+    """
+
+    name: str
+    leaves: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    transposed: bool = False
+    vocab_size: int = 0
+
+    @property
+    def shape(self) -> Shape:
+        """Returns the tensor's own shape."""
+        flat = [self._cut_shape(_flat(leaf, shape)) for leaf, shape in zip(self.leaves, self.shapes, strict=True)]
+        joined = (*flat[0][:-1], sum(shape[-1] for shape in flat))
+        return joined[::-1] if self.transposed else joined
+
+    def from_leaves(self, values: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the tensor, contiguous and of the leaves' type, for the values of its leaves.
+
+        It is contiguous because `safetensors.numpy` silently scrambles arrays that are not.
+        """
+        parts = []
+        for leaf, shape, value in zip(self.leaves, self.shapes, values, strict=True):
+            if value.shape != shape:
+                raise ConfigError(f"{leaf} has shape {value.shape}, the config says {shape}")
+            flat = value.reshape(_flat(leaf, shape))
+            parts.append(flat[tuple(slice(size) for size in self._cut_shape(flat.shape))])
+        joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+        return np.ascontiguousarray(joined.T if self.transposed else joined)
+
+    def to_leaves(self, value: np.ndarray) -> list[np.ndarray]:
+        """Returns the leaves, contiguous and of the tensor's type, in the order of `leaves`. Padded rows become zero."""
+        joined = value.T if self.transposed else value
+        found, at = [], 0
+        for leaf, shape in zip(self.leaves, self.shapes, strict=True):
+            flat = _flat(leaf, shape)
+            cut = self._cut_shape(flat)
+            part = joined[..., at : at + cut[-1]]
+            at += cut[-1]
+            if cut != flat:
+                part = np.pad(part, [(0, size - have) for size, have in zip(flat, cut, strict=True)])
+            found.append(np.ascontiguousarray(part).reshape(shape))
+        return found
+
+    def _cut_shape(self, flat: Shape) -> Shape:
+        """Returns the shape without the vocabulary's padding: rows of an embedding, columns of the head."""
+        if not self.vocab_size:
+            return flat
+        return (flat[0], self.vocab_size) if self.leaves[0].startswith("head/") else (self.vocab_size, *flat[1:])
+
+
+def tensors(config: ModelConfig) -> Iterator[Tensor]:
+    """Yields every tensor of the Hugging Face model for a config: embedding, layers in order, final norm, head.
+
+    There is no `lm_head` if embeddings are tied.
+
+    Raises:
+      ConfigError: Hugging Face has no such architecture.
+    """
+    return _gpt2(config) if config.family == "gpt2" else _llama(config)
+
+
+def by_leaf(config: ModelConfig) -> dict[str, tuple[Tensor, int]]:
+    """Returns leaf -> (the tensor that holds it, its place among that tensor's leaves)."""
+    return {leaf: (tensor, i) for tensor in tensors(config) for i, leaf in enumerate(tensor.leaves)}
+
+
+def _flat(leaf: str, shape: Shape) -> Shape:
+    """Returns a kernel's shape as (in, out), any other leaf's with its axes joined where they are heads."""
+    if leaf.endswith("/kernel"):
+        inputs = input_axes(leaf)
+        return math.prod(shape[:inputs]), math.prod(shape[inputs:])
+    return shape if leaf.endswith("/embedding") else (math.prod(shape),)
+
+
+def _table(name: str, leaf: str, rows: int, config: ModelConfig, vocab_size: int = 0) -> Tensor:
+    return Tensor(name, (leaf,), ((rows, config.d_model),), vocab_size=vocab_size)
+
+
+def _head(config: ModelConfig) -> Iterator[Tensor]:
+    if not config.tie_embeddings:
+        shape = (config.d_model, config.padded_vocab_size)
+        yield Tensor("lm_head.weight", ("head/kernel",), (shape,), transposed=True, vocab_size=config.vocab_size)
+
+
+def _projections(config: ModelConfig) -> dict[str, tuple[Shape, bool]]:
+    """Returns our path -> (the kernel's shape, True if it has a bias) of each projection of a Llama layer."""
+    c = config
+    d, n, k, h = c.d_model, c.n_heads, c.n_kv_heads, c.head_dim
+    qkv_bias = c.bias or c.qkv_bias
+    return {
+        "attn/q": ((d, n, h), qkv_bias),
+        "attn/k": ((d, k, h), qkv_bias),
+        "attn/v": ((d, k, h), qkv_bias),
+        "attn/o": ((n, h, d), c.bias),
+        "mlp/gate": ((d, c.d_ff), c.bias),
+        "mlp/up": ((d, c.d_ff), c.bias),
+        "mlp/down": ((c.d_ff, d), c.bias),
+    }
+
+
+def _llama(config: ModelConfig) -> Iterator[Tensor]:
+    c = config
+    yield _table("model.embed_tokens.weight", "embed/embedding", c.padded_vocab_size, c, c.vocab_size)
+    norms = {"attn_norm": ("input_layernorm", c.d_model), "mlp_norm": ("post_attention_layernorm", c.d_model)}
+    if c.qk_norm:
+        norms |= {f"attn/{x}_norm": (f"self_attn.{x}_norm", c.head_dim) for x in "qk"}
+    for i in range(c.n_layers):
+        ours, theirs = layer_name(i), f"model.layers.{i}"
+        for path, (name, size) in norms.items():
+            yield Tensor(f"{theirs}.{name}.weight", (f"{ours}/{path}/scale",), ((size,),))
+        for path, (shape, bias) in _projections(c).items():
+            part, short = path.split("/")
+            name = f"{theirs}.{'self_attn' if part == 'attn' else 'mlp'}.{short}_proj"
+            yield Tensor(f"{name}.weight", (f"{ours}/{path}/kernel",), (shape,), transposed=True)
+            if bias:
+                yield Tensor(f"{name}.bias", (f"{ours}/{path}/bias",), (shape[input_axes(f"{path}/kernel") :],))
+    yield Tensor("model.norm.weight", ("final_norm/scale",), ((c.d_model,),))
+    yield from _head(c)
+
+
+def _gpt2(config: ModelConfig) -> Iterator[Tensor]:
+    c = config
+    d, n, h = c.d_model, c.n_heads, c.head_dim
+    if n * h != d:
+        raise ConfigError(f"GPT-2 of Hugging Face needs n_heads * head_dim = d_model, here {n} * {h} and {d}")
+
+    def norm(name: str, path: str) -> Iterator[Tensor]:
+        yield Tensor(f"{name}.weight", (f"{path}/scale",), ((d,),))
+        yield Tensor(f"{name}.bias", (f"{path}/bias",), ((d,),))
+
+    def linear(name: str, paths: Sequence[str], shape: Shape) -> Iterator[Tensor]:
+        """Conv1D holds (in, out), as our kernels do."""
+        for end, kind in (("weight", "kernel"), ("bias", "bias")):
+            size = shape if kind == "kernel" else shape[input_axes(f"{paths[0]}/kernel") :]
+            yield Tensor(f"{name}.{end}", tuple(f"{p}/{kind}" for p in paths), (size,) * len(paths))
+
+    yield _table("transformer.wte.weight", "embed/embedding", c.padded_vocab_size, c, c.vocab_size)
+    yield _table("transformer.wpe.weight", "pos_embed/embedding", c.max_seq_len, c)
+    for i in range(c.n_layers):
+        ours, theirs = layer_name(i), f"transformer.h.{i}"
+        yield from norm(f"{theirs}.ln_1", f"{ours}/attn_norm")
+        yield from linear(f"{theirs}.attn.c_attn", [f"{ours}/attn/{x}" for x in "qkv"], (d, n, h))
+        yield from linear(f"{theirs}.attn.c_proj", [f"{ours}/attn/o"], (n, h, d))
+        yield from norm(f"{theirs}.ln_2", f"{ours}/mlp_norm")
+        yield from linear(f"{theirs}.mlp.c_fc", [f"{ours}/mlp/up"], (d, c.d_ff))
+        yield from linear(f"{theirs}.mlp.c_proj", [f"{ours}/mlp/down"], (c.d_ff, d))
+    yield from norm("transformer.ln_f", "final_norm")
+    yield from _head(c)

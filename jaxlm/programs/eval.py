@@ -1,0 +1,99 @@
+"""`jaxlm eval`: the held-out loss of a run's model, and benchmarks."""
+
+import argparse
+import dataclasses
+import importlib.metadata
+import pathlib
+from collections.abc import Sequence
+
+import jax
+
+from jaxlm import console, sharding
+from jaxlm.config import Config, ConfigError
+from jaxlm.data.open import open_mixture
+from jaxlm.eval import core, harness, likelihood, loss, model, results
+from jaxlm.eval.model import Restored
+from jaxlm.eval.results import TaskResult
+from jaxlm.processes import say, together
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Prints a table of what a checkpoint scores, and writes it to RUN/eval/STEP."""
+    if not config.workdir:
+        raise ConfigError("which run? jaxlm eval RUN, the folder of a run (or --config.workdir=RUN)")
+    folder = pathlib.Path(config.workdir)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"no run in {config.workdir}: jaxlm train {args.config} makes one there")
+    if args.limit < 0:
+        raise ConfigError(f"--limit={args.limit}: how many questions of each task; 0 = all")
+    names = [name.strip() for name in args.tasks.split(",")] if args.tasks is not None else list(config.eval.tasks)
+    if "" in names:
+        raise ConfigError(f"--tasks={args.tasks}: names with a comma between, such as arc_easy,piqa")
+    benchmarks = together(lambda: harness.Benchmarks(names, config.eval))
+    run = model.restore(config.workdir, args.checkpoint, config.model, config.data, config.hardware, config.distributed)
+    say(f"checkpoint {run.step} of {config.workdir}")
+    with jax.set_mesh(run.mesh):
+        held_out = _held_out(run, config)
+    found = benchmarks(likelihood.of_restored(run, config), args.limit)
+    if jax.process_index() == 0:
+        _show(held_out, found, args.json)
+        if found:
+            place = results.write(folder, found, _about(run.step, config, args))
+            say(f"written to {place}")
+    return 0
+
+
+def _held_out(run: Restored, config: Config) -> dict[str, float]:
+    """Returns the metrics of the run's held-out text, over the rows that training evaluates; none if it holds out none."""
+    data, mixture = open_mixture(config.data, config.prepare, config.model.vocab_size)
+    if not any(data.stream(source, "val").tokens > 1 for source in mixture):
+        return {}
+    ways, settings = sharding.batch_ways(run.mesh), config.eval
+    size = -(-settings.batch_size // ways) * ways  # this machine may have more devices than the run's batches divide by
+    rows = settings.batch_size * settings.max_batches
+    settings = dataclasses.replace(settings, batch_size=size, max_batches=-(-rows // size))
+    sizes = {"seq_len": config.train.seq_len, "tile": config.loss.tile_tokens}
+    return loss.make(run.model, data, mixture, run.mesh, settings, **sizes)({"params": run.params})
+
+
+def _about(step: int, config: Config, args: argparse.Namespace) -> dict:
+    packages = {}
+    for name in ("jaxlm", "jax", "lm_eval"):
+        try:
+            packages[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {"step": step, "limit": args.limit, "fewshot": config.eval.fewshot, "packages": packages}
+
+
+def _show(held_out: dict[str, float], found: Sequence[TaskResult], as_json: bool) -> None:
+    rows = [{"task": "held-out", "metric": name, "value": value} for name, value in held_out.items()]
+    for result in found:
+        for name, value in result.metrics.items():
+            guess = result.chance if name.startswith("acc") else None
+            rows.append(
+                {
+                    "task": result.task,
+                    "metric": name,
+                    "value": value,
+                    "stderr": result.stderr.get(name),
+                    "chance": guess,
+                }
+                | {"items": len(result.items), "fewshot": result.fewshot}
+            )
+    if as_json:
+        console.print_table(rows, True)
+        return
+    header = ["task", "metric", "value", "± 2 s.e.", "chance", "questions", "examples"]
+    cells = [[row["task"], row["metric"], f"{row['value']:.4g}", *_rest(row)] for row in rows]
+    print(console.table([header, *cells], right=range(2, len(header))))
+    if line := core.line(found):
+        print(line)
+
+
+def _rest(row: dict) -> list[str]:
+    """Returns the cells behind the value; "" for what a row has not."""
+    spread = "" if row.get("stderr") is None else f"{2 * row['stderr']:.2g}"
+    chance = "" if row.get("chance") is None else f"{row['chance']:.3g}"
+    asked = console.count(row["items"]) if row.get("items") else ""
+    return [spread, chance, asked, str(row.get("fewshot", ""))]

@@ -1,0 +1,113 @@
+"""The scorer: shared beginnings and packing change nothing but the time."""
+
+import math
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_models as tiny
+
+from jaxlm import config, models, sharding
+from jaxlm.eval import branches, likelihood
+
+TOKENIZER = types.SimpleNamespace(opening=(2,), eos_id=2)
+
+
+def make(mesh=(1, 1, 1, 1), tokens=512, tile=0, **overrides):
+    model = models.build(tiny.model_config(max_seq_len=48, **overrides), "blocked")
+    on = sharding.make_mesh(config.MeshConfig(*mesh), jax.devices()[: math.prod(mesh)])
+    variables = {"params": tiny.random_params(model)}
+    return likelihood.Scorer(model, variables, TOKENIZER, on, tokens, tile)
+
+
+def questions(count=12, seed=0):
+    """Questions with choices behind one context, some behind the same worked example, one choice twice."""
+    rng = np.random.default_rng(seed)
+    example = rng.integers(3, 101, 9).tolist()
+    requests = []
+    for number in range(count):
+        context = [2, *(example if number % 2 else []), *rng.integers(3, 101, rng.integers(1, 12)).tolist()]
+        choices = [rng.integers(3, 101, rng.integers(1, 7)).tolist() for _ in range(4)]
+        requests += [(context, choice) for choice in [*choices, choices[0]]]
+    return requests
+
+
+def alone(scorer, context, scored):
+    """(log p, greedy) by a plain forward pass of one text, padded to one length to compile once."""
+    ids = [*context, *scored][-scorer.context - 1 :]
+    padded = jnp.asarray([ids[:-1] + [0] * (scorer.context + 1 - len(ids))])
+    logits_of = alone.__dict__.setdefault(
+        scorer.model.config, tiny.jit(lambda params, tokens: models.logits(scorer.model, params, tokens))
+    )
+    logp = np.asarray(jax.nn.log_softmax(logits_of(scorer.variables["params"], padded)[0]))
+    at = np.arange(len(ids) - 1 - len(scored), len(ids) - 1)
+    return logp[at, scored].sum(dtype=np.float64), bool((logp[at].argmax(-1) == scored).all())
+
+
+def check(scorer, requests):
+    for (context, scored), got in zip(requests, scorer.score(requests), strict=True):
+        logp, greedy = alone(scorer, context, scored)
+        assert got.logp == pytest.approx(logp, abs=2e-5)
+        assert (got.greedy, got.tokens) == (greedy, len(scored))
+
+
+@pytest.mark.parametrize(("mesh", "tile"), [((1, 1, 1, 1), 40), ((2, 2, 1, 2), 0), ((1, 2, 4, 1), 40)])
+def test_each_choice_scores_as_it_does_alone(mesh, tile):
+    check(make(mesh, tile=tile), questions())
+
+
+def test_other_models_score_alike():
+    check(make(family="gpt2", scan_layers=True), questions(4))
+
+
+def test_a_greedy_continuation_is_one():
+    scorer = make()
+    context = [2, 5, 7]
+    best = []
+    for _ in range(3):
+        best.append(max(range(101), key=lambda i: alone(scorer, [*context, *best], [i])[0]))
+    wrong = [*best[:2], (best[2] + 1) % 101]
+    assert [score.greedy for score in scorer.score([(context, best), (context, wrong)])] == [True, False]
+
+
+def test_a_beginning_stands_in_a_row_once():
+    requests = questions()
+    rows = branches.pack(requests, 4096)
+    texts = {tuple([*context, *scored[:-1]][: n + 1]) for context, scored in requests for n in range(99)}
+    assert len(rows) == 1
+    assert len(rows[0].tokens) == len(texts)
+
+
+def test_no_row_is_too_long_and_questions_stay_whole():
+    requests = questions(40)
+    rows = branches.pack(requests, 64)
+    assert max(len(row.tokens) for row in rows) <= 64
+    assert sorted(number for row in rows for number, _, _ in row.spans) == list(range(len(requests)))
+    held = [{number // 5 for number, _, _ in row.spans} for row in rows]
+    assert sum(map(len, held)) == 40
+
+
+def test_a_text_longer_than_the_context_is_cut_on_the_left_and_told(capsys):
+    scorer = make()
+    long = ([2, *range(3, 80)], [5, 6])
+    check(scorer, [long, ([2, 9], [7])])
+    assert "1 of 2 texts are longer than the model's context of 48 tokens: cut on the left" in capsys.readouterr().err
+
+
+def test_what_is_longer_than_the_context_is_scored_in_windows():
+    scorer = make()
+    ids = np.random.default_rng(1).integers(3, 101, 130).tolist()
+    whole = [2, *ids]
+    windows = [([2], ids[:48]), (whole[48:49], ids[48:96]), (whole[82:97], ids[96:])]
+    assert [len(context) + len(scored) for context, scored in windows] == [49, 49, 49]
+    want = sum(alone(scorer, *window)[0] for window in windows)
+    (got,) = scorer.score([((2,), ids)])
+    assert got.logp == pytest.approx(want, abs=1e-4)
+    assert got.tokens == 130
+
+
+def test_nothing_to_score_is_certain():
+    assert make().score([([2, 5], [])]) == [(0.0, True, 0)]
+    assert make().score([]) == []
