@@ -1,7 +1,7 @@
 """How a generated text falls apart: repeated n-grams, few different ones, the word from which it loops, known junk.
 
-rep-n and distinct-n are those of Welleck et al. 2020 (arXiv:1908.04319, "seq-rep-n") and Li et al. 2016 (arXiv:1510.03055). Words
-are what stands between white space; n-grams are of words, so that models with different tokenizers compare.
+rep-n and distinct-n are those of Welleck et al. 2020 (arXiv:1908.04319, "seq-rep-n") and Li et al. 2016 (arXiv:1510.03055).
+Words are what stands between white space; n-grams are of words, so that models with different tokenizers compare.
 """
 
 from jaxlm.corpus.audit_patterns import GROUPS

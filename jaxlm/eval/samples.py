@@ -124,7 +124,7 @@ def make(
 
 
 def _write(folder: pathlib.Path, step: int, written: list[tuple[str, float, str]]) -> list[str]:
-    """Writes the samples of a step as (prompt, temperature, text), with what tells of degeneration; returns the lines to show."""
+    """Writes the samples of a step as (prompt, temperature, text), with how each degenerates; returns the lines to show."""
     folder.mkdir(exist_ok=True)
     lines = [
         {"step": step, "prompt": p, "temperature": t, "text": text} | degeneration.of_text(text)

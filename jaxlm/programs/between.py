@@ -39,8 +39,7 @@ class Between:
     Attributes:
       checkpointer: the run's checkpoints.
       bill: the phases, with what earlier starts spent.
-      losses: step -> held-out loss of all starts.
-      scores: by which the best checkpoints are chosen, shared with the checkpointer.
+      scores: the held-out losses, and by what the best checkpoints are chosen; shared with the checkpointer.
       stop: how a signal, or one of several processes, ends the run.
       clock: the time of this attempt.
     """
@@ -50,7 +49,6 @@ class Between:
     folder: pathlib.Path
     checkpointer: Checkpointer
     bill: phases.Phases
-    losses: dict[int, float]
     scores: Scores
     stop: signals.StopSignal
     clock: Clock
@@ -67,6 +65,7 @@ class Between:
         sample = together(lambda: samples.make(c.sample, c.seed, model, data, folder))
         held_out = self.bill.checked(self.task.held_out(self.ready))
         trace = stack.enter_context(profile.Trace(c.profile.window, folder / "profile"))
+        asked = benchmarks.make(self.ready.benchmarks, c, model, data, mesh, folder)
         measured = set(from_first(lambda: list(self._benchmarked())))
         look = outlook.of_run(folder, c.optim, c.train, c.hardware)
         return [
@@ -74,8 +73,8 @@ class Between:
             hooks.Save(
                 self.checkpointer, c.checkpoint, c.plan.preemptions_per_day, self._meta(), ends, self.scores.missing
             ),
-            hooks.HeldOut(held_out, c.train.eval_every_steps, c.eval, self.losses, self.overfit.evaluated, ends),
-            hooks.Benchmarks(benchmarks.make(c, model, data, mesh, folder), c.eval.tasks_every_steps, measured, ends),
+            hooks.HeldOut(held_out, c.train.eval_every_steps, c.eval, self.scores.losses, self.overfit.evaluated, ends),
+            hooks.Benchmarks(asked, c.eval.tasks_every_steps, measured, ends),
             hooks.Sample(sample, c.sample, folder, ends),
             futures.StopByForecast(c.stop, look.losses, look.rate, look.prices, c.train.eval_every_steps, str(folder)),
             outlook.Report(look, c.stop, ends),

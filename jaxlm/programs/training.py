@@ -12,6 +12,7 @@ import jax
 from jaxlm import console, processes
 from jaxlm.config import Config
 from jaxlm.data import vocabulary
+from jaxlm.eval import benchmarks
 from jaxlm.models import hardware
 from jaxlm.plan import admission, machines, tune
 from jaxlm.processes import from_first, say, together
@@ -43,8 +44,8 @@ def run(config: Config, task: Task) -> int:
             alive = functools.partial(clock.begin, MIRROR)
             mirror = together(lambda: mirrors.of_run(config, folder, scores, alive), first_only=True)
         together(lambda: workdir.check(config, mesh))
-        losses = dict(from_first(lambda: list(mirrors.held_out_losses(folder).items())))
-        scores.update(from_first(lambda: list(scores.read(folder).items())))
+        scores.take(*from_first(lambda: scores.read(folder).pairs()))
+        asked_for = benchmarks.find(config.eval)
         log = start.Log(folder, clock, config.train, config.hardware)
         data = task.data(config)
         together(lambda: pages.of_data(config), first_only=True)
@@ -53,11 +54,11 @@ def run(config: Config, task: Task) -> int:
             config = tune.fit(
                 config, mesh, say, task.parts, lambda: from_first(lambda: workdir.has_checkpoints(folder))
             )
-        ready = Ready(config, task.parts(config, mesh), data)
+        ready = Ready(config, task.parts(config, mesh), data, asked_for)
         program = admission.Once(ready.parts, task.parts)
         stop = signals.StopSignal(lambda: clock.activity)
         while True:
-            ending = Attempt(task, ready, asked, folder, program, clock, log, losses, scores, stop, mirror).run()
+            ending = Attempt(task, ready, asked, folder, program, clock, log, scores, stop, mirror).run()
             if ending.code != loop.ROLL_BACK:
                 break
             ended = {"step": clock.step, "code": 3, "why": ending.why, "cause": ending.cause}

@@ -1,4 +1,4 @@
-"""The hooks that run between two steps: checkpoints, held-out loss, benchmarks, samples. (The hooks for a trace are in `profile`.)"""
+"""The hooks that run between two steps: checkpoints, held-out loss, benchmarks, samples. (Those for a trace: `profile`.)"""
 
 import math
 import pathlib

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Callable
 
 from jaxlm.config import Config
-from jaxlm.train import ledger, metrics, milestones
+from jaxlm.train import milestones
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.scores import Scores
 
@@ -31,8 +31,3 @@ def of_run(
     mirror.restore(alive)
     scores.read(folder)
     return mirror
-
-
-def held_out_losses(folder: pathlib.Path) -> dict[int, float]:
-    """Returns step -> held-out loss of a run, without what a rollback undid."""
-    return metrics.held_out_losses(folder / "metrics.jsonl", ledger.read(folder)["rollbacks"])

@@ -83,7 +83,7 @@ class Recorder:
         self.noted(step, figures)
         self._note(step, figures)
         if self._writer:
-            words = [f"{key.removeprefix('val/')} {value:.4f}" for key, value in figures.items()]
+            words = [f"{key.removeprefix('val/').removeprefix('eval/')} {value:.4f}" for key, value in figures.items()]
             # The figure that sums the others up comes first, then losses: what comes last is left out in a narrow terminal.
             first, *others = sorted(words, key=lambda word: ("/" in word, "/loss " not in word)) or [""]
             parts = [screen.Part(word, rank) for rank, word in enumerate([f"step {step}  {name}: {first}", *others])]

@@ -4,7 +4,7 @@ import difflib
 import json
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jaxlm.config import CheckpointConfig
 from jaxlm.files import is_number
@@ -18,12 +18,16 @@ class Scores(dict[int, float]):
 
     Args:
       config: `config.checkpoint`.
+
+    Attributes:
+      losses: step -> held-out loss, NaN if it was not finite.
     """
 
     def __init__(self, config: CheckpointConfig):
         super().__init__()
         self._config, self._sign = config, -1.0 if config.best_is == "highest" else 1.0
         self._names: set[str] = set()  # of the metrics seen so far
+        self.losses: dict[int, float] = {}
 
     def note(self, step: int, figures: Mapping[str, object]) -> None:
         """Takes the metric of a step out of figures for metrics.jsonl. The later value of a step counts."""
@@ -38,7 +42,23 @@ class Scores(dict[int, float]):
         for record in metrics.records(folder / "metrics.jsonl", containing=json.dumps(self._config.best_metric)):
             if not metrics.is_void(record["step"], record.get("time") or 0.0, rollbacks):
                 self.note(record["step"], record)
+        self.losses |= metrics.held_out_losses(folder / "metrics.jsonl", rollbacks)
         return self
+
+    def pairs(self) -> list[list[list[float]]]:
+        """Returns scores and losses as lists of pairs, for processes that can't read the run's files; see `take`."""
+        return [[[step, value] for step, value in found.items()] for found in (self, self.losses)]
+
+    def take(self, scores: Sequence[Sequence[float]], losses: Sequence[Sequence[float]]) -> None:
+        """Takes in what `pairs` of the first process returned."""
+        self.update({int(step): value for step, value in scores})
+        self.losses.update({int(step): value for step, value in losses})
+
+    def forget(self, first_bad: int) -> None:
+        """Forgets the steps from `first_bad` on, which a rollback undid."""
+        for found in (self, self.losses):
+            for undone in [step for step in found if step >= first_bad]:
+                del found[undone]
 
     def missing(self) -> str:
         """Returns a line if no metric seen so far has the name that is asked for; else "".

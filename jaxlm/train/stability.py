@@ -171,7 +171,7 @@ def roll_back(ending: Ending, step: int, checkpoints: Iterable[int], rollbacks: 
 def carry_out(
     folder: pathlib.Path, ending: Ending, step: int, batches: list[int], checkpoints: Iterable[int], settings: str
 ) -> str:
-    """Writes a rollback into run.json, and deletes the samples and the answers to benchmarks that it undoes. The next attempt does the rest.
+    """Writes a rollback into run.json, and deletes the samples and benchmarks that it undoes. The next attempt does the rest.
 
     Only the first process calls it.
 
