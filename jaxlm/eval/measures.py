@@ -13,8 +13,6 @@ from jaxlm.eval.results import Item, TaskResult
 from jaxlm.report import published
 
 BITS, MARGIN = "bits_per_byte", "margin"
-_FAR = 0.5  # of the way from chance to what others score: below that a score is far under it
-_LOOK = "check EOS, leading space, truncation"
 
 
 def of_choices(logp: Sequence[float], sizes: Sequence[int], gold: int | Sequence[int]) -> dict[str, float]:
@@ -65,27 +63,8 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def alarm(result: TaskResult, flops: float) -> str:
-    """Returns a line if a score is so low that the evaluation itself is more likely wrong than the model; else "".
-
-    That is: below chance by more than two standard errors, or, two standard errors added, not half as far from chance as models
-    are that were trained with so many FLOPs (`published.expected`).
-
-    Args:
-      flops: of the training, 6 x parameters x tokens; 0 if unknown.
-    """
-    metric = published.accuracy(result.metrics)
-    if metric is None:
-        return ""
-    score, name = result.metrics[metric], published.title(result.task)
-    chance, two = result.chance or 0.0, 2 * result.stderr.get(metric, 0.0)
-    usual = published.expected(result.task, metric, flops)
-    if usual is not None and score + two < chance + _FAR * (usual - chance):
-        shown = f"{score:.3f} on {name} is far under {usual:.3f}, which models with {flops:.1e} FLOPs of training score"
-    elif result.chance is not None and score + two < chance:
-        shown = f"{score:.3f} on {name} is below chance, {chance:.3f}, by more than two standard errors"
-    else:
-        return ""
-    return f"{shown}: {_LOOK}"
+    """Returns a line if a score is so low that the evaluation is more likely wrong than the model; see `published.alarm`."""
+    return published.alarm(result.task, result.metrics, result.stderr, result.chance, flops)
 
 
 def line(result: TaskResult) -> str:

@@ -5,6 +5,7 @@ import functools
 import itertools
 import math
 import tomllib
+from collections.abc import Mapping
 
 from jaxlm import config_files
 
@@ -24,6 +25,9 @@ TASKS = {
     "core": "CORE",
 }  # the name of a task -> what people call it
 _ACCURACIES = ("acc_norm", "acc", "exact_match", "pass@1", "prompt_level_strict_acc")
+
+_FAR = 0.5  # of the way from chance to what others score: below that a score is far under it
+_LOOK = "check EOS, leading space, truncation"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +70,7 @@ def title(task: str) -> str:
     return TASKS.get(task, task)
 
 
-def accuracy(metrics: dict[str, float]) -> str | None:
+def accuracy(metrics: Mapping[str, float]) -> str | None:
     """Returns the metric that counts as a task's accuracy; None if there is none."""
     return next((name for name in _ACCURACIES if name in metrics), None)
 
@@ -85,3 +89,29 @@ def expected(task: str, metric: str, flops: float) -> float | None:
         if x0 <= x <= x1:
             return y0 + (y1 - y0) * (x - x0) / ((x1 - x0) or 1)
     return points[-1][1]
+
+
+def alarm(
+    task: str, metrics: Mapping[str, float], stderr: Mapping[str, float], chance: float | None, flops: float
+) -> str:
+    """Returns a line if a score is so low that the evaluation itself is more likely wrong than the model; else "".
+
+    That is: below chance by more than two standard errors, or, two standard errors added, not half as far from chance as models
+    are that were trained with so many FLOPs (`expected`).
+
+    Args:
+      chance: the accuracy of guessing; None if the task has no choices.
+      flops: of the training, 6 x parameters x tokens; 0 if unknown.
+    """
+    metric = accuracy(metrics)
+    if metric is None:
+        return ""
+    score, two, usual = metrics[metric], 2 * stderr.get(metric, 0.0), expected(task, metric, flops)
+    guess = chance or 0.0
+    if usual is not None and score + two < guess + _FAR * (usual - guess):
+        shown = f"{score:.3f} on {title(task)} is far under {usual:.3f}, which models with {flops:.1e} FLOPs of training score"
+    elif chance is not None and score + two < chance:
+        shown = f"{score:.3f} on {title(task)} is below chance, {chance:.3f}, by more than two standard errors"
+    else:
+        return ""
+    return f"{shown}: {_LOOK}"
