@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import os
 import random
+import tempfile
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -42,7 +43,8 @@ class Benchmarks:
             if own in _OWN:
                 _OWN[own].check(part, settings)
         theirs = [name for name in self.names if name.partition(":")[0] not in _OWN]
-        self._loaded = _load(theirs, settings) if theirs else {}
+        self._cache = tempfile.TemporaryDirectory(prefix="jaxlm-eval-")  # lives as long as the tasks do
+        self._loaded = _load(theirs, settings, self._cache.name) if theirs else {}
 
     def __call__(self, scorer: Scorer, items: int) -> list[TaskResult]:
         """Returns the results of the tasks, in their order.
@@ -65,7 +67,7 @@ class Benchmarks:
         return [measures.measured(result) for result in found]
 
 
-def _load(names: list[str], settings: EvalConfig) -> dict[str, dict]:
+def _load(names: list[str], settings: EvalConfig, cache: str) -> dict[str, dict]:
     if importlib.util.find_spec("lm_eval") is None:
         raise ConfigError(f'{names[0]} needs lm-evaluation-harness: pip install "jaxlm[eval]"')
     for key, value in _QUIET.items():
@@ -74,7 +76,7 @@ def _load(names: list[str], settings: EvalConfig) -> dict[str, dict]:
         os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
     from jaxlm.eval import lm_eval_tasks
 
-    return lm_eval_tasks.load(names, settings.data_dir, settings.fewshot)
+    return lm_eval_tasks.load(names, settings.data_dir, settings.fewshot, cache)
 
 
 def _task_result(scorer: Scorer, name: str, tasks: dict, items: int) -> TaskResult:

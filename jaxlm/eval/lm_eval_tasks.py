@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 import lm_eval.tasks
+from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
@@ -19,16 +20,18 @@ from jaxlm.console import working
 
 _ROOT = pathlib.Path(lm_eval.tasks.__file__).parent
 _NAME = re.compile(rb"^(?:task|group|tag): *[\"']?([\w.-]+)", re.MULTILINE)
+_SPLITS = ("training_split", "validation_split", "fewshot_split")
 _SEED = 1234  # of the worked examples, as lm-evaluation-harness has it
 
 
-def load(names: Sequence[str], data_dir: str, fewshot: int) -> dict[str, dict[str, Task]]:
+def load(names: Sequence[str], data_dir: str, fewshot: int, cache: str) -> dict[str, dict[str, Task]]:
     """Returns name -> the tasks that it stands for, by their names: itself, or the members of a group.
 
     Args:
       names: of tasks, groups or tags of the harness.
       data_dir: a folder laid out as the hub is; "" for the hub.
       fewshot: the worked examples before each question; -1 as each task says. Tasks that fix none stay without.
+      cache: an empty folder for what `datasets` makes of `data_dir`. In its own cache it would find another folder's files.
 
     Raises:
       ConfigError: there is no such task, or `data_dir` lacks its files.
@@ -40,7 +43,7 @@ def load(names: Sequence[str], data_dir: str, fewshot: int) -> dict[str, dict[st
     found = {}
     for name in names:
         leaves = list(dict.fromkeys(_leaves(manager, name)))
-        found[name] = {leaf: _load(manager, leaf, data_dir, fewshot) for leaf in leaves}
+        found[name] = {leaf: _load(manager, leaf, data_dir, fewshot, cache) for leaf in leaves}
     return found
 
 
@@ -84,26 +87,42 @@ def _leaves(manager: TaskManager, name: str) -> Iterator[str]:
         yield name
 
 
-def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int) -> Task:
-    path, override = (manager.task_index[name].cfg or {}).get("dataset_path", ""), {}
+def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: str) -> Task:
+    config = manager.task_index[name].cfg or {}
+    path, default = config.get("dataset_path", ""), config.get("num_fewshot")
+    shots = default or 0 if fewshot < 0 or default == 0 else fewshot
+    override = {"num_fewshot": shots}
     if data_dir:
-        override = {"dataset_path": str(_folder(name, path, data_dir))}
-    try:
-        # The only way to a task whose dataset lies elsewhere: as a member of a group.
-        group = {"group": "here", "task": [{"task": name, **override}]}
-        (task,) = manager.load([group])["tasks"].values()
-    except (OSError, ValueError, RuntimeError, KeyError, ConnectionError) as error:
-        where = f"{data_dir} (see scripts/hub_layout.py)" if data_dir else "https://huggingface.co"
-        raise (ConfigError if data_dir else RunError)(
-            f"{name}: can't read {path} from {where}: {_line(error)}"
-        ) from error
-    default = task.get_config("num_fewshot")
-    if fewshot >= 0 and default != 0:
-        task.set_config(key="num_fewshot", value=fewshot)
-    elif default is None:
-        task.set_config(key="num_fewshot", value=0)
-    task.set_fewshot_seed(seed=_SEED)
-    return task
+        kwargs = (config.get("dataset_kwargs") or {}) | {"cache_dir": cache}
+        override |= {"dataset_path": str(_folder(name, path, data_dir)), "dataset_kwargs": kwargs}
+    where = f"{data_dir} (see scripts/hub_layout.py)" if data_dir else "https://huggingface.co"
+    while True:
+        try:
+            # The only way to a task whose dataset lies elsewhere: as a member of a group.
+            (task,) = manager.load([{"group": "here", "task": [{"task": name, **override}]}])["tasks"].values()
+        except KeyError as error:  # no such split; the harness reads the worked examples even if none are shown
+            lacking = [key for key in _SPLITS if config.get(key) == error.args[0] and key not in override]
+            if shots or not lacking:
+                raise ConfigError(
+                    f"{name}: no {error.args[0]} in {path} of {where}, from where its {shots} worked examples come: "
+                    "hub_layout.py --examples=N lays them out, --fewshot=0 does without"
+                ) from None
+            override |= dict.fromkeys(lacking)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise (ConfigError if data_dir else RunError)(
+                f"{name}: can't read {path} from {where}: {_line(error)}"
+            ) from error
+        else:
+            _check_examples(name, task, shots, where)
+            task.set_fewshot_seed(seed=_SEED)
+            return task
+
+
+def _check_examples(name: str, task: Task, shots: int, where: str) -> None:
+    """Raises ConfigError if there are too few worked examples. The harness draws one more than it shows."""
+    held = len(task.sampler.df) if shots else 0
+    if held < shots + (shots > 0 and type(task.sampler) is ContextSampler):
+        raise ConfigError(f"{name}: {held} worked examples in {where}, too few to draw {shots} from")
 
 
 def _folder(name: str, path: str, data_dir: str) -> pathlib.Path:

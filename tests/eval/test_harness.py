@@ -1,81 +1,37 @@
 """Benchmarks: lm-evaluation-harness's tasks on made questions, beside its own `hf` model; HumanEval's and CORE's own rules."""
 
 import json
-import pathlib
-import subprocess
-import sys
 
-import jax
 import numpy as np
 import pytest
-import tiny_models as tiny
+import tiny_eval
 
-from jaxlm import config, models, sharding
 from jaxlm.config import ConfigError
 from jaxlm.data.ids import document
-from jaxlm.data.tokenizer import train_tokenizer
-from jaxlm.eval import completions, core, harness, humaneval, items, likelihood
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-WORDS = "the cat sat on a mat while two small dogs ran over seven green hills and one old river slept".split()
+from jaxlm.eval import completions, core, harness, humaneval, items
 
 
 @pytest.fixture(scope="module")
 def scorer():
-    rng = np.random.default_rng(0)
-    texts = [" ".join(rng.choice(WORDS, 12)) + ". Question: Answer:" for _ in range(200)]
-    tokenizer = train_tokenizer(texts, vocab_size=340, chat_tokens=False)
-    model = models.build(tiny.model_config(vocab_size=tokenizer.vocab_size, max_seq_len=128), "blocked")
-    mesh = sharding.make_mesh(config.MeshConfig(1, 1, 1, 1), jax.devices()[:1])
-    return likelihood.Scorer(model, {"params": tiny.random_params(model)}, tokenizer, mesh, 2048, 0)
+    return tiny_eval.scorer()
 
 
-def settings(data_dir="", **changes):
-    c = config.resolve(tiny.config_files.load("base", ["data.path=x", f"eval.data_dir={data_dir}"]))
-    return tiny.dataclasses.replace(c.eval, **changes)
-
-
-def sentence(rng, words):
-    return " ".join(rng.choice(WORDS, words))
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory):
-    """Questions of arc_easy, piqa and gsm8k, laid out by the script."""
-    place, rng = tmp_path_factory.mktemp("bench"), np.random.default_rng(1)
-    arc = [
-        {"query": f"Question: {sentence(rng, 5)}?", "choices": [sentence(rng, n) for n in (1, 3, 2, 4)], "gold": i % 4}
-        for i in range(14)
-    ]
-    piqa = [
-        {"query": f"Question: {sentence(rng, 3)}\n", "choices": [sentence(rng, 4), sentence(rng, 6)], "gold": i % 2}
-        for i in range(10)
-    ]
-    gsm8k = [{"question": f"{sentence(rng, 6)}?", "answer": f"{sentence(rng, 4)}\n#### {i}"} for i in range(6)]
-    for name, rows in (("arc_easy", arc), ("piqa", piqa), ("gsm8k", gsm8k)):
-        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = [f"{name}={place / name}.jsonl" for name in ("arc_easy", "piqa", "gsm8k")]
-    script = ROOT / "scripts/hub_layout.py"
-    subprocess.run([sys.executable, script, place / "hub", *files, "--examples=2"], check=True, capture_output=True)
-    return place
-
-
-def test_stop_strings_end_a_text_across_tokens(scorer):
-    prompts = [document(scorer.tokenizer, text) for text in ("the cat", "two small dogs ran over")]
-    whole = completions.complete(scorer, prompts, [], completions.greedy(24), 0, "writing")
-    assert all(len(text) > 8 for text in whole)
-    stop = whole[0][5:9]
-    cut = completions.complete(scorer, prompts, [stop, ""], completions.greedy(24), 0, "writing")
-    assert cut == [text.partition(stop)[0] for text in whole]
-
-
-def test_a_prompt_that_leaves_no_room_is_cut_on_the_left_and_told(scorer, capsys):
-    long = document(scorer.tokenizer, " ".join(WORDS * 9))
+def test_texts_end_at_stop_strings_and_long_prompts_are_cut(scorer, capsys):
+    """A stop may lie across tokens; a prompt that leaves no room is cut on the left, and told."""
+    coder, asked = scorer.tokenizer, completions.greedy(24)
+    long = document(coder, " ".join(tiny_eval.WORDS * 9))
+    prompts = [document(coder, "the cat"), document(coder, "two small dogs ran over"), long, long[-104:]]
     assert len(long) > 128
-    (cut,) = completions.complete(scorer, [long], [], completions.greedy(16), 0, "writing")
-    (same,) = completions.complete(scorer, [long[-112:]], [], completions.greedy(16), 0, "writing")
-    assert cut == same
-    assert "1 of 1 prompts leave no room for 16 new tokens in the model's context of 128" in capsys.readouterr().err
+    whole = completions.complete(scorer, prompts, [], asked, 0, "writing")
+    assert whole[2] == whole[3]
+    assert "writing: 1 of 4 prompts leave no room for 24 new tokens in the model's context of 128: cut on the left" in (
+        capsys.readouterr().err
+    )
+    stop = whole[0][5:9]
+    assert len(coder.encode(stop)) > 1
+    assert completions.complete(scorer, prompts, [stop, ""], asked, 0, "writing") == [
+        text.partition(stop)[0] for text in whole
+    ]
 
 
 def test_some_questions_are_spread_over_all():
@@ -87,9 +43,9 @@ def test_some_questions_are_spread_over_all():
 def bundle(place):
     """A bundle with a task of each type."""
     rows = {
-        "choose": [{"query": f"{w} is", "choices": ["a cat", "seven green hills"], "gold": i % 2} for i, w in enumerate(WORDS)],
-        "schema": [{"context_options": [f"the {w}", "the mat"], "continuation": "sat on a mat", "gold": 0} for w in WORDS],
-        "write": [{"context": f"the {w} sat on a ", "continuation": "mat"} for w in WORDS],
+        "choose": [{"query": f"{w} is", "choices": ["a cat", "seven green hills"], "gold": i % 2} for i, w in enumerate(tiny_eval.WORDS)],
+        "schema": [{"context_options": [f"the {w}", "the mat"], "continuation": "sat on a mat", "gold": 0} for w in tiny_eval.WORDS],
+        "write": [{"context": f"the {w} sat on a ", "continuation": "mat"} for w in tiny_eval.WORDS],
     }  # fmt: skip
     kinds = {"choose": "multiple_choice", "schema": "schema", "write": "language_modeling"}
     (place / "eval_data").mkdir()
@@ -105,7 +61,7 @@ def bundle(place):
 
 
 def test_core_scores_its_three_types_as_plain_passes_do(scorer, tmp_path):
-    found = harness.evaluate(scorer, ["core"], settings(bundle(tmp_path)), 6)
+    found = harness.evaluate(scorer, ["core"], tiny_eval.settings(bundle(tmp_path)), 6)
     assert [result.task for result in found] == ["choose", "schema", "write", "core"]
     for result in found[:3]:
         chance = 0.0 if result.task == "write" else 0.5
@@ -129,10 +85,10 @@ def test_core_scores_its_three_types_as_plain_passes_do(scorer, tmp_path):
 
 def test_core_says_what_is_missing(tmp_path):
     with pytest.raises(ConfigError, match=r"no core\.yaml and no file of CORE's rows"):
-        harness.Benchmarks(["core"], settings(tmp_path))
+        harness.Benchmarks(["core"], tiny_eval.settings(tmp_path))
     bundle(tmp_path)
     with pytest.raises(ConfigError, match="no task chose in eval.data_dir=.*: it has choose, schema, write"):
-        harness.Benchmarks(["core:chose"], settings(tmp_path))
+        harness.Benchmarks(["core:chose"], tiny_eval.settings(tmp_path))
 
 
 PROBLEM = {
