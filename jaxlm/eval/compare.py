@@ -1,8 +1,8 @@
 """Compares two models on the same items: paired tests, corrected for their number, and what they say in words.
 
 Accuracies are compared by McNemar's exact test (McNemar 1947): only items that exactly one of the two answers right count.
-Other scores, such as bits per byte, by a paired bootstrap of the mean difference (Efron and Tibshirani 1993, section 16.4).
-Votes by a sign test. The p-values of several comparisons are corrected by Holm (1979).
+Other scores, such as bits per byte, by a paired randomization test, with a bootstrap's interval (Efron and Tibshirani 1993,
+chapters 13 and 15). Votes by a sign test. The p-values of several comparisons are corrected by Holm (1979).
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from jaxlm.eval.results import TaskResult
 from jaxlm.report import published
 
 LEVEL = 0.05  # below that p-value two models are told apart
-_DRAWS, _CHUNK = 4999, 2_000_000  # of the bootstrap; numbers in memory at a time
+_DRAWS, _CHUNK = 4999, 2_000_000  # of signs and of items; numbers in memory at a time
 _SEED = 0
 _LOWER = frozenset({BITS, "perplexity", "word_perplexity", "byte_perplexity"})  # of these less is better
 
@@ -30,7 +30,7 @@ class Comparison:
 
     Attributes:
       task, metric: what was compared: `arc_easy` and `acc_norm`; `votes` and `wins`.
-      test: "McNemar", "bootstrap" or "sign test".
+      test: "McNemar", "randomization" or "sign test".
       n: the number of items that both have.
       a, b: the mean scores.
       difference: b - a, with `low` and `high`, the ends of its 95% interval.
@@ -67,23 +67,23 @@ def mcnemar(a: np.ndarray, b: np.ndarray) -> float:
     return float(stats.binomtest(lost, lost + won).pvalue) if lost + won else 1.0
 
 
-def bootstrap(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
-    """Returns (p-value, low, high) of the mean of b - a by resampling items: `low` to `high` is the 95% interval.
+def paired(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
+    """Returns (p-value, low, high) of the mean of b - a; `low` to `high` is its 95% interval.
 
-    p is how often the mean of a resample is as far from the mean that was found as that is from 0.
+    p is how often a mean is as far from 0 if each item's difference has a random sign, as it has where A and B are equal
+    (Fisher's randomization test; unlike a bootstrap's p-value it holds for few items too). The interval is a bootstrap's.
     """
     differences = b - a
     mean, n = float(differences.mean()), len(differences)
     if not np.any(differences):
         return 1.0, 0.0, 0.0
-    random, means = np.random.default_rng(_SEED), []
-    at_once = max(1, _CHUNK // n)
+    random, at_once, far, means = np.random.default_rng(_SEED), max(1, _CHUNK // n), 0, []
     for start in range(0, _DRAWS, at_once):
-        drawn = random.integers(0, n, (min(at_once, _DRAWS - start), n))
-        means.append(differences[drawn].mean(axis=1))
-    found = np.concatenate(means)
-    far = int(np.sum(np.abs(found - mean) >= abs(mean) * (1 - 1e-12)))
-    low, high = np.quantile(found, (0.025, 0.975))
+        size = (min(at_once, _DRAWS - start), n)
+        flipped = random.integers(0, 2, size, np.int8) @ (2 * differences / n) - mean
+        far += int(np.sum(np.abs(flipped) >= abs(mean) * (1 - 1e-9)))
+        means.append(differences[random.integers(0, n, size, np.int32)].mean(axis=1))
+    low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
     return (far + 1) / (_DRAWS + 1), float(low), float(high)
 
 
@@ -93,8 +93,8 @@ def scores(task: str, metric: str, a: Mapping[str, float], b: Mapping[str, float
     if not common:
         raise ConfigError(f"{task}: A and B have no item in common")
     left, right = (np.asarray([side[item] for item in common], float) for side in (a, b))
-    p, low, high = bootstrap(left, right)
-    test = "bootstrap"
+    p, low, high = paired(left, right)
+    test = "randomization"
     if np.isin(np.concatenate([left, right]), (0.0, 1.0)).all():
         p, test = mcnemar(left, right), "McNemar"
     difference = float(right.mean() - left.mean())
@@ -208,10 +208,11 @@ def words(found: Sequence[Comparison], a: str, b: str) -> list[str]:
         lines.append("; ".join(parts))
     for one in found:
         if (one.a_only or one.b_only) and one.task not in [other.task for other in found[: found.index(one)]]:
-            name = published.title(one.task)
-            lines.append(
-                f"{name}: left out {one.a_only:,} items that only {a} has, and {one.b_only:,} that only {b} has"
-            )
+            name, more = published.title(one.task), ""
+            if one.a_only and one.b_only:
+                more = "; run jaxlm eval on both with the same --limit to compare more"
+            left = f"{one.a_only:,} items that only {a} has, and {one.b_only:,} that only {b} has"
+            lines.append(f"{name}: left out {left}{more}")
     if len(found) > 1:
         lines.append(f"{len(found)} comparisons; the p-values are corrected for their number (Holm)")
     return lines

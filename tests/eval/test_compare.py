@@ -33,7 +33,7 @@ def test_a_model_against_itself():
     a, _ = next(pairs(0.0))
     bits = np.random.default_rng(2).gamma(2.0, size=ITEMS)
     assert compare.mcnemar(a, a) == 1.0
-    assert compare.bootstrap(bits, bits) == (1.0, 0.0, 0.0)
+    assert compare.paired(bits, bits) == (1.0, 0.0, 0.0)
     assert compare.words([compare.scores("arc_easy", "acc", dict(enumerate(a)), dict(enumerate(a)))], "A", "B") == [
         "A and B can't be told apart on ARC-Easy (p = 1)"
     ]
@@ -44,22 +44,28 @@ def test_mcnemar_is_the_binomial_test_of_the_items_on_which_they_differ():
     assert compare.mcnemar(a, b) == pytest.approx(2 * stats.binom.cdf(1, 4, 0.5))
 
 
-def test_the_bootstrap_agrees_with_the_t_test():
+def test_the_paired_test_agrees_with_the_t_test():
     random = np.random.default_rng(3)
     for shift in (0.0, 0.05, 0.1):
         a = random.normal(size=400)
         b = a + random.normal(shift, 0.7, size=400)
-        p, low, high = compare.bootstrap(a, b)
+        p, low, high = compare.paired(a, b)
         assert p == pytest.approx(stats.ttest_rel(a, b).pvalue, abs=0.03)
         assert low < (b - a).mean() < high
 
 
-def test_the_bootstrap_rarely_tells_equal_models_apart():
+def test_the_paired_test_rarely_tells_equal_models_apart():
     random, told = np.random.default_rng(4), 0
     for _ in range(PAIRS):
-        a = random.gamma(2.0, size=200)
-        told += compare.bootstrap(a, a + random.normal(0, 0.3, size=200))[0] < compare.LEVEL
+        a = random.gamma(2.0, size=50)
+        told += compare.paired(a, a + random.normal(0, 0.3, size=50))[0] < compare.LEVEL
     assert told <= 10
+
+
+def test_few_items_tell_nothing():
+    assert compare.paired(np.zeros(1), np.ones(1))[0] == 1.0
+    for n in (2, 5):  # at least the share of all signs that are as far
+        assert compare.paired(np.zeros(n), np.linspace(1, 2, n))[0] > 0.8 * 2.0 ** (1 - n)
 
 
 def test_holm():
@@ -99,7 +105,10 @@ def test_a_p_value(p, shown):
 def test_items_of_one_side_are_left_out_and_counted():
     found = compare.benchmarks({"t": result([1, 0, 1], task="t")}, {"t": result([0, 1, 1, 1], task="t", first=1)})
     assert (found[0].n, found[0].a_only, found[0].b_only) == (2, 1, 2)
-    assert "left out 1 items that only A has, and 2 that only B has" in compare.words(found, "A", "B")[-1]
+    assert (
+        "left out 1 items that only A has, and 2 that only B has; run jaxlm eval on both"
+        in compare.words(found, "A", "B")[-1]
+    )
 
 
 def test_what_can_not_be_compared_is_refused():
