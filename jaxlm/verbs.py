@@ -173,22 +173,22 @@ VERBS = {
     ),
     "compare": Verb(
         "compare",
-        "can two runs, or two checkpoints of one, be told apart? The paired test on the same items, in words",
+        "whether two runs, or two checkpoints of one, can be told apart: the paired test, in words",
         {
             "--checkpoint": {
                 "default": "",
                 "metavar": "A,B",
-                "help": "the steps to compare, as jaxlm eval left them; also latest (default: the latest of each)",
+                "help": "their steps, or latest (default: the latest with results)",
             },
             "--votes": {
                 "default": "",
                 "metavar": "FILE",
-                "help": 'judge by votes: lines of {"winner": "a", "b" or "tie", "item": ...}',
+                "help": 'judge by votes: lines of {"winner": "a", "item": ...}; a, b or tie',
             },
             "--command": {
                 "default": "",
                 "metavar": "CMD",
-                "help": "judge by a command, run as CMD RUN STEP for each: it prints a score a line, item by item",
+                "help": "judge by a command: CMD RUN STEP prints a score a line, item by item",
             },
             **_JSON,
         },

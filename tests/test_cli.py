@@ -35,7 +35,12 @@ def test_each_help_fits_a_screen(capsys, verb):
     code, out, err = run(capsys, verb, "--help")
     lines = out.splitlines()
     assert (code, err) == (0, "")
-    others = {"diff": "RUN_A RUN_B", "prepare": "DIR|CONFIG|RUN", "sample": "CONFIG|RUN [PROMPT ...]"}
+    others = {
+        "diff": "RUN_A RUN_B",
+        "compare": "RUN_A RUN_B",
+        "prepare": "DIR|CONFIG|RUN",
+        "sample": "CONFIG|RUN [PROMPT ...]",
+    }
     target = others.get(verb, "CONFIG|RUN")
     assert lines[0].startswith(f"usage: jaxlm {verb} {target} [--config.KEY=VALUE ...]")
     assert len(lines) <= 32
