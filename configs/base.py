@@ -144,7 +144,7 @@ def _outputs(c: ConfigDict) -> None:
     c.eval.max_batches = 32  # per source; 0 = all held-out text
     c.eval.tasks = ()  # benchmarks in training and of `jaxlm eval` by default: arc_easy, piqa, ...; () = none
     c.eval.tasks_every_steps = 0  # in training; 0 = at the end only
-    c.eval.items = 200  # of each task in training, always the same; 0 = all
+    c.eval.max_items = 200  # of each task in training, always the same; 0 = all
     c.eval.fewshot = -1  # worked examples before each question; -1 = as each task says
     c.eval.data_dir = ""  # folder of benchmark files; "" = from the hub (https://huggingface.co)
     c.eval.run_code = False  # True: run what a model wrote (HumanEval), in a process without network

@@ -199,4 +199,28 @@ VERBS = {
         reads_run=True,
         second="RUN_B",
     ),
+    "compare": Verb(
+        "compare",
+        "whether two runs, or two checkpoints of one, can be told apart: the paired test, in words",
+        {
+            "--checkpoint": {
+                "default": "",
+                "metavar": "A,B",
+                "help": "their steps, or latest (default: the latest with results)",
+            },
+            "--votes": {
+                "default": "",
+                "metavar": "FILE",
+                "help": 'judge by votes: lines of {"winner": "a", "item": ...}; a, b or tie',
+            },
+            "--command": {
+                "default": "",
+                "metavar": "CMD",
+                "help": "judge by a command: CMD RUN STEP prints a score a line, item by item",
+            },
+            **_JSON,
+        },
+        reads_run=True,
+        second="RUN_B",
+    ),
 }

@@ -38,8 +38,8 @@ def test_each_help_fits_a_screen(capsys, verb):
     code, out, err = run(capsys, verb, "--help")
     lines = out.splitlines()
     assert (code, err) == (0, "")
-    others = {"diff": "RUN_A RUN_B", "prepare": "DIR|CONFIG|RUN", "sample": "CONFIG|RUN|HF_DIR [PROMPT ...]"}
-    others |= {"import": "HF_DIR", "eval": "CONFIG|RUN|HF_DIR"}
+    others = {"diff": "RUN_A RUN_B", "compare": "RUN_A RUN_B", "prepare": "DIR|CONFIG|RUN"}
+    others |= {"import": "HF_DIR", "eval": "CONFIG|RUN|HF_DIR", "sample": "CONFIG|RUN|HF_DIR [PROMPT ...]"}
     target = others.get(verb, "CONFIG|RUN")
     assert lines[0].startswith(f"usage: jaxlm {verb} {target} [--config.KEY=VALUE ...]")
     assert len(lines) <= 32

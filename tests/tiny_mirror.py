@@ -18,6 +18,8 @@ def make_run(folder: pathlib.Path, *steps: int) -> pathlib.Path:
     (folder / "config.json").write_text('{"seed": 1}')
     (folder / "run.json").write_text('{"starts": []}')
     (folder / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+    (folder / "eval" / "10").mkdir(parents=True)
+    (folder / "eval" / "10" / "results.json").write_text('{"tasks": {}}')
     (folder / "samples" / "10.jsonl").write_text('{"text": "x"}\n')
     for step in steps:
         save(folder, step)

@@ -21,7 +21,15 @@ SUMMARY = {
                 "usd_per_point": 0.1}],
     "futures": {"advice": "go on", "rows": [{"name": "to the plan", "step": 60, "loss": 2.4, "low": 2.3, "high": 2.5,
                                              "hours": 0.1, "usd": 0.6, "usd_per_centinat": 0.06}]},
-    "samples": {"Once <b>": [{"step": 20, "temperature": 0.0, "text": "upon"}, {"step": 40, "temperature": 0.7, "text": "a"}]},
+    "benchmarks": {
+        "arc_easy": [{"step": s, "metrics": {"acc_norm": a, "bits_per_byte": 2.0, "margin": 0.1}, "stderr": {"acc_norm": 0.01},
+                      "chance": 0.25, "n": 1000, "fewshot": 0} for s, a in ((20, 0.3), (40, 0.2))],
+        "<made>": [{"step": 40, "metrics": {}, "stderr": {}, "chance": None, "n": None, "fewshot": None}],
+    },
+    "samples": {"Once <b>": [
+        {"step": 20, "temperature": 0.0, "text": "upon"},
+        {"step": 40, "temperature": 0.7, "text": "a", "repetition": 0.98, "distinct_2": 0.02, "degenerates_at": 3, "junk": 0.5},
+    ]},
     "spikes": [{"step": 30, "batch": 31, "loss": 7.0, "score": 12.0, "documents": ["a.txt:1"]}],
     "rollbacks": [{"steps": [30, 35], "to": 20, "batches": [31, 36], "why": "a spike"}],
     "starts": [{"time": "2026-11-22T20:07:03.394+00:00", "step": 20, "usd_per_hour": 2.0, "device": "H200",

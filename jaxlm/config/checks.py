@@ -32,6 +32,10 @@ def validate(c: Config) -> None:
     _validate_mesh(c.mesh)
     _validate_end(c.runs, c.checkpoint)
     _validate_stability(c)
+    _need(
+        not c.checkpoint.best_metric.startswith("eval/") or bool(c.eval.tasks),
+        f"config.checkpoint.best_metric={c.checkpoint.best_metric} is a benchmark's, and config.eval.tasks names none",
+    )
 
 
 def _need(ok: bool, message: str) -> None:

@@ -192,7 +192,7 @@ class EvalConfig:
     max_batches: Annotated[int, at_least(0, most=LARGEST)]
     tasks: tuple[str, ...]
     tasks_every_steps: Annotated[int, at_least(0, most=10**12)]
-    items: Annotated[int, at_least(0, most=LARGEST)]
+    max_items: Annotated[int, at_least(0, most=LARGEST)]
     fewshot: Annotated[int, at_least(0, or_else={-1: "as each task says"}, most=1000)]
     data_dir: str
     run_code: bool

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError, EvalConfig
-from jaxlm.eval import core, humaneval
+from jaxlm.eval import core, humaneval, measures
 from jaxlm.eval.items import means, shares, spread
 from jaxlm.eval.likelihood import Scorer
 from jaxlm.eval.results import Item, TaskResult
@@ -64,7 +64,7 @@ class Benchmarks:
                 found += _OWN[own].evaluate(scorer, part, self._settings, items)
             else:
                 found.append(_task_result(scorer, name, self._loaded[name], items))
-        return found
+        return [measures.measured(result) for result in found]
 
 
 def _load(names: list[str], settings: EvalConfig, cache: str) -> dict[str, dict]:

@@ -77,6 +77,12 @@ class Scorer:
         """Returns the id that stands before a text without context: what documents begin with, or EOS."""
         return self.tokenizer.opening[-1] if self.tokenizer.opening else self.tokenizer.eos_id
 
+    def of(self, variables: Variables) -> "Scorer":
+        """Returns the scorer of other weights of the same model. It shares the compiled programs."""
+        other = dataclasses.replace(self, variables=variables)
+        other.__dict__["_program"] = self._program  # where cached_property keeps it
+        return other
+
     @functools.cached_property
     def generator(self) -> Generator:
         """Returns the generator, which holds a second copy of the kernels."""

@@ -11,6 +11,7 @@ from jaxlm.config import SampleConfig
 from jaxlm.data.coder import Coder
 from jaxlm.data.ids import document
 from jaxlm.data.shards import DataDir
+from jaxlm.eval import degeneration
 from jaxlm.models import generate
 from jaxlm.models.transformer import Transformer
 from jaxlm.processes import together, working
@@ -128,9 +129,12 @@ def make(
 
 
 def _write(folder: pathlib.Path, step: int, written: list[tuple[str, float, str]]) -> list[str]:
-    """Writes the samples of a step as (prompt, temperature, text), and returns the lines to show."""
+    """Writes the samples of a step as (prompt, temperature, text), with how each degenerates; returns the lines to show."""
     folder.mkdir(exist_ok=True)
-    lines = [{"step": step, "prompt": p, "temperature": t, "text": text} for p, t, text in written]
+    lines = [
+        {"step": step, "prompt": p, "temperature": t, "text": text} | degeneration.of_text(text)
+        for p, t, text in written
+    ]
     content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     files.write_atomically(folder / f"{step}.jsonl", content.encode())  # a whole file: this step has its samples
     return [f"step {step}  [{prompt}]{text}" for prompt, _, text in written]

@@ -18,6 +18,7 @@ from jaxlm.train.checkpoints import restore, weights
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.clock import COMPILE, RESTORE, SAVE, Clock
+from jaxlm.train.scores import Scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Attempt:
       asked: the config with "auto" as the user left it.
       folder: the run's folder, locked.
       clock, log: the time and the books of this attempt.
-      losses: step -> held-out loss of all starts; the attempt adds its own.
+      scores: the held-out losses of all starts, and by what the best checkpoints are chosen; the attempt adds its own.
       stop: turns signals into a request to stop.
       mirror: where verified checkpoints are copied; None without one, and on all processes but the first.
     """
@@ -41,14 +42,14 @@ class Attempt:
     program: admission.Once
     clock: Clock
     log: start.Log
-    losses: dict[int, float]
+    scores: Scores
     stop: signals.StopSignal
     mirror: Mirror | None
 
     def run(self) -> loop.Ending:
         """Trains until an ending. A ROLL_BACK is in run.json then, and the next attempt goes on past it."""
         c, folder = self.ready.config, self.folder
-        checkpointer = Checkpointer(folder / "checkpoints", c.checkpoint, losses=self.losses)
+        checkpointer = Checkpointer(folder / "checkpoints", c.checkpoint, scores=self.scores)
         with contextlib.ExitStack() as stack:  # what is opened first is closed last
             log = stack.enter_context(self.log)
             log.on_full = checkpointer.reserve.free
@@ -64,7 +65,7 @@ class Attempt:
             if self.mirror:
                 self._follow(checkpointer, self.mirror, done)
             program = self.program(done)
-            parts = Between(self.task, ready, folder, checkpointer, bill, self.losses, self.stop, self.clock)
+            parts = Between(self.task, ready, folder, checkpointer, bill, self.scores, self.stop, self.clock)
             between, watching = parts.make(stack)
             owed = hooks.owed(between, done, c.train.steps, meta.get("interrupted", False))
             if done >= c.train.steps and not owed:
@@ -76,7 +77,7 @@ class Attempt:
             stack.callback(batches.close)
             batches.on_failure = lambda error: self.stop.ask(loop.failure("no batch", self.clock.step + 1, error))
             recorder = log.begin(self.asked, c, ready.data.data.sha256, ready.parts.mesh, done, watching)
-            recorder.losses = self.losses
+            recorder.losses, recorder.noted = self.scores.losses, self.scores.note
             passes = self.task.passes(ready.data, c.train.steps)
             announcement.announce(ready.parts, ready.data.data, passes, program, done)
             inner = (frozen, batches, between, watching, recorder, self.clock, self.stop, owed)
@@ -144,6 +145,5 @@ class Attempt:
         settings = stability.settings(c.optim, c.stability, c.train)
         if why := from_first(lambda: stability.carry_out(self.folder, ending, step, batches, saved, settings)):
             return dataclasses.replace(ending, code=loop.STOPPED, why=why)
-        for undone in [number for number in self.losses if number >= ending.first_bad]:
-            del self.losses[undone]
+        self.scores.forget(ending.first_bad)
         return ending

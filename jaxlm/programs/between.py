@@ -8,14 +8,28 @@ from collections.abc import Callable
 
 import jax
 
-from jaxlm.eval import samples
-from jaxlm.processes import say, together
+from jaxlm.eval import benchmarks, samples
+from jaxlm.processes import from_first, say, together
 from jaxlm.programs.task import Ready, Task
 from jaxlm.redact import redact
-from jaxlm.train import announcement, futures, hooks, notify, outlook, phases, profile, signals, stability, watches
+from jaxlm.train import (
+    announcement,
+    futures,
+    hooks,
+    ledger,
+    metrics,
+    notify,
+    outlook,
+    phases,
+    profile,
+    signals,
+    stability,
+    watches,
+)
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.clock import Clock
 from jaxlm.train.loop import Hook, Watch
+from jaxlm.train.scores import Scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +39,7 @@ class Between:
     Attributes:
       checkpointer: the run's checkpoints.
       bill: the phases, with what earlier starts spent.
-      losses: step -> held-out loss, shared with the checkpointer.
+      scores: the held-out losses, and by what the best checkpoints are chosen; shared with the checkpointer.
       stop: how a signal, or one of several processes, ends the run.
       clock: the time of this attempt.
     """
@@ -35,7 +49,7 @@ class Between:
     folder: pathlib.Path
     checkpointer: Checkpointer
     bill: phases.Phases
-    losses: dict[int, float]
+    scores: Scores
     stop: signals.StopSignal
     clock: Clock
 
@@ -47,14 +61,20 @@ class Between:
     def _hooks(self, stack: contextlib.ExitStack) -> list[Hook]:
         """Returns the hooks. Saving comes first, so that nothing is lost if a later one fails; the bill after what it reads."""
         c, folder, ends = self.ready.config, self.folder, self.bill.milestones
-        sample = together(lambda: samples.make(c.sample, c.seed, self.ready.parts.model, self.ready.data.data, folder))
+        model, data, mesh = self.ready.parts.model, self.ready.data.data, self.ready.parts.mesh
+        sample = together(lambda: samples.make(c.sample, c.seed, model, data, folder))
         held_out = self.bill.checked(self.task.held_out(self.ready))
         trace = stack.enter_context(profile.Trace(c.profile.window, folder / "profile"))
+        asked = benchmarks.make(self.ready.benchmarks, c, model, data, mesh, folder)
+        measured = set(from_first(lambda: list(self._benchmarked())))
         look = outlook.of_run(folder, c.optim, c.train, c.hardware)
         return [
             trace,
-            hooks.Save(self.checkpointer, c.checkpoint, c.plan.preemptions_per_day, self._meta(), ends),
-            hooks.HeldOut(held_out, c.train.eval_every_steps, c.eval, self.losses, self.overfit.evaluated, ends),
+            hooks.Save(
+                self.checkpointer, c.checkpoint, c.plan.preemptions_per_day, self._meta(), ends, self.scores.missing
+            ),
+            hooks.HeldOut(held_out, c.train.eval_every_steps, c.eval, self.scores.losses, self.overfit.evaluated, ends),
+            hooks.Benchmarks(asked, c.eval.tasks_every_steps, measured, ends),
             hooks.Sample(sample, c.sample, folder, ends),
             futures.StopByForecast(c.stop, look.losses, look.rate, look.prices, c.train.eval_every_steps, str(folder)),
             outlook.Report(look, c.stop, ends),
@@ -81,6 +101,9 @@ class Between:
     def overfit(self) -> stability.Overfit:
         """Sees the training loss as a watch, and the held-out loss by its hook."""
         return stability.Overfit(self.ready.config.stability.overfit_evals)
+
+    def _benchmarked(self) -> set[int]:
+        return metrics.benchmarked(self.folder / "metrics.jsonl", ledger.read(self.folder)["rollbacks"])
 
     def _meta(self) -> dict:
         """What goes into each checkpoint beside the arrays. A checkpoint is given to others: it holds no secrets."""

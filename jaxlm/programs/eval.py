@@ -12,7 +12,7 @@ from jaxlm import console, sharding
 from jaxlm.config import Config, ConfigError
 from jaxlm.data import vocabulary
 from jaxlm.data.open import open_mixture
-from jaxlm.eval import core, harness, likelihood, loss, model, results
+from jaxlm.eval import benchmarks, core, harness, likelihood, loss, measures, model, results
 from jaxlm.eval.model import Restored
 from jaxlm.eval.results import TaskResult
 from jaxlm.interop import hf_weights
@@ -31,15 +31,20 @@ def run(config: Config, args: argparse.Namespace) -> int:
     names = [name.strip() for name in args.tasks.split(",")] if args.tasks is not None else list(config.eval.tasks)
     if "" in names:
         raise ConfigError(f"--tasks={args.tasks}: names with a comma between, such as arc_easy,piqa")
-    benchmarks = together(lambda: harness.Benchmarks(names, config.eval))
+    ask = together(lambda: harness.Benchmarks(names, config.eval))
     parts = (config.model, config.data, config.hardware, config.distributed)
     run = model.restore(config.workdir, args.checkpoint, *parts, readers=hf_weights.READERS)
     say(f"checkpoint {run.step} of {config.workdir}" if run.data else f"the model of {config.workdir}")
     with jax.set_mesh(run.mesh):
         held_out = _held_out(run, config)
-    found = benchmarks(likelihood.of_restored(run, config), args.limit)
+    found = ask(likelihood.of_restored(run, config), args.limit)
     if jax.process_index() == 0:
         _show(held_out, found, args.json)
+        tokens = run.step * config.train.batch_size * config.train.seq_len
+        for line in filter(
+            None, (measures.alarm(one, benchmarks.training_flops({"params": run.params}, tokens)) for one in found)
+        ):
+            say(line)
         if found:
             place = results.write(folder, found, _about(run.step, config, args))
             say(f"written to {place}")

@@ -8,6 +8,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxlm.config import Config
 from jaxlm.data.shards import DataDir
+from jaxlm.eval.harness import Benchmarks
 from jaxlm.objectives import base
 from jaxlm.step import parts as parts_lib
 from jaxlm.train import loop
@@ -32,11 +33,12 @@ class Data(typing.Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """Everything from which a task makes its batches and evaluations."""
+    """Everything from which a task makes its batches and evaluations. `benchmarks`: those of `eval.tasks`; None without."""
 
     config: Config
     parts: parts_lib.Parts
     data: Data
+    benchmarks: Benchmarks | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ import jax
 from jaxlm import console, processes
 from jaxlm.config import Config
 from jaxlm.data import vocabulary
+from jaxlm.eval import benchmarks
 from jaxlm.models import hardware
 from jaxlm.plan import admission, machines, tune
 from jaxlm.processes import from_first, say, together
@@ -21,6 +22,7 @@ from jaxlm.programs.task import Ready, Task
 from jaxlm.train import books, ledger, loop, metrics, mirrors, signals, start, workdir
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.clock import COMPILE, EVALUATE, MIRROR, Clock, Pulse
+from jaxlm.train.scores import Scores
 
 EXIT_CODES = {loop.DONE: 0, loop.FAILED: 1, loop.REFUSED: 2, loop.STOPPED: 3, loop.PREEMPTED: 4}
 
@@ -37,12 +39,13 @@ def run(config: Config, task: Task) -> int:
         if held := together(lambda: ledger.lock(folder), first_only=True):
             stack.callback(held.close)
             console.keep(folder / console.LOG)
-        losses: dict[int, float] = {}
+        scores = Scores(config.checkpoint)
         with clock.spend(MIRROR):
             alive = functools.partial(clock.begin, MIRROR)
-            mirror = together(lambda: mirrors.of_run(config, folder, losses, alive), first_only=True)
+            mirror = together(lambda: mirrors.of_run(config, folder, scores, alive), first_only=True)
         together(lambda: workdir.check(config, mesh))
-        losses |= dict(from_first(lambda: list(mirrors.held_out_losses(folder).items())))
+        scores.take(*from_first(lambda: scores.read(folder).pairs()))
+        asked_for = benchmarks.find(config.eval)
         log = start.Log(folder, clock, config.train, config.hardware)
         data = task.data(config)
         together(lambda: pages.of_data(config), first_only=True)
@@ -51,11 +54,11 @@ def run(config: Config, task: Task) -> int:
             config = tune.fit(
                 config, mesh, say, task.parts, lambda: from_first(lambda: workdir.has_checkpoints(folder))
             )
-        ready = Ready(config, task.parts(config, mesh), data)
+        ready = Ready(config, task.parts(config, mesh), data, asked_for)
         program = admission.Once(ready.parts, task.parts)
         stop = signals.StopSignal(lambda: clock.activity)
         while True:
-            ending = Attempt(task, ready, asked, folder, program, clock, log, losses, stop, mirror).run()
+            ending = Attempt(task, ready, asked, folder, program, clock, log, scores, stop, mirror).run()
             if ending.code != loop.ROLL_BACK:
                 break
             ended = {"step": clock.step, "code": 3, "why": ending.why, "cause": ending.cause}

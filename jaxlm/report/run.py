@@ -2,15 +2,17 @@
 
 `write` takes a summary with these keys, as `jaxlm report --json` prints it. Only `run` must be there:
 
-    run         name, model, data (the folder of its data), step, steps, tokens, loss, held_out, best {step, loss}, wall_s,
-                cost_usd, goodput, ended
+    run         name, model, params, data (the folder of its data), step, steps, tokens, tokens_per_step, loss, held_out,
+                best {step, loss}, wall_s, cost_usd, goodput, ended
     curves      columns of metrics.jsonl, NAME -> values, of the same length: step, tokens, cost_usd, loss, grad_norm, lr,
                 tokens_per_second, mfu_palm
     held_out    SOURCE -> [[step, loss], ...]; "" is the mean of all sources
     activities  NAME -> seconds, of train.clock
     phases      rows of the bill, as train.phases writes them: phase, last_step, tokens, loss_begin, loss_end, hours, usd, ...
     futures     rows: name, step, loss, low, high, hours, usd, usd_per_centinat; and `advice`, a line
-    samples     PROMPT -> [{step, temperature, text}, ...]
+    benchmarks  TASK -> [{step, metrics, stderr, chance, n, fewshot}, ...]: `report.benchmarks`
+    samples     PROMPT -> [{step, temperature, text, repetition, distinct_2, degenerates_at, junk}, ...]; runs of older
+                versions have no more than the first three
     spikes      rows: step, batch, loss, score, documents
     rollbacks   rows: steps, batches, to, why
     starts      rows: time, step, usd_per_hour, device, devices, commit, dirty, changed, ended
@@ -21,7 +23,7 @@ import pathlib
 import typing
 
 from jaxlm.console import count, dollars, duration, hours, human
-from jaxlm.report import chart, page
+from jaxlm.report import benchmarks, chart, page
 from jaxlm.report.chart import Curve
 from jaxlm.report.page import Markup, cell, details, join, table, tag
 
@@ -35,6 +37,8 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
         ("Where the time went", _activities),
         ("Bill", _bill),
         ("Three futures", _futures),
+        ("Benchmarks", benchmarks.scores),
+        ("Beside published models", benchmarks.beside),
         ("Samples", _samples),
         ("Optimizer and speed", _speed),
         ("Spikes and rollbacks", _spikes),
@@ -187,17 +191,37 @@ def _futures(summary: dict) -> Markup:
 
 
 def _samples(summary: dict) -> Markup:
-    """One prompt after the other, each at all milestones side by side."""
+    """One prompt after the other, each way to continue it at all milestones side by side: greedy, then sampled."""
     parts = []
     for prompt, texts in (summary.get("samples") or {}).items():
-        boxes = []
+        ways: dict[float | None, list[Markup]] = {}
         for one in texts:
-            about = f"step {count(one['step'])}{_temperature(one.get('temperature'))}"
-            boxes.append(
-                tag("div", tag("p", about, class_="dim"), tag("pre", one["text"].rstrip() or "(white space alone)"))
-            )
-        parts.append(details(tag("code", prompt), tag("div", *boxes, class_="beside"), opened=not parts))
+            about = [tag("p", f"step {count(one['step'])}{_temperature(one.get('temperature'))}", class_="dim")]
+            if figures := _degeneration(one):
+                about.append(tag("p", figures, class_="dim small"))
+            text = tag("pre", one["text"].rstrip() or "(white space alone)")
+            ways.setdefault(one.get("temperature"), []).append(tag("div", *about, text))
+        rows = [
+            tag("div", *ways[way], class_="beside") for way in sorted(ways, key=lambda way: -1 if way is None else way)
+        ]
+        parts.append(details(tag("code", prompt), *rows, opened=not parts))
+    if parts and any("repetition" in one for texts in summary["samples"].values() for one in texts):
+        about = (
+            "Repeated: 4-grams of words that stood in the text before. Different: 2-grams that differ. Loops after: the words "
+            "before the text only repeats itself. Junk: chat tokens, labels and the like, by characters."
+        )
+        parts.insert(0, tag("p", about, class_="dim"))
     return join(parts)
+
+
+def _degeneration(one: dict) -> str:
+    """What tells of a text that falls apart; "" if its file is of an older version."""
+    if not isinstance(one.get("repetition"), int | float):
+        return ""
+    loop, junk = one.get("degenerates_at"), one.get("junk") or 0
+    parts = [f"{one['repetition']:.0%} repeated", f"{one.get('distinct_2') or 0:.0%} different"]
+    parts += [f"loops after {count(loop)} words"] if isinstance(loop, int) else []
+    return ", ".join([*parts, *([f"{junk:.1%} junk"] if junk else [])])
 
 
 def _temperature(value: float | None) -> str:

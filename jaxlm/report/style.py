@@ -11,7 +11,7 @@ CSS = """
 body { margin: 0 auto; max-width: 72rem; padding: 1rem; background: var(--back); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
 h1 { font-size: 1.7rem; margin: .5rem 0; } h2 { font-size: 1.3rem; margin: 2.5rem 0 .5rem; } h3 { margin: 1.5rem 0 .25rem; }
-p { max-width: 46rem; margin: .4rem 0; } a { color: var(--kept); } .dim { color: var(--dim); }
+p { max-width: 46rem; margin: .4rem 0; } a { color: var(--kept); } .dim { color: var(--dim); } .small { font-size: .8rem; }
 nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: 1rem 0; padding: .6rem 0; border: solid var(--line);
   border-width: 1px 0; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .6rem; margin: 1rem 0; }
@@ -72,5 +72,5 @@ path.c4 { stroke: var(--c4); } path.c5 { stroke: var(--c5); }
 @media (max-width: 40rem) { body { padding: .7rem; } .columns .row { grid-template-columns: 6.5rem 1fr 4rem; }
   th, td { padding: .3rem .4rem; } tbody th { max-width: 8rem; } .bar { min-width: 3rem; }
   td.text:has(> .bar) { min-width: 3rem; } }
-@media print { .scroll { overflow: visible; } }
+@media print { .scroll { overflow: visible; } table { font-size: .75rem; } }
 """

@@ -10,6 +10,7 @@ import time
 
 from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.train import ledger, mirrors, notify
+from jaxlm.train.scores import Scores
 
 _LOOK_S = 2.0  # between two looks for the first process's word that all is mirrored
 _EVENTS = {0: "end", 3: "gate", 4: "end"}
@@ -70,7 +71,7 @@ def is_mirrored(config: Config, folder: pathlib.Path, start: Start) -> bool:
     if start.ended(folder).get("mirrored"):
         return True
     try:
-        found = mirrors.of_run(config, folder, losses={})
+        found = mirrors.of_run(config, folder, Scores(config.checkpoint))
         steps = [
             int(p.parent.name) for p in (folder / "checkpoints").glob("*/checksums.json") if p.parent.name.isdigit()
         ]

@@ -1,4 +1,4 @@
-"""The hooks that run between two steps: checkpoints, held-out loss, samples. (The hooks for a trace are in `profile`.)"""
+"""The hooks that run between two steps: checkpoints, held-out loss, benchmarks, samples. (Those for a trace: `profile`.)"""
 
 import math
 import pathlib
@@ -22,6 +22,7 @@ class Save(Hook):
       failures_per_day: how often such a machine is lost a day (`plan.preemptions_per_day`); sets the minutes if they are auto.
       meta: JSON values to store in each checkpoint (config, fingerprint of the data).
       milestones: the steps at which a phase ends. Their checkpoints are never deleted.
+      remark: returns a line on the choice of the best checkpoint, or ""; asked at each save after the first.
     """
 
     name = "checkpoint"
@@ -34,8 +35,10 @@ class Save(Hook):
         failures_per_day: float,
         meta: dict,
         milestones: frozenset[int] = frozenset(),
+        remark: Callable[[], str] = str,
     ):
         self._checkpointer, self._meta = checkpointer, meta
+        self._remark, self._told = remark, False
         self._every, self._milestones, self._end = config.every_steps, milestones, 0
         self._pace = Pace(config.every_minutes, failures_per_day)
         if milestones:
@@ -54,6 +57,9 @@ class Save(Hook):
         return step in self._checkpointer.steps()
 
     def __call__(self, moment: Moment) -> None:
+        if self._checkpointer.steps() and not self._told and (line := self._remark()):
+            self._told = True
+            moment.say(line)
         waits = moment.step == self._end or moment.step in self._milestones  # for the save before it
         if not waits and self._checkpointer.skips(moment.step):
             return
@@ -110,6 +116,44 @@ class HeldOut(Hook):
         loss = self._losses[moment.step] = found.get(HELD_OUT, math.nan)
         if line := self._remark(loss):
             moment.say(line)
+        return found
+
+
+class Benchmarks(Hook):
+    """Asks the questions of benchmarks.
+
+    Args:
+      measure: (variables, step) -> metrics, `eval/TASK/METRIC`. It also writes RUN/eval/STEP. None if no benchmark is wanted,
+        and then the hook is never due.
+      every_steps: `config.eval.tasks_every_steps`; 0 for the end only.
+      measured: the steps that earlier starts measured. The hook adds its own.
+      milestones: the steps at which a phase ends.
+    """
+
+    name = "benchmarks"
+
+    def __init__(
+        self,
+        measure: Callable[[Variables, int], dict[str, float]] | None,
+        every_steps: int,
+        measured: set[int],
+        milestones: Collection[int] = frozenset(),
+    ):
+        self._measure, self._every, self._measured, self._milestones = measure, every_steps, measured, milestones
+
+    def due(self, step: int, end: int) -> bool:
+        wanted = step == end or _multiple(step, self._every) or step in self._milestones
+        return wanted and self._measure is not None
+
+    def left(self, step: int, end: int) -> float:
+        return _left(step, end, self._every, self._milestones) if self._measure else 0
+
+    def done(self, step: int) -> bool:
+        return step in self._measured
+
+    def __call__(self, moment: Moment) -> dict[str, float]:
+        found = self._measure(moment.variables, moment.step)
+        self._measured.add(moment.step)
         return found
 
 

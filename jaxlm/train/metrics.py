@@ -87,6 +87,16 @@ def held_out_losses(path: pathlib.Path, rollbacks: Sequence[Mapping] = ()) -> di
     return losses
 
 
+def benchmarked(path: pathlib.Path, rollbacks: Sequence[Mapping] = ()) -> set[int]:
+    """Returns the steps after which a run answered benchmarks, without those that a rollback undid; none without a file."""
+    return {
+        record["step"]
+        for record in records(path, containing='"eval/')
+        if any(name.startswith("eval/") for name in record)
+        and not is_void(record["step"], record.get("time") or 0.0, rollbacks)
+    }
+
+
 def is_void(step: int, time: float, rollbacks: Sequence[Mapping]) -> bool:
     """True if what was found after `step`, at `time` in Unix seconds, was undone by a rollback since."""
     return any(step >= r["steps"][0] and time < r["time"] for r in rollbacks)

@@ -4,19 +4,20 @@ import pathlib
 from collections.abc import Callable
 
 from jaxlm.config import Config
-from jaxlm.train import ledger, metrics, milestones
+from jaxlm.train import milestones
 from jaxlm.train.checkpoints.mirror import Mirror
+from jaxlm.train.scores import Scores
 
 
 def of_run(
-    config: Config, folder: pathlib.Path, losses: dict[int, float], alive: Callable[[], None] = lambda: None
+    config: Config, folder: pathlib.Path, scores: Scores, alive: Callable[[], None] = lambda: None
 ) -> Mirror | None:
     """Returns the mirror, from which the run has come back if its folder was lost; None without one.
 
     Milestones and the best checkpoints are safe from its rotation.
 
     Args:
-      losses: step -> held-out loss. Gets those of metrics.jsonl; the caller may add later ones.
+      scores: by which the best checkpoints are chosen. Gets those of metrics.jsonl; the caller may add later ones.
       alive: called while files come back.
 
     Raises:
@@ -26,12 +27,7 @@ def of_run(
     if not c.mirror:
         return None
     pinned = {phase.last for phase in milestones.planned(config.phases, config.train)}
-    mirror = Mirror(c.mirror, c, folder, pinned=pinned, losses=losses)
+    mirror = Mirror(c.mirror, c, folder, pinned=pinned, scores=scores)
     mirror.restore(alive)
-    losses |= held_out_losses(folder)
+    scores.read(folder)
     return mirror
-
-
-def held_out_losses(folder: pathlib.Path) -> dict[int, float]:
-    """Returns step -> held-out loss of a run, without what a rollback undid."""
-    return metrics.held_out_losses(folder / "metrics.jsonl", ledger.read(folder)["rollbacks"])

@@ -17,10 +17,11 @@ from jaxlm.data.rows import check_fingerprint
 from jaxlm.objectives.base import Variables
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
-from jaxlm.train import ledger, metrics, workdir
+from jaxlm.train import workdir
 from jaxlm.train.checkpoints import leaf as leaves
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError
 from jaxlm.train.checkpoints.store import Checkpointer
+from jaxlm.train.scores import Scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +96,8 @@ def open(path: str | pathlib.Path, checkpoint: str | int = "latest", readers: Se
 
 def _run(folder: pathlib.Path, checkpoint: str | int) -> Origin:
     config = config_lib.resolve(config_files.from_run(folder / "config.json"))
-    losses = metrics.held_out_losses(folder / "metrics.jsonl", ledger.read(folder)["rollbacks"])
-    store = Checkpointer(folder / "checkpoints", losses=losses, read_only=True)
+    scores = Scores(config.checkpoint).read(folder)
+    store = Checkpointer(folder / "checkpoints", scores=scores, read_only=True)
     step = store.find(checkpoint)
 
     def params(abstract: dict, shardings: dict) -> dict:

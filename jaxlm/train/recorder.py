@@ -23,6 +23,7 @@ class Recorder:
 
     Attributes:
       losses: step -> held-out loss of all starts, of which the best is shown.
+      noted: called with (step, figures) for all that goes into metrics.jsonl but the clocks.
       between_s: step -> seconds that evaluations, saves and the like will take from there to the end.
     """
 
@@ -42,6 +43,7 @@ class Recorder:
         self._progress = Progress(steps, first - 1, meter.doing) if writer else None
         self._step = first - 1
         self.losses: Mapping[int, float] = {}
+        self.noted: Callable[[int, Mapping[str, float]], None] = lambda step, figures: None
         self.between_s: Callable[[int], float] = lambda step: 0.0
 
     def begin(self) -> None:
@@ -67,6 +69,7 @@ class Recorder:
         record |= {name: float(value) for name, value in metrics.items() if name not in record}
         line = self._meter.measure(step, self._steps)
         line |= {f"train/{name}": record[name] for name in metrics if name != "skipped_in_a_row"}
+        self.noted(step, line)
         if self._writer:
             self._writer.write({name: value for name, value in line.items() if name != "eta_s"})
             if "eta_s" in line:
@@ -77,9 +80,10 @@ class Recorder:
     def add(self, step: int, name: str, figures: dict[str, float]) -> None:
         """Writes and shows more figures of a step, such as held-out losses."""
         self._step = step
+        self.noted(step, figures)
         self._note(step, figures)
         if self._writer:
-            words = [f"{key.removeprefix('val/')} {value:.4f}" for key, value in figures.items()]
+            words = [f"{key.removeprefix('val/').removeprefix('eval/')} {value:.4f}" for key, value in figures.items()]
             # The figure that sums the others up comes first, then losses: what comes last is left out in a narrow terminal.
             first, *others = sorted(words, key=lambda word: ("/" in word, "/loss " not in word)) or [""]
             parts = [screen.Part(word, rank) for rank, word in enumerate([f"step {step}  {name}: {first}", *others])]

@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import pathlib
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
@@ -170,7 +171,7 @@ def roll_back(ending: Ending, step: int, checkpoints: Iterable[int], rollbacks: 
 def carry_out(
     folder: pathlib.Path, ending: Ending, step: int, batches: list[int], checkpoints: Iterable[int], settings: str
 ) -> str:
-    """Writes a rollback into run.json, and deletes the samples that it undoes. The next attempt does the rest.
+    """Writes a rollback into run.json, and deletes the samples and benchmarks that it undoes. The next attempt does the rest.
 
     Only the first process calls it.
 
@@ -191,6 +192,9 @@ def carry_out(
     for path in (folder / "samples").glob("*.jsonl"):
         if path.stem.isdigit() and int(path.stem) >= ending.first_bad:
             path.unlink(missing_ok=True)
+    for path in (folder / "eval").glob("*"):
+        if path.name.isdigit() and int(path.name) >= ending.first_bad:
+            shutil.rmtree(path, ignore_errors=True)
     return why
 
 

@@ -12,6 +12,8 @@ import typing
 from jaxlm import config as config_lib
 from jaxlm import config_files
 from jaxlm.config import ConfigError
+from jaxlm.files import is_number
+from jaxlm.plan.params import count_params
 from jaxlm.train import clock, differences, ledger, metrics
 
 # Column of the report -> metric in metrics.jsonl.
@@ -39,6 +41,7 @@ def gather(folder: pathlib.Path) -> dict[str, typing.Any]:
         "held_out": held_out,
         "activities": {name: last.get(f"time/{name}_s", 0.0) for name in clock.ACTIVITIES},
         "phases": book["phases"],
+        "benchmarks": _benchmarks(folder / "eval"),
         "samples": _samples(folder / "samples"),
         "spikes": _lines(folder / "spikes.jsonl"),
         "rollbacks": book["rollbacks"],
@@ -59,11 +62,12 @@ def _latest(records: list[dict]) -> dict:
 
 
 def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) -> dict[str, typing.Any]:
-    shape, steps, data = "", 0, ""
+    shape, steps, data, params, row_tokens = "", 0, "", 0, 0
     with contextlib.suppress(ConfigError, OSError):
         config = config_lib.resolve(config_files.from_run(folder / "config.json"))
         model, train, steps, data = config.model, config.train, config.train.steps, config.data.dir
         shape = f"{model.family}, {model.n_layers} layers of d {model.d_model}, "
+        params, row_tokens = count_params(model), train.batch_size * train.seq_len
         shape += f"{train.batch_size} rows of {train.seq_len} tokens a step"
     last = _latest(records)
     trained = [r["train/loss"] for r in records if r.get("train/loss") is not None]
@@ -75,6 +79,8 @@ def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) 
         "data": data,
         "step": records[-1]["step"] if records else 0,
         "steps": steps,
+        "params": params,
+        "tokens_per_step": row_tokens,
         "tokens": records[-1].get("tokens", 0) if records else 0,
         "loss": trained[-1] if trained else None,
         "held_out": evaluated[-1][1] if evaluated else None,
@@ -120,6 +126,26 @@ def _samples(folder: pathlib.Path) -> dict[str, list[dict]]:
             if isinstance(line.get("prompt"), str) and isinstance(line.get("text"), str):
                 found.setdefault(line["prompt"], []).append(line)
     return found
+
+
+def _benchmarks(folder: pathlib.Path) -> dict[str, list[dict]]:
+    """Task -> its scores, by step. Another program writes these files, so each is taken for what it says."""
+    found: dict[str, list[dict]] = {}
+    places = (path for path in folder.glob("*/results.json") if path.parent.name.isdecimal())
+    for path in sorted(places, key=lambda path: int(path.parent.name)):
+        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, KeyError):
+            for task, entry in json.loads(path.read_text(encoding="utf-8", errors="replace"))["tasks"].items():
+                scores = {key: _numbers(entry.get(key)) for key in ("metrics", "stderr")}
+                more = {
+                    key: entry.get(key) if is_number(entry.get(key)) else None for key in ("chance", "n", "fewshot")
+                }
+                found.setdefault(task, []).append({"step": int(path.parent.name)} | scores | more)
+    return found
+
+
+def _numbers(found: object) -> dict[str, float]:
+    pairs = found.items() if isinstance(found, dict) else ()
+    return {name: value for name, value in pairs if is_number(value) and math.isfinite(value)}
 
 
 def _start(start: dict) -> dict[str, typing.Any]:

@@ -15,7 +15,8 @@ def test_a_whole_summary_makes_every_section(tmp_path):
     page.write(tmp_path / "report.html", SUMMARY)
     text = (tmp_path / "report.html").read_text()
     assert titles(text) == [
-        "Loss", "Where the time went", "Bill", "Three futures", "Samples", "Optimizer and speed", "Spikes and rollbacks",
+        "Loss", "Where the time went", "Bill", "Three futures", "Benchmarks", "Beside published models",
+        "Samples", "Optimizer and speed", "Spikes and rollbacks",
         "Starts",
     ]  # fmt: skip
     for words in (
@@ -28,11 +29,12 @@ def test_a_whole_summary_makes_every_section(tmp_path):
         "temperature 0.7",
         "a.txt:1",
         "01234567",
+        "98% repeated, 2% different, loops after 3 words, 50.0% junk",
     ):
         assert words in text, words
-    assert text.count("<figure") == 4 + 3 + 1  # loss four times, rate, norm and speed, the time
+    assert text.count("<figure") == 4 + 3 + 1 + 2  # loss four times, rate, norm and speed, the time, a task twice
     assert "2026-11-22 20:07 UTC" in text
-    assert text.count(">steps</div>") == 2 + 3
+    assert text.count(">steps</div>") == 2 + 3 + 2
     assert text.count('class="mark"') >= 1  # the start after step 20
 
 

@@ -1,6 +1,7 @@
 """How often hooks are still due, which the time left of a run counts."""
 
 import dataclasses
+import types
 
 import pytest
 
@@ -41,3 +42,24 @@ def test_a_run_counts_what_its_hooks_usually_take(monkeypatch):
     run = loop.Run(None, 30, None, {}, None, [held_out(10)], (), None, spent, None)
     assert run.between_s(11) == 8.0
     assert run.between_s(30) == 4.0
+
+
+@pytest.mark.parametrize("milestones", [frozenset(), frozenset({7})])
+@pytest.mark.parametrize("every", [0, 10])
+def test_benchmarks_are_due_at_their_steps_and_at_the_end(every, milestones):
+    hook = hooks.Benchmarks(lambda variables, step: {}, every, set(), milestones)
+    for step in range(1, 26):
+        assert hook.left(step, 25) == sum(hook.due(s, 25) for s in range(step, 26)), step
+    assert hook.due(25, 25)
+    assert hooks.Benchmarks(None, 10, set()).left(1, 25) == 0
+    assert not hooks.Benchmarks(None, 10, set()).due(25, 25)
+
+
+def test_benchmarks_that_an_earlier_start_answered_are_done():
+    measured = {10}
+    hook = hooks.Benchmarks(lambda variables, step: {"eval/piqa/acc": step / 100}, 10, measured)
+    assert hook.done(10)
+    assert not hook.done(20)
+    moment = loop.Moment(20, types.SimpleNamespace(params={"params": {}}), {}, print)
+    assert hook(moment) == {"eval/piqa/acc": 0.2}
+    assert hook.done(20)

@@ -357,7 +357,7 @@ def test_a_hook_says_lines_and_leaves_figures(capsys):
     assert of(r, "write").count(6) == 2
     said = capsys.readouterr().err
     assert "half of it" in said
-    assert "step 6  at: eval/arc 0.5000" in said
+    assert "step 6  at: arc 0.5000" in said
 
 
 def test_a_watch_sees_what_it_reads_of_every_step_one_step_late():

@@ -71,3 +71,12 @@ def test_a_line_that_is_no_record_is_skipped(tmp_path, line, last):
 
 def test_there_is_nothing_in_a_file_that_is_absent(tmp_path):
     assert metrics.read(tmp_path / "metrics.jsonl") == {}
+
+
+def test_steps_with_benchmarks_are_read_back_without_what_a_rollback_undid(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"step": 10, "time": 1.0, "eval/piqa/acc": 0.5}, {"step": 20, "time": 2.0, "eval/piqa/acc": 0.5}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"step": 30, "val/loss": 1.0}]))
+    assert metrics.benchmarked(path) == {10, 20}
+    assert metrics.benchmarked(path, [{"steps": [15, 20], "time": 5.0}]) == {10}
+    assert metrics.benchmarked(tmp_path / "none") == set()

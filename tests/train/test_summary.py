@@ -76,3 +76,19 @@ def test_an_empty_folder_has_a_summary_too(tmp_path):
     found = summary.gather(tmp_path)
     assert found["run"]["step"] == 0
     assert found["starts"] == []
+
+
+def test_benchmarks_are_gathered_by_step_and_damaged_ones_left_out(tmp_path):
+    make_run(tmp_path)
+    entry = {"metrics": {"acc": 0.5, "odd": "x"}, "stderr": {}, "chance": 0.25, "n": 10, "fewshot": 0}
+    for step, content in (("20", {"tasks": {"piqa": entry}}), ("5", {"tasks": {"piqa": entry}}), ("7", []), ("x", {})):
+        (tmp_path / "eval" / step).mkdir(parents=True)
+        (tmp_path / "eval" / step / "results.json").write_text(json.dumps(content))
+    (tmp_path / "eval/20/results.json").write_text(json.dumps({"tasks": {"piqa": entry, "bad": 3}}))
+    (tmp_path / "eval/9").mkdir()
+    (tmp_path / "eval/9/results.json").write_text('{"tas')
+    found = summary.gather(tmp_path)["benchmarks"]
+    assert [(point["step"], point["metrics"], point["chance"]) for point in found["piqa"]] == [
+        (5, {"acc": 0.5}, 0.25),
+        (20, {"acc": 0.5}, 0.25),
+    ]

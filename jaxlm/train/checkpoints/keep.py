@@ -8,7 +8,7 @@ from jaxlm.config import CheckpointConfig
 
 def obsolete(
     steps: typing.Sequence[int],
-    losses: typing.Mapping[int, float],
+    scores: typing.Mapping[int, float],
     config: CheckpointConfig,
     whole: typing.Collection[int] | None = None,
     pinned: typing.Collection[int] = (),
@@ -17,7 +17,8 @@ def obsolete(
 
     Args:
       steps: the steps of the checkpoints on disk.
-      losses: step -> held-out loss. A step that is absent, or whose loss is not finite, is never among the best.
+      scores: step -> score, the lowest of which is best. A step that is absent, or whose score is not finite, is never
+        among the best.
       config: `config.checkpoint`.
       whole: the verified steps; None if all count as verified. Only these count as the newest and the best. An unverified
         checkpoint is deleted once `keep_last` verified ones are newer. So on a disk that garbles what is written the last
@@ -29,7 +30,7 @@ def obsolete(
     enough = len(newest) == config.keep_last
     unproven = [step for step in set(steps) - set(counted) if not enough or step > newest[0]]
     every = [step for step in steps if config.keep_every and step % config.keep_every == 0]
-    lowest = ranked(counted, losses)[: config.keep_best]
+    lowest = ranked(counted, scores)[: config.keep_best]
     return sorted(set(steps) - {*newest, *unproven, *every, *lowest, *pinned})
 
 
@@ -42,11 +43,11 @@ def most(config: CheckpointConfig, steps: int, pinned: int) -> int:
     return config.keep_last + config.keep_best + every + pinned + 1
 
 
-def best(steps: typing.Sequence[int], losses: typing.Mapping[int, float]) -> int | None:
-    """Returns the step with the lowest held-out loss; None if no step has a finite one."""
-    return next(iter(ranked(steps, losses)), None)
+def best(steps: typing.Sequence[int], scores: typing.Mapping[int, float]) -> int | None:
+    """Returns the step with the lowest score; None if no step has a finite one."""
+    return next(iter(ranked(steps, scores)), None)
 
 
-def ranked(steps: typing.Iterable[int], losses: typing.Mapping[int, float]) -> list[int]:
-    """Returns the steps with a finite held-out loss, the lowest loss first; of equals the earliest step first."""
-    return [step for _, step in sorted((losses[s], s) for s in steps if math.isfinite(losses.get(s, math.nan)))]
+def ranked(steps: typing.Iterable[int], scores: typing.Mapping[int, float]) -> list[int]:
+    """Returns the steps with a finite score, the lowest first; of equals the earliest step first."""
+    return [step for _, step in sorted((scores[s], s) for s in steps if math.isfinite(scores.get(s, math.nan)))]

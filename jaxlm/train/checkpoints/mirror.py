@@ -44,7 +44,7 @@ class Mirror:
       config: `config.checkpoint`.
       workdir: the run's folder.
       pinned: steps that are never deleted, here as in the folder: milestones. The caller may add steps later.
-      losses: step -> held-out loss, by which the best checkpoints are chosen. The caller may add steps later.
+      scores: step -> score, the lowest of which is best (`train.scores`). The caller may add steps later.
 
     Raises:
       ConfigError: nothing can be mirrored to such a URL, or a package for it is missing.
@@ -57,11 +57,11 @@ class Mirror:
         workdir: pathlib.Path,
         *,
         pinned: Collection[int] = (),
-        losses: Mapping[int, float] | None = None,
+        scores: Mapping[int, float] | None = None,
     ):
         check(url, workdir)
         self._url, self._config, self._workdir = url, config, pathlib.Path(workdir).resolve()
-        self._pinned, self._losses = pinned, {} if losses is None else losses
+        self._pinned, self._scores = pinned, {} if scores is None else scores
         self._worker = Worker(url)
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()  # guards what follows, up to the empty line
@@ -281,7 +281,7 @@ class Mirror:
         counting = self._whole - self._stale
         if not counting:
             return
-        gone = {*keep.obsolete(sorted(counting), self._losses, config)} - {*self._pinned}
+        gone = {*keep.obsolete(sorted(counting), self._scores, config)} - {*self._pinned}
         gone |= self._stale | {step for step in self._partial if step < max(counting)} - self.wanted()
         if gone:
             self._note_held(self._ask({"do": "delete", "workdir": str(self._workdir), "steps": sorted(gone)}))

@@ -223,6 +223,7 @@ def _make_way(remote: Remote, step: int) -> None:
 def _write_logs(remote: Remote, workdir: pathlib.Path, prefix: str) -> Measured:
     """Copies the logs to names that begin with `prefix`. Returns [bytes, sha256] of each."""
     paths = [workdir / name for name in _LOGS] + sorted((workdir / "samples").glob("**/*"))
+    paths += sorted((workdir / "eval").glob("*/results.json"))  # not the items: they are large, and copied each time
     written = {}
     for path in paths:
         try:

@@ -30,7 +30,7 @@ class Checkpointer:
     Args:
       directory: `WORKDIR/checkpoints`.
       config: `config.checkpoint`, which says which checkpoints to keep; None keeps all.
-      losses: step -> held-out loss, by which the best checkpoints are chosen. The caller may add steps later.
+      scores: step -> score, the lowest of which is best (`train.scores`). The caller may add steps later.
       read_only: True for programs that only restore; nothing is then written.
 
     Attributes:
@@ -50,13 +50,13 @@ class Checkpointer:
         directory: pathlib.Path,
         config: CheckpointConfig | None = None,
         *,
-        losses: typing.Mapping[int, float] | None = None,
+        scores: typing.Mapping[int, float] | None = None,
         read_only: bool = False,
     ):
         self.directory = pathlib.Path(directory).resolve()
         if read_only and not self.directory.is_dir():
             raise ConfigError(f"no checkpoints in {self.directory}: is --config.workdir the folder of a run?")
-        self._config, self._losses, self._read_only = config, {} if losses is None else losses, read_only
+        self._config, self._scores, self._read_only = config, {} if scores is None else scores, read_only
         self.pinned: set[int] = set()
         self._held = -1  # the step that `hold` keeps
         self.spared: typing.Callable[[], typing.Collection[int]] = tuple
@@ -267,12 +267,12 @@ class Checkpointer:
 
     def _rotate(self) -> None:
         """Deletes what need not be kept."""
-        # Why on the first process alone: it writes metrics.jsonl, so it alone is sure to know the losses of earlier starts.
+        # Why on the first process alone: it writes metrics.jsonl, so it alone is sure to know the scores of earlier starts.
         # And no other process has to wait for a deletion.
         if self._config and jax.process_index() == 0:
             there = [step for step in self._listed() if step in self._steps]  # what is on disk
             whole = [step for step in there if self.verified(step)] if self._config.verify else None
-            gone = keep.obsolete(there, self._losses, self._config, whole, self.pinned)
+            gone = keep.obsolete(there, self._scores, self._config, whole, self.pinned)
             gone = set(gone) - {*self.spared(), self._held}
             self._delete([self.directory / str(step) for step in gone])
             self._steps -= gone
@@ -321,7 +321,7 @@ class Checkpointer:
         steps = self.steps()
         if not steps:
             raise ConfigError(f"no checkpoints in {self.directory}: train first")
-        step = {"latest": steps[-1], "best": keep.best(steps, self._losses)}.get(str(which), which)
+        step = {"latest": steps[-1], "best": keep.best(steps, self._scores)}.get(str(which), which)
         if step is None or not str(step).isdigit() or int(step) not in steps:
             raise ConfigError(f"no checkpoint {which!r}; there are {', '.join(map(str, steps))}, latest and best")
         return int(step)

@@ -87,7 +87,7 @@ def test_rotation_keeps_milestones_and_the_best(run, url):
     tiny_mirror.save(run, 30)
     tiny_mirror.save(run, 40)
     config = dataclasses.replace(CONFIG, mirror_keep_last=1, keep_best=1)
-    mirrored(run, url, 10, 20, 30, 40, config=config, pinned={20}, losses={10: 1.0, 20: 2.0, 30: 3.0})
+    mirrored(run, url, 10, 20, 30, 40, config=config, pinned={20}, scores={10: 1.0, 20: 2.0, 30: 3.0})
     assert held(url) == [10, 20, 40]
 
 

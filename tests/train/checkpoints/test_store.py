@@ -89,7 +89,7 @@ def test_rotation_keeps_last_every_and_best(tmp_path):
     """By the losses that evaluations after each save found, as in a run."""
     keep = dataclasses.replace(KEEP, keep_every=4, keep_best=1)
     losses = {}
-    checkpointer = Checkpointer(tmp_path, keep, losses=losses)
+    checkpointer = Checkpointer(tmp_path, keep, scores=losses)
     found = {1: 5.0, 2: 1.0, 3: 4.0, 4: 3.0, 5: None, 6: 2.0, 7: 2.5, 8: 2.0, 9: None, 10: 3.0}
     for step, loss in found.items():
         checkpointer.save(make_state(step), {})

@@ -1,0 +1,62 @@
+"""Benchmarks while a model trains: the same questions at each step, into metrics.jsonl and RUN/eval/STEP."""
+
+import pathlib
+import typing
+
+import jax
+from jax.sharding import Mesh
+
+from jaxlm.config import Config, EvalConfig
+from jaxlm.data.shards import DataDir
+from jaxlm.eval import harness, measures, results
+from jaxlm.eval.likelihood import Scorer
+from jaxlm.models.transformer import Transformer
+from jaxlm.objectives.base import Variables
+from jaxlm.processes import say, together
+
+
+def find(settings: EvalConfig) -> harness.Benchmarks | None:
+    """Returns the benchmarks of `eval.tasks`; None if there are none. Called on all processes.
+
+    Raises:
+      ConfigError: a task does not exist, its data is missing, or an extra.
+    """
+    return together(lambda: harness.Benchmarks(settings.tasks, settings)) if settings.tasks else None
+
+
+def make(
+    ask: harness.Benchmarks | None, config: Config, model: Transformer, data: DataDir, mesh: Mesh, folder: pathlib.Path
+) -> typing.Callable[[Variables, int], dict[str, float]] | None:
+    """Returns a function `(variables, step) -> metrics` that asks `eval.max_items` questions of each task.
+
+    The metrics are called `eval/TASK/METRIC`. The first process also writes RUN/eval/STEP. None if there are no tasks.
+
+    Args:
+      ask: what `find` returned.
+    """
+    if ask is None:
+        return None
+    settings = config.eval
+    first = Scorer(
+        model, {}, data.tokenizer(), mesh, settings.batch_size * config.train.seq_len, config.loss.tile_tokens
+    )
+    told: set[str] = set()
+
+    def measure(variables: Variables, step: int) -> dict[str, float]:
+        found = ask(first.of(variables), settings.max_items)
+        about = {"step": step, "limit": settings.max_items, "fewshot": settings.fewshot, "training": True}
+        together(lambda: results.write(folder, found, about), first_only=True)
+        flops = training_flops(variables, step * config.train.batch_size * config.train.seq_len)
+        for result in found:
+            line = measures.alarm(result, flops)
+            if line and result.task not in told:
+                told.add(result.task)
+                say(line)
+        return {f"eval/{result.task}/{name}": value for result in found for name, value in result.metrics.items()}
+
+    return measure
+
+
+def training_flops(variables: Variables, tokens: float) -> float:
+    """Returns the FLOPs of a training on so many tokens: 6 x parameters x tokens (Kaplan et al. 2020, arXiv:2001.08361)."""
+    return 6.0 * sum(leaf.size for leaf in jax.tree.leaves(variables.get("params", {}))) * tokens

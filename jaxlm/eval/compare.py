@@ -1,0 +1,248 @@
+"""Compares two models on the same items: paired tests, corrected for their number, and what they say in words.
+
+Accuracies are compared by McNemar's exact test (McNemar 1947): only items that exactly one of the two answers right count.
+Other scores, such as bits per byte, by a paired randomization test, with a bootstrap's interval (Efron and Tibshirani 1993,
+chapters 13 and 15). Votes by a sign test. The p-values of several comparisons are corrected by Holm (1979).
+"""
+
+import dataclasses
+import math
+import typing
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy import stats
+
+from jaxlm.config import ConfigError
+from jaxlm.eval.measures import BITS
+from jaxlm.eval.results import TaskResult
+from jaxlm.report import published
+
+LEVEL = 0.05  # below that p-value two models are told apart
+_DRAWS, _CHUNK = 4999, 2_000_000  # of signs and of items; numbers in memory at a time
+_SEED = 0
+_LOWER = frozenset({BITS, "perplexity", "word_perplexity", "byte_perplexity"})  # of these less is better
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What one paired test found.
+
+    Attributes:
+      task, metric: what was compared: `arc_easy` and `acc_norm`; `votes` and `wins`.
+      test: "McNemar", "randomization" or "sign test".
+      n: the number of items that both have.
+      a, b: the mean scores.
+      difference: b - a, with `low` and `high`, the ends of its 95% interval.
+      p: the p-value of "no difference", of this test alone.
+      adjusted: the p-value corrected for all comparisons made.
+      a_only, b_only: items that only A, only B has; they are left out.
+      better: "a" or "b", the side with the better mean; "" if they are equal.
+    """
+
+    task: str
+    metric: str
+    test: str
+    n: int
+    a: float
+    b: float
+    difference: float
+    low: float
+    high: float
+    p: float
+    adjusted: float = 1.0
+    a_only: int = 0
+    b_only: int = 0
+    better: str = ""
+
+    @property
+    def apart(self) -> bool:
+        """True if the two can be told apart."""
+        return self.adjusted < LEVEL
+
+
+def mcnemar(a: np.ndarray, b: np.ndarray) -> float:
+    """Returns the p-value of McNemar's exact test for two arrays of right (1) and wrong (0) answers to the same items."""
+    lost, won = int(np.sum(a > b)), int(np.sum(b > a))
+    return float(stats.binomtest(lost, lost + won).pvalue) if lost + won else 1.0
+
+
+def paired(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
+    """Returns (p-value, low, high) of the mean of b - a; `low` to `high` is its 95% interval.
+
+    p is how often a mean is as far from 0 if each item's difference has a random sign, as it has where A and B are equal
+    (Fisher's randomization test; unlike a bootstrap's p-value it holds for few items too). The interval is a bootstrap's.
+    """
+    differences = b - a
+    mean, n = float(differences.mean()), len(differences)
+    if not np.any(differences):
+        return 1.0, 0.0, 0.0
+    random, at_once, far, means = np.random.default_rng(_SEED), max(1, _CHUNK // n), 0, []
+    for start in range(0, _DRAWS, at_once):
+        size = (min(at_once, _DRAWS - start), n)
+        flipped = random.integers(0, 2, size, np.int8) @ (2 * differences / n) - mean
+        far += int(np.sum(np.abs(flipped) >= abs(mean) * (1 - 1e-9)))
+        means.append(differences[random.integers(0, n, size, np.int32)].mean(axis=1))
+    low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
+    return (far + 1) / (_DRAWS + 1), float(low), float(high)
+
+
+def scores(task: str, metric: str, a: Mapping[str, float], b: Mapping[str, float]) -> Comparison:
+    """Compares the scores of two models; both are item -> score. Raises ConfigError if they have no item in common."""
+    common = [item for item in a if item in b]
+    if not common:
+        raise ConfigError(f"{task}: A and B have no item in common")
+    left, right = (np.asarray([side[item] for item in common], float) for side in (a, b))
+    p, low, high = paired(left, right)
+    test = "randomization"
+    if np.isin(np.concatenate([left, right]), (0.0, 1.0)).all():
+        p, test = mcnemar(left, right), "McNemar"
+    difference = float(right.mean() - left.mean())
+    gain = -difference if metric.split(",")[0] in _LOWER else difference
+    return Comparison(
+        task, metric, test, len(common), float(left.mean()), float(right.mean()), difference, low, high, p,
+        a_only=len(a) - len(common), b_only=len(b) - len(common), better="b" if gain > 0 else "a" if gain < 0 else "",
+    )  # fmt: skip
+
+
+def benchmarks(a: Mapping[str, TaskResult], b: Mapping[str, TaskResult]) -> list[Comparison]:
+    """Compares two models on all tasks that both have: the accuracy, and bits per byte of the right answer.
+
+    Raises ConfigError if they have no task in common, or a task was not asked in the same way.
+    """
+    common = [task for task in a if task in b]
+    if not common:
+        raise ConfigError(
+            f"A and B have no task in common: A has {', '.join(a) or 'none'}, B has {', '.join(b) or 'none'}"
+        )
+    found = []
+    for task in common:
+        one, other = a[task], b[task]
+        if one.fewshot != other.fewshot:
+            raise ConfigError(
+                f"{task} was asked with {one.fewshot} worked examples of A and {other.fewshot} of B: run jaxlm eval with "
+                "the same --fewshot"
+            )
+        _check_questions(task, one, other)
+        for metric in _metrics(one, other):
+            sides = [{i.id: i.metrics[metric] for i in side.items if _has(i.metrics, metric)} for side in (one, other)]
+            found.append(scores(task, metric, *sides))
+    return adjust(found)
+
+
+def _check_questions(task: str, a: TaskResult, b: TaskResult) -> None:
+    """Raises ConfigError if an item with the same id is another question: another version of the task, or other data."""
+    asked = {item.id: item.detail.get("question") for item in a.items}
+    for item in b.items:
+        question = item.detail.get("question")
+        if question is not None and asked.get(item.id) not in (None, question):
+            raise ConfigError(
+                f"{task}: item {item.id} is not the same question of A and of B: run jaxlm eval again on both"
+            )
+
+
+def _has(metrics: Mapping[str, float], metric: str) -> bool:
+    return math.isfinite(metrics.get(metric, math.nan))
+
+
+def _metrics(a: TaskResult, b: TaskResult) -> list[str]:
+    """The accuracy of a task and bits per byte, of what both sides have; else the first metric that they have."""
+    names = [_names(side) for side in (a, b)]
+    both = {name: 0.0 for name in names[0] if name in names[1]}
+    chosen = [name for name in (published.accuracy(both), BITS) if name in both]
+    return chosen or [*both][:1]
+
+
+def _names(side: TaskResult) -> list[str]:
+    return list(dict.fromkeys(name for item in side.items for name in item.metrics))
+
+
+def votes(records: Sequence[typing.Any]) -> Comparison:
+    """Compares two models by votes: {"winner": "a", "b" or "tie", "item": ...}. Several votes on an item count as one.
+
+    An item goes to the side with more votes. Ties are counted, and say nothing.
+
+    Raises ConfigError if a vote has no winner, or there is none.
+    """
+    items: dict[object, int] = {}
+    for number, record in enumerate(records, start=1):
+        winner = record.get("winner") if isinstance(record, dict) else None
+        if winner not in ("a", "b", "tie"):
+            raise ConfigError(f'vote {number}: "winner" is {winner!r}; it must be "a", "b" or "tie"')
+        item = str(record.get("item", f"vote {number}"))
+        items[item] = items.get(item, 0) + {"a": -1, "b": 1, "tie": 0}[winner]
+    if not items:
+        raise ConfigError("no votes")
+    lost, won = sum(v < 0 for v in items.values()), sum(v > 0 for v in items.values())
+    n, p = len(items), 1.0
+    low, high = 0.0, 0.0
+    if lost + won:
+        test = stats.binomtest(won, lost + won)
+        interval = test.proportion_ci()
+        p, share = float(test.pvalue), (lost + won) / n
+        low, high = ((2 * float(end) - 1) * share for end in (interval.low, interval.high))
+    better = "b" if won > lost else "a" if lost > won else ""
+    return Comparison(
+        "votes", "wins", "sign test", n, lost / n, won / n, (won - lost) / n, low, high, p, adjusted=p, better=better
+    )
+
+
+def adjust(found: Sequence[Comparison]) -> list[Comparison]:
+    """Returns the comparisons with p-values corrected for their number (Holm 1979)."""
+    order, worst, adjusted = sorted(range(len(found)), key=lambda i: found[i].p), 0.0, {}
+    for rank, index in enumerate(order):
+        worst = max(worst, min(1.0, found[index].p * (len(found) - rank)))
+        adjusted[index] = worst
+    return [dataclasses.replace(one, adjusted=adjusted[index]) for index, one in enumerate(found)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In words
+
+
+def words(found: Sequence[Comparison], a: str, b: str) -> list[str]:
+    """Returns a sentence for each task, and for several comparisons one that says how many there were."""
+    lines = []
+    for task in dict.fromkeys(one.task for one in found):
+        parts = [_clause(one, a, b) for one in found if one.task == task]
+        lines.append("; ".join(parts))
+    for one in found:
+        if (one.a_only or one.b_only) and one.task not in [other.task for other in found[: found.index(one)]]:
+            name, more = published.title(one.task), ""
+            if one.a_only and one.b_only:
+                more = "; run jaxlm eval on both with the same --limit to compare more"
+            left = f"{one.a_only:,} items that only {a} has, and {one.b_only:,} that only {b} has"
+            lines.append(f"{name}: left out {left}{more}")
+    if len(found) > 1:
+        lines.append(f"{len(found)} comparisons; the p-values are corrected for their number (Holm)")
+    return lines
+
+
+def _clause(one: Comparison, a: str, b: str) -> str:
+    p = f"(p {probability(one.adjusted)})"
+    if one.metric == BITS:
+        if not one.apart:
+            return f"the answers' bits per byte can't be told apart: {_short(one.a)} and {_short(one.b)} {p}"
+        moved = "fell" if one.difference < 0 else "rose"
+        return f"the answers' bits per byte {moved} by {_short(abs(one.difference))} {p}"
+    on = "by the votes" if one.task == "votes" else f"on {published.title(one.task)}"
+    if not one.apart:
+        return f"{a} and {b} can't be told apart {on} {p}"
+    winner = b if one.better == "b" else a
+    best, rest = (one.b, one.a) if one.better == "b" else (one.a, one.b)
+    return f"{winner} is better {on}: {_short(best)} against {_short(rest)} {p}"
+
+
+def _short(value: float) -> str:
+    """A number with three decimals and no zero before the point, as statistics are written: .021, 1.93, -.004."""
+    return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3f}"
+
+
+def probability(p: float) -> str:
+    """Returns a p-value as "= .8", "= .031" or "< .001"."""
+    if p < 0.001:
+        return "< .001"
+    if p >= 0.9995:
+        return "= 1"
+    digits = 3 if p < 0.1 or p >= 0.95 else 1
+    return f"= {p:.{digits}f}".replace("0.", ".", 1)

@@ -1,0 +1,57 @@
+"""Benchmarks while a model trains: the same questions at each step, without compiling anew."""
+
+import json
+import types
+
+import jax
+import pytest
+import tiny_data
+import tiny_models as tiny
+
+from jaxlm import config, config_files, models, sharding
+from jaxlm.config import ConfigError
+from jaxlm.eval import benchmarks, results
+
+TASK = [{"query": f"{word} is", "choices": ["one", "two two"], "gold": n % 2} for n, word in enumerate("abcdefgh")]
+
+
+@pytest.fixture
+def parts(tmp_path):
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    (folder / "made.jsonl").write_text("".join(json.dumps(row) + "\n" for row in TASK))
+    data = tiny_data.make(tmp_path, {"a": 1.0})
+    keys = [
+        "data.path=x",
+        "eval.tasks=('core:made',)",
+        f"eval.data_dir={folder}",
+        "eval.max_items=6",
+        "eval.batch_size=4",
+    ]
+    c = config.resolve(config_files.load("base", keys))
+    model = models.build(tiny.model_config(vocab_size=300, max_seq_len=64), "blocked")
+    return c, model, data, sharding.make_mesh(config.MeshConfig(1, 1, 1, 1), jax.devices()[:1])
+
+
+def test_metrics_and_files_of_a_step(parts, tmp_path):
+    c, model, data, mesh = parts
+    measure = benchmarks.make(benchmarks.find(c.eval), c, model, data, mesh, tmp_path)
+    variables = {"params": tiny.random_params(model)}
+    found = measure(variables, 5)
+    again = measure(jax.tree.map(lambda leaf: leaf * 1.5, variables), 10)
+    assert set(found) == set(again) >= {f"eval/made/{name}" for name in ("acc", "bits_per_byte", "margin")}
+    assert results.steps(tmp_path) == [5, 10]
+    first, second = (results.read(tmp_path / "eval" / step)["made"] for step in ("5", "10"))
+    assert len(first.items) == 6
+    assert [item.id for item in first.items] == [item.id for item in second.items]
+    assert found["eval/made/acc"] == first.metrics["acc"]
+    assert found["eval/made/bits_per_byte"] != again["eval/made/bits_per_byte"]  # other weights
+
+
+def test_what_can_not_be_asked_is_refused_before_anything_is_made(parts):
+    c = parts[0]
+    wrong = types.SimpleNamespace(**{**vars(c.eval), "tasks": ("core:mad",)})
+    with pytest.raises(ConfigError, match=r"mad"):
+        benchmarks.find(wrong)
+    assert benchmarks.find(types.SimpleNamespace(tasks=())) is None
+    assert benchmarks.make(None, *parts[:1], None, None, None, None) is None

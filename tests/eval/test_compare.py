@@ -1,0 +1,138 @@
+"""Paired tests: what they must not see, what they must see, and how they say it."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxlm.config import ConfigError
+from jaxlm.eval import compare
+from jaxlm.eval.results import Item, TaskResult
+
+ITEMS, PAIRS = 1000, 100
+
+
+def pairs(difference: float):
+    """Pairs of models that answer 1,000 items, the answers correlated .7 (their phi), B better by `difference`."""
+    random = np.random.default_rng(1)
+    p, q = 0.5 - difference / 2, 0.5 + difference / 2
+    both = p * q + 0.7 * np.sqrt(p * (1 - p) * q * (1 - q))  # P(both right)
+    for _ in range(PAIRS):
+        drawn = random.choice(4, ITEMS, p=[1 - p - q + both, q - both, p - both, both])
+        yield (drawn >= 2).astype(float), (drawn % 2).astype(float)
+
+
+def test_equal_models_are_rarely_told_apart():
+    assert 93 <= sum(compare.mcnemar(a, b) >= compare.LEVEL for a, b in pairs(0.0)) <= 99
+
+
+def test_four_points_are_mostly_seen():
+    assert sum(compare.mcnemar(a, b) < compare.LEVEL for a, b in pairs(0.04)) >= 80
+
+
+def test_a_model_against_itself():
+    a, _ = next(pairs(0.0))
+    bits = np.random.default_rng(2).gamma(2.0, size=ITEMS)
+    assert compare.mcnemar(a, a) == 1.0
+    assert compare.paired(bits, bits) == (1.0, 0.0, 0.0)
+    assert compare.words([compare.scores("arc_easy", "acc", dict(enumerate(a)), dict(enumerate(a)))], "A", "B") == [
+        "A and B can't be told apart on ARC-Easy (p = 1)"
+    ]
+
+
+def test_mcnemar_is_the_binomial_test_of_the_items_on_which_they_differ():
+    a, b = np.array([1, 1, 1, 0, 0, 1.0]), np.array([0, 0, 0, 1, 0, 1.0])
+    assert compare.mcnemar(a, b) == pytest.approx(2 * stats.binom.cdf(1, 4, 0.5))
+
+
+def test_the_paired_test_agrees_with_the_t_test():
+    random = np.random.default_rng(3)
+    for shift in (0.0, 0.05, 0.1):
+        a = random.normal(size=400)
+        b = a + random.normal(shift, 0.7, size=400)
+        p, low, high = compare.paired(a, b)
+        assert p == pytest.approx(stats.ttest_rel(a, b).pvalue, abs=0.03)
+        assert low < (b - a).mean() < high
+
+
+def test_the_paired_test_rarely_tells_equal_models_apart():
+    random, told = np.random.default_rng(4), 0
+    for _ in range(PAIRS):
+        a = random.gamma(2.0, size=50)
+        told += compare.paired(a, a + random.normal(0, 0.3, size=50))[0] < compare.LEVEL
+    assert told <= 10
+
+
+def test_few_items_tell_nothing():
+    assert compare.paired(np.zeros(1), np.ones(1))[0] == 1.0
+    for n in (2, 5):  # at least the share of all signs that are as far
+        assert compare.paired(np.zeros(n), np.linspace(1, 2, n))[0] > 0.8 * 2.0 ** (1 - n)
+
+
+def test_holm():
+    found = [compare.Comparison("t", "acc", "McNemar", 9, 0, 0, 0, 0, 0, p) for p in (0.04, 0.01, 0.03)]
+    assert [one.adjusted for one in compare.adjust(found)] == pytest.approx([0.06, 0.03, 0.06])
+    assert compare.adjust(found[:1])[0].adjusted == 0.04
+
+
+def result(accs, bits=None, task="arc_easy", fewshot=0, first=0) -> TaskResult:
+    items = [Item(str(first + n), {"acc": float(acc)}) for n, acc in enumerate(accs)]
+    for n, item in enumerate(items):
+        item.metrics.update({} if bits is None else {"bits_per_byte": float(bits[n])})
+    return TaskResult(task, {}, {}, 0.25, fewshot, items)
+
+
+def test_the_words():
+    random = np.random.default_rng(5)
+    accs, bits = random.integers(0, 2, 500), random.gamma(2.0, size=500)
+    found = compare.benchmarks({"arc_easy": result(accs, bits)}, {"arc_easy": result(accs, bits - 0.021)})
+    assert compare.words(found, "A", "B") == [
+        "A and B can't be told apart on ARC-Easy (p = 1); the answers' bits per byte fell by .021 (p < .001)",
+        "2 comparisons; the p-values are corrected for their number (Holm)",
+    ]
+    assert [one.better for one in found] == ["", "b"]
+    better = compare.benchmarks({"piqa": result(np.zeros(50), task="piqa")}, {"piqa": result(np.ones(50), task="piqa")})
+    assert compare.words(better, "runs/a", "runs/b") == ["runs/b is better on PIQA: 1.000 against .000 (p < .001)"]
+
+
+@pytest.mark.parametrize(
+    ("p", "shown"),
+    [(1.0, "= 1"), (0.97, "= .970"), (0.8, "= .8"), (0.049, "= .049"), (0.004, "= .004"), (0.0004, "< .001")],
+)
+def test_a_p_value(p, shown):
+    assert compare.probability(p) == shown
+
+
+def test_items_of_one_side_are_left_out_and_counted():
+    found = compare.benchmarks({"t": result([1, 0, 1], task="t")}, {"t": result([0, 1, 1, 1], task="t", first=1)})
+    assert (found[0].n, found[0].a_only, found[0].b_only) == (2, 1, 2)
+    assert (
+        "left out 1 items that only A has, and 2 that only B has; run jaxlm eval on both"
+        in compare.words(found, "A", "B")[-1]
+    )
+
+
+def test_what_can_not_be_compared_is_refused():
+    with pytest.raises(ConfigError, match="0 worked examples of A and 5 of B"):
+        compare.benchmarks({"t": result([1], task="t")}, {"t": result([1], task="t", fewshot=5)})
+    asked = [result([1, 0], task="t"), result([1, 0], task="t")]
+    for side, words in zip(asked, ("Why?", "How?"), strict=True):
+        side.items[1].detail["question"] = words
+    with pytest.raises(ConfigError, match="item 1 is not the same question"):
+        compare.benchmarks(*({"t": side} for side in asked))
+    with pytest.raises(ConfigError, match="no task in common: A has t, B has none"):
+        compare.benchmarks({"t": result([1], task="t")}, {})
+    with pytest.raises(ConfigError, match="no item in common"):
+        compare.benchmarks({"t": result([1], task="t")}, {"t": result([1], task="t", first=5)})
+
+
+def test_votes():
+    found = compare.votes(
+        [{"winner": "b", "item": n} for n in range(9)] + [{"winner": "a", "item": 9}, {"winner": "tie"}]
+    )
+    assert (found.n, found.p) == (11, pytest.approx(stats.binomtest(9, 10).pvalue))
+    assert compare.words([found], "A", "B") == ["B is better by the votes: .818 against .091 (p = .021)"]
+    many = compare.votes([{"winner": "b", "item": "same"}] * 50)  # fifty votes on one item are one item
+    assert (many.n, many.p) == (1, 1.0)
+    for wrong in ([{"winner": "c"}], ["a"], []):
+        with pytest.raises(ConfigError, match=r"winner|no votes"):
+            compare.votes(wrong)

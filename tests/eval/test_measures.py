@@ -1,0 +1,95 @@
+"""Bits per byte of the right answer, its margin, and the alarm for scores that can't be."""
+
+import math
+
+import pytest
+
+from jaxlm.eval import measures
+from jaxlm.eval.results import Item, TaskResult
+from jaxlm.report import published
+
+LN2 = math.log(2)
+
+
+def result(task="arc_easy", chance=0.25, n=1000, **metrics) -> TaskResult:
+    stderr = {name: math.sqrt(abs(value * (1 - value)) / n) for name, value in metrics.items()}
+    return TaskResult(task, metrics, stderr, chance, 0, [])
+
+
+def test_bits_per_byte_and_margin_by_hand():
+    """8 bits over 4 bytes; the best wrong one has 12 over 4."""
+    found = measures.of_choices([-16 * LN2, -8 * LN2, -12 * LN2], [4, 4, 4], 1)
+    assert found == pytest.approx({"bits_per_byte": 2.0, "margin": 1.0})
+    assert measures.of_choices([-16 * LN2, -8 * LN2, -12 * LN2], [4, 4, 4], 0)["margin"] == pytest.approx(-2.0)
+
+
+def test_of_several_right_answers_the_mean_and_the_best_one_counts():
+    found = measures.of_choices([-4 * LN2, -8 * LN2, -12 * LN2], [4, 4, 4], [0, 1])
+    assert found == pytest.approx({"bits_per_byte": 1.5, "margin": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("logp", "sizes", "gold", "names"),
+    [
+        ([-1.0], [4], 0, {"bits_per_byte"}),  # LAMBADA: no wrong answers
+        ([-1.0, -2.0], [4, 4], -1, set()),  # the harness knows no right one
+        ([-1.0, -2.0], [4, 4], [], set()),
+        ([-1.0, -2.0], [4, 0], 0, set()),
+    ],
+)
+def test_what_can_not_be_measured_is_left_out(logp, sizes, gold, names):
+    assert set(measures.of_choices(logp, sizes, gold)) == names
+
+
+def test_a_task_has_the_means_of_its_items():
+    detail = [{"logp": [-4 * LN2 * n, -20.0], "bytes": [4, 4], "gold": 0} for n in (1, 3)]
+    items = [Item(str(n), {"acc": 1.0}, d) for n, d in enumerate(detail)]
+    found = measures.measured(TaskResult("t", {"acc": 1.0}, {}, 0.5, 0, items))
+    assert [item.metrics["bits_per_byte"] for item in found.items] == pytest.approx([1.0, 3.0])
+    assert found.metrics["bits_per_byte"] == pytest.approx(2.0)
+    assert found.stderr["bits_per_byte"] == pytest.approx(1.0)  # sqrt(2 / 2): two values, two apart
+    written = [Item("0", {"exact_match": 1.0}, {"answer": "a"})]
+    assert measures.measured(TaskResult("t", {}, {}, None, 0, written)).metrics == {}
+
+
+@pytest.mark.parametrize(
+    ("score", "flops", "heard"),
+    [
+        (0.47, 7e19, ""),  # GPUburnout-1B's own
+        (0.26, 1e21, "far under"),  # Pythia with so many has .47
+        (0.20, 0, "below chance"),
+        (0.24, 0, ""),
+        (0.26, 1e17, ""),  # nobody so small is known
+        (0.20, 1e17, "below chance"),
+    ],
+)
+def test_the_alarm(score, flops, heard):
+    line = measures.alarm(result(acc_norm=score), flops)
+    assert (heard in line and "check EOS" in line) if heard else not line
+
+
+def test_without_an_accuracy_there_is_no_alarm():
+    assert measures.alarm(result(bits_per_byte=9.0), 1e21) == ""
+
+
+def test_a_small_sample_is_no_reason_for_an_alarm():
+    assert measures.alarm(result(acc_norm=0.26, n=20), 1e21) == ""
+
+
+def test_a_line_of_a_result():
+    found = result(acc=0.4, acc_norm=0.5)
+    assert measures.line(found) == "ARC-Easy: acc_norm 0.500 ± 0.032 (chance 0.250); 0 items"
+
+
+def test_published_models():
+    models = {model.name: model for model in published.models()}
+    assert models["GPUburnout-1B"].scores["hellaswag"] == {"acc_norm": 0.288}
+    assert models["GPT-2 XL"].flops is None
+    for model in models.values():
+        assert model.source, model.name
+        assert all(0 < score < 1 for task in model.scores.values() for score in task.values())
+    low, high = 6 * 1.01e9 * 3e11, 6 * 1.1e9 * 3e12
+    assert published.expected("arc_easy", "acc_norm", low) == pytest.approx(0.4899)
+    assert published.expected("arc_easy", "acc_norm", math.sqrt(low * high)) == pytest.approx((0.4899 + 0.5525) / 2)
+    assert published.expected("arc_easy", "acc_norm", 1e25) == pytest.approx(0.5525)
+    assert published.expected("no_task", "acc", 1e21) is None

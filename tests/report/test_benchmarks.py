@@ -1,0 +1,47 @@
+"""The benchmarks of a run's page: scores, curves, and the models of others."""
+
+import re
+
+from tiny_pages import SUMMARY
+
+from jaxlm.report import benchmarks, published
+
+
+def rows(markup: str) -> list[list[str]]:
+    lines = re.findall(r"<tr>(.*?)</tr>", markup)
+    return [[re.sub("<.*?>", "", c) for c in re.findall(r"<t[hd].*?</t[hd]>", line)] for line in lines]
+
+
+def test_the_last_scores_with_two_standard_errors_and_chance():
+    table = rows(benchmarks.scores(SUMMARY))
+    assert table[1] == ["ARC-Easy", "0.200 ± 0.020", "0.250", "2.000", "0.100", "acc_norm", "1,000", "0", "40"]
+    assert table[2] == ["&lt;made&gt;", "", "", "", "", "", "", "", "40"]
+
+
+def test_a_score_that_can_not_be_is_told():
+    text = benchmarks.scores(SUMMARY)
+    assert "0.200 on ARC-Easy is below chance, 0.250, by more than two standard errors: check EOS" in text
+    better = [SUMMARY["benchmarks"]["arc_easy"][0]]
+    assert "check EOS" not in benchmarks.scores(SUMMARY | {"benchmarks": {"arc_easy": better}})
+
+
+def test_curves_need_two_steps():
+    assert benchmarks.scores(SUMMARY).count("<figure") == 2
+    once = {task: points[-1:] for task, points in SUMMARY["benchmarks"].items()}
+    assert "<figure" not in benchmarks.scores(SUMMARY | {"benchmarks": once})
+    assert benchmarks.scores({"run": {}}) == ""
+
+
+def test_beside_published_models():
+    head, *lines = rows(benchmarks.beside(SUMMARY))
+    shown = [model.name for model in published.models() if model.shown]
+    assert head == ["", "this run", *shown]
+    found = {line[0]: line[1:] for line in lines}
+    assert found["ARC-Easy"][0] == "20.0 n ± 2.0"
+    assert found["ARC-Easy"][1 + shown.index("Pythia-1B")] == "49.0 n"
+    assert found["ARC-Easy"][1 + shown.index("GPT-2 XL")] == ""
+    assert found["tokens"][1 + shown.index("GPT-2 XL")] == ""
+    assert found["MMLU"][1 + shown.index("TinyLlama-1.1B")] == "25.3 f"
+    for model in published.models():
+        assert not model.shown or model.source[:20] in benchmarks.beside(SUMMARY)
+    assert benchmarks.beside(SUMMARY | {"benchmarks": {"made": SUMMARY["benchmarks"]["<made>"]}}) == ""
