@@ -182,6 +182,9 @@ def test_a_reader_that_has_enough_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+REQUIRED = {"trace": ["--step=1"], "export": ["--to=hf", "--out=o"]}
+
+
 @pytest.fixture
 def steps_of(monkeypatch, capsys):
     """`steps_of(VERB, WORD, ...)`: train.steps and workdir that the verb's program is given, or the line of its refusal."""
@@ -190,7 +193,7 @@ def steps_of(monkeypatch, capsys):
         seen = []
         program = types.SimpleNamespace(run=lambda c, args: seen.append((c, args)) or 0)
         monkeypatch.setitem(sys.modules, f"jaxlm.programs.{verbs.VERBS[verb].module or 'pretrain'}", program)
-        code, _, err = run(capsys, verb, *words, *(["--step=1"] if verb == "trace" else []))
+        code, _, err = run(capsys, verb, *words, *REQUIRED.get(verb, ()))
         if code:
             assert (code, err.count("\n")) == (2, 1)
             return err

@@ -9,13 +9,11 @@ import pathlib
 from collections.abc import Sequence
 
 from jaxlm.config import ConfigError, EvalConfig, RunError
-from jaxlm.console import told
 from jaxlm.data.ids import document
 from jaxlm.eval import completions
 from jaxlm.eval.items import means, spread
 from jaxlm.eval.likelihood import Scorer
 from jaxlm.eval.results import Item, TaskResult
-from jaxlm.processes import working
 
 DATASET = "openai/openai_humaneval"
 _STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # those of lm-evaluation-harness
@@ -48,13 +46,11 @@ def grade(problems: Sequence[dict], texts: Sequence[str], settings: EvalConfig) 
     """Returns which problems' tests pass with these completions. Raises ConfigError if no code may run (`eval.run_code`)."""
     from jaxlm.eval import sandbox
 
+    programs = [sandbox.humaneval_program(problem, text) for problem, text in zip(problems, texts, strict=True)]
     found = []
-    with working("running programs", len(problems), "programs") as tell:
-        for problem, text in told(zip(problems, texts, strict=True), tell):
-            program = f"{problem['prompt']}{text}\n{problem['test']}\ncheck({problem['entry_point']})\n"
-            outcome = sandbox.run(program, settings)
-            detail = {"question": problem["prompt"], "answer": text, "why": outcome.why}
-            found.append(Item(problem["task_id"], {"pass_at_1": float(outcome.passed)}, detail))
+    for problem, text, outcome in zip(problems, texts, sandbox.run_all(programs, settings), strict=True):
+        detail = {"question": problem["prompt"], "answer": text, "why": outcome.why}
+        found.append(Item(problem["task_id"], {"pass_at_1": float(outcome.passed)}, detail))
     metrics, stderr = means(found)
     return TaskResult("humaneval", metrics, stderr, None, 0, found)
 

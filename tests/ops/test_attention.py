@@ -145,11 +145,11 @@ def test_no_leakage_between_documents(backend):
 
 
 def test_leakage_check_catches_a_backend_that_ignores_segments(monkeypatch):
-    monkeypatch.setattr(attention_blocked, "_visible", lambda ids, *where: _VISIBLE(None, *where))
+    monkeypatch.setattr(attention_blocked, "visible", lambda ids, *where: _VISIBLE(None, *where))
     assert _leaks("blocked", function=ops.attention)
 
 
-_VISIBLE = attention_blocked._visible
+_VISIBLE = attention_blocked.visible
 
 
 @pytest.mark.parametrize("backend", RUNS_HERE)
