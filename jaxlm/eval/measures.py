@@ -1,8 +1,8 @@
 """Measures that see differences where accuracy does not: bits per byte of the right answer, and its margin.
 
 At 10^20 FLOPs a benchmark's accuracy hardly leaves chance, while what the model gives the right answer improves all the time
-(Heineman et al. 2025, "Signal and Noise", arXiv:2508.13144: of the measures for small models bits per byte of the right answer
-has the best signal for its noise). It is -log2 p(answer | question) over the answer's UTF-8 bytes, as they are scored.
+(Heineman et al. 2025, "Signal and Noise", arXiv:2508.13144: a metric such as perplexity has more signal for its noise than
+accuracy). It is -log2 p(answer | question) over the answer's UTF-8 bytes, as they are scored.
 """
 
 import dataclasses
