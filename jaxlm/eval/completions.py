@@ -9,6 +9,7 @@ import numpy as np
 from jaxlm import processes
 from jaxlm.config import ConfigError, SampleConfig
 from jaxlm.data.coder import Coder
+from jaxlm.eval import samples
 from jaxlm.eval.likelihood import Scorer
 
 _ROWS = 32  # prompts of a batch, at most
@@ -96,8 +97,8 @@ def _cut(text: str, stops: Sequence[str]) -> str:
 
 
 def stop_ids(tokenizer: Coder) -> tuple[int, ...]:
-    """Returns the ids that end a text: EOS, and the end of a turn where the tokenizer has one."""
+    """Returns the ids that end a text: those of samples, and the end of a turn where the tokenizer has one."""
     try:
-        return tokenizer.eos_id, tokenizer.id_of("<|im_end|>")
+        return *samples.ends(tokenizer), tokenizer.id_of("<|im_end|>")
     except ConfigError:
-        return (tokenizer.eos_id,)
+        return samples.ends(tokenizer)

@@ -26,7 +26,11 @@ def reader(folder: pathlib.Path) -> Reader:
         if not digests:
             digests.update(restore.read_meta(folder)["digests"])
         step = int(folder.name)
-        kvstore = {"driver": "ocdbt", "base": f"file://{folder / 'params'}/", "path": name.replace("/", ".") + "/"}
+        kvstore = {
+            "driver": "ocdbt",
+            "base": f"file://{folder.absolute() / 'params'}/",
+            "path": name.replace("/", ".") + "/",
+        }
         with reading(step):
             array = ts.open({"driver": "zarr", "kvstore": kvstore}, read=True).result()
             value = np.asarray(array.read().result())
