@@ -14,6 +14,7 @@ from jaxlm import console
 from jaxlm.config import ConfigError
 
 ENDING_S = 20.0  # a run that was told to stop, or lost its supervisor, saves and ends within about this
+_SOON_S = 5.0  # for a disk to give a small file
 HANDED_DOWN = "JAXLM_LOCK"  # the environment variable with the file descriptor of the parent's lock
 T = typing.TypeVar("T")
 
@@ -105,6 +106,16 @@ def _handed_down(file: typing.IO[str]) -> typing.IO[str] | None:
 def is_number(value: object) -> bool:
     """True for a finite number that a file in JSON holds; False for a bool, NaN, text, ..."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def read_soon(path: pathlib.Path) -> bytes:
+    """Returns the content of a small file, for a command line that a disk must not hang.
+
+    Raises:
+      OSError: it can't be read.
+      NoAnswer: the disk has not given it after a few seconds.
+    """
+    return within(_SOON_S, path.read_bytes)
 
 
 def within(seconds: float, ask: Callable[[], T]) -> T:

@@ -6,6 +6,7 @@ continuation, gold) and `language_modeling` (context, continuation). A folder wi
 """
 
 import csv
+import dataclasses
 import json
 import pathlib
 import random
@@ -16,6 +17,7 @@ import numpy as np
 
 from jaxlm import console
 from jaxlm.config import ConfigError, EvalConfig
+from jaxlm.corpus.benchmarks import core as layout
 from jaxlm.data.ids import document
 from jaxlm.eval.branches import Request
 from jaxlm.eval.items import means, spread
@@ -23,11 +25,7 @@ from jaxlm.eval.likelihood import Score, Scorer
 from jaxlm.eval.results import Item, TaskResult
 
 GPT2 = 0.2565  # CORE of the 1.5B GPT-2, as nanochat's README says
-_KEYS = {
-    "multiple_choice": {"query", "choices", "gold"},
-    "schema": {"context_options", "continuation", "gold"},
-    "language_modeling": {"context", "continuation"},
-}
+_NAMES = {kind: name for name, kind in layout.TYPES.items()}
 
 
 class Task(typing.NamedTuple):
@@ -117,25 +115,22 @@ def _single(path: pathlib.Path) -> Task | None:
         first = file.readline()
     try:
         row = json.loads(first)
-        kind = next((kind for kind, needed in _KEYS.items() if needed <= row.keys()), None)
-    except (ValueError, AttributeError):
+        kind = _NAMES.get(layout.kind(row))
+    except (ValueError, TypeError):
+        return None
+    if not kind:
         return None
     asked = str(row.get("query", "")).startswith("Question:")  # the bundle has this delimiter for such rows
     delimiter = "\nAnswer: " if asked else " "
-    return kind and Task(path.stem, path, kind, 0, delimiter, 0.0 if kind == "language_modeling" else None)
+    return Task(path.stem, path, kind, 0, delimiter, 0.0 if kind == "language_modeling" else None)
 
 
 def load(task: Task) -> list[dict]:
-    """Returns the rows of a task. Raises ConfigError if the file is missing or a row lacks a field."""
-    try:
-        rows = [json.loads(line) for line in task.path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        needed = _KEYS[task.kind]
-        for number, row in enumerate(rows, start=1):
-            if missing := needed - row.keys():
-                raise ConfigError(f"{task.path}, line {number}: no {' and '.join(sorted(missing))}")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{task.path}: can't be read as rows of {task.kind} ({error})") from None
-    return rows
+    """Returns the rows of a task. Raises ConfigError if the file is missing or a row is not of the task's type."""
+    rows = layout.rows(str(task.path))
+    if type(rows[0]) is not layout.TYPES.get(task.kind):
+        raise ConfigError(f"{task.path} can't be read as rows of {task.kind}: they are {_NAMES[type(rows[0])]}")
+    return [dataclasses.asdict(row) for row in rows]
 
 
 def _evaluate(scorer: Scorer, task: Task, rows: list[dict], items: int) -> TaskResult:

@@ -41,9 +41,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if jax.process_index() == 0:
         _show(held_out, found, args.json)
         tokens = run.step * config.train.batch_size * config.train.seq_len
-        for line in filter(
-            None, (measures.alarm(one, benchmarks.training_flops({"params": run.params}, tokens)) for one in found)
-        ):
+        flops = benchmarks.training_flops({"params": run.params}, tokens)
+        for line in filter(None, (measures.alarm(one, flops) for one in found)):
             say(line)
         if found:
             place = results.write(folder, found, _about(run.step, config, args))
