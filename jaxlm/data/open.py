@@ -94,13 +94,15 @@ def _prepared(
 
     None if there are no such documents and `prepare.sources` is empty.
     """
+    root = pathlib.Path(data.dir)
+    if not prepare.sources and (root / MANIFEST).is_file():
+        return None
     from jaxlm.corpus import prepare as corpus  # here, because its libraries take a second to import
 
-    root = pathlib.Path(data.dir)
     fresh = not (root / corpus.MANIFEST).is_file()
     if prepare.sources:
         done = corpus.prepare(prepare, data, engine, say)
-    elif fresh or (root / MANIFEST).is_file():
+    elif fresh:
         return None
     else:
         done = corpus.open_prepared(root)
