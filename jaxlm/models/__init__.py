@@ -1,12 +1,12 @@
 """Floor 2: the models, behind one interface on a plain dict of parameters.
 
-`build` makes a config's model (families). `init_params`, `abstract_params` and `logical_axes` make and describe its
-parameters (params). `head_kernel` and `logits` apply its output head (head). Modules in this folder import each other,
-never this package.
+`build` makes a config's model (families). `init_params`, `create_params`, `abstract_params` and `logical_axes` make and
+describe its parameters (params). `head_kernel` and `logits` apply its output head (head). Modules in this folder import
+each other, never this package.
 """
 
 from jaxlm.models.families import build
 from jaxlm.models.head import head_kernel, logits
-from jaxlm.models.params import abstract_params, init_params, logical_axes
+from jaxlm.models.params import abstract_params, create_params, init_params, logical_axes
 
-__all__ = ["abstract_params", "build", "head_kernel", "init_params", "logical_axes", "logits"]
+__all__ = ["abstract_params", "build", "create_params", "head_kernel", "init_params", "logical_axes", "logits"]

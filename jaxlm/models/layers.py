@@ -15,6 +15,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
+from jaxlm.models.draws import normal, parameter
 from jaxlm.ops import fp8
 from jaxlm.ops.attention import attention
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
@@ -97,10 +98,10 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self) -> tuple[jax.Array, jax.Array | None]:
-        kernel = self.param("kernel", nn.initializers.normal(self.std), self.shape)
+        kernel = parameter(self, "kernel", normal(self.std), self.shape)
         bias = None
         if self.bias_shape is not None:
-            bias = self.param("bias", nn.initializers.zeros, self.bias_shape).astype(self.dtype)
+            bias = parameter(self, "bias", nn.initializers.zeros, self.bias_shape).astype(self.dtype)
         return kernel.astype(self.dtype), bias
 
 
@@ -111,7 +112,7 @@ class RMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        return rms_norm(x, self.param("scale", nn.initializers.ones, (x.shape[-1],)), self.eps)
+        return rms_norm(x, parameter(self, "scale", nn.initializers.ones, (x.shape[-1],)), self.eps)
 
 
 class LayerNorm(nn.Module):
@@ -121,8 +122,8 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        scale = parameter(self, "scale", nn.initializers.ones, (x.shape[-1],))
+        bias = parameter(self, "bias", nn.initializers.zeros, (x.shape[-1],))
         return layer_norm(x, scale, bias, self.eps)
 
 
@@ -135,7 +136,7 @@ class Embedding(nn.Module):
     @nn.compact
     def __call__(self, ids_BxT: jax.Array) -> jax.Array:
         c = self.config
-        table_VxD = self.param("embedding", nn.initializers.normal(c.init_std), (self.rows, c.d_model))
+        table_VxD = parameter(self, "embedding", normal(c.init_std), (self.rows, c.d_model))
         return constrain(lookup(table_VxD, ids_BxT, c.dtype), "batch", "seq", "act_embed")
 
 

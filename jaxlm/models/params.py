@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxlm import tree
 from jaxlm.config import ModelConfig
+from jaxlm.models import draws
 from jaxlm.models.transformer import Transformer
 from jaxlm.sharding import axis_size
 
@@ -37,8 +38,24 @@ def input_axes(name: str) -> int:
 
 def init_params(model: Transformer, key: jax.Array) -> dict:
     """Returns new random parameters: a plain nested dict of float32 arrays, with the same values on any mesh."""
-    tokens_BxT = jnp.zeros((1, 2), jnp.int32)
-    return model.init(key, tokens_BxT)["params"]
+    return model.init(key, jnp.zeros((1, 2), jnp.int32))["params"]
+
+
+def create_params(model: Transformer, key: jax.Array, shardings: dict) -> dict:
+    """Returns the parameters of `init_params`, to the bit, each made in its shards by a small program (see `draws`).
+
+    Args:
+      key: a key that is no tracer.
+      shardings: a tree like the parameters.
+    """
+    params: dict = {}
+    for draw in draws.of(lambda: init_params(model, key)):
+        *folders, name = draw.path
+        there, placed = params, shardings
+        for folder in folders:
+            there, placed = there.setdefault(folder, {}), placed[folder]
+        there[name] = draws.make(draw, placed[name])
+    return params
 
 
 def abstract_params(model: Transformer) -> dict:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.config import ModelConfig
+from jaxlm.models.draws import parameter
 from jaxlm.models.layers import SAVED_NAMES, Block, Cache, Embedding, LayerCache, TokenInfo, dropout
 from jaxlm.sharding import constrain
 from jaxlm.tree import layer_name
@@ -98,7 +99,7 @@ class Transformer(nn.Module):
             for i in range(c.n_layers):
                 x_BxTxD, _ = self.block("xla", layer_name(i))(x_BxTxD, info)
             if not c.tie_embeddings:
-                self.param("head", _init_head, c)
+                parameter(self, "head", _init_head, c)
         elif cache is not None:
             block = self.block(self.backend)
             for i, layer_cache in enumerate(cache.layers):

@@ -75,20 +75,30 @@ class Parts:
         def make(given: Variables, key: jax.Array) -> TrainState:
             return state_lib.init(self.init(key)[0] | given, self.tx, self.objective.running)
 
-        given = _read(origin, self.abstract.params, self.shardings.params)
         made = jax.jit(make, out_shardings=self.shardings, donate_argnums=0)
         with jax.set_mesh(self.mesh):
+            given = self._params(origin, self.shardings.params)
             state = made(given, jax.random.key(self.config.seed))
         return state, self.load_frozen(origin)
 
     def load_frozen(self, origin: Weights | None = None) -> Variables:
         """Returns the frozen variables alone, as `create` does: for a state that comes from a checkpoint."""
-        given = _read(origin, self.frozen, self.frozen_shardings)
-        if given.keys() == self.frozen.keys():
-            return given
-        made = jax.jit(lambda given, key: self.init(key)[1] | given, out_shardings=self.frozen_shardings)
         with jax.set_mesh(self.mesh):
+            given = self._params(origin, self.frozen_shardings)
+            if given.keys() == self.frozen.keys():
+                return given
+            made = jax.jit(lambda given, key: self.init(key)[1] | given, out_shardings=self.frozen_shardings)
             return made(given, jax.random.key(self.config.seed))
+
+    def _params(self, origin: Weights | None, shardings: Variables) -> Variables:
+        """Returns {"params": the model's parameters}, from the origin or new; {} if these collections have none."""
+        if "params" not in shardings:
+            return {}
+        if origin is None:
+            key = jax.random.key(self.config.seed)
+            return {"params": models.create_params(self.model, key, shardings["params"])}
+        abstract = self.abstract.params if "params" in self.abstract.params else self.frozen
+        return {"params": origin.params(abstract["params"], shardings["params"])}
 
     def step(self) -> step.TrainStep:
         """Returns the train step as a pure function; see `step.make`."""
@@ -124,13 +134,6 @@ class Parts:
                 return jitted.trace(*shapes).lower(lowering_platforms=(jax.default_backend(),))
         with jax.set_mesh(self.mesh):
             return jitted.lower(*shapes)
-
-
-def _read(origin: Weights | None, abstract: Variables, shardings: Variables) -> Variables:
-    """Returns the model's parameters from the origin, if there is one and these collections have them; else {}."""
-    if origin is None or "params" not in abstract:
-        return {}
-    return {"params": origin.params(abstract["params"], shardings["params"])}
 
 
 def make(
