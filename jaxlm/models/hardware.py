@@ -10,12 +10,14 @@ from jaxlm.config import ConfigError, ModelConfig
 from jaxlm.ops import attention
 
 
-def for_platform(model: ModelConfig, platform: str) -> ModelConfig:
+def for_platform(model: ModelConfig, platform: str, context: int = 1) -> ModelConfig:
     """Returns the model's config for a platform: `attention` and `dtype` are chosen for it if they are "auto".
 
     Args:
       model: the section `model` of the config; `auto` is allowed.
       platform: "cpu", "gpu" or "tpu"; it need not be the platform of this machine.
+      context: `mesh.context`. On a GPU of this machine that is Hopper or newer, "auto" becomes `cudnn_packed` (half the time
+        of `cudnn` on an H100: dev/LEADERBOARD.md), which does not split rows.
 
     Raises:
       ConfigError: the platform can't run the attention backend or the fp8 that the config asks for.
@@ -35,6 +37,8 @@ def for_platform(model: ModelConfig, platform: str) -> ModelConfig:
                 "at most 128"
             )
         backend = "xla"
+    if model.attention == "auto" and backend == "cudnn" and context == 1 and capability and capability >= (9, 0):
+        backend = "cudnn_packed"
     if backend in ("cudnn_packed", "tokamax") and capability and capability < (9, 0):
         raise ConfigError(
             f"model.attention={model.attention} needs Hopper or newer (compute capability 9.0), this GPU has "

@@ -27,7 +27,8 @@ def resolve_backend(name: str, platform: str) -> str:
       platform: "cpu", "gpu" (also "cuda" and "rocm") or "tpu", as `jax.default_backend()` or a device names it.
 
     Returns:
-      One of BACKENDS. "auto" becomes blocked on a CPU, cudnn on a GPU, pallas on a TPU, and xla on other platforms.
+      One of BACKENDS. "auto" becomes blocked on a CPU, cudnn on a GPU (see `models.hardware` for Hopper), pallas on a TPU,
+      and xla on other platforms.
 
     Raises:
       ValueError: the name is unknown, or the backend does not run on the platform. No other backend takes its place.

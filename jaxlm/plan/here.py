@@ -148,7 +148,7 @@ def measure(config: Config) -> Iterator[dict[str, typing.Any]]:
     """
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     device = jax.devices()[0]
-    model = hardware.for_platform(config.model, device.platform)
+    model = hardware.for_platform(config.model, device.platform, config.mesh.context)
     config = dataclasses.replace(config, model=model)
     ways = sharding.batch_ways(mesh)
     if config.train.microbatch_size == -1:  # chosen at a start; planned as one row a device

@@ -33,7 +33,8 @@ def run(config: Config, task: Task) -> int:
     clock = Clock(pulse=pulse, since=books.begun())
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     platform = jax.devices()[0].platform
-    asked, config = config, dataclasses.replace(config, model=hardware.for_platform(config.model, platform))
+    settled = hardware.for_platform(config.model, platform, config.mesh.context)
+    asked, config = config, dataclasses.replace(config, model=settled)
     folder = together(lambda: workdir.workdir(config.workdir))
     with contextlib.ExitStack() as stack:
         if held := together(lambda: ledger.lock(folder), first_only=True):

@@ -64,3 +64,10 @@ def test_attention_for_hopper_is_refused_below(backend, monkeypatch):
     assert hardware.for_platform(model(), "gpu").attention == "cudnn"
     monkeypatch.setattr(hardware, "_cuda_capability", lambda platform: (9, 0))
     assert hardware.for_platform(model(f"model.attention={backend}"), "gpu").attention == backend
+
+
+def test_auto_on_hopper_is_the_packed_kernel_unless_rows_are_split(monkeypatch):
+    monkeypatch.setattr(hardware, "_cuda_capability", lambda platform: (9, 0))
+    assert hardware.for_platform(model(), "gpu").attention == "cudnn_packed"
+    assert hardware.for_platform(model(), "gpu", context=2).attention == "cudnn"
+    assert hardware.for_platform(model("model.dtype=float32"), "gpu").attention == "xla"

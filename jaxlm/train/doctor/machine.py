@@ -24,7 +24,7 @@ def start(config: Config) -> "Machine":
     """Starts JAX as training does. Raises ConfigError if this machine can't have the config's mesh, flags or model."""
     mesh = processes.start(config.hardware, config.distributed, config.mesh, config.model.dtype)
     config = vocabulary.assumed(config, processes.say)
-    model = hardware.for_platform(config.model, jax.devices()[0].platform)
+    model = hardware.for_platform(config.model, jax.devices()[0].platform, config.mesh.context)
     return Machine(config, dataclasses.replace(config, model=model), mesh)
 
 
