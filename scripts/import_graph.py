@@ -12,6 +12,7 @@ A path such as jaxlm/step/optim.py names a module; a unit is what stands directl
 import argparse
 import ast
 import collections
+import functools
 import html
 import itertools
 import pathlib
@@ -65,9 +66,15 @@ def resolve(dotted: str, paths: Iterable[str]) -> str | None:
     return next((path for path in (f"{stem}.py", f"{stem}/__init__.py") if path in paths), None)
 
 
+@functools.cache
+def parse(text: str) -> ast.Module:
+    """The tree of a source; no caller changes it."""
+    return ast.parse(text)
+
+
 def named(path: str, text: str) -> Iterator[tuple[str, str]]:
     """(module, name in it or "") of each import statement of the package in a file, relative ones made absolute."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parse(text)):
         if isinstance(node, ast.Import):
             found = [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -179,7 +186,7 @@ def sizes(sources: Mapping[str, str]) -> list[str]:
         count, most = text.count("\n"), PROGRAM_LINES if unit(path) == "programs" else FILE_LINES
         if count >= most:
             lines.append(f"{path} has {count} lines; it must have fewer than {most}")
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parse(text)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 count = node.end_lineno - node.lineno + 1
                 if count >= FUNCTION_LINES:

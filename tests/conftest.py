@@ -1,21 +1,26 @@
 """Every test runs with eight CPU devices, and compiles fast rather than well: none of them is about speed."""
 
 import os
+import shutil
+import tempfile
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
-# A program that a test runs in-process turns the cache on for all that follow, and what comes out of it is not compiled:
-# no dump of passes, no compile to time.
-jax.config.update("jax_enable_compilation_cache", False)
-# XLA's older emitters make the same programs in half the time; jax 0.11 has none, and ends on the flag. XLA reads its flags
-# once, when devices start; the processes that tests begin run as users' do.
-with pytest.MonkeyPatch.context() as patch:
-    if jax.__version_info__ < (0, 11):
-        patch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false")
-    jax.devices()
+# What one test compiled, no other compiles again, in either process: a resumed run has the program of the first one.
+CACHE = "JAXLM_TESTS_CACHE"
+FOLDER = tempfile.mkdtemp(prefix="jaxlm-tests-") if CACHE not in os.environ else None  # only the first process makes it
+jax.config.update("jax_compilation_cache_dir", os.environ.setdefault(CACHE, FOLDER or ""))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+# XLA's older emitters make the same programs in half the time; jax 0.11 has none, and ends on the flag.
+if jax.__version_info__ < (0, 11):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of the processes that tests begin
+jax.devices()
 
 
 # Minutes each; the rest takes seconds. First in, so that the processes end together.
@@ -29,6 +34,21 @@ PARITY = ("torch", "transformers")
 def pytest_collection_modifyitems(items):
     """The longest files first, the others as they come."""
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
+def pytest_unconfigure(config):
+    if FOLDER:
+        shutil.rmtree(FOLDER, ignore_errors=True)
+
+
+@pytest.fixture
+def compiled_anew():
+    """No program is read from the cache: what comes out of it has no dump of passes, and takes no time."""
+    for on in (False, True):
+        jax.config.update("jax_enable_compilation_cache", on)
+        compilation_cache.reset_cache()
+        if not on:
+            yield
 
 
 def pytest_runtest_setup(item):

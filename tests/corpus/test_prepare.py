@@ -380,11 +380,20 @@ def test_killed_in_any_phase_and_run_again_it_gives_the_same(corpus, done, tmp_p
 def test_it_tells_how_far_it_is(corpus, tmp_path, monkeypatch, capsys):
     for module, name in ((console, "WORKING_S"), (console, "AGAIN_S"), (screen, "TICK_S"), (engine, "_LOOK_S")):
         monkeypatch.setattr(module, name, 0.02)
+    read = pipeline.read_unit
+
+    def slowly(*args):
+        yield from read(*args)
+        time.sleep(0.2)  # ten looks at how many of the others are done
+
+    monkeypatch.setattr(pipeline, "read_unit", slowly)
     c = load(corpus, tmp_path, "prepare.workers=1")
     prepare.prepare(c.prepare, c.data, c.engine)
     said = capsys.readouterr().err.splitlines()
     assert "clean ..." in said
-    assert any(re.fullmatch(r"clean: [1-5] of 6 tasks, [\d,]+ documents, 0m\d\ds, 0m\d\ds left", line) for line in said)
+    assert any(
+        re.fullmatch(r"clean: [1-5] of 6 tasks, [\d,]+ documents, 0m\d\ds, 0m\d\ds left", line) for line in said
+    ), said
 
 
 def test_a_document_that_others_repeat_for_the_most_part_goes(tmp_path):

@@ -78,6 +78,7 @@ def test_remedies_are_tried_from_the_cheapest():
     assert planner.remedy(ONE, 1e9) is None
 
 
+@pytest.mark.engines
 def test_the_shipped_configs_fit_what_they_are_meant_for():
     """80 GB cards: 1B and 3B on one, 7B on eight; 134M on 24 GB."""
     for name, limit, devices in (

@@ -36,6 +36,7 @@ def off(row: dict) -> float:
     return estimator(c).total / row["bytes"] - 1
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize("row", GOLDEN, ids=lambda row: " ".join([row["config"], *row["overrides"]]))
 def test_within_a_twentieth_of_the_compiled_program(row):
     assert abs(off(row)) < 0.05

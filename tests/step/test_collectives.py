@@ -99,7 +99,7 @@ def partitioned(folder: pathlib.Path, c: config.Config, **sizes: int) -> list[Co
     return collectives.read(path.read_text())
 
 
-def test_weights_travel_in_the_compute_type(tmp_path, monkeypatch):
+def test_weights_travel_in_the_compute_type(tmp_path, monkeypatch, compiled_anew):
     """And the mutation: gathered first, cast then."""
     c = make_config(dtype="bfloat16")
     found = partitioned(tmp_path / "a", c, fsdp=8)

@@ -264,10 +264,11 @@ def test_bf16_gradients_are_near_fp32_also_of_rows_that_many_tokens_share(tied, 
     batch = {"tokens": tokens, "targets": jnp.roll(tokens, -1, 1), "segment_ids": jnp.ones_like(tokens)}
     batch |= {"positions": jnp.tile(jnp.arange(1024), (2, 1)), "weights": jnp.ones(tokens.shape, jnp.float32)}
 
+    params = jax.jit(lambda: models.init_params(models.build(c.model, "blocked"), jax.random.key(0)))()
+
     def gradients(dtype):
         model_config = dataclasses.replace(c.model, dtype=dtype)
         model = models.build(model_config, "blocked")
-        params = models.init_params(model, jax.random.key(0))
         objective = lm.make(model, dataclasses.replace(c, model=model_config))
         cast = step.cast({"params": params}, jnp.dtype(dtype))
         return jax.jit(lambda p, b: step._gradients(objective, {}, p, b, None, 1)[1])(cast, batch)

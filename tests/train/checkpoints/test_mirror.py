@@ -51,6 +51,15 @@ def workers(parent=None):
     return found
 
 
+@pytest.fixture(autouse=True)
+def no_worker_left():
+    """Ends what a test that failed leaves running, which would fail the tests after it."""
+    yield
+    for worker in workers():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
+
+
 def mirrored(run, url, *steps, config=CONFIG, **more):
     """A mirror after copies of these steps, one after the other, and its end."""
     mirror = Mirror(url, config, run, **more)
@@ -123,7 +132,7 @@ def test_a_worker_killed_between_files_and_manifest_leaves_no_whole_copy(run, ur
     assert tiny_mirror.restore(shutil.copytree(url, tmp_path / "copy"), tmp_path / "back" / "run")[0] == 10
     killed = workers()
     killed[0].kill()
-    wait_for(lambda: workers() and workers()[0].pid != killed[0].pid)
+    wait_for(lambda: any(worker.pid != killed[0].pid for worker in workers()))
     (run / "report.html").unlink()
     wait_for(lambda: workers())[0].kill()  # if it waits for the old pipe already
     mirror.begin(20)
