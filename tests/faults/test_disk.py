@@ -79,7 +79,7 @@ def test_full_at_sigterm(place):
     run.wait_for_saved(4)
     run.fault("write ENOSPC checkpoints/")
     run.process.terminate()
-    run.wait_for_words("stopping after this step")
+    run.wait_for_words("stopping after this ")
     run.go_on()
     said = run.end(1)
     assert "interrupted, the state is saved" not in said
@@ -146,7 +146,7 @@ def test_a_sync_that_hangs_and_sigterm(place):
     run.hold(9)
     run.wait_for_step(7)
     run.process.terminate()
-    run.wait_for_words("stopping after this step")
+    run.wait_for_words("stopping after this ")
     run.go_on()
     run.fault()
     run.end(4)

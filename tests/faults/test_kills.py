@@ -72,7 +72,7 @@ def test_a_request_to_stop_saves_the_state(place, number):
     run = place.start(name, inside={"hold": 6})
     run.wait_for_saved(4)
     run.process.send_signal(number)
-    run.wait_for_words("stopping after this step")
+    run.wait_for_words("stopping after this ")
     run.go_on()
     said = run.end(4)
     assert "interrupted, the state is saved" in said
@@ -98,7 +98,7 @@ def test_sigterm_twice_stops_at_once(place):
     run.wait_for_saved(4)
     run.fault("write hang checkpoints/")
     run.process.terminate()
-    run.wait_for_words("stopping after this step")
+    run.wait_for_words("stopping after this ")
     run.go_on()
     time.sleep(1.5)  # at once would be the same request
     run.process.terminate()

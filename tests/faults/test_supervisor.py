@@ -48,7 +48,7 @@ def test_signals_pass_through_and_the_state_is_saved(place, number):
     run = place.start(name, inside={"hold": 6}, **UNDER)
     run.wait_for_saved(4)
     run.process.send_signal(number)
-    run.wait_for_words("stopping after this step")
+    run.wait_for_words("stopping after this ")
     run.go_on()
     said = run.end(4)
     assert said.count("stopping after this") == 1
