@@ -66,8 +66,7 @@ def restore(
     settled = dataclasses.replace(settled, remat="none", offload=False)
     trained = (pathlib.Path(data.dir) / shards.MANIFEST).is_file()
     opened = shards.open_data(data.dir) if trained else None
-    tokenizer = opened.tokenizer() if opened else found.tokenizer()
     model = models.build(settled, settled.attention)
     abstract = models.abstract_params(model)
     params = found.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
-    return Restored(mesh, model, params, tokenizer, opened, int(found.provenance.get("step", 0)))
+    return Restored(mesh, model, params, found.tokenizer(), opened, int(found.provenance.get("step", 0)))
