@@ -51,7 +51,7 @@ def test_a_part_that_is_forgotten_is_seen(part, monkeypatch):
     """The mutation: without one part of what a layer keeps, a figure is off by more than a tenth."""
     elements = memory.layer_elements
     monkeypatch.setattr(memory, "layer_elements", lambda *args: elements(*args) | {part: 0})
-    assert max(abs(off(row)) for row in GOLDEN) > 0.1
+    assert any(abs(off(row)) > 0.1 for row in GOLDEN)
 
 
 @pytest.mark.parametrize(
