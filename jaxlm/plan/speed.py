@@ -1,11 +1,12 @@
-"""Estimates tokens per second on an accelerator: a published speed, made less by what a smaller model and remat cost.
+"""Estimates tokens per second on an accelerator: a measured speed, made less by what a smaller model and remat cost.
 
 The MFU in the prices file is of one shape: 1.04B parameters, d 2048. Smaller models reach less, for two reasons:
 
 - A layer's products grow with d^2, the activations that it reads and writes with d. So of the time that a token takes,
   products have the share d / (d + d0), where d0 grows with the FLOPs that the device makes while it reads a byte. Three
   widths for each FLOP a byte is a fit: it gives GPT-2 124M (d 768) 49% of an A100, as PyTorch does. (Published are 29% to
-  60% for that model, from nanoGPT to llm.c, and 64% for 1.04B.) Wider models are not thought to reach more.
+  60% for that model, from nanoGPT to llm.c, and 64% for 1.04B.) Wider models are not thought to reach more. (3.12B on an
+  H100 reached 50%, 1.04B 57%: no part of this says so.)
 - Each kernel has to be launched. A step is never shorter than its launches.
 
 Remat recomputes part of the forward pass, so a step takes longer by those FLOPs. What the optimizer, the loader, evaluation
@@ -16,7 +17,7 @@ from jaxlm.config import Config, ModelConfig
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.flops import flops_per_token
 
-PUBLISHED_WIDTH = 2048  # d_model of the model whose MFU is in the prices file
+MEASURED_WIDTH = 2048  # d_model of the model whose MFU is in the prices file
 WIDTH_PER_INTENSITY = 3.0  # d0, for each FLOP that a device makes while it reads a byte
 LAUNCH_S = 0.2e-3  # of a layer's kernels, forward and backward: about 40 of them, 5 us each
 LAYERS_OF_REST = 2  # launches of the loss, the head and the update, as so many layers
@@ -40,8 +41,8 @@ def tokens_per_second(config: Config, accelerator: Accelerator, devices: int) ->
 def mfu(model: ModelConfig, accelerator: Accelerator) -> float:
     """Returns the share of the peak that a model of this width reaches without remat: at most the accelerator's `mfu`."""
     half = WIDTH_PER_INTENSITY * accelerator.tflops * 1e3 / accelerator.bandwidth_gb
-    width = min(model.d_model, PUBLISHED_WIDTH)
-    return accelerator.mfu * (width / (width + half)) / (PUBLISHED_WIDTH / (PUBLISHED_WIDTH + half))
+    width = min(model.d_model, MEASURED_WIDTH)
+    return accelerator.mfu * (width / (width + half)) / (MEASURED_WIDTH / (MEASURED_WIDTH + half))
 
 
 def remat_factor(config: Config, remat: str = "") -> float:

@@ -189,8 +189,8 @@ def _notes(plan: dict) -> str:
     notes += [*_of_here(plan["here"]), *_changes(plan), *_spot(plan)]
     notes += [
         f"Prices of {plan['prices_as_of']}, from no live offer: put yours into a copy and give it as config.plan.prices.",
-        "MFU and tokens/s: only this machine's are jaxlm's own. The published ones are of a 1.04B model on one device; "
-        "a smaller model is assumed to reach less (docs/planning.md). Links between devices are not counted.",
+        "MFU and tokens/s: jaxlm's own are this machine's, and those whose source is jaxlm. Sources measured a 1.04B model "
+        "on one device; a smaller model is assumed to reach less (docs/planning.md). Links between devices are not counted.",
         "model.remat: time by FLOPs. In the first story one boolean (full) made 28.3k tokens/s 24.0k on an A100: 1.18 x.",
     ]
     return "\n".join(["NOTES", *map(_wrapped, notes)])

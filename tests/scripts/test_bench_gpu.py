@@ -110,7 +110,7 @@ def test_a_part_that_hangs_is_killed_with_its_children_when_the_minutes_are_over
     shown = table(said)
     assert [line.split("  ")[0] for line in shown[:2]] == ["what attention", "what sweep"]
     assert shown[2].startswith("sweep: FAILED no end within ")
-    assert "[no time left for flags]" in said
+    assert "[no time left for fp8]" in said
     state = json.loads((tmp_path / "bench.json").read_text())
     assert ["failed" in row for row in state["sweep"]] == [False, True]
 
@@ -164,12 +164,12 @@ def test_whatever_a_part_does_costs_its_own_rows_alone(tmp_path):
         'sweep: FAILED unreadable row: {"what": "sw',
         "sweep: FAILED killed by signal 9: nothing said",
         "what jaxlm 1.04B  tokens/s 10",
+        "jaxlm 1.04B h128: FAILED exit code 0: nothing said",
+        "what jaxlm 1.04B, 128 rows a step  tokens/s 10  rows 4",
         f"{unreadable}[1]",
         unreadable + "{'what': 1}",
         unreadable + "{'what': 'x', 'tokens/s': 'many'}",
         unreadable + "{'what': 'x'}",
-        "jaxlm 1.04B h128: FAILED exit code 0: nothing said",
-        "what jaxlm 1.04B, 128 rows a step  tokens/s 10  rows 4",
     ]
 
 

@@ -5,7 +5,8 @@ device before saving. So damage by a disk, a network filesystem or memory is det
 the device by `differing`, on the host, piece by piece, by `of_piece`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent import futures
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jaxlm.ops.bits import mix, numbers
 
 _UINTS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 _AT_ONCE = 2**16  # elements that the host hashes at once: they stay in its caches (2^20 takes 2.7 times as long)
+_A_JOB = 2**20  # elements that a thread hashes in a row
 
 
 @jax.jit
@@ -31,33 +33,51 @@ def digest(x: jax.Array) -> jax.Array:
     return jnp.sum(mix(bits ^ numbers(x.shape)), dtype=jnp.uint32)
 
 
-def of_piece(piece: np.ndarray, start: Sequence[int], shape: Sequence[int]) -> int:
+def of_piece(
+    piece: np.ndarray, start: Sequence[int], shape: Sequence[int], pool: futures.ThreadPoolExecutor | None = None
+) -> int:
     """Returns a piece's share of the digest of an array, computed on the host: the shares of all pieces sum to the digest.
 
     Args:
       piece: a block of the array.
       start: the index of the piece's first element in the array.
       shape: the shape of the array.
+      pool: threads that hash at the same time; hashing leaves Python's lock. None for this thread alone.
     """
-    if piece.size > _AT_ONCE:
-        axis = int(np.argmax(piece.shape))
-        half = piece.shape[axis] // 2
-        first, second = np.split(piece, [half], axis)
-        beyond = [at + half * (i == axis) for i, at in enumerate(start)]
-        return (of_piece(first, start, shape) + of_piece(second, beyond, shape)) % 2**32
-    index = np.zeros((1,) * piece.ndim, np.uint32)
-    for axis, size in enumerate(shape):
+    if pool is not None:
+        jobs = _split(piece, start, _A_JOB)
+        return sum(pool.map(lambda job: of_piece(*job, shape), jobs)) % 2**32
+    return sum(_hash(part, at, shape) for part, at in _split(piece, start, _AT_ONCE)) % 2**32
+
+
+def _split(piece: np.ndarray, start: Sequence[int], most: int) -> Iterator[tuple[np.ndarray, Sequence[int]]]:
+    """Yields blocks of at most `most` elements that make up the piece, each with the index of its first element."""
+    if piece.size <= most:
+        yield piece, start
+        return
+    axis = int(np.argmax(piece.shape))
+    half = piece.shape[axis] // 2
+    first, second = np.split(piece, [half], axis)
+    yield from _split(first, start, most)
+    yield from _split(second, [at + half * (i == axis) for i, at in enumerate(start)], most)
+
+
+def _hash(piece: np.ndarray, start: Sequence[int], shape: Sequence[int]) -> int:
+    """Returns the share of a piece that fits into the caches: `mix` of ops/bits in place, in as few passes as there are."""
+    h, step = np.zeros((1,) * piece.ndim, np.uint32), 0x9E3779B1  # `numbers` of ops/bits: the constant times the index
+    for axis in reversed(range(piece.ndim)):
         along = np.arange(start[axis], start[axis] + piece.shape[axis], dtype=np.int64).astype(np.uint32)
-        index = index * np.array(size % 2**32, np.uint32) + along.reshape(
-            [-1 if i == axis else 1 for i in range(piece.ndim)]
-        )
-    bits = np.ascontiguousarray(piece).reshape(-1).view(f"u{piece.dtype.itemsize}").astype(np.uint32)
-    h = bits ^ (index * np.array(0x9E3779B1, np.uint32)).reshape(-1)
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):  # `mix` of ops/bits, in place
-        h ^= h >> shift
-        h *= np.array(factor, np.uint32)
-    h ^= h >> 16
-    return int(np.sum(h, dtype=np.uint64) % 2**32)
+        along *= np.array(step % 2**32, np.uint32)
+        h = h + along.reshape([-1 if i == axis else 1 for i in range(piece.ndim)])
+        step *= shape[axis]
+    h = h.reshape(-1)
+    h ^= np.ascontiguousarray(piece).reshape(-1).view(f"u{piece.dtype.itemsize}")
+    shifted = np.empty_like(h)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        h ^= np.right_shift(h, shift, out=shifted)
+        if factor != 1:
+            h *= np.array(factor, np.uint32)
+    return int(np.add.reduce(h, dtype=np.uint32))
 
 
 @jax.jit

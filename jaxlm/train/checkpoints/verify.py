@@ -4,13 +4,15 @@ A checkpoint with a `checksums.json` is verified: every array was read back, pas
 device held. The file is written last, and at once.
 """
 
+import collections
 import contextlib
 import hashlib
 import itertools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Collection, Iterator
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent import futures
 
 import numpy as np
@@ -21,7 +23,8 @@ from jaxlm.train.checkpoints import digest, disk
 
 CHECKSUMS = "checksums.json"
 _BLOCK = 2**22
-_THREADS = 4  # hash files at the same time; hashing leaves Python's lock
+_THREADS = 4  # hash at the same time; hashing leaves Python's lock
+_AHEAD = 2**29  # bytes of arrays that are read at the same time: TensorStore decodes each chunk on one core
 
 
 def files(folder: pathlib.Path) -> list[str]:
@@ -45,39 +48,74 @@ def flush(folder: pathlib.Path) -> None:
             os.close(descriptor)
 
 
+class _Chunk(typing.NamedTuple):
+    """A chunk of an array. `read` begins to read it and returns the future; it raises nothing."""
+
+    name: str
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    size: int
+    read: Callable[[], ts.Future]
+
+
 def read_back(folder: pathlib.Path, digests: dict[str, int], go_on: Callable[[], bool] = lambda: True) -> str:
-    """Reads every array of a checkpoint, a chunk at a time. Returns "", or what differs from what was saved.
+    """Reads every array of a checkpoint, some chunks at a time. Returns "", or what differs from what was saved.
 
     Args:
       folder: the checkpoint.
       digests: name -> digest of each array, as they were on the device.
       go_on: asked before each array; False ends the reading with "".
     """
-    for name, expected in digests.items():
-        if not go_on():
-            return ""
-        item, _, rest = name.partition("/")
-        kvstore = {"driver": "ocdbt", "base": f"file://{folder / item}/", "path": rest.replace("/", ".") + "/"}
-        try:
-            array = ts.open({"driver": "zarr", "kvstore": kvstore}, read=True).result()
-            found = sum(_shares(array)) % 2**32
-        except (ValueError, KeyError, OSError) as error:
-            if disk.passing(error) or any(code in str(error) for code in ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED")):
-                raise OSError(str(error)) from error
-            return f"{name} can't be read"
-        if found != expected:
-            return f"{name} is not what was saved"
+    # Threads that only compute: one that waited for a disk that hangs would keep Python from ending.
+    with futures.ThreadPoolExecutor(_THREADS) as pool:
+        for name, chunks in itertools.groupby(_ahead(_chunks(folder, digests)), key=lambda found: found[0].name):
+            if not go_on():
+                return ""
+            try:
+                shares = (digest.of_piece(np.asarray(f.result()), c.start, c.shape, pool) for c, f in chunks)
+                found = sum(shares) % 2**32
+            except (ValueError, KeyError, OSError) as error:
+                if disk.passing(error) or any(
+                    code in str(error) for code in ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED")
+                ):
+                    raise OSError(str(error)) from error
+                return f"{name} can't be read"
+            if found != digests[name]:
+                return f"{name} is not what was saved"
     return ""
 
 
-def _shares(array: ts.TensorStore) -> Iterator[int]:
-    """Yields the share of each chunk of an array in the array's digest."""
-    chunk = [step or size for size, step in zip(array.shape, array.chunk_layout.read_chunk.shape or (), strict=True)]
-    starts = (range(0, size, max(1, step)) for size, step in zip(array.shape, chunk, strict=True))
-    for start in itertools.product(*starts):
-        ends = (min(at + step, size) for at, step, size in zip(start, chunk, array.shape, strict=True))
-        piece = array[tuple(slice(at, end) for at, end in zip(start, ends, strict=True))]
-        yield digest.of_piece(np.asarray(piece.read().result()), start, array.shape)
+def _ahead(chunks: Iterable[_Chunk]) -> Iterator[tuple[_Chunk, ts.Future]]:
+    """Yields each chunk with the future of its content; those that follow are read meanwhile, as many as _AHEAD holds."""
+    begun, size = collections.deque(), 0
+    for chunk in chunks:
+        while begun and size + chunk.size > _AHEAD:
+            size -= begun[0][0].size
+            yield begun.popleft()
+        begun.append((chunk, chunk.read()))
+        size += chunk.size
+    yield from begun
+
+
+def _chunks(folder: pathlib.Path, names: Iterable[str]) -> Iterator[_Chunk]:
+    """Yields all chunks of the arrays, at least one for each. An array that can't be opened has one, which can't be read."""
+    for name in names:
+        item, _, rest = name.partition("/")
+        kvstore = {"driver": "ocdbt", "base": f"file://{folder / item}/", "path": rest.replace("/", ".") + "/"}
+        opened = ts.open({"driver": "zarr", "kvstore": kvstore}, read=True)
+        try:
+            array = opened.result()
+        except (ValueError, KeyError, OSError):
+            yield _Chunk(name, (), (), 0, lambda opened=opened: opened)
+            continue
+        chunk = [
+            step or size for size, step in zip(array.shape, array.chunk_layout.read_chunk.shape or (), strict=True)
+        ]
+        starts = (range(0, max(1, size), max(1, step)) for size, step in zip(array.shape, chunk, strict=True))
+        for start in itertools.product(*starts):
+            ends = (min(at + step, size) for at, step, size in zip(start, chunk, array.shape, strict=True))
+            piece = array[tuple(slice(at, end) for at, end in zip(start, ends, strict=True))]
+            yield _Chunk(name, start, array.shape, piece.size * array.dtype.numpy_dtype.itemsize, piece.read)
 
 
 def write_checksums(folder: pathlib.Path) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+from concurrent import futures
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import pytest
 from jaxlm import config, config_files
 from jaxlm.step import state as states
 from jaxlm.train.checkpoints import digest, verify
+from jaxlm.train.checkpoints.saving import Saving
 from jaxlm.train.checkpoints.store import Checkpointer
 
 KEYS = ["data.path=x", "checkpoint.reserve_mb=0", "checkpoint.keep_best=0"]
@@ -58,6 +60,33 @@ def test_pieces_add_up_and_large_ones_are_split():
     parts = [digest.of_piece(x[i : i + 515, j : j + 550], (i, j), x.shape) for i in (0, 515) for j in (0, 550)]
     assert sum(parts) % 2**32 == whole
     assert digest.of_piece(x[500:], (0, 0), x.shape) != digest.of_piece(x[500:], (500, 0), x.shape)
+
+
+def test_threads_hash_the_same():
+    x = np.random.default_rng(0).normal(size=(3, 1030, 1100)).astype(np.float32)
+    with futures.ThreadPoolExecutor(3) as pool:
+        parts = [digest.of_piece(x[at:end], (at, 0, 0), x.shape, pool) for at, end in ((0, 1), (1, 3))]
+    assert sum(parts) % 2**32 == int(digest.digest(jnp.asarray(x)))
+
+
+@pytest.mark.parametrize("ahead", [0, 300, 2**20])
+def test_any_chunk_of_any_array_counts_however_many_are_read_at_a_time(tmp_path, monkeypatch, ahead):
+    """Eight devices write eight chunks of 128 bytes."""
+    monkeypatch.setattr(verify, "_AHEAD", ahead)
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    spread = jax.device_put(jnp.arange(256.0).reshape(16, 16), jax.NamedSharding(mesh, jax.P("x")))
+    items = {"params": {"a": spread, "b": {"c": spread + 1}, "d": jnp.zeros(())}}
+    digests = digest.table(items)
+    saving = Saving(tmp_path / "7", items, {"digests": digests}, check=True)
+    assert saving.done.wait(60)
+    assert saving.verified
+    assert verify.read_back(tmp_path / "7", digests) == ""
+    for name in digests:
+        assert verify.read_back(tmp_path / "7", digests | {name: digests[name] ^ 1}) == f"{name} is not what was saved"
+    assert verify.read_back(tmp_path / "7", {"params/none": 1} | digests) == "params/none can't be read"
+    assert verify.read_back(tmp_path / "7", digests | {"params/none": 1}) == "params/none can't be read"
+    asked = iter([True, False])
+    assert verify.read_back(tmp_path / "7", digests | {"params/d": 1}, lambda: next(asked)) == ""
 
 
 def test_read_back_names_the_array(saved):
