@@ -337,7 +337,7 @@ def _screen(name: str, verb: Verb) -> str:
     target = f"RUN_A {verb.second}" if verb.second else f"{'DIR|' * bool(verb.folder)}CONFIG|RUN"
     if verb.models:
         arguments = {"HF_DIR": "the folder of a Hugging Face model"} | arguments
-        target = f"{target}|HF_DIR" if verb.models == "also" else "HF_DIR"
+        target = "HF_DIR" if verb.models == "only" else target if verb.second else f"{target}|HF_DIR"
     if verb.models == "only":
         del arguments["CONFIG"], arguments["RUN"]
     target += rest

@@ -11,7 +11,9 @@ import logging
 import math
 import os
 import pathlib
+import signal
 import sys
+import threading
 import time
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -258,11 +260,18 @@ def peer_is_gone(error: BaseException) -> bool:
 
 
 def drop_leftovers() -> None:
-    """Keeps Python from printing what asyncio says of reads and writes that Orbax abandoned: the error itself was raised."""
+    """Keeps Python from printing what asyncio says of reads and writes that Orbax abandoned: the error itself was raised.
+
+    A ctrl-C that falls into a callback of the garbage collector (JAX has one) would be printed and forgotten; it comes again.
+    """
     hook = sys.unraisablehook
 
     def unraisable(what: "sys.UnraisableHookArgs") -> None:
-        if "Event loop is closed" not in str(what.exc_value) and not inspect.iscoroutine(what.object):
+        if isinstance(what.exc_value, KeyboardInterrupt):
+            again = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))  # once the callback is over
+            again.daemon = True
+            again.start()
+        elif "Event loop is closed" not in str(what.exc_value) and not inspect.iscoroutine(what.object):
             hook(what)
 
     sys.unraisablehook = unraisable

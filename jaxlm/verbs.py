@@ -222,5 +222,6 @@ VERBS = {
         },
         reads_run=True,
         second="RUN_B",
+        models="also",
     ),
 }

@@ -29,6 +29,26 @@ signal.raise_signal(signal.{number})
 """
 
 
+IN_CALLBACK = """
+import gc, os, signal, time
+from jaxlm import console
+console.drop_leftovers()
+gc.callbacks.append(lambda *about: gc.callbacks.clear() or os.kill(os.getpid(), signal.SIGINT) or time.sleep(0))
+gc.collect()
+try:
+    time.sleep(20)
+    print("went on")
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
+def test_ctrl_c_in_a_callback_of_the_garbage_collector_still_stops():
+    """JAX has such a callback, and Python prints what is raised in one, and goes on."""
+    done = subprocess.run([sys.executable, "-c", IN_CALLBACK], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("stopped\n", "")
+
+
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
 def test_a_signal_is_held_back_until_it_is_released(number):
     done = subprocess.run([sys.executable, "-c", RELEASE.format(number=number)], capture_output=True, text=True)

@@ -43,7 +43,7 @@ def make(
     told: set[str] = set()
 
     def measure(variables: Variables, step: int) -> dict[str, float]:
-        found = ask(first.of(variables), settings.max_items)
+        found = list(ask(first.of(variables), settings.max_items))
         about = {"step": step, "limit": settings.max_items, "fewshot": settings.fewshot, "training": True}
         together(lambda: results.write(folder, found, about), first_only=True)
         flops = training_flops(variables, step * config.train.batch_size * config.train.seq_len)

@@ -211,8 +211,8 @@ def words(found: Sequence[Comparison], a: str, b: str) -> list[str]:
             name, more = published.title(one.task), ""
             if one.a_only and one.b_only:
                 more = "; run jaxlm eval on both with the same --limit to compare more"
-            left = f"{one.a_only:,} items that only {a} has, and {one.b_only:,} that only {b} has"
-            lines.append(f"{name}: left out {left}{more}")
+            sides = [f"{n:,} that only {who} has" for n, who in ((one.a_only, a), (one.b_only, b)) if n]
+            lines.append(f"{name}: items left out: {' and '.join(sides)}{more}")
     if len(found) > 1:
         lines.append(f"{len(found)} comparisons; the p-values are corrected for their number (Holm)")
     return lines

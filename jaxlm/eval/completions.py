@@ -43,12 +43,12 @@ def complete(
     """
     room = min(settings.max_new_tokens, scorer.context // 2)
     if room < settings.max_new_tokens:
-        processes.say(
+        scorer.say_once(
             f"{what}: {room:,} new tokens in place of {settings.max_new_tokens:,}, half of the model's context"
         )
     limit = scorer.context - room
     if cut := sum(len(prompt) > limit for prompt in prompts):
-        processes.say(
+        scorer.say_once(
             f"{what}: {cut:,} of {len(prompts):,} prompts leave no room for {room:,} new tokens in the model's context of "
             f"{scorer.context:,}: cut on the left"
         )

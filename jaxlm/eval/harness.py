@@ -21,7 +21,7 @@ _QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "TOKENI
 
 def evaluate(scorer: Scorer, tasks: Sequence[str], settings: EvalConfig, items: int) -> list[TaskResult]:
     """Returns the results of benchmarks, in the order of `tasks`; see `Benchmarks`."""
-    return Benchmarks(tasks, settings)(scorer, items)
+    return list(Benchmarks(tasks, settings)(scorer, items))
 
 
 class Benchmarks:
@@ -46,8 +46,8 @@ class Benchmarks:
         self._cache = tempfile.TemporaryDirectory(prefix="jaxlm-eval-")  # lives as long as the tasks do
         self._loaded = _load(theirs, settings, self._cache.name) if theirs else {}
 
-    def __call__(self, scorer: Scorer, items: int) -> list[TaskResult]:
-        """Returns the results of the tasks, in their order.
+    def __call__(self, scorer: Scorer, items: int) -> Iterator[TaskResult]:
+        """Yields the results of the tasks, in their order, each as soon as its questions are answered.
 
         A multiple-choice item's `detail` has `question`, `choices`, `logp` (nats) and `bytes` of each choice as it was
         scored, and `gold`, the index of the right one (a list if several are right). Another's has `question` and `answer`,
@@ -57,14 +57,13 @@ class Benchmarks:
         Args:
           items: of each task, spread over all its questions, always the same ones; 0 for all.
         """
-        found = []
         for name in self.names:
             own, _, part = name.partition(":")
             if own in _OWN:
-                found += _OWN[own].evaluate(scorer, part, self._settings, items)
+                found = _OWN[own].evaluate(scorer, part, self._settings, items)
             else:
-                found.append(_task_result(scorer, name, self._loaded[name], items))
-        return [measures.measured(result) for result in found]
+                found = [_task_result(scorer, name, self._loaded[name], items)]
+            yield from map(measures.measured, found)
 
 
 def _load(names: list[str], settings: EvalConfig, cache: str) -> dict[str, dict]:

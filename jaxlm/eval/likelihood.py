@@ -78,9 +78,10 @@ class Scorer:
         return self.tokenizer.opening[-1] if self.tokenizer.opening else self.tokenizer.eos_id
 
     def of(self, variables: Variables) -> "Scorer":
-        """Returns the scorer of other weights of the same model. It shares the compiled programs."""
+        """Returns the scorer of other weights of the same model. It shares the compiled programs, and what was said."""
         other = dataclasses.replace(self, variables=variables)
-        other.__dict__["_program"] = self._program  # where cached_property keeps it
+        for name in ("_program", "_told"):
+            other.__dict__[name] = getattr(self, name)  # where cached_property keeps it
         return other
 
     @functools.cached_property
@@ -95,7 +96,7 @@ class Scorer:
         A text longer than the model's context is cut on the left, as lm-evaluation-harness does. If even the ids to score
         are longer, they are scored in windows, each after as much as the context holds. How many were cut is said.
         """
-        self._tell_cut(requests)
+        self._tell_cut(requests, what)
         parts = [part for number, request in enumerate(requests) for part in _windows(number, *request, self.context)]
         logp, greedy = np.zeros(len(requests)), np.ones(len(requests), bool)
         by_length = collections.defaultdict(list)
@@ -111,12 +112,23 @@ class Scorer:
                     tell(done)
         return [Score(float(logp[n]), bool(greedy[n]), len(scored)) for n, (_, scored) in enumerate(requests)]
 
-    def _tell_cut(self, requests: Sequence[Request]) -> None:
+    def say_once(self, line: str) -> None:
+        """Prints a line, unless this scorer, or one of the same model, printed it before."""
+        if line not in self._told:
+            self._told.add(line)
+            processes.say(line)
+
+    @functools.cached_property
+    def _told(self) -> set[str]:
+        return set()
+
+    def _tell_cut(self, requests: Sequence[Request], what: str) -> None:
         limit = self.context
         cut = sum(len(context) + len(scored) > limit + 1 and len(scored) <= limit for context, scored in requests)
         if cut:
-            processes.say(
-                f"{cut:,} of {len(requests):,} texts are longer than the model's context of {limit:,} tokens: cut on the left"
+            self.say_once(
+                f"{what}: {cut:,} of {len(requests):,} texts are longer than the model's context of {limit:,} tokens: cut on "
+                "the left"
             )
 
     def _scored(self, parts: list[tuple[int, Request]], longest: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:

@@ -21,6 +21,7 @@ from jaxlm.console import working
 _ROOT = pathlib.Path(lm_eval.tasks.__file__).parent
 _NAME = re.compile(rb"^(?:task|group|tag): *[\"']?([\w.-]+)", re.MULTILINE)
 _SPLITS = ("training_split", "validation_split", "fewshot_split")
+_OFFLINE = "; without network: scripts/hub_layout.py lays files out for --config.eval.data_dir=BENCHMARKS"
 _SEED = 1234  # of the worked examples, as lm-evaluation-harness has it
 
 
@@ -37,7 +38,8 @@ def load(names: Sequence[str], data_dir: str, fewshot: int, cache: str) -> dict[
       ConfigError: there is no such task, or `data_dir` lacks its files.
       RunError: its files could not be fetched.
     """
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    for library in ("lm_eval", "datasets", "huggingface_hub"):  # what they raise is told in one line
+        logging.getLogger(library).setLevel(logging.ERROR)
     with working("looking for tasks"):
         manager = _manager(names)
     found = {}
@@ -105,7 +107,8 @@ def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: s
     while True:
         try:
             # The only way to a task whose dataset lies elsewhere: as a member of a group.
-            (task,) = manager.load([{"group": "here", "task": [{"task": name, **override}]}])["tasks"].values()
+            with working(f"reading {name}", end=False):
+                (task,) = manager.load([{"group": "here", "task": [{"task": name, **override}]}])["tasks"].values()
         except KeyError as error:  # no such split; the harness reads the worked examples even if none are shown
             lacking = [key for key in _SPLITS if fields.get(key) == error.args[0] and key not in override]
             if shots or not lacking:
@@ -115,9 +118,8 @@ def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: s
                 ) from None
             override |= dict.fromkeys(lacking)
         except (OSError, ValueError, RuntimeError) as error:
-            raise (ConfigError if data_dir else RunError)(
-                f"{name}: can't read {path} from {where}: {_line(error)}"
-            ) from error
+            kind, mend = (ConfigError, "") if data_dir else (RunError, _OFFLINE)
+            raise kind(f"{name}: can't read {path} from {where}: {_line(error)}{mend}") from error
         else:
             _check_examples(name, task, shots, where)
             task.set_fewshot_seed(seed=_SEED)

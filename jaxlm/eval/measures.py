@@ -64,7 +64,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 def alarm(result: TaskResult, flops: float) -> str:
     """Returns a line if a score is so low that the evaluation is more likely wrong than the model; see `published.alarm`."""
-    return published.alarm(result.task, result.metrics, result.stderr, result.chance, flops)
+    return published.alarm(result.task, result.metrics, result.stderr, result.chance, flops, len(result.items))
 
 
 def line(result: TaskResult) -> str:

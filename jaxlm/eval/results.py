@@ -73,6 +73,19 @@ def write(folder: pathlib.Path, results: typing.Sequence[TaskResult], about: dic
     return place
 
 
+def add(folder: pathlib.Path, result: TaskResult, about: dict[str, typing.Any]) -> str:
+    """Writes one result as `write` does, unless the training asked more questions of that task; then says so in a line.
+
+    With fewer, that step would no longer compare with the others of the run.
+    """
+    place = folder / FOLDER / str(about["step"])
+    old = _summary(place / SUMMARY)["tasks"].get(result.task, {}) if (place / SUMMARY).is_file() else {}
+    if old.get("about", {}).get("training") and old["fewshot"] == result.fewshot and old["n"] > len(result.items):
+        return f"{place} keeps the {old['n']:,} questions of {result.task} that the training asked"
+    write(folder, [result], about)
+    return ""
+
+
 def steps(folder: pathlib.Path) -> list[int]:
     """Returns the steps of a run that have results, in order."""
     found = (path.parent.name for path in (folder / FOLDER).glob(f"*/{SUMMARY}"))

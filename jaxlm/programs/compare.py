@@ -12,6 +12,7 @@ from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.console import table, working
 from jaxlm.eval import compare, results
 from jaxlm.eval.compare import Comparison
+from jaxlm.interop import hf_config
 from jaxlm.report import published
 
 
@@ -78,7 +79,8 @@ def _names(folders: list[pathlib.Path], steps: list[str]) -> list[str]:
         if names[0] != names[1] and steps[0] == steps[1]:
             return names
         names = names if names[0] != names[1] else [str(folder) for folder in folders]
-        return [f"{name} at {step}" for name, step in zip(names, steps, strict=True)]
+        at = ["" if hf_config.is_model(f) else f" at {step}" for f, step in zip(folders, steps, strict=True)]
+        return [f"{name}{step}" for name, step in zip(names, at, strict=True)]
     return [f"step {int(step):,}" if step.isdecimal() else step for step in steps]
 
 
@@ -121,7 +123,14 @@ def _scored(command: str, folder: pathlib.Path, step: str) -> list[float]:
 
 
 def _rows(found: list[Comparison], names: list[str]) -> list[list[str]]:
-    head = ["task", "metric", "items", *(name[-14:] for name in names), "difference, 95%", "p"]
+    head = [
+        "task",
+        "metric",
+        "items",
+        *(name if len(name) <= 18 else f"…{name[-17:]}" for name in names),
+        "difference, 95%",
+        "p",
+    ]
     rows = [
         [
             published.title(one.task),

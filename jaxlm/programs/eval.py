@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import importlib.metadata
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 
@@ -37,7 +37,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
     say(f"checkpoint {run.step} of {config.workdir}" if run.data else f"the model of {config.workdir}")
     with jax.set_mesh(run.mesh):
         held_out = _held_out(run, config)
-    found = ask(likelihood.of_restored(run, config), args.limit)
+    if not held_out and not names:
+        raise ConfigError(f"{config.workdir} has no held-out text: name benchmarks, --tasks=arc_easy,piqa")
+    found = _asked(ask(likelihood.of_restored(run, config), args.limit), folder, _about(run.step, config, args))
     if jax.process_index() == 0:
         _show(held_out, found, args.json)
         tokens = run.step * config.train.batch_size * config.train.seq_len
@@ -45,9 +47,24 @@ def run(config: Config, args: argparse.Namespace) -> int:
         for line in filter(None, (measures.alarm(one, flops) for one in found)):
             say(line)
         if found:
-            place = results.write(folder, found, _about(run.step, config, args))
-            say(f"written to {place}")
+            say(f"written to {folder / results.FOLDER / str(run.step)}")
     return 0
+
+
+def _asked(answered: Iterable[TaskResult], folder: pathlib.Path, about: dict) -> list[TaskResult]:
+    """Returns the results, each written as soon as it is there: ctrl-C in a later task loses none."""
+    found = []
+    try:
+        for result in answered:
+            if kept := together(lambda one=result: results.add(folder, one, about), first_only=True):
+                say(kept)
+            found.append(result)
+    except KeyboardInterrupt:
+        if found:
+            done = ", ".join(result.task for result in found)
+            say(f"{done}: done, in {folder / results.FOLDER / str(about['step'])}")
+        raise
+    return found
 
 
 def _held_out(run: Restored, config: Config) -> dict[str, float]:

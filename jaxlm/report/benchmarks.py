@@ -39,7 +39,9 @@ def scores(summary: dict) -> Markup:
 def _alarm(run: dict, task: str, point: dict) -> str:
     tokens = point["step"] * (run.get("tokens_per_step") or 0)
     flops = 6.0 * (run.get("params") or 0) * tokens
-    return published.alarm(task, point["metrics"], point["stderr"], point.get("chance"), flops)
+    return published.alarm(
+        task, point["metrics"], point["stderr"], point.get("chance"), flops, int(point.get("n") or 0)
+    )
 
 
 def _row(task: str, point: dict) -> tuple:

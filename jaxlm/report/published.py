@@ -92,7 +92,7 @@ def expected(task: str, metric: str, flops: float) -> float | None:
 
 
 def alarm(
-    task: str, metrics: Mapping[str, float], stderr: Mapping[str, float], chance: float | None, flops: float
+    task: str, metrics: Mapping[str, float], stderr: Mapping[str, float], chance: float | None, flops: float, n: int = 0
 ) -> str:
     """Returns a line if a score is so low that the evaluation itself is more likely wrong than the model; else "".
 
@@ -102,12 +102,14 @@ def alarm(
     Args:
       chance: the accuracy of guessing; None if the task has no choices.
       flops: of the training, 6 x parameters x tokens; 0 if unknown.
+      n: the questions; 0 if unknown. Of four that are all wrong the standard error is 0, so that of guessing counts too.
     """
     metric = accuracy(metrics)
     if metric is None:
         return ""
-    score, two, usual = metrics[metric], 2 * stderr.get(metric, 0.0), expected(task, metric, flops)
     guess = chance or 0.0
+    error = max(stderr.get(metric, 0.0), math.sqrt(guess * (1 - guess) / n) if n else 0.0)
+    score, two, usual = metrics[metric], 2 * error, expected(task, metric, flops)
     if usual is not None and score + two < guess + _FAR * (usual - guess):
         shown = f"{score:.3f} on {title(task)} is far under {usual:.3f}, which models with {flops:.1e} FLOPs of training score"
     elif chance is not None and score + two < chance:

@@ -106,7 +106,7 @@ def test_items_of_one_side_are_left_out_and_counted():
     found = compare.benchmarks({"t": result([1, 0, 1], task="t")}, {"t": result([0, 1, 1, 1], task="t", first=1)})
     assert (found[0].n, found[0].a_only, found[0].b_only) == (2, 1, 2)
     assert (
-        "left out 1 items that only A has, and 2 that only B has; run jaxlm eval on both"
+        "items left out: 1 that only A has and 2 that only B has; run jaxlm eval on both"
         in compare.words(found, "A", "B")[-1]
     )
 

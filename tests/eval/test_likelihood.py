@@ -93,7 +93,10 @@ def test_a_text_longer_than_the_context_is_cut_on_the_left_and_told(capsys):
     scorer = make()
     long = ([2, *range(3, 80)], [5, 6])
     check(scorer, [long, ([2, 9], [7])])
-    assert "1 of 2 texts are longer than the model's context of 48 tokens: cut on the left" in capsys.readouterr().err
+    told = "scoring: 1 of 2 texts are longer than the model's context of 48 tokens: cut on the left"
+    assert told in capsys.readouterr().err
+    scorer.of(scorer.variables).score([long, ([2, 9], [7])])  # the next evaluation of a training
+    assert told not in capsys.readouterr().err
 
 
 def test_what_is_longer_than_the_context_is_scored_in_windows():

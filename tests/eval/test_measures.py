@@ -76,6 +76,14 @@ def test_a_small_sample_is_no_reason_for_an_alarm():
     assert measures.alarm(result(acc_norm=0.26, n=20), 1e21) == ""
 
 
+@pytest.mark.parametrize(("n", "heard"), [(4, False), (40, True)])
+def test_of_few_items_that_are_all_wrong_there_is_no_alarm(n, heard):
+    """Their standard error is 0: that of guessing counts."""
+    items = [Item(str(i), {"acc_norm": 0.0}) for i in range(n)]
+    found = TaskResult("arc_easy", {"acc_norm": 0.0}, {"acc_norm": 0.0}, 0.25, 0, items)
+    assert ("below chance" in measures.alarm(found, 0)) == heard
+
+
 def test_a_line_of_a_result():
     found = result(acc=0.4, acc_norm=0.5)
     assert measures.line(found) == "ARC-Easy: acc_norm 0.500 ± 0.032 (chance 0.250); 0 items"

@@ -1,9 +1,11 @@
 """`jaxlm compare`: two runs, two checkpoints, votes, a command; and how it refuses."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
+import tiny_hf
 
 from jaxlm import cli, config, config_files
 from jaxlm.eval import results
@@ -95,3 +97,13 @@ def test_a_command(runs, capsys):
 def test_what_is_refused(runs, capsys, words, said):
     assert run(*words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_run_with_a_model_of_hugging_face(runs, capsys):
+    """Either way round; a model has no steps to be called by."""
+    tiny_hf.weights(runs / "model", vocab_size=300)
+    shutil.copytree(runs / "b/eval/20", runs / "model/eval/0")
+    for words in (("a", "model"), ("model", "a")):
+        assert run(*words, "--json") == 0
+        said = json.loads(capsys.readouterr().out)["words"][0]
+        assert said.startswith(" and ".join({"a": "a at 20"}.get(word, word) for word in words))

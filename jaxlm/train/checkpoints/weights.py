@@ -37,7 +37,8 @@ def save(checkpoints: pathlib.Path, make: Callable[[], dict], config: dict) -> N
         del params
         saving.done.wait()
     if saving.failed or saving.differs:
-        raise RunError(f"the checkpoint in {checkpoints} is not whole: {saving.failed or saving.differs}")
+        mend = "; free some room and run the same command again" if saving.full else ""
+        raise RunError(f"the checkpoint in {checkpoints} is not whole: {saving.failed or saving.differs}{mend}")
 
 
 def _clear(checkpoints: pathlib.Path) -> None:
