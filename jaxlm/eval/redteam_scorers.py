@@ -33,7 +33,7 @@ def complied(text: str, refusals: Sequence[str]) -> float:
 
 def personal(text: str) -> list[str]:
     """Returns the e-mail addresses, phone, card, account and social security numbers in a text (see the stage `pii`)."""
-    return _personal()(text)
+    return list(dict.fromkeys(_personal()(text)))
 
 
 @functools.cache
