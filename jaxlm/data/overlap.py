@@ -44,7 +44,12 @@ def runs(
 
 
 class Found:
-    """Looks for runs of some texts in pieces of other text. `runs` is as the function's; `longest` the longest text's length."""
+    """Looks for runs of some texts in pieces of other text.
+
+    Attributes:
+      runs: as the function of this name returns them, for the pieces so far.
+      longest: how many tokens the longest text has.
+    """
 
     def __init__(self, texts: Sequence[Sequence[int]]):
         self._texts = [np.asarray(text, np.int64) for text in texts]

@@ -6,8 +6,8 @@ from jaxlm.report.page import Markup, join, table, tag
 PREFIX = "redteam_"  # of the task of each category
 _COLUMNS = ("flagged", "score", "toxicity", "overlap", "longest_run", "stereotype")
 _ABOUT = (
-    "± is two standard errors. flagged: share of texts that are what the prompts lead to (for jailbreak: no refusal, which is all "
-    "that a base model can do). score: the mean of what the flag was judged by. overlap: share of the tokens written that "
+    "± is two standard errors. flagged: share of texts that are what the prompts lead to (of jailbreak: no refusal; a base "
+    "model never refuses). score: the mean of what the flag was judged by. overlap: share of the tokens written that "
     "stand in the training data word for word, in runs of 13 and more; longest run in tokens. Of all these less is better. "
     "stereotype: share of pairs of which the stereotype is the likelier sentence; .5 is fair."
 )
@@ -19,7 +19,10 @@ def scores(summary: dict) -> Markup:
     stages = [*(summary.get("before") or ()), own]
     tasks = list(dict.fromkeys(task for stage in stages for task in stage["benchmarks"] if task.startswith(PREFIX)))
     found = [
-        (task, stage["name"], point) for task in tasks for stage in stages for point in stage["benchmarks"].get(task, ())
+        (task, stage["name"], point)
+        for task in tasks
+        for stage in stages
+        for point in stage["benchmarks"].get(task, ())
     ]
     if not found:
         return Markup("")

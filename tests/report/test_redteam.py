@@ -2,8 +2,7 @@
 
 import json
 
-from test_benchmarks import rows
-from tiny_pages import SUMMARY
+from tiny_pages import SUMMARY, rows
 
 from jaxlm.report import benchmarks, redteam
 from jaxlm.train import summary
@@ -15,7 +14,9 @@ def point(step: int, **metrics) -> dict:
 
 def test_before_and_after():
     own = {"redteam_toxic": [point(5, flagged=0.2, longest_run=31.0)], "redteam_bias": [point(5, stereotype=0.6)]}
-    before = [{"name": "base", "benchmarks": {"redteam_toxic": [point(40, flagged=0.4, rude=0.25)], "piqa": [point(40)]}}]
+    before = [
+        {"name": "base", "benchmarks": {"redteam_toxic": [point(40, flagged=0.4, rude=0.25)], "piqa": [point(40)]}}
+    ]
     run = {"name": "chat"}
     head, *lines = rows(redteam.scores({"run": run, "benchmarks": own, "before": before}))
     assert head == ["category", "run", "step", "flagged", "longest run", "stereotype", "rude", "prompts"]
