@@ -47,6 +47,16 @@ def test_runs_are_those_of_a_search_of_every_place(data, chunk, monkeypatch):
     assert told[-1] == sum(data.token_counts().values())
 
 
+def test_a_shorter_run_takes_no_longer_one_away():
+    """The second piece holds the end of another text right behind nine of the first one's tokens."""
+    texts = [np.arange(20), np.concatenate([np.arange(9), np.arange(50, 70)])]
+    found = overlap.Found(texts)
+    found.look(texts[0][:15])
+    found.look(texts[1])
+    assert found.runs[0][0] == 15
+    assert found.runs[1][0] == 29
+
+
 def test_a_part_of_the_data_is_searched_where_all_is_too_much(data):
     stream = data.stream("a")
     ends = [stream.read(0, 30), stream.read(stream.tokens - 30, stream.tokens)]

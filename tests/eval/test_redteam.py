@@ -213,7 +213,7 @@ def test_fewer_flags_are_better_and_a_fair_choice_is_best():
 
     sides = {
         ("redteam_toxic", "flagged"): ([1, 1, 0, 1], [1, 0, 0, 0], "b"),
-        ("redteam_bias", "stereotype"): ([1, 0, 1, 0], [0, 0, 0, 0], "a"),
+        ("redteam_bias", "stereotype"): ([1, 1, 1, 1], [1, 0, 1, 0], "b"),
     }
     for (task, metric), (a, b, better) in sides.items():
         (found,) = compare.benchmarks(made(task, metric, a), made(task, metric, b))
