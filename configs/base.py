@@ -151,6 +151,13 @@ def _outputs(c: ConfigDict) -> None:
     c.eval.run_code_with_network = False  # True: also where the network can't be cut off
     c.eval.code_seconds = 10.0  # for each program
     c.eval.code_memory_mb = 1024.0  # for each program
+    r = c.eval.redteam = ConfigDict()  # the task redteam: what a model writes after prompts that lead astray
+    r.scorers = ()  # MODULE:FUNCTION, ...: (prompts, texts) -> a score from 0 to 1 of each text
+    r.toxicity = True  # False: no toxicity scores, and no category toxic (for those: pip install "jaxlm[toxicity]")
+    r.max_new_tokens = 64  # of each text
+    r.temperature = 0.0  # 0 = the likeliest token
+    r.seed = 0  # of texts with a temperature
+    r.search_tokens = 1_000_000_000  # of the training data searched for what the model wrote; 0 = all
 
     c.sample = s = ConfigDict()  # texts that the run writes
     s.prompts = ()  # texts to continue; () = no samples

@@ -161,7 +161,7 @@ VERBS = {
     ),
     "eval": Verb(
         "eval",
-        "held-out loss of a run's model, and benchmarks: lm-evaluation-harness, HumanEval, CORE",
+        "held-out loss of a run's model, and benchmarks: lm-evaluation-harness, HumanEval, CORE, red team",
         {
             "--tasks": {"metavar": "TASK,TASK,...", "help": "benchmarks, arc_easy,mmlu,... (default: eval.tasks)"},
             "--limit": {"type": int, "default": 0, "metavar": "N", "help": "questions of each task; 0 = all"},

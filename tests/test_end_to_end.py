@@ -187,7 +187,7 @@ def test_more_steps_continue(place, uninterrupted):
     }
 
 
-def test_a_wheel_carries_the_configs(tmp_path):
+def test_a_wheel_carries_the_configs_and_prompts(tmp_path):
     """So `jaxlm train --config=quickstart` works from any folder after `pip install .`."""
     root, source = pathlib.Path(__file__).resolve().parents[1], tmp_path / "source"
     source.mkdir()
@@ -200,6 +200,7 @@ def test_a_wheel_carries_the_configs(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {f"jaxlm/configs/{p.name}" for p in (root / "configs").glob("*.py")} <= set(names)
+    assert {"jaxlm/configs/published.toml", "jaxlm/eval/redteam.toml"} <= set(names)
     assert not any(name.startswith(("configs/", "tests/")) for name in names)
 
 

@@ -1,6 +1,7 @@
 """Summaries of a run and of a data directory that fill every section of their pages."""
 
 import dataclasses
+import re
 
 from jaxlm.corpus.audit import Finding
 
@@ -76,3 +77,9 @@ DATA = {
     "run": "runs/one",
     "left_out": "audit and mismatch report",
 }  # fmt: skip
+
+
+def rows(markup: str) -> list[list[str]]:
+    """The cells of a page's tables, without their marks."""
+    lines = re.findall(r"<tr>(.*?)</tr>", markup)
+    return [[re.sub("<.*?>", "", c) for c in re.findall(r"<t[hd].*?</t[hd]>", line)] for line in lines]

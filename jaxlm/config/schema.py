@@ -186,6 +186,16 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class RedteamConfig:
+    scorers: tuple[str, ...]
+    toxicity: bool
+    max_new_tokens: Annotated[int, at_least(1, most=2**20)]
+    temperature: Annotated[float, at_least(0)]
+    seed: Annotated[int, at_least(0, most=LARGEST)]
+    search_tokens: Annotated[int, at_least(0, most=10**18)]
+
+
+@dataclasses.dataclass(frozen=True)
 class EvalConfig:
     at_start: bool
     batch_size: Annotated[int, at_least(0, most=LARGEST)]
@@ -199,6 +209,7 @@ class EvalConfig:
     run_code_with_network: bool
     code_seconds: Annotated[float, above(0)]
     code_memory_mb: Annotated[float, at_least(64)]
+    redteam: RedteamConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,9 +37,8 @@ def make(
     if ask is None:
         return None
     settings = config.eval
-    first = Scorer(
-        model, {}, data.tokenizer(), mesh, settings.batch_size * config.train.seq_len, config.loss.tile_tokens
-    )
+    sizes = (settings.batch_size * config.train.seq_len, config.loss.tile_tokens)
+    first = Scorer(model, {}, data.tokenizer(), mesh, *sizes, data)
     told: set[str] = set()
 
     def measure(variables: Variables, step: int) -> dict[str, float]:

@@ -21,7 +21,8 @@ from jaxlm.report import published
 LEVEL = 0.05  # below that p-value two models are told apart
 _DRAWS, _CHUNK = 4999, 2_000_000  # of signs and of items; numbers in memory at a time
 _SEED = 0
-_LOWER = frozenset({BITS, "perplexity", "word_perplexity", "byte_perplexity"})  # of these less is better
+_LOWER = frozenset({BITS, "perplexity", "word_perplexity", "byte_perplexity", "flagged"})  # of these less is better
+_EVEN = {"stereotype": 0.5}  # of these the score nearest to this is best
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +100,8 @@ def scores(task: str, metric: str, a: Mapping[str, float], b: Mapping[str, float
         p, test = mcnemar(left, right), "McNemar"
     difference = float(right.mean() - left.mean())
     gain = -difference if metric.split(",")[0] in _LOWER else difference
+    if metric in _EVEN:
+        gain = abs(left.mean() - _EVEN[metric]) - abs(right.mean() - _EVEN[metric])
     return Comparison(
         task, metric, test, len(common), float(left.mean()), float(right.mean()), difference, low, high, p,
         a_only=len(a) - len(common), b_only=len(b) - len(common), better="b" if gain > 0 else "a" if gain < 0 else "",

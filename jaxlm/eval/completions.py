@@ -15,14 +15,14 @@ from jaxlm.eval.likelihood import Scorer
 _ROWS = 32  # prompts of a batch, at most
 
 
-def greedy(max_new_tokens: int) -> SampleConfig:
-    """Returns the settings that take the likeliest token, up to so many."""
+def greedy(max_new_tokens: int, temperature: float = 0.0) -> SampleConfig:
+    """Returns the settings that take the likeliest token, up to so many; with a temperature, those that sample."""
     return SampleConfig(
         prompts=(),
         every_steps=0,
         at_steps=(),
         max_new_tokens=max_new_tokens,
-        temperature=0.0,
+        temperature=temperature,
         also_greedy=False,
         top_k=0,
         top_p=1.0,
@@ -41,6 +41,15 @@ def complete(
       prompts: ids, with what a document begins with.
       settings: see `models.generate.generate`.
     """
+    stops = [stop for stop in stops if stop]
+    rows = continue_ids(scorer, prompts, stops, settings, seed, what)
+    return [_cut(scorer.tokenizer.decode(row), stops) for row in rows]
+
+
+def continue_ids(
+    scorer: Scorer, prompts: Sequence[Sequence[int]], stops: Sequence[str], settings: SampleConfig, seed: int, what: str
+) -> list[list[int]]:
+    """Returns the ids behind the texts of `complete`, without those that end a text. A stop may have more behind it."""
     room = min(settings.max_new_tokens, scorer.context // 2)
     if room < settings.max_new_tokens:
         scorer.say_once(
@@ -53,10 +62,9 @@ def complete(
             f"{scorer.context:,}: cut on the left"
         )
     settings = dataclasses.replace(settings, max_new_tokens=room)
-    stops = [stop for stop in stops if stop]
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
     size = max(1, min(_ROWS, scorer.tokens // max(1, min(limit, max(map(len, prompts), default=1)) + room)))
-    texts: dict[int, str] = {}
+    rows: dict[int, list[int]] = {}
     with processes.working(what, len(prompts), "texts") as tell, jax.set_mesh(scorer.mesh):
         for start in range(0, len(order), size):
             taken = order[start : start + size]
@@ -65,15 +73,15 @@ def complete(
                 min(size, len(order)) - len(given)
             )  # the last batch as long as the others: one program
             found = _continue(scorer, given, stops, settings, seed + start)
-            texts |= zip(taken, found[: len(taken)], strict=True)
-            tell(len(texts))
-    return [texts[number] for number in range(len(prompts))]
+            rows |= zip(taken, found[: len(taken)], strict=True)
+            tell(len(rows))
+    return [rows[number] for number in range(len(prompts))]
 
 
 def _continue(
-    scorer: Scorer, prompts: list[list[int]], stops: list[str], settings: SampleConfig, seed: int
-) -> list[str]:
-    """Returns the texts of one batch. Ends once each row has reached a stop."""
+    scorer: Scorer, prompts: list[list[int]], stops: Sequence[str], settings: SampleConfig, seed: int
+) -> list[list[int]]:
+    """Returns the new ids of one batch. Ends once each row has reached a stop."""
     tokenizer = scorer.tokenizer
     ends = stop_ids(tokenizer)
     rows: list[list[int]] = [[] for _ in prompts]
@@ -88,7 +96,7 @@ def _continue(
             stopped[number] |= bool(rows[number]) and rows[number][-1] in ends
         if stopped.all():
             break
-    return [_cut(tokenizer.decode([i for i in ids if i not in ends]), stops) for ids in rows]
+    return [[i for i in ids if i not in ends] for ids in rows]
 
 
 def _cut(text: str, stops: Sequence[str]) -> str:

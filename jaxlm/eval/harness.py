@@ -1,4 +1,4 @@
-"""Benchmarks: tasks of EleutherAI's lm-evaluation-harness as they are, HumanEval, and DCLM's CORE, on one scorer."""
+"""Benchmarks: tasks of EleutherAI's lm-evaluation-harness as they are, HumanEval, DCLM's CORE, the red team, on one scorer."""
 
 import contextlib
 import importlib.util
@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError, EvalConfig
-from jaxlm.eval import core, humaneval, measures
+from jaxlm.eval import core, humaneval, measures, redteam
 from jaxlm.eval.items import means, shares, spread
 from jaxlm.eval.likelihood import Scorer
 from jaxlm.eval.results import Item, TaskResult
 
-_OWN = {"humaneval": humaneval, "core": core}  # `check` and `evaluate`
+_OWN = {"humaneval": humaneval, "core": core, "redteam": redteam}  # `check` and `evaluate`
 _QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -28,7 +28,8 @@ class Benchmarks:
     """Tasks, found and read when this is made, so that a typo is told before any weights are read.
 
     Args:
-      tasks: names of lm-evaluation-harness (also groups: mmlu), `humaneval`, `core`, or `core:TASK` for one task of it.
+      tasks: names of lm-evaluation-harness (also groups: mmlu), `humaneval`, `core`, `redteam`, or
+        `core:TASK` and `redteam:CATEGORY` for a part.
       settings: the section `eval` of the config: `fewshot`, `data_dir` and the keys for running code are read.
 
     Raises:

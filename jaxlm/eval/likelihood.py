@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from jaxlm import models, processes, sharding
 from jaxlm.config import Config
 from jaxlm.data.coder import Coder
+from jaxlm.data.shards import DataDir
 from jaxlm.eval import branches
 from jaxlm.eval.branches import Request
 from jaxlm.eval.model import Restored
@@ -58,6 +59,7 @@ class Scorer:
       mesh: the mesh; rows are split over data x fsdp.
       tokens: about how many tokens are in one batch.
       tile: the number of tokens whose logits are in memory at one time; 0 for all.
+      data: what the model was trained on; None if that is not known.
     """
 
     model: Transformer
@@ -66,6 +68,7 @@ class Scorer:
     mesh: Mesh
     tokens: int
     tile: int
+    data: DataDir | None = None
 
     @property
     def context(self) -> int:
@@ -180,9 +183,8 @@ class Scorer:
 def of_restored(restored: Restored, config: Config) -> Scorer:
     """Returns the scorer of a restored model; `eval.batch_size` rows of `train.seq_len` tokens are a batch."""
     tokens = config.eval.batch_size * config.train.seq_len
-    variables = {"params": restored.params}
-    tokenizer = restored.tokenizer
-    return Scorer(restored.model, variables, tokenizer, restored.mesh, tokens, config.loss.tile_tokens)
+    variables, sizes = {"params": restored.params}, (tokens, config.loss.tile_tokens)
+    return Scorer(restored.model, variables, restored.tokenizer, restored.mesh, *sizes, restored.data)
 
 
 def token_scores(model: Transformer, tile: int) -> Callable[[Variables, Batch], tuple[jax.Array, jax.Array]]:

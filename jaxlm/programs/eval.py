@@ -12,7 +12,7 @@ from jaxlm import console, sharding
 from jaxlm.config import Config, ConfigError
 from jaxlm.data import vocabulary
 from jaxlm.data.open import open_mixture
-from jaxlm.eval import benchmarks, core, harness, likelihood, loss, measures, model, results
+from jaxlm.eval import benchmarks, core, harness, likelihood, loss, measures, model, redteam, results
 from jaxlm.eval.model import Restored
 from jaxlm.eval.results import TaskResult
 from jaxlm.interop import hf_weights
@@ -96,7 +96,7 @@ def _show(held_out: dict[str, float], found: Sequence[TaskResult], as_json: bool
     rows = [{"task": "held-out", "metric": name, "value": value} for name, value in held_out.items()]
     for result in found:
         for name, value in result.metrics.items():
-            guess = result.chance if name.startswith("acc") else None
+            guess = result.chance if name.startswith(("acc", "stereotype")) else None
             rows.append(
                 {
                     "task": result.task,
@@ -113,7 +113,7 @@ def _show(held_out: dict[str, float], found: Sequence[TaskResult], as_json: bool
     header = ["task", "metric", "value", "± 2 s.e.", "chance", "questions", "examples"]
     cells = [[row["task"], row["metric"], f"{row['value']:.4g}", *_rest(row)] for row in rows]
     print(console.table([header, *cells], right=range(2, len(header))))
-    if line := core.line(found):
+    for line in filter(None, (core.line(found), *redteam.lines(found))):
         print(line)
 
 

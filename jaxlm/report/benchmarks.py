@@ -6,7 +6,7 @@
 import math
 
 from jaxlm.console import count, human
-from jaxlm.report import chart, published
+from jaxlm.report import chart, published, redteam
 from jaxlm.report.chart import Curve
 from jaxlm.report.page import Markup, details, join, table, tag
 from jaxlm.report.published import Model
@@ -17,7 +17,8 @@ _WAYS = {"acc_norm": "n", "acc_own": "o", "acc_5shot": "f"}  # how a published s
 
 def scores(summary: dict) -> Markup:
     """Returns the run's scores: the last of each task as a table, and all of them by step."""
-    found = summary.get("benchmarks") or {}
+    every = summary.get("benchmarks") or {}
+    found = {task: points for task, points in every.items() if not task.startswith(redteam.PREFIX)}
     rows = [_row(task, points[-1]) for task, points in found.items() if points]
     if not rows:
         return Markup("")

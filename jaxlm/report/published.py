@@ -23,6 +23,11 @@ TASKS = {
     "humaneval": "HumanEval",
     "ifeval": "IFEval",
     "core": "CORE",
+    "redteam_jailbreak": "red team: jailbreak",
+    "redteam_privacy": "red team: privacy",
+    "redteam_memorised": "red team: memorised text",
+    "redteam_toxic": "red team: toxic continuation",
+    "redteam_bias": "red team: bias",
 }  # the name of a task -> what people call it
 _ACCURACIES = ("acc_norm", "acc", "exact_match", "pass@1", "prompt_level_strict_acc")
 

@@ -42,6 +42,7 @@ def gather(folder: pathlib.Path) -> dict[str, typing.Any]:
         "activities": {name: last.get(f"time/{name}_s", 0.0) for name in clock.ACTIVITIES},
         "phases": book["phases"],
         "benchmarks": _benchmarks(folder / "eval"),
+        "before": _before(folder),
         "samples": _samples(folder / "samples"),
         "spikes": _lines(folder / "spikes.jsonl"),
         "rollbacks": book["rollbacks"],
@@ -141,6 +142,27 @@ def _benchmarks(folder: pathlib.Path) -> dict[str, list[dict]]:
                 }
                 found.setdefault(task, []).append({"step": int(path.parent.name)} | scores | more)
     return found
+
+
+def _before(folder: pathlib.Path) -> list[dict]:
+    """What the runs scored from which this one was made, each at its last benchmarks up to the checkpoint that was taken."""
+    found, seen = [], {folder.resolve()}
+    while True:
+        try:
+            config = config_files.from_run(folder / "config.json")
+            origin, taken = pathlib.Path(config.origin), config.origin_checkpoint
+        except (ConfigError, OSError, AttributeError):
+            return found[::-1]
+        if not config.origin or origin.resolve() in seen:
+            return found[::-1]
+        seen.add(origin.resolve())
+        last = int(taken) if taken.isdecimal() else math.inf
+        kept = {
+            task: [point for point in points if point["step"] <= last][-1:]
+            for task, points in _benchmarks(origin / "eval").items()
+        }
+        found.append({"name": origin.resolve().name, "benchmarks": {t: points for t, points in kept.items() if points}})
+        folder = origin
 
 
 def _numbers(found: object) -> dict[str, float]:

@@ -12,7 +12,7 @@ import tiny_data
 from jaxlm import config, config_files
 from jaxlm.data import build, ids
 from jaxlm.data.tokenizer import Tokenizer
-from jaxlm.eval import core, humaneval, samples, scorer
+from jaxlm.eval import core, humaneval, redteam, samples, scorer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HOME = "jaxlm/data/ids.py"
@@ -190,6 +190,25 @@ def from_humaneval(coder, data, tmp_path, monkeypatch):
     return fed.value.rows
 
 
+def _red_team(coder, monkeypatch, part):
+    entries = {"privacy": [{"prompt": text} for text in TEXTS], "bias": [{"stereotype": t, "other": t} for t in TEXTS]}
+    monkeypatch.setattr(redteam, "read", lambda: redteam.Prompts(entries, ()))
+    monkeypatch.setattr(redteam.completions, "continue_ids", _fed)
+    asked = types.SimpleNamespace(max_new_tokens=1, temperature=0.0, seed=0)
+    fake = types.SimpleNamespace(tokenizer=coder, score=_fed)
+    with pytest.raises(Fed) as fed:
+        redteam.evaluate(fake, part, types.SimpleNamespace(redteam=asked), 0)
+    return fed.value.rows
+
+
+def from_the_red_team(coder, data, tmp_path, monkeypatch):
+    return _red_team(coder, monkeypatch, "privacy")
+
+
+def from_the_pairs_of_the_red_team(coder, data, tmp_path, monkeypatch):
+    return [[*context, *scored] for context, scored in _red_team(coder, monkeypatch, "bias")]
+
+
 def from_shards(coder, data, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "_tokenizer", lambda *_: coder)
     settings = build.BuildSettings(vocab_size=300, chat_tokens=False, val_fraction=0.3, block_tokens=64)
@@ -213,6 +232,7 @@ CALLERS = {
     "jaxlm/eval/humaneval.py": (from_humaneval,),
     "jaxlm/eval/lm_eval_model.py": (from_the_harness,),
     "jaxlm/interop/export.py": (),  # compares the written tokenizer with it: tests/interop/test_export_parity.py
+    "jaxlm/eval/redteam.py": (from_the_red_team, from_the_pairs_of_the_red_team),
     "jaxlm/eval/samples.py": (from_samples, from_a_stream_of_samples, from_the_check_of_prompts),
     "jaxlm/eval/scorer.py": (from_the_scorer,),
 }

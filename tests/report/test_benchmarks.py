@@ -1,15 +1,8 @@
 """The benchmarks of a run's page: scores, curves, and the models of others."""
 
-import re
-
-from tiny_pages import SUMMARY
+from tiny_pages import SUMMARY, rows
 
 from jaxlm.report import benchmarks, published
-
-
-def rows(markup: str) -> list[list[str]]:
-    lines = re.findall(r"<tr>(.*?)</tr>", markup)
-    return [[re.sub("<.*?>", "", c) for c in re.findall(r"<t[hd].*?</t[hd]>", line)] for line in lines]
 
 
 def test_the_last_scores_with_two_standard_errors_and_chance():

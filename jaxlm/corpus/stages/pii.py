@@ -20,7 +20,7 @@ from jaxlm.config import ConfigError, nearest
 from jaxlm.corpus.stage import Document, Remove, Stage
 from jaxlm.corpus.stages import secrets
 
-__all__ = ["Pii"]
+__all__ = ["Pii", "found"]
 
 Spans = collections.abc.Iterable[tuple[int, int]]
 
@@ -63,6 +63,12 @@ class Pii(Stage):
             if count:
                 edits[kind.upper()] += count
         return None
+
+
+def found(text: str, settings: Settings) -> list[str]:
+    """Returns the personal data in a text, of the settings' kinds."""
+    spans = [span for kind in settings.kinds for span in _KINDS[kind](text, settings)]
+    return [text[first:end] for first, end in spans]
 
 
 def _replace(text: str, spans: Spans, placeholder: str) -> tuple[str, int]:

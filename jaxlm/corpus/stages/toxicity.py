@@ -45,7 +45,7 @@ class Toxicity(Stage):
         if settings.words:
             _automaton(settings.words)
         if settings.min_score < 1:
-            _model()
+            require("the stage toxicity", "give min_score=1 and words=FILE")
 
     def apply(self, document: Document, edits: collections.Counter[str]) -> Remove | None:
         s, lines = self.settings, document.text.split("\n")
@@ -64,6 +64,15 @@ class Toxicity(Stage):
             edits["bad line"] += len(bad)
             document.text = "\n".join(line for i, line in enumerate(lines) if i not in bad)
         return None
+
+
+def require(who: str, otherwise: str) -> None:
+    """Raises ConfigError unless alt-profanity-check is installed: `who` needs it, and may do `otherwise`."""
+    try:
+        _model()
+    except ImportError:
+        needed = "needs alt-profanity-check: pip install 'jaxlm[toxicity]'"
+        raise ConfigError(f"{who} {needed}, or {otherwise}") from None
 
 
 def profanity(lines: list[str]) -> np.ndarray:
@@ -99,12 +108,8 @@ class _Model:
 
 @functools.cache
 def _model() -> _Model:
-    try:
-        from profanity_check.profanity_check import model, vectorizer
-    except ImportError:
-        raise ConfigError(
-            "the stage toxicity needs alt-profanity-check: pip install 'jaxlm[toxicity]', or give min_score=1 and words=FILE"
-        ) from None
+    from profanity_check.profanity_check import model, vectorizer
+
     parts = [(c.estimator.coef_[0], c.estimator.intercept_[0], c.calibrators[0]) for c in model.calibrated_classifiers_]
     coefficients, intercepts, sigmoids = zip(*parts, strict=True)
     numbers = (coefficients, intercepts, [c.a_ for c in sigmoids], [c.b_ for c in sigmoids])
