@@ -98,7 +98,7 @@ def read(place: pathlib.Path) -> dict[str, TaskResult]:
     for task, entry in _summary(place / SUMMARY).get("tasks", {}).items():
         try:
             text = (place / f"{_file(task)}.jsonl").read_text(encoding="utf-8")
-            items = [Item(**json.loads(line)) for line in text.splitlines()]
+            items = [Item(**json.loads(line)) for line in text.split("\n") if line]  # splitlines() cuts at U+2028
             kept = {f.name: entry[f.name] for f in dataclasses.fields(TaskResult) if f.name != "items"}
             found[task] = TaskResult(items=items, **kept)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -2,6 +2,7 @@
 
 import json
 
+import hub_layout
 import numpy as np
 import pytest
 import tiny_eval
@@ -103,8 +104,11 @@ PROBLEM = {
 def test_humaneval_reads_its_layout_and_names_what_is_missing(tmp_path):
     with pytest.raises(ConfigError, match=r"humaneval reads openai/openai_humaneval, which .* does not have"):
         humaneval.read(str(tmp_path))
-    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(PROBLEM))
-    assert humaneval.read(str(tmp_path)) == [PROBLEM]
+    odd = PROBLEM | {"prompt": "def double(x):  # a\u2028b\n"}
+    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(odd, ensure_ascii=False), encoding="utf-8")
+    assert humaneval.read(str(tmp_path)) == [odd]
+    (tmp_path / "more.jsonl").write_text(json.dumps(odd, ensure_ascii=False), encoding="utf-8")
+    assert hub_layout.read(tmp_path / "more.jsonl") == [odd]
 
 
 def test_humaneval_counts_the_programs_whose_tests_pass():
