@@ -4,11 +4,13 @@ Indexing all 14,000 of its files takes it 15 s; here only the folders that hold 
 """
 
 import difflib
+import itertools
 import logging
 import os
 import pathlib
+import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import lm_eval.tasks
 from lm_eval.api.samplers import ContextSampler
@@ -47,6 +49,39 @@ def load(names: Sequence[str], data_dir: str, fewshot: int, cache: str) -> dict[
         leaves = list(dict.fromkeys(_leaves(manager, name)))
         found[name] = {leaf: _load(manager, leaf, data_dir, fewshot, cache) for leaf in leaves}
     return found
+
+
+class Examples(ContextSampler):
+    """Draws for each question the worked examples that a run of all questions draws for it, whichever are asked.
+
+    The harness draws them one question after another from one sequence of random numbers. So those of a question would change
+    with which others are asked, and from one evaluation in training to the next. Here `ask` says which are asked. Only where
+    the drawn examples hold the question itself twice the harness draws again, and its later ones differ from ours.
+    """
+
+    def __init__(self, drawn: ContextSampler):
+        super().__init__(drawn.df, fewshot_indices=drawn.fewshot_indices)
+        self.ask(itertools.count())
+
+    def ask(self, numbers: Iterable[int]) -> None:
+        """Says the numbers of the questions whose examples are drawn next, in order."""
+        self._numbers, self._walk, self._at = iter(numbers), random.Random(_SEED), 0
+
+    def sample(self, n: int, eval_doc=None, df=None, **kwargs) -> Sequence[dict]:
+        """Returns the examples of the next question."""
+        number, size = next(self._numbers), len(self.fewshot_docs())
+        for _ in range(number - self._at):
+            self._walk.sample(range(size), n + bool(eval_doc))
+        self._at = number
+        self.rnd.setstate(self._walk.getstate())
+        return super().sample(n, eval_doc, df, **kwargs)
+
+
+def ask(task: Task, numbers: Sequence[int]) -> None:
+    """Prepares a task for these questions, in order: the worked examples of each are the same whenever it is asked."""
+    task.set_fewshot_seed(seed=_SEED)
+    if isinstance(getattr(task, "sampler", None), Examples):
+        task.sampler.ask(numbers)
 
 
 def _manager(names: Sequence[str]) -> TaskManager:
@@ -122,7 +157,8 @@ def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: s
             raise kind(f"{name}: can't read {path} from {where}: {_line(error)}{mend}") from error
         else:
             _check_examples(name, task, shots, where)
-            task.set_fewshot_seed(seed=_SEED)
+            if type(getattr(task, "sampler", None)) is ContextSampler:
+                task.sampler = Examples(task.sampler)
             return task
 
 

@@ -35,6 +35,48 @@ def test_texts_end_at_stop_strings_and_long_prompts_are_cut(scorer, capsys):
     ]
 
 
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    pytest.importorskip("lm_eval")
+    return tiny_eval.benchmarks(tmp_path_factory.mktemp("bench")) / "hub"
+
+
+def test_the_worked_examples_of_a_question_are_always_the_same(scorer, hub):
+    """At each evaluation in training, and whichever other questions are asked."""
+    ask = harness.Benchmarks(["arc_easy", "gsm8k"], tiny_eval.settings(hub, fewshot=2))
+    every, some, again = [list(ask(scorer, items)) for items in (0, 4, 0)]
+    for whole, part, same in zip(every, some, again, strict=True):
+        assert [item.detail for item in whole.items] == [item.detail for item in same.items]
+        shown = {item.id: item.detail["question"] for item in whole.items}
+        assert len({text.rpartition("Question: ")[0] for text in shown.values()}) > 1
+        assert all(item.detail["question"] == shown[item.id] for item in part.items)
+
+
+def test_of_a_group_only_means_are_scores(scorer, tmp_path):
+    """LAMBADA's two tasks: what the harness keeps of a perplexity by question is a log p."""
+    pytest.importorskip("lm_eval")
+    place = tiny_eval.settings(tiny_eval.more_benchmarks(tmp_path) / "hub")
+    group, one = tiny_eval.asked(scorer, ["lambada", "lambada_openai"], place)
+    assert len(group.items) == 2 * len(one.items)
+    assert group.metrics.keys() == group.stderr.keys() == {"acc", "bits_per_byte"}
+    assert all(item.metrics.keys() == {"acc", "bits_per_byte"} for item in (*group.items, *one.items))
+    assert one.metrics["perplexity"] == pytest.approx(np.exp(-np.mean([item.detail["logp"] for item in one.items])))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_all_questions_get_the_examples_that_the_harness_draws(own):
+    """`own`: they come from the questions themselves, so that the harness draws one more."""
+    samplers = pytest.importorskip("lm_eval.api.samplers")
+    from jaxlm.eval.lm_eval_tasks import Examples
+
+    docs = [{"n": n} for n in range(9)]
+    theirs, ours = samplers.ContextSampler(docs, rnd=1234), Examples(samplers.ContextSampler(docs))
+    want = [theirs.sample(3, doc if own else None) for doc in docs]
+    assert [ours.sample(3, doc if own else None) for doc in docs] == want
+    ours.ask([2, 7])
+    assert [ours.sample(3, docs[number] if own else None) for number in (2, 7)] == [want[2], want[7]]
+
+
 def test_some_questions_are_spread_over_all():
     assert items.spread(10, 3) == [0, 3, 6]
     assert items.spread(3, 0) == items.spread(3, 9) == [0, 1, 2]
@@ -63,7 +105,7 @@ def bundle(place):
 
 
 def test_core_scores_its_three_types_as_plain_passes_do(scorer, tmp_path):
-    found = harness.evaluate(scorer, ["core"], tiny_eval.settings(bundle(tmp_path)), 6)
+    found = tiny_eval.asked(scorer, ["core"], tiny_eval.settings(bundle(tmp_path)), 6)
     assert [result.task for result in found] == ["choose", "schema", "write", "core"]
     for result in found[:3]:
         chance = 0.0 if result.task == "write" else 0.5
