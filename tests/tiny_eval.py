@@ -64,7 +64,7 @@ def benchmarks(place: pathlib.Path) -> pathlib.Path:
 
 
 def more_benchmarks(place: pathlib.Path) -> pathlib.Path:
-    """Lays questions of the tasks with columns of their own out by the script: two contexts, several right answers, no choices."""
+    """Lays questions of tasks with columns of their own out: two contexts, several right answers, no choices."""
     rng = np.random.default_rng(2)
     few = range(8)
     rows = {
