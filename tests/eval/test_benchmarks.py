@@ -33,12 +33,21 @@ def parts(tmp_path):
     return c, model, data, sharding.make_mesh(config.MeshConfig(1, 1, 1, 1), jax.devices()[:1])
 
 
-def test_metrics_and_files_of_a_step(parts, tmp_path):
+def compiled(caplog) -> int:
+    return sum("Finished XLA compilation" in message for message in caplog.messages)
+
+
+def test_metrics_and_files_of_a_step(parts, tmp_path, caplog):
     c, model, data, mesh = parts
     measure = benchmarks.make(benchmarks.find(c.eval), c, model, data, mesh, tmp_path)
     variables = {"params": tiny.random_params(model)}
     found = measure(variables, 5)
-    again = measure(jax.tree.map(lambda leaf: leaf * 1.5, variables), 10)
+    other = jax.tree.map(lambda leaf: leaf * 1.5, variables)
+    with jax.log_compiles():
+        jax.jit(lambda x: x + 1)(1)
+        assert compiled(caplog) == 1
+        again = measure(other, 10)
+    assert compiled(caplog) == 1
     assert set(found) == set(again) >= {f"eval/made/{name}" for name in ("acc", "bits_per_byte", "margin")}
     assert results.steps(tmp_path) == [5, 10]
     first, second = (results.read(tmp_path / "eval" / step)["made"] for step in ("5", "10"))

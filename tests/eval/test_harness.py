@@ -54,7 +54,7 @@ def test_the_worked_examples_of_a_question_are_always_the_same(scorer, hub):
 
 
 def test_of_a_group_only_means_are_scores(scorer, tmp_path, monkeypatch):
-    """LAMBADA's two tasks: what the harness keeps of a perplexity by question is a log p. No standard error is bootstrapped in forks."""
+    """LAMBADA's two tasks: what the harness keeps of a perplexity by question is a log p. No fork bootstraps an error."""
     pytest.importorskip("lm_eval")
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("a fork"))
     place = tiny_eval.settings(tiny_eval.more_benchmarks(tmp_path) / "hub")
