@@ -58,8 +58,8 @@ def benchmarks(place: pathlib.Path) -> pathlib.Path:
         for i in range(10)
     ]
     gsm8k = [{"question": f"{sentence(rng, 6)}?", "answer": f"{sentence(rng, 4)}\n#### {i}"} for i in range(6)]
-    _lay(place / "hub", {"arc_easy": arc, "piqa": piqa, "gsm8k": gsm8k}, 3)
-    _lay(place / "bare", {"arc_easy": arc, "piqa": piqa, "gsm8k": gsm8k}, 0)
+    lay(place / "hub", {"arc_easy": arc, "piqa": piqa, "gsm8k": gsm8k}, 3)
+    lay(place / "bare", {"arc_easy": arc, "piqa": piqa, "gsm8k": gsm8k}, 0)
     return place
 
 
@@ -96,13 +96,14 @@ def more_benchmarks(place: pathlib.Path) -> pathlib.Path:
         ],
         "lambada_openai": [{"text": sentence(rng, 9)} for _ in few],
     }
-    _lay(place / "hub", rows, 3)
+    lay(place / "hub", rows, 3)
     # Its sister has the same rows.
     shutil.copytree(place / "hub/EleutherAI/lambada_openai", place / "hub/cimec/lambada")
     return place
 
 
-def _lay(out: pathlib.Path, rows: dict[str, list[dict]], examples: int) -> None:
+def lay(out: pathlib.Path, rows: dict[str, list[dict]], examples: int) -> None:
+    """Lays the rows of tasks out in a folder as the hub has them, the last ones as worked examples."""
     out.mkdir(parents=True, exist_ok=True)
     for name, of_task in rows.items():
         (out.parent / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of_task))

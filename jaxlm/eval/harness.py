@@ -14,6 +14,7 @@ from jaxlm.eval import core, humaneval, measures, redteam
 from jaxlm.eval.items import means, shares, spread
 from jaxlm.eval.likelihood import Scorer
 from jaxlm.eval.results import Item, TaskResult
+from jaxlm.processes import say
 
 _OWN = {"humaneval": humaneval, "core": core, "redteam": redteam}  # `check` and `evaluate`
 _QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -38,6 +39,8 @@ class Benchmarks:
             own, _, part = name.partition(":")
             if own in _OWN:
                 _OWN[own].check(part, settings)
+                if settings.fewshot > 0 and own != "core":
+                    say(f"{name} takes no worked examples: not the {settings.fewshot} of eval.fewshot")
         theirs = [name for name in self.names if name.partition(":")[0] not in _OWN]
         self._cache = tempfile.TemporaryDirectory(prefix="jaxlm-eval-")  # lives as long as the tasks do
         self._loaded = _load(theirs, settings, self._cache.name) if theirs else {}

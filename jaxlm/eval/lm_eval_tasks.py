@@ -19,6 +19,7 @@ from lm_eval.tasks import TaskManager
 
 from jaxlm.config import ConfigError, RunError
 from jaxlm.console import working
+from jaxlm.processes import say
 
 _ROOT = pathlib.Path(lm_eval.tasks.__file__).parent
 _NAME = re.compile(rb"^(?:task|group|tag): *[\"']?([\w.-]+)", re.MULTILINE)
@@ -134,6 +135,10 @@ def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: s
     path, default = str(fields.get("dataset_path") or ""), int(fields.get("num_fewshot") or 0)
     fixed = "num_fewshot" in fields and not default
     shots = default if fewshot < 0 or fixed else fewshot
+    if shots < fewshot:
+        say(f"{name} takes no worked examples: not the {fewshot} of eval.fewshot")
+    if "ifeval" in name:
+        _check_sentences(name)
     override = {"num_fewshot": shots}
     if data_dir:
         kwargs = dict(fields.get("dataset_kwargs") or ()) | {"cache_dir": cache}
@@ -152,6 +157,8 @@ def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: s
                     "hub_layout.py --examples=N lays them out, --fewshot=0 does without"
                 ) from None
             override |= dict.fromkeys(lacking)
+        except ImportError as error:
+            raise _lacks(name, error) from None
         except (OSError, ValueError, RuntimeError) as error:
             kind, mend = (ConfigError, "") if data_dir else (RunError, _OFFLINE)
             raise kind(f"{name}: can't read {path} from {where}: {_line(error)}{mend}") from error
@@ -160,6 +167,22 @@ def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: s
             if type(getattr(task, "sampler", None)) is ContextSampler:
                 task.sampler = Examples(task.sampler)
             return task
+
+
+def _lacks(name: str, error: ImportError) -> ConfigError:
+    return ConfigError(f"{name} needs {error.name or error}: pip install {error.name or error}")
+
+
+def _check_sentences(name: str) -> None:
+    """Raises ConfigError without the data by which IFEval cuts sentences: the harness would fetch them."""
+    try:
+        import nltk
+    except ImportError as error:
+        raise _lacks(name, error) from None
+    try:
+        nltk.data.find("tokenizers/punkt_tab")
+    except LookupError:
+        raise ConfigError(f"{name} cuts sentences by data of NLTK: python -m nltk.downloader punkt_tab") from None
 
 
 def _check_examples(name: str, task: Task, shots: int, where: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import hub_layout
 import numpy as np
@@ -63,6 +64,33 @@ def test_of_a_group_only_means_are_scores(scorer, tmp_path, monkeypatch):
     assert group.metrics.keys() == group.stderr.keys() == {"acc", "bits_per_byte"}
     assert all(item.metrics.keys() == {"acc", "bits_per_byte"} for item in (*group.items, *one.items))
     assert one.metrics["perplexity"] == pytest.approx(np.exp(-np.mean([item.detail["logp"] for item in one.items])))
+
+
+def test_worked_examples_that_a_task_does_not_take_are_told(tmp_path, capsys):
+    pytest.importorskip("lm_eval")
+    place = tiny_eval.more_benchmarks(tmp_path) / "hub"
+    harness.Benchmarks(["truthfulqa_mc2", "mmlu_anatomy"], tiny_eval.settings(place, fewshot=2))
+    assert capsys.readouterr().err.count("takes no worked examples") == 1
+    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(PROBLEM))
+    harness.Benchmarks(["humaneval"], tiny_eval.settings(tmp_path, fewshot=2, run_code=True))
+    assert "humaneval takes no worked examples: not the 2 of eval.fewshot" in capsys.readouterr().err
+
+
+def test_what_ifeval_lacks_is_one_line(tmp_path, monkeypatch):
+    nltk = pytest.importorskip("nltk")
+    rows = [{"key": 1, "prompt": "Write.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}]
+    tiny_eval.lay(tmp_path / "hub", {"ifeval": rows}, 0)
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    with pytest.raises(
+        ConfigError, match=r"^ifeval cuts sentences by data of NLTK: python -m nltk.downloader punkt_tab$"
+    ):
+        harness.Benchmarks(["ifeval"], tiny_eval.settings(tmp_path / "hub"))
+    (tmp_path / "tokenizers/punkt_tab").mkdir(parents=True)
+    for name in [name for name in sys.modules if "ifeval" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "langdetect", None)
+    with pytest.raises(ConfigError, match=r"^ifeval needs langdetect: pip install langdetect$"):
+        harness.Benchmarks(["ifeval"], tiny_eval.settings(tmp_path / "hub"))
 
 
 @pytest.mark.parametrize("own", [False, True])
