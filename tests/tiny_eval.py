@@ -18,11 +18,11 @@ from jaxlm.eval.results import TaskResult
 WORDS = "the cat sat on a mat while two small dogs ran over seven green hills and one old river slept".split()  # noqa: SIM905
 
 
-def scorer(max_seq_len: int = 128) -> likelihood.Scorer:
+def scorer(max_seq_len: int = 128, chats: bool = False) -> likelihood.Scorer:
     """The scorer of a small random model with a tokenizer of its own."""
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(WORDS, 12)) + ". Question: Answer:" for _ in range(200)]
-    tokenizer = train_tokenizer(texts, vocab_size=340, chat_tokens=False)
+    tokenizer = train_tokenizer(texts, vocab_size=340, chat_tokens=chats)
     model = models.build(
         tiny.model_config(vocab_size=tokenizer.vocab_size, max_seq_len=max_seq_len, n_layers=1), "blocked"
     )

@@ -26,7 +26,7 @@ class Benchmarks:
     Args:
       tasks: names of lm-evaluation-harness (also groups: mmlu), `humaneval`, `core`, `redteam`, or
         `core:TASK` and `redteam:CATEGORY` for a part.
-      settings: the section `eval` of the config: `fewshot`, `data_dir` and the keys for running code are read.
+      settings: the section `eval` of the config.
 
     Raises:
       ConfigError: a task does not exist, its data is not in `eval.data_dir`, the extra is missing, or no code may run.
@@ -39,6 +39,8 @@ class Benchmarks:
             own, _, part = name.partition(":")
             if own in _OWN:
                 _OWN[own].check(part, settings)
+                if settings.chat_template:
+                    say(f"{name} gives plain text: eval.chat_template is for the tasks of lm-evaluation-harness")
                 if settings.fewshot > 0 and own != "core":
                     say(f"{name} takes no worked examples: not the {settings.fewshot} of eval.fewshot")
         theirs = [name for name in self.names if name.partition(":")[0] not in _OWN]
@@ -61,7 +63,7 @@ class Benchmarks:
             if own in _OWN:
                 found = _OWN[own].evaluate(scorer, part, self._settings, items)
             else:
-                found = [_task_result(scorer, name, self._loaded[name], items)]
+                found = [_task_result(scorer, name, self._loaded[name], items, self._settings.chat_template)]
             yield from map(measures.measured, found)
 
 
@@ -77,7 +79,7 @@ def _load(names: list[str], settings: EvalConfig, cache: str) -> dict[str, dict]
     return lm_eval_tasks.load(names, settings.data_dir, settings.fewshot, cache)
 
 
-def _task_result(scorer: Scorer, name: str, tasks: dict, items: int) -> TaskResult:
+def _task_result(scorer: Scorer, name: str, tasks: dict, items: int, chats: bool) -> TaskResult:
     """Runs one task, or the members of a group, whose questions then count alike."""
     import lm_eval
 
@@ -89,9 +91,10 @@ def _task_result(scorer: Scorer, name: str, tasks: dict, items: int) -> TaskResu
     tasks = {leaf: tasks[leaf] for leaf in chosen}
     for leaf, task in tasks.items():
         lm_eval_tasks.ask(task, chosen[leaf])
-    model, given = lm_eval_model.ScorerLM(scorer, name), {"tasks": tasks, "groups": {}, "group_map": {}}
+    model, given = lm_eval_model.ScorerLM(scorer, name, chats), {"tasks": tasks, "groups": {}, "group_map": {}}
+    asked = {"samples": chosen, "apply_chat_template": chats, "fewshot_as_multiturn": chats}
     with _seeded():  # its own standard errors need forks, which JAX's threads do not survive
-        output = lm_eval.evaluate(model, given, samples=chosen, bootstrap_iters=0)
+        output = lm_eval.evaluate(model, given, **asked, bootstrap_iters=0)
     kept = {leaf: _items(task, output["samples"][leaf], leaf if len(sizes) > 1 else "") for leaf, task in tasks.items()}
     whole = [item for of_leaf in kept.values() for item in of_leaf]
     chances = [item.detail.pop("chance", None) for item in whole]

@@ -80,7 +80,9 @@ def add(folder: pathlib.Path, result: TaskResult, about: dict[str, typing.Any]) 
     """
     place = folder / FOLDER / str(about["step"])
     old = _summary(place / SUMMARY)["tasks"].get(result.task, {}) if (place / SUMMARY).is_file() else {}
-    if old.get("about", {}).get("training") and old["fewshot"] == result.fewshot and old["n"] > len(result.items):
+    then = old.get("about", {})
+    alike = old.get("fewshot") == result.fewshot and then.get("chat_template") == about.get("chat_template")
+    if then.get("training") and alike and old["n"] > len(result.items):
         return f"{place} keeps the {old['n']:,} questions of {result.task} that the training asked"
     write(folder, [result], about)
     return ""

@@ -30,13 +30,17 @@ def bench(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def theirs(scorer, tmp_path_factory):
+    return of_hf(scorer, tmp_path_factory.mktemp("export"))
+
+
+def of_hf(scorer, place):
     """lm-evaluation-harness's `hf` model of our weights; the tokenizer is loaded by AutoTokenizer's defaults."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     tokenizer_json = pytest.importorskip("jaxlm.interop.tokenizer_json")
     from lm_eval.models.huggingface import HFLM
 
     torch.set_num_threads(1)
-    place, cfg = tmp_path_factory.mktemp("export"), scorer.model.config
+    cfg = scorer.model.config
     fields = dict(hf.hf_config(cfg))
     kind = getattr(transformers, fields.pop("architectures")[0])
     model = kind(transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)).eval()
@@ -191,6 +195,31 @@ def test_tasks_with_columns_of_their_own_score_as_with_hf(task, gold, chance, sc
         assert item.metrics.keys() >= {"acc", "bits_per_byte"}
     guess = [chance(sample["doc"]) for sample in samples] if chance else None
     assert found.chance == (pytest.approx(np.mean(guess)) if guess else None)
+
+
+@pytest.mark.parametrize("task", ["arc_easy", "gsm8k", "mmlu_anatomy"])
+def test_conversations_score_as_with_hf(task, bench, more, tmp_path):
+    """Worked examples are turns; mmlu's description is a system message."""
+    import lm_eval
+
+    from jaxlm.eval import lm_eval_tasks
+
+    scorer = tiny_eval.scorer(max_seq_len=512, chats=True)
+    place = more if task.startswith("mmlu") else bench / "hub"
+    (found,) = tiny_eval.asked(scorer, [task], settings(place, fewshot=2, chat_template=True))
+    loaded = lm_eval_tasks.load([task], str(place), 2, str(tmp_path / "cache"))[task]
+    given = {"apply_chat_template": True, "fewshot_as_multiturn": True, "bootstrap_iters": 0}
+    want = lm_eval.evaluate(of_hf(scorer, tmp_path), {"tasks": loaded, "groups": {}, "group_map": {}}, **given)
+    samples = {sample["doc_id"]: sample for sample in want["samples"][task]}
+    assert found.items[0].detail["question"].count("<|im_start|><|user|>") == 3
+    for item in found.items:
+        sample = samples[int(item.id)]
+        assert item.detail["question"] == sample["arguments"][0][0].removeprefix("</s>")  # which our ids have anyway
+        answers = [response[0] for response in sample["resps"]]
+        if "logp" in item.detail:
+            assert item.detail["logp"] == pytest.approx([logp for logp, _ in answers], abs=1e-3)
+        else:
+            assert item.detail["answer"] == answers[0]
 
 
 def test_what_is_wrong_is_one_line(bench):
