@@ -1,5 +1,6 @@
 """Benchmarks while a model trains: the same questions at each step, without compiling anew."""
 
+import dataclasses
 import json
 import types
 
@@ -63,4 +64,7 @@ def test_what_can_not_be_asked_is_refused_before_anything_is_made(parts):
     with pytest.raises(ConfigError, match=r"mad"):
         benchmarks.find(wrong)
     assert benchmarks.find(types.SimpleNamespace(tasks=())) is None
+    asked = dataclasses.replace(parts[0], eval=dataclasses.replace(parts[0].eval, chat_template=True))
+    with pytest.raises(ConfigError, match=r"^this model has no chat template"):
+        benchmarks.make(benchmarks.find(asked.eval), asked, *parts[1:], None)
     assert benchmarks.make(None, *parts[:1], None, None, None, None) is None

@@ -10,6 +10,7 @@ import pytest
 import tiny_eval
 
 from jaxlm.config import ConfigError
+from jaxlm.data import chat
 from jaxlm.data.ids import document
 from jaxlm.eval import completions, core, harness, humaneval, items
 
@@ -74,6 +75,23 @@ def test_worked_examples_that_a_task_does_not_take_are_told(tmp_path, capsys):
     (tmp_path / "HumanEval.jsonl").write_text(json.dumps(PROBLEM))
     harness.Benchmarks(["humaneval"], tiny_eval.settings(tmp_path, fewshot=2, run_code=True))
     assert "humaneval takes no worked examples: not the 2 of eval.fewshot" in capsys.readouterr().err
+
+
+def test_what_a_chat_template_lacks_is_told(scorer, hub, tmp_path, capsys, monkeypatch):
+    """No template is an error; a template without system messages gets none."""
+    ask = harness.Benchmarks(["arc_easy"], tiny_eval.settings(hub, chat_template=True))
+    with pytest.raises(ConfigError, match=r"^this model has no chat template: ask it plain text"):
+        list(ask(scorer, 2))
+    from jaxlm.eval.lm_eval_model import ScorerLM
+
+    strict = "{% for m in messages %}{{ raise_exception('no') if m.role == 'system' else m.content }}{% endfor %}"
+    monkeypatch.setattr(chat, "template", lambda _: strict)
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the cat"}]
+    assert ScorerLM(scorer, "made", chats=True).apply_chat_template(talk) == "the cat"
+    assert "made: without system messages, which the model's chat template refuses" in capsys.readouterr().err
+    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(PROBLEM))
+    harness.Benchmarks(["humaneval"], tiny_eval.settings(tmp_path, chat_template=True, run_code=True))
+    assert "humaneval gives plain text: eval.chat_template is for" in capsys.readouterr().err
 
 
 def test_what_ifeval_lacks_is_one_line(tmp_path, monkeypatch):
