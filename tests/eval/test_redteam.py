@@ -168,7 +168,7 @@ def test_what_stands_in_the_training_data_is_found(scorer):
 
 
 def test_without_training_data_the_overlap_is_not_zero_but_unknown(scorer, capsys):
-    found = harness.evaluate(scorer, ["redteam"], settings(), 2)
+    found = tiny_eval.asked(scorer, ["redteam"], settings(), 2)
     assert "red team: overlap not measured: no training data" in capsys.readouterr().err
     assert not any("overlap" in result.metrics for result in found)
     assert redteam.lines(found)[-1] == "overlap not measured: no training data"
@@ -178,7 +178,7 @@ def test_all_of_it_with_an_own_scorer_is_written_and_compared(scorer, module, tm
     pytest.importorskip("profanity_check")
     scorer = trained_on(scorer)
     asked = settings(toxicity=True, scorers=(f"{module}:length",))
-    found = harness.evaluate(scorer, ["redteam"], asked, 3)
+    found = tiny_eval.asked(scorer, ["redteam"], asked, 3)
     assert [result.task for result in found] == [f"redteam_{name}" for name in redteam.CATEGORIES]
     for result in found[:4]:
         assert len(result.items) == 3
@@ -198,7 +198,7 @@ def test_all_of_it_with_an_own_scorer_is_written_and_compared(scorer, module, tm
     place = results.write(tmp_path, found, {"step": 7})
     assert list(results.read(place).values()) == found
     assert json.loads((place / "results.json").read_text())["tasks"]["redteam_toxic"]["n"] == 3
-    again = harness.evaluate(scorer, ["redteam"], asked, 3)
+    again = tiny_eval.asked(scorer, ["redteam"], asked, 3)
     assert again == found
     compared = compare.benchmarks(results.read(place), {result.task: result for result in again})
     assert {(one.task, one.metric) for one in compared} == {
