@@ -24,7 +24,7 @@ def test_every_subject_is_left_out_by_pytest_and_run_by_ci():
     assert {marker.partition(":")[0] for marker in options["markers"]} == SUBJECTS | {"shared"}
     assert set(re.search(r"-m 'not \((.*)\)'", options["addopts"])[1].split(" or ")) == SUBJECTS
     ci = (ROOT / ".ci/run").read_text()
-    run = re.search(r"^for subject in (.*); do\n(?:  .*\n)*?  pytest -m \"\$subject\"", ci, re.M)
+    run = re.search(r"^for subject in (.*); do\n(?:  .*\n)*?  tests -m \"\$subject\"", ci, re.M)
     assert set(run[1].split()) == SUBJECTS
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     assert set(re.findall(r"^@pytest\.mark\.(\w+)$", tests, re.M)) >= SUBJECTS - {"recipe"}

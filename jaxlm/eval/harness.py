@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import io
 import os
 import random
 import tempfile
@@ -93,7 +94,8 @@ def _task_result(scorer: Scorer, name: str, tasks: dict, items: int, chats: bool
         lm_eval_tasks.ask(task, chosen[leaf])
     model, given = lm_eval_model.ScorerLM(scorer, name, chats), {"tasks": tasks, "groups": {}, "group_map": {}}
     asked = {"samples": chosen, "apply_chat_template": chats, "fewshot_as_multiturn": chats}
-    with _seeded():  # its own standard errors need forks, which JAX's threads do not survive
+    # Bootstraps fork, which JAX's threads do not survive. What it and its tasks print is not for us.
+    with _seeded(), contextlib.redirect_stdout(io.StringIO()):
         output = lm_eval.evaluate(model, given, **asked, bootstrap_iters=0)
     kept = {leaf: _items(task, output["samples"][leaf], leaf if len(sizes) > 1 else "") for leaf, task in tasks.items()}
     whole = [item for of_leaf in kept.values() for item in of_leaf]

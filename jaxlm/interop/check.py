@@ -32,11 +32,8 @@ class Written(typing.Protocol):
     def config(self) -> ModelConfig:
         """Returns the model's config, as the files say it."""
 
-    def leaves(self, tensor: Tensor) -> list[np.ndarray]:
-        """Returns the leaves that a tensor holds, read from the files."""
-
-    def kept(self, tensor: Tensor, values: list[np.ndarray]) -> list[np.ndarray]:
-        """Returns what the format keeps of these leaves of the run, in the type that `leaves` has."""
+    def leaves(self, tensor: Tensor, values: list[np.ndarray]) -> list[np.ndarray] | None:
+        """Returns the leaves that the files hold; None if they are not, to the bit, what the format keeps of `values`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,13 +93,14 @@ def check(
 
 def _equal(tensor: Tensor, values: list[np.ndarray], written: Written) -> Leaves:
     """Returns the leaves that the files hold of a tensor, in float32. Raises RunError if they are not what `values` become."""
-    equal = {}
-    for leaf, kept, found in zip(tensor.leaves, written.kept(tensor, values), written.leaves(tensor), strict=True):
-        cut = tensor.cut(found)
-        if not _same_bits(tensor.cut(kept), cut):
-            raise RunError(f"what was written is not the run's: {leaf} ({tensor.name}) differs; export again")
-        equal[leaf] = cut.astype(np.float32, copy=False)
-    return equal
+    found = written.leaves(tensor, values)
+    if found is None:
+        raise RunError(
+            f"what was written is not the run's: {tensor.name} ({', '.join(tensor.leaves)}) differs; export again"
+        )
+    return {
+        leaf: tensor.cut(value).astype(np.float32, copy=False) for leaf, value in zip(tensor.leaves, found, strict=True)
+    }
 
 
 def _differing(ours: dict, theirs: dict, prefix: str = "model.") -> str:
@@ -160,10 +158,11 @@ class _Forward:
         return np.asarray(self._x)
 
 
-def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """True if two contiguous arrays are of one type and hold the same bytes."""
     kind = f"u{a.dtype.itemsize}"
     same = a.shape == b.shape and a.dtype == b.dtype
-    return same and np.array_equal(np.ascontiguousarray(a).view(kind), np.ascontiguousarray(b).view(kind))
+    return same and np.array_equal(a.view(kind), b.view(kind))
 
 
 def _moved(own: np.ndarray, found: np.ndarray) -> float:

@@ -17,8 +17,8 @@ from jaxlm.config import ConfigError, ModelConfig, RunError
 from jaxlm.data import chat
 from jaxlm.data.coder import Coder
 from jaxlm.data.tokenizer import Tokenizer
-from jaxlm.interop import hf, tokenizer_json
-from jaxlm.interop.leaves import Tensor, tensors
+from jaxlm.interop import check, hf, tokenizer_json
+from jaxlm.interop.leaves import Tensor, contiguous, tensors
 from jaxlm.models.layers import rope_of
 
 DTYPES = ("f16", "f32", "q8_0")
@@ -97,7 +97,7 @@ class Layout:
         if heads := self._heads(tensor):
             value = value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
         with np.errstate(over="ignore"):
-            coded = package().quants.quantize(np.ascontiguousarray(value), self.kind(tensor))
+            coded = package().quants.quantize(contiguous(value), self.kind(tensor))
         if coded.dtype == np.float16 and not np.isfinite(coded).all():
             raise ConfigError(f"{tensor.name} has numbers beyond 65,504, too large for f16: export with --dtype=f32")
         return coded
@@ -177,8 +177,14 @@ class GgufFile:
         factor = self._fields.get(f"{arch}.rope.scaling.factor", c.rope.factor)
         return dataclasses.replace(c, **said, rope=dataclasses.replace(c.rope, theta=theta, factor=factor))
 
-    def leaves(self, tensor: Tensor) -> list[np.ndarray]:
-        """Returns the leaves that a tensor holds, read from the file, in float32."""
+    def leaves(self, tensor: Tensor, values: list[np.ndarray]) -> list[np.ndarray] | None:
+        """Returns the leaves that the file holds, in float32; None if they are not what it keeps of `values`."""
+        coded = self._coded(tensor)
+        if not check.same_bits(self._layout.encode(tensor, tensor.from_leaves(values)), coded):
+            return None
+        return tensor.to_leaves(self._layout.decode(tensor, coded))
+
+    def _coded(self, tensor: Tensor) -> np.ndarray:
         self._open()
         shape, item = self._layout.held(tensor)
         # Read, not mapped: the pages of a mapped file count as memory.
@@ -186,12 +192,7 @@ class GgufFile:
         coded = np.fromfile(self._path, item, count, offset=self._places[self._layout.name(tensor)])
         if coded.size != count:
             raise RunError(f"{self._path} ends in the middle of {tensor.name}: it was cut short; export again")
-        return tensor.to_leaves(self._layout.decode(tensor, coded.reshape(shape)))
-
-    def kept(self, tensor: Tensor, values: list[np.ndarray]) -> list[np.ndarray]:
-        """Returns what the file keeps of leaves of the run, in float32."""
-        layout = self._layout
-        return tensor.to_leaves(layout.decode(tensor, layout.encode(tensor, tensor.from_leaves(values))))
+        return coded.reshape(shape)
 
     def _open(self) -> None:
         if self._places:

@@ -13,7 +13,7 @@ from jaxlm.config import ConfigError, ModelConfig
 from jaxlm.data import chat, imported
 from jaxlm.data.coder import Coder
 from jaxlm.data.tokenizer import Tokenizer
-from jaxlm.interop import hf, hf_config, hf_weights, shards, tokenizer_json
+from jaxlm.interop import check, hf, hf_config, hf_weights, shards, tokenizer_json
 from jaxlm.interop.leaves import Tensor, tensors
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
@@ -74,15 +74,13 @@ class HfFolder:
         plain = {name: value for name, value in keys.items() if not name.startswith("rope.")}
         return dataclasses.replace(self._config, **plain, rope=dataclasses.replace(self._config.rope, **rope))
 
-    def leaves(self, tensor: Tensor) -> list[np.ndarray]:
-        """Returns the leaves that a tensor holds, read from the files."""
+    def leaves(self, tensor: Tensor, values: list[np.ndarray]) -> list[np.ndarray] | None:
+        """Returns the leaves that the files hold; None if they are not `values` in the type of the files."""
         if self._files is None:
             self._files = hf_weights.Files(self._folder)
-        return tensor.to_leaves(self._files.tensor(tensor.name))
-
-    def kept(self, tensor: Tensor, values: list[np.ndarray]) -> list[np.ndarray]:
-        """Returns leaves of the run in the type of the files."""
-        return [self._cast(leaf, value) for leaf, value in zip(tensor.leaves, values, strict=True)]
+        held = self._files.tensor(tensor.name)
+        cast = [self._cast(leaf, value) for leaf, value in zip(tensor.leaves, values, strict=True)]
+        return tensor.to_leaves(held) if check.same_bits(tensor.from_leaves(cast), held) else None
 
     def _cast(self, leaf: str, value: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):

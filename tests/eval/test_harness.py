@@ -55,16 +55,18 @@ def test_the_worked_examples_of_a_question_are_always_the_same(scorer, hub):
         assert all(item.detail["question"] == shown[item.id] for item in part.items)
 
 
-def test_of_a_group_only_means_are_scores(scorer, tmp_path, monkeypatch):
+def test_of_a_group_only_means_are_scores(scorer, tmp_path, monkeypatch, capsys):
     """LAMBADA's two tasks: what the harness keeps of a perplexity by question is a log p. No fork bootstraps an error."""
     pytest.importorskip("lm_eval")
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("a fork"))
     place = tiny_eval.settings(tiny_eval.more_benchmarks(tmp_path) / "hub")
+    capsys.readouterr()
     group, one = tiny_eval.asked(scorer, ["lambada", "lambada_openai"], place)
     assert len(group.items) == 2 * len(one.items)
     assert group.metrics.keys() == group.stderr.keys() == {"acc", "bits_per_byte"}
     assert all(item.metrics.keys() == {"acc", "bits_per_byte"} for item in (*group.items, *one.items))
     assert one.metrics["perplexity"] == pytest.approx(np.exp(-np.mean([item.detail["logp"] for item in one.items])))
+    assert capsys.readouterr().out == ""  # the harness prints there, where --json is
 
 
 def test_worked_examples_that_a_task_does_not_take_are_told(tmp_path, capsys):

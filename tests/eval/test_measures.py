@@ -85,19 +85,18 @@ def test_of_few_items_that_are_all_wrong_there_is_no_alarm(n, heard):
 
 
 CHANCES = {"piqa": 0.5, "winogrande": 0.5, "lambada_openai": None}
-PUBLISHED = [
-    pytest.param(model, task, metric, id=f"{model.name}-{task}-{metric}")
-    for model in published.models()
-    for task, scores in model.scores.items()
-    for metric in scores.keys() & {"acc", "acc_norm"}
-]
 
 
-@pytest.mark.parametrize(("model", "task", "metric"), PUBLISHED)
-def test_no_published_score_is_an_alarm(model, task, metric):
+def test_no_published_score_is_an_alarm():
     """Even without a standard error: ARC-Challenge was chosen so that simple methods are below chance on it."""
-    score, chance = model.scores[task][metric], CHANCES.get(task, 0.25)
-    assert published.alarm(task, {metric: score}, {}, chance, model.flops or 0.0) == ""
+    asked = 0
+    for model in published.models():
+        for task, scores in model.scores.items():
+            for metric in scores.keys() & {"acc", "acc_norm"}:
+                asked += 1
+                told = published.alarm(task, {metric: scores[metric]}, {}, CHANCES.get(task, 0.25), model.flops or 0.0)
+                assert told == "", f"{model.name}, {metric}"
+    assert asked > 40
 
 
 def test_below_all_that_is_published_is_an_alarm():
