@@ -1,14 +1,13 @@
-"""Benchmarks: lm-evaluation-harness's tasks on made questions, beside its own `hf` model; HumanEval's and CORE's own rules."""
+"""Benchmarks: where written texts end, which questions are asked, and the rules of HumanEval."""
 
 import json
 
-import numpy as np
 import pytest
 import tiny_eval
 
 from jaxlm.config import ConfigError
 from jaxlm.data.ids import document
-from jaxlm.eval import completions, core, harness, humaneval, items
+from jaxlm.eval import completions, humaneval, items
 
 
 @pytest.fixture(scope="module")
@@ -38,58 +37,6 @@ def test_some_questions_are_spread_over_all():
     assert items.spread(10, 3) == [0, 3, 6]
     assert items.spread(3, 0) == items.spread(3, 9) == [0, 1, 2]
     assert items.shares({"a": 30, "b": 10}, 8) == {"a": 6, "b": 2}
-
-
-def bundle(place):
-    """A bundle with a task of each type."""
-    words = tiny_eval.WORDS
-    rows = {
-        "choose": [{"query": f"{w} is", "choices": ["a cat", "seven green hills"], "gold": i % 2} for i, w in enumerate(words)],
-        "schema": [{"context_options": [f"the {w}", "the mat"], "continuation": "sat on a mat", "gold": 0} for w in words],
-        "write": [{"context": f"the {w} sat on a ", "continuation": "mat"} for w in words],
-    }  # fmt: skip
-    kinds = {"choose": "multiple_choice", "schema": "schema", "write": "language_modeling"}
-    (place / "eval_data").mkdir()
-    entries = []
-    for name, content in rows.items():
-        (place / f"eval_data/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
-        entries.append(
-            {"label": name, "dataset_uri": f"{name}.jsonl", "icl_task_type": kinds[name], "num_fewshot": [2]}
-        )
-    (place / "core.yaml").write_text(json.dumps({"icl_tasks": entries}))  # JSON is YAML
-    (place / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nchoose,50.0\nschema,50\nwrite,0.0\n")
-    return place
-
-
-def test_core_scores_its_three_types_as_plain_passes_do(scorer, tmp_path):
-    found = harness.evaluate(scorer, ["core"], tiny_eval.settings(bundle(tmp_path)), 6)
-    assert [result.task for result in found] == ["choose", "schema", "write", "core"]
-    for result in found[:3]:
-        chance = 0.0 if result.task == "write" else 0.5
-        assert result.metrics["centred"] == pytest.approx((result.metrics["acc"] - chance) / (1 - chance))
-        assert len(result.items) == 6
-    assert found[3].metrics["centred"] == pytest.approx(np.mean([r.metrics["centred"] for r in found[:3]]))
-    assert "over 3 tasks; GPT-2 (1.5B): 0.2565" in core.line(found)
-    # One item by hand: two examples, then the question, every choice in a pass of its own.
-    (task,) = [task for task in core.read(str(tmp_path)) if task.name == "choose"]
-    item, rows = found[0].items[0], core.load(task)
-    row = rows[int(item.id)]
-    requests = core.questions(scorer, task, [row, *(other for other in rows if other is not row)], 0)
-    text = scorer.tokenizer.decode([*requests[0][0], *requests[0][1]])
-    assert text.count("\n\n") == 2
-    assert text.endswith(f"{row['query']} a cat")
-    assert requests[0][0][0] == scorer.tokenizer.eos_id
-    means = [scorer.score([request])[0] for request in requests]
-    right = int(np.argmax([score.logp / score.tokens for score in means]) == row["gold"])
-    assert right in (0, 1)
-
-
-def test_core_says_what_is_missing(tmp_path):
-    with pytest.raises(ConfigError, match=r"no core\.yaml and no file of CORE's rows"):
-        harness.Benchmarks(["core"], tiny_eval.settings(tmp_path))
-    bundle(tmp_path)
-    with pytest.raises(ConfigError, match=r"no task chose in eval.data_dir=.*: it has choose, schema, write"):
-        harness.Benchmarks(["core:chose"], tiny_eval.settings(tmp_path))
 
 
 PROBLEM = {
