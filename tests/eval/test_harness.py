@@ -1,11 +1,14 @@
 """Benchmarks: where written texts end, which questions are asked, and the rules of HumanEval."""
 
+import dataclasses
 import json
 
 import pytest
 import tiny_eval
+import tiny_hf
 
 from jaxlm.config import ConfigError
+from jaxlm.data import coder
 from jaxlm.data.ids import document
 from jaxlm.eval import completions, humaneval, items
 
@@ -17,9 +20,9 @@ def scorer():
 
 def test_texts_end_at_stop_strings_and_long_prompts_are_cut(scorer, capsys):
     """A stop may lie across tokens; a prompt that leaves no room is cut on the left, and told."""
-    coder, asked = scorer.tokenizer, completions.greedy(24)
-    long = document(coder, " ".join(tiny_eval.WORDS * 9))
-    prompts = [document(coder, "the cat"), document(coder, "two small dogs ran over"), long, long[-104:]]
+    tokenizer, asked = scorer.tokenizer, completions.greedy(24)
+    long = document(tokenizer, " ".join(tiny_eval.WORDS * 9))
+    prompts = [document(tokenizer, "the cat"), document(tokenizer, "two small dogs ran over"), long, long[-104:]]
     assert len(long) > 128
     whole = completions.complete(scorer, prompts, [], asked, 0, "writing")
     assert whole[2] == whole[3]
@@ -27,7 +30,7 @@ def test_texts_end_at_stop_strings_and_long_prompts_are_cut(scorer, capsys):
         capsys.readouterr().err
     )
     stop = whole[0][5:9]
-    assert len(coder.encode(stop)) > 1
+    assert len(tokenizer.encode(stop)) > 1
     assert completions.complete(scorer, prompts, [stop, ""], asked, 0, "writing") == [
         text.partition(stop)[0] for text in whole
     ]
@@ -61,3 +64,24 @@ def test_humaneval_counts_the_programs_whose_tests_pass():
     assert found.metrics == {"pass_at_1": 0.5}
     with pytest.raises(ConfigError, match=r"run_code"):
         humaneval.grade([PROBLEM], ["    return 2 * x\n"], tiny_eval.settings())
+
+
+def test_a_program_keeps_its_indentation(scorer, tmp_path):
+    """Llama 2's tokenizer takes a space from the beginning of a text; two lines of a body then disagree."""
+    tiny_hf.byte_fallback(tmp_path)
+    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(PROBLEM))
+    tokenizer, body = coder.load(tmp_path), "    y = 2 * x\n    return y\n"
+    given = document(tokenizer, PROBLEM["prompt"])
+    written = document(tokenizer, PROBLEM["prompt"] + body)[len(given) :]
+    assert tokenizer.decode(written) == body[1:]
+
+    class Writes:
+        def stream(self, prompts, settings, stop_ids, seed):
+            assert prompts == [given]
+            yield [written]
+
+    writer = dataclasses.replace(scorer, tokenizer=tokenizer)
+    writer.__dict__["generator"] = Writes()  # where cached_property keeps it
+    (found,) = humaneval.evaluate(writer, "", tiny_eval.settings(tmp_path, run_code=True), 0)
+    assert found.items[0].detail["answer"] == body
+    assert found.metrics == {"pass_at_1": 1.0}
