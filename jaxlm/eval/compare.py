@@ -39,7 +39,7 @@ class Comparison:
       p: the p-value of "no difference", of this test alone.
       adjusted: the p-value corrected for the number of comparisons; see `adjust`.
       a_only, b_only: items that only A, only B has; they are left out.
-      better: "a" or "b", the side with the better mean; "" if they are equal.
+      better: "a" or "b", the side with the better mean; "" if neither is better.
     """
 
     task: str
@@ -109,7 +109,7 @@ def scores(task: str, metric: str, a: Mapping[str, float], b: Mapping[str, float
     difference = float(right.mean() - left.mean())
     gain = -difference if metric.split(",")[0] in _LOWER else difference
     if metric in _EVEN:
-        gain = abs(left.mean() - _EVEN[metric]) - abs(right.mean() - _EVEN[metric])
+        gain = round(abs(left.mean() - _EVEN[metric]) - abs(right.mean() - _EVEN[metric]), 9)
     return Comparison(
         task, metric, test, len(common), float(left.mean()), float(right.mean()), difference, low, high, p,
         a_only=len(a) - len(common), b_only=len(b) - len(common), better="b" if gain > 0 else "a" if gain < 0 else "",
@@ -255,6 +255,8 @@ def _clause(one: Comparison, a: str, b: str) -> str:
     on = "by the votes" if one.task == "votes" else f"on {published.title(one.task)}"
     if not one.apart:
         return f"{a} and {b} can't be told apart {on} {p}"
+    if not one.better:
+        return f"{a} and {b} differ {on}, and neither is better: {_short(one.a)} and {_short(one.b)} {p}"
     winner = b if one.better == "b" else a
     best, rest = (one.b, one.a) if one.better == "b" else (one.a, one.b)
     return f"{winner} is better {on}: {_short(best)} against {_short(rest)} {p}"
