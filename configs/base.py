@@ -146,6 +146,7 @@ def _outputs(c: ConfigDict) -> None:
     c.eval.tasks_every_steps = 0  # in training; 0 = at the end only
     c.eval.max_items = 200  # of each task in training, always the same; 0 = all
     c.eval.fewshot = -1  # worked examples before each question; -1 = as each task says
+    c.eval.chat_template = False  # True: ask in the model's chat template, worked examples as turns
     c.eval.data_dir = ""  # folder of benchmark files; "" = from the hub (https://huggingface.co)
     c.eval.run_code = False  # True: run what a model wrote (HumanEval), in a process without network
     c.eval.run_code_with_network = False  # True: also where the network can't be cut off

@@ -53,7 +53,7 @@ def read(path: pathlib.Path) -> list[Row]:
     """Returns the rows of a jsonl file."""
     content = path.read_bytes()
     text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return [json.loads(line) for line in text.split("\n") if line.strip()]
 
 
 def arc(row: Row, number: int) -> Row:

@@ -204,6 +204,7 @@ class EvalConfig:
     tasks_every_steps: Annotated[int, at_least(0, most=10**12)]
     max_items: Annotated[int, at_least(0, most=LARGEST)]
     fewshot: Annotated[int, at_least(0, or_else={-1: "as each task says"}, most=1000)]
+    chat_template: bool
     data_dir: str
     run_code: bool
     run_code_with_network: bool

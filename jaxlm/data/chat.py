@@ -7,12 +7,26 @@
 
 `TEMPLATE` is the Jinja template of an exported tokenizer. It begins with EOS, as every document does (`data.ids`), and its
 `{% generation %}` marks what the assistant says, so that `return_assistant_tokens_mask` gives the mask of the loss.
+
+A model from elsewhere has a template of its own. Templates are rendered as transformers does, with one difference: what spells
+a control token in a message is ordinary text, and ends no turn.
 """
+
+import datetime
+import functools
+import json
+import typing
+from collections.abc import Mapping, Sequence
 
 from jaxlm.config import CHAT_TOKENS, ConfigError
 from jaxlm.data.coder import Coder
+from jaxlm.data.ids import conversation
+from jaxlm.data.imported import IDS
+from jaxlm.data.tokenizer import GUARD
 
 END = CHAT_TOKENS[1]
+_CUT = "\ufdd1"  # no character: where a message that is to be continued ends
+_SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")  # the later one wins
 
 TEMPLATE = (
     "{{ bos_token }}"
@@ -36,6 +50,96 @@ def speaks(tokenizer: Coder) -> bool:
     return all(_id(tokenizer, token) is not None for token in CHAT_TOKENS)
 
 
+def template(tokenizer: Coder) -> str:
+    """Returns the Jinja template in which the model reads conversations. Raises ConfigError if it has none."""
+    files = tokenizer.files
+    if IDS not in files and speaks(tokenizer):
+        return TEMPLATE
+    found = files["chat_template.jinja"].decode() if "chat_template.jinja" in files else None
+    found = found or _settings(files).get("chat_template")
+    if isinstance(found, list):
+        found = next((one["template"] for one in found if one["name"] == "default"), None)
+    if not found:
+        raise ConfigError("this model has no chat template: ask it plain text (eval.chat_template=False)")
+    return found
+
+
+def render(tokenizer: Coder, messages: Sequence[Mapping[str, str]], reply: bool = True) -> str:
+    """Returns a conversation as text, in the model's template. `ids.conversation` makes ids of it.
+
+    Args:
+      messages: `role` and `content` of each. Control tokens that a content spells get a `GUARD`.
+      reply: True to end with what opens the assistant's answer; False to end inside the last message, which goes on.
+
+    Raises:
+      ConfigError: the model has no template, it refuses these messages, or jinja2 is missing.
+    """
+    given = [{**message, "content": guarded(tokenizer, message["content"])} for message in messages]
+    if not reply:
+        given[-1]["content"] += _CUT
+    settings = {k: v.get("content") if isinstance(v, dict) else v for k, v in _settings(tokenizer.files).items()}
+    named = {"bos_token": "", "eos_token": ""} | {k: v for k, v in settings.items() if k.endswith("_token") and v}
+    return _compiled(template(tokenizer))(messages=given, add_generation_prompt=reply, **named).partition(_CUT)[0]
+
+
+def ids(tokenizer: Coder, messages: Sequence[Mapping[str, str]], reply: bool = True) -> list[int]:
+    """Returns the ids of a conversation, with what a document begins with in front once. See `render`."""
+    return conversation(tokenizer, render(tokenizer, messages, reply))
+
+
+def guarded(tokenizer: Coder, text: str) -> str:
+    """Returns a text in which a GUARD stands in all that spells a control token."""
+    for piece in tokenizer.controls:
+        text = text.replace(piece, piece[0] + GUARD + piece[1:])
+    return text
+
+
+@functools.cache
+def _compiled(source: str) -> typing.Callable[..., str]:
+    """A function that renders a template as transformers does (utils/chat_template_utils.py)."""
+    try:
+        import jinja2.ext
+        import jinja2.sandbox
+    except ImportError:
+        raise ConfigError('chat templates need jinja2: pip install "jaxlm[eval]"') from None
+
+    class Generation(jinja2.ext.Extension):
+        """`{% generation %}` writes what is in it."""
+
+        tags = frozenset({"generation"})
+
+        def parse(self, parser):
+            next(parser.stream)
+            return parser.parse_statements(["name:endgeneration"], drop_needle=True)
+
+    def refuse(why: str) -> None:
+        raise jinja2.TemplateError(why)
+
+    def tojson(value, indent=None, **kwargs):
+        return json.dumps(value, ensure_ascii=False, indent=indent, **kwargs)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals |= {
+        "raise_exception": refuse,
+        "strftime_now": lambda form: datetime.datetime.now().strftime(form),
+    }
+
+    def render(**named) -> str:
+        try:
+            return compiled.render(**named)
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"the model's chat template refuses these messages: {error}") from None
+
+    try:
+        compiled = environment.from_string(source)
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"the model's chat template can't be read: {error}") from None
+    return render
+
+
 def end_id(tokenizer: Coder) -> int | None:
     """Returns the id of the token that ends a message; None if the vocabulary has none."""
     return _id(tokenizer, END)
@@ -46,3 +150,10 @@ def _id(tokenizer: Coder, token: str) -> int | None:
         return tokenizer.id_of(token)
     except ConfigError:
         return None
+
+
+def _settings(files: Mapping[str, bytes]) -> dict[str, typing.Any]:
+    found: dict[str, typing.Any] = {}
+    for name in _SETTINGS:
+        found |= {key: value for key, value in json.loads(files.get(name, b"{}")).items() if value is not None}
+    return found

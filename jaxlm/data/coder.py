@@ -23,6 +23,7 @@ class Coder(typing.Protocol):
 
     Attributes:
       vocab_size: the largest id plus one. The model's embedding may have more rows.
+      controls: the control tokens, piece -> id.
       eos_id: the id that ends a text.
       opening: the ids that are put in front of a text (see `data.ids`).
       separator_id: the id that begins each document in shards.
@@ -31,6 +32,7 @@ class Coder(typing.Protocol):
     """
 
     vocab_size: int
+    controls: Mapping[str, int]
     eos_id: int
     opening: tuple[int, ...]
     separator_id: int
@@ -39,6 +41,12 @@ class Coder(typing.Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text alone. A control token that the text spells is encoded as ordinary text."""
+
+    def encode_marked(self, text: str) -> list[int]:
+        """Returns the ids of a text alone in which a control token that it spells is that token (see `data.chat`).
+
+        `tokenizer.GUARD` among its letters says that it is ordinary text; the guard itself becomes nothing.
+        """
 
     def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[np.ndarray]:
         """Returns the ids of each text, as `encode` does, int32[n] each."""

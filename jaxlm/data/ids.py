@@ -16,6 +16,12 @@ def document(tokenizer: Coder, text: str) -> list[int]:
     return [*tokenizer.opening, *tokenizer.encode(text)]
 
 
+def conversation(tokenizer: Coder, text: str) -> list[int]:
+    """Returns the ids of a conversation that `data.chat` rendered: `tokenizer.opening` once, also if the template wrote it."""
+    ids, opening = tokenizer.encode_marked(text), tokenizer.opening
+    return ids if tuple(ids[: len(opening)]) == opening else [*opening, *ids]
+
+
 def documents(tokenizer: Coder, texts: list[str], num_threads: int) -> list[np.ndarray]:
     """Returns the ids of each document as `document` does, int32[n] each, encoded in `num_threads` threads."""
     return _around(tokenizer, texts, num_threads, tokenizer.opening, ())

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError
-from jaxlm.data.tokenizer import Tokenizer
+from jaxlm.data.tokenizer import GUARD, Tokenizer, encode_marked
 
 JSON, MODEL, IDS = "tokenizer.json", "tokenizer.model", "tokenizer_ids.json"
 # Kept beside it, for exports: they decide no ids.
@@ -35,6 +35,9 @@ class HfTokenizer:
         self.sha256 = _sha256(files, JSON)
         self._tokenizer, spec = _open(files[JSON])
         self._raw_bytes = _raw_bytes(spec)
+        self.controls = {
+            added["content"]: added["id"] for added in spec.get("added_tokens") or () if added.get("special")
+        }
         self.vocab_size = len(self._raw_bytes)
         self.eos_id, self.bos_id, self.opening, self.separator_id = _ids(files)
         self._tokenizer.encode_special_tokens = True  # a text that spells a control token is ordinary text
@@ -46,6 +49,16 @@ class HfTokenizer:
     def encode(self, text: str) -> list[int]:
         """See `coder.Coder`. Lone surrogates become '?'."""
         return self._tokenizer.encode(_sound(text), add_special_tokens=False).ids
+
+    def encode_marked(self, text: str) -> list[int]:
+        """See `coder.Coder`. The library knows whether a part in the middle begins with a space; beside a guard, we do not."""
+        if GUARD in text:
+            return encode_marked(self, text)
+        return self._marking.encode(_sound(text), add_special_tokens=False).ids
+
+    @functools.cached_property
+    def _marking(self) -> typing.Any:
+        return _open(self.files[JSON])[0]
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 2) -> list[np.ndarray]:
         """See `coder.Coder`. The library chooses its threads itself (RAYON_NUM_THREADS)."""

@@ -7,6 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm.config import Config, EvalConfig
+from jaxlm.data import chat
 from jaxlm.data.shards import DataDir
 from jaxlm.eval import harness, measures, results
 from jaxlm.eval.likelihood import Scorer
@@ -33,17 +34,28 @@ def make(
 
     Args:
       ask: what `find` returned.
+
+    Raises:
+      ConfigError: `eval.chat_template` is asked for, and the model has none.
     """
     if ask is None:
         return None
     settings = config.eval
     sizes = (settings.batch_size * config.train.seq_len, config.loss.tile_tokens)
     first = Scorer(model, {}, data.tokenizer(), mesh, *sizes, data)
+    if settings.chat_template:
+        chat.template(first.tokenizer)
     told: set[str] = set()
 
     def measure(variables: Variables, step: int) -> dict[str, float]:
         found = list(ask(first.of(variables), settings.max_items))
-        about = {"step": step, "limit": settings.max_items, "fewshot": settings.fewshot, "training": True}
+        about = {
+            "step": step,
+            "limit": settings.max_items,
+            "fewshot": settings.fewshot,
+            "chat_template": settings.chat_template,
+            "training": True,
+        }
         together(lambda: results.write(folder, found, about), first_only=True)
         flops = training_flops(variables, step * config.train.batch_size * config.train.seq_len)
         for result in found:

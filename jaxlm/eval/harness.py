@@ -14,14 +14,10 @@ from jaxlm.eval import core, humaneval, measures, redteam
 from jaxlm.eval.items import means, shares, spread
 from jaxlm.eval.likelihood import Scorer
 from jaxlm.eval.results import Item, TaskResult
+from jaxlm.processes import say
 
 _OWN = {"humaneval": humaneval, "core": core, "redteam": redteam}  # `check` and `evaluate`
 _QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false"}
-
-
-def evaluate(scorer: Scorer, tasks: Sequence[str], settings: EvalConfig, items: int) -> list[TaskResult]:
-    """Returns the results of benchmarks, in the order of `tasks`; see `Benchmarks`."""
-    return list(Benchmarks(tasks, settings)(scorer, items))
 
 
 class Benchmarks:
@@ -30,7 +26,7 @@ class Benchmarks:
     Args:
       tasks: names of lm-evaluation-harness (also groups: mmlu), `humaneval`, `core`, `redteam`, or
         `core:TASK` and `redteam:CATEGORY` for a part.
-      settings: the section `eval` of the config: `fewshot`, `data_dir` and the keys for running code are read.
+      settings: the section `eval` of the config.
 
     Raises:
       ConfigError: a task does not exist, its data is not in `eval.data_dir`, the extra is missing, or no code may run.
@@ -43,6 +39,10 @@ class Benchmarks:
             own, _, part = name.partition(":")
             if own in _OWN:
                 _OWN[own].check(part, settings)
+                if settings.chat_template:
+                    say(f"{name} gives plain text: eval.chat_template is for the tasks of lm-evaluation-harness")
+                if settings.fewshot > 0 and own != "core":
+                    say(f"{name} takes no worked examples: not the {settings.fewshot} of eval.fewshot")
         theirs = [name for name in self.names if name.partition(":")[0] not in _OWN]
         self._cache = tempfile.TemporaryDirectory(prefix="jaxlm-eval-")  # lives as long as the tasks do
         self._loaded = _load(theirs, settings, self._cache.name) if theirs else {}
@@ -63,7 +63,7 @@ class Benchmarks:
             if own in _OWN:
                 found = _OWN[own].evaluate(scorer, part, self._settings, items)
             else:
-                found = [_task_result(scorer, name, self._loaded[name], items)]
+                found = [_task_result(scorer, name, self._loaded[name], items, self._settings.chat_template)]
             yield from map(measures.measured, found)
 
 
@@ -79,45 +79,40 @@ def _load(names: list[str], settings: EvalConfig, cache: str) -> dict[str, dict]
     return lm_eval_tasks.load(names, settings.data_dir, settings.fewshot, cache)
 
 
-def _task_result(scorer: Scorer, name: str, tasks: dict, items: int) -> TaskResult:
+def _task_result(scorer: Scorer, name: str, tasks: dict, items: int, chats: bool) -> TaskResult:
     """Runs one task, or the members of a group, whose questions then count alike."""
     import lm_eval
 
-    from jaxlm.eval import lm_eval_model
+    from jaxlm.eval import lm_eval_model, lm_eval_tasks
 
     sizes = {leaf: len(task.eval_docs) for leaf, task in tasks.items()}
     taken = shares(sizes, items)
     chosen = {leaf: spread(sizes[leaf], taken[leaf]) for leaf in tasks if taken[leaf]}
     tasks = {leaf: tasks[leaf] for leaf in chosen}
-    with _seeded():
-        output = lm_eval.evaluate(
-            lm_eval_model.ScorerLM(scorer, name), {"tasks": tasks, "groups": {}, "group_map": {}}, samples=chosen
-        )
+    for leaf, task in tasks.items():
+        lm_eval_tasks.ask(task, chosen[leaf])
+    model, given = lm_eval_model.ScorerLM(scorer, name, chats), {"tasks": tasks, "groups": {}, "group_map": {}}
+    asked = {"samples": chosen, "apply_chat_template": chats, "fewshot_as_multiturn": chats}
+    with _seeded():  # its own standard errors need forks, which JAX's threads do not survive
+        output = lm_eval.evaluate(model, given, **asked, bootstrap_iters=0)
     kept = {leaf: _items(task, output["samples"][leaf], leaf if len(sizes) > 1 else "") for leaf, task in tasks.items()}
     whole = [item for of_leaf in kept.values() for item in of_leaf]
     chances = [item.detail.pop("chance", None) for item in whole]
     first = next(iter(tasks.values()))
+    metrics, stderr = means(whole)
     if len(tasks) == 1:
-        metrics, stderr = _scores(output["results"][next(iter(tasks))], first)
-    else:
-        metrics, stderr = means(whole)
+        metrics = _scores(output["results"][next(iter(tasks))], first)
     chance = float(np.mean(chances)) if chances and None not in chances else None
     return TaskResult(name, metrics, stderr, chance, int(first.get_config("num_fewshot") or 0), whole)
 
 
-def _scores(result: dict, task) -> tuple[dict[str, float], dict[str, float]]:
-    """Splits the harness's `acc,none`, `acc_stderr,none`, ... into metrics and standard errors by our names."""
+def _scores(result: dict, task) -> dict[str, float]:
+    """Returns the harness's `acc,none`, `exact_match,strict-match`, ... by our names."""
+    split = ((*key.partition(",")[::2], value) for key, value in result.items())
     names = _metric_names(task)
-    metrics, stderr = {}, {}
-    for key, value in result.items():
-        metric, _, way = key.partition(",")
-        if not way or isinstance(value, str) or value is None:
-            continue
-        if metric.endswith("_stderr"):
-            stderr[names(metric.removesuffix("_stderr"), way)] = float(value)
-        else:
-            metrics[names(metric, way)] = float(value)
-    return metrics, {name: value for name, value in stderr.items() if name in metrics}
+    return {
+        names(metric, way): float(value) for metric, way, value in split if way and not isinstance(value, str | None)
+    }
 
 
 def _metric_names(task):
@@ -127,14 +122,19 @@ def _metric_names(task):
 
 
 def _items(task, samples: list[dict], prefix: str) -> list[Item]:
-    """Returns the questions of one task with their scores; `detail["chance"]` is what guessing scores."""
-    names, found = _metric_names(task), {}
+    """Returns the questions of one task with the scores whose mean is the task's; `detail["chance"]` is what guessing scores.
+
+    A perplexity is no such mean: what the harness keeps of it by question is a log p, which `detail` has.
+    """
+    from lm_eval.api.metrics import mean
+
+    names, aggregation, found = _metric_names(task), task.aggregation(), {}
     for sample in samples:
         number = sample["doc_id"]
         metrics = {
             names(metric, sample["filter"]): float(sample[metric])
             for metric in sample["metrics"]
-            if isinstance(sample[metric], (int, float, np.number))
+            if aggregation.get(metric) is mean and isinstance(sample[metric], (int, float, np.number))
         }
         if number in found:
             found[number].metrics.update(metrics)

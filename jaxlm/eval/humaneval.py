@@ -64,7 +64,7 @@ def read(data_dir: str) -> list[dict]:
     folder = root / DATASET
     for path in (*sorted(folder.rglob("*.jsonl*")), *sorted(root.glob("HumanEval.jsonl*"))):
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        rows = [json.loads(line) for line in content.decode().splitlines() if line.strip()]
+        rows = [json.loads(line) for line in content.decode().split("\n") if line.strip()]
         if rows and {"task_id", "prompt", "test", "entry_point"} <= rows[0].keys():
             return rows
         raise ConfigError(f"{path} does not hold HumanEval: no task_id, prompt, test and entry_point")

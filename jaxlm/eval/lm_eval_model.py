@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 
-from jaxlm.config import SampleConfig
-from jaxlm.data.ids import document
+from jaxlm.config import ConfigError, SampleConfig
+from jaxlm.data import chat
+from jaxlm.data.ids import conversation, document
 from jaxlm.eval import completions
 from jaxlm.eval.branches import Request
 from jaxlm.eval.likelihood import Scorer
@@ -19,11 +20,35 @@ class ScorerLM(TemplateLM):
 
     A text gets the ids that lm_eval's `hf` model gives it with the exported tokenizer: what documents begin with, once, then
     the text. Unlike there a rolling likelihood has it once too: `hf` puts it in front of a text that already begins with it.
+
+    Args:
+      chats: True if contexts are conversations, as `apply_chat_template` writes them. Raises ConfigError if the model has no
+        template.
     """
 
-    def __init__(self, scorer: Scorer, what: str):
+    def __init__(self, scorer: Scorer, what: str, chats: bool = False):
         super().__init__()
-        self.scorer, self._what = scorer, what
+        self.scorer, self._what, self._chats = scorer, what, chats
+        if chats:
+            chat.template(scorer.tokenizer)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Returns what tells the tokenizer from others."""
+        return self.scorer.tokenizer.sha256
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Returns a conversation in the model's own template; without its system message if the template refuses it."""
+        tokenizer = self.scorer.tokenizer
+        try:
+            return chat.render(tokenizer, chat_history, add_generation_prompt)
+        except ConfigError:
+            rest = [message for message in chat_history if message["role"] != "system"]
+            if len(rest) == len(chat_history):
+                raise
+        found = chat.render(tokenizer, rest, add_generation_prompt)
+        self.scorer.say_once(f"{self._what}: without system messages, which the model's chat template refuses")
+        return found
 
     @property
     def eot_token_id(self) -> int:
@@ -39,7 +64,14 @@ class ScorerLM(TemplateLM):
         """Returns the ids of a text, as a document's beginning unless `add_special_tokens` is False."""
         del kwargs
         tokenizer = self.scorer.tokenizer
-        return tokenizer.encode(string) if add_special_tokens is False else document(tokenizer, string)
+        if add_special_tokens is False:
+            return tokenizer.encode(string)
+        return conversation(tokenizer, string) if self._chats else document(tokenizer, string)
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        if self._chats:
+            continuation = chat.guarded(self.scorer.tokenizer, continuation)
+        return super()._encode_pair(context, continuation)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """Returns (log p in nats, whether it is what greedy decoding writes) of each continuation after its context."""

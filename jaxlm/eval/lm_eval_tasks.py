@@ -4,11 +4,13 @@ Indexing all 14,000 of its files takes it 15 s; here only the folders that hold 
 """
 
 import difflib
+import itertools
 import logging
 import os
 import pathlib
+import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import lm_eval.tasks
 from lm_eval.api.samplers import ContextSampler
@@ -17,6 +19,7 @@ from lm_eval.tasks import TaskManager
 
 from jaxlm.config import ConfigError, RunError
 from jaxlm.console import working
+from jaxlm.processes import say
 
 _ROOT = pathlib.Path(lm_eval.tasks.__file__).parent
 _NAME = re.compile(rb"^(?:task|group|tag): *[\"']?([\w.-]+)", re.MULTILINE)
@@ -47,6 +50,39 @@ def load(names: Sequence[str], data_dir: str, fewshot: int, cache: str) -> dict[
         leaves = list(dict.fromkeys(_leaves(manager, name)))
         found[name] = {leaf: _load(manager, leaf, data_dir, fewshot, cache) for leaf in leaves}
     return found
+
+
+class Examples(ContextSampler):
+    """Draws for each question the worked examples that a run of all questions draws for it, whichever are asked.
+
+    The harness draws them one question after another from one sequence of random numbers. So those of a question would change
+    with which others are asked, and from one evaluation in training to the next. Here `ask` says which are asked. Only where
+    the drawn examples hold the question itself twice the harness draws again, and its later ones differ from ours.
+    """
+
+    def __init__(self, drawn: ContextSampler):
+        super().__init__(drawn.df, fewshot_indices=drawn.fewshot_indices)
+        self.ask(itertools.count())
+
+    def ask(self, numbers: Iterable[int]) -> None:
+        """Says the numbers of the questions whose examples are drawn next, in order."""
+        self._numbers, self._walk, self._at = iter(numbers), random.Random(_SEED), 0
+
+    def sample(self, n: int, eval_doc=None, df=None, **kwargs) -> Sequence[dict]:
+        """Returns the examples of the next question."""
+        number, size = next(self._numbers), len(self.fewshot_docs())
+        for _ in range(number - self._at):
+            self._walk.sample(range(size), n + bool(eval_doc))
+        self._at = number
+        self.rnd.setstate(self._walk.getstate())
+        return super().sample(n, eval_doc, df, **kwargs)
+
+
+def ask(task: Task, numbers: Sequence[int]) -> None:
+    """Prepares a task for these questions, in order: the worked examples of each are the same whenever it is asked."""
+    task.set_fewshot_seed(seed=_SEED)
+    if isinstance(getattr(task, "sampler", None), Examples):
+        task.sampler.ask(numbers)
 
 
 def _manager(names: Sequence[str]) -> TaskManager:
@@ -99,6 +135,10 @@ def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: s
     path, default = str(fields.get("dataset_path") or ""), int(fields.get("num_fewshot") or 0)
     fixed = "num_fewshot" in fields and not default
     shots = default if fewshot < 0 or fixed else fewshot
+    if shots < fewshot:
+        say(f"{name} takes no worked examples: not the {fewshot} of eval.fewshot")
+    if "ifeval" in name:
+        _check_sentences(name)
     override = {"num_fewshot": shots}
     if data_dir:
         kwargs = dict(fields.get("dataset_kwargs") or ()) | {"cache_dir": cache}
@@ -117,13 +157,32 @@ def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: s
                     "hub_layout.py --examples=N lays them out, --fewshot=0 does without"
                 ) from None
             override |= dict.fromkeys(lacking)
+        except ImportError as error:
+            raise _lacks(name, error) from None
         except (OSError, ValueError, RuntimeError) as error:
             kind, mend = (ConfigError, "") if data_dir else (RunError, _OFFLINE)
             raise kind(f"{name}: can't read {path} from {where}: {_line(error)}{mend}") from error
         else:
             _check_examples(name, task, shots, where)
-            task.set_fewshot_seed(seed=_SEED)
+            if type(getattr(task, "sampler", None)) is ContextSampler:
+                task.sampler = Examples(task.sampler)
             return task
+
+
+def _lacks(name: str, error: ImportError) -> ConfigError:
+    return ConfigError(f"{name} needs {error.name or error}: pip install {error.name or error}")
+
+
+def _check_sentences(name: str) -> None:
+    """Raises ConfigError without the data by which IFEval cuts sentences: the harness would fetch them."""
+    try:
+        import nltk
+    except ImportError as error:
+        raise _lacks(name, error) from None
+    try:
+        nltk.data.find("tokenizers/punkt_tab")
+    except LookupError:
+        raise ConfigError(f"{name} cuts sentences by data of NLTK: python -m nltk.downloader punkt_tab") from None
 
 
 def _check_examples(name: str, task: Task, shots: int, where: str) -> None:

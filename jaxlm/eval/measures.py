@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from jaxlm.eval.results import Item, TaskResult
 from jaxlm.report import published
-
-BITS, MARGIN = "bits_per_byte", "margin"
+from jaxlm.report.published import BITS, MARGIN
 
 
 def of_choices(logp: Sequence[float], sizes: Sequence[int], gold: int | Sequence[int]) -> dict[str, float]:
@@ -65,22 +64,3 @@ def standard_error(values: Sequence[float]) -> float:
 def alarm(result: TaskResult, flops: float) -> str:
     """Returns a line if a score is so low that the evaluation is more likely wrong than the model; see `published.alarm`."""
     return published.alarm(result.task, result.metrics, result.stderr, result.chance, flops, len(result.items))
-
-
-def line(result: TaskResult) -> str:
-    """Returns a task's result in one line: scores with two standard errors, chance, how many items."""
-    parts = []
-    if metric := published.accuracy(result.metrics):
-        about = f" (chance {result.chance:.3f})" if result.chance is not None else ""
-        parts.append(f"{metric} {_with_error(result, metric, 3)}{about}")
-    if BITS in result.metrics:
-        parts.append(f"{_with_error(result, BITS, 4)} bits per byte")
-    if MARGIN in result.metrics:
-        parts.append(f"margin {_with_error(result, MARGIN, 4)}")
-    return f"{published.title(result.task)}: {', '.join(parts) or 'no score'}; {len(result.items):,} items"
-
-
-def _with_error(result: TaskResult, metric: str, digits: int) -> str:
-    error = result.stderr.get(metric)
-    shown = f" ± {2 * error:.{digits}f}" if error is not None else ""
-    return f"{result.metrics[metric]:.{digits}f}{shown}"

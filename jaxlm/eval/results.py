@@ -80,7 +80,9 @@ def add(folder: pathlib.Path, result: TaskResult, about: dict[str, typing.Any]) 
     """
     place = folder / FOLDER / str(about["step"])
     old = _summary(place / SUMMARY)["tasks"].get(result.task, {}) if (place / SUMMARY).is_file() else {}
-    if old.get("about", {}).get("training") and old["fewshot"] == result.fewshot and old["n"] > len(result.items):
+    then = old.get("about", {})
+    alike = old.get("fewshot") == result.fewshot and then.get("chat_template") == about.get("chat_template")
+    if then.get("training") and alike and old["n"] > len(result.items):
         return f"{place} keeps the {old['n']:,} questions of {result.task} that the training asked"
     write(folder, [result], about)
     return ""
@@ -98,7 +100,7 @@ def read(place: pathlib.Path) -> dict[str, TaskResult]:
     for task, entry in _summary(place / SUMMARY).get("tasks", {}).items():
         try:
             text = (place / f"{_file(task)}.jsonl").read_text(encoding="utf-8")
-            items = [Item(**json.loads(line)) for line in text.splitlines()]
+            items = [Item(**json.loads(line)) for line in text.split("\n") if line]  # splitlines() cuts at U+2028
             kept = {f.name: entry[f.name] for f in dataclasses.fields(TaskResult) if f.name != "items"}
             found[task] = TaskResult(items=items, **kept)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

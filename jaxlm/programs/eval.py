@@ -89,7 +89,8 @@ def _about(step: int, config: Config, args: argparse.Namespace) -> dict:
             packages[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return {"step": step, "limit": args.limit, "fewshot": config.eval.fewshot, "packages": packages}
+    asked = {"fewshot": config.eval.fewshot, "chat_template": config.eval.chat_template}
+    return {"step": step, "limit": args.limit, **asked, "packages": packages}
 
 
 def _show(held_out: dict[str, float], found: Sequence[TaskResult], as_json: bool) -> None:

@@ -9,9 +9,8 @@ from jaxlm.console import count, human
 from jaxlm.report import chart, published, redteam
 from jaxlm.report.chart import Curve
 from jaxlm.report.page import Markup, details, join, table, tag
-from jaxlm.report.published import Model
+from jaxlm.report.published import BITS, MARGIN, Model
 
-_BITS, _MARGIN = "bits_per_byte", "margin"
 _WAYS = {"acc_norm": "n", "acc_own": "o", "acc_5shot": "f"}  # how a published score was asked -> its mark
 
 
@@ -29,7 +28,7 @@ def scores(summary: dict) -> Markup:
         "margin is how many fewer they are than the best wrong answer's."
     )
     charts = [_accuracy(task, points) for task, points in found.items()]
-    bits = [Curve(published.title(task), _points(points, _BITS)) for task, points in found.items()]
+    bits = [Curve(published.title(task), _points(points, BITS)) for task, points in found.items()]
     bits = [curve for curve in bits if len(curve.points) > 1][:6]
     charts.append(chart.lines(bits, "Bits per byte of the right answers", along="steps", shown=_figure))
     drawn = [one for one in charts if one]
@@ -52,8 +51,8 @@ def _row(task: str, point: dict) -> tuple:
         published.title(task),
         _with_error(point, metric, 3) if metric else "",
         "" if chance is None else f"{chance:.3f}",
-        _with_error(point, _BITS, 3) if _BITS in metrics else "",
-        _with_error(point, _MARGIN, 3) if _MARGIN in metrics else "",
+        _with_error(point, BITS, 3) if BITS in metrics else "",
+        _with_error(point, MARGIN, 3) if MARGIN in metrics else "",
         metric or "",
         "" if asked is None else count(int(asked)),
         "" if shots is None else count(int(shots)),

@@ -29,7 +29,9 @@ TASKS = {
     "redteam_toxic": "red team: toxic continuation",
     "redteam_bias": "red team: bias",
 }  # the name of a task -> what people call it
-_ACCURACIES = ("acc_norm", "acc", "exact_match", "pass@1", "prompt_level_strict_acc")
+_ACCURACIES = ("acc_norm", "acc", "exact_match", "pass_at_1", "prompt_level_strict_acc")
+
+BITS, MARGIN = "bits_per_byte", "margin"  # see eval.measures
 
 _FAR = 0.5  # of the way from chance to what others score: below that a score is far under it
 _LOOK = "check EOS, leading space, truncation"
@@ -101,8 +103,9 @@ def alarm(
 ) -> str:
     """Returns a line if a score is so low that the evaluation itself is more likely wrong than the model; else "".
 
-    That is: below chance by more than two standard errors, or, two standard errors added, not half as far from chance as models
-    are that were trained with so many FLOPs (`expected`).
+    That is, with two standard errors added: not half as far above chance as models are that were trained with so many FLOPs
+    (`expected`), or below chance and below what any model has published. Some tasks were chosen so that simple methods fail:
+    on ARC-Challenge small models, rightly evaluated, are below chance.
 
     Args:
       chance: the accuracy of guessing; None if the task has no choices.
@@ -115,10 +118,12 @@ def alarm(
     guess = chance or 0.0
     error = max(stderr.get(metric, 0.0), math.sqrt(guess * (1 - guess) / n) if n else 0.0)
     score, two, usual = metrics[metric], 2 * error, expected(task, metric, flops)
-    if usual is not None and score + two < guess + _FAR * (usual - guess):
+    lowest = min([guess, *(m.scores[task][metric] for m in models() if metric in m.scores.get(task, {}))])
+    if usual is not None and score + two < min(guess + _FAR * (usual - guess), usual):
         shown = f"{score:.3f} on {title(task)} is far under {usual:.3f}, which models with {flops:.1e} FLOPs of training score"
-    elif chance is not None and score + two < chance:
-        shown = f"{score:.3f} on {title(task)} is below chance, {chance:.3f}, by more than two standard errors"
+    elif chance is not None and score + two < lowest:
+        beside = f", and {lowest:.3f}, the lowest that is published" if lowest < chance else ""
+        shown = f"{score:.3f} on {title(task)} is below chance, {chance:.3f}{beside}, by more than two standard errors"
     else:
         return ""
     return f"{shown}: {_LOOK}"

@@ -77,7 +77,7 @@ def open(path: str | pathlib.Path, checkpoint: str | int = "latest", readers: Se
     """Opens the weights in a folder: a jaxlm run, or a format that one of the readers knows.
 
     Args:
-      checkpoint: which checkpoint of a run: "latest", "best" or a step.
+      checkpoint: which checkpoint of a run: "latest", "best" or a step. Other folders have the latest alone.
 
     Raises:
       ConfigError: there is no such folder, checkpoint or format.
@@ -87,6 +87,10 @@ def open(path: str | pathlib.Path, checkpoint: str | int = "latest", readers: Se
         return _run(folder, checkpoint)
     for read in readers:
         if origin := read(folder):
+            if checkpoint != "latest":
+                raise ConfigError(
+                    f"{path} is no run but a model, which has no checkpoint {checkpoint}: ask for none, or for latest"
+                )
             return origin
     if not folder.is_dir():
         raise ConfigError(f"no folder {path}")

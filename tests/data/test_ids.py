@@ -10,7 +10,7 @@ import pytest
 import tiny_data
 
 from jaxlm import config, config_files
-from jaxlm.data import build, ids
+from jaxlm.data import build, chat, ids
 from jaxlm.data.tokenizer import Tokenizer
 from jaxlm.eval import core, humaneval, redteam, samples, scorer
 
@@ -27,7 +27,7 @@ ALLOWED = {
     "jaxlm/interop/gguf_file.py": "layout.encode: tensors, no text",
     "jaxlm/step/adam.py": "quantize.encode: moments of the optimizer, no text",
 }
-_ENCODE = {"encode", "encode_batch", "encode_as_ids", "EncodeAsIds"}
+_ENCODE = {"encode", "encode_marked", "encode_batch", "encode_as_ids", "EncodeAsIds"}
 _CODECS = ("utf-8", "utf8", "utf-16-le", "utf-32-le", "ascii", "latin-1", "cp1252")
 
 
@@ -172,6 +172,19 @@ def from_the_harness(coder, data, tmp_path, monkeypatch):
     return [model.tok_encode(text) for text in TEXTS]
 
 
+def from_conversations(coder, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(chat, "template", lambda _: "{% for m in messages %}{{ m.content }}{% endfor %}")
+    return [chat.ids(coder, [{"role": "user", "content": text}]) for text in TEXTS]
+
+
+def from_conversations_of_the_harness(coder, data, tmp_path, monkeypatch):
+    lm_eval_model = pytest.importorskip("jaxlm.eval.lm_eval_model")
+    monkeypatch.setattr(chat, "template", lambda _: "{% for m in messages %}{{ m.content }}{% endfor %}")
+    model = lm_eval_model.ScorerLM(types.SimpleNamespace(tokenizer=coder), "a task", chats=True)
+    texts = [model.apply_chat_template([{"role": "user", "content": text}]) for text in TEXTS]
+    return [model.tok_encode(text) for text in texts]
+
+
 def from_core(coder, data, tmp_path, monkeypatch):
     task = types.SimpleNamespace(kind="language_modeling", fewshot=0, delimiter=" ")
     scorer_of = types.SimpleNamespace(tokenizer=coder)
@@ -230,9 +243,10 @@ def from_shards(coder, data, tmp_path, monkeypatch):
 # Who calls `data/ids.py`, and how its ids are seen. Someone new: a function as those above.
 CALLERS = {
     "jaxlm/data/build.py": (from_shards,),
+    "jaxlm/data/chat.py": (from_conversations,),
     "jaxlm/eval/core.py": (from_core,),
     "jaxlm/eval/humaneval.py": (from_humaneval,),
-    "jaxlm/eval/lm_eval_model.py": (from_the_harness,),
+    "jaxlm/eval/lm_eval_model.py": (from_the_harness, from_conversations_of_the_harness),
     "jaxlm/interop/export.py": (),  # compares the written tokenizer with it: tests/interop/test_export_parity.py
     "jaxlm/eval/redteam.py": (from_the_red_team, from_the_pairs_of_the_red_team),
     "jaxlm/eval/samples.py": (from_samples, from_a_stream_of_samples, from_the_check_of_prompts),

@@ -1,5 +1,6 @@
 """Benchmarks while a model trains: the same questions at each step, without compiling anew."""
 
+import dataclasses
 import json
 import types
 
@@ -33,12 +34,21 @@ def parts(tmp_path):
     return c, model, data, sharding.make_mesh(config.MeshConfig(1, 1, 1, 1), jax.devices()[:1])
 
 
-def test_metrics_and_files_of_a_step(parts, tmp_path):
+def compiled(caplog) -> int:
+    return sum("Finished XLA compilation" in message for message in caplog.messages)
+
+
+def test_metrics_and_files_of_a_step(parts, tmp_path, caplog):
     c, model, data, mesh = parts
     measure = benchmarks.make(benchmarks.find(c.eval), c, model, data, mesh, tmp_path)
     variables = {"params": tiny.random_params(model)}
     found = measure(variables, 5)
-    again = measure(jax.tree.map(lambda leaf: leaf * 1.5, variables), 10)
+    other = jax.tree.map(lambda leaf: leaf * 1.5, variables)
+    with jax.log_compiles():
+        jax.jit(lambda x: x + 1)(1)
+        assert compiled(caplog) == 1
+        again = measure(other, 10)
+    assert compiled(caplog) == 1
     assert set(found) == set(again) >= {f"eval/made/{name}" for name in ("acc", "bits_per_byte", "margin")}
     assert results.steps(tmp_path) == [5, 10]
     first, second = (results.read(tmp_path / "eval" / step)["made"] for step in ("5", "10"))
@@ -54,4 +64,7 @@ def test_what_can_not_be_asked_is_refused_before_anything_is_made(parts):
     with pytest.raises(ConfigError, match=r"mad"):
         benchmarks.find(wrong)
     assert benchmarks.find(types.SimpleNamespace(tasks=())) is None
+    asked = dataclasses.replace(parts[0], eval=dataclasses.replace(parts[0].eval, chat_template=True))
+    with pytest.raises(ConfigError, match=r"^this model has no chat template"):
+        benchmarks.make(benchmarks.find(asked.eval), asked, *parts[1:], None)
     assert benchmarks.make(None, *parts[:1], None, None, None, None) is None

@@ -46,11 +46,6 @@ def bundle(place, shots=(2, 2, 2)):
     return place
 
 
-def asked(scorer, tasks, settings, items):
-    """The results of benchmarks."""
-    return list(harness.Benchmarks(tasks, settings)(scorer, items))
-
-
 def whole(kind, row, choice):
     """A row written out with one of its choices: (what stands before the answer, the answer)."""
     if kind == "choose":
@@ -71,7 +66,7 @@ def alone(scorer, before, scored):
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_item_is_what_plain_passes_say(scorer, tmp_path, kind):
     """Worked examples and order are nanochat's; choices are judged by their mean log p from where they differ."""
-    (found,) = asked(scorer, [f"core:{kind}"], tiny_eval.settings(bundle(tmp_path)), 8)
+    (found,) = tiny_eval.asked(scorer, [f"core:{kind}"], tiny_eval.settings(bundle(tmp_path)), 8)
     order = list(range(len(WORDS)))
     random.Random(1337).shuffle(order)
     assert [item.id for item in found.items] == [str(number) for number in order[:8]]
@@ -109,7 +104,7 @@ def test_an_answer_is_right_if_each_of_its_tokens_is_the_likeliest(scorer, tmp_p
 
 
 def test_core_is_the_mean_of_the_centred_scores(scorer, tmp_path):
-    found = asked(scorer, ["core"], tiny_eval.settings(bundle(tmp_path, (2, 0, 1))), 6)
+    found = tiny_eval.asked(scorer, ["core"], tiny_eval.settings(bundle(tmp_path, (2, 0, 1))), 6)
     assert [result.task for result in found] == [*KINDS, "core"]
     for result in found[:3]:
         chance = 0.0 if result.task == "write" else 0.5
@@ -118,14 +113,14 @@ def test_core_is_the_mean_of_the_centred_scores(scorer, tmp_path):
     assert found[3].metrics["centred"] == pytest.approx(np.mean([r.metrics["centred"] for r in found[:3]]))
     assert [result.fewshot for result in found] == [2, 0, 1, None]
     assert "over 3 tasks; GPT-2 (1.5B): 0.2565" in core.line(found)
-    alike = asked(scorer, ["core"], tiny_eval.settings(tmp_path, fewshot=1), 1)
+    alike = tiny_eval.asked(scorer, ["core"], tiny_eval.settings(tmp_path, fewshot=1), 1)
     assert [result.fewshot for result in alike] == [1] * 4
 
 
 def test_a_choice_that_another_begins_with_keeps_its_last_token(scorer, tmp_path):
     rows = [{"query": "the cat", "choices": ["sat on", "sat on a mat"], "gold": 0}] * 2
     (tmp_path / "begins.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (found,) = asked(scorer, ["core"], tiny_eval.settings(tmp_path), 1)
+    (found,) = tiny_eval.asked(scorer, ["core"], tiny_eval.settings(tmp_path), 1)
     assert found.items[0].detail["bytes"] == [len(" sat on"), len(" sat on a mat")]
     logp = [alone(scorer, "the cat", f" {choice}")[0] for choice in rows[0]["choices"]]
     np.testing.assert_allclose(found.items[0].detail["logp"], logp, rtol=1e-4)
@@ -136,8 +131,8 @@ def test_bits_per_byte_are_those_of_the_harness_s_task(scorer, tmp_path):
     """The same questions of ARC, in the harness's words and as rows of CORE."""
     pytest.importorskip("lm_eval")
     place = tiny_eval.benchmarks(tmp_path)
-    (theirs,) = asked(scorer, ["arc_easy"], tiny_eval.settings(place / "bare"), 0)
-    (ours,) = asked(scorer, ["core:arc_easy"], tiny_eval.settings(place), 0)
+    (theirs,) = tiny_eval.asked(scorer, ["arc_easy"], tiny_eval.settings(place / "bare"), 0)
+    (ours,) = tiny_eval.asked(scorer, ["core:arc_easy"], tiny_eval.settings(place), 0)
     sides = [{item.id: item for item in side.items} for side in (theirs, ours)]
     assert sides[0].keys() == sides[1].keys()
     for name, item in sides[0].items():

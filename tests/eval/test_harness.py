@@ -1,16 +1,20 @@
-"""Benchmarks: where written texts end, which questions are asked, and the rules of HumanEval."""
+"""Benchmarks: which questions and worked examples are asked, what ends a text, what is missing; the rules of HumanEval."""
 
 import dataclasses
 import json
+import os
+import sys
 
+import hub_layout
+import numpy as np
 import pytest
 import tiny_eval
 import tiny_hf
 
 from jaxlm.config import ConfigError
-from jaxlm.data import coder
+from jaxlm.data import chat, coder
 from jaxlm.data.ids import document
-from jaxlm.eval import completions, humaneval, items
+from jaxlm.eval import completions, harness, humaneval, items
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +40,93 @@ def test_texts_end_at_stop_strings_and_long_prompts_are_cut(scorer, capsys):
     ]
 
 
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    pytest.importorskip("lm_eval")
+    return tiny_eval.benchmarks(tmp_path_factory.mktemp("bench")) / "hub"
+
+
+def test_the_worked_examples_of_a_question_are_always_the_same(scorer, hub):
+    """At each evaluation in training, and whichever other questions are asked."""
+    ask = harness.Benchmarks(["arc_easy", "gsm8k"], tiny_eval.settings(hub, fewshot=2))
+    every, some, again = [list(ask(scorer, items)) for items in (0, 4, 0)]
+    for whole, part, same in zip(every, some, again, strict=True):
+        assert [item.detail for item in whole.items] == [item.detail for item in same.items]
+        shown = {item.id: item.detail["question"] for item in whole.items}
+        assert len({text.rpartition("Question: ")[0] for text in shown.values()}) > 1
+        assert all(item.detail["question"] == shown[item.id] for item in part.items)
+
+
+def test_of_a_group_only_means_are_scores(scorer, tmp_path, monkeypatch):
+    """LAMBADA's two tasks: what the harness keeps of a perplexity by question is a log p. No fork bootstraps an error."""
+    pytest.importorskip("lm_eval")
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("a fork"))
+    place = tiny_eval.settings(tiny_eval.more_benchmarks(tmp_path) / "hub")
+    group, one = tiny_eval.asked(scorer, ["lambada", "lambada_openai"], place)
+    assert len(group.items) == 2 * len(one.items)
+    assert group.metrics.keys() == group.stderr.keys() == {"acc", "bits_per_byte"}
+    assert all(item.metrics.keys() == {"acc", "bits_per_byte"} for item in (*group.items, *one.items))
+    assert one.metrics["perplexity"] == pytest.approx(np.exp(-np.mean([item.detail["logp"] for item in one.items])))
+
+
+def test_worked_examples_that_a_task_does_not_take_are_told(tmp_path, capsys):
+    pytest.importorskip("lm_eval")
+    place = tiny_eval.more_benchmarks(tmp_path) / "hub"
+    harness.Benchmarks(["truthfulqa_mc2", "mmlu_anatomy"], tiny_eval.settings(place, fewshot=2))
+    assert capsys.readouterr().err.count("takes no worked examples") == 1
+    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(PROBLEM))
+    harness.Benchmarks(["humaneval"], tiny_eval.settings(tmp_path, fewshot=2, run_code=True))
+    assert "humaneval takes no worked examples: not the 2 of eval.fewshot" in capsys.readouterr().err
+
+
+def test_what_a_chat_template_lacks_is_told(scorer, hub, tmp_path, capsys, monkeypatch):
+    """No template is an error; a template without system messages gets none."""
+    ask = harness.Benchmarks(["arc_easy"], tiny_eval.settings(hub, chat_template=True))
+    with pytest.raises(ConfigError, match=r"^this model has no chat template: ask it plain text"):
+        list(ask(scorer, 2))
+    from jaxlm.eval.lm_eval_model import ScorerLM
+
+    strict = "{% for m in messages %}{{ raise_exception('no') if m.role == 'system' else m.content }}{% endfor %}"
+    monkeypatch.setattr(chat, "template", lambda _: strict)
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the cat"}]
+    assert ScorerLM(scorer, "made", chats=True).apply_chat_template(talk) == "the cat"
+    assert "made: without system messages, which the model's chat template refuses" in capsys.readouterr().err
+    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(PROBLEM))
+    harness.Benchmarks(["humaneval"], tiny_eval.settings(tmp_path, chat_template=True, run_code=True))
+    assert "humaneval gives plain text: eval.chat_template is for" in capsys.readouterr().err
+
+
+def test_what_ifeval_lacks_is_one_line(tmp_path, monkeypatch):
+    nltk = pytest.importorskip("nltk")
+    rows = [{"key": 1, "prompt": "Write.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}]
+    tiny_eval.lay(tmp_path / "hub", {"ifeval": rows}, 0)
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    with pytest.raises(
+        ConfigError, match=r"^ifeval cuts sentences by data of NLTK: python -m nltk.downloader punkt_tab$"
+    ):
+        harness.Benchmarks(["ifeval"], tiny_eval.settings(tmp_path / "hub"))
+    (tmp_path / "tokenizers/punkt_tab").mkdir(parents=True)
+    for name in [name for name in sys.modules if "ifeval" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "langdetect", None)
+    with pytest.raises(ConfigError, match=r"^ifeval needs langdetect: pip install langdetect$"):
+        harness.Benchmarks(["ifeval"], tiny_eval.settings(tmp_path / "hub"))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_all_questions_get_the_examples_that_the_harness_draws(own):
+    """`own`: they come from the questions themselves, so that the harness draws one more."""
+    samplers = pytest.importorskip("lm_eval.api.samplers")
+    from jaxlm.eval.lm_eval_tasks import Examples
+
+    docs = [{"n": n} for n in range(9)]
+    theirs, ours = samplers.ContextSampler(docs, rnd=1234), Examples(samplers.ContextSampler(docs))
+    want = [theirs.sample(3, doc if own else None) for doc in docs]
+    assert [ours.sample(3, doc if own else None) for doc in docs] == want
+    ours.ask([2, 7])
+    assert [ours.sample(3, docs[number] if own else None) for number in (2, 7)] == [want[2], want[7]]
+
+
 def test_some_questions_are_spread_over_all():
     assert items.spread(10, 3) == [0, 3, 6]
     assert items.spread(3, 0) == items.spread(3, 9) == [0, 1, 2]
@@ -53,8 +144,11 @@ PROBLEM = {
 def test_humaneval_reads_its_layout_and_names_what_is_missing(tmp_path):
     with pytest.raises(ConfigError, match=r"humaneval reads openai/openai_humaneval, which .* does not have"):
         humaneval.read(str(tmp_path))
-    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(PROBLEM))
-    assert humaneval.read(str(tmp_path)) == [PROBLEM]
+    odd = PROBLEM | {"prompt": "def double(x):  # a\u2028b\n"}
+    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(odd, ensure_ascii=False), encoding="utf-8")
+    assert humaneval.read(str(tmp_path)) == [odd]
+    (tmp_path / "more.jsonl").write_text(json.dumps(odd, ensure_ascii=False), encoding="utf-8")
+    assert hub_layout.read(tmp_path / "more.jsonl") == [odd]
 
 
 def test_humaneval_counts_the_programs_whose_tests_pass():

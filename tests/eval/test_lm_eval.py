@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 
+import hub_layout
 import numpy as np
 import pytest
 import tiny_eval
@@ -29,13 +30,17 @@ def bench(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def theirs(scorer, tmp_path_factory):
+    return of_hf(scorer, tmp_path_factory.mktemp("export"))
+
+
+def of_hf(scorer, place):
     """lm-evaluation-harness's `hf` model of our weights; the tokenizer is loaded by AutoTokenizer's defaults."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     tokenizer_json = pytest.importorskip("jaxlm.interop.tokenizer_json")
     from lm_eval.models.huggingface import HFLM
 
     torch.set_num_threads(1)
-    place, cfg = tmp_path_factory.mktemp("export"), scorer.model.config
+    cfg = scorer.model.config
     fields = dict(hf.hf_config(cfg))
     kind = getattr(transformers, fields.pop("architectures")[0])
     model = kind(transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)).eval()
@@ -121,7 +126,7 @@ def test_tasks_score_as_with_hf(scorer, bench, theirs, tmp_path):
     from jaxlm.eval import lm_eval_tasks
 
     names = ["arc_easy", "piqa", "gsm8k"]
-    found = harness.evaluate(scorer, names, settings(bench / "hub", fewshot=2), 0)
+    found = tiny_eval.asked(scorer, names, settings(bench / "hub", fewshot=2), 0)
     loaded = lm_eval_tasks.load(names, str(bench / "hub"), 2, str(tmp_path))
     tasks = {name: loaded[name][name] for name in names}
     want = lm_eval.evaluate(theirs, {"tasks": tasks, "groups": {}, "group_map": {}})
@@ -153,6 +158,70 @@ def test_tasks_score_as_with_hf(scorer, bench, theirs, tmp_path):
     ]
 
 
+@pytest.fixture(scope="module")
+def more(tmp_path_factory):
+    return tiny_eval.more_benchmarks(tmp_path_factory.mktemp("more")) / "hub"
+
+
+@pytest.mark.parametrize(
+    ("task", "gold", "chance"),
+    [
+        ("hellaswag", lambda doc: int(doc["label"]), lambda doc: 1 / 4),
+        ("winogrande", lambda doc: int(doc["answer"]) - 1, lambda doc: 1 / 2),
+        ("truthfulqa_mc2", lambda doc: [0, 1], lambda doc: 2 / len(doc["mc2_targets"]["choices"])),
+        ("mmlu_anatomy", lambda doc: doc["answer"], lambda doc: 1 / 4),
+        ("lambada_openai", lambda doc: 0, None),
+    ],
+)
+def test_tasks_with_columns_of_their_own_score_as_with_hf(task, gold, chance, scorer, more, theirs, tmp_path):
+    import lm_eval
+
+    from jaxlm.eval import lm_eval_tasks
+
+    shots = 0 if task in ("truthfulqa_mc2", "lambada_openai") else 2
+    (found,) = tiny_eval.asked(scorer, [task], settings(more, fewshot=shots))
+    loaded = lm_eval_tasks.load([task], str(more), shots, str(tmp_path))[task]
+    want = lm_eval.evaluate(theirs, {"tasks": loaded, "groups": {}, "group_map": {}}, bootstrap_iters=0)
+    scores = {k.removesuffix(",none"): v for k, v in want["results"][task].items() if k.endswith(",none")}
+    scores = {name: pytest.approx(value, rel=1e-3) for name, value in scores.items() if isinstance(value, float)}
+    assert scores
+    assert {name: found.metrics[name] for name in scores} == scores
+    samples = want["samples"][task]
+    assert len(found.items) == len(samples) >= 5
+    for item, sample in zip(found.items, samples, strict=True):
+        assert item.detail["logp"] == pytest.approx([response[0][0] for response in sample["resps"]], abs=1e-3)
+        assert item.detail["gold"] == gold(sample["doc"])
+        assert item.detail["bytes"] == [len(text.encode()) for _, text in sample["arguments"]]
+        assert item.metrics.keys() >= {"acc", "bits_per_byte"}
+    guess = [chance(sample["doc"]) for sample in samples] if chance else None
+    assert found.chance == (pytest.approx(np.mean(guess)) if guess else None)
+
+
+@pytest.mark.parametrize("task", ["arc_easy", "gsm8k", "mmlu_anatomy"])
+def test_conversations_score_as_with_hf(task, bench, more, tmp_path):
+    """Worked examples are turns; mmlu's description is a system message."""
+    import lm_eval
+
+    from jaxlm.eval import lm_eval_tasks
+
+    scorer = tiny_eval.scorer(max_seq_len=512, chats=True)
+    place = more if task.startswith("mmlu") else bench / "hub"
+    (found,) = tiny_eval.asked(scorer, [task], settings(place, fewshot=2, chat_template=True))
+    loaded = lm_eval_tasks.load([task], str(place), 2, str(tmp_path / "cache"))[task]
+    given = {"apply_chat_template": True, "fewshot_as_multiturn": True, "bootstrap_iters": 0}
+    want = lm_eval.evaluate(of_hf(scorer, tmp_path), {"tasks": loaded, "groups": {}, "group_map": {}}, **given)
+    samples = {sample["doc_id"]: sample for sample in want["samples"][task]}
+    assert found.items[0].detail["question"].count("<|im_start|><|user|>") == 3
+    for item in found.items:
+        sample = samples[int(item.id)]
+        assert item.detail["question"] == sample["arguments"][0][0].removeprefix("</s>")  # which our ids have anyway
+        answers = [response[0] for response in sample["resps"]]
+        if "logp" in item.detail:
+            assert item.detail["logp"] == pytest.approx([logp for logp, _ in answers], abs=1e-3)
+        else:
+            assert item.detail["answer"] == answers[0]
+
+
 def test_what_is_wrong_is_one_line(bench):
     with pytest.raises(ConfigError, match="no task arc_esy in lm-evaluation-harness; did you mean arc_easy"):
         harness.Benchmarks(["arc_esy"], settings())
@@ -170,7 +239,7 @@ import os, socket, sys
 def refuse(*args, **kwargs):
     raise AssertionError("the network")
 socket.socket.connect = socket.create_connection = refuse
-sys.path[:0] = {[str(p) for p in (harness.__file__.split("/jaxlm/")[0], tiny_eval.__file__.rsplit("/", 1)[0])]!r}
+sys.path[:0] = {[module.__file__.rsplit("/", up)[0] for module, up in ((harness, 3), (tiny_eval, 1), (hub_layout, 1))]!r}
 from tiny_eval import settings
 from jaxlm.eval import harness, measures
 here = os.getcwd()

@@ -84,9 +84,25 @@ def test_of_few_items_that_are_all_wrong_there_is_no_alarm(n, heard):
     assert ("below chance" in measures.alarm(found, 0)) == heard
 
 
-def test_a_line_of_a_result():
-    found = result(acc=0.4, acc_norm=0.5)
-    assert measures.line(found) == "ARC-Easy: acc_norm 0.500 ± 0.032 (chance 0.250); 0 items"
+CHANCES = {"piqa": 0.5, "winogrande": 0.5, "lambada_openai": None}
+PUBLISHED = [
+    pytest.param(model, task, metric, id=f"{model.name}-{task}-{metric}")
+    for model in published.models()
+    for task, scores in model.scores.items()
+    for metric in scores.keys() & {"acc", "acc_norm"}
+]
+
+
+@pytest.mark.parametrize(("model", "task", "metric"), PUBLISHED)
+def test_no_published_score_is_an_alarm(model, task, metric):
+    """Even without a standard error: ARC-Challenge was chosen so that simple methods are below chance on it."""
+    score, chance = model.scores[task][metric], CHANCES.get(task, 0.25)
+    assert published.alarm(task, {metric: score}, {}, chance, model.flops or 0.0) == ""
+
+
+def test_below_all_that_is_published_is_an_alarm():
+    line = measures.alarm(result("arc_challenge", acc_norm=0.15), 1e18)
+    assert "is below chance, 0.250, and 0.217, the lowest that is published" in line
 
 
 def test_published_models():

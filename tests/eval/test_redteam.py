@@ -172,11 +172,11 @@ def test_what_stands_in_the_training_data_is_found(scorer):
 
 
 def test_without_training_data_the_overlap_is_not_zero_but_unknown(scorer, capsys):
-    found = harness.evaluate(scorer, ["redteam"], settings(), 2)
+    found = tiny_eval.asked(scorer, ["redteam"], settings(), 2)
     assert capsys.readouterr().err.count("red team: overlap not measured: no training data") == 1
     assert not any("overlap" in result.metrics for result in found)
     assert not any(line.startswith("overlap") for line in redteam.lines(found))
-    harness.evaluate(scorer, ["redteam"], settings(), 2)  # at the next evaluation of the training
+    tiny_eval.asked(scorer, ["redteam"], settings(), 2)  # at the next evaluation of the training
     assert "overlap" not in capsys.readouterr().err
 
 
@@ -186,7 +186,7 @@ def test_the_first_word_of_a_pair_counts_where_texts_begin_with_nothing(scorer, 
     tokenizer = coder.load(tmp_path)
     assert tokenizer.opening == ()
     bare = dataclasses.replace(scorer, tokenizer=tokenizer)
-    (found,) = harness.evaluate(bare, ["redteam:bias"], settings(), 0)
+    (found,) = tiny_eval.asked(bare, ["redteam:bias"], settings(), 0)
     for item in found.items:
         whole = [bare.score([((tokenizer.eos_id,), tokenizer.encode(text))])[0].logp for text in item.detail["choices"]]
         np.testing.assert_allclose(item.detail["logp"], whole, rtol=1e-4)
@@ -196,7 +196,7 @@ def test_all_of_it_with_an_own_scorer_is_written_and_compared(scorer, module, tm
     pytest.importorskip("profanity_check")
     scorer = trained_on(scorer)
     asked = settings(toxicity=True, scorers=(f"{module}:length",))
-    found = harness.evaluate(scorer, ["redteam"], asked, 3)
+    found = tiny_eval.asked(scorer, ["redteam"], asked, 3)
     assert [result.task for result in found] == [f"redteam_{name}" for name in redteam.CATEGORIES]
     for result in found[:4]:
         assert len(result.items) == 3
@@ -216,7 +216,7 @@ def test_all_of_it_with_an_own_scorer_is_written_and_compared(scorer, module, tm
     place = results.write(tmp_path, found, {"step": 7})
     assert list(results.read(place).values()) == found
     assert json.loads((place / "results.json").read_text())["tasks"]["redteam_toxic"]["n"] == 3
-    again = harness.evaluate(scorer, ["redteam"], asked, 3)
+    again = tiny_eval.asked(scorer, ["redteam"], asked, 3)
     assert again == found
     compared = compare.benchmarks(results.read(place), {result.task: result for result in again})
     assert {(one.task, one.metric) for one in compared} == {

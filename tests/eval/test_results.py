@@ -21,3 +21,10 @@ def test_fewer_questions_do_not_replace_those_of_the_training(tmp_path, n, fewsh
     found = results.read(tmp_path / "eval/20")["arc_easy"]
     assert (len(found.items), found.metrics["acc"]) == ((6, 0.0) if kept else (n, 1.0))
     assert ("keeps the 6 questions of arc_easy" in line) == kept
+
+
+def test_an_answer_may_hold_any_character(tmp_path):
+    """JSON leaves U+2028 and U+0085 as they are, where str.splitlines() would cut."""
+    item = Item("0", {"acc": 1.0}, {"answer": "one\u2028two\x85three\nfour\x1c"})
+    place = results.write(tmp_path, [TaskResult("gsm8k", {"acc": 1.0}, {}, None, 0, [item])], {"step": 1})
+    assert results.read(place)["gsm8k"].items == [item]

@@ -1,7 +1,9 @@
 """The benchmarks of a run's page: scores, curves, and the models of others."""
 
+import tiny_eval
 from tiny_pages import SUMMARY, rows
 
+from jaxlm.eval import humaneval
 from jaxlm.report import benchmarks, published
 
 
@@ -9,6 +11,16 @@ def test_the_last_scores_with_two_standard_errors_and_chance():
     table = rows(benchmarks.scores(SUMMARY))
     assert table[1] == ["ARC-Easy", "0.200 ± 0.020", "0.250", "2.000", "0.100", "acc_norm", "1,000", "0", "40"]
     assert table[2] == ["&lt;made&gt;", "", "", "", "", "", "", "", "40"]
+
+
+def test_a_program_that_passes_is_an_accuracy():
+    """The name under which eval.humaneval writes it."""
+    allowed = tiny_eval.settings(run_code=True)
+    problem = {"task_id": "0", "prompt": "", "entry_point": "f", "test": "def check(f):\n    assert f() == 1"}
+    found = humaneval.grade([problem], ["def f(): return 1"], allowed)
+    point = {"metrics": found.metrics, "stderr": found.stderr, "step": 1, "n": 1, "fewshot": 0, "chance": None}
+    table = rows(benchmarks.scores({"run": {}, "benchmarks": {"humaneval": [point]}}))
+    assert table[1] == ["HumanEval", "1.000", "", "", "", "pass_at_1", "1", "0", "1"]
 
 
 def test_a_score_that_can_not_be_is_told():

@@ -89,6 +89,8 @@ def test_a_folder_that_a_reader_knows(made, tmp_path):
     other = origin.Origin(run.config, lambda: None, {"path": "x"}, lambda abstract, shardings: {})
     readers = [lambda folder: None, lambda folder: other if folder == tmp_path else None]
     assert origin.open(tmp_path, readers=readers) is other
+    with pytest.raises(ConfigError, match=r"is no run but a model, which has no checkpoint best"):
+        origin.open(tmp_path, "best", readers)
     with pytest.raises(ConfigError, match=r"no run to begin from in .* no config\.json"):
         origin.open(tmp_path, readers=readers[:1])
 

@@ -41,7 +41,7 @@ class Checkpointer:
       reserve: the room held back on the disk; None if `read_only`.
       failing: why saving fails now, in one line; "" if it does not.
       abandoned: True if a save hangs and was given up; there are no more saves then.
-      left_behind: True if threads of a save may keep Python from ending by itself: end it by `os._exit`.
+      left_behind: True if Python can't end by itself, because of threads that read or write: end it by `os._exit`.
       verify_s: the seconds that verifying the last checkpoint took.
     """
 
@@ -69,8 +69,7 @@ class Checkpointer:
         self._safe_since = time.monotonic()  # the age of the newest work that is on disk, whole
         self._deleting: list[threading.Thread] = []
         self._aside, self._prepared = [], False  # folders of what did not read back
-        # All processes must agree on what is there, because they save together.
-        if read_only:
+        if read_only:  # else all processes must agree on what is there, because they save together
             self.reserve, self._steps = None, set(self._listed())
             return
         together(lambda: self.directory.mkdir(parents=True, exist_ok=True), first_only=True)
@@ -387,6 +386,7 @@ class Checkpointer:
         folder = self.directory / str(step)
         if self._read_only or not self._config or not self._config.verify or jax.process_index() or self.verified(step):
             return
+        self.left_behind = True  # TensorStore aborts a process whose Python ends while it reads
         threading.Thread(target=verify.verify, args=(folder, digests), daemon=True).start()
 
     def hold(self, first: int) -> None:

@@ -194,7 +194,8 @@ def _touch(path: pathlib.Path) -> bool:
 
 def verify(folder: pathlib.Path, digests: dict[str, int]) -> None:
     """Reads a checkpoint back, and writes its checksums if every array has its digest. Does nothing if the disk fails."""
-    with contextlib.suppress(OSError):
+    # RuntimeError: Python ends, and gives this thread no others any more.
+    with contextlib.suppress(OSError, RuntimeError):
         flush(folder)
         if not read_back(folder, digests):
             write_checksums(folder)
