@@ -150,7 +150,7 @@ def _outputs(c: ConfigDict) -> None:
     c.eval.data_dir = ""  # folder of benchmark files; "" = from the hub (https://huggingface.co)
     c.eval.run_code = False  # True: run what a model wrote (HumanEval), in a process without network
     c.eval.run_code_with_network = False  # True: also where the network can't be cut off
-    c.eval.code_seconds = 10.0  # for each program
+    c.eval.code_seconds = 10.0  # for each program, on a core; four times as many by the clock
     c.eval.code_memory_mb = 1024.0  # for each program
     r = c.eval.redteam = ConfigDict()  # the task redteam: what a model writes after prompts that lead astray
     r.scorers = ()  # MODULE:FUNCTION, ...: (prompts, texts) -> a score from 0 to 1 of each text

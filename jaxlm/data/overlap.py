@@ -72,21 +72,23 @@ class Found:
         hits = hits[np.isin(hashes[hits], self._known)]
         # A run of n tokens is n - SEED + 1 hits in a row.
         for group in np.split(hits, np.flatnonzero(np.diff(hits) > 1) + 1) if len(hits) else ():
-            same = np.asarray(piece[group[0] : group[-1] + SEED], np.int64)
-            if (key := same.tobytes()) not in self._seen:
-                self._seen.add(key)
-                self._compare(same)
+            end = int(group[-1]) + SEED
+            for place, value in zip(group.tolist(), hashes[group].tolist(), strict=True):
+                same = np.asarray(piece[place : min(place + self.longest, end)], np.int32)
+                if (key := same.tobytes()) not in self._seen:  # a million equal tokens are compared once
+                    self._seen.add(key)
+                    self._compare(value, same)
 
-    def _compare(self, same: np.ndarray) -> None:
-        for first, value in enumerate(_hashes(same).tolist()):
-            for number, start in self._places[value]:
-                text, longest = self._texts[number], self.runs[number]
-                limit = min(len(text) - start, len(same) - first)
-                if limit > longest[start]:
-                    differ = np.flatnonzero(text[start : start + limit] != same[first : first + limit])
-                    length = int(differ[0]) if len(differ) else limit
-                    if length >= SEED:  # fewer only if two hashes are equal by chance
-                        longest[start] = max(longest[start], length)
+    def _compare(self, value: int, same: np.ndarray) -> None:
+        """Counts the runs with which a stretch of text begins, by the hash of its first tokens."""
+        for number, start in self._places[value]:
+            text, longest = self._texts[number], self.runs[number]
+            limit = min(len(text) - start, len(same))
+            if limit > longest[start]:
+                differ = np.flatnonzero(text[start : start + limit] != same[:limit])
+                length = int(differ[0]) if len(differ) else limit
+                if length >= SEED:  # fewer only if two hashes are equal by chance
+                    longest[start] = max(longest[start], length)
 
 
 def longest(runs_T: np.ndarray) -> int:

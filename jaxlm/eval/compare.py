@@ -2,7 +2,8 @@
 
 Accuracies are compared by McNemar's exact test (McNemar 1947): only items that exactly one of the two answers right count.
 Other scores, such as bits per byte, by a paired randomization test, with a bootstrap's interval (Efron and Tibshirani 1993,
-chapters 13 and 15). Votes by a sign test. The p-values of several comparisons are corrected by Holm (1979).
+chapters 13 and 15). Votes by a sign test. The p-values of several comparisons are corrected by Holm (1979), those of bits per
+byte apart from the others.
 """
 
 import dataclasses
@@ -36,9 +37,9 @@ class Comparison:
       a, b: the mean scores.
       difference: b - a, with `low` and `high`, the ends of its 95% interval.
       p: the p-value of "no difference", of this test alone.
-      adjusted: the p-value corrected for all comparisons made.
+      adjusted: the p-value corrected for the number of comparisons; see `adjust`.
       a_only, b_only: items that only A, only B has; they are left out.
-      better: "a" or "b", the side with the better mean; "" if they are equal.
+      better: "a" or "b", the side with the better mean; "" if neither is better.
     """
 
     task: str
@@ -62,10 +63,18 @@ class Comparison:
         return self.adjusted < LEVEL
 
 
-def mcnemar(a: np.ndarray, b: np.ndarray) -> float:
-    """Returns the p-value of McNemar's exact test for two arrays of right (1) and wrong (0) answers to the same items."""
-    lost, won = int(np.sum(a > b)), int(np.sum(b > a))
-    return float(stats.binomtest(lost, lost + won).pvalue) if lost + won else 1.0
+def mcnemar(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
+    """Returns (p-value, low, high) of two arrays of right (1) and wrong (0) answers to the same items, as `paired` does.
+
+    The p-value is that of McNemar's exact test.
+    """
+    lost, won, n = int(np.sum(a > b)), int(np.sum(b > a)), len(a)
+    if not lost + won:
+        return 1.0, 0.0, 0.0
+    shares = np.asarray([lost, won, n - lost - won]) / n
+    drawn = np.random.default_rng(_SEED).multinomial(n, shares, _DRAWS)  # a bootstrap's draws, counted
+    low, high = np.quantile((drawn[:, 1] - drawn[:, 0]) / n, (0.025, 0.975))
+    return float(stats.binomtest(lost, lost + won).pvalue), float(low), float(high)
 
 
 def paired(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
@@ -94,14 +103,13 @@ def scores(task: str, metric: str, a: Mapping[str, float], b: Mapping[str, float
     if not common:
         raise ConfigError(f"{task}: A and B have no item in common")
     left, right = (np.asarray([side[item] for item in common], float) for side in (a, b))
-    p, low, high = paired(left, right)
-    test = "randomization"
-    if np.isin(np.concatenate([left, right]), (0.0, 1.0)).all():
-        p, test = mcnemar(left, right), "McNemar"
+    binary = np.isin(np.concatenate([left, right]), (0.0, 1.0)).all()
+    test, compared = ("McNemar", mcnemar) if binary else ("randomization", paired)
+    p, low, high = compared(left, right)
     difference = float(right.mean() - left.mean())
     gain = -difference if metric.split(",")[0] in _LOWER else difference
     if metric in _EVEN:
-        gain = abs(left.mean() - _EVEN[metric]) - abs(right.mean() - _EVEN[metric])
+        gain = round(abs(left.mean() - _EVEN[metric]) - abs(right.mean() - _EVEN[metric]), 9)
     return Comparison(
         task, metric, test, len(common), float(left.mean()), float(right.mean()), difference, low, high, p,
         a_only=len(a) - len(common), b_only=len(b) - len(common), better="b" if gain > 0 else "a" if gain < 0 else "",
@@ -121,6 +129,8 @@ def benchmarks(a: Mapping[str, TaskResult], b: Mapping[str, TaskResult]) -> list
     found = []
     for task in common:
         one, other = a[task], b[task]
+        if not (one.items and other.items):  # `core` is a mean over tasks, and these are compared
+            continue
         if one.fewshot != other.fewshot:
             raise ConfigError(
                 f"{task} was asked with {one.fewshot} worked examples of A and {other.fewshot} of B: run jaxlm eval with "
@@ -130,6 +140,8 @@ def benchmarks(a: Mapping[str, TaskResult], b: Mapping[str, TaskResult]) -> list
         for metric in _metrics(one, other):
             sides = [{i.id: i.metrics[metric] for i in side.items if _has(i.metrics, metric)} for side in (one, other)]
             found.append(scores(task, metric, *sides))
+    if not found:
+        raise ConfigError(f"{', '.join(common)}: A and B have no score in common")
     return adjust(found)
 
 
@@ -191,12 +203,22 @@ def votes(records: Sequence[typing.Any]) -> Comparison:
 
 
 def adjust(found: Sequence[Comparison]) -> list[Comparison]:
-    """Returns the comparisons with p-values corrected for their number (Holm 1979)."""
-    order, worst, adjusted = sorted(range(len(found)), key=lambda i: found[i].p), 0.0, {}
-    for rank, index in enumerate(order):
-        worst = max(worst, min(1.0, found[index].p * (len(found) - rank)))
-        adjusted[index] = worst
+    """Returns the comparisons with p-values corrected for their number (Holm 1979): scores and bits per byte each for theirs.
+
+    A task's accuracy is not judged more strictly because its bits per byte are compared too.
+    """
+    adjusted = {}
+    for family in _families(found):
+        worst = 0.0
+        for rank, index in enumerate(sorted(family, key=lambda i: found[i].p)):
+            worst = max(worst, min(1.0, found[index].p * (len(family) - rank)))
+            adjusted[index] = worst
     return [dataclasses.replace(one, adjusted=adjusted[index]) for index, one in enumerate(found)]
+
+
+def _families(found: Sequence[Comparison]) -> list[list[int]]:
+    """Returns the indices of the scores, then of the bits per byte."""
+    return [[index for index, one in enumerate(found) if (one.metric == BITS) == bits] for bits in (False, True)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -217,7 +239,9 @@ def words(found: Sequence[Comparison], a: str, b: str) -> list[str]:
             sides = [f"{n:,} that only {who} has" for n, who in ((one.a_only, a), (one.b_only, b)) if n]
             lines.append(f"{name}: items left out: {' and '.join(sides)}{more}")
     if len(found) > 1:
-        lines.append(f"{len(found)} comparisons; the p-values are corrected for their number (Holm)")
+        number, bits = map(len, _families(found))
+        each = f", scores and bits per byte apart: {number} and {bits}" if number and bits else f": {len(found)}"
+        lines.append(f"p-values are corrected for the number of comparisons (Holm){each}")
     return lines
 
 
@@ -231,6 +255,8 @@ def _clause(one: Comparison, a: str, b: str) -> str:
     on = "by the votes" if one.task == "votes" else f"on {published.title(one.task)}"
     if not one.apart:
         return f"{a} and {b} can't be told apart {on} {p}"
+    if not one.better:
+        return f"{a} and {b} differ {on}, and neither is better: {_short(one.a)} and {_short(one.b)} {p}"
     winner = b if one.better == "b" else a
     best, rest = (one.b, one.a) if one.better == "b" else (one.a, one.b)
     return f"{winner} is better {on}: {_short(best)} against {_short(rest)} {p}"

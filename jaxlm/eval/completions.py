@@ -30,7 +30,13 @@ def greedy(max_new_tokens: int, temperature: float = 0.0) -> SampleConfig:
 
 
 def complete(
-    scorer: Scorer, prompts: Sequence[Sequence[int]], stops: Sequence[str], settings: SampleConfig, seed: int, what: str
+    scorer: Scorer,
+    prompts: Sequence[Sequence[int]],
+    stops: Sequence[str],
+    settings: SampleConfig,
+    seed: int,
+    what: str,
+    follows: bool = False,
 ) -> list[str]:
     """Returns the text that follows each prompt, up to the first of `stops`, which may lie across tokens, or to EOS.
 
@@ -40,10 +46,12 @@ def complete(
     Args:
       prompts: ids, with what a document begins with.
       settings: see `models.generate.generate`.
+      follows: as `Coder.decode` has it: True keeps a space at the beginning of a text, which is indentation in a program.
+        lm-evaluation-harness's `hf` takes it away from tokenizers such as Llama 2's.
     """
     stops = [stop for stop in stops if stop]
     rows = continue_ids(scorer, prompts, stops, settings, seed, what)
-    return [_cut(scorer.tokenizer.decode(row), stops) for row in rows]
+    return [_cut(scorer.tokenizer.decode(row, follows), stops) for row in rows]
 
 
 def continue_ids(

@@ -20,7 +20,7 @@ from jaxlm.config import ConfigError, EvalConfig
 from jaxlm.corpus.benchmarks import core as layout
 from jaxlm.data.ids import document
 from jaxlm.eval.branches import Request
-from jaxlm.eval.items import means, spread
+from jaxlm.eval.items import means
 from jaxlm.eval.likelihood import Score, Scorer
 from jaxlm.eval.results import Item, TaskResult
 
@@ -50,7 +50,7 @@ def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> lis
     Args:
       part: the name of one task; "" for all.
       settings: the section `eval` of the config: `data_dir` is the bundle, `fewshot` may change how many examples are shown.
-      items: of each task; 0 for all.
+      items: of each task, the first in nanochat's order; 0 for all.
     """
     tasks, found = _tasks(part, settings.data_dir), []
     for task in tasks:
@@ -59,7 +59,8 @@ def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> lis
         found.append(_evaluate(scorer, task._replace(fewshot=min(shots, len(rows) - 1)), rows, items))
     if len(found) > 1:
         centred = float(np.mean([result.metrics["centred"] for result in found]))
-        found.append(TaskResult("core", {"centred": centred}, {}, None, tasks[0].fewshot, []))
+        shots = {result.fewshot for result in found}
+        found.append(TaskResult("core", {"centred": centred}, {}, None, shots.pop() if len(shots) == 1 else None, []))
     return found
 
 
@@ -134,20 +135,20 @@ def load(task: Task) -> list[dict]:
 
 
 def _evaluate(scorer: Scorer, task: Task, rows: list[dict], items: int) -> TaskResult:
-    # In the order in which nanochat takes its first questions.
     order = list(range(len(rows)))
-    random.Random(1337).shuffle(order)
+    random.Random(1337).shuffle(order)  # nanochat's order, of which it takes the first questions too
     rows = [rows[number] for number in order]
-    taken = spread(len(rows), items)
+    taken = range(min(items or len(rows), len(rows)))
     requests, spans = [], []
     for number in taken:
         own = questions(scorer, task, rows, number)
         spans.append((len(requests), len(requests) + len(own)))
         requests += own
-    scores = scorer.score(requests, task.name)
+    scores, sizes = scorer.score(requests, task.name), scorer.tokenizer.token_bytes()
     found = []
     for number, (first, end) in zip(taken, spans, strict=True):
-        found.append(_item(task, rows[number], order[number], scores[first:end]))
+        lengths = [int(sizes[list(scored)].sum()) for _, scored in requests[first:end]]
+        found.append(_item(task, rows[number], order[number], scores[first:end], lengths))
     chance = task.chance
     if chance is None:
         chance = float(np.mean([1 / len(_choices(task, rows[number])) for number in taken]))
@@ -158,20 +159,20 @@ def _evaluate(scorer: Scorer, task: Task, rows: list[dict], items: int) -> TaskR
     return TaskResult(task.name, metrics, stderr, chance, task.fewshot, found)
 
 
-def _item(task: Task, row: dict, number: int, scores: Sequence[Score]) -> Item:
+def _item(task: Task, row: dict, number: int, scores: Sequence[Score], sizes: Sequence[int]) -> Item:
+    """Returns one question with its scores. `scores` and `sizes`, in bytes, are those of its requests."""
     choices = _choices(task, row)
-    logp = [score.logp for score in scores]
+    own, shared = scores[: len(choices)], scores[len(choices) :]
     if task.kind == "language_modeling":
-        right, gold = scores[0].greedy, 0
+        right, gold = own[0].greedy, 0
     else:
         gold = row["gold"]
-        right = int(np.argmax([score.logp / max(1, score.tokens) for score in scores])) == gold
-    scored = [row["continuation"]] * len(choices) if task.kind == "schema" else choices
+        right = int(np.argmax([score.logp / score.tokens for score in own])) == gold
     detail = {
         "question": row.get("query", row.get("context", row.get("continuation"))),
         "choices": choices,
-        "logp": logp,
-        "bytes": [len((task.delimiter + text).encode()) for text in scored],
+        "logp": [score.logp + sum(one.logp for one in shared) for score in own],
+        "bytes": [size + sum(sizes[len(choices) :]) for size in sizes[: len(choices)]],
         "gold": gold,
     }
     return Item(str(number), {"acc": float(right)}, detail)
@@ -183,22 +184,28 @@ def _choices(task: Task, row: dict) -> list[str]:
 
 
 def questions(scorer: Scorer, task: Task, rows: Sequence[dict], number: int) -> list[Request]:
-    """Returns one request for each choice of a row, behind its worked examples, cut where nanochat cuts."""
+    """Returns one request for each choice of a row, behind its worked examples, cut where nanochat cuts.
+
+    nanochat judges choices from the first token on in which they differ. If answers begin alike, one request more has what
+    they share, so that bits per byte are those of the whole answer, as lm-evaluation-harness's tasks have them.
+    """
     others = [other for other in range(len(rows)) if other != number]
     examples = [rows[other] for other in random.Random(1234 + number).sample(others, task.fewshot)]
     shown = "".join(f"{_pair(task, row, row.get('gold', 0))}\n\n" for row in examples)
     row = rows[number]
-    prompts = [(shown + _pair(task, row, choice)).strip() for choice in range(len(_choices(task, row)))]
+    prompts = [shown + _pair(task, row, choice) for choice in range(len(_choices(task, row)))]
     ids = [document(scorer.tokenizer, prompt) for prompt in prompts]
+    last = min(map(len, ids)) - 1  # a choice keeps at least its last token
     if task.kind == "schema":
-        same = _alike([list(reversed(one)) for one in ids])
+        same = max(1, min(_alike([one[::-1] for one in ids]), last))
         return [(one[:-same], one[-same:]) for one in ids]
+    question = shown + (row["query"] if task.kind == "multiple_choice" else row["context"].strip()) + task.delimiter
+    begin = min(_alike([document(scorer.tokenizer, question.rstrip()), *ids]), last)
     if task.kind == "language_modeling":
-        context = f"{shown}{row['context'].strip()}{task.delimiter}".strip()
-        start = len(document(scorer.tokenizer, context))
-    else:
-        start = _alike(ids)
-    return [(one[:start], one[start:]) for one in ids]
+        return [(one[:begin], one[begin:]) for one in ids]
+    same = min(_alike(ids), last)
+    requests = [(one[:same], one[same:]) for one in ids]
+    return [*requests, (ids[0][:begin], ids[0][begin:same])] if begin < same else requests
 
 
 def _pair(task: Task, row: dict, choice: int) -> str:
@@ -210,10 +217,9 @@ def _pair(task: Task, row: dict, choice: int) -> str:
 
 
 def _alike(ids: Sequence[Sequence[int]]) -> int:
-    """Returns with how many equal tokens all begin, at most all but the last of the shortest."""
+    """Returns with how many equal tokens all begin."""
     shortest = min(map(len, ids))
-    same = next((place for place in range(shortest) if len({one[place] for one in ids}) > 1), shortest)
-    return min(same, shortest - 1)
+    return next((place for place in range(shortest) if len({one[place] for one in ids}) > 1), shortest)
 
 
 def line(results: Sequence[TaskResult]) -> str:

@@ -38,7 +38,8 @@ def evaluate(scorer: Scorer, part: str, settings: EvalConfig, items: int) -> lis
     problems = read(settings.data_dir)
     problems = [problems[number] for number in spread(len(problems), items)]
     prompts = [document(scorer.tokenizer, problem["prompt"]) for problem in problems]
-    texts = completions.complete(scorer, prompts, _STOPS, completions.greedy(_NEW_TOKENS), 0, "writing programs")
+    asked, what = completions.greedy(_NEW_TOKENS), "writing programs"
+    texts = completions.complete(scorer, prompts, _STOPS, asked, 0, what, follows=True)
     return [grade(problems, texts, settings)]
 
 

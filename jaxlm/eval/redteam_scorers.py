@@ -13,7 +13,10 @@ Plugin = Callable[[Sequence[str], Sequence[str]], Sequence[float]]  # (prompts, 
 _KINDS = ("email", "iban", "card", "ssn", "phone")  # of the stage pii
 _REGIONS = ("US", "GB")
 _KEY = "eval.redteam.scorers"
-_TRIAL = ("Hello,", " world.")  # a prompt and a text, with which a scorer is tried before anything is generated
+_TRIAL = (
+    ["Hello,", "Hello."],
+    [" world.", ""],
+)  # prompts and texts with which a scorer is tried before anything is written
 
 
 def toxicity(texts: Sequence[str]) -> list[float]:
@@ -50,8 +53,11 @@ def recalled(text: str, continuation: str) -> float:
     return match.size / len(true)
 
 
-def plugins(names: Sequence[str], taken: Sequence[str]) -> dict[str, Plugin]:
+@functools.cache
+def plugins(names: tuple[str, ...], taken: tuple[str, ...]) -> dict[str, Plugin]:
     """Returns the scorers that `eval.redteam.scorers` names, by the names of their functions, each tried once.
+
+    One of the texts of the trial is empty, since a model may write nothing.
 
     Raises ConfigError if one can't be imported, is no function, fails, or is called as one of `taken` or another.
     """
@@ -70,7 +76,7 @@ def plugins(names: Sequence[str], taken: Sequence[str]) -> dict[str, Plugin]:
         if function in found or function in taken:
             raise ConfigError(f"{_KEY} names {name!r}, but there is a score {function} already: give it another name")
         found[function] = functools.partial(_checked, name, plugin)
-        found[function]([_TRIAL[0]], [_TRIAL[1]])
+        found[function](*_TRIAL)
     return found
 
 

@@ -40,7 +40,7 @@ class TaskResult:
       metrics: name -> the task's score, as the harness computes it; those of the items are means over them.
       stderr: name -> the standard error of that score, where there is one.
       chance: the accuracy of guessing; None if the task has no choices.
-      fewshot: how many worked examples stood before each question.
+      fewshot: how many worked examples stood before each question; None for a mean over tasks that differ in it.
       items: the questions, in the task's order.
     """
 
@@ -48,7 +48,7 @@ class TaskResult:
     metrics: dict[str, float]
     stderr: dict[str, float]
     chance: float | None
-    fewshot: int
+    fewshot: int | None
     items: list[Item]
 
 

@@ -18,20 +18,24 @@ import os
 import pathlib
 import platform
 import secrets
+import select
 import signal
 import socket
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 import typing
 
-from jaxlm import console
+from jaxlm import cgroups, console
 from jaxlm.config import ConfigError, RunError
 from jaxlm.config.schema import EvalConfig
 from jaxlm.eval import sandbox_child, seccomp
 
 _MOST = 300  # bytes kept of what a program failed with
+_START_S = 60.0  # for an interpreter to start: this machine may be busy
+_PATIENCE = 4  # a program may take so many times its seconds by the clock: it is its time on the cores that is judged
 _MAC = "(version 1)(allow default)(deny network*)(deny process-fork)(deny file-write*)"
 _PROBE = """
 import socket
@@ -56,10 +60,11 @@ _READABLE = (
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """True if a program ran to its end; if not, why: its exception, "took over 10 s", ..."""
+    """Whether a program ran to its end; if not, why: its exception, "took over 10 s", ... `started`: False if it never ran."""
 
     passed: bool
     why: str
+    started: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,16 +77,20 @@ class _Way:
 
 
 def run(program: str, config: EvalConfig) -> Outcome:
-    """Returns whether a Python program ran to its end within its limits. See `run_all`."""
-    return run_all([program], config)[0]
+    """Returns whether a Python program ran to its end within its limits. See `run_all`. Raises RunError if it did not start."""
+    (found,) = run_all([program], config)
+    if not found.started:
+        raise RunError(f"a program {found.why}")
+    return found
 
 
 def run_all(programs: typing.Sequence[str], config: EvalConfig) -> list[Outcome]:
-    """Returns the outcome of each program, in order. As many run at a time as there are cores.
+    """Returns the outcome of each program, in order. As many run at a time as this process has cores (`cgroups.cores`).
+
+    A program whose process does not start is tried once more. Then it counts as failed, and a line says so.
 
     Raises:
       ConfigError: `eval.run_code` is False, or the network can't be cut off here and `eval.run_code_with_network` is False.
-      RunError: the process of a program did not come to its first line.
     """
     if not config.run_code:
         raise ConfigError(
@@ -96,15 +105,18 @@ def run_all(programs: typing.Sequence[str], config: EvalConfig) -> list[Outcome]
     _announce(found, config.code_seconds, config.code_memory_mb)
     with (
         console.working("running what the model wrote", len(programs), "programs", end=False) as tell,
-        concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool,
+        concurrent.futures.ThreadPoolExecutor(cgroups.cores()) as pool,
     ):
         futures = [
-            pool.submit(_run, p, found or _Way(""), config.code_seconds, config.code_memory_mb) for p in programs
+            pool.submit(_try, p, found or _Way(""), config.code_seconds, config.code_memory_mb) for p in programs
         ]
         try:
-            return list(console.told((f.result() for f in futures), tell))
+            outcomes = list(console.told((f.result() for f in futures), tell))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+    if late := [outcome.why for outcome in outcomes if not outcome.started]:
+        console.say(f"{len(late):,} of {len(programs):,} programs never ran and count as failed; the first {late[0]}")
+    return outcomes
 
 
 def humaneval_program(problem: dict[str, str], completion: str) -> str:
@@ -122,8 +134,8 @@ def way() -> _Way | None:
     tried = ways.get(platform.system())
     if tried is None or not (tried.rules or tried.command):
         return None
-    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.suppress(RunError, OSError):
-        if _run(_PROBE.format(port=server.getsockname()[1]), tried, 60.0, 1024.0).passed:
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.suppress(OSError):
+        if _try(_PROBE.format(port=server.getsockname()[1]), tried, 60.0, 1024.0).passed:
             return tried
     return None
 
@@ -131,7 +143,22 @@ def way() -> _Way | None:
 @functools.cache
 def _announce(way: _Way | None, seconds: float, memory_mb: float) -> None:
     network = f"without network ({way.name})" if way else "WITH network"
-    console.say(f"what the model writes runs {network}, each program for {seconds:g} s and {memory_mb:,.0f} MB at most")
+    console.say(
+        f"what the model writes runs {network}, each program for {seconds:g} s of a core and {memory_mb:,.0f} MB at most"
+    )
+
+
+def _try(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
+    """Runs one program, once more if it did not start: that may have been the machine."""
+    found = Outcome(False, "", started=False)
+    for _ in range(2):
+        try:
+            found = _run(program, way, seconds, memory_mb)
+        except OSError as error:  # no process, or no temporary folder
+            found = Outcome(False, f"did not start: {error}", started=False)
+        if found.started:
+            break
+    return found
 
 
 def _run(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
@@ -159,18 +186,29 @@ def _run(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
             )  # fmt: skip
         finally:
             os.close(write)
-        late = False
+        said, late = "", False
         try:
-            child.wait(seconds)
+            said = _until_ready(read, _START_S)
+            if sandbox_child.READY in said:
+                child.wait(_PATIENCE * seconds)
         except subprocess.TimeoutExpired:
             late = True
         finally:
             _end(child)
         os.set_blocking(read, False)
-        said = b""
         with contextlib.suppress(BlockingIOError):
-            said = os.read(read, 2 * _MOST)
-    return _outcome(said.decode(errors="replace"), token, child.returncode, late, seconds)
+            said += os.read(read, 2 * _MOST).decode(errors="replace")
+    return _outcome(said, token, child.returncode, late, seconds)
+
+
+def _until_ready(fd: int, seconds: float) -> str:
+    """Returns what a child writes up to the line that says it is ready, to its end, or so many seconds long."""
+    said, end = "", time.monotonic() + seconds
+    while sandbox_child.READY not in said and select.select([fd], [], [], max(0.0, end - time.monotonic()))[0]:
+        if not (more := os.read(fd, 2 * _MOST)):
+            break
+        said += more.decode(errors="replace")
+    return said
 
 
 def _end(child: subprocess.Popen) -> None:
@@ -182,10 +220,13 @@ def _end(child: subprocess.Popen) -> None:
 def _outcome(said: str, token: str, code: int, late: bool, seconds: float) -> Outcome:
     started, ready, why = said.partition(sandbox_child.READY)
     if not ready:
-        after = f"within eval.code_seconds={seconds:g}" if late else f"(exit code {code})"
-        raise RunError(f"a program's process did not come to its first line {after} {started}".rstrip())
-    if late or code == -signal.SIGXCPU:
+        early = f"ended before its first line (exit code {code}) {started}".rstrip()
+        why = f"did not come to its first line in {_START_S:g} s" if code == -signal.SIGKILL else early
+        return Outcome(False, why, started=False)
+    if code == -signal.SIGXCPU:
         return Outcome(False, f"took over {seconds:g} s")
+    if late:
+        return Outcome(False, f"took over {_PATIENCE * seconds:g} s by the clock")
     if why == token and code == 0:
         return Outcome(True, "")
     if code < 0:

@@ -6,10 +6,12 @@ writes the token, or why the program failed, to the file descriptor that it is t
 
 import ctypes
 import json
+import math
 import os
 import resource
 import struct
 import sys
+import time
 
 _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 38, 22, 2  # of prctl
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # Landlock, the same on every machine
@@ -40,14 +42,15 @@ def main() -> None:
 
 def _limit(seconds: float, memory: int) -> None:
     """Bounds time on the cores, memory, the size of files, core dumps and, but for root, how many processes there are."""
-    cpu = int(seconds) + 1
+    cpu = math.ceil(time.process_time() + seconds)  # this interpreter has taken some already
     limits = {"CPU": cpu, "AS": memory, "FSIZE": 0, "CORE": 0, "NOFILE": 64, "NPROC": 256}
     for name, most in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        end = most + (name == "CPU" and most != hard)  # SIGXCPU, which says why; a second later SIGKILL
         try:
-            resource.setrlimit(kind, (most, most))
+            resource.setrlimit(kind, (most, end))
         except (ValueError, OSError):  # macOS has no limit of memory
             if sys.platform == "linux":
                 raise

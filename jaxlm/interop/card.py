@@ -24,7 +24,7 @@ class Score:
     value: float
     stderr: float | None
     chance: float | None
-    fewshot: int
+    fewshot: int | None
     items: int
 
 
@@ -165,7 +165,7 @@ def _scores(facts: Facts) -> str:
             f"{score.metric}",
             f"{score.value:.3f}" + (f" ± {2 * score.stderr:.3f}" if score.stderr is not None else ""),
             "" if score.chance is None else f"{score.chance:.3f}",
-            str(score.fewshot),
+            "" if score.fewshot is None else str(score.fewshot),
             count(score.items),
         )
         for score in facts.scores

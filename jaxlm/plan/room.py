@@ -7,9 +7,11 @@ import pathlib
 import jax
 from jax.experimental import multihost_utils
 
+from jaxlm import cgroups
 from jaxlm.config import ConfigError, RunError
 
-_ROOT = pathlib.Path("/")
+_FILES = ("memory.max", "memory.current")
+_OLDER = ("memory.limit_in_bytes", "memory.usage_in_bytes")  # of cgroups version 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +68,7 @@ def refusal(words: str, platform: str, memory_gb: float, begun: bool) -> ConfigE
     return (RunError if begun else ConfigError)(words)
 
 
-def available_bytes(root: pathlib.Path = _ROOT) -> int:
+def available_bytes(root: pathlib.Path = cgroups.ROOT) -> int:
     """Returns the bytes that this process may still take of the host's memory: MemAvailable, or what its cgroup leaves.
 
     Raises OSError where there is no /proc (macOS).
@@ -83,26 +85,10 @@ def proc_bytes(path: pathlib.Path, name: str) -> int:
 def _left_by_cgroups(root: pathlib.Path) -> list[int]:
     """What each limit on this process's memory leaves; page cache that can be dropped counts as free."""
     left = []
-    try:
-        groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
-    except OSError:
-        return []
-    files = {
-        "": ("", "memory.max", "memory.current"),
-        "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    }
-    for _, controllers, where in groups:
-        kind = "memory" if "memory" in controllers.split(",") else controllers
-        if kind not in files:
-            continue
-        folder, limit, used = files[kind]
-        base = root / "sys/fs/cgroup" / folder
-        own = base / where.lstrip("/")
-        for place in [own, *own.parents]:  # a limit further up holds too; in a container the path may not be seen
-            if not place.is_relative_to(base):
-                break
-            with contextlib.suppress(OSError, ValueError):  # "max" = no limit
-                most, now = int((place / limit).read_text()), int((place / used).read_text())
-                stats = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
-                left.append(most - now + int(stats.get("inactive_file", stats.get("total_inactive_file", 0))))
+    for place, older in cgroups.folders("memory", root):
+        limit, used = _OLDER if older else _FILES
+        with contextlib.suppress(OSError, ValueError):  # "max" = no limit
+            most, now = int((place / limit).read_text()), int((place / used).read_text())
+            stats = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+            left.append(most - now + int(stats.get("inactive_file", stats.get("total_inactive_file", 0))))
     return left

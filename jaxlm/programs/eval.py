@@ -123,4 +123,5 @@ def _rest(row: dict) -> list[str]:
     spread = "" if row.get("stderr") is None else f"{2 * row['stderr']:.2g}"
     chance = "" if row.get("chance") is None else f"{row['chance']:.3g}"
     asked = console.count(row["items"]) if row.get("items") else ""
-    return [spread, chance, asked, str(row.get("fewshot", ""))]
+    shots = "" if row.get("fewshot") is None else str(row["fewshot"])
+    return [spread, chance, asked, shots]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from jaxlm import screen
+from jaxlm.report import redteam
 from jaxlm.screen import say
 from jaxlm.train.loggers import Writer
 from jaxlm.train.meter import Meter
@@ -83,7 +84,10 @@ class Recorder:
         self.noted(step, figures)
         self._note(step, figures)
         if self._writer:
-            words = [f"{key.removeprefix('val/').removeprefix('eval/')} {value:.4f}" for key, value in figures.items()]
+            shown = {
+                key.removeprefix("val/").removeprefix("eval/"): figures[key] for key in figures if redteam.leads(key)
+            }
+            words = [f"{key} {value:.4f}" for key, value in shown.items()]
             # The figure that sums the others up comes first, then losses: what comes last is left out in a narrow terminal.
             first, *others = sorted(words, key=lambda word: ("/" in word, "/loss " not in word)) or [""]
             parts = [screen.Part(word, rank) for rank, word in enumerate([f"step {step}  {name}: {first}", *others])]

@@ -208,7 +208,9 @@ def _red_team(coder, monkeypatch, part):
     monkeypatch.setattr(redteam, "read", lambda: redteam.Prompts(entries, ()))
     monkeypatch.setattr(redteam.completions, "continue_ids", _fed)
     asked = types.SimpleNamespace(max_new_tokens=1, temperature=0.0, seed=0)
-    fake = types.SimpleNamespace(tokenizer=coder, score=_fed)
+    fake = types.SimpleNamespace(
+        tokenizer=coder, score=_fed, opening=-1
+    )  # which stands where a text begins with nothing
     with pytest.raises(Fed) as fed:
         redteam.evaluate(fake, part, types.SimpleNamespace(redteam=asked), 0)
     return fed.value.rows

@@ -1,5 +1,6 @@
-"""Benchmarks: lm-evaluation-harness's tasks on made questions, beside its own `hf` model; HumanEval's and CORE's own rules."""
+"""Benchmarks: which questions and worked examples are asked, what ends a text, what is missing; the rules of HumanEval."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -8,11 +9,12 @@ import hub_layout
 import numpy as np
 import pytest
 import tiny_eval
+import tiny_hf
 
 from jaxlm.config import ConfigError
-from jaxlm.data import chat
+from jaxlm.data import chat, coder
 from jaxlm.data.ids import document
-from jaxlm.eval import completions, core, harness, humaneval, items
+from jaxlm.eval import completions, harness, humaneval, items
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +24,9 @@ def scorer():
 
 def test_texts_end_at_stop_strings_and_long_prompts_are_cut(scorer, capsys):
     """A stop may lie across tokens; a prompt that leaves no room is cut on the left, and told."""
-    coder, asked = scorer.tokenizer, completions.greedy(24)
-    long = document(coder, " ".join(tiny_eval.WORDS * 9))
-    prompts = [document(coder, "the cat"), document(coder, "two small dogs ran over"), long, long[-104:]]
+    tokenizer, asked = scorer.tokenizer, completions.greedy(24)
+    long = document(tokenizer, " ".join(tiny_eval.WORDS * 9))
+    prompts = [document(tokenizer, "the cat"), document(tokenizer, "two small dogs ran over"), long, long[-104:]]
     assert len(long) > 128
     whole = completions.complete(scorer, prompts, [], asked, 0, "writing")
     assert whole[2] == whole[3]
@@ -32,7 +34,7 @@ def test_texts_end_at_stop_strings_and_long_prompts_are_cut(scorer, capsys):
         capsys.readouterr().err
     )
     stop = whole[0][5:9]
-    assert len(coder.encode(stop)) > 1
+    assert len(tokenizer.encode(stop)) > 1
     assert completions.complete(scorer, prompts, [stop, ""], asked, 0, "writing") == [
         text.partition(stop)[0] for text in whole
     ]
@@ -133,58 +135,6 @@ def test_some_questions_are_spread_over_all():
     assert items.shares({"a": 30, "b": 10}, 8) == {"a": 6, "b": 2}
 
 
-def bundle(place):
-    """A bundle with a task of each type."""
-    words = tiny_eval.WORDS
-    rows = {
-        "choose": [{"query": f"{w} is", "choices": ["a cat", "seven green hills"], "gold": i % 2} for i, w in enumerate(words)],
-        "schema": [{"context_options": [f"the {w}", "the mat"], "continuation": "sat on a mat", "gold": 0} for w in words],
-        "write": [{"context": f"the {w} sat on a ", "continuation": "mat"} for w in words],
-    }  # fmt: skip
-    kinds = {"choose": "multiple_choice", "schema": "schema", "write": "language_modeling"}
-    (place / "eval_data").mkdir()
-    entries = []
-    for name, content in rows.items():
-        (place / f"eval_data/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
-        entries.append(
-            {"label": name, "dataset_uri": f"{name}.jsonl", "icl_task_type": kinds[name], "num_fewshot": [2]}
-        )
-    (place / "core.yaml").write_text(json.dumps({"icl_tasks": entries}))  # JSON is YAML
-    (place / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nchoose,50.0\nschema,50\nwrite,0.0\n")
-    return place
-
-
-def test_core_scores_its_three_types_as_plain_passes_do(scorer, tmp_path):
-    found = tiny_eval.asked(scorer, ["core"], tiny_eval.settings(bundle(tmp_path)), 6)
-    assert [result.task for result in found] == ["choose", "schema", "write", "core"]
-    for result in found[:3]:
-        chance = 0.0 if result.task == "write" else 0.5
-        assert result.metrics["centred"] == pytest.approx((result.metrics["acc"] - chance) / (1 - chance))
-        assert len(result.items) == 6
-    assert found[3].metrics["centred"] == pytest.approx(np.mean([r.metrics["centred"] for r in found[:3]]))
-    assert "over 3 tasks; GPT-2 (1.5B): 0.2565" in core.line(found)
-    # One item by hand: two examples, then the question, every choice in a pass of its own.
-    (task,) = [task for task in core.read(str(tmp_path)) if task.name == "choose"]
-    item, rows = found[0].items[0], core.load(task)
-    row = rows[int(item.id)]
-    requests = core.questions(scorer, task, [row, *(other for other in rows if other is not row)], 0)
-    text = scorer.tokenizer.decode([*requests[0][0], *requests[0][1]])
-    assert text.count("\n\n") == 2
-    assert text.endswith(f"{row['query']} a cat")
-    assert requests[0][0][0] == scorer.tokenizer.eos_id
-    means = [scorer.score([request])[0] for request in requests]
-    right = int(np.argmax([score.logp / score.tokens for score in means]) == row["gold"])
-    assert right in (0, 1)
-
-
-def test_core_says_what_is_missing(tmp_path):
-    with pytest.raises(ConfigError, match=r"no core\.yaml and no file of CORE's rows"):
-        harness.Benchmarks(["core"], tiny_eval.settings(tmp_path))
-    bundle(tmp_path)
-    with pytest.raises(ConfigError, match=r"no task chose in eval.data_dir=.*: it has choose, schema, write"):
-        harness.Benchmarks(["core:chose"], tiny_eval.settings(tmp_path))
-
-
 PROBLEM = {
     "task_id": "Made/0",
     "prompt": "def double(x):\n",
@@ -210,3 +160,24 @@ def test_humaneval_counts_the_programs_whose_tests_pass():
     assert found.metrics == {"pass_at_1": 0.5}
     with pytest.raises(ConfigError, match=r"run_code"):
         humaneval.grade([PROBLEM], ["    return 2 * x\n"], tiny_eval.settings())
+
+
+def test_a_program_keeps_its_indentation(scorer, tmp_path):
+    """Llama 2's tokenizer takes a space from the beginning of a text; two lines of a body then disagree."""
+    tiny_hf.byte_fallback(tmp_path)
+    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(PROBLEM))
+    tokenizer, body = coder.load(tmp_path), "    y = 2 * x\n    return y\n"
+    given = document(tokenizer, PROBLEM["prompt"])
+    written = document(tokenizer, PROBLEM["prompt"] + body)[len(given) :]
+    assert tokenizer.decode(written) == body[1:]
+
+    class Writes:
+        def stream(self, prompts, settings, stop_ids, seed):
+            assert prompts == [given]
+            yield [written]
+
+    writer = dataclasses.replace(scorer, tokenizer=tokenizer)
+    writer.__dict__["generator"] = Writes()  # where cached_property keeps it
+    (found,) = humaneval.evaluate(writer, "", tiny_eval.settings(tmp_path, run_code=True), 0)
+    assert found.items[0].detail["answer"] == body
+    assert found.metrics == {"pass_at_1": 1.0}

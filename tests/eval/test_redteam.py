@@ -7,8 +7,10 @@ import sys
 import numpy as np
 import pytest
 import tiny_eval
+import tiny_hf
 
 from jaxlm.config import ConfigError
+from jaxlm.data import coder
 from jaxlm.data.ids import document
 from jaxlm.eval import compare, completions, harness, redteam, results
 from jaxlm.eval import redteam_scorers as scorers
@@ -104,6 +106,7 @@ def length(prompts, texts):
 def fewer(prompts, texts): return [0.5] * (len(texts) - 1)
 def nan(prompts, texts): return [float("nan")] * len(texts)
 def high(prompts, texts): return [1.5] * len(texts)
+def divides(prompts, texts): return [text.count("!") / len(text) for text in texts]
 def fails(prompts, texts): raise RuntimeError("no model\\nhere")
 def overlap(prompts, texts): return [0.0] * len(texts)
 number = 3
@@ -121,10 +124,11 @@ def module(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("own_scorers:fewer", r"^the scorer own_scorers:fewer returned 0 scores for 1 texts: return one for each$"),
+        ("own_scorers:fewer", r"^the scorer own_scorers:fewer returned 1 scores for 2 texts: return one for each$"),
         ("own_scorers:nan", r"^the scorer own_scorers:nan returned nan: a score is a number from 0 to 1$"),
         ("own_scorers:high", r"^the scorer own_scorers:high returned 1\.5: a score is a number from 0 to 1$"),
         ("own_scorers:fails", r"^the scorer own_scorers:fails failed: RuntimeError: no model here$"),
+        ("own_scorers:divides", r"^the scorer own_scorers:divides failed: ZeroDivisionError"),  # of an empty text
         ("own_scorers:overlap", r"there is a score overlap already"),
         ("own_scorers:number", r"'own_scorers:number', which is no function$"),
         ("own_scorers:lenght", r"can't be imported: AttributeError: .*; write MODULE:FUNCTION"),
@@ -169,9 +173,23 @@ def test_what_stands_in_the_training_data_is_found(scorer):
 
 def test_without_training_data_the_overlap_is_not_zero_but_unknown(scorer, capsys):
     found = tiny_eval.asked(scorer, ["redteam"], settings(), 2)
-    assert "red team: overlap not measured: no training data" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("red team: overlap not measured: no training data") == 1
     assert not any("overlap" in result.metrics for result in found)
-    assert redteam.lines(found)[-1] == "overlap not measured: no training data"
+    assert not any(line.startswith("overlap") for line in redteam.lines(found))
+    tiny_eval.asked(scorer, ["redteam"], settings(), 2)  # at the next evaluation of the training
+    assert "overlap" not in capsys.readouterr().err
+
+
+def test_the_first_word_of_a_pair_counts_where_texts_begin_with_nothing(scorer, tmp_path):
+    """GPT-2's tokenizer puts nothing in front of a text, and five pairs differ in their first word."""
+    tiny_hf.byte_level(tmp_path, 340)
+    tokenizer = coder.load(tmp_path)
+    assert tokenizer.opening == ()
+    bare = dataclasses.replace(scorer, tokenizer=tokenizer)
+    (found,) = tiny_eval.asked(bare, ["redteam:bias"], settings(), 0)
+    for item in found.items:
+        whole = [bare.score([((tokenizer.eos_id,), tokenizer.encode(text))])[0].logp for text in item.detail["choices"]]
+        np.testing.assert_allclose(item.detail["logp"], whole, rtol=1e-4)
 
 
 def test_all_of_it_with_an_own_scorer_is_written_and_compared(scorer, module, tmp_path):
@@ -218,3 +236,12 @@ def test_fewer_flags_are_better_and_a_fair_choice_is_best():
     for (task, metric), (a, b, better) in sides.items():
         (found,) = compare.benchmarks(made(task, metric, a), made(task, metric, b))
         assert found.better == better
+
+
+def test_who_is_as_far_from_fair_on_the_other_side_is_no_better():
+    """Told apart, and neither is called better."""
+    a, b = ({str(i): float(i < right) for i in range(100)} for right in (30, 70))
+    (found,) = compare.adjust([compare.scores("redteam_bias", "stereotype", a, b)])
+    assert (found.apart, found.better) == (True, "")
+    said = "A and B differ on red team: bias, and neither is better: .300 and .700 (p < .001)"
+    assert compare.words([found], "A", "B") == [said]

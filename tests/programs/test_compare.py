@@ -47,7 +47,7 @@ def test_two_runs_and_two_checkpoints(runs, capsys):
     out = capsys.readouterr().out
     assert "step 20 is better on ARC-Easy" in out
     assert "the answers' bits per byte fell by .100 (p < .001)" in out
-    assert "2 comparisons; the p-values are corrected" in out
+    assert "p-values are corrected for the number of comparisons (Holm), scores and bits per byte apart: 1 and 1" in out
 
 
 def test_a_checkpoint_with_itself(runs, capsys):

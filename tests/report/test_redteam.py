@@ -1,9 +1,11 @@
 """The red team on a run's page: a row for each category and checkpoint, what was before first."""
 
+import html
 import json
 
 from tiny_pages import SUMMARY, rows
 
+from jaxlm.data import overlap
 from jaxlm.report import benchmarks, redteam
 from jaxlm.train import summary
 
@@ -27,6 +29,17 @@ def test_before_and_after():
     ]
     assert redteam.scores({"run": run}) == redteam.scores(SUMMARY) == ""
     assert benchmarks.scores({"run": run, "benchmarks": own}) == ""  # they stand in one table only
+
+
+def test_what_the_scores_mean_stands_below_them():
+    """Of the categories and scores that were measured; the same lines as in `jaxlm eval`."""
+    own = {"redteam_toxic": [point(5, flagged=0.2)], "redteam_privacy": [point(5, flagged=0.2, overlap=0.1)]}
+    page = redteam.scores({"run": {"name": "chat"}, "benchmarks": own})
+    lines = redteam.meanings({"redteam_toxic": ["flagged"], "redteam_privacy": ["flagged", "overlap"], "piqa": ["acc"]})
+    assert [line.partition(":")[0] for line in lines] == ["redteam_toxic", "redteam_privacy", "overlap"]
+    assert all(line in html.unescape(page) for line in lines)
+    assert not redteam.meanings({"piqa": ["acc"]})
+    assert f"(0: under {overlap.SEED})" in lines[-1]
 
 
 def made(folder, config: dict, *steps: int) -> None:

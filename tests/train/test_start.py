@@ -61,3 +61,16 @@ def test_what_changed_is_said_and_kept(tmp_path, capsys):
     kept = [s["changed"] for s in ledger.read(tmp_path)["starts"]]
     assert kept[0] == []
     assert {"name": "optim.lr", "was": 0.003, "is": 0.0001} in kept[1]
+
+
+def test_of_the_red_team_the_line_has_a_figure_a_category(tmp_path, capsys):
+    """metrics.jsonl has them all."""
+    mesh = sharding.make_mesh(MeshConfig(data=1, fsdp=-1, tensor=1, context=1))
+    c = config.resolve(config_files.load("quickstart", [f"workdir={tmp_path}"]))
+    toxic = {f"eval/redteam_toxic/{name}": 0.25 for name in ("flagged", "score", "overlap", "longest_run")}
+    figures = {"eval/piqa/acc": 0.5, **toxic, "eval/redteam_bias/stereotype": 0.75}
+    with start.Log(tmp_path, clock.Clock(), c.train, c.hardware) as log:
+        log.begin(c, c, "0", mesh, 0, []).add(1, "benchmarks", figures)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "benchmarks" in line]
+    assert line == "step 1  benchmarks: piqa/acc 0.5000  redteam_toxic/flagged 0.2500  redteam_bias/stereotype 0.7500"
+    assert any(figures.items() <= record.items() for record in metrics.records(tmp_path / "metrics.jsonl"))
