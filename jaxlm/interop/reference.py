@@ -269,8 +269,9 @@ def _hf_frequencies(rope: Fields, head_dim: int) -> np.ndarray:
 
 
 def _product(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Returns x @ weight over the last axis, as one product of matrices."""
-    return (x.reshape(-1, x.shape[-1]) @ weight).reshape(*x.shape[:-1], -1)
+    """Returns x @ weight over the last axis."""
+    y = weight.T @ x.reshape(-1, x.shape[-1]).T  # the large matrix first: OpenBLAS is three times as fast
+    return y.T.reshape(*x.shape[:-1], -1)
 
 
 def _silu(x: np.ndarray) -> np.ndarray:

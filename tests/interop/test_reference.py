@@ -1,4 +1,4 @@
-"""The files are run as their readers run them: right layouts give the run's numbers, wrong ones are found whatever reads them back."""
+"""The files are run as their readers run them: a wrong layout is found, whatever reads it back."""
 
 import dataclasses
 import json
