@@ -5,10 +5,11 @@ and `IDS`, in which stands what could only be read from its model's folder: the 
 with. So a data directory or a run that keeps these files needs that folder no more.
 """
 
+import contextlib
 import os
 import pathlib
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -82,7 +83,8 @@ def load(path: str | os.PathLike) -> Coder:
     elif not (path / "config.json").is_file() and IDS not in files:
         return Tokenizer.load(path / MODEL)  # ours, in a data directory
     if IDS not in files:
-        files[IDS] = imported.ids_file(path, files)
+        with _named(path):
+            files[IDS] = imported.ids_file(path, files)
     return read(files, path)
 
 
@@ -94,8 +96,15 @@ def read(files: Mapping[str, bytes], where: str | os.PathLike) -> Coder:
     """
     if IDS not in files:
         return Tokenizer(files[MODEL])
-    try:
+    with _named(where):
         return imported.HfTokenizer(files) if JSON in files else imported.HfSentencePiece(files)
+
+
+@contextlib.contextmanager
+def _named(where: str | os.PathLike) -> Iterator[None]:
+    """Puts the folder in front of what is wrong with its tokenizer."""
+    try:
+        yield
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 

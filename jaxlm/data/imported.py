@@ -130,9 +130,7 @@ def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
 
     eos, bos = find("eos"), find("bos")
     if eos is None:
-        raise ConfigError(
-            f"{folder} does not say which token ends a text: name it as eos_token in tokenizer_config.json"
-        )
+        raise ConfigError("it does not say which token ends a text: name it as eos_token in tokenizer_config.json")
     if {"add_bos_token", "add_eos_token"} & settings.keys():
         opening = [bos] if settings.get("add_bos_token") and bos is not None else []
     elif JSON in files:

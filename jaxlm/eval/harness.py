@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import io
 import os
 import random
 import tempfile
@@ -17,6 +18,8 @@ from jaxlm.eval.results import Item, TaskResult
 
 _OWN = {"humaneval": humaneval, "core": core, "redteam": redteam}  # `check` and `evaluate`
 _QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false"}
+_QUIET |= {"DISABLE_MULTIPROC": "1"}  # its bootstrap forks, and a fork of a process with JAX may hang
+_BOOTSTRAPS = 1000  # of lambada's perplexity; other standard errors need none
 
 
 def evaluate(scorer: Scorer, tasks: Sequence[str], settings: EvalConfig, items: int) -> list[TaskResult]:
@@ -89,9 +92,12 @@ def _task_result(scorer: Scorer, name: str, tasks: dict, items: int) -> TaskResu
     taken = shares(sizes, items)
     chosen = {leaf: spread(sizes[leaf], taken[leaf]) for leaf in tasks if taken[leaf]}
     tasks = {leaf: tasks[leaf] for leaf in chosen}
-    with _seeded():
+    with _seeded(), contextlib.redirect_stdout(io.StringIO()):  # it prints there, and so may a task
         output = lm_eval.evaluate(
-            lm_eval_model.ScorerLM(scorer, name), {"tasks": tasks, "groups": {}, "group_map": {}}, samples=chosen
+            lm_eval_model.ScorerLM(scorer, name),
+            {"tasks": tasks, "groups": {}, "group_map": {}},
+            samples=chosen,
+            bootstrap_iters=_BOOTSTRAPS,
         )
     kept = {leaf: _items(task, output["samples"][leaf], leaf if len(sizes) > 1 else "") for leaf, task in tasks.items()}
     whole = [item for of_leaf in kept.values() for item in of_leaf]

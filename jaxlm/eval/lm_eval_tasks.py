@@ -117,6 +117,11 @@ def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: s
                     "hub_layout.py --examples=N lays them out, --fewshot=0 does without"
                 ) from None
             override |= dict.fromkeys(lacking)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"{name} needs the package {error.name}, which lm-evaluation-harness does not install by itself: "
+                f'pip install {error.name}, or what pip install "lm_eval[{name}]" names'
+            ) from None
         except (OSError, ValueError, RuntimeError) as error:
             kind, mend = (ConfigError, "") if data_dir else (RunError, _OFFLINE)
             raise kind(f"{name}: can't read {path} from {where}: {_line(error)}{mend}") from error

@@ -18,7 +18,7 @@ from jaxlm.data import chat
 from jaxlm.data.coder import Coder
 from jaxlm.data.tokenizer import Tokenizer
 from jaxlm.interop import hf, reference, tokenizer_json
-from jaxlm.interop.leaves import Tensor, tensors
+from jaxlm.interop.leaves import Tensor, contiguous, tensors
 from jaxlm.models.layers import rope_of
 
 DTYPES = ("f16", "f32", "q8_0")
@@ -99,7 +99,7 @@ class Layout:
         if heads := self._heads(tensor):
             value = value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
         with np.errstate(over="ignore"):
-            coded = package().quants.quantize(np.ascontiguousarray(value), self.kind(tensor))
+            coded = package().quants.quantize(contiguous(value), self.kind(tensor))
         if coded.dtype == np.float16 and not np.isfinite(coded).all():
             raise ConfigError(f"{tensor.name} has numbers beyond 65,504, too large for f16: export with --dtype=f32")
         return coded

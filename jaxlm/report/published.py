@@ -29,7 +29,7 @@ TASKS = {
     "redteam_toxic": "red team: toxic continuation",
     "redteam_bias": "red team: bias",
 }  # the name of a task -> what people call it
-_ACCURACIES = ("acc_norm", "acc", "exact_match", "pass@1", "prompt_level_strict_acc")
+_ACCURACIES = ("acc_norm", "acc", "exact_match", "pass_at_1", "pass@1", "prompt_level_strict_acc")
 
 _FAR = 0.5  # of the way from chance to what others score: below that a score is far under it
 _LOOK = "check EOS, leading space, truncation"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 
@@ -161,6 +162,40 @@ def test_what_is_wrong_is_one_line(bench):
     with pytest.raises(ConfigError, match=r"arc_easy: no train in .* its 3 worked examples"):
         harness.Benchmarks(["arc_easy"], settings(bench / "bare", fewshot=3))
     harness.Benchmarks(["arc_easy"], settings(bench / "bare"))
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory):
+    """Three questions each of two other tasks, in the hub's layout."""
+    place = tmp_path_factory.mktemp("more")
+    rows = {
+        "lambada_openai": [{"text": f"the cat sat on a mat while {n} dogs ran"} for n in ("two", "seven", "small")],
+        "ifeval": [{"key": n, "prompt": "the cat", "instruction_id_list": [], "kwargs": []} for n in range(3)],
+    }
+    for name, content in rows.items():
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    files = [f"{name}={place / name}.jsonl" for name in rows]
+    script = tiny_eval.ROOT / "scripts/hub_layout.py"
+    subprocess.run([sys.executable, script, place / "hub", *files], check=True, capture_output=True)
+    return place / "hub"
+
+
+def test_a_perplexity_has_its_standard_error_without_a_fork(scorer, more, monkeypatch, capfd):
+    """The harness would fork a process that holds JAX, and print into the JSON of --json."""
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
+    (found,) = harness.evaluate(scorer, ["lambada_openai"], settings(more), 0)
+    assert len(found.items) == 3
+    assert found.stderr["perplexity"] > 0
+    assert capfd.readouterr().out == ""
+
+
+def test_a_package_that_a_task_lacks_is_named_in_one_line(more, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("lm_eval.tasks.ifeval")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "langdetect", None)  # as if it were not installed
+    with pytest.raises(ConfigError, match=r"ifeval needs the package langdetect, .*: pip install langdetect") as error:
+        harness.Benchmarks(["ifeval"], settings(more))
+    assert "\n" not in str(error.value)
 
 
 def test_no_torch_and_no_network(scorer, bench, tmp_path):

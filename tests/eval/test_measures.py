@@ -87,6 +87,7 @@ def test_of_few_items_that_are_all_wrong_there_is_no_alarm(n, heard):
 def test_a_line_of_a_result():
     found = result(acc=0.4, acc_norm=0.5)
     assert measures.line(found) == "ARC-Easy: acc_norm 0.500 ± 0.032 (chance 0.250); 0 items"
+    assert measures.line(result("humaneval", None, pass_at_1=0.5)) == "HumanEval: pass_at_1 0.500 ± 0.032; 0 items"
 
 
 def test_published_models():

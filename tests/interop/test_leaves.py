@@ -47,3 +47,12 @@ def test_leaves_are_read_one_ahead_and_in_any_order():
         with pytest.raises(OSError, match="gone"):
             ahead("bad")
     assert sorted(asked) == ["a", "b", "bad", "other"]
+
+
+@pytest.mark.parametrize("shape", [(70, 33), (1, 5), (5, 1), (4, 3, 2), (7,)])
+def test_contiguous_copies_any_view(shape):
+    value = np.arange(np.prod(shape), dtype=np.float16).reshape(shape)
+    for view in (value, value.T, value[::-1], value.T[:, 1:] if value.ndim > 1 else value[1:]):
+        made = leaves.contiguous(view)
+        np.testing.assert_array_equal(made, view)
+        assert made.flags.c_contiguous

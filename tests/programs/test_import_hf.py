@@ -92,10 +92,37 @@ def test_a_cut_short_import_begins_anew(folders, tmp_path):
     assert weights.imported(tmp_path / "checkpoints")
 
 
+def check_export(run, out, original, capsys):
+    """Exports the run; transformers must give the original's ids, our logits, and what `jaxlm sample` writes greedily."""
+    import torch
+    import transformers
+
+    assert cli.main(["export", str(run), "--to=hf", f"--out={out}", "--dtype=f32"]) == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    texts = ["the cat sat", "  two\n\tspaces", "日本 é😀\x00", "<|im_start|>the dog<|endoftext|>", "", *tiny_hf.TEXTS]
+    assert [tokenizer(text)["input_ids"] for text in texts] == [original(text)["input_ids"] for text in texts]
+    assert tokenizer.eos_token == original.eos_token
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
+    inputs = tokenizer("the cat", return_tensors="pt", return_token_type_ids=False)
+    found = origin.open(run)
+    model = models.build(dataclasses.replace(found.config.model, dtype="float32"), "xla")
+    ours = np.asarray(models.logits(model, params_of(run), inputs["input_ids"].numpy()))[0, :, :420]
+    with torch.no_grad():
+        scores = theirs(**inputs).logits[0].numpy()
+        ids = theirs.generate(**inputs, do_sample=False, max_new_tokens=8)[0, inputs["input_ids"].shape[1] :]
+    np.testing.assert_allclose(scores, ours, atol=1e-4 * np.abs(ours).max())
+    capsys.readouterr()
+    assert cli.main(["sample", str(run), "the cat", "--max-new-tokens=8", "--temperature=0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == tokenizer.decode(ids, skip_special_tokens=True)
+
+
 @pytest.mark.parity
 @pytest.mark.parametrize("kind", ["qwen3", "smollm"])
 def test_continued_pretraining_from_the_command_line(kind, tmp_path, capsys):
-    """50 steps from a model of transformers: held-out loss falls, and the run needs the model's folder no more."""
+    """50 steps from a model of transformers, and back: it agrees with the export on ids, logits and greedy tokens.
+
+    Held-out loss falls, and the run needs the model's folder no more.
+    """
     import torch
     import transformers
 
@@ -121,9 +148,11 @@ def test_continued_pretraining_from_the_command_line(kind, tmp_path, capsys):
     losses = {r["step"]: r["val/loss"] for r in metrics.records(run / "metrics.jsonl") if "val/loss" in r}
     assert losses[50] < losses[0] - 1
     assert losses[0] == pytest.approx(np.log(420), abs=0.2)
+    original = transformers.AutoTokenizer.from_pretrained(folder)
+    shutil.rmtree(folder)
+    check_export(run, tmp_path / "out", original, capsys)
     if kind == "qwen3":
         return
-    shutil.rmtree(folder)
     assert cli.main([*begun, f"--config.workdir={run}", "--config.train.steps=52"]) == 0
     capsys.readouterr()
     assert cli.main(["sample", str(run), "the cat", "--max-new-tokens=8", "--temperature=0", "--json"]) == 0
