@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import importlib
 import pathlib
+import re
 import typing
 from collections.abc import Callable
 
@@ -316,4 +317,5 @@ def _add_tokenizer(writer: typing.Any, tokenizer: Tokenizer) -> None:
     writer.add_add_eos_token(False)
     if chat.speaks(tokenizer):
         writer.add_eot_token_id(chat.end_id(tokenizer))
-        writer.add_chat_template(chat.TEMPLATE)
+        # The tag that marks answers is of transformers. llama-cpp-python compiles the template as it loads, and may not know it.
+        writer.add_chat_template(re.sub(r"{% (end)?generation %}", "", chat.TEMPLATE))
