@@ -317,5 +317,5 @@ def _add_tokenizer(writer: typing.Any, tokenizer: Tokenizer) -> None:
     writer.add_add_eos_token(False)
     if chat.speaks(tokenizer):
         writer.add_eot_token_id(chat.end_id(tokenizer))
-        # The tag that marks answers is of transformers. llama-cpp-python compiles the template as it loads, and may not know it.
+        # The tag that marks answers is of transformers. llama-cpp-python compiles templates as it loads, and may not know it.
         writer.add_chat_template(re.sub(r"{% (end)?generation %}", "", chat.TEMPLATE))

@@ -184,7 +184,8 @@ def test_ids_are_those_of_transformers(folders, kind):
 def test_what_a_text_begins_with_is_what_transformers_puts_there(tmp_path, kind, settings, name):
     """With a tokenizer.json, whatever tokenizer_config.json says of BOS and EOS."""
     transformers = pytest.importorskip("transformers")
-    KINDS[kind](tmp_path, tokenizer_class=name, **settings)
+    named = {"bos_token": "<|im_start|>"} if kind == "byte_level" else {}
+    KINDS[kind](tmp_path, tokenizer_class=name, **named, **settings)
     theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), coder.load(tmp_path)
     assert len(ours.opening) == (kind == "byte_fallback")
     assert theirs("").input_ids == list(ours.opening) == ids.document(ours, "")
