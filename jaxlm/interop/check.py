@@ -9,6 +9,7 @@ import dataclasses
 import typing
 from collections.abc import Callable, Iterator
 
+import jax
 import numpy as np
 
 from jaxlm import models, tree
@@ -110,13 +111,15 @@ def check(
             x, wanted = ours.run(name, own, x), ours.run(name, kept, y)
             given, y = y, _run(theirs, name, found, ours.tokens, y)
             given = given if tree.layer_of(name) is not None else np.float32(0)  # a layer adds to its input
-            gap = _gap(wanted - given, y - given)
+            gap = _gap(np.asarray(wanted) - given, y - given)
             if not gap <= _APART:
                 raise RunError(
                     f"what was written is not the run's model: {name} is off by {gap:.1%}, and not by rounding; "
                     "export with another --to, and report this"
                 )
-    return Verdict(sum(len(tensor.leaves) for tensor in tensors(config)), ours.tokens.shape[1], _moved(x, y))
+    return Verdict(
+        sum(len(tensor.leaves) for tensor in tensors(config)), ours.tokens.shape[1], _moved(np.asarray(x), y)
+    )
 
 
 def _cut(tensor: Tensor, values: list[np.ndarray]) -> Named:
@@ -176,14 +179,14 @@ class _Ours:
         count = min(POSITIONS, config.max_seq_len)
         self.tokens = np.random.default_rng(0).integers(0, config.vocab_size, (1, count))
 
-    def run(self, part: str, leaves: Named, x_BxTxD: np.ndarray) -> np.ndarray:
-        """Returns the output of a part for its input, by these leaves."""
+    def run(self, part: str, leaves: Named, x_BxTxD: np.ndarray | jax.Array) -> jax.Array:
+        """Returns the output of a part for its input, by these leaves. It is not waited for."""
         params = tree.nested(leaves.items())
         if part == "embed":
-            return np.asarray(layerwise.embed(self.model, params, self.tokens))
+            return layerwise.embed(self.model, params, self.tokens)
         if part == _LAST:
-            return np.asarray(layerwise.logits(self.model, params, x_BxTxD))
-        return np.asarray(self.layer(params[part], x_BxTxD))
+            return layerwise.logits(self.model, params, x_BxTxD)
+        return self.layer(params[part], x_BxTxD)
 
 
 def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
