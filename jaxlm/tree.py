@@ -17,6 +17,18 @@ def named_leaves(tree: typing.Any) -> list[tuple[str, typing.Any]]:
     return [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
+def nested(named: typing.Iterable[tuple[str, typing.Any]]) -> dict:
+    """Returns the tree of dicts that has these (name, leaf): undoes `named_leaves` of such a tree."""
+    tree: dict = {}
+    for name, leaf in named:
+        *parents, last = name.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
+
+
 def map_named(fn: typing.Callable, tree: typing.Any, *rest: typing.Any) -> typing.Any:
     """Maps `fn(name, leaf, ...)` over a tree, like `jax.tree.map` but with the leaf's name as a first argument."""
     return jax.tree_util.tree_map_with_path(lambda path, *leaves: fn(path_name(path), *leaves), tree, *rest)

@@ -14,6 +14,12 @@ def test_names_and_count():
     assert tree.map_named(lambda name, x: f"{name}:{x.size}", TREE)["embed"]["embedding"] == "embed/embedding:8"
 
 
+def test_names_become_the_tree_again():
+    named = tree.named_leaves(TREE)
+    assert dict(tree.named_leaves(tree.nested(named))) == dict(named)
+    assert tree.nested(named).keys() == TREE.keys()
+
+
 def test_regex_mask_covers_every_parameter():
     mask = tree.regex_mask(TREE, [".*/kernel"], ["embed/.*"])
     assert mask["layers_3"]["attn"]["q"]["kernel"] is True

@@ -22,11 +22,6 @@ def conversation(tokenizer: Coder, text: str) -> list[int]:
     return ids if tuple(ids[: len(opening)]) == opening else [*opening, *ids]
 
 
-def documents(tokenizer: Coder, texts: list[str], num_threads: int) -> list[np.ndarray]:
-    """Returns the ids of each document as `document` does, int32[n] each, encoded in `num_threads` threads."""
-    return _around(tokenizer, texts, num_threads, tokenizer.opening, ())
-
-
 def training_documents(tokenizer: Coder, texts: list[str], num_threads: int) -> list[np.ndarray]:
     """Returns the ids of each document as shards hold it, int32[n] each, encoded in `num_threads` threads.
 
@@ -35,11 +30,6 @@ def training_documents(tokenizer: Coder, texts: list[str], num_threads: int) -> 
     """
     opening, separator = tokenizer.opening, tokenizer.separator_id
     front = opening if opening[:1] == (separator,) else (separator, *opening)
-    return _around(tokenizer, texts, num_threads, front, () if separator == tokenizer.eos_id else (tokenizer.eos_id,))
-
-
-def _around(
-    tokenizer: Coder, texts: list[str], num_threads: int, front: tuple[int, ...], back: tuple[int, ...]
-) -> list[np.ndarray]:
+    back = () if separator == tokenizer.eos_id else (tokenizer.eos_id,)
     front, back = np.asarray(front, np.int32), np.asarray(back, np.int32)
     return [np.concatenate([front, ids, back]) for ids in tokenizer.encode_batch(texts, num_threads)]

@@ -1,9 +1,9 @@
 """Tokenizers of Hugging Face models, used as they are: tokenizer.json by the library `tokenizers`, or tokenizer.model.
 
-What a text begins with (BOS, EOS or nothing) is read from the post-processor or from tokenizer_config.json, as
-transformers does. Two kinds of vocabulary are known by their bytes: byte-level (GPT-2, Llama 3, Qwen, SmolLM) writes each
-byte as a printable character; the other kind (Llama 2, TinyLlama, Mistral) writes a space as U+2581, and bytes without a
-piece as `<0x0A>`.
+What a text begins with (BOS, EOS or nothing) is what the post-processor of tokenizer.json puts there, as in transformers 5; of
+a tokenizer.model, tokenizer_config.json says it. Two kinds of vocabulary are known by their bytes: byte-level (GPT-2, Llama 3,
+Qwen, SmolLM) writes each byte as a printable character; the other kind (Llama 2, TinyLlama, Mistral) writes a space as U+2581,
+and bytes without a piece as `<0x0A>`.
 """
 
 import functools
@@ -144,12 +144,11 @@ def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
     eos, bos = find("eos"), find("bos")
     if eos is None:
         raise ConfigError("it does not say which token ends a text: name it as eos_token in tokenizer_config.json")
-    if {"add_bos_token", "add_eos_token"} & settings.keys():
-        opening = [bos] if settings.get("add_bos_token") and bos is not None else []
-    elif JSON in files:
+    if JSON in files:  # transformers 5 then ignores add_bos_token and add_eos_token
         opening = _put_in_front(files[JSON])
-    else:
-        opening = [bos] if bos is not None else []  # as LlamaTokenizer does
+    else:  # where neither is said, BOS: LlamaTokenizer was trained so, and transformers 4 does so
+        said = {"add_bos_token", "add_eos_token"} & settings.keys()
+        opening = [bos] if bos is not None and (settings.get("add_bos_token") or not said) else []
     return (json.dumps({"eos_id": eos, "bos_id": bos, "opening": opening}) + "\n").encode()
 
 

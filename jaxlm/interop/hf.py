@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxlm.config import ConfigError, ModelConfig
 from jaxlm.interop import leaves
-from jaxlm.tree import named_leaves
+from jaxlm.tree import named_leaves, nested
 
 StateDict = typing.Mapping[str, np.ndarray]
 
@@ -25,18 +25,13 @@ def params_from_hf(state_dict: StateDict, config: ModelConfig) -> dict:
     Raises:
       ConfigError: a tensor is missing, has another shape than in the config, or has no place in jaxlm's tree.
     """
-    params: dict = {}
+    params: list[tuple[str, np.ndarray]] = []
     shapes = {name: tuple(value.shape) for name, value in state_dict.items()}
     check_tensors(shapes, config)
     for tensor in leaves.tensors(config):
         values = tensor.to_leaves(np.asarray(state_dict[tensor.name], np.float32))
-        for leaf, value in zip(tensor.leaves, values, strict=True):
-            *parents, last = leaf.split("/")
-            node = params
-            for parent in parents:
-                node = node.setdefault(parent, {})
-            node[last] = value
-    return params
+        params += zip(tensor.leaves, values, strict=True)
+    return nested(params)
 
 
 def check_tensors(shapes: typing.Mapping[str, tuple[int, ...]], config: ModelConfig) -> None:

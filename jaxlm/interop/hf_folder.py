@@ -1,4 +1,4 @@
-"""Writes a model as a folder of Hugging Face transformers: weights, config, tokenizer. Reads its leaves back."""
+"""Writes a model as a folder of Hugging Face transformers: weights, config, tokenizer. Reads its tensors back."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from jaxlm.config import ConfigError, ModelConfig
 from jaxlm.data import chat, imported
 from jaxlm.data.coder import Coder
 from jaxlm.data.tokenizer import Tokenizer
-from jaxlm.interop import check, hf, hf_config, hf_weights, shards, tokenizer_json
+from jaxlm.interop import hf, hf_config, hf_weights, reference, shards, tokenizer_json
 from jaxlm.interop.leaves import Tensor, tensors
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
@@ -43,7 +43,6 @@ class HfFolder:
     def __init__(self, folder: pathlib.Path, config: ModelConfig, dtype: str, shard_bytes: int = _SHARD_BYTES):
         self._folder, self._config, self._dtype = folder, config, DTYPES[dtype]
         self._shard_bytes, self._files = shard_bytes, None
-        self.exact = self._dtype == "float32"
         self.bytes = sum(int(np.prod(t.shape)) for t in tensors(config)) * _TYPES[self._dtype].itemsize
 
     def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tick: Callable[[int], None]) -> None:
@@ -59,9 +58,9 @@ class HfFolder:
 
         def values() -> Iterator[tuple[str, np.ndarray]]:
             for number, tensor in enumerate(tensors(self._config), 1):
-                cast = [self._cast(leaf, read(leaf)) for leaf in tensor.leaves]
+                value = self.made(tensor, [read(leaf) for leaf in tensor.leaves])
                 tick(number)
-                yield tensor.name, tensor.from_leaves(cast)
+                yield tensor.name, value
 
         shapes = {tensor.name: tensor.shape for tensor in tensors(self._config)}
         plan = shards.plan(shapes, _TYPES[self._dtype].itemsize, self._shard_bytes)
@@ -74,13 +73,34 @@ class HfFolder:
         plain = {name: value for name, value in keys.items() if not name.startswith("rope.")}
         return dataclasses.replace(self._config, **plain, rope=dataclasses.replace(self._config.rope, **rope))
 
-    def leaves(self, tensor: Tensor, values: list[np.ndarray]) -> list[np.ndarray] | None:
-        """Returns the leaves that the files hold; None if they are not `values` in the type of the files."""
+    def reference(self) -> reference.Model:
+        """Returns the model that config.json describes."""
+        return reference.of_hf(json.loads((self._folder / "config.json").read_text(encoding="utf-8")))
+
+    def name_of(self, tensor: Tensor) -> str:
+        """Returns what a tensor is called in the files."""
+        return tensor.name
+
+    def made(self, tensor: Tensor, values: list[np.ndarray]) -> np.ndarray:
+        """Returns a tensor, in the type of the files, for the values of its leaves."""
+        return tensor.from_leaves([self._cast(leaf, value) for leaf, value in zip(tensor.leaves, values, strict=True)])
+
+    def held(self, name: str) -> np.ndarray:
+        """Returns a tensor of the files."""
         if self._files is None:
             self._files = hf_weights.Files(self._folder)
-        held = self._files.tensor(tensor.name)
-        cast = [self._cast(leaf, value) for leaf, value in zip(tensor.leaves, values, strict=True)]
-        return tensor.to_leaves(held) if check.same_bits(tensor.from_leaves(cast), held) else None
+        return self._files.tensor(name)
+
+    def plain(self, name: str, held: np.ndarray) -> np.ndarray:
+        """Returns a tensor of the files in float32."""
+        del name
+        return held.astype(np.float32, copy=False)
+
+    def kept(self, tensor: Tensor, values: list[np.ndarray], plain: np.ndarray) -> list[np.ndarray]:
+        """Returns leaves of the run in float32, as the type of the files rounds them."""
+        del plain
+        cast = (self._cast(leaf, value) for leaf, value in zip(tensor.leaves, values, strict=True))
+        return [value.astype(np.float32, copy=False) for value in cast]
 
     def _cast(self, leaf: str, value: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):

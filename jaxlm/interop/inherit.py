@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from ml_collections import config_dict
 
 from jaxlm import config_files, files
-from jaxlm.config import ConfigError
+from jaxlm.config import CHAT_TOKENS, ConfigError
 from jaxlm.data import coder
 from jaxlm.data.manifest import MANIFEST
 from jaxlm.interop import hf_config
@@ -167,7 +167,7 @@ def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, given: s
         )
     config.data.tokenizer = str(place.resolve())
     if "data.chat_tokens" not in given:
-        config.data.chat_tokens = b"<|im_start|>" in b"".join(tokenizer.files.values())
+        config.data.chat_tokens = _has(tokenizer, CHAT_TOKENS[0])
     data = pathlib.Path(config.data.dir or pathlib.Path(config.workdir) / "data")
     made_with = _sha256_of(data)
     if made_with not in ("", tokenizer.sha256):
@@ -175,6 +175,14 @@ def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, given: s
             f"the data in {data} was made with another tokenizer than that of {config.origin}, whose ids mean other tokens: "
             "give another --config.data.dir and --config.data.path=TEXTS"
         )
+
+
+def _has(tokenizer: coder.Coder, piece: str) -> bool:
+    try:
+        tokenizer.id_of(piece)
+    except ConfigError:
+        return False
+    return True
 
 
 def _sha256_of(data: pathlib.Path) -> str:

@@ -48,14 +48,9 @@ def create_params(model: Transformer, key: jax.Array, shardings: dict) -> dict:
       key: a key that is no tracer.
       shardings: a tree like the parameters.
     """
-    params: dict = {}
-    for draw in draws.of(lambda: init_params(model, key)):
-        *folders, name = draw.path
-        there, placed = params, shardings
-        for folder in folders:
-            there, placed = there.setdefault(folder, {}), placed[folder]
-        there[name] = draws.make(draw, placed[name])
-    return params
+    placed = dict(tree.named_leaves(shardings))
+    found = {"/".join(draw.path): draw for draw in draws.of(lambda: init_params(model, key))}
+    return tree.nested((name, draws.make(draw, placed[name])) for name, draw in found.items())
 
 
 def abstract_params(model: Transformer) -> dict:

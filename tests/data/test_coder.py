@@ -60,11 +60,11 @@ def test_what_a_text_begins_with(folders, tmp_path):
     fallback = coder.load(folders / "byte_fallback")
     assert (fallback.opening, fallback.separator_id, fallback.eos_id) == ((1,), 1, 2)
     assert ids.document(fallback, "a") == [1, *fallback.encode("a")]
-    # tokenizer_config.json overrides the post-processor, as in transformers.
+    # The post-processor alone decides (see test_what_a_text_begins_with_is_what_transformers_puts_there).
     tiny_hf.byte_fallback(tmp_path / "without", add_bos_token=False)
-    assert coder.load(tmp_path / "without").opening == ()
+    assert coder.load(tmp_path / "without").opening == (1,)
     tiny_hf.byte_level(tmp_path / "with", add_bos_token=True, bos_token={"content": "<|im_start|>"})
-    assert coder.load(tmp_path / "with").opening == (1,)
+    assert coder.load(tmp_path / "with").opening == ()
     # The end of a text may stand in the model's config.json alone; nowhere is refused.
     tiny_hf.byte_level(tmp_path / "none", eos_token=None)
     with pytest.raises(ConfigError, match="does not say which token ends a text"):
@@ -119,6 +119,15 @@ def test_tokenizer_model_of_another_model(tmp_path):
         assert theirs.encode(text) == ours.encode(text)
         assert theirs.decode(theirs.encode(text)) == text
     assert pickle.loads(pickle.dumps(theirs)).opening == (1,)
+    for settings, opening in (
+        ({"add_bos_token": False}, ()),
+        ({"add_bos_token": True}, (1,)),
+        ({"add_eos_token": True}, ()),
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(
+            json.dumps({"bos_token": "<s>", "eos_token": "</s>"} | settings)
+        )
+        assert coder.load(tmp_path).opening == opening
 
 
 def test_a_space_in_front_of_every_text(tmp_path):
@@ -164,3 +173,21 @@ def test_ids_are_those_of_transformers(folders, kind):
     assert any(ids.document(ours, text) != theirs(text).input_ids for text in CONTROLS)
     assert theirs.eos_token_id == ours.eos_id
     assert np.asarray(theirs(HARD[0]).input_ids)[: len(ours.opening)].tolist() == list(ours.opening)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "settings", [{}, {"add_bos_token": False}, {"add_bos_token": True}, {"add_eos_token": True}], ids=str
+)
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "LlamaTokenizer"])
+def test_what_a_text_begins_with_is_what_transformers_puts_there(tmp_path, kind, settings, name):
+    """With a tokenizer.json, whatever tokenizer_config.json says of BOS and EOS."""
+    transformers = pytest.importorskip("transformers")
+    named = {"bos_token": "<|im_start|>"} if kind == "byte_level" else {}
+    KINDS[kind](tmp_path, tokenizer_class=name, **named, **settings)
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), coder.load(tmp_path)
+    assert len(ours.opening) == (kind == "byte_fallback")
+    assert theirs("").input_ids == list(ours.opening) == ids.document(ours, "")
+    if name == "PreTrainedTokenizerFast":  # the other splits words in its own way
+        assert theirs("the cat").input_ids == ids.document(ours, "the cat")

@@ -223,6 +223,23 @@ def test_the_gguf_tokenizer_says_what_a_text_begins_with(tmp_path, coders):
         assert fields.get("tokenizer.ggml.eot_token_id") == (coder.id_of("<|im_end|>") if chats else None)
 
 
+def test_the_gguf_template_is_plain_jinja_and_says_the_same(tmp_path, coders):
+    """llama-cpp-python compiles it as it loads the file, and knows no tag of transformers (its pull request 2226)."""
+    import gguf
+    import jinja2.sandbox
+    import transformers
+
+    coder = coders["bpe", True]
+    place = exported(tmp_path, coder, "gguf", "f16")[2]
+    template = gguf.GGUFReader(place).fields["tokenizer.chat_template"].contents()
+    written = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
+    talk = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4."}] * 2
+    theirs = transformers.AutoTokenizer.from_pretrained(exported(tmp_path / "hf", coder, "hf", "f32")[2])
+    for ask in (False, True):
+        said = theirs.apply_chat_template(talk, tokenize=False, add_generation_prompt=ask)
+        assert written.render(messages=talk, bos_token=theirs.bos_token, add_generation_prompt=ask) == said
+
+
 def test_the_config_says_theta_twice(tmp_path, coders):
     place = exported(tmp_path, coders["bpe", False], "hf", "bf16", rope_theta=500000.0)[2]
     content = json.loads((place / "config.json").read_text())

@@ -36,6 +36,7 @@ def test_model_and_tokenizer_come_from_the_origin(model):
     assert (m.n_layers, m.d_model, m.qk_norm, m.head_dim, m.vocab_size, m.rope.theta) == (2, 32, True, 16, 450, 1e6)
     assert (m.dropout, m.max_seq_len, c.data.tokenizer) == (0.1, 2048, str(model))
     assert c.optim.warmup_steps == 5
+    assert c.data.chat_tokens
     assert len(lines) == 2
     assert "2 layers of d 32" in lines[1]
     # A shipped config's own model gives way; without an origin nothing happens.
@@ -44,6 +45,16 @@ def test_model_and_tokenizer_come_from_the_origin(model):
         config.resolve(config_files.load("base", ["data.path=x", "workdir=w"])),
         [],
     )
+
+
+def test_a_chat_template_alone_makes_no_chat_tokens(model, tmp_path):
+    """Its text may name tokens that the vocabulary lacks."""
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    path = tmp_path / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|im_start|>", "<|other|>"))
+    (tmp_path / "chat_template.jinja").write_text("{{ '<|im_start|>' }}")
+    assert not taken(f"origin={tmp_path}", "data.path=x", "workdir=w")[0].data.chat_tokens
 
 
 def test_what_may_change_and_what_may_not(model):

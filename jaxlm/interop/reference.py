@@ -1,0 +1,283 @@
+"""Runs an exported model as its readers do: by the file's own names, layout and settings, a layer at a time, in numpy.
+
+It shares no code with what writes files nor with our models, so a mistake there shows as other numbers here. The readers are
+transformers (modeling_llama.py, modeling_qwen2.py, modeling_qwen3.py, modeling_gpt2.py) and llama.cpp (src/models).
+Legend: B batch, T tokens, D model, F feed-forward, N query heads, K key-value heads, G = N / K, H head dim, V vocabulary.
+"""
+
+import dataclasses
+import math
+from collections.abc import Container, Mapping
+
+import numpy as np
+
+from jaxlm.config import RunError
+
+Tensors = Mapping[str, np.ndarray]  # name in the file -> float32
+Fields = Mapping[str, object]
+
+_HF_LLAMA = {
+    "embed": "model.embed_tokens",
+    "layer": "model.layers.{}",
+    "attn_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+    "norm": "model.norm",
+    "head": "lm_head",
+}
+_HF_GPT2 = {
+    "embed": "transformer.wte",
+    "positions": "transformer.wpe",
+    "layer": "transformer.h.{}",
+    "attn_norm": "ln_1",
+    "qkv": "attn.c_attn",
+    "o": "attn.c_proj",
+    "mlp_norm": "ln_2",
+    "up": "mlp.c_fc",
+    "down": "mlp.c_proj",
+    "norm": "transformer.ln_f",
+    "head": "lm_head",
+}
+_GGUF = {
+    "embed": "token_embd",
+    "positions": "position_embd",
+    "layer": "blk.{}",
+    "attn_norm": "attn_norm",
+    "qkv": "attn_qkv",
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "o": "attn_output",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "mlp_norm": "ffn_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+    "norm": "output_norm",
+    "head": "output",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model as a file describes it. Each function takes the file's tensors of its part, and refuses any that is left over.
+
+    Attributes:
+      names: what each part is called in the file.
+      heads, kv_heads, head_dim, d_model, d_ff: N, K, H, D, F.
+      eps: of the norms.
+      tied: True if the embedding is the head.
+      gpt2: True for LayerNorm, learned positions, one matrix for q, k and v, and GELU.
+      inputs_first: True if the matrices of layers are (in, out), as transformers' Conv1D holds them.
+      qk_norm: True if queries and keys go through a norm.
+      biased: the projections that have biases.
+      frequencies: of the rotary embeddings, float32[H / 2]; None without them.
+      neighbours: True if RoPE turns channels 2i and 2i + 1, as llama.cpp's does for llama; else i and i + H / 2.
+    """
+
+    names: Mapping[str, str]
+    heads: int
+    kv_heads: int
+    head_dim: int
+    d_model: int
+    d_ff: int
+    eps: float
+    tied: bool
+    gpt2: bool = False
+    inputs_first: bool = False
+    qk_norm: bool = False
+    biased: Container[str] = ()
+    frequencies: np.ndarray | None = None
+    neighbours: bool = False
+
+    def embed(self, tensors: Tensors, tokens_BxT: np.ndarray) -> np.ndarray:
+        """Returns what the first layer reads, (B, T, D)."""
+        part = _Part(tensors)
+        x_BxTxD = part.take(f"{self.names['embed']}.weight", (-1, self.d_model))[tokens_BxT]
+        if self.gpt2:
+            x_BxTxD = x_BxTxD + part.take(f"{self.names['positions']}.weight", (-1, self.d_model))[: x_BxTxD.shape[1]]
+        part.end()
+        return x_BxTxD
+
+    def layer(self, tensors: Tensors, i: int, x_BxTxD: np.ndarray) -> np.ndarray:
+        """Returns the output (B, T, D) of layer i for its input."""
+        part = _Part(tensors, self.names["layer"].format(i) + ".")
+        x_BxTxD = x_BxTxD + self._attention(part, self._norm(part, "attn_norm", x_BxTxD))
+        y_BxTxD = self._norm(part, "mlp_norm", x_BxTxD)
+        up_BxTxF = self._linear(part, "up", y_BxTxD, self.d_ff)
+        hidden_BxTxF = (
+            _gelu(up_BxTxF) if self.gpt2 else _silu(self._linear(part, "gate", y_BxTxD, self.d_ff)) * up_BxTxF
+        )
+        x_BxTxD = x_BxTxD + self._linear(part, "down", hidden_BxTxF, self.d_model)
+        part.end()
+        return x_BxTxD
+
+    def logits(self, tensors: Tensors, x_BxTxD: np.ndarray) -> np.ndarray:
+        """Returns the logits (B, T, V) for the last layer's output."""
+        part = _Part(tensors)
+        hidden_BxTxD = self._norm(part, "norm", x_BxTxD)
+        head_VxD = part.take(f"{self.names['embed' if self.tied else 'head']}.weight", (-1, self.d_model))
+        part.end()
+        return _product(hidden_BxTxD, head_VxD.T)
+
+    def _linear(self, part: "_Part", name: str, x: np.ndarray, out: int) -> np.ndarray:
+        place, shape = self.names[name], (out, x.shape[-1])
+        weight = part.take(f"{place}.weight", shape[::-1] if self.inputs_first else shape)
+        y = _product(x, weight if self.inputs_first else weight.T)
+        return y + part.take(f"{place}.bias", (out,)) if name in self.biased else y
+
+    def _norm(self, part: "_Part", name: str, x: np.ndarray) -> np.ndarray:
+        place = self.names[name]
+        scale = part.take(f"{place}.weight", x.shape[-1:])
+        if self.gpt2:
+            x = x - x.mean(-1, keepdims=True)
+        x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(self.eps)) * scale
+        return x + part.take(f"{place}.bias", x.shape[-1:]) if self.gpt2 else x
+
+    def _attention(self, part: "_Part", x_BxTxD: np.ndarray) -> np.ndarray:
+        wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        if self.gpt2:
+            joined = self._linear(part, "qkv", x_BxTxD, wide + 2 * narrow)
+            q, k, v = np.split(joined, [wide, wide + narrow], -1)
+        else:
+            q, k, v = (self._linear(part, name, x_BxTxD, n) for name, n in (("q", wide), ("k", narrow), ("v", narrow)))
+        b, t = x_BxTxD.shape[:2]
+        q, k, v = (y.reshape(b, t, -1, self.head_dim) for y in (q, k, v))
+        if self.qk_norm:
+            q, k = self._norm(part, "q_norm", q), self._norm(part, "k_norm", k)
+        if self.frequencies is not None:
+            q, k = self._rotate(q), self._rotate(k)
+        q_BxKxGxTxH = q.reshape(b, t, self.kv_heads, -1, self.head_dim).transpose(0, 2, 3, 1, 4)
+        k_BxKx1xHxT, v_BxKx1xTxH = k.transpose(0, 2, 3, 1)[:, :, None], v.transpose(0, 2, 1, 3)[:, :, None]
+        scores = q_BxKxGxTxH @ k_BxKx1xHxT / np.float32(math.sqrt(self.head_dim))
+        scores = np.where(np.tri(t, dtype=bool), scores, np.float32(-np.inf))
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        out_BxKxGxTxH = weights / weights.sum(-1, keepdims=True) @ v_BxKx1xTxH
+        return self._linear(part, "o", out_BxKxGxTxH.transpose(0, 3, 1, 2, 4).reshape(b, t, wide), self.d_model)
+
+    def _rotate(self, x_BxTxNxH: np.ndarray) -> np.ndarray:
+        angles_Tx1xH2 = np.arange(x_BxTxNxH.shape[1], dtype=np.float32)[:, None, None] * self.frequencies
+        cos, sin, half = np.cos(angles_Tx1xH2), np.sin(angles_Tx1xH2), self.head_dim // 2
+        first, second = (slice(0, None, 2), slice(1, None, 2)) if self.neighbours else (slice(half), slice(half, None))
+        a, b, turned = x_BxTxNxH[..., first], x_BxTxNxH[..., second], np.empty_like(x_BxTxNxH)
+        turned[..., first], turned[..., second] = a * cos - b * sin, b * cos + a * sin
+        return turned
+
+
+class _Part:
+    """The tensors of a part of a model, each to be taken once."""
+
+    def __init__(self, tensors: Tensors, prefix: str = ""):
+        self._left, self._prefix = dict(tensors), prefix
+
+    def take(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Returns a tensor. Raises RunError if it is missing, or not of this shape; -1 stands for any size."""
+        value = self._left.pop(self._prefix + name, None)
+        if value is None:
+            raise RunError(f"what was written has no {self._prefix}{name} where its readers look for it")
+        if len(value.shape) != len(shape) or any(
+            want not in (-1, have) for want, have in zip(shape, value.shape, strict=True)
+        ):
+            raise RunError(
+                f"what was written has {self._prefix}{name} of shape {value.shape}; its readers want {shape}"
+            )
+        return value
+
+    def end(self) -> None:
+        """Raises RunError if a tensor was not taken."""
+        if self._left:
+            raise RunError(f"what was written has {next(iter(self._left))}, which its readers do not look for there")
+
+
+def of_hf(config: Fields) -> Model:
+    """Returns the model that a config.json describes."""
+    kind, gpt2 = config["model_type"], config["model_type"] == "gpt2"
+    tied = bool(config["tie_word_embeddings"])
+    if gpt2:
+        n, d = config["n_head"], config["n_embd"]
+        biased = ("qkv", "o", "up", "down")
+        sizes = (n, n, d // n, d, config["n_inner"] or 4 * d)
+        return Model(_HF_GPT2, *sizes, config["layer_norm_epsilon"], tied, gpt2=True, inputs_first=True, biased=biased)
+    biased = ("q", "k", "v") if kind == "qwen2" else ("q", "k", "v", "o") if config["attention_bias"] else ()
+    biased += ("gate", "up", "down") if config.get("mlp_bias") else ()
+    sizes = (config[f"num_{name}"] for name in ("attention_heads", "key_value_heads"))
+    rest = (config["head_dim"], config["hidden_size"], config["intermediate_size"], config["rms_norm_eps"], tied)
+    rope = _hf_frequencies(config["rope_parameters"], config["head_dim"])  # transformers 5
+    old = {"rope_theta": config["rope_theta"]} | (config["rope_scaling"] or {})  # transformers 4
+    if not np.array_equal(rope, _hf_frequencies(old, config["head_dim"])):
+        raise RunError("what was written has other rotary settings in rope_parameters than in rope_theta, rope_scaling")
+    return Model(_HF_LLAMA, *sizes, *rest, qk_norm=kind == "qwen3", biased=biased, frequencies=rope)
+
+
+def of_gguf(fields: Fields, tensors: Container[str], factors: np.ndarray | None) -> Model:
+    """Returns the model that the metadata of a GGUF file describes.
+
+    Args:
+      tensors: the names of the file's tensors.
+      factors: its tensor rope_freqs.weight, if it has one.
+    """
+    arch = str(fields["general.architecture"])
+
+    def of(name: str) -> object:
+        return fields[f"{arch}.{name}"]
+
+    n, d, gpt2 = of("attention.head_count"), of("embedding_length"), arch == "gpt2"
+    k, h = (n, d // n) if gpt2 else (of("attention.head_count_kv"), of("attention.key_length"))
+    eps = of(f"attention.layer_norm_{'' if gpt2 else 'rms_'}epsilon")
+    model = Model(_GGUF, n, k, h, d, of("feed_forward_length"), eps, "output.weight" not in tensors)
+    if gpt2:
+        return dataclasses.replace(model, gpt2=True, biased=("qkv", "o", "up", "down"))
+    if not of("rope.dimension_count") == of("attention.value_length") == h:
+        raise RunError("what was written has heads of several sizes: rope.dimension_count, key_length, value_length")
+    rope = _plain_frequencies(of("rope.freq_base"), h)
+    if fields.get(f"{arch}.rope.scaling.type") == "linear":
+        rope = rope / np.float32(of("rope.scaling.factor"))
+    return dataclasses.replace(
+        model,
+        qk_norm=arch == "qwen3",
+        biased=("q", "k", "v") if arch == "qwen2" else (),
+        frequencies=rope if factors is None else rope / factors,
+        neighbours=arch == "llama",
+    )
+
+
+def _plain_frequencies(theta: float, head_dim: int) -> np.ndarray:
+    return (1 / theta ** (np.arange(0, head_dim, 2) / head_dim)).astype(np.float32)
+
+
+def _hf_frequencies(rope: Fields, head_dim: int) -> np.ndarray:
+    """Returns the frequencies of modeling_rope_utils.py for `rope_parameters`."""
+    plain, kind = _plain_frequencies(rope["rope_theta"], head_dim), rope.get("rope_type", "default")
+    if kind == "default":
+        return plain
+    scaled = plain / np.float32(rope["factor"])
+    if kind == "linear":
+        return scaled
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)  # within the context of the original
+    share = np.clip((turns - low) / (high - low), 0, 1)  # of the plain frequency
+    return (share * plain + (1 - share) * scaled).astype(np.float32)
+
+
+def _product(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Returns x @ weight over the last axis."""
+    y = weight.T @ x.reshape(-1, x.shape[-1]).T  # the large matrix first: OpenBLAS is three times as fast
+    return y.T.reshape(*x.shape[:-1], -1)
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return x / (1 + np.exp(-x))
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + 0.044715 * x**3)))
