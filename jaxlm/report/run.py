@@ -109,7 +109,8 @@ def _loss(summary: dict) -> Markup:
         by_usd = [_curve(summary, "cost_usd", "loss", "")]
         charts.append(chart.lines(by_usd, "Training loss by dollars", along="dollars", **nats, shown_x=_usd))
     sources = [Curve(name, points) for name, points in held_out.items() if name]
-    charts.append(chart.lines(sources[:6], "Held-out loss by source", **_BY_STEP, **nats))
+    if len(sources) > 1:  # one alone is the held-out loss above
+        charts.append(chart.lines(sources[:6], "Held-out loss by source", **_BY_STEP, **nats))
     return _grid(charts)
 
 

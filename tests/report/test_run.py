@@ -72,3 +72,10 @@ def test_a_run_that_has_just_begun_has_a_page_too(tmp_path):
     text = (tmp_path / "report.html").read_text()
     assert titles(text) == []
     assert "40 of 60" in text
+
+
+def test_one_source_has_no_curve_beside_the_held_out_loss(tmp_path):
+    for sources, drawn in (("prose",), False), (("prose", "code"), True):
+        held_out = {name: SUMMARY["held_out"][name] for name in ("", *sources)}
+        page.write(tmp_path / "report.html", SUMMARY | {"held_out": held_out})
+        assert ("Held-out loss by source" in (tmp_path / "report.html").read_text()) == drawn
