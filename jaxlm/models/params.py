@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 import re
 
 import jax
@@ -48,9 +49,11 @@ def create_params(model: Transformer, key: jax.Array, shardings: dict) -> dict:
       key: a key that is no tracer.
       shardings: a tree like the parameters.
     """
-    placed = dict(tree.named_leaves(shardings))
-    found = {"/".join(draw.path): draw for draw in draws.of(lambda: init_params(model, key))}
-    return tree.nested((name, draws.make(draw, placed[name])) for name, draw in found.items())
+    made = []
+    for draw in draws.of(lambda: init_params(model, key)):  # a draw may be a tree itself (`head`)
+        placed = functools.reduce(operator.getitem, draw.path, shardings)
+        made.append(("/".join(draw.path), draws.make(draw, placed)))
+    return tree.nested(made)
 
 
 def abstract_params(model: Transformer) -> dict:
