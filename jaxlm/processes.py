@@ -1,6 +1,7 @@
 """Handles the processes of one program: starts them, prints from the first one only, and makes all fail if one fails."""
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -47,10 +48,16 @@ def start(hardware: HardwareConfig, distributed: DistributedConfig, mesh: MeshCo
 
 
 def _turn_cache_on(folder: str) -> None:
-    """Keeps every program whose compilation takes half a second or more in this folder. Raises ConfigError."""
+    """Keeps every program whose compilation takes half a second or more in this folder. Raises ConfigError.
+
+    Where nobody may write, as in some containers' home, programs are compiled at each start, and a line says so.
+    """
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            say(f"compiled programs are not kept: {folder} can't be made: {error.strerror} (hardware.compile_cache)")
+            return
         raise ConfigError(
             f"config.hardware.compile_cache={folder} can't be made: {error.strerror}; name another folder, or "
             '"" for no cache'

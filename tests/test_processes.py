@@ -1,7 +1,9 @@
 """Starting, joining a cluster, speaking with one voice, and failing together."""
 
 import dataclasses
+import errno
 import io
+import os
 import socket
 import threading
 
@@ -107,6 +109,21 @@ def test_a_start_gives_the_mesh_and_turns_the_cache_on(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"hardware\.compile_cache=.*/file can't be made: File exists"):
         processes.start(dataclasses.replace(hardware, compile_cache=str(tmp_path / "file")), c.distributed, c.mesh, "")
+
+
+@pytest.mark.usefixtures("own_jax_config")
+def test_where_nobody_may_write_programs_are_not_kept(tmp_path, monkeypatch, capsys):
+    c = config.resolve(config_files.load("quickstart", ["workdir=w"]))
+    hardware = dataclasses.replace(c.hardware, compile_cache=str(tmp_path / "cache"))
+    before = jax.config.jax_compilation_cache_dir
+
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "makedirs", refuse)
+    processes.start(hardware, c.distributed, c.mesh, "float32")
+    assert "compiled programs are not kept: " in capsys.readouterr().err
+    assert jax.config.jax_compilation_cache_dir == before
 
 
 def test_only_the_first_process_speaks(monkeypatch, capsys):

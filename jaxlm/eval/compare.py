@@ -22,6 +22,7 @@ from jaxlm.report import published
 LEVEL = 0.05  # below that p-value two models are told apart
 _DRAWS, _CHUNK = 4999, 2_000_000  # of signs and of items; numbers in memory at a time
 _SEED = 0
+_FEW = 6  # items whose signs can all be equal by chance in more than 1 of 20 cases are fewer
 _LOWER = frozenset({BITS, "perplexity", "word_perplexity", "byte_perplexity", "flagged"})  # of these less is better
 _EVEN = {"stereotype": 0.5}  # of these the score nearest to this is best
 
@@ -231,6 +232,8 @@ def words(found: Sequence[Comparison], a: str, b: str) -> list[str]:
     for task in dict.fromkeys(one.task for one in found):
         parts = [_clause(one, a, b) for one in found if one.task == task]
         lines.append("; ".join(parts))
+    if any(one.n < _FEW and one.task != "votes" for one in found):
+        lines.append(f"fewer than {_FEW} items can't tell two models apart, whatever they score: ask more")
     for one in found:
         if (one.a_only or one.b_only) and one.task not in [other.task for other in found[: found.index(one)]]:
             name, more = published.title(one.task), ""

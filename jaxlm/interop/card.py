@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxlm.config import ModelConfig
 from jaxlm.console import count, dollars, duration, human
+from jaxlm.report.published import BITS, MARGIN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +165,7 @@ def _scores(facts: Facts) -> str:
             score.task,
             f"{score.metric}",
             f"{score.value:.3f}" + (f" ± {2 * score.stderr:.3f}" if score.stderr is not None else ""),
-            "" if score.chance is None else f"{score.chance:.3f}",
+            "" if score.chance is None or score.metric in (BITS, MARGIN) else f"{score.chance:.3f}",
             "" if score.fewshot is None else str(score.fewshot),
             count(score.items),
         )
