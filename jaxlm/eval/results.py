@@ -74,18 +74,25 @@ def write(folder: pathlib.Path, results: typing.Sequence[TaskResult], about: dic
 
 
 def add(folder: pathlib.Path, result: TaskResult, about: dict[str, typing.Any]) -> str:
-    """Writes one result as `write` does, unless the training asked more questions of that task; then says so in a line.
+    """Writes one result as `write` does, unless there are more questions of that task, asked alike; says which stay in a line.
 
-    With fewer, that step would no longer compare with the others of the run.
+    With fewer, a score would be less sure, and that step would no longer compare with the others of the run.
     """
     place = folder / FOLDER / str(about["step"])
-    old = _summary(place / SUMMARY)["tasks"].get(result.task, {}) if (place / SUMMARY).is_file() else {}
-    then = old.get("about", {})
-    alike = old.get("fewshot") == result.fewshot and then.get("chat_template") == about.get("chat_template")
-    if then.get("training") and alike and old["n"] > len(result.items):
-        return f"{place} keeps the {old['n']:,} questions of {result.task} that the training asked"
+    old = _summary(place / SUMMARY)["tasks"].get(result.task) if (place / SUMMARY).is_file() else None
+    new, line = len(result.items), ""
+    if old:
+        then, had = old.get("about") or {}, int(old.get("n") or 0)
+        alike = old.get("fewshot") == result.fewshot and then.get("chat_template") == about.get("chat_template")
+        whose = " that the training asked" if then.get("training") else ""
+        if alike and had > new:
+            return (
+                f"{place} keeps the {had:,} questions of {result.task}{whose}, not these {new:,}; delete it to ask anew"
+            )
+        line = f"{place}: these {new:,} questions of {result.task} replace the {had:,}{whose}"
+        line += "" if alike else ", with other worked examples or another template"
     write(folder, [result], about)
-    return ""
+    return line
 
 
 def steps(folder: pathlib.Path) -> list[int]:
