@@ -3,16 +3,20 @@
 `jaxlm eval` and the hook in training write it; `compare` and the report read it.
 """
 
+import contextlib
 import dataclasses
+import errno
 import json
 import pathlib
 import re
 import typing
 
 from jaxlm import files
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, RunError
 
 FOLDER, SUMMARY = "eval", "results.json"
+_ROOM = 2**20  # bytes of a trial: about what a thousand questions take
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +54,31 @@ class TaskResult:
     chance: float | None
     fewshot: int | None
     items: list[Item]
+
+
+def unwritable(folder: pathlib.Path, step: int) -> str:
+    """Returns why no results can be written for a step, such as "Read-only file system"; "" if they can. It tries it.
+
+    Raises:
+      ConfigError: what is there is damaged.
+      RunError: the disk is full.
+    """
+    place = folder / FOLDER / str(step)
+    try:
+        if (place / SUMMARY).is_file():
+            _summary(place / SUMMARY)
+        place.mkdir(parents=True, exist_ok=True)
+        files.write_atomically(place / ".trial", bytes(_ROOM))
+        (place / ".trial").unlink()
+    except OSError as error:
+        if error.errno in _FULL:
+            raise RunError(f"{place}: {error.strerror}: free some room and run the same command again") from None
+        return str(error.strerror)
+    finally:
+        for made in (place, place.parent):  # if empty
+            with contextlib.suppress(OSError):
+                made.rmdir()
+    return ""
 
 
 def write(folder: pathlib.Path, results: typing.Sequence[TaskResult], about: dict[str, typing.Any]) -> pathlib.Path:
