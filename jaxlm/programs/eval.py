@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 
 from jaxlm import console, sharding
-from jaxlm.config import Config, ConfigError
+from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.data import chat, vocabulary
 from jaxlm.data.open import open_mixture
 from jaxlm.eval import benchmarks, core, harness, likelihood, loss, measures, model, redteam, results
@@ -34,7 +34,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     ask = together(lambda: harness.Benchmarks(names, config.eval))
     parts = (config.model, config.data, config.hardware, config.distributed)
     run = model.restore(config.workdir, args.checkpoint, *parts, readers=hf_weights.READERS)
-    say(f"checkpoint {run.step} of {config.workdir}" if run.data else f"the model of {config.workdir}")
+    name = f"checkpoint {run.step} of {config.workdir}" if run.data else f"the model of {config.workdir}"
+    say(name)
     if ask.chats:
         together(lambda: chat.template(run.tokenizer))
     place = folder / results.FOLDER / str(run.step)
@@ -46,7 +47,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(f"{config.workdir} has no held-out text: name benchmarks, --tasks=arc_easy,piqa")
     about = _about(run.step, config, args)
     keep = (lambda one: ("", True)) if why else (lambda one: from_first(lambda: _kept(folder, one, about)))
-    found, lost = _asked(ask(likelihood.of_restored(run, config), args.limit), keep)
+    found, lost = _asked(ask(likelihood.of_restored(run, config), args.limit), keep, name)
     if jax.process_index() == 0:
         _show(held_out, found, args.json)
         tokens = run.step * config.train.batch_size * config.train.seq_len
@@ -59,9 +60,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     return 1 if lost else 0
 
 
-def _asked(
-    answered: Iterable[TaskResult], keep: Callable[[TaskResult], tuple[str, bool]]
-) -> tuple[list[TaskResult], list[str]]:
+def _asked(answered: Iterable[TaskResult], keep: Callable, name: str) -> tuple[list[TaskResult], list[str]]:
     """Returns (results, tasks that could not be kept). Each is kept as soon as it is there: ctrl-C loses none."""
     found, lost = [], []
     try:
@@ -71,6 +70,8 @@ def _asked(
             if line:
                 say(line)
             lost += [] if kept else [result.task]
+    except likelihood.NotFinite as error:
+        raise RunError(f"{name}: {error}") from None
     except KeyboardInterrupt:
         if found:
             say(f"done: {', '.join(result.task for result in found)}")

@@ -10,7 +10,7 @@ import tiny_eval
 import tiny_hf
 
 from jaxlm import cli, files
-from jaxlm.eval import results
+from jaxlm.eval import likelihood, results
 from jaxlm.programs import eval as program
 
 pytest.importorskip("tokenizers")
@@ -46,6 +46,15 @@ def test_a_damaged_model_is_refused_in_a_line(model, capsys, verb):
     assert "up/kernel has a number that is not finite" in said.err.splitlines()[-1]
     assert said.out == ""
     assert results.steps(model) == []
+
+
+def test_a_model_that_gives_no_probability_is_named(model, capsys, monkeypatch):
+    def score(self, requests, what):
+        raise likelihood.NotFinite(f"{what}: log p of a text is not finite")
+
+    monkeypatch.setattr(likelihood.Scorer, "score", score)
+    assert ask(model) == 1
+    assert f"jaxlm: the model of {model}: " in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_what_can_not_be_kept_is_printed(model, capsys):
