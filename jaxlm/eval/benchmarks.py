@@ -10,7 +10,7 @@ from jaxlm.config import Config, EvalConfig
 from jaxlm.data import chat
 from jaxlm.data.shards import DataDir
 from jaxlm.eval import harness, measures, results
-from jaxlm.eval.likelihood import Scorer
+from jaxlm.eval.likelihood import NotFinite, Scorer
 from jaxlm.models.transformer import Transformer
 from jaxlm.objectives.base import Variables
 from jaxlm.processes import say, together
@@ -30,7 +30,8 @@ def make(
 ) -> typing.Callable[[Variables, int], dict[str, float]] | None:
     """Returns a function `(variables, step) -> metrics` that asks `eval.max_items` questions of each task.
 
-    The metrics are called `eval/TASK/METRIC`. The first process also writes RUN/eval/STEP. None if there are no tasks.
+    The metrics are called `eval/TASK/METRIC`. The first process also writes RUN/eval/STEP. A model whose log p is not finite
+    has none, and a line says so: whether a diverged run ends is for its watches to say. None if there are no tasks.
 
     Args:
       ask: what `find` returned.
@@ -48,7 +49,11 @@ def make(
     told: set[str] = set()
 
     def measure(variables: Variables, step: int) -> dict[str, float]:
-        found = list(ask(first.of(variables), settings.max_items))
+        try:
+            found = list(ask(first.of(variables), settings.max_items))
+        except NotFinite as error:
+            say(f"no benchmark scores at step {step}: {error}")
+            return {}
         about = {
             "step": step,
             "limit": settings.max_items,

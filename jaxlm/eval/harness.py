@@ -48,6 +48,11 @@ class Benchmarks:
         self._cache = tempfile.TemporaryDirectory(prefix="jaxlm-eval-")  # lives as long as the tasks do
         self._loaded = _load(theirs, settings, self._cache.name) if theirs else {}
 
+    @property
+    def chats(self) -> bool:
+        """True if the model needs a chat template for these tasks."""
+        return self._settings.chat_template and bool(self._loaded)
+
     def __call__(self, scorer: Scorer, items: int) -> Iterator[TaskResult]:
         """Yields the results of the tasks, in their order, each as soon as its questions are answered.
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxlm import models, processes, sharding
-from jaxlm.config import Config
+from jaxlm.config import Config, RunError
 from jaxlm.data.coder import Coder
 from jaxlm.data.shards import DataDir
 from jaxlm.eval import branches
@@ -33,6 +33,10 @@ from jaxlm.step.step import cast
 
 _SHORT, _LONG = 256, 4096  # tokens of a row: at least, and at most where no text is longer
 _AHEAD = 2  # batches that the host is ahead of the device
+
+
+class NotFinite(RunError):
+    """The model gives a text no probability: its weights are damaged, or its training diverged."""
 
 
 class Score(typing.NamedTuple):
@@ -98,6 +102,8 @@ class Scorer:
 
         A text longer than the model's context is cut on the left, as lm-evaluation-harness does. If even the ids to score
         are longer, they are scored in windows, each after as much as the context holds. How many were cut is said.
+
+        Raises NotFinite at the first log p that is not finite.
         """
         self._tell_cut(requests, what)
         parts = [part for number, request in enumerate(requests) for part in _windows(number, *request, self.context)]
@@ -109,6 +115,10 @@ class Scorer:
             done = 0
             for longest, group in sorted(by_length.items()):
                 for number, values, hits in self._scored(group, longest):
+                    if not np.isfinite(values).all():
+                        raise NotFinite(
+                            f"{what}: log p of a text is not finite: the model's weights are damaged, or its training diverged"
+                        )
                     logp[number] += np.sum(values, dtype=np.float64)
                     greedy[number] &= bool(np.all(hits))
                     done += 1

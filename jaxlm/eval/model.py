@@ -8,11 +8,12 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm import models, processes, sharding
-from jaxlm.config import DataConfig, DistributedConfig, HardwareConfig, MeshConfig, ModelConfig
+from jaxlm.config import DataConfig, DistributedConfig, HardwareConfig, MeshConfig, ModelConfig, RunError
 from jaxlm.data import coder, shards
 from jaxlm.models import hardware
 from jaxlm.models.transformer import Transformer
 from jaxlm.train import origin
+from jaxlm.train.checkpoints import digest
 from jaxlm.train.workdir import check_same_model
 
 
@@ -54,7 +55,7 @@ def restore(
 
     Raises:
       ConfigError: there is no such checkpoint.
-      RunError: the checkpoint is damaged.
+      RunError: the checkpoint is damaged, or a number of a model from elsewhere is not finite.
     """
     found = origin.open(workdir, checkpoint, readers)
     check_same_model(pathlib.Path(workdir), config)
@@ -69,4 +70,9 @@ def restore(
     model = models.build(settled, settled.attention)
     abstract = models.abstract_params(model)
     params = found.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
+    if opened is None and (bad := digest.look({"params": params})[1]):  # of a run no such checkpoint is saved
+        name = bad[0].removeprefix("params/")
+        raise RunError(
+            f"the model of {workdir}: {name} has a number that is not finite: its files are damaged; copy them again"
+        )
     return Restored(mesh, model, params, found.tokenizer(), opened, int(found.provenance.get("step", 0)))

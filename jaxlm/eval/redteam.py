@@ -104,7 +104,10 @@ def _written(scorer: Scorer, entries: Sequence[tuple[str, dict]], settings: Eval
     if chosen.toxicity:
         more["toxicity"] = scorers.toxicity(texts)
     for name, plugin in scorers.plugins(chosen.scorers, _METRICS).items():
-        more[name] = plugin(prompts, texts)
+        try:
+            more[name] = plugin(prompts, texts)
+        except ConfigError as error:  # it passed its trial; the texts are written, and the other scores stand
+            scorer.say_once(f"red team: {error}; {name} is left out")
     more |= _overlap(scorer, ids, chosen.search_tokens)
     found: dict[str, list[Item]] = {}
     for number, ((category, entry), text) in enumerate(zip(entries, texts, strict=True)):

@@ -3,16 +3,20 @@
 `jaxlm eval` and the hook in training write it; `compare` and the report read it.
 """
 
+import contextlib
 import dataclasses
+import errno
 import json
 import pathlib
 import re
 import typing
 
 from jaxlm import files
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, RunError
 
 FOLDER, SUMMARY = "eval", "results.json"
+_ROOM = 2**20  # bytes of a trial: about what a thousand questions take
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +56,31 @@ class TaskResult:
     items: list[Item]
 
 
+def unwritable(folder: pathlib.Path, step: int) -> str:
+    """Returns why no results can be written for a step, such as "Read-only file system"; "" if they can. It tries it.
+
+    Raises:
+      ConfigError: what is there is damaged.
+      RunError: the disk is full.
+    """
+    place = folder / FOLDER / str(step)
+    try:
+        if (place / SUMMARY).is_file():
+            _summary(place / SUMMARY)
+        place.mkdir(parents=True, exist_ok=True)
+        files.write_atomically(place / ".trial", bytes(_ROOM))
+        (place / ".trial").unlink()
+    except OSError as error:
+        if error.errno in _FULL:
+            raise RunError(f"{place}: {error.strerror}: free some room and run the same command again") from None
+        return str(error.strerror)
+    finally:
+        for made in (place, place.parent):  # if empty
+            with contextlib.suppress(OSError):
+                made.rmdir()
+    return ""
+
+
 def write(folder: pathlib.Path, results: typing.Sequence[TaskResult], about: dict[str, typing.Any]) -> pathlib.Path:
     """Writes results below `folder`/eval/STEP, beside those of other tasks there; returns that folder.
 
@@ -74,18 +103,25 @@ def write(folder: pathlib.Path, results: typing.Sequence[TaskResult], about: dic
 
 
 def add(folder: pathlib.Path, result: TaskResult, about: dict[str, typing.Any]) -> str:
-    """Writes one result as `write` does, unless the training asked more questions of that task; then says so in a line.
+    """Writes one result as `write` does, unless there are more questions of that task, asked alike; says which stay in a line.
 
-    With fewer, that step would no longer compare with the others of the run.
+    With fewer, a score would be less sure, and that step would no longer compare with the others of the run.
     """
     place = folder / FOLDER / str(about["step"])
-    old = _summary(place / SUMMARY)["tasks"].get(result.task, {}) if (place / SUMMARY).is_file() else {}
-    then = old.get("about", {})
-    alike = old.get("fewshot") == result.fewshot and then.get("chat_template") == about.get("chat_template")
-    if then.get("training") and alike and old["n"] > len(result.items):
-        return f"{place} keeps the {old['n']:,} questions of {result.task} that the training asked"
+    old = _summary(place / SUMMARY)["tasks"].get(result.task) if (place / SUMMARY).is_file() else None
+    new, line = len(result.items), ""
+    if old:
+        then, had = old.get("about") or {}, int(old.get("n") or 0)
+        alike = old.get("fewshot") == result.fewshot and then.get("chat_template") == about.get("chat_template")
+        whose = " that the training asked" if then.get("training") else ""
+        if alike and had > new:
+            return (
+                f"{place} keeps the {had:,} questions of {result.task}{whose}, not these {new:,}; delete it to ask anew"
+            )
+        line = f"{place}: these {new:,} questions of {result.task} replace the {had:,}{whose}"
+        line += "" if alike else ", with other worked examples or another template"
     write(folder, [result], about)
-    return ""
+    return line
 
 
 def steps(folder: pathlib.Path) -> list[int]:

@@ -4,19 +4,19 @@ import argparse
 import dataclasses
 import importlib.metadata
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 
 from jaxlm import console, sharding
-from jaxlm.config import Config, ConfigError
-from jaxlm.data import vocabulary
+from jaxlm.config import Config, ConfigError, RunError
+from jaxlm.data import chat, vocabulary
 from jaxlm.data.open import open_mixture
 from jaxlm.eval import benchmarks, core, harness, likelihood, loss, measures, model, redteam, results
 from jaxlm.eval.model import Restored
 from jaxlm.eval.results import TaskResult
 from jaxlm.interop import hf_weights
-from jaxlm.processes import say, together
+from jaxlm.processes import from_first, say, together
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -34,37 +34,58 @@ def run(config: Config, args: argparse.Namespace) -> int:
     ask = together(lambda: harness.Benchmarks(names, config.eval))
     parts = (config.model, config.data, config.hardware, config.distributed)
     run = model.restore(config.workdir, args.checkpoint, *parts, readers=hf_weights.READERS)
-    say(f"checkpoint {run.step} of {config.workdir}" if run.data else f"the model of {config.workdir}")
+    name = f"checkpoint {run.step} of {config.workdir}" if run.data else f"the model of {config.workdir}"
+    say(name)
+    if ask.chats:
+        together(lambda: chat.template(run.tokenizer))
+    place = folder / results.FOLDER / str(run.step)
+    if why := from_first(lambda: results.unwritable(folder, run.step)) if names else "":
+        say(f"{place} can't be written ({why}): the results are printed, not kept")
     with jax.set_mesh(run.mesh):
         held_out = _held_out(run, config)
     if not held_out and not names:
         raise ConfigError(f"{config.workdir} has no held-out text: name benchmarks, --tasks=arc_easy,piqa")
-    found = _asked(ask(likelihood.of_restored(run, config), args.limit), folder, _about(run.step, config, args))
+    about = _about(run.step, config, args)
+    keep = (lambda one: ("", True)) if why else (lambda one: from_first(lambda: _kept(folder, one, about)))
+    found, lost = _asked(ask(likelihood.of_restored(run, config), args.limit), keep, name)
     if jax.process_index() == 0:
         _show(held_out, found, args.json)
         tokens = run.step * config.train.batch_size * config.train.seq_len
         flops = benchmarks.training_flops({"params": run.params}, tokens)
         for line in filter(None, (measures.alarm(one, flops) for one in found)):
             say(line)
-        if found:
-            say(f"written to {folder / results.FOLDER / str(run.step)}")
-    return 0
+        kept = [result.task for result in found if result.task not in lost]
+        if kept and not why:
+            say(f"written to {place}" + (f": {', '.join(kept)}" if lost else ""))
+    return 1 if lost else 0
 
 
-def _asked(answered: Iterable[TaskResult], folder: pathlib.Path, about: dict) -> list[TaskResult]:
-    """Returns the results, each written as soon as it is there: ctrl-C in a later task loses none."""
-    found = []
+def _asked(answered: Iterable[TaskResult], keep: Callable, name: str) -> tuple[list[TaskResult], list[str]]:
+    """Returns (results, tasks that could not be kept). Each is kept as soon as it is there: ctrl-C loses none."""
+    found, lost = [], []
     try:
         for result in answered:
-            if kept := together(lambda one=result: results.add(folder, one, about), first_only=True):
-                say(kept)
             found.append(result)
+            line, kept = keep(result)
+            if line:
+                say(line)
+            lost += [] if kept else [result.task]
+    except likelihood.NotFinite as error:
+        raise RunError(f"{name}: {error}") from None
     except KeyboardInterrupt:
         if found:
-            done = ", ".join(result.task for result in found)
-            say(f"{done}: done, in {folder / results.FOLDER / str(about['step'])}")
+            say(f"done: {', '.join(result.task for result in found)}")
         raise
-    return found
+    return found, lost
+
+
+def _kept(folder: pathlib.Path, result: TaskResult, about: dict) -> tuple[str, bool]:
+    """Writes a result; returns (a line about it, or "", and False if it can't be written): it is still printed then."""
+    try:
+        return results.add(folder, result, about), True
+    except OSError as error:
+        place = folder / results.FOLDER / str(about["step"])
+        return f"{result.task} is not kept in {place}: {error.strerror}", False
 
 
 def _held_out(run: Restored, config: Config) -> dict[str, float]:

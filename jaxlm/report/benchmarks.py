@@ -3,6 +3,7 @@
 `scores` and `beside` take the summary of `report.run`.
 """
 
+import collections
 import math
 
 from jaxlm.console import count, human
@@ -27,13 +28,37 @@ def scores(summary: dict) -> Markup:
         "± is two standard errors. Bits per byte of the right answer (less is better) move long before accuracy does; the "
         "margin is how many fewer they are than the best wrong answer's."
     )
-    charts = [_accuracy(task, points) for task, points in found.items()]
-    bits = [Curve(published.title(task), _points(points, BITS)) for task, points in found.items()]
+    alike = {task: _alike(points) for task, points in found.items() if points}
+    charts = [_accuracy(task, points) for task, points in alike.items()]
+    bits = [Curve(published.title(task), _points(points, BITS)) for task, points in alike.items()]
     bits = [curve for curve in bits if len(curve.points) > 1][:6]
     charts.append(chart.lines(bits, "Bits per byte of the right answers", along="steps", shown=_figure))
     drawn = [one for one in charts if one]
-    parts = [*(tag("p", line) for line in lines), table(head, rows, "Benchmarks"), tag("p", about, class_="dim")]
-    return join([*parts, tag("div", *drawn, class_="charts") if drawn else ""])
+    notes = [about, *(line for task in alike if (line := _left_out(task, found[task], alike[task])))]
+    parts = [*(tag("p", line) for line in lines), table(head, rows, "Benchmarks")]
+    return join(
+        [
+            *parts,
+            *(tag("p", line, class_="dim") for line in notes),
+            tag("div", *drawn, class_="charts") if drawn else "",
+        ]
+    )
+
+
+def _alike(points: list[dict]) -> list[dict]:
+    """The points that were asked as many questions, with as many examples, as most are; of equally many, as the last."""
+    ways = [(point.get("n"), point.get("fewshot")) for point in reversed(points)]
+    usual = collections.Counter(ways).most_common(1)[0][0]
+    return [point for point in points if (point.get("n"), point.get("fewshot")) == usual]
+
+
+def _left_out(task: str, points: list[dict], drawn: list[dict]) -> str:
+    """Returns which steps the curves of a task leave out, as other questions do not compare; "" if none."""
+    if len(points) == len(drawn):
+        return ""
+    steps = ", ".join(f"{point['step']:,}" for point in points if point not in drawn)
+    asked = "" if drawn[0].get("n") is None else f" of {count(int(drawn[0]['n']))} questions"
+    return f"{published.title(task)}: curves show steps{asked} asked alike; not step {steps}, asked otherwise."
 
 
 def _alarm(run: dict, task: str, point: dict) -> str:

@@ -58,6 +58,16 @@ def test_metrics_and_files_of_a_step(parts, tmp_path, caplog):
     assert found["eval/made/bits_per_byte"] != again["eval/made/bits_per_byte"]  # other weights
 
 
+def test_a_model_that_diverged_has_no_score_and_goes_on(parts, tmp_path, capsys):
+    c, model, data, mesh = parts
+    measure = benchmarks.make(benchmarks.find(c.eval), c, model, data, mesh, tmp_path)
+    sound = {"params": tiny.random_params(model)}
+    assert measure(jax.tree.map(lambda leaf: leaf * float("nan"), sound), 5) == {}
+    assert "no benchmark scores at step 5: " in capsys.readouterr().err
+    assert measure(sound, 10)
+    assert results.steps(tmp_path) == [10]
+
+
 def test_what_can_not_be_asked_is_refused_before_anything_is_made(parts):
     c = parts[0]
     wrong = types.SimpleNamespace(**{**vars(c.eval), "tasks": ("core:mad",)})

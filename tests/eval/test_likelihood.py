@@ -114,3 +114,12 @@ def test_what_is_longer_than_the_context_is_scored_in_windows():
 def test_nothing_to_score_is_certain():
     assert make().score([([2, 5], [])]) == [(0.0, True, 0)]
     assert make().score([]) == []
+
+
+def test_a_log_p_that_is_not_finite_is_refused():
+    scorer = make()
+    damaged = scorer.of(jax.tree.map(lambda leaf: leaf * math.nan, scorer.variables))
+    with pytest.raises(
+        likelihood.NotFinite, match=r"^made: log p of a text is not finite: the model's weights are damaged"
+    ):
+        damaged.score(questions(2), "made")

@@ -107,6 +107,9 @@ def fewer(prompts, texts): return [0.5] * (len(texts) - 1)
 def nan(prompts, texts): return [float("nan")] * len(texts)
 def high(prompts, texts): return [1.5] * len(texts)
 def divides(prompts, texts): return [text.count("!") / len(text) for text in texts]
+def late(prompts, texts):
+    assert len(texts) < 3
+    return [0.5] * len(texts)
 def fails(prompts, texts): raise RuntimeError("no model\\nhere")
 def overlap(prompts, texts): return [0.0] * len(texts)
 number = 3
@@ -139,6 +142,17 @@ def module(tmp_path, monkeypatch):
 def test_a_scorer_that_does_not_work_is_refused_before_anything_is_written(module, name, said):
     with pytest.raises(ConfigError, match=said):
         harness.Benchmarks(["redteam"], settings(scorers=(name,)))
+
+
+def test_a_scorer_that_fails_after_its_trial_leaves_the_other_scores(module, scorer, capsys):
+    chosen = settings(scorers=("own_scorers:late", "own_scorers:length"))
+    (result,) = harness.Benchmarks(["redteam:privacy"], chosen)(
+        dataclasses.replace(scorer), 4
+    )  # which says its lines once
+    assert {"flagged", "score", "length"} <= result.metrics.keys()
+    assert "late" not in result.metrics
+    assert "the scorer own_scorers:late failed: AssertionError" in (said := capsys.readouterr().err)
+    assert "late is left out" in said
 
 
 def test_what_is_missing_is_told_at_the_start(monkeypatch):

@@ -12,15 +12,18 @@ def result(n: int, score: float, fewshot: int = 0) -> TaskResult:
 
 @pytest.mark.parametrize(
     ("n", "fewshot", "training", "kept"),
-    [(4, 0, True, True), (8, 0, True, False), (4, 5, True, False), (4, 0, False, False)],
+    [(4, 0, True, True), (8, 0, True, False), (4, 5, True, False), (4, 0, False, True), (6, 0, False, False)],
 )
-def test_fewer_questions_do_not_replace_those_of_the_training(tmp_path, n, fewshot, training, kept):
+def test_fewer_questions_do_not_replace_more(tmp_path, n, fewshot, training, kept):
     about = {"step": 20, "limit": 6}
     results.write(tmp_path, [result(6, 0.0)], about | {"training": True} if training else about)
     line = results.add(tmp_path, result(n, 1.0, fewshot), {"step": 20, "limit": n})
     found = results.read(tmp_path / "eval/20")["arc_easy"]
     assert (len(found.items), found.metrics["acc"]) == ((6, 0.0) if kept else (n, 1.0))
-    assert ("keeps the 6 questions of arc_easy" in line) == kept
+    words = "keeps the 6 questions of arc_easy" if kept else f"these {n} questions of arc_easy replace the 6"
+    assert words in line
+    assert ("that the training asked" in line) == training
+    assert ("other worked examples" in line) == bool(fewshot)
 
 
 def test_an_answer_may_hold_any_character(tmp_path):

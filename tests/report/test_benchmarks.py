@@ -37,6 +37,20 @@ def test_curves_need_two_steps():
     assert benchmarks.scores({"run": {}}) == ""
 
 
+def test_a_curve_joins_the_same_questions_only():
+    """Of the training's steps and a later `jaxlm eval` with more questions."""
+    first, second = SUMMARY["benchmarks"]["arc_easy"]
+    more = second | {"step": 60, "n": 2000, "metrics": {"acc_norm": 0.9, "bits_per_byte": 1.0}}
+    joined = benchmarks.scores(SUMMARY | {"benchmarks": {"arc_easy": [first, second, more]}})
+    alone = benchmarks.scores(SUMMARY | {"benchmarks": {"arc_easy": [first, second]}})
+    assert joined.partition("<figure")[2] == alone.partition("<figure")[2] != ""
+    assert "ARC-Easy: curves show steps of 1,000 questions asked alike; not step 60, asked otherwise." in joined
+    assert rows(joined)[1][1] == "0.900 ± 0.020"
+    none = benchmarks.scores(SUMMARY | {"benchmarks": {"arc_easy": [first, more]}})
+    assert "<figure" not in none
+    assert "asked otherwise" not in alone
+
+
 def test_beside_published_models():
     head, *lines = rows(benchmarks.beside(SUMMARY))
     shown = [model.name for model in published.models() if model.shown]
