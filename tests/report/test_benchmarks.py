@@ -20,7 +20,7 @@ def test_a_program_that_passes_is_an_accuracy():
     found = humaneval.grade([problem], ["def f(): return 1"], allowed)
     point = {"metrics": found.metrics, "stderr": found.stderr, "step": 1, "n": 1, "fewshot": 0, "chance": None}
     table = rows(benchmarks.scores({"run": {}, "benchmarks": {"humaneval": [point]}}))
-    assert table[1] == ["HumanEval", "1.000", "", "", "", "pass_at_1", "1", "0", "1"]
+    assert table[1] == ["HumanEval", "1.000 ± 0.490", "", "", "", "pass_at_1", "1", "0", "1"]
 
 
 def test_a_score_that_can_not_be_is_told():
