@@ -144,6 +144,7 @@ def test_a_scorer_that_does_not_work_is_refused_before_anything_is_written(modul
 def test_what_is_missing_is_told_at_the_start(monkeypatch):
     with pytest.raises(ConfigError, match=r"redteam has no category 'privat'; did you mean 'privacy'"):
         harness.Benchmarks(["redteam:privat"], settings())
+    assert harness.Benchmarks(["redteam_privacy", "redteam:privacy"], settings()).names == ["redteam:privacy"]
     with pytest.raises(ConfigError, match=r"redteam:toxic needs toxicity scores"):
         harness.Benchmarks(["redteam:toxic"], settings())
     from jaxlm.corpus.stages import toxicity
