@@ -24,6 +24,8 @@ from jaxlm.train import ledger, origin, start
 from jaxlm.train.checkpoints import weights
 from jaxlm.train.workdir import TOKENIZER
 
+_ROWS = 1024  # of the embedding: so many more than the tokenizer has ids are nothing special
+
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Imports the model in the folder that `config.workdir` names into the run `args.out`."""
@@ -36,6 +38,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(
             f"{folder}: its tokenizer has {tokenizer.vocab_size:,} ids, its model {config.model.vocab_size:,}"
         )
+    if (idle := config.model.vocab_size - tokenizer.vocab_size) > max(_ROWS, config.model.vocab_size / 10):
+        say(f"warning: {idle:,} of the model's {config.model.vocab_size:,} rows have no id: is this its tokenizer?")
     all_devices = MeshConfig(data=1, fsdp=-1, tensor=1, context=1)
     mesh = processes.start(config.hardware, config.distributed, all_devices, config.model.dtype)
     settled = hardware.for_platform(config.model, jax.devices()[0].platform)

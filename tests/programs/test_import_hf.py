@@ -87,6 +87,16 @@ def test_what_can_not_be_imported_is_one_line(folders, tmp_path, capsys):
     assert f"jaxlm train base --config.origin={model}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("rows", "said"), [(1600, "warning: 1,253 of the model's 1,600 rows have no id"), (1300, "")])
+def test_rows_without_ids_are_told_if_they_are_many(tmp_path, capsys, rows, said):
+    tiny_hf.weights(tmp_path / "model", vocab_size=rows)
+    tiny_hf.byte_level(tmp_path / "model")
+    assert cli.main(["import", str(tmp_path / "model"), f"--out={tmp_path / 'run'}"]) == 0
+    told = capsys.readouterr().err
+    assert said in told
+    assert ("warning" in told) == bool(said)
+
+
 def test_an_import_is_whole_or_not_there(folders, tmp_path, capsys, monkeypatch):
     """What fails leaves nothing; what was killed does not stand in the way; the folder holds nothing of the user's."""
     model, _ = folders
