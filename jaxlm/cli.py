@@ -189,8 +189,8 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
         return config
     if workdir and verb.reads_run:
         raise ConfigError(f"no run in {workdir}: it has no config.json")
-    shipped = ", ".join(config_files.shipped_configs())
-    raise ConfigError(f"no config: jaxlm {name} NAME, FILE.py or the folder of a run; shipped: {shipped}")
+    shipped, theirs = ", ".join(config_files.shipped_configs()), " or of a Hugging Face model" * bool(verb.models)
+    raise ConfigError(f"no config: jaxlm {name} NAME, FILE.py or the folder of a run{theirs}; shipped: {shipped}")
 
 
 def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[str], None]) -> config_dict.ConfigDict:
@@ -218,7 +218,8 @@ def _of_run(folder: pathlib.Path, overrides: list[str]) -> config_dict.ConfigDic
 
 def _not_taken(name: str, word: str, found: config_files.Found) -> str:
     """Why a verb can't work on what a plain argument names, and how to go on."""
-    path, takes = word, f"jaxlm {name} takes a config or the folder of a run"
+    theirs = " or of a Hugging Face model" * bool(VERBS[name].models)
+    path, takes = word, f"jaxlm {name} takes a config or the folder of a run{theirs}"
     if found.kind == "model":
         way = f": jaxlm import {path} --out=RUN makes a run of it"
         way += f", jaxlm {name} base --config.origin={path} begins with it" if VERBS[name].makes else ""

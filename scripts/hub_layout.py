@@ -18,20 +18,21 @@ Row = dict[str, typing.Any]
 
 
 class Layout(typing.NamedTuple):
-    """Where the hub has a task: dataset, config, the split asked, that of worked examples, a column of each row."""
+    """Where the hub has a task: dataset, config, the split asked, of examples, a column, how many choices a row has."""
 
     dataset: str
     config: str
     asked: str
     examples: str
     column: str
+    choices: range = range(0)  # empty: its rows have none
 
 
 LAYOUTS = {
-    "hellaswag": Layout("Rowan/hellaswag", "default", "validation", "train", "endings"),
-    "arc_easy": Layout("allenai/ai2_arc", "ARC-Easy", "test", "train", "answerKey"),
-    "arc_challenge": Layout("allenai/ai2_arc", "ARC-Challenge", "test", "train", "answerKey"),
-    "piqa": Layout("baber/piqa", "default", "validation", "train", "sol1"),
+    "hellaswag": Layout("Rowan/hellaswag", "default", "validation", "train", "endings", range(4, 5)),
+    "arc_easy": Layout("allenai/ai2_arc", "ARC-Easy", "test", "train", "answerKey", range(3, 6)),
+    "arc_challenge": Layout("allenai/ai2_arc", "ARC-Challenge", "test", "train", "answerKey", range(3, 6)),
+    "piqa": Layout("baber/piqa", "default", "validation", "train", "sol1", range(2, 3)),
     "winogrande": Layout("allenai/winogrande", "winogrande_xl", "validation", "train", "option1"),
     "truthfulqa_mc2": Layout("truthfulqa/truthful_qa", "multiple_choice", "validation", "validation", "mc2_targets"),
     "gsm8k": Layout("openai/gsm8k", "main", "test", "train", "answer"),
@@ -39,7 +40,7 @@ LAYOUTS = {
     "ifeval": Layout("google/IFEval", "default", "train", "train", "instruction_id_list"),
     "lambada_openai": Layout("EleutherAI/lambada_openai", "default", "test", "test", "text"),
 }
-MMLU = Layout("cais/mmlu", "", "test", "dev", "choices")
+MMLU = Layout("cais/mmlu", "", "test", "dev", "subject", range(4, 5))
 
 
 def layout(task: str) -> Layout | None:
@@ -90,18 +91,31 @@ def write(out: pathlib.Path, at: Layout, split: str, rows: list[Row]) -> None:
     (folder / "README.md").write_text("\n".join([*entries, "---", ""]), encoding="utf-8")
 
 
+def check(rows: list[Row], at: Layout, wrong: str) -> None:
+    """Raises ValueError if a row has another number of choices than the benchmark's."""
+    for number, row in enumerate(rows, 1):
+        choices = row.get("endings") or row.get("choices") or ()
+        held = len(choices["text"] if isinstance(choices, dict) else choices)
+        if held and at.choices and held not in at.choices:
+            wanted = " or ".join(map(str, at.choices))
+            raise ValueError(f"{wrong}, which have {wanted} choices: row {number} has {held}")
+
+
 def lay(out: pathlib.Path, name: str, path: pathlib.Path, examples: int) -> str:
     """Lays one file out, and returns a line that says so. Raises ValueError if it is of another layout."""
     task, _, split = name.partition(":")
     if not (at := layout(task)):
         raise ValueError(f"no task {task} here: {', '.join(LAYOUTS)} or mmlu_SUBJECT")
     rows = read(path)
+    check(rows, at, f"{path}: no rows of {task}")
     if rows and at.column not in rows[0] and "gold" in rows[0] and task in FROM_CORE:
         rows = [FROM_CORE[task](row, number) for number, row in enumerate(rows)]
     if not rows or at.column not in rows[0]:
         raise ValueError(f"{path}: no rows of {task}, which have a field {at.column}")
     said = ""
     if examples and not split and at.examples != at.asked:
+        if examples >= len(rows):
+            raise ValueError(f"{path}: --examples={examples} leaves no question of its {len(rows):,} rows")
         rows, shown = rows[:-examples], rows[-examples:]
         write(out, at, at.examples, shown)
         said = f", {len(shown):,} examples"
@@ -116,6 +130,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("files", nargs="+", metavar="TASK[:SPLIT]=FILE")
     parser.add_argument("--examples", type=int, default=0, metavar="N", help="rows for worked examples (default: 0)")
     args = parser.parse_args(arguments)
+    if args.examples < 0:
+        parser.error("--examples is no number of rows")
     for given in args.files:
         name, _, path = given.partition("=")
         try:

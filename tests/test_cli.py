@@ -264,6 +264,7 @@ def test_a_folder_that_is_no_run_is_refused_in_one_line(steps_of, tmp_path, verb
     said = steps_of(verb, f"{tmp_path}/texts")
     assert ("texts holds no documents" if verb == "prepare" else "texts is no config") in said
     assert verb == "prepare" or f"jaxlm {verb} takes a config or" in said
+    assert ("or of a Hugging Face model" in said) == bool(verbs.VERBS[verb].models)
     (tmp_path / "texts/prepared.json").write_text("{}")
     assert f"--config.data.dir={tmp_path}/texts" in steps_of(verb, f"{tmp_path}/texts")
 

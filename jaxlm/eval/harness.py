@@ -26,7 +26,7 @@ class Benchmarks:
 
     Args:
       tasks: names of lm-evaluation-harness (also groups: mmlu), `humaneval`, `core`, `redteam`, or
-        `core:TASK` and `redteam:CATEGORY` for a part.
+        `core:TASK` and `redteam:CATEGORY` (or redteam_CATEGORY, as its results are named) for a part.
       settings: the section `eval` of the config.
 
     Raises:
@@ -35,7 +35,7 @@ class Benchmarks:
     """
 
     def __init__(self, tasks: Sequence[str], settings: EvalConfig):
-        self.names, self._settings = list(dict.fromkeys(tasks)), settings
+        self.names, self._settings = list(dict.fromkeys(map(_own_name, tasks))), settings
         for name in self.names:
             own, _, part = name.partition(":")
             if own in _OWN:
@@ -71,6 +71,10 @@ class Benchmarks:
             else:
                 found = [_task_result(scorer, name, self._loaded[name], items, self._settings.chat_template)]
             yield from map(measures.measured, found)
+
+
+def _own_name(name: str) -> str:
+    return name.replace("_", ":", 1) if name.startswith("redteam_") else name
 
 
 def _load(names: list[str], settings: EvalConfig, cache: str) -> dict[str, dict]:

@@ -72,17 +72,26 @@ def dtype_of(to: str, asked: str | None) -> str:
 
 
 def refuse(out: pathlib.Path, to: str) -> None:
-    """Raises ConfigError if `out` may not be written: it holds something other than an earlier export of this kind."""
+    """Raises ConfigError if `out` may not be replaced: it holds more than an earlier export of this kind."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out={out} is a file: give a folder")
     if not out.is_dir() or not any(out.iterdir()):
         return
     try:
-        earlier = json.loads((out / MARK).read_text())["to"]
+        mark = json.loads((out / MARK).read_text())
+        earlier, wrote = mark["to"], {MARK, *mark["files"]}
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(f"--out={out} is not empty and no earlier export: give a new folder") from None
     if earlier != to:
         raise ConfigError(f"--out={out} holds an export to {earlier}: give another folder for {to}")
+    others = sorted(path.name + "/" * path.is_dir() for path in out.iterdir() if path.name not in wrote)
+    if others:
+        named = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
+        scores = " (eval/ has the scores of the earlier export)" if "eval/" in others else ""
+        raise ConfigError(
+            f"--out={out} holds {named} beside an earlier export{scores}, which a new one would delete: "
+            "give another folder, or move them away"
+        )
 
 
 def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
@@ -111,7 +120,8 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
         with working("reading it back", total + source.config.tie_embeddings, "tensors") as tell:
             verdict = check.check(source.read, written, source.config, tell)
         (folder / "README.md").write_text(source.card, encoding="utf-8")
-        about = {"to": to, "dtype": dtype, **source.about, "checked": dataclasses.asdict(verdict)}
+        names = sorted(path.name for path in folder.iterdir())
+        about = {"to": to, "dtype": dtype, **source.about, "files": names, "checked": dataclasses.asdict(verdict)}
         (folder / MARK).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         writing_s, checking_s = read_at - began, time.perf_counter() - read_at
     return Done(out / file if to == "gguf" else out, verdict, writing_s, checking_s)

@@ -1,16 +1,20 @@
 """`jaxlm import`: makes a run of a Hugging Face model: its weights as checkpoint 0, its tokenizer, its config."""
 
 import argparse
+import contextlib
 import dataclasses
+import os
 import pathlib
 import shlex
+import shutil
 import time
+from collections.abc import Iterator
 
 import jax
 
 from jaxlm import models, processes, sharding, tree
-from jaxlm.config import Config, ConfigError, MeshConfig
-from jaxlm.console import megabytes
+from jaxlm.config import Config, ConfigError, MeshConfig, RunError
+from jaxlm.console import megabytes, size
 from jaxlm.data import coder
 from jaxlm.interop import hf_weights
 from jaxlm.models import hardware
@@ -20,10 +24,13 @@ from jaxlm.train import ledger, origin, start
 from jaxlm.train.checkpoints import weights
 from jaxlm.train.workdir import TOKENIZER
 
+_ROWS = 1024  # of the embedding: so many more than the tokenizer has ids are nothing special
+
 
 def run(config: Config, args: argparse.Namespace) -> int:
     """Imports the model in the folder that `config.workdir` names into the run `args.out`."""
-    folder, out = pathlib.Path(config.workdir), pathlib.Path(args.out)
+    folder = pathlib.Path(config.workdir)
+    out = pathlib.Path(args.out).expanduser().absolute()
     together(lambda: _check(folder, out), first_only=True)
     began, found = time.perf_counter(), origin.open(folder, readers=hf_weights.READERS)
     tokenizer = found.tokenizer()
@@ -31,18 +38,21 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(
             f"{folder}: its tokenizer has {tokenizer.vocab_size:,} ids, its model {config.model.vocab_size:,}"
         )
+    if (idle := config.model.vocab_size - tokenizer.vocab_size) > max(_ROWS, config.model.vocab_size / 10):
+        say(f"warning: {idle:,} of the model's {config.model.vocab_size:,} rows have no id: is this its tokenizer?")
     all_devices = MeshConfig(data=1, fsdp=-1, tensor=1, context=1)
     mesh = processes.start(config.hardware, config.distributed, all_devices, config.model.dtype)
     settled = hardware.for_platform(config.model, jax.devices()[0].platform)
     model = models.build(settled, settled.attention)
     abstract = models.abstract_params(model)
     shardings = sharding.tree_shardings(abstract, models.logical_axes(model), mesh)
-    data = dataclasses.replace(config.data, dir=str(out.absolute() / "data"), tokenizer=str(out.absolute() / TOKENIZER))
-    made = dataclasses.replace(config, workdir=str(out.absolute()), origin=str(folder.resolve()), data=data)
+    data = dataclasses.replace(config.data, dir=str(out / "data"), tokenizer=str(out / TOKENIZER))
+    made = dataclasses.replace(config, workdir=str(out), origin=str(folder.resolve()), data=data)
     open_ = {"train": dataclasses.replace(config.train, microbatch_size=0)}  # derived again when the run is trained
     made = dataclasses.replace(made, **open_, eval=dataclasses.replace(config.eval, batch_size=0))
-    weights.save(out / "checkpoints", lambda: found.params(abstract, shardings), redact(dataclasses.asdict(made)))
-    together(lambda: _write(made, tokenizer, out, folder), first_only=True)
+    with _becoming(out, hf_weights.size(folder)) as part:
+        weights.save(part / "checkpoints", lambda: found.params(abstract, shardings), redact(dataclasses.asdict(made)))
+        together(lambda: _write(made, tokenizer, part, folder), first_only=True)
     say(
         f"imported {folder}: {tree.count(abstract):,} parameters ({megabytes(weights.bytes_of(abstract))} in float32), "
         f"{tokenizer.vocab_size:,} ids, {_opening(tokenizer)} in front of each text ({time.perf_counter() - began:.0f} s)"
@@ -68,6 +78,28 @@ def _check(folder: pathlib.Path, out: pathlib.Path) -> None:
         raise ConfigError(f"--out={out} holds a run or a model already: give another folder, or delete it")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out={out} is a file: give a folder")
+    if out.is_dir() and any(out.iterdir()):
+        raise ConfigError(f"--out={out} is not empty: give a new folder")
+
+
+@contextlib.contextmanager
+def _becoming(out: pathlib.Path, needed: int) -> Iterator[pathlib.Path]:
+    """Yields a new folder beside `out`, if there is room; it takes its name if the block ends well, and else goes."""
+    part = out.with_name(f".{out.name}.importing")
+
+    def begin() -> None:
+        shutil.rmtree(part, ignore_errors=True)  # of an import that was killed
+        part.mkdir(parents=True)
+        if needed > (free := shutil.disk_usage(part).free):
+            raise RunError(f"--out={out} needs about {size(needed)}, and {size(free)} are free there: free some room")
+
+    try:
+        together(begin, first_only=True)
+        yield part
+        together(lambda: os.rename(part, out), first_only=True)
+    finally:
+        if jax.process_index() == 0:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def _write(config: Config, tokenizer: coder.Coder, out: pathlib.Path, folder: pathlib.Path) -> None:

@@ -149,6 +149,32 @@ def test_all_wrong_is_not_certain():
     assert items.means([*answers, Item("10", {"acc": 1.0}, {})])[1]["acc"] == pytest.approx(1 / 11)
 
 
+def test_a_file_of_another_benchmark_is_not_laid_out(tmp_path, capsys):
+    """Rows of CORE look alike; a benchmark's number of choices tells them apart. No worked examples may take all questions."""
+    four = {"query": "Question: of what?", "choices": ["a", "b", "c", "d"], "gold": 0}
+    rows = {"four": [four] * 3, "two": [four | {"choices": ["a", "b"]}] * 3, "mixed": [four, four | {"choices": ["a"]}]}
+    for name, content in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    for task, name, flags, said in (
+        ("piqa", "four", [], "no rows of piqa, which have 2 choices: row 1 has 4"),
+        ("arc_easy", "two", [], "no rows of arc_easy, which have 3 or 4 or 5 choices: row 1 has 2"),
+        ("arc_challenge", "mixed", [], "row 2 has 1"),
+        ("mmlu_anatomy", "four", [], "no rows of mmlu_anatomy"),
+        ("arc_easy", "four", ["--examples=3"], "--examples=3 leaves no question of its 3 rows"),
+    ):
+        assert hub_layout.main([str(tmp_path / "hub"), f"{task}={tmp_path / name}.jsonl", *flags]) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "hub").exists()
+
+
+def test_a_split_without_questions_is_one_line(tmp_path):
+    pytest.importorskip("lm_eval")
+    hub = tiny_eval.benchmarks(tmp_path) / "hub"
+    (hub / "allenai/ai2_arc/ARC-Easy/test.jsonl").write_text("")
+    with pytest.raises(ConfigError, match=r"^arc_easy: no question in allenai/ai2_arc/ARC-Easy/test.jsonl of "):
+        harness.Benchmarks(["arc_easy"], tiny_eval.settings(hub))
+
+
 PROBLEM = {
     "task_id": "Made/0",
     "prompt": "def double(x):\n",

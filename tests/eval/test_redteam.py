@@ -158,6 +158,7 @@ def test_a_scorer_that_fails_after_its_trial_leaves_the_other_scores(module, sco
 def test_what_is_missing_is_told_at_the_start(monkeypatch):
     with pytest.raises(ConfigError, match=r"redteam has no category 'privat'; did you mean 'privacy'"):
         harness.Benchmarks(["redteam:privat"], settings())
+    assert harness.Benchmarks(["redteam_privacy", "redteam:privacy"], settings()).names == ["redteam:privacy"]
     with pytest.raises(ConfigError, match=r"redteam:toxic needs toxicity scores"):
         harness.Benchmarks(["redteam:toxic"], settings())
     from jaxlm.corpus.stages import toxicity

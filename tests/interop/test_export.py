@@ -59,9 +59,9 @@ def test_float32_moves_next_to_nothing_and_replaces_an_earlier_export(tokenizer,
     out = tmp_path / "out"
     for to in ("hf", "gguf"):
         assert export.export(source(tokenizer), to, "f32", out / to).verdict.moved < 1e-6
-    (out / "hf" / "stale").touch()
+    before = (out / "hf" / "model.safetensors").stat().st_size
     export.export(source(tokenizer), "hf", "bf16", out / "hf")
-    assert not (out / "hf" / "stale").exists()
+    assert (out / "hf" / "model.safetensors").stat().st_size < before
     with pytest.raises(ConfigError, match="holds an export to hf"):
         export.export(source(tokenizer), "gguf", "f16", out / "hf")
     (tmp_path / "mine").mkdir()
@@ -69,6 +69,18 @@ def test_float32_moves_next_to_nothing_and_replaces_an_earlier_export(tokenizer,
     with pytest.raises(ConfigError, match="not empty"):
         export.export(source(tokenizer), "hf", "bf16", tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.tex").exists()
+
+
+def test_what_lies_beside_an_earlier_export_is_named_and_kept(tokenizer, tmp_path):
+    """The user's own files, and eval/, which `jaxlm eval` writes there."""
+    out = tmp_path / "out"
+    export.export(source(tokenizer), "hf", "f32", out)
+    (out / "notes.txt").touch()
+    (out / "eval").mkdir()
+    with pytest.raises(ConfigError, match=r"holds eval/, notes.txt beside an earlier export .*: give another folder"):
+        export.export(source(tokenizer), "hf", "bf16", out)
+    assert (out / "notes.txt").exists()
+    assert (out / "eval").exists()
 
 
 def test_a_failed_export_leaves_the_earlier_one(tokenizer, tmp_path):

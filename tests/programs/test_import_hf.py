@@ -4,11 +4,13 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import types
 
 import jax
 import numpy as np
 import pytest
 import tiny_hf
+from safetensors.numpy import load_file, save_file
 from tiny_steps import make_mesh
 
 from jaxlm import cli, models, sharding
@@ -85,11 +87,41 @@ def test_what_can_not_be_imported_is_one_line(folders, tmp_path, capsys):
     assert f"jaxlm train base --config.origin={model}" in capsys.readouterr().err
 
 
-def test_a_cut_short_import_begins_anew(folders, tmp_path):
-    model, run = folders
-    shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
-    assert cli.main(["import", str(model), f"--out={tmp_path}"]) == 0
-    assert weights.imported(tmp_path / "checkpoints")
+@pytest.mark.parametrize(("rows", "said"), [(1600, "warning: 1,253 of the model's 1,600 rows have no id"), (1300, "")])
+def test_rows_without_ids_are_told_if_they_are_many(tmp_path, capsys, rows, said):
+    tiny_hf.weights(tmp_path / "model", vocab_size=rows)
+    tiny_hf.byte_level(tmp_path / "model")
+    assert cli.main(["import", str(tmp_path / "model"), f"--out={tmp_path / 'run'}"]) == 0
+    told = capsys.readouterr().err
+    assert said in told
+    assert ("warning" in told) == bool(said)
+
+
+def test_an_import_is_whole_or_not_there(folders, tmp_path, capsys, monkeypatch):
+    """What fails leaves nothing; what was killed does not stand in the way; the folder holds nothing of the user's."""
+    model, _ = folders
+    ill, out = tmp_path / "ill", tmp_path / "run"
+    shutil.copytree(model, ill)
+    state = load_file(path := ill / "model-00001-of-00002.safetensors")
+    state[next(iter(state))].flat[0] = np.nan
+    save_file(state, path)
+    assert cli.main(["import", str(ill), f"--out={out}"]) == 1
+    assert "not finite" in capsys.readouterr().err
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1000))
+        assert cli.main(["import", str(model), f"--out={out}"]) == 1
+    assert "needs about 147 kB, and 1 kB are free there" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["ill"]
+    (tmp_path / ".run.importing" / "checkpoints" / "0").mkdir(parents=True)
+    out.mkdir()
+    assert cli.main(["import", str(model), f"--out={out}"]) == 0
+    assert weights.imported(out / "checkpoints")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ill", "run"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    assert cli.main(["import", str(model), f"--out={tmp_path / 'mine'}"]) == 2
+    assert "is not empty: give a new folder" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
 def check_export(run, out, original, capsys):
