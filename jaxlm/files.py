@@ -1,6 +1,5 @@
 """Writes files whole or not at all, locks folders so that each has only one writer, waits for disks for so long only."""
 
-import contextlib
 import fcntl
 import math
 import os
@@ -27,16 +26,11 @@ class NoAnswer(Exception):
 def write_atomically(path: pathlib.Path, content: bytes, private: bool = False) -> None:
     """Writes a file to disk so that a crash leaves either the old content or the new. `private`: only its owner can read it."""
     tmp = path.with_name(path.name + ".tmp")
-    try:
-        if private:  # before there is anything to read
-            tmp.unlink(missing_ok=True)
-            os.close(os.open(tmp, os.O_WRONLY | os.O_CREAT, 0o600))
-        tmp.write_bytes(content)
-        settle(tmp, path)
-    except OSError:
-        with contextlib.suppress(OSError):  # a full disk should not keep the half
-            tmp.unlink()
-        raise
+    if private:  # before there is anything to read
+        tmp.unlink(missing_ok=True)
+        os.close(os.open(tmp, os.O_WRONLY | os.O_CREAT, 0o600))
+    tmp.write_bytes(content)
+    settle(tmp, path)
 
 
 def settle(tmp: pathlib.Path, path: pathlib.Path) -> None:

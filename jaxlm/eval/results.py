@@ -68,7 +68,7 @@ def unwritable(folder: pathlib.Path, step: int) -> str:
         if (place / SUMMARY).is_file():
             _summary(place / SUMMARY)
         place.mkdir(parents=True, exist_ok=True)
-        files.write_atomically(place / ".trial", bytes(_ROOM))
+        _write(place / ".trial", bytes(_ROOM))
         (place / ".trial").unlink()
     except OSError as error:
         if error.errno in _FULL:
@@ -92,14 +92,24 @@ def write(folder: pathlib.Path, results: typing.Sequence[TaskResult], about: dic
     place.mkdir(parents=True, exist_ok=True)
     for result in results:
         lines = "".join(json.dumps(dataclasses.asdict(item), ensure_ascii=False) + "\n" for item in result.items)
-        files.write_atomically(place / f"{_file(result.task)}.jsonl", lines.encode())
+        _write(place / f"{_file(result.task)}.jsonl", lines.encode())
     old = _summary(place / SUMMARY).get("tasks", {}) if (place / SUMMARY).is_file() else {}
     new = {r.task: {k: v for k, v in dataclasses.asdict(r).items() if k != "items"} | {"about": about} for r in results}
     for result in results:
         new[result.task]["n"] = len(result.items)
     content = json.dumps({"step": about["step"], "tasks": old | new}, indent=1, ensure_ascii=False)
-    files.write_atomically(place / SUMMARY, content.encode())
+    _write(place / SUMMARY, content.encode())
     return place
+
+
+def _write(path: pathlib.Path, content: bytes) -> None:
+    """Writes a file whole. If that fails, the half of it does not stay on what may be a full disk."""
+    try:
+        files.write_atomically(path, content)
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.with_name(f"{path.name}.tmp").unlink()
+        raise
 
 
 def add(folder: pathlib.Path, result: TaskResult, about: dict[str, typing.Any]) -> str:

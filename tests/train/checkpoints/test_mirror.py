@@ -58,6 +58,7 @@ def no_worker_left():
     for worker in workers():
         with contextlib.suppress(psutil.NoSuchProcess):
             worker.kill()
+            worker.wait(5)  # a zombie has no command line, which others ask for
 
 
 def mirrored(run, url, *steps, config=CONFIG, **more):
