@@ -169,10 +169,11 @@ class Checkpointer:
             self._end(self._saving)
 
     def close(self) -> None:
-        """Waits for the current save and all deletions. A second call does nothing."""
+        """Waits for the current save, and for what goes on beside the run. A second call does nothing."""
         self.wait()
         for thread in self._deleting:
             thread.join(timeout=60)
+            self.left_behind |= thread.is_alive()  # TensorStore aborts a process whose Python ends while it reads
 
     def wants_save(self) -> bool:
         """True if a save should be made at the next step, because one failed or was skipped. Asked of the first process."""
@@ -386,8 +387,7 @@ class Checkpointer:
         folder = self.directory / str(step)
         if self._read_only or not self._config or not self._config.verify or jax.process_index() or self.verified(step):
             return
-        self.left_behind = True  # TensorStore aborts a process whose Python ends while it reads
-        threading.Thread(target=verify.verify, args=(folder, digests), daemon=True).start()
+        self._beside(lambda: verify.verify(folder, digests))
 
     def hold(self, first: int) -> None:
         """Keeps the newest checkpoint before the step `first`, for a rollback, until the next call."""

@@ -190,4 +190,6 @@ def test_an_older_checkpoint_without_seal_and_checksums_is_whole(saved):
     checkpointer = Checkpointer(saved, KEEP)
     state, meta = checkpointer.restore_latest(*shapes(), needs=META)
     assert int(state.step) == meta["step"] == 2
-    assert checkpointer.left_behind  # it is verified beside the run, which may end before
+    checkpointer.close()
+    assert checkpointer.verified(2)  # beside the run, whose end waits for it
+    assert not checkpointer.left_behind
