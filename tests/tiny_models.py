@@ -28,6 +28,18 @@ BASE = {
     "max_seq_len": 64,
     "dtype": "float32",
 }
+_LLAMA3 = {"scaling": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_len": 16}
+EXPORTED = {  # a name -> the model's keys: each family and option that is exported
+    "gqa_tied": {"n_kv_heads": 2, "tie_embeddings": True},
+    "untied_theta": {"n_kv_heads": 4, "tie_embeddings": False, "rope_theta": 500000.0},
+    "llama3_scaling": {"rope_theta": 500000.0} | {f"rope_{k}": v for k, v in _LLAMA3.items()},
+    "linear_scaling": {"rope_scaling": "linear", "rope_factor": 2.0},
+    "biases_wide_heads": {"bias": True, "head_dim": 16},
+    "qwen3_qk_norm": {"qk_norm": True, "head_dim": 16, "n_kv_heads": 1},
+    "qwen2_qkv_bias": {"qkv_bias": True, "tie_embeddings": False},
+    "gpt2_tied": {"family": "gpt2", "tie_embeddings": True},
+    "gpt2_untied": {"family": "gpt2", "tie_embeddings": False},
+}
 
 
 def model_config(**overrides) -> config.ModelConfig:

@@ -9,7 +9,7 @@ import math
 from jaxlm.console import count, human
 from jaxlm.report import chart, published, redteam
 from jaxlm.report.chart import Curve
-from jaxlm.report.page import Markup, details, join, table, tag
+from jaxlm.report.page import Markup, details, join, table, tag, with_error
 from jaxlm.report.published import BITS, MARGIN, Model
 
 _WAYS = {"acc_norm": "n", "acc_own": "o", "acc_5shot": "f"}  # how a published score was asked -> its mark
@@ -74,20 +74,15 @@ def _row(task: str, point: dict) -> tuple:
     asked, shots = point.get("n"), point.get("fewshot")
     return (
         published.title(task),
-        _with_error(point, metric, 3) if metric else "",
+        with_error(point, metric, 3) if metric else "",
         "" if chance is None else f"{chance:.3f}",
-        _with_error(point, BITS, 3) if BITS in metrics else "",
-        _with_error(point, MARGIN, 3) if MARGIN in metrics else "",
+        with_error(point, BITS, 3) if BITS in metrics else "",
+        with_error(point, MARGIN, 3) if MARGIN in metrics else "",
         metric or "",
         "" if asked is None else count(int(asked)),
         "" if shots is None else count(int(shots)),
         count(point["step"]),
     )
-
-
-def _with_error(point: dict, metric: str, digits: int) -> str:
-    error = point["stderr"].get(metric)
-    return f"{point['metrics'][metric]:.{digits}f}" + (f" ± {2 * error:.{digits}f}" if error is not None else "")
 
 
 def _points(points: list[dict], metric: str, errors: float = 0.0) -> list[tuple[float, float]]:

@@ -84,6 +84,12 @@ def cell(content: object, heat: float | None = None, kind: str = "") -> Markup:
     return tag("td", content, class_=kind + (" heat" if heat is not None else "") or None, style=style)
 
 
+def with_error(point: Mapping, metric: str, digits: int) -> str:
+    """Returns a score of `point`, which has `metrics` and `stderr`, with two standard errors if they are known."""
+    error = point["stderr"].get(metric)
+    return f"{point['metrics'][metric]:.{digits}f}" + (f" ± {2 * error:.{digits}f}" if error is not None else "")
+
+
 def details(summary: object, *children: object, opened: bool = False) -> Markup:
     """Returns a summary that shows the children if it is clicked."""
     body = join([tag("summary", summary), *children])

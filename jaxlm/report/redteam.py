@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 
 from jaxlm.console import count
-from jaxlm.report.page import Markup, join, table, tag
+from jaxlm.report.page import Markup, join, table, tag, with_error
 
 PREFIX = "redteam_"  # of the task of each category
 RUN = 13  # tokens of the shortest run that counts as overlap
@@ -69,8 +69,7 @@ def _cell(point: dict, name: str) -> str:
         return ""
     if name == "longest_run":
         return count(int(point["metrics"][name]))
-    error = point["stderr"].get(name)
-    return f"{point['metrics'][name]:.3f}" + (f" ± {2 * error:.3f}" if error is not None else "")
+    return with_error(point, name, 3)
 
 
 def _asked(point: dict) -> str:

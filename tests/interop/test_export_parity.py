@@ -16,18 +16,12 @@ from jaxlm.interop import export, gguf_file, hf_folder, tokenizer_json
 
 pytestmark = pytest.mark.parity
 
-LLAMA3 = {"scaling": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_len": 16}
-CASES = {
-    "gqa_tied": {"n_kv_heads": 2, "tie_embeddings": True},
-    "untied_theta": {"n_kv_heads": 4, "tie_embeddings": False, "rope_theta": 500000.0},
-    "llama3_scaling": {"rope_theta": 500000.0} | {f"rope_{k}": v for k, v in LLAMA3.items()},
-    "linear_scaling": {"rope_scaling": "linear", "rope_factor": 2.0},
-    "biases_wide_heads": {"bias": True, "head_dim": 16},
-    "qwen3_qk_norm": {"qk_norm": True, "head_dim": 128, "n_heads": 2, "n_kv_heads": 1},
-    "qwen2_qkv_bias": {"qkv_bias": True, "tie_embeddings": False},
-    "gpt2_tied": {"family": "gpt2", "tie_embeddings": True, "max_seq_len": 1024, "d_ff": 128},
-    "gpt2_untied": {"family": "gpt2", "tie_embeddings": False, "max_seq_len": 1024, "d_ff": 128},
+OF_READERS = {  # what transformers can read from a GGUF file too
+    "qwen3_qk_norm": {"head_dim": 128, "n_heads": 2},
+    "gpt2_tied": {"max_seq_len": 1024, "d_ff": 128},
+    "gpt2_untied": {"max_seq_len": 1024, "d_ff": 128},
 }
+CASES = {name: case | OF_READERS.get(name, {}) for name, case in tiny.EXPORTED.items()}
 # transformers reads no scaling of RoPE from a GGUF file; of a GPT-2's it takes d_ff to be 4 d, of a Qwen3's heads to be of 128.
 OF_GGUF = ("gqa_tied", "untied_theta", "qwen3_qk_norm", "qwen2_qkv_bias", "gpt2_tied", "gpt2_untied")
 PROMPT = "The quick brown fox"

@@ -12,18 +12,6 @@ from jaxlm import models, tree
 from jaxlm.config import RunError
 from jaxlm.interop import check, export, gguf_file, hf_folder, leaves
 
-LLAMA3 = {"scaling": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_len": 16}
-CASES = {
-    "gqa_tied": {"n_kv_heads": 2, "tie_embeddings": True},
-    "untied_theta": {"n_kv_heads": 4, "tie_embeddings": False, "rope_theta": 500000.0},
-    "llama3_scaling": {"rope_theta": 500000.0} | {f"rope_{k}": v for k, v in LLAMA3.items()},
-    "linear_scaling": {"rope_scaling": "linear", "rope_factor": 2.0},
-    "biases_wide_heads": {"bias": True, "head_dim": 16},
-    "qwen3_qk_norm": {"qk_norm": True, "head_dim": 16, "n_kv_heads": 1},
-    "qwen2_qkv_bias": {"qkv_bias": True, "tie_embeddings": False},
-    "gpt2_tied": {"family": "gpt2", "tie_embeddings": True},
-    "gpt2_untied": {"family": "gpt2", "tie_embeddings": False},
-}
 SQUARE = {"d_ff": 32, "n_kv_heads": 4}  # every matrix of a layer is square: its shape tells nothing
 
 
@@ -39,11 +27,11 @@ def source(tokenizer, **overrides) -> export.Source:
 
 
 @pytest.mark.parametrize("to", ["hf", "gguf"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", tiny.EXPORTED)
 def test_the_files_give_the_runs_numbers(tokenizer, tmp_path, case, to):
     if (case, to) == ("biases_wide_heads", "gguf"):
         pytest.skip("GGUF has no place for these biases")
-    given = source(tokenizer, **CASES[case])
+    given = source(tokenizer, **tiny.EXPORTED[case])
     assert export.export(given, to, "f32", tmp_path / "f32").verdict.moved < 1e-5
     assert 1e-5 < export.export(given, to, "f16", tmp_path / "f16").verdict.moved < 0.05
 
@@ -134,7 +122,7 @@ def test_a_setting_that_gguf_lacks_is_no_setting_that_is_right(tokenizer, tmp_pa
 
 
 def test_the_factors_of_the_rotary_frequencies_are_read_back(tokenizer, tmp_path):
-    given = source(tokenizer, **CASES["llama3_scaling"])
+    given = source(tokenizer, **tiny.EXPORTED["llama3_scaling"])
     made = written("gguf", tmp_path / "out", given)
     (path,) = (tmp_path / "out").iterdir()
     content, factors = path.read_bytes(), made.held("rope_freqs.weight")
