@@ -18,9 +18,11 @@ def get_config() -> ConfigDict:
     c.origin = ""  # the folder of a run whose weights this one begins with; "" = new weights
     c.origin_checkpoint = "latest"  # of the origin: latest, best or a step
     c.origin_state = False  # True: begin with the origin's optimizer state, step and order of batches too (a branch)
+    c.origin_merge = True  # False: an origin that is a LoRA is not merged, and the same adapter is trained on
     _model(c)
     _data(c)
     _train(c)
+    _posttraining(c)
     _outputs(c)
     _runs(c)
     _machine(c)
@@ -84,6 +86,46 @@ def _data(c: ConfigDict) -> None:
     d.timeout_s = 300.0  # a batch that takes longer than this is an error, not a silent wait
 
 
+def _posttraining(c: ConfigDict) -> None:
+    """Adapters, chats and pairs: what sft, reward and dpo read beside the other sections."""
+    c.adapter = a = ConfigDict()  # LoRA, QLoRA, prompt tuning; trained in place of the model's parameters
+    a.kind = "none"  # none: all parameters; lora (arXiv:2106.09685); prompt: vectors in front (arXiv:2104.08691)
+    a.rank = 16  # lora
+    a.alpha = 32.0  # lora: its product is multiplied by alpha / rank
+    a.rslora = False  # lora: by alpha / sqrt(rank) (arXiv:2312.03732)
+    a.dropout = 0.0  # lora: of what goes into A
+    a.targets = (r"attn/[qkvo]", r"mlp/(gate|up|down)")  # lora: kernels of each layer (full match); these are all
+    a.rows = ("auto",)  # tokens whose rows of embedding and head are trained too; auto: ChatML's, if the model is ours
+    a.without_rows = False  # True: train an adapter although the rows of ChatML's tokens stay as they are
+    a.quantize = "none"  # the frozen parameters' layers: nf4 in blocks of 64 (QLoRA, arXiv:2305.14314), int8
+    a.prompt_tokens = 20  # prompt: how many vectors
+    a.prompt_text = ""  # prompt: they begin as the embeddings of this text; "" = drawn from the embedding's rows
+
+    c.examples = e = (
+        ConfigDict()
+    )  # chats or pairs of `data.path`: a .jsonl(.gz), .json or .parquet file, or a folder of them
+    e.format = (
+        "auto"  # messages, prompt (prompt and response), sharegpt, alpaca, hh (transcripts), pairs; auto: by the keys
+    )
+    e.val_path = ""  # held-out examples; "" = data.val_fraction of the others, by a hash of their content
+    e.benchmarks = ""  # folder of benchmark files; examples that hold one of their items are named
+
+    c.replay = ConfigDict()  # pretraining text in post-training; against forgetting
+    c.replay.share = 0.05  # of the tokens that count; 0 = none
+    c.replay.path = (
+        ""  # data directory or text; "" = the data of the origin, if it is a run (else no replay, and it is said)
+    )
+
+    c.dpo = p = ConfigDict()  # preferences
+    p.loss = (
+        "sigmoid"  # sigmoid (arXiv:2305.18290), ipo, hinge, robust, sigmoid_norm, apo_zero; orpo, simpo: no reference
+    )
+    p.beta = 0.1  # how strongly the policy is held to the reference; ipo's tau, simpo's scale, orpo's lambda
+    p.label_smoothing = 0.0  # the share of labels taken to be swapped; robust, and sigmoid as cDPO
+    p.margin = 0.0  # simpo: the target margin, gamma
+    p.nll_weight = 0.0  # of the cross-entropy of the chosen answers, which is added
+
+
 def _train(c: ConfigDict) -> None:
     """The optimizer steps."""
     c.train = t = ConfigDict()  # steps, batch, row length
@@ -114,8 +156,13 @@ def _train(c: ConfigDict) -> None:
     o.b2 = 0.95  # decay rate of the second moment
     o.eps = 1e-8  # added to the square root of the second moment
     o.weight_decay = 0.1  # decoupled from the gradient
-    o.decay = (r".*/kernel",)  # parameters that decay (full match of their path)
-    o.no_decay = (r".*norm.*", r".*embed.*", r".*/bias")  # those that do not; each must be in exactly one list
+    o.decay = (r".*/kernel", r".*/lora_[ab]")  # parameters that decay (full match of their path)
+    o.no_decay = (
+        r".*norm.*",
+        r".*embed.*",
+        r".*/bias",
+        r".*/rows",
+    )  # those that do not; each must be in exactly one list
     o.clip_norm = 1.0  # of the global gradient norm; 0 = off
 
 
@@ -167,6 +214,7 @@ def _outputs(c: ConfigDict) -> None:
     s.max_new_tokens = 96  # of each continuation, at most
     s.temperature = 0.8  # 0 = greedy
     s.also_greedy = False  # True: each prompt is continued greedily too
+    s.chat_template = False  # True: each prompt is what a user says, in the model's chat template
     s.top_k = 50  # draw from this many likeliest tokens; 0 = off
     s.top_p = 0.95  # draw from the likeliest tokens that have this probability together; 1 = off
 

@@ -5,6 +5,7 @@
 """
 
 from jaxlm.config.build import build, nearest, nearest_key
+from jaxlm.config.posttraining import AdapterConfig, DpoConfig, ExamplesConfig, ReplayConfig
 from jaxlm.config.resolve import resolve, to_json
 from jaxlm.config.schema import (
     CHAT_TOKENS,
@@ -41,12 +42,15 @@ from jaxlm.config.schema import (
 
 __all__ = [
     "CHAT_TOKENS",
+    "AdapterConfig",
     "CheckpointConfig",
     "Config",
     "ConfigError",
     "DataConfig",
     "DistributedConfig",
+    "DpoConfig",
     "EvalConfig",
+    "ExamplesConfig",
     "HardwareConfig",
     "LogConfig",
     "LossConfig",
@@ -61,6 +65,7 @@ __all__ = [
     "PrepareConfig",
     "PrepareSourceConfig",
     "ProfileConfig",
+    "ReplayConfig",
     "RopeConfig",
     "RunError",
     "RunsConfig",

@@ -7,15 +7,14 @@ twice. To add a key, write one line here and one in `configs/base.py`.
 import dataclasses
 from typing import Annotated, Literal
 
-from jaxlm.config.annotations import REGULAR_EXPRESSION, above, at_least, from_to_below, within, written
+from jaxlm.config.annotations import above, at_least, from_to_below, within, written
+from jaxlm.config.posttraining import LARGEST, AdapterConfig, DpoConfig, ExamplesConfig, Pattern, ReplayConfig
 
 CHAT_TOKENS = ("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
 
-LARGEST = 2**31 - 1  # of a size: an axis of an array
 Attention = Literal["xla", "blocked", "cudnn", "cudnn_packed", "tokamax", "pallas"]
 Axis = Annotated[int, at_least(1, or_else={-1: "all remaining devices"}, most=LARGEST)]
-Pattern = Annotated[str, REGULAR_EXPRESSION]
 Remat = Literal["none", "names", "dots", "full"]
 
 
@@ -221,6 +220,7 @@ class SampleConfig:
     max_new_tokens: Annotated[int, at_least(0, most=2**20)]
     temperature: Annotated[float, at_least(0)]
     also_greedy: bool
+    chat_template: bool
     top_k: Annotated[int, at_least(0, most=LARGEST)]
     top_p: Annotated[float, above(0, most=1)]
 
@@ -363,12 +363,17 @@ class DistributedConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    program: Literal["pretrain"]
+    program: Literal["pretrain", "sft", "reward", "dpo"]
     workdir: str
     seed: Annotated[int, within(0, 2**32 - 1)]
     origin: str
     origin_checkpoint: Annotated[str, written("latest|best|[0-9]{1,18}", "latest, best or a step")]
     origin_state: bool
+    origin_merge: bool
+    adapter: AdapterConfig
+    examples: ExamplesConfig
+    replay: ReplayConfig
+    dpo: DpoConfig
     model: ModelConfig
     data: DataConfig
     train: TrainConfig

@@ -22,18 +22,15 @@ from jaxlm.step.state import TrainState
 
 
 class Adapter(typing.Protocol):
-    """A collection of variables that is trained while the model's own parameters are frozen. Hashable.
+    """Variables that are trained while the model's own parameters are frozen. Hashable."""
 
-    Attributes:
-      name: the name of the collection.
-    """
+    def attach(self, model: Transformer) -> Transformer:
+        """Returns the model that reads the adapter's variables."""
 
-    name: str
+    def init(self, model: Transformer, key: jax.Array) -> Variables:
+        """Returns new variables for the adapter, by collection."""
 
-    def init(self, model: Transformer, key: jax.Array) -> dict:
-        """Returns new variables for the adapter."""
-
-    def logical_axes(self, model: Transformer) -> dict:
+    def logical_axes(self, model: Transformer) -> Variables:
         """Returns the logical axes of each variable: a tree like that of `init`, with tuples as leaves."""
 
 
@@ -149,17 +146,22 @@ def make(
     Raises:
       ConfigError: a trained variable is in neither or both of `optim.decay` and `optim.no_decay`.
     """
-    model = models.build(config.model, config.model.attention)
+    model = _model(config.model, adapter)
     objective = make_objective(model, config)
     running = tuple(objective.running.items())
     init, tx, abstract, frozen = _abstract(config.model, config.optim, objective.heads, running, adapter)
     logical = {"params": models.logical_axes(model)}
     if adapter:
-        logical[adapter.name] = adapter.logical_axes(model)
+        logical |= adapter.logical_axes(model)
     logical |= {head: jax.tree.map(lambda x: (None,) * x.ndim, abstract.params[head]) for head in objective.heads}
     frozen_shardings = {name: sharding.tree_shardings(part, logical.pop(name), mesh) for name, part in frozen.items()}
     placed = state_lib.shardings(abstract, logical, mesh, config.optim.offload)
     return Parts(config, mesh, model, objective, tx, abstract, placed, frozen, frozen_shardings, init)
+
+
+def _model(config: ModelConfig, adapter: Adapter | None) -> Transformer:
+    model = models.build(config, config.attention)
+    return adapter.attach(model) if adapter else model
 
 
 @functools.lru_cache(maxsize=4)
@@ -171,7 +173,7 @@ def _abstract(
     adapter: Adapter | None,
 ) -> tuple[typing.Callable, optax.GradientTransformationExtraArgs, TrainState, Variables]:
     """(init, optimizer, abstract state, frozen shapes), traced once where many meshes of one model are looked at."""
-    model = models.build(model_config, model_config.attention)
+    model = _model(model_config, adapter)
 
     def init(key: jax.Array) -> tuple[Variables, Variables]:
         params = {"params": models.init_params(model, key)}
@@ -179,7 +181,7 @@ def _abstract(
         if adapter is None:
             return params | scalars, {}
         # Another key: else an adapter would be drawn from the numbers of the parameters beside it.
-        return {adapter.name: adapter.init(model, jax.random.fold_in(key, 1))} | scalars, params
+        return adapter.init(model, jax.random.fold_in(key, 1)) | scalars, params
 
     trained, frozen = jax.eval_shape(lambda: init(jax.random.key(0)))
     tx = optim.make(optim_config, tree.merge(trained))

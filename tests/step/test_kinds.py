@@ -25,7 +25,8 @@ NAMES = ("attn/q", "attn/o", "mlp/down")
 class Lora:
     """Adapters of rank 2; B is 0 at first."""
 
-    name: str = "lora"
+    def attach(self, model):
+        return model
 
     def init(self, model, key):
         random = tiny_adapters.random_adapters(models.abstract_params(model), NAMES)
@@ -34,7 +35,7 @@ class Lora:
             draw = jax.random.normal(jax.random.fold_in(key, len(name)), leaf.shape)
             return jnp.zeros(leaf.shape) if name.endswith("lora_b") else 0.3 * draw
 
-        return tree.map_named(new, random)
+        return {"lora": tree.map_named(new, random)}
 
     def logical_axes(self, model):
         shapes = jax.eval_shape(lambda: self.init(model, jax.random.key(0)))
@@ -52,9 +53,8 @@ def lora_lm(model, c):
 
 
 def adapted(**changes):
-    """A config whose decay lists name adapters; `changes` by section: model__scan_layers=True."""
+    """A config with `changes` by section: model__scan_layers=True."""
     c = make_config()
-    c = dataclasses.replace(c, optim=dataclasses.replace(c.optim, decay=(r".*/(kernel|lora_[ab])",)))
     for name, value in changes.items():
         section, key = name.split("__")
         c = dataclasses.replace(c, **{section: dataclasses.replace(getattr(c, section), **{key: value})})
@@ -135,7 +135,7 @@ def test_adapters_on_many_devices_scanned_tiled_and_accumulated_are_the_same(mes
 
 def test_names_that_no_list_knows_are_refused_by_name():
     with pytest.raises(ConfigError, match="parameter layers_0/attn/o/lora_a matches neither of"):
-        parts.make(make_config(), make_mesh(), lora_lm, Lora())
+        parts.make(adapted(optim__decay=(r".*/kernel",)), make_mesh(), lora_lm, Lora())
     with pytest.raises(ConfigError, match=r"optim\.name=muon is for kernels .* \(layers_0/attn/o/lora_a, \.\.\.\)"):
         parts.make(adapted(optim__name="muon"), make_mesh(), lora_lm, Lora())
 

@@ -1,0 +1,46 @@
+"""The sections of the config that post-training adds: adapters, examples, replay, preferences. See `schema.py`."""
+
+import dataclasses
+from typing import Annotated, Literal
+
+from jaxlm.config.annotations import REGULAR_EXPRESSION, above, at_least, from_to_below, within
+
+LARGEST = 2**31 - 1  # of a size: an axis of an array
+Pattern = Annotated[str, REGULAR_EXPRESSION]
+
+
+@dataclasses.dataclass(frozen=True)
+class AdapterConfig:
+    kind: Literal["none", "lora", "prompt"]
+    rank: Annotated[int, at_least(1, most=65_536)]
+    alpha: Annotated[float, above(0)]
+    rslora: bool
+    dropout: Annotated[float, from_to_below(0, 1)]
+    targets: tuple[Pattern, ...]
+    rows: tuple[str, ...]
+    without_rows: bool
+    quantize: Literal["none", "nf4", "int8"]
+    prompt_tokens: Annotated[int, at_least(1, most=65_536)]
+    prompt_text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ExamplesConfig:
+    format: Literal["auto", "messages", "prompt", "sharegpt", "alpaca", "hh", "pairs"]
+    val_path: str
+    benchmarks: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayConfig:
+    share: Annotated[float, from_to_below(0, 1)]
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class DpoConfig:
+    loss: Literal["sigmoid", "ipo", "hinge", "robust", "sigmoid_norm", "apo_zero", "orpo", "simpo"]
+    beta: Annotated[float, above(0)]
+    label_smoothing: Annotated[float, within(0, 0.5)]
+    margin: Annotated[float, at_least(0)]
+    nll_weight: Annotated[float, at_least(0)]
