@@ -204,5 +204,8 @@ def test_the_overview_has_every_section_once_in_short_words_the_first_ones_first
     names = [cell.split()[0] for line in lines[:-1] for cell in (line[:50], line[50:]) if cell.strip()]
     assert names[:2] == ["tune", "plan"]
     assert sorted(names) == sorted(top)
-    assert lines[-1] == "  and the keys program, workdir, seed, origin, origin_checkpoint, origin_state, engine"
+    assert (
+        lines[-1]
+        == "  and the keys program, workdir, seed, origin, origin_checkpoint, origin_state, origin_merge, engine"
+    )
     assert max(map(len, lines)) <= help.WIDTH
