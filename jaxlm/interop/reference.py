@@ -218,6 +218,37 @@ def of_hf(config: Fields) -> Model:
     return Model(_HF_LLAMA, *sizes, *rest, qk_norm=kind == "qwen3", biased=biased, frequencies=rope)
 
 
+def adapted(content: Fields, adapter: Tensors, name: str, value: np.ndarray) -> np.ndarray:
+    """Returns a tensor of the base with what an adapter of PEFT does to it (peft/tuners: lora/layer.py, trainable_tokens/layer.py).
+
+    Args:
+      content: of adapter_config.json.
+      adapter: the tensors of adapter_model.safetensors, float32.
+      name, value: of the base's tensor.
+    """
+    module = name.removesuffix(".weight")
+    place = f"base_model.model.{module}"
+    if f"{place}.lora_A.weight" in adapter:
+        a_RxI, b_OxR = adapter[f"{place}.lora_A.weight"], adapter[f"{place}.lora_B.weight"]
+        rank, alpha = (_by_pattern(content, key, module) for key in ("r", "lora_alpha"))
+        delta_OxI = _product(b_OxR, a_RxI) * np.float32(alpha / (math.sqrt(rank) if content["use_rslora"] else rank))
+        if rank != len(a_RxI):
+            raise RunError(f"what was written has {place}.lora_A of rank {len(a_RxI)}; adapter_config.json says {rank}")
+        value = value + (delta_OxI.T if content["fan_in_fan_out"] else delta_OxI)
+    if f"{place}.token_adapter.trainable_tokens_delta" in adapter:
+        value = value.copy()
+        value[content["trainable_token_indices"][module.rpartition(".")[2]]] = adapter[
+            f"{place}.token_adapter.trainable_tokens_delta"
+        ]
+    return value
+
+
+def _by_pattern(content: Fields, key: str, module: str) -> float:
+    """What holds for a module of `r` or `lora_alpha`: the entry of its pattern that ends its name, else the plain value."""
+    pattern = content["rank_pattern" if key == "r" else "alpha_pattern"]
+    return next((value for end, value in pattern.items() if f".{module}".endswith(f".{end}")), content[key])
+
+
 def of_gguf(fields: Fields, tensors: Container[str], factors: np.ndarray | None) -> Model:
     """Returns the model that the metadata of a GGUF file describes.
 
