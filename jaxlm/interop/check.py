@@ -16,20 +16,27 @@ from jaxlm import models, tree
 from jaxlm.config import ModelConfig, RunError
 from jaxlm.interop import reference
 from jaxlm.interop.ahead import Ahead
-from jaxlm.interop.leaves import Tensor, tensors
+from jaxlm.interop.leaves import SCORE, Tensor, tensors
 from jaxlm.models import layerwise
+from jaxlm.objectives import base
 
 POSITIONS = 64
 _APART = (
     1e-3  # how far what a layer adds may be from what ours adds, relative to its size; float32 alone makes 1e-6 of it
 )
-_LAST = "the final norm and the logits"
+_LAST = "the final norm and the head"
 
 Named = dict[str, np.ndarray]
 
 
 class Written(typing.Protocol):
-    """What an exported model must be able to tell."""
+    """What an exported model must be able to tell.
+
+    Attributes:
+      scores: True for a reward model.
+    """
+
+    scores: bool
 
     def config(self) -> ModelConfig:
         """Returns the model's config, as the files say it. Raises KeyError if they lack a setting."""
@@ -93,7 +100,7 @@ def check(
         raise RunError(f"what was written has another setting: {different}; export again")
     plain = {"dtype": "float32", "attention": "xla", "remat": "none", "fp8": False, "offload": False, "dropout": 0.0}
     ours = _Ours(dataclasses.replace(config, **plain))
-    count, parts = 0, list(_parts(config))
+    count, parts = 0, list(_parts(config, written.scores))
     order = [leaf for _, group in parts for tensor in group for leaf in tensor.leaves]
     x = y = np.float32(0)  # by the run's own weights, and by the files'
     with Ahead(read, order) as ahead:
@@ -118,7 +125,9 @@ def check(
                     "export with another --to, and report this"
                 )
     return Verdict(
-        sum(len(tensor.leaves) for tensor in tensors(config)), ours.tokens.shape[1], _moved(np.asarray(x), y)
+        sum(len(tensor.leaves) for tensor in tensors(config, written.scores)),
+        ours.tokens.shape[1],
+        _moved(np.asarray(x), y),
     )
 
 
@@ -155,16 +164,15 @@ def _differing(ours: dict, theirs: dict, prefix: str = "model.") -> str:
     return ""
 
 
-def _parts(config: ModelConfig) -> Iterator[tuple[str, list[Tensor]]]:
+def _parts(config: ModelConfig, scores: bool) -> Iterator[tuple[str, list[Tensor]]]:
     """Yields (part, its tensors) in the order in which a model uses them; the tied embedding comes twice."""
     groups: dict[str, list[Tensor]] = {}
-    for tensor in tensors(config):
+    places = {"pos_embed": "embed"} | dict.fromkeys(("final_norm", "head", "score_head"), _LAST)
+    for tensor in tensors(config, scores):
         top = tensor.leaves[0].split("/")[0]
-        groups.setdefault(
-            {"pos_embed": "embed", "final_norm": "the logits", "head": "the logits"}.get(top, top), []
-        ).append(tensor)
-    last = groups.pop("the logits")
-    if config.tie_embeddings:
+        groups.setdefault(places.get(top, top), []).append(tensor)
+    last = groups.pop(_LAST)
+    if config.tie_embeddings and not scores:
         last.append(groups["embed"][0])
     yield from groups.items()
     yield _LAST, last
@@ -184,6 +192,9 @@ class _Ours:
         params = tree.nested(leaves.items())
         if part == "embed":
             return layerwise.embed(self.model, params, self.tokens)
+        if part == _LAST and SCORE in leaves:
+            hidden_BxTxD = layerwise.final(self.model, params, x_BxTxD)
+            return base.scalar({"score": params}, "score", hidden_BxTxD)[..., None]
         if part == _LAST:
             return layerwise.logits(self.model, params, x_BxTxD)
         return self.layer(params[part], x_BxTxD)

@@ -38,6 +38,7 @@ class Source:
       name: what the model is called.
       about: what MARK says of the source: the run, the step.
       card: the text of README.md.
+      scores: True for a reward model; `read` gives its head too.
     """
 
     read: Callable[[str], np.ndarray]
@@ -46,6 +47,7 @@ class Source:
     name: str
     about: dict[str, typing.Any]
     card: str
+    scores: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,22 +104,28 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
       RunError: the disk is full, or what was written is not the source.
     """
     refuse(out, to)
-    total = sum(1 for _ in tensors(source.config))  # a tied embedding is read back twice
+    if source.scores and to != "hf":
+        raise ConfigError("a reward model gives a score, for which GGUF has no place: export with --to=hf")
+    whole = list(tensors(source.config, source.scores))
     with _replacing(out) as folder:
         file = f"{source.name}-{dtype}.gguf"
         if to == "gguf":
             written = gguf_file.GgufFile(folder / file, source.config, dtype, source.name)
         else:
-            written = hf_folder.HfFolder(folder, source.config, dtype)
+            written = hf_folder.HfFolder(folder, source.config, dtype, source.scores)
         _check_room(out, written.bytes)
         began = time.perf_counter()
-        order = [leaf for tensor in tensors(source.config) for leaf in tensor.leaves]
-        with working(f"writing {size(written.bytes)}", total, "tensors") as tell, Ahead(source.read, order) as read:
+        order = [leaf for tensor in whole for leaf in tensor.leaves]
+        with (
+            working(f"writing {size(written.bytes)}", len(whole), "tensors") as tell,
+            Ahead(source.read, order) as read,
+        ):
             written.write(read, source.tokenizer, tell)
         if to == "hf":
             check_tokenizer(folder, source.tokenizer)
         read_at = time.perf_counter()
-        with working("reading it back", total + source.config.tie_embeddings, "tensors") as tell:
+        twice = source.config.tie_embeddings and not source.scores  # a tied embedding is the head too
+        with working("reading it back", len(whole) + twice, "tensors") as tell:
             verdict = check.check(source.read, written, source.config, tell)
         (folder / "README.md").write_text(source.card, encoding="utf-8")
         names = sorted(path.name for path in folder.iterdir())

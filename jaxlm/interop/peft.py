@@ -86,7 +86,9 @@ def to_peft(given: Adapted, config: ModelConfig, read: Read, base: str) -> tuple
     return _lora_config(config, given, ranks, list(rows)) | shared, tensors
 
 
-def from_peft(content: Mapping[str, typing.Any], tensors: Mapping[str, np.ndarray], config: ModelConfig, read: Read) -> Adapted:
+def from_peft(
+    content: Mapping[str, typing.Any], tensors: Mapping[str, np.ndarray], config: ModelConfig, read: Read
+) -> Adapted:
     """Returns the adapter that PEFT's files hold. Undoes `to_peft`; `settings.targets` are the kernels of our names.
 
     A projection whose rank or alpha differs from the others' (`rank_pattern`, `alpha_pattern`) has its scale in `lora_b`.
@@ -135,7 +137,9 @@ def check(content: Mapping[str, typing.Any]) -> None:
             raise ConfigError(f"{CONFIG} lacks {key}: copy it again")
     for key, plain in _PLAIN.items():
         if (value := content.get(key, plain[0])) not in plain:
-            raise ConfigError(f"{key}={value} is not supported: merge the adapter by PEFT (merge_and_unload) and begin with that model")
+            raise ConfigError(
+                f"{key}={value} is not supported: merge the adapter by PEFT (merge_and_unload) and begin with that model"
+            )
     if content.get("modules_to_save"):
         raise ConfigError(
             f"modules_to_save={content['modules_to_save']} is not supported: merge the adapter by PEFT (merge_and_unload) and "
@@ -171,7 +175,11 @@ def _of_pattern(pattern: Mapping[str, float] | None, module: str, default: float
 
 
 def _kernels(tensor: Tensor) -> list[str]:
-    return [leaf.removesuffix("/kernel") for leaf in tensor.leaves if tree.layer_of(leaf) is not None and leaf.endswith("/kernel")]
+    return [
+        leaf.removesuffix("/kernel")
+        for leaf in tensor.leaves
+        if tree.layer_of(leaf) is not None and leaf.endswith("/kernel")
+    ]
 
 
 def _in_out(tensor: Tensor) -> tuple[int, int]:
@@ -231,7 +239,9 @@ def _base_rows(read: Read, leaf: str, ids: tuple[int, ...]) -> np.ndarray:
 def _full_rows(given: Adapted, config: ModelConfig, read: Read) -> dict[str, np.ndarray]:
     rows = given.variables.get("rows", {})
     return {
-        module: np.ascontiguousarray(_base_rows(read, leaf, given.row_ids) + np.asarray(rows[place]["rows"], np.float32))
+        module: np.ascontiguousarray(
+            _base_rows(read, leaf, given.row_ids) + np.asarray(rows[place]["rows"], np.float32)
+        )
         for module, (leaf, place) in _tables(config).items()
         if place in rows
     }
@@ -288,7 +298,9 @@ def settings(kind: str, **changed: typing.Any) -> AdapterConfig:
     return dataclasses.replace(plain, **changed)
 
 
-def _lora_config(config: ModelConfig, given: Adapted, ranks: dict[str, int], tables: list[str]) -> dict[str, typing.Any]:
+def _lora_config(
+    config: ModelConfig, given: Adapted, ranks: dict[str, int], tables: list[str]
+) -> dict[str, typing.Any]:
     chosen, shorts = given.settings, {module: _short(module, config) for module in ranks}
     every = {short: [f for f, s in shorts.items() if s == short] for short in shorts.values()}
     whole = all(len(modules) == config.n_layers for modules in every.values())
@@ -336,4 +348,6 @@ def _taken(left: dict[str, np.ndarray], name: str) -> np.ndarray:
 
 def _same_shape(what: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     if tuple(found) != tuple(wanted):
-        raise ConfigError(f"the adapter's {what} are for {tuple(found)}, its base has {tuple(wanted)}: they do not belong together")
+        raise ConfigError(
+            f"the adapter's {what} are for {tuple(found)}, its base has {tuple(wanted)}: they do not belong together"
+        )

@@ -82,6 +82,7 @@ class Model:
       biased: the projections that have biases.
       frequencies: of the rotary embeddings, float32[H / 2]; None without them.
       neighbours: True if RoPE turns channels 2i and 2i + 1, as llama.cpp's does for llama; else i and i + H / 2.
+      scores: True for a reward model: its logits are one number a token, by a head of its own.
     """
 
     names: Mapping[str, str]
@@ -98,6 +99,7 @@ class Model:
     biased: Container[str] = ()
     frequencies: np.ndarray | None = None
     neighbours: bool = False
+    scores: bool = False
 
     def embed(self, tensors: Tensors, tokens_BxT: np.ndarray) -> np.ndarray:
         """Returns what the first layer reads, (B, T, D)."""
@@ -122,10 +124,11 @@ class Model:
         return x_BxTxD
 
     def logits(self, tensors: Tensors, x_BxTxD: np.ndarray) -> np.ndarray:
-        """Returns the logits (B, T, V) for the last layer's output."""
+        """Returns the logits (B, T, V) for the last layer's output; of a reward model the scores (B, T, 1)."""
         part = _Part(tensors)
         hidden_BxTxD = self._norm(part, "norm", x_BxTxD)
-        head_VxD = part.take(f"{self.names['embed' if self.tied else 'head']}.weight", (-1, self.d_model))
+        name = "score" if self.scores else self.names["embed" if self.tied else "head"]
+        head_VxD = part.take(f"{name}.weight", (1 if self.scores else -1, self.d_model))
         part.end()
         return _product(hidden_BxTxD, head_VxD.T)
 
@@ -200,6 +203,14 @@ class _Part:
 
 def of_hf(config: Fields) -> Model:
     """Returns the model that a config.json describes."""
+    model = _of_hf(config)
+    scores = config["architectures"][0].endswith("ForSequenceClassification")
+    if scores and len(config["id2label"]) != 1:
+        raise RunError(f"what was written has {len(config['id2label'])} labels in id2label; a reward model has one")
+    return dataclasses.replace(model, scores=scores)
+
+
+def _of_hf(config: Fields) -> Model:
     kind, gpt2 = config["model_type"], config["model_type"] == "gpt2"
     tied = bool(config["tie_word_embeddings"])
     if gpt2:

@@ -41,9 +41,14 @@ def layer(model: Transformer) -> typing.Callable[[Part, jax.Array], jax.Array]:
     return run
 
 
+def final(model: Transformer, part: Part, x_BxTxD: jax.Array) -> jax.Array:
+    """Returns the hidden states (B, T, D) for the last layer's output; `part` has `final_norm`."""
+    return model.norm(model.config.norm_eps, parent=None).apply({"params": part["final_norm"]}, x_BxTxD)
+
+
 def logits(model: Transformer, part: Part, x_BxTxD: jax.Array) -> jax.Array:
     """Returns the logits (B, T, V) for the last layer's output; `part` has `final_norm`, and `head` or the tied `embed`."""
     c = model.config
-    hidden_BxTxD = model.norm(c.norm_eps, parent=None).apply({"params": part["final_norm"]}, x_BxTxD)
+    hidden_BxTxD = final(model, part, x_BxTxD)
     head_DxV = head_kernel(part, c)[:, : c.vocab_size]
     return jnp.einsum("btd,dv->btv", hidden_BxTxD, head_DxV, preferred_element_type=jnp.float32)

@@ -79,7 +79,9 @@ def test_peft_loads_what_is_written(tmp_path, case):
     wanted = our_logits(config, tiny_peft.merged(params, given))
     assert gap(found, wanted) < 1e-5
     assert gap(plain, wanted) > 1e-2
-    read_back = peft.from_peft(json.loads((folder / peft.CONFIG).read_text()), load_file(folder / peft.WEIGHTS), config, read)
+    read_back = peft.from_peft(
+        json.loads((folder / peft.CONFIG).read_text()), load_file(folder / peft.WEIGHTS), config, read
+    )
     assert gap(our_logits(config, tiny_peft.merged(params, read_back)), wanted) < 1e-6
 
 
