@@ -1,8 +1,8 @@
 """Translates adapters to and from the files of Hugging Face PEFT, with numpy alone.
 
-A low-rank product of ours has the same two factors there, as matrices (rank, in) and (out, rank). Rows of the embedding are
-*differences* here; PEFT (`trainable_token_indices`) holds the rows themselves, so the base's are added. GPT-2's q, k and v are one
-matrix there: their factors stand side by side and on a diagonal. Legend: r rank, D model, P prompt, n rows.
+A low-rank product of ours has the same two factors there, as matrices (rank, in) and (out, rank). Rows of the embedding
+are *differences* here; PEFT (`trainable_token_indices`) holds the rows themselves, so the base's are added. GPT-2's q, k
+and v are one matrix there: their factors stand side by side and on a diagonal. Legend: D model, P vectors of a prompt.
 """
 
 import dataclasses
@@ -155,7 +155,7 @@ def scaling(content: Mapping[str, typing.Any], module: str) -> float:
 
 
 def row_ids(content: Mapping[str, typing.Any]) -> dict[str, list[int]]:
-    """Returns module -> the ids whose rows an adapter replaces, such as "embed_tokens" -> [8187, 8188]; "" for the embedding."""
+    """Returns module -> the ids whose rows an adapter replaces: "embed_tokens" -> [8187, 8188]; "" for the embedding."""
     given = content.get("trainable_token_indices") or {}
     return {name: list(ids) for name, ids in given.items()} if isinstance(given, Mapping) else {"": list(given)}
 
@@ -207,7 +207,7 @@ def _factors(tensor: Tensor, values: Mapping[str, np.ndarray]) -> tuple[np.ndarr
 
 
 def _unfused(tensor: Tensor, a: np.ndarray, b: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields (name, value) of our factors for the matrices of a tensor. Parts of B that are 0 and their rows of A are left out."""
+    """Yields (name, value) of our factors for the matrices of a tensor. Columns of a part of B that are 0 are left out."""
     at = 0
     for path, shape in zip(_kernels(tensor), tensor.shapes, strict=True):
         inputs = input_axes(f"{path}/kernel")

@@ -230,7 +230,7 @@ def _of_hf(config: Fields) -> Model:
 
 
 def adapted(content: Fields, adapter: Tensors, name: str, value: np.ndarray) -> np.ndarray:
-    """Returns a tensor of the base with what an adapter of PEFT does to it (peft/tuners: lora/layer.py, trainable_tokens/layer.py).
+    """Returns a tensor of the base with what an adapter of PEFT does to it (peft/tuners: lora, trainable_tokens).
 
     Args:
       content: of adapter_config.json.

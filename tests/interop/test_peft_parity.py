@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_hf
-import tiny_models as tiny
 import tiny_peft
 from safetensors.numpy import load_file, save_file
 
