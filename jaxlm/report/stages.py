@@ -1,4 +1,4 @@
-"""What the models before a run and the run's own write after the same prompts, clean or not: what a stage of training changed."""
+"""Samples of the runs before and of the run itself after the same prompts, clean or not: what a stage of training changed."""
 
 from collections.abc import Mapping, Sequence
 
