@@ -4,6 +4,7 @@ import re
 
 import jax
 import numpy as np
+from jaxlm.models.adapters import Adapter
 
 from jaxlm import tree
 from jaxlm.interop import peft
@@ -39,7 +40,7 @@ def adapted(params: dict, row_ids: tuple[int, ...] = (), seed: int = 0, **change
         width = params["embed"]["embedding"].shape[1]
         tables = [place for place in ("embed", "head") if place in params]
         variables["rows"] = {place: {"rows": draw(len(row_ids), width)} for place in tables}
-    return peft.Adapted(chosen, row_ids, variables)
+    return peft.Adapted(Adapter(chosen, row_ids), variables)
 
 
 def merged(params: dict, given: peft.Adapted) -> dict:
@@ -48,8 +49,10 @@ def merged(params: dict, given: peft.Adapted) -> dict:
     factors = dict(tree.named_leaves(given.variables.get("lora", {})))
     for name in [name for name in factors if name.endswith("/lora_a")]:
         path = name.removesuffix("/lora_a")
-        values[f"{path}/kernel"] += given.scale * np.tensordot(factors[name], factors[f"{path}/lora_b"], 1)
-    ids = list(given.row_ids)
+        values[f"{path}/kernel"] += given.adapter.settings.scale * np.tensordot(
+            factors[name], factors[f"{path}/lora_b"], 1
+        )
+    ids = list(given.adapter.row_ids)
     for place, part in given.variables.get("rows", {}).items():
         if place == "embed":
             values["embed/embedding"][ids] += part["rows"]

@@ -43,7 +43,7 @@ def make(
         return None
     settings = config.eval
     sizes = (settings.batch_size * config.train.seq_len, config.loss.tile_tokens)
-    first = Scorer(model, {}, data.tokenizer(), mesh, *sizes, data)
+    first = Scorer(model, {}, data.tokenizer(), mesh, *sizes, data, config.sample.chat_template)
     if settings.chat_template:
         chat.template(first.tokenizer)
     told: set[str] = set()

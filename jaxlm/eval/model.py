@@ -10,8 +10,9 @@ from jax.sharding import Mesh
 from jaxlm import models, processes, sharding
 from jaxlm.config import DataConfig, DistributedConfig, HardwareConfig, MeshConfig, ModelConfig, RunError
 from jaxlm.data import coder, shards
-from jaxlm.models import hardware
+from jaxlm.models import adapters, hardware
 from jaxlm.models.transformer import Transformer
+from jaxlm.objectives.base import Variables
 from jaxlm.train import origin
 from jaxlm.train.checkpoints import digest
 from jaxlm.train.workdir import check_same_model
@@ -23,7 +24,8 @@ class Restored:
 
     Attributes:
       mesh: the mesh, with all devices on the axis fsdp.
-      model, params: the model and its parameters.
+      model, variables: the model and its variables: the parameters with an adapter added to them, and the vectors of a prompt,
+        which can't be.
       tokenizer: the model's tokenizer.
       data: the data that the run was trained on; None for a model from elsewhere.
       step: the training step at which the checkpoint was saved; 0 for a model from elsewhere.
@@ -31,7 +33,7 @@ class Restored:
 
     mesh: Mesh
     model: Transformer
-    params: dict
+    variables: Variables
     tokenizer: coder.Coder
     data: shards.DataDir | None
     step: int
@@ -70,9 +72,16 @@ def restore(
     model = models.build(settled, settled.attention)
     abstract = models.abstract_params(model)
     params = found.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
-    if opened is None and (bad := digest.look({"params": params})[1]):  # of a run no such checkpoint is saved
+    variables = {"params": params}
+    if found.adapter:
+        model, beside = found.adapter.attach(model), found.trained()
+        whole = sharding.replicated(mesh)
+        variables |= {
+            name: jax.device_put(part, whole) for name, part in beside.items() if name in adapters.COLLECTIONS
+        }
+    if opened is None and (bad := digest.look(variables)[1]):  # of a run no such checkpoint is saved
         name = bad[0].removeprefix("params/")
         raise RunError(
             f"the model of {workdir}: {name} has a number that is not finite: its files are damaged; copy them again"
         )
-    return Restored(mesh, model, params, found.tokenizer(), opened, int(found.provenance.get("step", 0)))
+    return Restored(mesh, model, variables, found.tokenizer(), opened, int(found.provenance.get("step", 0)))

@@ -24,7 +24,7 @@ def ends(tokenizer: Coder) -> tuple[int, ...]:
 
 def continue_prompts(
     model: Transformer,
-    params: dict,
+    variables: dict,
     tokenizer: Coder,
     prompts: typing.Sequence[str],
     settings: SampleConfig,
@@ -35,7 +35,7 @@ def continue_prompts(
     Continues `prompts`; those of `settings` are ignored.
     """
     ids, stop_ids = [document(tokenizer, prompt) for prompt in prompts], ends(tokenizer)
-    new = generate.generate(model, params, ids, settings, stop_ids=stop_ids, seed=seed)
+    new = generate.generate(model, variables, ids, settings, stop_ids=stop_ids, seed=seed)
     return [tokenizer.decode([i for i in row if i not in stop_ids], follows=True) for row in new]
 
 
@@ -54,13 +54,13 @@ class Stream:
     def __init__(
         self,
         model: Transformer,
-        params: dict,
+        variables: dict,
         tokenizer: Coder,
         prompts: typing.Sequence[str],
         settings: SampleConfig,
         seed: int,
     ):
-        generator, stops = generate.Generator(model, params), ends(tokenizer)
+        generator, stops = generate.Generator(model, variables), ends(tokenizer)
         ids = [document(tokenizer, prompt) for prompt in prompts]
         self._tokenizer, self._stops, self._rows = tokenizer, stops, [[] for _ in prompts]
         self._chunks = generator.stream(ids, settings, stop_ids=stops, seed=seed)
@@ -113,7 +113,7 @@ def make(
     ways = [settings]  # how each prompt is continued
     if settings.also_greedy and settings.temperature > 0:
         ways.insert(0, dataclasses.replace(settings, temperature=0.0))
-    generate.check_prompts(model.config, [document(tokenizer, prompt) for prompt in prompts])
+    generate.check_prompts(model, [document(tokenizer, prompt) for prompt in prompts])
 
     def sample(variables: dict, step: int) -> list[str]:
         if not prompts:
@@ -121,7 +121,7 @@ def make(
         written = []
         for way in ways:
             with working("sampling"):
-                texts = continue_prompts(model, variables["params"], tokenizer, prompts, way, seed)
+                texts = continue_prompts(model, variables, tokenizer, prompts, way, seed)
             written += [(prompt, way.temperature, text) for prompt, text in zip(prompts, texts, strict=True)]
         return together(lambda: _write(workdir / "samples", step, written), first_only=True) or []
 

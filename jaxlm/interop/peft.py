@@ -16,6 +16,7 @@ from jaxlm import tree
 from jaxlm.config import AdapterConfig, ConfigError, ModelConfig
 from jaxlm.interop import leaves
 from jaxlm.interop.leaves import Tensor
+from jaxlm.models.adapters import Adapter, Variables
 from jaxlm.models.params import input_axes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -43,19 +44,12 @@ class Adapted:
     """An adapter and its values, on the host.
 
     Attributes:
-      settings: the section `adapter` of the config that made it.
-      row_ids: the ids whose rows it changes.
+      adapter: its settings, and the ids whose rows it changes.
       variables: collection -> tree of float32 arrays, as `models.adapters` has them.
     """
 
-    settings: AdapterConfig
-    row_ids: tuple[int, ...]
-    variables: dict[str, dict]
-
-    @property
-    def scale(self) -> float:
-        """Returns the number by which low-rank products are multiplied."""
-        return _scale(self.settings.alpha, self.settings.rank, self.settings.rslora)
+    adapter: Adapter
+    variables: Variables
 
 
 def to_peft(given: Adapted, config: ModelConfig, read: Read, base: str) -> tuple[dict[str, typing.Any], dict]:
@@ -120,7 +114,7 @@ def from_peft(
     targets = dict.fromkeys("/".join(name.split("/")[1:3]) for name, _ in lora)
     variables = ({"lora": tree.nested(lora)} if lora else {}) | ({"rows": rows} if rows else {})
     chosen = settings("lora", rank=rank, alpha=alpha, rslora=rslora, targets=tuple(targets), without_rows=not ids)
-    return Adapted(chosen, ids, variables)
+    return Adapted(Adapter(chosen, ids), variables)
 
 
 def check(content: Mapping[str, typing.Any]) -> None:
@@ -240,7 +234,7 @@ def _full_rows(given: Adapted, config: ModelConfig, read: Read) -> dict[str, np.
     rows = given.variables.get("rows", {})
     return {
         module: np.ascontiguousarray(
-            _base_rows(read, leaf, given.row_ids) + np.asarray(rows[place]["rows"], np.float32)
+            _base_rows(read, leaf, given.adapter.row_ids) + np.asarray(rows[place]["rows"], np.float32)
         )
         for module, (leaf, place) in _tables(config).items()
         if place in rows
@@ -277,7 +271,9 @@ def _row_differences(
 def _prompt(left: dict[str, np.ndarray], config: ModelConfig) -> Adapted:
     prompt_PxD = _taken(left, _PROMPT)
     _same_shape(_PROMPT, prompt_PxD.shape[1:], (config.d_model,))
-    return Adapted(settings("prompt", prompt_tokens=len(prompt_PxD)), (), {"prompt": {"embed": {"prompt": prompt_PxD}}})
+    return Adapted(
+        Adapter(settings("prompt", prompt_tokens=len(prompt_PxD))), {"prompt": {"embed": {"prompt": prompt_PxD}}}
+    )
 
 
 def settings(kind: str, **changed: typing.Any) -> AdapterConfig:
@@ -301,12 +297,12 @@ def settings(kind: str, **changed: typing.Any) -> AdapterConfig:
 def _lora_config(
     config: ModelConfig, given: Adapted, ranks: dict[str, int], tables: list[str]
 ) -> dict[str, typing.Any]:
-    chosen, shorts = given.settings, {module: _short(module, config) for module in ranks}
+    chosen, shorts = given.adapter.settings, {module: _short(module, config) for module in ranks}
     every = {short: [f for f, s in shorts.items() if s == short] for short in shorts.values()}
     whole = all(len(modules) == config.n_layers for modules in every.values())
     apart = {short: ranks[modules[0]] for short, modules in every.items() if ranks[modules[0]] != chosen.rank}
     power = 0.5 if chosen.rslora else 1.0
-    ids = {name.rpartition(".")[2]: list(given.row_ids) for name in tables}
+    ids = {name.rpartition(".")[2]: list(given.adapter.row_ids) for name in tables}
     return {
         "peft_type": "LORA",
         "r": chosen.rank,

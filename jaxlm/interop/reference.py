@@ -101,10 +101,12 @@ class Model:
     neighbours: bool = False
     scores: bool = False
 
-    def embed(self, tensors: Tensors, tokens_BxT: np.ndarray) -> np.ndarray:
-        """Returns what the first layer reads, (B, T, D)."""
+    def embed(self, tensors: Tensors, tokens_BxT: np.ndarray, prompt_PxD: np.ndarray | None = None) -> np.ndarray:
+        """Returns what the first layer reads, (B, T, D), or (B, P + T, D) with the vectors of a prompt in front."""
         part = _Part(tensors)
         x_BxTxD = part.take(f"{self.names['embed']}.weight", (-1, self.d_model))[tokens_BxT]
+        if prompt_PxD is not None:
+            x_BxTxD = np.concatenate([np.broadcast_to(prompt_PxD, (len(x_BxTxD), *prompt_PxD.shape)), x_BxTxD], axis=1)
         if self.gpt2:
             x_BxTxD = x_BxTxD + part.take(f"{self.names['positions']}.weight", (-1, self.d_model))[: x_BxTxD.shape[1]]
         part.end()

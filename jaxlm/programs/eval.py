@@ -51,7 +51,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if jax.process_index() == 0:
         _show(held_out, found, args.json)
         tokens = run.step * config.train.batch_size * config.train.seq_len
-        flops = benchmarks.training_flops({"params": run.params}, tokens)
+        flops = benchmarks.training_flops(run.variables, tokens)
         for line in filter(None, (measures.alarm(one, flops) for one in found)):
             say(line)
         kept = [result.task for result in found if result.task not in lost]
@@ -100,7 +100,7 @@ def _held_out(run: Restored, config: Config) -> dict[str, float]:
     rows = settings.batch_size * settings.max_batches
     settings = dataclasses.replace(settings, batch_size=size, max_batches=-(-rows // size))
     sizes = {"seq_len": config.train.seq_len, "tile": config.loss.tile_tokens}
-    return loss.make(run.model, data, mixture, run.mesh, settings, **sizes)({"params": run.params})
+    return loss.make(run.model, data, mixture, run.mesh, settings, **sizes)(run.variables)
 
 
 def _about(step: int, config: Config, args: argparse.Namespace) -> dict:

@@ -28,7 +28,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     run = model.restore(config.workdir, args.checkpoint, *parts, readers=hf_weights.READERS)
     say(f"checkpoint {run.step} of {config.workdir}" if run.data else f"the model of {config.workdir}")
     with jax.set_mesh(run.mesh):
-        given = (run.model, run.params, run.tokenizer, prompts, config.sample, config.seed)
+        given = (run.model, run.variables, run.tokenizer, prompts, config.sample, config.seed)
         if args.json:
             texts = samples.continue_prompts(*given)
             if jax.process_index() == 0:

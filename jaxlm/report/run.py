@@ -11,7 +11,7 @@
     phases      rows of the bill, as train.phases writes them: phase, last_step, tokens, loss_begin, loss_end, hours, usd, ...
     futures     rows: name, step, loss, low, high, hours, usd, usd_per_centinat; and `advice`, a line
     benchmarks  TASK -> [{step, metrics, stderr, chance, n, fewshot}, ...]: `report.benchmarks`
-    before      the runs that this one was made from, first to last: name, benchmarks, samples: `report.redteam`, `report.stages`
+    before      the runs that this one was made from, first to last: name, benchmarks (`report.redteam`), samples
     samples     PROMPT -> [{step, temperature, text, repetition, distinct_2, degenerates_at, junk}, ...]; runs of older
                 versions have no more than the first three
     spikes      rows: step, batch, loss, score, documents

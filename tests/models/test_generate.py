@@ -31,7 +31,7 @@ def built(seed: int = 0, **overrides):
 def generate(model, params, prompts, *, stop_ids=(), seed=0, **settings) -> list[list[int]]:
     """`generate` with settings by name, greedy but for those."""
     return generate_module.generate(
-        model, params, prompts, tiny.sample_config(**settings), stop_ids=stop_ids, seed=seed
+        model, {"params": params}, prompts, tiny.sample_config(**settings), stop_ids=stop_ids, seed=seed
     )
 
 
@@ -224,7 +224,7 @@ def test_sharded_parameters_generate_the_same():
 def test_a_stream_gives_the_same_tokens_a_few_at_a_time(on_cpu):
     model, params = built(max_seq_len=256)
     expected = generate(model, params, PROMPTS, max_new_tokens=140, temperature=1.0, seed=3, stop_ids=(9,))
-    generator = generate_module.Generator(model, params)
+    generator = generate_module.Generator(model, {"params": params})
     generator.on_cpu, settings = on_cpu, tiny.sample_config(max_new_tokens=140, temperature=1.0)
     got, chunks = [[] for _ in PROMPTS], list(generator.stream(PROMPTS, settings, stop_ids=(9,), seed=3))
     for chunk in chunks:
