@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jaxlm import models, processes, sharding
 from jaxlm.config import DataConfig, DistributedConfig, HardwareConfig, MeshConfig, ModelConfig, RunError
 from jaxlm.data import coder, shards
-from jaxlm.models import adapters, hardware
+from jaxlm.models import hardware
 from jaxlm.models.transformer import Transformer
 from jaxlm.objectives.base import Variables
 from jaxlm.train import origin
@@ -72,13 +72,9 @@ def restore(
     model = models.build(settled, settled.attention)
     abstract = models.abstract_params(model)
     params = found.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
-    variables = {"params": params}
+    variables = {"params": params} | jax.device_put(found.trained(), sharding.replicated(mesh))
     if found.adapter:
-        model, beside = found.adapter.attach(model), found.trained()
-        whole = sharding.replicated(mesh)
-        variables |= {
-            name: jax.device_put(part, whole) for name, part in beside.items() if name in adapters.COLLECTIONS
-        }
+        model = found.adapter.attach(model)
     if opened is None and (bad := digest.look(variables)[1]):  # of a run no such checkpoint is saved
         name = bad[0].removeprefix("params/")
         raise RunError(
