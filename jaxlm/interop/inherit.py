@@ -110,6 +110,12 @@ def _folder(config: config_dict.ConfigDict) -> pathlib.Path:
     raise ConfigError(f"no folder {config.origin}: config.origin is a run, or the folder of a Hugging Face model")
 
 
+def ids_of(folder: pathlib.Path) -> int:
+    """Returns how many ids the model in a folder has: of a run, or of a Hugging Face model."""
+    keys = hf_config.read(folder)[0] if hf_config.is_model(folder) else _of_run(folder)
+    return keys["vocab_size"]
+
+
 def _of_run(folder: pathlib.Path) -> dict[str, object]:
     if not (folder / "config.json").is_file():
         raise ConfigError(f"no run or model to begin from in {folder}: it has no config.json")

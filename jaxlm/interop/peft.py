@@ -16,26 +16,12 @@ from jaxlm import tree
 from jaxlm.config import AdapterConfig, ConfigError, ModelConfig
 from jaxlm.interop import leaves
 from jaxlm.interop.leaves import Tensor
+from jaxlm.interop.peft_config import WEIGHTS
 from jaxlm.models.adapters import Adapter, Variables
 from jaxlm.models.params import input_axes
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _A, _B, _ROWS, _PROMPT = "lora_A.weight", "lora_B.weight", "token_adapter.trainable_tokens_delta", "prompt_embeddings"
 _PREFIX = "base_model.model."
-# What changes how PEFT computes, or the base itself, and is not done here: its key -> the values that do nothing.
-_PLAIN = {
-    "bias": ("none",),
-    "use_dora": (False,),
-    "use_qalora": (False,),
-    "lora_bias": (False,),
-    "layer_replication": (None,),
-    "alora_invocation_tokens": (None,),
-    "arrow_config": (None,),
-    "megatron_config": (None,),
-    "target_parameters": (None, []),
-    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
-}
-
 Read = Callable[[str], np.ndarray]  # leaf of the base -> its value
 
 
@@ -88,7 +74,7 @@ def from_peft(
     A projection whose rank or alpha differs from the others' (`rank_pattern`, `alpha_pattern`) has its scale in `lora_b`.
 
     Args:
-      content: of adapter_config.json, as `check` lets it pass.
+      content: of adapter_config.json, as `peft_config.check` lets it pass.
       tensors: name -> value, with or without PEFT's prefix.
       config: the base's config.
       read: reads the base's leaves, as for `to_peft`.
@@ -115,30 +101,6 @@ def from_peft(
     variables = ({"lora": tree.nested(lora)} if lora else {}) | ({"rows": rows} if rows else {})
     chosen = settings("lora", rank=rank, alpha=alpha, rslora=rslora, targets=tuple(targets), without_rows=not ids)
     return Adapted(Adapter(chosen, ids), variables)
-
-
-def check(content: Mapping[str, typing.Any]) -> None:
-    """Raises ConfigError if an adapter_config.json asks for what is not done here: another method, DoRA, biases, ..."""
-    kind = content.get("peft_type")
-    if kind not in ("LORA", "PROMPT_TUNING"):
-        raise ConfigError(f"its peft_type {kind!r} is not supported, only LORA and PROMPT_TUNING")
-    if kind == "PROMPT_TUNING":
-        if (parts := content.get("num_transformer_submodules") or 1) != 1:
-            raise ConfigError(f"num_transformer_submodules={parts} is not supported, only 1")
-        return
-    for key in ("r", "lora_alpha"):
-        if key not in content:
-            raise ConfigError(f"{CONFIG} lacks {key}: copy it again")
-    for key, plain in _PLAIN.items():
-        if (value := content.get(key, plain[0])) not in plain:
-            raise ConfigError(
-                f"{key}={value} is not supported: merge the adapter by PEFT (merge_and_unload) and begin with that model"
-            )
-    if content.get("modules_to_save"):
-        raise ConfigError(
-            f"modules_to_save={content['modules_to_save']} is not supported: merge the adapter by PEFT (merge_and_unload) and "
-            "begin with that model"
-        )
 
 
 def scaling(content: Mapping[str, typing.Any], module: str) -> float:

@@ -1,6 +1,6 @@
 """Folders of Hugging Face PEFT: writes an adapter into one and reads it back; opens one as the origin of a run."""
 
-import json
+import dataclasses
 import pathlib
 import typing
 from collections.abc import Callable
@@ -11,7 +11,9 @@ import safetensors.numpy
 from jaxlm import tree
 from jaxlm.config import ConfigError, ModelConfig, RunError
 from jaxlm.data.coder import Coder
-from jaxlm.interop import hf_folder, peft
+from jaxlm.interop import hf_folder, hf_weights, peft, peft_config
+from jaxlm.train import origin
+from jaxlm.train.origin import Origin
 
 
 class PeftFolder:
@@ -40,8 +42,8 @@ class PeftFolder:
         """
         content, tensors = peft.to_peft(self._adapted, self._config, read, self._base)
         self._written = {name: self._cast(name, value) for name, value in tensors.items()}
-        safetensors.numpy.save_file(self._written, self._folder / peft.WEIGHTS, metadata={"format": "pt"})
-        hf_folder.write_json(self._folder / peft.CONFIG, content)
+        safetensors.numpy.save_file(self._written, self._folder / peft_config.WEIGHTS, metadata={"format": "pt"})
+        hf_folder.write_json(self._folder / peft_config.CONFIG, content)
         hf_folder.write_tokenizer(self._folder, tokenizer, self._config.max_seq_len)
         tick(len(tensors))
 
@@ -64,24 +66,41 @@ class PeftFolder:
         return cast
 
 
-def is_adapter(folder: pathlib.Path) -> bool:
-    """True if a folder holds an adapter of PEFT."""
-    return (folder / peft.CONFIG).is_file()
-
-
 def read_files(folder: pathlib.Path) -> tuple[dict[str, typing.Any], dict[str, np.ndarray]]:
     """Returns (the content of adapter_config.json, name -> tensor) of a folder.
 
     Raises:
       ConfigError: a file is missing or damaged, or the adapter is of a kind that is not supported.
     """
+    content = peft_config.read(folder)
     try:
-        content = json.loads((folder / peft.CONFIG).read_text(encoding="utf-8"))
-        tensors = safetensors.numpy.load_file(folder / peft.WEIGHTS)
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise ConfigError(f"{folder} holds no whole adapter of PEFT ({error}): copy it again") from None
+        return content, safetensors.numpy.load_file(folder / peft_config.WEIGHTS)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ConfigError(f"{folder}: {peft_config.WEIGHTS} can't be read ({error}): copy it again") from None
+
+
+def read(folder: pathlib.Path) -> Origin | None:
+    """Returns the origin in a folder of PEFT, its adapter beside its base; None if it holds none. For `train.origin.open`.
+
+    Raises:
+      ConfigError: the adapter is of a kind that is not supported, its base is not here, or the two do not fit.
+    """
+    if not peft_config.is_adapter(folder):
+        return None
+    content, tensors = read_files(folder)
+    base = origin.open(peft_config.base_of(folder), readers=(hf_weights.read,))
     try:
-        peft.check(content)
+        adapted = peft.from_peft(content, tensors, base.config.model, base.leaf)
     except ConfigError as error:
-        raise ConfigError(f"{folder} can't be read: {error}") from None
-    return content, tensors
+        raise ConfigError(f"{folder}: {error}") from None
+    config = dataclasses.replace(base.config, adapter=adapted.adapter.settings)
+    return dataclasses.replace(
+        base,
+        config=config,
+        tokenizer=lambda: origin.prompted(base.tokenizer(), config),
+        provenance={"path": str(folder.resolve())},
+        state=None,
+        meta=None,
+        trained=lambda: adapted.variables,
+        adapter=adapted.adapter,
+    )

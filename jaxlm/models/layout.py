@@ -9,7 +9,6 @@ from jaxlm.models import adapters
 from jaxlm.models.params import pack_params
 from jaxlm.models.transformer import Transformer
 
-
 _MERGED = ("lora", "rows")  # the collections that can be added to the parameters
 
 

@@ -15,7 +15,7 @@ from jaxlm.data.open import open_mixture
 from jaxlm.eval import benchmarks, core, harness, likelihood, loss, measures, model, redteam, results
 from jaxlm.eval.model import Restored
 from jaxlm.eval.results import TaskResult
-from jaxlm.interop import hf_weights
+from jaxlm.interop import readers
 from jaxlm.processes import from_first, say, together
 
 
@@ -33,7 +33,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(f"--tasks={args.tasks}: names with a comma between, such as arc_easy,piqa")
     ask = together(lambda: harness.Benchmarks(names, config.eval))
     parts = (config.model, config.data, config.hardware, config.distributed)
-    run = model.restore(config.workdir, args.checkpoint, *parts, readers=hf_weights.READERS)
+    run = model.restore(config.workdir, args.checkpoint, *parts, readers=readers.READERS)
     name = f"checkpoint {run.step} of {config.workdir}" if run.data else f"the model of {config.workdir}"
     say(name)
     if ask.chats:

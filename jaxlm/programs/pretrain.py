@@ -10,7 +10,7 @@ from jaxlm.config import Config
 from jaxlm.data import loader, passes, rows, trace, vocabulary
 from jaxlm.data.open import make_data, open_mixture
 from jaxlm.eval import loss
-from jaxlm.interop import hf_weights
+from jaxlm.interop import readers
 from jaxlm.objectives import lm
 from jaxlm.processes import say, together
 from jaxlm.programs import training
@@ -36,7 +36,7 @@ def first_weights(config: Config) -> origin.Origin | None:
     """
     if weights.imported(pathlib.Path(config.workdir) / "checkpoints"):
         return origin.open(config.workdir)
-    return origin.open(config.origin, config.origin_checkpoint, hf_weights.READERS) if config.origin else None
+    return origin.open(config.origin, config.origin_checkpoint, readers.READERS) if config.origin else None
 
 
 def data(config: Config) -> rows.Order:

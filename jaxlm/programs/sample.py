@@ -8,7 +8,7 @@ import jax
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import print_table, working
 from jaxlm.eval import model, samples
-from jaxlm.interop import hf_weights
+from jaxlm.interop import readers
 from jaxlm.processes import say
 
 
@@ -25,7 +25,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError('nothing to continue: jaxlm sample RUN "TEXT" ["ANOTHER" ...]')
     prompts = [prompt for prompt in prompts for _ in range(args.draws)]
     parts = (config.model, config.data, config.hardware, config.distributed)
-    run = model.restore(config.workdir, args.checkpoint, *parts, readers=hf_weights.READERS)
+    run = model.restore(config.workdir, args.checkpoint, *parts, readers=readers.READERS)
     say(f"checkpoint {run.step} of {config.workdir}" if run.data else f"the model of {config.workdir}")
     with jax.set_mesh(run.mesh):
         given = (run.model, run.variables, run.tokenizer, prompts, config.sample, config.seed)
