@@ -29,6 +29,7 @@ class Restored:
       tokenizer: the model's tokenizer.
       data: the data that the run was trained on; None for a model from elsewhere.
       step: the training step at which the checkpoint was saved; 0 for a model from elsewhere.
+      name: what it is called in a line: "checkpoint 100 of RUN", "the model of FOLDER".
     """
 
     mesh: Mesh
@@ -37,6 +38,7 @@ class Restored:
     tokenizer: coder.Coder
     data: shards.DataDir | None
     step: int
+    name: str
 
 
 def restore(
@@ -80,4 +82,6 @@ def restore(
         raise RunError(
             f"the model of {workdir}: {name} has a number that is not finite: its files are damaged; copy them again"
         )
-    return Restored(mesh, model, variables, found.tokenizer(), opened, int(found.provenance.get("step", 0)))
+    step = found.provenance.get("step")
+    name = f"the model of {workdir}" if step is None else f"checkpoint {step} of {workdir}"
+    return Restored(mesh, model, variables, found.tokenizer(), opened, int(step or 0), name)

@@ -60,7 +60,7 @@ class Facts:
       scores: benchmarks of this checkpoint.
       chats: True if the tokenizer has a chat template.
       tokenizer_class: the class of transformers that loads the tokenizer: AutoTokenizer, if that does.
-      scores: True for a reward model.
+      rewards: True for a reward model.
       base: of an adapter; None for a model.
     """
 
@@ -77,7 +77,7 @@ class Facts:
     scores: Sequence[Score]
     chats: bool
     tokenizer_class: str
-    scores: bool = False
+    rewards: bool = False
     base: Base | None = None
 
 
@@ -91,7 +91,7 @@ def _front(facts: Facts) -> str:
     """The hub's metadata. A value in JSON is YAML too, whatever characters a name has."""
     fields = {
         "library_name": {"hf": "transformers"}.get(facts.to, facts.to),
-        "pipeline_tag": "text-classification" if facts.scores else "text-generation",
+        "pipeline_tag": "text-classification" if facts.rewards else "text-generation",
         "license": "other",
         "tags": ["jaxlm", facts.config.family],
     }
@@ -102,7 +102,7 @@ def _model(facts: Facts) -> str:
     c = facts.config
     heads = f"{c.n_heads} heads" + (f" ({c.n_kv_heads} for keys and values)" if c.n_kv_heads != c.n_heads else "")
     rope = "" if c.family == "gpt2" else f", RoPE theta {c.rope.theta:,.0f}"
-    kind = "reward model" if facts.scores else "language model"
+    kind = "reward model" if facts.rewards else "language model"
     if facts.base:
         step = "" if facts.base.step is None else f" (step {count(facts.base.step)} of its training)"
         kept = "" if facts.base.codes == "none" else f", whose layers were kept in {facts.base.codes} in training"
@@ -120,7 +120,7 @@ def _model(facts: Facts) -> str:
 def _use(facts: Facts) -> str:
     if facts.to == "gguf":
         return f'## Use\n\n    llama-cli -m {facts.file} -p "Once upon a time"'
-    if facts.scores:
+    if facts.rewards:
         return _use_scores(facts)
     if facts.base:
         return _use_adapter(facts, facts.base)

@@ -34,8 +34,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     ask = together(lambda: harness.Benchmarks(names, config.eval))
     parts = (config.model, config.data, config.hardware, config.distributed)
     run = model.restore(config.workdir, args.checkpoint, *parts, readers=readers.READERS)
-    name = f"checkpoint {run.step} of {config.workdir}" if run.data else f"the model of {config.workdir}"
-    say(name)
+    say(run.name)
     if ask.chats:
         together(lambda: chat.template(run.tokenizer))
     place = folder / results.FOLDER / str(run.step)
@@ -47,7 +46,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(f"{config.workdir} has no held-out text: name benchmarks, --tasks=arc_easy,piqa")
     about = _about(run.step, config, args)
     keep = (lambda one: ("", True)) if why else (lambda one: from_first(lambda: _kept(folder, one, about)))
-    found, lost = _asked(ask(likelihood.of_restored(run, config), args.limit), keep, name)
+    found, lost = _asked(ask(likelihood.of_restored(run, config), args.limit), keep, run.name)
     if jax.process_index() == 0:
         _show(held_out, found, args.json)
         tokens = run.step * config.train.batch_size * config.train.seq_len

@@ -77,7 +77,7 @@ def _source(config: Config, found: origin.Origin, to: str, dtype: str) -> export
         place, base = _base(found)
     count = tree.count(trained) if adapted else leaves.parameters(model, scores)
     facts = dataclasses.replace(_facts(config, tokenizer, step, name, count), to=to, file=f"{name}-{dtype}.gguf")
-    facts = dataclasses.replace(facts, scores=scores, base=base)
+    facts = dataclasses.replace(facts, rewards=scores, base=base)
 
     def read(leaf: str) -> np.ndarray:
         return trained["score"]["score_head"]["kernel"] if leaf == leaves.SCORE else found.leaf(leaf)

@@ -13,7 +13,10 @@ from jaxlm.processes import say
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints each prompt with its continuation. The prompts come from --prompt, or if there is none, from the config."""
+    """Prints each prompt with its continuation, or with its answer if the run trained on chats (`sample.chat_template`).
+
+    The prompts come from the command line, or if there is none, from the config.
+    """
     if not config.workdir:
         raise ConfigError("which run? jaxlm sample RUN, the folder of a run (or --config.workdir=RUN)")
     if not (pathlib.Path(config.workdir) / "config.json").is_file():
@@ -26,7 +29,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     prompts = [prompt for prompt in prompts for _ in range(args.draws)]
     parts = (config.model, config.data, config.hardware, config.distributed)
     run = model.restore(config.workdir, args.checkpoint, *parts, readers=readers.READERS)
-    say(f"checkpoint {run.step} of {config.workdir}" if run.data else f"the model of {config.workdir}")
+    say(run.name)
     with jax.set_mesh(run.mesh):
         given = (run.model, run.variables, run.tokenizer, prompts, config.sample, config.seed)
         if args.json:
@@ -37,7 +40,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         else:
             with working("compiling"):
                 stream = samples.Stream(*given)
-            _show(prompts, stream)
+            _show([f"{prompt}\n" for prompt in prompts] if config.sample.chat_template else prompts, stream)
     return 0
 
 
