@@ -8,6 +8,8 @@ import pathlib
 import typing
 from collections.abc import Mapping
 
+import safetensors
+
 from jaxlm.config import ConfigError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -24,6 +26,21 @@ _PLAIN = {
     "target_parameters": (None, []),
     "modules_to_save": (None, []),
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
+}
+
+
+_KERNELS = {  # the end of a module's name in Llama's relatives, in GPT-2 -> our kernels
+    "q_proj": "attn/q",
+    "k_proj": "attn/k",
+    "v_proj": "attn/v",
+    "o_proj": "attn/o",
+    "gate_proj": "mlp/gate",
+    "up_proj": "mlp/up",
+    "down_proj": "mlp/down",
+    "attn.c_attn": "attn/[qkv]",
+    "attn.c_proj": "attn/o",
+    "mlp.c_fc": "mlp/up",
+    "mlp.c_proj": "mlp/down",
 }
 
 
@@ -76,3 +93,41 @@ def check(content: Mapping[str, typing.Any]) -> None:
             raise ConfigError(
                 f"{key}={value} is not supported: merge the adapter by PEFT (merge_and_unload), and take that model"
             )
+
+
+def model_folder(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of the model in a folder: that of the base, if it holds an adapter; else itself."""
+    return base_of(folder) if is_adapter(folder) else folder
+
+
+def settings(folder: pathlib.Path, controls: Mapping[str, int]) -> dict[str, typing.Any]:
+    """Returns the keys of our section `adapter` with which the adapter in a folder is trained on.
+
+    Args:
+      controls: the control tokens of the base, piece -> id.
+
+    Raises:
+      ConfigError: our adapters have no place for its ranks, or for a row that it changes.
+    """
+    content, merge = read(folder), "begin with the two merged, --config.origin_merge=True"
+    if content["peft_type"] == "PROMPT_TUNING":
+        return {"kind": "prompt", "prompt_tokens": content["num_virtual_tokens"], "rows": (), "without_rows": True}
+    if content.get("rank_pattern") or content.get("alpha_pattern"):
+        raise ConfigError(f"{folder} has several ranks or alphas (rank_pattern, alpha_pattern): {merge}")
+    ids = content.get("trainable_token_indices") or []
+    ids = sorted({i for of_table in (ids.values() if isinstance(ids, dict) else [ids]) for i in of_table})
+    pieces = {i: piece for piece, i in controls.items()}
+    if odd := [i for i in ids if i not in pieces]:
+        raise ConfigError(f"{folder} changes the row of id {odd[0]}, which is no control token: {merge}")
+    with safetensors.safe_open(str(folder / WEIGHTS), framework="numpy") as file:
+        modules = {name.removesuffix(".lora_A.weight") for name in file.keys() if name.endswith(".lora_A.weight")}  # noqa: SIM118
+    return {
+        "kind": "lora",
+        "rank": content["r"],
+        "alpha": float(content["lora_alpha"]),
+        "rslora": bool(content.get("use_rslora")),
+        "dropout": float(content.get("lora_dropout") or 0.0),
+        "targets": tuple(ours for theirs, ours in _KERNELS.items() if any(m.endswith(f".{theirs}") for m in modules)),
+        "rows": tuple(pieces[i] for i in ids),
+        "without_rows": not ids,
+    }
