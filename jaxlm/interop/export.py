@@ -44,7 +44,7 @@ class Source:
       card: the text of README.md.
       scores: True for a reward model; `read` gives its head too.
       adapted: the adapter, for "peft"; `read`, `config` are its base's then.
-      base: where the adapter's base is.
+      base: which model the adapter's base is.
     """
 
     read: Callable[[str], np.ndarray]
@@ -55,7 +55,7 @@ class Source:
     card: str
     scores: bool = False
     adapted: peft.Adapted | None = None
-    base: str = ""
+    base: peft.Base = ("", None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,18 +38,21 @@ class Adapted:
     variables: Variables
 
 
-def to_peft(given: Adapted, config: ModelConfig, read: Read, base: str) -> tuple[dict[str, typing.Any], dict]:
+Base = tuple[str, str | None]  # the folder of a base, and which checkpoint of it; None for a model from elsewhere
+
+
+def to_peft(given: Adapted, config: ModelConfig, read: Read, base: Base) -> tuple[dict[str, typing.Any], dict]:
     """Returns (the content of adapter_config.json, name -> float32 tensor) for an adapter.
 
     Args:
       config: the model's config.
       read: reads the base's leaves; only the embedding and an untied head are read, where the adapter has rows.
-      base: what `base_model_name_or_path` says.
+      base: what `base_model_name_or_path` and `revision` say.
 
     Raises:
       ConfigError: Hugging Face has no architecture for this model.
     """
-    shared = {"base_model_name_or_path": base, "task_type": "CAUSAL_LM", "inference_mode": True}
+    shared = {"base_model_name_or_path": base[0], "revision": base[1], "task_type": "CAUSAL_LM", "inference_mode": True}
     if "prompt" in given.variables:
         prompt_PxD = given.variables["prompt"]["embed"]["prompt"]
         return _prompt_config(config, len(prompt_PxD)) | shared, {_PROMPT: np.ascontiguousarray(prompt_PxD)}

@@ -11,7 +11,7 @@ import safetensors.numpy
 from jaxlm import tree
 from jaxlm.config import ConfigError, ModelConfig, RunError
 from jaxlm.data.coder import Coder
-from jaxlm.interop import hf_folder, hf_weights, peft, peft_config
+from jaxlm.interop import hf_config, hf_folder, hf_weights, peft, peft_config
 from jaxlm.train import origin
 from jaxlm.train.origin import Origin
 
@@ -24,10 +24,10 @@ class PeftFolder:
       config: the config of the model.
       dtype: "f32", "bf16" or "f16".
       adapted: the adapter.
-      base: where its base is; adapter_config.json says so.
+      base: which model its base is; adapter_config.json says so.
     """
 
-    def __init__(self, folder: pathlib.Path, config: ModelConfig, dtype: str, adapted: peft.Adapted, base: str):
+    def __init__(self, folder: pathlib.Path, config: ModelConfig, dtype: str, adapted: peft.Adapted, base: peft.Base):
         self._folder, self._config, self._dtype = folder, config, hf_folder.TYPES[hf_folder.DTYPES[dtype]]
         self._adapted, self._base = adapted, base
         self._written: dict[str, np.ndarray] = {}
@@ -88,7 +88,9 @@ def read(folder: pathlib.Path) -> Origin | None:
     if not peft_config.is_adapter(folder):
         return None
     content, tensors = read_files(folder)
-    base = origin.open(peft_config.base_of(folder), readers=(hf_weights.read,))
+    home = peft_config.base_of(folder)
+    checkpoint = "latest" if hf_config.is_model(home) else content.get("revision") or "latest"
+    base = origin.open(home, checkpoint, readers=(hf_weights.read,))
     try:
         adapted = peft.from_peft(content, tensors, base.config.model, base.leaf)
     except ConfigError as error:

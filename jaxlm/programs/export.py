@@ -46,8 +46,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     )
     if args.to == "hf" and (other := hf_folder.tokenizer_class(config.model, source.tokenizer)) != "AutoTokenizer":
         say(f"AutoTokenizer takes every qwen2 model for one with Qwen's tokenizer: load this one by {other}")
-    if source.base:
-        say(f"its base is {source.base}, as adapter_config.json says: change that before you publish the adapter")
+    if source.adapted:
+        say(f"its base is {source.base[0]}, as adapter_config.json says: change that before you publish the adapter")
     say(
         f"done: {done.place}, step {step} (written in {duration(done.writing_s)}, checked in {duration(done.checking_s)})"
     )
@@ -71,7 +71,7 @@ def _source(config: Config, found: origin.Origin, to: str, dtype: str) -> export
     """Gathers what is exported, and its card."""
     name, step = pathlib.Path(config.workdir).resolve().name, int(found.provenance["step"])
     tokenizer, model, trained = coder.plain(found.tokenizer()), found.config.model, found.trained()
-    scores, adapted, base, place = config.program == "reward", None, None, ""
+    scores, adapted, base, place = config.program == "reward", None, None, ("", None)
     if to == "peft":
         adapted = peft.Adapted(found.adapter, trained)
         place, base = _base(found)
@@ -86,8 +86,8 @@ def _source(config: Config, found: origin.Origin, to: str, dtype: str) -> export
     return export.Source(read, model, tokenizer, name, about, card.text(facts), scores, adapted, place)
 
 
-def _base(found: origin.Origin) -> tuple[str, card.Base]:
-    """Returns (the folder of an adapter's base, what its card says of it). Raises ConfigError if it lacks rows of its own."""
+def _base(found: origin.Origin) -> tuple[peft.Base, card.Base]:
+    """Returns (which model an adapter's base is, what its card says of it). Raises ConfigError if it lacks rows of its own."""
     said, ids = found.meta()["base"], found.config.model.vocab_size
     path = pathlib.Path(said["path"])
     had = inherit.ids_of(path)
@@ -96,7 +96,9 @@ def _base(found: origin.Origin) -> tuple[str, card.Base]:
             f"{path} has {had:,} ids, the adapter was trained with {ids:,} and does not hold the rows of {len(missing)} of the "
             "new ones: export it merged, with --to=hf"
         )
-    return str(path), card.Base(path.name, said.get("step"), ids if had < ids else 0, found.adapter.settings.quantize)
+    step, codes = said.get("step"), found.adapter.settings.quantize
+    named = str(path), None if step is None else str(step)
+    return named, card.Base(path.name, step, ids if had < ids else 0, codes)
 
 
 def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: int) -> card.Facts:

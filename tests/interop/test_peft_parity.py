@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import tiny_hf
 import tiny_peft
+from jaxlm.models.adapters import Adapter
 from safetensors.numpy import load_file, save_file
 
 from jaxlm import models, tree
-from jaxlm.interop import peft
+from jaxlm.interop import check, peft, peft_config
 
 pytestmark = pytest.mark.parity
 
@@ -36,8 +37,8 @@ def base(folder, **keys):
 
 def written(folder, content: dict, tensors: dict):
     folder.mkdir()
-    (folder / peft.CONFIG).write_text(json.dumps(content))
-    save_file(tensors, folder / peft.WEIGHTS)
+    (folder / peft_config.CONFIG).write_text(json.dumps(content))
+    save_file(tensors, folder / peft_config.WEIGHTS)
     return folder
 
 
@@ -72,14 +73,14 @@ def test_peft_loads_what_is_written(tmp_path, case):
     keys, adapter, ids = CASES[case]
     config, params, read = base(tmp_path / "base", **keys)
     given = tiny_peft.adapted(params, ids, **adapter)
-    folder = written(tmp_path / "adapter", *peft.to_peft(given, config, read, str(tmp_path / "base")))
+    folder = written(tmp_path / "adapter", *peft.to_peft(given, config, read, (str(tmp_path / "base"), "7")))
     plain = their_logits(theirs(tmp_path / "base"))
     found = their_logits(PeftModel.from_pretrained(theirs(tmp_path / "base"), folder))
     wanted = our_logits(config, tiny_peft.merged(params, given))
     assert gap(found, wanted) < 1e-5
     assert gap(plain, wanted) > 1e-2
     read_back = peft.from_peft(
-        json.loads((folder / peft.CONFIG).read_text()), load_file(folder / peft.WEIGHTS), config, read
+        json.loads((folder / peft_config.CONFIG).read_text()), load_file(folder / peft_config.WEIGHTS), config, read
     )
     assert gap(our_logits(config, tiny_peft.merged(params, read_back)), wanted) < 1e-6
 
@@ -107,9 +108,45 @@ def test_what_peft_writes_is_read(tmp_path, keys, lora):
             torch.nn.init.normal_(value, std=0.3)
             assert "lora" in name or "trainable_tokens" in name
     model.eval().save_pretrained(tmp_path / "adapter")
-    content = json.loads((tmp_path / "adapter" / peft.CONFIG).read_text())
-    peft.check(content)
-    found = peft.from_peft(content, load_file(tmp_path / "adapter" / peft.WEIGHTS), config, read)
+    content = json.loads((tmp_path / "adapter" / peft_config.CONFIG).read_text())
+    peft_config.check(content)
+    found = peft.from_peft(content, load_file(tmp_path / "adapter" / peft_config.WEIGHTS), config, read)
     wanted = their_logits(model)
     assert gap(our_logits(config, tiny_peft.merged(params, found)), wanted) < 1e-5
     assert gap(our_logits(config, params), wanted) > 1e-2
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_peft_loads_the_vectors_of_a_prompt(tmp_path, family):
+    """They stand in front of a text, where our model reads them as virtual ids."""
+    from peft import PeftModel
+
+    config, params, read = base(tmp_path / "base", family=family)
+    prompt_PxD = np.random.default_rng(3).normal(0, 0.5, (6, config.d_model)).astype(np.float32)
+    adapter, beside = Adapter(peft.settings("prompt", prompt_tokens=6)), {"prompt": {"embed": {"prompt": prompt_PxD}}}
+    given = peft.Adapted(adapter, beside)
+    content, tensors = peft.to_peft(given, config, read, (str(tmp_path / "base"), None))
+    folder = written(tmp_path / "adapter", content, tensors)
+    found = their_logits(PeftModel.from_pretrained(theirs(tmp_path / "base"), folder))
+    ids = np.concatenate([np.broadcast_to(config.vocab_size + np.arange(6), (2, 6)), TOKENS], axis=1)
+    model = adapter.attach(models.build(config, "xla"))
+    hidden = model.apply({"params": params, **beside}, jnp.asarray(ids))
+    wanted = np.asarray(hidden @ models.head_kernel(params, config)[:, : config.vocab_size])
+    assert gap(found, wanted) < 1e-5
+    assert gap(found[:, 6:], their_logits(theirs(tmp_path / "base"))) > 1e-2
+    read_back = peft.from_peft(content, load_file(folder / peft_config.WEIGHTS), config, read)
+    np.testing.assert_array_equal(read_back.variables["prompt"]["embed"]["prompt"], prompt_PxD)
+
+
+@pytest.mark.parametrize("case", ["tied", "untied", "gpt2"])
+def test_our_check_agrees_with_peft(tmp_path, case):
+    """What `check_adapter` lets pass is what PEFT makes of the files, and the model that trains."""
+    keys, adapter, ids = CASES[case]
+    config, params, read = base(tmp_path / "base", **keys)
+    given = tiny_peft.adapted(params, ids, **adapter)
+    content, tensors = peft.to_peft(given, config, read, ("", None))
+    assert check.check_adapter(given, content, tensors, read, config, lambda done: None).moved < 1e-5
+    model = given.adapter.attach(models.build(config, "xla"))
+    hidden = model.apply({"params": params, **given.variables}, jnp.asarray(TOKENS))
+    merged = tree.map_named(lambda _, leaf: jnp.asarray(leaf), tiny_peft.merged(params, given))
+    assert gap(np.asarray(hidden), np.asarray(models.build(config, "xla").apply({"params": merged}, TOKENS))) < 1e-5
