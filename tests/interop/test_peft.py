@@ -79,7 +79,7 @@ def test_a_mistake_is_found(monkeypatch, mistake):
         check.check_adapter(given, content, tensors, read, config, lambda done: None)
 
 
-def test_the_vectors_of_a_prompt():
+def test_the_vectors_of_a_prompt(monkeypatch):
     config, read, _ = made()
     beside = {"prompt": {"embed": {"prompt": np.random.default_rng(0).normal(0, 1, (5, 32)).astype(np.float32)}}}
     given = peft.Adapted(Adapter(peft.settings("prompt", prompt_tokens=5)), beside)
@@ -87,8 +87,8 @@ def test_the_vectors_of_a_prompt():
     assert check.check_adapter(given, content, tensors, read, config, lambda done: None).moved < 1e-5
     wrong = {name: value[::-1] for name, value in tensors.items()}
     kept = peft.Adapted(given.adapter, {"prompt": {"embed": {"prompt": tensors["prompt_embeddings"]}}})
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(RunError, match="embed is off"):
-        patch.setattr(check.peft, "from_peft", lambda *_: kept)
+    monkeypatch.setattr(check.peft, "from_peft", lambda *_: kept)
+    with pytest.raises(RunError, match="embed is off"):
         check.check_adapter(given, content, wrong, read, config, lambda done: None)
 
 
@@ -115,8 +115,9 @@ def test_a_folder_is_opened_with_its_base(folder):
     merged, apart = (origin.open(place, readers=readers.READERS, merge=merge) for merge in (True, False))
     wanted = dict(tree.named_leaves(tiny_peft.merged(params, given)))
     for name in ("layers_1/attn/o/kernel", "embed/embedding"):
-        np.testing.assert_allclose(merged.leaf(name), wanted[name], atol=1e-6)
-        np.testing.assert_array_equal(apart.leaf(name), dict(tree.named_leaves(params))[name])
+        real = slice(400) if name.startswith("embed") else slice(None)  # the padding of the vocabulary is 0 in files
+        np.testing.assert_allclose(merged.leaf(name)[real], wanted[name][real], atol=1e-6)
+        np.testing.assert_array_equal(apart.leaf(name)[real], dict(tree.named_leaves(params))[name][real])
     assert merged.adapter is None
     assert merged.trained() == {}
     assert apart.adapter.row_ids == (1, 2)
@@ -155,7 +156,7 @@ def test_what_is_not_done_here_is_named(folder, key, value, words):
 
 
 def test_an_adapter_for_another_model_is_refused(folder):
-    place, params, given = folder
+    place, _, _ = folder
     config = tiny.model_config(vocab_size=400, d_ff=64)
     wide = tiny_peft.adapted(tiny.random_params(models.build(config, "xla")), targets=(r"mlp/up",))
     tensors = peft.to_peft(wide, config, lambda leaf: None, ("", None))[1]
