@@ -4,10 +4,10 @@ import re
 
 import jax
 import numpy as np
-from jaxlm.models.adapters import Adapter
 
 from jaxlm import tree
 from jaxlm.interop import peft
+from jaxlm.models.adapters import Adapter
 from jaxlm.models.params import input_axes
 
 EVERY = (r"attn/[qkvo]", r"mlp/(gate|up|down)")
@@ -30,7 +30,7 @@ def adapted(params: dict, row_ids: tuple[int, ...] = (), seed: int = 0, **change
     for name, kernel in tree.named_leaves(params):
         path = name.removesuffix("/kernel")
         inside = path.partition("/")[2]
-        if tree.layer_of(name) is None or not any(re.fullmatch(p, inside) for p in chosen.targets) or path == name:
+        if tree.layer_of(name) is None or path == name or not any(re.fullmatch(p, inside) for p in chosen.targets):
             continue
         inputs = input_axes(name)
         lora += [(f"{path}/lora_a", draw(*kernel.shape[:inputs], chosen.rank))]

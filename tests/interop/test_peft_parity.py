@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tiny_hf
 import tiny_peft
-from jaxlm.models.adapters import Adapter
 from safetensors.numpy import load_file, save_file
 
 from jaxlm import models, tree
 from jaxlm.interop import check, peft, peft_config
+from jaxlm.models.adapters import Adapter
 
 pytestmark = pytest.mark.parity
 
