@@ -49,6 +49,15 @@ class Coder(typing.Protocol):
         `tokenizer.GUARD` among its letters says that it is ordinary text; the guard itself becomes nothing.
         """
 
+    def encode_cut(
+        self, texts: Sequence[str], cuts: Sequence[Sequence[int]], num_threads: int
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns for each text (what `encode_marked` does, int32[n]; how many ids stand in front of each of its cuts, int64).
+
+        A cut is a place in its text, in characters; `cuts` has those of each text in order. Its number is -1 if the text in
+        front of it alone has other ids.
+        """
+
     def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[np.ndarray]:
         """Returns the ids of each text, as `encode` does, int32[n] each."""
 
@@ -70,6 +79,24 @@ class Coder(typing.Protocol):
 
     def id_of(self, piece: str) -> int:
         """Returns the id of a piece such as `<|im_end|>`. Raises ConfigError if the vocabulary lacks it."""
+
+
+class Encoded(typing.Protocol):
+    """Text that a run trains on, encoded: a data directory (`shards.DataDir`) or examples (`packed.Texts`).
+
+    Attributes:
+      vocab_size: of its tokenizer.
+      sha256: a hash of all of it, in hex.
+    """
+
+    vocab_size: int
+    sha256: str
+
+    def tokenizer(self) -> Coder:
+        """Returns the tokenizer that encoded it."""
+
+    def token_counts(self, split: str = "train") -> dict[str, int]:
+        """Returns source -> the number of its tokens."""
 
 
 def load(path: str | os.PathLike) -> Coder:

@@ -9,8 +9,8 @@ from jax.sharding import Mesh
 from jaxlm import tree
 from jaxlm.config import Config
 from jaxlm.console import dollars, duration, human, size
+from jaxlm.data.coder import Encoded
 from jaxlm.data.passes import MOST as MOST_PASSES
-from jaxlm.data.shards import DataDir
 from jaxlm.plan import machines
 from jaxlm.plan.admission import Program
 from jaxlm.plan.params import count_params
@@ -24,7 +24,7 @@ _FIRST_S, _FIRST_STEPS = 5.0, 2  # of training, until its rate is known
 
 
 def announce(
-    made: Parts, data: DataDir, passes: Mapping[str, float], program: Program | None, done: int, trained: str = ""
+    made: Parts, data: Encoded, passes: Mapping[str, float], program: Program | None, done: int, trained: str = ""
 ) -> None:
     """Says what `lines` returns, from the first process; before that the table of parameters, if the config asks for it.
 
@@ -61,7 +61,8 @@ def lines(
     """
     m, t = config.model, config.train
     found = [
-        f"model: {m.family}, {count_params(m):,} parameters, {trained and f'{trained}, '}{m.n_layers} layers of d {m.d_model}; {_devices(mesh)}",
+        f"model: {m.family}, {count_params(m):,} parameters, {trained and f'{trained}, '}"
+        f"{m.n_layers} layers of d {m.d_model}; {_devices(mesh)}",
         _data(tokens, passes),
         *([_memory(program, mesh.size)] if program else []),
         f"chosen: attention {m.attention}, {m.dtype}, remat {m.remat}, microbatch {t.microbatch_size} of {t.batch_size}",
