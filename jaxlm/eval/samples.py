@@ -8,12 +8,8 @@ import typing
 
 from jaxlm import files
 from jaxlm.config import SampleConfig
-<<<<<<< HEAD
 from jaxlm.data import chat
-from jaxlm.data.coder import Coder
-=======
 from jaxlm.data.coder import Coder, Encoded
->>>>>>> chats
 from jaxlm.data.ids import document
 from jaxlm.eval import degeneration
 from jaxlm.models import generate
@@ -123,15 +119,9 @@ class Stream:
 
 
 def make(
-<<<<<<< HEAD
-    settings: SampleConfig, seed: int, model: Transformer, data: DataDir, workdir: pathlib.Path
+    settings: SampleConfig, seed: int, model: Transformer, data: Encoded, workdir: pathlib.Path
 ) -> typing.Callable[[dict, int], tuple[list[str], dict[str, float]]]:
     """Returns a function `(variables, step) -> (lines to show, figures)` that lets the model continue the prompts.
-=======
-    settings: SampleConfig, seed: int, model: Transformer, data: Encoded, workdir: pathlib.Path
-) -> typing.Callable[[dict, int], list[str]]:
-    """Returns a function `(variables, step) -> lines` that lets the model continue the prompts and returns the lines to show.
->>>>>>> chats
 
     On the first process that function also writes WORKDIR/samples/<step>.jsonl, a line for each prompt and temperature; on
     the others it returns no lines. If it can't be written, the function raises on all processes. With `chat_template` the
