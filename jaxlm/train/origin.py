@@ -159,14 +159,26 @@ def check_base(said: Mapping[str, str | int], base: Mapping[str, str | int], run
         )
 
 
+def prompted(tokenizer: coder.Coder, config: Config) -> coder.Coder:
+    """Returns the tokenizer with which a config's model is fed: with prompt tuning each text begins with the vectors' ids."""
+    if config.adapter.kind != "prompt":
+        return tokenizer
+    return coder.Prompted(tokenizer, config.adapter.prompt_tokens, config.model.vocab_size)
+
+
+def ours(tokenizer: coder.Coder) -> bool:
+    """True if jaxlm trained the tokenizer; False if it came with a model from elsewhere."""
+    return imported.IDS not in tokenizer.files
+
+
 def trained_rows(settings: AdapterConfig, tokenizer: coder.Coder) -> tuple[int, ...]:
     """Returns the ids whose rows of embedding and head are trained beside an adapter, ascending (`adapter.rows`).
 
     "auto" are ChatML's tokens where the tokenizer is ours, which never saw them in pretraining; none where it came from
     elsewhere.
     """
-    ours = imported.IDS not in tokenizer.files
-    named = [p for piece in settings.rows for p in ((CHAT_TOKENS if ours else ()) if piece == "auto" else (piece,))]
+    auto = CHAT_TOKENS if ours(tokenizer) else ()
+    named = [p for piece in settings.rows for p in (auto if piece == "auto" else (piece,))]
     return tuple(sorted({tokenizer.id_of(piece) for piece in named}))
 
 
@@ -186,7 +198,7 @@ def _run(folder: pathlib.Path, checkpoint: str | int, readers: Sequence[Reader],
 
     found = Origin(
         config=config,
-        tokenizer=lambda: _tokenizer(folder, config.data.dir),
+        tokenizer=lambda: prompted(_tokenizer(folder, config.data.dir), config),
         provenance={"path": str(folder.resolve()), "step": step},
         params=params,
         state=lambda abstract, shardings: store.restore(step, abstract, shardings),
