@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from jaxlm.config import CHAT_TOKENS, ConfigError
 from jaxlm.data.coder import Coder
 from jaxlm.data.ids import conversation
-from jaxlm.data.imported import IDS
-from jaxlm.data.tokenizer import GUARD
+from jaxlm.data.imported import IDS, MODEL
+from jaxlm.data.tokenizer import GUARD, Tokenizer, append_controls
 
 END = CHAT_TOKENS[1]
 _CUT = "\ufdd1"  # no character: where a message that is to be continued ends
@@ -52,6 +52,16 @@ TEMPLATE = (
 def speaks(tokenizer: Coder) -> bool:
     """True if the vocabulary has all tokens of the template."""
     return all(_id(tokenizer, token) is not None for token in CHAT_TOKENS)
+
+
+def grown(tokenizer: Coder) -> Coder:
+    """Returns a tokenizer of ours with the tokens of the template, behind all its other ids, which stay as they are.
+
+    One that has them is returned as it is, and so is one from elsewhere, which has a template of its own or none.
+    """
+    if IDS in tokenizer.files or speaks(tokenizer):
+        return tokenizer
+    return Tokenizer(append_controls(tokenizer.files[MODEL], CHAT_TOKENS))
 
 
 def template(tokenizer: Coder) -> str:

@@ -124,7 +124,7 @@ class Counts:
         return found
 
 
-def encode(
+def build(
     read: Iterable[Example],
     tokenizer: Coder,
     *,

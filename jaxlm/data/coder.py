@@ -6,6 +6,7 @@ with. So a data directory or a run that keeps these files needs that folder no m
 """
 
 import contextlib
+import hashlib
 import os
 import pathlib
 import typing
@@ -79,6 +80,39 @@ class Coder(typing.Protocol):
 
     def id_of(self, piece: str) -> int:
         """Returns the id of a piece such as `<|im_end|>`. Raises ConfigError if the vocabulary lacks it."""
+
+
+class Prompted:
+    """A tokenizer whose every text begins with a prompt of virtual tokens, which stand for trained vectors (prompt tuning).
+
+    Their ids follow the vocabulary and are no part of it: no text becomes them, they are no text, and no model says them.
+
+    Args:
+      coder: the tokenizer.
+      length: how many virtual tokens there are.
+      first: the id of the first one; the model's `vocab_size`, which may be more than the tokenizer's.
+    """
+
+    def __init__(self, coder: Coder, length: int, first: int):
+        self._made = (coder, length, first)
+        self.virtual = range(first, first + length)
+        self.opening: tuple[int, ...] = (*self.virtual, *coder.opening)
+        self.sha256 = hashlib.sha256(f"{coder.sha256} {self.virtual}".encode()).hexdigest()
+
+    def __reduce__(self):
+        return Prompted, self._made
+
+    def __getattr__(self, name: str) -> typing.Any:
+        return getattr(self.__dict__["_made"][0], name)
+
+    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
+        """See `Coder`."""
+        return self._made[0].decode([i for i in map(int, ids) if i not in self.virtual], follows)
+
+
+def virtual_ids(coder: Coder) -> tuple[int, ...]:
+    """Returns the ids of a prompt's virtual tokens; none but for `Prompted`."""
+    return tuple(coder.virtual) if isinstance(coder, Prompted) else ()
 
 
 class Encoded(typing.Protocol):

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError, DataConfig, ExamplesConfig
-from jaxlm.data import coded, examples, masks, packing, rows
+from jaxlm.data import coded, coder, examples, masks, packing, rows
 from jaxlm.data import replay as replays
 from jaxlm.data.coded import Coded, Counts
 from jaxlm.data.coder import Coder
@@ -53,13 +53,13 @@ class Texts:
     """What a run says of its examples and their tokenizer; a `coder.Encoded`.
 
     Attributes:
-      coder: the tokenizer.
+      encoder: the tokenizer.
       sha256: a hash of all examples and the tokenizer.
       counts: "examples" and the sources of the replayed text -> their tokens.
       verifier: of the files that the replayed text is in.
     """
 
-    coder: Coder
+    encoder: Coder
     sha256: str
     counts: dict[str, int]
     verifier: Verifier
@@ -67,11 +67,11 @@ class Texts:
     @property
     def vocab_size(self) -> int:
         """The size of the tokenizer's vocabulary."""
-        return self.coder.vocab_size
+        return self.encoder.vocab_size
 
     def tokenizer(self) -> Coder:
         """Returns the tokenizer."""
-        return self.coder
+        return self.encoder
 
     def token_counts(self, split: str = "train") -> dict[str, int]:
         """Returns source -> the number of its tokens; of the held-out ones, nothing is told here."""
@@ -195,11 +195,8 @@ class Packed:
                 margins = source.margins_E[[item.number for item in items]]
                 pairs[0, number, : len(items)], pairs[1, number, : len(items)] = margins, 1
         batch = {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}
-        if (
-            self.data.coder.opening[:1] and max(self.data.coder.opening) >= self.data.vocab_size
-        ):  # a prompt's virtual ids
-            virtual = batch["targets"] >= self.data.vocab_size
-            batch["targets"][virtual] = self.data.coder.eos_id  # without weight, but a row of the head
+        if virtual := coder.virtual_ids(self.data.encoder):  # they have no weight, and no row in the head
+            batch["targets"][np.isin(batch["targets"], virtual)] = self.data.encoder.eos_id
         return batch | ({"margin": pairs[0], "pair": pairs[1]} if self.pairs else {})
 
     def _group(self, item: packing.Item, source: Coded, ends: bool) -> list[rows.Segment]:
@@ -243,14 +240,14 @@ def make(
       pairs: True for pairs, False for chats.
       replay, share: the pretraining text between chats, and its share of the targets that count.
       say: called with a line about each thing that a user should know.
-      see: called with the examples to train on, as they are read (see `coded.encode`).
+      see: called with the examples to train on, as they are read (see `coded.build`).
 
     Raises:
       ConfigError: an example can't be used, or none is left. The message is one line; it names file and line where it can.
     """
     options = {"seq_len": sizes.seq_len, "num_threads": data.num_threads}
     what = "pairs" if pairs else "chats"
-    found, counts = coded.encode(examples.read(data.path, settings.format, pairs), tokenizer, **options, see=see)
+    found, counts = coded.build(examples.read(data.path, settings.format, pairs), tokenizer, **options, see=see)
     for line in counts.lines(what, sizes.seq_len):
         say(line)
     if not len(found):
@@ -259,7 +256,7 @@ def make(
         )
     if settings.val_path:
         read = examples.read(settings.val_path, settings.format, pairs, "examples.val_path")
-        train, (val, others) = found, coded.encode(read, tokenizer, **options)
+        train, (val, others) = found, coded.build(read, tokenizer, **options)
         for line in others.lines(f"held-out {what}", sizes.seq_len):
             say(line)
     else:
@@ -270,7 +267,10 @@ def make(
             say(
                 f"none of the {what} is held out, since {alone}: name others by examples.val_path to see what is learnt"
             )
-    pieces, share = (None, 0.0) if pairs or not replay or not share else (_pieces(replay, share, train, sizes), share)
+    if pairs or not replay or not share or coder.virtual_ids(tokenizer):  # vectors of a prompt leave the model as it is
+        pieces, share = None, 0.0
+    else:
+        pieces = _pieces(replay, share, train, sizes)
     return Packed(_texts(tokenizer, train, pieces), train, val, counts, sizes, pieces, share)
 
 

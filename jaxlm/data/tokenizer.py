@@ -317,7 +317,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool,
         )
     if code:
         raise _training_error(message, vocab_size, extra)
-    return Tokenizer(_append_controls(model, CHAT_TOKENS if chat_tokens else ()))
+    return Tokenizer(append_controls(model, CHAT_TOKENS if chat_tokens else ()))
 
 
 def _train_apart(lines: Iterable[str], settings: dict[str, object]) -> tuple[int, bytes, str]:
@@ -370,9 +370,9 @@ def _training_lines(texts: Iterable[str]) -> Iterator[str]:
                     yield part
 
 
-def _append_controls(model_bytes: bytes, names: Sequence[str]) -> bytes:
-    """Returns the model with control pieces behind its last id."""
-    # Needs protobuf, at training only; a trained model is read without it.
+def append_controls(model_bytes: bytes, names: Sequence[str]) -> bytes:
+    """Returns a SentencePiece model with control pieces behind its last id. What other text becomes does not change."""
+    # Needs protobuf; a model is read without it.
     from sentencepiece import sentencepiece_model_pb2
 
     model = sentencepiece_model_pb2.ModelProto.FromString(model_bytes)
