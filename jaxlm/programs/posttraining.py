@@ -6,18 +6,17 @@ import pathlib
 
 import jax
 
-from jaxlm import config_files, sharding
+from jaxlm import sharding
 from jaxlm.config import CHAT_TOKENS, Config, ConfigError
 from jaxlm.data import chat, coder, loader, packed, replay
-from jaxlm.data.manifest import MANIFEST
-from jaxlm.eval import answers as held_out_answers
+from jaxlm.eval import answers as held_out
 from jaxlm.eval.loss import Evaluator
 from jaxlm.interop import hf_weights
 from jaxlm.models import adapters
 from jaxlm.objectives import base
 from jaxlm.processes import from_first, say, together
 from jaxlm.programs.task import Ready, Task
-from jaxlm.train import answers, origin
+from jaxlm.train import announcement, answers, origin
 from jaxlm.train.batches import LoaderBatches
 from jaxlm.train.checkpoints import restore, weights
 from jaxlm.train.workdir import TOKENIZER
@@ -49,7 +48,7 @@ def task(config: Config, objective: base.Maker, *, pairs: bool, **others) -> Tas
         "passes": lambda data, steps: data.passes(steps),
         "documents": lambda data, step: data.places(step),
         "remark": _remark,
-        "trained": _words(config, adapter),
+        "trained": announcement.of_adapter(config.adapter, adapter.row_ids) if adapter else "",
         "prompt": PROMPT,
     }
     return Task(**fixed | others)
@@ -101,16 +100,6 @@ def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
     return adapters.of(config.adapter, rows)
 
 
-def _words(config: Config, adapter: adapters.Adapter | None) -> str:
-    """What an adapter trains, in words: "LoRA r 16 + 5 rows"; "" without one."""
-    if adapter is None:
-        return ""
-    a = config.adapter
-    found = f"LoRA r {a.rank}" if a.kind == "lora" else f"a prompt of {a.prompt_tokens} vectors"
-    rows = f" + {len(adapter.row_ids)} rows" if adapter.row_ids else ""
-    return found + rows + (f", on {a.quantize}" if a.quantize != "none" else "")
-
-
 def _data(config: Config, speaker: coder.Coder, text: replay.Text | None, pairs: bool) -> packed.Packed:
     """Reads the examples, and keeps the tokenizer in the run's folder for whoever works with the run."""
     folder = pathlib.Path(config.workdir) / TOKENIZER
@@ -122,7 +111,7 @@ def _data(config: Config, speaker: coder.Coder, text: replay.Text | None, pairs:
 
 def _base_text(config: Config, speaker: coder.Coder) -> replay.Text | None:
     """The text that the base was trained on, or `replay.path`; None if it is not here, which is said."""
-    path, d = config.replay.path or _pretrained_on(config.origin), config.data
+    path, d = config.replay.path or origin.pretrained_on(config.origin), config.data
     if not path:
         say(
             f"no replay: the text that {config.origin} was trained on is not here; name some by --config.replay.path=TEXT"
@@ -130,19 +119,6 @@ def _base_text(config: Config, speaker: coder.Coder) -> replay.Text | None:
         return None
     keys = {"text_key": d.text_key, "val_fraction": d.val_fraction, "num_threads": d.num_threads}
     return replay.open_text(path, speaker, **keys)
-
-
-def _pretrained_on(folder: str) -> str:
-    """The data directory of the run that pretrained a model, however many runs came between; "" if there is none."""
-    while (file := pathlib.Path(folder) / "config.json").is_file() and config_files.find(f"{folder}/").kind == "run":
-        saved = config_files.from_run(file)
-        if saved.program == "pretrain":
-            data = pathlib.Path(saved.data.dir or file.parent / "data")
-            return str(data) if (data / MANIFEST).is_file() else ""
-        if saved.replay.path:
-            return saved.replay.path
-        folder = saved.origin
-    return ""
 
 
 def _batches(ready: Ready, done: int) -> LoaderBatches:
@@ -157,15 +133,12 @@ def _batches(ready: Ready, done: int) -> LoaderBatches:
 
 
 def _held_out(ready: Ready, text: replay.Text | None) -> Evaluator | None:
-    """What measures the held-out answers, and the text of the base where it is here."""
-    c, data, parts = ready.config, ready.data, ready.parts
-    made: list[Evaluator] = []
-    if len(data.val):
-        made.append(held_out_answers.make(parts.model, data, parts.mesh, c.eval, c.loss.tile_tokens))
-    if text and c.adapter.kind != "prompt" and any(text.token_counts("val").values()):
-        sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
-        made.append(held_out_answers.of_base(parts.model, text, text.mixture, parts.mesh, c.eval, **sizes))
-    return (lambda variables: {k: v for one in made for k, v in one(variables).items()}) if made else None
+    """What measures the held-out answers, and the text of the base where it is here; no prompt changes what that costs."""
+    c, parts = ready.config, ready.parts
+    sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
+    return held_out.make(
+        parts.model, ready.data, None if c.adapter.kind == "prompt" else text, parts.mesh, c.eval, **sizes
+    )
 
 
 def _remark(ready: Ready) -> answers.Remarks:
