@@ -29,10 +29,6 @@ def validate(c: Config) -> None:
         not c.origin_state or bool(c.origin),
         "origin_state=True needs config.origin, the folder of the run to branch from",
     )
-    _need(
-        c.program != "pretrain" or c.adapter.kind == "none",
-        f"config.adapter.kind={c.adapter.kind} is for sft, reward and dpo; program=pretrain trains all parameters",
-    )
     _validate_mesh(c.mesh)
     _validate_end(c.runs, c.checkpoint)
     _validate_stability(c)

@@ -37,14 +37,17 @@ def task(config: Config, objective: base.Maker, *, pairs: bool, **others) -> Tas
     """
     speaker = tokenizer(config)
     adapter = _adapter(config, speaker)
-    text = functools.cache(lambda: together(lambda: _base_text(config, speaker)))
+    # The vectors of a prompt change nothing of what a text without them costs.
+    text = functools.cache(
+        lambda: together(lambda: _base_text(config, speaker)) if config.adapter.kind != "prompt" else None
+    )
     fixed = {
         "objective": objective,
         "data": lambda c: _data(c, speaker, text() if c.replay.share and not pairs else None, pairs),
         "batches": _batches,
         "held_out": lambda ready: _held_out(ready, text()),
         "adapter": adapter,
-        "origin": first_weights,
+        "origin": lambda c: first_weights(c).with_prompt(c.adapter, speaker, c.seed),
         "passes": lambda data, steps: data.passes(steps),
         "documents": lambda data, step: data.places(step),
         "remark": _remark,
@@ -113,9 +116,7 @@ def _base_text(config: Config, speaker: coder.Coder) -> replay.Text | None:
     """The text that the base was trained on, or `replay.path`; None if it is not here, which is said."""
     path, d = config.replay.path or origin.pretrained_on(config.origin), config.data
     if not path:
-        say(
-            f"no replay: the text that {config.origin} was trained on is not here; name some by --config.replay.path=TEXT"
-        )
+        say(f"the text that {config.origin} was trained on is not here, so none is replayed: --config.replay.path=TEXT")
         return None
     keys = {"text_key": d.text_key, "val_fraction": d.val_fraction, "num_threads": d.num_threads}
     return replay.open_text(path, speaker, **keys)
@@ -133,12 +134,10 @@ def _batches(ready: Ready, done: int) -> LoaderBatches:
 
 
 def _held_out(ready: Ready, text: replay.Text | None) -> Evaluator | None:
-    """What measures the held-out answers, and the text of the base where it is here; no prompt changes what that costs."""
+    """What measures the held-out answers, and the text of the base where it is here."""
     c, parts = ready.config, ready.parts
     sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
-    return held_out.make(
-        parts.model, ready.data, None if c.adapter.kind == "prompt" else text, parts.mesh, c.eval, **sizes
-    )
+    return held_out.make(parts.model, ready.data, text, parts.mesh, c.eval, **sizes)
 
 
 def _remark(ready: Ready) -> answers.Remarks:

@@ -81,6 +81,20 @@ class Origin:
             state=None,
         )
 
+    def with_prompt(self, settings: AdapterConfig, tokenizer: coder.Coder, seed: int) -> "Origin":
+        """Returns the origin with vectors to begin prompt tuning with: itself if it has some, or rows of its embedding.
+
+        They are those of the tokens of `settings.prompt_text`, as often as it takes, or drawn from the common ones
+        (arXiv:2104.08691, section 3.2).
+        """
+        if settings.kind != "prompt" or self.adapter:
+            return self
+        common = [i for i, piece in enumerate(tokenizer.piece_bytes()[:_COMMON]) if piece]
+        named, count = tokenizer.encode(settings.prompt_text), settings.prompt_tokens
+        chosen = np.resize(named, count) if named else np.random.default_rng(seed).choice(common, count)
+        trained = lambda: {"prompt": {"embed": {"prompt": self.leaf("embed/embedding")[chosen]}}}  # noqa: E731
+        return dataclasses.replace(self, trained=trained)
+
     def branch(self, parts: Parts, fingerprint: dict) -> tuple[TrainState, Variables, dict]:
         """Returns (state, frozen variables, meta) for a run that goes on from this state.
 
@@ -105,6 +119,7 @@ class Origin:
         return state, parts.load_frozen(self), {"passed_over": meta.get("passed_over", [])}
 
 
+_COMMON = 5000  # the first pieces of a vocabulary are the commonest ones
 Reader = Callable[[pathlib.Path], Origin | None]  # None: the folder is of another format
 
 
