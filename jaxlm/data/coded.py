@@ -33,6 +33,7 @@ class Coded:
       margins_E: the margins of pairs, float32; zeros for chats.
       keys_E: a hash of what each is asked, uint64.
       places: where each example stands.
+      reference_Ex2: log p of both sides of each pair as a reference says it, in nats, float32; None if none was asked.
     """
 
     sides: int
@@ -42,6 +43,7 @@ class Coded:
     margins_E: np.ndarray
     keys_E: np.ndarray
     places: Sequence[Place]
+    reference_Ex2: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.margins_E)

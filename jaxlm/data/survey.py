@@ -115,7 +115,7 @@ class Survey:
         return sorted(self._found.values(), key=lambda finding: (-finding.examples, finding.what))
 
     def figures(self) -> dict[str, typing.Any]:
-        """Returns what the examples are like, as JSON has it. Lengths are in tokens, at 5%, 50%, 95% and 100% of the examples."""
+        """Returns what the examples are like, as JSON has it. Lengths: in tokens, at 5%, 50%, 95% and 100% of the examples."""
         asked, said = (
             np.quantile(x or [0], _QUANTILES).round().astype(int).tolist() for x in (self._asked, self._said)
         )
