@@ -170,7 +170,7 @@ class Packed:
         return len(self._once(self.val, batch_size))
 
     def judged(self, val: bool, batch_size: int) -> Iterator[tuple[Batch, np.ndarray]]:
-        """Yields all pairs once, in order: (a batch, the number of each of its pairs in `train` or `val`, int64[B, P]; else -1).
+        """Yields all pairs once, in order: (a batch, the number of each of its pairs in `train` or `val`, int64[B, P], or -1).
 
         That is for a reference, which judges each pair once. `with_reference` takes what it said.
         """
