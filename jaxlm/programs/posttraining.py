@@ -4,24 +4,19 @@ import dataclasses
 import functools
 import pathlib
 
-import jax
-
-from jaxlm import sharding
 from jaxlm.config import CHAT_TOKENS, Config, ConfigError
-from jaxlm.data import chat, coder, loader, packed, replay
+from jaxlm.data import chat, coder, replay
 from jaxlm.eval import answers as held_out
 from jaxlm.eval.loss import Evaluator
 from jaxlm.interop import hf_weights
 from jaxlm.models import adapters
 from jaxlm.objectives import base
-from jaxlm.processes import from_first, say, together
+from jaxlm.processes import from_first, together
+from jaxlm.programs import examples
 from jaxlm.programs.task import Ready, Task
 from jaxlm.train import announcement, answers, origin
-from jaxlm.train.batches import LoaderBatches
 from jaxlm.train.checkpoints import restore, weights
-from jaxlm.train.workdir import TOKENIZER
 
-_RESERVE = 2  # batches with which a process whose loader failed goes on until all have agreed to stop
 PROMPT = "What is a neural network?"
 
 
@@ -39,12 +34,12 @@ def task(config: Config, objective: base.Maker, *, pairs: bool, **others) -> Tas
     adapter = _adapter(config, speaker)
     # The vectors of a prompt change nothing of what a text without them costs.
     text = functools.cache(
-        lambda: together(lambda: _base_text(config, speaker)) if config.adapter.kind != "prompt" else None
+        lambda: together(lambda: examples.base_text(config, speaker)) if config.adapter.kind != "prompt" else None
     )
     fixed = {
         "objective": objective,
-        "data": lambda c: _data(c, speaker, text() if c.replay.share and not pairs else None, pairs),
-        "batches": _batches,
+        "data": lambda c: examples.data(c, speaker, text() if c.replay.share and not pairs else None, pairs),
+        "batches": examples.batches,
         "held_out": lambda ready: _held_out(ready, text()),
         "adapter": adapter,
         "origin": lambda c: first_weights(c).with_prompt(c.adapter, speaker, c.seed),
@@ -101,36 +96,6 @@ def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
             "would hardly learn to end its answers; leave it at auto, or say adapter.without_rows=True"
         )
     return adapters.of(config.adapter, rows)
-
-
-def _data(config: Config, speaker: coder.Coder, text: replay.Text | None, pairs: bool) -> packed.Packed:
-    """Reads the examples, and keeps the tokenizer in the run's folder for whoever works with the run."""
-    folder = pathlib.Path(config.workdir) / TOKENIZER
-    together(lambda: coder.write(speaker, folder), first_only=True)
-    sizes = packed.Sizes(config.seed, config.train.seq_len, config.train.batch_size)
-    given = {"pairs": pairs, "sizes": sizes, "replay": text, "share": config.replay.share, "say": say}
-    return together(lambda: packed.make(config.data, config.examples, speaker, **given))
-
-
-def _base_text(config: Config, speaker: coder.Coder) -> replay.Text | None:
-    """The text that the base was trained on, or `replay.path`; None if it is not here, which is said."""
-    path, d = config.replay.path or origin.pretrained_on(config.origin), config.data
-    if not path:
-        say(f"the text that {config.origin} was trained on is not here, so none is replayed: --config.replay.path=TEXT")
-        return None
-    keys = {"text_key": d.text_key, "val_fraction": d.val_fraction, "num_threads": d.num_threads}
-    return replay.open_text(path, speaker, **keys)
-
-
-def _batches(ready: Ready, done: int) -> LoaderBatches:
-    """The loader's batches, from step `done` + 1 on."""
-    data, mesh = ready.data, ready.parts.mesh
-    local = sharding.local_rows(mesh, data.batch_size)
-    given = {"row_indices": local, "start_step": done, "source": packed.Source}
-    read = together(lambda: loader.open_train(data, ready.config.data, **given))
-    batches = LoaderBatches(read, mesh, ready.parts.batch(), _RESERVE if jax.process_count() > 1 else 0)
-    together(batches.fill)
-    return batches
 
 
 def _held_out(ready: Ready, text: replay.Text | None) -> Evaluator | None:
