@@ -41,6 +41,11 @@ class Restored:
     name: str
 
 
+def is_there(workdir: str) -> bool:
+    """True if a folder holds a run, a model from elsewhere, or an adapter of PEFT for one."""
+    return any((pathlib.Path(workdir) / name).is_file() for name in ("config.json", "adapter_config.json"))
+
+
 def restore(
     workdir: str,
     checkpoint: str,

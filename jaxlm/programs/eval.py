@@ -24,7 +24,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if not config.workdir:
         raise ConfigError("which run? jaxlm eval RUN, the folder of a run (or --config.workdir=RUN)")
     folder = pathlib.Path(config.workdir)
-    if not (folder / "config.json").is_file():
+    if not model.is_there(config.workdir):
         raise ConfigError(f"no run in {config.workdir}: jaxlm train {args.config} makes one there")
     if args.limit < 0:
         raise ConfigError(f"--limit={args.limit}: how many questions of each task; 0 = all")

@@ -1,7 +1,6 @@
 """`jaxlm sample`: continues prompts with the model of a run."""
 
 import argparse
-import pathlib
 
 import jax
 
@@ -19,7 +18,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """
     if not config.workdir:
         raise ConfigError("which run? jaxlm sample RUN, the folder of a run (or --config.workdir=RUN)")
-    if not (pathlib.Path(config.workdir) / "config.json").is_file():
+    if not model.is_there(config.workdir):
         raise ConfigError(f"no run in {config.workdir}: jaxlm train {args.config} makes one there")
     if args.draws < 1:
         raise ConfigError(f"--draws={args.draws}: how often to continue each prompt, at least once")
