@@ -44,12 +44,8 @@ def make(
         return None
     settings = config.eval
     sizes = (settings.batch_size * config.train.seq_len, config.loss.tile_tokens)
-<<<<<<< HEAD
-    first = Scorer(model, {}, data.tokenizer(), mesh, *sizes, data, config.sample.chat_template)
-=======
     searched = data if isinstance(data, DataDir) else None  # for what the model has from it word for word
-    first = Scorer(model, {}, data.tokenizer(), mesh, *sizes, searched)
->>>>>>> sft-wip
+    first = Scorer(model, {}, data.tokenizer(), mesh, *sizes, searched, config.sample.chat_template)
     if settings.chat_template:
         chat.template(first.tokenizer)
     told: set[str] = set()

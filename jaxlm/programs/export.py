@@ -71,10 +71,8 @@ def _source(config: Config, found: origin.Origin, to: str, dtype: str) -> export
     """Gathers what is exported, and its card."""
     name, step = pathlib.Path(config.workdir).resolve().name, int(found.provenance["step"])
     tokenizer, model, trained = coder.plain(found.tokenizer()), found.config.model, found.trained()
-    scores, adapted, base, place = config.program == "reward", None, None, ("", None)
-    if to == "peft":
-        adapted = peft.Adapted(found.adapter, trained)
-        place, base = _base(found)
+    scores, adapted = config.program == "reward", peft.Adapted(found.adapter, trained) if to == "peft" else None
+    place, base = _base(found) if adapted else (("", None), None)
     count = tree.count(trained) if adapted else leaves.parameters(model, scores)
     facts = dataclasses.replace(_facts(config, tokenizer, step, name, count), to=to, file=f"{name}-{dtype}.gguf")
     facts = dataclasses.replace(facts, rewards=scores, base=base)
