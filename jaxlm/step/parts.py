@@ -38,13 +38,13 @@ class Adapter(typing.Protocol):
 
 
 class Weights(typing.Protocol):
-    """Parameters from a checkpoint or a folder, read straight into their shards (`train.origin.Origin`)."""
+    """Parameters from a checkpoint or a folder (`train.origin.Origin`)."""
 
     def params(self, abstract: dict, shardings: dict) -> dict:
-        """Returns a tree of arrays with the shapes of `abstract`, laid out as `shardings` says."""
+        """Returns a tree of arrays with the shapes of `abstract`, laid out as `shardings` says: what is trained."""
 
     def leaf(self, name: str) -> np.ndarray:
-        """Returns one parameter, on the host. So are frozen parameters read, which are kept in another type."""
+        """Returns one parameter on the host, by its name: what is frozen is read so, since it is kept in another form."""
 
 
 @dataclasses.dataclass(frozen=True)
