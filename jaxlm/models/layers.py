@@ -5,7 +5,6 @@ dtype where they are used. Legend: B batch, T tokens, S cache slots, D model, F 
 K key-value heads, H head dim, V padded vocabulary.
 """
 
-import functools
 import math
 import typing
 
@@ -16,16 +15,18 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
+from jaxlm.models import products
 from jaxlm.models.draws import normal, parameter
-from jaxlm.ops import block_codes, fp8
+from jaxlm.models.products import Product
+from jaxlm.ops import fp8
 from jaxlm.ops.attention import attention
-from jaxlm.ops.block_codes import Coded, decode
+from jaxlm.ops.block_codes import Coded
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
 from jaxlm.ops.linear import dense
 from jaxlm.ops.norms import layer_norm, rms_norm
 from jaxlm.ops.rope import rope_frequencies, rotate
 from jaxlm.ops.spmd import lookup
-from jaxlm.sharding import axis_size, constrain
+from jaxlm.sharding import constrain
 
 # Tags of the activations that the remat policy `names` keeps (see transformer.REMAT_POLICIES).
 SAVED_NAMES = ("qkv_proj", "attn_out", "residual", "mlp_proj")
@@ -83,10 +84,26 @@ class TokenInfo(typing.NamedTuple):
     until_BxT: jax.Array | None = None
 
 
-class Linear(nn.Module):
-    """Holds a kernel and a bias, and returns both in the compute dtype. The caller multiplies (see `project`).
+class Weights(typing.NamedTuple):
+    """What multiplies activations, in the compute dtype.
 
-    If the collection `quantized` has the kernel (see `models.quantized`), it is returned in codes.
+    Attributes:
+      kernel: (*in, *out); in codes if the collection `quantized` has it (see `models.quantized`).
+      bias: (*out); None for no bias.
+      lora: the factors (*in, rank) and (rank, *out), whose product is added to the kernel (arXiv:2106.09685); None for none.
+    """
+
+    kernel: jax.Array | Coded
+    bias: jax.Array | None
+    lora: tuple[jax.Array, jax.Array] | None
+
+    def biased(self, y: jax.Array) -> jax.Array:
+        """Returns `y` with the bias, if there is one."""
+        return y if self.bias is None else y + self.bias
+
+
+class Linear(nn.Module):
+    """Holds a kernel and a bias, and returns them in the compute dtype. The caller multiplies (see `project`).
 
     Attributes:
       shape: the kernel's shape, (*in, *out).
@@ -101,15 +118,17 @@ class Linear(nn.Module):
     dtype: str
 
     @nn.compact
-    def __call__(self) -> tuple[jax.Array | Coded, jax.Array | None]:
+    def __call__(self) -> Weights:
         if self.has_variable("quantized", "codes"):
             kernel = Coded(*(self.get_variable("quantized", name) for name in Coded._fields))
         else:
             kernel = parameter(self, "kernel", normal(self.std), self.shape).astype(self.dtype)
-        bias = None
+        bias = lora = None
         if self.bias_shape is not None:
             bias = parameter(self, "bias", nn.initializers.zeros, self.bias_shape).astype(self.dtype)
-        return kernel, bias
+        if self.has_variable("lora", "lora_a"):
+            lora = tuple(self.get_variable("lora", name).astype(self.dtype) for name in ("lora_a", "lora_b"))
+        return Weights(kernel, bias, lora)
 
 
 class RMSNorm(nn.Module):
@@ -163,17 +182,14 @@ def output_std(config: ModelConfig) -> float:
     return config.init_std / np.sqrt(2 * config.n_layers)
 
 
-Product = typing.Callable[[jax.Array, jax.Array, int], jax.Array]
-
-
 def project(
     module: nn.Module,
     name: str,
     x: jax.Array,
-    kernels: typing.Sequence[jax.Array | Coded],
+    weights: typing.Sequence[Weights],
     product: Product = dense,
 ) -> list[jax.Array]:
-    """Multiplies x (B, T, *in) by each kernel (*in, *out). Returns the products (B, T, *out).
+    """Multiplies x (B, T, *in) by each kernel (*in, *out), LoRA included. Returns the products (B, T, *out), without bias.
 
     If the config fuses projections, all kernels are multiplied in one product. On a mesh with a `tensor` axis each
     device fuses its own columns of all kernels, so that the gradient of x is summed over devices once. Kernels that the
@@ -181,65 +197,32 @@ def project(
 
     Args:
       module: the calling module. If its collection `packed` has a kernel under `name` (see `params.pack_params`), that
-        kernel is used, and `kernels` only give the shapes.
+        kernel is used, and `weights` only give the shapes. It has `lora_dropout`, and the key `lora` if that applies.
       name: the name of all the products together, such as "qkv".
       x: the activations, in the compute dtype.
-      kernels: the kernels, in the compute dtype or all in codes.
-      product: the function `ops.linear.dense` or `ops.fp8.dense`.
+      weights: the kernels, all of them in codes or none, and their LoRA factors.
+      product: the function `ops.linear.dense` or `ops.fp8.dense`, for the kernels.
     """
-    fuse = module.config.fuse_projections
-    if isinstance(kernels[0], Coded):
-        return _decoded_products(x, kernels, product, fuse)
+    ys = _of_kernels(module, name, x, [w.kernel for w in weights], product)
+    adapted = [place for place, w in enumerate(weights) if w.lora]
+    if adapted:
+        axes = x.ndim - 2
+        x = dropout(x, module.lora_dropout, module.make_rng("lora") if module.has_rng("lora") else None)
+        # One product for all the factors that read x.
+        inner = dense(x, jnp.concatenate([weights[place].lora[0] for place in adapted], axis=-1), axes)
+        for place, low in zip(adapted, jnp.split(inner, len(adapted), axis=-1), strict=True):
+            ys[place] = ys[place] + dense(low, weights[place].lora[1])
+    return ys
+
+
+def _of_kernels(
+    module: nn.Module, name: str, x: jax.Array, kernels: list[jax.Array | Coded], product: Product
+) -> list[jax.Array]:
+    """The products of `project` without LoRA."""
     if not module.has_variable("packed", name):
-        return _products(x, kernels, product, fuse)
+        return products.of(x, kernels, product, module.config.fuse_projections)
     y = row_product(x.reshape(math.prod(x.shape[:2]), -1), module.get_variable("packed", name))
-    return _split(y, x.shape[:2], [kernel.shape[x.ndim - 2 :] for kernel in kernels])
-
-
-def _products(x: jax.Array, kernels: typing.Sequence[jax.Array], product: Product, fuse: bool) -> list[jax.Array]:
-    """x (B, T, *in) by each kernel, in one product if `fuse` says so and the mesh allows it."""
-    axes, ways = x.ndim - 2, axis_size("tensor")
-    outs = [kernel.shape[axes:] for kernel in kernels]
-    if len(kernels) == 1 or not fuse or any(out[0] % ways for out in outs):
-        return [product(x, kernel, axes) for kernel in kernels]
-    columns = [kernel.reshape(*kernel.shape[:axes], ways, -1) for kernel in kernels]
-    return _split(product(x, jnp.concatenate(columns, axis=-1), axes), x.shape[:2], outs, ways)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _decoded_products(x: jax.Array, kernels: typing.Sequence[Coded], product: Product, fuse: bool) -> list[jax.Array]:
-    """x (B, T, *in) by kernels in codes, which are not trained. The backward pass decodes them again.
-
-    So what is decoded never waits from one pass to the next, whatever `model.remat` says.
-    """
-    return _decode_and_multiply(x, block_codes.after(x, list(kernels)), product, fuse)
-
-
-def _decoded_forward(
-    x: jax.Array, kernels: typing.Sequence[Coded], product: Product, fuse: bool
-) -> tuple[list[jax.Array], tuple]:
-    return _decoded_products(x, kernels, product, fuse), (x, kernels)
-
-
-def _decoded_backward(product: Product, fuse: bool, kept: tuple, grads: list[jax.Array]) -> tuple[jax.Array, None]:
-    x, kernels = kept
-    kernels = block_codes.after(grads[0], list(kernels))
-    _, transposed = jax.vjp(lambda x: _decode_and_multiply(x, kernels, product, fuse), x)
-    return *transposed(grads), None
-
-
-_decoded_products.defvjp(_decoded_forward, _decoded_backward)
-
-
-def _decode_and_multiply(x: jax.Array, kernels: list[Coded], product: Product, fuse: bool) -> list[jax.Array]:
-    return _products(x, [decode(k, (*x.shape[2:], *k.codes.shape[1:]), x.dtype) for k in kernels], product, fuse)
-
-
-def _split(y: jax.Array, lead: tuple[int, ...], outs: list[tuple[int, ...]], ways: int = 1) -> list[jax.Array]:
-    """The products (*lead, *out) in the columns of y, of which each of `ways` groups has its part of every product."""
-    ends = np.cumsum([math.prod(out) // ways for out in outs])
-    parts = jnp.split(y, ends[:-1], axis=-1)
-    return [part.reshape(*lead, *out) for part, out in zip(parts, outs, strict=True)]
+    return products.split(y, x.shape[:2], [kernel.shape[x.ndim - 2 :] for kernel in kernels])
 
 
 def mlp_product(config: ModelConfig) -> typing.Callable[[jax.Array, jax.Array, int], jax.Array]:
@@ -252,11 +235,13 @@ class Attention(nn.Module):
 
     Attributes:
       bias: True if all projections have biases; with `model.qkv_bias` alone, those to queries, keys and values have.
+      lora_dropout: the share of a LoRA's inputs that is zeroed in training.
     """
 
     config: ModelConfig
     backend: str
     bias: bool
+    lora_dropout: float = 0.0
 
     @nn.compact
     def __call__(
@@ -268,15 +253,11 @@ class Attention(nn.Module):
         c = self.config
         d, n, k, h = c.d_model, c.n_heads, c.n_kv_heads, c.head_dim
         qkv_bias = self.bias or c.qkv_bias
-        kernels, biases = zip(
-            *(
-                Linear((d, heads, h), (heads, h) if qkv_bias else None, c.init_std, c.dtype, name=name)()
-                for name, heads in (("q", n), ("k", k), ("v", k))
-            ),
-            strict=True,
-        )
-        qkv = project(self, "qkv", x_BxTxD, kernels)
-        qkv = [y if b is None else y + b for y, b in zip(qkv, biases, strict=True)]
+        weights = [
+            Linear((d, heads, h), (heads, h) if qkv_bias else None, c.init_std, c.dtype, name=name)()
+            for name, heads in (("q", n), ("k", k), ("v", k))
+        ]
+        qkv = [w.biased(y) for w, y in zip(weights, project(self, "qkv", x_BxTxD, weights), strict=True)]
         q_BxTxNxH, k_BxTxKxH, v_BxTxKxH = (checkpoint_name(y, "qkv_proj") for y in qkv)
         if c.qk_norm:
             q_BxTxNxH = RMSNorm(c.norm_eps, name="q_norm")(q_BxTxNxH)
@@ -288,17 +269,18 @@ class Attention(nn.Module):
         v_BxTxKxH = constrain(v_BxTxKxH, "batch", "seq", "kv_heads", "head_dim")
         out_BxTxNxH, layer_cache = attend(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, info, cache, self.backend)
         out_BxTxNxH = checkpoint_name(constrain(out_BxTxNxH, "batch", "seq", "heads", "head_dim"), "attn_out")
-        o_NxHxD, o_bias = Linear((n, h, d), (d,) if self.bias else None, output_std(c), c.dtype, name="o")()
-        (y_BxTxD,) = project(self, "o", out_BxTxNxH, [o_NxHxD])
-        return (y_BxTxD if o_bias is None else y_BxTxD + o_bias), layer_cache
+        o = Linear((n, h, d), (d,) if self.bias else None, output_std(c), c.dtype, name="o")()
+        (y_BxTxD,) = project(self, "o", out_BxTxNxH, [o])
+        return o.biased(y_BxTxD), layer_cache
 
 
 class Block(nn.Module):
     """One layer: attention and an MLP. Each is applied after a norm and added to the residual stream (pre-norm).
 
     Attributes:
-      norm, mlp: the classes of the family's modules, called as `norm(eps, name=...)` and `mlp(config, name=...)`.
+      norm, mlp: the classes of the family's modules, called as `norm(eps, name=...)` and `mlp(config, lora_dropout, name=...)`.
       attention_bias: True if all of the attention's projections have biases.
+      lora_dropout: the share of a LoRA's inputs that is zeroed in training.
     """
 
     config: ModelConfig
@@ -306,6 +288,7 @@ class Block(nn.Module):
     norm: type[nn.Module]
     mlp: type[nn.Module]
     attention_bias: bool
+    lora_dropout: float = 0.0
 
     @nn.compact
     def __call__(
@@ -317,10 +300,10 @@ class Block(nn.Module):
     ) -> tuple[jax.Array, LayerCache | None]:
         c = self.config
         y_BxTxD = self.norm(c.norm_eps, name="attn_norm")(x_BxTxD)
-        attn = Attention(c, self.backend, self.attention_bias, name="attn")
+        attn = Attention(c, self.backend, self.attention_bias, self.lora_dropout, name="attn")
         y_BxTxD, layer_cache = attn(y_BxTxD, info, cache)
         x_BxTxD = checkpoint_name(x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[0]), "residual")
-        y_BxTxD = self.mlp(c, name="mlp")(self.norm(c.norm_eps, name="mlp_norm")(x_BxTxD))
+        y_BxTxD = self.mlp(c, self.lora_dropout, name="mlp")(self.norm(c.norm_eps, name="mlp_norm")(x_BxTxD))
         return x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[1]), layer_cache
 
 

@@ -19,7 +19,7 @@ def kernel(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def reference(kernel_IxO: np.ndarray, block: int = BLOCK) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(codes, largest magnitudes, decoded) by bitsandbytes' algorithm, on its layout: a matrix (out, in), flat, cut into blocks.
+    """(codes, largest magnitudes, decoded) by bitsandbytes' algorithm: blocks of a flat matrix (out, in).
 
     Each weight over the largest magnitude of its block goes past the thresholds half-way between neighbouring values.
     """
