@@ -69,7 +69,7 @@ def _decode_and_multiply(x: jax.Array, kernels: list[Coded], product: Product, f
 
 
 def split(y: jax.Array, lead: tuple[int, ...], outs: list[tuple[int, ...]], ways: int = 1) -> list[jax.Array]:
-    """Returns the products (*lead, *out) in the columns of y: each of `ways` groups of columns has its part of every product."""
+    """Returns the products (*lead, *out) in the columns of y, of which each of `ways` groups has a part of every product."""
     ends = np.cumsum([math.prod(out) // ways for out in outs])
     parts = jnp.split(y, ends[:-1], axis=-1)
     return [part.reshape(*lead, *out) for part, out in zip(parts, outs, strict=True)]

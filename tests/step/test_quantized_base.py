@@ -13,43 +13,23 @@ import pytest
 import tiny_models as tiny
 from tiny_steps import BATCHES, B, assert_close, make_config, make_mesh
 
-from jaxlm import models, sharding
-from jaxlm.models import quantized
+from jaxlm import sharding
+from jaxlm.models import adapters, quantized
 from jaxlm.objectives import lm
 from jaxlm.step import parts
 
 
-@dataclasses.dataclass(frozen=True)
-class Shift:
-    """Something to train below all layers: what is added to the embedding table."""
-
-    def attach(self, model):
-        return model
-
-    def init(self, model, key):
-        table = models.abstract_params(model)["embed"]["embedding"]
-        return {"shift": {"embed": {"shift": 0.02 * jax.random.normal(key, table.shape)}}}
-
-    def logical_axes(self, model):
-        return {"shift": {"embed": {"shift": ("vocab", "embed")}}}
-
-
-def shifted(model, c):
-    objective = lm.make(model, c)
-
-    def sums(variables, batch, key):
-        table = variables["params"]["embed"]["embedding"] + variables["shift"]["embed"]["shift"]
-        return objective.sums(variables | {"params": variables["params"] | {"embed": {"embedding": table}}}, batch, key)
-
-    return dataclasses.replace(objective, sums=sums)
+def lora(settings):
+    """A LoRA of rank 2 on all kernels, and two rows."""
+    return adapters.of(dataclasses.replace(settings, kind="lora", rank=2), (3, 7))
 
 
 def decoded_first(model, c):
     """The mistake that the checks below must see: all layers are decoded before the first runs."""
-    objective = shifted(model, c)
+    objective = lm.make(model, c)
 
     def sums(variables, batch, key):
-        thawed = {"params": quantized.thaw(variables, model), "shift": variables["shift"]}
+        thawed = {"params": quantized.thaw(variables, model), "lora": variables["lora"], "rows": variables["rows"]}
         return objective.sums(thawed, batch, key)
 
     return dataclasses.replace(objective, sums=sums)
@@ -58,12 +38,15 @@ def decoded_first(model, c):
 def config_of(kind: str, **changes):
     """A config with a base of this kind and `changes` by section: model__scan_layers=True."""
     c = make_config()
-    c = dataclasses.replace(c, optim=dataclasses.replace(c.optim, decay=(), no_decay=(".*",)))
     changes |= {"adapter__quantize": kind, "model__attention": "xla"}
     for name, value in changes.items():
         section, key = name.split("__")
         c = dataclasses.replace(c, **{section: dataclasses.replace(getattr(c, section), **{key: value})})
     return c
+
+
+def made_of(c, **mesh):
+    return parts.make(c, make_mesh(**mesh), lm.make, lora(c.adapter))
 
 
 def run(made, origin=None):
@@ -81,7 +64,7 @@ def run(made, origin=None):
 @functools.cache
 def plain(kind: str):
     """Two steps beside a base of this kind on one device: what all other ways must equal."""
-    return run(parts.make(config_of(kind), make_mesh(), shifted, Shift()))
+    return run(made_of(config_of(kind)))
 
 
 class Thawed:
@@ -98,14 +81,13 @@ class Thawed:
 def test_training_beside_codes_is_training_beside_the_decoded_model(kind):
     want, history, frozen = plain(kind)
     assert set(frozen) == {"params", "quantized"}
-    dense = parts.make(config_of("none"), make_mesh(), shifted, Shift())
+    dense = made_of(config_of("none"))
     got, dense_history, base = run(dense, Thawed(dense.model, frozen))
     assert set(base) == {"params"}
     assert_close(got.params, want.params, rtol=1e-5)
     assert_close(dense_history, history, rtol=1e-5)
-    began = Shift().init(dense.model, jax.random.key(0))["shift"]["embed"]["shift"]
-    assert float(jnp.max(jnp.abs(want.params["shift"]["embed"]["shift"] - began))) > 1e-3
-    coded, decoded, other = (float(h[0]["loss"]) for h in (history, dense_history, plain("none")[1]))
+    assert float(jnp.max(jnp.abs(want.params["lora"]["layers_0"]["attn"]["q"]["lora_b"]))) > 1e-4
+    coded, decoded, other = (float(h[1]["loss"]) for h in (history, dense_history, plain("none")[1]))
     assert abs(coded - decoded) < abs(coded - other) / 2  # and the codes are what was multiplied
 
 
@@ -115,13 +97,12 @@ def test_training_beside_codes_is_training_beside_the_decoded_model(kind):
         ({"data": 2, "fsdp": 4}, {}),
         ({"fsdp": 2, "tensor": 2, "context": 2}, {"loss__tile_tokens": 16}),
         ({}, {"model__scan_layers": True, "model__remat": "full"}),
-        ({}, {"train__microbatch_size": 2, "model__remat": "names"}),
-        ({}, {"model__fuse_projections": False}),
+        ({}, {"train__microbatch_size": 2, "model__remat": "names", "model__fuse_projections": False}),
     ],
 )
 def test_on_many_devices_scanned_and_accumulated_it_is_the_same(mesh, changes):
     want, history, frozen = plain("nf4")
-    got, got_history, placed = run(parts.make(config_of("nf4", **changes), make_mesh(**mesh), shifted, Shift()))
+    got, got_history, placed = run(made_of(config_of("nf4", **changes), **mesh))
     jax.tree.map(np.testing.assert_array_equal, placed, frozen)
     assert_close(got.params, want.params, rtol=1e-4)
     assert_close(got_history, history, rtol=1e-4)
@@ -154,22 +135,22 @@ def most_decoded(text: str, least: int) -> int:
     return most
 
 
-WIDE = {"model__n_layers": 4, "model__d_model": 128, "model__n_kv_heads": 4, "model__head_dim": 32, "model__d_ff": 256}
+WIDE = {"model__n_layers": 3, "model__d_model": 128, "model__n_kv_heads": 4, "model__head_dim": 32, "model__d_ff": 256}
 LAYER = 4 * (4 * 128 * 128 + 3 * 128 * 256)  # bytes of a layer's kernels in float32
 SMALLEST = 128 * 128
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"model__remat": "none"}, {"model__remat": "full"}, {"model__scan_layers": True}, {"train__microbatch_size": 4}],
+    [{"model__remat": "none", "train__microbatch_size": 4}, {"model__remat": "full"}, {"model__scan_layers": True}],
 )
 def test_no_more_than_one_layer_is_decoded_at_a_time(changes):
     c = config_of("nf4", **(WIDE | changes))
-    program = parts.make(c, make_mesh(), shifted, Shift()).lower().compile(compiler_options=tiny.AS_USERS)
+    program = made_of(c).lower().compile(compiler_options=tiny.AS_USERS)
     assert SMALLEST * 4 <= most_decoded(program.as_text(), SMALLEST) <= LAYER
 
 
 def test_decoding_all_layers_first_is_noticed():
     c = config_of("nf4", **(WIDE | {"model__remat": "none"}))
-    program = parts.make(c, make_mesh(), decoded_first, Shift()).lower().compile(compiler_options=tiny.AS_USERS)
-    assert most_decoded(program.as_text(), SMALLEST) >= 4 * LAYER
+    program = parts.make(c, make_mesh(), decoded_first, lora(c.adapter)).lower().compile(compiler_options=tiny.AS_USERS)
+    assert most_decoded(program.as_text(), SMALLEST) >= 3 * LAYER
