@@ -56,6 +56,28 @@ class HfTokenizer:
             return encode_marked(self, text)
         return self._marking.encode(_sound(text), add_special_tokens=False).ids
 
+    def encode_cut(
+        self, texts: Sequence[str], cuts: Sequence[Sequence[int]], num_threads: int = 2
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """See `coder.Coder`."""
+        del num_threads
+        asked = dict.fromkeys(
+            text[:cut] for text, places in zip(texts, cuts, strict=True) for cut in (*places, len(text))
+        )
+        ids = dict(zip(asked, self._encode_marked_batch(list(asked)), strict=True))
+        found = []
+        for text, places in zip(texts, cuts, strict=True):
+            whole, heads = ids[text], [ids[text[:cut]] for cut in places]
+            at = [len(head) if np.array_equal(whole[: len(head)], head) else -1 for head in heads]
+            found.append((whole, np.asarray(at, np.int64)))
+        return found
+
+    def _encode_marked_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        plain = [_sound("" if GUARD in text else text) for text in texts]
+        coded = self._marking.encode_batch_fast(plain, add_special_tokens=False)
+        ids = (encode_marked(self, text) if GUARD in text else one.ids for text, one in zip(texts, coded, strict=True))
+        return [np.asarray(found, np.int32) for found in ids]
+
     @functools.cached_property
     def _marking(self) -> typing.Any:
         return _open(self.files[JSON])[0]

@@ -5,6 +5,7 @@ A tensor is mapped into memory while its leaves are made, and no longer: the pag
 
 import collections
 import functools
+import hashlib
 import json
 import pathlib
 import threading
@@ -42,6 +43,8 @@ def read(folder: pathlib.Path) -> Origin | None:
         tokenizer=lambda: coder.load(folder),
         provenance={"path": str(folder.resolve())},
         params=functools.partial(files.params, config.model),
+        leaf=functools.partial(files.leaf, config.model),
+        digest=files.digest,
     )
 
 
@@ -109,6 +112,23 @@ class Files:
                 return made
 
             return tree.map_named(make, abstract, shardings)
+
+    def leaf(self, config: ModelConfig, name: str) -> np.ndarray:
+        """Returns one parameter by its name in jaxlm, float32, on the host. Raises RunError if it can't be read."""
+        theirs = self._names(config)
+        tensor, place = leaves.by_leaf(config)[name]
+        return np.ascontiguousarray(list(tensor.to_leaves(self.tensor(theirs[tensor.name])))[place], np.float32)
+
+    def digest(self) -> str:
+        """Returns a hash over all tensors, by name. How they are spread over files does not matter."""
+        found = hashlib.sha256()
+        with working(f"looking at {self._folder}", len(self.shapes), "tensors") as tell:
+            for number, name in enumerate(sorted(self.shapes), 1):
+                tensor = self.tensor(name)
+                found.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
+                found.update(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
+                tell(number)
+        return found.hexdigest()
 
     def tensor(self, name: str) -> np.ndarray:
         """Returns one tensor, in the type that the file has. Raises RunError if it can't be read."""

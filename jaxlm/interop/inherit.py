@@ -13,6 +13,7 @@ from ml_collections import config_dict
 from jaxlm import config_files, files
 from jaxlm.config import CHAT_TOKENS, ConfigError
 from jaxlm.data import coder
+from jaxlm.data.imported import IDS
 from jaxlm.data.manifest import MANIFEST
 from jaxlm.interop import hf_config
 
@@ -35,6 +36,7 @@ _FIXED = (
 _ROPE = tuple(
     f"rope.{k}" for k in ("theta", "scaling", "factor", "low_freq_factor", "high_freq_factor", "original_max_len")
 )
+_FREE_ADAPTER_KEYS = ("dropout", "without_rows", "prompt_text")  # which the arrays do not depend on
 _DERIVED = ("n_kv_heads", "head_dim", "vocab_size")  # 0 leaves them open
 
 
@@ -66,6 +68,10 @@ def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
         say(line)
     _set_model(config, keys, given, ends=bool(lines) or keys["family"] == "gpt2")
     _set_tokenizer(config, tokenizer, given)
+    _set_adapter(config, folder, given)
+    if config.program != "pretrain" and (more := _chat_tokens(config)):
+        config.model.vocab_size, config.data.chat_tokens = config.model.vocab_size + more, True
+        say(f"{config.origin} has no chat tokens: its tokenizer, embedding and head get the {more} of ChatML")
     warmup, steps = config.optim.warmup_steps, config.train.steps
     if warmup >= steps and "optim.warmup_steps" not in given:
         config.optim.warmup_steps = steps // 10
@@ -106,6 +112,11 @@ def _folder(config: config_dict.ConfigDict) -> pathlib.Path:
     if config.workdir and begun.is_file():
         saved = config_files.from_run(begun)
         if pathlib.Path(saved.origin).name == folder.name:
+            if saved.adapter.kind != "none":
+                raise ConfigError(
+                    f"no folder {config.origin}: {config.workdir} holds an adapter alone, which needs its base; where is it "
+                    "now? --config.origin=FOLDER"
+                )
             return begun.parent
     raise ConfigError(f"no folder {config.origin}: config.origin is a run, or the folder of a Hugging Face model")
 
@@ -120,10 +131,10 @@ def _of_run(folder: pathlib.Path) -> dict[str, object]:
 
 def _tokenizer_of_run(folder: pathlib.Path) -> pathlib.Path:
     saved = config_files.from_run(folder / "config.json")
-    places = [pathlib.Path(saved.data.dir or folder / "data"), folder / config_files.TOKENIZER]
+    places = [folder / config_files.TOKENIZER, pathlib.Path(saved.data.dir or folder / "data")]
     found = next((place for place in places if place.is_dir() and any(place.glob("tokenizer.*"))), None)
     if found is None:
-        raise ConfigError(f"the run {folder} has no tokenizer: its data in {places[0]} is gone")
+        raise ConfigError(f"the run {folder} has no tokenizer: its data in {places[1]} is gone")
     return found
 
 
@@ -175,6 +186,34 @@ def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, given: s
             f"the data in {data} was made with another tokenizer than that of {config.origin}, whose ids mean other tokens: "
             "give another --config.data.dir and --config.data.path=TEXTS"
         )
+
+
+def _set_adapter(config: config_dict.ConfigDict, folder: pathlib.Path, given: set[str]) -> None:
+    """Takes over the adapter that is trained on, where `origin_merge` is off. Raises ConfigError if it can't be so."""
+    saved = config_files.from_run(folder / "config.json") if not hf_config.is_model(folder) else None
+    theirs = saved.adapter if saved else None
+    if theirs is None or theirs.kind == "none":
+        return
+    if config.origin_merge:
+        if theirs.kind == "prompt":
+            raise ConfigError(
+                f"{config.origin} trained the vectors of a prompt, which can't be merged into its model: begin with its own "
+                f"origin, {saved.origin}, or train the same vectors on with --config.origin_merge=False"
+            )
+        return
+    for key, value in theirs.items():
+        if f"adapter.{key}" in given and config.adapter[key] != value and key not in _FREE_ADAPTER_KEYS:
+            raise ConfigError(
+                f"config.adapter.{key}={config.adapter[key]}, but the adapter of {config.origin} has {value}: leave it out"
+            )
+        if f"adapter.{key}" not in given:
+            config.adapter[key] = value
+
+
+def _chat_tokens(config: config_dict.ConfigDict) -> int:
+    """How many tokens of ChatML the model of a run lacks; 0 for a model from elsewhere, which has tokens of its own."""
+    tokenizer = coder.load(config.data.tokenizer)
+    return 0 if IDS in tokenizer.files or _has(tokenizer, CHAT_TOKENS[0]) else len(CHAT_TOKENS)
 
 
 def _has(tokenizer: coder.Coder, piece: str) -> bool:

@@ -18,6 +18,7 @@ from jaxlm.train.checkpoints import restore, weights
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.clock import COMPILE, RESTORE, SAVE, Clock
+from jaxlm.train.origin import check_base
 from jaxlm.train.scores import Scores
 
 
@@ -79,7 +80,7 @@ class Attempt:
             recorder = log.begin(self.asked, c, ready.data.data.sha256, ready.parts.mesh, done, watching)
             recorder.losses, recorder.noted = self.scores.losses, self.scores.note
             passes = self.task.passes(ready.data, c.train.steps)
-            announcement.announce(ready.parts, ready.data.data, passes, program, done)
+            announcement.announce(ready.parts, ready.data.data, passes, program, done, self.task.trained)
             inner = (frozen, batches, between, watching, recorder, self.clock, self.stop, owed)
             state, ending = loop.run(loop.Run(ready.parts.mesh, c.train.steps, program and program.step, *inner), state)
             self.clock.begin(SAVE, "the last checkpoint")  # until all is closed
@@ -111,18 +112,21 @@ class Attempt:
         # A checkpoint has all that is trained: only what is frozen is read from the origin again.
         begun = from_first(lambda: weights.begun(where))
         origin = self.task.origin(ready.config) if parts.frozen or not begun else None
+        base = from_first(origin.identity) if parts.frozen and origin else {}
         with self.clock.spend(COMPILE):  # before anything takes memory
             self.program(from_first(lambda: max(checkpointer.steps(), default=0)))
         if begun:
             state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings, ("config", "fingerprint"))
             check_fingerprint(meta["fingerprint"], ready.data.fingerprint())
+            if base:
+                check_base(meta.get("base", {}), base, self.folder)
             frozen = parts.load_frozen(origin)
         elif ready.config.origin_state:
             state, frozen, meta = origin.branch(parts, ready.data.fingerprint())
         else:
             (state, frozen), meta = parts.create(origin), {}
         data = self._pass_over(int(state.step), meta.get("passed_over", ()), [r["batches"] for r in rollbacks])
-        return dataclasses.replace(ready, data=data), state, frozen, meta
+        return dataclasses.replace(ready, data=data, base=base), state, frozen, meta
 
     def _pass_over(self, done: int, saved: list, spoiled: list) -> Data:
         """The data without the batches that rollbacks and `stability.skip` pass over."""

@@ -1,0 +1,90 @@
+"""Held-out loss of answers, with the token that ends each of them and without; and of the text that the base was trained on.
+
+`val/loss` falls by itself as soon as a model learns that answers end: `val/text_loss` leaves these tokens out, and can be
+compared with that of a base, which never saw them.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxlm import processes, sharding
+from jaxlm.config import EvalConfig
+from jaxlm.data.packed import Batch, Packed
+from jaxlm.data.replay import Text
+from jaxlm.eval import loss
+from jaxlm.eval.loss import Evaluator
+from jaxlm.models.transformer import Transformer
+from jaxlm.objectives import base
+from jaxlm.objectives.base import Variables
+from jaxlm.step.step import cast
+
+BASE = "val/base/bits_per_byte"
+_WEIGHTS = ("weights", "text_weights")
+
+
+def make(model: Transformer, data: Packed, mesh: Mesh, config: EvalConfig, tile: int) -> Evaluator:
+    """Returns a function `variables -> metrics`: `val/loss` and `val/text_loss`, both in nats a token.
+
+    Every call uses the same examples: those of the first `eval.max_batches` batches; all if that is 0.
+
+    Args:
+      tile: the number of tokens whose logits are in memory at one time; 0 for all.
+    """
+    dtype, size = jnp.dtype(model.config.dtype), config.batch_size
+    rows = sharding.local_rows(mesh, size)
+
+    def nll(variables: Variables, batch: base.Batch) -> jax.Array:
+        nll_BxT = -base.token_logp(model, cast(variables, dtype), batch, None, tile)
+        return jnp.stack([jnp.sum(nll_BxT * batch[name]) for name in _WEIGHTS])
+
+    nll_of = jax.jit(nll, out_shardings=sharding.replicated(mesh))
+
+    def evaluate(variables: Variables) -> dict[str, float]:
+        sums, tokens = [], np.zeros(len(_WEIGHTS))
+        with processes.working("held-out loss") as tell:
+            for number, batch in enumerate(_batches(data, size, config.max_batches), 1):
+                tokens += [batch[name].sum() for name in _WEIGHTS]
+                local = jax.tree.map(lambda x: x[rows], batch)
+                sums.append(jax.block_until_ready(nll_of(variables, sharding.to_global(local, mesh, size))))
+                tell(number)
+        nll, text_nll = np.sum(jax.device_get(sums), axis=0, dtype=np.float64) / np.maximum(tokens, 1)
+        return {"val/loss": float(nll), "val/text_loss": float(text_nll)}
+
+    return evaluate
+
+
+def _batches(data: Packed, size: int, most: int) -> Iterator[Batch]:
+    """The held-out examples in batches, with a second kind of weights: 0 too for what ends an answer."""
+    pairs = zip(data.held_out(size), data.held_out(size, ends=False), strict=True)
+    for batch, without in itertools.islice(pairs, most or None):
+        yield {**batch, "text_weights": without["weights"]}
+
+
+def of_base(
+    model: Transformer,
+    text: Text,
+    mixture: Mapping[str, float],
+    mesh: Mesh,
+    config: EvalConfig,
+    *,
+    seq_len: int,
+    tile: int,
+) -> Evaluator:
+    """Returns a function `variables -> metrics`: BASE, the bits per byte of held-out pretraining text.
+
+    It is the mean of the sources' figures, weighted as in the mixture. Arguments: see `loss.make`.
+    """
+    evaluate = loss.make(model, text, mixture, mesh, config, seq_len=seq_len, tile=tile)
+
+    def bits(variables: Variables) -> dict[str, float]:
+        found = evaluate(variables)
+        each = {name: found[key] for name in mixture if (key := f"val/{name}/bits_per_byte") in found}
+        weight = sum(mixture[name] for name in each)
+        return {BASE: sum(mixture[name] * value for name, value in each.items()) / weight} if weight else {}
+
+    return bits
