@@ -15,7 +15,7 @@ from jaxlm.data.coder import Coder
 from jaxlm.data.examples import ASSISTANT, Chat, Example, Message, Pair, Place
 from jaxlm.data.masks import Masked
 
-See = Callable[[Sequence[Example], Sequence[Sequence[Masked] | None]], None]
+See = Callable[[Sequence[Example], Sequence[Sequence[Masked]]], None]
 _CHUNK = 2048  # examples encoded at a time
 
 
@@ -33,6 +33,7 @@ class Coded:
       margins_E: the margins of pairs, float32; zeros for chats.
       keys_E: a hash of what each is asked, uint64.
       places: where each example stands.
+      reference_Ex2: log p of both sides of each pair as a reference says it, in nats, float32; None if none was asked.
     """
 
     sides: int
@@ -42,6 +43,7 @@ class Coded:
     margins_E: np.ndarray
     keys_E: np.ndarray
     places: Sequence[Place]
+    reference_Ex2: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.margins_E)
@@ -137,7 +139,7 @@ def build(
     Args:
       seq_len: T, the most tokens that an example may take.
       num_threads: of the tokenizer.
-      see: called with some examples at a time and the segments of each, None for one that is left out.
+      see: called with some examples at a time and the segments of each, before any is cut or left out.
 
     Raises:
       ConfigError: a conversation can't be masked (see `masks.masked`).
@@ -148,11 +150,11 @@ def build(
         segments = [(one,) if isinstance(one, Chat) else one.sides() for one in chunk]
         flat = iter(masks.masked(tokenizer, list(itertools.chain.from_iterable(segments)), num_threads))
         coded = [tuple(itertools.islice(flat, len(sides))) for sides in segments]
-        coded = _fitted(chunk, coded, tokenizer, seq_len, num_threads, counts)
-        for one, sides in zip(chunk, coded, strict=True):
+        see(chunk, coded)
+        fitted = _fitted(chunk, coded, tokenizer, seq_len, num_threads, counts)
+        for one, sides in zip(chunk, fitted, strict=True):
             if sides is not None:
                 built.add(one, sides)
-        see(chunk, coded)
     return built.done(), counts
 
 

@@ -162,14 +162,40 @@ class Packed:
         Args:
           ends: False: the tokens that end answers have no weight, so that the loss is that of the answers' text.
         """
-        most = pairs_in_row(self.sizes.seq_len) if self.pairs else 0
-        for planned in packing.once(self.val.lengths(), seq_len=self.sizes.seq_len, batch_size=batch_size, most=most):
+        for planned in self._once(self.val, batch_size):
             yield self._stacked(planned, self.val, ends)
 
     def held_out_batches(self, batch_size: int) -> int:
         """Returns how many batches `held_out` yields."""
+        return len(self._once(self.val, batch_size))
+
+    def judged(self, val: bool, batch_size: int) -> Iterator[tuple[Batch, np.ndarray]]:
+        """Yields all pairs once, in order: (a batch, the number of each of its pairs in `train` or `val`, int64[B, P], or -1).
+
+        That is for a reference, which judges each pair once. `with_reference` takes what it said.
+        """
+        source = self.val if val else self.train
+        for planned in self._once(source, batch_size):
+            numbers_BxP = np.full((batch_size, pairs_in_row(self.sizes.seq_len)), -1, np.int64)
+            for row, items in enumerate(planned):
+                numbers_BxP[row, : len(items)] = [item.number for item in items]
+            yield self._stacked(planned, source), numbers_BxP
+
+    def with_reference(self, train_Ex2: np.ndarray, val_Ex2: np.ndarray) -> "Packed":
+        """Returns the same pairs with what a reference says of their sides: batches have `reference` too, float32[B, 2P].
+
+        Args:
+          train_Ex2, val_Ex2: log p in nats of the (chosen, rejected) answer of each pair.
+        """
+        splits = {"train": train_Ex2, "val": val_Ex2}
+        judged = {name: dataclasses.replace(getattr(self, name), reference_Ex2=x) for name, x in splits.items()}
+        other = dataclasses.replace(self, **judged)
+        other.__dict__["plan"] = self.plan
+        return other
+
+    def _once(self, source: Coded, batch_size: int) -> list[list[list[packing.Item]]]:
         most = pairs_in_row(self.sizes.seq_len) if self.pairs else 0
-        return len(packing.once(self.val.lengths(), seq_len=self.sizes.seq_len, batch_size=batch_size, most=most))
+        return packing.once(source.lengths(), seq_len=self.sizes.seq_len, batch_size=batch_size, most=most)
 
     def passes(self, steps: int) -> dict[str, float]:
         """Returns "examples" and the sources of the replayed text -> how many times a run of `steps` steps goes through it."""
@@ -186,18 +212,27 @@ class Packed:
 
     def _stacked(self, planned: Sequence[Sequence[packing.Item]], source: Coded, ends: bool = True) -> Batch:
         """The batch of rows of examples. Each row is packed alone, so its examples are in it by the plan."""
-        seq_len, pairs = self.sizes.seq_len, np.zeros((2, len(planned), pairs_in_row(self.sizes.seq_len)), np.float32)
         packed = []
-        for number, items in enumerate(planned):
+        for items in planned:
             groups = [self._group(item, source, ends) for item in items]
-            packed.append(rows.pack(groups, seq_len, 1)[0])
-            if self.pairs:
-                margins = source.margins_E[[item.number for item in items]]
-                pairs[0, number, : len(items)], pairs[1, number, : len(items)] = margins, 1
+            packed.append(rows.pack(groups, self.sizes.seq_len, 1)[0])
         batch = {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}
         if virtual := coder.virtual_ids(self.data.encoder):  # they have no weight, and no row in the head
             batch["targets"][np.isin(batch["targets"], virtual)] = self.data.encoder.eos_id
-        return batch | ({"margin": pairs[0], "pair": pairs[1]} if self.pairs else {})
+        return batch | (self._of_pairs(planned, source) if self.pairs else {})
+
+    def _of_pairs(self, planned: Sequence[Sequence[packing.Item]], source: Coded) -> Batch:
+        """What a batch of pairs has beside its tokens."""
+        shape = (len(planned), pairs_in_row(self.sizes.seq_len))
+        found = {"margin": np.zeros(shape, np.float32), "pair": np.zeros(shape, np.float32)}
+        if source.reference_Ex2 is not None:
+            found["reference"] = np.zeros((shape[0], 2 * shape[1]), np.float32)
+        for row, items in enumerate(planned):
+            numbers = [item.number for item in items]
+            found["margin"][row, : len(items)], found["pair"][row, : len(items)] = source.margins_E[numbers], 1
+            if source.reference_Ex2 is not None:
+                found["reference"][row, : 2 * len(items)] = source.reference_Ex2[numbers].reshape(-1)
+        return found
 
     def _group(self, item: packing.Item, source: Coded, ends: bool) -> list[rows.Segment]:
         if item.replay:

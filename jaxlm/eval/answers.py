@@ -5,7 +5,7 @@ compared with that of a base, which never saw them.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -27,14 +27,29 @@ BASE = "val/base/bits_per_byte"
 _WEIGHTS = ("weights", "text_weights")
 
 
-def make(model: Transformer, data: Packed, mesh: Mesh, config: EvalConfig, tile: int) -> Evaluator:
-    """Returns a function `variables -> metrics`: `val/loss` and `val/text_loss`, both in nats a token.
+def make(
+    model: Transformer, data: Packed, text: Text | None, mesh: Mesh, config: EvalConfig, *, seq_len: int, tile: int
+) -> Evaluator | None:
+    """Returns a function `variables -> metrics`; None if nothing is held out.
 
-    Every call uses the same examples: those of the first `eval.max_batches` batches; all if that is 0.
+    The metrics are `val/loss` and `val/text_loss` of the held-out examples, in nats a token, and BASE of the held-out text: the
+    mean of its sources' bits per byte, weighted as in the mixture. Every call uses the same examples and rows of text: those
+    of the first `eval.max_batches` batches, of the text of each source; all if that is 0.
 
     Args:
+      data: the examples.
+      text: the text that the base was trained on; None if it is not here.
       tile: the number of tokens whose logits are in memory at one time; 0 for all.
     """
+    made: list[Evaluator] = []
+    if len(data.val):
+        made.append(_of_answers(model, data, mesh, config, tile))
+    if text and any(text.token_counts("val").values()):
+        made.append(_of_text(model, text, mesh, config, seq_len, tile))
+    return (lambda variables: {name: x for one in made for name, x in one(variables).items()}) if made else None
+
+
+def _of_answers(model: Transformer, data: Packed, mesh: Mesh, config: EvalConfig, tile: int) -> Evaluator:
     dtype, size = jnp.dtype(model.config.dtype), config.batch_size
     rows = sharding.local_rows(mesh, size)
 
@@ -65,26 +80,13 @@ def _batches(data: Packed, size: int, most: int) -> Iterator[Batch]:
         yield {**batch, "text_weights": without["weights"]}
 
 
-def of_base(
-    model: Transformer,
-    text: Text,
-    mixture: Mapping[str, float],
-    mesh: Mesh,
-    config: EvalConfig,
-    *,
-    seq_len: int,
-    tile: int,
-) -> Evaluator:
-    """Returns a function `variables -> metrics`: BASE, the bits per byte of held-out pretraining text.
-
-    It is the mean of the sources' figures, weighted as in the mixture. Arguments: see `loss.make`.
-    """
-    evaluate = loss.make(model, text, mixture, mesh, config, seq_len=seq_len, tile=tile)
+def _of_text(model: Transformer, text: Text, mesh: Mesh, config: EvalConfig, seq_len: int, tile: int) -> Evaluator:
+    evaluate = loss.make(model, text, text.mixture, mesh, config, seq_len=seq_len, tile=tile)
 
     def bits(variables: Variables) -> dict[str, float]:
         found = evaluate(variables)
-        each = {name: found[key] for name in mixture if (key := f"val/{name}/bits_per_byte") in found}
-        weight = sum(mixture[name] for name in each)
-        return {BASE: sum(mixture[name] * value for name, value in each.items()) / weight} if weight else {}
+        each = {name: found[key] for name in text.mixture if (key := f"val/{name}/bits_per_byte") in found}
+        weight = sum(text.mixture[name] for name in each)
+        return {BASE: sum(text.mixture[name] * x for name, x in each.items()) / weight} if weight else {}
 
     return bits

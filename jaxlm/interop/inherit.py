@@ -72,6 +72,12 @@ def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
     if config.program != "pretrain" and (more := _chat_tokens(config)):
         config.model.vocab_size, config.data.chat_tokens = config.model.vocab_size + more, True
         say(f"{config.origin} has no chat tokens: its tokenizer, embedding and head get the {more} of ChatML")
+    longest = keys["max_seq_len"]
+    if config.program != "pretrain" and config.train.seq_len > longest and "train.seq_len" not in given:
+        config.train.seq_len = longest
+        if "model.max_seq_len" not in given:
+            config.model.max_seq_len = longest
+        say(f"train.seq_len={longest:,}, the longest that {config.origin} was trained on")
     warmup, steps = config.optim.warmup_steps, config.train.steps
     if warmup >= steps and "optim.warmup_steps" not in given:
         config.optim.warmup_steps = steps // 10

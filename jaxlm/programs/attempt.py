@@ -10,7 +10,7 @@ from jaxlm.data.rows import check_fingerprint
 from jaxlm.objectives.base import Variables
 from jaxlm.plan import admission
 from jaxlm.processes import from_first, say, together
-from jaxlm.programs.between import Between
+from jaxlm.programs import between
 from jaxlm.programs.task import Data, Ready, Task
 from jaxlm.step.state import TrainState
 from jaxlm.train import announcement, hooks, ledger, loop, phases, profile, signals, stability, start
@@ -64,11 +64,11 @@ class Attempt:
                 ready, state, frozen, meta = self._restore(checkpointer)
             done = int(state.step)
             if self.mirror:
-                self._follow(checkpointer, self.mirror, done)
+                between.follow(checkpointer, self.mirror, done)
             program = self.program(done)
-            parts = Between(self.task, ready, folder, checkpointer, bill, self.scores, self.stop, self.clock)
-            between, watching = parts.make(stack)
-            owed = hooks.owed(between, done, c.train.steps, meta.get("interrupted", False))
+            parts = between.Between(self.task, ready, folder, checkpointer, bill, self.scores, self.stop, self.clock)
+            doing, watching = parts.make(stack)
+            owed = hooks.owed(doing, done, c.train.steps, meta.get("interrupted", False))
             if done >= c.train.steps and not owed:
                 why = f"complete: {folder} is at step {done} of {c.train.steps}; raise config.train.steps to continue"
                 return loop.Ending(loop.DONE, why)
@@ -79,9 +79,9 @@ class Attempt:
             batches.on_failure = lambda error: self.stop.ask(loop.failure("no batch", self.clock.step + 1, error))
             recorder = log.begin(self.asked, c, ready.data.data.sha256, ready.parts.mesh, done, watching)
             recorder.losses, recorder.noted = self.scores.losses, self.scores.note
-            passes = self.task.passes(ready.data, c.train.steps)
-            announcement.announce(ready.parts, ready.data.data, passes, program, done, self.task.trained)
-            inner = (frozen, batches, between, watching, recorder, self.clock, self.stop, owed)
+            passes, trained = self.task.passes(ready.data, c.train.steps), self.task.trained
+            announcement.announce(ready.parts, ready.data.data, passes, program, done, trained)
+            inner = (frozen, batches, doing, watching, recorder, self.clock, self.stop, owed)
             state, ending = loop.run(loop.Run(ready.parts.mesh, c.train.steps, program and program.step, *inner), state)
             self.clock.begin(SAVE, "the last checkpoint")  # until all is closed
             ending = self._ended(ending, int(state.step), ready.data, checkpointer)
@@ -95,13 +95,6 @@ class Attempt:
     def _close(self, checkpointer: Checkpointer) -> None:
         checkpointer.close()
         processes.left_behind |= checkpointer.left_behind
-
-    def _follow(self, checkpointer: Checkpointer, mirror: Mirror, done: int) -> None:
-        """Copies each checkpoint to the mirror once it is verified, and now the one that the run goes on from."""
-        checkpointer.on_verified.append(lambda step, folder: mirror.begin(step))
-        checkpointer.spared = mirror.wanted
-        if mirror.latest() != done and (done == 0 or checkpointer.verified(done)):
-            mirror.roll_back(done)
 
     def _restore(self, checkpointer: Checkpointer) -> tuple[Ready, TrainState, Variables, dict]:
         """The newest good state and what goes with it: (ready, state, frozen variables, what its checkpoint says)."""
@@ -118,8 +111,7 @@ class Attempt:
         if begun:
             state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings, ("config", "fingerprint"))
             check_fingerprint(meta["fingerprint"], ready.data.fingerprint())
-            if base:
-                check_base(meta.get("base", {}), base, self.folder)
+            check_base(meta.get("base", {}), base, self.folder)
             frozen = parts.load_frozen(origin)
         elif ready.config.origin_state:
             state, frozen, meta = origin.branch(parts, ready.data.fingerprint())

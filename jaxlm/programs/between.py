@@ -26,6 +26,7 @@ from jaxlm.train import (
     stability,
     watches,
 )
+from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.clock import Clock
 from jaxlm.train.loop import Hook, Watch
@@ -121,3 +122,11 @@ class Between:
 
 def _beat(heart: notify.Heartbeat) -> Callable[[int], None]:
     return heart.beat if jax.process_index() == 0 else lambda step: None
+
+
+def follow(checkpointer: Checkpointer, mirror: Mirror, done: int) -> None:
+    """Copies each checkpoint to the mirror once it is verified, and now the one of step `done`, from which the run goes on."""
+    checkpointer.on_verified.append(lambda step, folder: mirror.begin(step))
+    checkpointer.spared = mirror.wanted
+    if mirror.latest() != done and (done == 0 or checkpointer.verified(done)):
+        mirror.roll_back(done)

@@ -4,25 +4,19 @@ import dataclasses
 import functools
 import pathlib
 
-import jax
-
-from jaxlm import config_files, sharding
 from jaxlm.config import CHAT_TOKENS, Config, ConfigError
-from jaxlm.data import chat, coder, loader, packed, replay
-from jaxlm.data.manifest import MANIFEST
-from jaxlm.eval import answers as held_out_answers
+from jaxlm.data import chat, coder, replay
+from jaxlm.eval import answers as held_out
 from jaxlm.eval.loss import Evaluator
 from jaxlm.interop import hf_weights
 from jaxlm.models import adapters
 from jaxlm.objectives import base
-from jaxlm.processes import from_first, say, together
+from jaxlm.processes import from_first, together
+from jaxlm.programs import examples
 from jaxlm.programs.task import Ready, Task
-from jaxlm.train import answers, origin
-from jaxlm.train.batches import LoaderBatches
+from jaxlm.train import announcement, answers, origin
 from jaxlm.train.checkpoints import restore, weights
-from jaxlm.train.workdir import TOKENIZER
 
-_RESERVE = 2  # batches with which a process whose loader failed goes on until all have agreed to stop
 PROMPT = "What is a neural network?"
 
 
@@ -38,18 +32,21 @@ def task(config: Config, objective: base.Maker, *, pairs: bool, **others) -> Tas
     """
     speaker = tokenizer(config)
     adapter = _adapter(config, speaker)
-    text = functools.cache(lambda: together(lambda: _base_text(config, speaker)))
+    # The vectors of a prompt change nothing of what a text without them costs.
+    text = functools.cache(
+        lambda: together(lambda: examples.base_text(config, speaker)) if config.adapter.kind != "prompt" else None
+    )
     fixed = {
         "objective": objective,
-        "data": lambda c: _data(c, speaker, text() if c.replay.share and not pairs else None, pairs),
-        "batches": _batches,
+        "data": lambda c: examples.data(c, speaker, text() if c.replay.share and not pairs else None, pairs),
+        "batches": examples.batches,
         "held_out": lambda ready: _held_out(ready, text()),
         "adapter": adapter,
-        "origin": first_weights,
+        "origin": lambda c: first_weights(c).with_prompt(c.adapter, speaker, c.seed),
         "passes": lambda data, steps: data.passes(steps),
         "documents": lambda data, step: data.places(step),
         "remark": _remark,
-        "trained": _words(config, adapter),
+        "trained": announcement.of_adapter(config.adapter, adapter.row_ids) if adapter else "",
         "prompt": PROMPT,
     }
     return Task(**fixed | others)
@@ -101,71 +98,11 @@ def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
     return adapters.of(config.adapter, rows)
 
 
-def _words(config: Config, adapter: adapters.Adapter | None) -> str:
-    """What an adapter trains, in words: "LoRA r 16 + 5 rows"; "" without one."""
-    if adapter is None:
-        return ""
-    a = config.adapter
-    found = f"LoRA r {a.rank}" if a.kind == "lora" else f"a prompt of {a.prompt_tokens} vectors"
-    rows = f" + {len(adapter.row_ids)} rows" if adapter.row_ids else ""
-    return found + rows + (f", on {a.quantize}" if a.quantize != "none" else "")
-
-
-def _data(config: Config, speaker: coder.Coder, text: replay.Text | None, pairs: bool) -> packed.Packed:
-    """Reads the examples, and keeps the tokenizer in the run's folder for whoever works with the run."""
-    folder = pathlib.Path(config.workdir) / TOKENIZER
-    together(lambda: coder.write(speaker, folder), first_only=True)
-    sizes = packed.Sizes(config.seed, config.train.seq_len, config.train.batch_size)
-    given = {"pairs": pairs, "sizes": sizes, "replay": text, "share": config.replay.share, "say": say}
-    return together(lambda: packed.make(config.data, config.examples, speaker, **given))
-
-
-def _base_text(config: Config, speaker: coder.Coder) -> replay.Text | None:
-    """The text that the base was trained on, or `replay.path`; None if it is not here, which is said."""
-    path, d = config.replay.path or _pretrained_on(config.origin), config.data
-    if not path:
-        say(
-            f"no replay: the text that {config.origin} was trained on is not here; name some by --config.replay.path=TEXT"
-        )
-        return None
-    keys = {"text_key": d.text_key, "val_fraction": d.val_fraction, "num_threads": d.num_threads}
-    return replay.open_text(path, speaker, **keys)
-
-
-def _pretrained_on(folder: str) -> str:
-    """The data directory of the run that pretrained a model, however many runs came between; "" if there is none."""
-    while (file := pathlib.Path(folder) / "config.json").is_file() and config_files.find(f"{folder}/").kind == "run":
-        saved = config_files.from_run(file)
-        if saved.program == "pretrain":
-            data = pathlib.Path(saved.data.dir or file.parent / "data")
-            return str(data) if (data / MANIFEST).is_file() else ""
-        if saved.replay.path:
-            return saved.replay.path
-        folder = saved.origin
-    return ""
-
-
-def _batches(ready: Ready, done: int) -> LoaderBatches:
-    """The loader's batches, from step `done` + 1 on."""
-    data, mesh = ready.data, ready.parts.mesh
-    local = sharding.local_rows(mesh, data.batch_size)
-    given = {"row_indices": local, "start_step": done, "source": packed.Source}
-    read = together(lambda: loader.open_train(data, ready.config.data, **given))
-    batches = LoaderBatches(read, mesh, ready.parts.batch(), _RESERVE if jax.process_count() > 1 else 0)
-    together(batches.fill)
-    return batches
-
-
 def _held_out(ready: Ready, text: replay.Text | None) -> Evaluator | None:
     """What measures the held-out answers, and the text of the base where it is here."""
-    c, data, parts = ready.config, ready.data, ready.parts
-    made: list[Evaluator] = []
-    if len(data.val):
-        made.append(held_out_answers.make(parts.model, data, parts.mesh, c.eval, c.loss.tile_tokens))
-    if text and c.adapter.kind != "prompt" and any(text.token_counts("val").values()):
-        sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
-        made.append(held_out_answers.of_base(parts.model, text, text.mixture, parts.mesh, c.eval, **sizes))
-    return (lambda variables: {k: v for one in made for k, v in one(variables).items()}) if made else None
+    c, parts = ready.config, ready.parts
+    sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
+    return held_out.make(parts.model, ready.data, text, parts.mesh, c.eval, **sizes)
 
 
 def _remark(ready: Ready) -> answers.Remarks:

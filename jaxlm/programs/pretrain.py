@@ -6,7 +6,7 @@ import pathlib
 import jax
 
 from jaxlm import sharding
-from jaxlm.config import Config
+from jaxlm.config import Config, ConfigError
 from jaxlm.data import loader, passes, rows, trace, vocabulary
 from jaxlm.data.open import make_data, open_mixture
 from jaxlm.eval import loss
@@ -25,6 +25,10 @@ _RESERVE = 2  # batches with which a process whose loader failed goes on until a
 def run(config: Config, args: argparse.Namespace) -> int:
     """Trains to `train.steps`; returns the exit code."""
     del args
+    if config.adapter.kind != "none":
+        raise ConfigError(
+            f"config.adapter.kind={config.adapter.kind} is for sft, reward and dpo; this trains all parameters"
+        )
     first = {"origin": first_weights, "passes": passes.passes}
     return training.run(config, Task(lm.make, data, batches, held_out, **first, documents=trace.documents))
 
@@ -36,7 +40,7 @@ def first_weights(config: Config) -> origin.Origin | None:
     """
     if weights.imported(pathlib.Path(config.workdir) / "checkpoints"):
         return origin.open(config.workdir)
-    return origin.open(config.origin, config.origin_checkpoint, hf_weights.READERS) if config.origin else None
+    return origin.begin(config, hf_weights.READERS)
 
 
 def data(config: Config) -> rows.Order:

@@ -1,13 +1,13 @@
 """Says what is about to happen when a run starts, and after a few steps how long it will take."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax
 from clu import parameter_overview
 from jax.sharding import Mesh
 
 from jaxlm import tree
-from jaxlm.config import Config
+from jaxlm.config import AdapterConfig, Config
 from jaxlm.console import dollars, duration, human, size
 from jaxlm.data.coder import Encoded
 from jaxlm.data.passes import MOST as MOST_PASSES
@@ -76,6 +76,13 @@ def lines(
             "more text, or take fewer steps"
         )
     return found
+
+
+def of_adapter(adapter: AdapterConfig, row_ids: Collection[int]) -> str:
+    """Returns what an adapter trains, in words: "LoRA r 16 + 5 rows"."""
+    found = f"LoRA r {adapter.rank}" if adapter.kind == "lora" else f"a prompt of {adapter.prompt_tokens} vectors"
+    rows = f" + {len(row_ids)} rows" if row_ids else ""
+    return found + rows + (f", on {adapter.quantize}" if adapter.quantize != "none" else "")
 
 
 def _devices(mesh: Mesh) -> str:

@@ -12,6 +12,7 @@ from jaxlm.objectives.base import Variables
 
 Params = Callable[[dict, dict], dict]  # (shapes, shardings) -> the model's parameters
 Leaf = Callable[[str], np.ndarray]  # name -> one parameter, on the host
+COLLECTIONS = ("lora", "rows")  # what can be merged; the vectors of a prompt stay what they are
 
 
 def merge(

@@ -19,6 +19,7 @@ from jaxlm import config as config_lib
 from jaxlm import config_files, tree
 from jaxlm.config import CHAT_TOKENS, AdapterConfig, Config, ConfigError, ModelConfig, RunError
 from jaxlm.data import coder, imported, shards
+from jaxlm.data.manifest import MANIFEST
 from jaxlm.data.rows import check_fingerprint
 from jaxlm.models import adapters
 from jaxlm.objectives.base import Variables
@@ -80,6 +81,20 @@ class Origin:
             state=None,
         )
 
+    def with_prompt(self, settings: AdapterConfig, tokenizer: coder.Coder, seed: int) -> "Origin":
+        """Returns the origin with vectors to begin prompt tuning with: itself if it has some, or rows of its embedding.
+
+        They are those of the tokens of `settings.prompt_text`, as often as it takes, or drawn from the common ones
+        (arXiv:2104.08691, section 3.2).
+        """
+        if settings.kind != "prompt" or self.adapter:
+            return self
+        common = [i for i, piece in enumerate(tokenizer.piece_bytes()[:_COMMON]) if piece]
+        named, count = tokenizer.encode(settings.prompt_text), settings.prompt_tokens
+        chosen = np.resize(named, count) if named else np.random.default_rng(seed).choice(common, count)
+        trained = lambda: {"prompt": {"embed": {"prompt": self.leaf("embed/embedding")[chosen]}}}  # noqa: E731
+        return dataclasses.replace(self, trained=trained)
+
     def branch(self, parts: Parts, fingerprint: dict) -> tuple[TrainState, Variables, dict]:
         """Returns (state, frozen variables, meta) for a run that goes on from this state.
 
@@ -104,6 +119,7 @@ class Origin:
         return state, parts.load_frozen(self), {"passed_over": meta.get("passed_over", [])}
 
 
+_COMMON = 5000  # the first pieces of a vocabulary are the commonest ones
 Reader = Callable[[pathlib.Path], Origin | None]  # None: the folder is of another format
 
 
@@ -144,15 +160,28 @@ def begin(config: Config, readers: Sequence[Reader] = ()) -> Origin | None:
     return found.grown(config.model)
 
 
+def pretrained_on(folder: str) -> str:
+    """Returns the data directory of the run that pretrained a model, however many runs came between; "" if there is none."""
+    while (file := pathlib.Path(folder) / "config.json").is_file() and config_files.find(f"{folder}/").kind == "run":
+        saved = config_files.from_run(file)
+        if saved.program == "pretrain":
+            data = pathlib.Path(saved.data.dir or file.parent / "data")
+            return str(data) if (data / MANIFEST).is_file() else ""
+        if saved.replay.path:
+            return saved.replay.path
+        folder = saved.origin
+    return ""
+
+
 def check_base(said: Mapping[str, str | int], base: Mapping[str, str | int], run: str | pathlib.Path) -> None:
     """Raises ConfigError if the base of an adapter is not the one that it was trained on.
 
     Args:
       said: what the adapter's checkpoint says of its base (`Origin.identity`).
-      base: the identity of the base that is there now.
+      base: the identity of the base that is there now; {} for a run without an adapter.
       run: the folder of the adapter's run, for the message.
     """
-    if said.get("digest") != base["digest"]:
+    if base and said.get("digest") != base["digest"]:
         raise ConfigError(
             f"{base['path']} is not the base that the adapter in {run} was trained on ({said.get('path', 'unknown')}): its "
             "parameters differ; give that one, or a copy of it, by --config.origin=FOLDER"
@@ -238,9 +267,9 @@ def _with_base(run: Origin, folder: pathlib.Path, readers: Sequence[Reader], mer
         params=params,
         leaf=leaf,
         state=None,
-        digest=lambda: _hash([base.digest(), _digests(run.meta(), *adapters.MERGED)]),
-        trained=lambda: {name: part for name, part in run.trained().items() if name not in adapters.MERGED},
-        adapter=adapter.unmerged,
+        digest=lambda: _hash([base.digest(), _digests(run.meta(), *merging.COLLECTIONS)]),
+        trained=lambda: {name: part for name, part in run.trained().items() if name not in merging.COLLECTIONS},
+        adapter=adapters.of(config.adapter, ()) if config.adapter.kind == "prompt" else None,
     )
 
 

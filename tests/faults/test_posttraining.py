@@ -1,0 +1,56 @@
+"""Fine-tuning that is killed: the same command goes on, to the bit, whatever is trained; an adapter needs its own base for it."""
+
+import json
+import random
+import shutil
+
+import pytest
+
+pytestmark = pytest.mark.faults
+KINDS = {
+    "full": {},
+    "lora": {"adapter__kind": "lora", "adapter__rank": 4, "adapter__dropout": 0.1},
+    "qlora": {"adapter__kind": "lora", "adapter__rank": 4, "adapter__quantize": "nf4"},
+    "prompt": {"adapter__kind": "prompt", "adapter__prompt_tokens": 6},
+}
+
+
+@pytest.fixture(scope="module")
+def sft(place):
+    """kind -> the options of its runs. The base has no ChatML tokens, so it grows; its text is replayed."""
+    rng = random.Random(0)
+    words = "one two three four five six seven eight nine ten red green blue sun moon sea".split()
+    path = place.root / "chats.jsonl"
+    rows = (
+        {
+            "prompt": f"{i} " + " ".join(rng.choices(words, k=9)),
+            "response": " ".join(rng.choices(words, k=rng.randint(1, 20))),
+        }
+        for i in range(120)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shared = {"program": "sft", "origin": place.whole, "data__path": path, "replay__share": 0.2, "optim__lr": 0.01}
+    return {kind: shared | keys for kind, keys in KINDS.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kill_9_and_the_run_goes_on_to_the_bit(place, sft, kind):
+    place.run(f"{kind}-whole", **sft[kind])
+    place.stopped(kind, 10, **sft[kind])
+    said = place.run(kind, **sft[kind])
+    assert "resuming at step 8" in said
+    place.assert_exact(kind, f"{kind}-whole")
+
+
+def test_an_adapter_goes_on_with_its_own_base_wherever_that_is_now(place, sft):
+    run = place.stopped("moves", 10, **sft["lora"])
+    moved = place.root / "moved"
+    shutil.copytree(place.whole, moved)
+    other = place.root / "other"
+    place.run("other", seed=1)
+    said = place.run("moves", code=2, **sft["lora"] | {"origin": other})
+    assert f"{other} is not the base that the adapter in {run} was trained on ({place.whole})" in said
+    said = place.run("moves", code=2, **sft["lora"] | {"origin": place.root / "gone"})
+    assert "no folder" in said
+    said = place.run("moves", **sft["lora"] | {"origin": moved})
+    assert "resuming at step 8" in said
