@@ -51,9 +51,10 @@ def hh(count: int, longest: int) -> list[tuple[str, str, str]]:
             chosen, rejected = (json.loads(line)[name] for name in ("chosen", "rejected"))
             cut = chosen.rindex(TURN) + len(TURN)
             answers = [text[cut:] for text in (chosen, rejected)]
-            if chosen[:cut] == rejected[:cut] and all(a and OTHER not in a for a in answers):
-                if answers[0] != answers[1] and max(len(text.split()) for text in (chosen, rejected)) <= longest:
-                    found.append((chosen[:cut], *answers))
+            whole = chosen[:cut] == rejected[:cut] and all(a and OTHER not in a for a in answers)
+            short = max(len(text.split()) for text in (chosen, rejected)) <= longest
+            if whole and short and answers[0] != answers[1]:
+                found.append((chosen[:cut], *answers))
             if len(found) == count:
                 break
     return found
