@@ -16,7 +16,7 @@ from jaxlm.data.examples import ASSISTANT, Chat, Example, Message, Pair, Place
 from jaxlm.data.masks import Masked
 
 See = Callable[[Sequence[Example], Sequence[Sequence[Masked]]], None]
-_CHUNK = 2048  # examples encoded at a time
+CHUNK = 2048  # examples encoded at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +160,7 @@ def build(
 
 def _batched(examples: Iterable[Example]) -> Iterator[tuple[Example, ...]]:
     examples = iter(examples)
-    while chunk := tuple(itertools.islice(examples, _CHUNK)):
+    while chunk := tuple(itertools.islice(examples, CHUNK)):
         yield chunk
 
 

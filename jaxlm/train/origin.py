@@ -183,8 +183,8 @@ def check_base(said: Mapping[str, str | int], base: Mapping[str, str | int], run
     """
     if base and said.get("digest") != base["digest"]:
         raise ConfigError(
-            f"{base['path']} is not the base that the adapter in {run} was trained on ({said.get('path', 'unknown')}): its "
-            "parameters differ; give that one, or a copy of it, by --config.origin=FOLDER"
+            f"{_named(base)} is not the base that the adapter in {run} was trained on, {_named(said)}: its parameters differ; "
+            "give that one, or a copy of it, by --config.origin=FOLDER"
         )
 
 
@@ -285,6 +285,11 @@ def _found(origin: str, run: pathlib.Path) -> str:
     """The folder of a base; the one of its name beside the run if both were moved together."""
     beside = run.resolve().parent / pathlib.Path(origin).name
     return str(beside) if not pathlib.Path(origin).is_dir() and beside.is_dir() else origin
+
+
+def _named(identity: Mapping[str, str | int]) -> str:
+    step = f", step {identity['step']}" if "step" in identity else ""
+    return f"{identity.get('path', 'a model that nothing is known of')}{step}"
 
 
 def _digests(meta: dict, *items: str) -> dict[str, int]:

@@ -173,12 +173,12 @@ def test_what_is_wrong_is_one_line_with_its_place(kind, tmp_path):
 
 def test_a_format_that_is_named_is_the_only_one(tmp_path):
     path = write(tmp_path / "a.jsonl", CHATS["prompt"][0])
-    with pytest.raises(ConfigError, match="a.jsonl:1: it has no messages, which the format needs"):
+    with pytest.raises(ConfigError, match=r"a\.jsonl:1: it has no messages, which the format needs"):
         list(examples.read(path, "messages", pairs=False))
 
 
 def test_no_files(tmp_path):
-    with pytest.raises(ConfigError, match="examples.val_path.*has no file"):
+    with pytest.raises(ConfigError, match=r"examples\.val_path.*has no file"):
         list(examples.read(str(tmp_path), "auto", False, "examples.val_path"))
-    with pytest.raises(ConfigError, match="data.path is empty"):
+    with pytest.raises(ConfigError, match=r"data\.path is empty"):
         list(examples.read("", "auto", False))

@@ -140,7 +140,7 @@ def test_a_mask_fails_closed(kind, ours, monkeypatch):
 
 
 def test_nobody_answers(ours):
-    with pytest.raises(ConfigError, match="a.jsonl:7: nothing in it is the assistant's"):
+    with pytest.raises(ConfigError, match=r"a\.jsonl:7: nothing in it is the assistant's"):
         masks.masked(ours, [talk(TALKS[0][:1])], 1)
 
 
