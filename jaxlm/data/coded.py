@@ -132,6 +132,7 @@ def build(
     *,
     seq_len: int,
     num_threads: int,
+    closed: bool = False,
     see: See = lambda chunk, coded: None,
 ) -> tuple[Coded, Counts]:
     """Encodes examples of one kind. Returns (those that fit into a row, what became of all).
@@ -139,6 +140,7 @@ def build(
     Args:
       seq_len: T, the most tokens that an example may take.
       num_threads: of the tokenizer.
+      closed: True: one token more behind each text, as a target that does not count. Then a row has the text's last token.
       see: called with some examples at a time and the segments of each, before any is cut or left out.
 
     Raises:
@@ -150,12 +152,18 @@ def build(
         segments = [(one,) if isinstance(one, Chat) else one.sides() for one in chunk]
         flat = iter(masks.masked(tokenizer, list(itertools.chain.from_iterable(segments)), num_threads))
         coded = [tuple(itertools.islice(flat, len(sides))) for sides in segments]
+        if closed:
+            coded = [tuple(_closed(side, tokenizer.eos_id) for side in sides) for sides in coded]
         see(chunk, coded)
         fitted = _fitted(chunk, coded, tokenizer, seq_len, num_threads, counts)
         for one, sides in zip(chunk, fitted, strict=True):
             if sides is not None:
                 built.add(one, sides)
     return built.done(), counts
+
+
+def _closed(side: Masked, end: int) -> Masked:
+    return side._replace(ids=np.append(side.ids, np.int32(end)), kinds=np.append(side.kinds, np.uint8(masks.GIVEN)))
 
 
 def _batched(examples: Iterable[Example]) -> Iterator[tuple[Example, ...]]:

@@ -49,7 +49,9 @@ def make(objective: Objective, data: Packed, mesh: Mesh, config: EvalConfig, dty
                 total += np.asarray(sums_of(variables, _placed(batch, mesh)), np.float64)
                 tell(number)
         pairs, *means = total
-        return dict(zip(("val/loss", *(f"val/{name}" for name in _FIGURES)), np.divide(means, pairs).tolist(), strict=True))
+        return dict(
+            zip(("val/loss", *(f"val/{name}" for name in _FIGURES)), np.divide(means, pairs).tolist(), strict=True)
+        )
 
     return evaluate
 
@@ -70,7 +72,9 @@ def judge(
         total = len(data.val if val else data.train)
         found_Nx2 = np.zeros((total, 2), np.float32)
         done = 0
-        with processes.working("the reference judges held-out pairs" * val or "the reference judges pairs", total) as tell:
+        with processes.working(
+            "the reference judges held-out pairs" * val or "the reference judges pairs", total
+        ) as tell:
             for batch, numbers_BxP in data.judged(val, batch_size):
                 there = numbers_BxP >= 0
                 logp_BxPx2 = np.asarray(logp_of(variables, _placed(batch, mesh))).reshape(*there.shape, 2)

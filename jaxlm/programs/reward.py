@@ -13,4 +13,4 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """Trains to `train.steps` on the pairs of `data.path`; returns the exit code."""
     del args
     watches = {"watches": lambda ready: preferences.of_reward(ready.config, say)}
-    return training.run(config, posttraining.task(config, reward.make, pairs=True, **watches))
+    return training.run(config, posttraining.task(config, reward.make, pairs=True, closed=True, **watches))

@@ -61,7 +61,7 @@ class FirstStep(Watch):
         unit = "nats a token" if dpo.by_token(c) else "nats an answer"
         why = (
             f"the reference is not the policy: before the first update their log-probabilities are {apart:.3g} {unit} apart, "
-            f"not 0, and the loss is {loss:.4f}, not {self._own:.4f}: begin in a new workdir, without what another run left there"
+            f"not 0, and the loss is {loss:.4f}, not {self._own:.4f}: begin in a new workdir, without what another run left"
         )
         return Ending(REFUSED, why, keep=False)
 
@@ -138,8 +138,8 @@ class Falling(_Told):
         if fallen < _FALLEN:
             return ""
         return (
-            f"the chosen answers become less likely too: their log-probability fell by {fallen:.0%}; dpo.nll_weight=0.2, a lower "
-            "optim.lr or a higher dpo.beta holds it"
+            f"the chosen answers become less likely too: their log-probability fell by {fallen:.0%}; dpo.nll_weight=0.2, a "
+            "lower optim.lr or a higher dpo.beta holds it"
         )
 
 

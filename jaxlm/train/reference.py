@@ -1,6 +1,6 @@
-"""Keeps what a reference says of preference pairs in the run's folder: it is the model before the first step, which is gone later.
+"""Keeps what a reference says of preference pairs in the run's folder: it is the model before the first step, gone later.
 
-    WORKDIR/reference.npz     train, val: log p of both answers of each pair, in nats, float32 [N, 2]; about: what they are of
+WORKDIR/reference.npz     train, val: log p of both answers of each pair, in nats, float32 [N, 2]; about: what they are of
 """
 
 import hashlib
@@ -23,9 +23,7 @@ FILE = "reference.npz"
 Judged = tuple[np.ndarray, np.ndarray]  # of the pairs to train on, of those held out
 
 
-def of_run(
-    folder: pathlib.Path, data: Packed, done: int, variables: Variables, judge: Callable[[], Judged]
-) -> Packed:
+def of_run(folder: pathlib.Path, data: Packed, done: int, variables: Variables, judge: Callable[[], Judged]) -> Packed:
     """Returns the pairs with what the reference says of them, from the run's folder or judged now.
 
     Args:
