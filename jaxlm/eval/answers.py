@@ -5,6 +5,7 @@ compared with that of a base, which never saw them.
 """
 
 import itertools
+import sys
 from collections.abc import Iterator
 
 import jax
@@ -49,7 +50,8 @@ def of_answers(model: Transformer, data: Packed, mesh: Mesh, config: EvalConfig,
 
     def evaluate(variables: Variables) -> dict[str, float]:
         sums, tokens = [], np.zeros(len(_WEIGHTS))
-        with processes.working("held-out loss") as tell:
+        total = min(data.held_out_batches(size), config.max_batches or sys.maxsize)
+        with processes.working("held-out answers", total, "batches") as tell:
             for number, batch in enumerate(_batches(data, size, config.max_batches), 1):
                 tokens += [batch[name].sum() for name in _WEIGHTS]
                 local = jax.tree.map(lambda x: x[rows], batch)

@@ -1,9 +1,7 @@
-"""Fine-tuning that is killed: the same command goes on, to the bit, whatever is trained; an adapter needs its own base for it."""
-
-import json
-import random
+"""Fine-tuning that is killed: the same command goes on, to the bit, whatever is trained; an adapter needs its own base."""
 
 import pytest
+import tiny_chats
 
 pytestmark = pytest.mark.faults
 KINDS = {
@@ -17,17 +15,7 @@ KINDS = {
 @pytest.fixture(scope="module")
 def sft(place):
     """kind -> the options of its runs. The base has no ChatML tokens, so it grows; its text is replayed."""
-    rng = random.Random(0)
-    words = "one two three four five six seven eight nine ten red green blue sun moon sea".split()
-    path = place.root / "chats.jsonl"
-    rows = (
-        {
-            "prompt": f"{i} " + " ".join(rng.choices(words, k=9)),
-            "response": " ".join(rng.choices(words, k=rng.randint(1, 20))),
-        }
-        for i in range(120)
-    )
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = tiny_chats.chats(place.root / "chats.jsonl", 120)
     shared = {"program": "sft", "origin": place.whole, "data__path": path, "replay__share": 0.2, "optim__lr": 0.01}
     return {kind: shared | keys for kind, keys in KINDS.items()}
 

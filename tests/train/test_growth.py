@@ -1,4 +1,4 @@
-"""A model with more ids than it was trained with: what it had keeps every bit, and the new rows are the mean and a little noise."""
+"""A model with more ids than it was trained with: what it had keeps every bit, new rows are the mean and a little noise."""
 
 import dataclasses
 
@@ -50,7 +50,7 @@ def test_what_was_there_stays_and_gives_the_same_logits(grown):
 
 
 def test_new_rows_are_near_the_mean_and_differ(grown):
-    old, new, given, (_, leaf) = grown
+    old, _, given, (_, leaf) = grown
     for name, axis in (("embed/embedding", 0), ("head/kernel", 1)):
         if name.startswith("head") and old.tie_embeddings:
             continue
