@@ -28,17 +28,36 @@ BASE = "val/base/bits_per_byte"
 _WEIGHTS = ("weights", "text_weights")
 
 
-def of_answers(model: Transformer, data: Packed, mesh: Mesh, config: EvalConfig, tile: int) -> Evaluator | None:
-    """Returns a function `variables -> metrics`: `val/loss` and `val/text_loss`, nats a token; None if no example is held out.
+def make(
+    model: Transformer,
+    data: Packed | None,
+    text: Text | None,
+    mesh: Mesh,
+    config: EvalConfig,
+    *,
+    seq_len: int,
+    tile: int,
+) -> Evaluator | None:
+    """Returns a function `variables -> metrics`; None if nothing is held out.
 
-    Every call uses the same examples: those of the first `eval.max_batches` batches; all if that is 0.
+    The metrics are `val/loss` and `val/text_loss` of the held-out examples, in nats a token, and BASE of the held-out text: the
+    mean of its sources' bits per byte, weighted as in the mixture. Every call uses the same examples and rows of text: those
+    of the first `eval.max_batches` batches, of the text of each source; all if that is 0.
 
     Args:
+      data: the examples; None if they are measured elsewhere.
+      text: the text that the base was trained on; None if it is not here.
       tile: the number of tokens whose logits are in memory at one time; 0 for all.
     """
-    if not len(data.val):
-        return None
+    made: list[Evaluator] = []
+    if data and len(data.val):
+        made.append(_of_answers(model, data, mesh, config, tile))
+    if text and any(text.token_counts("val").values()):
+        made.append(_of_text(model, text, mesh, config, seq_len, tile))
+    return (lambda variables: {name: x for one in made for name, x in one(variables).items()}) if made else None
 
+
+def _of_answers(model: Transformer, data: Packed, mesh: Mesh, config: EvalConfig, tile: int) -> Evaluator:
     dtype, size = jnp.dtype(model.config.dtype), config.batch_size
     rows = sharding.local_rows(mesh, size)
 
@@ -70,18 +89,7 @@ def _batches(data: Packed, size: int, most: int) -> Iterator[Batch]:
         yield {**batch, "text_weights": without["weights"]}
 
 
-def of_text(
-    model: Transformer, text: Text | None, mesh: Mesh, config: EvalConfig, seq_len: int, tile: int
-) -> Evaluator | None:
-    """Returns a function `variables -> metrics`: BASE, the mean of the sources' bits per byte, weighted as in the mixture.
-
-    Every call uses the same rows: those of the first `eval.max_batches` batches of each source.
-
-    Args:
-      text: the text that the base was trained on; None if it is not here, and then None is returned.
-    """
-    if not text or not any(text.token_counts("val").values()):
-        return None
+def _of_text(model: Transformer, text: Text, mesh: Mesh, config: EvalConfig, seq_len: int, tile: int) -> Evaluator:
     evaluate = loss.make(model, text, text.mixture, mesh, config, seq_len=seq_len, tile=tile)
 
     def bits(variables: Variables) -> dict[str, float]:

@@ -103,12 +103,14 @@ def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
 def _held_out(ready: Ready, text: replay.Text | None) -> Evaluator | None:
     """What measures the held-out answers, and the text of the base where it is here."""
     c, parts = ready.config, ready.parts
-    if ready.data.pairs:
-        of_examples = held_out_pairs.make(parts.objective, ready.data, parts.mesh, c.eval, c.model.dtype)
-    else:
-        of_examples = held_out.of_answers(parts.model, ready.data, parts.mesh, c.eval, c.loss.tile_tokens)
-    of_text = held_out.of_text(parts.model, text, parts.mesh, c.eval, c.train.seq_len, c.loss.tile_tokens)
-    made = [evaluate for evaluate in (of_examples, of_text) if evaluate]
+    sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
+    if not ready.data.pairs:
+        return held_out.make(parts.model, ready.data, text, parts.mesh, c.eval, **sizes)
+    both = (
+        held_out_pairs.make(parts.objective, ready.data, parts.mesh, c.eval, c.model.dtype),
+        held_out.make(parts.model, None, text, parts.mesh, c.eval, **sizes),
+    )
+    made = [evaluate for evaluate in both if evaluate]
     return (lambda variables: {name: x for one in made for name, x in one(variables).items()}) if made else None
 
 

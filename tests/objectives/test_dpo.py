@@ -12,6 +12,7 @@ import tiny_pairs
 from tiny_steps import make_mesh
 
 from jaxlm import config, config_files, models, sharding
+from jaxlm.models import adapters
 from jaxlm.objectives import dpo
 from jaxlm.step import parts
 
@@ -67,56 +68,75 @@ def by_hand(name: str, c, chosen, rejected, tokens) -> float:
     }[name]
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_packed_is_pair_by_pair_and_the_formula(name):
+def keys_of(name: str) -> list[str]:
     keys = [f"dpo.loss={name}", "dpo.beta=0.3", "dpo.nll_weight=0.5"]
     keys += ["dpo.label_smoothing=0.2"] if name in ("sigmoid", "robust") else []
-    keys += ["dpo.margin=0.4"] if name == "simpo" else []
-    c = settings(*keys)
-    found = sums(dpo.make(OURS, c))
-    assert float(found.weight) == len(PAIRS)
-    losses, nll, tokens = [], 0.0, 0
-    for pair in PAIRS:
-        alone = tiny_pairs.batch([pair], T, 1)
-        (policy,), (reference,) = (np.asarray(LOGP(v, alone), np.float64) for v in (VARIABLES, OTHER))
-        sides = [(policy[side], reference[side]) for side in (0, 1)]
-        losses.append(by_hand(name, c.dpo, *sides, [len(answer) for answer in pair[1:]]))
-        nll, tokens = nll - policy[0], tokens + len(pair[1])
-    weight = 0.5 + (name == "orpo")
-    want = np.mean(losses) + weight * nll / tokens
-    np.testing.assert_allclose(float(found.loss) / len(PAIRS), want, rtol=1e-4)
-    np.testing.assert_allclose(float(found.metrics["nll"]) / len(PAIRS), nll / tokens, rtol=1e-4)
+    return keys + (["dpo.margin=0.4"] if name == "simpo" else [])
 
 
-def test_metrics_are_means_over_pairs():
-    found = sums(dpo.make(OURS, settings("dpo.beta=0.3")))
-    means = {name: float(x) / len(PAIRS) for name, x in found.metrics.items()}
-    alone = [tiny_pairs.batch([pair], T, 1) for pair in PAIRS]
-    policy, reference = (np.stack([np.asarray(LOGP(v, b))[0] for b in alone]) for v in (VARIABLES, OTHER))
+@pytest.fixture(scope="module")
+def of_all():
+    """(variables, batch) -> the sums of every loss, compiled once."""
+    objectives = {name: dpo.make(OURS, settings(*keys_of(name))) for name in LOSSES}
+    return tiny.jit(lambda v, b: {name: o.sums(v, o.prepare(b), None) for name, o in objectives.items()})
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """log p of both answers of each pair, which has a row of its own: the policy's and the reference's, [11, 2]."""
+    rows = tiny_pairs.batch(PAIRS, T, len(PAIRS), room=1, apart=True)
+    return tuple(np.asarray(LOGP(variables, rows), np.float64) for variables in (VARIABLES, OTHER))
+
+
+def test_packed_is_pair_by_pair_and_the_formulas(of_all, alone):
+    sums_of = of_all(VARIABLES, batch())
+    policy, reference = alone
+    tokens = np.asarray([[len(answer) for answer in pair[1:]] for pair in PAIRS])
+    nll = -policy[:, 0].sum() / tokens[:, 0].sum()
+    for name, found in sums_of.items():
+        assert float(found.weight) == len(PAIRS)
+        c = settings(*keys_of(name)).dpo
+        losses = [
+            by_hand(name, c, *zip(policy[pair], reference[pair], strict=True), tokens[pair])
+            for pair in range(len(PAIRS))
+        ]
+        want = np.mean(losses) + (0.5 + (name == "orpo")) * nll
+        np.testing.assert_allclose(float(found.loss) / len(PAIRS), want, rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(float(found.metrics["nll"]) / len(PAIRS), nll, rtol=1e-4)
+
+
+def test_metrics_are_means_over_pairs(of_all, alone):
+    found = of_all(VARIABLES, batch())
+    means = {name: float(x) / len(PAIRS) for name, x in found["sigmoid"].metrics.items()}
+    policy, reference = alone
     rewards = 0.3 * (policy - reference)
     margins = rewards[:, 0] - rewards[:, 1]
     assert means == {
-        "margin": pytest.approx(margins.mean(), rel=1e-4),
+        "margin": pytest.approx(margins.mean(), rel=1e-3),
         "accuracy": pytest.approx((margins > 0).mean()),
-        "chosen_reward": pytest.approx(rewards[:, 0].mean(), rel=1e-4),
-        "rejected_reward": pytest.approx(rewards[:, 1].mean(), rel=1e-4),
+        "chosen_reward": pytest.approx(rewards[:, 0].mean(), rel=1e-3),
+        "rejected_reward": pytest.approx(rewards[:, 1].mean(), rel=1e-3),
         "chosen_logp": pytest.approx(policy[:, 0].mean(), rel=1e-4),
         "rejected_logp": pytest.approx(policy[:, 1].mean(), rel=1e-4),
         "length_margin": pytest.approx(np.mean([len(c) - len(r) for _, c, r in PAIRS])),
         "nll": pytest.approx(means["nll"]),
     }
+    tokens = np.asarray([[len(answer) for answer in pair[1:]] for pair in PAIRS])
+    by_token = (rewards / tokens).mean(0)
+    assert float(found["ipo"].metrics["chosen_reward"]) / len(PAIRS) == pytest.approx(by_token[0], rel=1e-3)
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if name not in ("orpo", "simpo")])
-def test_a_policy_that_is_its_reference_has_margins_0_and_the_loss_of_its_own(name):
-    c = settings(f"dpo.loss={name}", "dpo.beta=0.2")
+def test_a_policy_that_is_its_reference_has_margins_0_and_the_loss_of_its_own(of_all):
+    own = {"ipo": 1 / (4 * 0.3**2), "hinge": 1, "apo_zero": 1}
     given = batch()
-    found = sums(dpo.make(OURS, c), OTHER, given)
-    assert float(found.metrics["margin"]) == pytest.approx(0, abs=1e-4)
-    assert float(found.loss / found.weight) == pytest.approx(dpo.at_start(c.dpo), rel=1e-5)
-    own = {"ipo": 1 / (4 * 0.2**2), "hinge": 1, "apo_zero": 1}.get(name, math.log(2))
-    assert dpo.at_start(c.dpo) == pytest.approx(own)
-    assert float(sums(dpo.make(OURS, c), VARIABLES, given).loss / found.weight) != pytest.approx(own, rel=1e-4)
+    same, other = of_all(OTHER, given), of_all(VARIABLES, given)
+    for name in (name for name in LOSSES if name not in ("orpo", "simpo")):
+        begins = dpo.at_start(settings(*keys_of(name)).dpo)
+        assert begins == pytest.approx(own.get(name, math.log(2)))
+        assert float(same[name].metrics["margin"]) == pytest.approx(0, abs=1e-4)
+        losses = [float(found[name].loss - 0.5 * found[name].metrics["nll"]) / len(PAIRS) for found in (same, other)]
+        assert losses[0] == pytest.approx(begins, rel=1e-4)
+        assert losses[1] != pytest.approx(begins, rel=1e-3)
 
 
 def stepped(rows: int, mesh=None, **changes) -> tuple:
@@ -146,7 +166,7 @@ def test_microbatched_is_full(whole):
     assert close(stepped(2), whole)
 
 
-@pytest.mark.parametrize("sizes", [{"data": 2, "fsdp": 2, "tensor": 2}, {"data": 4, "context": 2}])
+@pytest.mark.parametrize("sizes", [{"data": 2, "fsdp": 2, "context": 2}])
 def test_sharded_is_one_device(whole, sizes):
     assert close(stepped(ROWS, make_mesh(**sizes)), whole)
 
@@ -173,3 +193,42 @@ def test_which_losses_need_judged_references():
     mesh = make_mesh()
     assert dpo.shapes(settings(), mesh)["reference"].shape == (ROWS, 2)
     assert "reference" not in dpo.shapes(settings("dpo.loss=simpo"), mesh)
+
+
+def with_adapter(scale: float) -> tuple:
+    """(an adapted model, its variables with `scale` times random factors and rows)."""
+    adapter = adapters.of(settings("adapter.kind=lora", "adapter.rank=2").adapter, (1, 7))
+    model, rng = adapter.attach(OURS), np.random.default_rng(4)
+    shapes = jax.eval_shape(lambda: adapter.init(model, jax.random.key(0)))
+    drawn = jax.tree.map(lambda x: jnp.asarray(scale * rng.normal(size=x.shape), jnp.float32), shapes)
+    return model, VARIABLES | drawn
+
+
+def test_the_frozen_part_is_the_reference_of_an_adapter():
+    given = batch()
+    model, variables = with_adapter(0.2)
+    alone = dpo.make(model, settings("adapter.kind=lora", "dpo.nll_weight=0.5"))
+    judged = dpo.make(model, settings("adapter.kind=lora", "dpo.nll_weight=0.5", "origin_merge=False"))
+    reference = given | {"reference": LOGP(VARIABLES, given)}
+
+    def loss(objective):
+        def of(trained, given):
+            return objective.sums({"params": VARIABLES["params"]} | trained, objective.prepare(given), None).loss
+
+        return tiny.jit(jax.value_and_grad(of))
+
+    trained = {name: part for name, part in variables.items() if name != "params"}
+    got, want = loss(alone)(trained, given), loss(judged)(trained, reference)
+    assert float(got[0]) == pytest.approx(float(want[0]), rel=1e-5)
+    assert tiny.difference(got[1], want[1]) < 1e-4
+    assert float(loss(judged)(trained, given)[0]) != pytest.approx(float(want[0]), rel=1e-3)  # another reference
+
+
+def test_a_new_adapter_begins_at_margins_of_0():
+    model, variables = with_adapter(0.0)
+    objective = dpo.make(model, settings("adapter.kind=lora"))
+    found = sums(objective, variables)
+    assert float(found.metrics["margin"]) == 0
+    assert float(found.loss / found.weight) == pytest.approx(math.log(2))
+    moved = sums(objective, with_adapter(0.2)[1])
+    assert abs(float(moved.metrics["margin"])) > 1e-3
