@@ -9,7 +9,7 @@ from jaxlm.data import chat, coder, replay
 from jaxlm.eval import answers as held_out
 from jaxlm.eval import pairs as held_out_pairs
 from jaxlm.eval.loss import Evaluator
-from jaxlm.interop import hf_weights
+from jaxlm.interop import readers
 from jaxlm.models import adapters
 from jaxlm.objectives import base
 from jaxlm.processes import from_first, together
@@ -85,7 +85,7 @@ def first_weights(config: Config) -> origin.Origin:
         metas = restore.read_metas(checkpoints, (int(p.name) for p in checkpoints.glob("*") if p.name.isdecimal()))
         steps = [meta["base"]["step"] for meta in metas.values() if "step" in meta.get("base", {})]
         config = dataclasses.replace(config, origin_checkpoint=str(steps[0]) if steps else "latest")
-    return origin.begin(config, hf_weights.READERS)
+    return origin.begin(config, readers.READERS)
 
 
 def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
