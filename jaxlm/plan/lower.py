@@ -12,6 +12,8 @@ from jaxlm.config import Config
 from jaxlm.objectives import lm
 from jaxlm.step import parts
 
+OBJECTIVES = {"pretrain": lm.make, "sft": lm.make}  # program -> the maker of what it minimises
+
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
@@ -38,20 +40,20 @@ Options = dict[str, int | bool] | None
 MakeParts = Callable[[Config, Mesh | AbstractMesh], parts.Parts]
 
 
-def pretraining(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
-    """Returns the parts of pretraining."""
-    return parts.make(config, mesh, lm.make)
+def parts_of(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
+    """Returns the parts of the config's kind of training, from the config alone: there may be no origin and no data yet."""
+    return parts.make(config, mesh, OBJECTIVES[config.program])
 
 
 def lower_step(
-    config: Config, mesh: Mesh | AbstractMesh, make_parts: MakeParts = pretraining
+    config: Config, mesh: Mesh | AbstractMesh, make_parts: MakeParts = parts_of
 ) -> tuple[jax.stages.Lowered, list[Placement]]:
     """Lowers the train step of a config for a mesh.
 
     Args:
       config: the config, with `model.attention` and `model.dtype` set (not auto).
       mesh: the mesh; its devices may be absent.
-      make_parts: makes the parts of another kind of training.
+      make_parts: makes the parts, if the run's own are there already.
 
     Returns:
       The lowered step (`.compile()` compiles it) and the placement of each parameter.

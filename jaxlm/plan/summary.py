@@ -4,10 +4,9 @@ import dataclasses
 import typing
 
 from jaxlm.config import Config, MeshConfig
-from jaxlm.plan import accelerators, fit, scaling, speed
+from jaxlm.plan import accelerators, fit, flops, scaling, speed
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.cost import cost, tokens
-from jaxlm.plan.flops import flops_per_token
 from jaxlm.plan.memory import KEPT, Memory
 from jaxlm.plan.params import count_params, params_by_component
 
@@ -79,7 +78,7 @@ def _model(config: Config) -> dict[str, typing.Any]:
 
 def _run(config: Config) -> dict[str, typing.Any]:
     t, params, total = config.train, count_params(config.model), tokens(config)
-    per_token = flops_per_token(config.model, t.seq_len)
+    per_token = flops.of(config)
     return {
         "steps": t.steps,
         "batch_size": t.batch_size,
@@ -112,7 +111,7 @@ def _row(
     devices = found.devices if found else fit.devices_of(mesh)
     as_planned = bool(found) and devices == fit.devices_of(mesh)
     costs = _cost(config, device, found, hosts(config, mesh) if asked else -(-devices // 8), devices)
-    per_token = flops_per_token(config.model, config.train.seq_len).palm
+    per_token = flops.of(config).palm
     other = planner.faster(mesh, device.memory) if as_planned else planner.remedy(mesh, device.memory)
     return {
         "name": device.name,
