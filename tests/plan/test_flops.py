@@ -17,7 +17,7 @@ def test_one_billion_at_2048():
 def test_attention_counts_head_dim_not_d_model():
     narrow = flops_per_token(tiny.model_config(head_dim=8), 100)
     wide = flops_per_token(tiny.model_config(head_dim=16), 100)
-    assert wide.palm - wide.products == 2 * (narrow.palm - narrow.six_n)
+    assert wide.palm - wide.products == 2 * (narrow.palm - narrow.products)
 
 
 @pytest.mark.parametrize(
