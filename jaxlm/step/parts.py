@@ -8,7 +8,6 @@ import functools
 import typing
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
@@ -48,8 +47,7 @@ class Parts:
 
     Attributes:
       abstract, shardings: the shapes of the train state, and the sharding of each of its leaves.
-      frozen, frozen_shardings: the shapes and shardings of the variables that are not trained; {} if all are trained. Their
-        parameters are kept in the compute type (`step.at_rest`).
+      frozen, frozen_shardings: the shapes and shardings of the variables that are not trained; {} if all are trained.
       init: key -> (trained variables, frozen variables), all new.
     """
 
@@ -84,10 +82,10 @@ class Parts:
         """Returns the frozen variables alone, as `create` does: for a state that comes from a checkpoint."""
         with jax.set_mesh(self.mesh):
             given = self._params(origin, self.frozen_shardings)
-            if given.keys() != self.frozen.keys():
-                made = jax.jit(lambda given, key: self.init(key)[1] | given, out_shardings=self.frozen_shardings)
-                given = made(given, jax.random.key(self.config.seed))
-            return step.at_rest(given, jnp.dtype(self.config.model.dtype))
+            if given.keys() == self.frozen.keys():
+                return given
+            made = jax.jit(lambda given, key: self.init(key)[1] | given, out_shardings=self.frozen_shardings)
+            return made(given, jax.random.key(self.config.seed))
 
     def _params(self, origin: Weights | None, shardings: Variables) -> Variables:
         """Returns {"params": the model's parameters}, from the origin or new; {} if these collections have none."""
@@ -97,8 +95,7 @@ class Parts:
             key = jax.random.key(self.config.seed)
             return {"params": models.create_params(self.model, key, shardings["params"])}
         abstract = self.abstract.params if "params" in self.abstract.params else self.frozen
-        whole = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), abstract["params"])
-        return {"params": origin.params(whole, shardings["params"])}
+        return {"params": origin.params(abstract["params"], shardings["params"])}
 
     def step(self) -> step.TrainStep:
         """Returns the train step as a pure function; see `step.make`."""
@@ -187,6 +184,5 @@ def _abstract(
         return adapter.init(model, jax.random.fold_in(key, 1)) | scalars, params
 
     trained, frozen = jax.eval_shape(lambda: init(jax.random.key(0)))
-    frozen = jax.eval_shape(lambda frozen: step.at_rest(frozen, jnp.dtype(model_config.dtype)), frozen)
     tx = optim.make(optim_config, tree.merge(trained))
     return init, tx, jax.eval_shape(lambda trained: state_lib.init(trained, tx, dict(running)), trained), frozen

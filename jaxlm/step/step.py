@@ -169,19 +169,6 @@ def cast(params: Variables, dtype: jnp.dtype) -> Variables:
     return tree.map_named(one, params)
 
 
-def at_rest(frozen: Variables, dtype: jnp.dtype) -> Variables:
-    """Returns the frozen variables with the model's parameters in the compute type; vectors stay float32.
-
-    The model casts each of them there anyway, tables and head too, and no gradient is ever added up in them. So the
-    result is the same to the bit, with 2 bytes a parameter in place of 4, and of 2 more for the copy of each step.
-    """
-
-    def one(p: jax.Array) -> jax.Array:
-        return p.astype(dtype) if p.ndim > 1 else p
-
-    return frozen | ({"params": jax.tree.map(one, frozen["params"])} if "params" in frozen else {})
-
-
 def _clip(grads: dict, scale: jax.Array, limit: float) -> tuple[dict, dict[str, jax.Array], jax.Array]:
     """(scaled gradients in float32, their global norm at most `limit`; norms by group; global norm, both before clipping).
 
