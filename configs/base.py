@@ -101,12 +101,8 @@ def _posttraining(c: ConfigDict) -> None:
     a.prompt_tokens = 20  # prompt: how many vectors
     a.prompt_text = ""  # prompt: they begin as the embeddings of this text; "" = drawn from the embedding's rows
 
-    c.examples = e = (
-        ConfigDict()
-    )  # chats or pairs of `data.path`: a .jsonl(.gz), .json or .parquet file, or a folder of them
-    e.format = (
-        "auto"  # messages, prompt (prompt and response), sharegpt, alpaca, hh (transcripts), pairs; auto: by the keys
-    )
+    c.examples = e = ConfigDict()  # chats and pairs; of data.path: a jsonl, json or parquet file, or a folder
+    e.format = "auto"  # auto: by the keys; prompt: prompt and response; hh: transcripts; pairs: chosen and rejected
     e.val_path = ""  # held-out examples; "" = data.val_fraction of the others, by a hash of their content
     e.benchmarks = ""  # folder of benchmark files; examples that hold one of their items are named
 

@@ -18,6 +18,7 @@ from jaxlm.config import ModelConfig
 from jaxlm.models.draws import normal, parameter
 from jaxlm.ops import fp8
 from jaxlm.ops.attention import attention
+from jaxlm.ops.block_codes import Coded, decode
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
 from jaxlm.ops.linear import dense
 from jaxlm.ops.norms import layer_norm, rms_norm
@@ -84,6 +85,8 @@ class TokenInfo(typing.NamedTuple):
 class Linear(nn.Module):
     """Holds a kernel and a bias, and returns both in the compute dtype. The caller multiplies (see `project`).
 
+    If the collection `quantized` has the kernel (see `models.quantized`), it is returned in codes.
+
     Attributes:
       shape: the kernel's shape, (*in, *out).
       bias_shape: the bias's shape, (*out); None for no bias, and then the returned bias is None.
@@ -97,12 +100,15 @@ class Linear(nn.Module):
     dtype: str
 
     @nn.compact
-    def __call__(self) -> tuple[jax.Array, jax.Array | None]:
-        kernel = parameter(self, "kernel", normal(self.std), self.shape)
+    def __call__(self) -> tuple[jax.Array | Coded, jax.Array | None]:
+        if self.has_variable("quantized", "codes"):
+            kernel = Coded(*(self.get_variable("quantized", name) for name in Coded._fields))
+        else:
+            kernel = parameter(self, "kernel", normal(self.std), self.shape).astype(self.dtype)
         bias = None
         if self.bias_shape is not None:
             bias = parameter(self, "bias", nn.initializers.zeros, self.bias_shape).astype(self.dtype)
-        return kernel.astype(self.dtype), bias
+        return kernel, bias
 
 
 class RMSNorm(nn.Module):
@@ -156,12 +162,15 @@ def output_std(config: ModelConfig) -> float:
     return config.init_std / np.sqrt(2 * config.n_layers)
 
 
+Product = typing.Callable[[jax.Array, jax.Array, int], jax.Array]
+
+
 def project(
     module: nn.Module,
     name: str,
     x: jax.Array,
-    kernels: typing.Sequence[jax.Array],
-    product: typing.Callable[[jax.Array, jax.Array, int], jax.Array] = dense,
+    kernels: typing.Sequence[jax.Array | Coded],
+    product: Product = dense,
 ) -> list[jax.Array]:
     """Multiplies x (B, T, *in) by each kernel (*in, *out). Returns the products (B, T, *out).
 
@@ -174,18 +183,42 @@ def project(
         kernel is used, and `kernels` only give the shapes.
       name: the name of all the products together, such as "qkv".
       x: the activations, in the compute dtype.
-      kernels: the kernels, in the compute dtype.
+      kernels: the kernels, in the compute dtype or all in codes.
       product: the function `ops.linear.dense` or `ops.fp8.dense`.
     """
-    lead, axes = x.shape[:2], x.ndim - 2
-    outs, ways = [kernel.shape[axes:] for kernel in kernels], axis_size("tensor")
-    if module.has_variable("packed", name):
-        y, ways = row_product(x.reshape(math.prod(lead), -1), module.get_variable("packed", name)), 1
-    elif len(kernels) == 1 or not module.config.fuse_projections or any(out[0] % ways for out in outs):
+    fuse = module.config.fuse_projections
+    if isinstance(kernels[0], Coded):
+        return _decoded_products(x, kernels, product, fuse)
+    if not module.has_variable("packed", name):
+        return _products(x, kernels, product, fuse)
+    y = row_product(x.reshape(math.prod(x.shape[:2]), -1), module.get_variable("packed", name))
+    return _split(y, x.shape[:2], [kernel.shape[x.ndim - 2 :] for kernel in kernels])
+
+
+def _products(x: jax.Array, kernels: typing.Sequence[jax.Array], product: Product, fuse: bool) -> list[jax.Array]:
+    """x (B, T, *in) by each kernel, in one product if `fuse` says so and the mesh allows it."""
+    axes, ways = x.ndim - 2, axis_size("tensor")
+    outs = [kernel.shape[axes:] for kernel in kernels]
+    if len(kernels) == 1 or not fuse or any(out[0] % ways for out in outs):
         return [product(x, kernel, axes) for kernel in kernels]
-    else:
-        columns = [kernel.reshape(*kernel.shape[:axes], ways, -1) for kernel in kernels]
-        y = product(x, jnp.concatenate(columns, axis=-1), axes)
+    columns = [kernel.reshape(*kernel.shape[:axes], ways, -1) for kernel in kernels]
+    return _split(product(x, jnp.concatenate(columns, axis=-1), axes), x.shape[:2], outs, ways)
+
+
+def _decoded_products(x: jax.Array, kernels: typing.Sequence[Coded], product: Product, fuse: bool) -> list[jax.Array]:
+    """x (B, T, *in) by kernels in codes. The backward pass decodes them again: what is decoded never waits for it."""
+
+    def decode_and_multiply(x: jax.Array, kernels: list[Coded]) -> list[jax.Array]:
+        # The barrier makes the decoding wait for x: else XLA takes it out of a loop over microbatches, for all layers.
+        x, kernels = jax.lax.optimization_barrier((x, kernels))
+        decoded = [decode(kernel, (*x.shape[2:], *kernel.codes.shape[1:]), x.dtype) for kernel in kernels]
+        return _products(x, decoded, product, fuse)
+
+    return jax.checkpoint(decode_and_multiply)(x, list(kernels))
+
+
+def _split(y: jax.Array, lead: tuple[int, ...], outs: list[tuple[int, ...]], ways: int = 1) -> list[jax.Array]:
+    """The products (*lead, *out) in the columns of y, of which each of `ways` groups has its part of every product."""
     ends = np.cumsum([math.prod(out) // ways for out in outs])
     parts = jnp.split(y, ends[:-1], axis=-1)
     return [part.reshape(*lead, *out) for part, out in zip(parts, outs, strict=True)]

@@ -33,18 +33,18 @@ class Origin:
       tokenizer: a function that reads the model's tokenizer.
       provenance: what identifies the weights in the ledger: `path`, and `step` for a run's checkpoint.
       params: (shapes, shardings) -> the model's parameters. Raises RunError if they are damaged.
+      leaf: name -> one parameter, on the host, in the type that is stored. Raises RunError if it is damaged.
       state: (shapes, shardings) -> the train state; None if there is none, as in a folder of weights.
       meta: () -> what a run's checkpoint says of its config and data; None in a folder of weights.
-      leaf: name -> one parameter, on the host; None in a folder of weights. Raises RunError if it is damaged.
     """
 
     config: Config
     tokenizer: Callable[[], coder.Coder]
     provenance: dict[str, str | int]
     params: Callable[[dict, dict], dict]
+    leaf: Callable[[str], np.ndarray]
     state: Callable[[TrainState, TrainState], TrainState] | None = None
     meta: Callable[[], dict] | None = None
-    leaf: Callable[[str], np.ndarray] | None = None
 
     def branch(self, parts: Parts, fingerprint: dict) -> tuple[TrainState, Variables, dict]:
         """Returns (state, frozen variables, meta) for a run that goes on from this state.

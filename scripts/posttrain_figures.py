@@ -1,0 +1,167 @@
+"""Measures SFT, LoRA, QLoRA, the reward model and DPO on one small base: the tables of docs/finetuning.md.
+
+    python scripts/make_base.py TEXT_FOLDER runs/base
+    python scripts/posttrain_data.py dolly.jsonl data/posttrain
+    python scripts/posttrain_figures.py runs/base data/posttrain runs/figures --part=sft
+    python scripts/posttrain_figures.py runs/base data/posttrain runs/figures --part=pairs
+
+Each part trains its runs one after another (those that have ended are kept) and prints a table; `figures.json` has it too. The
+loss of an answer's text leaves its end token out. `ended` is the share of 100 held-out prompts whose answer, drawn at
+temperature 1, ends with <|im_end|> within 256 tokens; `answers` is that share of the held-out answers themselves.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+
+SFT_STEPS, PAIR_STEPS = 160, 160
+RATES = {
+    "full": (1e-4, 3e-4, 1e-3),
+    "lora": (1e-3, 3e-3, 1e-2),
+    "attention": (1e-3, 3e-3, 1e-2),
+    "qlora": (1e-3, 3e-3, 1e-2),
+}
+METHODS = {
+    "full": ("sft", {}),
+    "lora": ("sft_lora", {}),
+    "attention": ("sft_lora", {"adapter.targets": ("attn/[qkvo]",)}),
+    "qlora": ("sft_qlora", {}),
+}
+LENGTH = 256  # tokens of an answer, at most
+
+
+def train(config: str, run: pathlib.Path, settings: dict) -> None:
+    """Trains to the end, unless the run has ended; stops the script where that fails."""
+    words = [f"--config.{key}={value}" for key, value in settings.items()]
+    command = [sys.executable, "-m", "jaxlm.main", f"--config={config}", f"--config.workdir={run}", *words]
+    if not (run / "ended").exists():
+        if subprocess.call(command):
+            sys.exit(f"{' '.join(command)} failed")
+        (run / "ended").touch()
+
+
+def values(run: pathlib.Path, name: str) -> list[float]:
+    """Returns all values of a metric, in order."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    return [row[name] for row in rows if name in row]
+
+
+def ended(run: pathlib.Path, chats: pathlib.Path) -> dict[str, float]:
+    """Returns the share of answers that end, of the model's and of the held-out ones."""
+    from jaxlm import config as config_lib  # here, so that this process is small while runs train
+    from jaxlm import config_files
+    from jaxlm.data import chat
+    from jaxlm.eval import model
+    from jaxlm.models import generate
+
+    c = config_lib.resolve(config_files.from_run(run / "config.json"))
+    restored = model.restore(str(run), "latest", c.model, c.data, c.hardware, c.distributed)
+    rows = [json.loads(line)["messages"] for line in chats.read_text("utf-8").splitlines()]
+    tokenizer, end = restored.tokenizer, chat.end_id(restored.tokenizer)
+    if end is None:
+        return {}
+    sample = c.sample.__class__(
+        **{**vars(c.sample), "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": LENGTH}
+    )
+    asked = [chat.ids(tokenizer, row[:1]) for row in rows]
+    asked = [ids for ids in asked if len(ids) + LENGTH <= restored.model.config.max_seq_len]
+    answers = generate.generate(
+        restored.model, restored.params, asked, sample, stop_ids=(end, tokenizer.eos_id), seed=1
+    )
+    short = sum(len(tokenizer.encode(row[1]["content"])) < LENGTH for row in rows)
+    return {
+        "ended": sum(end in ids for ids in answers) / len(answers),
+        "answers": short / len(rows),
+        "prompts": len(asked),
+    }
+
+
+def sft(base: pathlib.Path, data: pathlib.Path, out: pathlib.Path) -> list[dict]:
+    """SFT by each method at each of three rates, then the best ones without replay."""
+    rows = []
+    shared = {
+        "origin": base,
+        "data.path": data / "chats.jsonl",
+        "examples.val_path": data / "chats_held_out.jsonl",
+        "train.steps": SFT_STEPS,
+        "train.seq_len": 512,
+        "train.batch_size": 8,
+        "train.eval_every_steps": SFT_STEPS // 4,
+        "eval.at_start": True,
+    }
+
+    def measure(method: str, rate: float, replay: float) -> dict:
+        config, own = METHODS[method]
+        run = out / f"{method}-{rate:g}" if replay else out / f"{method}-{rate:g}-no-replay"
+        train(config, run, shared | own | {"optim.lr": rate, "replay.share": replay})
+        losses, base_bytes = values(run, "val/text_loss"), values(run, "val/base/bits_per_byte")
+        row = {
+            "method": method,
+            "rate": rate,
+            "replay": replay,
+            "text_loss": losses[-1],
+            "gain": losses[0] - losses[-1],
+        }
+        row |= {"base_change": base_bytes[-1] / base_bytes[0] - 1} | ended(run, data / "chats_held_out.jsonl")
+        return row
+
+    for method, rates in RATES.items():
+        found = [measure(method, rate, 0.05) for rate in rates]
+        rows += found
+        if method in ("full", "lora"):
+            rows.append(measure(method, min(found, key=lambda row: row["text_loss"])["rate"], 0.0))
+    return rows
+
+
+def pairs(base: pathlib.Path, data: pathlib.Path, out: pathlib.Path) -> list[dict]:
+    """Reward model and DPO on the planted preferences, from the best full SFT."""
+    figures = json.loads((out / "figures.json").read_text())["sft"]
+    best = min((row for row in figures if row["method"] == "full" and row["replay"]), key=lambda row: row["text_loss"])
+    start = out / f"full-{best['rate']:g}"
+    ways = {
+        "reward": ("reward", {}),
+        "dpo": ("dpo", {}),
+        "dpo robust": ("dpo", {"dpo.loss": "robust", "dpo.label_smoothing": 0.2}),
+    }
+    rows = []
+    for kind in ("answer", "shuffled", "other"):
+        for name, (config, own) in ways.items():
+            run = out / f"{name.replace(' ', '-')}-{kind}"
+            settings = {
+                "origin": start,
+                "data.path": data / f"{kind}.jsonl",
+                "examples.val_path": data / f"{kind}_held_out.jsonl",
+            }
+            settings |= {"train.steps": PAIR_STEPS, "train.seq_len": 512, "train.batch_size": 8, "eval.at_start": True}
+            train(config, run, settings | own)
+            row = {"pairs": kind, "method": name, "accuracy": values(run, "val/accuracy")[-1]}
+            rows.append(row | {"predicted": values(run, "val/predicted")[-1]})
+    return rows
+
+
+PARTS = {"sft": sft, "pairs": pairs}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("base", type=pathlib.Path)
+    parser.add_argument("data", type=pathlib.Path, help="what posttrain_data.py made")
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--part", choices=list(PARTS), default="sft")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    rows = PARTS[given.part](given.base.resolve(), given.data.resolve(), given.out)
+    kept = given.out / "figures.json"
+    figures = json.loads(kept.read_text()) if kept.exists() else {}
+    kept.write_text(json.dumps(figures | {given.part: rows}, indent=1))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    print(*(f"{name:>12}" for name in names))
+    for row in rows:
+        cells = (row.get(name, "") for name in names)
+        print(*(f"{cell:12.4g}" if isinstance(cell, float) else f"{cell:>12}" for cell in cells))
+
+
+if __name__ == "__main__":
+    main()
