@@ -11,10 +11,9 @@ import re
 import typing
 
 from jaxlm.config import Config, ModelConfig
+from jaxlm.objectives import dpo
 from jaxlm.plan import accelerators
 from jaxlm.plan.params import adapter_params, count_params
-
-NO_REFERENCE = ("orpo", "simpo")  # losses of dpo
 
 
 class FlopsPerToken(typing.NamedTuple):
@@ -46,9 +45,9 @@ def judging(config: Config) -> FlopsPerToken:
 
 def reference(config: Config) -> str:
     """Returns when DPO's reference is run: "each step" (the frozen model), "once" before step 0, or "" if there is none."""
-    if config.program != "dpo" or config.dpo.loss in NO_REFERENCE:
+    if config.program != "dpo" or not dpo.has_reference(config.dpo):
         return ""
-    return "once" if config.adapter.kind == "none" else "each step"
+    return "once" if dpo.judged(config) else "each step"
 
 
 def formula(config: Config) -> tuple[str, str]:

@@ -9,10 +9,13 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxlm import tree
 from jaxlm.config import Config
-from jaxlm.objectives import lm
+from jaxlm.models import adapters
+from jaxlm.objectives import dpo, lm, reward
+from jaxlm.plan.params import trained_rows
 from jaxlm.step import parts
 
-OBJECTIVES = {"pretrain": lm.make, "sft": lm.make}  # program -> the maker of what it minimises
+# Program -> the maker of what it minimises.
+OBJECTIVES = {"pretrain": lm.make, "sft": lm.make, "reward": reward.make, "dpo": dpo.make}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +44,13 @@ MakeParts = Callable[[Config, Mesh | AbstractMesh], parts.Parts]
 
 
 def parts_of(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
-    """Returns the parts of the config's kind of training, from the config alone: there may be no origin and no data yet."""
-    return parts.make(config, mesh, OBJECTIVES[config.program])
+    """Returns the parts of the config's kind of training, from the config alone: there may be no origin and no data yet.
+
+    Which tokens have rows of an adapter is taken to be the last of the vocabulary, as ChatML's are.
+    """
+    size = config.model.vocab_size
+    rows = tuple(range(size - trained_rows(config.adapter), size))
+    return parts.make(config, mesh, OBJECTIVES[config.program], adapters.of(config.adapter, rows))
 
 
 def lower_step(

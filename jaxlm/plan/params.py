@@ -56,12 +56,18 @@ def targets(config: ModelConfig, adapter: AdapterConfig) -> dict[str, tuple[int,
     }
 
 
+def trained_rows(adapter: AdapterConfig) -> int:
+    """Returns the number of tokens whose rows of embedding and head are trained beside an adapter."""
+    if adapter.kind == "none" or adapter.without_rows:
+        return 0
+    return len(CHAT_TOKENS) if adapter.rows == ("auto",) else len(adapter.rows)
+
+
 def adapter_params(config: ModelConfig, adapter: AdapterConfig) -> int:
     """Returns the number of parameters of an adapter, with the rows of ChatML's tokens; 0 if there is none."""
     if adapter.kind == "none":
         return 0
-    tables = 1 if config.tie_embeddings else 2
-    rows = len(CHAT_TOKENS) * tables * config.d_model * bool(adapter.rows and not adapter.without_rows)
+    rows = trained_rows(adapter) * config.d_model * (1 if config.tie_embeddings else 2)
     if adapter.kind == "prompt":
         return adapter.prompt_tokens * config.d_model + rows
     each = sum(adapter.rank * (inputs + outputs) for inputs, outputs in targets(config, adapter).values())
