@@ -5,6 +5,7 @@ dtype where they are used. Legend: B batch, T tokens, S cache slots, D model, F 
 K key-value heads, H head dim, V padded vocabulary.
 """
 
+import functools
 import math
 import typing
 
@@ -16,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
 from jaxlm.models.draws import normal, parameter
-from jaxlm.ops import fp8
+from jaxlm.ops import block_codes, fp8
 from jaxlm.ops.attention import attention
 from jaxlm.ops.block_codes import Coded, decode
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
@@ -205,16 +206,33 @@ def _products(x: jax.Array, kernels: typing.Sequence[jax.Array], product: Produc
     return _split(product(x, jnp.concatenate(columns, axis=-1), axes), x.shape[:2], outs, ways)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _decoded_products(x: jax.Array, kernels: typing.Sequence[Coded], product: Product, fuse: bool) -> list[jax.Array]:
-    """x (B, T, *in) by kernels in codes. The backward pass decodes them again: what is decoded never waits for it."""
+    """x (B, T, *in) by kernels in codes, which are not trained. The backward pass decodes them again.
 
-    def decode_and_multiply(x: jax.Array, kernels: list[Coded]) -> list[jax.Array]:
-        # The barrier makes the decoding wait for x: else XLA takes it out of a loop over microbatches, for all layers.
-        x, kernels = jax.lax.optimization_barrier((x, kernels))
-        decoded = [decode(kernel, (*x.shape[2:], *kernel.codes.shape[1:]), x.dtype) for kernel in kernels]
-        return _products(x, decoded, product, fuse)
+    So what is decoded never waits from one pass to the next, whatever `model.remat` says.
+    """
+    return _decode_and_multiply(x, block_codes.after(x, list(kernels)), product, fuse)
 
-    return jax.checkpoint(decode_and_multiply)(x, list(kernels))
+
+def _decoded_forward(
+    x: jax.Array, kernels: typing.Sequence[Coded], product: Product, fuse: bool
+) -> tuple[list[jax.Array], tuple]:
+    return _decoded_products(x, kernels, product, fuse), (x, kernels)
+
+
+def _decoded_backward(product: Product, fuse: bool, kept: tuple, grads: list[jax.Array]) -> tuple[jax.Array, None]:
+    x, kernels = kept
+    kernels = block_codes.after(grads[0], list(kernels))
+    _, transposed = jax.vjp(lambda x: _decode_and_multiply(x, kernels, product, fuse), x)
+    return *transposed(grads), None
+
+
+_decoded_products.defvjp(_decoded_forward, _decoded_backward)
+
+
+def _decode_and_multiply(x: jax.Array, kernels: list[Coded], product: Product, fuse: bool) -> list[jax.Array]:
+    return _products(x, [decode(k, (*x.shape[2:], *k.codes.shape[1:]), x.dtype) for k in kernels], product, fuse)
 
 
 def _split(y: jax.Array, lead: tuple[int, ...], outs: list[tuple[int, ...]], ways: int = 1) -> list[jax.Array]:

@@ -61,6 +61,24 @@ def encode(kernel: jax.Array, kind: str, axes: int = 1) -> Coded:
     return Coded(pairs[:, 0] | pairs[:, 1] << 4, coded.scale)
 
 
+def after(x: jax.Array, kernels: list[Coded]) -> list[Coded]:
+    """Returns the kernels in codes, whose decoding then begins only once `x` is there.
+
+    Without it XLA decodes once for the forward and the backward pass, and outside a loop over microbatches: then all
+    layers' kernels are in memory.
+    """
+
+    def barrier(x: jax.Array, kernels: list[Coded]) -> list[Coded]:
+        return jax.lax.optimization_barrier((x, kernels))[1]
+
+    def zero_added(x: jax.Array, kernels: list[Coded]) -> list[Coded]:
+        """XLA's CPU compiler drops barriers. But it does not know that this is 0."""
+        zero = jnp.minimum(jnp.abs(x[(0,) * x.ndim]), 0)
+        return [Coded(codes + zero.astype(codes.dtype), scales) for codes, scales in kernels]
+
+    return jax.lax.platform_dependent(x, kernels, cpu=zero_added, default=barrier)
+
+
 def decode(coded: Coded, shape: typing.Sequence[int], dtype: jnp.dtype) -> jax.Array:
     """Returns the kernel that codes stand for, in its own shape (*in, *O). XLA makes one elementwise loop of it."""
     codes, scales = coded
