@@ -23,6 +23,11 @@ class AdapterConfig:
     prompt_tokens: Annotated[int, at_least(1, most=65_536)]
     prompt_text: str
 
+    @property
+    def scale(self) -> float:
+        """Returns what a LoRA's product is multiplied by."""
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
 
 @dataclasses.dataclass(frozen=True)
 class ExamplesConfig:

@@ -17,17 +17,18 @@ class GeluMLP(nn.Module):
     """down(gelu(up(x))) with the tanh approximation (`gelu_new` of Hugging Face)."""
 
     config: ModelConfig
+    lora_dropout: float = 0.0
 
     @nn.compact
     def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
         c = self.config
-        up, up_bias = Linear((c.d_model, c.d_ff), (c.d_ff,), c.init_std, c.dtype, name="up")()
+        up = Linear((c.d_model, c.d_ff), (c.d_ff,), c.init_std, c.dtype, name="up")()
         (up_BxTxF,) = project(self, "up", x_BxTxD, [up], product=mlp_product(c))
-        up_BxTxF = checkpoint_name(up_BxTxF + up_bias, "mlp_proj")
+        up_BxTxF = checkpoint_name(up.biased(up_BxTxF), "mlp_proj")
         hidden_BxTxF = constrain(nn.gelu(up_BxTxF, approximate=True), "batch", "seq", "mlp")
-        down, down_bias = Linear((c.d_ff, c.d_model), (c.d_model,), output_std(c), c.dtype, name="down")()
+        down = Linear((c.d_ff, c.d_model), (c.d_model,), output_std(c), c.dtype, name="down")()
         (y_BxTxD,) = project(self, "down", hidden_BxTxF, [down], product=mlp_product(c))
-        return y_BxTxD + down_bias
+        return down.biased(y_BxTxD)
 
 
 class GPT2(Transformer):

@@ -20,6 +20,14 @@ def head_kernel(params: dict, config: ModelConfig) -> jax.Array:
     return head_DxVp.astype(config.dtype)
 
 
+def head_rows(model: Transformer, variables: dict[str, dict]) -> dict:
+    """Returns what the functions of `ops.xent` take of the collection `rows`: `row_ids` and `rows_NxD`; {} without one."""
+    if "rows" not in variables:
+        return {}
+    part = "embed" if model.config.tie_embeddings else "head"
+    return {"row_ids": model.row_ids, "rows_NxD": variables["rows"][part]["rows"]}
+
+
 def logits(
     model: Transformer,
     params: dict,

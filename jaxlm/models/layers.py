@@ -83,8 +83,26 @@ class TokenInfo(typing.NamedTuple):
     until_BxT: jax.Array | None = None
 
 
+class Weights(typing.NamedTuple):
+    """What multiplies activations, in the compute dtype.
+
+    Attributes:
+      kernel: (*in, *out), or in codes.
+      bias: (*out); None for no bias.
+      lora: the factors (*in, rank) and (rank, *out), whose product is added to the kernel (arXiv:2106.09685); None for none.
+    """
+
+    kernel: jax.Array | Coded
+    bias: jax.Array | None
+    lora: tuple[jax.Array, jax.Array] | None
+
+    def biased(self, y: jax.Array) -> jax.Array:
+        """Returns `y` with the bias, if there is one."""
+        return y if self.bias is None else y + self.bias
+
+
 class Linear(nn.Module):
-    """Holds a kernel and a bias, and returns both in the compute dtype. The caller multiplies (see `project`).
+    """Holds a kernel and a bias, and returns them in the compute dtype. The caller multiplies (see `project`).
 
     If the collection `quantized` has the kernel (see `models.quantized`), it is returned in codes.
 
@@ -101,15 +119,17 @@ class Linear(nn.Module):
     dtype: str
 
     @nn.compact
-    def __call__(self) -> tuple[jax.Array | Coded, jax.Array | None]:
+    def __call__(self) -> Weights:
         if self.has_variable("quantized", "codes"):
             kernel = Coded(*(self.get_variable("quantized", name) for name in Coded._fields))
         else:
             kernel = parameter(self, "kernel", normal(self.std), self.shape).astype(self.dtype)
-        bias = None
+        bias = factors = None
         if self.bias_shape is not None:
             bias = parameter(self, "bias", nn.initializers.zeros, self.bias_shape).astype(self.dtype)
-        return kernel, bias
+        if self.has_variable("lora", "lora_a"):
+            factors = tuple(self.get_variable("lora", name).astype(self.dtype) for name in ("lora_a", "lora_b"))
+        return Weights(kernel, bias, factors)
 
 
 class RMSNorm(nn.Module):
@@ -170,10 +190,10 @@ def project(
     module: nn.Module,
     name: str,
     x: jax.Array,
-    kernels: typing.Sequence[jax.Array | Coded],
+    weights: typing.Sequence[Weights],
     product: Product = dense,
 ) -> list[jax.Array]:
-    """Multiplies x (B, T, *in) by each kernel (*in, *out). Returns the products (B, T, *out).
+    """Multiplies x (B, T, *in) by each kernel (*in, *out), LoRA included. Returns the products (B, T, *out), without bias.
 
     If the config fuses projections, all kernels are multiplied in one product. On a mesh with a `tensor` axis each
     device fuses its own columns of all kernels, so that the gradient of x is summed over devices once. Kernels that the
@@ -181,12 +201,29 @@ def project(
 
     Args:
       module: the calling module. If its collection `packed` has a kernel under `name` (see `params.pack_params`), that
-        kernel is used, and `kernels` only give the shapes.
+        kernel is used, and `weights` only give the shapes. It has `lora_dropout`, and the key `lora` if that applies.
       name: the name of all the products together, such as "qkv".
       x: the activations, in the compute dtype.
-      kernels: the kernels, in the compute dtype or all in codes.
-      product: the function `ops.linear.dense` or `ops.fp8.dense`.
+      weights: the kernels, in the compute dtype or all in codes, and their LoRA factors.
+      product: the function `ops.linear.dense` or `ops.fp8.dense`, for the kernels.
     """
+    products = _of_kernels(module, name, x, [w.kernel for w in weights], product)
+    adapted = [place for place, w in enumerate(weights) if w.lora]
+    if adapted:
+        axes = x.ndim - 2
+        x = dropout(x, module.lora_dropout, module.make_rng("lora") if module.has_rng("lora") else None)
+        # One product for all the factors that read x.
+        inner = lora.down(x, jnp.concatenate([weights[place].lora[0] for place in adapted], axis=-1), axes)
+        for place, low in zip(adapted, jnp.split(inner, len(adapted), axis=-1), strict=True):
+            y = products[place] + lora.up(low, weights[place].lora[1])
+            products[place] = jax.lax.optimization_barrier(y)  # else XLA keeps both terms for the backward pass
+    return products
+
+
+def _of_kernels(
+    module: nn.Module, name: str, x: jax.Array, kernels: list[jax.Array | Coded], product: Product
+) -> list[jax.Array]:
+    """The products of `project` without LoRA."""
     fuse = module.config.fuse_projections
     if isinstance(kernels[0], Coded):
         return _decoded_products(x, kernels, product, fuse)
@@ -252,11 +289,13 @@ class Attention(nn.Module):
 
     Attributes:
       bias: True if all projections have biases; with `model.qkv_bias` alone, those to queries, keys and values have.
+      lora_dropout: the share of a LoRA's inputs that is zeroed in training.
     """
 
     config: ModelConfig
     backend: str
     bias: bool
+    lora_dropout: float = 0.0
 
     @nn.compact
     def __call__(
@@ -268,15 +307,11 @@ class Attention(nn.Module):
         c = self.config
         d, n, k, h = c.d_model, c.n_heads, c.n_kv_heads, c.head_dim
         qkv_bias = self.bias or c.qkv_bias
-        kernels, biases = zip(
-            *(
-                Linear((d, heads, h), (heads, h) if qkv_bias else None, c.init_std, c.dtype, name=name)()
-                for name, heads in (("q", n), ("k", k), ("v", k))
-            ),
-            strict=True,
-        )
-        qkv = project(self, "qkv", x_BxTxD, kernels)
-        qkv = [y if b is None else y + b for y, b in zip(qkv, biases, strict=True)]
+        weights = [
+            Linear((d, heads, h), (heads, h) if qkv_bias else None, c.init_std, c.dtype, name=name)()
+            for name, heads in (("q", n), ("k", k), ("v", k))
+        ]
+        qkv = [w.biased(y) for w, y in zip(weights, project(self, "qkv", x_BxTxD, weights), strict=True)]
         q_BxTxNxH, k_BxTxKxH, v_BxTxKxH = (checkpoint_name(y, "qkv_proj") for y in qkv)
         if c.qk_norm:
             q_BxTxNxH = RMSNorm(c.norm_eps, name="q_norm")(q_BxTxNxH)
@@ -288,17 +323,18 @@ class Attention(nn.Module):
         v_BxTxKxH = constrain(v_BxTxKxH, "batch", "seq", "kv_heads", "head_dim")
         out_BxTxNxH, layer_cache = attend(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, info, cache, self.backend)
         out_BxTxNxH = checkpoint_name(constrain(out_BxTxNxH, "batch", "seq", "heads", "head_dim"), "attn_out")
-        o_NxHxD, o_bias = Linear((n, h, d), (d,) if self.bias else None, output_std(c), c.dtype, name="o")()
-        (y_BxTxD,) = project(self, "o", out_BxTxNxH, [o_NxHxD])
-        return (y_BxTxD if o_bias is None else y_BxTxD + o_bias), layer_cache
+        o = Linear((n, h, d), (d,) if self.bias else None, output_std(c), c.dtype, name="o")()
+        (y_BxTxD,) = project(self, "o", out_BxTxNxH, [o])
+        return o.biased(y_BxTxD), layer_cache
 
 
 class Block(nn.Module):
     """One layer: attention and an MLP. Each is applied after a norm and added to the residual stream (pre-norm).
 
     Attributes:
-      norm, mlp: the classes of the family's modules, called as `norm(eps, name=...)` and `mlp(config, name=...)`.
+      norm, mlp: the classes of the family's modules, called as `norm(eps, name=...)` and `mlp(config, lora_dropout, name=...)`.
       attention_bias: True if all of the attention's projections have biases.
+      lora_dropout: the share of a LoRA's inputs that is zeroed in training.
     """
 
     config: ModelConfig
@@ -306,6 +342,7 @@ class Block(nn.Module):
     norm: type[nn.Module]
     mlp: type[nn.Module]
     attention_bias: bool
+    lora_dropout: float = 0.0
 
     @nn.compact
     def __call__(
@@ -317,10 +354,10 @@ class Block(nn.Module):
     ) -> tuple[jax.Array, LayerCache | None]:
         c = self.config
         y_BxTxD = self.norm(c.norm_eps, name="attn_norm")(x_BxTxD)
-        attn = Attention(c, self.backend, self.attention_bias, name="attn")
+        attn = Attention(c, self.backend, self.attention_bias, self.lora_dropout, name="attn")
         y_BxTxD, layer_cache = attn(y_BxTxD, info, cache)
         x_BxTxD = checkpoint_name(x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[0]), "residual")
-        y_BxTxD = self.mlp(c, name="mlp")(self.norm(c.norm_eps, name="mlp_norm")(x_BxTxD))
+        y_BxTxD = self.mlp(c, self.lora_dropout, name="mlp")(self.norm(c.norm_eps, name="mlp_norm")(x_BxTxD))
         return x_BxTxD + dropout(y_BxTxD, c.dropout, dropout_keys[1]), layer_cache
 
 

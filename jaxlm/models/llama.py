@@ -18,23 +18,21 @@ class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x)) (arXiv:2002.05202)."""
 
     config: ModelConfig
+    lora_dropout: float = 0.0
 
     @nn.compact
     def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
         c = self.config
         bias = (c.d_ff,) if c.bias else None
-        gate, gate_bias = Linear((c.d_model, c.d_ff), bias, c.init_std, c.dtype, name="gate")()
-        up, up_bias = Linear((c.d_model, c.d_ff), bias, c.init_std, c.dtype, name="up")()
+        gate = Linear((c.d_model, c.d_ff), bias, c.init_std, c.dtype, name="gate")()
+        up = Linear((c.d_model, c.d_ff), bias, c.init_std, c.dtype, name="up")()
         gate_BxTxF, up_BxTxF = project(self, "gate_up", x_BxTxD, (gate, up), product=mlp_product(c))
-        if c.bias:
-            gate_BxTxF, up_BxTxF = gate_BxTxF + gate_bias, up_BxTxF + up_bias
-        gate_BxTxF, up_BxTxF = checkpoint_name(gate_BxTxF, "mlp_proj"), checkpoint_name(up_BxTxF, "mlp_proj")
+        gate_BxTxF = checkpoint_name(gate.biased(gate_BxTxF), "mlp_proj")
+        up_BxTxF = checkpoint_name(up.biased(up_BxTxF), "mlp_proj")
         hidden_BxTxF = constrain(nn.silu(gate_BxTxF) * up_BxTxF, "batch", "seq", "mlp")
-        down, down_bias = Linear(
-            (c.d_ff, c.d_model), (c.d_model,) if c.bias else None, output_std(c), c.dtype, name="down"
-        )()
+        down = Linear((c.d_ff, c.d_model), (c.d_model,) if c.bias else None, output_std(c), c.dtype, name="down")()
         (y_BxTxD,) = project(self, "down", hidden_BxTxF, [down], product=mlp_product(c))
-        return y_BxTxD + down_bias if c.bias else y_BxTxD
+        return down.biased(y_BxTxD)
 
 
 class Llama(Transformer):

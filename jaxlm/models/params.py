@@ -71,19 +71,16 @@ def _abstract_params(model: Transformer) -> dict:
 
 
 def logical_axes(model: Transformer) -> dict:
-    """Returns the logical axes of every parameter: a tree like the parameters, with tuples of names as leaves.
+    """Returns the logical axes of every parameter: a tree like the parameters, with tuples of names as leaves."""
+    return tree.map_named(axes_of, abstract_params(model))
 
-    Raises:
-      KeyError: LOGICAL_AXES does not name a parameter.
-    """
 
-    def axes(name: str, leaf: jax.ShapeDtypeStruct) -> tuple[str, ...]:
-        for pattern, names in LOGICAL_AXES.items():
-            if re.fullmatch(pattern, name) and len(names) == len(leaf.shape):
-                return names
-        raise KeyError(f"no logical axes for parameter {name} {leaf.shape}: add it to models.params.LOGICAL_AXES")
-
-    return tree.map_named(axes, abstract_params(model))
+def axes_of(name: str, leaf: jax.ShapeDtypeStruct) -> tuple[str, ...]:
+    """Returns the logical axes of a parameter. Raises KeyError if LOGICAL_AXES does not name it."""
+    for pattern, names in LOGICAL_AXES.items():
+        if re.fullmatch(pattern, name) and len(names) == len(leaf.shape):
+            return names
+    raise KeyError(f"no logical axes for parameter {name} {leaf.shape}: add it to models.params.LOGICAL_AXES")
 
 
 def pack_params(params: dict, config: ModelConfig, every_product: bool) -> dict:

@@ -76,9 +76,7 @@ def load(params: Iterable[tuple[str, jax.Array]], kind: str, dtype: str, shardin
     return tree.nested(kept.items())
 
 
-def placed(
-    read: Callable[[str], np.ndarray], abstract: dict, shardings: dict
-) -> Iterator[tuple[str, jax.Array]]:
+def placed(read: Callable[[str], np.ndarray], abstract: dict, shardings: dict) -> Iterator[tuple[str, jax.Array]]:
     """Yields (name, float32 array in its shards) for each parameter, which `read` returns on the host by its name."""
     for (name, leaf), sharding in zip(tree.named_leaves(abstract), jax.tree.leaves(shardings), strict=True):
         value = read(name)

@@ -9,13 +9,14 @@ import typing
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
-from jaxlm.config import ModelConfig
+from jaxlm.config import AdapterConfig, ModelConfig
 from jaxlm.models.draws import parameter
 from jaxlm.models.layers import SAVED_NAMES, Block, Cache, Embedding, LayerCache, TokenInfo, dropout
 from jaxlm.sharding import constrain
-from jaxlm.tree import layer_name
+from jaxlm.tree import layer_name, map_named
 
 # What the backward pass may keep of each layer: everything (none), the tagged activations (names), the outputs of
 # products with weights (dots), or only the layer's input (full).
@@ -38,7 +39,8 @@ class Transformer(nn.Module):
 
     `model.apply({"params": params}, tokens_BxT, positions_BxT, segment_ids_BxT, train=True, rngs={"dropout": key})`.
     The variables may have other collections than `params` (adapters, packed kernels). Layer i gets what they hold under
-    `tree.layer_name(i)`; if layers are scanned, each layer must have the same leaves. The rest is not read here.
+    `tree.layer_name(i)`; if layers are scanned, each layer must have the same leaves. `models.adapters` says what adapters
+    hold.
 
     Args of `apply`, after the variables:
       tokens_BxT: the token ids.
@@ -52,10 +54,14 @@ class Transformer(nn.Module):
     Attributes:
       config: the section `model` of the config.
       backend: the attention backend, one of `ops.attention.BACKENDS`.
+      adapter: the section `adapter` of the config, if the variables may hold an adapter.
+      row_ids: the ids of the tokens that have a row in the collection `rows`.
     """
 
     config: ModelConfig
     backend: str
+    adapter: AdapterConfig | None = None
+    row_ids: tuple[int, ...] = ()
 
     # What a family sets.
     norm: typing.ClassVar[type[nn.Module]]
@@ -63,9 +69,21 @@ class Transformer(nn.Module):
     always_bias: typing.ClassVar[bool] = False  # True: attention has biases, whatever `model.bias` says
 
     def embed(self, tokens_BxT: jax.Array, positions_BxT: jax.Array) -> jax.Array:
-        """Returns the input embeddings (B, T, D) in the compute dtype."""
+        """Returns the input embeddings (B, T, D) in the compute dtype.
+
+        Those of `row_ids` have their row of the collection `rows` added. Ids from `vocab_size` on are the vectors of the
+        collection `prompt`.
+        """
         del positions_BxT
-        return Embedding(self.config.padded_vocab_size, self.config, name="embed")(tokens_BxT)
+        x_BxTxD = Embedding(self.config.padded_vocab_size, self.config, name="embed")(tokens_BxT)
+        if "rows" in self.variables:
+            hit_BxTxN = (tokens_BxT[:, :, None] == np.asarray(self.row_ids)).astype(jnp.float32)
+            x_BxTxD += (hit_BxTxN @ self.variables["rows"]["embed"]["rows"]).astype(x_BxTxD.dtype)
+        if "prompt" in self.variables:
+            prompt_PxD = self.variables["prompt"]["embed"]["prompt"].astype(x_BxTxD.dtype)
+            place_BxT = tokens_BxT - self.config.vocab_size
+            x_BxTxD = jnp.where(place_BxT[:, :, None] < 0, x_BxTxD, prompt_PxD[jnp.maximum(place_BxT, 0)])
+        return x_BxTxD
 
     def rope(self, positions_BxT: jax.Array) -> tuple[jax.Array, jax.Array] | None:
         """Returns cos and sin of the rotary embeddings, made once for all layers; None in a family without them."""
@@ -75,7 +93,8 @@ class Transformer(nn.Module):
     def block(self, backend: str, name: str | None = None) -> Block:
         """Returns one layer of this family: a submodule if `name` is given, else a module on its own, for `block.apply`."""
         c, parent = self.config, self if name else None
-        return Block(c, backend, self.norm, self.mlp, self.always_bias or c.bias, name=name, parent=parent)
+        dropped = self.adapter.dropout if self.adapter else 0.0
+        return Block(c, backend, self.norm, self.mlp, self.always_bias or c.bias, dropped, name=name, parent=parent)
 
     @nn.compact
     def __call__(
@@ -90,7 +109,8 @@ class Transformer(nn.Module):
         c = self.config
         if positions_BxT is None:
             positions_BxT = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
-        key = self.make_rng("dropout") if train and c.dropout > 0 else None
+        dropped = c.dropout or (self.adapter and self.adapter.dropout)
+        key = self.make_rng("dropout") if train and dropped else None
         x_BxTxD = self.embed(tokens_BxT, positions_BxT)
         x_BxTxD = dropout(x_BxTxD, c.dropout, None if key is None else jax.random.fold_in(key, c.n_layers))
         info = TokenInfo(positions_BxT, segment_ids_BxT, self.rope(positions_BxT), until_BxT)
@@ -111,9 +131,13 @@ class Transformer(nn.Module):
         return hidden_BxTxD if cache is None else (hidden_BxTxD, cache._replace(layers=tuple(layers)))
 
     def layer_variables(self, i: int) -> dict:
-        """Returns collection -> layer i's variables, for every collection that has some."""
+        """Returns collection -> layer i's variables, for every collection that has some, with the adapter's scale in them."""
         name = layer_name(i)
-        return {collection: tree[name] for collection, tree in self.variables.items() if name in tree}
+        found = {collection: tree[name] for collection, tree in self.variables.items() if name in tree}
+        if self.adapter and "lora" in found:
+            scale = self.adapter.scale
+            found["lora"] = map_named(lambda name, x: x * scale if name.endswith("lora_b") else x, found["lora"])
+        return found
 
     def run_layers(self, x_BxTxD: jax.Array, info: TokenInfo, key: jax.Array | None) -> jax.Array:
         """Runs all layers, unrolled or as a scan over stacked variables, with the same result: (B, T, D) -> (B, T, D)."""
@@ -147,8 +171,12 @@ def apply_layer(
     layer: int | jax.Array,
 ) -> jax.Array:
     """Runs one layer as a pure function of its variables: (B, T, D) -> (B, T, D). Dropout depends only on (key, layer)."""
-    keys = (None, None) if key is None else tuple(jax.random.split(jax.random.fold_in(key, layer)))
-    y_BxTxD, _ = block.apply(variables, x_BxTxD, info, keys)
+    keys, rngs = (None, None), {}
+    if key is not None:
+        key = jax.random.fold_in(key, layer)
+        keys = tuple(jax.random.split(key))
+        rngs = {"lora": jax.random.fold_in(key, 2)} if block.lora_dropout else {}
+    y_BxTxD, _ = block.apply(variables, x_BxTxD, info, keys, rngs=rngs)
     return constrain(y_BxTxD, "batch", "seq", "act_embed")
 
 

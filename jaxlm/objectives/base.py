@@ -100,7 +100,8 @@ def token_logp(
       tile: the number of tokens whose logits are in memory at one time; 0 for all.
     """
     config = model.config
-    token_nll = functools.partial(xent.token_nll, vocab_size=config.vocab_size, tile=tile)
+    rows = models.head_rows(model, variables)
+    token_nll = functools.partial(xent.token_nll, vocab_size=config.vocab_size, tile=tile, **rows)
     hidden_BxTxD = hidden(model, variables, batch, key)
     head_DxV = models.head_kernel(variables["params"], config)
     return -spmd.over_tokens(token_nll, hidden_BxTxD, head_DxV, batch["targets"], summed=False)

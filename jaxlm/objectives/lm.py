@@ -24,8 +24,9 @@ def make(model: Transformer, config: Config) -> base.Objective:
     def sums(variables: base.Variables, batch: base.Batch, key: jax.Array | None) -> base.Sums:
         hidden_BxTxD = base.hidden(model, variables, batch, key)
         head_DxV = models.head_kernel(variables["params"], m)
+        of_tokens = functools.partial(cross_entropy, **models.head_rows(model, variables))
         loss_sum, aux = spmd.over_tokens(
-            cross_entropy, hidden_BxTxD, head_DxV, batch["targets"], batch["weights"], summed=True
+            of_tokens, hidden_BxTxD, head_DxV, batch["targets"], batch["weights"], summed=True
         )
         return base.Sums(loss_sum, aux["weight_sum"], {"accuracy": aux["correct_sum"], "nll": aux["nll_sum"]})
 

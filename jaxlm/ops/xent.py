@@ -1,6 +1,10 @@
 """Cross-entropy of a linear head. If it works in tiles of tokens, the whole logits tensor is never in memory.
 
-Legend: M tokens (batch x time, flattened), D model, V vocabulary as stored (padded), I tiles, R tokens in one tile.
+The head may have a second part, which changes the columns of a few tokens (`rows_NxD` is added to those of `row_ids`): adapters
+train it while the head itself is frozen. Then nothing computes the head's gradient.
+
+Legend: M tokens (batch x time, flattened), D model, V vocabulary as stored (padded), I tiles, R tokens in one tile, N tokens
+whose columns are changed.
 """
 
 import functools
@@ -8,6 +12,8 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from jaxlm.ops.decode import first_argmax
 
@@ -24,6 +30,8 @@ def cross_entropy(
     vocab_size: int,
     z_loss: float = 0.0,
     tile: int = 0,
+    row_ids: tuple[int, ...] = (),
+    rows_NxD: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Returns the weighted sum over tokens of -log p(target) + z_loss * logsumexp^2, and a dict of sums for metrics.
 
@@ -40,9 +48,10 @@ def cross_entropy(
       vocab_size: the number of real columns, <= V.
       z_loss: the coefficient of the squared log-normaliser (1e-4 in PaLM); that term is weighted too.
       tile: the number of tokens in a tile, which need not divide M; 0 for all logits at once.
+      row_ids, rows_NxD: the ids of N tokens, and what is added to their columns of the head; None for nothing.
 
     Returns:
-      (loss_sum, aux). loss_sum is a float32 scalar, differentiable in hidden and head. aux holds float32 scalars without
+      (loss_sum, aux). loss_sum is a float32 scalar, differentiable in hidden, head and rows. aux holds float32 scalars without
       gradient: nll_sum (weighted, in nats, without z_loss), weight_sum, correct_sum (weighted count of argmax = target).
 
     Raises:
@@ -51,9 +60,10 @@ def cross_entropy(
     _check(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, tile)
     weights_M = jax.lax.stop_gradient(weights_M.astype(jnp.float32))
     if tile == 0 or tile >= hidden_MxD.shape[0]:
-        total, nll, correct = _plain(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, z_loss)
+        total, nll, correct = _plain(hidden_MxD, head_DxV, rows_NxD, targets_M, weights_M, vocab_size, z_loss, row_ids)
     else:
-        total, nll, correct = _tiled(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, z_loss, tile)
+        inputs = (hidden_MxD, head_DxV, rows_NxD, targets_M, weights_M)
+        total, nll, correct = _tiled(*inputs, vocab_size, z_loss, tile, row_ids)
     aux = {"nll_sum": nll, "weight_sum": jnp.sum(weights_M), "correct_sum": correct}
     return total, jax.tree.map(jax.lax.stop_gradient, aux)
 
@@ -65,14 +75,16 @@ def token_nll(
     *,
     vocab_size: int,
     tile: int = 0,
+    row_ids: tuple[int, ...] = (),
+    rows_NxD: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns -log p(target) of each token, in nats. Differentiable in hidden and head.
+    """Returns -log p(target) of each token, in nats. Differentiable in hidden, head and rows.
 
     With a tile neither pass ever holds all logits: the backward pass computes each tile's logits again. For one
     weighted sum use `cross_entropy`, which computes the logits once.
 
     Args:
-      hidden_MxD, head_DxV, targets_M, vocab_size, tile: as in `cross_entropy`.
+      hidden_MxD, head_DxV, targets_M, vocab_size, tile, row_ids, rows_NxD: as in `cross_entropy`.
 
     Returns:
       nll_M, float32.
@@ -82,25 +94,32 @@ def token_nll(
     """
     _check(hidden_MxD, head_DxV, targets_M, targets_M, vocab_size, tile)
     if tile == 0 or tile >= hidden_MxD.shape[0]:
-        lse_M, picked_M = _lse_and_picked(hidden_MxD, head_DxV, targets_M, vocab_size)
+        lse_M, picked_M = _lse_and_picked(hidden_MxD, head_DxV, rows_NxD, targets_M, vocab_size, row_ids)
         return lse_M - picked_M
-    return _tiled_nll(hidden_MxD, head_DxV, targets_M, vocab_size, tile)
+    return _tiled_nll(hidden_MxD, head_DxV, rows_NxD, targets_M, vocab_size, tile, row_ids)
 
 
 def token_scores(
-    hidden_MxD: jax.Array, head_DxV: jax.Array, targets_M: jax.Array, *, vocab_size: int, tile: int
+    hidden_MxD: jax.Array,
+    head_DxV: jax.Array,
+    targets_M: jax.Array,
+    *,
+    vocab_size: int,
+    tile: int,
+    row_ids: tuple[int, ...] = (),
+    rows_NxD: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns (log p(target) of each token in nats, float32 [M]; True where the target is the likeliest token, [M]).
 
     Has no backward pass. As in `ops.decode.first_argmax`, the first of several likeliest tokens counts.
 
     Args:
-      hidden_MxD, head_DxV, targets_M, vocab_size, tile: as in `cross_entropy`.
+      hidden_MxD, head_DxV, targets_M, vocab_size, tile, row_ids, rows_NxD: as in `cross_entropy`.
     """
     _check(hidden_MxD, head_DxV, targets_M, targets_M, vocab_size, tile)
 
     def of_tile(args):
-        logits_RxV = _logits(args[0], head_DxV, vocab_size)
+        logits_RxV = _logits(args[0], head_DxV, rows_NxD, vocab_size, row_ids)
         logp_R = _pick(logits_RxV, args[1]) - jax.nn.logsumexp(logits_RxV, axis=-1)
         return logp_R, first_argmax(logits_RxV) == args[1]
 
@@ -121,8 +140,11 @@ def _check(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, tile) -> None
         raise ValueError(f"tile must be 0 (off) or a number of tokens, got {tile}")
 
 
-def _logits(hidden_RxD, head_DxV, vocab_size: int) -> jax.Array:
+def _logits(hidden_RxD, head_DxV, rows_NxD, vocab_size: int, row_ids: tuple[int, ...]) -> jax.Array:
     logits_RxV = jnp.dot(hidden_RxD, head_DxV, preferred_element_type=jnp.float32)
+    if rows_NxD is not None:
+        more_RxN = jnp.dot(hidden_RxD, rows_NxD.T.astype(hidden_RxD.dtype), preferred_element_type=jnp.float32)
+        logits_RxV = logits_RxV.at[:, np.asarray(row_ids)].add(more_RxN, unique_indices=True)
     if vocab_size < head_DxV.shape[1]:
         logits_RxV = jnp.where(jnp.arange(head_DxV.shape[1]) < vocab_size, logits_RxV, _MASKED)
     return logits_RxV
@@ -132,8 +154,8 @@ def _pick(logits_RxV, targets_R) -> jax.Array:
     return jnp.take_along_axis(logits_RxV, targets_R[:, None], axis=-1)[:, 0]
 
 
-def _plain(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, z_loss):
-    logits_MxV = _logits(hidden_MxD, head_DxV, vocab_size)
+def _plain(hidden_MxD, head_DxV, rows_NxD, targets_M, weights_M, vocab_size, z_loss, row_ids):
+    logits_MxV = _logits(hidden_MxD, head_DxV, rows_NxD, vocab_size, row_ids)
     lse_M = jax.nn.logsumexp(logits_MxV, axis=-1)
     picked_M = _pick(logits_MxV, targets_M)
     nll = jnp.sum(weights_M * (lse_M - picked_M))
@@ -162,28 +184,30 @@ def _from_tiles(x_IxRx, length: int) -> jax.Array:
     return x.reshape(-1, *x.shape[2:])[:length]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def _tiled(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, z_loss, tile):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7, 8))
+def _tiled(hidden_MxD, head_DxV, rows_NxD, targets_M, weights_M, vocab_size, z_loss, tile, row_ids):
     def step(sums, args):
         hidden_RxD, targets_R, weights_R = args
-        part = _plain(hidden_RxD, head_DxV, targets_R, weights_R, vocab_size, z_loss)
+        part = _plain(hidden_RxD, head_DxV, rows_NxD, targets_R, weights_R, vocab_size, z_loss, row_ids)
         return jax.tree.map(jnp.add, sums, part), None
 
     zero = jnp.zeros((), jnp.float32)
     return jax.lax.scan(step, (zero, zero, zero), _to_tiles(tile, hidden_MxD, targets_M, weights_M))[0]
 
 
-def _tile_gradients(head_DxV, vocab_size: int, z_loss: float) -> Callable:
+def _tile_gradients(head_DxV, rows_NxD, vocab_size: int, z_loss: float, row_ids: tuple[int, ...]) -> Callable:
     """Returns the scan body of the tiled forward pass: one tile's sums and gradients.
+
+    The carry has the head's gradient, or None if nobody wants it.
 
     Why gradients in the forward pass: they need the tile's logits, which exist here only. The loss is one scalar, so the
     backward pass has only to scale them. Computing the logits again there would cost a fourth product with the head.
     """
 
     def step(carry, args):
-        sums, d_head_VxD = carry
+        sums, d_head_VxD, d_rows_NxD = carry
         hidden_RxD, targets_R, weights_R = args
-        logits_RxV = _logits(hidden_RxD, head_DxV, vocab_size)
+        logits_RxV = _logits(hidden_RxD, head_DxV, rows_NxD, vocab_size, row_ids)
         max_R = jnp.max(logits_RxV, axis=-1)
         lse_R = max_R + jnp.log(jnp.sum(jnp.exp(logits_RxV - max_R[:, None]), axis=-1))
         picked_R = _pick(logits_RxV, targets_R)
@@ -195,70 +219,111 @@ def _tile_gradients(head_DxV, vocab_size: int, z_loss: float) -> Callable:
         d_logits_RxV = jnp.exp(logits_RxV - lse_R[:, None]) * slope_R[:, None]
         d_logits_RxV = d_logits_RxV - jnp.where(hit_RxV, weights_R[:, None], 0.0)
         d_logits_RxV = d_logits_RxV.astype(head_DxV.dtype)
-        d_hidden_RxD = jnp.dot(d_logits_RxV, head_DxV.T, preferred_element_type=jnp.float32)
-        d_head_VxD = d_head_VxD + jnp.dot(d_logits_RxV.T, hidden_RxD, preferred_element_type=jnp.float32)
+        gradients = (d_head_VxD, d_rows_NxD)
+        d_hidden_RxD, *gradients = _back(d_logits_RxV, hidden_RxD, head_DxV, rows_NxD, row_ids, *gradients)
         sums = jax.tree.map(jnp.add, sums, (total, nll, correct))
-        return (sums, d_head_VxD), d_hidden_RxD.astype(hidden_RxD.dtype)
+        return (sums, *gradients), d_hidden_RxD
 
     return step
 
 
-def _tiled_fwd(hidden_MxD, head_DxV, targets_M, weights_M, vocab_size, z_loss, tile):
-    zero = jnp.zeros((), jnp.float32)
-    start = ((zero, zero, zero), jnp.zeros(head_DxV.shape[::-1], jnp.float32))
-    body = _tile_gradients(head_DxV, vocab_size, z_loss)
-    tiles = _to_tiles(tile, hidden_MxD, targets_M, weights_M)
-    (sums, d_head_VxD), d_hidden_IxRxD = jax.lax.scan(body, start, tiles)
+def _back(d_logits_RxV, hidden_RxD, head_DxV, rows_NxD, row_ids, d_head_VxD, d_rows_NxD) -> tuple:
+    """Returns (the gradient of a tile's hidden states, of the head and of the rows so far: None stays None)."""
+    d_hidden_RxD = jnp.dot(d_logits_RxV, head_DxV.T, preferred_element_type=jnp.float32)
+    if d_head_VxD is not None:
+        d_head_VxD = d_head_VxD + jnp.dot(d_logits_RxV.T, hidden_RxD, preferred_element_type=jnp.float32)
+    if rows_NxD is not None:
+        d_RxN = d_logits_RxV[:, np.asarray(row_ids)]
+        d_hidden_RxD += jnp.dot(d_RxN, rows_NxD.astype(d_RxN.dtype), preferred_element_type=jnp.float32)
+        d_rows_NxD = d_rows_NxD + jnp.dot(d_RxN.T, hidden_RxD, preferred_element_type=jnp.float32)
+    return d_hidden_RxD.astype(hidden_RxD.dtype), d_head_VxD, d_rows_NxD
+
+
+def _zeros(head_DxV: jax.Array | None, rows_NxD: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
+    """The gradients of head, [V, D], and rows before the first tile. None for what is not trained."""
+    d_head_VxD = None if head_DxV is None else jnp.zeros(head_DxV.shape[::-1], jnp.float32)
+    return d_head_VxD, None if rows_NxD is None else jnp.zeros(rows_NxD.shape, jnp.float32)
+
+
+def _tiled_fwd(hidden, head, rows, targets, weights, vocab_size, z_loss, tile, row_ids):
+    hidden_MxD, head_DxV, rows_NxD = hidden.value, head.value, _value(rows)
+    zero, start = jnp.zeros((), jnp.float32), _zeros(head_DxV if head.perturbed else None, rows_NxD)
+    body = _tile_gradients(head_DxV, rows_NxD, vocab_size, z_loss, row_ids)
+    tiles = _to_tiles(tile, hidden_MxD, targets.value, weights.value)
+    (sums, d_head_VxD, d_rows_NxD), d_hidden_IxRxD = jax.lax.scan(body, ((zero,) * 3, *start), tiles)
     d_hidden_MxD = _from_tiles(d_hidden_IxRxD, hidden_MxD.shape[0])
-    return sums, (d_hidden_MxD, d_head_VxD.T.astype(head_DxV.dtype))
+    return sums, (d_hidden_MxD, _like(d_head_VxD, head_DxV, transposed=True), _like(d_rows_NxD, rows_NxD))
 
 
-def _tiled_bwd(vocab_size, z_loss, tile, residuals, cotangents):
+def _tiled_bwd(vocab_size, z_loss, tile, row_ids, residuals, cotangents):
     slope = cotangents[0]  # of the total; nll and correct carry no gradient
+    if isinstance(slope, SymbolicZero):
+        slope = jnp.zeros(slope.shape, slope.dtype)
     scaled = jax.tree.map(lambda x: (x * slope).astype(x.dtype), residuals)
     return *scaled, None, None
 
 
-_tiled.defvjp(_tiled_fwd, _tiled_bwd)
+# Symbolic zeros say which inputs are differentiated: the gradient of a frozen head would cost a product.
+_tiled.defvjp(_tiled_fwd, _tiled_bwd, symbolic_zeros=True)
 
 
-def _lse_and_picked(hidden_RxD, head_DxV, targets_R, vocab_size: int) -> tuple[jax.Array, jax.Array]:
-    logits_RxV = _logits(hidden_RxD, head_DxV, vocab_size)
+def _value(primal: CustomVJPPrimal | None) -> jax.Array | None:
+    return None if primal is None else primal.value
+
+
+def _like(gradient: jax.Array | None, x: jax.Array | None, transposed: bool = False) -> jax.Array | None:
+    """The gradient in the dtype of `x`."""
+    if gradient is None:
+        return None
+    return (gradient.T if transposed else gradient).astype(x.dtype)
+
+
+def _lse_and_picked(hidden_RxD, head_DxV, rows_NxD, targets_R, vocab_size: int, row_ids: tuple[int, ...]) -> tuple:
+    logits_RxV = _logits(hidden_RxD, head_DxV, rows_NxD, vocab_size, row_ids)
     return jax.nn.logsumexp(logits_RxV, axis=-1), _pick(logits_RxV, targets_R)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _tiled_nll(hidden_MxD, head_DxV, targets_M, vocab_size, tile):
-    return _tiled_nll_fwd(hidden_MxD, head_DxV, targets_M, vocab_size, tile)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def _tiled_nll(hidden_MxD, head_DxV, rows_NxD, targets_M, vocab_size, tile, row_ids):
+    return _nll_and_lse(hidden_MxD, head_DxV, rows_NxD, targets_M, vocab_size, tile, row_ids)[0]
 
 
-def _tiled_nll_fwd(hidden_MxD, head_DxV, targets_M, vocab_size, tile):
+def _nll_and_lse(hidden_MxD, head_DxV, rows_NxD, targets_M, vocab_size, tile, row_ids):
     def of_tile(args):
-        lse_R, picked_R = _lse_and_picked(args[0], head_DxV, args[1], vocab_size)
+        lse_R, picked_R = _lse_and_picked(args[0], head_DxV, rows_NxD, args[1], vocab_size, row_ids)
         return lse_R - picked_R, lse_R
 
-    # The logits are computed again in the backward pass: the slope of each token's loss is known only there.
     found = jax.lax.map(of_tile, _to_tiles(tile, hidden_MxD, targets_M))
-    nll_M, lse_M = (_from_tiles(x_IxR, hidden_MxD.shape[0]) for x_IxR in found)
-    return nll_M, (hidden_MxD, head_DxV, targets_M, lse_M)
+    return tuple(_from_tiles(x_IxR, hidden_MxD.shape[0]) for x_IxR in found)
 
 
-def _tiled_nll_bwd(vocab_size, tile, residuals, slope_M):
-    hidden_MxD, head_DxV, targets_M, lse_M = residuals
+def _tiled_nll_fwd(hidden, head, rows, targets, vocab_size, tile, row_ids):
+    # The logits are computed again in the backward pass: the slope of each token's loss is known only there.
+    inputs = (hidden.value, head.value, _value(rows), targets.value)
+    nll_M, lse_M = _nll_and_lse(*inputs, vocab_size, tile, row_ids)
+    trained_head = {} if head.perturbed else None  # a residual is an array or a structure
+    return nll_M, (*inputs, lse_M, trained_head)
 
-    def of_tile(d_head_VxD, args):
+
+def _tiled_nll_bwd(vocab_size, tile, row_ids, residuals, slope_M):
+    hidden_MxD, head_DxV, rows_NxD, targets_M, lse_M, trained_head = residuals
+    if isinstance(slope_M, SymbolicZero):
+        slope_M = jnp.zeros(slope_M.shape, slope_M.dtype)
+
+    def of_tile(gradients, args):
         hidden_RxD, targets_R, lse_R, slope_R = args
-        logits_RxV = _logits(hidden_RxD, head_DxV, vocab_size)
+        logits_RxV = _logits(hidden_RxD, head_DxV, rows_NxD, vocab_size, row_ids)
         hit_RxV = targets_R[:, None] == jnp.arange(head_DxV.shape[1])
         d_logits_RxV = (jnp.exp(logits_RxV - lse_R[:, None]) - hit_RxV) * slope_R[:, None]
         d_logits_RxV = d_logits_RxV.astype(head_DxV.dtype)
-        d_hidden_RxD = jnp.dot(d_logits_RxV, head_DxV.T, preferred_element_type=jnp.float32)
-        d_head_VxD = d_head_VxD + jnp.dot(d_logits_RxV.T, hidden_RxD, preferred_element_type=jnp.float32)
-        return d_head_VxD, d_hidden_RxD.astype(hidden_RxD.dtype)
+        d_hidden_RxD, *gradients = _back(d_logits_RxV, hidden_RxD, head_DxV, rows_NxD, row_ids, *gradients)
+        return tuple(gradients), d_hidden_RxD
 
-    start = jnp.zeros(head_DxV.shape[::-1], jnp.float32)
-    d_head_VxD, d_hidden_IxRxD = jax.lax.scan(of_tile, start, _to_tiles(tile, hidden_MxD, targets_M, lse_M, slope_M))
-    return _from_tiles(d_hidden_IxRxD, hidden_MxD.shape[0]), d_head_VxD.T.astype(head_DxV.dtype), None
+    tiles = _to_tiles(tile, hidden_MxD, targets_M, lse_M, slope_M)
+    start = _zeros(None if trained_head is None else head_DxV, rows_NxD)
+    (d_head_VxD, d_rows_NxD), d_hidden_IxRxD = jax.lax.scan(of_tile, start, tiles)
+    d_hidden_MxD = _from_tiles(d_hidden_IxRxD, hidden_MxD.shape[0])
+    return d_hidden_MxD, _like(d_head_VxD, head_DxV, transposed=True), _like(d_rows_NxD, rows_NxD), None
 
 
-_tiled_nll.defvjp(_tiled_nll_fwd, _tiled_nll_bwd)
+_tiled_nll.defvjp(_tiled_nll_fwd, _tiled_nll_bwd, symbolic_zeros=True)

@@ -70,7 +70,7 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
 
     def train_step(frozen: Variables, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         # The key of a step follows from its number, so that a resumed run draws what an uninterrupted one does.
-        step_key = jax.random.fold_in(key, state.step) if config.model.dropout else None
+        step_key = jax.random.fold_in(key, state.step) if config.model.dropout or config.adapter.dropout else None
         opt_state = state.opt_state
         if config.optim.offload:
             opt_state = jax.device_put(opt_state, jax.memory.Space.Device)
@@ -156,6 +156,9 @@ def _split(x_Bx: jax.Array, parts: int) -> jax.Array:
     return sharding.constrain(x_AxMx, None, "batch", *(None,) * (x_Bx.ndim - 1))
 
 
+_EXACT = ("embedding", "/rows", "/prompt")  # tables
+
+
 def cast(params: Variables, dtype: jnp.dtype) -> Variables:
     """Returns the parameters in the compute type. Vectors (norms, biases of the MLP) and embedding tables stay float32.
 
@@ -165,7 +168,7 @@ def cast(params: Variables, dtype: jnp.dtype) -> Variables:
     """
 
     def one(name: str, p: jax.Array) -> jax.Array:
-        return p.astype(dtype) if p.ndim > 1 and not name.endswith("embedding") else p
+        return p.astype(dtype) if p.ndim > 1 and not name.endswith(_EXACT) else p
 
     return tree.map_named(one, params)
 

@@ -6,12 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny_adapters
 import tiny_models as tiny
 
 from jaxlm import config, config_files, models, sharding, tree
 from jaxlm.models import params as params_module
-from jaxlm.models.transformer import empty_cache
 
 FAMILIES = pytest.mark.parametrize("family", ["llama", "gpt2"])
 
@@ -226,54 +224,6 @@ def test_other_collections_reach_their_layer():
         variables = {"params": params, "lora": extra}
         assert tiny.difference(tiny.hidden(model, variables, batch), expected) < 1e-5
         assert model.bind(variables).layer_variables(1)["lora"]["attn"]["a"][0] == 1
-
-
-@pytest.mark.parametrize(
-    ("family", "ways"),
-    [
-        ("llama", [{"remat": "full"}, {"scan_layers": True}]),
-        ("gpt2", [{"scan_layers": True, "remat": "names", "fuse_projections": True}]),
-    ],
-)
-def test_adapters_work_however_the_layers_run(family, ways):
-    plain, params, variant = variants(family, dropout=0.2)
-    batch, key = tiny.packed_batch(plain.config), jax.random.key(3)
-    adapters = tiny_adapters.random_adapters(params, ("attn/q", "attn/o", "mlp/down"))
-    variables = {"params": params, "lora": adapters}
-
-    def value_and_grads(model, variables):
-        def value(v, b):
-            inputs = (b["tokens"], b["positions"], b["segment_ids"])
-            return jnp.mean(jnp.sin(model.apply(v, *inputs, train=True, rngs={"dropout": key})))
-
-        with tiny_adapters.added():
-            return tiny.jit(jax.value_and_grad(value))(variables, batch)
-
-    value, grads = value_and_grads(plain, variables)
-    assert min(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads["lora"])) > 0
-    merged_value, merged_grads = value_and_grads(plain, {"params": tiny_adapters.merged(params, adapters)})
-    assert tiny.difference((merged_value, merged_grads["params"]), (value, grads["params"])) < 1e-5
-    for changes in ways:
-        assert tiny.difference(value_and_grads(variant(**changes), variables), (value, grads)) < 1e-5, changes
-    swapped = {"layers_0": adapters["layers_1"], "layers_1": adapters["layers_0"]}
-    wrong, _ = value_and_grads(variant(scan_layers=True), variables | {"lora": swapped})
-    assert tiny.difference(wrong, value) > 1e-3
-
-
-def test_adapters_reach_their_layers_in_the_prefill():
-    plain, params, _ = variants("llama")
-    tokens = tiny.packed_batch(plain.config)["tokens"]
-    adapters = tiny_adapters.random_adapters(params, ("attn/v", "mlp/up"))
-
-    def prefill(variables):
-        with tiny_adapters.added():
-            return tiny.jit(lambda v: plain.apply(v, tokens, cache=empty_cache(plain.config, *tokens.shape))[0])(
-                variables
-            )
-
-    expected = tiny.hidden(plain, {"params": tiny_adapters.merged(params, adapters)}, {"tokens": tokens})
-    assert tiny.difference(prefill({"params": params, "lora": adapters}), expected) < 1e-5
-    assert tiny.difference(prefill({"params": params}), expected) > 1e-2
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])

@@ -9,48 +9,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny_adapters
 import tiny_models as tiny
 from tiny_steps import BATCHES, B, T, assert_close, make_config, make_mesh
 
 from jaxlm import models, sharding, tree
 from jaxlm.config import ConfigError
 from jaxlm.data import rows
+from jaxlm.models import adapters
 from jaxlm.objectives import base, lm
 from jaxlm.step import parts, state, step
 
 NAMES = ("attn/q", "attn/o", "mlp/down")
 
 
-@dataclasses.dataclass(frozen=True)
-class Lora:
-    """Adapters of rank 2; B is 0 at first."""
-
-    def attach(self, model):
-        return model
-
-    def init(self, model, key):
-        random = tiny_adapters.random_adapters(models.abstract_params(model), NAMES)
-
-        def new(name, leaf):
-            draw = jax.random.normal(jax.random.fold_in(key, len(name)), leaf.shape)
-            return jnp.zeros(leaf.shape) if name.endswith("lora_b") else 0.3 * draw
-
-        return {"lora": tree.map_named(new, random)}
-
-    def logical_axes(self, model):
-        shapes = jax.eval_shape(lambda: self.init(model, jax.random.key(0)))
-        return jax.tree.map(lambda x: ("embed" if len(x.shape) == 2 else None,) + (None,) * (len(x.shape) - 1), shapes)
-
-
-def lora_lm(model, c):
-    objective = lm.make(model, c)
-
-    def sums(variables, batch, key):
-        with tiny_adapters.added():
-            return objective.sums(variables, batch, key)
-
-    return dataclasses.replace(objective, sums=sums)
+def lora(**changes):
+    """Adapters of rank 2 for some kernels, and two rows."""
+    settings = dataclasses.replace(make_config().adapter, kind="lora", rank=2, alpha=2.0, targets=NAMES, **changes)
+    return adapters.of(settings, (3, 7))
 
 
 def adapted(**changes):
@@ -77,35 +52,35 @@ def run(made, batches=BATCHES):
 @functools.cache
 def plain():
     """Two steps of adapters on one device: what all other ways must equal."""
-    return run(parts.make(adapted(), make_mesh(), lora_lm, Lora()))
+    return run(parts.make(adapted(), make_mesh(), lm.make, lora()))
 
 
 def test_adapters_begin_as_the_base_model_and_learn():
     _, (first, second), _ = plain()
     base_model = run(parts.make(adapted(), make_mesh(), lm.make))
     assert float(first["loss"]) == float(base_model[1][0]["loss"])
-    again = run(parts.make(adapted(), make_mesh(), lora_lm, Lora()), [BATCHES[0]] * 8)[1]
+    again = run(parts.make(adapted(), make_mesh(), lm.make, lora()), [BATCHES[0]] * 8)[1]
     assert float(again[-1]["loss"]) < float(again[0]["loss"])
     assert float(second["update_norm"]) > 0
 
 
 def test_only_adapters_are_trained_and_have_an_optimizer_state():
     now, (metrics, _), frozen = plain()
-    made = parts.make(adapted(), make_mesh(), lora_lm, Lora())
-    assert (set(now.params), set(frozen)) == ({"lora"}, {"params"})
+    made = parts.make(adapted(), make_mesh(), lm.make, lora())
+    assert (set(now.params), set(frozen)) == ({"lora", "rows"}, {"params"})
     moments = [name for name, leaf in tree.named_leaves(now.opt_state) if leaf.ndim]
-    assert len(moments) == 2 * 2 * len(NAMES) * 2  # two moments of A and B in two layers
-    assert {name.rsplit("/", 1)[1] for name in moments} == {"lora_a", "lora_b"}
+    assert len(moments) == 2 * 2 * len(NAMES) * 2 + 2  # two moments of A and B in two layers, and of the rows
+    assert {name.rsplit("/", 1)[1] for name in moments} == {"lora_a", "lora_b", "rows"}
     jax.tree.map(np.testing.assert_array_equal, frozen, made.create()[1])  # and the base stays as it is
     groups = {name for name in metrics if name.startswith("grad_norm/")}
-    assert groups == {"grad_norm/layers/attn", "grad_norm/layers/mlp"}
+    assert groups == {"grad_norm/embed", "grad_norm/layers/attn", "grad_norm/layers/mlp"}
 
 
 def test_merged_equals_adapted():
     now, _, frozen = plain()
-    made = parts.make(adapted(), make_mesh(), lora_lm, Lora())
+    made = parts.make(adapted(), make_mesh(), lm.make, lora())
     c, params = made.config, frozen["params"]
-    merged = {"params": tiny_adapters.merged(params, now.params["lora"])}
+    merged = {"params": adapters.merge(params, now.params, lora())}
     want = made.objective.sums(frozen | now.params, BATCHES[0], None)
     got = lm.make(made.model, c).sums(merged, BATCHES[0], None)
     np.testing.assert_allclose(got.loss, want.loss, rtol=1e-5)
@@ -124,7 +99,7 @@ def test_merged_equals_adapted():
 )
 def test_adapters_on_many_devices_scanned_tiled_and_accumulated_are_the_same(mesh, changes):
     want, want_metrics, _ = plain()
-    got, got_metrics, _ = run(parts.make(adapted(**changes), make_mesh(**mesh), lora_lm, Lora()))
+    got, got_metrics, _ = run(parts.make(adapted(**changes), make_mesh(**mesh), lm.make, lora()))
     assert_close(got.params, want.params, rtol=1e-4)
     assert_close(got_metrics, want_metrics, rtol=1e-4)
     if mesh.get("fsdp") == 4:
@@ -136,9 +111,9 @@ def test_adapters_on_many_devices_scanned_tiled_and_accumulated_are_the_same(mes
 
 def test_names_that_no_list_knows_are_refused_by_name():
     with pytest.raises(ConfigError, match="parameter layers_0/attn/o/lora_a matches neither of"):
-        parts.make(adapted(optim__decay=(r".*/kernel",)), make_mesh(), lora_lm, Lora())
+        parts.make(adapted(optim__decay=(r".*/kernel",)), make_mesh(), lm.make, lora())
     with pytest.raises(ConfigError, match=r"optim\.name=muon is for kernels .* \(layers_0/attn/o/lora_a, \.\.\.\)"):
-        parts.make(adapted(optim__name="muon"), make_mesh(), lora_lm, Lora())
+        parts.make(adapted(optim__name="muon"), make_mesh(), lm.make, lora())
 
 
 def test_two_collections_with_a_leaf_of_one_name_are_refused():
@@ -150,7 +125,7 @@ def test_two_collections_with_a_leaf_of_one_name_are_refused():
 
 
 def test_frozen_variables_are_kept_and_the_state_is_given_away():
-    made = parts.make(adapted(), make_mesh(fsdp=8), lora_lm, Lora())
+    made = parts.make(adapted(), make_mesh(fsdp=8), lm.make, lora())
     now, frozen = made.create()
     with jax.set_mesh(made.mesh):
         made.jit()(frozen, now, sharding.to_global(jax.tree.map(np.asarray, BATCHES[0]), made.mesh, B))
@@ -159,7 +134,7 @@ def test_frozen_variables_are_kept_and_the_state_is_given_away():
 
 
 def test_frozen_parameters_come_from_an_origin_and_adapters_are_new():
-    made = parts.make(adapted(), make_mesh(fsdp=8), lora_lm, Lora())
+    made = parts.make(adapted(), make_mesh(fsdp=8), lm.make, lora())
     given = tiny.random_params(made.model, seed=4)
 
     class Origin:

@@ -1,0 +1,136 @@
+"""Adapters: variables that are trained beside a model whose own parameters are frozen. As PEFT has them, but for `rows`.
+
+    lora    layers_3/attn/q/lora_a (*in, rank), lora_b (rank, *out): y += scale (dropout(x) A) B (arXiv:2106.09685)
+    rows    embed/rows (N, D), without tied embeddings head/rows too: added to the rows of N tokens
+    prompt  embed/prompt (P, D): what stands in front of a text (arXiv:2104.08691), as the ids from `vocab_size` on
+
+`rows` are differences, which begin at 0, so that they are made without the model's parameters. PEFT's
+`trainable_token_indices` are the rows themselves.
+"""
+
+import dataclasses
+import math
+import re
+import zlib
+
+import jax
+import jax.numpy as jnp
+
+from jaxlm import tree
+from jaxlm.config import AdapterConfig, ConfigError
+from jaxlm.models.params import abstract_params, axes_of, input_axes
+from jaxlm.models.transformer import Transformer
+
+Variables = dict[str, dict]  # collection -> tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapter:
+    """What is trained beside a model (`step.parts.Adapter`).
+
+    Attributes:
+      settings: the section `adapter` of the config, whose kind is not none.
+      row_ids: the ids of the tokens whose rows of embedding and head are trained too.
+    """
+
+    settings: AdapterConfig
+    row_ids: tuple[int, ...] = ()
+
+    def attach(self, model: Transformer) -> Transformer:
+        """Returns the model that reads the adapter's variables."""
+        return model.clone(adapter=self.settings, row_ids=self.row_ids)
+
+    def init(self, model: Transformer, key: jax.Array) -> Variables:
+        """Returns new variables: with them the model is the one without, unless there is a prompt.
+
+        Raises ConfigError if `adapter.targets` match no kernel of a layer.
+        """
+        c, s = model.config, self.settings
+        made: Variables = {}
+        if s.kind == "lora":
+            made["lora"] = self._init_lora(model, key)
+        if s.kind == "prompt":
+            made["prompt"] = {"embed": {"prompt": c.init_std * jax.random.normal(key, (s.prompt_tokens, c.d_model))}}
+        if self.row_ids:
+            rows = {"rows": jnp.zeros((len(self.row_ids), c.d_model))}
+            made["rows"] = {part: dict(rows) for part in (("embed",) if c.tie_embeddings else ("embed", "head"))}
+        return made
+
+    def _init_lora(self, model: Transformer, key: jax.Array) -> dict:
+        """A as PEFT draws it (uniform within 1 / sqrt(inputs)), B 0."""
+        made = []
+        for name, kernel in self._kernels(model):
+            axes, rank = input_axes(name), self.settings.rank
+            inputs, outputs = kernel.shape[:axes], kernel.shape[axes:]
+            bound = math.prod(inputs) ** -0.5
+            drawn = jax.random.fold_in(key, zlib.crc32(name.encode()))
+            place = name.removesuffix("kernel")
+            made.append((f"{place}lora_a", jax.random.uniform(drawn, (*inputs, rank), minval=-bound, maxval=bound)))
+            made.append((f"{place}lora_b", jnp.zeros((rank, *outputs))))
+        return tree.nested(made)
+
+    def _kernels(self, model: Transformer) -> list[tuple[str, jax.ShapeDtypeStruct]]:
+        """(name, shape) of the kernels that get factors."""
+        named = [
+            (name, leaf)
+            for name, leaf in tree.named_leaves(abstract_params(model))
+            if tree.layer_of(name) is not None and name.endswith("/kernel") and self._is_target(name)
+        ]
+        if not named:
+            raise ConfigError(
+                f"adapter.targets={self.settings.targets} match no kernel of a layer: attn/q, k, v, o and mlp/gate, up, down do"
+            )
+        return named
+
+    def _is_target(self, name: str) -> bool:
+        short = name.partition("/")[2].removesuffix("/kernel")
+        return any(re.fullmatch(pattern, short) for pattern in self.settings.targets)
+
+    def logical_axes(self, model: Transformer) -> Variables:
+        """Returns the logical axes of each variable: those of the kernel; a LoRA's rank has none."""
+        kernels = (
+            {name: axes_of(name, leaf) for name, leaf in self._kernels(model)} if self.settings.kind == "lora" else {}
+        )
+
+        def of(name: str, leaf: jax.ShapeDtypeStruct) -> tuple[str | None, ...]:
+            place, _, which = name.rpartition("/")
+            kernel = f"{place}/kernel"
+            if kernel not in kernels:
+                return (None, "embed")  # of rows and prompt
+            inputs = input_axes(kernel)
+            return (*kernels[kernel][:inputs], None) if which == "lora_a" else (None, *kernels[kernel][inputs:])
+
+        shapes = jax.eval_shape(lambda: self.init(model, jax.random.key(0)))
+        return {collection: tree.map_named(of, part) for collection, part in shapes.items()}
+
+
+def of(settings: AdapterConfig, row_ids: tuple[int, ...]) -> Adapter | None:
+    """Returns the adapter of a config; None if all parameters are trained. `row_ids` must be different ids."""
+    return Adapter(settings, tuple(sorted(set(row_ids)))) if settings.kind != "none" else None
+
+
+def merge(params: dict, variables: Variables, adapter: Adapter, sign: int = 1) -> dict:
+    """Returns the parameters with `lora` and `rows` added to them, in their dtype. A prompt stays what it is.
+
+    Args:
+      params: the model's parameters, or a part of that tree: what concerns absent ones is left out.
+      variables: the adapter's.
+      sign: -1 takes off what was added.
+    """
+    scale = sign * adapter.settings.scale
+    factors = dict(tree.named_leaves(variables.get("lora", {})))
+    rows = dict(tree.named_leaves(variables.get("rows", {})))
+    ids = jnp.asarray(adapter.row_ids, jnp.int32)
+
+    def added(name: str, leaf: jax.Array) -> jax.Array:
+        place = name.removesuffix("kernel")
+        if f"{place}lora_a" in factors:
+            product = jnp.tensordot(factors[f"{place}lora_a"], factors[f"{place}lora_b"], 1)
+            return (leaf + scale * product).astype(leaf.dtype)
+        if name == "embed/embedding" and "embed/rows" in rows:
+            return jnp.asarray(leaf).at[ids].add(sign * rows["embed/rows"])
+        if name == "head/kernel" and "head/rows" in rows:
+            return jnp.asarray(leaf).at[:, ids].add(sign * rows["head/rows"].T)
+        return leaf
+
+    return tree.map_named(added, params)
