@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
 from jaxlm.models.draws import normal, parameter
-from jaxlm.ops import block_codes, fp8
+from jaxlm.ops import block_codes, fp8, lora
 from jaxlm.ops.attention import attention
 from jaxlm.ops.block_codes import Coded, decode
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
