@@ -194,6 +194,20 @@ def say_parts(parts: Sequence[Part]) -> None:
     transcript.note(joined(parts, colour=False))
 
 
+def say_marked(parts: Sequence[tuple[str, bool]], style: str) -> None:
+    """Says text, perhaps of several lines, of which some parts are marked: in colour, or where there is none in [[ ]].
+
+    Args:
+      parts: (text, True if it is marked), one behind the other.
+      style: the colour.
+    """
+    plain, stream = [(transcript.plain(text), marked) for text, marked in parts], sys.stderr
+    bracketed = "".join(f"[[{text}]]" if marked else text for text, marked in plain)
+    coloured = "".join(f"{style}{text}{_RESET}" if marked else text for text, marked in plain)
+    _keep(coloured if has_colour(stream) else bracketed, stream)
+    transcript.note(bracketed)
+
+
 def _keep(text: str, stream: typing.TextIO) -> None:
     with _lock:
         if stream is _screen.drawn_on and _screen.drawn:

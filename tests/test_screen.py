@@ -212,6 +212,16 @@ def test_a_child_of_the_supervisor_has_the_terminal_too():
     assert "step 5/10" in terminal.raw
 
 
+def test_what_is_marked_is_in_colour_or_in_brackets(capsys):
+    parts = [("one\n", False), ("two \x1b[2J", True), (" three", False)]
+    screen.say_marked(parts, screen.GREEN)
+    assert capsys.readouterr().err == "one\n[[two ]] three\n"
+    for environment, shown in (({}, "\x1b[32mtwo \x1b[0m three"), ({"NO_COLOR": "1"}, "[[two ]] three")):
+        terminal = Terminal(f"screen.say_marked({parts!r}, screen.GREEN)", 60, **environment)
+        terminal.end()
+        assert terminal.raw == f"one\r\n{shown}\r\n"
+
+
 def test_control_characters_of_a_text_do_nothing(capsys):
     console.say("a\x1b[2Jb\rc\x07\td\ne")
     assert capsys.readouterr().err == "abc\td\ne\n"

@@ -14,18 +14,22 @@ a control token in a message is ordinary text, and ends no turn.
 
 import datetime
 import functools
+import itertools
 import json
+import re
 import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.config import CHAT_TOKENS, ConfigError
 from jaxlm.data.coder import Coder
 from jaxlm.data.ids import conversation
-from jaxlm.data.imported import IDS
-from jaxlm.data.tokenizer import GUARD
+from jaxlm.data.imported import IDS, MODEL
+from jaxlm.data.tokenizer import GUARD, Tokenizer, append_controls
 
 END = CHAT_TOKENS[1]
 _CUT = "\ufdd1"  # no character: where a message that is to be continued ends
+_BEGINS, _ENDS = "\ufdd2", "\ufdd3"  # no characters: around what `{% generation %}` marks
+_MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")  # the later one wins
 
 TEMPLATE = (
@@ -48,6 +52,16 @@ TEMPLATE = (
 def speaks(tokenizer: Coder) -> bool:
     """True if the vocabulary has all tokens of the template."""
     return all(_id(tokenizer, token) is not None for token in CHAT_TOKENS)
+
+
+def grown(tokenizer: Coder) -> Coder:
+    """Returns a tokenizer of ours with the tokens of the template, behind all its other ids, which stay as they are.
+
+    One that has them is returned as it is, and so is one from elsewhere, which has a template of its own or none.
+    """
+    if IDS in tokenizer.files or speaks(tokenizer):
+        return tokenizer
+    return Tokenizer(append_controls(tokenizer.files[MODEL], CHAT_TOKENS))
 
 
 def template(tokenizer: Coder) -> str:
@@ -77,9 +91,73 @@ def render(tokenizer: Coder, messages: Sequence[Mapping[str, str]], reply: bool 
     given = [{**message, "content": guarded(tokenizer, message["content"])} for message in messages]
     if not reply:
         given[-1]["content"] += _CUT
-    settings = {k: v.get("content") if isinstance(v, dict) else v for k, v in _settings(tokenizer.files).items()}
-    named = {"bos_token": "", "eos_token": ""} | {k: v for k, v in settings.items() if k.endswith("_token") and v}
-    return _compiled(template(tokenizer))(messages=given, add_generation_prompt=reply, **named).partition(_CUT)[0]
+    return Writer(tokenizer).write(given, reply).partition(_CUT)[0]
+
+
+Spans = list[tuple[int, int]]  # (first, behind the last) character
+
+
+class Writer:
+    """Writes whole conversations in a model's template, and says where the assistant speaks.
+
+    Raises ConfigError if the model has no template, or one that can't be read.
+    """
+
+    def __init__(self, tokenizer: Coder):
+        settings = {k: v.get("content") if isinstance(v, dict) else v for k, v in _settings(tokenizer.files).items()}
+        self._named = {"bos_token": "", "eos_token": ""}
+        self._named |= {k: v for k, v in settings.items() if k.endswith("_token") and v}
+        self._tokenizer, source = tokenizer, template(tokenizer)
+        self._plain, self._marking = _compiled(source), _compiled(source, mark=True) if _MARKS.search(source) else None
+
+    def write(self, messages: Sequence[Mapping[str, str]], reply: bool) -> str:
+        """Returns messages as the template has them, perhaps with what opens the assistant's answer behind them."""
+        return self._plain(messages=messages, add_generation_prompt=reply, **self._named)
+
+    def spans(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, Spans]:
+        """Returns (a conversation as text, where in it stands what the model is to say for each message of the assistant).
+
+        That is the message and the control token that ends it: what `{% generation %}` marks. For a template without that
+        mark it is what follows the text that the model gets when it is asked.
+
+        Raises:
+          ConfigError: the template refuses the messages; it writes an answer in another way once more follows; or no control
+            token ends an answer.
+        """
+        given = [{**message, "content": self._sound(message["content"])} for message in messages]
+        answers = [number for number, message in enumerate(given) if message["role"] == "assistant"]
+        if self._marking is None:
+            text = self.write(given, reply=False)
+            return text, [self._answer(given, number, text) for number in answers]
+        text = self._marking(messages=given, add_generation_prompt=False, **self._named)
+        pieces = re.split(f"[{_BEGINS}{_ENDS}]", text)
+        ends = [*itertools.accumulate(map(len, pieces))]
+        spans = list(zip(ends[0::2], ends[1::2], strict=False))
+        if len(spans) != len(answers):
+            raise ConfigError(f"the model's chat template marks {len(spans)} answers of {len(answers)}")
+        return "".join(pieces), spans
+
+    def _sound(self, content: str) -> str:
+        """A content that spells neither a control token nor a mark."""
+        content = guarded(self._tokenizer, content)
+        return content.replace(_BEGINS, "\ufffd").replace(_ENDS, "\ufffd")
+
+    def _answer(self, given: list[dict[str, str]], number: int, text: str) -> tuple[int, int]:
+        """Where the answer `number` stands in a text without marks."""
+        asked, content = self.write(given[:number], reply=True), given[number]["content"].strip()
+        at = text.find(content, len(asked))
+        if not text.startswith(asked) or at < 0:
+            raise ConfigError(
+                f"the model's chat template writes message {number + 1} in another way than the model is asked for it: "
+                "give the model a template with {% generation %} around what the assistant says"
+            )
+        rest = text[at + len(content) :].lstrip()
+        piece = max((piece for piece in self._tokenizer.controls if rest.startswith(piece)), key=len, default="")
+        if not piece:
+            raise ConfigError(
+                f"the model's chat template ends message {number + 1} by no control token, so no answer would end"
+            )
+        return len(asked), len(text) - len(rest) + len(piece)
 
 
 def ids(tokenizer: Coder, messages: Sequence[Mapping[str, str]], reply: bool = True) -> list[int]:
@@ -95,10 +173,14 @@ def guarded(tokenizer: Coder, text: str) -> str:
 
 
 @functools.cache
-def _compiled(source: str) -> typing.Callable[..., str]:
-    """A function that renders a template as transformers does (utils/chat_template_utils.py)."""
+def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
+    """A function that renders a template as transformers does (utils/chat_template_utils.py).
+
+    If `mark`, _BEGINS and _ENDS stand around what `{% generation %}` holds.
+    """
     try:
         import jinja2.ext
+        import jinja2.nodes
         import jinja2.sandbox
     except ImportError:
         raise ConfigError('chat templates need jinja2: pip install "jaxlm[eval]"') from None
@@ -109,8 +191,12 @@ def _compiled(source: str) -> typing.Callable[..., str]:
         tags = frozenset({"generation"})
 
         def parse(self, parser):
-            next(parser.stream)
-            return parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            line = next(parser.stream).lineno
+            inside = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            return [text(_BEGINS, line), *inside, text(_ENDS, line)] if mark else inside
+
+    def text(content: str, line: int) -> "jinja2.nodes.Output":
+        return jinja2.nodes.Output([jinja2.nodes.TemplateData(content)], lineno=line)
 
     def refuse(why: str) -> None:
         raise jinja2.TemplateError(why)

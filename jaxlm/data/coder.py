@@ -6,6 +6,7 @@ with. So a data directory or a run that keeps these files needs that folder no m
 """
 
 import contextlib
+import hashlib
 import os
 import pathlib
 import typing
@@ -49,6 +50,15 @@ class Coder(typing.Protocol):
         `tokenizer.GUARD` among its letters says that it is ordinary text; the guard itself becomes nothing.
         """
 
+    def encode_cut(
+        self, texts: Sequence[str], cuts: Sequence[Sequence[int]], num_threads: int
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns for each text (what `encode_marked` does, int32[n]; how many ids stand in front of each of its cuts, int64).
+
+        A cut is a place in its text, in characters; `cuts` has those of each text in order. Its number is -1 if the text in
+        front of it alone has other ids.
+        """
+
     def encode_batch(self, texts: Sequence[str], num_threads: int) -> list[np.ndarray]:
         """Returns the ids of each text, as `encode` does, int32[n] each."""
 
@@ -70,6 +80,57 @@ class Coder(typing.Protocol):
 
     def id_of(self, piece: str) -> int:
         """Returns the id of a piece such as `<|im_end|>`. Raises ConfigError if the vocabulary lacks it."""
+
+
+class Prompted:
+    """A tokenizer whose every text begins with a prompt of virtual tokens, which stand for trained vectors (prompt tuning).
+
+    Their ids follow the vocabulary and are no part of it: no text becomes them, they are no text, and no model says them.
+
+    Args:
+      coder: the tokenizer.
+      length: how many virtual tokens there are.
+      first: the id of the first one; the model's `vocab_size`, which may be more than the tokenizer's.
+    """
+
+    def __init__(self, coder: Coder, length: int, first: int):
+        self._made = (coder, length, first)
+        self.virtual = range(first, first + length)
+        self.opening: tuple[int, ...] = (*self.virtual, *coder.opening)
+        self.sha256 = hashlib.sha256(f"{coder.sha256} {self.virtual}".encode()).hexdigest()
+
+    def __reduce__(self):
+        return Prompted, self._made
+
+    def __getattr__(self, name: str) -> typing.Any:
+        return getattr(self.__dict__["_made"][0], name)
+
+    def decode(self, ids: Iterable[int], follows: bool = False) -> str:
+        """See `Coder`."""
+        return self._made[0].decode([i for i in map(int, ids) if i not in self.virtual], follows)
+
+
+def virtual_ids(coder: Coder) -> tuple[int, ...]:
+    """Returns the ids of a prompt's virtual tokens; none but for `Prompted`."""
+    return tuple(coder.virtual) if isinstance(coder, Prompted) else ()
+
+
+class Encoded(typing.Protocol):
+    """Text that a run trains on, encoded: a data directory (`shards.DataDir`) or examples (`packed.Texts`).
+
+    Attributes:
+      vocab_size: of its tokenizer.
+      sha256: a hash of all of it, in hex.
+    """
+
+    vocab_size: int
+    sha256: str
+
+    def tokenizer(self) -> Coder:
+        """Returns the tokenizer that encoded it."""
+
+    def token_counts(self, split: str = "train") -> dict[str, int]:
+        """Returns source -> the number of its tokens."""
 
 
 def load(path: str | os.PathLike) -> Coder:

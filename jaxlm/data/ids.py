@@ -6,6 +6,8 @@ perplexity of 5.9e9 instead of 3.46 on LAMBADA without it (lm-evaluation-harness
 that feeds text to a model, or writes it for one, gets its ids here; `tests/data/test_ids.py` lists them.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jaxlm.data.coder import Coder
@@ -18,8 +20,30 @@ def document(tokenizer: Coder, text: str) -> list[int]:
 
 def conversation(tokenizer: Coder, text: str) -> list[int]:
     """Returns the ids of a conversation that `data.chat` rendered: `tokenizer.opening` once, also if the template wrote it."""
-    ids, opening = tokenizer.encode_marked(text), tokenizer.opening
-    return ids if tuple(ids[: len(opening)]) == opening else [*opening, *ids]
+    ids = tokenizer.encode_marked(text)
+    return [*_missing(tokenizer, ids), *ids]
+
+
+def conversations(
+    tokenizer: Coder, texts: Sequence[str], cuts: Sequence[Sequence[int]], num_threads: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns for each text (what `conversation` does, int32[n]; how many ids stand in front of each of its cuts, int64).
+
+    Args:
+      cuts: places in each text, in characters. One that is inside what an id stands for gives -1.
+    """
+    found = []
+    for ids, at in tokenizer.encode_cut(texts, cuts, num_threads):
+        front = _missing(tokenizer, ids.tolist())
+        found.append((np.concatenate([np.asarray(front, np.int32), ids]), np.where(at < 0, at, at + len(front))))
+    return found
+
+
+def _missing(tokenizer: Coder, ids: Sequence[int]) -> tuple[int, ...]:
+    """What is missing in front of ids whose template may have written the end of `tokenizer.opening` already."""
+    opening = tokenizer.opening
+    there = next(n for n in range(len(opening), -1, -1) if tuple(ids[:n]) == opening[len(opening) - n :])
+    return opening[: len(opening) - there]
 
 
 def training_documents(tokenizer: Coder, texts: list[str], num_threads: int) -> list[np.ndarray]:

@@ -8,8 +8,9 @@ Shapes: B batch, b rows of it that this process needs, T tokens, T1 = T + 1.
 
 import dataclasses
 import queue
+import typing
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -18,6 +19,13 @@ from jaxlm.data import ahead, rows, shards
 from jaxlm.data.verify import Entry
 
 _FIRST_STEPS = 16  # the background verifies the shards of this many steps before all others
+
+
+class Batched(typing.Protocol):
+    """What decides the batches: `rows.Order`, `packed.Packed`. Its `data` has a `verifier` of its files."""
+
+    data: typing.Any
+    batch_size: int
 
 
 class BatchSource:
@@ -57,6 +65,7 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
 
     Args:
       order: decides which row is in which slot of which batch.
+      source: makes the source of batches of (order, row_indices, start_step).
       row_indices: the indices of the rows (of B) that this process yields, in this order; all by default.
       start_step: the step of the first batch, from 0.
       num_threads: the number of threads that make batches (in each process).
@@ -75,8 +84,9 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
 
     def __init__(
         self,
-        order: rows.Order,
+        order: Batched,
         *,
+        source: Callable[[Batched, np.ndarray, int], ahead.Source] = BatchSource,
         row_indices: np.ndarray | None = None,
         start_step: int = 0,
         num_threads: int = 2,
@@ -85,11 +95,11 @@ class TrainLoader(Iterator[dict[str, np.ndarray]]):
         stall_seconds: float = 600.0,
     ):
         slots = np.arange(order.batch_size) if row_indices is None else row_indices
-        source, num_threads, prefetch = BatchSource(order, slots, start_step), max(1, num_threads), max(1, prefetch)
+        made, num_threads, prefetch = source(order, slots, start_step), max(1, num_threads), max(1, prefetch)
         if num_workers:
-            self._items = ahead.Workers(source, num_workers, num_threads, prefetch)
+            self._items = ahead.Workers(made, num_workers, num_threads, prefetch)
         else:
-            self._items = ahead.Threads(source, num_threads, prefetch)
+            self._items = ahead.Threads(made, num_threads, prefetch)
         self.step = start_step
         self._verifier, self.stall_seconds = order.data.verifier, stall_seconds
         self._failed: Exception | None = None
@@ -143,18 +153,25 @@ def _close(items: ahead.Threads | ahead.Workers, verifier: shards.Verifier) -> N
 
 
 def open_train(
-    order: rows.Order, config: DataConfig, *, row_indices: np.ndarray, start_step: int, verify: bool = False
+    order: Batched,
+    config: DataConfig,
+    *,
+    row_indices: np.ndarray,
+    start_step: int,
+    verify: bool = False,
+    source: Callable[[Batched, np.ndarray, int], ahead.Source] = BatchSource,
 ) -> TrainLoader:
     """Returns the loader with the threads, workers, read-ahead and timeout of `config.data`.
 
     Args:
-      row_indices, start_step: as for `TrainLoader`.
+      row_indices, start_step, source: as for `TrainLoader`.
       verify: True to compare all shards with the manifest in the background, those of the first steps first. If one is
         damaged, the next batch raises DamagedData. With several processes one of them is enough; all of them check the
         shards that they read.
     """
     loader = TrainLoader(
         order,
+        source=source,
         row_indices=row_indices,
         start_step=start_step,
         num_threads=config.num_threads,

@@ -5,9 +5,11 @@ tokens are optional. They have the last ids of the vocabulary (32000..32004 of 3
 a text that spells `<|im_start|>` or `</s>` is encoded as ordinary text.
 """
 
+import bisect
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -95,6 +97,12 @@ class Tokenizer:
     def encode_marked(self, text: str) -> list[int]:
         """See `coder.Coder`."""
         return encode_marked(self, text)
+
+    def encode_cut(
+        self, texts: Sequence[str], cuts: Sequence[Sequence[int]], num_threads: int = 2
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """See `coder.Coder`."""
+        return encode_cut(self, texts, cuts, num_threads)
 
     @functools.cached_property
     def controls(self) -> dict[str, int]:
@@ -216,12 +224,53 @@ class Tokenizer:
 
 def encode_marked(tokenizer, text: str) -> list[int]:
     """Returns what `coder.Coder.encode_marked` does, for a tokenizer that encodes the text between control tokens by itself."""
-    longest_first = sorted(tokenizer.controls, key=len, reverse=True)
-    parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
     ids: list[int] = []
-    for number, part in enumerate(parts):
+    for number, part in enumerate(controls_of(tokenizer).split(text)):
         ids += [tokenizer.controls[part]] if number % 2 else tokenizer.encode(part.replace(GUARD, "")) if part else []
     return ids
+
+
+def encode_cut(
+    tokenizer, texts: Sequence[str], cuts: Sequence[Sequence[int]], num_threads: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns what `coder.Coder.encode_cut` does, for a tokenizer that encodes the text between control tokens by itself.
+
+    So the ids in front of a cut are those of the parts before, and of the beginning of the part that it is in.
+    """
+    split = controls_of(tokenizer).split
+    parts_of = [split(text) for text in texts]
+    heads_of = [_heads(parts, places) for parts, places in zip(parts_of, cuts, strict=True)]
+    plain = dict.fromkeys(part for parts in parts_of for part in parts[0::2])
+    plain |= dict.fromkeys(head for heads in heads_of for _, head in heads)
+    coded = tokenizer.encode_batch([part.replace(GUARD, "") for part in plain], num_threads)
+    ids_of = dict(zip(plain, coded, strict=True))
+    controls = {piece: np.asarray([i], np.int32) for piece, i in tokenizer.controls.items()}
+    found = []
+    for parts, heads in zip(parts_of, heads_of, strict=True):
+        ids = [(controls if number % 2 else ids_of)[part] for number, part in enumerate(parts)]
+        before, at = [0, *itertools.accumulate(map(len, ids))], []
+        for number, head in heads:
+            own = ids_of[head]
+            at.append(before[number] + len(own) if np.array_equal(ids[number][: len(own)], own) else -1)
+        found.append((np.concatenate(ids), np.asarray(at, np.int64)))
+    return found
+
+
+def _heads(parts: Sequence[str], cuts: Sequence[int]) -> list[tuple[int, str]]:
+    """(the part that a cut is in, what of this part is in front of it) of each cut. Every second part is a control token."""
+    ends, found = [*itertools.accumulate(map(len, parts))], []
+    for cut in cuts:
+        number = bisect.bisect_left(ends, cut)
+        if number % 2 and cut == ends[number]:  # behind a control token
+            number += 1
+        found.append((number, parts[number][: cut - ends[number] + len(parts[number])]))
+    return found
+
+
+def controls_of(tokenizer) -> re.Pattern[str]:
+    """Returns the expression of a control token, as its only group."""
+    longest_first = sorted(tokenizer.controls, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool, model_type: str = "bpe") -> Tokenizer:
@@ -269,7 +318,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, chat_tokens: bool,
         )
     if code:
         raise _training_error(message, vocab_size, extra)
-    return Tokenizer(_append_controls(model, CHAT_TOKENS if chat_tokens else ()))
+    return Tokenizer(append_controls(model, CHAT_TOKENS if chat_tokens else ()))
 
 
 def _train_apart(lines: Iterable[str], settings: dict[str, object]) -> tuple[int, bytes, str]:
@@ -322,9 +371,9 @@ def _training_lines(texts: Iterable[str]) -> Iterator[str]:
                     yield part
 
 
-def _append_controls(model_bytes: bytes, names: Sequence[str]) -> bytes:
-    """Returns the model with control pieces behind its last id."""
-    # Needs protobuf, at training only; a trained model is read without it.
+def append_controls(model_bytes: bytes, names: Sequence[str]) -> bytes:
+    """Returns a SentencePiece model with control pieces behind its last id. What other text becomes does not change."""
+    # Needs protobuf; a model is read without it.
     from sentencepiece import sentencepiece_model_pb2
 
     model = sentencepiece_model_pb2.ModelProto.FromString(model_bytes)

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from jaxlm.config import Config, EvalConfig
 from jaxlm.data import chat
+from jaxlm.data.coder import Encoded
 from jaxlm.data.shards import DataDir
 from jaxlm.eval import harness, measures, results
 from jaxlm.eval.likelihood import NotFinite, Scorer
@@ -26,7 +27,7 @@ def find(settings: EvalConfig) -> harness.Benchmarks | None:
 
 
 def make(
-    ask: harness.Benchmarks | None, config: Config, model: Transformer, data: DataDir, mesh: Mesh, folder: pathlib.Path
+    ask: harness.Benchmarks | None, config: Config, model: Transformer, data: Encoded, mesh: Mesh, folder: pathlib.Path
 ) -> typing.Callable[[Variables, int], dict[str, float]] | None:
     """Returns a function `(variables, step) -> metrics` that asks `eval.max_items` questions of each task.
 
@@ -43,7 +44,8 @@ def make(
         return None
     settings = config.eval
     sizes = (settings.batch_size * config.train.seq_len, config.loss.tile_tokens)
-    first = Scorer(model, {}, data.tokenizer(), mesh, *sizes, data)
+    searched = data if isinstance(data, DataDir) else None  # for what the model has from it word for word
+    first = Scorer(model, {}, data.tokenizer(), mesh, *sizes, searched)
     if settings.chat_template:
         chat.template(first.tokenizer)
     told: set[str] = set()

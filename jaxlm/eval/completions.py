@@ -26,6 +26,7 @@ def greedy(max_new_tokens: int, temperature: float = 0.0) -> SampleConfig:
         also_greedy=False,
         top_k=0,
         top_p=1.0,
+        chat_template=False,
     )
 
 

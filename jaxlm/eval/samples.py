@@ -8,9 +8,8 @@ import typing
 
 from jaxlm import files
 from jaxlm.config import SampleConfig
-from jaxlm.data.coder import Coder
+from jaxlm.data.coder import Coder, Encoded
 from jaxlm.data.ids import document
-from jaxlm.data.shards import DataDir
 from jaxlm.eval import degeneration
 from jaxlm.models import generate
 from jaxlm.models.transformer import Transformer
@@ -99,7 +98,7 @@ class Stream:
 
 
 def make(
-    settings: SampleConfig, seed: int, model: Transformer, data: DataDir, workdir: pathlib.Path
+    settings: SampleConfig, seed: int, model: Transformer, data: Encoded, workdir: pathlib.Path
 ) -> typing.Callable[[dict, int], list[str]]:
     """Returns a function `(variables, step) -> lines` that lets the model continue the prompts and returns the lines to show.
 

@@ -5,7 +5,6 @@ dtype where they are used. Legend: B batch, T tokens, S cache slots, D model, F 
 K key-value heads, H head dim, V padded vocabulary.
 """
 
-import functools
 import math
 import typing
 
@@ -16,16 +15,18 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
+from jaxlm.models import products
 from jaxlm.models.draws import normal, parameter
-from jaxlm.ops import block_codes, fp8, lora
+from jaxlm.models.products import Product
+from jaxlm.ops import fp8, lora
 from jaxlm.ops.attention import attention
-from jaxlm.ops.block_codes import Coded, decode
+from jaxlm.ops.block_codes import Coded
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
 from jaxlm.ops.linear import dense
 from jaxlm.ops.norms import layer_norm, rms_norm
 from jaxlm.ops.rope import rope_frequencies, rotate
 from jaxlm.ops.spmd import lookup
-from jaxlm.sharding import axis_size, constrain
+from jaxlm.sharding import constrain
 
 # Tags of the activations that the remat policy `names` keeps (see transformer.REMAT_POLICIES).
 SAVED_NAMES = ("qkv_proj", "attn_out", "residual", "mlp_proj")
@@ -87,7 +88,7 @@ class Weights(typing.NamedTuple):
     """What multiplies activations, in the compute dtype.
 
     Attributes:
-      kernel: (*in, *out), or in codes.
+      kernel: (*in, *out); in codes if the collection `quantized` has it (see `models.quantized`).
       bias: (*out); None for no bias.
       lora: the factors (*in, rank) and (rank, *out), whose product is added to the kernel (arXiv:2106.09685); None for none.
     """
@@ -103,8 +104,6 @@ class Weights(typing.NamedTuple):
 
 class Linear(nn.Module):
     """Holds a kernel and a bias, and returns them in the compute dtype. The caller multiplies (see `project`).
-
-    If the collection `quantized` has the kernel (see `models.quantized`), it is returned in codes.
 
     Attributes:
       shape: the kernel's shape, (*in, *out).
@@ -183,9 +182,6 @@ def output_std(config: ModelConfig) -> float:
     return config.init_std / np.sqrt(2 * config.n_layers)
 
 
-Product = typing.Callable[[jax.Array, jax.Array, int], jax.Array]
-
-
 def project(
     module: nn.Module,
     name: str,
@@ -204,10 +200,10 @@ def project(
         kernel is used, and `weights` only give the shapes. It has `lora_dropout`, and the key `lora` if that applies.
       name: the name of all the products together, such as "qkv".
       x: the activations, in the compute dtype.
-      weights: the kernels, in the compute dtype or all in codes, and their LoRA factors.
+      weights: the kernels, all of them in codes or none, and their LoRA factors.
       product: the function `ops.linear.dense` or `ops.fp8.dense`, for the kernels.
     """
-    products = _of_kernels(module, name, x, [w.kernel for w in weights], product)
+    ys = _of_kernels(module, name, x, [w.kernel for w in weights], product)
     adapted = [place for place, w in enumerate(weights) if w.lora]
     if adapted:
         axes = x.ndim - 2
@@ -215,68 +211,19 @@ def project(
         # One product for all the factors that read x.
         inner = lora.down(x, jnp.concatenate([weights[place].lora[0] for place in adapted], axis=-1), axes)
         for place, low in zip(adapted, jnp.split(inner, len(adapted), axis=-1), strict=True):
-            y = products[place] + lora.up(low, weights[place].lora[1])
-            products[place] = jax.lax.optimization_barrier(y)  # else XLA keeps both terms for the backward pass
-    return products
+            # Without the barrier XLA keeps both terms of the sum for the backward pass, in place of the sum.
+            ys[place] = jax.lax.optimization_barrier(ys[place] + lora.up(low, weights[place].lora[1]))
+    return ys
 
 
 def _of_kernels(
     module: nn.Module, name: str, x: jax.Array, kernels: list[jax.Array | Coded], product: Product
 ) -> list[jax.Array]:
     """The products of `project` without LoRA."""
-    fuse = module.config.fuse_projections
-    if isinstance(kernels[0], Coded):
-        return _decoded_products(x, kernels, product, fuse)
     if not module.has_variable("packed", name):
-        return _products(x, kernels, product, fuse)
+        return products.of(x, kernels, product, module.config.fuse_projections)
     y = row_product(x.reshape(math.prod(x.shape[:2]), -1), module.get_variable("packed", name))
-    return _split(y, x.shape[:2], [kernel.shape[x.ndim - 2 :] for kernel in kernels])
-
-
-def _products(x: jax.Array, kernels: typing.Sequence[jax.Array], product: Product, fuse: bool) -> list[jax.Array]:
-    """x (B, T, *in) by each kernel, in one product if `fuse` says so and the mesh allows it."""
-    axes, ways = x.ndim - 2, axis_size("tensor")
-    outs = [kernel.shape[axes:] for kernel in kernels]
-    if len(kernels) == 1 or not fuse or any(out[0] % ways for out in outs):
-        return [product(x, kernel, axes) for kernel in kernels]
-    columns = [kernel.reshape(*kernel.shape[:axes], ways, -1) for kernel in kernels]
-    return _split(product(x, jnp.concatenate(columns, axis=-1), axes), x.shape[:2], outs, ways)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _decoded_products(x: jax.Array, kernels: typing.Sequence[Coded], product: Product, fuse: bool) -> list[jax.Array]:
-    """x (B, T, *in) by kernels in codes, which are not trained. The backward pass decodes them again.
-
-    So what is decoded never waits from one pass to the next, whatever `model.remat` says.
-    """
-    return _decode_and_multiply(x, block_codes.after(x, list(kernels)), product, fuse)
-
-
-def _decoded_forward(
-    x: jax.Array, kernels: typing.Sequence[Coded], product: Product, fuse: bool
-) -> tuple[list[jax.Array], tuple]:
-    return _decoded_products(x, kernels, product, fuse), (x, kernels)
-
-
-def _decoded_backward(product: Product, fuse: bool, kept: tuple, grads: list[jax.Array]) -> tuple[jax.Array, None]:
-    x, kernels = kept
-    kernels = block_codes.after(grads[0], list(kernels))
-    _, transposed = jax.vjp(lambda x: _decode_and_multiply(x, kernels, product, fuse), x)
-    return *transposed(grads), None
-
-
-_decoded_products.defvjp(_decoded_forward, _decoded_backward)
-
-
-def _decode_and_multiply(x: jax.Array, kernels: list[Coded], product: Product, fuse: bool) -> list[jax.Array]:
-    return _products(x, [decode(k, (*x.shape[2:], *k.codes.shape[1:]), x.dtype) for k in kernels], product, fuse)
-
-
-def _split(y: jax.Array, lead: tuple[int, ...], outs: list[tuple[int, ...]], ways: int = 1) -> list[jax.Array]:
-    """The products (*lead, *out) in the columns of y, of which each of `ways` groups has its part of every product."""
-    ends = np.cumsum([math.prod(out) // ways for out in outs])
-    parts = jnp.split(y, ends[:-1], axis=-1)
-    return [part.reshape(*lead, *out) for part, out in zip(parts, outs, strict=True)]
+    return products.split(y, x.shape[:2], [kernel.shape[x.ndim - 2 :] for kernel in kernels])
 
 
 def mlp_product(config: ModelConfig) -> typing.Callable[[jax.Array, jax.Array, int], jax.Array]:

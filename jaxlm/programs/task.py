@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxlm.config import Config
-from jaxlm.data.shards import DataDir
+from jaxlm.data.coder import Encoded
 from jaxlm.eval.harness import Benchmarks
 from jaxlm.objectives import base
 from jaxlm.step import parts as parts_lib
@@ -18,7 +18,7 @@ from jaxlm.train.stability import Window
 class Data(typing.Protocol):
     """The data that a run trains on; `data` holds the tokenizer."""
 
-    data: DataDir
+    data: Encoded
     passed_over: Sequence[Window]
 
     def fingerprint(self) -> dict[str, str]:

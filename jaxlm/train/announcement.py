@@ -9,8 +9,8 @@ from jax.sharding import Mesh
 from jaxlm import tree
 from jaxlm.config import Config
 from jaxlm.console import dollars, duration, human, size
+from jaxlm.data.coder import Encoded
 from jaxlm.data.passes import MOST as MOST_PASSES
-from jaxlm.data.shards import DataDir
 from jaxlm.plan import machines
 from jaxlm.plan.admission import Program
 from jaxlm.plan.params import count_params
@@ -23,7 +23,7 @@ _SOURCES = 6  # that are named; there may be dozens
 _FIRST_S, _FIRST_STEPS = 5.0, 2  # of training, until its rate is known
 
 
-def announce(made: Parts, data: DataDir, passes: Mapping[str, float], program: Program | None, done: int) -> None:
+def announce(made: Parts, data: Encoded, passes: Mapping[str, float], program: Program | None, done: int) -> None:
     """Says what `lines` returns, from the first process; before that the table of parameters, if the config asks for it."""
     if made.config.log.parameters:
         say(table(made.abstract.params))

@@ -89,6 +89,24 @@ def test_what_a_message_spells_is_text(kind, ours, tmp_path):
     assert not set(opening) & set(ids[len(opening) :])
 
 
+def test_a_vocabulary_of_ours_grows(tmp_path):
+    """By the five tokens alone: what other text becomes stays, and so does a tokenizer that needs none."""
+    texts = ["the cat sat on a mat; user, assistant and system said: hello there"] * 50
+    plain = train_tokenizer(texts, vocab_size=305, chat_tokens=False)
+    grown = chat.grown(plain)
+    assert grown.sha256 == train_tokenizer(texts, vocab_size=310, chat_tokens=True).sha256
+    assert [grown.id_of(token) for token in CHAT_TOKENS] == list(range(305, 310))
+    for text in (*texts[:1], *CHAT_TOKENS, "日本 \n\t</s> x\0", "<|im_start|><|user|>\nhi"):
+        assert grown.encode(text) == plain.encode(text)
+        assert grown.decode(grown.encode(text)) == text
+    assert grown.piece_bytes()[:305] == plain.piece_bytes()
+    assert chat.grown(grown) is grown
+    other = theirs(tmp_path, "llama")
+    assert chat.grown(other) is other
+    assert chat.speaks(grown)
+    assert not chat.speaks(plain)
+
+
 def test_a_message_that_goes_on_ends_inside(ours):
     asked, begun = chat.ids(ours, TALK[:1]), chat.ids(ours, TALK[:2], reply=False)
     assert begun == [*asked, *ours.encode("the cat\n")]

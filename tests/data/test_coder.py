@@ -5,12 +5,13 @@ import pickle
 
 import numpy as np
 import pytest
+import tiny_chats
 import tiny_data
 import tiny_hf
 
 from jaxlm.config import ConfigError
-from jaxlm.data import build, coder, ids, shards
-from jaxlm.data.tokenizer import train_tokenizer
+from jaxlm.data import build, chat, coder, ids, shards
+from jaxlm.data.tokenizer import GUARD, train_tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -191,3 +192,47 @@ def test_what_a_text_begins_with_is_what_transformers_puts_there(tmp_path, kind,
     assert theirs("").input_ids == list(ours.opening) == ids.document(ours, "")
     if name == "PreTrainedTokenizerFast":  # the other splits words in its own way
         assert theirs("the cat").input_ids == ids.document(ours, "the cat")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_in_front_of_a_cut(folders, kind):
+    """As many as the text in front has by itself, if it has the same; as for our own tokenizers."""
+    c = coder.load(folders / kind)
+    control = max(c.controls, key=len)
+    texts = ["", "the cat sat", f"{control}the dog\n{control}ran", f"the {control[0]}{GUARD}{control[1:]} cat", "日本é"]
+    ends = [[0, len(text), *(text.find(control, i) + len(control) for i in range(len(text)))] for text in texts]
+    cuts = [sorted({*places, 2, 5} & {*range(len(text) + 1)}) for text, places in zip(texts, ends, strict=True)]
+    for text, places, (found, at) in zip(texts, cuts, c.encode_cut(texts, cuts, 1), strict=True):
+        assert found.tolist() == c.encode_marked(text)
+        heads = [c.encode_marked(text[:cut]) for cut in places]
+        assert at.tolist() == [len(head) if found.tolist()[: len(head)] == head else -1 for head in heads]
+
+
+def test_a_prompt_opens_every_text():
+    """Its virtual ids stand in front of what opened it before, once, and are no text."""
+    plain = tiny_chats.tokenizer()
+    prompted = coder.Prompted(plain, 3, 384)
+    assert ids.document(prompted, "one") == [384, 385, 386, *ids.document(plain, "one")]
+    asked = [{"role": "user", "content": "one"}]
+    assert chat.ids(prompted, asked) == [384, 385, 386, *chat.ids(plain, asked)]
+    assert prompted.decode(ids.document(prompted, "one")) == "one"
+    assert (prompted.vocab_size, prompted.eos_id, prompted.files) == (plain.vocab_size, plain.eos_id, plain.files)
+    assert coder.virtual_ids(prompted) == (384, 385, 386)
+    assert coder.virtual_ids(plain) == ()
+    again = pickle.loads(pickle.dumps(prompted))
+    assert (again.sha256, again.opening) == (prompted.sha256, prompted.opening)
+    assert len({c.sha256 for c in (plain, prompted, coder.Prompted(plain, 4, 384), coder.Prompted(plain, 3, 320))}) == 4
+
+
+def test_what_a_template_opened_is_not_opened_again(folders):
+    """A template that writes BOS itself, with a prompt in front too."""
+    c = coder.load(folders / "byte_fallback")
+    (bos,) = c.opening
+    assert ids.conversation(c, "<s>the cat").count(bos) == ids.conversation(c, "the cat").count(bos) == 1
+    prompted = coder.Prompted(c, 2, 512)
+    for text in ("<s>the cat", "the cat"):
+        assert ids.conversation(prompted, text)[:3] == [512, 513, bos]
+        assert ids.conversation(prompted, text).count(bos) == 1
+        ((found, at),) = ids.conversations(prompted, [text], [[0, len(text)]], 1)
+        assert found.tolist() == ids.conversation(prompted, text)
+        assert at.tolist() == [2 + (not text.startswith("<s>")), len(found)]

@@ -136,6 +136,26 @@ def test_chatml_ids_of_the_full_vocabulary():
     assert max(coder.encode("<|im_start|>" + texts[0])) < 32000
 
 
+def test_ids_in_front_of_a_cut(coder, training_texts):
+    """As many as the text in front has by itself, if it has the same: in texts with control tokens, beside them, in words."""
+    texts = [
+        "",
+        "one two",
+        "<|im_start|><|user|>\none<|im_end|>\n",
+        f"a <{tokenizer.GUARD}|im_end|> b</s>",
+        "\n \n  f():",
+    ]
+    texts.append(training_texts[7])
+    cuts = [
+        [cut for cut in range(len(text) + 1) if text.rfind("<", 0, cut) <= text.rfind(">", 0, cut)] for text in texts
+    ]
+    for text, places, (ids, at) in zip(texts, cuts, coder.encode_cut(texts, cuts, 1), strict=True):
+        assert ids.tolist() == coder.encode_marked(text)
+        heads = [coder.encode_marked(text[:cut]) for cut in places]
+        assert at.tolist() == [len(head) if ids.tolist()[: len(head)] == head else -1 for head in heads]
+    assert -1 in at
+
+
 def test_model_bytes_are_deterministic_and_survive(coder, training_texts, tmp_path):
     again = tokenizer.train_tokenizer(iter(training_texts), vocab_size=405, chat_tokens=True)
     assert again.model_bytes == coder.model_bytes

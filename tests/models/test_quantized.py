@@ -25,7 +25,7 @@ def build(**keys):
 
 
 def test_every_kernel_of_a_layer_is_quantised_and_nothing_else():
-    model, params = build(tie_embeddings=False)
+    _, params = build(tie_embeddings=False)
     frozen = quantized.freeze(params, "nf4", "bfloat16")
     coded = {name.rsplit("/", 1)[0] for name, _ in tree.named_leaves(frozen["quantized"])}
     whole = {name for name, _ in tree.named_leaves(frozen["params"])}

@@ -19,7 +19,7 @@ def kernel(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def reference(kernel_IxO: np.ndarray, block: int = BLOCK) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(codes, largest magnitudes, decoded) by bitsandbytes' algorithm, on its layout: a matrix (out, in), flat, cut into blocks.
+    """(codes, largest magnitudes, decoded) by bitsandbytes' algorithm: blocks of a flat matrix (out, in).
 
     Each weight over the largest magnitude of its block goes past the thresholds half-way between neighbouring values.
     """
@@ -51,14 +51,18 @@ def test_blocks_go_on_from_one_input_axis_to_the_next():
     x = kernel(4, 32, 48)  # o: heads, head size, outputs
     coded = encode(x, "nf4", 2)
     assert (coded.codes.shape, coded.scales.shape) == ((64, 48), (2, 48))
-    np.testing.assert_array_equal(decode(coded, x.shape, jnp.float32), reference(x.reshape(128, 48))[2].reshape(x.shape))
+    np.testing.assert_array_equal(
+        decode(coded, x.shape, jnp.float32), reference(x.reshape(128, 48))[2].reshape(x.shape)
+    )
 
 
 def test_each_head_has_blocks_of_its_own():
     x = kernel(128, 4, 32)  # q: inputs, heads, head size
     coded = encode(x, "nf4", 1)
     assert (coded.codes.shape, coded.scales.shape) == ((64, 4, 32), (2, 4, 32))
-    np.testing.assert_array_equal(decode(coded, x.shape, jnp.float32), reference(x.reshape(128, 128))[2].reshape(x.shape))
+    np.testing.assert_array_equal(
+        decode(coded, x.shape, jnp.float32), reference(x.reshape(128, 128))[2].reshape(x.shape)
+    )
 
 
 @pytest.mark.parametrize(("kind", "typical", "bits"), [("nf4", 0.1, 4.5), ("int8", 0.01, 8.5)])

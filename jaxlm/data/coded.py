@@ -1,0 +1,268 @@
+"""Examples as flat arrays of ids: encoded once, cut or left out where they do not fit into a row, and counted.
+
+A chat is one segment of a row, a pair two: the chosen side and the rejected one.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from jaxlm.data import masks
+from jaxlm.data.coder import Coder
+from jaxlm.data.examples import ASSISTANT, Chat, Example, Message, Pair, Place
+from jaxlm.data.masks import Masked
+
+See = Callable[[Example, Sequence[Masked]], None]
+CHUNK = 2048  # examples encoded at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Coded:
+    """Encoded examples.
+
+    Legend: N ids of all, S segments, E examples.
+
+    Attributes:
+      sides: how many segments an example has: 1 (chats) or 2 (pairs).
+      ids_N: the ids of all segments, one after the other, int32.
+      kinds_N: `masks.GIVEN`, SAID or ENDS of each, uint8.
+      starts_S1: where each segment begins, and the end of the last one, int64[S + 1].
+      margins_E: the margins of pairs, float32; zeros for chats.
+      keys_E: a hash of what each is asked, uint64.
+      places: where each example stands.
+      reference_Ex2: log p of both sides of each pair as a reference says it, in nats, float32; None if none was asked.
+    """
+
+    sides: int
+    ids_N: np.ndarray
+    kinds_N: np.ndarray
+    starts_S1: np.ndarray
+    margins_E: np.ndarray
+    keys_E: np.ndarray
+    places: Sequence[Place]
+    reference_Ex2: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.margins_E)
+
+    def segments(self, example: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields (ids int32[n], kinds uint8[n]) of each segment of an example."""
+        for segment in range(example * self.sides, (example + 1) * self.sides):
+            inside = slice(self.starts_S1[segment], self.starts_S1[segment + 1])
+            yield self.ids_N[inside], self.kinds_N[inside]
+
+    def lengths(self) -> np.ndarray:
+        """Returns the tokens of a row that each example takes, int64[E]: of each segment one less than it has ids."""
+        return (np.diff(self.starts_S1) - 1).reshape(-1, self.sides).sum(1)
+
+    def counted(self) -> np.ndarray:
+        """Returns how many targets of each example count, int64[E]."""
+        counts_N = self.kinds_N != masks.GIVEN
+        counts_N[self.starts_S1[:-1]] = False  # the first id of a segment is no target
+        total_N1 = np.concatenate([[0], np.cumsum(counts_N, dtype=np.int64)])
+        return np.diff(total_N1[self.starts_S1]).reshape(-1, self.sides).sum(1)
+
+    def take(self, chosen_E: np.ndarray) -> "Coded":
+        """Returns the examples for which `chosen_E`, bool[E], is True."""
+        lengths_S, chosen_S = np.diff(self.starts_S1), np.repeat(chosen_E, self.sides)
+        chosen_N = np.repeat(chosen_S, lengths_S)
+        starts_S1 = np.concatenate([[0], np.cumsum(lengths_S[chosen_S], dtype=np.int64)])
+        places = [place for place, taken in zip(self.places, chosen_E.tolist(), strict=True) if taken]
+        of_all = (self.margins_E[chosen_E], self.keys_E[chosen_E], places)
+        return Coded(self.sides, self.ids_N[chosen_N], self.kinds_N[chosen_N], starts_S1, *of_all)
+
+    def held_out(self, fraction: float) -> np.ndarray:
+        """Returns bool[E]: True for about this share of the examples, by the hash of what they are asked.
+
+        So examples that are asked the same are on the same side. At least one is held out and one is not, unless all are asked
+        the same.
+        """
+        out_E = self.keys_E < np.uint64(int(fraction * 2**64))
+        if len(self) and (out_E.all() or not out_E.any()):
+            out_E = self.keys_E == self.keys_E.min()
+        return out_E if not out_E.all() else ~out_E
+
+    def sha256(self) -> str:
+        """Returns a hash of all that decides what is learnt, in hex."""
+        found = hashlib.sha256(f"{self.sides}".encode())
+        for array in (self.ids_N, self.kinds_N, self.starts_S1, self.margins_E):
+            found.update(np.ascontiguousarray(array).view(np.uint8).data)
+        return found.hexdigest()
+
+
+@dataclasses.dataclass
+class Counts:
+    """What became of the examples that were read.
+
+    Attributes:
+      read: how many there are.
+      cut: chats without their oldest turns, since the whole was longer than a row.
+      too_long: those left out, since even the last turn, or a pair, is longer than a row.
+      same: pairs left out, since both sides are the same.
+      inside: those left out, since an answer begins inside a token (see `masks.masked`).
+      turns_cut: the turns that the cut chats lost.
+    """
+
+    read: int = 0
+    cut: int = 0
+    too_long: int = 0
+    same: int = 0
+    inside: int = 0
+    turns_cut: int = 0
+
+    def lines(self, what: str, seq_len: int) -> list[str]:
+        """Returns a line for each thing that happened; `what`: "chats" or "pairs"."""
+        row = f"train.seq_len={seq_len:,} tokens"
+        found = []
+        if self.cut:
+            found.append(
+                f"{self.cut:,} of {self.read:,} {what} lost their oldest turns, {self.turns_cut:,} in all: longer than {row}"
+            )
+        if self.too_long:
+            found.append(f"{self.too_long:,} of {self.read:,} {what} are left out: longer than {row} even so")
+        if self.inside:
+            why = "an answer begins inside a token of this tokenizer, mostly as it begins with a space or a line's end"
+            found.append(f"{self.inside:,} of {self.read:,} {what} are left out: {why}")
+        if self.same:
+            found.append(f"{self.same:,} of {self.read:,} {what} are left out: chosen and rejected are the same")
+        return found
+
+
+def build(
+    read: Iterable[Example],
+    tokenizer: Coder,
+    *,
+    seq_len: int,
+    num_threads: int,
+    see: See = lambda one, sides: None,
+) -> tuple[Coded, Counts]:
+    """Encodes examples of one kind. Returns (those that fit into a row, what became of all).
+
+    Args:
+      seq_len: T, the most tokens that an example may take.
+      num_threads: of the tokenizer.
+      see: called with each example and its segments, before it is cut or left out.
+
+    Raises:
+      ConfigError: a conversation can't be masked (see `masks.masked`).
+    """
+    built, counts = _Builder(), Counts()
+    for chunk in _batched(read):
+        counts.read += len(chunk)
+        segments = [(one,) if isinstance(one, Chat) else one.sides() for one in chunk]
+        flat = iter(masks.masked(tokenizer, list(itertools.chain.from_iterable(segments)), num_threads))
+        coded = [tuple(itertools.islice(flat, len(sides))) for sides in segments]
+        for one, sides in zip(chunk, coded, strict=True):
+            if None not in sides:
+                see(one, sides)
+        fitted = _fitted(chunk, coded, tokenizer, seq_len, num_threads, counts)
+        for one, sides in zip(chunk, fitted, strict=True):
+            if sides is not None:
+                built.add(one, sides)
+    return built.done(), counts
+
+
+def _batched(examples: Iterable[Example]) -> Iterator[tuple[Example, ...]]:
+    examples = iter(examples)
+    while chunk := tuple(itertools.islice(examples, CHUNK)):
+        yield chunk
+
+
+def _fitted(chunk, coded, tokenizer: Coder, seq_len: int, num_threads: int, counts: Counts) -> list:
+    """The segments of each example as they fit into a row; None where they do not."""
+    coded, cut = list(coded), {}
+    for number, (one, sides) in enumerate(zip(chunk, coded, strict=True)):
+        if isinstance(one, Pair) and one.chosen == one.rejected:
+            coded[number], counts.same = None, counts.same + 1
+        elif None in sides:
+            coded[number], counts.inside = None, counts.inside + 1
+        elif (over := sum(len(side.ids) - 1 for side in sides) - seq_len) > 0:
+            coded[number] = None
+            if isinstance(one, Chat):
+                cut[number] = (one, sides[0], over, 0)
+            else:
+                counts.too_long += 1
+    while cut:  # once or twice, mostly
+        shorter = {number: _shorter(*was[:3]) for number, was in cut.items()}
+        counts.too_long += sum(found is None for found in shorter.values())
+        shorter = {number: found for number, found in shorter.items() if found}
+        again = masks.masked(tokenizer, [found for found, _ in shorter.values()], num_threads) if shorter else []
+        rest = {}
+        for (number, (one, lost)), side in zip(shorter.items(), again, strict=True):
+            lost += cut[number][3]
+            if side is None:
+                counts.inside += 1
+            elif (over := len(side.ids) - 1 - seq_len) > 0:
+                rest[number] = (one, side, over, lost)
+            else:
+                coded[number], counts.cut, counts.turns_cut = (side,), counts.cut + 1, counts.turns_cut + lost
+        cut = rest
+    return coded
+
+
+def _shorter(one: Chat, side: Masked, over: int) -> tuple[Chat, int] | None:
+    """(a chat without its oldest turns, how many these are): the fewest that may take away `over` tokens.
+
+    None if there is one turn.
+    """
+    system = len(one.messages) and one.messages[0]["role"] == "system"
+    front, roles = one.messages[:system], [message["role"] for message in one.messages]
+    # A turn begins where somebody else speaks after the assistant.
+    begins = [i for i in range(system + 1, len(roles)) if roles[i] != ASSISTANT and roles[i - 1] == ASSISTANT]
+    if not begins:
+        return None
+    # All in front of the next answer is a little more than what goes, so never a turn too many.
+    before = (side.turns[roles[:i].count(ASSISTANT)] for i in begins)
+    turns = next((n for n, tokens in enumerate(before) if tokens >= over), len(begins) - 1)
+    start = begins[turns]
+    return Chat(front + one.messages[start:], one.place, max(0, one.given - start + system)), turns + 1
+
+
+class _Builder:
+    """Collects examples into the arrays of `Coded`."""
+
+    def __init__(self):
+        self._ids, self._kinds, self._lengths = bytearray(), bytearray(), [0]
+        self._margins: list[float] = []
+        self._keys: list[int] = []
+        self._places: list[Place] = []
+        self._sides = 1
+
+    def add(self, one: Example, sides: Sequence[Masked]) -> None:
+        self._sides = len(sides)
+        for side in sides:
+            self._ids += side.ids.tobytes()
+            self._kinds += side.kinds.tobytes()
+            self._lengths.append(len(side.ids))
+        self._margins.append(one.margin if isinstance(one, Pair) else 0.0)
+        self._keys.append(int.from_bytes(prompt_key(one)[:8], "little"))
+        self._places.append(one.place)
+
+    def done(self) -> Coded:
+        ids, kinds = np.frombuffer(self._ids, np.int32), np.frombuffer(self._kinds, np.uint8)
+        starts = np.cumsum(self._lengths, dtype=np.int64)
+        of_all = (np.asarray(self._margins, np.float32), np.asarray(self._keys, np.uint64), self._places)
+        return Coded(self._sides, ids, kinds, starts, *of_all)
+
+
+def prompt_key(one: Example) -> bytes:
+    """Returns a hash of what an example is asked: equal for all that answer the same."""
+    return _hash(one.prompt if isinstance(one, Pair) else one.messages[:-1])
+
+
+def content_key(one: Example) -> bytes:
+    """Returns a hash of an example's whole content, without its place."""
+    sides = (one.messages,) if isinstance(one, Chat) else (one.prompt, one.chosen, one.rejected)
+    return _hash(itertools.chain.from_iterable((*side, {"role": "", "content": ""}) for side in sides))
+
+
+def _hash(messages: Iterable[Message]) -> bytes:
+    found = hashlib.blake2b(digest_size=16)
+    for message in messages:
+        for part in (message["role"], message["content"]):
+            raw = part.encode("utf-8", "replace")
+            found.update(len(raw).to_bytes(8, "little") + raw)
+    return found.digest()

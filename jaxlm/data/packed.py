@@ -1,0 +1,327 @@
+"""Chats and pairs as the data of a run: encoded, held out in part, packed into rows. The batch of a step is a pure function.
+
+A chat is a segment of a row, a pair two neighbours: pair p of a row is its segments 2p + 1 (chosen) and 2p + 2 (rejected),
+counted from 1. Only the assistant's tokens and the token that ends an answer have weight. A text of n ids takes n - 1 tokens of
+a row, so no target belongs to the next segment; padding is the last segment of a row, without weight.
+
+    packed = make(config.data, config.examples, tokenizer, pairs=False, sizes=Sizes(seed, T, B), say=say)
+    loader.open_train(packed, config.data, row_indices=local, start_step=done, source=Source)     # step by step
+    packed.batch(step)                                                                            # or any one of them
+    packed.held_out(rows)                                                                         # what is held out, once each
+
+Legend: B rows, b rows of them, T tokens, P pairs in a row.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+import typing
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from jaxlm.config import ConfigError, DataConfig, ExamplesConfig
+from jaxlm.data import coded, coder, examples, masks, packing, rows
+from jaxlm.data import replay as replays
+from jaxlm.data.coded import Coded, Counts
+from jaxlm.data.coder import Coder
+from jaxlm.data.verify import Verifier
+from jaxlm.data.windows import Windows, batch_number, merge_windows
+
+Batch = dict[str, np.ndarray]
+_TOKENS_A_PAIR = 64
+_PLANNED = 256  # batches from which the number of passes is estimated
+
+
+def pairs_in_row(seq_len: int) -> int:
+    """Returns P, the most pairs in one row of `seq_len` tokens."""
+    return max(1, seq_len // _TOKENS_A_PAIR)
+
+
+class Sizes(typing.NamedTuple):
+    """What decides the batches beside the examples: the seed of their order, T and B."""
+
+    seed: int
+    seq_len: int
+    batch_size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """What a run says of its examples and their tokenizer; a `coder.Encoded`.
+
+    Attributes:
+      encoder: the tokenizer.
+      sha256: a hash of all examples and the tokenizer.
+      counts: "examples" and the sources of the replayed text -> their tokens.
+      verifier: of the files that the replayed text is in.
+    """
+
+    encoder: Coder
+    sha256: str
+    counts: dict[str, int]
+    verifier: Verifier
+
+    @property
+    def vocab_size(self) -> int:
+        """The size of the tokenizer's vocabulary."""
+        return self.encoder.vocab_size
+
+    def tokenizer(self) -> Coder:
+        """Returns the tokenizer."""
+        return self.encoder
+
+    def token_counts(self, split: str = "train") -> dict[str, int]:
+        """Returns source -> the number of its tokens; of the held-out ones, nothing is told here."""
+        return dict(self.counts) if split == "train" else {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """The examples of a run and the order in which it trains on them; implements `programs.task.Data`.
+
+    Attributes:
+      data: the tokenizer, and how much there is.
+      train: the examples to train on.
+      val: those held out; perhaps none.
+      counts: what became of the examples that were read.
+      sizes: the seed, T and B.
+      replay: the pretraining text between the examples; None for none.
+      replay_share: its share of the targets that count.
+      passed_over: windows of batches to pass over, (first, last) from 1.
+    """
+
+    data: Texts
+    train: Coded
+    val: Coded
+    counts: Counts
+    sizes: Sizes
+    replay: replays.Pieces | None = None
+    replay_share: float = 0.0
+    passed_over: Windows = ()
+
+    def __post_init__(self):
+        object.__setattr__(self, "passed_over", merge_windows(self.passed_over))
+
+    @property
+    def batch_size(self) -> int:
+        """B, the rows of a batch."""
+        return self.sizes.batch_size
+
+    @property
+    def pairs(self) -> bool:
+        """True if the examples are pairs."""
+        return self.train.sides == 2
+
+    @functools.cached_property
+    def plan(self) -> packing.Plan:
+        """The map from batches to rows of examples."""
+        seed, seq_len, batch_size = self.sizes
+        replay = packing.Replay(self.replay_share, self.replay.tokens) if self.replay else None
+        most = pairs_in_row(seq_len) if self.pairs else 0
+        sizes = {"seed": seed, "seq_len": seq_len, "batch_size": batch_size, "most": most, "replay": replay}
+        return packing.Plan(self.train.lengths(), self.train.counted(), **sizes)
+
+    def passing_over(self, windows: Windows) -> "Packed":
+        """Returns the same data without the batches in these windows, and with all others."""
+        other = dataclasses.replace(self, passed_over=tuple(windows))
+        other.__dict__["plan"] = self.plan  # where batches begin does not depend on it
+        return other
+
+    def batch_number(self, step: int) -> int:
+        """Returns the number of the batch that a step trains on, both from 1; 0 for step 0."""
+        return batch_number(step, self.passed_over)
+
+    def fingerprint(self) -> dict[str, str]:
+        """Returns what decides the batches as strings, as `rows.Order.fingerprint` does; "sha256" is a hash of the others."""
+        seed, seq_len, batch_size = map(str, self.sizes)
+        text = f"{self.replay.text.sha256}, {self.replay_share} of the targets" if self.replay else "none"
+        parts = {"data": self.data.sha256, "replay": text, "seed": seed, "seq_len": seq_len, "batch_size": batch_size}
+        return {**parts, "sha256": hashlib.sha256(json.dumps(parts).encode()).hexdigest()}
+
+    def batch(self, step: int, row_indices: Sequence[int] | np.ndarray | None = None) -> Batch:
+        """Returns the batch of a step, or some of its rows.
+
+        Args:
+          step: the step, from 0.
+          row_indices: which of its B rows; all by default.
+
+        Returns:
+          `tokens`, `targets`, `segment_ids` (from 1), `positions`, int32[b, T]; `weights` float32[b, T]. Of pairs also
+          `margin` and `pair` (1 where there is one), float32[b, P].
+        """
+        planned = self.plan.rows(batch_number(int(step) + 1, self.passed_over) - 1)
+        chosen = range(self.batch_size) if row_indices is None else np.asarray(row_indices).tolist()
+        return self._stacked([planned[row] for row in chosen], self.train)
+
+    def held_out(self, batch_size: int, ends: bool = True) -> Iterator[Batch]:
+        """Yields all held-out examples once, packed in order into batches as `batch` returns them, [batch_size, T].
+
+        Args:
+          ends: False: the tokens that end answers have no weight, so that the loss is that of the answers' text.
+        """
+        for planned in self._once(self.val, batch_size):
+            yield self._stacked(planned, self.val, ends)
+
+    def held_out_batches(self, batch_size: int) -> int:
+        """Returns how many batches `held_out` yields."""
+        return len(self._once(self.val, batch_size))
+
+    def judged(self, val: bool, batch_size: int) -> Iterator[tuple[Batch, np.ndarray]]:
+        """Yields all pairs once, in order: (a batch, the number of each of its pairs in `train` or `val`, int64[B, P], or -1).
+
+        That is for a reference, which judges each pair once. `with_reference` takes what it said.
+        """
+        source = self.val if val else self.train
+        for planned in self._once(source, batch_size):
+            numbers_BxP = np.full((batch_size, pairs_in_row(self.sizes.seq_len)), -1, np.int64)
+            for row, items in enumerate(planned):
+                numbers_BxP[row, : len(items)] = [item.number for item in items]
+            yield self._stacked(planned, source), numbers_BxP
+
+    def with_reference(self, train_Ex2: np.ndarray, val_Ex2: np.ndarray) -> "Packed":
+        """Returns the same pairs with what a reference says of their sides: batches have `reference` too, float32[B, 2P].
+
+        Args:
+          train_Ex2, val_Ex2: log p in nats of the (chosen, rejected) answer of each pair.
+        """
+        splits = {"train": train_Ex2, "val": val_Ex2}
+        judged = {name: dataclasses.replace(getattr(self, name), reference_Ex2=x) for name, x in splits.items()}
+        other = dataclasses.replace(self, **judged)
+        other.__dict__["plan"] = self.plan
+        return other
+
+    def _once(self, source: Coded, batch_size: int) -> list[list[list[packing.Item]]]:
+        most = pairs_in_row(self.sizes.seq_len) if self.pairs else 0
+        return packing.once(source.lengths(), seq_len=self.sizes.seq_len, batch_size=batch_size, most=most)
+
+    def passes(self, steps: int) -> dict[str, float]:
+        """Returns "examples" and the sources of the replayed text -> how many times a run of `steps` steps goes through it."""
+        planned = min(steps, _PLANNED)
+        used = self.plan.used(planned)
+        many, pieces = (number * steps / max(1, planned) for number in used)
+        found = {"examples": many / len(self.train)}
+        return found | (self.replay.passes(round(pieces)) if self.replay else {})
+
+    def places(self, step: int) -> list[str]:
+        """Returns where the examples in the batch of a step stand, "FILE:LINE", for the log. `step` counts from 1."""
+        planned = self.plan.rows(self.batch_number(step) - 1)
+        return [str(self.train.places[item.number]) for row in planned for item in row if not item.replay]
+
+    def _stacked(self, planned: Sequence[Sequence[packing.Item]], source: Coded, ends: bool = True) -> Batch:
+        """The batch of rows of examples. Each row is packed alone, so its examples are in it by the plan."""
+        packed = []
+        for items in planned:
+            groups = [self._group(item, source, ends) for item in items]
+            packed.append(rows.pack(groups, self.sizes.seq_len, 1)[0])
+        batch = {name: np.concatenate([row[name] for row in packed]) for name in packed[0]}
+        if virtual := coder.virtual_ids(self.data.encoder):  # they have no weight, and no row in the head
+            batch["targets"][np.isin(batch["targets"], virtual)] = self.data.encoder.eos_id
+        return batch | (self._of_pairs(planned, source) if self.pairs else {})
+
+    def _of_pairs(self, planned: Sequence[Sequence[packing.Item]], source: Coded) -> Batch:
+        """What a batch of pairs has beside its tokens."""
+        shape = (len(planned), pairs_in_row(self.sizes.seq_len))
+        found = {"margin": np.zeros(shape, np.float32), "pair": np.zeros(shape, np.float32)}
+        if source.reference_Ex2 is not None:
+            found["reference"] = np.zeros((shape[0], 2 * shape[1]), np.float32)
+        for row, items in enumerate(planned):
+            numbers = [item.number for item in items]
+            found["margin"][row, : len(items)], found["pair"][row, : len(items)] = source.margins_E[numbers], 1
+            if source.reference_Ex2 is not None:
+                found["reference"][row, : 2 * len(items)] = source.reference_Ex2[numbers].reshape(-1)
+        return found
+
+    def _group(self, item: packing.Item, source: Coded, ends: bool) -> list[rows.Segment]:
+        if item.replay:
+            return self.replay.segments(item.number)
+        weigh = (masks.SAID, masks.ENDS) if ends else (masks.SAID,)
+        return [rows.Segment(ids, np.isin(kinds[1:], weigh)) for ids, kinds in source.segments(item.number)]
+
+
+class Source:
+    """Gives random access to batches, as `loader.BatchSource` does: item i is of the batch of step `start_step` + i."""
+
+    def __init__(self, packed: Packed, row_indices: np.ndarray, start_step: int):
+        self._packed, self._rows, self._start = packed, np.asarray(row_indices, np.int64).reshape(-1), start_step
+
+    def __getitem__(self, i: int) -> Batch:
+        return self._packed.batch(self._start + int(i), self._rows)
+
+    def waits_for(self) -> str:
+        """Returns the file that is being read, and since when; "" if none is."""
+        return self._packed.data.verifier.oldest_read()
+
+
+def make(
+    data: DataConfig,
+    settings: ExamplesConfig,
+    tokenizer: Coder,
+    *,
+    pairs: bool,
+    sizes: Sizes,
+    replay: replays.Text | None = None,
+    share: float = 0.0,
+    say: Callable[[str], None] = lambda line: None,
+    see: coded.See = lambda one, sides: None,
+) -> Packed:
+    """Reads, checks and encodes the examples of `data.path`.
+
+    Args:
+      settings: the section `examples`.
+      tokenizer: that of the model, with its template (see `data.chat`).
+      pairs: True for pairs, False for chats.
+      replay, share: the pretraining text between chats, and its share of the targets that count.
+      say: called with a line about each thing that a user should know.
+      see: called with each example of `data.path` as it is read (see `coded.build`).
+
+    Raises:
+      ConfigError: an example can't be used, or none is left. The message is one line; it names file and line where it can.
+    """
+    options = {"seq_len": sizes.seq_len, "num_threads": data.num_threads}
+    what = "pairs" if pairs else "chats"
+    found, counts = coded.build(examples.read(data.path, settings.format, pairs), tokenizer, **options, see=see)
+    for line in counts.lines(what, sizes.seq_len):
+        say(line)
+    if not len(found):
+        raise ConfigError(
+            f"{data.path}: none of its {counts.read:,} {what} can be trained on: " + _why(counts, sizes.seq_len)
+        )
+    if settings.val_path:
+        read = examples.read(settings.val_path, settings.format, pairs, "examples.val_path")
+        train, (val, others) = found, coded.build(read, tokenizer, **options)
+        for line in others.lines(f"held-out {what}", sizes.seq_len):
+            say(line)
+    else:
+        out_E = found.held_out(data.val_fraction)
+        train, val = found.take(~out_E), found.take(out_E)
+        if not len(val):
+            alone = f"there is one {what[:-1]}" if len(found) == 1 else f"all {what} are asked the same"
+            say(
+                f"none of the {what} is held out, since {alone}: name others by examples.val_path to see what is learnt"
+            )
+    if pairs or not replay or not share or coder.virtual_ids(tokenizer):  # vectors of a prompt leave the model as it is
+        pieces, share = None, 0.0
+    else:
+        pieces = _pieces(replay, share, train, sizes)
+    return Packed(_texts(tokenizer, train, pieces), train, val, counts, sizes, pieces, share)
+
+
+def _why(counts: Counts, seq_len: int) -> str:
+    if not counts.read:
+        return "it has none"
+    return "; ".join(counts.lines("examples", seq_len)) + "; raise train.seq_len, or look at the data"
+
+
+def _pieces(replay: replays.Text, share: float, train: Coded, sizes: Sizes) -> replays.Pieces:
+    tokens = replays.piece_tokens(share, train.lengths(), train.counted(), sizes.seq_len, sizes.batch_size)
+    return replays.Pieces(replay, tokens, sizes.seed)
+
+
+def _texts(tokenizer: Coder, train: Coded, pieces: replays.Pieces | None) -> Texts:
+    counts = {"examples": int(train.lengths().sum())} | (pieces.text.token_counts() if pieces else {})
+    verifier = getattr(pieces and pieces.text, "verifier", None) or Verifier(pathlib.Path())
+    sha256 = hashlib.sha256(f"{train.sha256()} {tokenizer.sha256}".encode()).hexdigest()
+    return Texts(tokenizer, sha256, counts, verifier)

@@ -1,0 +1,59 @@
+"""Small chats and pairs for tests: a tokenizer with ChatML's tokens, files of examples, and their packed data."""
+
+import json
+import random
+
+import tiny_data
+
+from jaxlm import config, config_files
+from jaxlm.data import packed
+from jaxlm.data.tokenizer import Tokenizer, train_tokenizer
+
+WORDS = tiny_data.WORDS.split()
+
+
+def tokenizer(chat_tokens: bool = True) -> Tokenizer:
+    rng = random.Random(0)
+    texts = [" ".join(rng.choices(WORDS, k=12)) for _ in range(200)]
+    return train_tokenizer(texts, vocab_size=320, chat_tokens=chat_tokens)
+
+
+def words(rng: random.Random, most: int = 12) -> str:
+    return " ".join(rng.choices(WORDS, k=rng.randint(1, most)))
+
+
+def chats(path, number: int = 40, turns: int = 1, seed: int = 0) -> str:
+    """Writes chats of up to `turns` turns, no two with the same question; returns the path."""
+    rng, lines = random.Random(seed), []
+    for i in range(number):
+        said = [[("user", f"{i} {words(rng)}"), ("assistant", words(rng))] for _ in range(rng.randint(1, turns))]
+        lines.append({"messages": [{"role": role, "content": text} for turn in said for role, text in turn]})
+    return _write(path, lines)
+
+
+def pairs(path, number: int = 40, seed: int = 0) -> str:
+    """Writes pairs, no two with the same prompt, each with a margin; returns the path."""
+    rng = random.Random(seed)
+    return _write(
+        path,
+        [
+            {
+                "prompt": f"{i} {words(rng)}",
+                "chosen": f"{words(rng)} sun",
+                "rejected": f"{words(rng)} sea",
+                "margin": i / 4,
+            }
+            for i in range(number)
+        ],
+    )
+
+
+def _write(path, lines) -> str:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def make(path: str, coder, *, pairs: bool = False, sizes=(0, 192, 4), overrides=(), **options) -> packed.Packed:
+    """The packed data of a file of examples, with keys of the config as `overrides`; `options` go to `packed.make`."""
+    c = config.resolve(config_files.load("base", [f"data.path={path}", "data.val_fraction=0.2", *overrides]))
+    return packed.make(c.data, c.examples, coder, pairs=pairs, sizes=packed.Sizes(*sizes), **options)
