@@ -2,7 +2,7 @@
 
     jaxlm train sft --config.origin=RUN --config.data.path=chats.jsonl --config.workdir=runs/sft
 
-RUN is a run, or the folder of a Hugging Face model; chats.jsonl has a chat a line: `messages`, or prompt and response, ShareGPT,
+RUN is a run, or the folder of a Hugging Face model; chats.jsonl has a chat a line: `messages`, prompt and response, ShareGPT,
 Alpaca, Anthropic's HH. About 3 passes are usual: the first lines say how many `train.steps` make.
 
 Hours, dollars and expected figures: not yet measured.

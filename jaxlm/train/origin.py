@@ -41,9 +41,9 @@ class Origin:
       tokenizer: a function that reads the model's tokenizer.
       provenance: what identifies the weights in the ledger: `path`, and `step` for a run's checkpoint.
       params: (shapes, shardings) -> the model's parameters. Raises RunError if they are damaged.
+      leaf: name -> one parameter, on the host, in the type that is stored. Raises RunError if it is damaged.
       state: (shapes, shardings) -> the train state; None if there is none, as in a folder of weights.
       meta: () -> what a run's checkpoint says of its config and data; None in a folder of weights.
-      leaf: name -> one parameter, on the host. Raises RunError if it is damaged.
       digest: () -> a hash of the parameters. Other parameters have another one; where they lie does not matter.
       trained: () -> the variables beside the parameters that the run trained, on the host, by collection: an adapter that
         is not merged into the parameters, scalar heads.
@@ -54,9 +54,9 @@ class Origin:
     tokenizer: Callable[[], coder.Coder]
     provenance: dict[str, str | int]
     params: Callable[[dict, dict], dict]
+    leaf: Callable[[str], np.ndarray]
     state: Callable[[TrainState, TrainState], TrainState] | None = None
     meta: Callable[[], dict] | None = None
-    leaf: Callable[[str], np.ndarray] | None = None
     digest: Callable[[], str] = str
     trained: Callable[[], Variables] = dict
     adapter: adapters.Adapter | None = None

@@ -8,12 +8,12 @@ import pytest
 import tiny_hf
 import tiny_models as tiny
 import tiny_peft
-from jaxlm.models.adapters import Adapter
 from safetensors.numpy import save_file
 
 from jaxlm import models, tree
 from jaxlm.config import ConfigError, RunError
 from jaxlm.interop import check, peft, peft_config, readers
+from jaxlm.models.adapters import Adapter
 from jaxlm.train import origin
 
 IDS = (3, 96, 97)
