@@ -30,11 +30,14 @@ def random_pairs(count: int, vocab_size: int, longest: int, seed: int = 0) -> li
     return [([0, *ids(1)[1:]], ids(1), ids(1)) for _ in range(count)]
 
 
-def batch(pairs, seq_len: int, row_count: int, margins=None, closed: bool = False, room: int = 0) -> dict:
-    """All pairs packed into rows of at most `room` pairs; they must fit."""
+def batch(pairs, seq_len: int, row_count: int, margins=None, closed=False, room: int = 0, apart=False) -> dict:
+    """All pairs packed into rows of at most `room` pairs; they must fit. `apart`: each in a row of its own."""
     room = room or max(1, seq_len // 64)
     groups = [[segment(prompt, side, closed) for side in (chosen, rejected)] for prompt, chosen, rejected in pairs]
     packed, placed = rows.pack(groups, seq_len, row_count)
+    if apart:
+        alone, placed = [rows.pack([group], seq_len, 1)[0] for group in groups], range(len(groups))
+        packed = {name: np.concatenate([one[name] for one in alone]) for name in packed}
     assert len(placed) == len(pairs), f"{len(placed)} of {len(pairs)} pairs fit"
     packed["pair"], packed["margin"] = (np.zeros((row_count, room), np.float32) for _ in range(2))
     for row, margin in zip(placed, [0.0] * len(pairs) if margins is None else margins, strict=True):
@@ -51,9 +54,10 @@ def hh(count: int, longest: int) -> list[tuple[str, str, str]]:
             chosen, rejected = (json.loads(line)[name] for name in ("chosen", "rejected"))
             cut = chosen.rindex(TURN) + len(TURN)
             answers = [text[cut:] for text in (chosen, rejected)]
-            if chosen[:cut] == rejected[:cut] and all(a and OTHER not in a for a in answers):
-                if answers[0] != answers[1] and max(len(text.split()) for text in (chosen, rejected)) <= longest:
-                    found.append((chosen[:cut], *answers))
+            whole = chosen[:cut] == rejected[:cut] and all(a and OTHER not in a for a in answers)
+            short = max(len(text.split()) for text in (chosen, rejected)) <= longest
+            if whole and short and answers[0] != answers[1]:
+                found.append((chosen[:cut], *answers))
             if len(found) == count:
                 break
     return found

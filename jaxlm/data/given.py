@@ -90,6 +90,12 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
       overrides: those of the command line, `KEY=VALUE`.
       say: called with each line.
     """
+    if config.program != "pretrain":
+        if not config.data.path:
+            raise ConfigError(
+                f"{config.program} reads examples: --config.data.path=FILE.jsonl, a parquet file, or a folder of them"
+            )
+        return
     folder, paths = (
         pathlib.Path(config.data.dir),
         [source.path for source in config.data.sources.values() if source.path],

@@ -7,8 +7,7 @@ import jax
 import numpy as np
 
 from jaxlm import processes
-from jaxlm.config import ConfigError, SampleConfig
-from jaxlm.data.coder import Coder
+from jaxlm.config import SampleConfig
 from jaxlm.eval import samples
 from jaxlm.eval.likelihood import Scorer
 
@@ -92,7 +91,7 @@ def _continue(
 ) -> list[list[int]]:
     """Returns the new ids of one batch. Ends once each row has reached a stop."""
     tokenizer = scorer.tokenizer
-    ends = stop_ids(tokenizer)
+    ends = samples.ends(tokenizer)
     rows: list[list[int]] = [[] for _ in prompts]
     stopped = np.zeros(len(prompts), bool)
     reach = max((len(stop.encode()) for stop in stops), default=0)  # no stop has more tokens than bytes
@@ -111,11 +110,3 @@ def _continue(
 def _cut(text: str, stops: Sequence[str]) -> str:
     places = [place for stop in stops if (place := text.find(stop)) >= 0]
     return text[: min(places)] if places else text
-
-
-def stop_ids(tokenizer: Coder) -> tuple[int, ...]:
-    """Returns the ids that end a text: those of samples, and the end of a turn where the tokenizer has one."""
-    try:
-        return *samples.ends(tokenizer), tokenizer.id_of("<|im_end|>")
-    except ConfigError:
-        return samples.ends(tokenizer)

@@ -8,6 +8,7 @@ import typing
 
 from jaxlm import files
 from jaxlm.config import SampleConfig
+from jaxlm.data import chat
 from jaxlm.data.coder import Coder, Encoded
 from jaxlm.data.ids import document
 from jaxlm.eval import degeneration
@@ -17,25 +18,45 @@ from jaxlm.processes import together, working
 
 
 def ends(tokenizer: Coder) -> tuple[int, ...]:
-    """Returns the ids that end a text: EOS, and what begins the next document, which for some tokenizers is BOS."""
-    return tuple({tokenizer.eos_id, tokenizer.separator_id})
+    """Returns the ids that end a text: EOS, what begins the next document (BOS for some), the end of a message in a chat."""
+    return tuple({tokenizer.eos_id, tokenizer.separator_id, *({chat.end_id(tokenizer)} - {None})})
+
+
+def prompt_ids(tokenizer: Coder, prompt: str, settings: SampleConfig) -> list[int]:
+    """Returns the ids of a prompt: of a document that begins so, or with `chat_template` of a chat in which a user says it."""
+    if settings.chat_template:
+        return chat.ids(tokenizer, [{"role": "user", "content": prompt}])
+    return document(tokenizer, prompt)
 
 
 def continue_prompts(
     model: Transformer,
-    params: dict,
+    variables: dict,
     tokenizer: Coder,
     prompts: typing.Sequence[str],
     settings: SampleConfig,
     seed: int,
 ) -> list[str]:
-    """Returns the text that follows each prompt, up to the end of the document or `settings.max_new_tokens`.
+    """Returns the text that follows each prompt, up to its end (`ends`) or `settings.max_new_tokens`.
 
     Continues `prompts`; those of `settings` are ignored.
     """
-    ids, stop_ids = [document(tokenizer, prompt) for prompt in prompts], ends(tokenizer)
-    new = generate.generate(model, params, ids, settings, stop_ids=stop_ids, seed=seed)
-    return [tokenizer.decode([i for i in row if i not in stop_ids], follows=True) for row in new]
+    return [text for text, _ in _continued(model, variables, tokenizer, prompts, settings, seed)]
+
+
+def _continued(
+    model: Transformer,
+    variables: dict,
+    tokenizer: Coder,
+    prompts: typing.Sequence[str],
+    settings: SampleConfig,
+    seed: int,
+) -> list[tuple[str, bool]]:
+    """The text that follows each prompt, and whether it ended by itself."""
+    ids, stop_ids = [prompt_ids(tokenizer, prompt, settings) for prompt in prompts], ends(tokenizer)
+    new = generate.generate(model, variables, ids, settings, stop_ids=stop_ids, seed=seed)
+    texts = (tokenizer.decode([i for i in row if i not in stop_ids], follows=True) for row in new)
+    return [(text, bool({*row[-1:]} & {*stop_ids})) for text, row in zip(texts, new, strict=True)]
 
 
 class Stream:
@@ -53,14 +74,14 @@ class Stream:
     def __init__(
         self,
         model: Transformer,
-        params: dict,
+        variables: dict,
         tokenizer: Coder,
         prompts: typing.Sequence[str],
         settings: SampleConfig,
         seed: int,
     ):
-        generator, stops = generate.Generator(model, params), ends(tokenizer)
-        ids = [document(tokenizer, prompt) for prompt in prompts]
+        generator, stops = generate.Generator(model, variables), ends(tokenizer)
+        ids = [prompt_ids(tokenizer, prompt, settings) for prompt in prompts]
         self._tokenizer, self._stops, self._rows = tokenizer, stops, [[] for _ in prompts]
         self._chunks = generator.stream(ids, settings, stop_ids=stops, seed=seed)
         self.tokens, self.seconds = 0, 0.0
@@ -99,11 +120,12 @@ class Stream:
 
 def make(
     settings: SampleConfig, seed: int, model: Transformer, data: Encoded, workdir: pathlib.Path
-) -> typing.Callable[[dict, int], list[str]]:
-    """Returns a function `(variables, step) -> lines` that lets the model continue the prompts and returns the lines to show.
+) -> typing.Callable[[dict, int], tuple[list[str], dict[str, float]]]:
+    """Returns a function `(variables, step) -> (lines to show, figures)` that lets the model continue the prompts.
 
     On the first process that function also writes WORKDIR/samples/<step>.jsonl, a line for each prompt and temperature; on
-    the others it returns no lines. If it can't be written, the function raises on all processes.
+    the others it returns no lines. If it can't be written, the function raises on all processes. With `chat_template` the
+    figure `samples/ended` is the share of the answers that end within `max_new_tokens`.
 
     Raises:
       ConfigError: a prompt is too long for the model. `make` itself raises it, so that training does not start.
@@ -112,28 +134,34 @@ def make(
     ways = [settings]  # how each prompt is continued
     if settings.also_greedy and settings.temperature > 0:
         ways.insert(0, dataclasses.replace(settings, temperature=0.0))
-    generate.check_prompts(model.config, [document(tokenizer, prompt) for prompt in prompts])
+    generate.check_prompts(model, [prompt_ids(tokenizer, prompt, settings) for prompt in prompts])
 
-    def sample(variables: dict, step: int) -> list[str]:
+    def sample(variables: dict, step: int) -> tuple[list[str], dict[str, float]]:
         if not prompts:
-            return []
+            return [], {}
         written = []
         for way in ways:
             with working("sampling"):
-                texts = continue_prompts(model, variables["params"], tokenizer, prompts, way, seed)
-            written += [(prompt, way.temperature, text) for prompt, text in zip(prompts, texts, strict=True)]
-        return together(lambda: _write(workdir / "samples", step, written), first_only=True) or []
+                texts = _continued(model, variables, tokenizer, prompts, way, seed)
+            written += [_Written(prompt, way.temperature, *text) for prompt, text in zip(prompts, texts, strict=True)]
+        lines = together(lambda: _write(workdir / "samples", step, written), first_only=True) or []
+        ended = sum(one.ended for one in written) / len(written)
+        return lines, {"samples/ended": ended} if settings.chat_template else {}
 
     return sample
 
 
-def _write(folder: pathlib.Path, step: int, written: list[tuple[str, float, str]]) -> list[str]:
-    """Writes the samples of a step as (prompt, temperature, text), with how each degenerates; returns the lines to show."""
+class _Written(typing.NamedTuple):
+    prompt: str
+    temperature: float
+    text: str
+    ended: bool  # by itself
+
+
+def _write(folder: pathlib.Path, step: int, written: list[_Written]) -> list[str]:
+    """Writes the samples of a step, with how each degenerates; returns the lines to show."""
     folder.mkdir(exist_ok=True)
-    lines = [
-        {"step": step, "prompt": p, "temperature": t, "text": text} | degeneration.of_text(text)
-        for p, t, text in written
-    ]
+    lines = [{"step": step} | one._asdict() | degeneration.of_text(one.text) for one in written]
     content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     files.write_atomically(folder / f"{step}.jsonl", content.encode())  # a whole file: this step has its samples
-    return [f"step {step}  [{prompt}]{text}" for prompt, _, text in written]
+    return [f"step {step}  [{one.prompt}]{one.text}" for one in written]

@@ -13,8 +13,9 @@ from ml_collections import config_dict
 from jaxlm import config_files, files
 from jaxlm.config import CHAT_TOKENS, ConfigError
 from jaxlm.data import coder
+from jaxlm.data.imported import IDS
 from jaxlm.data.manifest import MANIFEST
-from jaxlm.interop import hf_config
+from jaxlm.interop import hf_config, peft_config
 
 _FIXED = (
     "family",
@@ -35,6 +36,7 @@ _FIXED = (
 _ROPE = tuple(
     f"rope.{k}" for k in ("theta", "scaling", "factor", "low_freq_factor", "high_freq_factor", "original_max_len")
 )
+_FREE_ADAPTER_KEYS = ("dropout", "without_rows", "prompt_text")  # which the arrays do not depend on
 _DERIVED = ("n_kv_heads", "head_dim", "vocab_size")  # 0 leaves them open
 
 
@@ -57,15 +59,26 @@ def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
             f"phases.shrink makes a model of its own, and config.origin={config.origin} has one: give one"
         )
     folder = _folder(config)
-    if hf_config.is_model(folder):
-        keys, lines = hf_config.read(folder)
-        tokenizer = folder
+    home = peft_config.model_folder(folder)
+    if hf_config.is_model(home):
+        keys, lines = hf_config.read(home)
+        tokenizer = home
     else:
-        keys, lines, tokenizer = _of_run(folder), [], _tokenizer_of_run(folder)
+        keys, lines, tokenizer = _of_run(home), [], _tokenizer_of_run(home)
     for line in lines:
         say(line)
     _set_model(config, keys, given, ends=bool(lines) or keys["family"] == "gpt2")
     _set_tokenizer(config, tokenizer, given)
+    _set_adapter(config, folder, given)
+    if config.program != "pretrain" and (more := _chat_tokens(config)):
+        config.model.vocab_size, config.data.chat_tokens = config.model.vocab_size + more, True
+        say(f"{config.origin} has no chat tokens: its tokenizer, embedding and head get the {more} of ChatML")
+    longest = keys["max_seq_len"]
+    if config.program != "pretrain" and config.train.seq_len > longest and "train.seq_len" not in given:
+        config.train.seq_len = longest
+        if "model.max_seq_len" not in given:
+            config.model.max_seq_len = longest
+        say(f"train.seq_len={longest:,}, the longest that {config.origin} was trained on")
     warmup, steps = config.optim.warmup_steps, config.train.steps
     if warmup >= steps and "optim.warmup_steps" not in given:
         config.optim.warmup_steps = steps // 10
@@ -84,7 +97,8 @@ def of_model(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
       ConfigError: `word` names no such folder, or its model is not supported.
     """
     folder = pathlib.Path(word).expanduser()
-    if not word or not folder.is_dir() or not hf_config.is_model(folder):
+    home = peft_config.model_folder(folder)
+    if not word or not folder.is_dir() or not (hf_config.is_model(home) or home != folder):
         named = f"{word} is not one" if word else "none is named"
         raise ConfigError(
             f"this takes the folder of a Hugging Face model (config.json, model.safetensors, tokenizer.json); {named}"
@@ -92,7 +106,8 @@ def of_model(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
     config = config_files.load("base", overrides)
     given = {override.partition("=")[0] for override in overrides}
     config.workdir = str(folder)
-    _set_model(config, hf_config.read(folder)[0], given, ends=True)
+    keys = hf_config.read(home)[0] if hf_config.is_model(home) else _of_run(home)
+    _set_model(config, keys, given, ends=True)
     return config
 
 
@@ -106,8 +121,19 @@ def _folder(config: config_dict.ConfigDict) -> pathlib.Path:
     if config.workdir and begun.is_file():
         saved = config_files.from_run(begun)
         if pathlib.Path(saved.origin).name == folder.name:
+            if saved.adapter.kind != "none":
+                raise ConfigError(
+                    f"no folder {config.origin}: {config.workdir} holds an adapter alone, which needs its base; where is it "
+                    "now? --config.origin=FOLDER"
+                )
             return begun.parent
     raise ConfigError(f"no folder {config.origin}: config.origin is a run, or the folder of a Hugging Face model")
+
+
+def ids_of(folder: pathlib.Path) -> int:
+    """Returns how many ids the model in a folder has: of a run, or of a Hugging Face model."""
+    keys = hf_config.read(folder)[0] if hf_config.is_model(folder) else _of_run(folder)
+    return keys["vocab_size"]
 
 
 def _of_run(folder: pathlib.Path) -> dict[str, object]:
@@ -120,10 +146,10 @@ def _of_run(folder: pathlib.Path) -> dict[str, object]:
 
 def _tokenizer_of_run(folder: pathlib.Path) -> pathlib.Path:
     saved = config_files.from_run(folder / "config.json")
-    places = [pathlib.Path(saved.data.dir or folder / "data"), folder / config_files.TOKENIZER]
+    places = [folder / config_files.TOKENIZER, pathlib.Path(saved.data.dir or folder / "data")]
     found = next((place for place in places if place.is_dir() and any(place.glob("tokenizer.*"))), None)
     if found is None:
-        raise ConfigError(f"the run {folder} has no tokenizer: its data in {places[0]} is gone")
+        raise ConfigError(f"the run {folder} has no tokenizer: its data in {places[1]} is gone")
     return found
 
 
@@ -175,6 +201,46 @@ def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, given: s
             f"the data in {data} was made with another tokenizer than that of {config.origin}, whose ids mean other tokens: "
             "give another --config.data.dir and --config.data.path=TEXTS"
         )
+
+
+def _set_adapter(config: config_dict.ConfigDict, folder: pathlib.Path, given: set[str]) -> None:
+    """Takes over the adapter that is trained on, where `origin_merge` is off. Raises ConfigError if it can't be so."""
+    theirs, base = _adapter_of(config, folder)
+    if not theirs or theirs["kind"] == "none":
+        return
+    if config.origin_merge:
+        if theirs["kind"] == "prompt":
+            raise ConfigError(
+                f"{config.origin} trained the vectors of a prompt, which can't be merged into its model: begin with its own "
+                f"origin, {base}, or train the same vectors on with --config.origin_merge=False"
+            )
+        return
+    for key, value in theirs.items():
+        if f"adapter.{key}" in given and config.adapter[key] != value and key not in _FREE_ADAPTER_KEYS:
+            raise ConfigError(
+                f"config.adapter.{key}={config.adapter[key]}, but the adapter of {config.origin} has {value}: leave it out"
+            )
+        if f"adapter.{key}" not in given:
+            config.adapter[key] = value
+
+
+def _adapter_of(config: config_dict.ConfigDict, folder: pathlib.Path) -> tuple[dict[str, object], str]:
+    """Returns (the keys of the adapter in an origin, its base); no keys if it has none."""
+    if peft_config.is_adapter(folder):
+        if config.origin_merge and peft_config.read(folder)["peft_type"] == "LORA":
+            return {}, ""  # nothing of it is taken over
+        controls = coder.load(config.data.tokenizer).controls
+        return peft_config.settings(folder, controls), str(peft_config.base_of(folder))
+    if hf_config.is_model(folder):
+        return {}, ""
+    saved = config_files.from_run(folder / "config.json")
+    return saved.adapter.to_dict(), saved.origin
+
+
+def _chat_tokens(config: config_dict.ConfigDict) -> int:
+    """How many tokens of ChatML the model of a run lacks; 0 for a model from elsewhere, which has tokens of its own."""
+    tokenizer = coder.load(config.data.tokenizer)
+    return 0 if IDS in tokenizer.files or _has(tokenizer, CHAT_TOKENS[0]) else len(CHAT_TOKENS)
 
 
 def _has(tokenizer: coder.Coder, piece: str) -> bool:

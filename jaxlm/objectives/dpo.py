@@ -6,7 +6,6 @@ forward pass of the frozen part alone, if what is trained changes nothing at fir
 Legend: B rows, T tokens, P pairs of a row.
 """
 
-import dataclasses
 import math
 import typing
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from jaxlm.objectives import base, pairs
 
 _ADAPTERS = ("lora", "rows", "prompt")  # collections without which the model is the one that was frozen
 _WITHOUT_REFERENCE = ("orpo", "simpo")
-_BY_TOKEN = ("ipo", "sigmoid_norm", "orpo", "simpo")  # their rewards are means over the tokens of an answer
+_BY_TOKEN = ("ipo", "sigmoid_norm", "orpo", "simpo")
 
 
 class Answers(typing.NamedTuple):
@@ -43,6 +42,11 @@ class Answers(typing.NamedTuple):
 def has_reference(config: DpoConfig) -> bool:
     """True if the loss compares the policy with a reference."""
     return config.loss not in _WITHOUT_REFERENCE
+
+
+def by_token(config: DpoConfig) -> bool:
+    """True if the loss and its rewards are of means over an answer's tokens."""
+    return config.loss in _BY_TOKEN
 
 
 def judged(config: Config) -> bool:
@@ -113,7 +117,10 @@ def make(model: Transformer, config: Config) -> base.Objective:
 
 
 def prepare(batch: base.Batch) -> base.Batch:
-    """Adds `nll_scale` [B], pairs by token of chosen answers in the whole batch, by which a sum over pairs is a mean over tokens."""
+    """Adds `nll_scale` [B]: in the whole batch, pairs over tokens of chosen answers.
+
+    The mean over pairs of what it is multiplied with is a mean over tokens.
+    """
     pair = batch["pair"]
     tokens = base.by_segment(batch["weights"], batch["segment_ids"], 2 * pair.shape[1])[:, ::2]
     scale = jnp.sum(pair) / jnp.maximum(pairs.total(tokens, pair), 1)
@@ -130,8 +137,7 @@ def _sides(logp: jax.Array, reference: jax.Array, batch: base.Batch) -> tuple[An
 
 def _metrics(c: DpoConfig, chosen: Answers, rejected: Answers) -> dict[str, jax.Array]:
     """All but "nll", by pair."""
-    by_token = c.loss in _BY_TOKEN
-    for_chosen, for_rejected = (c.beta * (side.mean if by_token else side.ratio) for side in (chosen, rejected))
+    for_chosen, for_rejected = (c.beta * (side.mean if by_token(c) else side.ratio) for side in (chosen, rejected))
     margin = for_chosen - for_rejected
     return {
         "margin": margin,
@@ -188,7 +194,7 @@ def _orpo(c: DpoConfig, chosen: Answers, rejected: Answers) -> jax.Array:
 
 
 def _log1mexp(x: jax.Array) -> jax.Array:
-    """log(1 - e^x) for x < 0, exact for both small and large -x (Maechler 2012). No branch makes a gradient that is not finite."""
+    """log(1 - e^x) for x < 0, exact for small and large -x (Maechler 2012); the branch not taken gets a harmless value."""
     near = x > -math.log(2)
     small, large = jnp.where(near, x, -math.log(2)), jnp.where(near, -math.log(2), x)
     return jnp.where(near, jnp.log(-jnp.expm1(small)), jnp.log1p(-jnp.exp(large)))

@@ -12,12 +12,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxlm import sharding
 from jaxlm.config import Config
+from jaxlm.data.packed import pairs_in_row
 from jaxlm.objectives import base
-
-
-def in_row(seq_len: int) -> int:
-    """Returns the largest number of pairs in a row of `seq_len` tokens."""
-    return max(1, seq_len // 64)
 
 
 def shapes(config: Config, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtypeStruct]:
@@ -25,7 +21,7 @@ def shapes(config: Config, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtyp
 
     `pair` is 1 where there is a pair, else 0. `margin` is by how much the chosen answer was preferred; 0 if unknown.
     """
-    shape = (config.train.batch_size, in_row(config.train.seq_len))
+    shape = (config.train.batch_size, pairs_in_row(config.train.seq_len))
     by_pair = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding.row_sharding(mesh))
     return base.token_shapes(config, mesh) | {"pair": by_pair, "margin": by_pair}
 

@@ -10,14 +10,15 @@ from jaxlm.data.rows import check_fingerprint
 from jaxlm.objectives.base import Variables
 from jaxlm.plan import admission
 from jaxlm.processes import from_first, say, together
-from jaxlm.programs.between import Between
+from jaxlm.programs import between
 from jaxlm.programs.task import Data, Ready, Task
 from jaxlm.step.state import TrainState
 from jaxlm.train import announcement, hooks, ledger, loop, phases, profile, signals, stability, start
 from jaxlm.train.checkpoints import restore, weights
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.checkpoints.store import Checkpointer
-from jaxlm.train.clock import COMPILE, RESTORE, SAVE, Clock
+from jaxlm.train.clock import COMPILE, EVALUATE, RESTORE, SAVE, Clock
+from jaxlm.train.origin import check_base
 from jaxlm.train.scores import Scores
 
 
@@ -61,13 +62,15 @@ class Attempt:
             checkpointer.stopping = self.stop.asked
             with self.clock.spend(RESTORE, str(checkpointer.directory)):
                 ready, state, frozen, meta = self._restore(checkpointer)
+            with self.clock.spend(EVALUATE, "the reference"):
+                ready = self.task.begin(ready, state, frozen)
             done = int(state.step)
             if self.mirror:
-                self._follow(checkpointer, self.mirror, done)
+                between.follow(checkpointer, self.mirror, done)
             program = self.program(done)
-            parts = Between(self.task, ready, folder, checkpointer, bill, self.scores, self.stop, self.clock)
-            between, watching = parts.make(stack)
-            owed = hooks.owed(between, done, c.train.steps, meta.get("interrupted", False))
+            parts = between.Between(self.task, ready, folder, checkpointer, bill, self.scores, self.stop, self.clock)
+            doing, watching = parts.make(stack)
+            owed = hooks.owed(doing, done, c.train.steps, meta.get("interrupted", False))
             if done >= c.train.steps and not owed:
                 why = f"complete: {folder} is at step {done} of {c.train.steps}; raise config.train.steps to continue"
                 return loop.Ending(loop.DONE, why)
@@ -78,9 +81,9 @@ class Attempt:
             batches.on_failure = lambda error: self.stop.ask(loop.failure("no batch", self.clock.step + 1, error))
             recorder = log.begin(self.asked, c, ready.data.data.sha256, ready.parts.mesh, done, watching)
             recorder.losses, recorder.noted = self.scores.losses, self.scores.note
-            passes = self.task.passes(ready.data, c.train.steps)
-            announcement.announce(ready.parts, ready.data.data, passes, program, done)
-            inner = (frozen, batches, between, watching, recorder, self.clock, self.stop, owed)
+            passes, trained = self.task.passes(ready.data, c.train.steps), self.task.trained
+            announcement.announce(ready.parts, ready.data.data, passes, program, done, trained)
+            inner = (frozen, batches, doing, watching, recorder, self.clock, self.stop, owed)
             state, ending = loop.run(loop.Run(ready.parts.mesh, c.train.steps, program and program.step, *inner), state)
             self.clock.begin(SAVE, "the last checkpoint")  # until all is closed
             ending = self._ended(ending, int(state.step), ready.data, checkpointer)
@@ -95,13 +98,6 @@ class Attempt:
         checkpointer.close()
         processes.left_behind |= checkpointer.left_behind
 
-    def _follow(self, checkpointer: Checkpointer, mirror: Mirror, done: int) -> None:
-        """Copies each checkpoint to the mirror once it is verified, and now the one that the run goes on from."""
-        checkpointer.on_verified.append(lambda step, folder: mirror.begin(step))
-        checkpointer.spared = mirror.wanted
-        if mirror.latest() != done and (done == 0 or checkpointer.verified(done)):
-            mirror.roll_back(done)
-
     def _restore(self, checkpointer: Checkpointer) -> tuple[Ready, TrainState, Variables, dict]:
         """The newest good state and what goes with it: (ready, state, frozen variables, what its checkpoint says)."""
         ready, parts = self.ready, self.ready.parts
@@ -111,18 +107,20 @@ class Attempt:
         # A checkpoint has all that is trained: only what is frozen is read from the origin again.
         begun = from_first(lambda: weights.begun(where))
         origin = self.task.origin(ready.config) if parts.frozen or not begun else None
+        base = from_first(origin.identity) if parts.frozen and origin else {}
         with self.clock.spend(COMPILE):  # before anything takes memory
             self.program(from_first(lambda: max(checkpointer.steps(), default=0)))
         if begun:
             state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings, ("config", "fingerprint"))
             check_fingerprint(meta["fingerprint"], ready.data.fingerprint())
+            check_base(meta.get("base", {}), base, self.folder)
             frozen = parts.load_frozen(origin)
         elif ready.config.origin_state:
             state, frozen, meta = origin.branch(parts, ready.data.fingerprint())
         else:
             (state, frozen), meta = parts.create(origin), {}
         data = self._pass_over(int(state.step), meta.get("passed_over", ()), [r["batches"] for r in rollbacks])
-        return dataclasses.replace(ready, data=data), state, frozen, meta
+        return dataclasses.replace(ready, data=data, base=base), state, frozen, meta
 
     def _pass_over(self, done: int, saved: list, spoiled: list) -> Data:
         """The data without the batches that rollbacks and `stability.skip` pass over."""

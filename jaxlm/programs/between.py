@@ -26,6 +26,7 @@ from jaxlm.train import (
     stability,
     watches,
 )
+from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.clock import Clock
 from jaxlm.train.loop import Hook, Watch
@@ -64,6 +65,7 @@ class Between:
         model, data, mesh = self.ready.parts.model, self.ready.data.data, self.ready.parts.mesh
         sample = together(lambda: samples.make(c.sample, c.seed, model, data, folder))
         held_out = self.bill.checked(self.task.held_out(self.ready))
+        remark = self.task.remark(self.ready)
         trace = stack.enter_context(profile.Trace(c.profile.window, folder / "profile"))
         asked = benchmarks.make(self.ready.benchmarks, c, model, data, mesh, folder)
         measured = set(from_first(lambda: list(self._benchmarked())))
@@ -73,9 +75,11 @@ class Between:
             hooks.Save(
                 self.checkpointer, c.checkpoint, c.plan.preemptions_per_day, self._meta(), ends, self.scores.missing
             ),
-            hooks.HeldOut(held_out, c.train.eval_every_steps, c.eval, self.scores.losses, self.overfit.evaluated, ends),
+            hooks.HeldOut(
+                held_out, c.train.eval_every_steps, c.eval, self.scores.losses, self.overfit.evaluated, ends, remark
+            ),
             hooks.Benchmarks(asked, c.eval.tasks_every_steps, measured, ends),
-            hooks.Sample(sample, c.sample, folder, ends),
+            hooks.Sample(sample, c.sample, folder, ends, remark),
             futures.StopByForecast(c.stop, look.losses, look.rate, look.prices, c.train.eval_every_steps, str(folder)),
             outlook.Report(look, c.stop, ends),
             self.bill,
@@ -93,6 +97,7 @@ class Between:
             stability.NonFinite(c.train.max_nonfinite_steps, c.stability, self.checkpointer.hold),
             stability.Spikes(c.stability, tell, self.checkpointer.hold),
             self.overfit,
+            *self.task.watches(self.ready),
             watches.Alive(_beat(notify.Heartbeat(c.notify))),
             announcement.FirstRate(self.clock, between, c.train.steps, self.bill.spent, usd_per_hour, say),
         ]
@@ -107,13 +112,21 @@ class Between:
 
     def _meta(self) -> dict:
         """What goes into each checkpoint beside the arrays. A checkpoint is given to others: it holds no secrets."""
-        data = self.ready.data
+        data, base = self.ready.data, self.ready.base
         return {
             "config": redact(dataclasses.asdict(self.ready.config)),
             "fingerprint": data.fingerprint(),
             "passed_over": [list(window) for window in data.passed_over],
-        }
+        } | ({"base": base} if base else {})
 
 
 def _beat(heart: notify.Heartbeat) -> Callable[[int], None]:
     return heart.beat if jax.process_index() == 0 else lambda step: None
+
+
+def follow(checkpointer: Checkpointer, mirror: Mirror, done: int) -> None:
+    """Copies each checkpoint to the mirror once it is verified, and now the one of step `done`, from which the run goes on."""
+    checkpointer.on_verified.append(lambda step, folder: mirror.begin(step))
+    checkpointer.spared = mirror.wanted
+    if mirror.latest() != done and (done == 0 or checkpointer.verified(done)):
+        mirror.roll_back(done)

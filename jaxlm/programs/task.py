@@ -11,7 +11,9 @@ from jaxlm.data.coder import Encoded
 from jaxlm.eval.harness import Benchmarks
 from jaxlm.objectives import base
 from jaxlm.step import parts as parts_lib
-from jaxlm.train import loop
+from jaxlm.step.state import TrainState
+from jaxlm.train import hooks, loop
+from jaxlm.train.origin import Origin
 from jaxlm.train.stability import Window
 
 
@@ -33,12 +35,18 @@ class Data(typing.Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """Everything from which a task makes its batches and evaluations. `benchmarks`: those of `eval.tasks`; None without."""
+    """Everything from which a task makes its batches and evaluations.
+
+    Attributes:
+      benchmarks: those of `eval.tasks`; None without.
+      base: what identifies the origin of the frozen variables (`Origin.identity`); {} if nothing is frozen.
+    """
 
     config: Config
     parts: parts_lib.Parts
     data: Data
     benchmarks: Benchmarks | None = None
+    base: dict[str, str | int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +62,12 @@ class Task:
       origin: config -> the weights to begin from; None for new ones.
       passes: (data, steps) -> source -> how many times a run of so many steps goes through it, for the first lines.
       documents: (data, step) -> the ids of the documents in the batch of a step, for the log.
+      begin: (ready, state, frozen variables) -> ready with what must be known of the model before its first step; called at
+        each start, with the state that it goes on from.
+      watches: ready -> watches of this kind of training, beside those of all.
+      remark: ready -> (step, figures of an evaluation or of samples) -> (more figures, lines for the user).
+      trained: what is trained in place of all parameters, in words for the first lines; "" if all are.
+      prompt: what to try first on the model that comes out, for the last line.
     """
 
     objective: base.Maker
@@ -61,9 +75,14 @@ class Task:
     batches: Callable[[Ready, int], loop.Batches]
     held_out: Callable[[Ready], Callable[[base.Variables], dict[str, float]] | None]
     adapter: parts_lib.Adapter | None = None
-    origin: Callable[[Config], parts_lib.Weights | None] = lambda config: None
+    origin: Callable[[Config], Origin | None] = lambda config: None
     passes: Callable[[Data, int], dict[str, float]] = lambda data, steps: {}
     documents: Callable[[Data, int], list[str]] = lambda data, step: []
+    begin: Callable[[Ready, TrainState, base.Variables], Ready] = lambda ready, state, frozen: ready
+    watches: Callable[[Ready], Sequence[loop.Watch]] = lambda ready: ()
+    remark: Callable[[Ready], hooks.Remark] = lambda ready: hooks.nothing
+    trained: str = ""
+    prompt: str = "Once upon a time"
 
     def parts(self, config: Config, mesh: Mesh | AbstractMesh) -> parts_lib.Parts:
         """Returns the parts of a config for this kind of training."""

@@ -13,7 +13,7 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxlm import models, sharding, tree
-from jaxlm.config import Config, ModelConfig, OptimConfig
+from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig
 from jaxlm.models import params as params_lib
 from jaxlm.models import quantized
 from jaxlm.models.transformer import Transformer
@@ -46,6 +46,9 @@ class Weights(typing.Protocol):
     def leaf(self, name: str) -> np.ndarray:
         """Returns one parameter on the host, by its name: what is frozen is read so, since it is kept in another form."""
 
+    def trained(self) -> Variables:
+        """Returns the variables beside the parameters (an adapter, scalar heads) by collection, on the host; {} for none."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
@@ -73,7 +76,8 @@ class Parts:
         """Returns (the state before the first step, the frozen variables) on the devices of the mesh.
 
         Each array is created in its shards, so no device ever holds more than its part. The model's parameters come
-        from `origin` if it is given, else from `config.seed`. Everything else comes from the seed.
+        from `origin` if it is given, and what is trained beside them if the origin has it. Everything else comes from
+        `config.seed`.
         """
 
         def make(given: Variables, key: jax.Array) -> TrainState:
@@ -82,6 +86,7 @@ class Parts:
         made = jax.jit(make, out_shardings=self.shardings, donate_argnums=0)
         with jax.set_mesh(self.mesh):
             given = {} if self.frozen else {"params": self._params(origin)}
+            given |= self._beside(origin)
             state = made(given, jax.random.key(self.config.seed))
         return state, self.load_frozen(origin)
 
@@ -108,6 +113,29 @@ class Parts:
         if origin is None:
             return models.create_params(self.model, jax.random.key(self.config.seed), shardings)
         return origin.params(self.abstract.params["params"], shardings)
+
+    def _beside(self, origin: Weights | None) -> Variables:
+        """Returns what an origin trained beside the parameters, of the collections that are trained here.
+
+        Raises:
+          ConfigError: an array has another shape here.
+        """
+        found = {}
+        for name, part in (origin.trained() if origin else {}).items():
+            if name not in self.abstract.params:
+                continue
+            here, there = (dict(tree.named_leaves(x)) for x in (self.abstract.params[name], part))
+            if odd := [
+                n
+                for n in here.keys() | there.keys()
+                if n not in here or n not in there or here[n].shape != there[n].shape
+            ]:
+                raise ConfigError(
+                    f"{name}/{min(odd)} of {self.config.origin} has another shape here, or is not there: leave "
+                    "config.adapter as the origin has it"
+                )
+            found[name] = jax.device_put(part, self.shardings.params[name])
+        return found
 
     def step(self) -> step.TrainStep:
         """Returns the train step as a pure function; see `step.make`."""

@@ -1,13 +1,13 @@
 """Says what is about to happen when a run starts, and after a few steps how long it will take."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax
 from clu import parameter_overview
 from jax.sharding import Mesh
 
 from jaxlm import tree
-from jaxlm.config import Config
+from jaxlm.config import AdapterConfig, Config
 from jaxlm.console import dollars, duration, human, size
 from jaxlm.data.coder import Encoded
 from jaxlm.data.passes import MOST as MOST_PASSES
@@ -23,11 +23,19 @@ _SOURCES = 6  # that are named; there may be dozens
 _FIRST_S, _FIRST_STEPS = 5.0, 2  # of training, until its rate is known
 
 
-def announce(made: Parts, data: Encoded, passes: Mapping[str, float], program: Program | None, done: int) -> None:
-    """Says what `lines` returns, from the first process; before that the table of parameters, if the config asks for it."""
+def announce(
+    made: Parts, data: Encoded, passes: Mapping[str, float], program: Program | None, done: int, trained: str = ""
+) -> None:
+    """Says what `lines` returns, from the first process; before that the table of parameters, if the config asks for it.
+
+    Args:
+      trained: what is trained in place of all parameters, in words; "" if all are.
+    """
     if made.config.log.parameters:
         say(table(made.abstract.params))
-    for line in lines(made.config, made.mesh, data.token_counts("train"), passes, program, done):
+    if trained:
+        trained = f"{tree.count(made.abstract.params):,} trained ({trained})"
+    for line in lines(made.config, made.mesh, data.token_counts("train"), passes, program, done, trained):
         say(line)
 
 
@@ -38,6 +46,7 @@ def lines(
     passes: Mapping[str, float],
     program: Program | None,
     done: int,
+    trained: str = "",
 ) -> list[str]:
     """Returns what a start says: model, data, memory, choices, length. One line each, and a warning if there is cause.
 
@@ -48,10 +57,12 @@ def lines(
       passes: source -> how many times the whole run goes through it; {} if that can't be said.
       program: the compiled step; None if the run has no step left.
       done: how many steps are done already.
+      trained: how many numbers are trained in place of all parameters, and what they are; "" if all are.
     """
     m, t = config.model, config.train
     found = [
-        f"model: {m.family}, {count_params(m):,} parameters, {m.n_layers} layers of d {m.d_model}; {_devices(mesh)}",
+        f"model: {m.family}, {count_params(m):,} parameters, {trained and f'{trained}, '}"
+        f"{m.n_layers} layers of d {m.d_model}; {_devices(mesh)}",
         _data(tokens, passes),
         *([_memory(program, mesh.size)] if program else []),
         f"chosen: attention {m.attention}, {m.dtype}, remat {m.remat}, microbatch {t.microbatch_size} of {t.batch_size}",
@@ -65,6 +76,13 @@ def lines(
             "more text, or take fewer steps"
         )
     return found
+
+
+def of_adapter(adapter: AdapterConfig, row_ids: Collection[int]) -> str:
+    """Returns what an adapter trains, in words: "LoRA r 16 + 5 rows"."""
+    found = f"LoRA r {adapter.rank}" if adapter.kind == "lora" else f"a prompt of {adapter.prompt_tokens} vectors"
+    rows = f" + {len(row_ids)} rows" if row_ids else ""
+    return found + rows + (f", on {adapter.quantize}" if adapter.quantize != "none" else "")
 
 
 def _devices(mesh: Mesh) -> str:

@@ -77,6 +77,15 @@ class Save(Hook):
             moment.say(lost)
 
 
+Remark = Callable[[int, dict[str, float]], tuple[dict[str, float], list[str]]]
+
+
+def nothing(step: int, figures: dict[str, float]) -> tuple[dict[str, float], list[str]]:
+    """Returns no further figures and no lines: the `Remark` of a kind of training that has none."""
+    del step, figures
+    return {}, []
+
+
 class HeldOut(Hook):
     """Measures the held-out loss.
 
@@ -85,6 +94,7 @@ class HeldOut(Hook):
       losses: step -> `val/loss`, by which the best checkpoints are chosen. The hook adds each new loss to it.
       remark: new `val/loss` -> a line for the user, or "".
       milestones: the steps at which a phase ends.
+      further: (step, metrics) -> (more metrics, lines for the user).
     """
 
     name = "held-out"
@@ -97,9 +107,10 @@ class HeldOut(Hook):
         losses: dict[int, float],
         remark: Callable[[float], str] = lambda loss: "",
         milestones: Collection[int] = frozenset(),
+        further: Remark = nothing,
     ):
         self._evaluate, self._every, self._at_start = evaluate, every_steps, config.at_start
-        self._losses, self._remark, self._milestones = losses, remark, milestones
+        self._losses, self._remark, self._milestones, self._further = losses, remark, milestones, further
 
     def due(self, step: int, end: int) -> bool:
         wanted = step == end or _multiple(step, self._every) or (step == 0 and self._at_start)
@@ -116,7 +127,10 @@ class HeldOut(Hook):
         loss = self._losses[moment.step] = found.get(HELD_OUT, math.nan)
         if line := self._remark(loss):
             moment.say(line)
-        return found
+        more, lines = self._further(moment.step, found)
+        for line in lines:
+            moment.say(line)
+        return found | more
 
 
 class Benchmarks(Hook):
@@ -161,20 +175,23 @@ class Sample(Hook):
     """Samples continuations of the fixed prompts.
 
     Args:
-      sample: (variables, step) -> lines to show. It also writes WORKDIR/samples/<step>.jsonl.
+      sample: (variables, step) -> (lines to show, metrics). It also writes WORKDIR/samples/<step>.jsonl.
       milestones: the steps at which a phase ends.
+      further: (step, metrics) -> (more metrics, lines for the user).
     """
 
     name = "samples"
 
     def __init__(
         self,
-        sample: Callable[[Variables, int], list[str]],
+        sample: Callable[[Variables, int], tuple[list[str], dict[str, float]]],
         config: SampleConfig,
         workdir: pathlib.Path,
         milestones: Collection[int] = frozenset(),
+        further: Remark = nothing,
     ):
         self._sample, self._config, self._folder, self._milestones = sample, config, workdir / "samples", milestones
+        self._further = further
 
     def due(self, step: int, end: int) -> bool:
         c = self._config
@@ -188,9 +205,12 @@ class Sample(Hook):
     def done(self, step: int) -> bool:
         return (self._folder / f"{step}.jsonl").is_file()  # a rollback deletes those of its steps
 
-    def __call__(self, moment: Moment) -> None:
-        for line in self._sample(moment.variables, moment.step):
+    def __call__(self, moment: Moment) -> dict[str, float]:
+        shown, found = self._sample(moment.variables, moment.step)
+        more, lines = self._further(moment.step, found)
+        for line in [*shown, *lines]:
             moment.say(line)
+        return found | more
 
 
 def owed(hooks: Sequence[Hook], step: int, end: int, interrupted: bool = False) -> list[Hook]:

@@ -1,23 +1,31 @@
 """Opens weights to start from: the checkpoint of a run, or a folder whose format a reader knows.
 
 Nothing is read before `params` or `state` is called. They read leaf by leaf, straight into the shards.
+
+A run that trained an adapter holds no parameters of its own. It is opened by opening its base, which may be such a run
+itself, and adding the adapter to it, or leaving the two apart.
 """
 
 import dataclasses
+import functools
+import hashlib
+import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from jaxlm import config as config_lib
-from jaxlm import config_files
-from jaxlm.config import Config, ConfigError, RunError
-from jaxlm.data import coder, shards
+from jaxlm import config_files, tree
+from jaxlm.config import CHAT_TOKENS, AdapterConfig, Config, ConfigError, ModelConfig, RunError
+from jaxlm.data import coder, imported, shards
+from jaxlm.data.manifest import MANIFEST
 from jaxlm.data.rows import check_fingerprint
+from jaxlm.models import adapters
 from jaxlm.objectives.base import Variables
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
-from jaxlm.train import workdir
+from jaxlm.train import growth, merging, workdir
 from jaxlm.train.checkpoints import leaf as leaves
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError
 from jaxlm.train.checkpoints.store import Checkpointer
@@ -36,6 +44,10 @@ class Origin:
       leaf: name -> one parameter, on the host, in the type that is stored. Raises RunError if it is damaged.
       state: (shapes, shardings) -> the train state; None if there is none, as in a folder of weights.
       meta: () -> what a run's checkpoint says of its config and data; None in a folder of weights.
+      digest: () -> a hash of the parameters. Other parameters have another one; where they lie does not matter.
+      trained: () -> the variables beside the parameters that the run trained, on the host, by collection: an adapter that
+        is not merged into the parameters, scalar heads.
+      adapter: the adapter that reads `trained`; None if there is none.
     """
 
     config: Config
@@ -45,6 +57,63 @@ class Origin:
     leaf: Callable[[str], np.ndarray]
     state: Callable[[TrainState, TrainState], TrainState] | None = None
     meta: Callable[[], dict] | None = None
+    digest: Callable[[], str] = str
+    trained: Callable[[], Variables] = dict
+    adapter: adapters.Adapter | None = None
+
+    def identity(self) -> dict[str, str | int]:
+        """Returns what an adapter's checkpoint says of its base: `path`, `digest`, and `step` for a run's checkpoint."""
+        return self.provenance | {"digest": self.digest()}
+
+    def grown(self, model: ModelConfig) -> "Origin":
+        """Returns the origin with as many ids as `model` has: itself, or with new rows (see `growth`)."""
+        old = self.config.model
+        if old.vocab_size >= model.vocab_size:
+            return self
+        new = dataclasses.replace(old, vocab_size=model.vocab_size)
+        params, leaf = growth.grow(self.params, self.leaf, old, new)
+        return dataclasses.replace(
+            self,
+            config=dataclasses.replace(self.config, model=new),
+            params=params,
+            leaf=leaf,
+            digest=lambda: _hash([self.digest(), new.vocab_size]),
+            state=None,
+        )
+
+    def with_prompt(self, settings: AdapterConfig, tokenizer: coder.Coder, seed: int) -> "Origin":
+        """Returns the origin with vectors to begin prompt tuning with: itself if it has some, or rows of its embedding.
+
+        They are those of the tokens of `settings.prompt_text`, as often as it takes, or drawn from the common ones
+        (arXiv:2104.08691, section 3.2).
+        """
+        if settings.kind != "prompt" or self.adapter:
+            return self
+        common = [i for i, piece in enumerate(tokenizer.piece_bytes()[:_COMMON]) if piece]
+        named, count = tokenizer.encode(settings.prompt_text), settings.prompt_tokens
+        chosen = np.resize(named, count) if named else np.random.default_rng(seed).choice(common, count)
+        trained = lambda: {"prompt": {"embed": {"prompt": self.leaf("embed/embedding")[chosen]}}}  # noqa: E731
+        return dataclasses.replace(self, trained=trained)
+
+    def merged(self) -> "Origin":
+        """Returns the origin with its adapter added to the parameters, but for the vectors of a prompt, which can't be."""
+        if self.adapter is None:
+            return self
+        added, settings = functools.cache(self.trained), self.adapter.settings
+        params, leaf = merging.merge(self.params, self.leaf, self.adapter, added)
+
+        def digest() -> str:
+            named = tree.named_leaves({name: part for name, part in added().items() if name in merging.COLLECTIONS})
+            return _hash([self.digest(), {name: hashlib.sha256(x.tobytes()).hexdigest() for name, x in named}])
+
+        return dataclasses.replace(
+            self,
+            params=params,
+            leaf=leaf,
+            digest=digest,
+            trained=lambda: {name: part for name, part in added().items() if name not in merging.COLLECTIONS},
+            adapter=adapters.of(settings, ()) if settings.kind == "prompt" else None,
+        )
 
     def branch(self, parts: Parts, fingerprint: dict) -> tuple[TrainState, Variables, dict]:
         """Returns (state, frozen variables, meta) for a run that goes on from this state.
@@ -70,35 +139,99 @@ class Origin:
         return state, parts.load_frozen(self), {"passed_over": meta.get("passed_over", [])}
 
 
+_COMMON = 5000  # the first pieces of a vocabulary are the commonest ones
 Reader = Callable[[pathlib.Path], Origin | None]  # None: the folder is of another format
 
 
-def open(path: str | pathlib.Path, checkpoint: str | int = "latest", readers: Sequence[Reader] = ()) -> Origin:
+def open(
+    path: str | pathlib.Path, checkpoint: str | int = "latest", readers: Sequence[Reader] = (), *, merge: bool = True
+) -> Origin:
     """Opens the weights in a folder: a jaxlm run, or a format that one of the readers knows.
 
     Args:
       checkpoint: which checkpoint of a run: "latest", "best" or a step. Other folders have the latest alone.
+      merge: of a run that trained an adapter: True to add it to the parameters, as far as it can be (the vectors of prompt
+        tuning can't); False for the parameters of its base, and the adapter as `trained`.
 
     Raises:
       ConfigError: there is no such folder, checkpoint or format.
     """
     folder = pathlib.Path(path).expanduser()
     if (folder / "checkpoints").is_dir() and (folder / "config.json").is_file():
-        return _run(folder, checkpoint)
+        return _run(folder, checkpoint, readers, merge)
     for read in readers:
         if origin := read(folder):
             if checkpoint != "latest":
                 raise ConfigError(
                     f"{path} is no run but a model, which has no checkpoint {checkpoint}: ask for none, or for latest"
                 )
-            return origin
+            return origin.merged() if merge else origin
     if not folder.is_dir():
         raise ConfigError(f"no folder {path}")
     absent = "config.json" if not (folder / "config.json").is_file() else "checkpoints: train first"
     raise ConfigError(f"no run to begin from in {path}: it has no {absent}")
 
 
-def _run(folder: pathlib.Path, checkpoint: str | int) -> Origin:
+def begin(config: Config, readers: Sequence[Reader] = ()) -> Origin | None:
+    """Opens the origin that a config names, with as many ids as the config's model has; None if it names none."""
+    if not config.origin:
+        return None
+    found = open(config.origin, config.origin_checkpoint, readers, merge=config.origin_merge)
+    return found.grown(config.model)
+
+
+def pretrained_on(folder: str) -> str:
+    """Returns the data directory of the run that pretrained a model, however many runs came between; "" if there is none."""
+    while (file := pathlib.Path(folder) / "config.json").is_file() and config_files.find(f"{folder}/").kind == "run":
+        saved = config_files.from_run(file)
+        if saved.program == "pretrain":
+            data = pathlib.Path(saved.data.dir or file.parent / "data")
+            return str(data) if (data / MANIFEST).is_file() else ""
+        if saved.replay.path:
+            return saved.replay.path
+        folder = saved.origin
+    return ""
+
+
+def check_base(said: Mapping[str, str | int], base: Mapping[str, str | int], run: str | pathlib.Path) -> None:
+    """Raises ConfigError if the base of an adapter is not the one that it was trained on.
+
+    Args:
+      said: what the adapter's checkpoint says of its base (`Origin.identity`).
+      base: the identity of the base that is there now; {} for a run without an adapter.
+      run: the folder of the adapter's run, for the message.
+    """
+    if base and said.get("digest") != base["digest"]:
+        raise ConfigError(
+            f"{_named(base)} is not the base that the adapter in {run} was trained on, {_named(said)}: its parameters differ; "
+            "give that one, or a copy of it, by --config.origin=FOLDER"
+        )
+
+
+def prompted(tokenizer: coder.Coder, config: Config) -> coder.Coder:
+    """Returns the tokenizer with which a config's model is fed: with prompt tuning each text begins with the vectors' ids."""
+    if config.adapter.kind != "prompt":
+        return tokenizer
+    return coder.Prompted(tokenizer, config.adapter.prompt_tokens, config.model.vocab_size)
+
+
+def ours(tokenizer: coder.Coder) -> bool:
+    """True if jaxlm trained the tokenizer; False if it came with a model from elsewhere."""
+    return imported.IDS not in tokenizer.files
+
+
+def trained_rows(settings: AdapterConfig, tokenizer: coder.Coder) -> tuple[int, ...]:
+    """Returns the ids whose rows of embedding and head are trained beside an adapter, ascending (`adapter.rows`).
+
+    "auto" are ChatML's tokens where the tokenizer is ours, which never saw them in pretraining; none where it came from
+    elsewhere.
+    """
+    auto = CHAT_TOKENS if ours(tokenizer) else ()
+    named = [p for piece in settings.rows for p in (auto if piece == "auto" else (piece,))]
+    return tuple(sorted({tokenizer.id_of(piece) for piece in named}))
+
+
+def _run(folder: pathlib.Path, checkpoint: str | int, readers: Sequence[Reader], merge: bool) -> Origin:
     config = config_lib.resolve(config_files.from_run(folder / "config.json"))
     scores = Scores(config.checkpoint).read(folder)
     store = Checkpointer(folder / "checkpoints", scores=scores, read_only=True)
@@ -112,20 +245,72 @@ def _run(folder: pathlib.Path, checkpoint: str | int) -> Origin:
             hint = f"; try --checkpoint={others[-1]}" if others else ""
             raise RunError(f"{error}{hint}") from error
 
-    return Origin(
+    found = Origin(
         config=config,
-        tokenizer=lambda: _tokenizer(folder, config.data.dir),
+        tokenizer=lambda: prompted(_tokenizer(folder, config.data.dir), config),
         provenance={"path": str(folder.resolve()), "step": step},
         params=params,
         state=lambda abstract, shardings: store.restore(step, abstract, shardings),
         meta=lambda: store.meta(step),
-        leaf=leaves.reader(folder / "checkpoints" / str(step)),
+        leaf=leaves.reader(store.directory / str(step)),
+        digest=lambda: _hash(_digests(store.meta(step), "params")),
+        trained=lambda: _trained(store.directory / str(step), store.meta(step)),
     )
+    return found if config.adapter.kind == "none" else _with_base(found, folder, readers, merge)
+
+
+def _with_base(run: Origin, folder: pathlib.Path, readers: Sequence[Reader], merge: bool) -> Origin:
+    """The run of an adapter, with the parameters of its base; the adapter is added to them with `merge`."""
+    said = run.meta().get("base", {})
+    config = dataclasses.replace(run.config, origin=_found(run.config.origin, folder))
+    if "step" in said:
+        config = dataclasses.replace(config, origin_checkpoint=str(said["step"]))
+    base = begin(config, readers)
+    if base is None:
+        raise ConfigError(f"{folder} trained an adapter, and its config names no base: give --config.origin=FOLDER")
+    check = functools.cache(lambda: check_base(said, base.identity(), folder))
+
+    def params(abstract: dict, shardings: dict) -> dict:
+        check()
+        return base.params(abstract, shardings)
+
+    def leaf(name: str) -> np.ndarray:
+        check()
+        return base.leaf(name)
+
+    adapter = adapters.of(config.adapter, trained_rows(config.adapter, run.tokenizer()))
+    apart = dataclasses.replace(run, params=params, leaf=leaf, digest=base.digest, adapter=adapter, state=None)
+    return apart.merged() if merge else apart
+
+
+def _trained(checkpoint: pathlib.Path, meta: dict) -> Variables:
+    """What a checkpoint holds beside parameters and the optimizer's state, on the host."""
+    items = sorted({name.partition("/")[0] for name in meta["digests"]} - {"params", "train"})
+    read = {item: leaves.reader(checkpoint, item) for item in items}
+    named = [name.partition("/")[::2] for name in meta["digests"]]
+    return {item: tree.nested((name, read[item](name)) for of, name in named if of == item) for item in items}
+
+
+def _found(origin: str, run: pathlib.Path) -> str:
+    """The folder of a base; the one of its name beside the run if both were moved together."""
+    beside = run.resolve().parent / pathlib.Path(origin).name
+    return str(beside) if not pathlib.Path(origin).is_dir() and beside.is_dir() else origin
+
+
+def _named(identity: Mapping[str, str | int]) -> str:
+    step = f", step {identity['step']}" if "step" in identity else ""
+    return f"{identity.get('path', 'a model that nothing is known of')}{step}"
+
+
+def _digests(meta: dict, *items: str) -> dict[str, int]:
+    return {name: value for name, value in meta["digests"].items() if name.partition("/")[0] in items}
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _tokenizer(folder: pathlib.Path, data_dir: str) -> coder.Coder:
-    """The tokenizer of a run: its data's, or the one that was imported with it."""
+    """The tokenizer of a run: the one that it keeps (it was imported, or grew), or its data's."""
     kept = folder / workdir.TOKENIZER
-    if kept.is_dir() and not (pathlib.Path(data_dir) / shards.MANIFEST).is_file():
-        return coder.load(kept)
-    return shards.open_data(data_dir).tokenizer()
+    return coder.load(kept) if kept.is_dir() else shards.open_data(data_dir).tokenizer()

@@ -24,6 +24,7 @@ ALLOWED = {
     "jaxlm/data/tokenizer_fit.py": "statistics: bytes a token, how a number or a newline is cut",
     "jaxlm/corpus/stages/perplexity.py": "pieces of a KenLM model's own SentencePiece, as words for n-grams",
     "jaxlm/eval/lm_eval_model.py": "what follows a context that `document` opened: a continuation, the rest of a text",
+    "jaxlm/train/origin.py": "tokens whose rows of the embedding begin a trained prompt",
     "jaxlm/interop/export.py": "the written tokenizer.json, compared with the run's",
     "jaxlm/interop/gguf_file.py": "layout.encode: tensors, no text",
     "jaxlm/models/quantized.py": "block_codes.encode: kernels, no text",
@@ -222,13 +223,14 @@ def from_humaneval(coder, data, tmp_path, monkeypatch):
     return fed.value.rows
 
 
-def _red_team(coder, monkeypatch, part):
-    entries = {"privacy": [{"prompt": text} for text in TEXTS], "bias": [{"stereotype": t, "other": t} for t in TEXTS]}
+def _red_team(coder, monkeypatch, part, chats=False):
+    prompts = [{"prompt": text} for text in TEXTS]
+    entries = {"privacy": prompts, "memorised": prompts, "bias": [{"stereotype": t, "other": t} for t in TEXTS]}
     monkeypatch.setattr(redteam, "read", lambda: redteam.Prompts(entries, ()))
     monkeypatch.setattr(redteam.completions, "continue_ids", _fed)
     asked = types.SimpleNamespace(max_new_tokens=1, temperature=0.0, seed=0)
     fake = types.SimpleNamespace(
-        tokenizer=coder, score=_fed, opening=-1
+        tokenizer=coder, score=_fed, opening=-1, chats=chats
     )  # which stands where a text begins with nothing
     with pytest.raises(Fed) as fed:
         redteam.evaluate(fake, part, types.SimpleNamespace(redteam=asked), 0)
@@ -237,6 +239,11 @@ def _red_team(coder, monkeypatch, part):
 
 def from_the_red_team(coder, data, tmp_path, monkeypatch):
     return _red_team(coder, monkeypatch, "privacy")
+
+
+def from_the_red_team_in_a_chat(coder, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(chat, "template", lambda _: "{% for m in messages %}{{ m.content }}{% endfor %}")
+    return _red_team(coder, monkeypatch, "privacy", chats=True)
 
 
 def from_the_pairs_of_the_red_team(coder, data, tmp_path, monkeypatch):
@@ -269,7 +276,7 @@ CALLERS = {
     "jaxlm/eval/humaneval.py": (from_humaneval,),
     "jaxlm/eval/lm_eval_model.py": (from_the_harness, from_conversations_of_the_harness),
     "jaxlm/interop/export.py": (),  # compares the written tokenizer with it: tests/interop/test_export_parity.py
-    "jaxlm/eval/redteam.py": (from_the_red_team, from_the_pairs_of_the_red_team),
+    "jaxlm/eval/redteam.py": (from_the_red_team, from_the_red_team_in_a_chat, from_the_pairs_of_the_red_team),
     "jaxlm/eval/samples.py": (from_samples, from_a_stream_of_samples, from_the_check_of_prompts),
     "jaxlm/eval/scorer.py": (from_the_scorer,),
 }

@@ -25,19 +25,19 @@ def parts(tmp_path_factory):
 def test_samples_are_written_shown_and_repeatable(parts, tmp_path):
     c, model, params, data = parts
     sample = samples.make(c.sample, c.seed, model, data, tmp_path)
-    lines = sample({"params": params}, 7)
+    lines = sample({"params": params}, 7)[0]
     records = [json.loads(line) for line in (tmp_path / "samples/7.jsonl").read_text().splitlines()]
     assert [r["prompt"] for r in records] == ["one two", "sun"]
     assert all(r["step"] == 7 and r["text"] for r in records)
     assert lines == [f"step 7  [{r['prompt']}]{r['text']}" for r in records]
-    assert sample({"params": params}, 8) == [line.replace("step 7", "step 8") for line in lines]
-    assert samples.make(c.sample, 5, model, data, tmp_path)({"params": params}, 7) != lines
+    assert sample({"params": params}, 8)[0] == [line.replace("step 7", "step 8") for line in lines]
+    assert samples.make(c.sample, 5, model, data, tmp_path)({"params": params}, 7)[0] != lines
 
 
 def test_each_prompt_is_continued_greedily_too_and_each_line_names_its_temperature(parts, tmp_path):
     c, model, params, data = parts
     both = dataclasses.replace(c.sample, temperature=0.7, also_greedy=True)
-    shown = samples.make(both, c.seed, model, data, tmp_path)({"params": params}, 7)
+    shown = samples.make(both, c.seed, model, data, tmp_path)({"params": params}, 7)[0]
     records = [json.loads(line) for line in (tmp_path / "samples/7.jsonl").read_text().splitlines()]
     assert [(r["prompt"], r["temperature"]) for r in records] == [
         ("one two", 0.0),
@@ -48,10 +48,10 @@ def test_each_prompt_is_continued_greedily_too_and_each_line_names_its_temperatu
     assert len(shown) == 4
     for temperature, part in ((0.0, records[:2]), (0.7, records[2:])):
         way = dataclasses.replace(c.sample, temperature=temperature)
-        alone = samples.continue_prompts(model, params, data.tokenizer(), way.prompts, way, c.seed)
+        alone = samples.continue_prompts(model, {"params": params}, data.tokenizer(), way.prompts, way, c.seed)
         assert [r["text"] for r in part] == alone
     once = dataclasses.replace(both, temperature=0.0)  # greedy twice would say the same twice
-    assert len(samples.make(once, c.seed, model, data, tmp_path)({"params": params}, 8)) == 2
+    assert len(samples.make(once, c.seed, model, data, tmp_path)({"params": params}, 8)[0]) == 2
 
 
 def test_samples_that_can_not_be_written_fail_on_all_processes(parts, tmp_path, monkeypatch):
@@ -66,14 +66,14 @@ def test_samples_that_can_not_be_written_fail_on_all_processes(parts, tmp_path, 
     with pytest.raises(config.RunError, match="process 0: No space left on device"):
         sample({"params": params}, 7)
     monkeypatch.setattr(processes.multihost_utils, "process_allgather", lambda mine: [mine, mine])
-    assert sample({"params": params}, 7) == []
+    assert sample({"params": params}, 7)[0] == []
     assert not list(tmp_path.iterdir())
 
 
 def test_no_prompts_no_files(parts, tmp_path):
     c, model, params, data = parts
     silent = dataclasses.replace(c.sample, prompts=())
-    assert samples.make(silent, c.seed, model, data, tmp_path)({"params": params}, 7) == []
+    assert samples.make(silent, c.seed, model, data, tmp_path)({"params": params}, 7)[0] == []
     assert not list(tmp_path.iterdir())
 
 
@@ -89,7 +89,7 @@ def test_a_stream_gives_the_same_texts_in_whole_characters(parts):
     prompts = ["one", "two", "one"]
     given = (
         model,
-        params,
+        {"params": params},
         data.tokenizer(),
         prompts,
         dataclasses.replace(c.sample, temperature=2.0, top_k=0, top_p=1.0),
@@ -111,7 +111,7 @@ def test_a_stream_gives_the_same_texts_in_whole_characters(parts):
 
 def test_a_character_is_shown_when_all_its_bytes_are_there(parts):
     c, model, params, data = parts
-    stream = samples.Stream(model, params, data.tokenizer(), ["one"], c.sample, 0)
+    stream = samples.Stream(model, {"params": params}, data.tokenizer(), ["one"], c.sample, 0)
     ids = data.tokenizer().encode("\u20ac!")  # three bytes, none of which the tokenizer knows as a piece
     assert len(ids) >= 4
     stream._chunks = iter([[[i]] for i in ids])

@@ -9,6 +9,7 @@ import tiny_hf
 
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError
+from jaxlm.data import chat, coder
 from jaxlm.interop import inherit
 
 pytest.importorskip("tokenizers")
@@ -99,6 +100,53 @@ def test_a_run_is_an_origin_too_and_data_of_another_tokenizer_is_refused(model, 
         taken(f"origin={model}", f"data.dir={data.path}")
     with pytest.raises(ConfigError, match="is not the model's own"):
         taken(f"origin={model}", "data.path=x", f"data.tokenizer={data.path}")
+
+
+def a_run(folder, *overrides, chat_tokens=False):
+    """A run without a checkpoint: what a config takes from one needs no more."""
+    data = tiny_data.make(folder / "data", {"a": 1.0})
+    sizes = ["model.n_layers=2", "model.d_model=48", "model.n_heads=4", "train.seq_len=64"]
+    ids = f"model.vocab_size={305 if chat_tokens else 300}"
+    if chat_tokens:
+        coder.write(chat.grown(data.tokenizer()), folder / "tokenizer")
+    saved = config_files.load("base", [f"workdir={folder}", f"data.dir={data.path}", ids, *sizes, *overrides])
+    (folder / "config.json").write_text(config.to_json(config.resolve(saved)))
+    return folder
+
+
+def test_a_base_of_ours_without_chat_tokens_gets_five(tmp_path, model):
+    run = a_run(tmp_path / "run")
+    c, lines = taken(f"origin={run}", "data.path=x", "workdir=w", name="sft")
+    assert (c.model.vocab_size, c.data.chat_tokens, c.train.seq_len, c.model.max_seq_len) == (305, True, 64, 64)
+    assert any("has no chat tokens" in line for line in lines)
+    assert any("train.seq_len=64" in line for line in lines)
+    assert taken(f"origin={run}", "data.path=x", "workdir=w")[0].model.vocab_size == 300  # pretraining asks for none
+    chats = a_run(tmp_path / "chats", chat_tokens=True)
+    c, lines = taken(f"origin={chats}", "data.path=x", "workdir=w", name="sft")
+    assert (c.model.vocab_size, c.data.tokenizer) == (305, str(chats / "tokenizer"))
+    assert not any("has no chat tokens" in line for line in lines)
+    assert taken(f"origin={model}", "data.path=x", "workdir=w", name="sft")[0].model.vocab_size == 450
+
+
+def test_an_adapter_is_merged_or_taken_over(tmp_path):
+    kind = ("program=sft", "origin=base", "adapter.kind=lora", "adapter.rank=3", "adapter.dropout=0.2")
+    given = f"origin={a_run(tmp_path / 'lora', *kind, chat_tokens=True)}", "data.path=x", "workdir=w"
+    assert taken(*given, name="sft")[0].adapter.kind == "none"
+    on = (*given, "origin_merge=False")
+    a = taken(*on, "adapter.dropout=0.1", name="sft")[0].adapter
+    assert (a.kind, a.rank, a.dropout) == ("lora", 3, 0.1)
+    with pytest.raises(ConfigError, match=r"config.adapter.rank=4, but the adapter of .* has 3"):
+        taken(*on, "adapter.rank=4", name="sft")
+    prompt = f"origin={a_run(tmp_path / 'prompt', *kind, 'adapter.kind=prompt', chat_tokens=True)}", *given[1:]
+    with pytest.raises(ConfigError, match="can't be merged into its model: begin with its own origin, base"):
+        taken(*prompt, name="sft")
+    assert taken(*prompt, "origin_merge=False", name="sft")[0].adapter.kind == "prompt"
+
+
+def test_an_adapter_needs_its_base(tmp_path):
+    run = a_run(tmp_path / "lora", "program=sft", "origin=/gone/base", "adapter.kind=lora", chat_tokens=True)
+    with pytest.raises(ConfigError, match="holds an adapter alone, which needs its base"):
+        taken("origin=/gone/base", "data.path=x", f"workdir={run}", name="sft")
 
 
 def test_the_run_stands_alone_when_its_origin_is_gone(model, tmp_path):

@@ -141,10 +141,22 @@ def test_frozen_parameters_come_from_an_origin_and_adapters_are_new():
         def leaf(self, name):
             return np.asarray(functools.reduce(operator.getitem, name.split("/"), given))
 
+        def trained(self):
+            return beside
+
+    beside = {}
     now, frozen = made.create(Origin())
     jax.tree.map(np.testing.assert_array_equal, frozen["params"], tiny.random_params(made.model, seed=4))
     jax.tree.map(np.testing.assert_array_equal, now.params, made.create()[0].params)
     assert jax.tree.map(lambda x: x.sharding, frozen) == made.frozen_shardings
+    # An origin with adapters of its own: the same are trained on, others are refused.
+    beside = {"lora": jax.tree.map(lambda x: np.ones(x.shape, x.dtype), now.params["lora"]), "score": {"x": np.ones(1)}}
+    on, _ = made.create(Origin())
+    jax.tree.map(np.testing.assert_array_equal, on.params, {"lora": beside["lora"]})
+    assert jax.tree.map(lambda x: x.sharding, on.params) == made.shardings.params
+    beside = {"lora": jax.tree.map(lambda x: np.ones((*x.shape, 2), x.dtype), now.params["lora"])}
+    with pytest.raises(ConfigError, match="another shape here"):
+        made.create(Origin())
 
 
 def valued(model, c):

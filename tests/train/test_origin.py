@@ -1,6 +1,8 @@
 """Weights from elsewhere: a run's checkpoint, or a folder whose format a reader knows."""
 
 import dataclasses
+import json
+import shutil
 
 import jax
 import numpy as np
@@ -11,6 +13,8 @@ from tiny_steps import make_mesh
 
 from jaxlm import config, config_files, tree
 from jaxlm.config import ConfigError, RunError
+from jaxlm.data import chat
+from jaxlm.models import adapters
 from jaxlm.objectives import lm
 from jaxlm.step import parts
 from jaxlm.train import origin
@@ -101,6 +105,148 @@ def test_what_is_not_there_is_one_line(made, tmp_path):
         origin.open(tmp_path / "none")
     with pytest.raises(ConfigError, match="no checkpoint '7'; there are 1, 2"):
         origin.open(folder, "7")
+
+
+class Adapted:
+    """A run in `folder` that trained a LoRA and rows beside the second checkpoint of `made`; its adapter is nowhere 0."""
+
+    def __init__(self, folder, made, origin_folder=None, **keys):
+        base, run, state = made
+        c = dataclasses.replace(
+            run.config,
+            program="sft",
+            workdir=str(folder),
+            origin=str(origin_folder or base),
+            adapter=dataclasses.replace(run.config.adapter, kind="lora", rank=2, alpha=3.0, rows=("</s>", "s")),
+            **keys,
+        )
+        folder.mkdir()
+        (folder / "config.json").write_text(config.to_json(c))
+        self.folder, self.origin = folder, origin.begin(c)
+        self.adapter = adapters.of(c.adapter, origin.trained_rows(c.adapter, origin.open(base).tokenizer()))
+        self.parts = parts.make(c, make_mesh(), lm.make, self.adapter)
+        state, self.frozen = self.parts.create(self.origin)
+        self.state = jax.tree.map(lambda x: x + 0.1 if x.ndim else x, state)
+        with Saved(folder / "checkpoints") as saver:
+            saver.save(self.state, {"base": self.origin.identity()})
+
+    def merged(self):
+        return adapters.merge(self.frozen["params"], self.state.params, self.adapter)
+
+
+def opened(found, made):
+    """All parameters of an origin, and each of them as the host reads it."""
+    _, run, _ = made
+    params = found.params(run.abstract.params["params"], run.shardings.params["params"])
+    for name, value in tree.named_leaves(params):
+        np.testing.assert_allclose(found.leaf(name), value, rtol=1e-6)
+    return params
+
+
+@pytest.fixture(scope="module")
+def adapted(made, tmp_path_factory):
+    return Adapted(tmp_path_factory.mktemp("runs") / "lora", made)
+
+
+def test_a_run_of_an_adapter_is_merged_with_its_base(made, adapted):
+    found = origin.open(adapted.folder)
+    params = opened(found, made)
+    assert tiny.difference(params, jax.device_get(adapted.merged())) < 1e-6
+    assert tiny.difference(params, jax.device_get(adapted.frozen["params"])) > 1e-2  # so the test can fail
+    assert (found.trained(), found.adapter, found.provenance["step"]) == ({}, None, 0)
+    assert found.tokenizer().vocab_size == 300
+
+
+def test_or_they_are_left_apart_and_the_same_adapter_is_trained_on(made, adapted):
+    found = origin.open(adapted.folder, merge=False)
+    assert_same(opened(found, made), adapted.frozen["params"])
+    assert_same(found.trained(), adapted.state.params)
+    state, frozen = adapted.parts.create(found)
+    assert_same(state.params, adapted.state.params)
+    assert_same(frozen, adapted.frozen)
+
+
+def test_adapters_on_adapters_are_merged_one_after_the_other(made, adapted, tmp_path):
+    above = Adapted(tmp_path / "more", made, adapted.folder)
+    assert tiny.difference(jax.device_get(above.frozen["params"]), jax.device_get(adapted.merged())) < 1e-6
+    params = opened(origin.open(above.folder), made)
+    assert tiny.difference(params, jax.device_get(above.merged())) < 1e-6
+    on = Adapted(tmp_path / "on", made, adapted.folder, origin_merge=False)
+    assert on.origin.digest() == adapted.origin.digest()
+    base = opened(origin.open(on.folder, merge=False), made)
+    assert_same(base, adapted.frozen["params"])
+
+
+def test_the_digest_is_of_the_parameters(made, adapted, tmp_path):
+    folder, _, _ = made
+    names = {origin.open(folder, 1).digest(), origin.open(folder, 2).digest(), origin.open(adapted.folder).digest()}
+    assert len(names) == 3
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    assert origin.open(copy, 2).digest() == origin.open(folder, 2).digest()
+    assert origin.open(adapted.folder, merge=False).digest() == origin.open(folder, 2).digest()
+
+
+def test_the_base_may_move_with_its_adapter_but_another_one_is_refused(made, adapted, tmp_path):
+    folder, _, _ = made
+    shutil.copytree(folder, tmp_path / folder.name)
+    moved = tmp_path / "lora"
+    shutil.copytree(adapted.folder, moved)
+    saved = json.loads((moved / "config.json").read_text())
+    saved["origin"] = f"/gone/{folder.name}"
+    (moved / "config.json").write_text(json.dumps(saved))
+    assert tiny.difference(opened(origin.open(moved), made), jax.device_get(adapted.merged())) < 1e-6
+    shutil.rmtree(tmp_path / folder.name / "checkpoints/2")
+    with pytest.raises(ConfigError, match="no checkpoint '2'; there are 1"):
+        origin.open(moved)
+    shutil.copytree(folder / "checkpoints/1", tmp_path / folder.name / "checkpoints/2")
+    meta = tmp_path / folder.name / "checkpoints/2/meta/metadata"
+    said = json.loads(meta.read_text())
+    del said["sha256"]
+    meta.write_text(json.dumps(said | {"step": 2}))
+    with pytest.raises(ConfigError, match=r"is not the base that the adapter in .* was trained on") as error:
+        opened(origin.open(moved), made)
+    assert "\n" not in str(error.value)
+
+
+def test_which_rows_are_trained(made):
+    folder, run, _ = made
+    tokenizer, settings = origin.open(folder).tokenizer(), run.config.adapter
+    rows = dataclasses.replace(settings, rows=("auto",))
+    with pytest.raises(ConfigError, match="im_start"):
+        origin.trained_rows(rows, tokenizer)
+    assert origin.trained_rows(rows, chat.grown(tokenizer)) == tuple(range(300, 305))
+    assert origin.trained_rows(dataclasses.replace(settings, rows=("s", "</s>")), tokenizer) == (
+        2,
+        tokenizer.id_of("s"),
+    )
+
+
+def test_more_ids_than_the_origin_has(made):
+    """A model that grows: its own parameters stay, and its digest is another."""
+    folder, run, state = made
+    c = dataclasses.replace(run.config, origin=str(folder), model=dataclasses.replace(run.config.model, vocab_size=305))
+    found = origin.begin(c)
+    assert found.config.model.vocab_size == 305
+    assert found.digest() != origin.open(folder).digest()
+    grown = parts.make(c, make_mesh(), lm.make)
+    begun, _ = grown.create(found)
+    params = begun.params["params"]
+    np.testing.assert_array_equal(
+        params["embed"]["embedding"][:300], state.params["params"]["embed"]["embedding"][:300]
+    )
+    assert_same(params["layers_0"], state.params["params"]["layers_0"])
+    assert origin.open(folder).grown(run.config.model).digest() == origin.open(folder).digest()
+
+
+def test_the_text_that_a_model_was_pretrained_on(made, adapted, tmp_path):
+    folder, _, _ = made
+    assert origin.pretrained_on(str(folder)) == str(folder / "data")
+    saved = json.loads((adapted.folder / "config.json").read_text())
+    for program, path, expected in (("sft", "", str(folder / "data")), ("dpo", "texts", "texts")):
+        given = saved | {"program": program, "replay": {"share": 0.1, "path": path}}
+        (tmp_path / "config.json").write_text(json.dumps(given))
+        assert origin.pretrained_on(str(tmp_path)) == expected
+    assert origin.pretrained_on(str(tmp_path / "none")) == ""
 
 
 def test_damage_names_another_checkpoint(made):

@@ -12,13 +12,14 @@ from jaxlm.train.checkpoints.damage import CorruptCheckpointError, reading
 Reader = Callable[[str], np.ndarray]
 
 
-def reader(folder: pathlib.Path) -> Reader:
+def reader(folder: pathlib.Path, item: str = "params") -> Reader:
     """Returns a function that reads a parameter of a checkpoint by its name, `layers_0/attn/q/kernel`.
 
     It raises CorruptCheckpointError if the array is not what was saved, RunError if it can't be read.
 
     Args:
       folder: the checkpoint's folder, `checkpoints/<step>`.
+      item: the collection that holds the parameter.
     """
     digests: dict[str, int] = {}
 
@@ -28,14 +29,14 @@ def reader(folder: pathlib.Path) -> Reader:
         step = int(folder.name)
         kvstore = {
             "driver": "ocdbt",
-            "base": f"file://{folder.absolute() / 'params'}/",
+            "base": f"file://{folder.absolute() / item}/",
             "path": name.replace("/", ".") + "/",
         }
         with reading(step):
             array = ts.open({"driver": "zarr", "kvstore": kvstore}, read=True).result()
             value = np.asarray(array.read().result())
-        if digest.of_piece(value, (0,) * value.ndim, value.shape) != digests.get(f"params/{name}"):
-            raise CorruptCheckpointError(f"checkpoint {step} is damaged: params/{name} is not what was saved")
+        if digest.of_piece(value, (0,) * value.ndim, value.shape) != digests.get(f"{item}/{name}"):
+            raise CorruptCheckpointError(f"checkpoint {step} is damaged: {item}/{name} is not what was saved")
         return value
 
     return read

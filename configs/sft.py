@@ -1,0 +1,31 @@
+"""Fine-tuning all parameters on chats: a base model becomes an assistant.
+
+    jaxlm train sft --config.origin=RUN --config.data.path=chats.jsonl --config.workdir=runs/sft
+
+RUN is a run, or the folder of a Hugging Face model; chats.jsonl has a chat a line: `messages`, prompt and response, ShareGPT,
+Alpaca, Anthropic's HH. About 3 passes are usual: the first lines say how many `train.steps` make.
+
+Hours, dollars and expected figures: not yet measured.
+"""
+
+from jaxlm.configs import base
+
+
+def get_config():
+    c = base.get_config()
+    c.program = "sft"
+    c.train.steps = 300
+    c.train.batch_size = 8
+    c.train.seq_len = 512
+    c.train.eval_every_steps = 50
+    c.eval.at_start = True
+    c.eval.batch_size = 8
+    c.eval.max_batches = 16
+    c.optim.lr = 3e-4
+    c.optim.warmup_steps = 20
+    c.checkpoint.every_steps = 100
+    c.sample.prompts = ("What is a neural network?", "Name three colours.", "How do I boil an egg?", "Who are you?")
+    c.sample.chat_template = True
+    c.sample.max_new_tokens = 256
+    c.sample.at_steps = (0,)
+    return c

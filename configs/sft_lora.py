@@ -1,0 +1,33 @@
+"""Fine-tuning on chats by LoRA: the model stays as it is, and factors of a few per cent of its size are trained.
+
+    jaxlm train sft_lora --config.origin=RUN --config.data.path=chats.jsonl --config.workdir=runs/sft-lora
+
+As `sft`, with rank 16 on all layers' kernels and ChatML's five rows; the rate is 10 times that of full fine-tuning. The run's
+checkpoints hold the factors alone and need the origin; `jaxlm export` writes the model with them, or an adapter for PEFT.
+
+Hours, dollars and expected figures: not yet measured.
+"""
+
+from jaxlm.configs import base
+
+
+def get_config():
+    c = base.get_config()
+    c.program = "sft"
+    c.adapter.kind = "lora"
+    c.train.steps = 300
+    c.train.batch_size = 8
+    c.train.seq_len = 512
+    c.train.eval_every_steps = 50
+    c.eval.at_start = True
+    c.eval.batch_size = 8
+    c.eval.max_batches = 16
+    c.optim.lr = 3e-3
+    c.optim.warmup_steps = 20
+    c.optim.weight_decay = 0.0
+    c.checkpoint.every_steps = 100
+    c.sample.prompts = ("What is a neural network?", "Name three colours.", "How do I boil an egg?", "Who are you?")
+    c.sample.chat_template = True
+    c.sample.max_new_tokens = 256
+    c.sample.at_steps = (0,)
+    return c

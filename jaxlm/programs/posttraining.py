@@ -1,0 +1,120 @@
+"""What SFT, the reward model and DPO share: a model to begin with, examples in its chat template, perhaps an adapter."""
+
+import dataclasses
+import functools
+import pathlib
+
+from jaxlm.config import CHAT_TOKENS, Config, ConfigError
+from jaxlm.data import chat, coder, replay
+from jaxlm.eval import answers as held_out
+from jaxlm.eval import pairs as held_out_pairs
+from jaxlm.eval.loss import Evaluator
+from jaxlm.interop import readers
+from jaxlm.models import adapters
+from jaxlm.objectives import base
+from jaxlm.processes import from_first, together
+from jaxlm.programs import examples
+from jaxlm.programs.task import Ready, Task
+from jaxlm.train import announcement, answers, hooks, origin, preferences
+from jaxlm.train.checkpoints import restore, weights
+
+PROMPT = "What is a neural network?"
+
+
+def task(config: Config, objective: base.Maker, *, pairs: bool, closed: bool = False, **others) -> Task:
+    """Returns the task of training with an objective on the chats, or pairs, of `data.path`.
+
+    Args:
+      config: the config; nothing but its tokenizer is read here.
+      closed: True: rows hold the last token of each text too.
+      others: attributes of the `Task` that are not as for all.
+
+    Raises:
+      ConfigError: there is no origin, it has no chat template, or the adapter can't be trained so.
+    """
+    speaker = tokenizer(config)
+    adapter = _adapter(config, speaker)
+    # The vectors of a prompt change nothing of what a text without them costs.
+    text = functools.cache(
+        lambda: together(lambda: examples.base_text(config, speaker)) if config.adapter.kind != "prompt" else None
+    )
+    fixed = {
+        "objective": objective,
+        "data": lambda c: examples.data(c, speaker, text() if c.replay.share and not pairs else None, pairs, closed),
+        "batches": examples.batches,
+        "held_out": lambda ready: _held_out(ready, text()),
+        "adapter": adapter,
+        "origin": lambda c: first_weights(c).with_prompt(c.adapter, speaker, c.seed),
+        "passes": lambda data, steps: data.passes(steps),
+        "documents": lambda data, step: data.places(step),
+        "remark": _remark,
+        "trained": announcement.of_adapter(config.adapter, adapter.row_ids) if adapter else "",
+        "prompt": PROMPT,
+    }
+    return Task(**fixed | others)
+
+
+def tokenizer(config: Config) -> coder.Coder:
+    """Returns the tokenizer of the model: its origin's, with ChatML's tokens if it is ours and had none.
+
+    Raises:
+      ConfigError: there is no origin, or its model has no chat template.
+    """
+    if not config.origin:
+        raise ConfigError(
+            f"{config.program} begins with a model: --config.origin=RUN, or the folder of a Hugging Face model"
+        )
+    if config.origin_state:
+        raise ConfigError(
+            f"origin_state=True goes on with what the origin did; {config.program} begins anew: set it to False"
+        )
+    found = chat.grown(coder.load(config.data.tokenizer))
+    try:
+        chat.template(found)
+    except ConfigError:
+        raise ConfigError(
+            f"{config.origin} has no chat template: begin with a chat model, or put a chat_template.jinja into its folder"
+        ) from None
+    return origin.prompted(found, config)
+
+
+def first_weights(config: Config) -> origin.Origin:
+    """Returns the model that a run begins with; for a run that trains an adapter, the checkpoint that it began with."""
+    checkpoints = pathlib.Path(config.workdir) / "checkpoints"
+    if config.adapter.kind != "none" and config.origin_checkpoint == "latest" and weights.begun(checkpoints):
+        metas = restore.read_metas(checkpoints, (int(p.name) for p in checkpoints.glob("*") if p.name.isdecimal()))
+        steps = [meta["base"]["step"] for meta in metas.values() if "step" in meta.get("base", {})]
+        config = dataclasses.replace(config, origin_checkpoint=str(steps[0]) if steps else "latest")
+    return origin.begin(config, readers.READERS)
+
+
+def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
+    """The adapter of a config. Raises ConfigError if its model would never learn to end an answer."""
+    rows = origin.trained_rows(config.adapter, speaker)
+    untrained = {speaker.id_of(piece) for piece in CHAT_TOKENS if origin.ours(speaker)} - {*rows}
+    if config.adapter.kind != "none" and untrained and not config.adapter.without_rows:
+        raise ConfigError(
+            f"config.adapter.rows={config.adapter.rows} leaves out tokens of ChatML, which pretraining never saw: the model "
+            "would hardly learn to end its answers; leave it at auto, or say adapter.without_rows=True"
+        )
+    return adapters.of(config.adapter, rows)
+
+
+def _held_out(ready: Ready, text: replay.Text | None) -> Evaluator | None:
+    """What measures the held-out answers, and the text of the base where it is here."""
+    c, parts = ready.config, ready.parts
+    sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
+    if not ready.data.pairs:
+        return held_out.make(parts.model, ready.data, text, parts.mesh, c.eval, **sizes)
+    both = (
+        held_out_pairs.make(parts.objective, ready.data, parts.mesh, c.eval, c.model.dtype),
+        held_out.make(parts.model, None, text, parts.mesh, c.eval, **sizes),
+    )
+    made = [evaluate for evaluate in both if evaluate]
+    return (lambda variables: {name: x for one in made for name, x in one(variables).items()}) if made else None
+
+
+def _remark(ready: Ready) -> hooks.Remark:
+    before = from_first(lambda: answers.before(pathlib.Path(ready.config.workdir)))
+    remarks = answers.Remarks(before, ready.data.replay_share)
+    return preferences.Remarks(len(ready.data.val), remarks) if ready.data.pairs else remarks

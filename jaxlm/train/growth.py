@@ -1,0 +1,69 @@
+"""Gives a model more ids than it was trained with: rows of the embedding and of the head, as its parameters are read.
+
+A base that was trained without ChatML's tokens gets them this way. A new row is the mean of all others, so that at first its
+token is as likely as an average one and takes next to nothing from the others (Hewitt 2021, "Initializing New Word
+Embeddings for Pretrained Language Models"), plus a little noise by which the new tokens differ. The rows depend on the
+parameters alone, not on the run's seed: whoever grows the same base gets the same model, and an adapter fits it.
+"""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from jaxlm import tree
+from jaxlm.config import ModelConfig
+
+Params = Callable[[dict, dict], dict]  # (shapes, shardings) -> the model's parameters
+Leaf = Callable[[str], np.ndarray]  # name -> one parameter, on the host
+
+_VOCABULARY_AXIS = {"embed/embedding": 0, "head/kernel": 1}
+_SPREAD = 0.1  # of the noise, in standard deviations of each feature over the other rows
+
+
+def grow(params: Params, leaf: Leaf, old: ModelConfig, new: ModelConfig) -> tuple[Params, Leaf]:
+    """Returns readers of the grown model's parameters, given those of the model's own. Rows that stay keep every bit.
+
+    Args:
+      params, leaf: read the parameters; see `train.origin.Origin`.
+      old, new: the model before and after; they differ in `vocab_size`.
+    """
+
+    def grown_leaf(name: str) -> np.ndarray:
+        table = leaf(name)
+        if name not in _VOCABULARY_AXIS:
+            return table
+        axis = _VOCABULARY_AXIS[name]
+        rows = np.moveaxis(table, axis, 0)[: old.vocab_size]
+        padding = np.zeros((new.padded_vocab_size - new.vocab_size, rows.shape[1]), rows.dtype)
+        added = _new_rows(rows, new.vocab_size - old.vocab_size).astype(rows.dtype)
+        return np.ascontiguousarray(np.moveaxis(np.concatenate([rows, added, padding]), 0, axis))
+
+    def grown_params(abstract: dict, shardings: dict) -> dict:
+        found = params(tree.map_named(lambda name, x: _before(name, x, old), abstract), shardings)
+
+        def place(name: str, array: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
+            if name not in _VOCABULARY_AXIS:
+                return array
+            table = grown_leaf(name)
+            return jax.make_array_from_callback(table.shape, sharding, lambda piece: table[piece])
+
+        return tree.map_named(place, found, shardings)
+
+    return grown_params, grown_leaf
+
+
+def _before(name: str, leaf: jax.ShapeDtypeStruct, old: ModelConfig) -> jax.ShapeDtypeStruct:
+    """The shape that a leaf has without the new ids."""
+    if name not in _VOCABULARY_AXIS:
+        return leaf
+    shape = list(leaf.shape)
+    shape[_VOCABULARY_AXIS[name]] = old.padded_vocab_size
+    return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+
+def _new_rows(rows_VxD: np.ndarray, count: int) -> np.ndarray:
+    """The rows of the new ids, float64 [count, D]: made on the host, so that they are the same on every mesh."""
+    rows_VxD = rows_VxD.astype(np.float64)
+    noise = np.random.default_rng(len(rows_VxD)).standard_normal((count, rows_VxD.shape[1]))
+    return rows_VxD.mean(0) + _SPREAD * rows_VxD.std(0) * noise

@@ -1,0 +1,172 @@
+"""What SFT, reward model and DPO share, and SFT from its command to what it leaves behind."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import tiny_chats
+import tiny_data
+import tiny_models as tiny
+
+from jaxlm import cli, config, config_files, models
+from jaxlm.config import CHAT_TOKENS, ConfigError
+from jaxlm.data import chat, coder
+from jaxlm.objectives import lm
+from jaxlm.programs import posttraining
+from jaxlm.train import metrics, origin
+from jaxlm.train.checkpoints import weights
+
+SIZES = [f"model.{name}={value}" for name, value in (tiny.BASE | {"vocab_size": 300}).items()]
+SMALL = {
+    "train.steps": 4,
+    "train.batch_size": 8,
+    "train.seq_len": 64,
+    "train.eval_every_steps": 2,
+    "eval.max_batches": 2,
+    "sample.prompts": "('one two',)",
+    "sample.max_new_tokens": 8,
+    "runs.supervise": "off",
+    "log.tensorboard": False,
+    "log.every_steps": 1,
+    "data.val_fraction": 0.2,
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A base of ours: parameters, data and a tokenizer without ChatML's tokens."""
+    folder = tmp_path_factory.mktemp("base")
+    data = tiny_data.make(folder / "data", {"a": 1.0, "b": 1.0})
+    c = config.resolve(config_files.load("base", [f"workdir={folder}", f"data.dir={data.path}", *SIZES]))
+    (folder / "config.json").write_text(config.to_json(c))
+    params = tiny.random_params(models.build(c.model, "xla"))
+    weights.save(folder / "checkpoints", lambda: params, dataclasses.asdict(c))
+    tiny_chats.chats(folder / "chats.jsonl", 80)
+    return folder
+
+
+def command(base, **keys):
+    given = SMALL | {"origin": base, "data.path": base / "chats.jsonl"}
+    given |= {name.replace("__", "."): value for name, value in keys.items()}
+    return ["train", "sft", *(f"--config.{key}={value}" for key, value in given.items())]
+
+
+@pytest.fixture(scope="module")
+def run(base):
+    """(the folder of a finished run of SFT, what it said)."""
+    folder = base.parent / "sft-run"
+    assert cli.main(command(base, workdir=folder)) == 0
+    return folder, (folder / "log.txt").read_text()
+
+
+def test_what_a_run_says(base, run):
+    folder, said = run
+    assert f"{base} has no chat tokens: its tokenizer, embedding and head get the 5 of ChatML" in said
+    assert "the first one; marked is what counts" in said
+    assert "[[" in said
+    assert "the base's own text: " in said
+    assert f'next: jaxlm sample {folder} "What is a neural network?"' in said
+
+
+def test_what_a_run_measures(run):
+    folder, _ = run
+    found = metrics.read(folder / "metrics.jsonl")
+    for step in (0, 2, 4):
+        assert {"val/loss", "val/text_loss", "val/base/bits_per_byte"} <= found[step].keys()
+    assert "val/base/change" not in found[0]
+    before, after = (found[step]["val/base/bits_per_byte"] for step in (0, 4))
+    assert found[4]["val/base/change"] == pytest.approx(after / before - 1)
+    assert 0 <= found[4]["samples/ended"] <= 1
+    (record,) = map(json.loads, (folder / "samples/4.jsonl").read_text().splitlines())
+    assert record["ended"] == bool(found[4]["samples/ended"])
+
+
+def test_the_run_stands_alone(base, run):
+    """It keeps the tokenizer that grew, and all its rows; whoever opens it finds them."""
+    folder, _ = run
+    found, theirs = origin.open(folder), origin.open(base)
+    tokenizer = found.tokenizer()
+    assert [tokenizer.id_of(piece) for piece in CHAT_TOKENS] == list(range(300, 305))
+    assert tokenizer.encode("one two") == theirs.tokenizer().encode("one two")
+    assert found.config.model.vocab_size == 305
+    assert found.leaf("embed/embedding").shape == (384, 32)
+    assert (folder / "examples.json").is_file()
+    begun = origin.begin(found.config)
+    np.testing.assert_array_equal(begun.leaf("embed/embedding")[:300], theirs.leaf("embed/embedding")[:300])
+
+
+def test_other_kinds_of_training_only_change_what_they_must(base):
+    c = resolved(base)
+    made = posttraining.task(c, lm.make, pairs=False, documents=len, prompt="x")
+    assert (made.documents, made.prompt, made.adapter, made.trained) == (len, "x", None, "")
+    adapted = posttraining.task(resolved(base, adapter__kind="lora"), lm.make, pairs=False)
+    assert adapted.adapter.row_ids == tuple(range(300, 305))
+    assert adapted.trained == "LoRA r 16 + 5 rows"
+    quantised = {
+        "adapter__kind": "lora",
+        "adapter__quantize": "nf4",
+        "adapter__without_rows": True,
+        "adapter__rows": (),
+    }
+    assert posttraining.task(resolved(base, **quantised), lm.make, pairs=False).trained == "LoRA r 16, on nf4"
+
+
+def resolved(base, **keys):
+    given = {"origin": base, "data.path": "x", "workdir": "w", "data.tokenizer": base / "data"}
+    given |= {name.replace("__", "."): value for name, value in keys.items()}
+    c = config_files.load("sft", [f"{name}={value}" for name, value in given.items()])
+    return config.resolve(c)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"origin": ""}, "sft begins with a model: --config.origin=RUN"),
+        ({"origin_state": True}, "origin_state=True goes on with what the origin did"),
+        ({"adapter__kind": "lora", "adapter__rows": ()}, "leaves out tokens of ChatML"),
+        ({"adapter__kind": "prompt", "adapter__rows": "('<|im_end|>',)"}, "hardly learn to end its answers"),
+    ],
+)
+def test_what_can_not_be_is_one_line(base, keys, message):
+    with pytest.raises(ConfigError, match=message.replace("|", r"\|")) as error:
+        posttraining.task(resolved(base, **keys), lm.make, pairs=False)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_without_a_chat_template(base, tmp_path):
+    tiny_hf = pytest.importorskip("tiny_hf")
+    tiny_hf.byte_level(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(
+        ConfigError, match=r"has no chat template: begin with a chat model, or put a chat_template\.jinja"
+    ):
+        posttraining.tokenizer(resolved(base, data__tokenizer=tmp_path))
+
+
+def test_data_is_asked_for(base, capsys):
+    assert cli.main(["train", "sft", f"--config.origin={base}"]) == 2
+    assert "sft reads examples: --config.data.path=FILE.jsonl" in capsys.readouterr().err
+    assert cli.main(["train", "quickstart", "--config.adapter.kind=lora", f"--config.workdir={base / 'no'}"]) == 2
+    assert "adapter.kind=lora is for sft, reward and dpo" in capsys.readouterr().err
+
+
+def test_a_prompt_begins_as_rows_of_the_embedding(base):
+    c = resolved(base, adapter__kind="prompt", adapter__prompt_tokens=5, adapter__prompt_text="one two three")
+    c = dataclasses.replace(c, model=origin.open(base).config.model)
+    tokenizer = posttraining.tokenizer(c)
+    table = origin.open(base).leaf("embed/embedding")
+
+    def vectors(settings):
+        found = origin.begin(c).with_prompt(settings, tokenizer, 0)
+        return found.trained()["prompt"]["embed"]["prompt"]
+
+    named = chat.grown(coder.load(base / "data")).encode("one two three")
+    np.testing.assert_array_equal(vectors(c.adapter), table[np.resize(named, 5)])
+    drawn = vectors(dataclasses.replace(c.adapter, prompt_text=""))
+    assert drawn.shape == (5, 32)
+    assert all((row == table[:300]).all(1).any() for row in drawn)
+    assert origin.begin(c).with_prompt(dataclasses.replace(c.adapter, kind="lora"), tokenizer, 0).trained() == {}
