@@ -122,8 +122,14 @@ def check(config: Config, values: dict[str, tuple], backends: list[str], mesh: M
 
 @contextlib.contextmanager
 def batches(config: Config, mesh: Mesh) -> Iterator[Iterator[dict[str, jax.Array]]]:
-    """Yields an iterator over batches on the mesh: from the config's data, or of random tokens if there is no data."""
+    """Yields an iterator over batches on the mesh: from the config's data, or of random tokens if there is no data.
+
+    Examples of post-training are not read: their batches have one shape whatever they hold.
+    """
     t = config.train
+    if config.program != "pretrain":
+        yield itertools.repeat(bench.random_batch(lower.parts_of(config, mesh)))
+        return
     with contextlib.ExitStack() as stack:
         if not config.data.dir:
             folder = stack.enter_context(tempfile.TemporaryDirectory())

@@ -90,3 +90,13 @@ def test_how_often_spot_must_save_to_pay():
         other = cost(load("checkpoint.every_steps=0", often), A100, 1, 1)
         assert (other.usd_spot < other.usd) == pays
     assert cost(load("train.steps=100", "optim.warmup_steps=1"), A100, 1, 1).spot_pays_hours == math.inf
+
+
+def test_a_reference_that_judges_once_costs_a_third_of_the_training():
+    full = load("program=dpo", "model.remat=none")
+    found, plain = (cost(c, A100, devices=1, hosts=1) for c in (full, load("program=sft", "model.remat=none")))
+    assert found.judging_hours == pytest.approx(plain.hours / 3, rel=1e-3)
+    assert found.hours == pytest.approx(plain.hours + found.judging_hours)
+    assert found.usd == pytest.approx(found.hours * A100.usd)
+    again = cost(load("program=dpo", "adapter.kind=lora", "model.remat=none"), A100, devices=1, hosts=1)
+    assert (again.judging_hours, plain.judging_hours) == (0, 0)

@@ -1,23 +1,80 @@
 """FLOPs per token in both conventions, and the table of peaks."""
 
+import dataclasses
+
+import jax
 import pytest
 import tiny_models as tiny
 
+from jaxlm import config, config_files, sharding
+from jaxlm.models import hardware
+from jaxlm.plan import flops, lower
 from jaxlm.plan.flops import flops_per_token, peak_tflops
+from jaxlm.plan.params import count_params
 
 
 def test_one_billion_at_2048():
     shape = {"n_layers": 16, "d_model": 2048, "n_heads": 32, "n_kv_heads": 8, "d_ff": 8192, "vocab_size": 32005}
-    flops = flops_per_token(tiny.model_config(**shape), 2048)
-    assert [round(value / 1e9, 2) for value in flops] == [6.23, 7.04, 6.63]
-    assert flops.products == 6 * 1_038_692_352
-    assert flops.palm - flops.causal == flops.causal - flops.products
+    found = flops_per_token(tiny.model_config(**shape), 2048)
+    assert [round(value / 1e9, 2) for value in found] == [6.23, 7.04, 6.63]
+    assert found.products == 6 * 1_038_692_352
+    assert found.palm - found.causal == found.causal - found.products
 
 
 def test_attention_counts_head_dim_not_d_model():
     narrow = flops_per_token(tiny.model_config(head_dim=8), 100)
     wide = flops_per_token(tiny.model_config(head_dim=16), 100)
     assert wide.palm - wide.products == 2 * (narrow.palm - narrow.products)
+
+
+SMALL = (
+    "train.batch_size=2",
+    "train.microbatch_size=2",
+    "train.seq_len=128",
+    "model.n_layers=2",
+    "model.vocab_size=256",
+)
+KINDS = {
+    "pretrain": (),
+    "sft": ("program=sft",),
+    "lora": ("program=sft", "adapter.kind=lora", "adapter.rank=2"),
+    "dpo": ("program=dpo",),
+    "dpo by lora": ("program=dpo", "adapter.kind=lora", "adapter.rank=2"),
+    "orpo by lora": ("program=dpo", "dpo.loss=orpo", "adapter.kind=lora", "adapter.rank=2"),
+}
+
+
+def load(*overrides: str) -> config.Config:
+    small = (*SMALL, "model.attention=xla", "loss.tile_tokens=0", "model.scan_layers=False")
+    c = config.resolve(config_files.load("quickstart", ["workdir=w", *small, *overrides]))
+    return dataclasses.replace(c, model=hardware.for_platform(c.model, "cpu"))
+
+
+def test_each_kind_of_training_takes_the_flops_that_xla_counts():
+    """Of the lowered step, before XLA optimises. Embeddings, which are no product, count here on one side alone: all tied."""
+    found, counted = {}, {}
+    for kind in ("pretrain", "lora", "dpo", "dpo by lora"):
+        c = load(*KINDS[kind])
+        mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
+        counted[kind] = lower.lower_step(c, mesh)[0].cost_analysis()["flops"]
+        found[kind] = flops.of(c).palm
+    for kind in found:
+        assert found[kind] / found["pretrain"] == pytest.approx(counted[kind] / counted["pretrain"], abs=0.04), kind
+    assert found["dpo"] == found["pretrain"]
+    assert found["lora"] < 0.75 * found["pretrain"] < 0.75 * found["dpo by lora"]
+
+
+def test_the_formula_in_words_is_what_is_counted():
+    for kind, words in {"sft": "6N 12LdT", "lora": "4N 12LdT", "dpo": "6N 12LdT", "dpo by lora": "6N 16LdT"}.items():
+        c = load(*KINDS[kind])
+        assert " ".join(flops.formula(c)) == words, kind
+    assert flops.judging(load(*KINDS["dpo"])).products == 2 * count_params(load().model)
+
+
+def test_when_the_reference_is_run():
+    of = {kind: flops.reference(load(*keys)) for kind, keys in KINDS.items()}
+    assert {kind: when for kind, when in of.items() if when} == {"dpo": "once", "dpo by lora": "each step"}
+    assert flops.reference(load("program=dpo", "adapter.kind=prompt")) == "once"  # a new prompt changes what is said
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,16 @@
 """Parameter counts against the models themselves and against the published sizes."""
 
+import dataclasses
+
 import jax
 import pytest
 import tiny_models as tiny
 
-from jaxlm import models, tree
-from jaxlm.plan.params import count_params, params_by_component
+from jaxlm import config, config_files, models, tree
+from jaxlm.config import MeshConfig
+from jaxlm.plan import lower
+from jaxlm.plan.memory import abstract_mesh
+from jaxlm.plan.params import adapter_params, count_params, params_by_component
 
 GPUBURNOUT = {
     134_994_432: {"family": "gpt2", "n_layers": 12, "d_model": 768, "n_heads": 12, "n_kv_heads": 0, "d_ff": 3072}
@@ -43,3 +48,28 @@ def test_count_is_that_of_the_model(family, tied, biases, qk_norm):
     # The comparison can fail: one bias more or less is seen.
     smaller = jax.tree.leaves(shapes)[1:]
     assert count_params(cfg) != tree.count(smaller) - padding(cfg)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        (),
+        ("adapter.kind=lora",),
+        ("adapter.kind=lora", "adapter.rank=3", "adapter.targets=('attn/[qv]',)", "model.tie_embeddings=False"),
+        ("adapter.kind=lora", "model.family=gpt2", "model.n_kv_heads=0", "adapter.without_rows=True"),
+        ("adapter.kind=prompt", "adapter.rows=()"),
+        ("adapter.kind=prompt", "adapter.rows=('<a>', '<b>')"),
+    ],
+)
+def test_what_an_adapter_trains_is_counted_as_it_is_made(keys):
+    c = config.resolve(config_files.load("quickstart", ["workdir=w", "program=sft", "model.vocab_size=256", *keys]))
+    made = lower.parts_of(
+        dataclasses.replace(c, model=tiny.model_config(**_shape(c))), abstract_mesh(MeshConfig(1, 1, 1, 1), 1)
+    )
+    trained = tree.count(made.abstract.params) if made.frozen else 0
+    assert adapter_params(made.config.model, c.adapter) == trained
+    assert bool(trained) == bool(keys)
+
+
+def _shape(c: config.Config) -> dict:
+    return {"family": c.model.family, "tie_embeddings": c.model.tie_embeddings, "vocab_size": 256}

@@ -59,3 +59,19 @@ def test_remat_takes_the_flops_that_xla_counts():
     for remat in KEPT:
         assert speed.remat_factor(c, remat) == pytest.approx(counted[remat] / counted["none"], abs=0.025), remat
     assert speed.remat_factor(c, "full") > 1.2
+
+
+def test_a_lora_is_faster_than_full_training_and_a_quantised_one_slower_than_that():
+    a100, rows = CARDS.named("A100 80GB"), "train.microbatch_size=1"
+    keys = ("program=sft", rows), ("program=sft", rows, "adapter.kind=lora")
+    quantised = (*keys[1], "adapter.quantize=nf4")
+    full, lora, qlora = (speed.tokens_per_second(load("gpuburnout_1b", *k), a100, 1) for k in (*keys, quantised))
+    assert 1.3 * full < lora < 1.5 * full
+    assert 0.8 * lora < qlora < lora
+
+
+def test_launches_of_factors_and_of_a_reference_bound_small_models():
+    a100 = CARDS.named("A100 80GB")
+    kinds = ("program=sft",), ("program=sft", "adapter.kind=lora"), ("program=dpo", "adapter.kind=lora")
+    found = [speed.tokens_per_second(load("quickstart", *kind), a100, 1) for kind in kinds]
+    assert found == sorted(found, reverse=True)

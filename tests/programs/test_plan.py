@@ -42,6 +42,22 @@ def test_the_page_of_one_billion(capsys):
         assert words in out
 
 
+def test_the_page_of_fine_tuning_says_what_is_trained_and_compares_the_methods(capsys):
+    keys = ("--config.program=dpo", "--config.adapter.kind=lora", "--config.adapter.quantize=nf4")
+    code, out, err = run(capsys, "--config=gpuburnout_1b", "--config.plan.accelerator=RTX 4090", *keys)
+    assert (code, err) == (0, "")
+    for words in (
+        "TRAINED (dpo)  LoRA of rank 16 for attn/q, attn/k, attn/v, attn/o, mlp/gate, mlp/up, mlp/down: 11.3M; 1.04B frozen,",
+        "REFERENCE  the frozen model alone, a second forward pass in each step",
+        "by 6N + 16LdT",
+        "METHODS, GB with one row     remat none  remat full  smallest card",
+        "  QLoRA (nf4)  ",
+    ):
+        assert words in out
+    assert "Chinchilla" not in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
 def test_json_has_what_the_page_has(capsys):
     code, out, _ = run(capsys, "--config=gpuburnout_1b", "--json")
     plan = json.loads(out)

@@ -52,6 +52,14 @@ def test_prints_trials_and_writes_overrides_that_train_accepts(tmp_path, capsys)
     assert (tuned.train.microbatch_size, tuned.model.remat) == (first["microbatch_size"], first["remat"])
 
 
+@pytest.mark.parametrize(("program", "quantize"), [("sft", "nf4"), ("dpo", "none"), ("reward", "none")])
+def test_post_training_is_tuned_on_batches_of_its_own_shape(program, quantize, tmp_path, capsys):
+    keys = {"program": program, "adapter.kind": "lora", "adapter.quantize": quantize, "train.seq_len": 64}
+    assert tune(tmp_path, **keys, **{"tune.microbatch_sizes": "(8,)", "tune.steps": 1}) == 0
+    (row,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert row["tokens_per_second"] > 0
+
+
 def test_a_backend_that_cannot_run_costs_no_other(tmp_path, capsys, monkeypatch):
     """Such as tokamax where it is not installed: it is found out by trying."""
     real = attention.attention
