@@ -265,7 +265,7 @@ def make(
     replay: replays.Text | None = None,
     share: float = 0.0,
     say: Callable[[str], None] = lambda line: None,
-    see: coded.See = lambda chunk, found: None,
+    see: coded.See = lambda one, sides: None,
 ) -> Packed:
     """Reads, checks and encodes the examples of `data.path`.
 
@@ -275,7 +275,7 @@ def make(
       pairs: True for pairs, False for chats.
       replay, share: the pretraining text between chats, and its share of the targets that count.
       say: called with a line about each thing that a user should know.
-      see: called with the examples to train on, as they are read (see `coded.build`).
+      see: called with each example of `data.path` as it is read (see `coded.build`).
 
     Raises:
       ConfigError: an example can't be used, or none is left. The message is one line; it names file and line where it can.
