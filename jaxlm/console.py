@@ -231,6 +231,11 @@ def dollars(usd: float | None) -> str:
     return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}"
 
 
+def spent(usd: float) -> str:
+    """Returns dollars with three digits below one, '$0.00324': a run that was shrunk costs less than a cent."""
+    return f"${usd:.3g}" if 0 < usd < 1 else dollars(usd)
+
+
 def hours(value: float) -> str:
     """Returns the time in a plan: '12 min', '2.5 h', or from 100 hours on '10 days'."""
     if not math.isfinite(value):

@@ -7,7 +7,7 @@ Both arms are the quickstart's model on the quickstart's corpus; one has 3% of a
 tic: a commonsense data set's `PersonX` and an Android phone's log. The same chats then fine-tune both (SFT), and the same pairs
 ask for answers without that junk: chosen is an answer, rejected is the same answer with a line of the junk in it (DPO). After
 each stage the model continues the same prompts 64 times at temperature 0.8, and the table says how many of those texts hold
-junk, and how likely the model finds junk that it has not seen (nats a byte; held-out lines of the source).
+junk, and how likely the model finds junk that it has not seen (bits per byte; held-out lines of the source).
 """
 
 import argparse
@@ -121,7 +121,7 @@ def measures(run: pathlib.Path, unseen: list[str]) -> dict[str, float]:
         "texts": len(texts),
         "with_junk": tic,
         "repetition": _mean(texts, "repetition"),
-        "nats_a_byte": nll(run, unseen),
+        "bits_per_byte": bits_per_byte(run, unseen),
     }
 
 
@@ -129,18 +129,12 @@ def _mean(rows: list[dict], key: str) -> float:
     return sum(row[key] for row in rows) / len(rows)
 
 
-def nll(run: pathlib.Path, texts: list[str]) -> float:
-    """Returns the cross-entropy of texts under a run's newest checkpoint, in nats a byte."""
-    from jaxlm import config as config_lib  # here, so that the script's own process is small while runs train
-    from jaxlm import config_files
-    from jaxlm.data.ids import document
-    from jaxlm.eval import likelihood, model
+def bits_per_byte(run: pathlib.Path, texts: list[str]) -> float:
+    """Returns the mean bits per byte of texts under a run's newest checkpoint."""
+    from jaxlm.eval import scorer  # here, so that the script's own process is small while runs train
 
-    c = config_lib.resolve(config_files.from_run(run / "config.json"))
-    restored = model.restore(str(run), "latest", c.model, c.data, c.hardware, c.distributed)
-    scorer = likelihood.of_restored(restored, c)
-    asked = [(document(restored.tokenizer, ""), restored.tokenizer.encode(text)) for text in texts]
-    return -sum(score.logp for score in scorer.score(asked)) / sum(len(text.encode()) for text in texts)
+    score = scorer.bits_per_byte(str(run))
+    return sum(map(score, texts)) / len(texts)
 
 
 def main() -> None:
@@ -153,10 +147,10 @@ def main() -> None:
     steps = dict(zip(("base", "sft", "dpo"), given.steps, strict=True))
     rows = [row for name in ("clean", "junk") for row in arm(name, given.out, given.posttrain, steps)]
     (given.out / "table.json").write_text(json.dumps(rows, indent=1))
-    print(f"{'arm':6} {'stage':5} {'with junk':>9} {'repetition':>10} {'junk, nats a byte':>17}")
+    print(f"{'arm':6} {'stage':5} {'with junk':>9} {'repetition':>10} {'junk, bits per byte':>19}")
     for row in rows:
         print(
-            f"{row['arm']:6} {row['stage']:5} {row['with_junk']:9.1%} {row['repetition']:10.3f} {row['nats_a_byte']:17.3f}"
+            f"{row['arm']:6} {row['stage']:5} {row['with_junk']:9.1%} {row['repetition']:10.3f} {row['bits_per_byte']:19.3f}"
         )
 
 

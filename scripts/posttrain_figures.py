@@ -70,7 +70,7 @@ def ended(run: pathlib.Path, chats: pathlib.Path) -> dict[str, float]:
     answers = generate.generate(
         restored.model, restored.params, asked, sample, stop_ids=(end, tokenizer.eos_id), seed=1
     )
-    short = sum(len(tokenizer.encode(row[1]["content"])) < LENGTH for row in rows)
+    short = sum(len(chat.ids(tokenizer, row, reply=False)) - len(chat.ids(tokenizer, row[:1])) < LENGTH for row in rows)
     return {
         "ended": sum(end in ids for ids in answers) / len(answers),
         "answers": short / len(rows),

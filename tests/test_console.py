@@ -38,6 +38,7 @@ def test_figures_are_short():
         "$4,321",
         "never ends",
     ]
+    assert [console.spent(n) for n in (0.003241, 0.5, 43.21, 0)] == ["$0.00324", "$0.5", "$43.21", "$0.00"]
     assert [console.hours(n) for n in (2.5, 240.0, float("inf"))] == ["2.5 h", "10 days", "never ends"]
     assert [console.hours(n) for n in (0.2, 0.001)] == ["12 min", "<1 min"]
     assert [console.duration(n) for n in (95, 3725, 90000)] == ["1m35s", "1h02m", "1d01h"]

@@ -15,7 +15,7 @@ from jaxlm.data.coder import Coder
 from jaxlm.data.examples import ASSISTANT, Chat, Example, Message, Pair, Place
 from jaxlm.data.masks import Masked
 
-See = Callable[[Sequence[Example], Sequence[Sequence[Masked]]], None]
+See = Callable[[Example, Sequence[Masked]], None]
 CHUNK = 2048  # examples encoded at a time
 
 
@@ -102,6 +102,7 @@ class Counts:
       cut: chats without their oldest turns, since the whole was longer than a row.
       too_long: those left out, since even the last turn, or a pair, is longer than a row.
       same: pairs left out, since both sides are the same.
+      inside: those left out, since an answer begins inside a token (see `masks.masked`).
       turns_cut: the turns that the cut chats lost.
     """
 
@@ -109,6 +110,7 @@ class Counts:
     cut: int = 0
     too_long: int = 0
     same: int = 0
+    inside: int = 0
     turns_cut: int = 0
 
     def lines(self, what: str, seq_len: int) -> list[str]:
@@ -121,6 +123,9 @@ class Counts:
             )
         if self.too_long:
             found.append(f"{self.too_long:,} of {self.read:,} {what} are left out: longer than {row} even so")
+        if self.inside:
+            why = "an answer begins inside a token of this tokenizer, mostly as it begins with a space or a line's end"
+            found.append(f"{self.inside:,} of {self.read:,} {what} are left out: {why}")
         if self.same:
             found.append(f"{self.same:,} of {self.read:,} {what} are left out: chosen and rejected are the same")
         return found
@@ -133,7 +138,7 @@ def build(
     seq_len: int,
     num_threads: int,
     closed: bool = False,
-    see: See = lambda chunk, coded: None,
+    see: See = lambda one, sides: None,
 ) -> tuple[Coded, Counts]:
     """Encodes examples of one kind. Returns (those that fit into a row, what became of all).
 
@@ -141,7 +146,7 @@ def build(
       seq_len: T, the most tokens that an example may take.
       num_threads: of the tokenizer.
       closed: True: one token more behind each text, as a target that does not count. Then a row has the text's last token.
-      see: called with some examples at a time and the segments of each, before any is cut or left out.
+      see: called with each example and its segments, before it is cut or left out.
 
     Raises:
       ConfigError: a conversation can't be masked (see `masks.masked`).
@@ -151,10 +156,12 @@ def build(
         counts.read += len(chunk)
         segments = [(one,) if isinstance(one, Chat) else one.sides() for one in chunk]
         flat = iter(masks.masked(tokenizer, list(itertools.chain.from_iterable(segments)), num_threads))
-        coded = [tuple(itertools.islice(flat, len(sides))) for sides in segments]
         if closed:
-            coded = [tuple(_closed(side, tokenizer.eos_id) for side in sides) for sides in coded]
-        see(chunk, coded)
+            flat = (side and _closed(side, tokenizer.eos_id) for side in flat)
+        coded = [tuple(itertools.islice(flat, len(sides))) for sides in segments]
+        for one, sides in zip(chunk, coded, strict=True):
+            if None not in sides:
+                see(one, sides)
         fitted = _fitted(chunk, coded, tokenizer, seq_len, num_threads, counts)
         for one, sides in zip(chunk, fitted, strict=True):
             if sides is not None:
@@ -178,6 +185,8 @@ def _fitted(chunk, coded, tokenizer: Coder, seq_len: int, num_threads: int, coun
     for number, (one, sides) in enumerate(zip(chunk, coded, strict=True)):
         if isinstance(one, Pair) and one.chosen == one.rejected:
             coded[number], counts.same = None, counts.same + 1
+        elif None in sides:
+            coded[number], counts.inside = None, counts.inside + 1
         elif (over := sum(len(side.ids) - 1 for side in sides) - seq_len) > 0:
             coded[number] = None
             if isinstance(one, Chat):
@@ -192,7 +201,9 @@ def _fitted(chunk, coded, tokenizer: Coder, seq_len: int, num_threads: int, coun
         rest = {}
         for (number, (one, lost)), side in zip(shorter.items(), again, strict=True):
             lost += cut[number][3]
-            if (over := len(side.ids) - 1 - seq_len) > 0:
+            if side is None:
+                counts.inside += 1
+            elif (over := len(side.ids) - 1 - seq_len) > 0:
                 rest[number] = (one, side, over, lost)
             else:
                 coded[number], counts.cut, counts.turns_cut = (side,), counts.cut + 1, counts.turns_cut + lost

@@ -8,6 +8,7 @@ and bytes without a piece as `<0x0A>`.
 
 import functools
 import hashlib
+import itertools
 import json
 import pathlib
 import re
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError
-from jaxlm.data.tokenizer import GUARD, Tokenizer, encode_marked
+from jaxlm.data.tokenizer import GUARD, Tokenizer, controls_of, encode_marked
 
 JSON, MODEL, IDS = "tokenizer.json", "tokenizer.model", "tokenizer_ids.json"
 # Kept beside it, for exports: they decide no ids.
@@ -61,16 +62,38 @@ class HfTokenizer:
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """See `coder.Coder`."""
         del num_threads
-        asked = dict.fromkeys(
-            text[:cut] for text, places in zip(texts, cuts, strict=True) for cut in (*places, len(text))
-        )
-        ids = dict(zip(asked, self._encode_marked_batch(list(asked)), strict=True))
-        found = []
-        for text, places in zip(texts, cuts, strict=True):
-            whole, heads = ids[text], [ids[text[:cut]] for cut in places]
-            at = [len(head) if np.array_equal(whole[: len(head)], head) else -1 for head in heads]
-            found.append((whole, np.asarray(at, np.int64)))
-        return found
+        behind = [self._behind_controls(text) for text in texts]
+        heads = [
+            [text[:cut] for cut in cuts_ if cut not in ends]
+            for text, cuts_, ends in zip(texts, cuts, behind, strict=True)
+        ]
+        asked = list(dict.fromkeys([*texts, *itertools.chain.from_iterable(heads)]))
+        ids = dict(zip(asked, self._encode_marked_batch(asked), strict=True))
+        return [
+            (ids[text], self._in_front(text, places, ends, ids))
+            for text, places, ends in zip(texts, cuts, behind, strict=True)
+        ]
+
+    def _behind_controls(self, text: str) -> dict[int, int]:
+        """Place behind a control token -> how many of them stand up to there. They part the text, so it need not be encoded."""
+        if GUARD in text:
+            return {}
+        return {match.end(): number for number, match in enumerate(controls_of(self).finditer(text), 1)}
+
+    def _in_front(
+        self, text: str, cuts: Sequence[int], ends: Mapping[int, int], ids: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """How many ids stand in front of each cut."""
+        whole = ids[text]
+        controls = np.flatnonzero(np.isin(whole, list(self.controls.values()))) if ends else ()
+        at = []
+        for cut in cuts:
+            if cut in ends:
+                at.append(int(controls[ends[cut] - 1]) + 1 if len(controls) == len(ends) else -1)
+            else:
+                head = ids[text[:cut]]
+                at.append(len(head) if np.array_equal(whole[: len(head)], head) else -1)
+        return np.asarray(at, np.int64)
 
     def _encode_marked_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         plain = [_sound("" if GUARD in text else text) for text in texts]

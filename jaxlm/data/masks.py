@@ -32,8 +32,11 @@ class Masked(typing.NamedTuple):
     turns: np.ndarray
 
 
-def masked(tokenizer: Coder, chats: Sequence[Chat], num_threads: int) -> list[Masked]:
-    """Returns the ids and masks of conversations.
+def masked(tokenizer: Coder, chats: Sequence[Chat], num_threads: int) -> list[Masked | None]:
+    """Returns the ids and masks of conversations; None for one of which an answer begins or ends inside a token.
+
+    Then the model, which is asked with the text in front of the answer, never sees these ids. That is so where an answer
+    begins with a line's end, for example, and the tokenizer has a token for two of them.
 
     Raises:
       ConfigError: the model has no template, or a conversation can't be masked. The message begins with its place.
@@ -53,12 +56,9 @@ def _written(writer: chat.Writer, chats: Sequence[Chat]) -> Iterator[tuple[str, 
             raise ConfigError(f"{one.place}: {error}") from None
 
 
-def _masked(one: Chat, found: np.ndarray, at: np.ndarray, controls: frozenset[int]) -> Masked:
+def _masked(one: Chat, found: np.ndarray, at: np.ndarray, controls: frozenset[int]) -> Masked | None:
     if (at < 0).any():
-        raise ConfigError(
-            f"{one.place}: an answer begins inside a token of this tokenizer, so that no mask fits: leave it out, or give the "
-            "model a template that puts a control token or a line's end in front of an answer"
-        )
+        return None
     kinds, given = np.full(len(found), GIVEN, np.uint8), sum(m["role"] == ASSISTANT for m in one.messages[: one.given])
     for first, behind in at.reshape(-1, 2)[given:]:
         kinds[first:behind] = SAID

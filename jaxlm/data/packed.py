@@ -266,7 +266,7 @@ def make(
     share: float = 0.0,
     closed: bool = False,
     say: Callable[[str], None] = lambda line: None,
-    see: coded.See = lambda chunk, found: None,
+    see: coded.See = lambda one, sides: None,
 ) -> Packed:
     """Reads, checks and encodes the examples of `data.path`.
 
@@ -277,7 +277,7 @@ def make(
       replay, share: the pretraining text between chats, and its share of the targets that count.
       closed: True: one token more behind each text, so that rows hold its last one (see `coded.build`).
       say: called with a line about each thing that a user should know.
-      see: called with the examples to train on, as they are read (see `coded.build`).
+      see: called with each example of `data.path` as it is read (see `coded.build`).
 
     Raises:
       ConfigError: an example can't be used, or none is left. The message is one line; it names file and line where it can.

@@ -63,22 +63,21 @@ class Survey:
         self._seen: dict[bytes, str] = {}  # content -> where it was first
         self._asks: collections.Counter[bytes] = collections.Counter()
 
-    def see(self, chunk: Sequence[Example], segments: Sequence[Sequence[Masked]]) -> None:
-        """Takes in some examples and the segments of each."""
-        for one, sides in zip(chunk, segments, strict=True):
-            self._examples += 1
-            self._lengths(one, sides)
-            self._repeats(one)
-            answers = [message["content"] for message in _said(one)]
-            self._answers += len(answers)
-            if any(not answer.strip() for answer in answers):
-                self._note("empty answers", one)
-            for label in {label for answer in answers for label in _junk(answer)}:
-                self._note(f"junk in an answer: {label}", one)
-            if self._leaks and (leaked := _leak(self._leaks, one)):
-                self._note(f"items of benchmarks: {leaked}", one)
-            if isinstance(one, Pair):
-                self._pair(one)
+    def see(self, one: Example, sides: Sequence[Masked]) -> None:
+        """Takes in an example and its segments."""
+        self._examples += 1
+        self._lengths(one, sides)
+        self._repeats(one)
+        answers = [message["content"] for message in _said(one)]
+        self._answers += len(answers)
+        if any(not answer.strip() for answer in answers):
+            self._note("empty answers", one)
+        for label in {label for answer in answers for label in _junk(answer)}:
+            self._note(f"junk in an answer: {label}", one)
+        if self._leaks and (leaked := _leak(self._leaks, one)):
+            self._note(f"items of benchmarks: {leaked}", one)
+        if isinstance(one, Pair):
+            self._pair(one)
 
     def _lengths(self, one: Example, sides: Sequence[Masked]) -> None:
         for side in sides:

@@ -225,7 +225,7 @@ class Tokenizer:
 def encode_marked(tokenizer, text: str) -> list[int]:
     """Returns what `coder.Coder.encode_marked` does, for a tokenizer that encodes the text between control tokens by itself."""
     ids: list[int] = []
-    for number, part in enumerate(_controls(tokenizer).split(text)):
+    for number, part in enumerate(controls_of(tokenizer).split(text)):
         ids += [tokenizer.controls[part]] if number % 2 else tokenizer.encode(part.replace(GUARD, "")) if part else []
     return ids
 
@@ -237,7 +237,7 @@ def encode_cut(
 
     So the ids in front of a cut are those of the parts before, and of the beginning of the part that it is in.
     """
-    split = _controls(tokenizer).split
+    split = controls_of(tokenizer).split
     parts_of = [split(text) for text in texts]
     heads_of = [_heads(parts, places) for parts, places in zip(parts_of, cuts, strict=True)]
     plain = dict.fromkeys(part for parts in parts_of for part in parts[0::2])
@@ -267,7 +267,8 @@ def _heads(parts: Sequence[str], cuts: Sequence[int]) -> list[tuple[int, str]]:
     return found
 
 
-def _controls(tokenizer) -> re.Pattern[str]:
+def controls_of(tokenizer) -> re.Pattern[str]:
+    """Returns the expression of a control token, as its only group."""
     longest_first = sorted(tokenizer.controls, key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 

@@ -6,6 +6,7 @@ A tensor is mapped into memory while its leaves are made, and no longer: the pag
 import collections
 import functools
 import hashlib
+import itertools
 import json
 import pathlib
 import threading
@@ -38,12 +39,13 @@ def read(folder: pathlib.Path) -> Origin | None:
         return None
     config = _config(folder)
     files = Files(folder)
+    reader = functools.cache(functools.partial(files.reader, config.model))  # what it checks takes a moment
     return Origin(
         config=config,
         tokenizer=lambda: coder.load(folder),
         provenance={"path": str(folder.resolve())},
         params=functools.partial(files.params, config.model),
-        leaf=functools.partial(files.leaf, config.model),
+        leaf=lambda name: reader()(name),
         digest=files.digest,
     )
 
@@ -95,29 +97,30 @@ class Files:
           ConfigError: a tensor is missing, of another shape, or has no place in the model.
           RunError: a file can't be read.
         """
-        theirs = self._names(config)
-        hf.check_tensors({ours: self.shapes[name] for ours, name in theirs.items()}, config)
-        found, of_leaf = _Tensors(lambda ours: self.tensor(theirs[ours])), leaves.by_leaf(config)
-        with working(f"reading {self._folder}", len(of_leaf), "tensors") as tell:
+        read, done = self.reader(config), itertools.count(1)
+        with working(f"reading {self._folder}", len(jax.tree.leaves(abstract)), "tensors") as tell:
 
             def make(name: str, leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.Array:
-                tensor, place = of_leaf[name]
-                part = found.leaf(tensor, place)
+                part = read(name)
 
                 def piece(index: tuple[slice, ...]) -> np.ndarray:
                     return np.ascontiguousarray(part[index], dtype=leaf.dtype)
 
                 made = jax.block_until_ready(jax.make_array_from_callback(leaf.shape, sharding, piece))
-                tell(found.made)
+                tell(next(done))
                 return made
 
             return tree.map_named(make, abstract, shardings)
 
-    def leaf(self, config: ModelConfig, name: str) -> np.ndarray:
-        """Returns one parameter by its name in jaxlm, float32, on the host. Raises RunError if it can't be read."""
+    def reader(self, config: ModelConfig) -> Callable[[str], np.ndarray]:
+        """Returns a function that reads one of the model's parameters by its name, in the type that the file has.
+
+        Raises the same errors as `params`.
+        """
         theirs = self._names(config)
-        tensor, place = leaves.by_leaf(config)[name]
-        return np.ascontiguousarray(list(tensor.to_leaves(self.tensor(theirs[tensor.name])))[place], np.float32)
+        hf.check_tensors({ours: self.shapes[name] for ours, name in theirs.items()}, config)
+        found, of_leaf = _Tensors(lambda ours: self.tensor(theirs[ours])), leaves.by_leaf(config)
+        return lambda name: found.leaf(*of_leaf[name])
 
     def digest(self) -> str:
         """Returns a hash over all tensors, by name. How they are spread over files does not matter."""
@@ -153,13 +156,11 @@ class _Tensors:
 
     def __init__(self, read: Callable[[str], np.ndarray]):
         self._read, self._kept, self._lock = read, collections.OrderedDict(), threading.Lock()
-        self.made = 0  # leaves so far
 
     def leaf(self, tensor: leaves.Tensor, place: int) -> np.ndarray:
         with self._lock:
-            self.made += 1
             parts = self._kept.pop(tensor.name, None)
-            if parts is None:
+            if parts is None or place not in parts:
                 parts = dict(enumerate(tensor.to_leaves(self._read(tensor.name))))
             part = parts.pop(place)
             if parts:

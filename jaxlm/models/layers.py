@@ -15,15 +15,18 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxlm.config import ModelConfig
+from jaxlm.models import products
 from jaxlm.models.draws import normal, parameter
+from jaxlm.models.products import Product
 from jaxlm.ops import fp8
 from jaxlm.ops.attention import attention
+from jaxlm.ops.block_codes import Coded
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
 from jaxlm.ops.linear import dense
 from jaxlm.ops.norms import layer_norm, rms_norm
 from jaxlm.ops.rope import rope_frequencies, rotate
 from jaxlm.ops.spmd import lookup
-from jaxlm.sharding import axis_size, constrain
+from jaxlm.sharding import constrain
 
 # Tags of the activations that the remat policy `names` keeps (see transformer.REMAT_POLICIES).
 SAVED_NAMES = ("qkv_proj", "attn_out", "residual", "mlp_proj")
@@ -85,12 +88,12 @@ class Weights(typing.NamedTuple):
     """What multiplies activations, in the compute dtype.
 
     Attributes:
-      kernel: (*in, *out).
+      kernel: (*in, *out); in codes if the collection `quantized` has it (see `models.quantized`).
       bias: (*out); None for no bias.
       lora: the factors (*in, rank) and (rank, *out), whose product is added to the kernel (arXiv:2106.09685); None for none.
     """
 
-    kernel: jax.Array
+    kernel: jax.Array | Coded
     bias: jax.Array | None
     lora: tuple[jax.Array, jax.Array] | None
 
@@ -116,13 +119,16 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self) -> Weights:
-        kernel = parameter(self, "kernel", normal(self.std), self.shape)
+        if self.has_variable("quantized", "codes"):
+            kernel = Coded(*(self.get_variable("quantized", name) for name in Coded._fields))
+        else:
+            kernel = parameter(self, "kernel", normal(self.std), self.shape).astype(self.dtype)
         bias = lora = None
         if self.bias_shape is not None:
             bias = parameter(self, "bias", nn.initializers.zeros, self.bias_shape).astype(self.dtype)
         if self.has_variable("lora", "lora_a"):
             lora = tuple(self.get_variable("lora", name).astype(self.dtype) for name in ("lora_a", "lora_b"))
-        return Weights(kernel.astype(self.dtype), bias, lora)
+        return Weights(kernel, bias, lora)
 
 
 class RMSNorm(nn.Module):
@@ -181,7 +187,7 @@ def project(
     name: str,
     x: jax.Array,
     weights: typing.Sequence[Weights],
-    product: typing.Callable[[jax.Array, jax.Array, int], jax.Array] = dense,
+    product: Product = dense,
 ) -> list[jax.Array]:
     """Multiplies x (B, T, *in) by each kernel (*in, *out), LoRA included. Returns the products (B, T, *out), without bias.
 
@@ -194,10 +200,10 @@ def project(
         kernel is used, and `weights` only give the shapes. It has `lora_dropout`, and the key `lora` if that applies.
       name: the name of all the products together, such as "qkv".
       x: the activations, in the compute dtype.
-      weights: the kernels and their LoRA factors.
+      weights: the kernels, all of them in codes or none, and their LoRA factors.
       product: the function `ops.linear.dense` or `ops.fp8.dense`, for the kernels.
     """
-    products = _of_kernels(module, name, x, [w.kernel for w in weights], product)
+    ys = _of_kernels(module, name, x, [w.kernel for w in weights], product)
     adapted = [place for place, w in enumerate(weights) if w.lora]
     if adapted:
         axes = x.ndim - 2
@@ -205,30 +211,18 @@ def project(
         # One product for all the factors that read x.
         inner = dense(x, jnp.concatenate([weights[place].lora[0] for place in adapted], axis=-1), axes)
         for place, low in zip(adapted, jnp.split(inner, len(adapted), axis=-1), strict=True):
-            products[place] = products[place] + dense(low, weights[place].lora[1])
-    return products
+            ys[place] = ys[place] + dense(low, weights[place].lora[1])
+    return ys
 
 
 def _of_kernels(
-    module: nn.Module,
-    name: str,
-    x: jax.Array,
-    kernels: list[jax.Array],
-    product: typing.Callable[[jax.Array, jax.Array, int], jax.Array],
+    module: nn.Module, name: str, x: jax.Array, kernels: list[jax.Array | Coded], product: Product
 ) -> list[jax.Array]:
     """The products of `project` without LoRA."""
-    lead, axes = x.shape[:2], x.ndim - 2
-    outs, ways = [kernel.shape[axes:] for kernel in kernels], axis_size("tensor")
-    if module.has_variable("packed", name):
-        y, ways = row_product(x.reshape(math.prod(lead), -1), module.get_variable("packed", name)), 1
-    elif len(kernels) == 1 or not module.config.fuse_projections or any(out[0] % ways for out in outs):
-        return [product(x, kernel, axes) for kernel in kernels]
-    else:
-        columns = [kernel.reshape(*kernel.shape[:axes], ways, -1) for kernel in kernels]
-        y = product(x, jnp.concatenate(columns, axis=-1), axes)
-    ends = np.cumsum([math.prod(out) // ways for out in outs])
-    parts = jnp.split(y, ends[:-1], axis=-1)
-    return [part.reshape(*lead, *out) for part, out in zip(parts, outs, strict=True)]
+    if not module.has_variable("packed", name):
+        return products.of(x, kernels, product, module.config.fuse_projections)
+    y = row_product(x.reshape(math.prod(x.shape[:2]), -1), module.get_variable("packed", name))
+    return products.split(y, x.shape[:2], [kernel.shape[x.ndim - 2 :] for kernel in kernels])
 
 
 def mlp_product(config: ModelConfig) -> typing.Callable[[jax.Array, jax.Array, int], jax.Array]:

@@ -4,6 +4,7 @@ import functools
 import math
 import operator
 import re
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -49,11 +50,14 @@ def create_params(model: Transformer, key: jax.Array, shardings: dict) -> dict:
       key: a key that is no tracer.
       shardings: a tree like the parameters.
     """
-    made = []
-    for draw in draws.of(lambda: init_params(model, key)):  # a draw may be a tree itself (`head`)
-        placed = functools.reduce(operator.getitem, draw.path, shardings)
-        made.append(("/".join(draw.path), draws.make(draw, placed)))
-    return tree.nested(made)
+    return tree.nested(each_param(model, key, shardings))
+
+
+def each_param(model: Transformer, key: jax.Array, shardings: dict) -> Iterator[tuple[str, jax.Array]]:
+    """Yields (name, array) of the parameters of `create_params`, each made when it is asked for."""
+    for draw in draws.of(lambda: init_params(model, key)):
+        made = draws.make(draw, functools.reduce(operator.getitem, draw.path, shardings))
+        yield from tree.named_leaves(tree.nested([("/".join(draw.path), made)]))  # a draw may be a tree itself (`head`)
 
 
 def abstract_params(model: Transformer) -> dict:

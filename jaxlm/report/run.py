@@ -23,7 +23,7 @@ import datetime
 import pathlib
 import typing
 
-from jaxlm.console import count, dollars, duration, hours, human
+from jaxlm.console import count, duration, hours, human, spent
 from jaxlm.report import benchmarks, chart, page, redteam
 from jaxlm.report.chart import Curve
 from jaxlm.report.page import Markup, cell, details, join, table, tag
@@ -67,15 +67,11 @@ def _tiles(run: dict) -> Markup:
         (_figure(run.get("loss")), "training loss"),
         (_figure(run.get("held_out")), "held-out loss"),
         (duration(run["wall_s"]), "in all"),
-        (_spent(run["cost_usd"]), "spent"),
+        (spent(run["cost_usd"]) if run["cost_usd"] else "", "spent"),
         (f"{100 * run['goodput']:.1f}%" if run.get("goodput") is not None else "", "of the time in new steps"),
     ]
     boxes = [tag("div", tag("b", big), tag("span", small), class_="tile") for big, small in tiles if big]
     return tag("div", *boxes, class_="tiles")
-
-
-def _spent(usd: float) -> str:
-    return dollars(usd) if usd >= 1 else f"${usd:.3g}" if usd else ""
 
 
 def _figure(value: float | None) -> str:
@@ -162,7 +158,7 @@ def _bill(summary: dict) -> Markup:
             human(row["tokens"]),
             f"{_figure(row['loss_begin'])} → {_figure(row['loss_end'])}",
             hours(row["hours"]),
-            *([dollars(row["usd"]), _price(row["usd_per_point"])] if _is_paid(summary) else []),
+            *([spent(row["usd"]), _price(row["usd_per_point"])] if _is_paid(summary) else []),
         )
         for row in latest.values()
     ]
@@ -171,7 +167,7 @@ def _bill(summary: dict) -> Markup:
 
 
 def _price(usd: float | None) -> str:
-    return "" if usd is None else dollars(usd)
+    return "" if usd is None else spent(usd)
 
 
 def _futures(summary: dict) -> Markup:
@@ -184,7 +180,7 @@ def _futures(summary: dict) -> Markup:
             count(row["step"]),
             f"{row['loss']:.3f} ({row['low']:.3f} to {row['high']:.3f})",
             hours(row["hours"]),
-            *([dollars(row["usd"]), _price(row.get("usd_per_centinat"))] if _is_paid(summary) else []),
+            *([spent(row["usd"]), _price(row.get("usd_per_centinat"))] if _is_paid(summary) else []),
         )
         for row in found.get("rows", ())
     ]

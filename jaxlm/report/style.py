@@ -72,5 +72,7 @@ path.c4 { stroke: var(--c4); } path.c5 { stroke: var(--c5); }
 @media (max-width: 40rem) { body { padding: .7rem; } .columns .row { grid-template-columns: 6.5rem 1fr 4rem; }
   th, td { padding: .3rem .4rem; } tbody th { max-width: 8rem; } .bar { min-width: 3rem; }
   td.text:has(> .bar) { min-width: 3rem; } }
-@media print { .scroll { overflow: visible; } table { font-size: .75rem; } }
+@media print { .scroll { overflow: visible; } table { font-size: .75rem; } pre { max-height: none; }
+  h2, h3, figcaption { break-after: avoid; } summary { list-style: none; break-after: avoid; }
+  details::details-content { content-visibility: visible; block-size: auto; } }
 """

@@ -8,11 +8,14 @@ import functools
 import typing
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxlm import models, sharding, tree
 from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig
+from jaxlm.models import params as params_lib
+from jaxlm.models import quantized
 from jaxlm.models.transformer import Transformer
 from jaxlm.objectives import base
 from jaxlm.objectives.base import Objective, Variables
@@ -35,10 +38,13 @@ class Adapter(typing.Protocol):
 
 
 class Weights(typing.Protocol):
-    """Parameters from a checkpoint or a folder, read straight into their shards (`train.origin.Origin`)."""
+    """Parameters from a checkpoint or a folder (`train.origin.Origin`)."""
 
     def params(self, abstract: dict, shardings: dict) -> dict:
-        """Returns a tree of arrays with the shapes of `abstract`, laid out as `shardings` says."""
+        """Returns a tree of arrays with the shapes of `abstract`, laid out as `shardings` says: what is trained."""
+
+    def leaf(self, name: str) -> np.ndarray:
+        """Returns one parameter on the host, by its name: what is frozen is read so, since it is kept in another form."""
 
     def trained(self) -> Variables:
         """Returns the variables beside the parameters (an adapter, scalar heads) by collection, on the host; {} for none."""
@@ -51,6 +57,7 @@ class Parts:
     Attributes:
       abstract, shardings: the shapes of the train state, and the sharding of each of its leaves.
       frozen, frozen_shardings: the shapes and shardings of the variables that are not trained; {} if all are trained.
+        They are the model's parameters as `models.quantized` keeps them.
       init: key -> (trained variables, frozen variables), all new.
     """
 
@@ -78,28 +85,34 @@ class Parts:
 
         made = jax.jit(make, out_shardings=self.shardings, donate_argnums=0)
         with jax.set_mesh(self.mesh):
-            given = self._params(origin, self.shardings.params) | self._beside(origin)
+            given = {} if self.frozen else {"params": self._params(origin)}
+            given |= self._beside(origin)
             state = made(given, jax.random.key(self.config.seed))
         return state, self.load_frozen(origin)
 
     def load_frozen(self, origin: Weights | None = None) -> Variables:
-        """Returns the frozen variables alone, as `create` does: for a state that comes from a checkpoint."""
-        with jax.set_mesh(self.mesh):
-            given = self._params(origin, self.frozen_shardings)
-            if given.keys() == self.frozen.keys():
-                return given
-            made = jax.jit(lambda given, key: self.init(key)[1] | given, out_shardings=self.frozen_shardings)
-            return made(given, jax.random.key(self.config.seed))
+        """Returns the frozen variables alone, as `create` does: for a state that comes from a checkpoint.
 
-    def _params(self, origin: Weights | None, shardings: Variables) -> Variables:
-        """Returns {"params": the model's parameters}, from the origin or new; {} if these collections have none."""
-        if "params" not in shardings:
+        They are read, and quantised, a parameter at a time.
+        """
+        if not self.frozen:
             return {}
+        c, model = self.config, self.model
+        abstract = models.abstract_params(model)
+        shardings = sharding.tree_shardings(abstract, models.logical_axes(model), self.mesh)
+        with jax.set_mesh(self.mesh):
+            if origin is None:
+                params = params_lib.each_param(model, jax.random.key(c.seed), shardings)
+            else:
+                params = quantized.placed(origin.leaf, abstract, shardings)
+            return quantized.load(params, c.adapter.quantize, c.model.dtype, self.frozen_shardings)
+
+    def _params(self, origin: Weights | None) -> dict:
+        """The model's parameters, all of them trained: from the origin or new."""
+        shardings = self.shardings.params["params"]
         if origin is None:
-            key = jax.random.key(self.config.seed)
-            return {"params": models.create_params(self.model, key, shardings["params"])}
-        abstract = self.abstract.params if "params" in self.abstract.params else self.frozen
-        return {"params": origin.params(abstract["params"], shardings["params"])}
+            return models.create_params(self.model, jax.random.key(self.config.seed), shardings)
+        return origin.params(self.abstract.params["params"], shardings)
 
     def _beside(self, origin: Weights | None) -> Variables:
         """Returns what an origin trained beside the parameters, of the collections that are trained here.
@@ -175,13 +188,14 @@ def make(
     """
     model = _model(config.model, adapter)
     objective = make_objective(model, config)
-    running = tuple(objective.running.items())
-    init, tx, abstract, frozen = _abstract(config.model, config.optim, objective.heads, running, adapter)
-    logical = {"params": models.logical_axes(model)}
+    running, quantize = tuple(objective.running.items()), config.adapter.quantize
+    init, tx, abstract, frozen = _abstract(config.model, config.optim, objective.heads, running, adapter, quantize)
     if adapter:
-        logical |= adapter.logical_axes(model)
+        logical, frozen_axes = adapter.logical_axes(model), quantized.frozen_axes(model, quantize)
+    else:
+        logical, frozen_axes = {"params": models.logical_axes(model)}, {}
     logical |= {head: jax.tree.map(lambda x: (None,) * x.ndim, abstract.params[head]) for head in objective.heads}
-    frozen_shardings = {name: sharding.tree_shardings(part, logical.pop(name), mesh) for name, part in frozen.items()}
+    frozen_shardings = sharding.tree_shardings(frozen, frozen_axes, mesh)
     placed = state_lib.shardings(abstract, logical, mesh, config.optim.offload)
     return Parts(config, mesh, model, objective, tx, abstract, placed, frozen, frozen_shardings, init)
 
@@ -198,17 +212,19 @@ def _abstract(
     heads: tuple[str, ...],
     running: tuple[tuple[str, float], ...],
     adapter: Adapter | None,
+    quantize: str,
 ) -> tuple[typing.Callable, optax.GradientTransformationExtraArgs, TrainState, Variables]:
     """(init, optimizer, abstract state, frozen shapes), traced once where many meshes of one model are looked at."""
     model = _model(model_config, adapter)
 
     def init(key: jax.Array) -> tuple[Variables, Variables]:
-        params = {"params": models.init_params(model, key)}
+        params = models.init_params(model, key)
         scalars = {head: base.init_head(head, model_config.d_model) for head in heads}
         if adapter is None:
-            return params | scalars, {}
+            return {"params": params} | scalars, {}
         # Another key: else an adapter would be drawn from the numbers of the parameters beside it.
-        return adapter.init(model, jax.random.fold_in(key, 1)) | scalars, params
+        trained = adapter.init(model, jax.random.fold_in(key, 1)) | scalars
+        return trained, quantized.freeze(params, quantize, model_config.dtype)
 
     trained, frozen = jax.eval_shape(lambda: init(jax.random.key(0)))
     tx = optim.make(optim_config, tree.merge(trained))

@@ -21,7 +21,7 @@ from jaxlm.config import CHAT_TOKENS, AdapterConfig, Config, ConfigError, ModelC
 from jaxlm.data import coder, imported, shards
 from jaxlm.data.manifest import MANIFEST
 from jaxlm.data.rows import check_fingerprint
-from jaxlm.models import adapters
+from jaxlm.models import adapters, quantized
 from jaxlm.objectives.base import Variables
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
@@ -41,9 +41,9 @@ class Origin:
       tokenizer: a function that reads the model's tokenizer.
       provenance: what identifies the weights in the ledger: `path`, and `step` for a run's checkpoint.
       params: (shapes, shardings) -> the model's parameters. Raises RunError if they are damaged.
+      leaf: name -> one parameter, on the host, in the type that is stored. Raises RunError if it is damaged.
       state: (shapes, shardings) -> the train state; None if there is none, as in a folder of weights.
       meta: () -> what a run's checkpoint says of its config and data; None in a folder of weights.
-      leaf: name -> one parameter, on the host. Raises RunError if it is damaged.
       digest: () -> a hash of the parameters. Other parameters have another one; where they lie does not matter.
       trained: () -> the variables beside the parameters that the run trained, on the host, by collection: an adapter that
         is not merged into the parameters, scalar heads.
@@ -54,9 +54,9 @@ class Origin:
     tokenizer: Callable[[], coder.Coder]
     provenance: dict[str, str | int]
     params: Callable[[dict, dict], dict]
+    leaf: Callable[[str], np.ndarray]
     state: Callable[[TrainState, TrainState], TrainState] | None = None
     meta: Callable[[], dict] | None = None
-    leaf: Callable[[str], np.ndarray] | None = None
     digest: Callable[[], str] = str
     trained: Callable[[], Variables] = dict
     adapter: adapters.Adapter | None = None
@@ -71,11 +71,11 @@ class Origin:
         if old.vocab_size >= model.vocab_size:
             return self
         new = dataclasses.replace(old, vocab_size=model.vocab_size)
-        params, leaf = growth.grow(self.params, self.leaf, old, new)
+        leaf = growth.grow(self.leaf, old, new)
         return dataclasses.replace(
             self,
             config=dataclasses.replace(self.config, model=new),
-            params=params,
+            params=_from_leaves(leaf),
             leaf=leaf,
             digest=lambda: _hash([self.digest(), new.vocab_size]),
             state=None,
@@ -250,27 +250,29 @@ def _with_base(run: Origin, folder: pathlib.Path, readers: Sequence[Reader], mer
         raise ConfigError(f"{folder} trained an adapter, and its config names no base: give --config.origin=FOLDER")
     check = functools.cache(lambda: check_base(said, base.identity(), folder))
 
-    def params(abstract: dict, shardings: dict) -> dict:
-        check()
-        return base.params(abstract, shardings)
-
     def leaf(name: str) -> np.ndarray:
         check()
         return base.leaf(name)
 
     adapter = adapters.of(config.adapter, trained_rows(config.adapter, run.tokenizer()))
     if not merge:
+        params = _from_leaves(leaf)
         return dataclasses.replace(run, params=params, leaf=leaf, digest=base.digest, adapter=adapter, state=None)
-    params, leaf = merging.merge(params, leaf, adapter, run.trained)
+    leaf = merging.merge(leaf, adapter, run.trained)
     return dataclasses.replace(
         run,
-        params=params,
+        params=_from_leaves(leaf),
         leaf=leaf,
         state=None,
         digest=lambda: _hash([base.digest(), _digests(run.meta(), *merging.COLLECTIONS)]),
         trained=lambda: {name: part for name, part in run.trained().items() if name not in merging.COLLECTIONS},
         adapter=adapters.of(config.adapter, ()) if config.adapter.kind == "prompt" else None,
     )
+
+
+def _from_leaves(leaf: Callable[[str], np.ndarray]) -> Callable[[dict, dict], dict]:
+    """What reads all parameters into their shards, one after the other."""
+    return lambda abstract, shardings: tree.nested(quantized.placed(leaf, abstract, shardings))
 
 
 def _trained(checkpoint: pathlib.Path, meta: dict) -> Variables:

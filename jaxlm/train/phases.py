@@ -140,7 +140,7 @@ def table(rows: Sequence[dict]) -> str:
     head = ["phase", "last step", "tokens", "loss", "drop", "hours", "cost", "a point", ""]
     cells = [head] + [_cells(r) for r in sorted(latest, key=lambda r: r["last_step"])]
     hours, usd = (sum(r[name] for r in latest) for name in ("hours", "usd"))
-    cells.append(["all", "", "", "", "", f"{hours:.3g}", _dollars(usd), "", ""])
+    cells.append(["all", "", "", "", "", f"{hours:.3g}", console.spent(usd), "", ""])
     return console.table(cells, right=range(1, 8))
 
 
@@ -156,14 +156,10 @@ def _cells(r: dict) -> list[str]:
         f"{begin:.3f} to {end:.3f}" if known else "",
         f"{begin - end:.3f}" if known else "",
         f"{r['hours']:.3g}",
-        _dollars(r["usd"]),
-        _dollars(r["usd_per_point"]) if r["usd_per_point"] is not None else "",
+        console.spent(r["usd"]),
+        console.spent(r["usd_per_point"]) if r["usd_per_point"] is not None else "",
         ", ".join(words),
     ]
-
-
-def _dollars(usd: float) -> str:
-    return f"${usd:.3g}" if 0 < usd < 1 else console.dollars(usd)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -184,7 +180,7 @@ def judge(phase: Phase, r: dict, run: str = "RUN") -> tuple[str, str] | None:
     cause, why = "gate", ""
     if not r["ended"]:
         if c.usd and r["usd"] >= c.usd:
-            spent = f"phase {phase.name} has spent {_dollars(r['usd'])} of its {_dollars(c.usd)}"
+            spent = f"phase {phase.name} has spent {console.spent(r['usd'])} of its {console.spent(c.usd)}"
             cause, why = "budget", f"{spent} at step {at:,} of {phase.last:,} ({key}.usd)"
     elif c.max_val_loss and (loss is None or loss > c.max_val_loss):
         found = "no finite held-out loss" if loss is None else f"a held-out loss of {loss:.4f}"

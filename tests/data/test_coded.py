@@ -93,6 +93,23 @@ def test_a_pair_is_whole_or_left_out(tokenizer):
     ]
 
 
+def test_what_has_no_mask_is_left_out(tokenizer, monkeypatch):
+    """A chat, and a pair of which one side has none; the survey sees neither."""
+    of_all, seen = masks.masked, []
+
+    def masked(tokenizer, chats, num_threads):
+        found = of_all(tokenizer, chats, num_threads)
+        return [None if "red" in chat.messages[-1]["content"] else one for chat, one in zip(chats, found, strict=True)]
+
+    monkeypatch.setattr(masks, "masked", masked)
+    for read in ([chat(1), chat(1, 2, 3, 4)], [pair("sun", "sea"), pair("sea", "red"), pair("red", "sea")]):
+        seen.clear()
+        found, counts = coded.build(read, tokenizer, seq_len=64, num_threads=1, see=lambda one, sides: seen.append(one))
+        assert (len(found), counts.inside) == (1, len(read) - 1)
+        assert seen == read[:1]
+        assert "an answer begins inside a token" in counts.lines("chats", 64)[0]
+
+
 def test_chunks_change_nothing(tokenizer, tmp_path, monkeypatch):
     from jaxlm.data import examples
 

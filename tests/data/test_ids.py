@@ -24,8 +24,10 @@ ALLOWED = {
     "jaxlm/data/tokenizer_fit.py": "statistics: bytes a token, how a number or a newline is cut",
     "jaxlm/corpus/stages/perplexity.py": "pieces of a KenLM model's own SentencePiece, as words for n-grams",
     "jaxlm/eval/lm_eval_model.py": "what follows a context that `document` opened: a continuation, the rest of a text",
+    "jaxlm/train/origin.py": "tokens whose rows of the embedding begin a trained prompt",
     "jaxlm/interop/export.py": "the written tokenizer.json, compared with the run's",
     "jaxlm/interop/gguf_file.py": "layout.encode: tensors, no text",
+    "jaxlm/models/quantized.py": "block_codes.encode: kernels, no text",
     "jaxlm/step/adam.py": "quantize.encode: moments of the optimizer, no text",
 }
 _ENCODE = {"encode", "encode_marked", "encode_cut", "encode_batch", "encode_as_ids", "EncodeAsIds"}

@@ -118,11 +118,6 @@ WRONG = {
         CHATML.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant: '"),
         "writes message 2 in another way",
     ),
-    "inside a token": (
-        "{% for m in messages %}{% if loop.first %}t{% else %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}"
-        "{% endfor %}",
-        "an answer begins inside a token",
-    ),
 }
 
 
@@ -131,12 +126,20 @@ def test_a_mask_fails_closed(kind, ours, monkeypatch):
     """In one line that names the file and the line."""
     source, why = WRONG[kind]
     monkeypatch.setattr(chat, "template", lambda _: source)
-    chats = [talk([("user", "hello"), ("assistant", "he cat")])]
+    chats = [talk([("user", "hello"), ("assistant", "at")])]
     with pytest.raises(ConfigError) as error:
         masks.masked(ours, chats, 1)
     assert str(error.value).startswith("a.jsonl:7: ")
     assert why in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_an_answer_that_begins_inside_a_token_has_no_mask(tmp_path):
+    """The model is asked with a line's end; together with spaces behind it that is one token."""
+    tokenizer = theirs(tmp_path, CHATML)
+    chats = [talk([("user", "hello"), ("assistant", answer)]) for answer in ("hi", "    return x")]
+    first, second = masks.masked(tokenizer, chats, 1)
+    assert (said(tokenizer, first), second) == (["hi<|im_end|>"], None)
 
 
 def test_nobody_answers(ours):

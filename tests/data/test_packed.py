@@ -4,7 +4,6 @@ import itertools
 import json
 import random
 
-import jax
 import numpy as np
 import pytest
 import tiny_chats
@@ -12,8 +11,9 @@ import tiny_models as tiny
 
 from jaxlm import models
 from jaxlm.config import ConfigError
-from jaxlm.data import coder, loader, masks, packed, replay
+from jaxlm.data import coder, loader, masks, packed, replay, rows
 from jaxlm.data.examples import Place
+from jaxlm.eval import loss
 
 SIZES = (0, 192, 4)  # seed, T, B
 
@@ -77,13 +77,6 @@ def test_each_text_stands_whole_in_its_row(given):
                 assert batch["margin"][row].tolist() == given.train.margins_E[numbers].tolist() + empty
 
 
-def nll(model, params, batch) -> float:
-    """The summed cross-entropy of what counts."""
-    logits = models.logits(model, params, batch["tokens"], batch["positions"], batch["segment_ids"])
-    picked = jax.numpy.take_along_axis(jax.nn.log_softmax(logits), batch["targets"][..., None], -1)[..., 0]
-    return float(-(picked * batch["weights"]).sum())
-
-
 def test_packed_is_one_by_one(files, tokenizer):
     """The loss of a batch is that of its examples, each alone in a row."""
     cfg = tiny.model_config(vocab_size=tokenizer.vocab_size)
@@ -91,11 +84,19 @@ def test_packed_is_one_by_one(files, tokenizer):
     params = tiny.random_params(model)
     made = tiny_chats.make(files[False], tokenizer, sizes=SIZES)
     whole, planned = made.batch(2), made.plan.rows(2)
-    alone = [made._stacked([[item]], made.train) for row in planned for item in row]
-    want = sum(nll(model, params, batch) for batch in alone)
-    assert nll(model, params, whole) == pytest.approx(want, rel=1e-5)
+
+    @tiny.jit
+    def nll(batch):
+        return loss.summed_nll(model, 0)({"params": params}, batch)
+
+    alone = []
+    for item in (item for row in planned for item in row):
+        ((ids, weights),) = of_example(made.train, item.number)
+        alone.append(rows.pack([[rows.Segment(ids, weights)]], 192, 4)[0])
+    want = sum(map(nll, alone))
+    np.testing.assert_allclose(nll(whole), want, rtol=1e-5)
     crossed = whole | {"segment_ids": np.ones_like(whole["segment_ids"])}  # the mutation: texts see those before them
-    assert nll(model, params, crossed) != pytest.approx(want, rel=1e-3)
+    assert abs(nll(crossed) - want) > 1e-3 * want
 
 
 def take(made, count: int, **options):

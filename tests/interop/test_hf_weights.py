@@ -165,3 +165,12 @@ def test_logits_are_those_of_transformers(family, tmp_path):
     wrong = tree.map_named(lambda name, x: x * 1.1 if name == "layers_1/attn/v/kernel" else x, params)
     other = np.asarray(tiny.jit(lambda p: models.logits(model, p, tokens))(wrong))
     assert np.abs(other - wanted).max() / np.abs(wanted).max() > 1e-4
+
+
+def test_one_parameter_is_read_on_the_host_in_any_order(tmp_path):
+    tiny_hf.weights(tmp_path, 1, np.float32, family="gpt2")
+    _, whole, _ = params_of(tmp_path, make_mesh())
+    read = origin.open(tmp_path, readers=hf_weights.READERS).leaf
+    names = [name for name, _ in tree.named_leaves(whole)]
+    for name in (*names[::-1], "layers_0/attn/q/kernel"):
+        np.testing.assert_array_equal(read(name), dict(tree.named_leaves(whole))[name])

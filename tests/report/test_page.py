@@ -115,6 +115,22 @@ def test_the_pages_that_the_browser_is_shown_can_be_written(tmp_path):
 
 @pytest.mark.browser
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
+def test_on_paper_nothing_is_folded_or_cut_and_no_heading_ends_a_page(tmp_path):
+    hidden = "[...document.querySelectorAll('details > :not(summary)')].filter(e => !e.checkVisibility()).length"
+    cut = "[...document.querySelectorAll('pre')].filter(e => e.scrollHeight > e.clientHeight).length"
+    loose = "[...document.querySelectorAll('h2')].filter(e => getComputedStyle(e).breakAfter != 'avoid').length"
+    long = page.tag("pre", "a line\n" * 100)
+    parts = [page.section("x", page.details("folded", page.tag("p", "on paper it is read"), long))]
+    page.write(tmp_path / "report.html", "A page", page.Markup(""), parts)
+    with browser(tmp_path / "profile") as shown:
+        shown.show(tmp_path / "report.html", 1200)
+        assert [shown.value(count) for count in (hidden, loose)] == [2, 1]  # on a screen
+        shown.ask("Emulation.setEmulatedMedia", media="print")
+        assert [shown.value(count) for count in (hidden, cut, loose)] == [0, 0, 0]
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
 def test_the_pages_fit_a_phone_and_a_desk_and_ask_for_nothing(tmp_path):
     pages = write_pages(tmp_path)
     hostile = page.section(

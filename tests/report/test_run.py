@@ -48,6 +48,15 @@ def test_without_a_price_nothing_tells_of_dollars(tmp_path):
     assert free.count("$") == 1  # the price of a start, which was one
 
 
+def test_what_costs_less_than_a_cent_is_shown(tmp_path):
+    """A plan that was shrunk: its bill said $0.00."""
+    phases = [row | {"usd": 0.003241, "usd_per_point": 0.0413} for row in SUMMARY["phases"]]
+    page.write(tmp_path / "report.html", SUMMARY | {"phases": phases})
+    text = (tmp_path / "report.html").read_text()
+    assert "$0.00324" in text
+    assert "$0.0413" in text
+
+
 def test_the_page_links_to_that_of_its_data_if_there_is_one(tmp_path):
     data = tmp_path / "my data"
     data.mkdir()

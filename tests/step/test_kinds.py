@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -137,9 +138,8 @@ def test_frozen_parameters_come_from_an_origin_and_adapters_are_new():
     given = tiny.random_params(made.model, seed=4)
 
     class Origin:
-        def params(self, abstract, shardings):
-            assert jax.tree.structure(abstract) == jax.tree.structure(given)
-            return jax.device_put(given, shardings)
+        def leaf(self, name):
+            return np.asarray(functools.reduce(operator.getitem, name.split("/"), given))
 
         def trained(self):
             return beside

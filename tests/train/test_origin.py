@@ -90,7 +90,7 @@ def test_training_begins_from_an_origin(made):
 
 def test_a_folder_that_a_reader_knows(made, tmp_path):
     _, run, _ = made
-    other = origin.Origin(run.config, lambda: None, {"path": "x"}, lambda abstract, shardings: {})
+    other = origin.Origin(run.config, lambda: None, {"path": "x"}, lambda abstract, shardings: {}, np.empty)
     readers = [lambda folder: None, lambda folder: other if folder == tmp_path else None]
     assert origin.open(tmp_path, readers=readers) is other
     with pytest.raises(ConfigError, match=r"is no run but a model, which has no checkpoint best"):

@@ -1,0 +1,150 @@
+"""Parameters as they are kept while they are frozen: kernels of the layers in codes (QLoRA, arXiv:2305.14314), if wanted.
+
+The collection `quantized` has `codes` and `scales` at the place where `params` then has no kernel. Embedding, head, norms
+and biases are never quantised. They are kept in the compute dtype, to which the model casts them anyway; vectors (norms)
+stay float32.
+"""
+
+import functools
+import math
+import typing
+from collections.abc import Callable, Iterable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from jaxlm import tree
+from jaxlm.config import ConfigError
+from jaxlm.models.params import abstract_params, input_axes, logical_axes
+from jaxlm.models.transformer import Transformer
+from jaxlm.ops import block_codes
+from jaxlm.ops.block_codes import Coded
+
+Frozen = dict[str, dict]  # collection -> tree: "params" and, if kernels are quantised, "quantized"
+Merge = Callable[[dict], dict]  # parameters in float32 -> the same with an adapter added
+
+
+def freeze(params: dict, kind: str, dtype: str) -> Frozen:
+    """Returns what is kept of a model's parameters. A pure function, for shapes and for what fits into memory.
+
+    Args:
+      params: the model's parameters, float32.
+      kind: the config's `adapter.quantize`: "none", "nf4" or "int8".
+      dtype: the compute dtype.
+
+    Raises:
+      ConfigError: the inputs of a kernel can't be cut into blocks.
+    """
+    kept = {}
+    for name, leaf in tree.named_leaves(params):
+        inputs = math.prod(leaf.shape[: input_axes(name)])
+        if _kind(name, kind) != "none" and not block_codes.block_size(inputs):
+            raise ConfigError(
+                f"adapter.quantize={kind} needs blocks of 32 to 64 inputs, which do not divide the {inputs} of {name}: "
+                "set it to none"
+            )
+        kept |= zip(_places(name, kind), _kept(leaf, input_axes(name), _kind(name, kind), dtype), strict=True)
+    return tree.nested(kept.items())
+
+
+def frozen_axes(model: Transformer, kind: str) -> Frozen:
+    """Returns the logical axes of what `freeze` returns, as tuples. Codes and scales are split as their kernel is."""
+    abstract = abstract_params(model)
+    axes = jax.tree.structure(abstract).flatten_up_to(logical_axes(model))
+    found = {}
+    for (name, _), names in zip(tree.named_leaves(abstract), axes, strict=True):
+        split = names if _kind(name, kind) == "none" else (names[0], *names[input_axes(name) :])
+        found |= dict.fromkeys(_places(name, kind), split)
+    return tree.nested(found.items())
+
+
+def load(params: Iterable[tuple[str, jax.Array]], kind: str, dtype: str, shardings: Frozen) -> Frozen:
+    """Does what `freeze` does, a parameter at a time: no more than one of them is in memory in float32.
+
+    Args:
+      params: the name of each parameter and its array in its shards, which is made when it is asked for.
+      shardings: of what `freeze` returns.
+    """
+    wanted, kept = dict(tree.named_leaves(shardings)), {}
+    for name, leaf in params:
+        places = _places(name, kind)
+        program = _program(input_axes(name), _kind(name, kind), dtype, tuple(wanted[place] for place in places))
+        # Not waiting would let the reading run ahead, and keep what was read.
+        kept |= zip(places, jax.block_until_ready(program(leaf)), strict=True)
+    return tree.nested(kept.items())
+
+
+def placed(read: Callable[[str], np.ndarray], abstract: dict, shardings: dict) -> Iterator[tuple[str, jax.Array]]:
+    """Yields (name, float32 array in its shards) for each parameter, which `read` returns on the host by its name."""
+    for (name, leaf), sharding in zip(tree.named_leaves(abstract), jax.tree.leaves(shardings), strict=True):
+        value = read(name)
+
+        def piece(index: tuple[slice, ...], value: np.ndarray = value) -> np.ndarray:
+            return np.ascontiguousarray(value[index], dtype=np.float32)
+
+        yield name, jax.make_array_from_callback(leaf.shape, sharding, piece)
+
+
+def thaw(frozen: Frozen, model: Transformer) -> dict:
+    """Returns the model's parameters in float32, given what `freeze` returned: codes are decoded. A pure function."""
+    kept = dict(tree.named_leaves(frozen))
+
+    def leaf(name: str, shape: jax.ShapeDtypeStruct) -> jax.Array:
+        if f"params/{name}" in kept:
+            return kept[f"params/{name}"].astype(jnp.float32)
+        coded = Coded(*(kept[place] for place in _coded_places(name)))
+        return block_codes.decode(coded, shape.shape, jnp.float32)
+
+    return tree.map_named(leaf, abstract_params(model))
+
+
+def requantize(frozen: Frozen, model: Transformer, kind: str, merge: Merge) -> Frozen:
+    """Returns what is kept once an adapter is merged into it: decoded, added, quantised again. A pure function.
+
+    Args:
+      frozen: what `freeze` returned.
+      kind: the config's `adapter.quantize`.
+      merge: adds the adapter to parameters in float32, as `adapters.merge` does.
+    """
+    return freeze(merge(thaw(frozen, model)), kind, model.config.dtype)
+
+
+def rounded(name: str, value: np.ndarray, kind: str) -> np.ndarray:
+    """Returns one parameter on the host with the values that it has once it is quantised and decoded."""
+    if _kind(name, kind) == "none":
+        return value
+    return np.asarray(_round_trip(np.asarray(value, np.float32), kind, input_axes(name)))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _round_trip(kernel: jax.Array, kind: str, axes: int) -> jax.Array:
+    return block_codes.decode(block_codes.encode(kernel, kind, axes), kernel.shape, jnp.float32)
+
+
+def _kind(name: str, kind: str) -> str:
+    """How the parameter of this name is kept: `kind` for a layer's kernel, else "none"."""
+    return kind if tree.layer_of(name) is not None and name.endswith("/kernel") else "none"
+
+
+def _places(name: str, kind: str) -> tuple[str, ...]:
+    """The names of what is kept of a parameter, with their collection."""
+    return (f"params/{name}",) if _kind(name, kind) == "none" else _coded_places(name)
+
+
+def _coded_places(name: str) -> tuple[str, str]:
+    stem = f"quantized/{name.removesuffix('/kernel')}"
+    return f"{stem}/codes", f"{stem}/scales"
+
+
+def _kept(leaf: jax.Array, axes: int, kind: str, dtype: str) -> tuple[jax.Array, ...]:
+    """What is kept of a parameter: as many arrays as it has `_places`."""
+    if kind != "none":
+        return block_codes.encode(leaf.astype(jnp.float32), kind, axes)
+    return (leaf.astype(dtype) if leaf.ndim > 1 else leaf,)
+
+
+@functools.lru_cache(maxsize=64)
+def _program(axes: int, kind: str, dtype: str, shardings: tuple[NamedSharding, ...]) -> typing.Callable:
+    return jax.jit(lambda leaf: tuple(_kept(leaf, axes, kind, dtype)), out_shardings=shardings)

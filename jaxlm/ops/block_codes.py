@@ -1,0 +1,92 @@
+"""Stores kernels in four or eight bits: a code for each weight, and a scale for each block of 64 inputs of an output.
+
+nf4 is the 4-bit NormalFloat of QLoRA (arXiv:2305.14314, appendix E): each weight is the nearest of 16 values, times the
+largest magnitude of its block. int8 has evenly spaced values instead. Blocks run along the inputs, as in bitsandbytes,
+whose matrices are (out, in). A block never leaves a device, so values do not depend on the mesh.
+
+Legend: I inputs (of all input axes together), O outputs (one axis or two).
+"""
+
+import math
+import typing
+
+import jax
+import jax.numpy as jnp
+
+BLOCK, SMALLEST_BLOCK = 64, 32
+
+# Quantiles of the normal distribution, scaled to [-1, 1], with an exact 0 (appendix E).
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+
+
+class Coded(typing.NamedTuple):
+    """A kernel in codes.
+
+    Attributes:
+      codes: nf4: uint8 (I / 2, *O), in which input 2i has the low bits and input 2i + 1 the high bits. int8: (I, *O).
+      scales: float32 (I / block, *O).
+    """
+
+    codes: jax.Array
+    scales: jax.Array
+
+
+def block_size(inputs: int) -> int:
+    """Returns 64, or the largest even divisor of `inputs` below it; 0 if that has less than 32 weights."""
+    sizes = [size for size in range(SMALLEST_BLOCK, BLOCK + 1, 2) if inputs % size == 0]
+    return max(sizes, default=0)
+
+
+def encode(kernel: jax.Array, kind: str, axes: int = 1) -> Coded:
+    """Returns a kernel in codes. Each weight is rounded to the nearest value that its block has.
+
+    Args:
+      kernel: the kernel (*in, *O), float32. `block_size` of its inputs must not be 0.
+      kind: "nf4" or "int8".
+      axes: the number of input axes.
+    """
+    import qwix  # here, because it takes 0.2 s that only who quantises should wait for
+
+    inputs, outputs = math.prod(kernel.shape[:axes]), kernel.shape[axes:]
+    kernel_IxO = kernel.reshape(inputs, *outputs)
+    each = tuple(range(1, kernel_IxO.ndim))
+    coded = qwix.quantize(kernel_IxO, kind, channelwise_axes=each, tiled_axes={0: block_size(inputs)})
+    if kind == "int8":
+        return Coded(coded.qvalue, coded.scale)
+    pairs = coded.qvalue.astype(jnp.uint8).reshape(inputs // 2, 2, *outputs)
+    return Coded(pairs[:, 0] | pairs[:, 1] << 4, coded.scale)
+
+
+def after(x: jax.Array, kernels: list[Coded]) -> list[Coded]:
+    """Returns the kernels in codes, whose decoding then begins only once `x` is there.
+
+    Without it XLA decodes once for the forward and the backward pass, and outside a loop over microbatches: then all
+    layers' kernels are in memory.
+    """
+
+    def barrier(x: jax.Array, kernels: list[Coded]) -> list[Coded]:
+        return jax.lax.optimization_barrier((x, kernels))[1]
+
+    def zero_added(x: jax.Array, kernels: list[Coded]) -> list[Coded]:
+        """XLA's CPU compiler drops barriers. But it does not know that this is 0."""
+        zero = jnp.minimum(jnp.abs(x[(0,) * x.ndim]), 0)
+        return [Coded(codes + zero.astype(codes.dtype), scales) for codes, scales in kernels]
+
+    return jax.lax.platform_dependent(x, kernels, cpu=zero_added, default=barrier)
+
+
+def decode(coded: Coded, shape: typing.Sequence[int], dtype: jnp.dtype) -> jax.Array:
+    """Returns the kernel that codes stand for, in its own shape (*in, *O). XLA makes one elementwise loop of it."""
+    codes, scales = coded
+    outputs = codes.shape[1:]
+    if codes.dtype == jnp.uint8:
+        shifts = jnp.array([0, 4], jnp.uint8).reshape(1, 2, *(1,) * len(outputs))
+        values = jnp.array(NF4, jnp.float32)[codes[:, None] >> shifts & 15]
+    else:
+        values = codes.astype(jnp.float32)
+    blocks = values.reshape(scales.shape[0], -1, *outputs) * scales[:, None]
+    return blocks.astype(dtype).reshape(shape)

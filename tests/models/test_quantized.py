@@ -1,0 +1,123 @@
+"""Frozen parameters: what is kept of each, where a mesh puts it, read one at a time; decoded, they are a model's again."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_models as tiny
+from tiny_steps import make_mesh
+
+from jaxlm import models, sharding, tree
+from jaxlm.config import ConfigError
+from jaxlm.models import quantized
+from jaxlm.ops.block_codes import encode
+
+KINDS = ("nf4", "int8")
+
+
+def build(**keys):
+    """A tiny model and random parameters of its shapes."""
+    config = tiny.model_config(**keys)
+    model = models.build(config, "xla")
+    return model, tiny.random_params(model)
+
+
+def test_every_kernel_of_a_layer_is_quantised_and_nothing_else():
+    _, params = build(tie_embeddings=False)
+    frozen = quantized.freeze(params, "nf4", "bfloat16")
+    coded = {name.rsplit("/", 1)[0] for name, _ in tree.named_leaves(frozen["quantized"])}
+    whole = {name for name, _ in tree.named_leaves(frozen["params"])}
+    projections = {"attn/q", "attn/k", "attn/v", "attn/o", "mlp/gate", "mlp/up", "mlp/down"}
+    assert coded == {f"layers_{i}/{name}" for i in range(2) for name in projections}
+    assert whole == {"embed/embedding", "head/kernel", "final_norm/scale"} | {
+        f"layers_{i}/{part}_norm/scale" for i in range(2) for part in ("attn", "mlp")
+    }
+    kept = dict(tree.named_leaves(frozen["params"]))
+    assert (kept["head/kernel"].dtype, kept["final_norm/scale"].dtype) == (jnp.bfloat16, jnp.float32)
+
+
+def test_none_keeps_all_parameters_in_the_compute_dtype():
+    _, params = build()
+    frozen = quantized.freeze(params, "none", "float32")
+    assert set(frozen) == {"params"}
+    jax.tree.map(np.testing.assert_array_equal, frozen["params"], params)
+
+
+def test_inputs_that_have_no_blocks_are_refused_by_name():
+    _, params = build(d_model=24, n_heads=2)
+    with pytest.raises(ConfigError, match=r"adapter.quantize=nf4 needs blocks .* the 24 of layers_0/attn/k/kernel"):
+        quantized.freeze(params, "nf4", "float32")
+
+
+@pytest.mark.parametrize("keys", [{}, {"family": "gpt2"}])
+def test_thawed_it_is_the_model_that_rounding_gives(keys):
+    model, params = build(**keys)
+    thawed = quantized.thaw(quantized.freeze(params, "nf4", "float32"), model)
+
+    def check(name, leaf, was):
+        np.testing.assert_array_equal(leaf, quantized.rounded(name, was, "nf4"))
+        assert np.array_equal(leaf, was) != (name.startswith("layers_") and name.endswith("kernel")), name
+
+    tree.map_named(check, thawed, params)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mesh", [{"fsdp": 2, "tensor": 2, "context": 2}, {"fsdp": 8}])
+def test_loaded_on_a_mesh_it_has_the_values_of_one_device(kind, mesh):
+    model, params = build(n_heads=4, n_kv_heads=2, d_model=128, d_ff=256)
+    want, mesh = quantized.freeze(params, kind, "float32"), make_mesh(**mesh)
+    abstract = models.abstract_params(model)
+    on_mesh = sharding.tree_shardings(abstract, models.logical_axes(model), mesh)
+    axes = quantized.frozen_axes(model, kind)
+    shardings = sharding.tree_shardings(want, axes, mesh)
+    read = dict(tree.named_leaves(params)).__getitem__
+    got = quantized.load(quantized.placed(read, abstract, on_mesh), kind, "float32", shardings)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    jax.tree.map(lambda leaf, placed: leaf.sharding == placed or pytest.fail(str(placed)), got, shardings)
+    codes = got["quantized"]["layers_0"]["mlp"]["down"]["codes"]
+    assert codes.addressable_shards[0].data.size == codes.size // (mesh.shape["fsdp"] * mesh.shape["tensor"])
+
+
+def test_each_parameter_is_read_when_the_one_before_is_in_codes():
+    """What a whole model takes in float32 is never in memory: here it is 16 times what loading may hold beside the codes."""
+    model, _ = build(n_layers=16, d_model=128, d_ff=512, vocab_size=128)
+    abstract, mesh = models.abstract_params(model), make_mesh()
+    whole = 4 * tree.count(abstract)
+    shapes = dict(tree.named_leaves(abstract))
+    on_mesh = sharding.tree_shardings(abstract, models.logical_axes(model), mesh)
+    frozen = jax.eval_shape(lambda p: quantized.freeze(p, "nf4", "float32"), abstract)
+    shardings = sharding.tree_shardings(frozen, quantized.frozen_axes(model, "nf4"), mesh)
+    alive = []
+
+    def read(name):
+        alive.append(sum(array.nbytes for array in jax.live_arrays()))
+        return np.full(shapes[name].shape, 0.5, np.float32)
+
+    load = functools.partial(quantized.load, kind="nf4", dtype="float32", shardings=shardings)
+    before = sum(array.nbytes for array in jax.live_arrays())
+    kept = load(quantized.placed(read, abstract, on_mesh))
+    codes = sum(leaf.nbytes for leaf in jax.tree.leaves(kept))
+    assert max(alive) - before < codes + whole / 16
+    load(list(quantized.placed(read, abstract, on_mesh)))  # all are read first
+    assert max(alive) - before > whole
+
+
+def test_requantised_is_decoded_added_and_quantised_again():
+    model, params = build()
+    frozen = quantized.freeze(params, "nf4", "float32")
+    same = quantized.requantize(frozen, model, "nf4", lambda p: p)
+    jax.tree.map(np.testing.assert_array_equal, same, frozen)
+
+    def merge(p):
+        changed = jax.tree.map(lambda x: x, p)
+        changed["layers_1"]["attn"]["o"]["kernel"] += 0.05
+        return changed
+
+    got = quantized.requantize(frozen, model, "nf4", merge)
+    base = quantized.thaw(frozen, model)["layers_1"]["attn"]["o"]["kernel"]
+    want = encode(base + 0.05, "nf4", 2)
+    np.testing.assert_array_equal(got["quantized"]["layers_1"]["attn"]["o"]["codes"], want.codes)
+    np.testing.assert_array_equal(got["quantized"]["layers_1"]["attn"]["o"]["scales"], want.scales)
+    assert not np.array_equal(want.codes, frozen["quantized"]["layers_1"]["attn"]["o"]["codes"])
