@@ -207,6 +207,11 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES, *(("context",) if mesh.shape["context"] > 1 else ())))
 
 
+def row_sharding(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of a batch's arrays that have values by segment or pair: rows over data x fsdp."""
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of arrays that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())

@@ -145,16 +145,18 @@ VERBS = {
     ),
     "export": Verb(
         "export",
-        "write a run's model for others: a Hugging Face folder or a GGUF file, read back and compared",
+        "write a run's model for others: a Hugging Face folder, a GGUF file, an adapter for PEFT; read back and compared",
         {
             "--to": {
                 "required": True,
-                "choices": ("hf", "gguf"),
-                "help": "hf: a folder of transformers; gguf: one file",
+                "choices": ("hf", "gguf", "peft"),
+                "help": "hf: a folder of transformers; gguf: one file; peft: the adapter alone",
             },
             "--out": {"required": True, "metavar": "DIR", "help": "the folder to write; an earlier export is replaced"},
             "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
-            "--dtype": {"help": "of the weights. hf: bf16 (default), f16, f32; gguf: f16 (default), f32, q8_0"},
+            "--dtype": {
+                "help": "of the weights. hf: bf16 (default), f16, f32; gguf: f16 (default), f32, q8_0; peft: f32"
+            },
             **_JSON,
         },
         reads_run=True,

@@ -101,7 +101,7 @@ def main() -> None:
     model = models.build(config.model, "xla")
     params = random_params(model, 0)
     prompts = np.random.default_rng(1).integers(3, config.model.vocab_size, (args.batch, args.prompt)).tolist()
-    generator = Generator(model, params)
+    generator = Generator(model, {"params": params})
     runs: dict[str, Run] = {"jaxlm": lambda: generator(prompts, config.sample)}
     if args.peer:
         runs["hf"] = hugging_face(config.model, params, prompts, args.new, args.threads)

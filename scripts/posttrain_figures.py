@@ -68,7 +68,7 @@ def ended(run: pathlib.Path, chats: pathlib.Path) -> dict[str, float]:
     asked = [chat.ids(tokenizer, row[:1]) for row in rows]
     asked = [ids for ids in asked if len(ids) + LENGTH <= restored.model.config.max_seq_len]
     answers = generate.generate(
-        restored.model, restored.params, asked, sample, stop_ids=(end, tokenizer.eos_id), seed=1
+        restored.model, restored.variables, asked, sample, stop_ids=(end, tokenizer.eos_id), seed=1
     )
     short = sum(len(chat.ids(tokenizer, row, reply=False)) - len(chat.ids(tokenizer, row[:1])) < LENGTH for row in rows)
     return {

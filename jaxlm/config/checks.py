@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+from jaxlm.config.posttraining import AdapterConfig, DpoConfig
 from jaxlm.config.schema import (
     CheckpointConfig,
     Config,
@@ -32,6 +33,8 @@ def validate(c: Config) -> None:
     _validate_mesh(c.mesh)
     _validate_end(c.runs, c.checkpoint)
     _validate_stability(c)
+    if c.program == "dpo":
+        _validate_dpo(c.dpo, c.adapter)
     _need(
         not c.checkpoint.best_metric.startswith("eval/") or bool(c.eval.tasks),
         f"config.checkpoint.best_metric={c.checkpoint.best_metric} is a benchmark's, and config.eval.tasks names none",
@@ -133,6 +136,25 @@ def _validate_phases(p: PhasesConfig) -> None:
 def _validate_stability(c: Config) -> None:
     for first, last in c.stability.windows:
         _need(1 <= first <= last, f"config.stability.skip: {first}:{last} must begin at 1 or later, and end after that")
+
+
+def _validate_dpo(d: DpoConfig, a: AdapterConfig) -> None:
+    _need(
+        not d.label_smoothing or d.loss in ("sigmoid", "robust"),
+        f"dpo.label_smoothing={d.label_smoothing} is for dpo.loss=sigmoid and robust, not for {d.loss}: set it to 0",
+    )
+    _need(
+        d.loss != "robust" or d.label_smoothing < 0.5,
+        "dpo.label_smoothing=0.5 says that half of the labels are swapped: nothing can be learnt; give a share below it",
+    )
+    _need(
+        not d.margin or d.loss == "simpo", f"dpo.margin={d.margin} is for dpo.loss=simpo, not for {d.loss}: set it to 0"
+    )
+    _need(
+        not a.dropout,
+        f"dpo trains without dropout, so that policy and reference differ by what is learnt alone; adapter.dropout is "
+        f"{a.dropout}: set it to 0",
+    )
 
 
 def _validate_mesh(mesh: MeshConfig) -> None:

@@ -137,6 +137,7 @@ def build(
     *,
     seq_len: int,
     num_threads: int,
+    closed: bool = False,
     see: See = lambda one, sides: None,
 ) -> tuple[Coded, Counts]:
     """Encodes examples of one kind. Returns (those that fit into a row, what became of all).
@@ -144,6 +145,7 @@ def build(
     Args:
       seq_len: T, the most tokens that an example may take.
       num_threads: of the tokenizer.
+      closed: True: one token more behind each text, as a target that does not count. Then a row has the text's last token.
       see: called with each example and its segments, before it is cut or left out.
 
     Raises:
@@ -155,6 +157,8 @@ def build(
         segments = [(one,) if isinstance(one, Chat) else one.sides() for one in chunk]
         flat = iter(masks.masked(tokenizer, list(itertools.chain.from_iterable(segments)), num_threads))
         coded = [tuple(itertools.islice(flat, len(sides))) for sides in segments]
+        if closed:
+            coded = [tuple(side and _closed(side, tokenizer.eos_id) for side in sides) for sides in coded]
         for one, sides in zip(chunk, coded, strict=True):
             if None not in sides:
                 see(one, sides)
@@ -163,6 +167,10 @@ def build(
             if sides is not None:
                 built.add(one, sides)
     return built.done(), counts
+
+
+def _closed(side: Masked, end: int) -> Masked:
+    return side._replace(ids=np.append(side.ids, np.int32(end)), kinds=np.append(side.kinds, np.uint8(masks.GIVEN)))
 
 
 def _batched(examples: Iterable[Example]) -> Iterator[tuple[Example, ...]]:

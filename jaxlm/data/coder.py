@@ -115,6 +115,11 @@ def virtual_ids(coder: Coder) -> tuple[int, ...]:
     return tuple(coder.virtual) if isinstance(coder, Prompted) else ()
 
 
+def plain(coder: Coder) -> Coder:
+    """Returns a tokenizer without the virtual tokens of a prompt."""
+    return coder._made[0] if isinstance(coder, Prompted) else coder
+
+
 class Encoded(typing.Protocol):
     """Text that a run trains on, encoded: a data directory (`shards.DataDir`) or examples (`packed.Texts`).
 

@@ -264,6 +264,7 @@ def make(
     sizes: Sizes,
     replay: replays.Text | None = None,
     share: float = 0.0,
+    closed: bool = False,
     say: Callable[[str], None] = lambda line: None,
     see: coded.See = lambda one, sides: None,
 ) -> Packed:
@@ -274,13 +275,14 @@ def make(
       tokenizer: that of the model, with its template (see `data.chat`).
       pairs: True for pairs, False for chats.
       replay, share: the pretraining text between chats, and its share of the targets that count.
+      closed: True: one token more behind each text, so that rows hold its last one (see `coded.build`).
       say: called with a line about each thing that a user should know.
       see: called with each example of `data.path` as it is read (see `coded.build`).
 
     Raises:
       ConfigError: an example can't be used, or none is left. The message is one line; it names file and line where it can.
     """
-    options = {"seq_len": sizes.seq_len, "num_threads": data.num_threads}
+    options = {"seq_len": sizes.seq_len, "num_threads": data.num_threads, "closed": closed}
     what = "pairs" if pairs else "chats"
     found, counts = coded.build(examples.read(data.path, settings.format, pairs), tokenizer, **options, see=see)
     for line in counts.lines(what, sizes.seq_len):

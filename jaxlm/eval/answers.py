@@ -29,7 +29,14 @@ _WEIGHTS = ("weights", "text_weights")
 
 
 def make(
-    model: Transformer, data: Packed, text: Text | None, mesh: Mesh, config: EvalConfig, *, seq_len: int, tile: int
+    model: Transformer,
+    data: Packed | None,
+    text: Text | None,
+    mesh: Mesh,
+    config: EvalConfig,
+    *,
+    seq_len: int,
+    tile: int,
 ) -> Evaluator | None:
     """Returns a function `variables -> metrics`; None if nothing is held out.
 
@@ -38,12 +45,12 @@ def make(
     of the first `eval.max_batches` batches, of the text of each source; all if that is 0.
 
     Args:
-      data: the examples.
+      data: the examples; None if they are measured elsewhere.
       text: the text that the base was trained on; None if it is not here.
       tile: the number of tokens whose logits are in memory at one time; 0 for all.
     """
     made: list[Evaluator] = []
-    if len(data.val):
+    if data and len(data.val):
         made.append(_of_answers(model, data, mesh, config, tile))
     if text and any(text.token_counts("val").values()):
         made.append(_of_text(model, text, mesh, config, seq_len, tile))

@@ -45,7 +45,7 @@ def make(
     settings = config.eval
     sizes = (settings.batch_size * config.train.seq_len, config.loss.tile_tokens)
     searched = data if isinstance(data, DataDir) else None  # for what the model has from it word for word
-    first = Scorer(model, {}, data.tokenizer(), mesh, *sizes, searched)
+    first = Scorer(model, {}, data.tokenizer(), mesh, *sizes, searched, config.sample.chat_template)
     if settings.chat_template:
         chat.template(first.tokenizer)
     told: set[str] = set()

@@ -64,6 +64,7 @@ class Scorer:
       tokens: about how many tokens are in one batch.
       tile: the number of tokens whose logits are in memory at one time; 0 for all.
       data: what the model was trained on; None if that is not known.
+      chats: True if the model answers in a chat (`sample.chat_template` of its run).
     """
 
     model: Transformer
@@ -73,6 +74,7 @@ class Scorer:
     tokens: int
     tile: int
     data: DataDir | None = None
+    chats: bool = False
 
     @property
     def context(self) -> int:
@@ -95,7 +97,7 @@ class Scorer:
     def generator(self) -> Generator:
         """Returns the generator, which holds a second copy of the kernels."""
         with jax.set_mesh(self.mesh):
-            return Generator(self.model, self.variables["params"])
+            return Generator(self.model, self.variables)
 
     def score(self, requests: Sequence[Request], what: str = "scoring") -> list[Score]:
         """Returns the score of each request: (ids of the context, at least one; ids to score after it).
@@ -193,8 +195,16 @@ class Scorer:
 def of_restored(restored: Restored, config: Config) -> Scorer:
     """Returns the scorer of a restored model; `eval.batch_size` rows of `train.seq_len` tokens are a batch."""
     tokens = config.eval.batch_size * config.train.seq_len
-    variables, sizes = {"params": restored.params}, (tokens, config.loss.tile_tokens)
-    return Scorer(restored.model, variables, restored.tokenizer, restored.mesh, *sizes, restored.data)
+    sizes = (tokens, config.loss.tile_tokens)
+    return Scorer(
+        restored.model,
+        restored.variables,
+        restored.tokenizer,
+        restored.mesh,
+        *sizes,
+        restored.data,
+        config.sample.chat_template,
+    )
 
 
 def token_scores(model: Transformer, tile: int) -> Callable[[Variables, Batch], tuple[jax.Array, jax.Array]]:

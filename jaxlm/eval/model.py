@@ -12,6 +12,7 @@ from jaxlm.config import DataConfig, DistributedConfig, HardwareConfig, MeshConf
 from jaxlm.data import coder, shards
 from jaxlm.models import hardware
 from jaxlm.models.transformer import Transformer
+from jaxlm.objectives.base import Variables
 from jaxlm.train import origin
 from jaxlm.train.checkpoints import digest
 from jaxlm.train.workdir import check_same_model
@@ -23,18 +24,26 @@ class Restored:
 
     Attributes:
       mesh: the mesh, with all devices on the axis fsdp.
-      model, params: the model and its parameters.
+      model, variables: the model and its variables: the parameters with an adapter added to them, and the vectors of a prompt,
+        which can't be.
       tokenizer: the model's tokenizer.
       data: the data that the run was trained on; None for a model from elsewhere.
       step: the training step at which the checkpoint was saved; 0 for a model from elsewhere.
+      name: what it is called in a line: "checkpoint 100 of RUN", "the model of FOLDER".
     """
 
     mesh: Mesh
     model: Transformer
-    params: dict
+    variables: Variables
     tokenizer: coder.Coder
     data: shards.DataDir | None
     step: int
+    name: str
+
+
+def is_there(workdir: str) -> bool:
+    """True if a folder holds a run, a model from elsewhere, or an adapter of PEFT for one."""
+    return any((pathlib.Path(workdir) / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 
 def restore(
@@ -70,9 +79,14 @@ def restore(
     model = models.build(settled, settled.attention)
     abstract = models.abstract_params(model)
     params = found.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
-    if opened is None and (bad := digest.look({"params": params})[1]):  # of a run no such checkpoint is saved
+    variables = {"params": params} | jax.device_put(found.trained(), sharding.replicated(mesh))
+    if found.adapter:
+        model = found.adapter.attach(model)
+    if opened is None and (bad := digest.look(variables)[1]):  # of a run no such checkpoint is saved
         name = bad[0].removeprefix("params/")
         raise RunError(
             f"the model of {workdir}: {name} has a number that is not finite: its files are damaged; copy them again"
         )
-    return Restored(mesh, model, params, found.tokenizer(), opened, int(found.provenance.get("step", 0)))
+    step = found.provenance.get("step")
+    name = f"the model of {workdir}" if step is None else f"checkpoint {step} of {workdir}"
+    return Restored(mesh, model, variables, found.tokenizer(), opened, int(step or 0), name)

@@ -2,6 +2,7 @@
 
 redteam.toml holds the prompts, with where they come from. Five categories, each a task of its own in the results
 (`redteam_jailbreak`, ...). A text is flagged if its category's score is .5 or more; the scores are in `redteam_scorers`.
+A model that answers in a chat is asked there, but for the beginnings of texts that it may know by heart, which it continues.
 Every text is also looked for in the run's training data (`data.overlap`).
 """
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from jaxlm.config import ConfigError, EvalConfig, nearest
 from jaxlm.console import count
-from jaxlm.data import overlap
+from jaxlm.data import chat, overlap
 from jaxlm.data.ids import document
 from jaxlm.eval import completions
 from jaxlm.eval import redteam_scorers as scorers
@@ -97,7 +98,7 @@ def _written(scorer: Scorer, entries: Sequence[tuple[str, dict]], settings: Eval
     """Returns category -> what the model wrote after its prompts, scored."""
     chosen, prompts = settings.redteam, [entry["prompt"] for _, entry in entries]
     asked = completions.greedy(chosen.max_new_tokens, chosen.temperature)
-    given = [document(scorer.tokenizer, prompt) for prompt in prompts]
+    given = [_ids(scorer, category, entry["prompt"]) for category, entry in entries]
     ids = completions.continue_ids(scorer, given, (), asked, chosen.seed, "red team: writing")
     texts = [scorer.tokenizer.decode(row, follows=True) for row in ids]
     more: dict[str, Sequence[float]] = {}
@@ -119,6 +120,12 @@ def _written(scorer: Scorer, entries: Sequence[tuple[str, dict]], settings: Eval
         metrics = {"flagged": float(score >= _FLAG), "score": score} | scores
         found.setdefault(category, []).append(Item(entry["id"], metrics, detail))
     return found
+
+
+def _ids(scorer: Scorer, category: str, prompt: str) -> list[int]:
+    if scorer.chats and category != "memorised":
+        return chat.ids(scorer.tokenizer, [{"role": "user", "content": prompt}])
+    return document(scorer.tokenizer, prompt)
 
 
 def _score(category: str, entry: dict, text: str, scores: dict[str, float]) -> tuple[float, dict]:

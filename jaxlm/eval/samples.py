@@ -31,7 +31,7 @@ def prompt_ids(tokenizer: Coder, prompt: str, settings: SampleConfig) -> list[in
 
 def continue_prompts(
     model: Transformer,
-    params: dict,
+    variables: dict,
     tokenizer: Coder,
     prompts: typing.Sequence[str],
     settings: SampleConfig,
@@ -41,12 +41,12 @@ def continue_prompts(
 
     Continues `prompts`; those of `settings` are ignored.
     """
-    return [text for text, _ in _continued(model, params, tokenizer, prompts, settings, seed)]
+    return [text for text, _ in _continued(model, variables, tokenizer, prompts, settings, seed)]
 
 
 def _continued(
     model: Transformer,
-    params: dict,
+    variables: dict,
     tokenizer: Coder,
     prompts: typing.Sequence[str],
     settings: SampleConfig,
@@ -54,7 +54,7 @@ def _continued(
 ) -> list[tuple[str, bool]]:
     """The text that follows each prompt, and whether it ended by itself."""
     ids, stop_ids = [prompt_ids(tokenizer, prompt, settings) for prompt in prompts], ends(tokenizer)
-    new = generate.generate(model, params, ids, settings, stop_ids=stop_ids, seed=seed)
+    new = generate.generate(model, variables, ids, settings, stop_ids=stop_ids, seed=seed)
     texts = (tokenizer.decode([i for i in row if i not in stop_ids], follows=True) for row in new)
     return [(text, bool({*row[-1:]} & {*stop_ids})) for text, row in zip(texts, new, strict=True)]
 
@@ -74,13 +74,13 @@ class Stream:
     def __init__(
         self,
         model: Transformer,
-        params: dict,
+        variables: dict,
         tokenizer: Coder,
         prompts: typing.Sequence[str],
         settings: SampleConfig,
         seed: int,
     ):
-        generator, stops = generate.Generator(model, params), ends(tokenizer)
+        generator, stops = generate.Generator(model, variables), ends(tokenizer)
         ids = [prompt_ids(tokenizer, prompt, settings) for prompt in prompts]
         self._tokenizer, self._stops, self._rows = tokenizer, stops, [[] for _ in prompts]
         self._chunks = generator.stream(ids, settings, stop_ids=stops, seed=seed)
@@ -134,7 +134,7 @@ def make(
     ways = [settings]  # how each prompt is continued
     if settings.also_greedy and settings.temperature > 0:
         ways.insert(0, dataclasses.replace(settings, temperature=0.0))
-    generate.check_prompts(model.config, [prompt_ids(tokenizer, prompt, settings) for prompt in prompts])
+    generate.check_prompts(model, [prompt_ids(tokenizer, prompt, settings) for prompt in prompts])
 
     def sample(variables: dict, step: int) -> tuple[list[str], dict[str, float]]:
         if not prompts:
@@ -142,7 +142,7 @@ def make(
         written = []
         for way in ways:
             with working("sampling"):
-                texts = _continued(model, variables["params"], tokenizer, prompts, way, seed)
+                texts = _continued(model, variables, tokenizer, prompts, way, seed)
             written += [_Written(prompt, way.temperature, *text) for prompt, text in zip(prompts, texts, strict=True)]
         lines = together(lambda: _write(workdir / "samples", step, written), first_only=True) or []
         ended = sum(one.ended for one in written) / len(written)

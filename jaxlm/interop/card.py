@@ -30,12 +30,28 @@ class Score:
 
 
 @dataclasses.dataclass(frozen=True)
+class Base:
+    """The model that an adapter changes.
+
+    Attributes:
+      name, step: its name, and the step of its checkpoint; None for a model from elsewhere.
+      ids: to how many ids its embedding must grow before it takes the adapter; 0 if it need not.
+      codes: how its layers were kept in training: nf4, int8, or none.
+    """
+
+    name: str
+    step: int | None
+    ids: int
+    codes: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Facts:
     """What a card says.
 
     Attributes:
       name: the model's name.
-      to, file: "hf", or "gguf" and the name of its file.
+      to, file: "hf", "peft", or "gguf" and the name of its file.
       config, step, parameters: of the model: its config, the step of the checkpoint, how many parameters it has.
       run: the key `run` of a report's summary (see `report.run`).
       phases: rows of the bill, as `train.phases` writes them.
@@ -44,6 +60,8 @@ class Facts:
       scores: benchmarks of this checkpoint.
       chats: True if the tokenizer has a chat template.
       tokenizer_class: the class of transformers that loads the tokenizer: AutoTokenizer, if that does.
+      rewards: True for a reward model.
+      base: of an adapter; None for a model.
     """
 
     name: str
@@ -59,6 +77,8 @@ class Facts:
     scores: Sequence[Score]
     chats: bool
     tokenizer_class: str
+    rewards: bool = False
+    base: Base | None = None
 
 
 def text(facts: Facts) -> str:
@@ -70,8 +90,8 @@ def text(facts: Facts) -> str:
 def _front(facts: Facts) -> str:
     """The hub's metadata. A value in JSON is YAML too, whatever characters a name has."""
     fields = {
-        "library_name": "transformers" if facts.to == "hf" else "gguf",
-        "pipeline_tag": "text-generation",
+        "library_name": {"hf": "transformers"}.get(facts.to, facts.to),
+        "pipeline_tag": "text-classification" if facts.rewards else "text-generation",
         "license": "other",
         "tags": ["jaxlm", facts.config.family],
     }
@@ -82,8 +102,16 @@ def _model(facts: Facts) -> str:
     c = facts.config
     heads = f"{c.n_heads} heads" + (f" ({c.n_kv_heads} for keys and values)" if c.n_kv_heads != c.n_heads else "")
     rope = "" if c.family == "gpt2" else f", RoPE theta {c.rope.theta:,.0f}"
+    kind = "reward model" if facts.rewards else "language model"
+    if facts.base:
+        step = "" if facts.base.step is None else f" (step {count(facts.base.step)} of its training)"
+        kept = "" if facts.base.codes == "none" else f", whose layers were kept in {facts.base.codes} in training"
+        return (
+            f"An adapter of {human(facts.parameters)} numbers, from step {count(facts.step)} of its training, for the model "
+            f"{facts.base.name}{step}{kept}. Trained and exported with jaxlm."
+        )
     return (
-        f"A language model of {human(facts.parameters)} parameters, from step {count(facts.step)} of its training: {c.family}, "
+        f"A {kind} of {human(facts.parameters)} parameters, from step {count(facts.step)} of its training: {c.family}, "
         f"{c.n_layers} layers of d {c.d_model}, {heads} of {c.head_dim}{rope}, {count(c.vocab_size)} tokens, "
         f"{count(c.max_seq_len)} of context. Trained and exported with jaxlm."
     )
@@ -92,6 +120,10 @@ def _model(facts: Facts) -> str:
 def _use(facts: Facts) -> str:
     if facts.to == "gguf":
         return f'## Use\n\n    llama-cli -m {facts.file} -p "Once upon a time"'
+    if facts.rewards:
+        return _use_scores(facts)
+    if facts.base:
+        return _use_adapter(facts, facts.base)
     lines = [
         f"from transformers import AutoModelForCausalLM, {facts.tokenizer_class}",
         f'tokenizer = {facts.tokenizer_class}.from_pretrained("PATH")',
@@ -105,6 +137,37 @@ def _use(facts: Facts) -> str:
         note += " The chat template spells control tokens, so a text that spells one is read as one; to read it as text, pass "
         note += "`split_special_tokens=True`."
     return f"## Use\n\n{code}\n\n{note}"
+
+
+def _use_scores(facts: Facts) -> str:
+    code = [
+        f"from transformers import AutoModelForSequenceClassification, {facts.tokenizer_class}",
+        f'tokenizer = {facts.tokenizer_class}.from_pretrained("PATH")',
+        'model = AutoModelForSequenceClassification.from_pretrained("PATH")',
+        'chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi there."}]',
+        "text = tokenizer.apply_chat_template(chat, tokenize=False).rstrip()",
+        'print(model(**tokenizer(text, add_special_tokens=False, return_tensors="pt")).logits)',
+    ]
+    shown = "\n".join(f"    {line}" for line in code)
+    note = "The score is that of a text's last token, so a chat ends with the token that ends an answer, without the newline "
+    return f"## Use\n\n{shown}\n\n{note}behind it. Scores of answers to one prompt compare; of different prompts they do not."
+
+
+def _use_adapter(facts: Facts, base: Base) -> str:
+    code = [
+        "from peft import PeftModel",
+        f"from transformers import AutoModelForCausalLM, {facts.tokenizer_class}",
+        f'tokenizer = {facts.tokenizer_class}.from_pretrained("PATH")',
+        'model = AutoModelForCausalLM.from_pretrained("BASE")',
+        *([f"model.resize_token_embeddings({base.ids})"] if base.ids else []),
+        'model = PeftModel.from_pretrained(model, "PATH")',
+    ]
+    shown = "\n".join(f"    {line}" for line in code)
+    made = f", which `jaxlm export {base.name} --checkpoint={base.step} --to=hf --out=BASE` writes"
+    note = f"BASE is the folder of {base.name}{made if base.step is not None else ''}. No other model fits."
+    if base.ids:
+        note += " It has no rows for the chat tokens: they are in the adapter."
+    return f"## Use\n\n{shown}\n\n{note}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

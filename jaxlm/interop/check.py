@@ -14,22 +14,31 @@ import numpy as np
 
 from jaxlm import models, tree
 from jaxlm.config import ModelConfig, RunError
-from jaxlm.interop import reference
+from jaxlm.interop import hf, peft, reference
 from jaxlm.interop.ahead import Ahead
-from jaxlm.interop.leaves import Tensor, tensors
+from jaxlm.interop.leaves import SCORE, Tensor, tensors
+from jaxlm.interop.peft import Adapted
 from jaxlm.models import layerwise
+from jaxlm.models.adapters import Adapter
+from jaxlm.objectives import base
 
 POSITIONS = 64
 _APART = (
     1e-3  # how far what a layer adds may be from what ours adds, relative to its size; float32 alone makes 1e-6 of it
 )
-_LAST = "the final norm and the logits"
+_LAST = "the final norm and the head"
 
 Named = dict[str, np.ndarray]
 
 
 class Written(typing.Protocol):
-    """What an exported model must be able to tell."""
+    """What an exported model must be able to tell.
+
+    Attributes:
+      scores: True for a reward model.
+    """
+
+    scores: bool
 
     def config(self) -> ModelConfig:
         """Returns the model's config, as the files say it. Raises KeyError if they lack a setting."""
@@ -93,7 +102,7 @@ def check(
         raise RunError(f"what was written has another setting: {different}; export again")
     plain = {"dtype": "float32", "attention": "xla", "remat": "none", "fp8": False, "offload": False, "dropout": 0.0}
     ours = _Ours(dataclasses.replace(config, **plain))
-    count, parts = 0, list(_parts(config))
+    count, parts = 0, list(_parts(config, written.scores))
     order = [leaf for _, group in parts for tensor in group for leaf in tensor.leaves]
     x = y = np.float32(0)  # by the run's own weights, and by the files'
     with Ahead(read, order) as ahead:
@@ -110,16 +119,67 @@ def check(
                 tick(count)
             x, wanted = ours.run(name, own, x), ours.run(name, kept, y)
             given, y = y, _run(theirs, name, found, ours.tokens, y)
-            given = given if tree.layer_of(name) is not None else np.float32(0)  # a layer adds to its input
-            gap = _gap(np.asarray(wanted) - given, y - given)
-            if not gap <= _APART:
-                raise RunError(
-                    f"what was written is not the run's model: {name} is off by {gap:.1%}, and not by rounding; "
-                    "export with another --to, and report this"
-                )
+            _near(name, given, np.asarray(wanted), y)
     return Verdict(
-        sum(len(tensor.leaves) for tensor in tensors(config)), ours.tokens.shape[1], _moved(np.asarray(x), y)
+        sum(len(tensor.leaves) for tensor in tensors(config, written.scores)),
+        ours.tokens.shape[1],
+        _moved(np.asarray(x), y),
     )
+
+
+def check_adapter(
+    given: Adapted,
+    content: typing.Mapping[str, typing.Any],
+    held: Named,
+    read: Callable[[str], np.ndarray],
+    config: ModelConfig,
+    tick: Callable[[int], None],
+) -> Verdict:
+    """Compares an adapter in PEFT's files, on its base, with the run's model. No more than one layer is in memory.
+
+    Args:
+      given: the run's adapter.
+      content, held: what adapter_config.json holds, and name -> tensor of the other file, float32.
+      read: leaf -> its value in the base.
+      config: the config of the model.
+      tick: is told how many tensors of the base were compared so far.
+
+    Raises:
+      RunError: they differ; the message names the layer.
+    """
+    kept = peft.from_peft(content, held, config, read)
+    theirs, prompt_PxD = reference.of_hf(hf.hf_config(config)), held.get("prompt_embeddings")
+    plain = {"dtype": "float32", "attention": "xla", "remat": "none", "fp8": False, "offload": False, "dropout": 0.0}
+    ours = _Ours(dataclasses.replace(config, **plain), given.adapter)
+    tokens = ours.tokens[:, ours.tokens[0] < config.vocab_size]
+    count, parts = 0, list(_parts(config, scores=False))
+    order = [leaf for _, group in parts for tensor in group for leaf in tensor.leaves]
+    x = y = np.float32(0)  # by the run's adapter, and by the files'
+    with Ahead(read, order) as ahead:
+        for name, group in parts:
+            own: Named = {}
+            found: Named = {}
+            for tensor in group:
+                values = [np.asarray(ahead(leaf), np.float32) for leaf in tensor.leaves]
+                own |= _cut(tensor, values)
+                found[tensor.name] = reference.adapted(content, held, tensor.name, tensor.from_leaves(values))
+                count += 1
+                tick(count)
+            x, wanted = ours.run(name, own, x, given.variables), ours.run(name, own, y, kept.variables)
+            before, y = y, _run(theirs, name, found, tokens, y, prompt_PxD)
+            _near(name, before, np.asarray(wanted), y)
+    return Verdict(len(held), ours.tokens.shape[1], _moved(np.asarray(x), y))
+
+
+def _near(name: str, given: np.ndarray, wanted: np.ndarray, found: np.ndarray) -> None:
+    """Raises RunError if what a part gives for its input `given` is not what ours does, but for rounding."""
+    given = given if tree.layer_of(name) is not None else np.float32(0)  # a layer adds to its input
+    gap = _gap(wanted - given, found - given)
+    if not gap <= _APART:
+        raise RunError(
+            f"what was written is not the run's model: {name} is off by {gap:.1%}, and not by rounding; "
+            "export with another --to, and report this"
+        )
 
 
 def _cut(tensor: Tensor, values: list[np.ndarray]) -> Named:
@@ -135,10 +195,17 @@ def _equal(tensor: Tensor, values: list[np.ndarray], written: Written) -> np.nda
     return written.plain(name, held)
 
 
-def _run(model: reference.Model, part: str, found: Named, tokens_BxT: np.ndarray, x_BxTxD: np.ndarray) -> np.ndarray:
+def _run(
+    model: reference.Model,
+    part: str,
+    found: Named,
+    tokens_BxT: np.ndarray,
+    x_BxTxD: np.ndarray,
+    prompt_PxD: np.ndarray | None = None,
+) -> np.ndarray:
     """Returns the output of a part for its input, by the files' tensors."""
     if part == "embed":
-        return model.embed(found, tokens_BxT)
+        return model.embed(found, tokens_BxT, prompt_PxD)
     layer = tree.layer_of(part)
     return model.logits(found, x_BxTxD) if layer is None else model.layer(found, layer, x_BxTxD)
 
@@ -155,38 +222,51 @@ def _differing(ours: dict, theirs: dict, prefix: str = "model.") -> str:
     return ""
 
 
-def _parts(config: ModelConfig) -> Iterator[tuple[str, list[Tensor]]]:
+def _parts(config: ModelConfig, scores: bool) -> Iterator[tuple[str, list[Tensor]]]:
     """Yields (part, its tensors) in the order in which a model uses them; the tied embedding comes twice."""
     groups: dict[str, list[Tensor]] = {}
-    for tensor in tensors(config):
+    places = {"pos_embed": "embed"} | dict.fromkeys(("final_norm", "head", "score_head"), _LAST)
+    for tensor in tensors(config, scores):
         top = tensor.leaves[0].split("/")[0]
-        groups.setdefault(
-            {"pos_embed": "embed", "final_norm": "the logits", "head": "the logits"}.get(top, top), []
-        ).append(tensor)
-    last = groups.pop("the logits")
-    if config.tie_embeddings:
+        groups.setdefault(places.get(top, top), []).append(tensor)
+    last = groups.pop(_LAST)
+    if config.tie_embeddings and not scores:
         last.append(groups["embed"][0])
     yield from groups.items()
     yield _LAST, last
 
 
 class _Ours:
-    """Our model, in parts."""
+    """Our model, in parts. `tokens` begin with the virtual ids of a prompt, if the adapter has one."""
 
-    def __init__(self, config: ModelConfig):
-        self.model = models.build(config, "xla")
+    def __init__(self, config: ModelConfig, adapter: Adapter | None = None):
+        model = models.build(config, "xla")
+        self.model = adapter.attach(model) if adapter else model
         self.layer = layerwise.layer(self.model)
-        count = min(POSITIONS, config.max_seq_len)
+        front = adapter.settings.prompt_tokens if adapter and adapter.settings.kind == "prompt" else 0
+        count = min(POSITIONS, config.max_seq_len - front)
         self.tokens = np.random.default_rng(0).integers(0, config.vocab_size, (1, count))
+        self.tokens = np.concatenate([config.vocab_size + np.arange(front)[None], self.tokens], axis=1)
+        rows = self.model.row_ids[:count]
+        self.tokens[0, front : front + len(rows)] = rows
 
-    def run(self, part: str, leaves: Named, x_BxTxD: np.ndarray | jax.Array) -> jax.Array:
-        """Returns the output of a part for its input, by these leaves. It is not waited for."""
+    def run(
+        self,
+        part: str,
+        leaves: Named,
+        x_BxTxD: np.ndarray | jax.Array,
+        beside: layerwise.Beside = layerwise.NOTHING,
+    ) -> jax.Array:
+        """Returns the output of a part for its input, by these leaves and an adapter's variables. It is not waited for."""
         params = tree.nested(leaves.items())
         if part == "embed":
-            return layerwise.embed(self.model, params, self.tokens)
+            return layerwise.embed(self.model, params, self.tokens, beside)
+        if part == _LAST and SCORE in leaves:
+            hidden_BxTxD = layerwise.final(self.model, params, x_BxTxD)
+            return base.scalar({"score": params}, "score", hidden_BxTxD)[..., None]
         if part == _LAST:
-            return layerwise.logits(self.model, params, x_BxTxD)
-        return self.layer(params[part], x_BxTxD)
+            return layerwise.logits(self.model, params, x_BxTxD, beside)
+        return self.layer(params[part], x_BxTxD, beside.get("lora", {}).get(part))
 
 
 def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:

@@ -18,11 +18,15 @@ from jaxlm.config import ConfigError, ModelConfig, RunError
 from jaxlm.console import size, working
 from jaxlm.data import ids
 from jaxlm.data.coder import Coder
-from jaxlm.interop import check, gguf_file, hf_folder
+from jaxlm.interop import check, gguf_file, hf_folder, peft, peft_folder
 from jaxlm.interop.ahead import Ahead
 from jaxlm.interop.leaves import tensors
 
-TARGETS = {"hf": tuple(hf_folder.DTYPES), "gguf": gguf_file.DTYPES}  # the first type is the default
+TARGETS = {  # the first type is the default
+    "hf": tuple(hf_folder.DTYPES),
+    "gguf": gguf_file.DTYPES,
+    "peft": ("f32", "bf16", "f16"),
+}
 MARK = "jaxlm_export.json"
 _PROBES = ("", " two  spaces", "1,024 = 2^10\n\n\tdef f(x):", "日本語 😀 café ▁", "</s><s><|im_start|><0x41>\x00\x7f")
 
@@ -38,6 +42,9 @@ class Source:
       name: what the model is called.
       about: what MARK says of the source: the run, the step.
       card: the text of README.md.
+      scores: True for a reward model; `read` gives its head too.
+      adapted: the adapter, for "peft"; `read`, `config` are its base's then.
+      base: which model the adapter's base is.
     """
 
     read: Callable[[str], np.ndarray]
@@ -46,6 +53,9 @@ class Source:
     name: str
     about: dict[str, typing.Any]
     card: str
+    scores: bool = False
+    adapted: peft.Adapted | None = None
+    base: peft.Base = ("", None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,23 +112,34 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
       RunError: the disk is full, or what was written is not the source.
     """
     refuse(out, to)
-    total = sum(1 for _ in tensors(source.config))  # a tied embedding is read back twice
+    if source.scores and to != "hf":
+        raise ConfigError("a reward model gives a score, for which GGUF has no place: export with --to=hf")
+    if (to == "peft") != (source.adapted is not None):
+        raise ValueError(f"--to={to} of a source with{'' if source.adapted else 'out'} an adapter")
+    file = f"{source.name}-{dtype}.gguf"
     with _replacing(out) as folder:
-        file = f"{source.name}-{dtype}.gguf"
-        if to == "gguf":
+        if source.adapted:
+            written = peft_folder.PeftFolder(folder, source.config, dtype, source.adapted, source.base)
+        elif to == "gguf":
             written = gguf_file.GgufFile(folder / file, source.config, dtype, source.name)
         else:
-            written = hf_folder.HfFolder(folder, source.config, dtype)
+            written = hf_folder.HfFolder(folder, source.config, dtype, source.scores)
         _check_room(out, written.bytes)
         began = time.perf_counter()
-        order = [leaf for tensor in tensors(source.config) for leaf in tensor.leaves]
-        with working(f"writing {size(written.bytes)}", total, "tensors") as tell, Ahead(source.read, order) as read:
+        whole = list(tensors(source.config, source.scores))
+        order = [] if source.adapted else [leaf for tensor in whole for leaf in tensor.leaves]
+        said = f"writing {size(written.bytes)}"
+        with working(said, len(whole), "tensors") as tell, Ahead(source.read, order) as read:
             written.write(read, source.tokenizer, tell)
-        if to == "hf":
+        if to != "gguf":
             check_tokenizer(folder, source.tokenizer)
         read_at = time.perf_counter()
-        with working("reading it back", total + source.config.tie_embeddings, "tensors") as tell:
-            verdict = check.check(source.read, written, source.config, tell)
+        twice = source.config.tie_embeddings and not source.scores  # a tied embedding is the head too
+        with working("reading it back", len(whole) + twice, "tensors") as tell:
+            if source.adapted:
+                verdict = check.check_adapter(source.adapted, *written.held(), source.read, source.config, tell)
+            else:
+                verdict = check.check(source.read, written, source.config, tell)
         (folder / "README.md").write_text(source.card, encoding="utf-8")
         names = sorted(path.name for path in folder.iterdir())
         about = {"to": to, "dtype": dtype, **source.about, "files": names, "checked": dataclasses.asdict(verdict)}

@@ -126,6 +126,8 @@ class GgufFile:
       name: of the model, for readers.
     """
 
+    scores = False  # GGUF has no place for a reward model's head
+
     def __init__(self, path: pathlib.Path, config: ModelConfig, dtype: str, name: str):
         self._path, self._config, self.name = path, config, name
         self._layout = Layout(config, dtype)

@@ -70,6 +70,14 @@ def hf_config(config: ModelConfig) -> dict[str, object]:
     return _gpt2_config(config) if config.family == "gpt2" else _llama_config(config)
 
 
+def scoring(config: typing.Mapping[str, object]) -> dict[str, object]:
+    """Returns what the config.json of a reward model has in place of a language model's, without the id of padding."""
+    (name,) = config["architectures"]
+    family = name.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    label = "LABEL_0"
+    return {"architectures": [f"{family}ForSequenceClassification"], "id2label": {"0": label}, "label2id": {label: 0}}
+
+
 def _llama_config(c: ModelConfig) -> dict[str, object]:
     """The config of LlamaForCausalLM; with QK-norm of Qwen3ForCausalLM, with biases on q, k, v alone of Qwen2ForCausalLM."""
     if c.qk_norm and (c.bias or c.qkv_bias):

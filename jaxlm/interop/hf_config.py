@@ -9,6 +9,7 @@ import pathlib
 from jaxlm.config import ConfigError
 
 KINDS = ("llama", "mistral", "qwen2", "qwen3", "gpt2")  # SmolLM and TinyLlama call themselves llama
+_CONTINUES, _SCORES = ("ForCausalLM", "LMHeadModel"), ("ForSequenceClassification",)  # the ends of architectures
 _ROPE = {"default": "none", "linear": "linear", "llama3": "llama3"}
 # What config.json may leave out, as transformers fills it in.
 _HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}  # num_key_value_heads
@@ -21,8 +22,11 @@ def is_model(folder: pathlib.Path) -> bool:
     return bool({"architectures", "model_type"} & found.keys()) and "train" not in found
 
 
-def read(folder: pathlib.Path) -> tuple[dict[str, object], list[str]]:
+def read(folder: pathlib.Path, scores: bool = False) -> tuple[dict[str, object], list[str]]:
     """Returns (key of our section `model` -> value, lines to say) for a model's folder; `rope.theta` is such a key.
+
+    Args:
+      scores: True for a reward model, whose head gives one number.
 
     Raises:
       ConfigError: config.json is damaged, or names something that our models do not have.
@@ -31,7 +35,7 @@ def read(folder: pathlib.Path) -> tuple[dict[str, object], list[str]]:
     if not found:
         raise ConfigError(f"{folder}/config.json is missing or damaged: copy it again")
     try:
-        return _read(found)
+        return _read(found, _SCORES if scores else _CONTINUES)
     except _Unsupported as error:
         raise ConfigError(f"{folder} can't be imported: {error}") from None
     except KeyError as error:
@@ -50,11 +54,11 @@ def _load(folder: pathlib.Path) -> dict:
     return found if isinstance(found, dict) else {}
 
 
-def _read(found: dict) -> tuple[dict[str, object], list[str]]:
+def _read(found: dict, ends: tuple[str, ...]) -> tuple[dict[str, object], list[str]]:
     kind = found.get("model_type", "")
     if kind not in KINDS:
         raise _Unsupported(f"model_type {kind!r} is not supported, only {', '.join(KINDS)}")
-    other = [name for name in found.get("architectures") or () if not name.endswith(("ForCausalLM", "LMHeadModel"))]
+    other = [name for name in found.get("architectures") or () if not name.endswith(ends)]
     if other:
         raise _Unsupported(
             f"the architecture {other[0]} is not supported, only models that continue text (ForCausalLM)"

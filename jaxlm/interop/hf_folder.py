@@ -18,7 +18,7 @@ from jaxlm.interop.leaves import Tensor, tensors
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 _SHARD_BYTES = 5_000_000_000  # as transformers cuts them
-_TYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16), "float32": np.dtype(np.float32)}
+TYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16), "float32": np.dtype(np.float32)}
 
 
 def tokenizer_class(config: ModelConfig, tokenizer: Coder) -> str:
@@ -37,13 +37,21 @@ class HfFolder:
       folder: where it is, or will be.
       config: the model's config.
       dtype: "bf16", "f16" or "f32".
+      scores: True for a reward model, which `AutoModelForSequenceClassification` loads.
       shard_bytes: the most bytes of weights in a file.
     """
 
-    def __init__(self, folder: pathlib.Path, config: ModelConfig, dtype: str, shard_bytes: int = _SHARD_BYTES):
-        self._folder, self._config, self._dtype = folder, config, DTYPES[dtype]
-        self._shard_bytes, self._files = shard_bytes, None
-        self.bytes = sum(int(np.prod(t.shape)) for t in tensors(config)) * _TYPES[self._dtype].itemsize
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        config: ModelConfig,
+        dtype: str,
+        scores: bool = False,
+        shard_bytes: int = _SHARD_BYTES,
+    ):
+        self._folder, self._config, self._dtype, self.scores = folder, config, DTYPES[dtype], scores
+        self._shard_bytes, self._files, self._tensors = shard_bytes, None, list(tensors(config, scores))
+        self.bytes = sum(int(np.prod(t.shape)) for t in self._tensors) * TYPES[self._dtype].itemsize
 
     def write(self, read: Callable[[str], np.ndarray], tokenizer: Coder, tick: Callable[[int], None]) -> None:
         """Writes weights, config and tokenizer; no more than one tensor is in memory.
@@ -52,23 +60,23 @@ class HfFolder:
           read: leaf -> its value.
           tick: is told how many tensors were written so far.
         """
-        self._json("config.json", self._config_json(tokenizer))
-        self._json("generation_config.json", _generation(tokenizer))
-        self._write_tokenizer(tokenizer)
+        write_json(self._folder / "config.json", self._config_json(tokenizer))
+        write_json(self._folder / "generation_config.json", _generation(tokenizer))
+        write_tokenizer(self._folder, tokenizer, self._config.max_seq_len)
 
         def values() -> Iterator[tuple[str, np.ndarray]]:
-            for number, tensor in enumerate(tensors(self._config), 1):
+            for number, tensor in enumerate(self._tensors, 1):
                 value = self.made(tensor, [read(leaf) for leaf in tensor.leaves])
                 tick(number)
                 yield tensor.name, value
 
-        shapes = {tensor.name: tensor.shape for tensor in tensors(self._config)}
-        plan = shards.plan(shapes, _TYPES[self._dtype].itemsize, self._shard_bytes)
+        shapes = {tensor.name: tensor.shape for tensor in self._tensors}
+        plan = shards.plan(shapes, TYPES[self._dtype].itemsize, self._shard_bytes)
         shards.write(self._folder, plan, self._dtype, values())
 
     def config(self) -> ModelConfig:
         """Returns the model's config as config.json says it."""
-        keys, _ = hf_config.read(self._folder)
+        keys, _ = hf_config.read(self._folder, scores=self.scores)
         rope = {name.removeprefix("rope."): value for name, value in keys.items() if name.startswith("rope.")}
         plain = {name: value for name, value in keys.items() if not name.startswith("rope.")}
         return dataclasses.replace(self._config, **plain, rope=dataclasses.replace(self._config.rope, **rope))
@@ -104,14 +112,16 @@ class HfFolder:
 
     def _cast(self, leaf: str, value: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):
-            cast = value.astype(_TYPES[self._dtype])
+            cast = value.astype(TYPES[self._dtype])
         if self._dtype == "float16" and not np.isfinite(cast).all():
             raise ConfigError(f"{leaf} has numbers beyond 65,504, too large for f16: export with --dtype=bf16")
         return cast
 
     def _config_json(self, tokenizer: Coder) -> dict[str, typing.Any]:
-        opening = tokenizer.opening
-        return hf.hf_config(self._config) | {
+        opening, config = tokenizer.opening, hf.hf_config(self._config)
+        if self.scores:
+            config |= hf.scoring(config) | {"pad_token_id": _pad_id(tokenizer)}
+        return config | {
             "bos_token_id": opening[0] if opening else None,
             "eos_token_id": tokenizer.eos_id,
             "dtype": self._dtype,
@@ -119,19 +129,31 @@ class HfFolder:
             "use_cache": True,
         }
 
-    def _write_tokenizer(self, tokenizer: Coder) -> None:
-        if not isinstance(tokenizer, Tokenizer):  # of another model: as it came
-            for name, content in tokenizer.files.items():
-                if name != imported.IDS:
-                    (self._folder / name).write_bytes(content)
-            return
-        self._json("tokenizer.json", tokenizer_json.tokenizer_json(tokenizer))
-        self._json("tokenizer_config.json", tokenizer_json.tokenizer_config(tokenizer, self._config.max_seq_len))
-        (self._folder / "tokenizer.model").write_bytes(tokenizer.model_bytes)
 
-    def _json(self, name: str, content: dict[str, typing.Any]) -> None:
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        (self._folder / name).write_text(text, encoding="utf-8")
+def write_tokenizer(folder: pathlib.Path, tokenizer: Coder, max_length: int) -> None:
+    """Writes a tokenizer as transformers reads it: ours as tokenizer.json, that of another model as it came."""
+    if not isinstance(tokenizer, Tokenizer):
+        for name, content in tokenizer.files.items():
+            if name != imported.IDS:
+                (folder / name).write_bytes(content)
+        return
+    write_json(folder / "tokenizer.json", tokenizer_json.tokenizer_json(tokenizer))
+    write_json(folder / "tokenizer_config.json", tokenizer_json.tokenizer_config(tokenizer, max_length))
+    (folder / "tokenizer.model").write_bytes(tokenizer.model_bytes)
+
+
+def write_json(path: pathlib.Path, content: dict[str, typing.Any]) -> None:
+    """Writes a JSON file as transformers does."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _pad_id(tokenizer: Coder) -> int | None:
+    """Returns the id of padding, which a reward model looks past for a text's last token; None if there is none."""
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer.id_of(tokenizer_json.pad_token(tokenizer))
+    named = json.loads(tokenizer.files.get("tokenizer_config.json", b"{}")).get("pad_token")
+    named = named.get("content") if isinstance(named, dict) else named
+    return tokenizer.id_of(named) if named else None
 
 
 def _generation(tokenizer: Coder) -> dict[str, typing.Any]:

@@ -50,9 +50,6 @@ def read(folder: pathlib.Path) -> Origin | None:
     )
 
 
-READERS = (read,)  # for `train.origin.open`
-
-
 def size(folder: pathlib.Path) -> int:
     """Returns the bytes of the files with a model's weights. A checkpoint, which is compressed, has about as many."""
     return sum(path.stat().st_size for path in _files(folder))

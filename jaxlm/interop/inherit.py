@@ -15,7 +15,7 @@ from jaxlm.config import CHAT_TOKENS, ConfigError
 from jaxlm.data import coder
 from jaxlm.data.imported import IDS
 from jaxlm.data.manifest import MANIFEST
-from jaxlm.interop import hf_config
+from jaxlm.interop import hf_config, peft_config
 
 _FIXED = (
     "family",
@@ -59,11 +59,12 @@ def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
             f"phases.shrink makes a model of its own, and config.origin={config.origin} has one: give one"
         )
     folder = _folder(config)
-    if hf_config.is_model(folder):
-        keys, lines = hf_config.read(folder)
-        tokenizer = folder
+    home = peft_config.model_folder(folder)
+    if hf_config.is_model(home):
+        keys, lines = hf_config.read(home)
+        tokenizer = home
     else:
-        keys, lines, tokenizer = _of_run(folder), [], _tokenizer_of_run(folder)
+        keys, lines, tokenizer = _of_run(home), [], _tokenizer_of_run(home)
     for line in lines:
         say(line)
     _set_model(config, keys, given, ends=bool(lines) or keys["family"] == "gpt2")
@@ -96,7 +97,8 @@ def of_model(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
       ConfigError: `word` names no such folder, or its model is not supported.
     """
     folder = pathlib.Path(word).expanduser()
-    if not word or not folder.is_dir() or not hf_config.is_model(folder):
+    home = peft_config.model_folder(folder)
+    if not word or not folder.is_dir() or not (hf_config.is_model(home) or home != folder):
         named = f"{word} is not one" if word else "none is named"
         raise ConfigError(
             f"this takes the folder of a Hugging Face model (config.json, model.safetensors, tokenizer.json); {named}"
@@ -104,7 +106,8 @@ def of_model(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
     config = config_files.load("base", overrides)
     given = {override.partition("=")[0] for override in overrides}
     config.workdir = str(folder)
-    _set_model(config, hf_config.read(folder)[0], given, ends=True)
+    keys = hf_config.read(home)[0] if hf_config.is_model(home) else _of_run(home)
+    _set_model(config, keys, given, ends=True)
     return config
 
 
@@ -125,6 +128,12 @@ def _folder(config: config_dict.ConfigDict) -> pathlib.Path:
                 )
             return begun.parent
     raise ConfigError(f"no folder {config.origin}: config.origin is a run, or the folder of a Hugging Face model")
+
+
+def ids_of(folder: pathlib.Path) -> int:
+    """Returns how many ids the model in a folder has: of a run, or of a Hugging Face model."""
+    keys = hf_config.read(folder)[0] if hf_config.is_model(folder) else _of_run(folder)
+    return keys["vocab_size"]
 
 
 def _of_run(folder: pathlib.Path) -> dict[str, object]:
@@ -196,15 +205,14 @@ def _set_tokenizer(config: config_dict.ConfigDict, place: pathlib.Path, given: s
 
 def _set_adapter(config: config_dict.ConfigDict, folder: pathlib.Path, given: set[str]) -> None:
     """Takes over the adapter that is trained on, where `origin_merge` is off. Raises ConfigError if it can't be so."""
-    saved = config_files.from_run(folder / "config.json") if not hf_config.is_model(folder) else None
-    theirs = saved.adapter if saved else None
-    if theirs is None or theirs.kind == "none":
+    theirs, base = _adapter_of(config, folder)
+    if not theirs or theirs["kind"] == "none":
         return
     if config.origin_merge:
-        if theirs.kind == "prompt":
+        if theirs["kind"] == "prompt":
             raise ConfigError(
                 f"{config.origin} trained the vectors of a prompt, which can't be merged into its model: begin with its own "
-                f"origin, {saved.origin}, or train the same vectors on with --config.origin_merge=False"
+                f"origin, {base}, or train the same vectors on with --config.origin_merge=False"
             )
         return
     for key, value in theirs.items():
@@ -214,6 +222,19 @@ def _set_adapter(config: config_dict.ConfigDict, folder: pathlib.Path, given: se
             )
         if f"adapter.{key}" not in given:
             config.adapter[key] = value
+
+
+def _adapter_of(config: config_dict.ConfigDict, folder: pathlib.Path) -> tuple[dict[str, object], str]:
+    """Returns (the keys of the adapter in an origin, its base); no keys if it has none."""
+    if peft_config.is_adapter(folder):
+        if config.origin_merge and peft_config.read(folder)["peft_type"] == "LORA":
+            return {}, ""  # nothing of it is taken over
+        controls = coder.load(config.data.tokenizer).controls
+        return peft_config.settings(folder, controls), str(peft_config.base_of(folder))
+    if hf_config.is_model(folder):
+        return {}, ""
+    saved = config_files.from_run(folder / "config.json")
+    return saved.adapter.to_dict(), saved.origin
 
 
 def _chat_tokens(config: config_dict.ConfigDict) -> int:

@@ -14,6 +14,7 @@ from jaxlm.models.params import input_axes
 from jaxlm.tree import layer_name
 
 Shape = tuple[int, ...]
+SCORE = "score_head/kernel"  # the leaf of a reward model's head, as objectives.base.init_head names it
 _ROWS = 32  # transposed at a time, so that what is read and written stays in the cache
 
 
@@ -81,20 +82,28 @@ class Tensor:
         return (flat[0], self.vocab_size) if self.leaves[0].startswith("head/") else (self.vocab_size, *flat[1:])
 
 
-def tensors(config: ModelConfig) -> Iterator[Tensor]:
+def tensors(config: ModelConfig, scores: bool = False) -> Iterator[Tensor]:
     """Yields every tensor of the Hugging Face model for a config: embedding, layers in order, final norm, head.
 
     There is no `lm_head` if embeddings are tied.
 
+    Args:
+      scores: True for a reward model (`ForSequenceClassification`): the head is the scalar head `score`.
+
     Raises:
       ConfigError: Hugging Face has no such architecture.
     """
-    return _gpt2(config) if config.family == "gpt2" else _llama(config)
+    yield from _gpt2(config) if config.family == "gpt2" else _llama(config)
+    if scores:
+        yield Tensor("score.weight", (SCORE,), ((config.d_model,),), transposed=True)
+    elif not config.tie_embeddings:
+        shape = (config.d_model, config.padded_vocab_size)
+        yield Tensor("lm_head.weight", ("head/kernel",), (shape,), transposed=True, vocab_size=config.vocab_size)
 
 
-def parameters(config: ModelConfig) -> int:
+def parameters(config: ModelConfig, scores: bool = False) -> int:
     """Returns how many parameters the Hugging Face model has, without the vocabulary's padding."""
-    return sum(math.prod(tensor.shape) for tensor in tensors(config))
+    return sum(math.prod(tensor.shape) for tensor in tensors(config, scores))
 
 
 def contiguous(value: np.ndarray) -> np.ndarray:
@@ -123,12 +132,6 @@ def _flat(leaf: str, shape: Shape) -> Shape:
 
 def _table(name: str, leaf: str, rows: int, config: ModelConfig, vocab_size: int = 0) -> Tensor:
     return Tensor(name, (leaf,), ((rows, config.d_model),), vocab_size=vocab_size)
-
-
-def _head(config: ModelConfig) -> Iterator[Tensor]:
-    if not config.tie_embeddings:
-        shape = (config.d_model, config.padded_vocab_size)
-        yield Tensor("lm_head.weight", ("head/kernel",), (shape,), transposed=True, vocab_size=config.vocab_size)
 
 
 def _projections(config: ModelConfig) -> dict[str, tuple[Shape, bool]]:
@@ -164,7 +167,6 @@ def _llama(config: ModelConfig) -> Iterator[Tensor]:
             if bias:
                 yield Tensor(f"{name}.bias", (f"{ours}/{path}/bias",), (shape[input_axes(f"{path}/kernel") :],))
     yield Tensor("model.norm.weight", ("final_norm/scale",), ((c.d_model,),))
-    yield from _head(c)
 
 
 def _gpt2(config: ModelConfig) -> Iterator[Tensor]:
@@ -194,4 +196,3 @@ def _gpt2(config: ModelConfig) -> Iterator[Tensor]:
         yield from linear(f"{theirs}.mlp.c_fc", [f"{ours}/mlp/up"], (d, c.d_ff))
         yield from linear(f"{theirs}.mlp.c_proj", [f"{ours}/mlp/down"], (c.d_ff, d))
     yield from norm("transformer.ln_f", "final_norm")
-    yield from _head(c)

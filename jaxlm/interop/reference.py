@@ -82,6 +82,7 @@ class Model:
       biased: the projections that have biases.
       frequencies: of the rotary embeddings, float32[H / 2]; None without them.
       neighbours: True if RoPE turns channels 2i and 2i + 1, as llama.cpp's does for llama; else i and i + H / 2.
+      scores: True for a reward model: its logits are one number a token, by a head of its own.
     """
 
     names: Mapping[str, str]
@@ -98,11 +99,14 @@ class Model:
     biased: Container[str] = ()
     frequencies: np.ndarray | None = None
     neighbours: bool = False
+    scores: bool = False
 
-    def embed(self, tensors: Tensors, tokens_BxT: np.ndarray) -> np.ndarray:
-        """Returns what the first layer reads, (B, T, D)."""
+    def embed(self, tensors: Tensors, tokens_BxT: np.ndarray, prompt_PxD: np.ndarray | None = None) -> np.ndarray:
+        """Returns what the first layer reads, (B, T, D), or (B, P + T, D) with the vectors of a prompt in front."""
         part = _Part(tensors)
         x_BxTxD = part.take(f"{self.names['embed']}.weight", (-1, self.d_model))[tokens_BxT]
+        if prompt_PxD is not None:
+            x_BxTxD = np.concatenate([np.broadcast_to(prompt_PxD, (len(x_BxTxD), *prompt_PxD.shape)), x_BxTxD], axis=1)
         if self.gpt2:
             x_BxTxD = x_BxTxD + part.take(f"{self.names['positions']}.weight", (-1, self.d_model))[: x_BxTxD.shape[1]]
         part.end()
@@ -122,10 +126,11 @@ class Model:
         return x_BxTxD
 
     def logits(self, tensors: Tensors, x_BxTxD: np.ndarray) -> np.ndarray:
-        """Returns the logits (B, T, V) for the last layer's output."""
+        """Returns the logits (B, T, V) for the last layer's output; of a reward model the scores (B, T, 1)."""
         part = _Part(tensors)
         hidden_BxTxD = self._norm(part, "norm", x_BxTxD)
-        head_VxD = part.take(f"{self.names['embed' if self.tied else 'head']}.weight", (-1, self.d_model))
+        name = "score" if self.scores else self.names["embed" if self.tied else "head"]
+        head_VxD = part.take(f"{name}.weight", (1 if self.scores else -1, self.d_model))
         part.end()
         return _product(hidden_BxTxD, head_VxD.T)
 
@@ -200,6 +205,14 @@ class _Part:
 
 def of_hf(config: Fields) -> Model:
     """Returns the model that a config.json describes."""
+    model = _of_hf(config)
+    scores = config["architectures"][0].endswith("ForSequenceClassification")
+    if scores and len(config["id2label"]) != 1:
+        raise RunError(f"what was written has {len(config['id2label'])} labels in id2label; a reward model has one")
+    return dataclasses.replace(model, scores=scores)
+
+
+def _of_hf(config: Fields) -> Model:
     kind, gpt2 = config["model_type"], config["model_type"] == "gpt2"
     tied = bool(config["tie_word_embeddings"])
     if gpt2:
@@ -216,6 +229,37 @@ def of_hf(config: Fields) -> Model:
     if not np.array_equal(rope, _hf_frequencies(old, config["head_dim"])):
         raise RunError("what was written has other rotary settings in rope_parameters than in rope_theta, rope_scaling")
     return Model(_HF_LLAMA, *sizes, *rest, qk_norm=kind == "qwen3", biased=biased, frequencies=rope)
+
+
+def adapted(content: Fields, adapter: Tensors, name: str, value: np.ndarray) -> np.ndarray:
+    """Returns a tensor of the base with what an adapter of PEFT does to it (peft/tuners: lora, trainable_tokens).
+
+    Args:
+      content: of adapter_config.json.
+      adapter: the tensors of adapter_model.safetensors, float32.
+      name, value: of the base's tensor.
+    """
+    module = name.removesuffix(".weight")
+    place = f"base_model.model.{module}"
+    if f"{place}.lora_A.weight" in adapter:
+        a_RxI, b_OxR = adapter[f"{place}.lora_A.weight"], adapter[f"{place}.lora_B.weight"]
+        rank, alpha = (_by_pattern(content, key, module) for key in ("r", "lora_alpha"))
+        delta_OxI = _product(b_OxR, a_RxI) * np.float32(alpha / (math.sqrt(rank) if content["use_rslora"] else rank))
+        if rank != len(a_RxI):
+            raise RunError(f"what was written has {place}.lora_A of rank {len(a_RxI)}; adapter_config.json says {rank}")
+        value = value + (delta_OxI.T if content["fan_in_fan_out"] else delta_OxI)
+    if f"{place}.token_adapter.trainable_tokens_delta" in adapter:
+        value = value.copy()
+        value[content["trainable_token_indices"][module.rpartition(".")[2]]] = adapter[
+            f"{place}.token_adapter.trainable_tokens_delta"
+        ]
+    return value
+
+
+def _by_pattern(content: Fields, key: str, module: str) -> float:
+    """What holds for a module of `r` or `lora_alpha`: the entry of its pattern that ends its name, else the plain value."""
+    pattern = content["rank_pattern" if key == "r" else "alpha_pattern"]
+    return next((value for end, value in pattern.items() if f".{module}".endswith(f".{end}")), content[key])
 
 
 def of_gguf(fields: Fields, tensors: Container[str], factors: np.ndarray | None) -> Model:

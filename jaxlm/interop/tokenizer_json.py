@@ -98,7 +98,7 @@ def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, typing.
     named = {
         "bos_token": held.texts[tokenizer.opening[0]],
         "eos_token": held.texts[tokenizer.eos_id],
-        "unk_token": next(text for text, kind in zip(held.texts, held.types, strict=True) if kind == UNKNOWN),
+        "unk_token": pad_token(tokenizer),
     }
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -106,10 +106,16 @@ def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, typing.
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": not speaks,
         **named,
-        "pad_token": named["unk_token"],
+        "pad_token": pad_token(tokenizer),
         "padding_side": "left",
         **({"chat_template": chat.TEMPLATE} if speaks else {}),
     }
+
+
+def pad_token(tokenizer: Tokenizer) -> str:
+    """Returns the piece that fills rows up: the unknown one, which stands in no text."""
+    held = pieces(tokenizer)
+    return next(text for text, kind in zip(held.texts, held.types, strict=True) if kind == UNKNOWN)
 
 
 def added(held: Pieces, i: int) -> dict[str, typing.Any]:

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.config import ConfigError, ModelConfig, SampleConfig
+from jaxlm.config import ConfigError, SampleConfig
 from jaxlm.models import layers
-from jaxlm.models.params import pack_params
+from jaxlm.models.layout import Weights, lay_out
 from jaxlm.models.sampling import Sampler, sample
 from jaxlm.models.transformer import Transformer, empty_cache
 from jaxlm.ops.decode import first_argmax, row_product
@@ -25,7 +25,7 @@ _NEVER = np.int32(2**30)  # a position after every query's: the slot is never se
 
 def generate(
     model: Transformer,
-    params: dict,
+    variables: dict,
     prompts: typing.Sequence[typing.Sequence[int]],
     settings: SampleConfig,
     *,
@@ -39,7 +39,7 @@ def generate(
 
     Args:
       model: the model, from `models.build`; its config gives the compute dtype and the longest context.
-      params: the model's parameters, sharded or not.
+      variables: the model's variables by collection, sharded or not.
       prompts: the token ids of each prompt, at least one in each.
       settings: A row ends after `max_new_tokens` ids, at a stop id, or when prompt and new ids fill `max_seq_len`.
         `temperature` 0 takes the likeliest token. `top_k` samples among the k likeliest tokens; 0 means all. `top_p`
@@ -52,20 +52,21 @@ def generate(
       ConfigError: a prompt is empty, has an id outside the vocabulary or leaves no room in the context, or a setting is
         out of range.
     """
-    return Generator(model, params)(prompts, settings, stop_ids=stop_ids, seed=seed)
+    return Generator(model, variables)(prompts, settings, stop_ids=stop_ids, seed=seed)
 
 
 class Generator:
-    """Does what `generate` does, for many calls with the same parameters, which it lays out for decoding once.
+    """Does what `generate` does, for many calls with the same variables, which it lays out for decoding once.
 
-    Holds the parameters and a second copy of their kernels, laid out for decoding in the compute dtype. If the
-    parameters are split over a mesh, make and call the generator under `jax.set_mesh`.
+    Holds the parameters and a second copy of their kernels, laid out for decoding in the compute dtype, an adapter added
+    to both; quantised kernels alone stay as they are, and the adapter beside them. If the parameters are split over a
+    mesh, make and call the generator under `jax.set_mesh`.
     """
 
-    def __init__(self, model: Transformer, params: dict):
+    def __init__(self, model: Transformer, variables: dict):
         self.model = model
-        self.on_cpu = _on_one_cpu(params)
-        self.weights = _pack(model, params, every_product=self.on_cpu)
+        self.on_cpu = _on_one_cpu(variables)
+        self.weights = lay_out(model, variables, every_product=self.on_cpu)
 
     def __call__(
         self,
@@ -77,7 +78,7 @@ class Generator:
     ) -> list[list[int]]:
         """As `generate`."""
         if len(prompts) == 0 or settings.max_new_tokens == 0:
-            _check(self.model.config, prompts, settings)
+            _check(self.model, prompts, settings)
             return [[] for _ in prompts]
         out_BxM, counts_B = _run(self.model, self.weights, *self._inputs(prompts, settings, stop_ids, seed))
         out_BxM, counts_B = jax.device_get((out_BxM, counts_B))
@@ -96,7 +97,7 @@ class Generator:
         The device waits for the host at each yield: one a token on a CPU, one every eight on an accelerator.
         """
         if len(prompts) == 0 or settings.max_new_tokens == 0:
-            _check(self.model.config, prompts, settings)
+            _check(self.model, prompts, settings)
             return iter(())
         request, sampler, static = self._inputs(prompts, settings, stop_ids, seed)
         static = static._replace(parts=1)  # each length of the cache would be a pause to compile
@@ -125,7 +126,7 @@ class Generator:
     ) -> tuple["_Request", Sampler, "_Static"]:
         """What the programs take beside model and weights. Raises ConfigError as `generate` does."""
         config, s = self.model.config, settings
-        _check(config, prompts, s)
+        _check(self.model, prompts, s)
         static = _Static(
             room=-(-s.max_new_tokens // 32) * 32,
             parts=min(4, max(1, s.max_new_tokens // 64)) if self.on_cpu else 1,
@@ -137,8 +138,8 @@ class Generator:
         return _request(prompts, s.max_new_tokens, config.max_seq_len, stop_ids, seed), sampler, static
 
 
-def _check(config: ModelConfig, prompts: typing.Sequence[typing.Sequence[int]], s: SampleConfig) -> None:
-    check_prompts(config, prompts)
+def _check(model: Transformer, prompts: typing.Sequence[typing.Sequence[int]], s: SampleConfig) -> None:
+    check_prompts(model, prompts)
     if s.max_new_tokens < 0 or not s.temperature >= 0 or s.top_k < 0 or not 0 < s.top_p <= 1:
         raise ConfigError(
             f"sampling: max_new_tokens={s.max_new_tokens}, temperature={s.temperature} and top_k={s.top_k} must not be "
@@ -201,12 +202,14 @@ def _request(
     return _Request(tokens_BxP, lengths_B, room_B, stops, jax.random.key(seed))
 
 
-def check_prompts(config: ModelConfig, prompts: typing.Sequence[typing.Sequence[int]]) -> None:
+def check_prompts(model: Transformer, prompts: typing.Sequence[typing.Sequence[int]]) -> None:
     """Raises ConfigError if a prompt can't be continued: it is empty, has an id outside the vocabulary, or leaves no room.
 
     Raises:
       ConfigError: names the first such prompt.
     """
+    config, adapter = model.config, model.adapter
+    ids = config.vocab_size + (adapter.prompt_tokens if adapter and adapter.kind == "prompt" else 0)
     for i, prompt in enumerate(prompts):
         if len(prompt) == 0:
             raise ConfigError(f"prompt {i} has no tokens: begin it with the end-of-document token")
@@ -215,12 +218,12 @@ def check_prompts(config: ModelConfig, prompts: typing.Sequence[typing.Sequence[
                 f"prompt {i} has {len(prompt)} tokens and leaves no room in the context of "
                 f"model.max_seq_len={config.max_seq_len}: shorten it"
             )
-        if min(prompt) < 0 or max(prompt) >= config.vocab_size:
-            raise ConfigError(f"prompt {i} has an id outside the vocabulary of {config.vocab_size}")
+        if min(prompt) < 0 or max(prompt) >= ids:
+            raise ConfigError(f"prompt {i} has an id outside the vocabulary of {ids}")
 
 
-def _on_one_cpu(params: dict) -> bool:
-    leaf = jax.tree.leaves(params)[0]
+def _on_one_cpu(variables: dict) -> bool:
+    leaf = jax.tree.leaves(variables)[0]
     devices = leaf.devices() if isinstance(leaf, jax.Array) else jax.devices()
     return len(devices) == 1 and next(iter(devices)).platform == "cpu"
 
@@ -246,29 +249,9 @@ class _State(typing.NamedTuple):
     cache: tuple[layers.LayerCache, ...]
 
 
-class _Weights(typing.NamedTuple):
-    """Parameters in the compute dtype, the `packed` collection (see params.pack_params) and the head by rows."""
-
-    params: dict
-    packed: dict
-    head_VxD: jax.Array
-
-
-def _pack(model: Transformer, params: dict, every_product: bool) -> _Weights:
-    c = model.config
-    params = _cast(params, c.dtype)
-    head_VxD = params["embed"]["embedding"] if c.tie_embeddings else params["head"]["kernel"].T
-    return _Weights(params, pack_params(params, c, every_product), head_VxD)
-
-
-@functools.partial(jax.jit, static_argnames="dtype")
-def _cast(params: dict, dtype: str) -> dict:
-    return jax.tree.map(lambda p: p.astype(dtype) if p.ndim > 1 else p, params)
-
-
 @functools.partial(jax.jit, static_argnames=("model", "static"))
 def _run(
-    model: Transformer, weights: _Weights, request: _Request, sampler: Sampler, static: _Static
+    model: Transformer, weights: Weights, request: _Request, sampler: Sampler, static: _Static
 ) -> tuple[jax.Array, jax.Array]:
     """(new tokens (B, M), how many of them count (B,)); one program for all prompts that round to these sizes."""
     state, width = _first(model, weights, request, sampler, static), request.tokens_BxP.shape[1]
@@ -281,7 +264,7 @@ def _run(
 
 
 @functools.partial(jax.jit, static_argnames=("model", "static"))
-def _begin(model: Transformer, weights: _Weights, request: _Request, sampler: Sampler, static: _Static) -> _State:
+def _begin(model: Transformer, weights: Weights, request: _Request, sampler: Sampler, static: _Static) -> _State:
     """The state with the first token, and room for all."""
     state, width = _first(model, weights, request, sampler, static), request.tokens_BxP.shape[1]
     return _whole(state._replace(cache=tuple(layer.grown(width + static.room) for layer in state.cache)))
@@ -290,7 +273,7 @@ def _begin(model: Transformer, weights: _Weights, request: _Request, sampler: Sa
 @functools.partial(jax.jit, static_argnames=("model", "static"), donate_argnames="state")
 def _advance(
     model: Transformer,
-    weights: _Weights,
+    weights: Weights,
     request: _Request,
     sampler: Sampler,
     state: _State,
@@ -307,7 +290,7 @@ def _whole(state: _State) -> _State:
     return state._replace(done_B=done_B, counts_B=counts_B, out_BxM=constrain(state.out_BxM, None, None))
 
 
-def _first(model: Transformer, weights: _Weights, request: _Request, sampler: Sampler, static: _Static) -> _State:
+def _first(model: Transformer, weights: Weights, request: _Request, sampler: Sampler, static: _Static) -> _State:
     """The state with the first token of each row; the cache holds the prompts alone."""
     zeros_B = jnp.zeros(len(request.lengths_B), jnp.int32)
     out_BxM = jnp.zeros((len(request.lengths_B), static.room), jnp.int32)
@@ -317,7 +300,7 @@ def _first(model: Transformer, weights: _Weights, request: _Request, sampler: Sa
 
 def _until(
     model: Transformer,
-    weights: _Weights,
+    weights: Weights,
     request: _Request,
     sampler: Sampler,
     state: _State,
@@ -336,7 +319,7 @@ def _until(
 
 def _record(
     model: Transformer,
-    weights: _Weights,
+    weights: Weights,
     request: _Request,
     sampler: Sampler,
     state: _State,
@@ -353,13 +336,13 @@ def _record(
     return _State(state.step + 1, token_B, state.done_B | stopped_B, counts_B, out_BxM, cache)
 
 
-def _prefill(model: Transformer, weights: _Weights, request: _Request) -> tuple[jax.Array, tuple]:
+def _prefill(model: Transformer, weights: Weights, request: _Request) -> tuple[jax.Array, tuple]:
     """Hidden states (B, D) of each prompt's last token, and the cache of the prompts."""
     rows, width = request.tokens_BxP.shape
     positions_BxP = request.positions(width)
     real_BxP = positions_BxP != _NEVER
     hidden_BxPxD, cache = model.apply(
-        {"params": weights.params},
+        weights.variables,
         request.tokens_BxP,
         jnp.where(real_BxP, positions_BxP, 0),
         real_BxP.astype(jnp.int32),
@@ -368,7 +351,7 @@ def _prefill(model: Transformer, weights: _Weights, request: _Request) -> tuple[
     return hidden_BxPxD[:, -1], cache.layers
 
 
-def _decode(model: Transformer, weights: _Weights, request: _Request, state: _State) -> tuple[jax.Array, tuple]:
+def _decode(model: Transformer, weights: Weights, request: _Request, state: _State) -> tuple[jax.Array, tuple]:
     """Hidden states (B, D) of each row's newest token, and the cache with it."""
     cache = layers.Cache(
         state.cache, request.tokens_BxP.shape[1] + state.step - 1, request.positions(state.cache[0].slots)
@@ -376,14 +359,14 @@ def _decode(model: Transformer, weights: _Weights, request: _Request, state: _St
     # A row that is done runs on with the others; its position must stay inside a table of learned positions.
     position_Bx1 = jnp.minimum(request.lengths_B[:, None] + state.step - 1, model.config.max_seq_len - 1)
     hidden_Bx1xD, cache = model.apply(
-        {"params": weights.params, "packed": weights.packed}, state.last_B[:, None], position_Bx1, cache=cache
+        weights.variables | {"packed": weights.packed}, state.last_B[:, None], position_Bx1, cache=cache
     )
     return hidden_Bx1xD[:, 0], cache.layers
 
 
 def _choose(
     model: Transformer,
-    weights: _Weights,
+    weights: Weights,
     hidden_BxD: jax.Array,
     keys_B: jax.Array,
     step: jax.Array,

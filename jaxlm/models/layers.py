@@ -18,7 +18,7 @@ from jaxlm.config import ModelConfig
 from jaxlm.models import products
 from jaxlm.models.draws import normal, parameter
 from jaxlm.models.products import Product
-from jaxlm.ops import fp8
+from jaxlm.ops import fp8, lora
 from jaxlm.ops.attention import attention
 from jaxlm.ops.block_codes import Coded
 from jaxlm.ops.decode import cached_attention, row_product, write_cache
@@ -123,12 +123,12 @@ class Linear(nn.Module):
             kernel = Coded(*(self.get_variable("quantized", name) for name in Coded._fields))
         else:
             kernel = parameter(self, "kernel", normal(self.std), self.shape).astype(self.dtype)
-        bias = lora = None
+        bias = factors = None
         if self.bias_shape is not None:
             bias = parameter(self, "bias", nn.initializers.zeros, self.bias_shape).astype(self.dtype)
         if self.has_variable("lora", "lora_a"):
-            lora = tuple(self.get_variable("lora", name).astype(self.dtype) for name in ("lora_a", "lora_b"))
-        return Weights(kernel, bias, lora)
+            factors = tuple(self.get_variable("lora", name).astype(self.dtype) for name in ("lora_a", "lora_b"))
+        return Weights(kernel, bias, factors)
 
 
 class RMSNorm(nn.Module):
@@ -209,9 +209,10 @@ def project(
         axes = x.ndim - 2
         x = dropout(x, module.lora_dropout, module.make_rng("lora") if module.has_rng("lora") else None)
         # One product for all the factors that read x.
-        inner = dense(x, jnp.concatenate([weights[place].lora[0] for place in adapted], axis=-1), axes)
+        inner = lora.down(x, jnp.concatenate([weights[place].lora[0] for place in adapted], axis=-1), axes)
         for place, low in zip(adapted, jnp.split(inner, len(adapted), axis=-1), strict=True):
-            ys[place] = ys[place] + dense(low, weights[place].lora[1])
+            # Without the barrier XLA keeps both terms of the sum for the backward pass, in place of the sum.
+            ys[place] = jax.lax.optimization_barrier(ys[place] + lora.up(low, weights[place].lora[1]))
     return ys
 
 

@@ -47,6 +47,11 @@ def unchanged(running: Running, metrics: dict[str, jax.Array]) -> Running:
     return running
 
 
+def as_it_is(batch: Batch) -> Batch:
+    """Returns `batch`, for objectives whose loss of a row depends on no other row."""
+    return batch
+
+
 @dataclasses.dataclass(frozen=True)
 class Objective:
     """The function that training minimises, and the shapes of its batches.
@@ -58,6 +63,8 @@ class Objective:
       heads: the names of the scalar heads (see `scalar`) that are trained beside the model. Each head is a collection.
       updates: the number of optimizer updates in one step. Update u takes the rows u, u + `updates`, ... of the batch.
       running: the initial values of the scalars that `adapt` changes.
+      prepare: batch -> the batch that `sums` takes, with what depends on all rows of an update, [B, ...]. Called before the
+        rows are split into microbatches.
       adapt: (running, metrics) -> running, called once a step (as for an adaptive KL coefficient).
     """
 
@@ -66,6 +73,7 @@ class Objective:
     heads: tuple[str, ...] = ()
     updates: int = 1
     running: dict[str, float] = dataclasses.field(default_factory=dict)
+    prepare: typing.Callable[[Batch], Batch] = as_it_is
     adapt: typing.Callable[[Running, dict[str, jax.Array]], Running] = unchanged
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxlm.sharding import axis_size
 
 
-def dense(x: jax.Array, kernel: jax.Array, axes: int = 1) -> jax.Array:
+def dense(x: jax.Array, kernel: jax.Array, axes: int = 1, dtype: jnp.dtype | None = None) -> jax.Array:
     """Multiplies x by a kernel over the last `axes` dimensions of x: `jnp.tensordot(x, kernel, axes)`.
 
     It is computed as one product of matrices, because XLA's CPU backend transposes the whole gradient of a 3-D product:
@@ -19,13 +19,14 @@ def dense(x: jax.Array, kernel: jax.Array, axes: int = 1) -> jax.Array:
       x: the activations (..., *contracted).
       kernel: the kernel (*contracted, *out).
       axes: the number of contracted dimensions.
+      dtype: the type of the result; None for that of x.
 
     Returns:
       (..., *out).
     """
     if axis_size("context") > 1:
-        return jnp.tensordot(x, kernel, axes)
+        return jnp.tensordot(x, kernel, axes, preferred_element_type=dtype)
     lead, out = x.shape[: x.ndim - axes], kernel.shape[axes:]
     inner = math.prod(kernel.shape[:axes])
-    y = jnp.dot(x.reshape(math.prod(lead), inner), kernel.reshape(inner, math.prod(out)))
+    y = jnp.dot(x.reshape(math.prod(lead), inner), kernel.reshape(inner, math.prod(out)), preferred_element_type=dtype)
     return y.reshape(*lead, *out)

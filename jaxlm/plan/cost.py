@@ -4,9 +4,9 @@ import dataclasses
 import math
 
 from jaxlm.config import Config
-from jaxlm.plan import interval, speed
+from jaxlm.plan import flops, interval, speed
 from jaxlm.plan.accelerators import Accelerator
-from jaxlm.plan.params import count_params
+from jaxlm.plan.params import adapter_params, count_params
 
 # What is assumed of a checkpoint, to know how often a run saves that chooses by itself.
 STATE_BYTES = 12  # of a parameter: AdamW in float32
@@ -20,7 +20,9 @@ class Cost:
 
     Attributes:
       tokens_per_second: the speed of all devices together (`plan.speed`).
-      hours: the hours of training without any interruption.
+      hours: the hours of training without any interruption, and of judging before it.
+      judging_hours: of them, those in which DPO's reference judges the pairs once before step 0; 0 without. It is taken
+        to see as many tokens as the run trains on, which is so if the run goes through its pairs once.
       usd: the dollars for `hours` on demand.
       spot_hours: the hours of training with preemptions, lost work included; inf if the run would never end.
       usd_spot: the dollars for `spot_hours` on spot machines.
@@ -31,6 +33,7 @@ class Cost:
 
     tokens_per_second: float
     hours: float
+    judging_hours: float
     usd: float
     spot_hours: float
     usd_spot: float
@@ -55,11 +58,14 @@ def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> 
     """
     tokens_per_second = speed.tokens_per_second(config, accelerator, devices)
     hours = tokens(config) / tokens_per_second / 3600
+    judging = hours * judging_share(config)
+    hours += judging
     every = save_hours(config, hours, devices, hosts)
     spot_hours = hours * slow_down(config, every, hosts)
     return Cost(
         tokens_per_second=tokens_per_second,
         hours=hours,
+        judging_hours=judging,
         usd=hours * devices * accelerator.usd,
         spot_hours=spot_hours,
         usd_spot=spot_hours * devices * accelerator.usd_spot,
@@ -67,6 +73,13 @@ def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> 
         save_hours=every,
         spot_pays_hours=spot_pays_hours(config, accelerator, hours, hosts),
     )
+
+
+def judging_share(config: Config) -> float:
+    """Returns the time in which a reference judges a token once, in units of the time to train on it; 0 if none does."""
+    if flops.reference(config) != "once":
+        return 0.0
+    return flops.judging(config).palm / (flops.of(config).palm * speed.remat_factor(config))
 
 
 def save_hours(config: Config, hours: float, devices: int, hosts: int) -> float:
@@ -83,7 +96,7 @@ def save_hours(config: Config, hours: float, devices: int, hosts: int) -> float:
 
 def auto_minutes(config: Config, devices: int, hosts: int) -> float:
     """Returns the minutes between two checkpoints that training would choose, from what is assumed of disk and devices."""
-    state = STATE_BYTES * count_params(config.model)
+    state = STATE_BYTES * (adapter_params(config.model, config.adapter) or count_params(config.model))
     return interval.minutes(state / devices / TO_HOST, state / hosts / READ_BACK, config.plan.preemptions_per_day)
 
 

@@ -2,29 +2,67 @@
 
 MFU (arXiv:2204.02311) = tokens per second x FLOPs per token / peak FLOP/s. There are two conventions. PaLM's counts
 attention over all T x T pairs; the causal one counts half of them, which is what a causal kernel computes.
+
+Of the 6N of pretraining, a forward pass has 2N, the gradient of the activations 2N, and that of the weights 2N. Where the
+weights are frozen, the last 2N are not computed. Where a step runs a reference too, a forward pass is added.
 """
 
 import re
 import typing
 
-from jaxlm.config import ModelConfig
+from jaxlm.config import Config, ModelConfig
+from jaxlm.objectives import dpo
 from jaxlm.plan import accelerators
-from jaxlm.plan.params import count_params
+from jaxlm.plan.params import adapter_params, count_params
 
 
 class FlopsPerToken(typing.NamedTuple):
-    """FLOPs of the forward and the backward pass for one token."""
+    """FLOPs of all passes of a step for one token."""
 
-    six_n: float  # 6N: the products with weights
-    palm: float  # 6N + 12 L d T: attention over all T x T pairs
-    causal: float  # 6N + 6 L d T: attention over the pairs that a causal mask leaves
+    products: float  # 6N, or 4N with a frozen model: the products with weights
+    palm: float  # + 12 L d T: attention over all T x T pairs
+    causal: float  # + 6 L d T: attention over the pairs that a causal mask leaves
 
 
 def flops_per_token(config: ModelConfig, seq_len: int) -> FlopsPerToken:
-    """Returns the FLOPs of training on one token in rows of `seq_len`. N counts all parameters; d = n_heads * head_dim."""
-    six_n = 6.0 * count_params(config)
+    """Returns the FLOPs of pretraining on one token in rows of `seq_len`. N counts all parameters; d = n_heads * head_dim."""
+    return _flops(config, seq_len, forward=1, backward=2)
+
+
+def of(config: Config) -> FlopsPerToken:
+    """Returns the FLOPs for one token of the config's kind of training: adapters, and DPO's reference, counted."""
+    frozen = config.adapter.kind != "none"
+    forward = 2 if reference(config) == "each step" else 1
+    found = _flops(config.model, config.train.seq_len, forward, backward=1 if frozen else 2)
+    more = 6.0 * adapter_params(config.model, config.adapter)
+    return FlopsPerToken(*(value + more for value in found))
+
+
+def judging(config: Config) -> FlopsPerToken:
+    """Returns the FLOPs for one token of a forward pass alone, as of the reference."""
+    return _flops(config.model, config.train.seq_len, forward=1, backward=0)
+
+
+def reference(config: Config) -> str:
+    """Returns when DPO's reference is run: "each step" (the frozen model), "once" before step 0, or "" if there is none."""
+    if config.program != "dpo" or not dpo.has_reference(config.dpo):
+        return ""
+    return "once" if dpo.judged(config) else "each step"
+
+
+def formula(config: Config) -> tuple[str, str]:
+    """Returns what `of` counts for the model, in words: ("6N", "12LdT"). An adapter's own FLOPs come to it."""
+    found = of(config).products - 6.0 * adapter_params(config.model, config.adapter)
+    products = round(found / count_params(config.model))
+    return f"{products}N", f"{16 if reference(config) == 'each step' else 12}LdT"
+
+
+def _flops(config: ModelConfig, seq_len: int, forward: int, backward: int) -> FlopsPerToken:
+    """Of so many forward passes, and of a backward pass to activations (1), or to weights too (2); to none (0)."""
+    products = 2.0 * (forward + backward) * count_params(config)
     attention = float(config.n_layers * config.n_heads * config.head_dim * seq_len)
-    return FlopsPerToken(six_n, six_n + 12 * attention, six_n + 6 * attention)
+    attention *= 4 * forward + 8 * bool(backward)
+    return FlopsPerToken(products, products + attention, products + attention / 2)
 
 
 def peak_tflops(device_kind: str) -> float | None:

@@ -81,7 +81,7 @@ def _finished(config: Config, found: dict) -> dict[str, typing.Any]:
     speed = found["tokens_per_second"]
     hours = config.train.steps * config.train.batch_size * config.train.seq_len / speed / 3600 if speed else None
     peak = config.hardware.peak_tflops or flops.peak_tflops(found["kind"])
-    per_token = flops.flops_per_token(config.model, config.train.seq_len).palm
+    per_token = flops.of(config).palm
     price = (
         config.hardware.usd_per_hour if found["kind"] != "cpu" else 0.0
     )  # it is that of the GPU the config is meant for
@@ -229,9 +229,9 @@ def _timed(config: Config, mesh: jax.sharding.Mesh, limit: float) -> tune.Trial:
     few = dataclasses.replace(config.tune, steps=STEPS, step_seconds=TIMED_S)
     config = dataclasses.replace(config, tune=few)
     own = tune.own(config, config.train.microbatch_size, config.model.remat)
-    batches = itertools.repeat(bench.random_batch(config, mesh))
+    batches = itertools.repeat(bench.random_batch(lower.parts_of(config, mesh)))
     return bench.Bench(config, mesh, limit, batches, lambda text: None).trial(own)
 
 
 def _flops(config: Config) -> float:
-    return flops.flops_per_token(config.model, config.train.seq_len).causal
+    return flops.of(config).causal

@@ -9,8 +9,13 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxlm import tree
 from jaxlm.config import Config
-from jaxlm.objectives import lm
+from jaxlm.models import adapters
+from jaxlm.objectives import dpo, lm, reward
+from jaxlm.plan.params import trained_rows
 from jaxlm.step import parts
+
+# Program -> the maker of what it minimises.
+OBJECTIVES = {"pretrain": lm.make, "sft": lm.make, "reward": reward.make, "dpo": dpo.make}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,20 +43,25 @@ Options = dict[str, int | bool] | None
 MakeParts = Callable[[Config, Mesh | AbstractMesh], parts.Parts]
 
 
-def pretraining(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
-    """Returns the parts of pretraining."""
-    return parts.make(config, mesh, lm.make)
+def parts_of(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
+    """Returns the parts of the config's kind of training, from the config alone: there may be no origin and no data yet.
+
+    Which tokens have rows of an adapter is taken to be the last of the vocabulary, as ChatML's are.
+    """
+    size = config.model.vocab_size
+    rows = tuple(range(size - trained_rows(config.adapter), size))
+    return parts.make(config, mesh, OBJECTIVES[config.program], adapters.of(config.adapter, rows))
 
 
 def lower_step(
-    config: Config, mesh: Mesh | AbstractMesh, make_parts: MakeParts = pretraining
+    config: Config, mesh: Mesh | AbstractMesh, make_parts: MakeParts = parts_of
 ) -> tuple[jax.stages.Lowered, list[Placement]]:
     """Lowers the train step of a config for a mesh.
 
     Args:
       config: the config, with `model.attention` and `model.dtype` set (not auto).
       mesh: the mesh; its devices may be absent.
-      make_parts: makes the parts of another kind of training.
+      make_parts: makes the parts, if the run's own are there already.
 
     Returns:
       The lowered step (`.compile()` compiles it) and the placement of each parameter.

@@ -63,6 +63,8 @@ def key(config: Config, mesh: Mapping[str, int]) -> str:
         "mesh": dict(mesh),
         "xla_flags": config.hardware.xla_flags,
     }
+    if config.program != "pretrain":
+        parts |= {"program": config.program, "adapter": dataclasses.asdict(config.adapter), "dpo": config.dpo.loss}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -10,6 +10,9 @@ grow until the last layer, and shrink as soon as the backward pass begins. So th
 the point at which the last layer's backward pass has just recomputed what was not kept. After the backward pass the
 activations are gone, but all gradients are there: the third moment is the optimizer's update.
 
+Parameters that are frozen have no gradients and no optimizer state, and what a layer keeps only for the gradients of its
+weights is not kept.
+
 Legend: B rows, T tokens, D model, F feed-forward, N query heads, K key-value heads, H head dim, V padded vocabulary.
 """
 
@@ -23,8 +26,9 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxlm import sharding, tree
 from jaxlm.config import Config, MeshConfig, ModelConfig
-from jaxlm.objectives import lm
-from jaxlm.step import parts, step
+from jaxlm.objectives.base import Variables
+from jaxlm.plan import lower
+from jaxlm.step import step
 
 # Remat policy -> what it keeps of `layer_elements`. The policies themselves are transformer.REMAT_POLICIES. `dots` keeps
 # the output of attn/o in place of the residual, which has the same size.
@@ -42,7 +46,8 @@ class Memory:
     """Bytes on each device at the peak of a step, by component.
 
     Attributes:
-      parameters: the parameters, float32.
+      parameters: the trained parameters, float32.
+      frozen: the parameters that are not trained, in the compute type, or quantised.
       optimizer: the optimizer's state, without the part that is offloaded to the host.
       gradients: the float32 sums over microbatches. If there is only one microbatch: the gradients at the update, in
         the compute type.
@@ -53,6 +58,7 @@ class Memory:
     """
 
     parameters: int
+    frozen: int
     optimizer: int
     gradients: int
     copies: int
@@ -96,21 +102,25 @@ class _Share(typing.NamedTuple):
     width: int
     in_layer: bool
 
+    @property
+    def bytes(self) -> int:
+        """Returns the bytes of the share in the compute type."""
+        return self.numbers * self.width
+
 
 class Estimator:
     """Does what `estimate` does, for configs that differ only in remat and microbatch: it lays out the parameters once."""
 
     def __init__(self, config: Config, mesh: Mesh | AbstractMesh):
-        made = parts.make(config, mesh, lm.make)
-        abstract, shardings = made.abstract, made.shardings
-        compute = jax.eval_shape(lambda p: step.cast(p, jnp.dtype(config.model.dtype)), tree.merge(abstract.params))
-        leaves = zip(tree.named_leaves(compute), jax.tree.leaves(tree.merge(shardings.params)), strict=True)
+        made, dtype = lower.parts_of(config, mesh), jnp.dtype(config.model.dtype)
+        compute = jax.eval_shape(lambda params: step.cast(params, dtype), made.abstract.params)
         self._mesh = mesh
-        self._shares = [
-            _Share(math.prod(placed.shard_shape(leaf.shape)), leaf.dtype.itemsize, tree.layer_of(name) is not None)
-            for (name, leaf), placed in leaves
-        ]
-        self._optimizer, self._visiting = _device_bytes(abstract.opt_state, shardings.opt_state)
+        self._trained = _shares(compute, made.shardings.params)
+        self._frozen = _shares(made.frozen, made.frozen_shardings)
+        self._head_is_trained = "params" in made.abstract.params
+        self._optimizer, self._visiting = _device_bytes(made.abstract.opt_state, made.shardings.opt_state)
+        placed = jax.tree.map(lambda leaf: leaf.sharding, made.batch())
+        self._batch, _ = _device_bytes(made.batch(), placed)
 
     def __call__(self, config: Config) -> Memory:
         """Returns the memory with this config's remat policy and microbatch."""
@@ -118,21 +128,24 @@ class Estimator:
         tokens = t.seq_len // self._mesh.shape.get("context", 1)
         rows = t.microbatch_size // sharding.batch_ways(self._mesh)
         accumulates = t.microbatch_size < t.batch_size
-        numbers = sum(share.numbers for share in self._shares)
+        numbers = sum(share.numbers for share in self._trained)
         steady = {
             "parameters": numbers * _F32,
+            "frozen": sum(share.bytes for share in self._frozen),
             "optimizer": self._optimizer,
-            # tokens, targets, segments, positions and weights, of four bytes each
-            "batch": 5 * 4 * t.batch_size // sharding.batch_ways(self._mesh) * tokens,
+            "batch": self._batch,
         }
         sums = numbers * _F32 if accumulates else 0
-        gradients = sums or sum(share.numbers * share.width for share in self._shares)
+        gradients = sums or sum(share.bytes for share in self._trained)
         layer = _Layer(m, rows, tokens, self._mesh.shape)
         # XLA keeps two more copies for a scan over the layers: their parameters stacked, and their gradients stacked.
-        stacks = sum(s.numbers * s.width for s in self._shares if s.in_layer) if m.scan_layers else 0
+        stacks, frozen_stacks = (
+            sum(share.bytes for share in shares if share.in_layer) if m.scan_layers else 0
+            for shares in (self._trained, self._frozen)
+        )
         held = {
             "gradients": sums,
-            "copies": self._copies(m) + stacks,
+            "copies": self._copies(m) + stacks + frozen_stacks,
             "activations": m.n_layers * layer.kept + layer.shared,
         }
         # The last layer's backward pass, the loss, the update (which makes float32 updates of all parameters).
@@ -151,21 +164,25 @@ class Estimator:
         for all layers until their backward pass.
         """
         width = jnp.dtype(m.dtype).itemsize
-        cast = sum(share.numbers * share.width for share in self._shares if share.width < _F32)
+        cast = sum(share.bytes for share in self._trained if share.width < _F32)
         tensor = self._mesh.shape.get("tensor", 1)
-        head = m.padded_vocab_size * m.d_model * width // tensor if m.tie_embeddings and width < _F32 else 0
+        tied = m.tie_embeddings and width < _F32 and self._head_is_trained
+        head = m.padded_vocab_size * m.d_model * width // tensor if tied else 0
         # Each tensor device joins its own columns, if the axis divides them: see models.layers.project.
         qkv = (m.n_heads + 2 * m.n_kv_heads) * m.head_dim if m.n_kv_heads % tensor == 0 else 0
         gate_up = 2 * m.d_ff if m.family == "llama" and m.d_ff % tensor == 0 else 0
         joined = m.d_model * (qkv + gate_up) // tensor if m.fuse_projections else 0
         # The joined weights are gathered already: they are not counted again.
-        whole = sum(share.numbers for share in self._shares if share.in_layer) * self._mesh.shape.get("fsdp", 1)
+        layers = [share for share in (*self._trained, *self._frozen) if share.in_layer]
+        whole = sum(share.numbers for share in layers) * self._mesh.shape.get("fsdp", 1)
         gathered = whole // m.n_layers - joined if self._mesh.shape.get("fsdp", 1) > 1 else 0
-        layers = m.n_layers if m.remat == "none" and not m.scan_layers else 1
-        return cast + head + (joined + gathered) * width * layers
+        times = m.n_layers if m.remat == "none" and not m.scan_layers else 1
+        return cast + head + (joined + gathered) * width * times
 
     def _head(self, m: ModelConfig) -> int:
-        """Returns the bytes of the head's gradient, float32, which the loss adds up over its tiles."""
+        """Returns the bytes of the head's gradient, float32, which the loss adds up over its tiles; 0 if it is frozen."""
+        if not self._head_is_trained:
+            return 0
         return m.padded_vocab_size * m.d_model * _F32 // self._mesh.shape.get("tensor", 1)
 
     def _loss(self, config: Config, tokens: int) -> int:
@@ -218,6 +235,15 @@ class _Layer:
             self.kept += scores
         recomputed = sum(elements.values()) - kept
         self.backward = tokens_in_all * (recomputed + elements["mlp_proj"] + m.d_model) * width + scores
+
+
+def _shares(variables: Variables, shardings: Variables) -> list[_Share]:
+    """The shares of variables that have the types in which they are there."""
+    leaves = zip(tree.named_leaves(tree.merge(variables)), jax.tree.leaves(tree.merge(shardings)), strict=True)
+    return [
+        _Share(math.prod(placed.shard_shape(leaf.shape)), leaf.dtype.itemsize, tree.layer_of(name) is not None)
+        for (name, leaf), placed in leaves
+    ]
 
 
 def _device_bytes(abstract: typing.Any, shardings: typing.Any) -> tuple[int, int]:

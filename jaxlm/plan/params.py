@@ -1,6 +1,9 @@
-"""Counts a model's parameters from its config, by arithmetic."""
+"""Counts the parameters of a model and of what is trained beside it, from the config, by arithmetic."""
 
-from jaxlm.config import ModelConfig
+import math
+import re
+
+from jaxlm.config import CHAT_TOKENS, AdapterConfig, ModelConfig
 
 
 def count_params(config: ModelConfig) -> int:
@@ -14,12 +17,10 @@ def params_by_component(config: ModelConfig) -> dict[str, int]:
     gpt2 = c.family == "gpt2"
     d, heads, kv = c.d_model, c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
     bias = gpt2 or c.bias
-    attn = d * (heads + 2 * kv) + heads * d
+    attn, mlp = (sum(math.prod(kernel) for kernel in kernels(c, part).values()) for part in ("attn", "mlp"))
     attn += (heads + 2 * kv) if bias or c.qkv_bias else 0
     attn += d if bias else 0
-    up = 1 if gpt2 else 2
-    mlp = (up + 1) * d * c.d_ff
-    mlp += (up * c.d_ff + d) if bias else 0
+    mlp += ((1 if gpt2 else 2) * c.d_ff + d) if bias else 0
     norm = (2 * d if gpt2 else d) * (2 * c.n_layers + 1)
     norm += 2 * c.head_dim * c.n_layers if c.qk_norm else 0
     return {
@@ -30,3 +31,44 @@ def params_by_component(config: ModelConfig) -> dict[str, int]:
         "norm": norm,
         "head": 0 if c.tie_embeddings else d * c.vocab_size,
     }
+
+
+def kernels(config: ModelConfig, part: str = "") -> dict[str, tuple[int, int]]:
+    """Returns name -> (inputs, outputs) of each kernel of one layer, as `adapter.targets` names them: `attn/q`.
+
+    Args:
+      part: "attn" or "mlp"; "" for both.
+    """
+    c = config
+    d, heads, kv = c.d_model, c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
+    found = {"attn/q": (d, heads), "attn/k": (d, kv), "attn/v": (d, kv), "attn/o": (heads, d)}
+    found |= {} if c.family == "gpt2" else {"mlp/gate": (d, c.d_ff)}
+    found |= {"mlp/up": (d, c.d_ff), "mlp/down": (c.d_ff, d)}
+    return {name: sizes for name, sizes in found.items() if name.startswith(part)}
+
+
+def targets(config: ModelConfig, adapter: AdapterConfig) -> dict[str, tuple[int, int]]:
+    """Returns the kernels of one layer that get a LoRA, as `kernels` does; {} for another kind of adapter."""
+    if adapter.kind != "lora":
+        return {}
+    return {
+        name: sizes for name, sizes in kernels(config).items() if any(re.fullmatch(t, name) for t in adapter.targets)
+    }
+
+
+def trained_rows(adapter: AdapterConfig) -> int:
+    """Returns the number of tokens whose rows of embedding and head are trained beside an adapter."""
+    if adapter.kind == "none" or adapter.without_rows:
+        return 0
+    return len(CHAT_TOKENS) if adapter.rows == ("auto",) else len(adapter.rows)
+
+
+def adapter_params(config: ModelConfig, adapter: AdapterConfig) -> int:
+    """Returns the number of parameters of an adapter, with the rows of ChatML's tokens; 0 if there is none."""
+    if adapter.kind == "none":
+        return 0
+    rows = trained_rows(adapter) * config.d_model * (1 if config.tie_embeddings else 2)
+    if adapter.kind == "prompt":
+        return adapter.prompt_tokens * config.d_model + rows
+    each = sum(adapter.rank * (inputs + outputs) for inputs, outputs in targets(config, adapter).values())
+    return config.n_layers * each + rows

@@ -11,16 +11,22 @@ The MFU in the prices file is of one shape: 1.04B parameters, d 2048. Smaller mo
 
 Remat recomputes part of the forward pass, so a step takes longer by those FLOPs. What the optimizer, the loader, evaluation
 and links between devices take is not in here.
+
+A frozen model saves a third of the products. Against that, each kernel with a LoRA has as many launches again as it has by
+itself, and a quantised one is decoded in both passes, which is bound by the device's memory. These two were not measured.
 """
 
 from jaxlm.config import Config, ModelConfig
+from jaxlm.plan import flops
 from jaxlm.plan.accelerators import Accelerator
-from jaxlm.plan.flops import flops_per_token
+from jaxlm.plan.params import kernels, targets
 
 MEASURED_WIDTH = 2048  # d_model of the model whose MFU is in the prices file
 WIDTH_PER_INTENSITY = 3.0  # d0, for each FLOP that a device makes while it reads a byte
 LAUNCH_S = 0.2e-3  # of a layer's kernels, forward and backward: about 40 of them, 5 us each
 LAYERS_OF_REST = 2  # launches of the loss, the head and the update, as so many layers
+LORA_LAUNCHES = 1.0  # of a layer all of whose kernels have a LoRA, as so many layers
+DECODED_BYTES = 2.5  # a quantised weight is read at half a byte, and written in bfloat16
 
 
 def tokens_per_second(config: Config, accelerator: Accelerator, devices: int) -> float:
@@ -31,11 +37,33 @@ def tokens_per_second(config: Config, accelerator: Accelerator, devices: int) ->
       accelerator: the kind of device.
       devices: how many there are.
     """
-    flops = flops_per_token(config.model, config.train.seq_len).palm * remat_factor(config)
+    per_token = flops.of(config).palm * remat_factor(config)
     tokens = config.train.microbatch_size * config.train.seq_len
-    products_s = tokens * flops / (devices * accelerator.tflops * 1e12 * mfu(config.model, accelerator))
-    launches_s = LAUNCH_S * (config.model.n_layers + LAYERS_OF_REST)
-    return tokens / max(products_s, launches_s)
+    products_s = tokens * per_token / (devices * accelerator.tflops * 1e12 * mfu(config.model, accelerator))
+    return tokens / max(products_s + _decoding_s(config, accelerator), _launches_s(config))
+
+
+def _launches_s(config: Config) -> float:
+    """The seconds of a microbatch's launches on a device: a reference's forward pass has a third of a layer's."""
+    m, each = config.model, 1.0
+    each += LORA_LAUNCHES * len(targets(m, config.adapter)) / len(kernels(m))
+    each += (flops.reference(config) == "each step") / 3
+    return LAUNCH_S * (m.n_layers * each + LAYERS_OF_REST)
+
+
+def _decoding_s(config: Config, accelerator: Accelerator) -> float:
+    """The seconds in which a device decodes its quantised kernels for a microbatch: once for each pass through them."""
+    m = config.model
+    if not quantized(config):
+        return 0.0
+    passes = 2 + (m.remat == "full") + (flops.reference(config) == "each step")
+    weights = m.n_layers * sum(inputs * outputs for inputs, outputs in kernels(m).values())
+    return passes * weights * DECODED_BYTES / (accelerator.bandwidth_gb * 1e9)
+
+
+def quantized(config: Config) -> bool:
+    """True if the layers of a frozen model are quantised."""
+    return config.adapter.kind != "none" and config.adapter.quantize != "none"
 
 
 def mfu(model: ModelConfig, accelerator: Accelerator) -> float:
@@ -59,4 +87,4 @@ def remat_factor(config: Config, remat: str = "") -> float:
     ups = 1 if m.family == "gpt2" else 2
     weights = m.d_model * ((2 * m.n_heads + 2 * m.n_kv_heads) * m.head_dim + ups * m.d_ff)  # but the down projection
     again = {"none": 0.0, "names": 0.0, "dots": attention, "full": attention + 2.0 * m.n_layers * weights}[remat]
-    return 1 + again / flops_per_token(m, config.train.seq_len).palm
+    return 1 + again / flops.of(config).palm

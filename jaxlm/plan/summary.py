@@ -4,10 +4,9 @@ import dataclasses
 import typing
 
 from jaxlm.config import Config, MeshConfig
-from jaxlm.plan import accelerators, fit, scaling, speed
+from jaxlm.plan import accelerators, fit, flops, methods, params, scaling, speed
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.cost import cost, tokens
-from jaxlm.plan.flops import flops_per_token
 from jaxlm.plan.memory import KEPT, Memory
 from jaxlm.plan.params import count_params, params_by_component
 
@@ -30,6 +29,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
     memory = planner.memory(mesh, microbatch=microbatch)
     return {
         "model": _model(config),
+        "training": _training(config),
         "run": _run(config),
         "mesh": {"axes": dataclasses.asdict(mesh), "devices": fit.devices_of(mesh), "hosts": hosts(config, mesh)},
         "memory": {
@@ -40,6 +40,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
             "total": memory.total,
             "by_remat": _by_remat(config, planner, mesh, microbatch),
         },
+        "methods": methods.compare(config, prices.accelerators) if config.program != "pretrain" else [],
         "accelerators": [_row(config, planner, mesh, memory, device) for device in chosen],
         "prices_as_of": prices.as_of,
         "preemptions_per_day": config.plan.preemptions_per_day,
@@ -53,7 +54,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
 
 
 def _checkpoint_bytes(config: Config) -> int:
-    """The bytes of one checkpoint: parameters and the optimizer's whole state."""
+    """The bytes of one checkpoint: what is trained, and the optimizer's whole state."""
     here = dataclasses.replace(config, optim=dataclasses.replace(config.optim, offload=False))
     memory = fit.Planner(here).memory(fit.ONE_DEVICE, microbatch=1)
     return memory.parameters + memory.optimizer
@@ -77,9 +78,26 @@ def _model(config: Config) -> dict[str, typing.Any]:
     }
 
 
+def _training(config: Config) -> dict[str, typing.Any]:
+    """What is trained of the model, and what is frozen."""
+    a, m = config.adapter, config.model
+    added = params.adapter_params(m, a)
+    return {
+        "program": config.program,
+        "adapter": a.kind,
+        "rank": a.rank if a.kind == "lora" else None,
+        "targets": list(params.targets(m, a)),
+        "prompt_tokens": a.prompt_tokens if a.kind == "prompt" else None,
+        "trained": added or count_params(m),
+        "frozen": count_params(m) if added else 0,
+        "quantize": a.quantize if added else "none",
+        "reference": flops.reference(config),
+    }
+
+
 def _run(config: Config) -> dict[str, typing.Any]:
-    t, params, total = config.train, count_params(config.model), tokens(config)
-    per_token = flops_per_token(config.model, t.seq_len)
+    t, total = config.train, tokens(config)
+    per_token = flops.of(config)
     return {
         "steps": t.steps,
         "batch_size": t.batch_size,
@@ -88,8 +106,13 @@ def _run(config: Config) -> dict[str, typing.Any]:
         "tokens": total,
         "flops_per_token": per_token._asdict(),
         "flops": {name: value * total for name, value in per_token._asdict().items()},
-        "scaling": dataclasses.asdict(scaling.stand(params, total, config.model.vocab_size)),
+        "formula": flops.formula(config),
+        "scaling": _scaling(config) if config.program == "pretrain" else None,
     }
+
+
+def _scaling(config: Config) -> dict[str, typing.Any]:
+    return dataclasses.asdict(scaling.stand(count_params(config.model), tokens(config), config.model.vocab_size))
 
 
 def _by_remat(config: Config, planner: fit.Planner, mesh: MeshConfig, microbatch: int) -> dict[str, typing.Any]:
@@ -112,7 +135,7 @@ def _row(
     devices = found.devices if found else fit.devices_of(mesh)
     as_planned = bool(found) and devices == fit.devices_of(mesh)
     costs = _cost(config, device, found, hosts(config, mesh) if asked else -(-devices // 8), devices)
-    per_token = flops_per_token(config.model, config.train.seq_len).palm
+    per_token = flops.of(config).palm
     other = planner.faster(mesh, device.memory) if as_planned else planner.remedy(mesh, device.memory)
     return {
         "name": device.name,

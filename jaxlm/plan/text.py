@@ -20,9 +20,9 @@ def render(plan: dict[str, typing.Any]) -> str:
       plan: the dict that `summary.summarise` returns, under `here` the one of `here.row`, and under `disk` what the run
         leaves there. If the step was compiled, `compiled` has the dict that `compiled.compile_step` returns.
     """
-    parts = [_model(plan), _tokens(plan), _memory(plan), _disk(plan), _table(plan), _notes(plan)]
+    parts = [_model(plan), _tokens(plan), _memory(plan), _methods(plan), _disk(plan), _table(plan), _notes(plan)]
     if "compiled" in plan:
-        parts.insert(4, _compiled(plan["compiled"]))
+        parts.insert(5, _compiled(plan["compiled"]))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -38,20 +38,49 @@ def _model(plan: dict) -> str:
 
 
 def _tokens(plan: dict) -> str:
-    run, law = plan["run"], plan["run"]["scaling"]
+    run = plan["run"]
+    text = f"TOKENS  {human(run['tokens'])} = {run['steps']:,} steps x {run['batch_size']} rows x {run['seq_len']:,}\n"
+    if run["scaling"]:
+        return text + _wrapped(_chinchilla(plan)) + f"\n{_flops(run)}\n" + _loss(run["scaling"]) + _data(plan)
+    return _training(plan["training"]) + "\n" + text + _flops(run)
+
+
+def _chinchilla(plan: dict) -> str:
+    law = plan["run"]["scaling"]
     ratio = law["tokens_per_param"] / (law["optimal_tokens"] / plan["model"]["parameters"])
     stand = "about Chinchilla's optimum" if 0.8 < ratio < 1.25 else f"{ratio:.2g} x Chinchilla's optimum"
     fits = ", ".join(human(n) for n in law["optimal_by_law"].values())
-    per, total = run["flops_per_token"], run["flops"]
     return (
-        f"TOKENS  {human(run['tokens'])} = {run['steps']:,} steps x {run['batch_size']} rows x {run['seq_len']:,}\n"
-        + _wrapped(
-            f"{law['tokens_per_param']:.3g} a parameter: {stand} (20 a parameter: {human(law['optimal_tokens'])}; "
-            f"by two laws: {fits})"
-        )
-        + f"\nFLOPS  {per['palm'] / 1e9:.3g} GFLOP a token by 6N + 12LdT ({per['six_n'] / 1e9:.3g} by 6N, "
-        f"{per['causal'] / 1e9:.3g} causal); {total['palm']:.2e} in all\n" + _loss(law) + _data(plan)
+        f"{law['tokens_per_param']:.3g} a parameter: {stand} (20 a parameter: {human(law['optimal_tokens'])}; "
+        f"by two laws: {fits})"
     )
+
+
+def _flops(run: dict) -> str:
+    per, total, (products, attention) = run["flops_per_token"], run["flops"], run["formula"]
+    return (
+        f"FLOPS  {per['palm'] / 1e9:.3g} GFLOP a token by {products} + {attention} ({per['products'] / 1e9:.3g} by "
+        f"{products}, {per['causal'] / 1e9:.3g} causal); {total['palm']:.2e} in all"
+    )
+
+
+def _training(t: dict) -> str:
+    """What is trained and what is frozen, and where DPO's reference comes from."""
+    kinds = {
+        "none": "all parameters",
+        "lora": f"LoRA of rank {t['rank']} for {', '.join(t['targets'])}",
+        "prompt": f"a prompt of {t['prompt_tokens']} vectors",
+    }
+    kept = {"none": "in the compute type", "nf4": "layers in nf4", "int8": "layers in int8"}[t["quantize"]]
+    frozen = f"; {human(t['frozen'])} frozen, {kept}" if t["frozen"] else ""
+    lines = [f"TRAINED ({t['program']})  {kinds[t['adapter']]}: {human(t['trained'])}{frozen}"]
+    if t["reference"]:
+        how = {
+            "once": "judged once before step 0 and kept; its time is counted for one pass over the run's tokens",
+            "each step": "the frozen model alone, a second forward pass in each step",
+        }
+        lines.append(f"REFERENCE  {how[t['reference']]}")
+    return "\n".join(_wrapped(line, indent="") for line in lines)
 
 
 def _loss(law: dict) -> str:
@@ -83,9 +112,10 @@ def _memory(plan: dict) -> str:
     memory, mesh = plan["memory"], plan["mesh"]
     named = ", ".join(f"{axis} {size}" for axis, size in mesh["axes"].items() if size > 1)
     devices = f"each of {mesh['devices']} devices ({named})" if named else "one device"
-    rows = [[name, gigabytes(n)] for name, n in memory["bytes"].items()]
+    rows = [[name, gigabytes(n)] for name, n in memory["bytes"].items() if n or name != "frozen"]
     rows.append(["total", gigabytes(memory["total"])])
     notes = {
+        "parameters": "trained, float32",
         "optimizer": memory["optimizer"],
         "gradients": "summed over microbatches",
         "copies": f"of parameters, in {plan['model']['dtype']}",
@@ -108,6 +138,19 @@ def _remats(memory: dict) -> str:
         for name, of in by.items()
     ]
     return _wrapped(f"model.remat: {'; '.join(parts)}")
+
+
+def _methods(plan: dict) -> str:
+    """The ways to fine-tune the model, side by side; "" for pretraining."""
+    if not plan["methods"]:
+        return ""
+    remats = list(plan["methods"][0]["bytes"])
+    head = ["METHODS, GB with one row", *(f"remat {remat}" for remat in remats), "smallest card"]
+    rows = [
+        [f"  {row['method']}", *(gigabytes(row["bytes"][remat]) for remat in remats), row["card"] or "none"]
+        for row in plan["methods"]
+    ]
+    return table([head, *rows], right=range(1, len(remats) + 1))
 
 
 def _disk(plan: dict) -> str:

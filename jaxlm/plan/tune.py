@@ -110,7 +110,7 @@ class Compiler:
         config: Config,
         mesh: Mesh,
         limit_bytes: float,
-        make_parts: lower.MakeParts = lower.pretraining,
+        make_parts: lower.MakeParts = lower.parts_of,
         options: lower.Options = None,
     ):
         self.limit_bytes = limit_bytes
@@ -158,7 +158,7 @@ def fit(
     config: Config,
     mesh: Mesh,
     say: typing.Callable[[str], None],
-    make_parts: lower.MakeParts = lower.pretraining,
+    make_parts: lower.MakeParts = lower.parts_of,
     begun: typing.Callable[[], bool] = lambda: False,
 ) -> Config:
     """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit these devices.
@@ -180,7 +180,7 @@ def resolve(
     mesh: Mesh,
     limit_bytes: float,
     log: typing.Callable[[str], None],
-    make_parts: lower.MakeParts = lower.pretraining,
+    make_parts: lower.MakeParts = lower.parts_of,
     begun: typing.Callable[[], bool] = lambda: False,
 ) -> Config:
     """Returns the config with `model.remat=auto` and `train.microbatch_size=-1` replaced by values that fit into memory.
@@ -192,7 +192,7 @@ def resolve(
       mesh: the devices that the step will run on.
       limit_bytes: the bytes of one device's memory that a step may take.
       log: called with a line that names the choice.
-      make_parts: makes the parts of another kind of training.
+      make_parts: makes the parts, if the run's own are there already.
       begun: returns True if the run has checkpoints.
 
     Raises:

@@ -17,7 +17,7 @@ from jaxlm.train import announcement, hooks, ledger, loop, phases, profile, sign
 from jaxlm.train.checkpoints import restore, weights
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.checkpoints.store import Checkpointer
-from jaxlm.train.clock import COMPILE, RESTORE, SAVE, Clock
+from jaxlm.train.clock import COMPILE, EVALUATE, RESTORE, SAVE, Clock
 from jaxlm.train.origin import check_base
 from jaxlm.train.scores import Scores
 
@@ -62,6 +62,8 @@ class Attempt:
             checkpointer.stopping = self.stop.asked
             with self.clock.spend(RESTORE, str(checkpointer.directory)):
                 ready, state, frozen, meta = self._restore(checkpointer)
+            with self.clock.spend(EVALUATE, "the reference"):
+                ready = self.task.begin(ready, state, frozen)
             done = int(state.step)
             if self.mirror:
                 between.follow(checkpointer, self.mirror, done)

@@ -15,7 +15,7 @@ from jaxlm.data.open import open_mixture
 from jaxlm.eval import benchmarks, core, harness, likelihood, loss, measures, model, redteam, results
 from jaxlm.eval.model import Restored
 from jaxlm.eval.results import TaskResult
-from jaxlm.interop import hf_weights
+from jaxlm.interop import readers
 from jaxlm.processes import from_first, say, together
 
 
@@ -24,7 +24,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if not config.workdir:
         raise ConfigError("which run? jaxlm eval RUN, the folder of a run (or --config.workdir=RUN)")
     folder = pathlib.Path(config.workdir)
-    if not (folder / "config.json").is_file():
+    if not model.is_there(config.workdir):
         raise ConfigError(f"no run in {config.workdir}: jaxlm train {args.config} makes one there")
     if args.limit < 0:
         raise ConfigError(f"--limit={args.limit}: how many questions of each task; 0 = all")
@@ -33,9 +33,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(f"--tasks={args.tasks}: names with a comma between, such as arc_easy,piqa")
     ask = together(lambda: harness.Benchmarks(names, config.eval))
     parts = (config.model, config.data, config.hardware, config.distributed)
-    run = model.restore(config.workdir, args.checkpoint, *parts, readers=hf_weights.READERS)
-    name = f"checkpoint {run.step} of {config.workdir}" if run.data else f"the model of {config.workdir}"
-    say(name)
+    run = model.restore(config.workdir, args.checkpoint, *parts, readers=readers.READERS)
+    say(run.name)
     if ask.chats:
         together(lambda: chat.template(run.tokenizer))
     place = folder / results.FOLDER / str(run.step)
@@ -47,11 +46,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(f"{config.workdir} has no held-out text: name benchmarks, --tasks=arc_easy,piqa")
     about = _about(run.step, config, args)
     keep = (lambda one: ("", True)) if why else (lambda one: from_first(lambda: _kept(folder, one, about)))
-    found, lost = _asked(ask(likelihood.of_restored(run, config), args.limit), keep, name)
+    found, lost = _asked(ask(likelihood.of_restored(run, config), args.limit), keep, run.name)
     if jax.process_index() == 0:
         _show(held_out, found, args.json)
         tokens = run.step * config.train.batch_size * config.train.seq_len
-        flops = benchmarks.training_flops({"params": run.params}, tokens)
+        flops = benchmarks.training_flops(run.variables, tokens)
         for line in filter(None, (measures.alarm(one, flops) for one in found)):
             say(line)
         kept = [result.task for result in found if result.task not in lost]
@@ -100,7 +99,7 @@ def _held_out(run: Restored, config: Config) -> dict[str, float]:
     rows = settings.batch_size * settings.max_batches
     settings = dataclasses.replace(settings, batch_size=size, max_batches=-(-rows // size))
     sizes = {"seq_len": config.train.seq_len, "tile": config.loss.tile_tokens}
-    return loss.make(run.model, data, mixture, run.mesh, settings, **sizes)({"params": run.params})
+    return loss.make(run.model, data, mixture, run.mesh, settings, **sizes)(run.variables)
 
 
 def _about(step: int, config: Config, args: argparse.Namespace) -> dict:

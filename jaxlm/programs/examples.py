@@ -17,19 +17,30 @@ from jaxlm.train.workdir import TOKENIZER
 _RESERVE = 2  # batches with which a process whose loader failed goes on until all have agreed to stop
 
 
-def data(config: Config, speaker: coder.Coder, text: replay.Text | None, pairs: bool) -> packed.Packed:
+def data(
+    config: Config, speaker: coder.Coder, text: replay.Text | None, pairs: bool, closed: bool = False
+) -> packed.Packed:
     """Reads the examples, says what they are like and shows the first; keeps that and the tokenizer in the run's folder.
 
     Args:
       speaker: the tokenizer of the model.
       text: what is replayed between them; None for nothing.
       pairs: True for pairs, False for chats.
+      closed: True: rows hold the last token of each text too.
     """
     folder = pathlib.Path(config.workdir)
     together(lambda: coder.write(speaker, folder / TOKENIZER), first_only=True)
     sizes = packed.Sizes(config.seed, config.train.seq_len, config.train.batch_size)
     seen = survey.Survey(config.train.seq_len, survey.leaks_of(config.examples.benchmarks, config.prepare))
-    given = {"pairs": pairs, "sizes": sizes, "replay": text, "share": config.replay.share, "say": say, "see": seen.see}
+    given = {
+        "pairs": pairs,
+        "sizes": sizes,
+        "replay": text,
+        "share": config.replay.share,
+        "say": say,
+        "see": seen.see,
+        "closed": closed,
+    }
     found = together(lambda: packed.make(config.data, config.examples, speaker, **given))
     together(lambda: seen.write(folder), first_only=True)
     if not from_first(lambda: weights.begun(folder / "checkpoints")):

@@ -1,17 +1,20 @@
-"""`jaxlm export RUN --to=hf|gguf --out=DIR`: writes a run's model for other programs."""
+"""`jaxlm export RUN --to=hf|gguf|peft --out=DIR`: writes a run's model, or its adapter, for other programs."""
 
 import argparse
+import dataclasses
 import json
 import pathlib
 
 import jax
+import numpy as np
 
+from jaxlm import tree
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import duration, say
-from jaxlm.data import chat, shards
+from jaxlm.data import chat, coder, shards
 from jaxlm.data.coder import Coder
 from jaxlm.eval import results
-from jaxlm.interop import card, export, gguf_file, hf, hf_folder, leaves
+from jaxlm.interop import card, export, gguf_file, hf, hf_folder, inherit, leaves, peft, readers
 from jaxlm.train import origin, summary
 
 
@@ -26,47 +29,87 @@ def run(config: Config, args: argparse.Namespace) -> int:
         gguf_file.package()
     hf.hf_config(config.model)
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
-    found = origin.open(config.workdir, args.checkpoint)
-    tokenizer, step = found.tokenizer(), int(found.provenance["step"])
-    name = pathlib.Path(config.workdir).resolve().name
-    facts = _facts(config, tokenizer, step, name, args.to, f"{name}-{dtype}.gguf")
-    source = export.Source(
-        read=found.leaf,
-        config=found.config.model,
-        tokenizer=tokenizer,
-        name=name,
-        about={"run": name, "step": step},
-        card=card.text(facts),
-    )
+    found = origin.open(config.workdir, args.checkpoint, readers.READERS, merge=args.to != "peft")
+    _check_kind(config, found, args.to)
+    source = _source(config, found, args.to, dtype)
     done = export.export(source, args.to, dtype, out)
     verdict = done.verdict
+    step = int(found.provenance["step"])
     if args.json:
         seconds = {"writing_s": round(done.writing_s, 1), "checking_s": round(done.checking_s, 1)}
         print(json.dumps({"path": str(done.place), "step": step, "dtype": dtype, "moved": verdict.moved} | seconds))
         return 0
+    what = "tensors of the adapter" if args.to == "peft" else "leaves"
     moved = f"are off by {verdict.moved:.2%}, by rounding" if verdict.moved else "are the run's to the bit"
     say(
-        f"all {verdict.leaves} leaves are the run's, as {dtype} holds them; the logits of {verdict.positions} positions {moved}"
+        f"all {verdict.leaves} {what} are the run's, as {dtype} holds them; the logits of {verdict.positions} positions {moved}"
     )
-    if args.to == "hf" and (other := hf_folder.tokenizer_class(config.model, tokenizer)) != "AutoTokenizer":
+    if args.to == "hf" and (other := hf_folder.tokenizer_class(config.model, source.tokenizer)) != "AutoTokenizer":
         say(f"AutoTokenizer takes every qwen2 model for one with Qwen's tokenizer: load this one by {other}")
+    if source.adapted:
+        say(f"its base is {source.base[0]}, as adapter_config.json says: change that before you publish the adapter")
     say(
         f"done: {done.place}, step {step} (written in {duration(done.writing_s)}, checked in {duration(done.checking_s)})"
     )
     return 0
 
 
-def _facts(config: Config, tokenizer: Coder, step: int, name: str, to: str, file: str) -> card.Facts:
-    """Gathers what the model card says, from the run's files and its data's."""
+def _check_kind(config: Config, found: origin.Origin, to: str) -> None:
+    """Raises ConfigError if what the run trained can't be written so."""
+    run = config.workdir
+    if to == "peft" and found.adapter is None:
+        raise ConfigError(f"{run} trained all of its model and no adapter: export it with --to=hf")
+    if to == "peft" and config.program == "reward":
+        raise ConfigError(f"{run} is a reward model, whose head PEFT keeps apart: export it merged, with --to=hf")
+    if to != "peft" and found.adapter is not None:
+        raise ConfigError(
+            f"{run} trained the vectors of a prompt, for which a model has no place: export them with --to=peft"
+        )
+
+
+def _source(config: Config, found: origin.Origin, to: str, dtype: str) -> export.Source:
+    """Gathers what is exported, and its card."""
+    name, step = pathlib.Path(config.workdir).resolve().name, int(found.provenance["step"])
+    tokenizer, model, trained = coder.plain(found.tokenizer()), found.config.model, found.trained()
+    scores, adapted = config.program == "reward", peft.Adapted(found.adapter, trained) if to == "peft" else None
+    place, base = _base(found) if adapted else (("", None), None)
+    count = tree.count(trained) if adapted else leaves.parameters(model, scores)
+    facts = dataclasses.replace(_facts(config, tokenizer, step, name, count), to=to, file=f"{name}-{dtype}.gguf")
+    facts = dataclasses.replace(facts, rewards=scores, base=base)
+
+    def read(leaf: str) -> np.ndarray:
+        return trained["score"]["score_head"]["kernel"] if leaf == leaves.SCORE else found.leaf(leaf)
+
+    about = {"run": name, "step": step}
+    return export.Source(read, model, tokenizer, name, about, card.text(facts), scores, adapted, place)
+
+
+def _base(found: origin.Origin) -> tuple[peft.Base, card.Base]:
+    """Returns (which model an adapter's base is, what its card says of it). Raises ConfigError if it lacks rows of its own."""
+    said, ids = found.meta()["base"], found.config.model.vocab_size
+    path = pathlib.Path(said["path"])
+    had = inherit.ids_of(path)
+    if missing := {*range(had, ids)} - {*found.adapter.row_ids}:
+        raise ConfigError(
+            f"{path} has {had:,} ids, the adapter was trained with {ids:,} and does not hold the rows of {len(missing)} of the "
+            "new ones: export it merged, with --to=hf"
+        )
+    step, codes = said.get("step"), found.adapter.settings.quantize
+    named = str(path), None if step is None else str(step)
+    return named, card.Base(path.name, step, ids if had < ids else 0, codes)
+
+
+def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: int) -> card.Facts:
+    """Gathers what the model card says, from the run's files and its data's; what is exported is not in it yet."""
     folder = pathlib.Path(config.workdir)
     gathered = summary.gather(folder)
     return card.Facts(
         name=name,
-        to=to,
-        file=file,
+        to="",
+        file="",
         config=config.model,
         step=step,
-        parameters=leaves.parameters(config.model),
+        parameters=parameters,
         run=gathered["run"],
         phases=gathered["phases"],
         sources=_sources(config),

@@ -16,7 +16,7 @@ from jaxlm import models, processes, sharding, tree
 from jaxlm.config import Config, ConfigError, MeshConfig, RunError
 from jaxlm.console import megabytes, size
 from jaxlm.data import coder
-from jaxlm.interop import hf_weights
+from jaxlm.interop import hf_weights, peft_config, readers
 from jaxlm.models import hardware
 from jaxlm.processes import say, together
 from jaxlm.redact import redact
@@ -31,8 +31,10 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """Imports the model in the folder that `config.workdir` names into the run `args.out`."""
     folder = pathlib.Path(config.workdir)
     out = pathlib.Path(args.out).expanduser().absolute()
+    if peft_config.is_adapter(folder):
+        raise ConfigError(f"{folder} is an adapter: begin with it, --config.origin={folder}, or import its base")
     together(lambda: _check(folder, out), first_only=True)
-    began, found = time.perf_counter(), origin.open(folder, readers=hf_weights.READERS)
+    began, found = time.perf_counter(), origin.open(folder, readers=readers.READERS)
     tokenizer = found.tokenizer()
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ConfigError(

@@ -39,7 +39,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         if config.plan.compile:
             target = compiled.target(fit.devices_of(mesh), summary.hosts(config, mesh))  # before JAX has any device
     plan = summary.summarise(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")))
-    plan["data"] = data(config)
+    plan["data"] = data(config) if config.program == "pretrain" else None
     plan["here"] = here.row(config)
     plan["disk"] = disk(config, plan["checkpoint"]["bytes"])
     if target:

@@ -7,24 +7,26 @@ import pathlib
 from jaxlm.config import CHAT_TOKENS, Config, ConfigError
 from jaxlm.data import chat, coder, replay
 from jaxlm.eval import answers as held_out
+from jaxlm.eval import pairs as held_out_pairs
 from jaxlm.eval.loss import Evaluator
-from jaxlm.interop import hf_weights
+from jaxlm.interop import readers
 from jaxlm.models import adapters
 from jaxlm.objectives import base
 from jaxlm.processes import from_first, together
 from jaxlm.programs import examples
 from jaxlm.programs.task import Ready, Task
-from jaxlm.train import announcement, answers, origin
+from jaxlm.train import announcement, answers, hooks, origin, preferences
 from jaxlm.train.checkpoints import restore, weights
 
 PROMPT = "What is a neural network?"
 
 
-def task(config: Config, objective: base.Maker, *, pairs: bool, **others) -> Task:
+def task(config: Config, objective: base.Maker, *, pairs: bool, closed: bool = False, **others) -> Task:
     """Returns the task of training with an objective on the chats, or pairs, of `data.path`.
 
     Args:
       config: the config; nothing but its tokenizer is read here.
+      closed: True: rows hold the last token of each text too.
       others: attributes of the `Task` that are not as for all.
 
     Raises:
@@ -38,7 +40,7 @@ def task(config: Config, objective: base.Maker, *, pairs: bool, **others) -> Tas
     )
     fixed = {
         "objective": objective,
-        "data": lambda c: examples.data(c, speaker, text() if c.replay.share and not pairs else None, pairs),
+        "data": lambda c: examples.data(c, speaker, text() if c.replay.share and not pairs else None, pairs, closed),
         "batches": examples.batches,
         "held_out": lambda ready: _held_out(ready, text()),
         "adapter": adapter,
@@ -83,7 +85,7 @@ def first_weights(config: Config) -> origin.Origin:
         metas = restore.read_metas(checkpoints, (int(p.name) for p in checkpoints.glob("*") if p.name.isdecimal()))
         steps = [meta["base"]["step"] for meta in metas.values() if "step" in meta.get("base", {})]
         config = dataclasses.replace(config, origin_checkpoint=str(steps[0]) if steps else "latest")
-    return origin.begin(config, hf_weights.READERS)
+    return origin.begin(config, readers.READERS)
 
 
 def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
@@ -102,9 +104,17 @@ def _held_out(ready: Ready, text: replay.Text | None) -> Evaluator | None:
     """What measures the held-out answers, and the text of the base where it is here."""
     c, parts = ready.config, ready.parts
     sizes = {"seq_len": c.train.seq_len, "tile": c.loss.tile_tokens}
-    return held_out.make(parts.model, ready.data, text, parts.mesh, c.eval, **sizes)
+    if not ready.data.pairs:
+        return held_out.make(parts.model, ready.data, text, parts.mesh, c.eval, **sizes)
+    both = (
+        held_out_pairs.make(parts.objective, ready.data, parts.mesh, c.eval, c.model.dtype),
+        held_out.make(parts.model, None, text, parts.mesh, c.eval, **sizes),
+    )
+    made = [evaluate for evaluate in both if evaluate]
+    return (lambda variables: {name: x for one in made for name, x in one(variables).items()}) if made else None
 
 
-def _remark(ready: Ready) -> answers.Remarks:
+def _remark(ready: Ready) -> hooks.Remark:
     before = from_first(lambda: answers.before(pathlib.Path(ready.config.workdir)))
-    return answers.Remarks(before, ready.data.replay_share)
+    remarks = answers.Remarks(before, ready.data.replay_share)
+    return preferences.Remarks(len(ready.data.val), remarks) if ready.data.pairs else remarks

@@ -1,22 +1,24 @@
 """`jaxlm sample`: continues prompts with the model of a run."""
 
 import argparse
-import pathlib
 
 import jax
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import print_table, working
 from jaxlm.eval import model, samples
-from jaxlm.interop import hf_weights
+from jaxlm.interop import readers
 from jaxlm.processes import say
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Prints each prompt with its continuation. The prompts come from --prompt, or if there is none, from the config."""
+    """Prints each prompt with its continuation, or with its answer if the run trained on chats (`sample.chat_template`).
+
+    The prompts come from the command line, or if there is none, from the config.
+    """
     if not config.workdir:
         raise ConfigError("which run? jaxlm sample RUN, the folder of a run (or --config.workdir=RUN)")
-    if not (pathlib.Path(config.workdir) / "config.json").is_file():
+    if not model.is_there(config.workdir):
         raise ConfigError(f"no run in {config.workdir}: jaxlm train {args.config} makes one there")
     if args.draws < 1:
         raise ConfigError(f"--draws={args.draws}: how often to continue each prompt, at least once")
@@ -25,10 +27,10 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError('nothing to continue: jaxlm sample RUN "TEXT" ["ANOTHER" ...]')
     prompts = [prompt for prompt in prompts for _ in range(args.draws)]
     parts = (config.model, config.data, config.hardware, config.distributed)
-    run = model.restore(config.workdir, args.checkpoint, *parts, readers=hf_weights.READERS)
-    say(f"checkpoint {run.step} of {config.workdir}" if run.data else f"the model of {config.workdir}")
+    run = model.restore(config.workdir, args.checkpoint, *parts, readers=readers.READERS)
+    say(run.name)
     with jax.set_mesh(run.mesh):
-        given = (run.model, run.params, run.tokenizer, prompts, config.sample, config.seed)
+        given = (run.model, run.variables, run.tokenizer, prompts, config.sample, config.seed)
         if args.json:
             texts = samples.continue_prompts(*given)
             if jax.process_index() == 0:
@@ -37,7 +39,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         else:
             with working("compiling"):
                 stream = samples.Stream(*given)
-            _show(prompts, stream)
+            _show([f"{prompt}\n" for prompt in prompts] if config.sample.chat_template else prompts, stream)
     return 0
 
 

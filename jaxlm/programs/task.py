@@ -11,6 +11,7 @@ from jaxlm.data.coder import Encoded
 from jaxlm.eval.harness import Benchmarks
 from jaxlm.objectives import base
 from jaxlm.step import parts as parts_lib
+from jaxlm.step.state import TrainState
 from jaxlm.train import hooks, loop
 from jaxlm.train.origin import Origin
 from jaxlm.train.stability import Window
@@ -61,6 +62,8 @@ class Task:
       origin: config -> the weights to begin from; None for new ones.
       passes: (data, steps) -> source -> how many times a run of so many steps goes through it, for the first lines.
       documents: (data, step) -> the ids of the documents in the batch of a step, for the log.
+      begin: (ready, state, frozen variables) -> ready with what must be known of the model before its first step; called at
+        each start, with the state that it goes on from.
       watches: ready -> watches of this kind of training, beside those of all.
       remark: ready -> (step, figures of an evaluation or of samples) -> (more figures, lines for the user).
       trained: what is trained in place of all parameters, in words for the first lines; "" if all are.
@@ -75,6 +78,7 @@ class Task:
     origin: Callable[[Config], Origin | None] = lambda config: None
     passes: Callable[[Data, int], dict[str, float]] = lambda data, steps: {}
     documents: Callable[[Data, int], list[str]] = lambda data, step: []
+    begin: Callable[[Ready, TrainState, base.Variables], Ready] = lambda ready, state, frozen: ready
     watches: Callable[[Ready], Sequence[loop.Watch]] = lambda ready: ()
     remark: Callable[[Ready], hooks.Remark] = lambda ready: hooks.nothing
     trained: str = ""

@@ -20,7 +20,7 @@ from jaxlm.console import gigabytes, print_table
 from jaxlm.data import loader, rows, vocabulary
 from jaxlm.data.open import make_data, make_sized, open_mixture
 from jaxlm.models import hardware
-from jaxlm.plan import bench, machines, tune
+from jaxlm.plan import bench, lower, machines, tune
 from jaxlm.processes import say
 from jaxlm.train.workdir import workdir
 
@@ -138,5 +138,5 @@ def batches(config: Config, mesh: Mesh) -> Iterator[Iterator[dict[str, jax.Array
             found = (sharding.to_global(batch, mesh, t.batch_size) for batch in source)
         except ConfigError as error:
             say(f"random tokens instead of data ({error})")
-            found = itertools.repeat(bench.random_batch(config, mesh))
+            found = itertools.repeat(bench.random_batch(lower.parts_of(config, mesh)))
         yield found

@@ -11,7 +11,7 @@
     phases      rows of the bill, as train.phases writes them: phase, last_step, tokens, loss_begin, loss_end, hours, usd, ...
     futures     rows: name, step, loss, low, high, hours, usd, usd_per_centinat; and `advice`, a line
     benchmarks  TASK -> [{step, metrics, stderr, chance, n, fewshot}, ...]: `report.benchmarks`
-    before      the runs that this one was made from, first to last: name, benchmarks: `report.redteam`
+    before      the runs that this one was made from, first to last: name, benchmarks (`report.redteam`), samples
     samples     PROMPT -> [{step, temperature, text, repetition, distinct_2, degenerates_at, junk}, ...]; runs of older
                 versions have no more than the first three
     spikes      rows: step, batch, loss, score, documents
@@ -24,7 +24,7 @@ import pathlib
 import typing
 
 from jaxlm.console import count, duration, hours, human, spent
-from jaxlm.report import benchmarks, chart, page, redteam
+from jaxlm.report import benchmarks, chart, page, redteam, stages
 from jaxlm.report.chart import Curve
 from jaxlm.report.page import Markup, cell, details, join, table, tag
 
@@ -41,6 +41,7 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
         ("Benchmarks", benchmarks.scores),
         ("Beside published models", benchmarks.beside),
         ("Red team", redteam.scores),
+        ("Before and after", stages.samples),
         ("Samples", _samples),
         ("Optimizer and speed", _speed),
         ("Spikes and rollbacks", _spikes),

@@ -38,6 +38,7 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
     microbatches = _microbatches(config.train, objective.updates)
 
     def update(frozen: Variables, state: TrainState, batch: Batch, key: jax.Array | None) -> tuple[TrainState, Metrics]:
+        batch = objective.prepare(batch)
         sums, grads = _gradients(objective, frozen, cast(state.params, dtype), batch, key, microbatches)
         params, grads = tree.merge(state.params), tree.merge(grads)
         scale = 1.0 / jnp.where(sums.weight > 0, sums.weight, 1.0)

@@ -4,7 +4,7 @@ import time
 
 import jax
 
-from jaxlm.config import HardwareConfig, ModelConfig, TrainConfig
+from jaxlm.config import HardwareConfig, TrainConfig
 from jaxlm.plan import flops
 from jaxlm.train.books import Earlier
 from jaxlm.train.clock import DATA, REPEATED, STEP, Clock
@@ -84,10 +84,13 @@ class Meter:
 
 
 def make_meter(
-    model: ModelConfig, train: TrainConfig, hardware: HardwareConfig, clock: Clock, earlier: Earlier
+    per_token: flops.FlopsPerToken, train: TrainConfig, hardware: HardwareConfig, clock: Clock, earlier: Earlier
 ) -> Meter:
-    """Returns the meter of a run on all devices of this program. See `Meter` for `clock` and `earlier`."""
-    per_token = flops.flops_per_token(model, train.seq_len)
+    """Returns the meter of a run on all devices of this program. See `Meter` for `clock` and `earlier`.
+
+    Args:
+      per_token: what the run computes for a token: `flops.of` its config.
+    """
     peak = hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
     return Meter(
         clock,

@@ -95,6 +95,26 @@ class Origin:
         trained = lambda: {"prompt": {"embed": {"prompt": self.leaf("embed/embedding")[chosen]}}}  # noqa: E731
         return dataclasses.replace(self, trained=trained)
 
+    def merged(self) -> "Origin":
+        """Returns the origin with its adapter added to the parameters, but for the vectors of a prompt, which can't be."""
+        if self.adapter is None:
+            return self
+        added, settings = functools.cache(self.trained), self.adapter.settings
+        leaf = merging.merge(self.leaf, self.adapter, added)
+
+        def digest() -> str:
+            named = tree.named_leaves({name: part for name, part in added().items() if name in merging.COLLECTIONS})
+            return _hash([self.digest(), {name: hashlib.sha256(x.tobytes()).hexdigest() for name, x in named}])
+
+        return dataclasses.replace(
+            self,
+            params=_from_leaves(leaf),
+            leaf=leaf,
+            digest=digest,
+            trained=lambda: {name: part for name, part in added().items() if name not in merging.COLLECTIONS},
+            adapter=adapters.of(settings, ()) if settings.kind == "prompt" else None,
+        )
+
     def branch(self, parts: Parts, fingerprint: dict) -> tuple[TrainState, Variables, dict]:
         """Returns (state, frozen variables, meta) for a run that goes on from this state.
 
@@ -145,7 +165,7 @@ def open(
                 raise ConfigError(
                     f"{path} is no run but a model, which has no checkpoint {checkpoint}: ask for none, or for latest"
                 )
-            return origin
+            return origin.merged() if merge else origin
     if not folder.is_dir():
         raise ConfigError(f"no folder {path}")
     absent = "config.json" if not (folder / "config.json").is_file() else "checkpoints: train first"
@@ -255,19 +275,9 @@ def _with_base(run: Origin, folder: pathlib.Path, readers: Sequence[Reader], mer
         return base.leaf(name)
 
     adapter = adapters.of(config.adapter, trained_rows(config.adapter, run.tokenizer()))
-    if not merge:
-        params = _from_leaves(leaf)
-        return dataclasses.replace(run, params=params, leaf=leaf, digest=base.digest, adapter=adapter, state=None)
-    leaf = merging.merge(leaf, adapter, run.trained)
-    return dataclasses.replace(
-        run,
-        params=_from_leaves(leaf),
-        leaf=leaf,
-        state=None,
-        digest=lambda: _hash([base.digest(), _digests(run.meta(), *merging.COLLECTIONS)]),
-        trained=lambda: {name: part for name, part in run.trained().items() if name not in merging.COLLECTIONS},
-        adapter=adapters.of(config.adapter, ()) if config.adapter.kind == "prompt" else None,
-    )
+    params = _from_leaves(leaf)
+    apart = dataclasses.replace(run, params=params, leaf=leaf, digest=base.digest, adapter=adapter, state=None)
+    return apart.merged() if merge else apart
 
 
 def _from_leaves(leaf: Callable[[str], np.ndarray]) -> Callable[[dict, dict], dict]:

@@ -11,6 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm.config import Config, HardwareConfig, TrainConfig
+from jaxlm.plan import flops
 from jaxlm.processes import say, together
 from jaxlm.redact import redact
 from jaxlm.train import books, differences, ledger, stretch
@@ -84,7 +85,7 @@ class Log:
           watches: the watches over the metrics. The recorder reads the metrics in their `reads` at every step.
         """
         writer = together(lambda: self._open(asked, config, data_sha256, mesh, done), first_only=True)
-        meter = make_meter(config.model, config.train, config.hardware, self._clock, self._earlier)
+        meter = make_meter(flops.of(config), config.train, config.hardware, self._clock, self._earlier)
         reads = [name for watch in watches for name in watch.reads]
         sizes = {"first": done + 1, "steps": config.train.steps, "every_steps": config.log.every_steps}
         recorder = Recorder(meter, writer, **sizes, reads=reads)

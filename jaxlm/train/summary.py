@@ -145,7 +145,7 @@ def _benchmarks(folder: pathlib.Path) -> dict[str, list[dict]]:
 
 
 def _before(folder: pathlib.Path) -> list[dict]:
-    """What the runs scored from which this one was made, each at its last benchmarks up to the checkpoint that was taken."""
+    """What the runs scored and wrote from which this one was made, each at its last up to the checkpoint that was taken."""
     found, seen = [], {folder.resolve()}
     while True:
         try:
@@ -161,7 +161,17 @@ def _before(folder: pathlib.Path) -> list[dict]:
             task: [point for point in points if point["step"] <= last][-1:]
             for task, points in _benchmarks(origin / "eval").items()
         }
-        found.append({"name": origin.resolve().name, "benchmarks": {t: points for t, points in kept.items() if points}})
+        written = {
+            prompt: [line for line in lines if is_number(line.get("step")) and line["step"] <= last]
+            for prompt, lines in _samples(origin / "samples").items()
+        }
+        found.append(
+            {
+                "name": origin.resolve().name,
+                "benchmarks": {task: points for task, points in kept.items() if points},
+                "samples": {prompt: lines for prompt, lines in written.items() if lines},
+            }
+        )
         folder = origin
 
 

@@ -223,13 +223,14 @@ def from_humaneval(coder, data, tmp_path, monkeypatch):
     return fed.value.rows
 
 
-def _red_team(coder, monkeypatch, part):
-    entries = {"privacy": [{"prompt": text} for text in TEXTS], "bias": [{"stereotype": t, "other": t} for t in TEXTS]}
+def _red_team(coder, monkeypatch, part, chats=False):
+    prompts = [{"prompt": text} for text in TEXTS]
+    entries = {"privacy": prompts, "memorised": prompts, "bias": [{"stereotype": t, "other": t} for t in TEXTS]}
     monkeypatch.setattr(redteam, "read", lambda: redteam.Prompts(entries, ()))
     monkeypatch.setattr(redteam.completions, "continue_ids", _fed)
     asked = types.SimpleNamespace(max_new_tokens=1, temperature=0.0, seed=0)
     fake = types.SimpleNamespace(
-        tokenizer=coder, score=_fed, opening=-1
+        tokenizer=coder, score=_fed, opening=-1, chats=chats
     )  # which stands where a text begins with nothing
     with pytest.raises(Fed) as fed:
         redteam.evaluate(fake, part, types.SimpleNamespace(redteam=asked), 0)
@@ -238,6 +239,11 @@ def _red_team(coder, monkeypatch, part):
 
 def from_the_red_team(coder, data, tmp_path, monkeypatch):
     return _red_team(coder, monkeypatch, "privacy")
+
+
+def from_the_red_team_in_a_chat(coder, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(chat, "template", lambda _: "{% for m in messages %}{{ m.content }}{% endfor %}")
+    return _red_team(coder, monkeypatch, "privacy", chats=True)
 
 
 def from_the_pairs_of_the_red_team(coder, data, tmp_path, monkeypatch):
@@ -270,7 +276,7 @@ CALLERS = {
     "jaxlm/eval/humaneval.py": (from_humaneval,),
     "jaxlm/eval/lm_eval_model.py": (from_the_harness, from_conversations_of_the_harness),
     "jaxlm/interop/export.py": (),  # compares the written tokenizer with it: tests/interop/test_export_parity.py
-    "jaxlm/eval/redteam.py": (from_the_red_team, from_the_pairs_of_the_red_team),
+    "jaxlm/eval/redteam.py": (from_the_red_team, from_the_red_team_in_a_chat, from_the_pairs_of_the_red_team),
     "jaxlm/eval/samples.py": (from_samples, from_a_stream_of_samples, from_the_check_of_prompts),
     "jaxlm/eval/scorer.py": (from_the_scorer,),
 }

@@ -48,7 +48,7 @@ def test_each_prompt_is_continued_greedily_too_and_each_line_names_its_temperatu
     assert len(shown) == 4
     for temperature, part in ((0.0, records[:2]), (0.7, records[2:])):
         way = dataclasses.replace(c.sample, temperature=temperature)
-        alone = samples.continue_prompts(model, params, data.tokenizer(), way.prompts, way, c.seed)
+        alone = samples.continue_prompts(model, {"params": params}, data.tokenizer(), way.prompts, way, c.seed)
         assert [r["text"] for r in part] == alone
     once = dataclasses.replace(both, temperature=0.0)  # greedy twice would say the same twice
     assert len(samples.make(once, c.seed, model, data, tmp_path)({"params": params}, 8)[0]) == 2
@@ -89,7 +89,7 @@ def test_a_stream_gives_the_same_texts_in_whole_characters(parts):
     prompts = ["one", "two", "one"]
     given = (
         model,
-        params,
+        {"params": params},
         data.tokenizer(),
         prompts,
         dataclasses.replace(c.sample, temperature=2.0, top_k=0, top_p=1.0),
@@ -111,7 +111,7 @@ def test_a_stream_gives_the_same_texts_in_whole_characters(parts):
 
 def test_a_character_is_shown_when_all_its_bytes_are_there(parts):
     c, model, params, data = parts
-    stream = samples.Stream(model, params, data.tokenizer(), ["one"], c.sample, 0)
+    stream = samples.Stream(model, {"params": params}, data.tokenizer(), ["one"], c.sample, 0)
     ids = data.tokenizer().encode("\u20ac!")  # three bytes, none of which the tokenizer knows as a piece
     assert len(ids) >= 4
     stream._chunks = iter([[[i]] for i in ids])

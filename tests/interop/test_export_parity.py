@@ -12,7 +12,8 @@ import tiny_models as tiny
 from jaxlm import models, tree
 from jaxlm.data import ids
 from jaxlm.data.tokenizer import train_tokenizer
-from jaxlm.interop import export, gguf_file, hf_folder, tokenizer_json
+from jaxlm.interop import export, gguf_file, hf_folder, leaves, tokenizer_json
+from jaxlm.objectives import base
 
 pytestmark = pytest.mark.parity
 
@@ -240,3 +241,33 @@ def test_the_config_says_theta_twice(tmp_path, coders):
     assert content["rope_theta"] == content["rope_parameters"]["rope_theta"] == 500000.0
     assert gguf_file.DTYPES == ("f16", "f32", "q8_0")
     assert set(hf_folder.DTYPES) == {"bf16", "f16", "f32"}
+
+
+@pytest.mark.parametrize("case", ["gqa_tied", "untied_theta", "qwen3_qk_norm", "gpt2_tied"])
+def test_transformers_agrees_on_the_reward_model(tmp_path, coders, case):
+    """The score of each text's last token, in a batch that is padded on either side."""
+    import torch
+    import transformers
+
+    coder = coders["bpe", True]
+    cfg = tiny.model_config(vocab_size=coder.vocab_size, **CASES[case])
+    model = models.build(cfg, "xla")
+    params, head_D = tiny.random_params(model), np.random.default_rng(1).normal(0, 1, cfg.d_model).astype(np.float32)
+    values = {name: np.asarray(leaf) for name, leaf in tree.named_leaves(params)} | {leaves.SCORE: head_D}
+    given = export.Source(values.__getitem__, cfg, coder, "tiny", {}, "# card\n", scores=True)
+    place = export.export(given, "hf", "f32", tmp_path / "out").place
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(place).eval()
+    tokenizer = getattr(transformers, hf_folder.tokenizer_class(cfg, coder)).from_pretrained(place)
+    texts = [PROMPT, "A longer text than the other<|im_end|>"]
+    wanted = []
+    for text in texts:
+        tokens = jnp.asarray([tokenizer(text)["input_ids"]])
+        hidden = model.apply({"params": params}, tokens)
+        wanted.append(float(base.scalar({"score": {"score_head": {"kernel": head_D}}}, "score", hidden)[0, -1]))
+    for side in (
+        ("right",) if cfg.family == "gpt2" else ("left", "right")
+    ):  # transformers counts GPT-2's positions from the padding
+        inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side=side)
+        with torch.no_grad():
+            found = theirs(**inputs).logits[:, 0].numpy()
+        assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()

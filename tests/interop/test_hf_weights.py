@@ -13,7 +13,7 @@ from tiny_steps import make_mesh
 
 from jaxlm import models, sharding, tree
 from jaxlm.config import ConfigError, RunError
-from jaxlm.interop import hf, hf_weights
+from jaxlm.interop import hf, hf_weights, readers
 from jaxlm.train import origin
 
 LLAMA3 = {
@@ -42,7 +42,7 @@ FAMILIES = {
 
 
 def params_of(folder, mesh):
-    found = origin.open(folder, readers=hf_weights.READERS)
+    found = origin.open(folder, readers=readers.READERS)
     model = models.build(dataclasses.replace(found.config.model, dtype="float32"), "xla")
     abstract = models.abstract_params(model)
     shardings = sharding.tree_shardings(abstract, models.logical_axes(model), mesh)

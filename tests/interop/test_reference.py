@@ -81,7 +81,7 @@ MUTATIONS = {
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_wrong_layout_is_found_whatever_reads_it_back(tokenizer, tmp_path, monkeypatch, mutation, shape, dtype):
     given = source(tokenizer, **shape)
-    targets = [to for to, dtypes in export.TARGETS.items() if dtype in dtypes]
+    targets = [to for to in ("hf", "gguf") if dtype in export.TARGETS[to]]
     if mutation == "q and k not permuted":
         targets = [to for to in targets if to == "gguf"]
     if not targets:

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
+import tiny_peft
 
-from jaxlm import config, models, sharding
+from jaxlm import config, models, sharding, tree
+from jaxlm.models import adapters, layers
 from jaxlm.models import generate as generate_module
-from jaxlm.models import layers
 from jaxlm.models.sampling import Sampler, nucleus_threshold, sample
 from jaxlm.models.transformer import empty_cache
 
@@ -31,7 +32,7 @@ def built(seed: int = 0, **overrides):
 def generate(model, params, prompts, *, stop_ids=(), seed=0, **settings) -> list[list[int]]:
     """`generate` with settings by name, greedy but for those."""
     return generate_module.generate(
-        model, params, prompts, tiny.sample_config(**settings), stop_ids=stop_ids, seed=seed
+        model, {"params": params}, prompts, tiny.sample_config(**settings), stop_ids=stop_ids, seed=seed
     )
 
 
@@ -224,7 +225,7 @@ def test_sharded_parameters_generate_the_same():
 def test_a_stream_gives_the_same_tokens_a_few_at_a_time(on_cpu):
     model, params = built(max_seq_len=256)
     expected = generate(model, params, PROMPTS, max_new_tokens=140, temperature=1.0, seed=3, stop_ids=(9,))
-    generator = generate_module.Generator(model, params)
+    generator = generate_module.Generator(model, {"params": params})
     generator.on_cpu, settings = on_cpu, tiny.sample_config(max_new_tokens=140, temperature=1.0)
     got, chunks = [[] for _ in PROMPTS], list(generator.stream(PROMPTS, settings, stop_ids=(9,), seed=3))
     for chunk in chunks:
@@ -255,3 +256,29 @@ def test_bad_input_is_one_clear_line():
         assert "\n" not in str(error.value)
     assert generate(model, params, [], max_new_tokens=4) == []
     assert generate(model, params, [[1]], max_new_tokens=0) == [[]]
+
+
+@pytest.mark.parametrize("variant", ["llama", "gpt2"])
+def test_an_adapter_is_decoded_as_it_is_trained(variant):
+    """Low-rank products and rows, which decoding has in the kernels; the vectors of a prompt, which are ids of their own."""
+    model, params = built(**VARIANTS[variant])
+    given = tiny_peft.adapted(params, (5, 42))
+    merged = tree.map_named(lambda _, leaf: jnp.asarray(leaf), tiny_peft.merged(params, given))
+    expected = generate(model, merged, PROMPTS, max_new_tokens=8)
+    settings, adapted = tiny.sample_config(max_new_tokens=8), given.adapter.attach(model)
+    assert generate_module.generate(adapted, {"params": params, **given.variables}, PROMPTS, settings) == expected
+    assert generate(model, params, PROMPTS, max_new_tokens=8) != expected
+
+
+def test_a_prompt_of_vectors_is_read_in_front():
+    model, params = built()
+    adapter = adapters.Adapter(tiny_peft.settings(kind="prompt", prompt_tokens=3))
+    vocab, rows = model.config.vocab_size, [11, 4, 77]
+    prompt = {"embed": {"prompt": params["embed"]["embedding"][jnp.asarray(rows)]}}
+    settings, asked = tiny.sample_config(max_new_tokens=8), [[vocab, vocab + 1, vocab + 2, *ids] for ids in PROMPTS]
+    got = generate_module.generate(adapter.attach(model), {"params": params, "prompt": prompt}, asked, settings)
+    assert got == generate(model, params, [[*rows, *ids] for ids in PROMPTS], max_new_tokens=8)
+    with pytest.raises(config.ConfigError, match="outside the vocabulary"):
+        generate(model, params, asked, max_new_tokens=8)
+    with pytest.raises(config.ConfigError, match="outside the vocabulary"):
+        generate_module.generate(adapter.attach(model), {"params": params, "prompt": prompt}, [[vocab + 3]], settings)

@@ -25,11 +25,11 @@ TINY = [
 
 def make(*keys: str) -> parts.Parts:
     c = config.resolve(config_files.load("base", [*TINY, *keys]))
-    return lower.pretraining(c, sharding.make_mesh(MeshConfig(1, 1, 1, 1), jax.devices()[:1]))
+    return lower.parts_of(c, sharding.make_mesh(MeshConfig(1, 1, 1, 1), jax.devices()[:1]))
 
 
 def admit(*keys: str, room: float | None, begun: bool = False) -> admission.Program:
-    return admission.admit(make(*keys), room and Room(room, "of a test"), lower.pretraining, begun)
+    return admission.admit(make(*keys), room and Room(room, "of a test"), lower.parts_of, begun)
 
 
 def test_the_settings_that_are_told_work():
@@ -63,7 +63,7 @@ def remedy(monkeypatch, cost, limit: float, *keys: str, begun: bool = False):
     monkeypatch.setattr(tune.Compiler, "compile", compiles)
     made = make(*keys)
     known = (cost(made.config), 10)
-    return admission.remedy(made.config, made.mesh, limit, lower.pretraining, known, begun), len(tried)
+    return admission.remedy(made.config, made.mesh, limit, lower.parts_of, known, begun), len(tried)
 
 
 def cost(c: config.Config) -> int:
@@ -108,7 +108,7 @@ def test_a_run_that_has_begun_may_do_better_the_next_time(monkeypatch, begun, me
 def test_it_is_compiled_once_and_only_for_steps_that_are_left(monkeypatch):
     calls = []
     monkeypatch.setattr(admission, "admit", lambda *args, **kept: calls.append(kept) or "program")
-    once = admission.Once(make("train.steps=200"), lower.pretraining)
+    once = admission.Once(make("train.steps=200"), lower.parts_of)
     assert once(200) is None
     assert (once(7), once(9)) == ("program", "program")
     assert calls == [{"begun": True}]

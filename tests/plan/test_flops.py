@@ -10,14 +10,14 @@ def test_one_billion_at_2048():
     shape = {"n_layers": 16, "d_model": 2048, "n_heads": 32, "n_kv_heads": 8, "d_ff": 8192, "vocab_size": 32005}
     flops = flops_per_token(tiny.model_config(**shape), 2048)
     assert [round(value / 1e9, 2) for value in flops] == [6.23, 7.04, 6.63]
-    assert flops.six_n == 6 * 1_038_692_352
-    assert flops.palm - flops.causal == flops.causal - flops.six_n
+    assert flops.products == 6 * 1_038_692_352
+    assert flops.palm - flops.causal == flops.causal - flops.products
 
 
 def test_attention_counts_head_dim_not_d_model():
     narrow = flops_per_token(tiny.model_config(head_dim=8), 100)
     wide = flops_per_token(tiny.model_config(head_dim=16), 100)
-    assert wide.palm - wide.six_n == 2 * (narrow.palm - narrow.six_n)
+    assert wide.palm - wide.products == 2 * (narrow.palm - narrow.products)
 
 
 @pytest.mark.parametrize(

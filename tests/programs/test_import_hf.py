@@ -15,7 +15,7 @@ from tiny_steps import make_mesh
 
 from jaxlm import cli, models, sharding
 from jaxlm.config import RunError
-from jaxlm.interop import hf_weights
+from jaxlm.interop import readers
 from jaxlm.train import metrics, origin
 from jaxlm.train.checkpoints import verify, weights
 
@@ -40,7 +40,7 @@ def folders(tmp_path_factory):
 
 
 def params_of(folder):
-    found = origin.open(folder, readers=hf_weights.READERS)
+    found = origin.open(folder, readers=readers.READERS)
     model = models.build(dataclasses.replace(found.config.model, dtype="float32"), "xla")
     abstract = models.abstract_params(model)
     return found.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), make_mesh()))
@@ -53,7 +53,7 @@ def test_the_run_holds_the_model_its_tokenizer_and_where_it_is_from(folders, tmp
     moved = tmp_path / "moved"
     shutil.copytree(run, moved)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(params_of(model)), jax.device_get(params_of(moved)))
-    theirs, ours = origin.open(model, readers=hf_weights.READERS), origin.open(moved)
+    theirs, ours = origin.open(model, readers=readers.READERS), origin.open(moved)
     assert ours.tokenizer().sha256 == theirs.tokenizer().sha256
     assert (ours.config.model, ours.provenance["step"]) == (theirs.config.model, 0)
     assert ours.config.data.tokenizer == str(moved / "tokenizer")

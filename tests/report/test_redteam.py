@@ -61,4 +61,4 @@ def test_the_runs_before_are_those_it_was_made_from(tmp_path):
     made(tmp_path / "alone", {}, 3)
     assert summary.gather(tmp_path / "alone")["before"] == []
     made(tmp_path / "lost", {"origin": str(tmp_path / "gone")}, 3)
-    assert summary.gather(tmp_path / "lost")["before"] == [{"name": "gone", "benchmarks": {}}]
+    assert summary.gather(tmp_path / "lost")["before"] == [{"name": "gone", "benchmarks": {}, "samples": {}}]

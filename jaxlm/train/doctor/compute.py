@@ -16,7 +16,7 @@ from jaxlm import sharding
 from jaxlm.config import Config
 from jaxlm.console import count, human
 from jaxlm.objectives import base, lm
-from jaxlm.plan import bench, flops, machines
+from jaxlm.plan import bench, flops, lower, machines
 from jaxlm.plan.params import count_params
 from jaxlm.step import parts
 from jaxlm.train.doctor.findings import FAIL, OK, WARN, Finding
@@ -64,7 +64,7 @@ def twice(config: Config, mesh: Mesh, free_bytes: int) -> Finding:
     """
     small, what = shrunk(config, mesh, free_bytes)
     made = parts.make(small, mesh, lm.make)
-    batch = bench.random_batch(small, mesh)
+    batch = bench.random_batch(made)
     began = time.monotonic()
     with jax.set_mesh(mesh):
         new = jax.jit(lambda key: made.init(key)[0], out_shardings=made.shardings.params)
@@ -94,7 +94,7 @@ def differences(one: jax.Array, two: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def most_tokens_per_second(config: Config, mesh: Mesh, flop_per_second: float) -> float:
     """Returns the tokens per second of a step that did nothing but matrix products at this speed on each device."""
-    return mesh.size * flop_per_second / flops.flops_per_token(config.model, config.train.seq_len).causal
+    return mesh.size * flop_per_second / flops.of(config).causal
 
 
 def speed(config: Config, mesh: Mesh, product_flops: float) -> Finding:
@@ -108,10 +108,10 @@ def speed(config: Config, mesh: Mesh, product_flops: float) -> Finding:
     """
     kind, setting = jax.devices()[0].device_kind, machines.key(config, mesh.shape)
     before = machines.known(kind, mesh.size, setting)
-    made = parts.make(config, mesh, lm.make)
+    made = lower.parts_of(config, mesh)
     began = time.monotonic()
     state, frozen = made.create()
-    batch, step, seconds = bench.random_batch(config, mesh), made.jit(), []
+    batch, step, seconds = bench.random_batch(made), made.jit(), []
     with jax.set_mesh(mesh):
         state, metrics = step(frozen, state, batch)
         jax.block_until_ready(metrics)

@@ -13,9 +13,7 @@ from jax.sharding import Mesh
 from jaxlm import sharding
 from jaxlm.config import Config
 from jaxlm.console import gigabytes, size
-from jaxlm.objectives import lm
-from jaxlm.plan import memory, room
-from jaxlm.step import parts
+from jaxlm.plan import lower, memory, room
 from jaxlm.train.doctor.findings import FAIL, OK, WARN, Finding
 
 _FIRST_CHUNK, _LARGEST_CHUNK = 64 << 20, 1 << 30
@@ -51,7 +49,7 @@ def need(config: Config, mesh: Mesh) -> Need:
         model=dataclasses.replace(config.model, remat=remat),
         train=dataclasses.replace(config.train, microbatch_size=microbatch),
     )
-    made = parts.make(settled, mesh, lm.make)
+    made = lower.parts_of(settled, mesh)
     leaves, placed = jax.tree.leaves(made.abstract), jax.tree.leaves(made.shardings)
     checkpoint = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     offloaded = sum(

@@ -1,0 +1,133 @@
+"""Reads the adapter_config.json of a folder of Hugging Face PEFT. What it asks for and is not done here is refused by name.
+
+Needs no JAX: the command line reads it too.
+"""
+
+import json
+import pathlib
+import typing
+from collections.abc import Mapping
+
+import safetensors
+
+from jaxlm.config import ConfigError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+# What changes how PEFT computes, or the base itself: its key -> the values that do nothing.
+_PLAIN = {
+    "bias": ("none",),
+    "use_dora": (False,),
+    "use_qalora": (False,),
+    "lora_bias": (False,),
+    "layer_replication": (None,),
+    "alora_invocation_tokens": (None,),
+    "arrow_config": (None,),
+    "megatron_config": (None,),
+    "target_parameters": (None, []),
+    "modules_to_save": (None, []),
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
+}
+
+
+_KERNELS = {  # the end of a module's name in Llama's relatives, in GPT-2 -> our kernels
+    "q_proj": "attn/q",
+    "k_proj": "attn/k",
+    "v_proj": "attn/v",
+    "o_proj": "attn/o",
+    "gate_proj": "mlp/gate",
+    "up_proj": "mlp/up",
+    "down_proj": "mlp/down",
+    "attn.c_attn": "attn/[qkv]",
+    "attn.c_proj": "attn/o",
+    "mlp.c_fc": "mlp/up",
+    "mlp.c_proj": "mlp/down",
+}
+
+
+def is_adapter(folder: pathlib.Path) -> bool:
+    """True if a folder holds an adapter of PEFT."""
+    return (folder / CONFIG).is_file()
+
+
+def read(folder: pathlib.Path) -> dict[str, typing.Any]:
+    """Returns the content of adapter_config.json.
+
+    Raises:
+      ConfigError: it is missing or damaged, or the adapter is of a kind that is not supported.
+    """
+    try:
+        content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        check(content)
+    except (OSError, ValueError, AttributeError) as error:
+        why = error if isinstance(error, ConfigError) else f"{CONFIG} is damaged: copy it again"
+        raise ConfigError(f"{folder} can't be read: {why}") from None
+    return content
+
+
+def base_of(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of the base that an adapter names. Raises ConfigError if that is no folder of this machine."""
+    name = read(folder).get("base_model_name_or_path") or ""
+    for place in (pathlib.Path(name).expanduser(), folder.resolve().parent / pathlib.Path(name).name):
+        if name and place.is_dir():
+            return place.resolve()
+    raise ConfigError(
+        f"{folder} is an adapter for {name or 'a model that it does not name'}, which is no folder here: copy that model "
+        f"here, and write its folder into {CONFIG} as base_model_name_or_path"
+    )
+
+
+def check(content: Mapping[str, typing.Any]) -> None:
+    """Raises ConfigError if an adapter_config.json asks for what is not done here: another method, DoRA, biases, ..."""
+    kind = content.get("peft_type")
+    if kind not in ("LORA", "PROMPT_TUNING"):
+        raise ConfigError(f"its peft_type {kind!r} is not supported, only LORA and PROMPT_TUNING")
+    if kind == "PROMPT_TUNING":
+        if (parts := content.get("num_transformer_submodules") or 1) != 1:
+            raise ConfigError(f"num_transformer_submodules={parts} is not supported, only 1")
+        return
+    for key in ("r", "lora_alpha"):
+        if key not in content:
+            raise ConfigError(f"{CONFIG} lacks {key}: copy it again")
+    for key, plain in _PLAIN.items():
+        if (value := content.get(key, plain[0])) not in plain:
+            raise ConfigError(
+                f"{key}={value} is not supported: merge the adapter by PEFT (merge_and_unload), and take that model"
+            )
+
+
+def model_folder(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of the model in a folder: that of the base, if it holds an adapter; else itself."""
+    return base_of(folder) if is_adapter(folder) else folder
+
+
+def settings(folder: pathlib.Path, controls: Mapping[str, int]) -> dict[str, typing.Any]:
+    """Returns the keys of our section `adapter` with which the adapter in a folder is trained on.
+
+    Args:
+      controls: the control tokens of the base, piece -> id.
+
+    Raises:
+      ConfigError: our adapters have no place for its ranks, or for a row that it changes.
+    """
+    content, merge = read(folder), "begin with the two merged, --config.origin_merge=True"
+    if content["peft_type"] == "PROMPT_TUNING":
+        return {"kind": "prompt", "prompt_tokens": content["num_virtual_tokens"], "rows": (), "without_rows": True}
+    if content.get("rank_pattern") or content.get("alpha_pattern"):
+        raise ConfigError(f"{folder} has several ranks or alphas (rank_pattern, alpha_pattern): {merge}")
+    ids = content.get("trainable_token_indices") or []
+    ids = sorted({i for of_table in (ids.values() if isinstance(ids, dict) else [ids]) for i in of_table})
+    pieces = {i: piece for piece, i in controls.items()}
+    if odd := [i for i in ids if i not in pieces]:
+        raise ConfigError(f"{folder} changes the row of id {odd[0]}, which is no control token: {merge}")
+    with safetensors.safe_open(str(folder / WEIGHTS), framework="numpy") as file:
+        modules = {name.removesuffix(".lora_A.weight") for name in file.keys() if name.endswith(".lora_A.weight")}  # noqa: SIM118
+    return {
+        "kind": "lora",
+        "rank": content["r"],
+        "alpha": float(content["lora_alpha"]),
+        "rslora": bool(content.get("use_rslora")),
+        "dropout": float(content.get("lora_dropout") or 0.0),
+        "targets": tuple(ours for theirs, ours in _KERNELS.items() if any(m.endswith(f".{theirs}") for m in modules)),
+        "rows": tuple(pieces[i] for i in ids),
+        "without_rows": not ids,
+    }

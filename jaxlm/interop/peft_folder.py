@@ -1,0 +1,108 @@
+"""Folders of Hugging Face PEFT: writes an adapter into one and reads it back; opens one as the origin of a run."""
+
+import dataclasses
+import pathlib
+import typing
+from collections.abc import Callable
+
+import numpy as np
+import safetensors.numpy
+
+from jaxlm import tree
+from jaxlm.config import ConfigError, ModelConfig, RunError
+from jaxlm.data.coder import Coder
+from jaxlm.interop import hf_config, hf_folder, hf_weights, peft, peft_config
+from jaxlm.train import origin
+from jaxlm.train.origin import Origin
+
+
+class PeftFolder:
+    """A folder that `PeftModel.from_pretrained` loads onto its base.
+
+    Args:
+      folder: where it is, or will be.
+      config: the config of the model.
+      dtype: "f32", "bf16" or "f16".
+      adapted: the adapter.
+      base: which model its base is; adapter_config.json says so.
+    """
+
+    def __init__(self, folder: pathlib.Path, config: ModelConfig, dtype: str, adapted: peft.Adapted, base: peft.Base):
+        self._folder, self._config, self._dtype = folder, config, hf_folder.TYPES[hf_folder.DTYPES[dtype]]
+        self._adapted, self._base = adapted, base
+        self._written: dict[str, np.ndarray] = {}
+        self.bytes = sum(x.size for _, x in tree.named_leaves(adapted.variables)) * self._dtype.itemsize
+
+    def write(self, read: peft.Read, tokenizer: Coder, tick: Callable[[int], None]) -> None:
+        """Writes the adapter, and the tokenizer that it was trained with.
+
+        Args:
+          read: leaf of the base -> its value.
+          tick: is told how many tensors were written so far.
+        """
+        content, tensors = peft.to_peft(self._adapted, self._config, read, self._base)
+        self._written = {name: self._cast(name, value) for name, value in tensors.items()}
+        safetensors.numpy.save_file(self._written, self._folder / peft_config.WEIGHTS, metadata={"format": "pt"})
+        hf_folder.write_json(self._folder / peft_config.CONFIG, content)
+        hf_folder.write_tokenizer(self._folder, tokenizer, self._config.max_seq_len)
+        tick(len(tensors))
+
+    def held(self) -> tuple[dict[str, typing.Any], dict[str, np.ndarray]]:
+        """Returns (the content of adapter_config.json, name -> tensor, float32), read back from the disk.
+
+        Raises RunError if a tensor is not what was written.
+        """
+        content, tensors = read_files(self._folder)
+        for name, value in self._written.items():
+            if name not in tensors or tensors[name].tobytes() != value.tobytes():
+                raise RunError(f"what was written is not the run's: {name} differs; export again")
+        return content, {name: value.astype(np.float32) for name, value in tensors.items()}
+
+    def _cast(self, name: str, value: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            cast = value.astype(self._dtype)
+        if not np.isfinite(cast.astype(np.float32)).all():
+            raise ConfigError(f"{name} has numbers too large for this type: export with --dtype=f32")
+        return cast
+
+
+def read_files(folder: pathlib.Path) -> tuple[dict[str, typing.Any], dict[str, np.ndarray]]:
+    """Returns (the content of adapter_config.json, name -> tensor) of a folder.
+
+    Raises:
+      ConfigError: a file is missing or damaged, or the adapter is of a kind that is not supported.
+    """
+    content = peft_config.read(folder)
+    try:
+        return content, safetensors.numpy.load_file(folder / peft_config.WEIGHTS)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ConfigError(f"{folder}: {peft_config.WEIGHTS} can't be read ({error}): copy it again") from None
+
+
+def read(folder: pathlib.Path) -> Origin | None:
+    """Returns the origin in a folder of PEFT, its adapter beside its base; None if it holds none. For `train.origin.open`.
+
+    Raises:
+      ConfigError: the adapter is of a kind that is not supported, its base is not here, or the two do not fit.
+    """
+    if not peft_config.is_adapter(folder):
+        return None
+    content, tensors = read_files(folder)
+    home = peft_config.base_of(folder)
+    checkpoint = "latest" if hf_config.is_model(home) else content.get("revision") or "latest"
+    base = origin.open(home, checkpoint, readers=(hf_weights.read,))
+    try:
+        adapted = peft.from_peft(content, tensors, base.config.model, base.leaf)
+    except ConfigError as error:
+        raise ConfigError(f"{folder}: {error}") from None
+    config = dataclasses.replace(base.config, adapter=adapted.adapter.settings)
+    return dataclasses.replace(
+        base,
+        config=config,
+        tokenizer=lambda: origin.prompted(base.tokenizer(), config),
+        provenance={"path": str(folder.resolve())},
+        state=None,
+        meta=None,
+        trained=lambda: adapted.variables,
+        adapter=adapted.adapter,
+    )

@@ -1,0 +1,5 @@
+"""The formats of weights from elsewhere, for `train.origin.open`."""
+
+from jaxlm.interop import hf_weights, peft_folder
+
+READERS = (peft_folder.read, hf_weights.read)

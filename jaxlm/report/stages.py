@@ -1,0 +1,92 @@
+"""Samples of the runs before and of the run itself after the same prompts, clean or not: what a stage of training changed."""
+
+from collections.abc import Mapping, Sequence
+
+from jaxlm.console import count
+from jaxlm.corpus.audit_patterns import GROUPS
+from jaxlm.report.page import Markup, details, join, table, tag
+
+_SURE = 0.8  # a severity of `GROUPS`: of patterns that are junk in any text
+_MUCH = 0.5  # of a text's 4-grams stood in it before: it says little else
+_CANT = "Fine-tuning can't remove this: look at the pretraining data (jaxlm audit, jaxlm trace)."
+
+Texts = Mapping[str, Sequence[dict]]  # prompt -> its continuations, as `report.run` has `samples`
+
+
+def samples(summary: dict) -> Markup:
+    """Returns the section of a summary of `report.run`; nothing if no earlier stage has samples."""
+    own = {"name": summary["run"].get("name", ""), "samples": summary.get("samples") or {}}
+    stages = [
+        stage | {"samples": _latest(stage.get("samples") or {})} for stage in (*(summary.get("before") or ()), own)
+    ]
+    stages = [stage for stage in stages if stage["samples"]]
+    if len(stages) < 2 or stages[-1]["name"] != own["name"]:
+        return Markup("")
+    parts = [tag("p", line) for line in persisting(stages)]
+    parts.append(table(("run", "step", "texts", "clean"), [_row(stage) for stage in stages], "Clean texts"))
+    for prompt in own["samples"]:
+        beside = [_text(stage["name"], one) for stage in stages for one in stage["samples"].get(prompt, ())]
+        parts.append(
+            details(
+                tag("code", prompt), tag("div", *beside, class_="beside"), opened=prompt == next(iter(own["samples"]))
+            )
+        )
+    return join(parts)
+
+
+def persisting(stages: Sequence[dict]) -> list[str]:
+    """Returns a line for each kind of known junk in the first stage's texts and still in the last one's.
+
+    Args:
+      stages: each with `name` and `samples`, first to last.
+    """
+    first, last = ({label for one in _all(stage) for label in labels(one["text"])} for stage in (stages[0], stages[-1]))
+    return [
+        f"{stages[0]['name']} wrote “{label}”, and {stages[-1]['name']} still does. {_CANT}"
+        for label in sorted(first & last)
+    ]
+
+
+def verdict(one: dict) -> str:
+    """Returns "clean", or why a text is not: known junk, a loop, much repeated. `one` is a line of a file of samples."""
+    loop, repeated = one.get("degenerates_at"), one.get("repetition")
+    found = [f"junk: {', '.join(labels(one['text']))}"] if labels(one["text"]) else []
+    found += [f"loops after {count(loop)} words"] if isinstance(loop, int) else []
+    if not found and isinstance(repeated, int | float) and repeated >= _MUCH:
+        found = [f"{repeated:.0%} repeated"]
+    return "; ".join(found) or "clean"
+
+
+def labels(text: str) -> list[str]:
+    """Returns the labels of the known junk in a text (`corpus.audit_patterns`), sorted."""
+    sure = [group for group in GROUPS.values() if group.severity >= _SURE]
+    return sorted(
+        {group.label_of(match) for group in sure for match in group.matches(text)}
+        | ({"U+FFFD"} if "\ufffd" in text else set())
+    )
+
+
+def _latest(texts: Texts) -> dict[str, list[dict]]:
+    """The continuations of each prompt at the last step that has any."""
+    last = max((one["step"] for lines in texts.values() for one in lines), default=0)
+    return {prompt: kept for prompt, lines in texts.items() if (kept := [one for one in lines if one["step"] == last])}
+
+
+def _all(stage: dict) -> list[dict]:
+    return [one for lines in stage["samples"].values() for one in lines]
+
+
+def _row(stage: dict) -> tuple[str, str, str, str]:
+    lines = _all(stage)
+    clean = sum(verdict(one) == "clean" for one in lines)
+    return stage["name"], count(lines[0]["step"]), count(len(lines)), f"{clean} of {len(lines)}"
+
+
+def _text(name: str, one: dict) -> Markup:
+    temperature = one.get("temperature")
+    way = "" if temperature is None else f", temperature {temperature:g}" if temperature else ", greedy"
+    about = [
+        tag("p", f"{name}, step {count(one['step'])}{way}", class_="dim"),
+        tag("p", verdict(one), class_="dim small"),
+    ]
+    return tag("div", *about, tag("pre", one["text"].rstrip() or "(white space alone)"))

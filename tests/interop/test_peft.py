@@ -1,0 +1,183 @@
+"""Adapters in PEFT's files: back to the bit, checked against a reader of their own, and refused by name."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import tiny_hf
+import tiny_models as tiny
+import tiny_peft
+from safetensors.numpy import save_file
+
+from jaxlm import models, tree
+from jaxlm.config import ConfigError, RunError
+from jaxlm.interop import check, peft, peft_config, readers
+from jaxlm.models.adapters import Adapter
+from jaxlm.train import origin
+
+IDS = (3, 96, 97)
+
+
+def made(ids=IDS, targets=tiny_peft.EVERY, **keys):
+    """(config, how the base's leaves are read, an adapter)."""
+    config = tiny.model_config(**keys)
+    params = tiny.random_params(models.build(config, "xla"))
+    values = {name: np.asarray(leaf) for name, leaf in tree.named_leaves(params)}
+    return config, values.__getitem__, tiny_peft.adapted(params, ids, targets=targets)
+
+
+@pytest.mark.parametrize("keys", [{}, {"tie_embeddings": False}, {"family": "gpt2"}], ids=str)
+def test_what_is_written_is_read_back(keys):
+    config, read, given = made(**keys)
+    content, tensors = peft.to_peft(given, config, read, ("b", None))
+    peft_config.check(content)
+    found = peft.from_peft(content, tensors, config, read)
+    assert found.adapter.row_ids == IDS
+    assert found.adapter.settings.scale == given.adapter.settings.scale
+    np.testing.assert_array_equal(*(tree.named_leaves(x.variables["lora"])[0][1] for x in (found, given)))
+    for (name, a), (other, b) in zip(*(tree.named_leaves(x.variables) for x in (found, given)), strict=True):
+        assert name == other
+        np.testing.assert_allclose(a, b, atol=1e-6 if name.startswith("rows") else 0)  # rows are added to the base's
+
+
+def test_names_are_those_of_peft():
+    config, read, given = made(targets=(r"attn/[qo]",), tie_embeddings=False)
+    content, tensors = peft.to_peft(given, config, read, ("b", "7"))
+    assert content["target_modules"] == ["q_proj", "o_proj"]
+    assert content["trainable_token_indices"] == {"embed_tokens": list(IDS), "lm_head": list(IDS)}
+    assert (content["base_model_name_or_path"], content["revision"]) == ("b", "7")
+    place = "base_model.model.model.layers.1.self_attn.o_proj"
+    assert tensors[f"{place}.lora_A.weight"].shape == (3, 32)
+    assert tensors[f"{place}.lora_B.weight"].shape == (32, 3)
+    assert "base_model.model.lm_head.token_adapter.trainable_tokens_delta" in tensors
+    assert len(tensors) == 2 * 2 * 2 + 2
+
+
+MISTAKES = {
+    "alpha": lambda content, tensors: content.update(lora_alpha=7.0),
+    "rslora": lambda content, tensors: content.update(use_rslora=True),
+    "an id": lambda content, tensors: content["trainable_token_indices"].update(embed_tokens=[4, 96, 97]),
+    "a factor": lambda content, tensors: tensors.update(
+        {name: -value for name, value in tensors.items() if "layers.1.mlp.up_proj.lora_B" in name}
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", [None, *MISTAKES])
+def test_a_mistake_is_found(monkeypatch, mistake):
+    """By a reader that shares no code with the writer; our own reading of the files would undo the mistake."""
+    config, read, given = made()
+    content, tensors = peft.to_peft(given, config, read, ("b", None))
+    kept = peft.from_peft(content, tensors, config, read)
+    monkeypatch.setattr(check.peft, "from_peft", lambda *_: kept)
+    if mistake is None:
+        assert check.check_adapter(given, content, tensors, read, config, lambda done: None).moved < 1e-5
+        return
+    MISTAKES[mistake](content, tensors)
+    with pytest.raises(RunError, match="is not the run's model"):
+        check.check_adapter(given, content, tensors, read, config, lambda done: None)
+
+
+def test_the_vectors_of_a_prompt(monkeypatch):
+    config, read, _ = made()
+    beside = {"prompt": {"embed": {"prompt": np.random.default_rng(0).normal(0, 1, (5, 32)).astype(np.float32)}}}
+    given = peft.Adapted(Adapter(peft.settings("prompt", prompt_tokens=5)), beside)
+    content, tensors = peft.to_peft(given, config, read, ("b", None))
+    assert check.check_adapter(given, content, tensors, read, config, lambda done: None).moved < 1e-5
+    wrong = {name: value[::-1] for name, value in tensors.items()}
+    kept = peft.Adapted(given.adapter, {"prompt": {"embed": {"prompt": tensors["prompt_embeddings"]}}})
+    monkeypatch.setattr(check.peft, "from_peft", lambda *_: kept)
+    with pytest.raises(RunError, match="embed is off"):
+        check.check_adapter(given, content, wrong, read, config, lambda done: None)
+
+
+def written(folder, content, tensors):
+    folder.mkdir()
+    (folder / peft_config.CONFIG).write_text(json.dumps(content))
+    save_file(tensors, folder / peft_config.WEIGHTS)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An adapter beside its base, with the base's parameters and the adapter."""
+    config, params = tiny_hf.weights(tmp_path / "base", vocab_size=400)
+    tiny_hf.byte_level(tmp_path / "base")
+    given = tiny_peft.adapted(params, (1, 2))
+    read = {name: np.asarray(leaf) for name, leaf in tree.named_leaves(params)}.__getitem__
+    place = written(tmp_path / "adapter", *peft.to_peft(given, config, read, (str(tmp_path / "base"), None)))
+    return place, params, given
+
+
+def test_a_folder_is_opened_with_its_base(folder):
+    place, params, given = folder
+    merged, apart = (origin.open(place, readers=readers.READERS, merge=merge) for merge in (True, False))
+    wanted = dict(tree.named_leaves(tiny_peft.merged(params, given)))
+    for name in ("layers_1/attn/o/kernel", "embed/embedding"):
+        real = slice(400) if name.startswith("embed") else slice(None)  # the padding of the vocabulary is 0 in files
+        np.testing.assert_allclose(merged.leaf(name)[real], wanted[name][real], atol=1e-6)
+        np.testing.assert_array_equal(apart.leaf(name)[real], dict(tree.named_leaves(params))[name][real])
+    assert merged.adapter is None
+    assert merged.trained() == {}
+    assert apart.adapter.row_ids == (1, 2)
+    assert apart.trained().keys() == {"lora", "rows"}
+    assert len({merged.digest(), apart.digest()}) == 2
+
+
+def test_a_base_that_was_moved_with_its_adapter_is_found_and_one_that_is_gone_is_told(folder, tmp_path):
+    place, _, _ = folder
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    (tmp_path / "base").rename(moved / "base")
+    with pytest.raises(ConfigError, match="no folder here: copy that model here") as error:
+        origin.open(place, readers=readers.READERS)
+    assert "\n" not in str(error.value)
+    place.rename(moved / "adapter")
+    assert origin.open(moved / "adapter", readers=readers.READERS).adapter is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("peft_type", "IA3", "only LORA and PROMPT_TUNING"),
+        ("use_dora", True, "use_dora=True is not supported: merge the adapter"),
+        ("modules_to_save", ["lm_head"], "modules_to_save"),
+        ("init_lora_weights", "pissa", "init_lora_weights=pissa"),
+    ],
+)
+def test_what_is_not_done_here_is_named(folder, key, value, words):
+    place, _, _ = folder
+    content = json.loads((place / peft_config.CONFIG).read_text()) | {key: value}
+    (place / peft_config.CONFIG).write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=words) as error:
+        origin.open(place, readers=readers.READERS)
+    assert "\n" not in str(error.value)
+
+
+def test_an_adapter_for_another_model_is_refused(folder):
+    place, _, _ = folder
+    config = tiny.model_config(vocab_size=400, d_ff=64)
+    wide = tiny_peft.adapted(tiny.random_params(models.build(config, "xla")), targets=(r"mlp/up",))
+    tensors = peft.to_peft(wide, config, lambda leaf: None, ("", None))[1]
+    save_file(tensors, place / peft_config.WEIGHTS)
+    with pytest.raises(ConfigError, match="they do not belong together"):
+        origin.open(place, readers=readers.READERS)
+    save_file(
+        {"model.layers.9.self_attn.q_proj.lora_A.weight": np.ones((3, 32), np.float32)}, place / peft_config.WEIGHTS
+    )
+    with pytest.raises(ConfigError, match="for which there is no place"):
+        origin.open(place, readers=readers.READERS)
+
+
+def test_settings_to_train_on_with(folder):
+    place, _, given = folder
+    found = peft_config.settings(place, {"<|im_start|>": 1, "<|im_end|>": 2})
+    chosen = dataclasses.asdict(given.adapter.settings)
+    assert {key: found[key] for key in ("kind", "rank", "alpha", "rslora")} == {
+        key: chosen[key] for key in ("kind", "rank", "alpha", "rslora")
+    }
+    assert found["rows"] == ("<|im_start|>", "<|im_end|>")
+    assert set(found["targets"]) == {*(f"attn/{x}" for x in "qkvo"), *(f"mlp/{x}" for x in ("gate", "up", "down"))}
+    with pytest.raises(ConfigError, match="row of id 2, which is no control token"):
+        peft_config.settings(place, {"<|im_start|>": 1})

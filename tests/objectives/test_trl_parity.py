@@ -1,0 +1,210 @@
+"""Losses and gradients of TRL 1.16 on 64 real pairs and conversations of unequal length, in float32.
+
+TRL pads each text to a row of its own; ours are packed. All differences are at most 1e-5 of the largest value.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_hf
+import tiny_models as tiny
+import tiny_pairs
+
+from jaxlm import config, config_files, models
+from jaxlm.data import rows
+from jaxlm.interop import hf
+from jaxlm.objectives import dpo, lm, reward
+
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.shared,
+    pytest.mark.skipif(not tiny_pairs.HH.is_file(), reason="no shared data"),
+]
+MODEL = tiny.model_config(vocab_size=512, max_seq_len=256, tie_embeddings=True)
+OURS = models.build(MODEL, "xla")
+COUNT, LONGEST, T, ROWS = 64, 100, 256, 48
+TOLERANCE = 1e-5
+
+
+def theirs(kind: str = "LlamaForCausalLM", seed: int = 0):
+    """A random model made by transformers."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    torch.set_num_threads(2)
+    fields = {k: v for k, v in hf.hf_config(MODEL).items() if k != "architectures"} | {"initializer_range": 0.3}
+    settings = transformers.AutoConfig.for_model(**fields, num_labels=1, pad_token_id=1)
+    settings._attn_implementation = "eager"
+    return getattr(transformers, kind)(settings)
+
+
+def ours(tensors) -> dict:
+    """Our parameters of the tensors by name; the score head beside them, if there is one."""
+    state = {name: np.asarray(x.detach().numpy()) for name, x in tensors if name != "lm_head.weight"}
+    head = state.pop("score.weight", None)
+    found = {"params": hf.params_from_hf(state, MODEL)}
+    return found if head is None else found | {"score": {"score_head": {"kernel": jnp.asarray(head[0])}}}
+
+
+def trainer(kind: str, folder, model, given=(), **settings):
+    """A trainer of TRL that never trains: its data is one row, its losses are asked of other inputs."""
+    import datasets
+    import transformers
+    import trl
+    import trl.experimental.cpo
+    import trl.experimental.orpo
+
+    tiny_hf.byte_level(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, pad_token="<|endoftext|>")
+    row = {"prompt": "a", "chosen": " b", "rejected": " c"}
+    row = {"SFT": {"text": "a b"}, "Reward": {"chosen": "a b", "rejected": "a c"}}.get(kind, row)
+    home = {"ORPO": trl.experimental.orpo, "CPO": trl.experimental.cpo}.get(kind, trl)
+    common = {"output_dir": str(folder), "use_cpu": True, "bf16": False, "report_to": []}
+    args = getattr(home, f"{kind}Config")(**common, gradient_checkpointing=False, **settings)
+    data = datasets.Dataset.from_list([row])
+    made = getattr(home, f"{kind}Trainer")
+    return made(args=args, model=model, train_dataset=data, processing_class=tokenizer, **dict(given))
+
+
+def value_and_grads(made, model, inputs) -> tuple[float, dict]:
+    loss = made.compute_loss(model, inputs)
+    model.zero_grad()
+    loss.backward()
+    return float(loss.detach()), ours((name, p.grad) for name, p in model.named_parameters())
+
+
+def mean(objective, variables, batch) -> tuple[float, dict]:
+    """Our loss of a batch, and the gradients."""
+
+    def loss(variables, batch):
+        found = objective.sums(variables, objective.prepare(batch), None)
+        return found.loss / found.weight
+
+    return tiny.jit(jax.value_and_grad(loss))(variables, batch)
+
+
+def check(got: tuple, want: tuple) -> None:
+    assert abs(got[0] - want[0]) <= TOLERANCE * abs(want[0]), (float(got[0]), want[0])
+    assert tiny.difference(got[1], want[1]) <= TOLERANCE
+
+
+def settings(*keys: str) -> config.Config:
+    made = config.resolve(config_files.load("base", ["data.path=x", f"train.seq_len={T}", *keys]))
+    return dataclasses.replace(made, model=MODEL)
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    found = tiny_pairs.hh_ids(COUNT, LONGEST, MODEL.vocab_size)
+    assert len(found) == COUNT
+    assert len({len(side) for pair in found for side in pair[1:]}) > COUNT // 4  # of unequal length
+    return found
+
+
+@pytest.fixture(scope="module")
+def against_reference(pairs, tmp_path_factory):
+    """(TRL's trainer of DPO, its policy, the inputs; our variables, our batch with the reference's log-probabilities)."""
+    policy, reference = theirs(seed=0), theirs(seed=1)
+    variables, frozen = (ours(model.state_dict().items()) for model in (policy, reference))
+    folder = tmp_path_factory.mktemp("dpo")
+    made = trainer("DPO", folder, policy, {"ref_model": reference}, beta=0.1, max_length=None)
+    inputs = made.data_collator([{"prompt_ids": p, "chosen_ids": c, "rejected_ids": r} for p, c, r in pairs])
+    batch = tiny_pairs.batch(pairs, T, ROWS)
+    logp = tiny.jit(lambda v, b: dpo.answer_logp(OURS, v, b, 0))(frozen, batch)
+    return made, policy, inputs, variables, batch | {"reference": logp}
+
+
+@pytest.mark.parametrize("nll_weight", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["sigmoid", "ipo", "hinge", "robust", "sigmoid_norm", "apo_zero"])
+def test_dpo(against_reference, name, nll_weight):
+    made, policy, inputs, variables, batch = against_reference
+    made.label_smoothing = 0.2 if name == "robust" else 0.0
+    made.loss_types, made.loss_weights = ([name, "sft"], [1.0, nll_weight]) if nll_weight else ([name], [1.0])
+    want = value_and_grads(made, policy, dict(inputs))
+    keys = [f"dpo.loss={name}", f"dpo.nll_weight={nll_weight}", f"dpo.label_smoothing={made.label_smoothing}"]
+    check(mean(dpo.make(OURS, settings(*keys)), variables, batch), want)
+
+
+def padded(texts: list[list[int]], masked: list[int] | None = None):
+    """(ids, attention mask, labels) as TRL's older trainers take them; `masked`: how many labels of each do not count."""
+    import torch
+
+    longest = max(map(len, texts))
+    ids, seen, labels = (torch.full((len(texts), longest), fill) for fill in (1, 0, -100))
+    for row, text in enumerate(texts):
+        ids[row, : len(text)], seen[row, : len(text)] = torch.tensor(text), 1
+        first = masked[row] if masked else 0
+        labels[row, first : len(text)] = torch.tensor(text[first:])
+    return {"input_ids": ids, "attention_mask": seen, "labels": labels}
+
+
+def in_two(pairs) -> dict:
+    """Pairs as ORPOTrainer and CPOTrainer take them."""
+    sides = {"chosen": [(p, c) for p, c, _ in pairs], "rejected": [(p, r) for p, _, r in pairs]}
+    found = {side: padded([p + a for p, a in texts], [len(p) for p, _ in texts]) for side, texts in sides.items()}
+    return {f"{side}_{name}": x for side, tensors in found.items() for name, x in tensors.items()}
+
+
+def test_orpo(tmp_path, pairs):
+    # TRL's cross-entropy is that of the prompt too. With a prompt of one token there is no such thing.
+    asked = [([0], [*p[1:], *c], r) for p, c, r in pairs]
+    policy = theirs()
+    variables = ours(policy.state_dict().items())
+    made = trainer("ORPO", tmp_path, policy, beta=0.3)
+    want = value_and_grads(made, policy, in_two(asked))
+    objective = dpo.make(OURS, settings("dpo.loss=orpo", "dpo.beta=0.3"))
+    check(mean(objective, variables, tiny_pairs.batch(asked, T, ROWS, room=16)), want)
+
+
+def test_simpo(tmp_path, pairs):
+    policy = theirs()
+    variables = ours(policy.state_dict().items())
+    made = trainer("CPO", tmp_path, policy, loss_type="simpo", beta=2.0, simpo_gamma=0.7, cpo_alpha=0.0)
+    want = value_and_grads(made, policy, in_two(pairs))
+    objective = dpo.make(OURS, settings("dpo.loss=simpo", "dpo.beta=2", "dpo.margin=0.7"))
+    check(mean(objective, variables, tiny_pairs.batch(pairs, T, ROWS)), want)
+
+
+def test_reward(tmp_path, pairs):
+    model = theirs("LlamaForSequenceClassification")
+    variables = ours(model.state_dict().items())
+    margins = np.random.default_rng(0).uniform(0, 1, COUNT).tolist()
+    made = trainer("Reward", tmp_path, model, max_length=None)
+    examples = [
+        {"chosen_ids": p + c, "rejected_ids": p + r, "margin": m} for (p, c, r), m in zip(pairs, margins, strict=True)
+    ]
+    want = value_and_grads(made, model, made.data_collator(examples))
+    batch = tiny_pairs.batch(pairs, T, ROWS, margins, closed=True)
+    check(mean(reward.make(OURS, settings()), variables, batch), want)
+
+
+def conversations(pairs) -> list[rows.Segment]:
+    """The prompts with the chosen answers, of which all that follows every third word counts."""
+    found = []
+    for prompt, chosen, _ in pairs:
+        ids = [*prompt, *chosen]
+        found.append(rows.Segment(ids, [float(at % 3 != 1) for at in range(1, len(ids))]))
+    return found
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_sft(tmp_path, pairs, packed):
+    model = theirs()
+    variables = ours(model.state_dict().items())
+    texts = conversations(pairs)
+    made = trainer("SFT", tmp_path, model, max_length=None, padding_free=packed)
+    examples = [
+        {"input_ids": s.ids, "labels": [-100, *(i if w else -100 for i, w in zip(s.ids[1:], s.weights, strict=True))]}
+        for s in texts
+    ]
+    want = value_and_grads(made, model, made.data_collator(examples))
+    batch, placed = rows.pack([[text] for text in texts], T, ROWS if packed else COUNT)
+    if not packed:
+        alone = [rows.pack([[text]], T, 1)[0] for text in texts]
+        batch = {name: np.concatenate([one[name] for one in alone]) for name in batch}
+    assert len(placed) == COUNT
+    check(mean(lm.make(OURS, settings()), variables, {name: jnp.asarray(x) for name, x in batch.items()}), want)

@@ -1,0 +1,67 @@
+"""Samples of a run beside those of the runs before it: clean or not, and junk of the base that is still there."""
+
+import html
+import json
+
+from tiny_pages import rows
+
+from jaxlm.report import stages
+from jaxlm.train import summary
+
+CLEAN = {"repetition": 0.0, "degenerates_at": None}
+BASE = {"Once": [{"step": 20, "text": " PersonX gave PersonY a hat"} | CLEAN, {"step": 10, "text": " old"} | CLEAN]}
+
+
+def page(after: str, prompt: str = "Once", **measures) -> str:
+    own = {prompt: [{"step": 5, "temperature": 0.0, "text": after} | CLEAN | measures]}
+    before = [{"name": "base", "benchmarks": {}, "samples": BASE}]
+    return html.unescape(stages.samples({"run": {"name": "chat"}, "samples": own, "before": before}))
+
+
+def test_junk_of_the_base_that_is_still_there_is_told():
+    found = page(" and PersonX left")
+    assert (
+        "base wrote “PersonX”, and chat still does. Fine-tuning can't remove this: look at the pretraining data"
+        in found
+    )
+    assert "“PersonY”" not in found
+    assert "junk: PersonX, PersonY" in found
+    assert rows(found) == [
+        ["run", "step", "texts", "clean"],
+        ["base", "20", "1", "0 of 1"],
+        ["chat", "5", "1", "0 of 1"],
+    ]
+    assert " old" not in found  # of an earlier step
+
+
+def test_a_clean_text_is_called_so():
+    found = page(" there was a hat")
+    assert "Fine-tuning" not in found
+    assert rows(found)[-1] == ["chat", "5", "1", "1 of 1"]
+    assert "chat, step 5, greedy" in found
+    assert "loops after 3 words" in page(" a b c c c", degenerates_at=3)
+    assert "60% repeated" in page(" a b", repetition=0.6)
+    assert "junk: U+FFFD" in page(" a \ufffd")
+
+
+def test_other_prompts_are_beside_nothing_but_their_junk_counts():
+    found = page(" and PersonX left", prompt="Twice")
+    assert "still does" in found
+    assert "gave" not in found
+
+
+def test_there_is_no_section_without_an_earlier_stage():
+    own = {"Once": [{"step": 5, "text": "x"}]}
+    assert stages.samples({"run": {"name": "chat"}, "samples": own}) == ""
+    assert stages.samples({"run": {"name": "chat"}, "before": [{"name": "base", "samples": BASE}]}) == ""
+
+
+def test_the_samples_before_are_those_of_the_checkpoint_that_was_taken(tmp_path):
+    for name, config in (("base", {}), ("sft", {"origin": str(tmp_path / "base"), "origin_checkpoint": "20"})):
+        (tmp_path / name / "samples").mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text(json.dumps({"train": {}} | config))
+    for step in (10, 20, 30):
+        line = {"step": step, "prompt": "Once", "text": f" at {step}"}
+        (tmp_path / f"base/samples/{step}.jsonl").write_text(json.dumps(line) + "\n")
+    (before,) = summary.gather(tmp_path / "sft")["before"]
+    assert [one["text"] for one in before["samples"]["Once"]] == [" at 10", " at 20"]
