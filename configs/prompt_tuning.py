@@ -15,6 +15,7 @@ def get_config():
     c = base.get_config()
     c.program = "sft"
     c.adapter.kind = "prompt"
+    c.data.val_fraction = 0.05
     c.train.steps = 300
     c.train.batch_size = 8
     c.train.seq_len = 512
