@@ -1,6 +1,6 @@
 """Fine-tuning all parameters on chats: a base model becomes an assistant.
 
-    jaxlm train sft --config.origin=RUN --config.data.path=chats.jsonl --config.workdir=runs/sft
+    jaxlm train sft --config.workdir=runs/sft --config.origin=RUN --config.data.path=chats.jsonl
 
 RUN is a run, or the folder of a Hugging Face model; chats.jsonl has a chat a line: `messages`, prompt and response, ShareGPT,
 Alpaca, Anthropic's HH. About 3 passes are usual: the first lines say how many `train.steps` make.

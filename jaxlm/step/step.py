@@ -162,6 +162,8 @@ _EXACT = ("embedding", "/rows", "/prompt")  # tables
 def cast(params: Variables, dtype: jnp.dtype) -> Variables:
     """Returns the parameters in the compute type. Vectors (norms, biases of the MLP) and embedding tables stay float32.
 
+    Codes of quantised kernels and their scales stay what they are too.
+
     The gradient of a table's row is a sum over all tokens with that id; in bfloat16 the sum of a frequent token would
     lose most of its terms. So the model casts the rows that it looks up, and the whole table only if it is also the
     head.
@@ -170,7 +172,7 @@ def cast(params: Variables, dtype: jnp.dtype) -> Variables:
     def one(name: str, p: jax.Array) -> jax.Array:
         return p.astype(dtype) if p.ndim > 1 and not name.endswith(_EXACT) else p
 
-    return tree.map_named(one, params)
+    return {of: part if of == "quantized" else tree.map_named(one, part) for of, part in params.items()}
 
 
 def _clip(grads: dict, scale: jax.Array, limit: float) -> tuple[dict, dict[str, jax.Array], jax.Array]:

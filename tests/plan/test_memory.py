@@ -43,7 +43,8 @@ def test_within_a_twentieth_of_the_compiled_program(row):
 
 
 def test_every_shipped_config_was_compiled():
-    assert {row["config"] for row in GOLDEN if not row["overrides"]} == set(config_files.shipped_configs())
+    own = {name for name in config_files.shipped_configs() if config_files.load(name).program == "pretrain"}
+    assert {row["config"] for row in GOLDEN if not row["overrides"]} == own  # the others take the model of their origin
 
 
 @pytest.mark.parametrize("part", ["mlp_proj", "mlp_hidden"])
