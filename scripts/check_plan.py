@@ -37,6 +37,22 @@ VARIANTS = [
     ("gpuburnout_3b", 8, []),
     ("domain_7b", 8, ["model.remat=full", "train.microbatch_size=8"]),
 ]
+# Post-training of a model that is not deep, which compiles in a minute.
+SHALLOW = ["model.n_layers=4", "train.batch_size=4", "train.microbatch_size=4"]
+LORA, ROW = ["adapter.kind=lora"], ["train.microbatch_size=1", "model.remat=full"]
+VARIANTS += [
+    ("gpuburnout_1b", 1, [*SHALLOW, *keys])
+    for keys in (
+        ["program=sft"],
+        ["program=sft", *LORA],
+        ["program=sft", *LORA, *ROW],
+        ["program=sft", *LORA, *ROW, "adapter.quantize=nf4"],
+        ["program=sft", "adapter.kind=prompt", "model.remat=full"],
+        ["program=dpo", *LORA, "model.remat=full"],
+        ["program=dpo", *ROW],
+        ["program=reward", *ROW],
+    )
+]
 
 
 def planned(name: str, devices: int, overrides: list[str]) -> tuple[Config, MeshConfig]:
@@ -72,7 +88,8 @@ def main() -> int:
     parser.add_argument("configs", nargs="*", help="shipped configs; none = all, and the variants")
     args, overrides = parser.parse_known_args()
     overrides = [o.removeprefix("--config.") for o in overrides]
-    names = args.configs or config_files.shipped_configs()
+    pretraining = [name for name in config_files.shipped_configs() if config_files.load(name).program == "pretrain"]
+    names = args.configs or pretraining
     cases = [(name, DEVICES.get(name, 1), overrides) for name in names]
     whole = not (args.configs or overrides)
     rows = []

@@ -25,9 +25,9 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxlm import sharding, tree
-from jaxlm.config import Config, MeshConfig, ModelConfig
+from jaxlm.config import AdapterConfig, Config, MeshConfig, ModelConfig
 from jaxlm.objectives.base import Variables
-from jaxlm.plan import lower
+from jaxlm.plan import lower, params
 from jaxlm.step import step
 
 # Remat policy -> what it keeps of `layer_elements`. The policies themselves are transformer.REMAT_POLICIES. `dots` keeps
@@ -117,7 +117,7 @@ class Estimator:
         self._mesh = mesh
         self._trained = _shares(compute, made.shardings.params)
         self._frozen = _shares(made.frozen, made.frozen_shardings)
-        self._head_is_trained = "params" in made.abstract.params
+        self._all_trained = "params" in made.abstract.params
         self._optimizer, self._visiting = _device_bytes(made.abstract.opt_state, made.shardings.opt_state)
         placed = jax.tree.map(lambda leaf: leaf.sharding, made.batch())
         self._batch, _ = _device_bytes(made.batch(), placed)
@@ -137,37 +137,36 @@ class Estimator:
         }
         sums = numbers * _F32 if accumulates else 0
         gradients = sums or sum(share.bytes for share in self._trained)
-        layer = _Layer(m, rows, tokens, self._mesh.shape)
+        layer = _Layer(config, rows, tokens, self._mesh.shape)
         # XLA keeps two more copies for a scan over the layers: their parameters stacked, and their gradients stacked.
         stacks, frozen_stacks = (
             sum(share.bytes for share in shares if share.in_layer) if m.scan_layers else 0
             for shares in (self._trained, self._frozen)
         )
-        held = {
-            "gradients": sums,
-            "copies": self._copies(m) + stacks + frozen_stacks,
-            "activations": m.n_layers * layer.kept + layer.shared,
-        }
+        held = {"gradients": sums, "activations": m.n_layers * layer.kept + layer.shared}
+        copies, joined = self._copies(m) + stacks + frozen_stacks, self._joined(m)
+        # Frozen kernels that are joined do not wait for the backward pass: it joins them again.
+        waiting = joined if self._all_trained else 0
         # The last layer's backward pass, the loss, the update (which makes float32 updates of all parameters).
         moments = [
-            Memory(**steady, **held, workspace=layer.backward + self._head(m) + stacks),
-            Memory(**steady, **held, workspace=self._loss(config, rows * tokens) + self._head(m)),
+            Memory(**steady, **held, copies=copies + joined, workspace=layer.backward + self._head(m) + stacks),
+            Memory(**steady, **held, copies=copies + waiting, workspace=self._loss(config, rows * tokens)),
             Memory(**steady, gradients=gradients, copies=0, activations=0, workspace=numbers * _F32 + self._visiting),
         ]
         return max(moments, key=lambda memory: memory.total)
 
     def _copies(self, m: ModelConfig) -> int:
-        """Returns the bytes of all copies of parameters in the compute type.
-
-        XLA keeps a cast of each parameter. It also keeps the weights of layers as products use them: q|k|v and gate|up
-        side by side, the others gathered over fsdp. These are held for one layer at a time under remat or a scan, else
-        for all layers until their backward pass.
-        """
-        width = jnp.dtype(m.dtype).itemsize
+        """Returns the bytes of the copies in the compute type that XLA keeps: a cast of each trained parameter."""
         cast = sum(share.bytes for share in self._trained if share.width < _F32)
-        tensor = self._mesh.shape.get("tensor", 1)
-        tied = m.tie_embeddings and width < _F32 and self._head_is_trained
-        head = m.padded_vocab_size * m.d_model * width // tensor if tied else 0
+        return cast + (self._head_copy(m) if self._all_trained else 0)
+
+    def _joined(self, m: ModelConfig) -> int:
+        """Returns the bytes of the weights of layers as products use them: q|k|v and gate|up side by side, all gathered.
+
+        They are held for one layer at a time under remat or a scan, or if they are frozen; else for all layers until
+        their backward pass.
+        """
+        width, tensor = jnp.dtype(m.dtype).itemsize, self._mesh.shape.get("tensor", 1)
         # Each tensor device joins its own columns, if the axis divides them: see models.layers.project.
         qkv = (m.n_heads + 2 * m.n_kv_heads) * m.head_dim if m.n_kv_heads % tensor == 0 else 0
         gate_up = 2 * m.d_ff if m.family == "llama" and m.d_ff % tensor == 0 else 0
@@ -176,35 +175,56 @@ class Estimator:
         layers = [share for share in (*self._trained, *self._frozen) if share.in_layer]
         whole = sum(share.numbers for share in layers) * self._mesh.shape.get("fsdp", 1)
         gathered = whole // m.n_layers - joined if self._mesh.shape.get("fsdp", 1) > 1 else 0
-        times = m.n_layers if m.remat == "none" and not m.scan_layers else 1
-        return cast + head + (joined + gathered) * width * times
+        times = m.n_layers if m.remat == "none" and not m.scan_layers and self._all_trained else 1
+        return (joined + gathered) * width * times
 
     def _head(self, m: ModelConfig) -> int:
         """Returns the bytes of the head's gradient, float32, which the loss adds up over its tiles; 0 if it is frozen."""
-        if not self._head_is_trained:
+        if not self._all_trained:
             return 0
         return m.padded_vocab_size * m.d_model * _F32 // self._mesh.shape.get("tensor", 1)
 
     def _loss(self, config: Config, tokens: int) -> int:
-        """Returns the bytes of one tile's logits (all of them without tiles), the hidden states, and the gradients of both."""
+        """Returns the bytes of one tile's logits (all of them without tiles), the hidden states, and the gradients of all.
+
+        With a frozen head and tiles a copy of a tied head, transposed; without tiles the logits' gradient in float32.
+        """
         m, width = config.model, jnp.dtype(config.model.dtype).itemsize
         tile = min(config.loss.tile_tokens or tokens, tokens)
-        logits = tile * m.padded_vocab_size // self._mesh.shape.get("tensor", 1) * (_F32 + width)
-        return logits + 2 * tokens * m.d_model * width
+        of_gradient, head = width, self._head(m)
+        if not self._all_trained:
+            of_gradient, head = (width, self._head_copy(m)) if tile < tokens else (_F32, 0)
+        logits = tile * m.padded_vocab_size // self._mesh.shape.get("tensor", 1) * (_F32 + of_gradient)
+        return logits + 2 * tokens * m.d_model * width + head
+
+    def _head_copy(self, m: ModelConfig) -> int:
+        """Returns the bytes of a tied head in the compute type; 0 if there is no copy of it."""
+        width = jnp.dtype(m.dtype).itemsize
+        if not m.tie_embeddings or width == _F32:
+            return 0
+        return m.padded_vocab_size * m.d_model * width // self._mesh.shape.get("tensor", 1)
 
 
-def layer_elements(m: ModelConfig, tensor: int = 1) -> dict[str, int]:
-    """Returns name -> elements a token on each tensor device, for each array that a layer's backward pass needs."""
+def layer_elements(m: ModelConfig, adapter: AdapterConfig, tensor: int = 1) -> dict[str, int]:
+    """Returns name -> elements a token on each tensor device, for each array that a layer's backward pass needs.
+
+    What a product reads is wanted only for the gradient of its kernel, or of the LoRA beside it.
+    """
     heads = (m.n_heads + 2 * m.n_kv_heads) * m.head_dim
     llama = m.family == "llama"
+    trained = params.kernels(m) if adapter.kind == "none" else params.targets(m, adapter)
+    read = [
+        any(name in trained for name in names) for names in (("attn/q", "attn/k", "attn/v"), ("mlp/gate", "mlp/up"))
+    ]
+    hidden = 1 if "mlp/down" in trained else 0
     return {
         "input": m.d_model,
-        "norms": 2 * m.d_model,
+        "norms": sum(read) * m.d_model,
         "qkv": heads // tensor,
         "attn_out": m.n_heads * m.head_dim // tensor,
         "residual": m.d_model,
         "mlp_proj": (2 if llama else 1) * m.d_ff // tensor,
-        "mlp_hidden": (1 if llama else 2) * m.d_ff // tensor,  # GELU keeps its factor of the input too
+        "mlp_hidden": (hidden if llama else 1 + hidden) * m.d_ff // tensor,  # GELU keeps its factor of the input too
     }
 
 
@@ -218,9 +238,10 @@ class _Layer:
         MLP's hidden activations.
     """
 
-    def __init__(self, m: ModelConfig, rows: int, tokens: int, axes: typing.Mapping[str, int]):
-        width, tensor = jnp.dtype(m.dtype).itemsize, axes.get("tensor", 1)
-        elements = layer_elements(m, tensor)
+    def __init__(self, config: Config, rows: int, tokens: int, axes: typing.Mapping[str, int]):
+        m, tensor = config.model, axes.get("tensor", 1)
+        width = jnp.dtype(m.dtype).itemsize
+        elements = layer_elements(m, config.adapter, tensor)
         offloaded = m.offload and m.remat != "none"  # to the host's memory: all but the layer's input
         kept = sum(elements[name] for name in KEPT["full" if offloaded else m.remat])
         small = m.n_heads // tensor * _F32 + (2 * m.d_model if m.dropout else 0)  # normalisers; dropout's masks
@@ -234,7 +255,9 @@ class _Layer:
         if m.attention == "xla" and m.remat in ("none", "dots"):
             self.kept += scores
         recomputed = sum(elements.values()) - kept
-        self.backward = tokens_in_all * (recomputed + elements["mlp_proj"] + m.d_model) * width + scores
+        # A LoRA on the down projection has its own term of the gradient of the MLP's hidden activations.
+        term = m.d_ff // tensor if "mlp/down" in params.targets(m, config.adapter) else 0
+        self.backward = tokens_in_all * (recomputed + elements["mlp_proj"] + term + m.d_model) * width + scores
 
 
 def _shares(variables: Variables, shardings: Variables) -> list[_Share]:
