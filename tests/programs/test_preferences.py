@@ -80,7 +80,11 @@ def test_reward(base):
 @pytest.mark.parametrize(
     ("kind", "lines", "said"),
     [
-        ("dpo", [{"prompt": "a", "chosen": "b c", "rejected": "b c"}] * 3, "3 of 3 pairs are left out: chosen and rejected"),
+        (
+            "dpo",
+            [{"prompt": "a", "chosen": "b c", "rejected": "b c"}] * 3,
+            "3 of 3 pairs are left out: chosen and rejected",
+        ),
         ("reward", [{"prompt": "a", "response": "b"}], "chosen"),
         ("dpo", [], "none of its 0 pairs can be trained on: it has none"),
     ],
@@ -90,9 +94,3 @@ def test_what_can_not_be_trained_on_is_one_line(base, tmp_path, capsys, kind, li
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert train(kind, base, workdir=tmp_path / "run", data__path=path) == 2
     assert said in "".join(capsys.readouterr())
-
-
-def test_one_pair_is_trained_on_and_told(base, tmp_path, capsys):
-    path = tiny_chats.pairs(tmp_path / "one.jsonl", 1)
-    assert train("dpo", base, workdir=tmp_path / "run", data__path=path, train__steps=2) == 0
-    assert "none of the pairs is held out, since there is one pair" in "".join(capsys.readouterr())
