@@ -38,7 +38,6 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
     microbatches = _microbatches(config.train, objective.updates)
 
     def update(frozen: Variables, state: TrainState, batch: Batch, key: jax.Array | None) -> tuple[TrainState, Metrics]:
-        batch = objective.prepare(batch)
         sums, grads = _gradients(objective, frozen, cast(state.params, dtype), batch, key, microbatches)
         params, grads = tree.merge(state.params), tree.merge(grads)
         scale = 1.0 / jnp.where(sums.weight > 0, sums.weight, 1.0)
@@ -135,6 +134,7 @@ def _gradients(
         (_, sums), grads = jax.value_and_grad(loss_fn, has_aux=True)(trained, batch, key)
         return sums, grads
 
+    batch = objective.prepare(batch)
     if microbatches == 1:
         return sums_and_grads(batch, key)
 

@@ -94,9 +94,3 @@ def test_what_can_not_be_trained_on_is_one_line(base, tmp_path, capsys, kind, li
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert train(kind, base, workdir=tmp_path / "run", data__path=path) == 2
     assert said in "".join(capsys.readouterr())
-
-
-def test_one_pair_is_trained_on_and_told(base, tmp_path, capsys):
-    path = tiny_chats.pairs(tmp_path / "one.jsonl", 1)
-    assert train("dpo", base, workdir=tmp_path / "run", data__path=path, train__steps=2) == 0
-    assert "none of the pairs is held out, since there is one pair" in "".join(capsys.readouterr())
