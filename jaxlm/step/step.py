@@ -26,8 +26,7 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
 
     If the loss or the gradient of an update is not finite, the update changes nothing but the counters. The metrics are
     float32 scalars: `loss`, the objective's own metrics, `grad_norm` (before clipping), `update_norm`, both norms also
-    by parameter group, `lr`, `skipped`, `skipped_in_a_row`. If a step has several updates, the metrics are means over
-    them.
+    by parameter group, `lr`, `skipped`, `skipped_in_a_row`; means over the updates if a step has several.
 
     Args:
       tx: the optimizer that `optim.make` returns: it neither clips nor multiplies by the learning rate.
