@@ -170,7 +170,7 @@ def test_logits_are_those_of_transformers(family, tmp_path):
 def test_one_parameter_is_read_on_the_host_in_any_order(tmp_path):
     tiny_hf.weights(tmp_path, 1, np.float32, family="gpt2")
     _, whole, _ = params_of(tmp_path, make_mesh())
-    read = origin.open(tmp_path, readers=hf_weights.READERS).leaf
+    read = origin.open(tmp_path, readers=readers.READERS).leaf
     names = [name for name, _ in tree.named_leaves(whole)]
     for name in (*names[::-1], "layers_0/attn/q/kernel"):
         np.testing.assert_array_equal(read(name), dict(tree.named_leaves(whole))[name])
