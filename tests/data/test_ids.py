@@ -27,7 +27,6 @@ ALLOWED = {
     "jaxlm/train/origin.py": "tokens whose rows of the embedding begin a trained prompt",
     "jaxlm/interop/export.py": "the written tokenizer.json, compared with the run's",
     "jaxlm/interop/gguf_file.py": "layout.encode: tensors, no text",
-    "jaxlm/models/quantized.py": "block_codes.encode: kernels, no text",
     "jaxlm/step/adam.py": "quantize.encode: moments of the optimizer, no text",
 }
 _ENCODE = {"encode", "encode_marked", "encode_cut", "encode_batch", "encode_as_ids", "EncodeAsIds"}
