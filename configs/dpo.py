@@ -1,6 +1,6 @@
 """DPO: pairs of answers, of which one was preferred; an assistant learns to give the preferred kind.
 
-    jaxlm train dpo --config.origin=SFT_RUN --config.data.path=pairs.jsonl --config.workdir=runs/dpo
+    jaxlm train dpo --config.workdir=runs/dpo --config.origin=SFT_RUN --config.data.path=pairs.jsonl
 
 SFT_RUN is a run of `sft`, or the folder of a Hugging Face chat model; pairs.jsonl has a pair a line: `prompt`, `chosen` and
 `rejected`, or Anthropic's HH. One pass is usual. `--config.dpo.loss=robust --config.dpo.label_smoothing=0.2` if a fifth of

@@ -1,6 +1,6 @@
 """Prompt tuning: the model stays as it is, and 20 vectors that stand in front of each text are trained.
 
-    jaxlm train prompt_tuning --config.origin=RUN --config.data.path=chats.jsonl --config.workdir=runs/prompt
+    jaxlm train prompt_tuning --config.workdir=runs/prompt --config.origin=RUN --config.data.path=chats.jsonl
 
 The least that can be trained (arXiv:2104.08691): kilobytes for each task, and one model for all. It learns less than LoRA does,
 by far less in a small model. `adapter.prompt_text` begins the vectors with a description of the task.
@@ -15,6 +15,7 @@ def get_config():
     c = base.get_config()
     c.program = "sft"
     c.adapter.kind = "prompt"
+    c.data.val_fraction = 0.05
     c.train.steps = 300
     c.train.batch_size = 8
     c.train.seq_len = 512

@@ -1,6 +1,6 @@
 """A reward model: pairs of answers, of which one was preferred; the model learns a score that is higher for the preferred one.
 
-    jaxlm train reward --config.origin=SFT_RUN --config.data.path=pairs.jsonl --config.workdir=runs/reward
+    jaxlm train reward --config.workdir=runs/reward --config.origin=SFT_RUN --config.data.path=pairs.jsonl
 
 SFT_RUN is a run of `sft`, or the folder of a Hugging Face chat model; pairs.jsonl has a pair a line: `prompt`, `chosen` and
 `rejected`, perhaps `margin`, or Anthropic's HH. One pass is usual.

@@ -1,6 +1,6 @@
 """Fine-tuning all parameters on chats: a base model becomes an assistant.
 
-    jaxlm train sft --config.origin=RUN --config.data.path=chats.jsonl --config.workdir=runs/sft
+    jaxlm train sft --config.workdir=runs/sft --config.origin=RUN --config.data.path=chats.jsonl
 
 RUN is a run, or the folder of a Hugging Face model; chats.jsonl has a chat a line: `messages`, prompt and response, ShareGPT,
 Alpaca, Anthropic's HH. About 3 passes are usual: the first lines say how many `train.steps` make.
@@ -14,6 +14,7 @@ from jaxlm.configs import base
 def get_config():
     c = base.get_config()
     c.program = "sft"
+    c.data.val_fraction = 0.05
     c.train.steps = 300
     c.train.batch_size = 8
     c.train.seq_len = 512

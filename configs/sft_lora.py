@@ -1,6 +1,6 @@
 """Fine-tuning on chats by LoRA: the model stays as it is, and factors of a few per cent of its size are trained.
 
-    jaxlm train sft_lora --config.origin=RUN --config.data.path=chats.jsonl --config.workdir=runs/sft-lora
+    jaxlm train sft_lora --config.workdir=runs/sft-lora --config.origin=RUN --config.data.path=chats.jsonl
 
 As `sft`, with rank 16 on all layers' kernels and ChatML's five rows; the rate is 10 times that of full fine-tuning. The run's
 checkpoints hold the factors alone and need the origin; `jaxlm export` writes the model with them, or an adapter for PEFT.
@@ -15,6 +15,7 @@ def get_config():
     c = base.get_config()
     c.program = "sft"
     c.adapter.kind = "lora"
+    c.data.val_fraction = 0.05
     c.train.steps = 300
     c.train.batch_size = 8
     c.train.seq_len = 512

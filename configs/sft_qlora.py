@@ -1,6 +1,6 @@
 """Fine-tuning on chats by QLoRA: as `sft_lora`, on layers that are held in 4 bits, for models that would not fit otherwise.
 
-    jaxlm train sft_qlora --config.origin=RUN --config.data.path=chats.jsonl --config.workdir=runs/sft-qlora
+    jaxlm train sft_qlora --config.workdir=runs/sft-qlora --config.origin=RUN --config.data.path=chats.jsonl
 
 The layers' kernels are in nf4 with blocks of 64 (arXiv:2305.14314), decoded layer by layer; embedding, head, norms and what is
 trained keep their precision. Where memory suffices, `sft_lora` is faster and loses nothing to rounding.
@@ -16,6 +16,7 @@ def get_config():
     c.program = "sft"
     c.adapter.kind = "lora"
     c.adapter.quantize = "nf4"
+    c.data.val_fraction = 0.05
     c.train.steps = 300
     c.train.batch_size = 8
     c.train.seq_len = 512

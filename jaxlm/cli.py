@@ -337,16 +337,16 @@ def _screen(name: str, verb: Verb) -> str:
     rest = f" [{verb.rest} ...]" * bool(verb.rest)
     target = f"RUN_A {verb.second}" if verb.second else f"{'DIR|' * bool(verb.folder)}CONFIG|RUN"
     if verb.models:
-        arguments = {"HF_DIR": "the folder of a Hugging Face model"} | arguments
         target = "HF_DIR" if verb.models == "only" else target if verb.second else f"{target}|HF_DIR"
+        arguments["RUN"] = "the folder of a run: its own config; HF_DIR: that of a Hugging Face model"
     if verb.models == "only":
         del arguments["CONFIG"], arguments["RUN"]
+        arguments = {"HF_DIR": "the folder of a Hugging Face model"} | arguments
     target += rest
     width = max(map(len, arguments))
     return "\n".join(
         [
             f"usage: jaxlm {name} {target} [--config.KEY=VALUE ...]{' [OPTIONS]' * bool(verb.options)}",
-            "",
             *textwrap.wrap(f"{verb.summary[0].upper()}{verb.summary[1:]}.", config_help.WIDTH),
             "",
             *(f"  {argument:<{width}}  {text}" for argument, text in arguments.items()),

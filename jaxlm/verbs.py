@@ -154,9 +154,7 @@ VERBS = {
             },
             "--out": {"required": True, "metavar": "DIR", "help": "the folder to write; an earlier export is replaced"},
             "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
-            "--dtype": {
-                "help": "of the weights. hf: bf16 (default), f16, f32; gguf: f16 (default), f32, q8_0; peft: f32"
-            },
+            "--dtype": {"help": "hf: bf16 (default), f16, f32; gguf: f16 (default), f32, q8_0; peft: f32"},
             **_JSON,
         },
         reads_run=True,

@@ -137,6 +137,22 @@ def test_bad_values_are_refused_in_one_line(override, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (("dpo.loss=ipo", "dpo.label_smoothing=0.1"), "is for dpo.loss=sigmoid and robust, not for ipo"),
+        (("dpo.loss=robust", "dpo.label_smoothing=0.5"), "half of the labels are swapped"),
+        (("dpo.margin=0.1",), "is for dpo.loss=simpo, not for sigmoid"),
+        (("adapter.kind=lora", "adapter.dropout=0.1"), "dpo trains without dropout"),
+    ],
+)
+def test_keys_of_preferences_that_do_not_go_together(keys, message):
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        resolve("program=dpo", *keys)
+    assert "\n" not in str(error.value)
+    resolve(*keys)  # another program does not read them
+
+
 SIZES = [
     "model.d_model",
     "model.d_ff",

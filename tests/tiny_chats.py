@@ -1,13 +1,16 @@
 """Small chats and pairs for tests: a tokenizer with ChatML's tokens, files of examples, and their packed data."""
 
+import dataclasses
 import json
 import random
 
 import tiny_data
+import tiny_models
 
-from jaxlm import config, config_files
+from jaxlm import config, config_files, models
 from jaxlm.data import packed
 from jaxlm.data.tokenizer import Tokenizer, train_tokenizer
+from jaxlm.train.checkpoints import weights
 
 WORDS = tiny_data.WORDS.split()
 
@@ -46,6 +49,17 @@ def pairs(path, number: int = 40, seed: int = 0) -> str:
             for i in range(number)
         ],
     )
+
+
+def base(folder):
+    """Writes a base of ours: random parameters, data, a tokenizer without ChatML's tokens; returns its folder."""
+    data = tiny_data.make(folder / "data", {"a": 1.0, "b": 1.0})
+    sizes = [f"model.{name}={value}" for name, value in (tiny_models.BASE | {"vocab_size": 300}).items()]
+    c = config.resolve(config_files.load("base", [f"workdir={folder}", f"data.dir={data.path}", *sizes]))
+    (folder / "config.json").write_text(config.to_json(c))
+    params = tiny_models.random_params(models.build(c.model, "xla"))
+    weights.save(folder / "checkpoints", lambda: params, dataclasses.asdict(c))
+    return folder
 
 
 def _write(path, lines) -> str:

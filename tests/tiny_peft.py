@@ -24,7 +24,7 @@ def adapted(params: dict, row_ids: tuple[int, ...] = (), seed: int = 0, **change
     rng, chosen = np.random.default_rng(seed), settings(**changed)
 
     def draw(*shape: int) -> np.ndarray:
-        return rng.normal(0, 0.3, shape).astype(np.float32)
+        return rng.normal(0, 0.1, shape).astype(np.float32)
 
     lora = []
     for name, kernel in tree.named_leaves(params):

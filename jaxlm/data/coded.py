@@ -156,9 +156,9 @@ def build(
         counts.read += len(chunk)
         segments = [(one,) if isinstance(one, Chat) else one.sides() for one in chunk]
         flat = iter(masks.masked(tokenizer, list(itertools.chain.from_iterable(segments)), num_threads))
-        coded = [tuple(itertools.islice(flat, len(sides))) for sides in segments]
         if closed:
-            coded = [tuple(side and _closed(side, tokenizer.eos_id) for side in sides) for sides in coded]
+            flat = (side and _closed(side, tokenizer.eos_id) for side in flat)
+        coded = [tuple(itertools.islice(flat, len(sides))) for sides in segments]
         for one, sides in zip(chunk, coded, strict=True):
             if None not in sides:
                 see(one, sides)

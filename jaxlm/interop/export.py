@@ -128,8 +128,8 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
         began = time.perf_counter()
         whole = list(tensors(source.config, source.scores))
         order = [] if source.adapted else [leaf for tensor in whole for leaf in tensor.leaves]
-        said = f"writing {size(written.bytes)}"
-        with working(said, len(whole), "tensors") as tell, Ahead(source.read, order) as read:
+        said, count = f"writing {size(written.bytes)}", 1 if source.adapted else len(whole)
+        with working(said, count, "tensors" if count > 1 else "adapter") as tell, Ahead(source.read, order) as read:
             written.write(read, source.tokenizer, tell)
         if to != "gguf":
             check_tokenizer(folder, source.tokenizer)

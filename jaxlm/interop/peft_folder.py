@@ -38,14 +38,14 @@ class PeftFolder:
 
         Args:
           read: leaf of the base -> its value.
-          tick: is told how many tensors were written so far.
+          tick: is told when it is written.
         """
         content, tensors = peft.to_peft(self._adapted, self._config, read, self._base)
         self._written = {name: self._cast(name, value) for name, value in tensors.items()}
         safetensors.numpy.save_file(self._written, self._folder / peft_config.WEIGHTS, metadata={"format": "pt"})
         hf_folder.write_json(self._folder / peft_config.CONFIG, content)
         hf_folder.write_tokenizer(self._folder, tokenizer, self._config.max_seq_len)
-        tick(len(tensors))
+        tick(1)
 
     def held(self) -> tuple[dict[str, typing.Any], dict[str, np.ndarray]]:
         """Returns (the content of adapter_config.json, name -> tensor, float32), read back from the disk.

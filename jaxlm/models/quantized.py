@@ -120,7 +120,7 @@ def rounded(name: str, value: np.ndarray, kind: str) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _round_trip(kernel: jax.Array, kind: str, axes: int) -> jax.Array:
-    return block_codes.decode(block_codes.encode(kernel, kind, axes), kernel.shape, jnp.float32)
+    return block_codes.decode(block_codes.quantize(kernel, kind, axes), kernel.shape, jnp.float32)
 
 
 def _kind(name: str, kind: str) -> str:
@@ -141,7 +141,7 @@ def _coded_places(name: str) -> tuple[str, str]:
 def _kept(leaf: jax.Array, axes: int, kind: str, dtype: str) -> tuple[jax.Array, ...]:
     """What is kept of a parameter: as many arrays as it has `_places`."""
     if kind != "none":
-        return block_codes.encode(leaf.astype(jnp.float32), kind, axes)
+        return block_codes.quantize(leaf.astype(jnp.float32), kind, axes)
     return (leaf.astype(dtype) if leaf.ndim > 1 else leaf,)
 
 

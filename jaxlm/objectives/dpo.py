@@ -91,7 +91,8 @@ def make(model: Transformer, config: Config) -> base.Objective:
     """Returns the objective of `dpo.loss`, the mean over pairs, with `nll_weight` times the chosen answers' cross-entropy.
 
     The metrics are means over pairs: "margin", the chosen answer's reward less the rejected one's; "accuracy", the share
-    of margins above 0 (0 counts half); "chosen_reward" and "rejected_reward", beta times the log-ratio to the reference
+    of margins above 0 (0 counts half); "predicted", the probability that the model gives to the preference as it is labelled,
+    to be compared with that share; "chosen_reward" and "rejected_reward", beta times the log-ratio to the reference
     (by token for ipo, sigmoid_norm, orpo and simpo, whose losses take means); "chosen_logp" and "rejected_logp", nats an
     answer; "length_margin", how many tokens the chosen answer is longer; "nll", nats a token of the chosen answers.
     """
@@ -142,6 +143,7 @@ def _metrics(c: DpoConfig, chosen: Answers, rejected: Answers) -> dict[str, jax.
     return {
         "margin": margin,
         "accuracy": pairs.accuracy(margin),
+        "predicted": jax.nn.sigmoid(margin),
         "chosen_reward": for_chosen,
         "rejected_reward": for_rejected,
         "chosen_logp": chosen.logp,

@@ -30,7 +30,8 @@ def make(model: Transformer, config: Config) -> base.Objective:
     """Returns the objective: -log sigmoid(chosen score - rejected score - margin), the mean over pairs.
 
     The metrics are means over pairs: "margin", the difference of the scores; "accuracy", the share of margins above 0 (0
-    counts half); "score", the mean of both; "length_margin", how many tokens the chosen answer is longer.
+    counts half); "predicted", the probability that the model gives to the preference as it is labelled; "score", the mean
+    of both; "length_margin", how many tokens the chosen answer is longer.
     """
     del config
 
@@ -42,6 +43,7 @@ def make(model: Transformer, config: Config) -> base.Objective:
         metrics = {
             "margin": margin_BxP,
             "accuracy": pairs.accuracy(margin_BxP),
+            "predicted": jax.nn.sigmoid(margin_BxP),
             "score": (score_BxS[:, ::2] + score_BxS[:, 1::2]) / 2,
             "length_margin": tokens_BxS[:, ::2] - tokens_BxS[:, 1::2],
         }

@@ -41,7 +41,7 @@ def block_size(inputs: int) -> int:
     return max(sizes, default=0)
 
 
-def encode(kernel: jax.Array, kind: str, axes: int = 1) -> Coded:
+def quantize(kernel: jax.Array, kind: str, axes: int = 1) -> Coded:
     """Returns a kernel in codes. Each weight is rounded to the nearest value that its block has.
 
     Args:

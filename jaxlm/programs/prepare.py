@@ -28,7 +28,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     _say_taken(config, done, args.preset)
     page = data_report.write(config, done)
     kept = sum(source["kept"]["bytes"] for source in done.manifest["sources"].values())
-    say(f"prepared, sha256 {done.sha256}; report: {page}")
+    say(f"prepared, sha256 {done.sha256[:12]}; open {page}")
     say(f"done: {megabytes(kept)} of text in {done.path / 'documents'}; what went is in {done.path / 'removed'}")
     if kept:
         say(f"next: {folder.command(args, str(done.path), kept)}")

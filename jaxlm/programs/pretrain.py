@@ -1,0 +1,75 @@
+"""Pretraining: text -> tokens -> next-token prediction. Run it again to resume; raise `train.steps` to continue."""
+
+import argparse
+import pathlib
+
+import jax
+
+from jaxlm import sharding
+from jaxlm.config import Config, ConfigError
+from jaxlm.data import loader, passes, rows, trace, vocabulary
+from jaxlm.data.open import make_data, open_mixture
+from jaxlm.eval import loss
+from jaxlm.interop import readers
+from jaxlm.objectives import lm
+from jaxlm.processes import say, together
+from jaxlm.programs import training
+from jaxlm.programs.task import Ready, Task
+from jaxlm.train import origin
+from jaxlm.train.batches import LoaderBatches
+from jaxlm.train.checkpoints import weights
+
+_RESERVE = 2  # batches with which a process whose loader failed goes on until all have agreed to stop
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Trains to `train.steps`; returns the exit code."""
+    del args
+    if config.adapter.kind != "none":
+        raise ConfigError(
+            f"config.adapter.kind={config.adapter.kind} is for sft, reward and dpo; this trains all parameters"
+        )
+    first = {"origin": first_weights, "passes": passes.passes}
+    return training.run(config, Task(lm.make, data, batches, held_out, **first, documents=trace.documents))
+
+
+def first_weights(config: Config) -> origin.Origin | None:
+    """Returns the run or the model whose weights this one begins with; None for new weights.
+
+    A run that was imported begins with its own weights.
+    """
+    if weights.imported(pathlib.Path(config.workdir) / "checkpoints"):
+        return origin.open(config.workdir)
+    return origin.begin(config, readers.READERS)
+
+
+def data(config: Config) -> rows.Order:
+    """Returns the shards in `data.dir` and the order in which training reads them.
+
+    Builds the shards first if they are missing.
+    """
+    d, prepare, vocab_size = config.data, config.prepare, vocabulary.required(config)
+    together(lambda: make_data(d, prepare, config.engine, vocab_size, config.seed, say), first_only=True)
+    opened, mixture = together(lambda: open_mixture(d, prepare, vocab_size))
+    return rows.Order(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size)
+
+
+def batches(ready: Ready, done: int) -> LoaderBatches:
+    """Returns the loader's batches, from step `done` + 1 on."""
+    order, mesh, d = ready.data, ready.parts.mesh, ready.config.data
+    local = sharding.local_rows(mesh, order.batch_size)
+    first, reserve = jax.process_index() == 0, _RESERVE if jax.process_count() > 1 else 0
+    read = together(lambda: loader.open_train(order, d, row_indices=local, start_step=done, verify=first))
+    given = LoaderBatches(read, mesh, ready.parts.batch(), reserve)
+    if reserve:
+        together(given.fill)
+    return given
+
+
+def held_out(ready: Ready) -> loss.Evaluator | None:
+    """Returns the function that measures held-out loss and bits per byte by source; None if no text is held out."""
+    c, order = ready.config, ready.data
+    if not any(order.data.stream(source, "val").tokens > 1 for source in order.mixture):
+        return None
+    sizes = {"seq_len": order.seq_len, "tile": c.loss.tile_tokens}
+    return loss.make(ready.parts.model, order.data, order.mixture, ready.parts.mesh, c.eval, **sizes)

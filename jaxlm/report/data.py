@@ -224,6 +224,8 @@ def _clusters(clusters: dict) -> Markup:
         low = 1 << (n.bit_length() - 1)
         name = str(n) if n < 4 else f"{low} to {2 * low - 1}"
         bins[name] = bins.get(name, 0) + how_many
+    if not bins:
+        return tag("p", "No two documents are alike.")
     copies = sum((n - 1) * how_many for n, how_many in sizes)
     parts = [
         tag(

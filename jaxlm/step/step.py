@@ -26,8 +26,7 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
 
     If the loss or the gradient of an update is not finite, the update changes nothing but the counters. The metrics are
     float32 scalars: `loss`, the objective's own metrics, `grad_norm` (before clipping), `update_norm`, both norms also
-    by parameter group, `lr`, `skipped`, `skipped_in_a_row`. If a step has several updates, the metrics are means over
-    them.
+    by parameter group, `lr`, `skipped`, `skipped_in_a_row`; means over the updates if a step has several.
 
     Args:
       tx: the optimizer that `optim.make` returns: it neither clips nor multiplies by the learning rate.
@@ -38,7 +37,6 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
     microbatches = _microbatches(config.train, objective.updates)
 
     def update(frozen: Variables, state: TrainState, batch: Batch, key: jax.Array | None) -> tuple[TrainState, Metrics]:
-        batch = objective.prepare(batch)
         sums, grads = _gradients(objective, frozen, cast(state.params, dtype), batch, key, microbatches)
         params, grads = tree.merge(state.params), tree.merge(grads)
         scale = 1.0 / jnp.where(sums.weight > 0, sums.weight, 1.0)
@@ -135,6 +133,7 @@ def _gradients(
         (_, sums), grads = jax.value_and_grad(loss_fn, has_aux=True)(trained, batch, key)
         return sums, grads
 
+    batch = objective.prepare(batch)
     if microbatches == 1:
         return sums_and_grads(batch, key)
 
@@ -162,6 +161,8 @@ _EXACT = ("embedding", "/rows", "/prompt")  # tables
 def cast(params: Variables, dtype: jnp.dtype) -> Variables:
     """Returns the parameters in the compute type. Vectors (norms, biases of the MLP) and embedding tables stay float32.
 
+    Codes of quantised kernels and their scales stay what they are too.
+
     The gradient of a table's row is a sum over all tokens with that id; in bfloat16 the sum of a frequent token would
     lose most of its terms. So the model casts the rows that it looks up, and the whole table only if it is also the
     head.
@@ -170,7 +171,7 @@ def cast(params: Variables, dtype: jnp.dtype) -> Variables:
     def one(name: str, p: jax.Array) -> jax.Array:
         return p.astype(dtype) if p.ndim > 1 and not name.endswith(_EXACT) else p
 
-    return tree.map_named(one, params)
+    return {of: part if of == "quantized" else tree.map_named(one, part) for of, part in params.items()}
 
 
 def _clip(grads: dict, scale: jax.Array, limit: float) -> tuple[dict, dict[str, jax.Array], jax.Array]:

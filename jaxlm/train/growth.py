@@ -8,28 +8,24 @@ parameters alone, not on the run's seed: whoever grows the same base gets the sa
 
 from collections.abc import Callable
 
-import jax
 import numpy as np
 
-from jaxlm import tree
 from jaxlm.config import ModelConfig
 
-Params = Callable[[dict, dict], dict]  # (shapes, shardings) -> the model's parameters
 Leaf = Callable[[str], np.ndarray]  # name -> one parameter, on the host
 
 _VOCABULARY_AXIS = {"embed/embedding": 0, "head/kernel": 1}
 _SPREAD = 0.1  # of the noise, in standard deviations of each feature over the other rows
 
 
-def grow(params: Params, leaf: Leaf, old: ModelConfig, new: ModelConfig) -> tuple[Params, Leaf]:
-    """Returns readers of the grown model's parameters, given those of the model's own. Rows that stay keep every bit.
+def grow(leaf: Leaf, old: ModelConfig, new: ModelConfig) -> Leaf:
+    """Returns what reads the grown model's parameters, given what reads its own. Rows that stay keep every bit.
 
     Args:
-      params, leaf: read the parameters; see `train.origin.Origin`.
       old, new: the model before and after; they differ in `vocab_size`.
     """
 
-    def grown_leaf(name: str) -> np.ndarray:
+    def grown(name: str) -> np.ndarray:
         table = leaf(name)
         if name not in _VOCABULARY_AXIS:
             return table
@@ -39,27 +35,7 @@ def grow(params: Params, leaf: Leaf, old: ModelConfig, new: ModelConfig) -> tupl
         added = _new_rows(rows, new.vocab_size - old.vocab_size).astype(rows.dtype)
         return np.ascontiguousarray(np.moveaxis(np.concatenate([rows, added, padding]), 0, axis))
 
-    def grown_params(abstract: dict, shardings: dict) -> dict:
-        found = params(tree.map_named(lambda name, x: _before(name, x, old), abstract), shardings)
-
-        def place(name: str, array: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
-            if name not in _VOCABULARY_AXIS:
-                return array
-            table = grown_leaf(name)
-            return jax.make_array_from_callback(table.shape, sharding, lambda piece: table[piece])
-
-        return tree.map_named(place, found, shardings)
-
-    return grown_params, grown_leaf
-
-
-def _before(name: str, leaf: jax.ShapeDtypeStruct, old: ModelConfig) -> jax.ShapeDtypeStruct:
-    """The shape that a leaf has without the new ids."""
-    if name not in _VOCABULARY_AXIS:
-        return leaf
-    shape = list(leaf.shape)
-    shape[_VOCABULARY_AXIS[name]] = old.padded_vocab_size
-    return jax.ShapeDtypeStruct(shape, leaf.dtype)
+    return grown
 
 
 def _new_rows(rows_VxD: np.ndarray, count: int) -> np.ndarray:

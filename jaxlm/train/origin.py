@@ -21,7 +21,7 @@ from jaxlm.config import CHAT_TOKENS, AdapterConfig, Config, ConfigError, ModelC
 from jaxlm.data import coder, imported, shards
 from jaxlm.data.manifest import MANIFEST
 from jaxlm.data.rows import check_fingerprint
-from jaxlm.models import adapters
+from jaxlm.models import adapters, quantized
 from jaxlm.objectives.base import Variables
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
@@ -71,11 +71,11 @@ class Origin:
         if old.vocab_size >= model.vocab_size:
             return self
         new = dataclasses.replace(old, vocab_size=model.vocab_size)
-        params, leaf = growth.grow(self.params, self.leaf, old, new)
+        leaf = growth.grow(self.leaf, old, new)
         return dataclasses.replace(
             self,
             config=dataclasses.replace(self.config, model=new),
-            params=params,
+            params=_from_leaves(leaf),
             leaf=leaf,
             digest=lambda: _hash([self.digest(), new.vocab_size]),
             state=None,
@@ -100,7 +100,7 @@ class Origin:
         if self.adapter is None:
             return self
         added, settings = functools.cache(self.trained), self.adapter.settings
-        params, leaf = merging.merge(self.params, self.leaf, self.adapter, added)
+        leaf = merging.merge(self.leaf, self.adapter, added)
 
         def digest() -> str:
             named = tree.named_leaves({name: part for name, part in added().items() if name in merging.COLLECTIONS})
@@ -108,7 +108,7 @@ class Origin:
 
         return dataclasses.replace(
             self,
-            params=params,
+            params=_from_leaves(leaf),
             leaf=leaf,
             digest=digest,
             trained=lambda: {name: part for name, part in added().items() if name not in merging.COLLECTIONS},
@@ -270,17 +270,19 @@ def _with_base(run: Origin, folder: pathlib.Path, readers: Sequence[Reader], mer
         raise ConfigError(f"{folder} trained an adapter, and its config names no base: give --config.origin=FOLDER")
     check = functools.cache(lambda: check_base(said, base.identity(), folder))
 
-    def params(abstract: dict, shardings: dict) -> dict:
-        check()
-        return base.params(abstract, shardings)
-
     def leaf(name: str) -> np.ndarray:
         check()
         return base.leaf(name)
 
     adapter = adapters.of(config.adapter, trained_rows(config.adapter, run.tokenizer()))
+    params = _from_leaves(leaf)
     apart = dataclasses.replace(run, params=params, leaf=leaf, digest=base.digest, adapter=adapter, state=None)
     return apart.merged() if merge else apart
+
+
+def _from_leaves(leaf: Callable[[str], np.ndarray]) -> Callable[[dict, dict], dict]:
+    """What reads all parameters into their shards, one after the other."""
+    return lambda abstract, shardings: tree.nested(quantized.placed(leaf, abstract, shardings))
 
 
 def _trained(checkpoint: pathlib.Path, meta: dict) -> Variables:

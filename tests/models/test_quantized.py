@@ -12,7 +12,7 @@ from tiny_steps import make_mesh
 from jaxlm import models, sharding, tree
 from jaxlm.config import ConfigError
 from jaxlm.models import quantized
-from jaxlm.ops.block_codes import encode
+from jaxlm.ops.block_codes import quantize
 
 KINDS = ("nf4", "int8")
 
@@ -117,7 +117,7 @@ def test_requantised_is_decoded_added_and_quantised_again():
 
     got = quantized.requantize(frozen, model, "nf4", merge)
     base = quantized.thaw(frozen, model)["layers_1"]["attn"]["o"]["kernel"]
-    want = encode(base + 0.05, "nf4", 2)
+    want = quantize(base + 0.05, "nf4", 2)
     np.testing.assert_array_equal(got["quantized"]["layers_1"]["attn"]["o"]["codes"], want.codes)
     np.testing.assert_array_equal(got["quantized"]["layers_1"]["attn"]["o"]["scales"], want.scales)
     assert not np.array_equal(want.codes, frozen["quantized"]["layers_1"]["attn"]["o"]["codes"])

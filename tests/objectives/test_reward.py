@@ -21,6 +21,7 @@ MARGINS = np.linspace(0, 1, len(PAIRS)).tolist()
 OBJECTIVE = reward.make(
     OURS, dataclasses.replace(config.resolve(config_files.load("base", ["data.path=x"])), model=MODEL)
 )
+SCORES = tiny.jit(lambda tokens: OURS.apply({"params": VARIABLES["params"]}, tokens) @ KERNEL)
 
 
 def sums(batch: dict, variables=VARIABLES):
@@ -29,8 +30,8 @@ def sums(batch: dict, variables=VARIABLES):
 
 def score(ids: list[int]) -> float:
     """The score of a text alone in its row."""
-    row = {"tokens": jnp.asarray([ids + [0] * (T - len(ids))])}  # what comes behind is not seen
-    return float(tiny.hidden(OURS, {"params": VARIABLES["params"]}, row)[0, len(ids) - 1] @ KERNEL)
+    row = jnp.asarray([ids + [0] * (T - len(ids))])  # what comes behind is not seen
+    return float(SCORES(row)[0, len(ids) - 1])
 
 
 def test_it_is_bradley_terry_with_margins_text_by_text():

@@ -8,7 +8,7 @@ import pytest
 from jaxlm.ops import block_codes
 from jaxlm.ops.block_codes import BLOCK, NF4, Coded
 
-encode = jax.jit(block_codes.encode, static_argnums=(1, 2))
+encode = jax.jit(block_codes.quantize, static_argnums=(1, 2))
 decode = jax.jit(block_codes.decode, static_argnums=(1, 2))
 
 

@@ -6,18 +6,14 @@ import json
 import numpy as np
 import pytest
 import tiny_chats
-import tiny_data
-import tiny_models as tiny
 
-from jaxlm import cli, config, config_files, models
+from jaxlm import cli, config, config_files
 from jaxlm.config import CHAT_TOKENS, ConfigError
 from jaxlm.data import chat, coder
 from jaxlm.objectives import lm
 from jaxlm.programs import posttraining
 from jaxlm.train import metrics, origin
-from jaxlm.train.checkpoints import weights
 
-SIZES = [f"model.{name}={value}" for name, value in (tiny.BASE | {"vocab_size": 300}).items()]
 SMALL = {
     "train.steps": 4,
     "train.batch_size": 8,
@@ -36,12 +32,7 @@ SMALL = {
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A base of ours: parameters, data and a tokenizer without ChatML's tokens."""
-    folder = tmp_path_factory.mktemp("base")
-    data = tiny_data.make(folder / "data", {"a": 1.0, "b": 1.0})
-    c = config.resolve(config_files.load("base", [f"workdir={folder}", f"data.dir={data.path}", *SIZES]))
-    (folder / "config.json").write_text(config.to_json(c))
-    params = tiny.random_params(models.build(c.model, "xla"))
-    weights.save(folder / "checkpoints", lambda: params, dataclasses.asdict(c))
+    folder = tiny_chats.base(tmp_path_factory.mktemp("base"))
     tiny_chats.chats(folder / "chats.jsonl", 80)
     return folder
 

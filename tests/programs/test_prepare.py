@@ -61,6 +61,8 @@ def test_prepare_then_tokenize_write_one_report(capsys, folder):
     assert code == 0, err
     rows = [json.loads(line) for line in out.splitlines()]
     assert [(row["source"], row["read"], row["kept"]) for row in rows] == [("notes", 30, 30), ("tales", 30, 30)]
+    digest = hashlib.sha256((folder / "data" / "prepared.json").read_bytes()).hexdigest()
+    assert f"prepared, sha256 {digest[:12]}; open {folder / 'data' / 'report.html'}\n" in err
     found = json.loads((folder / "data" / "findings.json").read_text())
     assert found["mismatch"]["mixture"]["nearest"]
     page = (folder / "data" / "report.html").read_text()

@@ -131,6 +131,13 @@ def test_it_links_to_the_run_and_says_what_it_leaves_out(tmp_path, summary):
     assert "Left out: audit & more." in shown.text
 
 
+def test_no_table_of_groups_where_no_documents_are_alike(tmp_path, summary):
+    summary["clusters"] = {"sizes": {}, "largest": []}
+    _, shown = written(tmp_path, summary)
+    assert "No two documents are alike." in shown.text
+    assert "By size of the group" not in shown.text
+
+
 def test_examples_clusters_junk_and_tokenizer_fit(tmp_path, summary):
     stage = {"stage": "near", "reason": "near duplicate", "detail": "J=.83 with a.html"}
     summary["examples"] = [{"source": "web", **stage, "id": f"page-{i}", "excerpt": f"words {i}"} for i in range(3)]

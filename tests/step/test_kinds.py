@@ -152,7 +152,7 @@ def test_frozen_parameters_come_from_an_origin_and_adapters_are_new():
     # An origin with adapters of its own: the same are trained on, others are refused.
     beside = {"lora": jax.tree.map(lambda x: np.ones(x.shape, x.dtype), now.params["lora"]), "score": {"x": np.ones(1)}}
     on, _ = made.create(Origin())
-    jax.tree.map(np.testing.assert_array_equal, on.params, {"lora": beside["lora"]})
+    jax.tree.map(np.testing.assert_array_equal, on.params, now.params | {"lora": beside["lora"]})
     assert jax.tree.map(lambda x: x.sharding, on.params) == made.shardings.params
     beside = {"lora": jax.tree.map(lambda x: np.ones((*x.shape, 2), x.dtype), now.params["lora"])}
     with pytest.raises(ConfigError, match="another shape here"):

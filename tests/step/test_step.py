@@ -297,3 +297,10 @@ def test_dropout_follows_from_the_step():
     no_lr = jax.jit(setup.step)({}, setup.state(), BATCHES[0])[1]["loss"]
     later = jax.jit(setup.step)({}, dataclasses.replace(setup.state(), step=jnp.int32(5)), BATCHES[0])[1]["loss"]
     assert float(no_lr) != float(later)
+
+
+def test_codes_of_quantised_kernels_are_not_cast():
+    kept = {"codes": jnp.ones((2, 2), jnp.uint8), "scales": jnp.ones((2, 2))}
+    found = step.cast({"params": {"kernel": jnp.ones((2, 2))}, "quantized": {"q": kept}}, jnp.dtype("bfloat16"))
+    assert found["params"]["kernel"].dtype == jnp.bfloat16
+    assert found["quantized"]["q"] == kept
