@@ -12,6 +12,7 @@ from jaxlm import config, config_files, sharding
 from jaxlm.config import MeshConfig
 from jaxlm.models import hardware
 from jaxlm.plan import fit, lower, memory
+from jaxlm.plan.params import count_params
 
 # What `python scripts/check_plan.py` measured.
 GOLDEN = json.loads((pathlib.Path(__file__).parent / "h100_memory.json").read_text())["rows"]
@@ -75,6 +76,34 @@ def test_state_and_batch_are_the_compiled_programs_arguments_to_the_byte(sizes, 
     analysis = lower.lower_step(c, real)[0].compile(compiler_options=options).memory_analysis()
     scalars = analysis.argument_size_in_bytes - found.parameters - found.optimizer - found.batch
     assert 0 <= scalars <= 64  # steps, counters
+
+
+@pytest.mark.parametrize("quantize", ["none", "nf4"])
+def test_what_is_frozen_and_its_adapter_are_the_compiled_programs_arguments_to_the_byte(quantize):
+    small = ("model.n_layers=1", "train.seq_len=64", "train.batch_size=2", "train.microbatch_size=2")
+    c = load("quickstart", *small, "program=dpo", "adapter.kind=lora", f"adapter.quantize={quantize}", platform="cpu")
+    one = MeshConfig(1, 1, 1, 1)
+    found = memory.estimate(c, memory.abstract_mesh(one, 1))
+    compiled = lower.lower_step(c, sharding.make_mesh(one, jax.devices()[:1]))[0].compile(compiler_options=lower.QUICK)
+    taken = compiled.memory_analysis().argument_size_in_bytes
+    assert 0 <= taken - found.parameters - found.frozen - found.optimizer - found.batch <= 64
+    bits = 8 * found.frozen / count_params(c.model)
+    assert 31 < bits <= 33 if quantize == "none" else bits < 24  # the embedding is not quantised
+
+
+def test_a_frozen_layer_keeps_only_what_an_adapter_reads():
+    kept = {}
+    for name, keys in {
+        "all": ("kind=lora",),
+        "attention": ("kind=lora", "targets=('attn/[qkvo]',)"),
+        "prompt": ("kind=prompt",),
+    }.items():
+        c = load("gpuburnout_1b", "program=sft", *(f"adapter.{key}" for key in keys))
+        kept[name] = memory.layer_elements(c.model, c.adapter)
+    full = load("gpuburnout_1b")
+    assert kept["all"] == memory.layer_elements(full.model, full.adapter)
+    assert (kept["attention"]["mlp_hidden"], kept["attention"]["norms"]) == (0, 2048)
+    assert (kept["prompt"]["norms"], kept["prompt"]["qkv"]) == (0, kept["all"]["qkv"])
 
 
 def test_each_policy_keeps_less_and_each_way_of_splitting_helps():
