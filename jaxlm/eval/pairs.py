@@ -25,8 +25,8 @@ _FIGURES = ("accuracy", "predicted", "margin")
 def make(objective: Objective, data: Packed, mesh: Mesh, config: EvalConfig, dtype: str) -> Evaluator | None:
     """Returns a function `variables -> metrics`; None if no pair is held out.
 
-    The metrics are `val/loss`, `val/accuracy`, `val/predicted` and `val/margin`: those of the objective, means over pairs. Every
-    call uses the same pairs: those of the first `eval.max_batches` batches; all if that is 0.
+    The metrics are `val/loss`, `val/accuracy`, `val/predicted` and `val/margin`: those of the objective, means over pairs.
+    Every call uses the same pairs: those of the first `eval.max_batches` batches; all if that is 0.
 
     Args:
       objective: that of `dpo` or `reward`.
