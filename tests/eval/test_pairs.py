@@ -65,6 +65,7 @@ def test_held_out_figures_are_means_over_pairs(data, model, judged):
     assert evaluate(params) == {
         "val/loss": pytest.approx(np.log1p(np.exp(-margins)).mean(), rel=1e-4),
         "val/accuracy": pytest.approx((margins > 0).mean()),
+        "val/predicted": pytest.approx((1 / (1 + np.exp(-margins))).mean(), rel=1e-4),
         "val/margin": pytest.approx(margins.mean(), rel=1e-4),
     }
     fewer = dataclasses.replace(c.eval, batch_size=1, max_batches=1)

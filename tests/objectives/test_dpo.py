@@ -114,6 +114,7 @@ def test_metrics_are_means_over_pairs(of_all, alone):
     assert means == {
         "margin": pytest.approx(margins.mean(), rel=1e-3),
         "accuracy": pytest.approx((margins > 0).mean()),
+        "predicted": pytest.approx((1 / (1 + np.exp(-margins))).mean(), rel=1e-3),
         "chosen_reward": pytest.approx(rewards[:, 0].mean(), rel=1e-3),
         "rejected_reward": pytest.approx(rewards[:, 1].mean(), rel=1e-3),
         "chosen_logp": pytest.approx(policy[:, 0].mean(), rel=1e-4),
