@@ -16,6 +16,7 @@ def get_config():
     c.program = "sft"
     c.adapter.kind = "lora"
     c.adapter.quantize = "nf4"
+    c.model.remat = "full"
     c.data.val_fraction = 0.05
     c.train.steps = 300
     c.train.batch_size = 8
