@@ -27,7 +27,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from jaxlm import sharding, tree
 from jaxlm.config import AdapterConfig, Config, MeshConfig, ModelConfig
 from jaxlm.objectives.base import Variables
-from jaxlm.plan import lower, params
+from jaxlm.plan import flops, lower, params
 from jaxlm.step import step
 
 # Remat policy -> what it keeps of `layer_elements`. The policies themselves are transformer.REMAT_POLICIES. `dots` keeps
@@ -194,7 +194,9 @@ class Estimator:
         of_gradient, head = width, self._head(m)
         if not self._all_trained:
             of_gradient, head = (width, self._head_copy(m)) if tile < tokens else (_F32, 0)
-        logits = tile * m.padded_vocab_size // self._mesh.shape.get("tensor", 1) * (_F32 + of_gradient)
+        # Without tiles the policy's logits wait for the backward pass while the reference makes its own.
+        others = _F32 if tile == tokens and flops.reference(config) == "each step" else 0
+        logits = tile * m.padded_vocab_size // self._mesh.shape.get("tensor", 1) * (_F32 + of_gradient + others)
         return logits + 2 * tokens * m.d_model * width + head
 
     def _head_copy(self, m: ModelConfig) -> int:

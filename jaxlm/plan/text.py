@@ -159,7 +159,9 @@ def _disk(plan: dict) -> str:
         return ""
     total, each = size(disk["checkpoint"] * disk["checkpoints"]), size(disk["checkpoint"])
     text = f"DISK  {total} for {disk['checkpoints']} checkpoints of {each} ({disk['why']}, one on its way)"
-    return _wrapped(f"{text}; {size(disk['bytes_per_token'] * 1e9)} of shards for each billion tokens", indent="")
+    if plan["training"]["program"] == "pretrain":
+        text += f"; {size(disk['bytes_per_token'] * 1e9)} of shards for each billion tokens"
+    return _wrapped(text, indent="")
 
 
 def _compiled(c: dict) -> str:

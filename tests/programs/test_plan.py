@@ -47,7 +47,8 @@ def test_the_page_of_fine_tuning_says_what_is_trained_and_compares_the_methods(c
     code, out, err = run(capsys, "--config=gpuburnout_1b", "--config.plan.accelerator=RTX 4090", *keys)
     assert (code, err) == (0, "")
     for words in (
-        "TRAINED (dpo)  LoRA of rank 16 for attn/q, attn/k, attn/v, attn/o, mlp/gate, mlp/up, mlp/down: 11.3M; 1.04B frozen,",
+        "TRAINED (dpo)  LoRA of rank 16 for attn/q, attn/k, attn/v, attn/o, mlp/gate, mlp/up, mlp/down:",
+        "  11.3M; 1.04B frozen, layers in nf4",
         "REFERENCE  the frozen model alone, a second forward pass in each step",
         "by 6N + 16LdT",
         "METHODS, GB with one row     remat none  remat full  smallest card",

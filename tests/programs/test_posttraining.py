@@ -8,9 +8,10 @@ import pytest
 import tiny_chats
 
 from jaxlm import cli, config, config_files
-from jaxlm.config import CHAT_TOKENS, ConfigError
+from jaxlm.config import CHAT_TOKENS, ConfigError, MeshConfig
 from jaxlm.data import chat, coder
 from jaxlm.objectives import lm
+from jaxlm.plan import lower, memory
 from jaxlm.programs import posttraining
 from jaxlm.train import metrics, origin
 
@@ -101,6 +102,17 @@ def test_other_kinds_of_training_only_change_what_they_must(base):
         "adapter__rows": (),
     }
     assert posttraining.task(resolved(base, **quantised), lm.make, pairs=False).trained == "LoRA r 16, on nf4"
+
+
+@pytest.mark.parametrize(("kind", "quantize"), [("none", "none"), ("lora", "nf4"), ("prompt", "none")])
+def test_plan_and_tune_make_the_parts_that_training_makes(base, kind, quantize):
+    shape = {"model__vocab_size": 305, "model__attention": "xla", "model__dtype": "float32", "model__n_layers": 2}
+    c = resolved(base, adapter__kind=kind, adapter__quantize=quantize, **shape)
+    mesh = memory.abstract_mesh(MeshConfig(1, 1, 1, 1), 1)
+    mine = lower.parts_of(c, mesh)
+    theirs = posttraining.task(c, lm.make, pairs=False).parts(c, mesh)
+    assert (mine.abstract, mine.frozen, mine.batch()) == (theirs.abstract, theirs.frozen, theirs.batch())
+    assert (mine.model, mine.frozen_shardings) == (theirs.model, theirs.frozen_shardings)
 
 
 def resolved(base, **keys):

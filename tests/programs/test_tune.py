@@ -56,8 +56,9 @@ def test_prints_trials_and_writes_overrides_that_train_accepts(tmp_path, capsys)
 def test_post_training_is_tuned_on_batches_of_its_own_shape(program, quantize, tmp_path, capsys):
     keys = {"program": program, "adapter.kind": "lora", "adapter.quantize": quantize, "train.seq_len": 64}
     assert tune(tmp_path, **keys, **{"tune.microbatch_sizes": "(8,)", "tune.steps": 1}) == 0
-    (row,) = map(json.loads, capsys.readouterr().out.splitlines())
-    assert row["tokens_per_second"] > 0
+    rows = list(map(json.loads, capsys.readouterr().out.splitlines()))
+    assert {row["microbatch_size"] for row in rows} == {8, 16}
+    assert all(row["tokens_per_second"] > 0 for row in rows)
 
 
 def test_a_backend_that_cannot_run_costs_no_other(tmp_path, capsys, monkeypatch):
