@@ -131,7 +131,7 @@ def taken(command: str, run: pathlib.Path) -> tuple[int, list[str]]:
         "RUN_A": str(run),
         "RUN_B": str(run),
         "HF_DIR": str(run / "hf"),
-        "runs/quickstart": str(run),
+        **{f"runs/{name}": str(run) for name in ("quickstart", "sft", "dpo")},
         "CONFIG": "quickstart",
         "DIR": "docs",
     }

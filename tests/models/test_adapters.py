@@ -25,10 +25,10 @@ def adapter(**changes) -> adapters.Adapter:
 
 
 def random_variables(of: adapters.Adapter, model, seed: int = 5) -> dict:
-    """The adapter's variables, none of them 0."""
+    """The adapter's variables, as large as the kernels of `tiny.random_params`."""
     shapes = of.init(model, jax.random.key(0))
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape), jnp.float32), shapes)
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.1, x.shape), jnp.float32), shapes)
 
 
 def built(family: str = "llama", **changes):
