@@ -31,13 +31,7 @@ from jaxlm.data.verify import Verifier
 from jaxlm.data.windows import Windows, batch_number, merge_windows
 
 Batch = dict[str, np.ndarray]
-_TOKENS_A_PAIR = 64
 _PLANNED = 256  # batches from which the number of passes is estimated
-
-
-def pairs_in_row(seq_len: int) -> int:
-    """Returns P, the most pairs in one row of `seq_len` tokens."""
-    return max(1, seq_len // _TOKENS_A_PAIR)
 
 
 class Sizes(typing.NamedTuple):
@@ -120,7 +114,7 @@ class Packed:
         """The map from batches to rows of examples."""
         seed, seq_len, batch_size = self.sizes
         replay = packing.Replay(self.replay_share, self.replay.tokens) if self.replay else None
-        most = pairs_in_row(seq_len) if self.pairs else 0
+        most = packing.pairs_in_row(seq_len) if self.pairs else 0
         sizes = {"seed": seed, "seq_len": seq_len, "batch_size": batch_size, "most": most, "replay": replay}
         return packing.Plan(self.train.lengths(), self.train.counted(), **sizes)
 
@@ -176,7 +170,7 @@ class Packed:
         """
         source = self.val if val else self.train
         for planned in self._once(source, batch_size):
-            numbers_BxP = np.full((batch_size, pairs_in_row(self.sizes.seq_len)), -1, np.int64)
+            numbers_BxP = np.full((batch_size, packing.pairs_in_row(self.sizes.seq_len)), -1, np.int64)
             for row, items in enumerate(planned):
                 numbers_BxP[row, : len(items)] = [item.number for item in items]
             yield self._stacked(planned, source), numbers_BxP
@@ -194,7 +188,7 @@ class Packed:
         return other
 
     def _once(self, source: Coded, batch_size: int) -> list[list[list[packing.Item]]]:
-        most = pairs_in_row(self.sizes.seq_len) if self.pairs else 0
+        most = packing.pairs_in_row(self.sizes.seq_len) if self.pairs else 0
         return packing.once(source.lengths(), seq_len=self.sizes.seq_len, batch_size=batch_size, most=most)
 
     def passes(self, steps: int) -> dict[str, float]:
@@ -223,7 +217,7 @@ class Packed:
 
     def _of_pairs(self, planned: Sequence[Sequence[packing.Item]], source: Coded) -> Batch:
         """What a batch of pairs has beside its tokens."""
-        shape = (len(planned), pairs_in_row(self.sizes.seq_len))
+        shape = (len(planned), packing.pairs_in_row(self.sizes.seq_len))
         found = {"margin": np.zeros(shape, np.float32), "pair": np.zeros(shape, np.float32)}
         if source.reference_Ex2 is not None:
             found["reference"] = np.zeros((shape[0], 2 * shape[1]), np.float32)

@@ -16,6 +16,12 @@ import numpy as np
 from jaxlm.data.rows import permute
 
 _EPOCHS = 4  # whose orders are remembered
+_TOKENS_A_PAIR = 64
+
+
+def pairs_in_row(seq_len: int) -> int:
+    """Returns P, the most pairs in one row of `seq_len` tokens."""
+    return max(1, seq_len // _TOKENS_A_PAIR)
 
 
 class Item(typing.NamedTuple):

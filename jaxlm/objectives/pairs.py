@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxlm import sharding
 from jaxlm.config import Config
-from jaxlm.data.packed import pairs_in_row
+from jaxlm.data.packing import pairs_in_row
 from jaxlm.objectives import base
 
 

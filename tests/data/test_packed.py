@@ -11,7 +11,7 @@ import tiny_models as tiny
 
 from jaxlm import models
 from jaxlm.config import ConfigError
-from jaxlm.data import coder, loader, masks, packed, replay, rows
+from jaxlm.data import coder, loader, masks, packed, packing, replay, rows
 from jaxlm.data.examples import Place
 from jaxlm.eval import loss
 
@@ -168,7 +168,7 @@ def test_held_out_examples_of_another_file(files, tokenizer, tmp_path):
 
 def test_a_reference_judges_each_pair_once(files, tokenizer):
     made = tiny_chats.make(files[True], tokenizer, pairs=True, sizes=(0, 256, 4))
-    assert packed.pairs_in_row(256) == 4
+    assert packing.pairs_in_row(256) == 4
     for val, source in ((False, made.train), (True, made.val)):
         numbers = [n for _, numbers_BxP in made.judged(val, 4) for n in numbers_BxP.ravel().tolist() if n >= 0]
         assert sorted(numbers) == list(range(len(source)))
