@@ -11,6 +11,7 @@ temperature 1, ends with <|im_end|> within 256 tokens; `answers` is that share o
 """
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -62,9 +63,7 @@ def ended(run: pathlib.Path, chats: pathlib.Path) -> dict[str, float]:
     tokenizer, end = restored.tokenizer, chat.end_id(restored.tokenizer)
     if end is None:
         return {}
-    sample = c.sample.__class__(
-        **{**vars(c.sample), "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": LENGTH}
-    )
+    sample = dataclasses.replace(c.sample, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=LENGTH)
     asked = [chat.ids(tokenizer, row[:1]) for row in rows]
     asked = [ids for ids in asked if len(ids) + LENGTH <= restored.model.config.max_seq_len]
     answers = generate.generate(

@@ -21,9 +21,9 @@ import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.config import CHAT_TOKENS, ConfigError
-from jaxlm.data.coder import Coder
+from jaxlm.data.coder import Coder, ours
 from jaxlm.data.ids import conversation
-from jaxlm.data.imported import IDS, MODEL
+from jaxlm.data.imported import MODEL
 from jaxlm.data.tokenizer import GUARD, Tokenizer, append_controls
 
 END = CHAT_TOKENS[1]
@@ -59,7 +59,7 @@ def grown(tokenizer: Coder) -> Coder:
 
     One that has them is returned as it is, and so is one from elsewhere, which has a template of its own or none.
     """
-    if IDS in tokenizer.files or speaks(tokenizer):
+    if not ours(tokenizer) or speaks(tokenizer):
         return tokenizer
     return Tokenizer(append_controls(tokenizer.files[MODEL], CHAT_TOKENS))
 
@@ -67,7 +67,7 @@ def grown(tokenizer: Coder) -> Coder:
 def template(tokenizer: Coder) -> str:
     """Returns the Jinja template in which the model reads conversations. Raises ConfigError if it has none."""
     files = tokenizer.files
-    if IDS not in files and speaks(tokenizer):
+    if ours(tokenizer) and speaks(tokenizer):
         return TEMPLATE
     found = files["chat_template.jinja"].decode() if "chat_template.jinja" in files else None
     found = found or _settings(files).get("chat_template")

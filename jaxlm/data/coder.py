@@ -138,6 +138,11 @@ class Encoded(typing.Protocol):
         """Returns source -> the number of its tokens."""
 
 
+def ours(tokenizer: Coder) -> bool:
+    """True if jaxlm trained the tokenizer; False if it came with a model from elsewhere."""
+    return IDS not in tokenizer.files
+
+
 def load(path: str | os.PathLike) -> Coder:
     """Reads a tokenizer: a SentencePiece `.model`, a tokenizer.json, or the folder of either (a model's, a data directory).
 

@@ -13,7 +13,6 @@ from ml_collections import config_dict
 from jaxlm import config_files, files
 from jaxlm.config import CHAT_TOKENS, ConfigError
 from jaxlm.data import coder
-from jaxlm.data.imported import IDS
 from jaxlm.data.manifest import MANIFEST
 from jaxlm.interop import hf_config, peft_config
 
@@ -240,7 +239,7 @@ def _adapter_of(config: config_dict.ConfigDict, folder: pathlib.Path) -> tuple[d
 def _chat_tokens(config: config_dict.ConfigDict) -> int:
     """How many tokens of ChatML the model of a run lacks; 0 for a model from elsewhere, which has tokens of its own."""
     tokenizer = coder.load(config.data.tokenizer)
-    return 0 if IDS in tokenizer.files or _has(tokenizer, CHAT_TOKENS[0]) else len(CHAT_TOKENS)
+    return 0 if not coder.ours(tokenizer) or _has(tokenizer, CHAT_TOKENS[0]) else len(CHAT_TOKENS)
 
 
 def _has(tokenizer: coder.Coder, piece: str) -> bool:

@@ -22,6 +22,8 @@ from jaxlm.models.params import abstract_params, axes_of, input_axes
 from jaxlm.models.transformer import Transformer
 
 Variables = dict[str, dict]  # collection -> tree
+MERGED = ("lora", "rows")  # the collections that can be added to the parameters
+COLLECTIONS = (*MERGED, "prompt")  # all; the vectors of a prompt stay what they are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Adapter:
 
 
 def of(settings: AdapterConfig, row_ids: tuple[int, ...]) -> Adapter | None:
-    """Returns the adapter of a config; None if all parameters are trained. `row_ids` must be different ids."""
+    """Returns the adapter of a config; None if all parameters are trained. `row_ids` come in any order."""
     return Adapter(settings, tuple(sorted(set(row_ids)))) if settings.kind != "none" else None
 
 

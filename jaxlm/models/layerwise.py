@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm import tree
 from jaxlm.models.head import head_kernel, head_rows
 from jaxlm.models.layers import TokenInfo
-from jaxlm.models.transformer import Transformer
+from jaxlm.models.transformer import Transformer, scaled
 
 Part = dict[
     str, typing.Any
@@ -56,9 +55,7 @@ def layer(model: Transformer) -> typing.Callable[..., jax.Array]:
         info = TokenInfo(positions_BxT, None, model.rope(positions_BxT))
         variables = {"params": params}
         if lora:
-            variables["lora"] = tree.map_named(
-                lambda name, x: x * model.adapter.scale if name.endswith("lora_b") else x, lora
-            )
+            variables["lora"] = scaled(lora, model.adapter)
         return block.apply(variables, x_BxTxD, info)[0]
 
     return run

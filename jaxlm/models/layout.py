@@ -9,8 +9,6 @@ from jaxlm.models import adapters
 from jaxlm.models.params import pack_params
 from jaxlm.models.transformer import Transformer
 
-_MERGED = ("lora", "rows")  # the collections that can be added to the parameters
-
 
 class Weights(typing.NamedTuple):
     """Variables laid out for decoding.
@@ -36,7 +34,7 @@ def lay_out(model: Transformer, variables: dict, every_product: bool) -> Weights
     """
     c = model.config
     apart = {"lora"} if "quantized" in variables else set()
-    added = {name: variables[name] for name in _MERGED if name in variables and name not in apart}
+    added = {name: variables[name] for name in adapters.MERGED if name in variables and name not in apart}
     adapter = adapters.Adapter(model.adapter, model.row_ids) if added else None
     params = _added(variables["params"], added, adapter, c.dtype)
     head_VxD = params["embed"]["embedding"] if c.tie_embeddings else params["head"]["kernel"].T

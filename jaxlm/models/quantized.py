@@ -23,7 +23,6 @@ from jaxlm.ops import block_codes
 from jaxlm.ops.block_codes import Coded
 
 Frozen = dict[str, dict]  # collection -> tree: "params" and, if kernels are quantised, "quantized"
-Merge = Callable[[dict], dict]  # parameters in float32 -> the same with an adapter added
 
 
 def freeze(params: dict, kind: str, dtype: str) -> Frozen:
@@ -98,17 +97,6 @@ def thaw(frozen: Frozen, model: Transformer) -> dict:
         return block_codes.decode(coded, shape.shape, jnp.float32)
 
     return tree.map_named(leaf, abstract_params(model))
-
-
-def requantize(frozen: Frozen, model: Transformer, kind: str, merge: Merge) -> Frozen:
-    """Returns what is kept once an adapter is merged into it: decoded, added, quantised again. A pure function.
-
-    Args:
-      frozen: what `freeze` returned.
-      kind: the config's `adapter.quantize`.
-      merge: adds the adapter to parameters in float32, as `adapters.merge` does.
-    """
-    return freeze(merge(thaw(frozen, model)), kind, model.config.dtype)
 
 
 def rounded(name: str, value: np.ndarray, kind: str) -> np.ndarray:

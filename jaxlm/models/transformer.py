@@ -135,8 +135,7 @@ class Transformer(nn.Module):
         name = layer_name(i)
         found = {collection: tree[name] for collection, tree in self.variables.items() if name in tree}
         if self.adapter and "lora" in found:
-            scale = self.adapter.scale
-            found["lora"] = map_named(lambda name, x: x * scale if name.endswith("lora_b") else x, found["lora"])
+            found["lora"] = scaled(found["lora"], self.adapter)
         return found
 
     def run_layers(self, x_BxTxD: jax.Array, info: TokenInfo, key: jax.Array | None) -> jax.Array:
@@ -160,6 +159,11 @@ class Transformer(nn.Module):
         # A copy, made in the program: parameters stay per layer, so that checkpoints do not depend on `scan_layers`.
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *variables)
         return jax.lax.scan(body, x_BxTxD, (stacked, jnp.arange(c.n_layers)))[0]
+
+
+def scaled(lora: dict, adapter: AdapterConfig) -> dict:
+    """Returns the factors of a layer with the adapter's scale in them."""
+    return map_named(lambda name, x: x * adapter.scale if name.endswith("lora_b") else x, lora)
 
 
 def apply_layer(

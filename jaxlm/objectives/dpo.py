@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxlm.config import Config, DpoConfig
+from jaxlm.models import adapters
 from jaxlm.models.transformer import Transformer
 from jaxlm.objectives import base, pairs
 
-_ADAPTERS = ("lora", "rows", "prompt")  # collections without which the model is the one that was frozen
 _WITHOUT_REFERENCE = ("orpo", "simpo")
 _BY_TOKEN = ("ipo", "sigmoid_norm", "orpo", "simpo")
 
@@ -106,7 +106,7 @@ def make(model: Transformer, config: Config) -> base.Objective:
         if from_batch:
             reference = batch["reference"]
         elif has_reference(c):
-            frozen = {name: part for name, part in variables.items() if name not in _ADAPTERS}
+            frozen = {name: part for name, part in variables.items() if name not in adapters.COLLECTIONS}
             reference = jax.lax.stop_gradient(answer_logp(model, frozen, batch, tile))
         chosen, rejected = _sides(logp, reference, batch)
         nll = -chosen.logp * batch["nll_scale"][:, None]

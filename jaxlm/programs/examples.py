@@ -4,17 +4,16 @@ import pathlib
 
 import jax
 
-from jaxlm import screen, sharding
+from jaxlm import screen
 from jaxlm.config import Config
-from jaxlm.data import coder, loader, packed, replay, survey
+from jaxlm.data import coder, packed, replay, survey
 from jaxlm.processes import from_first, say, together
 from jaxlm.programs.task import Ready
+from jaxlm.train import batches as batches_lib
 from jaxlm.train import origin
 from jaxlm.train.batches import LoaderBatches
 from jaxlm.train.checkpoints import weights
 from jaxlm.train.workdir import TOKENIZER
-
-_RESERVE = 2  # batches with which a process whose loader failed goes on until all have agreed to stop
 
 
 def data(
@@ -63,10 +62,6 @@ def base_text(config: Config, speaker: coder.Coder) -> replay.Text | None:
 
 def batches(ready: Ready, done: int) -> LoaderBatches:
     """Returns the loader's batches, from step `done` + 1 on."""
-    data, mesh = ready.data, ready.parts.mesh
-    local = sharding.local_rows(mesh, data.batch_size)
-    given = {"row_indices": local, "start_step": done, "source": packed.Source}
-    read = together(lambda: loader.open_train(data, ready.config.data, **given))
-    batches = LoaderBatches(read, mesh, ready.parts.batch(), _RESERVE if jax.process_count() > 1 else 0)
-    together(batches.fill)
-    return batches
+    given = batches_lib.read(ready.data, ready.config.data, ready.parts, done, source=packed.Source)
+    together(given.fill)
+    return given

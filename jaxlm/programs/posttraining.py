@@ -91,7 +91,7 @@ def first_weights(config: Config) -> origin.Origin:
 def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
     """The adapter of a config. Raises ConfigError if its model would never learn to end an answer."""
     rows = origin.trained_rows(config.adapter, speaker)
-    untrained = {speaker.id_of(piece) for piece in CHAT_TOKENS if origin.ours(speaker)} - {*rows}
+    untrained = {speaker.id_of(piece) for piece in CHAT_TOKENS if coder.ours(speaker)} - {*rows}
     if config.adapter.kind != "none" and untrained and not config.adapter.without_rows:
         raise ConfigError(
             f"config.adapter.rows={config.adapter.rows} leaves out tokens of ChatML, which pretraining never saw: the model "

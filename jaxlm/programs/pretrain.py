@@ -5,9 +5,8 @@ import pathlib
 
 import jax
 
-from jaxlm import sharding
 from jaxlm.config import Config, ConfigError
-from jaxlm.data import loader, passes, rows, trace, vocabulary
+from jaxlm.data import passes, rows, trace, vocabulary
 from jaxlm.data.open import make_data, open_mixture
 from jaxlm.eval import loss
 from jaxlm.interop import readers
@@ -15,11 +14,10 @@ from jaxlm.objectives import lm
 from jaxlm.processes import say, together
 from jaxlm.programs import training
 from jaxlm.programs.task import Ready, Task
+from jaxlm.train import batches as batches_lib
 from jaxlm.train import origin
 from jaxlm.train.batches import LoaderBatches
 from jaxlm.train.checkpoints import weights
-
-_RESERVE = 2  # batches with which a process whose loader failed goes on until all have agreed to stop
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -56,12 +54,9 @@ def data(config: Config) -> rows.Order:
 
 def batches(ready: Ready, done: int) -> LoaderBatches:
     """Returns the loader's batches, from step `done` + 1 on."""
-    order, mesh, d = ready.data, ready.parts.mesh, ready.config.data
-    local = sharding.local_rows(mesh, order.batch_size)
-    first, reserve = jax.process_index() == 0, _RESERVE if jax.process_count() > 1 else 0
-    read = together(lambda: loader.open_train(order, d, row_indices=local, start_step=done, verify=first))
-    given = LoaderBatches(read, mesh, ready.parts.batch(), reserve)
-    if reserve:
+    first = jax.process_index() == 0
+    given = batches_lib.read(ready.data, ready.config.data, ready.parts, done, verify=first)
+    if jax.process_count() > 1:
         together(given.fill)
     return given
 

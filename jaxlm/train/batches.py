@@ -3,6 +3,7 @@
 import collections
 import logging
 import time
+import typing
 from collections.abc import Callable
 
 import jax
@@ -10,10 +11,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxlm import sharding
+from jaxlm.config import DataConfig
+from jaxlm.data import loader
 from jaxlm.data.loader import TrainLoader
 from jaxlm.objectives.base import Batch
+from jaxlm.processes import together
+from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
 
+_RESERVE = 2  # batches with which a process whose loader failed goes on until all have agreed to stop
 AGREE_S = 5.0  # JAX tells the other processes in a thread: fast steps would use up the reserve before they know
 
 
@@ -76,3 +82,14 @@ class LoaderBatches:
             self._loader.close()
         except Exception:
             logging.exception("the loader was not closed")
+
+
+def read(data: typing.Any, config: DataConfig, made: Parts, done: int, **options) -> LoaderBatches:
+    """Returns the loader's batches from step `done` + 1 on, this process's rows of them, with a reserve if there are several.
+
+    Args:
+      data, options: as `data.loader.open_train` takes them.
+    """
+    local = sharding.local_rows(made.mesh, data.batch_size)
+    found = together(lambda: loader.open_train(data, config, row_indices=local, start_step=done, **options))
+    return LoaderBatches(found, made.mesh, made.batch(), _RESERVE if jax.process_count() > 1 else 0)

@@ -10,7 +10,6 @@ from jaxlm.models import adapters, quantized
 from jaxlm.objectives.base import Variables
 
 Leaf = Callable[[str], np.ndarray]  # name -> one parameter, on the host
-COLLECTIONS = ("lora", "rows")  # what can be merged; the vectors of a prompt stay what they are
 
 
 def merge(leaf: Leaf, adapter: adapters.Adapter, trained: Callable[[], Variables]) -> Leaf:

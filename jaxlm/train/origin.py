@@ -18,7 +18,7 @@ import numpy as np
 from jaxlm import config as config_lib
 from jaxlm import config_files, tree
 from jaxlm.config import CHAT_TOKENS, AdapterConfig, Config, ConfigError, ModelConfig, RunError
-from jaxlm.data import coder, imported, shards
+from jaxlm.data import coder, shards
 from jaxlm.data.manifest import MANIFEST
 from jaxlm.data.rows import check_fingerprint
 from jaxlm.models import adapters, quantized
@@ -92,7 +92,10 @@ class Origin:
         common = [i for i, piece in enumerate(tokenizer.piece_bytes()[:_COMMON]) if piece]
         named, count = tokenizer.encode(settings.prompt_text), settings.prompt_tokens
         chosen = np.resize(named, count) if named else np.random.default_rng(seed).choice(common, count)
-        trained = lambda: {"prompt": {"embed": {"prompt": self.leaf("embed/embedding")[chosen]}}}  # noqa: E731
+
+        def trained() -> Variables:
+            return {"prompt": {"embed": {"prompt": self.leaf("embed/embedding")[chosen]}}}
+
         return dataclasses.replace(self, trained=trained)
 
     def merged(self) -> "Origin":
@@ -103,7 +106,7 @@ class Origin:
         leaf = merging.merge(self.leaf, self.adapter, added)
 
         def digest() -> str:
-            named = tree.named_leaves({name: part for name, part in added().items() if name in merging.COLLECTIONS})
+            named = tree.named_leaves({name: part for name, part in added().items() if name in adapters.MERGED})
             return _hash([self.digest(), {name: hashlib.sha256(x.tobytes()).hexdigest() for name, x in named}])
 
         return dataclasses.replace(
@@ -111,7 +114,7 @@ class Origin:
             params=_from_leaves(leaf),
             leaf=leaf,
             digest=digest,
-            trained=lambda: {name: part for name, part in added().items() if name not in merging.COLLECTIONS},
+            trained=lambda: {name: part for name, part in added().items() if name not in adapters.MERGED},
             adapter=adapters.of(settings, ()) if settings.kind == "prompt" else None,
         )
 
@@ -215,18 +218,13 @@ def prompted(tokenizer: coder.Coder, config: Config) -> coder.Coder:
     return coder.Prompted(tokenizer, config.adapter.prompt_tokens, config.model.vocab_size)
 
 
-def ours(tokenizer: coder.Coder) -> bool:
-    """True if jaxlm trained the tokenizer; False if it came with a model from elsewhere."""
-    return imported.IDS not in tokenizer.files
-
-
 def trained_rows(settings: AdapterConfig, tokenizer: coder.Coder) -> tuple[int, ...]:
     """Returns the ids whose rows of embedding and head are trained beside an adapter, ascending (`adapter.rows`).
 
     "auto" are ChatML's tokens where the tokenizer is ours, which never saw them in pretraining; none where it came from
     elsewhere.
     """
-    auto = CHAT_TOKENS if ours(tokenizer) else ()
+    auto = CHAT_TOKENS if coder.ours(tokenizer) else ()
     named = [p for piece in settings.rows for p in (auto if piece == "auto" else (piece,))]
     return tuple(sorted({tokenizer.id_of(piece) for piece in named}))
 
@@ -253,7 +251,7 @@ def _run(folder: pathlib.Path, checkpoint: str | int, readers: Sequence[Reader],
         state=lambda abstract, shardings: store.restore(step, abstract, shardings),
         meta=lambda: store.meta(step),
         leaf=leaves.reader(store.directory / str(step)),
-        digest=lambda: _hash(_digests(store.meta(step), "params")),
+        digest=lambda: _hash(_digests(store.meta(step))),
         trained=lambda: _trained(store.directory / str(step), store.meta(step)),
     )
     return found if config.adapter.kind == "none" else _with_base(found, folder, readers, merge)
@@ -304,8 +302,9 @@ def _named(identity: Mapping[str, str | int]) -> str:
     return f"{identity.get('path', 'a model that nothing is known of')}{step}"
 
 
-def _digests(meta: dict, *items: str) -> dict[str, int]:
-    return {name: value for name, value in meta["digests"].items() if name.partition("/")[0] in items}
+def _digests(meta: dict) -> dict[str, int]:
+    """Those of the parameters."""
+    return {name: value for name, value in meta["digests"].items() if name.startswith("params/")}
 
 
 def _hash(value: object) -> str:

@@ -58,7 +58,7 @@ class Recorder:
 
     def sample(self, variables, step):
         self.events.append(("sample", step))
-        return []
+        return [], {}
 
 
 class Stop(signals.StopSignal):
