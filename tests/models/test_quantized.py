@@ -113,7 +113,8 @@ def test_requantised_is_decoded_added_and_quantised_again():
 
     def merge(p):
         changed = jax.tree.map(lambda x: x, p)
-        changed["layers_1"]["attn"]["o"]["kernel"] += 0.05
+        kernel = changed["layers_1"]["attn"]["o"]
+        kernel["kernel"] = kernel["kernel"] + 0.05
         return changed
 
     got = quantized.freeze(merge(decoded), "nf4", "float32")
