@@ -28,6 +28,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
 def begin(ready: Ready, state: TrainState, frozen: Variables) -> Ready:
     """Returns `ready` whose batches hold what the reference says, if the objective needs them to."""
     c, parts = ready.config, ready.parts
+    if ready.data.train.margins_E.any():
+        say("the margins of these pairs are not used: a reward model takes them, DPO does not")
     if not dpo.judged(c):
         return ready
     sizes = {"batch_size": c.eval.batch_size, "tile": c.loss.tile_tokens}

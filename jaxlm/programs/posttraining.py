@@ -12,11 +12,11 @@ from jaxlm.eval.loss import Evaluator
 from jaxlm.interop import readers
 from jaxlm.models import adapters
 from jaxlm.objectives import base
-from jaxlm.processes import from_first, together
+from jaxlm.processes import from_first, say, together
 from jaxlm.programs import examples
 from jaxlm.programs.task import Ready, Task
 from jaxlm.train import announcement, answers, hooks, origin, preferences
-from jaxlm.train.checkpoints import restore, weights
+from jaxlm.train.checkpoints import keep, restore, weights
 
 PROMPT = "What is a neural network?"
 
@@ -85,7 +85,19 @@ def first_weights(config: Config) -> origin.Origin:
         metas = restore.read_metas(checkpoints, (int(p.name) for p in checkpoints.glob("*") if p.name.isdecimal()))
         steps = [meta["base"]["step"] for meta in metas.values() if "step" in meta.get("base", {})]
         config = dataclasses.replace(config, origin_checkpoint=str(steps[0]) if steps else "latest")
-    return origin.begin(config, readers.READERS)
+    found = origin.begin(config, readers.READERS)
+    if config.adapter.kind != "none" and found and "step" in found.provenance:
+        together(lambda: _keep_base(found, pathlib.Path(config.workdir)), first_only=True)
+    return found
+
+
+def _keep_base(base: origin.Origin, workdir: pathlib.Path) -> None:
+    """Keeps the checkpoint that an adapter begins from, also if its run trains on."""
+    folder, step = pathlib.Path(base.provenance["path"]), base.provenance["step"]
+    try:
+        keep.need(folder / "checkpoints", step, workdir)
+    except OSError as error:
+        say(f"{folder} can't be told to keep its checkpoint {step} ({error.strerror}): the adapter needs it")
 
 
 def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:

@@ -64,6 +64,9 @@ def test_dpo_by_adapter_needs_no_file(base):
     assert found[1]["train/loss"] == pytest.approx(1, abs=1e-5)
     assert found[4]["val/margin"] != 0
     assert not (folder / "reference.npz").exists()
+    assert "the margins of these pairs are not used" in (folder / "log.txt").read_text()
+    (kept,) = (base / "checkpoints").glob("*.needed")  # the adapter is nothing without it
+    assert str(folder) in kept.read_text()
 
 
 def test_reward(base):

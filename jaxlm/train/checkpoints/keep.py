@@ -1,6 +1,7 @@
 """Chooses the checkpoints to delete, and finds the best one."""
 
 import math
+import pathlib
 import typing
 
 from jaxlm.config import CheckpointConfig
@@ -32,6 +33,23 @@ def obsolete(
     every = [step for step in steps if config.keep_every and step % config.keep_every == 0]
     lowest = ranked(counted, scores)[: config.keep_best]
     return sorted(set(steps) - {*newest, *unproven, *every, *lowest, *pinned})
+
+
+def need(checkpoints: pathlib.Path, step: int, run: pathlib.Path) -> None:
+    """Keeps a checkpoint for good, since another run needs it: the base of an adapter. Deleting STEP.needed lets it go.
+
+    Raises:
+      OSError: the folder can't be written.
+    """
+    file, line = checkpoints / f"{step}.needed", f"{run.resolve()}\n"
+    if not file.is_file() or line not in file.read_text("utf-8"):
+        with file.open("a", encoding="utf-8") as out:
+            out.write(line)
+
+
+def needed(checkpoints: pathlib.Path) -> set[int]:
+    """Returns the steps that other runs need."""
+    return {int(file.stem) for file in checkpoints.glob("*.needed") if file.stem.isdecimal()}
 
 
 def most(config: CheckpointConfig, steps: int, pinned: int) -> int:

@@ -272,7 +272,7 @@ class Checkpointer:
         if self._config and jax.process_index() == 0:
             there = [step for step in self._listed() if step in self._steps]  # what is on disk
             whole = [step for step in there if self.verified(step)] if self._config.verify else None
-            gone = keep.obsolete(there, self._scores, self._config, whole, self.pinned)
+            gone = keep.obsolete(there, self._scores, self._config, whole, self.pinned | keep.needed(self.directory))
             gone = set(gone) - {*self.spared(), self._held}
             self._delete([self.directory / str(step) for step in gone])
             self._steps -= gone

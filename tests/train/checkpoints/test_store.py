@@ -16,7 +16,7 @@ import tiny_models as tiny
 from jaxlm import config, config_files, models, sharding
 from jaxlm.config import ConfigError, RunError
 from jaxlm.step import state
-from jaxlm.train.checkpoints import digest, verify
+from jaxlm.train.checkpoints import digest, keep, verify
 from jaxlm.train.checkpoints.store import Checkpointer
 
 CONFIG = config.resolve(config_files.load("base", ["data.path=x", "checkpoint.reserve_mb=0"])).checkpoint
@@ -85,11 +85,22 @@ def test_saving_does_not_hold_on_to_memory_that_the_next_step_takes(tmp_path):
     assert_same(checkpointer.restore(1, *shardings()), expected)
 
 
+def test_what_another_run_needs_stays(tmp_path):
+    checkpointer = Checkpointer(tmp_path, dataclasses.replace(KEEP, keep_last=1))
+    for step in range(1, 5):
+        checkpointer.save(make_state(step), {})
+        checkpointer.wait()
+        if step == 2:
+            keep.need(tmp_path, 2, tmp_path / "lora")
+    checkpointer.close()
+    assert checkpointer.steps() == [2, 4]
+
+
 def test_rotation_keeps_last_every_and_best(tmp_path):
     """By the losses that evaluations after each save found, as in a run."""
-    keep = dataclasses.replace(KEEP, keep_every=4, keep_best=1)
+    config = dataclasses.replace(KEEP, keep_every=4, keep_best=1)
     losses = {}
-    checkpointer = Checkpointer(tmp_path, keep, scores=losses)
+    checkpointer = Checkpointer(tmp_path, config, scores=losses)
     found = {1: 5.0, 2: 1.0, 3: 4.0, 4: 3.0, 5: None, 6: 2.0, 7: 2.5, 8: 2.0, 9: None, 10: 3.0}
     for step, loss in found.items():
         checkpointer.save(make_state(step), {})
