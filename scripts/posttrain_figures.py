@@ -5,11 +5,11 @@
     python scripts/posttrain_figures.py runs/base data/posttrain runs/figures --part=sft
     python scripts/posttrain_figures.py runs/base data/posttrain runs/figures --part=pairs
 
-Each part trains its runs one after another (those that have ended are kept) and prints a table; `figures.json` has it too. Full
-fine-tuning and LoRA have three rates each, QLoRA and a LoRA on attention alone the best of LoRA's; `hh.jsonl.gz` beside the
-other pairs adds rows of Anthropic's. The loss of an answer's text leaves its end token out. `ended` is the share of 100 held-out
-prompts whose answer, drawn at temperature 1, ends with <|im_end|> within 256 tokens; `answers` is that share of the held-out
-answers themselves.
+Each part trains its runs one after another (those that have ended are kept) and prints a table; `figures.json` has it too.
+Full fine-tuning and LoRA have three rates each, QLoRA and a LoRA on attention alone the best of LoRA's; `hh.jsonl.gz` beside
+the other pairs adds rows of Anthropic's. The loss of an answer's text leaves its end token out. `ended` is the share of 100
+held-out prompts whose answer, drawn at temperature 1, ends with <|im_end|> within 256 tokens; `answers` is that share of the
+held-out answers themselves.
 """
 
 import argparse
