@@ -6,7 +6,7 @@
     python scripts/posttrain_figures.py runs/base data/posttrain runs/figures --part=pairs
 
 Each part trains its runs one after another (those that have ended are kept) and prints a table; `figures.json` has it too.
-Full fine-tuning and LoRA have four rates each, QLoRA and a LoRA on attention alone the best of LoRA's; `hh.jsonl.gz` beside
+Full fine-tuning and LoRA have three rates each, QLoRA and a LoRA on attention alone the best of LoRA's; `hh.jsonl.gz` beside
 the other pairs adds rows of Anthropic's. The loss of an answer's text leaves its end token out. `ended` is the share of 100
 held-out prompts whose answer, drawn at temperature 1, ends with <|im_end|> within 256 tokens; `answers` is that share of the
 held-out answers themselves.
@@ -20,7 +20,7 @@ import subprocess
 import sys
 
 SFT_STEPS, PAIR_STEPS = 100, 100
-RATES = {"full": (1e-4, 2e-4, 3e-4, 1e-3), "lora": (1e-3, 2e-3, 3e-3, 1e-2)}
+RATES = {"full": (1e-4, 2e-4, 3e-4), "lora": (1e-3, 2e-3, 3e-3)}
 FORGOTTEN = (
     0.02  # the best rate has the lowest loss of those that make the base's own text no costlier than by this share
 )

@@ -46,11 +46,13 @@ MakeParts = Callable[[Config, Mesh | AbstractMesh], parts.Parts]
 def parts_of(config: Config, mesh: Mesh | AbstractMesh) -> parts.Parts:
     """Returns the parts of the config's kind of training, from the config alone: there may be no origin and no data yet.
 
-    Which tokens have rows of an adapter is taken to be the last of the vocabulary, as ChatML's are.
+    Which tokens have rows of their own is taken to be the last of the vocabulary, as ChatML's are.
     """
     size = config.model.vocab_size
     rows = tuple(range(size - trained_rows(config.adapter), size))
-    return parts.make(config, mesh, OBJECTIVES[config.program], adapters.of(config.adapter, rows))
+    adapter = adapters.of(config.adapter, rows)
+    faster = rows if adapter is None and config.program != "pretrain" else ()
+    return parts.make(config, mesh, OBJECTIVES[config.program], adapter, faster)
 
 
 def lower_step(

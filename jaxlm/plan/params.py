@@ -57,8 +57,8 @@ def targets(config: ModelConfig, adapter: AdapterConfig) -> dict[str, tuple[int,
 
 
 def trained_rows(adapter: AdapterConfig) -> int:
-    """Returns the number of tokens whose rows of embedding and head are trained beside an adapter."""
-    if adapter.kind == "none" or adapter.without_rows:
+    """Returns the number of tokens whose rows of embedding and head are trained beside an adapter, or at their own rate."""
+    if adapter.without_rows:
         return 0
     return len(CHAT_TOKENS) if adapter.rows == ("auto",) else len(adapter.rows)
 

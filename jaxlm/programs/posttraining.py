@@ -44,6 +44,7 @@ def task(config: Config, objective: base.Maker, *, pairs: bool, closed: bool = F
         "batches": examples.batches,
         "held_out": lambda ready: _held_out(ready, text()),
         "adapter": adapter,
+        "rows": () if adapter else origin.trained_rows(config.adapter, speaker),
         "origin": lambda c: first_weights(c).with_prompt(c.adapter, speaker, c.seed),
         "passes": lambda data, steps: data.passes(steps),
         "documents": lambda data, step: data.places(step),

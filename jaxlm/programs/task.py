@@ -59,6 +59,7 @@ class Task:
       batches: (ready, done) -> the batches of the steps that follow after `done` steps.
       held_out: ready -> a function `variables -> metrics`; None if no text is held out.
       adapter: what to train instead of the model's parameters, if anything.
+      rows: ids whose rows of embedding and head learn at `optim.rows_lr_ratio` times the rate.
       origin: config -> the weights to begin from; None for new ones.
       passes: (data, steps) -> source -> how many times a run of so many steps goes through it, for the first lines.
       documents: (data, step) -> the ids of the documents in the batch of a step, for the log.
@@ -75,6 +76,7 @@ class Task:
     batches: Callable[[Ready, int], loop.Batches]
     held_out: Callable[[Ready], Callable[[base.Variables], dict[str, float]] | None]
     adapter: parts_lib.Adapter | None = None
+    rows: tuple[int, ...] = ()
     origin: Callable[[Config], Origin | None] = lambda config: None
     passes: Callable[[Data, int], dict[str, float]] = lambda data, steps: {}
     documents: Callable[[Data, int], list[str]] = lambda data, step: []
@@ -86,4 +88,4 @@ class Task:
 
     def parts(self, config: Config, mesh: Mesh | AbstractMesh) -> parts_lib.Parts:
         """Returns the parts of a config for this kind of training."""
-        return parts_lib.make(config, mesh, self.objective, self.adapter)
+        return parts_lib.make(config, mesh, self.objective, self.adapter, self.rows)

@@ -59,7 +59,7 @@ def _planned(config: OptimConfig, steps: int) -> optax.Schedule:
     return optax.join_schedules([optax.linear_schedule(0.0, lr, config.warmup_steps), after], [config.warmup_steps])
 
 
-def make(config: OptimConfig, params: dict) -> optax.GradientTransformation:
+def make(config: OptimConfig, params: dict, rows: tuple[int, ...] = ()) -> optax.GradientTransformation:
     """Returns the optimizer. The train step multiplies its updates by the learning rate.
 
     The updates include decoupled weight decay (arXiv:1711.05101). `update(grads, state, params, ok=ok)` returns the
@@ -68,6 +68,7 @@ def make(config: OptimConfig, params: dict) -> optax.GradientTransformation:
     Args:
       config: `config.optim`.
       params: all trained parameters (arrays or shapes) in one tree, as `tree.merge` returns it.
+      rows: ids whose rows of embedding and head learn at `optim.rows_lr_ratio` times the rate.
 
     Raises:
       ConfigError: a parameter is in neither or both of `optim.decay` and `optim.no_decay`, or muon has no matrix to train.
@@ -79,7 +80,23 @@ def make(config: OptimConfig, params: dict) -> optax.GradientTransformation:
     if config.name == "muon" and not any(_matrix_axes(name, p) for name, p in tree.named_leaves(params)):
         name = tree.named_leaves(params)[0][0]
         raise ConfigError(f"optim.name=muon is for kernels of layers, and none is trained ({name}, ...): take adamw")
-    return optax.chain(_OPTIMIZERS[config.name](config), optax.add_decayed_weights(config.weight_decay, mask=mask))
+    found = [_OPTIMIZERS[config.name](config), optax.add_decayed_weights(config.weight_decay, mask=mask)]
+    return optax.chain(*found, *([_faster(rows, config.rows_lr_ratio)] if rows else []))
+
+
+def _faster(rows: tuple[int, ...], ratio: float) -> optax.GradientTransformation:
+    """Multiplies the updates of some ids' rows: of the embedding (V, D), and of the kernel of a head (D, V) its columns."""
+
+    def scaled(name: str, update: jax.Array) -> jax.Array:
+        if name not in ("embed/embedding", "head/kernel"):
+            return update
+        embedding = name == "embed/embedding"
+        ids = jnp.arange(update.shape[0 if embedding else 1])
+        ratios = jnp.where(jnp.isin(ids, jnp.array(rows)), ratio, 1).astype(update.dtype)
+        return update * (ratios[:, None] if embedding else ratios)
+
+    # With a ratio of 1 the state has the same form, so that a run whose ratio was changed resumes.
+    return optax.stateless(lambda updates, _: tree.map_named(scaled, updates)) if ratio != 1 else optax.identity()
 
 
 def _adamw(c: OptimConfig) -> optax.GradientTransformation:

@@ -174,7 +174,11 @@ class Parts:
 
 
 def make(
-    config: Config, mesh: Mesh | AbstractMesh, make_objective: base.Maker, adapter: Adapter | None = None
+    config: Config,
+    mesh: Mesh | AbstractMesh,
+    make_objective: base.Maker,
+    adapter: Adapter | None = None,
+    rows: tuple[int, ...] = (),
 ) -> Parts:
     """Returns the parts of a config whose `model.attention` and `model.dtype` are set (not auto).
 
@@ -182,6 +186,7 @@ def make(
       mesh: the devices to train on. On an abstract mesh the step can be lowered, but not compiled or run.
       make_objective: a function such as `objectives.lm.make`.
       adapter: what to train instead of the model's parameters, if anything.
+      rows: ids whose rows learn at another rate (`optim.make`).
 
     Raises:
       ConfigError: a trained variable is in neither or both of `optim.decay` and `optim.no_decay`.
@@ -189,7 +194,7 @@ def make(
     model = _model(config.model, adapter)
     objective = make_objective(model, config)
     running, quantize = tuple(objective.running.items()), config.adapter.quantize
-    init, tx, abstract, frozen = _abstract(config.model, config.optim, objective.heads, running, adapter, quantize)
+    init, tx, abstract, frozen = _abstract(config.model, config.optim, objective.heads, running, adapter, quantize, rows)
     if adapter:
         logical, frozen_axes = adapter.logical_axes(model), quantized.frozen_axes(model, quantize)
     else:
@@ -213,6 +218,7 @@ def _abstract(
     running: tuple[tuple[str, float], ...],
     adapter: Adapter | None,
     quantize: str,
+    rows: tuple[int, ...],
 ) -> tuple[typing.Callable, optax.GradientTransformationExtraArgs, TrainState, Variables]:
     """(init, optimizer, abstract state, frozen shapes), traced once where many meshes of one model are looked at."""
     model = _model(model_config, adapter)
@@ -227,5 +233,5 @@ def _abstract(
         return trained, quantized.freeze(params, quantize, model_config.dtype)
 
     trained, frozen = jax.eval_shape(lambda: init(jax.random.key(0)))
-    tx = optim.make(optim_config, tree.merge(trained))
+    tx = optim.make(optim_config, tree.merge(trained), rows)
     return init, tx, jax.eval_shape(lambda trained: state_lib.init(trained, tx, dict(running)), trained), frozen

@@ -171,3 +171,22 @@ def test_no_optimizer_has_a_number_that_is_not_finite_by_design(name):
 def test_every_parameter_must_be_named():
     with pytest.raises(ConfigError, match="embed/embedding matches neither"):
         optim.make(optim_config(no_decay=()), PARAMS)
+
+
+def test_some_rows_learn_at_another_rate():
+    """All else is updated as without; a run that sets the ratio back to 1 has a state of the same form."""
+    params = {"embed": {"embedding": jnp.ones((8, 4))}, "head": {"kernel": jnp.ones((4, 8))}}
+    grads = jax.tree.map(lambda p: jnp.arange(1.0, 1 + p.size).reshape(p.shape), params)
+    found, states = [], []
+    for rows, ratio in (((), 10.0), ((5, 7), 10.0), ((5, 7), 1.0)):
+        tx = optim.make(optim_config(rows_lr_ratio=ratio), params, rows)
+        updates, state = tx.update(grads, tx.init(params), params, ok=jnp.bool_(True))
+        found.append(updates)
+        states.append(jax.tree.structure(state))
+    plain, faster, once = found
+    ratios = np.ones(8, np.float32)
+    ratios[[5, 7]] = 10
+    np.testing.assert_array_equal(faster["embed"]["embedding"], plain["embed"]["embedding"] * ratios[:, None])
+    np.testing.assert_array_equal(faster["head"]["kernel"], plain["head"]["kernel"] * ratios)
+    jax.tree.map(np.testing.assert_array_equal, once, plain)
+    assert states[1] == states[2]
