@@ -5,7 +5,8 @@
 The least that can be trained (arXiv:2104.08691): kilobytes for each task, and one model for all. It learns less than LoRA does,
 by far less in a small model. `adapter.prompt_text` begins the vectors with a description of the task.
 
-Hours, dollars and expected figures: not yet measured.
+On 1.04B parameters these 300 steps take under a minute and $0.01 on an A100 80GB, 3 minutes on an RTX 3090 (as `jaxlm plan`
+has it; not measured on a GPU). What it learns is not yet measured.
 """
 
 from jaxlm.configs import base

@@ -5,7 +5,9 @@
 RUN is a run, or the folder of a Hugging Face model; chats.jsonl has a chat a line: `messages`, prompt and response, ShareGPT,
 Alpaca, Anthropic's HH. About 3 passes are usual: the first lines say how many `train.steps` make.
 
-Hours, dollars and expected figures: not yet measured.
+On 1.04B parameters these 300 steps take under a minute and $0.02 on an A100 80GB, 5 minutes on an RTX 3090 (as `jaxlm plan`
+has it; not measured on a GPU). On the 6.5M base of docs/finetuning.md, at 2e-4, 100 steps (5 minutes on a core): the held-out
+answers' loss falls from 5.276 to 4.999 nats, and 83% of the answers end.
 """
 
 from jaxlm.configs import base

@@ -5,7 +5,9 @@
 As `sft`, with rank 16 on all layers' kernels and ChatML's five rows; the rate is 10 times that of full fine-tuning. The run's
 checkpoints hold the factors alone and need the origin; `jaxlm export` writes the model with them, or an adapter for PEFT.
 
-Hours, dollars and expected figures: not yet measured.
+On 1.04B parameters these 300 steps take under a minute and $0.01 on an A100 80GB, 3 minutes on an RTX 3090 (as `jaxlm plan`
+has it; not measured on a GPU). On the 6.5M base of docs/finetuning.md, at 2e-3, 100 steps (5 minutes on a core): the held-out
+answers' loss falls from 5.276 to 5.033 nats, and 87% of the answers end.
 """
 
 from jaxlm.configs import base

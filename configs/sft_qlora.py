@@ -5,7 +5,9 @@
 The layers' kernels are in nf4 with blocks of 64 (arXiv:2305.14314), decoded layer by layer; embedding, head, norms and what is
 trained keep their precision. Where memory suffices, `sft_lora` is faster and loses nothing to rounding.
 
-Hours, dollars and expected figures: not yet measured.
+On 1.04B parameters these 300 steps take under a minute and $0.02 on an A100 80GB, 4 minutes on an RTX 3090 (as `jaxlm plan`
+has it; not measured on a GPU). On the 6.5M base of docs/finetuning.md, at 2e-3, 100 steps (6 minutes on a core): the held-out
+answers' loss falls from 5.276 to 5.036 nats, and 86% of the answers end.
 """
 
 from jaxlm.configs import base

@@ -107,7 +107,8 @@ def arm(name: str, out: pathlib.Path, posttrain: pathlib.Path, steps: dict[str, 
     chats = {"data__path": posttrain / "chats.jsonl"}
     train("sft", runs["sft"], origin=runs["base"], **chats, **asked, train__steps=steps["sft"])
     pairs = {"data__path": texts / "pairs.jsonl"}
-    train("dpo", runs["dpo"], origin=runs["sft"], **pairs, **asked, train__steps=steps["dpo"])
+    rate = {"optim__lr": 1e-4}  # the config's is for models of another size
+    train("dpo", runs["dpo"], origin=runs["sft"], **pairs, **asked, **rate, train__steps=steps["dpo"])
     unseen = json.loads((texts / "unseen.json").read_text())
     return [{"arm": name, "stage": stage} | measures(run, unseen) for stage, run in runs.items()]
 

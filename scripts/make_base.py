@@ -2,9 +2,9 @@
 
     python scripts/make_base.py TEXT_FOLDER runs/base
 
-6 layers, d 256, 4 query / 2 key-value heads, SwiGLU 704, 8,192 ids of which the last five are ChatML's: 6.3M parameters, and
-6M tokens. TEXT_FOLDER is any folder of text (.jsonl, .jsonl.gz with a field `text`, .txt). The same command goes on after an
-interruption. GSM8K's rows, which have no field `text`, are written as question and answer.
+6 layers, d 256, 4 query / 2 key-value heads, SwiGLU 704, 8,192 ids of which the last five are ChatML's: 6.5M parameters, and
+6M tokens; 37 minutes on 2 cores. TEXT_FOLDER is any folder of text (.jsonl, .jsonl.gz with a field `text`, .txt). The same
+command goes on after an interruption. GSM8K's rows, which have no field `text`, are written as question and answer.
 """
 
 import argparse

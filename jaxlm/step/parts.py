@@ -194,7 +194,9 @@ def make(
     model = _model(config.model, adapter)
     objective = make_objective(model, config)
     running, quantize = tuple(objective.running.items()), config.adapter.quantize
-    init, tx, abstract, frozen = _abstract(config.model, config.optim, objective.heads, running, adapter, quantize, rows)
+    init, tx, abstract, frozen = _abstract(
+        config.model, config.optim, objective.heads, running, adapter, quantize, rows
+    )
     if adapter:
         logical, frozen_axes = adapter.logical_axes(model), quantized.frozen_axes(model, quantize)
     else:
