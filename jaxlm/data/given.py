@@ -116,8 +116,11 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
         return
     texts = "or train on texts of your own: --config.data.path=FILES"
     if maker := _maker(config.data.dir):
+        sources = config_files.load(maker).prepare.sources.values()
+        hub = any(source.path.startswith("hub:") for source in sources)
+        first = " (its sources come from the hub: pip install 'jaxlm[hub]' first)" if hub else ""
         raise ConfigError(
-            f"no data in {folder}: make it with jaxlm prepare {maker} and jaxlm tokenize {maker}, {texts}"
+            f"no data in {folder}: make it with jaxlm prepare {maker} and jaxlm tokenize {maker}{first}, {texts}"
         )
     raise ConfigError(f"no data in {folder}: make it with jaxlm prepare FOLDER --out={folder}, {texts}")
 

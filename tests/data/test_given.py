@@ -85,7 +85,11 @@ def refused(name: str, *overrides: str) -> str:
 def test_absent_data_is_refused_with_what_makes_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert refused("gpuburnout_1b") == (
-        "no data in data/1b: make it with jaxlm prepare data/gpuburnout and jaxlm tokenize data/gpuburnout, or train on "
+        "no data in data/1b: make it with jaxlm prepare data/gpuburnout and jaxlm tokenize data/gpuburnout (its "
+        "sources come from the hub: pip install 'jaxlm[hub]' first), or train on texts of your own: --config.data.path=FILES"
+    )
+    assert refused("techdocs_35m") == (
+        "no data in data/techdocs: make it with jaxlm prepare data/techdocs and jaxlm tokenize data/techdocs, or train on "
         "texts of your own: --config.data.path=FILES"
     )
     assert "make it with jaxlm prepare FOLDER --out=mine, or" in refused("base", "data.dir=mine")
