@@ -18,6 +18,7 @@ from jaxlm.corpus.recipes import MANIFEST as PREPARED
 from jaxlm.corpus.sources import registry
 from jaxlm.data.manifest import MANIFEST
 
+_PROMPTS = ("The", "In order to")  # for text that nobody knows
 _SHARED = ("data.sources", "data.path", "prepare.sources")
 
 
@@ -25,8 +26,9 @@ def take(config: config_dict.ConfigDict, file: pathlib.Path | None, overrides: S
     """Lets a config train on finished data that the command line names; returns a line about it, "" if nothing changed.
 
     `--config.data.dir=DIR` names the user's choice if DIR holds data or prepared documents that the config did not make.
-    Then they are used as they are, with their own sources and weights, and a shipped config's size of the vocabulary gives
-    way. A recipe that made them and was changed since is refused later, by `recipes.check_same`.
+    Then they are used as they are, with their own sources and weights. A shipped config's size of the vocabulary and the
+    prompts of its samples, which are of its own text, give way. A recipe that made them and was changed since is refused
+    later, by `recipes.check_same`.
 
     Args:
       config: the config with the overrides; it is changed in place.
@@ -47,6 +49,8 @@ def take(config: config_dict.ConfigDict, file: pathlib.Path | None, overrides: S
         config.data.sources, config.prepare.sources = config_dict.ConfigDict(), config_dict.ConfigDict()
     if shipped and "model.vocab_size" not in keys:
         config.model.vocab_size = 0
+    if shipped and config.program == "pretrain" and config.sample.prompts and "sample.prompts" not in keys:
+        config.sample.prompts = _PROMPTS
     names = sorted({name for _, name in made})
     instead = f", in place of the config's {', '.join(own)}" if own and not set(own) <= set(names) else ""
     return f"data: {folder} as it is, with its own sources ({', '.join(names)}){instead}"

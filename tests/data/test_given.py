@@ -38,6 +38,15 @@ def test_a_shipped_config_takes_data_that_it_did_not_make(tmp_path, file, name):
     assert c.model.vocab_size == 600
 
 
+def test_samples_of_other_data_do_not_begin_as_the_configs_own_text(tmp_path):
+    mine = folder_of(tmp_path / "mine", "prepared.json", manuals="docs/*.html")
+    assert taken("quickstart", mine)[0].sample.prompts == ("The", "In order to")
+    assert taken("quickstart", mine, "sample.prompts=('A',)")[0].sample.prompts == ("A",)
+    own = folder_of(tmp_path / "own", "prepared.json", prose="embedded:prose")
+    assert taken("quickstart", own)[0].sample.prompts == ("Return a new list of", "This function")
+    assert taken("reward", mine)[0].sample.prompts == ()
+
+
 def test_data_that_the_config_made_keeps_its_recipe(tmp_path):
     for name, file in (("quickstart", "prepared.json"), ("local_35m", "manifest.json")):
         c, said = taken(name, folder_of(tmp_path / name, file, prose="embedded:prose", gone="x"))
