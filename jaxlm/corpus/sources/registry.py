@@ -32,6 +32,8 @@ CONTAINERS = {
     (".csv", ".tsv", ".json", ".xlsx", ".xml"): 'make a .jsonl of the texts, a line {"text": "..."} each',
     (".zip", ".tar", ".tgz", ".7z", ".rar", ".gz", ".xz", ".bz2", ".zst"): "unpack first",
 }
+# The same of names that tell no format.
+UNNAMED = {("no suffix",): "name those that are text NAME.txt"}
 # What begins with `NAME:` in place of a path; the module's `parts` plans it.
 SCHEMES = {"embedded": "embedded", "tfds": "tfds", "hub": "hub"}
 # Text that can be trained on as it is, without `jaxlm prepare`.
