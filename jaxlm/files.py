@@ -11,12 +11,16 @@ import typing
 from collections.abc import Callable
 
 from jaxlm import console
-from jaxlm.config import ConfigError
+from jaxlm.config import RunError
 
 ENDING_S = 20.0  # a run that was told to stop, or lost its supervisor, saves and ends within about this
 _SOON_S = 5.0  # for a disk to give a small file
 HANDED_DOWN = "JAXLM_LOCK"  # the environment variable with the file descriptor of the parent's lock
 T = typing.TypeVar("T")
+
+
+class TakenError(RunError):
+    """Another process holds the lock on a folder. Once it has ended, the same command works."""
 
 
 class NoAnswer(Exception):
@@ -63,7 +67,7 @@ def lock(folder: pathlib.Path, does: str, key: str, wait_s: float = 0.0) -> typi
       wait_s: for how long to wait for a process that holds the lock: it may be about to end.
 
     Raises:
-      ConfigError: another process holds the lock.
+      TakenError: another process holds the lock.
     """
     file = open(folder / ".lock", "a")
     if inherited := _handed_down(file):
@@ -78,7 +82,7 @@ def lock(folder: pathlib.Path, does: str, key: str, wait_s: float = 0.0) -> typi
         held = _try(file)
     if not held:
         file.close()
-        raise ConfigError(f"another process {does} {folder}: wait for it, or give another config.{key}")
+        raise TakenError(f"another process {does} {folder}: wait for it, or give another config.{key}")
     return file
 
 
