@@ -107,6 +107,7 @@ def test_every_verb_has_a_program():
     [
         (["trian"], "no command 'trian'; did you mean train?"),
         (["train"], "no config: jaxlm train NAME, FILE.py or the folder of a run; shipped: domain_7b, "),
+        (["prepare"], "no config: jaxlm prepare NAME, FILE.py or the folder of a run or of documents; shipped: "),
         (["train", "quikstart"], "did you mean 'quickstart'?"),
         (["train", "./nosuch"], "no config file, shipped config or folder './nosuch'"),
         (["train", "100%s"], "no config file, shipped config or folder '100%s'"),

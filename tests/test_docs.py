@@ -36,6 +36,12 @@ def test_the_readme_names_every_shipped_config_and_every_verb():
         assert f"`{verb}`" in README or f"jaxlm {verb}" in README, verb
 
 
+def test_the_faq_answers_with_what_there_is():
+    faq = (ROOT / "docs/faq.md").read_text()
+    for verb in ("train sft", "train dpo", "train reward", "eval", "compare", "export"):
+        assert f"jaxlm {verb}" in " ".join(faq.split()), verb
+
+
 def test_links_in_the_docs_lead_somewhere():
     links = [(page, target) for page in PAGES for target in re.findall(r"\]\(([^)#]+)\)", page.read_text())]
     assert len(links) > 5

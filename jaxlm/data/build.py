@@ -280,14 +280,13 @@ def _build(
             texts = console.told(read(source, stats[name]), tell)
             documents[name] = _Documents(root / _SPILL / name, source, settings, texts, _MEMORY // len(source_list))
         log(f"read {name}: {stats[name].summary()} ({time.perf_counter() - began:.1f} s)")
-    began = time.perf_counter()
-    shares = rows.normalise_mixture({s.name: s.weight for s in source_list}, [s.name for s in source_list])
+    began, weights = time.perf_counter(), {s.name: s.weight for s in source_list}
+    shares = rows.normalise_mixture(weights, list(weights))
     sample = functools.partial(_sample, documents, {name: float(share) for name, share in shares.items()}, settings)
     with console.working("training the tokenizer", end=False):
         coder = _tokenizer(settings, sum(read.bytes for read in stats.values()), sample, log)
     log(f"tokenizer: {coder.vocab_size:,} ids ({time.perf_counter() - began:.1f} s)")
-    files = _write_tokenizer(root, coder)
-    entries = {}
+    files, entries = _write_tokenizer(root, coder), {}
     for source in source_list:
         began, name = time.perf_counter(), source.name
         with console.working(f"writing {name}", len(documents[name]), "documents", end=False) as tell:
@@ -295,8 +294,10 @@ def _build(
         documents[name].close()
         entries[name] = {"spec": source.spec, "read": dataclasses.asdict(stats[name]), **splits}
         n_bytes, n_tokens = (splits["train"][key] + splits["val"][key] for key in ("bytes", "tokens"))
+        few = splits["val"]["tokens"] < settings.val_fraction * n_tokens / 4
         log(
-            f"wrote {name}: {splits['train']['tokens']:,} tokens to train on, {splits['val']['tokens']:,} held out;"
+            f"wrote {name}: {splits['train']['tokens']:,} tokens to train on, {splits['val']['tokens']:,} held out"
+            f"{', too few to judge by (a larger --config.data.val_fraction holds out more)' * few};"
             f" {n_bytes / n_tokens:.2f} bytes a token ({time.perf_counter() - began:.1f} s)"
         )
     return {
@@ -309,7 +310,7 @@ def _build(
         },
         "dtype": shards.token_dtype(coder.vocab_size),
         "block_tokens": settings.block_tokens,
-        "mixture": {source.name: source.weight for source in source_list},
+        "mixture": weights,
         "files": files,
         "sources": entries,
     }
