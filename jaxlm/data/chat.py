@@ -20,6 +20,11 @@ import re
 import typing
 from collections.abc import Mapping, Sequence
 
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+
 from jaxlm.config import CHAT_TOKENS, ConfigError
 from jaxlm.data.coder import Coder, ours
 from jaxlm.data.ids import conversation
@@ -86,7 +91,7 @@ def render(tokenizer: Coder, messages: Sequence[Mapping[str, str]], reply: bool 
       reply: True to end with what opens the assistant's answer; False to end inside the last message, which goes on.
 
     Raises:
-      ConfigError: the model has no template, it refuses these messages, or jinja2 is missing.
+      ConfigError: the model has no template, or it refuses these messages.
     """
     given = [{**message, "content": guarded(tokenizer, message["content"])} for message in messages]
     if not reply:
@@ -178,12 +183,6 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
 
     If `mark`, _BEGINS and _ENDS stand around what `{% generation %}` holds.
     """
-    try:
-        import jinja2.ext
-        import jinja2.nodes
-        import jinja2.sandbox
-    except ImportError:
-        raise ConfigError('chat templates need jinja2: pip install "jaxlm[eval]"') from None
 
     class Generation(jinja2.ext.Extension):
         """`{% generation %}` writes what is in it."""
@@ -195,7 +194,7 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
             inside = parser.parse_statements(["name:endgeneration"], drop_needle=True)
             return [text(_BEGINS, line), *inside, text(_ENDS, line)] if mark else inside
 
-    def text(content: str, line: int) -> "jinja2.nodes.Output":
+    def text(content: str, line: int) -> jinja2.nodes.Output:
         return jinja2.nodes.Output([jinja2.nodes.TemplateData(content)], lineno=line)
 
     def refuse(why: str) -> None:

@@ -122,7 +122,10 @@ class Counts:
                 f"{self.cut:,} of {self.read:,} {what} lost their oldest turns, {self.turns_cut:,} in all: longer than {row}"
             )
         if self.too_long:
-            found.append(f"{self.too_long:,} of {self.read:,} {what} are left out: longer than {row} even so")
+            longer = (
+                "both sides together are longer than" if what.endswith("pairs") else "even the last turn is longer than"
+            )
+            found.append(f"{self.too_long:,} of {self.read:,} {what} are left out: {longer} {row}")
         if self.inside:
             why = "an answer begins inside a token of this tokenizer, mostly as it begins with a space or a line's end"
             found.append(f"{self.inside:,} of {self.read:,} {what} are left out: {why}")

@@ -86,8 +86,10 @@ class Survey:
             self._said.append(int(np.count_nonzero(counts)))
         if self._asked[-1] >= self._seq_len:
             self._note(f"prompts longer than a row of {self._seq_len:,} tokens", one)
-        elif any(len(side.ids) - 1 > self._seq_len for side in sides):
-            self._note(f"longer than a row of {self._seq_len:,} tokens together with the answer", one)
+        elif sum(len(side.ids) - 1 for side in sides) > self._seq_len:
+            row = f"longer than a row of {self._seq_len:,} tokens"
+            pair = isinstance(one, Pair)
+            self._note(f"both sides together {row}" if pair else f"{row} together with the answer", one)
 
     def _repeats(self, one: Example) -> None:
         content, place = coded.content_key(one), str(one.place)

@@ -81,12 +81,18 @@ def tokenizer(config: Config) -> coder.Coder:
 
 def first_weights(config: Config) -> origin.Origin:
     """Returns the model that a run begins with; for a run that trains an adapter, the checkpoint that it began with."""
-    checkpoints = pathlib.Path(config.workdir) / "checkpoints"
+    checkpoints, bases = pathlib.Path(config.workdir) / "checkpoints", []
     if config.adapter.kind != "none" and config.origin_checkpoint == "latest" and weights.begun(checkpoints):
         metas = restore.read_metas(checkpoints, (int(p.name) for p in checkpoints.glob("*") if p.name.isdecimal()))
-        steps = [meta["base"]["step"] for meta in metas.values() if "step" in meta.get("base", {})]
-        config = dataclasses.replace(config, origin_checkpoint=str(steps[0]) if steps else "latest")
-    found = origin.begin(config, readers.READERS)
+        bases = [meta["base"] for meta in metas.values() if "step" in meta.get("base", {})]
+        config = dataclasses.replace(config, origin_checkpoint=str(bases[0]["step"]) if bases else "latest")
+    try:
+        found = origin.begin(config, readers.READERS)
+    except ConfigError as error:
+        if not bases:
+            raise
+        was = f"{bases[0]['path']}, step {bases[0]['step']}"
+        raise ConfigError(f"{config.origin}: {error}. The adapter in {config.workdir} was trained on {was}") from None
     if config.adapter.kind != "none" and found and "step" in found.provenance:
         together(lambda: _keep_base(found, pathlib.Path(config.workdir)), first_only=True)
     return found

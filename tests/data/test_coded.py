@@ -70,7 +70,7 @@ def test_a_long_chat_loses_its_oldest_turns(tokenizer, system):
     found, counts = build(tokenizer, chat(1), whole, seq_len=lengths[-1] - 1)
     assert (len(found), counts.too_long, counts.cut) == (1, 1, 0)
     (line,) = counts.lines("chats", 20)
-    assert line == "1 of 2 chats are left out: longer than train.seq_len=20 tokens even so"
+    assert line == "1 of 2 chats are left out: even the last turn is longer than train.seq_len=20 tokens"
 
 
 def test_what_is_given_stays_given(tokenizer):
@@ -88,7 +88,7 @@ def test_a_pair_is_whole_or_left_out(tokenizer):
     assert (counts.read, counts.too_long, counts.same, len(found)) == (3, 1, 1, 1)
     assert found.margins_E.tolist() == [2.0]
     assert counts.lines("pairs", 40) == [
-        "1 of 3 pairs are left out: longer than train.seq_len=40 tokens even so",
+        "1 of 3 pairs are left out: both sides together are longer than train.seq_len=40 tokens",
         "1 of 3 pairs are left out: chosen and rejected are the same",
     ]
 

@@ -68,15 +68,17 @@ def test_faults_of_pairs(tokenizer, tmp_path):
         return {"prompt": f"one {i}", "chosen": chosen, "rejected": rejected}
 
     given = [pair(0, "sun", "sea moon"), pair(1, "sun", "sun"), pair(0, "sea moon", "sun"), pair(2, "red", "")]
+    given.append(pair(3, "two " * 30, "six " * 30))  # 40 tokens a side: both are in one row
     found, _ = surveyed(tmp_path / "a.jsonl", tokenizer, given, pairs=True)
     told = findings(found)
     assert told == {
         "pairs of two equal sides": ["a.jsonl:2"],
         "pairs that stand elsewhere the other way round": ["a.jsonl:1"],
         "empty answers": ["a.jsonl:4"],
+        "both sides together longer than a row of 64 tokens": ["a.jsonl:5"],
     }
-    assert found.figures()["chosen_is_shorter"] == 0.25
-    assert any("the shorter one in 25.0%" in line for line in found.lines())
+    assert found.figures()["chosen_is_shorter"] == 0.2
+    assert any("the shorter one in 20.0%" in line for line in found.lines())
 
 
 def test_items_of_benchmarks(tokenizer, tmp_path):

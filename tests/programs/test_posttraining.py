@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -135,6 +136,17 @@ def test_what_can_not_be_is_one_line(base, keys, message):
     with pytest.raises(ConfigError, match=message.replace("|", r"\|")) as error:
         posttraining.task(resolved(base, **keys), lm.make, pairs=False)
     assert "\n" not in str(error.value)
+
+
+def test_an_adapter_names_its_base_where_another_has_no_such_step(base, tmp_path, capsys):
+    other = shutil.copytree(base, tmp_path / "other")
+    (step,) = (path for path in (other / "checkpoints").iterdir() if path.name.isdecimal())
+    step.rename(step.with_name("77"))
+    keys = {"workdir": tmp_path / "lora", "adapter__kind": "lora", "adapter__rank": 2}
+    assert cli.main(command(base, **keys)) == 0
+    assert cli.main(command(base, **keys | {"origin": other})) == 2
+    said = "".join(capsys.readouterr())
+    assert f"The adapter in {tmp_path / 'lora'} was trained on {base}, step {step.name}" in said
 
 
 def test_a_model_without_a_chat_template(base, tmp_path):
