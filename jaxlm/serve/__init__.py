@@ -1,0 +1,1 @@
+"""Serves a model: many requests at once in one batch."""
