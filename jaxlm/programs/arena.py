@@ -129,7 +129,8 @@ def _read(store: Store, args: argparse.Namespace) -> int:
         both = {"gaps": gaps, "biases": biases, "agreement": agreement, "words": lines}
         print(json.dumps(dataclasses.asdict(found) | both))
         return 0
-    print(f"{found.votes:,} votes of {found.raters:,} raters, {found.ties:,} of them ties")
+    people, ties = "person" if found.raters == 1 else "people", "tie" if found.ties == 1 else "ties"
+    print(f"{found.votes:,} votes by {found.raters:,} {people}, {found.ties:,} {ties}")
     rows = [["", "votes", "Bradley-Terry, 95%", "Elo, 95%"]]
     for one in found.ratings:
         elo = f"{one.elo:,.0f}, {one.elo_low:,.0f} to {one.elo_high:,.0f}"
