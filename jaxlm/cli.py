@@ -172,9 +172,7 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
     verb, workdir = VERBS[name], _workdir(overrides)
     found = config_files.find(word) if word and verb.models != "only" else None
     if verb.others:
-        config = config_files.load(word or "base", overrides)
-        config.workdir = config.workdir or "."
-        return config
+        return config_files.load(word or "base", ["workdir=.", *overrides])
     if verb.models == "only" or (found and found.kind == "model" and verb.models):
         return importlib.import_module("jaxlm.interop.inherit").of_model(word or "", overrides)
     if found and found.kind in ("model", "documents"):
@@ -279,10 +277,9 @@ def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool
     Where the config or the run in `workdir` is named by an option, the first plain argument may be the first prompt.
     """
     parser = _Parser(prog=f"jaxlm {name}", allow_abbrev=False, add_help=False)
-    if not verb.others:
-        parser.add_argument("target", nargs="?")
-    if verb.second:
-        parser.add_argument("other", nargs="?")
+    for plain, taken in (("target", not verb.others), ("other", verb.second)):
+        if taken:
+            parser.add_argument(plain, nargs="?")
     parser.add_argument("--config")
     if verb.rest or verb.others:
         parser.add_argument("words", nargs="*")
@@ -347,8 +344,7 @@ def _screen(name: str, verb: Verb) -> str:
     if verb.others:
         del arguments["CONFIG"], arguments["RUN"]
         target = f"{verb.others} {verb.others} ..."
-        others = "RUN or RUN@STEP, the folder of a model, http://HOST:PORT[#MODEL], FILE.jsonl"
-        arguments = {verb.others: others} | arguments
+        arguments = {verb.others: "RUN or RUN@STEP, a model's folder, http://HOST:PORT[#MODEL], FILE.jsonl"} | arguments
     if verb.models == "only":
         del arguments["CONFIG"], arguments["RUN"]
         arguments = {"HF_DIR": "the folder of a Hugging Face model"} | arguments

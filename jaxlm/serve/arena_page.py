@@ -41,7 +41,7 @@ body, body.body--dark, body.body--light { background: var(--back); color: var(--
 .side.won { border-color: var(--act); box-shadow: 0 0 0 1px var(--act); }
 .bar { position: fixed; left: 0; right: 0; bottom: 0; background: var(--back);
   border-top: 1px solid var(--line); padding: .6rem; }
-.bar > div { display: flex; gap: .5rem; max-width: 72rem; margin: 0 auto; justify-content: center; flex-wrap: wrap; }
+.buttons { display: flex; gap: .5rem; max-width: 72rem; margin: 0 auto; justify-content: center; flex-wrap: wrap; }
 .bar button, .ask button { font: inherit; padding: .5rem 1rem; border-radius: .4rem; border: 1px solid var(--line);
   background: var(--soft); color: var(--ink); cursor: pointer; min-height: 2.75rem; }
 .bar button:focus-visible, .ask button:focus-visible { outline: 2px solid var(--act); outline-offset: 2px; }
@@ -50,7 +50,7 @@ body, body.body--dark, body.body--light { background: var(--back); color: var(--
 .ask { max-width: 26rem; margin: 3rem auto; } .ask .q-field { margin: .8rem 0; }
 h1 { font-size: 1.5rem; line-height: 1.3; margin: .5rem 0; }
 @media (max-width: 40rem) { .sides { grid-template-columns: 1fr; } .keys { display: none; }
-  .bar > div { display: grid; grid-template-columns: repeat(6, 1fr); }
+  .prompt { max-height: 9rem; } .buttons { display: grid; grid-template-columns: repeat(6, 1fr); }
   .bar button { padding: .4rem .2rem; grid-column: span 2; } .bar .main { grid-column: span 3; order: -1; }
   .bar .alone { grid-column: span 6; } }
 """
@@ -154,7 +154,7 @@ class _Page:
                         self._ui.label(title)
                     self._ui.label(text or "(no text)").classes("said")
         with self._ui.element("div").classes("bar"):
-            with self._ui.element("div"):
+            with self._ui.element("div").classes("buttons"):
                 if self._voted:
                     self._button("Next", self._next, "main alone")
                 else:
