@@ -171,6 +171,8 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
     """The config file or the run that `word` names, else the run in config.workdir; with the overrides."""
     verb, workdir = VERBS[name], _workdir(overrides)
     found = config_files.find(word) if word and verb.models != "only" else None
+    if verb.others:
+        return config_files.load(word or "base", ["workdir=.", *overrides])
     if verb.models == "only" or (found and found.kind == "model" and verb.models):
         return importlib.import_module("jaxlm.interop.inherit").of_model(word or "", overrides)
     if found and found.kind in ("model", "documents"):
@@ -276,16 +278,16 @@ def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool
     Where the config or the run in `workdir` is named by an option, the first plain argument may be the first prompt.
     """
     parser = _Parser(prog=f"jaxlm {name}", allow_abbrev=False, add_help=False)
-    parser.add_argument("target", nargs="?")
-    if verb.second:
-        parser.add_argument("other", nargs="?")
+    for plain, taken in (("target", not verb.others), ("other", verb.second)):
+        if taken:
+            parser.add_argument(plain, nargs="?")
     parser.add_argument("--config")
-    if verb.rest:
+    if verb.rest or verb.others:
         parser.add_argument("words", nargs="*")
     for option, arguments in verb.options.items():
         required = needs_all and arguments.get("required", False)
         parser.add_argument(option, **{k: v for k, v in arguments.items() if k != "key"} | {"required": required})
-    args, unknown = parser.parse_known_intermixed_args(rest)
+    args, unknown = parser.parse_known_intermixed_args(rest, argparse.Namespace(target=None))
     unknown = [word for word in getattr(args, "words", ()) if word.startswith("--")] or unknown  # "--promt=50% off"
     if verb.rest and args.target and (args.config or workdir) and not _is_something(args.target):
         args.target, args.words = None, [args.target, *args.words]  # the run is named already
@@ -340,6 +342,10 @@ def _screen(name: str, verb: Verb) -> str:
     if verb.models:
         target = "HF_DIR" if verb.models == "only" else target if verb.second else f"{target}|HF_DIR"
         arguments["RUN"] = "the folder of a run: its own config; HF_DIR: that of a Hugging Face model"
+    if verb.others:
+        del arguments["CONFIG"], arguments["RUN"]
+        target = f"{verb.others} {verb.others} ..."
+        arguments = {verb.others: "RUN or RUN@STEP, a model's folder, http://HOST:PORT[#MODEL], FILE.jsonl"} | arguments
     if verb.models == "only":
         del arguments["CONFIG"], arguments["RUN"]
         arguments = {"HF_DIR": "the folder of a Hugging Face model"} | arguments

@@ -26,6 +26,8 @@ class Verb:
         the command takes none.
       rest: the name of any number of further plain arguments for the help, "PROMPT"; they come as `args.words`.
       models: "also" if it takes the folder of a Hugging Face model as it takes a run's, "only" if it takes nothing else; or "".
+      others: what its plain arguments are where these name no config, for the help, "CONTESTANT"; all come as `args.words`, and
+        the config is that of defaults.
       second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
     """
 
@@ -37,6 +39,7 @@ class Verb:
     makes: bool = False
     resumes: str = ""
     rest: str = ""
+    others: str = ""
     second: str = ""
     folder: str = ""
     models: Literal["", "also", "only"] = ""
@@ -223,5 +226,22 @@ VERBS = {
         reads_run=True,
         second="RUN_B",
         models="also",
+    ),
+    "arena": Verb(
+        "arena",
+        "people vote blindly between the answers of runs, servers or files of samples, on a page",
+        {
+            "--prompts": {"default": "", "metavar": "FILE", "help": "a line each, or .jsonl (default: the config's)"},
+            "--store": {"default": "arena.sqlite", "metavar": "FILE", "help": "answers and votes (arena.sqlite)"},
+            "--port": {"type": int, "default": 8080, "metavar": "N", "help": "of the page (default: 8080; 0 = any)"},
+            "--host": {"default": "127.0.0.1", "metavar": "HOST", "help": "0.0.0.0 = other machines may vote too"},
+            "--no-reveal": {"action": "store_true", "help": "don't say after a vote whose the answers were"},
+            "--results": {"action": "store_true", "help": "print ratings, agreement and biases; opens no page"},
+            "--export-votes": {"default": "", "metavar": "FILE", "help": "of two, for jaxlm compare --votes"},
+            "--export-pairs": {"default": "", "metavar": "FILE", "help": "preferences, for jaxlm train dpo"},
+            **_JSON,
+        },
+        others="CONTESTANT",
+        keys=("sample",),
     ),
 }

@@ -30,7 +30,7 @@ def test_help_lists_every_verb_and_every_shipped_config(capsys):
     assert all(f"{code} " in out.split("exit codes:")[1] for code in range(5))
 
 
-TAKE_CONFIGS = [name for name, verb in verbs.VERBS.items() if verb.models != "only"]
+TAKE_CONFIGS = [name for name, verb in verbs.VERBS.items() if verb.models != "only" and not verb.others]
 
 
 @pytest.mark.parametrize("verb", list(verbs.VERBS))
@@ -40,6 +40,7 @@ def test_each_help_fits_a_screen(capsys, verb):
     assert (code, err) == (0, "")
     others = {"diff": "RUN_A RUN_B", "compare": "RUN_A RUN_B", "prepare": "DIR|CONFIG|RUN"}
     others |= {"import": "HF_DIR", "eval": "CONFIG|RUN|HF_DIR", "sample": "CONFIG|RUN|HF_DIR [PROMPT ...]"}
+    others |= {"arena": "CONTESTANT CONTESTANT ..."}
     target = others.get(verb, "CONFIG|RUN")
     assert lines[0].startswith(f"usage: jaxlm {verb} {target} [--config.KEY=VALUE ...]")
     assert len(lines) <= 32

@@ -1,0 +1,140 @@
+"""`jaxlm arena A B ...`: people vote blindly between the answers of runs, servers or files of samples."""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+
+import jax
+
+from jaxlm import config as config_lib
+from jaxlm import config_files
+from jaxlm.config import Config, ConfigError
+from jaxlm.console import say, table, working
+from jaxlm.eval import model, samples
+from jaxlm.interop import inherit, readers
+from jaxlm.serve import arena_contestants, arena_export, arena_page, arena_ratings
+from jaxlm.serve.arena_contestants import Contestant
+from jaxlm.serve.arena_store import Store
+from jaxlm.train import origin
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Makes the answers that are missing and opens the page; or prints results, or writes votes."""
+    reads = args.results or args.export_votes or args.export_pairs
+    path = pathlib.Path(args.store).expanduser()
+    if not path.is_file() and (reads or not args.words):
+        raise ConfigError(f"no votes in {path}: jaxlm arena RUN_A RUN_B begins (--store=FILE names another file)")
+    if args.json and not args.results:
+        raise ConfigError("--json prints results: jaxlm arena --results --json")
+    if not reads:
+        arena_page.check()
+    playing = [_settled(arena_contestants.parse(word)) for word in args.words]
+    named = arena_contestants.names(playing)
+    if len(playing) == 1:
+        raise ConfigError("one contestant alone: name two or more, jaxlm arena RUN_A RUN_B")
+    store = Store(path)
+    try:
+        ids = store.enter(named) if playing else store.enter_all()
+        if reads:
+            return _read(store, args)
+        listening = arena_page.listen(args.host, args.port)
+        with listening:
+            _answer(store, dict(zip(ids, playing, strict=False)), config, args)
+            host, port = listening.getsockname()[:2]
+            say(
+                f"vote at http://{f'[{host}]' if ':' in host else host}:{port}; ctrl-C ends, and the same command goes on"
+            )
+            try:
+                arena_page.serve(store, listening, not args.no_reveal)
+            except KeyboardInterrupt:
+                say(f"{len(store.votes()):,} votes in {path}: jaxlm arena --results --store={path}")
+        return 0
+    finally:
+        store.close()
+
+
+def _settled(one: Contestant) -> Contestant:
+    """A run with the step of its checkpoint, so that a run that trains on is another contestant; or its like."""
+    if one.kind != "run":
+        return one
+    if not model.is_there(one.where):
+        raise ConfigError(f"{one.where} is no run, no model, no file of samples and no URL: who should take part?")
+    step = origin.open(one.where, one.which, readers.READERS).provenance.get("step")
+    return dataclasses.replace(one, which="" if step is None else str(step))
+
+
+def _answer(store: Store, playing: dict[int, Contestant], config: Config, args: argparse.Namespace) -> None:
+    """Makes the answers that the store lacks, one contestant after the other."""
+    given = {i: arena_contestants.read_samples(one.where) for i, one in playing.items() if one.kind == "file"}
+    configs = {i: _config(one, args.overrides) for i, one in playing.items() if one.kind == "run"}
+    if args.prompts:
+        prompts = arena_contestants.read_prompts(args.prompts)
+    elif given:
+        prompts = [*dict.fromkeys(prompt for texts in given.values() for prompt in texts)]
+    else:
+        prompts = [*next(iter(configs.values()), config).sample.prompts]
+    for number, one in playing.items():
+        missing = store.missing(number, prompts)
+        if one.kind == "file":
+            store.answer(number, {prompt: given[number][prompt] for prompt in missing if prompt in given[number]})
+        elif one.kind == "server":
+            with working(f"asking {one.where}", len(missing), "prompts") as tell:
+                for at, prompt in enumerate(missing, 1):
+                    store.answer(number, {prompt: arena_contestants.ask(one, prompt, config.sample, config.seed)})
+                    tell(at)
+        elif missing:
+            store.answer(number, _continued(one, configs[number], missing))
+    if playing and not store.battles():
+        raise ConfigError(
+            "nothing to vote on: no prompt has two answers that differ; give other prompts, --prompts=FILE"
+        )
+
+
+def _config(one: Contestant, overrides: list[str]) -> Config:
+    """The config of a run, or of a model from elsewhere, with the overrides of the command line."""
+    found = config_files.find(str(pathlib.Path(one.where).resolve()))
+    if found.kind == "model":
+        return config_lib.resolve(inherit.of_model(one.where, overrides))
+    config = config_files.from_run(found.path / "config.json")
+    for override in overrides:
+        config_files.apply_override(config, override)
+    return config_lib.resolve(config)
+
+
+def _continued(one: Contestant, config: Config, prompts: list[str]) -> dict[str, str]:
+    """The answers of a run's checkpoint, as `jaxlm sample` gives them."""
+    parts = (config.model, config.data, config.hardware, config.distributed)
+    run = model.restore(one.where, one.which or "latest", *parts, readers=readers.READERS)
+    with jax.set_mesh(run.mesh), working(f"{one.name} answers {len(prompts):,} prompts"):
+        texts = samples.continue_prompts(run.model, run.variables, run.tokenizer, prompts, config.sample, config.seed)
+    return dict(zip(prompts, texts, strict=True))
+
+
+def _read(store: Store, args: argparse.Namespace) -> int:
+    """Writes votes and prints results, as asked."""
+    votes, names = store.votes(), store.names()
+    if args.export_votes:
+        say(f"{arena_export.votes(pathlib.Path(args.export_votes), votes, names):,} votes in {args.export_votes}")
+    if args.export_pairs:
+        say(f"{arena_export.pairs(pathlib.Path(args.export_pairs), votes):,} pairs in {args.export_pairs}")
+    if not args.results:
+        return 0
+    found = arena_ratings.results(votes, names)
+    lines = arena_ratings.words(found)
+    if args.json:
+        gaps = [dataclasses.asdict(gap) | {"apart": gap.apart} for gap in found.gaps]
+        biases = [dataclasses.asdict(bias) | {"found": bias.found} for bias in found.biases]
+        agreement = found.agreement and found.agreement._asdict()
+        both = {"gaps": gaps, "biases": biases, "agreement": agreement, "words": lines}
+        print(json.dumps(dataclasses.asdict(found) | both))
+        return 0
+    people, ties = "person" if found.raters == 1 else "people", "tie" if found.ties == 1 else "ties"
+    print(f"{found.votes:,} votes by {found.raters:,} {people}, {found.ties:,} {ties}")
+    rows = [["", "votes", "Bradley-Terry, 95%", "Elo, 95%"]]
+    for one in found.ratings:
+        elo = f"{one.elo:,.0f}, {one.elo_low:,.0f} to {one.elo_high:,.0f}"
+        rows.append([one.name, f"{one.votes:,}", f"{one.rating:+.0f}, {one.low:+.0f} to {one.high:+.0f}", elo])
+    print(table(rows, right=(1,)))
+    print("\n".join(lines))
+    return 0

@@ -1,0 +1,147 @@
+"""Who takes part in an arena: a run's checkpoint, a server with OpenAI's API, a file of samples; and what these answer."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+
+from jaxlm.config import ConfigError, RunError, SampleConfig
+from jaxlm.corpus.benchmarks import reading
+
+_PATIENCE_S = 600.0  # for an answer of a server
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """One who takes part.
+
+    Attributes:
+      kind: "run", "server" or "file".
+      where: the folder, the URL (with /v1) or the file.
+      which: the checkpoint of a run; the model of a server, "" for its first.
+    """
+
+    kind: str
+    where: str
+    which: str = ""
+
+    @property
+    def key(self) -> str:
+        """What tells it from all others."""
+        where = self.where if self.kind == "server" else str(pathlib.Path(self.where).resolve())
+        return f"{self.kind} {where} {self.which}".rstrip()
+
+    @property
+    def name(self) -> str:
+        """What people read after their vote."""
+        if self.kind == "server":
+            return self.which or urllib.parse.urlsplit(self.where).netloc
+        path = pathlib.Path(self.where).resolve()
+        if self.kind == "file":
+            return f"{path.parent.parent.name} {path.stem}" if path.parent.name == "samples" else path.stem
+        return f"{path.name}@{self.which}" if self.which else path.name
+
+
+def parse(word: str) -> Contestant:
+    """Returns whom a word of the command line names: RUN, RUN@STEP, FILE.jsonl or URL[#MODEL]."""
+    if re.match(r"https?://", word):
+        url, _, which = word.partition("#")
+        url = url.rstrip("/")
+        return Contestant("server", url if url.endswith("/v1") else f"{url}/v1", which)
+    path = pathlib.Path(word).expanduser()
+    if path.is_file():
+        return Contestant("file", str(path))
+    folder, _, step = word.rpartition("@")
+    if folder and (step.isdecimal() or step in ("latest", "best")) and not path.exists():
+        return Contestant("run", str(pathlib.Path(folder).expanduser()), step)
+    return Contestant("run", str(path), "latest")
+
+
+def names(contestants: Sequence[Contestant]) -> dict[str, str]:
+    """Returns key -> name; those whose names are equal are named by their keys. Raises ConfigError if one takes part twice."""
+    keys = [one.key for one in contestants]
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        raise ConfigError(f"{twice} takes part twice: name two that differ, such as RUN@100 and RUN@200")
+    short = [one.name for one in contestants]
+    return {one.key: one.name if short.count(one.name) == 1 else one.key for one in contestants}
+
+
+def read_samples(path: str) -> dict[str, str]:
+    """Returns prompt -> text of a file of lines {"prompt": ..., "text": ...}; of several on a prompt the first.
+
+    Raises ConfigError if it is no such file.
+    """
+    found: dict[str, str] = {}
+    for number, record in reading.records(path):
+        prompt, text = record.get("prompt"), record.get("text")
+        if not isinstance(prompt, str) or not isinstance(text, str):
+            raise ConfigError(f'{path}:{number} is no sample: it must be {{"prompt": "...", "text": "..."}}')
+        found.setdefault(prompt, text)
+    if not found:
+        raise ConfigError(f"{path} holds no samples")
+    return found
+
+
+def read_prompts(path: str) -> list[str]:
+    """Returns the prompts of a .jsonl of {"prompt": ...}, or of any other file its lines. Raises ConfigError."""
+    if path.endswith((".jsonl", ".json", ".jsonl.gz")):
+        found = [record.get("prompt") for _, record in reading.records(path)]
+        if bad := next((n for n, prompt in enumerate(found, 1) if not isinstance(prompt, str)), None):
+            raise ConfigError(f'--prompts={path}: record {bad} has no "prompt"')
+    else:
+        try:
+            text = pathlib.Path(path).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--prompts={path} can't be read: {error}") from None
+        found = [line for line in text.split("\n") if line.strip()]
+    if not found:
+        raise ConfigError(f"--prompts={path} holds no prompts")
+    return [*dict.fromkeys(found)]
+
+
+def ask(server: Contestant, prompt: str, settings: SampleConfig, seed: int) -> str:
+    """Returns a server's answer, by its chat if `settings.chat_template`, else as the text that follows the prompt.
+
+    Raises RunError if the server does not answer so.
+    """
+    model = server.which or _model(server.where)
+    body = {
+        "model": model,
+        "max_tokens": settings.max_new_tokens,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "seed": seed,
+    }
+    if settings.chat_template:
+        found = _call(f"{server.where}/chat/completions", body | {"messages": [{"role": "user", "content": prompt}]})
+    else:
+        found = _call(f"{server.where}/completions", body | {"prompt": prompt})
+    try:
+        choice = found["choices"][0]
+        return (choice["message"]["content"] if settings.chat_template else choice["text"]) or ""
+    except (KeyError, IndexError, TypeError):
+        raise RunError(f"{server.where} gives no answer but {json.dumps(found)[:200]}") from None
+
+
+def _model(url: str) -> str:
+    found = _call(f"{url}/models", None)
+    try:
+        return found["data"][0]["id"]
+    except (KeyError, IndexError, TypeError):
+        raise RunError(f"{url}/models names no model: give one, {url}#MODEL") from None
+
+
+def _call(url: str, body: dict | None) -> dict:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise RunError(f"{url} answers {error.code}: {error.read(300).decode(errors='replace')}") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{url} can't be asked: {error}") from None

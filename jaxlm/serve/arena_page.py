@@ -1,0 +1,197 @@
+"""The page on which people vote, by NiceGUI. Before a vote it holds the prompt and the two answers, and nothing else of them.
+
+The sides are drawn by the store. What is clicked is decided here on the server: a button holds no value, and which ballot it
+votes on is not in the page.
+"""
+
+import importlib.util
+import socket
+import time
+
+from jaxlm.config import ConfigError, RunError
+from jaxlm.serve import arena_store
+from jaxlm.serve.arena_store import Store
+
+_TITLE = "Arena"
+_AGAIN_S = 0.6  # a click this soon after a ballot appeared is the second half of a double click: nobody reads so fast
+_LONGEST_NAME = 40
+_CHOICES = (  # words, what is voted, the keys
+    ("← Left", arena_store.LEFT, ("ArrowLeft",)),
+    ("Both good", arena_store.BOTH_GOOD, ("t",)),
+    ("Both bad", arena_store.BOTH_BAD, ("b",)),
+    ("Skip", arena_store.SKIP, ("s",)),
+    ("Right →", arena_store.RIGHT, ("ArrowRight",)),
+)
+_NEXT_KEYS = ("Enter", " ", "n")
+_CSS = """
+:root { color-scheme: light dark; --back: #fff; --soft: #f4f5f7; --line: #d9dce1; --ink: #1b1e23; --dim: #5b626d;
+  --act: #2b6cb0; --on-act: #fff; }
+@media (prefers-color-scheme: dark) { :root { --back: #15171b; --soft: #1e2127; --line: #353a43; --ink: #e6e8ec;
+  --dim: #a0a7b3; --act: #5a9bdc; --on-act: #10141a; } }
+body, body.body--dark, body.body--light { background: var(--back); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
+.nicegui-content { display: block; max-width: 72rem; margin: 0 auto; padding: 1rem 1rem 9rem; }
+.top { display: flex; justify-content: space-between; gap: 1rem; color: var(--dim); font-size: .9rem; }
+.said { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate; }
+.prompt { background: var(--soft); border-left: 3px solid var(--act); border-radius: .3rem; padding: .6rem .8rem;
+  margin: .8rem 0; max-height: 16rem; overflow-y: auto; }
+.sides { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; }
+.side { border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .8rem; min-width: 0; }
+.side h2 { font-size: .9rem; line-height: 1.4; font-weight: 600; color: var(--dim); margin: 0 0 .3rem;
+  overflow-wrap: anywhere; }
+.side.won { border-color: var(--act); box-shadow: 0 0 0 1px var(--act); }
+.bar { position: fixed; left: 0; right: 0; bottom: 0; background: var(--back);
+  border-top: 1px solid var(--line); padding: .6rem; }
+.buttons { display: flex; gap: .5rem; max-width: 72rem; margin: 0 auto; justify-content: center; flex-wrap: wrap; }
+.bar button, .ask button { font: inherit; padding: .5rem 1rem; border-radius: .4rem; border: 1px solid var(--line);
+  background: var(--soft); color: var(--ink); cursor: pointer; min-height: 2.75rem; }
+.bar button:focus-visible, .ask button:focus-visible { outline: 2px solid var(--act); outline-offset: 2px; }
+.bar .main, .ask .main { background: var(--act); color: var(--on-act); border-color: var(--act); }
+.keys { color: var(--dim); font-size: .8rem; text-align: center; }
+.ask { max-width: 26rem; margin: 3rem auto; } .ask .q-field { margin: .8rem 0; }
+h1 { font-size: 1.5rem; line-height: 1.3; margin: .5rem 0; }
+@media (max-width: 40rem) { .sides { grid-template-columns: 1fr; } .keys { display: none; }
+  .prompt { max-height: 9rem; } .buttons { display: grid; grid-template-columns: repeat(6, 1fr); }
+  .bar button { padding: .4rem .2rem; grid-column: span 2; } .bar .main { grid-column: span 3; order: -1; }
+  .bar .alone { grid-column: span 6; } }
+"""
+
+
+def check() -> None:
+    """Raises ConfigError if the page's packages are not installed."""
+    if importlib.util.find_spec("nicegui") is None:
+        raise ConfigError('the page needs NiceGUI: pip install "jaxlm[arena]"')
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens there. Raises RunError if it can't: the port may be taken."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        raise RunError(f"can't listen on {host}:{port} ({error}): give another --port or --host") from None
+
+
+def serve(store: Store, listening: socket.socket, reveal: bool) -> None:
+    """Shows the page until ctrl-C, which raises KeyboardInterrupt.
+
+    Args:
+      reveal: True to say after each vote whose the answers were.
+    """
+    import fastapi
+    import uvicorn
+    from nicegui import app, ui
+
+    @ui.page("/")
+    def page() -> None:
+        ui.add_css(_CSS)
+        _Page(store, app.storage.browser["id"], reveal).show()
+
+    site = fastapi.FastAPI(openapi_url=None)
+    ui.run_with(
+        site, title=_TITLE, dark=None, tailwind=False, storage_secret=store.secret(), show_welcome_message=False
+    )
+    uvicorn.Server(uvicorn.Config(site, log_level="error", timeout_graceful_shutdown=1)).run(sockets=[listening])
+
+
+class _Page:
+    """The page in one tab."""
+
+    def __init__(self, store: Store, browser: str, reveal: bool):
+        from nicegui import ui
+
+        self._ui, self._store, self._browser, self._reveal = ui, store, browser, reveal
+        self._rater, self._ballot, self._voted, self._since = store.rater(browser), None, "", 0.0
+        self._body = ui.element("main")
+        ui.keyboard(on_key=self._key, repeating=False)
+
+    def show(self) -> None:
+        """Shows what comes next: the question who votes, a ballot, or thanks."""
+        self._voted, self._ballot = "", self._store.ballot(self._rater) if self._rater else None
+        self._since = time.monotonic()
+        self._body.clear()
+        with self._body:
+            if not self._rater:
+                self._ask()
+            elif self._ballot:
+                self._battle()
+            else:
+                self._top()
+                self._ui.html("<h1>Thank you: that was all</h1><p>You have judged every pair.</p>", sanitize=False)
+
+    def _ask(self) -> None:
+        with self._ui.element("div").classes("ask"):
+            self._ui.html(
+                "<h1>Which answer is better?</h1><p>You see a prompt with two answers, and say which is better. "
+                "Who wrote them is hidden. Your name keeps your votes together.</p>",
+                sanitize=False,
+            )
+            name = (
+                self._ui.input("Your name").props("outlined autofocus maxlength=40").on("keydown.enter", lambda: go())
+            )
+
+            def go() -> None:
+                if rater := " ".join((name.value or "").split())[:_LONGEST_NAME]:
+                    self._store.welcome(self._browser, rater)
+                    self._rater = rater
+                    self.show()
+
+            self._button("Begin", go, "main")
+
+    def _top(self) -> None:
+        done, total = self._store.progress(self._rater)
+        with self._ui.element("div").classes("top"):
+            self._ui.label(f"{done:,} of {total:,} judged")
+            self._ui.label(self._rater)
+
+    def _battle(self) -> None:
+        self._top()
+        self._ui.label(self._ballot.prompt).classes("said prompt")
+        names = (self._voted and self._reveal and self._store.revealed(self._ballot.token)) or ("Left", "Right")
+        with self._ui.element("div").classes("sides"):
+            sides = ((self._ballot.left, arena_store.LEFT), (self._ballot.right, arena_store.RIGHT))
+            for title, (text, side) in zip(names, sides, strict=True):
+                with self._ui.element("section").classes("side won" if self._voted == side else "side"):
+                    with self._ui.element("h2"):
+                        self._ui.label(title)
+                    self._ui.label(text or "(no text)").classes("said")
+        with self._ui.element("div").classes("bar"):
+            with self._ui.element("div").classes("buttons"):
+                if self._voted:
+                    self._button("Next", self._next, "main alone")
+                else:
+                    for words, choice, _ in _CHOICES:
+                        main = "main" if choice in (arena_store.LEFT, arena_store.RIGHT) else ""
+                        self._button(words, lambda choice=choice: self._vote(choice), main)
+            keys = "Enter: next" if self._voted else "keys: ← left, → right, t both good, b both bad, s skip"
+            self._ui.label(keys).classes("keys")
+
+    def _button(self, words: str, does, classes: str = "") -> None:
+        with self._ui.element("button").classes(classes).on("click", lambda: does(), args=[]):
+            self._ui.label(words)
+
+    def _key(self, event) -> None:
+        if not event.action.keydown or any((event.modifiers.ctrl, event.modifiers.alt, event.modifiers.meta)):
+            return
+        key = str(event.key.name)
+        if self._voted and key in _NEXT_KEYS:
+            self._next()
+        for _, choice, keys in _CHOICES:
+            if key in keys:
+                self._vote(choice)
+
+    def _vote(self, choice: str) -> None:
+        if not self._ballot or self._voted or self._too_soon():
+            return
+        counted = self._store.vote(self._ballot.token, self._rater, choice)
+        if not (counted and self._reveal):  # or another tab has voted: on to the next
+            return self.show()
+        self._voted, self._since = choice, time.monotonic()
+        self._body.clear()
+        with self._body:
+            self._battle()
+
+    def _next(self) -> None:
+        if not self._too_soon():
+            self.show()
+
+    def _too_soon(self) -> bool:
+        return time.monotonic() - self._since < _AGAIN_S

@@ -1,0 +1,264 @@
+"""What votes say: ratings with intervals, who can be told apart, whether raters agree, whether length or the side decided.
+
+Bradley-Terry (1952), fitted by Newton's method, in points of Elo: 400 points are odds of 10 to 1. The bootstrap
+draws prompts, with all their votes, as votes on the same texts go together. Elo and Krippendorff's alpha are evalica's.
+"""
+
+import collections
+import dataclasses
+import importlib.util
+import typing
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy import special, stats
+
+from jaxlm.config import ConfigError
+from jaxlm.serve.arena_store import Vote
+
+POINTS = 400 / np.log(10)  # of Elo in one unit of log odds
+LEVEL = 0.05
+_DRAWS, _ELO_DRAWS, _SEED = 1000, 200, 0
+_PRIOR = 1.0  # ties between each two contestants before the first vote: else one who wins all is infinitely strong
+_FEW = 20  # votes that are too few to look for a bias
+
+
+@dataclasses.dataclass(frozen=True)
+class Rating:
+    """A contestant's ratings, each with the ends of its 95% interval; their mean over contestants is 0, Elo's 1,000."""
+
+    name: str
+    votes: int
+    rating: float
+    low: float
+    high: float
+    elo: float
+    elo_low: float
+    elo_high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Gap:
+    """How much better one contestant is than another, in points; the interval is corrected for the number of pairs."""
+
+    better: str
+    worse: str
+    points: float
+    low: float
+    high: float
+
+    @property
+    def apart(self) -> bool:
+        """True if the two can be told apart."""
+        return self.low > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Bias:
+    """Whether something beside the contestants decided: `share` of the decided votes went with it, `p` its p-value."""
+
+    kind: str
+    share: float
+    votes: int
+    p: float
+
+    @property
+    def found(self) -> bool:
+        """True if chance is a poor explanation."""
+        return self.p < LEVEL
+
+
+class Agreement(typing.NamedTuple):
+    """`share` of the pairs of votes on the same battle that agree; `pairs` their number; Krippendorff's `alpha`."""
+
+    share: float
+    pairs: int
+    alpha: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """All that the votes say."""
+
+    votes: int
+    ties: int
+    raters: int
+    ratings: list[Rating]
+    gaps: list[Gap]
+    biases: list[Bias]
+    agreement: Agreement | None
+
+
+def results(votes: Sequence[Vote], names: Mapping[int, str]) -> Results:
+    """Returns what the votes say, the best contestant first.
+
+    Raises ConfigError if there are no votes, or evalica is not installed.
+    """
+    if importlib.util.find_spec("evalica") is None:
+        raise ConfigError('results need evalica: pip install "jaxlm[arena]"')
+    if not votes:
+        raise ConfigError("no votes yet: jaxlm arena RUN_A RUN_B opens the page on which people vote")
+    place = {number: at for at, number in enumerate(names)}
+    ratings_N, drawn_SxN = bootstrapped(votes, place)
+    elo_SxN, order = _elo(votes, place), np.argsort(-ratings_N, kind="stable")
+    low_N, high_N = np.quantile(drawn_SxN, (LEVEL / 2, 1 - LEVEL / 2), axis=0)
+    elo_3xN = np.quantile(elo_SxN, (0.5, LEVEL / 2, 1 - LEVEL / 2), axis=0)
+    counts, labels = collections.Counter(side for vote in votes for side in (vote.first, vote.second)), [*names]
+    ratings = [
+        Rating(names[labels[i]], counts[labels[i]], *map(float, (ratings_N[i], low_N[i], high_N[i], *elo_3xN[:, i])))
+        for i in order
+    ]
+    ties, raters = sum(vote.winner == "tie" for vote in votes), len({vote.rater for vote in votes})
+    return Results(
+        len(votes), ties, raters, ratings, gaps(ratings_N, drawn_SxN, names), biases(votes, place), _agreement(votes)
+    )
+
+
+def gaps(ratings_N: np.ndarray, drawn_SxN: np.ndarray, names: Mapping[int, str]) -> list[Gap]:
+    """Returns the gap of every two contestants, the better one first; `ratings_N` and `drawn_SxN` are of `bootstrapped`."""
+    order, labels, found = np.argsort(-ratings_N, kind="stable"), [*names.values()], []
+    pairs = [(i, j) for at, i in enumerate(order) for j in order[at + 1 :]]
+    for i, j in pairs:
+        tail = LEVEL / 2 / len(pairs)  # Bonferroni
+        low, high = np.quantile(drawn_SxN[:, i] - drawn_SxN[:, j], (tail, 1 - tail))
+        found.append(Gap(labels[i], labels[j], float(ratings_N[i] - ratings_N[j]), float(low), float(high)))
+    return found
+
+
+def bradley_terry(wins_SxNxN: np.ndarray) -> np.ndarray:
+    """Returns ratings [S, N] in points, with mean 0. [s, i, j] counts how often i won against j; a tie is half to each.
+
+    Any number of tables S at once. Every two contestants need a win each way, or a way there over others.
+    """
+    played_SxNxN, size = wins_SxNxN + wins_SxNxN.swapaxes(1, 2), wins_SxNxN.shape[-1]
+    odds_SxN = np.zeros(wins_SxNxN.shape[:2])
+    for _ in range(100):
+        expected_SxNxN = played_SxNxN * special.expit(odds_SxN[:, :, None] - odds_SxN[:, None])
+        spread_SxNxN = expected_SxNxN * special.expit(odds_SxN[:, None] - odds_SxN[:, :, None])
+        curve_SxNxN = (
+            np.eye(size) * spread_SxNxN.sum(2)[:, :, None] - spread_SxNxN + 1 / size
+        )  # the last keeps the mean 0
+        step_SxN = np.linalg.solve(curve_SxNxN, (wins_SxNxN - expected_SxNxN).sum(2)[..., None])[..., 0]
+        odds_SxN += np.clip(step_SxN, -1, 1)
+        if np.abs(step_SxN).max() < 1e-6:
+            break
+    return POINTS * (odds_SxN - odds_SxN.mean(1, keepdims=True))
+
+
+def bootstrapped(votes: Sequence[Vote], place: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ratings [N], and those of `_DRAWS` draws of the prompts [S, N]. `place`: contestant -> column."""
+    size, prompts = len(place), {prompt: at for at, prompt in enumerate(dict.fromkeys(vote.prompt for vote in votes))}
+    wins_PxNxN = np.zeros((len(prompts), size, size))
+    for vote in votes:
+        i, j = place[vote.first], place[vote.second]
+        share = {"first": 1.0, "second": 0.0, "tie": 0.5}[vote.winner]
+        wins_PxNxN[prompts[vote.prompt], i, j] += share
+        wins_PxNxN[prompts[vote.prompt], j, i] += 1 - share
+    random, count = np.random.default_rng(_SEED), len(prompts)
+    weights_SxP = np.concatenate([np.ones((1, count)), random.multinomial(count, np.full(count, 1 / count), _DRAWS)])
+    wins_SxNxN = np.tensordot(weights_SxP, wins_PxNxN, 1) + _PRIOR / 2 * (1 - np.eye(size))
+    ratings_SxN = bradley_terry(wins_SxNxN)
+    return ratings_SxN[0], ratings_SxN[1:]
+
+
+def _elo(votes: Sequence[Vote], place: Mapping[int, int]) -> np.ndarray:
+    """Elo's ratings [S, N] of draws of the votes in a random order, since Elo depends on it."""
+    import evalica
+    import pandas as pd
+
+    outcome = {"first": evalica.Winner.X, "second": evalica.Winner.Y, "tie": evalica.Winner.Draw}
+    random, index, found = np.random.default_rng(_SEED), pd.Index([*place]), []
+    for _ in range(_ELO_DRAWS):
+        drawn = [votes[at] for at in random.integers(0, len(votes), len(votes))]
+        sides = [[getattr(vote, side) for vote in drawn] for side in ("first", "second")]
+        scores = evalica.elo(*sides, [outcome[vote.winner] for vote in drawn], index=index).scores
+        found.append(scores.reindex(index).to_numpy())
+    return np.asarray(found)
+
+
+def _agreement(votes: Sequence[Vote]) -> Agreement | None:
+    """How well raters agree on battles that several of them judged; None if there are none."""
+    import evalica
+    import pandas as pd
+
+    said: dict[tuple, dict[str, int]] = collections.defaultdict(dict)
+    for vote in votes:
+        said[vote.prompt, vote.first, vote.second][vote.rater] = ("first", "second", "tie").index(vote.winner)
+    shared = [by_rater for by_rater in said.values() if len(by_rater) > 1]
+    pairs = [(a, b) for row in shared for at, a in enumerate(row.values()) for b in [*row.values()][at + 1 :]]
+    if not pairs:
+        return None
+    alpha = float(evalica.alpha(pd.DataFrame(shared).T).alpha)
+    return Agreement(sum(a == b for a, b in pairs) / len(pairs), len(pairs), alpha)
+
+
+def biases(votes: Sequence[Vote], place: Mapping[int, int]) -> list[Bias]:
+    """Returns the side's and the length's bias, each tested by what it adds to the strengths in a logistic regression."""
+    decided = [vote for vote in votes if vote.winner != "tie"]
+    if len(decided) < _FEW:
+        return []
+    won_V, longer_V = np.zeros(len(decided)), np.zeros(len(decided))
+    strengths_VxN = np.zeros((len(decided), len(place)))
+    for at, vote in enumerate(decided):
+        on_left = vote.left == vote.first
+        left, right = (vote.first_text, vote.second_text)[:: 1 if on_left else -1]
+        won_V[at] = on_left == (vote.winner == "first")
+        longer_V[at] = np.log1p(len(left)) - np.log1p(len(right))
+        strengths_VxN[at, place[vote.first]] = 1 if on_left else -1
+        strengths_VxN[at, place[vote.second]] = -1 if on_left else 1
+    side_V, unequal = np.ones(len(decided)), longer_V != 0
+    alone = {
+        "side": np.column_stack([strengths_VxN, longer_V]),
+        "length": np.column_stack([strengths_VxN, side_V]),
+    }
+    both = _likelihood(np.column_stack([alone["side"], side_V]), won_V)
+    p = {kind: float(stats.chi2.sf(max(0.0, 2 * (both - _likelihood(x, won_V))), 1)) for kind, x in alone.items()}
+    longer_won = ((longer_V > 0) == (won_V == 1))[unequal]
+    return [
+        Bias("side", float(won_V.mean()), len(decided), p["side"]),
+        Bias("length", float(longer_won.mean()) if unequal.any() else 0.5, int(unequal.sum()), p["length"]),
+    ]
+
+
+def _likelihood(x_VxF: np.ndarray, won_V: np.ndarray) -> float:
+    """The largest log-likelihood of a logistic regression, by Newton's method with a trace of a ridge."""
+    weights_F, ridge_FxF = np.zeros(x_VxF.shape[1]), 1e-3 * np.eye(x_VxF.shape[1])
+    for _ in range(50):
+        p_V = special.expit(x_VxF @ weights_F)
+        slope_F = x_VxF.T @ (won_V - p_V) - ridge_FxF @ weights_F
+        step_F = np.linalg.solve((x_VxF.T * (p_V * (1 - p_V))) @ x_VxF + ridge_FxF, slope_F)
+        weights_F += np.clip(step_F, -2, 2)
+        if np.abs(step_F).max() < 1e-8:
+            break
+    at_V = x_VxF @ weights_F
+    return float((special.log_expit(at_V) * won_V + special.log_expit(-at_V) * (1 - won_V)).sum())
+
+
+def words(found: Results) -> list[str]:
+    """Returns what the votes say as sentences."""
+    lines = []
+    for gap in found.gaps:
+        if gap.apart:
+            chance = special.expit(gap.points / POINTS)
+            lines.append(f"{gap.better} is better than {gap.worse}: it would win {chance:.0%} of battles")
+        else:
+            lines.append(f"{gap.better} and {gap.worse} can't be told apart yet")
+    if found.agreement:
+        share, pairs, alpha = found.agreement
+        lines.append(f"raters agree in {share:.0%} of {pairs:,} pairs of votes on the same battle (alpha {alpha:.2f})")
+    else:
+        lines.append("no battle was judged by two raters, so nothing is known of their agreement")
+    for bias in found.biases:
+        name = {"side": "the left side", "length": "the longer answer"}[bias.kind]
+        says = f"{name} won {bias.share:.0%} of {bias.votes:,} decided votes"
+        if bias.found:
+            lines.append(f"{says}, which the models' strengths don't explain (p {_p(bias.p)}): beware of a bias")
+        else:
+            lines.append(f"{says}: no sign that this decided (p {_p(bias.p)})")
+    if not found.biases:
+        lines.append(f"under {_FEW} decided votes: too few to look for a bias of length or side")
+    return lines
+
+
+def _p(value: float) -> str:
+    return "< .001" if value < 0.001 else f"= {value:.2g}"
