@@ -5,6 +5,8 @@ import typing
 import jax
 import jax.numpy as jnp
 
+from jaxlm.ops.decode import first_argmax
+
 
 class Sampler(typing.NamedTuple):
     """The settings of `sample` that are scalar arguments of the compiled program, so that a new value needs no compilation."""
@@ -40,8 +42,70 @@ def sample(logits_BxV: jax.Array, keys_B: jax.Array, sampler: Sampler, *, top_k:
     return jax.vmap(jax.random.categorical)(keys_B, scores_BxV).astype(jnp.int32)
 
 
+class Rows(typing.NamedTuple):
+    """The settings of each row, as arrays of the compiled program, so that any mix of requests is one program.
+
+    Attributes:
+      temperature_B: 0 takes the likeliest token.
+      top_k_B: draws among the k likeliest; 0 among all.
+      top_p_B: draws among the likeliest that together have this probability; 1 among all.
+      seed_B: uint32. A row's draws depend on its seed and on how many it drew before.
+      bias_BxV: what is added to the logits.
+      logprobs_B: True if log-probabilities are asked for.
+    """
+
+    temperature_B: jax.Array
+    top_k_B: jax.Array
+    top_p_B: jax.Array
+    seed_B: jax.Array
+    bias_BxV: jax.Array
+    logprobs_B: jax.Array
+
+
+def sample_rows(logits_BxV: jax.Array, rows: Rows, drawn_B: jax.Array) -> jax.Array:
+    """Returns one token id for each row, drawn by the row's own settings, int32 (B,). The bias is the caller's to add.
+
+    Needs no sort. Tokens as likely as the k-th are all kept. Nothing random is made if all rows take the likeliest.
+
+    Args:
+      logits_BxV: float32; -inf is never drawn.
+      rows: the settings.
+      drawn_B: how many tokens each row drew before.
+    """
+    sampled_B = rows.temperature_B > 0
+
+    def draw() -> jax.Array:
+        scores_BxV = logits_BxV / jnp.where(sampled_B, rows.temperature_B, 1)[:, None]
+        limited = (sampled_B & ((rows.top_k_B > 0) | (rows.top_p_B < 1))).any()
+        scores_BxV = jax.lax.cond(limited, lambda: _limited(scores_BxV, rows), lambda: scores_BxV)
+        keys_B = jax.vmap(lambda seed, step: jax.random.fold_in(jax.random.key(seed), step))(rows.seed_B, drawn_B)
+        choice_B = jax.vmap(jax.random.categorical)(keys_B, scores_BxV).astype(jnp.int32)
+        return jnp.where(sampled_B, choice_B, first_argmax(logits_BxV))
+
+    return jax.lax.cond(sampled_B.any(), draw, lambda: first_argmax(logits_BxV))
+
+
+def _limited(scores_BxV: jax.Array, rows: Rows) -> jax.Array:
+    """The scores, -inf where top-k, then top-p leave a token out."""
+    probs_BxV = jax.nn.softmax(scores_BxV)
+    k_Bx1 = jnp.where(rows.top_k_B > 0, rows.top_k_B, scores_BxV.shape[1])[:, None]
+    least_Bx1 = _highest(probs_BxV, lambda kept_BxV: kept_BxV.sum(axis=-1, keepdims=True) >= k_Bx1)
+    kept_BxV = probs_BxV >= least_Bx1
+    probs_BxV = jnp.where(kept_BxV, probs_BxV, 0)
+    probs_BxV /= probs_BxV.sum(axis=-1, keepdims=True)
+    kept_BxV &= probs_BxV >= nucleus_threshold(probs_BxV, rows.top_p_B[:, None])
+    return jnp.where(kept_BxV, scores_BxV, -jnp.inf)
+
+
 def nucleus_threshold(probs_BxV: jax.Array, top_p: jax.typing.ArrayLike) -> jax.Array:
-    """Returns (B, 1): the highest t for which the tokens with a probability of at least t together have at least `top_p`.
+    """Returns (B, 1): the highest t for which the tokens with a probability of at least t together have at least `top_p`."""
+    return _highest(
+        probs_BxV, lambda kept_BxV: jnp.sum(jnp.where(kept_BxV, probs_BxV, 0), axis=-1, keepdims=True) >= top_p
+    )
+
+
+def _highest(probs_BxV: jax.Array, enough: typing.Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """(B, 1): the highest t for which the tokens with a probability of at least t are enough: booleans (B, V) -> (B, 1).
 
     The result is exact and needs no sort: the bits of non-negative floats order as integers do, so t is found bit by
     bit, the highest bit first.
@@ -50,8 +114,7 @@ def nucleus_threshold(probs_BxV: jax.Array, top_p: jax.typing.ArrayLike) -> jax.
 
     def set_bit(i: jax.Array, threshold_Bx1: jax.Array) -> jax.Array:
         tried_Bx1 = threshold_Bx1 | (1 << (29 - i))
-        mass_Bx1 = jnp.sum(jnp.where(bits_BxV >= tried_Bx1, probs_BxV, 0), axis=-1, keepdims=True)
-        return jnp.where(mass_Bx1 >= top_p, tried_Bx1, threshold_Bx1)
+        return jnp.where(enough(bits_BxV >= tried_Bx1), tried_Bx1, threshold_Bx1)
 
     start_Bx1 = jnp.zeros((probs_BxV.shape[0], 1), jnp.int32)
     return jax.lax.bitcast_convert_type(jax.lax.fori_loop(0, 30, set_bit, start_Bx1), jnp.float32)

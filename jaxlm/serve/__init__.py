@@ -1,1 +1,1 @@
-"""A model that others talk to: rows of a decode engine kept busy, the server, its page."""
+"""Serves a model: many requests at once in one batch."""

@@ -1,0 +1,407 @@
+"""Continuous batching: one thread owns a decode engine and keeps its rows busy.
+
+A turn of the thread reads at most one chunk of a prompt, then takes a step with all rows. So the tokens of the others go
+on while a long prompt is read.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import threading
+import time
+import typing
+from collections.abc import Callable, Iterator, Mapping
+
+import jax
+import numpy as np
+
+from jaxlm.config import RunError
+from jaxlm.models.decode import Drawn, Engine, LogProbs, Prefill, Settings
+from jaxlm.models.transformer import Transformer
+
+PATIENCE = 64  # steps for which a ring longer than needed is kept: the next request may need it
+
+
+class Guide(typing.Protocol):
+    """Says which tokens may come next (constrained decoding)."""
+
+    def mask(self) -> np.ndarray:
+        """Returns uint32[ceil(V / 32)], the bits of the ids that are allowed next."""
+
+    def accept(self, token: int) -> None:
+        """Takes the token that was drawn."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """A request.
+
+    Attributes:
+      ids: the prompt, with what a document begins with; the caller checks it (`models.decode.check_prompts`).
+      max_new_tokens: 0 for nothing new, only the prompt's log-probabilities, with `echo`.
+      temperature: 0 takes the likeliest token.
+      top_k: draws among the k likeliest; 0 among all.
+      top_p: draws among the likeliest that together have this probability.
+      seed: a row's tokens depend on its prompt, its settings and its seed alone, not on its neighbours.
+      bias: id -> what is added to its logit.
+      stop_ids: end the text; they are not among its tokens.
+      logprobs: n asks for the log-probability of each token and of the n likeliest, at most 20; None for none.
+      echo: True for those of the prompt's tokens too; the first one has None.
+      guide: says which tokens may come next.
+    """
+
+    ids: tuple[int, ...]
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    stop_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    echo: bool = False
+    guide: Guide | None = None
+
+
+class Token(typing.NamedTuple):
+    """A token, with log-probabilities of the model's own distribution: before temperature, bias, top-k, top-p and guide."""
+
+    id: int
+    logp: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Update(typing.NamedTuple):
+    """What is new of a request.
+
+    Attributes:
+      tokens: the new tokens.
+      prompt: the prompt's tokens, once, if `echo` asks for them.
+      ended: "" goes on; "stop", "length", "cancelled", "failed".
+      why: why it failed.
+    """
+
+    tokens: tuple[Token, ...]
+    prompt: tuple[Token, ...] | None = None
+    ended: str = ""
+    why: str = ""
+
+
+class Busy(Exception):
+    """The queue is full; `retry_after_s` says when there may be room."""
+
+    def __init__(self, retry_after_s: float):
+        super().__init__(f"all rows are busy and the queue is full: try again in {retry_after_s:.0f} s")
+        self.retry_after_s = retry_after_s
+
+
+class Stats(typing.NamedTuple):
+    """What the batcher did so far, and does now. Counts are of requests, but for tokens."""
+
+    rows: int
+    busy: int  # rows that have a request
+    queued: int
+    ring: int  # slots
+    prompts: int  # requests so far
+    prompt_tokens: int
+    prefix_tokens: int  # of these, found in the cache of prefixes
+    tokens: int  # new tokens
+    steps: int
+    ended: Mapping[str, int]  # how requests ended
+
+
+class Ticket:
+    """A request that was handed in."""
+
+    def __init__(self, ask: Ask, tell: Callable[[Update], None], wake: Callable[[], None]):
+        self.ask, self.tell, self._wake = ask, tell, wake
+        self.cancelled = False
+        self.began = time.monotonic()
+
+    def cancel(self) -> None:
+        """Ends the request; its row is free at the next step."""
+        self.cancelled = True
+        self._wake()
+
+
+@dataclasses.dataclass(eq=False)
+class _Run:
+    """A request that has a row."""
+
+    ticket: Ticket
+    row: int
+    prefill: Prefill | None
+    room: int  # new tokens that may still come
+    need: int  # slots, at most
+
+    @property
+    def ask(self) -> Ask:
+        return self.ticket.ask
+
+
+class Batcher:
+    """Answers requests with one model. Under a mesh: made under `jax.set_mesh`.
+
+    Args:
+      rows: how many requests run at once.
+      queue: how many more wait.
+      more: see `models.decode.Engine`.
+    """
+
+    def __init__(self, model: Transformer, variables: dict, rows: int = 8, queue: int = 64, **more: typing.Any):
+        self.engine = Engine(model, variables, rows, **more)
+        self._most_queued, self._queue = queue, collections.deque[Ticket]()
+        self._runs: list[_Run] = []
+        self._free = list(range(rows))[::-1]
+        self._changed = threading.Condition()
+        self._closed, self._died = False, ""
+        self._turns = self._unneeded = 0  # the second: steps for which the ring was longer than needed
+        self._prompts = self._prompt_tokens = self._tokens = self._steps = 0
+        self._ended: collections.Counter[str] = collections.Counter()
+        self._seconds = 1.0  # that a request takes, about
+        words = -(-model.config.vocab_size // 32)
+        self._open_W = np.full(words, 2**32 - 1, np.uint32)
+        self._mesh = jax.sharding.get_mesh()
+        self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
+        self._begun = False
+
+    def warm(self, tell: Callable[[str], None]) -> None:
+        """Compiles every length of the ring, before the first request. `tell` gets a line for each."""
+        self.engine.warm(tell)
+
+    def submit(self, ask: Ask, tell: Callable[[Update], None]) -> Ticket:
+        """Hands in a request, from any thread. `tell` is called on the batcher's thread: it must be quick.
+
+        Raises:
+          Busy: the queue is full.
+          RunError: the batcher ended.
+        """
+        ticket = Ticket(ask, tell, self._wake)
+        with self._changed:
+            if self._died or self._closed:
+                raise RunError(f"the model serves no more: {self._died or 'it was closed'}")
+            if len(self._queue) >= self._most_queued + len(self._free):
+                raise Busy(max(1.0, self._seconds * len(self._queue) / self.engine.rows))
+            self._queue.append(ticket)
+            if not self._begun:
+                self._begun = True
+                self._thread.start()
+            self._changed.notify()
+        return ticket
+
+    def stats(self) -> Stats:
+        """Returns what it did so far and does now."""
+        return Stats(
+            rows=self.engine.rows,
+            busy=len(self._runs),
+            queued=len(self._queue),
+            ring=self.engine.slots,
+            prompts=self._prompts,
+            prompt_tokens=self._prompt_tokens,
+            prefix_tokens=self.engine.prefixes.hits,
+            tokens=self._tokens,
+            steps=self._steps,
+            ended=dict(self._ended),
+        )
+
+    def close(self) -> None:
+        """Ends the thread; requests that still run are cancelled."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._begun and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def _run(self) -> None:
+        try:
+            if self._mesh.empty:
+                self._serve()
+            else:
+                with jax.set_mesh(self._mesh):
+                    self._serve()
+        except Exception as error:
+            self._died = f"{type(error).__name__}: {error}".splitlines()[0]
+        finally:
+            with self._changed:
+                self._closed, waiting = True, list(self._queue)
+                self._queue.clear()
+            how, why = ("failed", self._died) if self._died else ("cancelled", "")
+            for run in list(self._runs):
+                self._end(run, how, why=why)
+            for ticket in waiting:
+                self._tell(ticket, Update((), ended=how, why=why))
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._closed or self._queue or self._runs):
+                    self._changed.wait()
+                if self._closed:
+                    return
+            self._turn()
+
+    def _turn(self) -> None:
+        """One chunk of one prompt, and one step of all rows."""
+        for run in [run for run in self._runs if run.ticket.cancelled]:
+            self._end(run, "cancelled")
+        self._admit()
+        reading = [run for run in self._runs if run.prefill]
+        if reading:
+            # In turns the oldest, so that it ends, and the shortest, so that a long prompt does not hold up all others.
+            self._turns += 1
+            self._read(reading[0] if self._turns % 2 else min(reading, key=lambda run: run.prefill.left))
+        live = [run for run in self._runs if run.prefill is None]
+        if live:
+            self._step(live)
+
+    def _admit(self) -> None:
+        """Gives free rows to those who wait."""
+        while True:
+            with self._changed:
+                gone = [ticket for ticket in self._queue if ticket.cancelled]
+                for ticket in gone:
+                    self._queue.remove(ticket)
+                ticket = self._queue.popleft() if self._queue and self._free else None
+            for other in gone:
+                self._tell(other, Update((), ended="cancelled"))
+            if ticket is None:
+                return
+            ask = ticket.ask
+            room = min(ask.max_new_tokens, self.engine.model.config.max_seq_len - len(ask.ids))
+            run = _Run(ticket, self._free.pop(), None, room, len(ask.ids) + room)
+            self._runs.append(run)
+            self._prompts, self._prompt_tokens = self._prompts + 1, self._prompt_tokens + len(ask.ids)
+            with self._only(run):
+                run.prefill = self.engine.begin(ask.ids, ask.echo)
+
+    def _read(self, run: _Run) -> None:
+        """Reads a chunk of a prompt; after the last one the request enters its row."""
+        with self._only(run):
+            if run.prefill.left:
+                self.engine.read(run.prefill)
+            if run.prefill.left:
+                return
+            if run.ask.echo:
+                self._tell_run(run, Update((), prompt=_echoed(run.ask, run.prefill.echo)))
+            if run.room <= 0:
+                self._end(run, "length")
+                return
+            ask = run.ask
+            settings = Settings(ask.temperature, ask.top_k, ask.top_p, ask.seed, ask.bias, ask.logprobs is not None)
+            self._fit(run)
+            self.engine.insert(run.row, run.prefill, settings)
+            run.prefill = None
+
+    def _fit(self, new: _Run | None = None) -> None:
+        """Makes the ring as long as the longest request needs; shorter only when that has lasted."""
+        inside = [run.need for run in self._runs if run.prefill is None or run is new]
+        length = self.engine.length_for(max(inside, default=0))
+        self._unneeded = 0 if length >= self.engine.slots else self._unneeded + 1
+        if length > self.engine.slots or self._unneeded > PATIENCE:
+            self.engine.resize(length)
+
+    def _step(self, live: list[_Run]) -> None:
+        mask_BxW = self._masks(live)
+        live = [run for run in live if run in self._runs]  # but those whose guide failed
+        if not live:
+            return
+        self._fit()
+        live_B = np.zeros(self.engine.rows, bool)
+        live_B[[run.row for run in live]] = True
+        steps = 1 if mask_BxW is not None else self.engine.burst
+        drawn = self.engine.step(live_B, mask_BxW, steps)
+        self._steps += steps
+        for run in live:
+            with self._only(run):
+                self._deliver(run, drawn)
+
+    def _masks(self, live: list[_Run]) -> np.ndarray | None:
+        """What the guides allow, (B, W); None if no row has one."""
+        guided = [run for run in live if run.ask.guide]
+        if not guided:
+            return None
+        mask_BxW = np.tile(self._open_W, (self.engine.rows, 1))
+        for run in guided:
+            with self._only(run):
+                mask_BxW[run.row] = run.ask.guide.mask()
+        return mask_BxW
+
+    def _deliver(self, run: _Run, drawn: Drawn) -> None:
+        """Tells a request its tokens of these steps, up to its end."""
+        tokens, ended, why = [], "", ""
+        for at in range(len(drawn.token_NxB)):
+            token = int(drawn.token_NxB[at, run.row])
+            if not drawn.sound_NxB[at, run.row]:
+                ended, why = (
+                    "failed",
+                    "no token can follow: the guide or the bias allows none, or the logits are not finite",
+                )
+                break
+            if run.ask.guide:
+                run.ask.guide.accept(token)
+            if token in run.ask.stop_ids:
+                ended = "stop"
+                break
+            if run.ask.logprobs is None:
+                tokens.append(Token(token))
+            else:
+                one = jax.tree.map(lambda x, at=at: x[at, run.row], drawn.logprobs)
+                tokens.append(_token(token, one, run.ask.logprobs))
+            run.room -= 1
+            if run.room <= 0:
+                ended = "length"
+                break
+        self._tokens += len(tokens)
+        if ended:
+            self._end(run, ended, tuple(tokens), why)
+        elif tokens:
+            self._tell_run(run, Update(tuple(tokens)))
+
+    @contextlib.contextmanager
+    def _only(self, run: _Run) -> Iterator[None]:
+        """An error within ends this request alone."""
+        try:
+            yield
+        except Exception as error:
+            if run in self._runs:
+                self._end(run, "failed", why=f"{type(error).__name__}: {error}")
+
+    def _end(self, run: _Run, ended: str, tokens: tuple[Token, ...] = (), why: str = "") -> None:
+        self._runs.remove(run)
+        self._free.append(run.row)
+        self._seconds += 0.1 * (time.monotonic() - run.ticket.began - self._seconds)
+        self._tell(run.ticket, Update(tokens, ended=ended, why=why))
+
+    def _tell_run(self, run: _Run, update: Update) -> None:
+        if not self._tell(run.ticket, update):
+            self._end(run, "cancelled")
+
+    def _tell(self, ticket: Ticket, update: Update) -> bool:
+        """False if the listener fails: nobody hears any more."""
+        if update.ended:
+            self._ended[update.ended] += 1
+        try:
+            ticket.tell(update)
+        except Exception:
+            return False
+        return True
+
+
+def _token(token: int, one: LogProbs, likeliest: int) -> Token:
+    count = min(likeliest, len(one.top_ids))
+    top = zip(one.top_ids[:count].tolist(), one.top[:count].tolist(), strict=True)
+    return Token(token, float(one.chosen), tuple(top))
+
+
+def _echoed(ask: Ask, chunks: list[LogProbs]) -> tuple[Token, ...]:
+    """The prompt's tokens."""
+    tokens = [Token(ask.ids[0])]
+    for chunk in chunks:
+        for at in range(len(chunk.chosen)):
+            one = jax.tree.map(lambda x, at=at: x[at], chunk)
+            tokens.append(_token(ask.ids[len(tokens)], one, ask.logprobs or 0))
+    return tuple(tokens)
