@@ -136,6 +136,27 @@ VERBS = {
         keys=("sample",),
         models="also",
     ),
+    "serve": Verb(
+        "serve",
+        "answer over HTTP, as OpenAI's API does, with the model of a run; a page to talk to it",
+        {
+            "--port": {"type": int, "default": 8000, "metavar": "N", "help": "0 = any that is free (default: 8000)"},
+            "--host": {
+                "default": "127.0.0.1",
+                "metavar": "ADDRESS",
+                "help": "0.0.0.0 = reached from other machines (default: 127.0.0.1)",
+            },
+            "--api-key": {"metavar": "KEY", "help": "what clients must show (default: JAXLM_API_KEY, or none)"},
+            "--name": {"default": "", "metavar": "NAME", "help": "of the model, for clients (default: the folder's)"},
+            "--rows": {"type": int, "default": 8, "metavar": "N", "help": "requests that run at once (default: 8)"},
+            "--queue": {"type": int, "default": 64, "metavar": "N", "help": "requests that wait (default: 64)"},
+            "--max-prompt": {"type": int, "default": 0, "metavar": "N", "help": "tokens of a prompt; 0 = the context"},
+            "--max-seconds": {"type": float, "default": 600, "metavar": "S", "help": "of a request (default: 600)"},
+            "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
+        },
+        reads_run=True,
+        models="also",
+    ),
     "import": Verb(
         "import_hf",
         "make a run of a Hugging Face model: its weights, its tokenizer, its config",
