@@ -216,7 +216,7 @@ class Server:
 
     async def _page(self, request: HttpRequest) -> Response:
         page = importlib.resources.files("jaxlm.serve").joinpath("page.html").read_text(encoding="utf-8")
-        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
         return HTMLResponse(page, headers={"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"})
 
     async def _body(self, request: HttpRequest) -> dict[str, typing.Any]:
