@@ -12,7 +12,7 @@ from jaxlm.data import chat
 from jaxlm.data.coder import Coder, Encoded
 from jaxlm.data.ids import document
 from jaxlm.eval import degeneration
-from jaxlm.models import generate
+from jaxlm.models import decode, generate
 from jaxlm.models.transformer import Transformer
 from jaxlm.processes import together, working
 
@@ -134,7 +134,7 @@ def make(
     ways = [settings]  # how each prompt is continued
     if settings.also_greedy and settings.temperature > 0:
         ways.insert(0, dataclasses.replace(settings, temperature=0.0))
-    generate.check_prompts(model, [prompt_ids(tokenizer, prompt, settings) for prompt in prompts])
+    decode.check_prompts(model, [prompt_ids(tokenizer, prompt, settings) for prompt in prompts])
 
     def sample(variables: dict, step: int) -> tuple[list[str], dict[str, float]]:
         if not prompts:

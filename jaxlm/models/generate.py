@@ -13,14 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm.config import ConfigError, SampleConfig
-from jaxlm.models import layers
+from jaxlm.models import layers, ring
+from jaxlm.models.decode import check_prompts, on_one_cpu
 from jaxlm.models.layout import Weights, lay_out
 from jaxlm.models.sampling import Sampler, sample
 from jaxlm.models.transformer import Transformer, empty_cache
-from jaxlm.ops.decode import first_argmax, row_product
+from jaxlm.ops.decode import first_argmax
 from jaxlm.sharding import constrain
-
-_NEVER = np.int32(2**30)  # a position after every query's: the slot is never seen
 
 
 def generate(
@@ -65,7 +64,7 @@ class Generator:
 
     def __init__(self, model: Transformer, variables: dict):
         self.model = model
-        self.on_cpu = _on_one_cpu(variables)
+        self.on_cpu = on_one_cpu(variables)
         self.weights = lay_out(model, variables, every_product=self.on_cpu)
 
     def __call__(
@@ -156,11 +155,10 @@ class _Request(typing.NamedTuple):
     stops: np.ndarray  # ids that end a row, then -1
     key: jax.Array
 
-    def positions(self, slots: int) -> jax.Array:
-        """The position of each cache slot, (B, slots): 0 at a prompt's first token, _NEVER in the padding before it."""
-        pad_Bx1 = (self.tokens_BxP.shape[1] - self.lengths_B)[:, None]
-        slots_S = jnp.arange(slots)
-        return jnp.where(slots_S >= pad_Bx1, slots_S - pad_Bx1, _NEVER)
+    def positions(self) -> jax.Array:
+        """The position of each prompt token, (B, P): 0 at a prompt's first one, below 0 in the padding before it."""
+        width = self.tokens_BxP.shape[1]
+        return jnp.arange(width) - (width - self.lengths_B)[:, None]
 
 
 class _Static(typing.NamedTuple):
@@ -200,32 +198,6 @@ def _request(
     stops = np.full(max(8, _power_of_two(len(stop_ids))), -1, np.int32)
     stops[: len(stop_ids)] = list(stop_ids)
     return _Request(tokens_BxP, lengths_B, room_B, stops, jax.random.key(seed))
-
-
-def check_prompts(model: Transformer, prompts: typing.Sequence[typing.Sequence[int]]) -> None:
-    """Raises ConfigError if a prompt can't be continued: it is empty, has an id outside the vocabulary, or leaves no room.
-
-    Raises:
-      ConfigError: names the first such prompt.
-    """
-    config, adapter = model.config, model.adapter
-    ids = config.vocab_size + (adapter.prompt_tokens if adapter and adapter.kind == "prompt" else 0)
-    for i, prompt in enumerate(prompts):
-        if len(prompt) == 0:
-            raise ConfigError(f"prompt {i} has no tokens: begin it with the end-of-document token")
-        if len(prompt) >= config.max_seq_len:
-            raise ConfigError(
-                f"prompt {i} has {len(prompt)} tokens and leaves no room in the context of "
-                f"model.max_seq_len={config.max_seq_len}: shorten it"
-            )
-        if min(prompt) < 0 or max(prompt) >= ids:
-            raise ConfigError(f"prompt {i} has an id outside the vocabulary of {ids}")
-
-
-def _on_one_cpu(variables: dict) -> bool:
-    leaf = jax.tree.leaves(variables)[0]
-    devices = leaf.devices() if isinstance(leaf, jax.Array) else jax.devices()
-    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
 
 
 def _power_of_two(n: int) -> int:
@@ -339,13 +311,12 @@ def _record(
 def _prefill(model: Transformer, weights: Weights, request: _Request) -> tuple[jax.Array, tuple]:
     """Hidden states (B, D) of each prompt's last token, and the cache of the prompts."""
     rows, width = request.tokens_BxP.shape
-    positions_BxP = request.positions(width)
-    real_BxP = positions_BxP != _NEVER
+    positions_BxP = request.positions()
     hidden_BxPxD, cache = model.apply(
         weights.variables,
         request.tokens_BxP,
-        jnp.where(real_BxP, positions_BxP, 0),
-        real_BxP.astype(jnp.int32),
+        jnp.maximum(positions_BxP, 0),
+        (positions_BxP >= 0).astype(jnp.int32),
         cache=empty_cache(model.config, rows, width),
     )
     return hidden_BxPxD[:, -1], cache.layers
@@ -353,15 +324,10 @@ def _prefill(model: Transformer, weights: Weights, request: _Request) -> tuple[j
 
 def _decode(model: Transformer, weights: Weights, request: _Request, state: _State) -> tuple[jax.Array, tuple]:
     """Hidden states (B, D) of each row's newest token, and the cache with it."""
-    cache = layers.Cache(
-        state.cache, request.tokens_BxP.shape[1] + state.step - 1, request.positions(state.cache[0].slots)
+    position_B = request.lengths_B + state.step - 1
+    return ring.read(
+        model, weights, state.cache, request.tokens_BxP.shape[1] + state.step - 1, state.last_B, position_B
     )
-    # A row that is done runs on with the others; its position must stay inside a table of learned positions.
-    position_Bx1 = jnp.minimum(request.lengths_B[:, None] + state.step - 1, model.config.max_seq_len - 1)
-    hidden_Bx1xD, cache = model.apply(
-        weights.variables | {"packed": weights.packed}, state.last_B[:, None], position_Bx1, cache=cache
-    )
-    return hidden_Bx1xD[:, 0], cache.layers
 
 
 def _choose(
@@ -374,8 +340,7 @@ def _choose(
     static: _Static,
 ) -> jax.Array:
     """The next token of each row, (B,)."""
-    logits_BxV = row_product(hidden_BxD, weights.head_VxD, preferred_element_type=jnp.float32)
-    logits_BxV = jnp.where(jnp.arange(logits_BxV.shape[1]) < model.config.vocab_size, logits_BxV, -jnp.inf)
+    logits_BxV = ring.logits_of(model, weights, hidden_BxD)
     if static.greedy:
         return first_argmax(logits_BxV)
     step_keys_B = jax.vmap(lambda key: jax.random.fold_in(key, step))(keys_B)

@@ -1,0 +1,148 @@
+"""Measures continuous batching against batch generation: `python scripts/bench_serve.py` (random weights, 35M, float32).
+
+Prints the table of `jaxlm.serve.bench`, then each figure beside what it is held to: 8 clients against `Generator` with 8
+rows and against one client, the first token under load, gaps while another client sends 900 tokens, and many requests of
+random sizes, half of them cut off. A busy machine spoils them: its load is printed.
+"""
+
+import argparse
+import os
+import pathlib
+import threading
+import time
+
+import bench_decode
+import numpy as np
+
+from jaxlm import models
+from jaxlm.config import resolve
+from jaxlm.config_files import apply_override
+from jaxlm.configs import local_35m
+from jaxlm.console import print_table
+from jaxlm.eval.completions import greedy
+from jaxlm.models.generate import Generator
+from jaxlm.serve import bench
+from jaxlm.serve.asks import Ask
+from jaxlm.serve.batcher import Batcher
+
+
+def prompt(rng: np.random.Generator, tokens: int) -> tuple[int, ...]:
+    """Random ids."""
+    return tuple(rng.integers(3, 20_000, tokens).tolist())
+
+
+def first_tokens(batcher: Batcher, load: int, new: int, number: int) -> list[float]:
+    """Seconds to the first token of requests sent one by one at random times while `load` clients keep others coming."""
+    rng, stop = np.random.default_rng(2), threading.Event()
+
+    def client(seed: int) -> None:
+        own = np.random.default_rng(seed)
+        while not stop.is_set():
+            bench.Answer(batcher, Ask(prompt(own, 24), int(own.integers(new // 2, new)), temperature=0.0)).wait()
+
+    threads = [threading.Thread(target=client, args=(seed,)) for seed in range(load)]
+    for thread in threads:
+        thread.start()
+    time.sleep(1.0)
+    firsts = []
+    for _ in range(number):
+        firsts.append(bench.Answer(batcher, Ask(prompt(rng, 24), 4, temperature=0.0)).wait().first_s)
+        time.sleep(float(rng.uniform(0, 0.1)))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    return firsts
+
+
+def gaps_beside(batcher: Batcher, tokens: int) -> list[float]:
+    """Seconds between the tokens of a few clients while another sends a long prompt, again and again."""
+    rng = np.random.default_rng(3)
+    others = [bench.Answer(batcher, Ask(prompt(rng, 24), 400, temperature=0.0)) for _ in range(4)]
+    while any(other.tokens < 10 for other in others):
+        time.sleep(0.01)
+    begin = time.perf_counter()
+    for _ in range(3):
+        bench.Answer(batcher, Ask(prompt(rng, tokens), 1, temperature=0.0)).wait()
+    end = time.perf_counter()
+    for other in others:
+        other.ticket.cancel()
+        other.wait()
+    return [gap for other in others for gap in other.gaps_s(begin, end)]
+
+
+def resident() -> float:
+    """MB that this process holds."""
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
+
+
+def storm(batcher: Batcher, number: int) -> tuple[int, float, float]:
+    """Many requests of random sizes, every second one cut off: (how many failed, MB after a fifth of them, MB at the end)."""
+    rng, answers, early = np.random.default_rng(4), [], 0.0
+    for count in range(number):
+        new = int(rng.integers(1, 48))
+        ask = Ask(prompt(rng, int(rng.integers(1, 300))), new, temperature=float(rng.integers(0, 2)), seed=count)
+        answers.append(bench.Answer(batcher, ask, cut_after=int(rng.integers(0, new)) if count % 2 else None))
+        if count == number // 5:
+            early = resident()
+    for answer in answers:
+        answer.wait()
+    return sum(answer.ended not in ("length", "cancelled") for answer in answers), early, resident()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=1000, help="of the last measurement")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    args = parser.parse_args()
+    c = local_35m.get_config()
+    for override in ("model.dtype=float32", "data.dir=unused", *args.set):
+        apply_override(c, override)
+    config = resolve(c).model
+    model = models.build(config, "xla")
+    variables = {"params": bench_decode.random_params(model, 0)}
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+    batcher, generator = Batcher(model, variables, rows=8), Generator(model, variables)
+    began = time.perf_counter()
+    batcher.warm(lambda line: print(line, flush=True))
+    print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
+
+    rng, rates = np.random.default_rng(1), []
+    settings, prompts = greedy(128), [prompt(rng, 32) for _ in range(8)]
+    generator(prompts, settings)
+    tables = []
+    for _ in range(3):  # in turn, so that both meet the same noise
+        began = time.perf_counter()
+        tokens = sum(map(len, generator(prompts, settings)))
+        rates.append(tokens / (time.perf_counter() - began))
+        tables.append(bench.run(batcher, prompt=32, new=128))
+    print_table(tables[-1], False)
+    eight = [table[-1]["tokens/s"] for table in tables]
+    one = [table[0]["tokens/s"] for table in tables]
+    print(f"Generator, 8 rows: {np.median(rates):.0f} tokens/s")
+    print(f"8 clients / Generator: {np.median(np.divide(eight, rates)):.2f} (at least .75)")
+    print(f"8 clients / 1 client: {np.median(np.divide(eight, one)):.2f} (at least 5)", flush=True)
+
+    idle, busy = first_tokens(batcher, 0, 0, 30), first_tokens(batcher, 7, 64, 60)
+    ratio = np.quantile(busy, 0.95) / np.median(idle)
+    print(
+        f"first token: idle {1e3 * np.median(idle):.0f} ms (p95 {1e3 * np.quantile(idle, 0.95):.0f}), under load p95 "
+        f"{1e3 * np.quantile(busy, 0.95):.0f} ms: {ratio:.2f} times (at most 3)",
+        flush=True,
+    )
+    gaps = gaps_beside(batcher, 900)
+    print(
+        f"gap beside 900 tokens: median {1e3 * np.median(gaps):.0f} ms, p99 {1e3 * np.quantile(gaps, 0.99):.0f} ms: "
+        f"{np.quantile(gaps, 0.99) / np.median(gaps):.2f} times (at most 4)",
+        flush=True,
+    )
+    failed, early, late = storm(batcher, args.requests)
+    print(
+        f"{args.requests} requests: {failed} failed, memory {early:.0f} -> {late:.0f} MB ({late / early - 1:+.1%}, at most 5%)"
+    )
+    print(batcher.stats())
+    print(f"load {os.getloadavg()[0]:.1f}")
+    batcher.close()
+
+
+if __name__ == "__main__":
+    main()
