@@ -153,6 +153,8 @@ VERBS = {
             "--max-prompt": {"type": int, "default": 0, "metavar": "N", "help": "tokens of a prompt; 0 = the context"},
             "--max-seconds": {"type": float, "default": 600, "metavar": "S", "help": "of a request (default: 600)"},
             "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
+            "--bench": {"action": "store_true", "help": "serve nothing: measure tokens/s and waiting by clients"},
+            "--json": {"action": "store_true", "help": "of --bench: print JSON instead of a table"},
         },
         reads_run=True,
         models="also",

@@ -13,7 +13,7 @@ import socket
 import jax
 
 from jaxlm.config import Config, ConfigError, RunError
-from jaxlm.console import working
+from jaxlm.console import print_table, working
 from jaxlm.eval import model, samples
 from jaxlm.interop import readers
 from jaxlm.processes import say
@@ -22,17 +22,18 @@ _NEEDS = ("starlette", "uvicorn", "sse_starlette")
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Serves until ctrl-C or SIGTERM, and then returns 0. Open streams end with it.
+    """Serves until ctrl-C or SIGTERM, and then returns 0. Open streams end with it. `--bench` measures instead.
 
     Raises:
       ConfigError: there is no run, a flag makes no sense, or the extra `serve` is not installed.
       RunError: the port is in use.
     """
     _check(config, args)
+    from jaxlm.serve import bench
     from jaxlm.serve.batcher import Batcher
 
     key = args.api_key if args.api_key is not None else os.environ.get("JAXLM_API_KEY", "")
-    with _listening(args.host, args.port) as listening:
+    with contextlib.nullcontext() if args.bench else _listening(args.host, args.port) as listening:
         if not key and not _loopback(args.host):
             say(f"anyone who reaches {args.host} can use this server: --api-key=KEY asks for a key")
         parts = (config.model, config.data, config.hardware, config.distributed)
@@ -43,7 +44,10 @@ def run(config: Config, args: argparse.Namespace) -> int:
             with contextlib.closing(batcher):
                 with working("compiling") as tell:
                     batcher.warm(lambda line: tell(0, line))
-                _serve(_server(args, found, batcher, key), args, listening)
+                if args.bench:
+                    print_table(bench.run(batcher), args.json)
+                else:
+                    _serve(_server(args, found, batcher, key), listening)
     return 0
 
 
@@ -84,7 +88,7 @@ def _server(args: argparse.Namespace, found: model.Restored, batcher, key: str):
     return http.Server(name, batcher, reader, limits, key)
 
 
-def _serve(server, args: argparse.Namespace, listening: socket.socket) -> None:
+def _serve(server, listening: socket.socket) -> None:
     """Answers until a signal comes."""
     import uvicorn
 

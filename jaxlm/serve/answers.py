@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterable, Sequence
 
 from jaxlm.data.coder import Coder
-from jaxlm.serve.batcher import Token, Update
+from jaxlm.serve.asks import Token, Update
 from jaxlm.serve.requests import Prompt, Request
 from jaxlm.serve.text import Text
 

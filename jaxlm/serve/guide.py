@@ -51,7 +51,7 @@ class Guides:
 
 
 class Guide:
-    """Says which ids may come next in one row. See `batcher.Guide`."""
+    """Says which ids may come next in one row. See `asks.Guide`."""
 
     def __init__(self, matcher: typing.Any):
         self._matcher = matcher

@@ -21,13 +21,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from jaxlm.config import ConfigError, RunError
 from jaxlm.data import chat
 from jaxlm.serve import answers
-from jaxlm.serve.batcher import Batcher, Busy, Update
+from jaxlm.serve.asks import Busy, Update
+from jaxlm.serve.batcher import Batcher
 from jaxlm.serve.flights import Flight
 from jaxlm.serve.metrics import Metrics
 from jaxlm.serve.refusals import Refused
 from jaxlm.serve.requests import Reader, Request
 
 _OPEN = ("/", "/health")  # without a key: the page holds nothing, and asks for the key
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
 _PING_S = 15
 _BODY_S = 30.0  # for a body to arrive
 _DRAINED = 2**26  # bytes of a body that was refused, read and dropped so that the client sees the answer
@@ -216,8 +221,7 @@ class Server:
 
     async def _page(self, request: HttpRequest) -> Response:
         page = importlib.resources.files("jaxlm.serve").joinpath("page.html").read_text(encoding="utf-8")
-        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
-        return HTMLResponse(page, headers={"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"})
+        return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"})
 
     async def _body(self, request: HttpRequest) -> dict[str, typing.Any]:
         """The JSON object of a request. Raises Refused."""

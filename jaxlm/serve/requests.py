@@ -9,7 +9,7 @@ from jaxlm.config import ConfigError
 from jaxlm.data import chat
 from jaxlm.data.coder import Coder
 from jaxlm.data.ids import document, opened
-from jaxlm.serve.batcher import Ask
+from jaxlm.serve.asks import Ask
 from jaxlm.serve.fields import Fields, shown
 from jaxlm.serve.guide import Guides
 from jaxlm.serve.refusals import Refused
