@@ -20,7 +20,11 @@ def document(tokenizer: Coder, text: str) -> list[int]:
 
 def conversation(tokenizer: Coder, text: str) -> list[int]:
     """Returns the ids of a conversation that `data.chat` rendered: `tokenizer.opening` once, also if the template wrote it."""
-    ids = tokenizer.encode_marked(text)
+    return opened(tokenizer, tokenizer.encode_marked(text))
+
+
+def opened(tokenizer: Coder, ids: Sequence[int]) -> list[int]:
+    """Returns the ids of a text that somebody else encoded, with what is missing of `tokenizer.opening` in front."""
     return [*_missing(tokenizer, ids), *ids]
 
 

@@ -14,6 +14,7 @@ from jaxlm import config, config_files
 from jaxlm.data import build, chat, examples, ids, masks, replay
 from jaxlm.data.tokenizer import Tokenizer
 from jaxlm.eval import core, humaneval, redteam, samples, scorer
+from jaxlm.serve import guide, refusals, requests
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HOME = "jaxlm/data/ids.py"
@@ -24,6 +25,7 @@ ALLOWED = {
     "jaxlm/data/tokenizer_fit.py": "statistics: bytes a token, how a number or a newline is cut",
     "jaxlm/corpus/stages/perplexity.py": "pieces of a KenLM model's own SentencePiece, as words for n-grams",
     "jaxlm/eval/lm_eval_model.py": "what follows a context that `document` opened: a continuation, the rest of a text",
+    "jaxlm/serve/guide.py": "how llguidance cuts text that a grammar leaves no choice about, behind a prompt",
     "jaxlm/train/origin.py": "tokens whose rows of the embedding begin a trained prompt",
     "jaxlm/interop/export.py": "the written tokenizer.json, compared with the run's",
     "jaxlm/interop/gguf_file.py": "layout.encode: tensors, no text",
@@ -249,6 +251,40 @@ def from_the_pairs_of_the_red_team(coder, data, tmp_path, monkeypatch):
     return [[*context, *scored] for context, scored in _red_team(coder, monkeypatch, "bias")]
 
 
+def _reader(coder):
+    return requests.Reader(
+        coder, coder.vocab_size, 4096, samples.ends(coder), guide.Guides(coder, coder.vocab_size, ())
+    )
+
+
+def _read(read, bodies):
+    """The ids of each body; none where they are refused, since there are none."""
+    rows = []
+    for body in bodies:
+        try:
+            rows.append(read(body).asks[0].ids)
+        except refusals.Refused:
+            rows.append(())
+    return rows
+
+
+def from_the_server(coder, data, tmp_path, monkeypatch):
+    return _read(_reader(coder).completion, [{"prompt": text} for text in TEXTS])
+
+
+def from_ids_that_the_server_gets(coder, data, tmp_path, monkeypatch):
+    return _read(_reader(coder).completion, [{"prompt": [coder.encode(text)]} for text in TEXTS])
+
+
+def from_chats_with_the_server(coder, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(chat, "template", lambda _: "{% for m in messages %}{{ m.content }}{% endfor %}")
+    return _read(_reader(coder).chat, [{"messages": [{"role": "user", "content": text}]} for text in TEXTS])
+
+
+def from_the_tokens_that_the_server_gives(coder, data, tmp_path, monkeypatch):
+    return [_reader(coder).tokenize({"prompt": text}) for text in TEXTS]
+
+
 def from_shards(coder, data, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "_tokenizer", lambda *_: coder)
     settings = build.BuildSettings(vocab_size=300, chat_tokens=False, val_fraction=0.3, block_tokens=64)
@@ -278,6 +314,10 @@ CALLERS = {
     "jaxlm/eval/redteam.py": (from_the_red_team, from_the_red_team_in_a_chat, from_the_pairs_of_the_red_team),
     "jaxlm/eval/samples.py": (from_samples, from_a_stream_of_samples, from_the_check_of_prompts),
     "jaxlm/eval/scorer.py": (from_the_scorer,),
+    "jaxlm/serve/requests.py": (
+        *(from_the_server, from_ids_that_the_server_gets),
+        *(from_chats_with_the_server, from_the_tokens_that_the_server_gives),
+    ),
 }
 EMPTY = {from_replayed_text: {""}}  # of files, texts of nothing are left out
 ENTRIES = [entry for entries in CALLERS.values() for entry in entries]
@@ -293,7 +333,7 @@ def data(tmp_path_factory):
 
 
 def opened_once(rows: list[list[int]], eos_id: int) -> bool:
-    return all(row[:1] == [eos_id] and row.count(eos_id) == 1 for row in rows)
+    return all([*row[:1]] == [eos_id] and row.count(eos_id) == 1 for row in rows)
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

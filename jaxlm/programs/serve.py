@@ -1,0 +1,135 @@
+"""`jaxlm serve`: answers over HTTP with the model of a run."""
+
+import argparse
+import contextlib
+import errno
+import importlib.util
+import ipaddress
+import os
+import pathlib
+import signal
+import socket
+
+import jax
+
+from jaxlm.config import Config, ConfigError, RunError
+from jaxlm.console import print_table, working
+from jaxlm.eval import model, samples
+from jaxlm.interop import readers
+from jaxlm.processes import say
+
+_NEEDS = ("starlette", "uvicorn", "sse_starlette")
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Serves until ctrl-C or SIGTERM, and then returns 0. Open streams end with it. `--bench` measures instead.
+
+    Raises:
+      ConfigError: there is no run, a flag makes no sense, or the extra `serve` is not installed.
+      RunError: the port is in use.
+    """
+    _check(config, args)
+    from jaxlm.serve import bench
+    from jaxlm.serve.batcher import Batcher
+
+    key = args.api_key if args.api_key is not None else os.environ.get("JAXLM_API_KEY", "")
+    with contextlib.nullcontext() if args.bench else _listening(args.host, args.port) as listening:
+        if not key and not _loopback(args.host):
+            say(f"anyone who reaches {args.host} can use this server: --api-key=KEY asks for a key")
+        parts = (config.model, config.data, config.hardware, config.distributed)
+        found = model.restore(config.workdir, args.checkpoint, *parts, readers=readers.READERS)
+        with jax.set_mesh(found.mesh):
+            with working("laying out the model"):
+                batcher = Batcher(found.model, found.variables, rows=args.rows, queue=args.queue)
+            with contextlib.closing(batcher):
+                with working("compiling") as tell:
+                    batcher.warm(lambda line: tell(0, line))
+                if args.bench:
+                    print_table(bench.run(batcher), args.json)
+                else:
+                    _serve(_server(args, found, batcher, key), listening)
+    return 0
+
+
+def _check(config: Config, args: argparse.Namespace) -> None:
+    missing = [name.replace("_", "-") for name in _NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f'jaxlm serve needs {", ".join(missing)}: pip install "jaxlm[serve]"')
+    if not config.workdir:
+        raise ConfigError("which run? jaxlm serve RUN, the folder of a run (or of a Hugging Face model)")
+    if not model.is_there(config.workdir):
+        raise ConfigError(f"no run in {config.workdir}: jaxlm train {args.config} makes one there")
+    if config.distributed.num_processes > 1:
+        raise ConfigError("jaxlm serve runs in one process: start it without distributed.num_processes")
+    for flag, value, least in (("rows", args.rows, 1), ("queue", args.queue, 0), ("max-prompt", args.max_prompt, 0)):
+        if value < least:
+            raise ConfigError(f"--{flag}={value} must be at least {least}")
+    if not args.max_seconds > 0:
+        raise ConfigError(f"--max-seconds={args.max_seconds:g} must be more than 0")
+    if not 0 <= args.port < 2**16:
+        raise ConfigError(f"--port={args.port} must be from 0 to 65535")
+
+
+def _server(args: argparse.Namespace, found: model.Restored, batcher, key: str):
+    """The server of a restored model."""
+    from jaxlm.serve import guide, http, requests
+
+    ends, settings = samples.ends(found.tokenizer), found.model.config
+    reader = requests.Reader(
+        tokenizer=found.tokenizer,
+        vocab_size=settings.vocab_size,
+        context=settings.max_seq_len,
+        ends=ends,
+        guides=guide.Guides(found.tokenizer, settings.vocab_size, ends),
+        most_prompt=args.max_prompt,
+    )
+    limits = http.Limits(seconds=args.max_seconds, window=args.rows)
+    name = args.name or pathlib.Path(args.config).resolve().name
+    return http.Server(name, batcher, reader, limits, key)
+
+
+def _serve(server, listening: socket.socket) -> None:
+    """Answers until a signal comes."""
+    import uvicorn
+
+    settings = uvicorn.Config(
+        server.app(),
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn ends, then raises what came once more
+    listening.listen(2048)
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    say(f"serving {server.name} at http://{shown}:{port}; ctrl-C ends it")
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(settings).run([listening])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket at an address. Raises RunError if the port is in use, ConfigError if the address is not this machine's."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise RunError(
+                f"port {port} of {host} is in use: end what uses it, or --port=0 for any that is free"
+            ) from None
+        if error.errno == errno.EACCES:
+            raise ConfigError(f"port {port} is not for ordinary users: --port=8000") from None
+        raise ConfigError(f"can't listen at {host}: {error.strerror}") from None
+    return made
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

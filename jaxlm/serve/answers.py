@@ -1,0 +1,198 @@
+"""What the batcher tells -> OpenAI's objects: the text of each answer, its log-probabilities, its end."""
+
+import codecs
+import dataclasses
+import secrets
+import time
+import typing
+from collections.abc import Iterable, Sequence
+
+from jaxlm.data.coder import Coder
+from jaxlm.serve.asks import Token, Update
+from jaxlm.serve.requests import Prompt, Request
+from jaxlm.serve.text import Text
+
+
+class Names:
+    """What each id is called beside its log-probability: its text; a control token's name; bytes that are no whole text."""
+
+    def __init__(self, tokenizer: Coder):
+        self.pieces = tokenizer.piece_bytes()
+        self._controls = {i: piece for piece, i in tokenizer.controls.items()}
+
+    def raw(self, token: int) -> bytes:
+        """Returns the bytes that an id stands for."""
+        return self.pieces[token] if token < len(self.pieces) else b""
+
+    def __getitem__(self, token: int) -> str:
+        raw = self.raw(token)
+        if not raw:
+            return self._controls.get(token, f"<|{token}|>")
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+class Placed(typing.NamedTuple):
+    """A token and the number of characters of the answer in front of it."""
+
+    token: Token
+    at: int
+
+
+@dataclasses.dataclass
+class Delta:
+    """What is new in an answer: text, tokens with their log-probabilities, how it ended ("stop", "length" or None)."""
+
+    text: str = ""
+    placed: list[Placed] = dataclasses.field(default_factory=list)
+    ended: str | None = None
+
+    def __add__(self, other: "Delta") -> "Delta":
+        return Delta(self.text + other.text, self.placed + other.placed, other.ended or self.ended)
+
+
+class Answer:
+    """One answer as it comes. The text and log-probabilities of all deltas together do not depend on how they are parted.
+
+    Attributes:
+      tokens: how many new tokens there are.
+      ended: how it ended; None while it goes on.
+    """
+
+    def __init__(self, tokenizer: Coder, names: Names, request: Request, prompt: Prompt):
+        self._tokenizer, self._names, self._prompt, self._echo = tokenizer, names, prompt, request.echo
+        self._text = Text(tokenizer, request.stops)
+        self._places = codecs.getincrementaldecoder("utf-8")("replace")
+        self._at = self._shown = 0  # characters: in front of the next token; given out
+        self._waiting: list[Placed] = []
+        self.tokens, self.ended = 0, None
+
+    def take(self, update: Update) -> Delta:
+        """Returns what is new with an update of the batcher."""
+        if self.ended:
+            return Delta()
+        text = self._echoed(update.prompt) if self._echo and update.prompt is not None else ""
+        for token in update.tokens:
+            self.tokens += 1
+            self._place(token)
+            text += self._text.feed([token.id])
+            if self._text.stopped is not None:
+                break
+        if update.ended and self._text.stopped is None:
+            text += self._text.close()
+        if update.ended or self._text.stopped is not None:
+            self.ended = update.ended if self._text.stopped is None else "stop"
+        self._shown += len(text)
+        return Delta(text, self._sure(), self.ended)
+
+    def _echoed(self, prompt: Sequence[Token]) -> str:
+        """The text of the prompt, which is placed; of what the client gave the first token has no log-probability."""
+        given = list(prompt[self._prompt.hidden :])
+        text = self._tokenizer.decode([token.id for token in given if token.id < len(self._names.pieces)])
+        self._at = len(text) - len(b"".join(self._names.raw(token.id) for token in given).decode("utf-8", "replace"))
+        for number, token in enumerate(given):
+            self._place(token if number else Token(token.id, None, ()))
+        self._at = len(text)
+        return text
+
+    def _place(self, token: Token) -> None:
+        self._waiting.append(Placed(token, max(self._at, 0)))
+        self._at += len(self._places.decode(self._names.raw(token.id)))
+
+    def _sure(self) -> list[Placed]:
+        """The tokens whose first character is given out; at the end those without text too, unless a stop string is there."""
+        every = self.ended is not None and self._text.stopped is None
+        number = next(
+            (n for n, one in enumerate(self._waiting) if one.at >= self._shown and not every), len(self._waiting)
+        )
+        sure, self._waiting = self._waiting[:number], self._waiting[number:]
+        return sure
+
+
+class Writer:
+    """Writes the objects of one request's answers.
+
+    Args:
+      model: the name of the model.
+    """
+
+    def __init__(self, names: Names, request: Request, model: str):
+        self._names, self._request, self._model = names, request, model
+        self._id = ("chatcmpl-" if request.chat else "cmpl-") + secrets.token_hex(12)
+        self._created = int(time.time())
+
+    def whole(self, deltas: Sequence[Delta], usage: dict[str, int]) -> dict[str, typing.Any]:
+        """Returns the object of all answers."""
+        kind = "chat.completion" if self._request.chat else "text_completion"
+        return self._object(kind, [self._choice(*one, "message") for one in enumerate(deltas)]) | {"usage": usage}
+
+    def opening(self, index: int) -> dict[str, typing.Any]:
+        """Returns the first piece of a chat's answer: who speaks."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._piece([choice])
+
+    def piece(self, index: int, delta: Delta) -> dict[str, typing.Any]:
+        """Returns a piece of an answer."""
+        return self._piece([self._choice(index, delta, "delta")])
+
+    def usage(self, usage: dict[str, int]) -> dict[str, typing.Any]:
+        """Returns the last piece, which says how many tokens there were."""
+        return self._piece([]) | {"usage": usage}
+
+    def _piece(self, choices: list) -> dict[str, typing.Any]:
+        kind = "chat.completion.chunk" if self._request.chat else "text_completion"
+        return self._object(kind, choices) | ({"usage": None} if self._request.include_usage else {})
+
+    def _object(self, kind: str, choices: list) -> dict[str, typing.Any]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "system_fingerprint": None,
+            "choices": choices,
+        }
+
+    def _choice(self, index: int, delta: Delta, key: str) -> dict[str, typing.Any]:
+        logprobs = None
+        if self._request.logprobs is not None:
+            logprobs = self._of_chat(delta.placed) if self._request.chat else self._of_completion(delta.placed)
+        said: dict[str, typing.Any] = {"text": delta.text}
+        if self._request.chat and key == "message":
+            said = {key: {"role": "assistant", "content": delta.text, "refusal": None}}
+        elif self._request.chat:
+            said = {key: {"content": delta.text} if delta.text or delta.placed else {}}
+        return {"index": index, **said, "logprobs": logprobs, "finish_reason": delta.ended}
+
+    def _of_completion(self, placed: Sequence[Placed]) -> dict[str, typing.Any]:
+        tops = []
+        for token, _ in placed:
+            named = {self._names[i]: logp for i, logp in reversed(token.top)}  # of two of one name the likelier
+            if token.logp is not None:
+                named.setdefault(self._names[token.id], token.logp)
+            tops.append(named if token.logp is not None else None)
+        return {
+            "tokens": [self._names[one.token.id] for one in placed],
+            "token_logprobs": [one.token.logp for one in placed],
+            "top_logprobs": tops,
+            "text_offset": [one.at for one in placed],
+        }
+
+    def _of_chat(self, placed: Sequence[Placed]) -> dict[str, typing.Any]:
+        content = [
+            self._one(one.token.id, one.token.logp) | {"top_logprobs": [self._one(*top) for top in one.token.top]}
+            for one in placed
+        ]
+        return {"content": content, "refusal": None}
+
+    def _one(self, token: int, logp: float | None) -> dict[str, typing.Any]:
+        return {"token": self._names[token], "logprob": logp, "bytes": [*self._names.raw(token)]}
+
+
+def usage(request: Request, answers: Iterable[Answer]) -> dict[str, int]:
+    """Returns how many tokens were read and written. A prompt counts once, however many answers it has."""
+    read, written = sum(len(prompt.ids) for prompt in request.prompts), sum(answer.tokens for answer in answers)
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}

@@ -1,0 +1,74 @@
+"""Takes the keys of a JSON body one by one, and refuses what is of the wrong type, out of range or unknown."""
+
+import difflib
+import math
+import typing
+from collections.abc import Collection, Mapping
+
+from jaxlm.serve.refusals import Refused
+
+_SAY = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    dict: "an object",
+    list: "a list",
+}
+
+
+class Fields:
+    """The keys of a body. `null` is the same as a key that is not there."""
+
+    def __init__(self, body: Mapping[str, typing.Any]):
+        self._left = {key: value for key, value in body.items() if value is not None}
+        self._known: set[str] = set()
+
+    def take(self, name: str, kind: type, default: typing.Any = None) -> typing.Any:
+        """Returns the value of a key; `default` if it is not there. Raises Refused if it is of another type."""
+        value = self.any(name)
+        if value is None:
+            return default
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+            raise Refused(f"{name} must be {_SAY[kind]}, not {shown(value)}", param=name)
+        return value
+
+    def number(self, name: str, kind: type, default: float | None, least: float, most: float = math.inf) -> typing.Any:
+        """Returns the number of a key. Raises Refused if it is not between `least` and `most`."""
+        value = self.take(name, kind, default)
+        if value is not None and not least <= value <= most:
+            to = f" and at most {most:g}" if most < math.inf else ""
+            raise Refused(f"{name} must be at least {least:g}{to}, not {value}", param=name)
+        return value
+
+    def any(self, name: str) -> typing.Any:
+        """Returns the value of a key as it is; None if it is not there."""
+        self._known.add(name)
+        return self._left.pop(name, None)
+
+    def ignore(self, names: Collection[str]) -> None:
+        """Drops keys that change nothing here."""
+        for name in names:
+            self.any(name)
+
+    def unsupported(self, names: Mapping[str, tuple], mend: str = "leave it out") -> None:
+        """Raises Refused for a key that asks for what is not there. Name -> values that ask for nothing."""
+        for name, harmless in names.items():
+            value = self.any(name)
+            if value is not None and value not in harmless:
+                raise Refused(f"{name} is not supported: {mend}", param=name)
+
+    def end(self) -> None:
+        """Raises Refused if a key is left, which nobody knows."""
+        for name in self._left:
+            near = difflib.get_close_matches(name, self._known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise Refused(f"unknown key {shown(name)}{hint}", param=name, code="unknown_parameter")
+
+
+def shown(value: typing.Any) -> str:
+    """Returns a value as a line shows it, cut."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

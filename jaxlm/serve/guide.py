@@ -1,0 +1,106 @@
+"""Constrained decoding: which ids may come next so that the text stays JSON, or follows a JSON schema (llguidance)."""
+
+import functools
+import json
+import threading
+import typing
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxlm.data.coder import Coder
+from jaxlm.serve.refusals import Refused
+
+# On one line, spaced as text has it: a small model given free white space may write nothing else.
+_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_MISSING = 'response_format needs the library llguidance on the server: pip install "jaxlm[serve]"'
+
+
+class Guides:
+    """Makes guides for one model.
+
+    Args:
+      tokenizer: the model's tokenizer.
+      vocab_size: the size of the model's vocabulary, which may be larger than the tokenizer's.
+      ends: the ids that end a text.
+    """
+
+    def __init__(self, tokenizer: Coder, vocab_size: int, ends: Sequence[int]):
+        self._made_of, self._ends, self._lock = (tokenizer, vocab_size), [*ends], threading.Lock()
+
+    def of_schema(self, schema: dict[str, typing.Any]) -> Callable[[], "Guide"]:
+        """Returns a function that makes a guide for a new row whose text is to follow a JSON schema. Raises Refused."""
+        llguidance = _library()
+        try:
+            grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_FORM)
+            with self._lock:
+                tokens = self._tokens
+            wrong, said = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, tokens)
+        except ValueError as error:
+            wrong, said = True, [str(error)]
+        if wrong:
+            raise Refused(f"this JSON schema can't be followed: {_first(said)}", param="response_format")
+        whole = llguidance.LLMatcher(tokens, grammar)
+        return lambda: Guide(whole.deep_copy())
+
+    @functools.cached_property
+    def _tokens(self) -> typing.Any:
+        llguidance = _library()
+        wrapped = llguidance.TokenizerWrapper(_Pieces(*self._made_of, self._ends[0]))
+        return llguidance.LLTokenizer(wrapped, n_vocab=len(wrapped.tokens), eos_token=self._ends)
+
+
+class Guide:
+    """Says which ids may come next in one row. See `asks.Guide`."""
+
+    def __init__(self, matcher: typing.Any):
+        self._matcher = matcher
+
+    def mask(self) -> np.ndarray:
+        """Returns the bits of the ids that are allowed next, uint32[ceil(V / 32)]."""
+        return np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+
+    def accept(self, token: int) -> None:
+        """Takes the id that was drawn. Raises ValueError if it was not allowed."""
+        if not self._matcher.consume_token(token):
+            raise ValueError(f"the grammar can't go on: {_first([self._matcher.get_error()])}")
+
+
+class _Pieces:
+    """A tokenizer as llguidance takes one: the bytes of each id, and how bytes are cut into ids."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Coder, vocab_size: int, end: int):
+        pieces = tokenizer.piece_bytes()[:vocab_size]
+        self.tokens = pieces + [b""] * (vocab_size - len(pieces))
+        self.special_token_ids = [i for i, raw in enumerate(self.tokens) if not raw]
+        self.eos_token_id = end
+        self._tokenizer, self._ids = tokenizer, {raw: i for i, raw in reversed([*enumerate(pieces)]) if raw}
+        self._longest = max(map(len, pieces))
+
+    def __call__(self, raw: bytes) -> list[int]:
+        ids = self._tokenizer.encode(raw.decode("utf-8", "replace"))
+        if b"".join(self.tokens[i] for i in ids) == raw:
+            return ids
+        return self._longest_first(raw)  # half a character, or a tokenizer that puts a space in front
+
+    def _longest_first(self, raw: bytes) -> list[int]:
+        ids = []
+        while raw:
+            size = next((n for n in range(min(self._longest, len(raw)), 0, -1) if raw[:n] in self._ids), 0)
+            ids += [self._ids[raw[:size]]] if size else []
+            raw = raw[size or 1 :]
+        return ids
+
+
+def _library() -> typing.Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise Refused(_MISSING, status=501, param="response_format") from None
+    return llguidance
+
+
+def _first(said: Sequence[str]) -> str:
+    return (" ".join(said).strip().splitlines() or ["no reason given"])[0][:300]

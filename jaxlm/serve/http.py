@@ -1,0 +1,338 @@
+"""The server: routes, limits, streams. OpenAI's API over a batcher."""
+
+import asyncio
+import contextlib
+import dataclasses
+import hmac
+import importlib.resources
+import json
+import time
+import typing
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from sse_starlette import EventSourceResponse
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from jaxlm.config import ConfigError, RunError
+from jaxlm.data import chat
+from jaxlm.serve import answers
+from jaxlm.serve.asks import Busy, Update
+from jaxlm.serve.batcher import Batcher
+from jaxlm.serve.flights import Flight
+from jaxlm.serve.metrics import Metrics
+from jaxlm.serve.refusals import Refused
+from jaxlm.serve.requests import Reader, Request
+
+_OPEN = ("/", "/health")  # without a key: the page holds nothing, and asks for the key
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+_PING_S = 15
+_BODY_S = 30.0  # for a body to arrive
+_DRAINED = 2**26  # bytes of a body that was refused, read and dropped so that the client sees the answer
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What one request may take.
+
+    Attributes:
+      body_bytes: of a body.
+      seconds: from its arrival to its end.
+      window: its answers that are in the batcher at once.
+    """
+
+    body_bytes: int = 4 * 2**20
+    seconds: float = 600.0
+    window: int = 8
+
+
+class Server:
+    """Answers over HTTP with one model.
+
+    Args:
+      name: what clients call the model; what they send as `model` is not looked at.
+      batcher: owns the model.
+      reader: reads bodies for the model.
+      limits: what one request may take.
+      key: what clients must show as `Authorization: Bearer KEY`; "" for nothing.
+    """
+
+    def __init__(self, name: str, batcher: Batcher, reader: Reader, limits: Limits = Limits(), key: str = ""):
+        self.name, self._batcher, self._reader, self._limits, self._key = name, batcher, reader, limits, key
+        self.metrics, self._names, self._began = Metrics(), answers.Names(reader.tokenizer), int(time.time())
+
+    def app(self) -> ASGIApp:
+        """Returns the application."""
+        posts = {
+            "/v1/completions": self._completions,
+            "/v1/chat/completions": self._chat,
+            "/tokenize": self._tokenize,
+            "/detokenize": self._detokenize,
+        }
+        gets = {
+            "/": self._page,
+            "/v1/models": self._models,
+            "/v1/models/{name:path}": self._models,
+            "/health": self._health,
+            "/metrics": self._metrics,
+            "/tokenizer_info": self._tokenizer_info,
+        }
+        routes = [Route(path, self._counted(path, answer), methods=["POST"]) for path, answer in posts.items()]
+        routes += [Route(path, self._counted(path, answer), methods=["GET"]) for path, answer in gets.items()]
+        return _Keyed(Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route}), self._key)
+
+    def _counted(self, route: str, answer: Callable[[HttpRequest], Awaitable[Response]]) -> typing.Any:
+        """An endpoint that turns what is refused into an answer, and counts all."""
+
+        async def endpoint(request: HttpRequest) -> Response:
+            try:
+                response = await answer(request)
+            except Refused as refused:
+                response = _refusal(refused, request)
+            except Busy as busy:
+                after = {"Retry-After": str(max(1, round(busy.retry_after_s)))}
+                response = _refusal(Refused(str(busy), 429, code="server_busy", headers=after))
+            except (RunError, _Failed) as error:
+                response = _refusal(Refused(str(error), 500 if isinstance(error, _Failed) else 503))
+            except ClientDisconnect:
+                response = Response(status_code=499)  # nobody reads it
+            self.metrics.answered(route, response.status_code)
+            return response
+
+        return endpoint
+
+    async def _completions(self, request: HttpRequest) -> Response:
+        return await self._answered(request, self._reader.completion)
+
+    async def _chat(self, request: HttpRequest) -> Response:
+        return await self._answered(request, self._reader.chat)
+
+    async def _answered(self, http: HttpRequest, read: Callable[[dict], Request]) -> Response:
+        body = await self._body(http)
+        deadline = asyncio.get_running_loop().time() + self._limits.seconds
+        request = await asyncio.to_thread(read, body)  # a long prompt, or a grammar, takes a while
+        flight = Flight(self._batcher, self.metrics, request.asks, self._limits.window)
+        writer = answers.Writer(self._names, request, self.name)
+        if request.stream:
+            return _Stream(flight, self._events(flight, request, writer, deadline))
+        try:
+            return JSONResponse(await _unless_gone(http, self._whole(flight, request, writer, deadline)))
+        finally:
+            flight.close()
+
+    async def _whole(self, flight: Flight, request: Request, writer: answers.Writer, deadline: float) -> dict:
+        """The object of all answers."""
+        found, whole = self._answers(request), [answers.Delta() for _ in request.asks]
+        async for number, delta in self._deltas(flight, found, deadline):
+            whole[number] += delta
+        return writer.whole(whole, answers.usage(request, found))
+
+    async def _events(
+        self, flight: Flight, request: Request, writer: answers.Writer, deadline: float
+    ) -> AsyncIterator[dict[str, str]]:
+        """The pieces of all answers, as events."""
+        found = self._answers(request)
+        try:
+            for number in range(len(found) if request.chat else 0):
+                yield _event(writer.opening(number))
+            async for number, delta in self._deltas(flight, found, deadline):
+                if delta.text or delta.placed or delta.ended:
+                    yield _event(writer.piece(number, delta))
+            if request.include_usage:
+                yield _event(writer.usage(answers.usage(request, found)))
+        except Refused as refused:
+            yield _event(refused.body())
+        except _Failed as failed:
+            yield _event(Refused(str(failed), 500).body())
+        yield {"data": "[DONE]"}
+
+    def _answers(self, request: Request) -> list[answers.Answer]:
+        prompts = [prompt for prompt in request.prompts for _ in range(request.n)]
+        return [answers.Answer(self._reader.tokenizer, self._names, request, prompt) for prompt in prompts]
+
+    async def _deltas(
+        self, flight: Flight, found: list[answers.Answer], deadline: float
+    ) -> AsyncIterator[tuple[int, answers.Delta]]:
+        """(number of the answer, what is new in it). Raises Refused if that takes too long."""
+        updates = flight.updates()
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    number, update = await anext(updates)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                message = f"this took longer than {self._limits.seconds:g} s, the limit: ask for fewer tokens"
+                raise Refused(message, 408, code="timeout") from None
+            yield number, _taken(found[number], update)
+            if found[number].ended:
+                flight.stop(number)
+
+    async def _tokenize(self, request: HttpRequest) -> Response:
+        ids = await asyncio.to_thread(self._reader.tokenize, await self._body(request))
+        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": self._reader.context})
+
+    async def _detokenize(self, request: HttpRequest) -> Response:
+        return JSONResponse({"prompt": self._reader.detokenize(await self._body(request))})
+
+    async def _tokenizer_info(self, request: HttpRequest) -> Response:
+        named = {i: piece for piece, i in self._reader.tokenizer.controls.items()}
+        opening = self._reader.tokenizer.opening[-1:]
+        return JSONResponse(
+            {
+                "eos_token": named.get(self._reader.tokenizer.eos_id),
+                "bos_token": named.get(opening[0]) if opening else None,
+                "chat_template": self._template(),
+            }
+        )
+
+    def _template(self) -> str | None:
+        try:
+            return chat.template(self._reader.tokenizer)
+        except ConfigError:
+            return None
+
+    async def _models(self, request: HttpRequest) -> Response:
+        one = {
+            **{"id": self.name, "object": "model", "created": self._began, "owned_by": "jaxlm"},
+            **{"max_model_len": self._reader.context, "chat_template": self._template() is not None},
+        }
+        wanted = request.path_params.get("name")
+        if wanted is None:
+            return JSONResponse({"object": "list", "data": [one]})
+        if wanted != self.name:
+            raise Refused(
+                f"no model {wanted!r}: this server has {self.name}", 404, param="model", code="model_not_found"
+            )
+        return JSONResponse(one)
+
+    async def _health(self, request: HttpRequest) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _metrics(self, request: HttpRequest) -> Response:
+        return PlainTextResponse(self.metrics.text(self._batcher.stats()), media_type="text/plain; version=0.0.4")
+
+    async def _page(self, request: HttpRequest) -> Response:
+        page = importlib.resources.files("jaxlm.serve").joinpath("page.html").read_text(encoding="utf-8")
+        return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"})
+
+    async def _body(self, request: HttpRequest) -> dict[str, typing.Any]:
+        """The JSON object of a request. Raises Refused."""
+        most, raw = self._limits.body_bytes, bytearray()
+        length = request.headers.get("content-length", "")
+        too_long = Refused(f"the body is larger than {most:,} bytes, the limit: send less", 413, code="body_too_large")
+        if length.isdigit() and int(length) > most:
+            raise too_long
+        try:
+            async with asyncio.timeout(_BODY_S):
+                async for part in request.stream():
+                    raw += part
+                    if len(raw) > most:
+                        raise too_long
+        except TimeoutError:
+            raise Refused(f"the body did not arrive within {_BODY_S:g} s", 408, code="timeout") from None
+        try:
+            body = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            why = str(error) if isinstance(error, json.JSONDecodeError) else "no UTF-8, or nested too deeply"
+            raise Refused(f"the body is no JSON: {why}", code="invalid_json") from None
+        if not isinstance(body, dict):
+            raise Refused("the body must be a JSON object", code="invalid_json")
+        return body
+
+
+class _Failed(Exception):
+    """The model could not go on with a request."""
+
+
+class _Stream(EventSourceResponse):
+    """Server-sent events, whose requests end with the connection, even if no event was ever sent."""
+
+    def __init__(self, flight: Flight, events: AsyncIterator[dict[str, str]]):
+        super().__init__(events, ping=_PING_S, sep="\n")
+        self._flight = flight
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._flight.close()
+
+
+class _Keyed:
+    """An application that only those with the key reach."""
+
+    def __init__(self, app: ASGIApp, key: str):
+        self._app, self._key = app, key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._key and scope["path"] not in _OPEN:
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, b"Bearer " + self._key):
+                refused = Refused(
+                    "the key is missing or wrong: send Authorization: Bearer KEY", 401, code="invalid_api_key"
+                )
+                await _refusal(refused)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _taken(answer: answers.Answer, update: Update) -> answers.Delta:
+    if update.ended in ("failed", "cancelled"):
+        raise _Failed(update.why or "the server is ending")
+    return answer.take(update)
+
+
+async def _unless_gone(request: HttpRequest, work: typing.Coroutine) -> typing.Any:
+    """What some work returns. Raises ClientDisconnect, and ends the work, if the client leaves first."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(gone())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            return tasks[0].result()
+        raise ClientDisconnect
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _refusal(refused: Refused, request: HttpRequest | None = None) -> Response:
+    if refused.status != 413 or request is None:
+        return JSONResponse(refused.body(), refused.status, refused.headers)
+
+    async def said() -> AsyncIterator[bytes]:
+        """The answer at once; then some of the body, which is dropped: a client that only sends would miss the answer."""
+        yield json.dumps(refused.body()).encode()
+        left = _DRAINED
+        with contextlib.suppress(TimeoutError, ClientDisconnect):
+            async with asyncio.timeout(_BODY_S):
+                async for part in request.stream():
+                    left -= len(part)
+                    if left < 0:
+                        return
+
+    headers = {"Connection": "close"}
+    return StreamingResponse(said(), refused.status, headers, media_type="application/json")
+
+
+async def _no_route(request: HttpRequest, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    said = f"no {request.url.path} here" if status == 404 else f"{request.url.path} takes no {request.method}"
+    return _refusal(Refused(f"{said}: see /v1/models, /v1/completions, /v1/chat/completions", status))
+
+
+def _event(content: dict[str, typing.Any]) -> dict[str, str]:
+    return {"data": json.dumps(content, ensure_ascii=False)}

@@ -1,0 +1,330 @@
+"""The body of a request -> what the batcher is asked: OpenAI's keys, checked."""
+
+import dataclasses
+import secrets
+import typing
+from collections.abc import Callable, Mapping, Sequence
+
+from jaxlm.config import ConfigError
+from jaxlm.data import chat
+from jaxlm.data.coder import Coder
+from jaxlm.data.ids import document, opened
+from jaxlm.serve.asks import Ask
+from jaxlm.serve.fields import Fields, shown
+from jaxlm.serve.guide import Guides
+from jaxlm.serve.refusals import Refused
+
+COMPLETION_TOKENS = 16  # of a completion whose request names no limit, as OpenAI has it
+MOST_STOPS, MOST_TOP = 16, 20
+# What changes nothing in an answer here.
+_IGNORED = (
+    *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("parallel_tool_calls", "reasoning_effort", "verbosity"),
+)
+_NO_PENALTY = {"presence_penalty": (0,), "frequency_penalty": (0,)}
+_NO_TOOLS = {"tools": ([],), "functions": ([],), "tool_choice": ("none", "auto"), "function_call": ("none", "auto")}
+_NO_TOOLS |= {"modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": ()}
+
+
+class Prompt(typing.NamedTuple):
+    """A prompt.
+
+    Attributes:
+      ids: all of it, with what a document begins with.
+      hidden: how many ids in front the client did not give; `echo` leaves them out.
+    """
+
+    ids: tuple[int, ...]
+    hidden: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A checked request.
+
+    Attributes:
+      chat: True if it came to /v1/chat/completions.
+      prompts: the prompts.
+      asks: what the batcher is asked: `n` for each prompt.
+      n: answers to each prompt.
+      stops: the stop strings.
+      stream: True to answer piece by piece.
+      include_usage: True if a last piece is to say how many tokens there were.
+      logprobs: how many of the likeliest tokens are named beside each; None for no log-probabilities.
+      echo: True if an answer begins with its prompt.
+    """
+
+    chat: bool
+    prompts: tuple[Prompt, ...]
+    asks: tuple[Ask, ...]
+    n: int
+    stops: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    logprobs: int | None
+    echo: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """Reads bodies for one model.
+
+    Attributes:
+      tokenizer: the model's tokenizer.
+      vocab_size: the ids that the model knows.
+      context: the most tokens of prompt and answer together.
+      ends: the ids that end a text.
+      guides: makes what keeps an answer in the form of `response_format`.
+      most_prompt: the most tokens of a prompt; 0 for the context.
+      most_answers: of a request, `n` for each prompt.
+    """
+
+    tokenizer: Coder
+    vocab_size: int
+    context: int
+    ends: tuple[int, ...]
+    guides: Guides
+    most_prompt: int = 0
+    most_answers: int = 256
+
+    def completion(self, body: Mapping[str, typing.Any]) -> Request:
+        """Returns the request of a body of /v1/completions. Raises Refused."""
+        fields = Fields(body)
+        texts = _prompts(fields.any("prompt"))
+        echo = fields.take("echo", bool, False)
+        logprobs = fields.number("logprobs", int, None, 0, MOST_TOP)
+        given = fields.number("max_tokens", int, None, 0)
+        best_of = fields.number("best_of", int, None, 1)
+        n = fields.number("n", int, 1, 1)
+        if best_of not in (None, n):
+            raise Refused("best_of is not supported: ask for n answers and choose", param="best_of")
+        fields.unsupported({"suffix": ("",)})
+        prompts = [self._prompt(text) for text in texts]
+        wanted = COMPLETION_TOKENS if given is None else given
+        return self._request(fields, prompts, n, wanted, given is None, logprobs=logprobs, echo=echo)
+
+    def chat(self, body: Mapping[str, typing.Any]) -> Request:
+        """Returns the request of a body of /v1/chat/completions. Raises Refused."""
+        fields = Fields(body)
+        messages = _messages(fields.any("messages"))
+        top = fields.number("top_logprobs", int, None, 0, MOST_TOP)
+        asked = fields.take("logprobs", bool, False)
+        if top is not None and not asked:
+            raise Refused("top_logprobs needs logprobs: true", param="top_logprobs")
+        newer = fields.number("max_completion_tokens", int, None, 1)
+        older = fields.number("max_tokens", int, None, 1)
+        given = older if newer is None else newer
+        n = fields.number("n", int, 1, 1)
+        fields.unsupported(_NO_TOOLS, "this server writes text alone")
+        prompt = self._conversation(messages)
+        wanted = self.context if given is None else given
+        return self._request(
+            fields, [prompt], n, wanted, given is None, logprobs=(top or 0) if asked else None, chat=True
+        )
+
+    def tokenize(self, body: Mapping[str, typing.Any]) -> tuple[int, ...]:
+        """Returns the ids of a body of /tokenize: of `prompt`, or of `messages` as the model reads them. Raises Refused.
+
+        `add_special_tokens` false leaves out what a text begins with. A text that is the name of a control token and no more
+        is that token: so lm-eval asks for the id of EOS.
+        """
+        fields = Fields(body)
+        fields.ignore(("model", "add_generation_prompt"))
+        whole = fields.take("add_special_tokens", bool, True)
+        messages = fields.any("messages")
+        text = fields.take("prompt", str)
+        fields.end()
+        if messages is not None:
+            return self._conversation(_messages(messages)).ids
+        if text is None:
+            raise Refused("prompt is missing: the text to encode", param="prompt")
+        ids = [self.tokenizer.controls[text]] if text in self.tokenizer.controls else document(self.tokenizer, text)
+        return tuple(ids if whole or len(ids) == 1 else ids[len(self.tokenizer.opening) :])
+
+    def detokenize(self, body: Mapping[str, typing.Any]) -> str:
+        """Returns the text of the `tokens` of a body of /detokenize. Raises Refused."""
+        fields = Fields(body)
+        fields.ignore(("model",))
+        ids = fields.take("tokens", list)
+        fields.end()
+        if ids is None:
+            raise Refused("tokens is missing: the ids to decode", param="tokens")
+        return self.tokenizer.decode([i for i in self._sound(ids, "tokens") if i < self.tokenizer.vocab_size])
+
+    def _prompt(self, text: str | list[int]) -> Prompt:
+        if isinstance(text, str):
+            ids, hidden = document(self.tokenizer, text), len(self.tokenizer.opening)
+        else:
+            ids = opened(self.tokenizer, self._sound(text, "prompt"))
+            hidden = len(ids) - len(text)
+        if not ids:
+            raise Refused("prompt is empty, and this model's texts begin with no token: give some text", param="prompt")
+        return Prompt(tuple(ids), hidden)
+
+    def _conversation(self, messages: list[dict[str, str]]) -> Prompt:
+        try:
+            chat.template(self.tokenizer)
+        except ConfigError:
+            raise Refused(
+                "this model has no chat template: it continues text and answers no messages. Ask /v1/completions with a "
+                "prompt, or fine-tune it on conversations (jaxlm train sft) and serve that run",
+                param="messages",
+                code="no_chat_template",
+            ) from None
+        try:
+            ids = chat.ids(self.tokenizer, messages)
+        except ConfigError as error:
+            raise Refused(str(error), param="messages") from None
+        return Prompt(tuple(ids), len(ids))
+
+    def _sound(self, ids: Sequence[typing.Any], param: str) -> list[int]:
+        wrong = [i for i in ids if type(i) is not int or not 0 <= i < self.vocab_size]
+        if wrong:
+            raise Refused(f"{param} has {shown(wrong[0])}, which is no id from 0 to {self.vocab_size - 1}", param=param)
+        return [*ids]
+
+    def _request(
+        self,
+        fields: Fields,
+        prompts: list[Prompt],
+        n: int,
+        wanted: int,
+        clip: bool,
+        *,
+        logprobs: int | None,
+        echo: bool = False,
+        chat: bool = False,
+    ) -> Request:
+        """What both APIs have in common. `wanted` new tokens, or, with `clip`, as many of them as there is room for."""
+        if n * len(prompts) > self.most_answers:
+            raise Refused(f"{n * len(prompts)} answers in one request: ask for at most {self.most_answers}", param="n")
+        stops = _stops(fields.any("stop"))
+        stream = fields.take("stream", bool, False)
+        options = Fields(fields.take("stream_options", dict, {}))
+        include_usage = options.take("include_usage", bool, False)
+        options.ignore(("include_obfuscation",))
+        options.end()
+        guide = self._guide(fields)
+        settings = self._settings(fields)
+        fields.ignore(("model", *_IGNORED))
+        fields.unsupported(_NO_PENALTY, "it must be 0; logit_bias can make single tokens less likely")
+        fields.end()
+        asks = []
+        for prompt in prompts:
+            room = self._room(prompt, 1 if clip else wanted)
+            for number in range(n):
+                own = settings | {"seed": (settings["seed"] + number) % 2**31, "guide": guide()}
+                asks.append(Ask(prompt.ids, min(wanted, room), **own, stop_ids=self.ends, logprobs=logprobs, echo=echo))
+        return Request(chat, tuple(prompts), tuple(asks), n, stops, stream, include_usage, logprobs, echo)
+
+    def _settings(self, fields: Fields) -> dict[str, typing.Any]:
+        seed = fields.take("seed", int)
+        return {
+            "temperature": fields.number("temperature", float, 1.0, 0, 2),
+            "top_p": max(fields.number("top_p", float, 1.0, 0, 1), 1e-6),
+            "top_k": fields.number("top_k", int, 0, 0),
+            "seed": secrets.randbits(31) if seed is None else seed % 2**31,
+            "bias": self._bias(fields.take("logit_bias", dict, {})),
+        }
+
+    def _bias(self, given: dict[str, typing.Any]) -> dict[int, float]:
+        found = {}
+        for key, value in given.items():
+            if not (key.isascii() and key.isdigit() and int(key) < self.vocab_size):
+                raise Refused(
+                    f"logit_bias has {shown(key)}, which is no id from 0 to {self.vocab_size - 1}", param="logit_bias"
+                )
+            if not isinstance(value, int | float) or isinstance(value, bool) or not -100 <= value <= 100:
+                raise Refused(
+                    f"logit_bias of {key} must be a number from -100 to 100, not {shown(value)}", param="logit_bias"
+                )
+            found[int(key)] = float(value)
+        return found
+
+    def _guide(self, fields: Fields) -> Callable[[], typing.Any]:
+        given = fields.take("response_format", dict)
+        kind = given.get("type") if given else "text"
+        if kind == "text":
+            return lambda: None
+        if kind == "json_object":
+            return self.guides.of_schema({"type": "object"})
+        inner = given.get("json_schema") if kind == "json_schema" else None
+        schema = inner.get("schema") if isinstance(inner, dict) else None
+        if not isinstance(schema, dict):
+            raise Refused(
+                'response_format must be {"type": "text"}, {"type": "json_object"} or '
+                '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}',
+                param="response_format",
+            )
+        return self.guides.of_schema(schema)
+
+    def _room(self, prompt: Prompt, least: int) -> int:
+        """How many new tokens a prompt leaves room for. Raises Refused if that is less than `least`."""
+        length, most = len(prompt.ids), self.most_prompt or self.context
+        if length > most:
+            raise _too_long(f"the prompt has {length:,} tokens, and at most {most:,} are read: shorten it")
+        if length + least > self.context:
+            raise _too_long(
+                f"the model's context is {self.context:,} tokens; the prompt has {length:,} and {least:,} more are asked for, "
+                f"{length + least:,} in all: shorten the prompt or lower max_tokens"
+            )
+        return self.context - length
+
+
+def _too_long(message: str) -> Refused:
+    return Refused(message, param="max_tokens", code="context_length_exceeded")
+
+
+def _prompts(given: typing.Any) -> list[str | list[int]]:
+    """The prompts of a request: a string, several, a list of ids, or several."""
+    if given is None:
+        raise Refused("prompt is missing: the text to continue", param="prompt")
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list) and given:
+        if all(type(one) is int for one in given):
+            return [given]
+        if all(isinstance(one, str) for one in given) or all(_is_ids(one) for one in given):
+            return given
+    raise Refused(
+        f"prompt must be a string, a list of strings, a list of ids, or a list of lists of ids, not {shown(given)}",
+        param="prompt",
+    )
+
+
+def _is_ids(given: typing.Any) -> bool:
+    return isinstance(given, list) and all(type(one) is int for one in given)
+
+
+def _stops(given: typing.Any) -> tuple[str, ...]:
+    stops = [given] if isinstance(given, str) else given or []
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise Refused(f"stop must be a string or a list of strings, not {shown(given)}", param="stop")
+    if len(stops) > MOST_STOPS:
+        raise Refused(f"stop has {len(stops)} strings: give at most {MOST_STOPS}", param="stop")
+    if "" in stops:
+        raise Refused("stop has an empty string, which is everywhere: leave it out", param="stop")
+    return tuple(stops)
+
+
+def _messages(given: typing.Any) -> list[dict[str, str]]:
+    if not isinstance(given, list) or not given:
+        raise Refused("messages must be a list of messages, at least one", param="messages")
+    return [_message(one, f"messages[{number}]") for number, one in enumerate(given)]
+
+
+def _message(given: typing.Any, where: str) -> dict[str, str]:
+    if not isinstance(given, dict) or not isinstance(given.get("role"), str):
+        raise Refused(f"{where} must be an object with role and content", param=where)
+    fields = Fields(given)
+    role, content = fields.take("role", str), fields.any("content")
+    fields.ignore(("name", "refusal", "annotations"))
+    fields.unsupported({"tool_calls": ([],), "function_call": (), "audio": ()}, "this server writes text alone")
+    fields.end()
+    if isinstance(content, list):
+        if not all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content):
+            raise Refused(f"{where}.content has a part that is no text: the model reads text alone", param=where)
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise Refused(f"{where}.content must be a string or a list of text parts, not {shown(content)}", param=where)
+    return {"role": "system" if role == "developer" else role, "content": content}

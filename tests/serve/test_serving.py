@@ -1,0 +1,173 @@
+"""The server with a real model behind it: what it says is what the model says."""
+
+import functools
+import json
+
+import httpx
+import jax
+import jsonschema
+import numpy as np
+import openai
+import pytest
+import tiny_eval
+import tiny_models
+import tiny_serve
+
+from jaxlm import models
+from jaxlm.data.ids import document
+from jaxlm.eval import samples
+from jaxlm.models.generate import generate
+from jaxlm.serve import http
+from jaxlm.serve.batcher import Batcher
+from jaxlm.serve.guide import Guides
+from jaxlm.serve.requests import Reader
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    return tiny_eval.scorer()
+
+
+@pytest.fixture(scope="module")
+def url(scorer):
+    vocab_size, ends = scorer.model.config.vocab_size, samples.ends(scorer.tokenizer)
+    guides = Guides(scorer.tokenizer, vocab_size, ends)
+    reader = Reader(scorer.tokenizer, vocab_size, scorer.model.config.max_seq_len, ends, guides)
+    batcher = Batcher(scorer.model, scorer.variables, rows=4, chunk=16, shortest=128)
+    with tiny_serve.running(http.Server("tiny", batcher, reader).app()) as url:
+        yield url
+    batcher.close()
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_the_likeliest_text_is_that_of_the_generator(client, scorer):
+    prompts, coder = ["the cat", "old river slept", "on"], scorer.tokenizer
+    found = client.completions.create(model="tiny", prompt=prompts, temperature=0, max_tokens=12)
+    settings = tiny_models.sample_config(max_new_tokens=12)
+    ids = [document(coder, prompt) for prompt in prompts]
+    new = generate(scorer.model, scorer.variables, ids, settings, stop_ids=samples.ends(coder))
+    assert [choice.text for choice in found.choices] == [
+        coder.decode([i for i in row if i not in samples.ends(coder)]) for row in new
+    ]
+
+
+def test_a_seed_gives_the_same_text_whatever_else_runs(client):
+    asked = {"model": "tiny", "prompt": "the cat", "temperature": 1.5, "max_tokens": 12, "seed": 5}
+    alone = client.completions.create(**asked).choices[0].text
+    beside = [choice.text for choice in client.completions.create(**asked, n=4).choices]
+    assert beside[0] == alone
+    assert len({*beside}) > 1
+
+
+def full(scorer, ids) -> np.ndarray:
+    """log p of every id of the vocabulary behind each id, (T, V)."""
+    logits_TxV = models.logits(scorer.model, scorer.variables["params"], np.asarray([ids], np.int32))[0]
+    return np.asarray(jax.nn.log_softmax(logits_TxV[:, : scorer.model.config.vocab_size]))
+
+
+def test_log_probabilities_are_those_of_a_full_forward(client, scorer):
+    asked = {"model": "tiny", "prompt": "seven green hills", "echo": True, "logprobs": 3, "temperature": 0.7, "seed": 1}
+    found = client.completions.create(**asked, max_tokens=5).choices[0].logprobs
+    ids = httpx.post(str(client.base_url).replace("v1/", "tokenize"), json={"prompt": asked["prompt"]}).json()["tokens"]
+    given = len(ids) - 1  # without EOS, which the client did not give
+    names = http.answers.Names(scorer.tokenizer)
+    by_name = {names[i]: i for i in range(scorer.tokenizer.vocab_size)}
+    ids += [by_name[name] for name in found.tokens[given:]]
+    logp_TxV = full(scorer, ids)
+    assert found.token_logprobs[0] is None
+    expected = [logp_TxV[at, i] for at, i in enumerate(ids[2:], 1)]
+    np.testing.assert_allclose(found.token_logprobs[1:], expected, atol=1e-4)
+    for at, top in enumerate(found.top_logprobs[1:], 1):
+        likeliest = np.sort(logp_TxV[at])[::-1][:3]
+        np.testing.assert_allclose(sorted(top.values(), reverse=True)[:3], likeliest, atol=1e-4)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["cat", "dog é"]},
+        "legs": {"type": "integer", "minimum": 2, "maximum": 44},
+        "old": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+    },
+    "required": ["name", "kind", "legs", "old"],
+    "additionalProperties": False,
+}
+
+
+def test_an_answer_follows_its_schema(client):
+    form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}
+    asked = {
+        "model": "tiny",
+        "prompt": "the",
+        "max_tokens": 120,
+        "temperature": 1.2,
+        "extra_body": {"response_format": form},
+    }
+    found = client.completions.create(**asked, n=6, seed=0)
+    assert len({choice.text for choice in found.choices}) == 6
+    for choice in found.choices:
+        assert choice.finish_reason == "stop"
+        jsonschema.validate(json.loads(choice.text), SCHEMA)
+
+
+def test_an_answer_is_an_object_of_json_as_far_as_it_goes(client):
+    asked = {
+        "model": "tiny",
+        "prompt": "the",
+        "max_tokens": 60,
+        "extra_body": {"response_format": {"type": "json_object"}},
+    }
+    for choice in client.completions.create(**asked, n=4, seed=0).choices:
+        assert choice.text.startswith("{")
+        if choice.finish_reason == "stop":
+            assert isinstance(json.loads(choice.text), dict)
+
+
+def test_a_schema_that_cannot_be_followed_is_refused(url):
+    for schema in ({"type": "animal"}, {"$ref": "#/nowhere"}, {"type": "string", "pattern": "("}):
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "x", "response_format": form})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format"), answer.text
+
+
+@functools.cache
+def spoken(url: str):
+    """lm-eval's own client of the server, which asks it for ids too."""
+    pytest.importorskip("tenacity", reason="lm-eval's clients need it")
+    openai_completions = pytest.importorskip("lm_eval.models.openai_completions")
+    return openai_completions.LocalCompletionsAPI(
+        **{"model": "tiny", "base_url": f"{url}/v1/completions", "tokenizer_backend": "remote"},
+        **{"max_length": 127, "batch_size": 3},
+    )
+
+
+def test_lm_eval_over_http_is_lm_eval_in_process(url, scorer):
+    from lm_eval.api.instance import Instance
+
+    from jaxlm.eval.lm_eval_model import ScorerLM
+
+    texts = [
+        ("the cat sat", " on a mat"),
+        ("", "two small dogs"),
+        ("Question: seven é?\nAnswer:", " old"),
+        ("over", " hills."),
+    ]
+
+    def asked(kind, every):
+        return [Instance(kind, {}, args, number) for number, args in enumerate(every)]
+
+    here, there = ScorerLM(scorer, "x"), spoken(url)
+    own, theirs = (model.loglikelihood(asked("loglikelihood", texts)) for model in (here, there))
+    np.testing.assert_allclose([logp for logp, _ in theirs], [logp for logp, _ in own], atol=1e-3)
+    assert [greedy for _, greedy in theirs] == [greedy for _, greedy in own]
+    whole = [(before + after,) for before, after in texts]
+    rolling = [model.loglikelihood_rolling(asked("loglikelihood_rolling", whole)) for model in (here, there)]
+    np.testing.assert_allclose(rolling[1], rolling[0], atol=1e-3)
+    until = [("the cat", {"until": ["e"], "max_gen_toks": 9}), ("two", {"until": ["zz"], "max_gen_toks": 5})]
+    assert there.generate_until(asked("generate_until", until)) == here.generate_until(asked("generate_until", until))
