@@ -71,7 +71,6 @@ def test_it_serves_until_ctrl_c_also_with_streams_open(run, capsys):
     [
         (["--rows=0"], "--rows=0 must be at least 1"),
         (["--port=70000"], "--port=70000 must be from 0 to 65535"),
-        (["--max-seconds=0"], "must be more than 0"),
         (["--host=no.such.host.invalid"], "can't listen at no.such.host.invalid"),
         (["--config.distributed.num_processes=2"], "one process"),
     ],
