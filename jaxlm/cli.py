@@ -286,9 +286,8 @@ def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool
         parser.add_argument(option, **{k: v for k, v in arguments.items() if k != "key"} | {"required": required})
     args, unknown = parser.parse_known_intermixed_args(rest)
     unknown = [word for word in getattr(args, "words", ()) if word.startswith("--")] or unknown  # "--promt=50% off"
-    if verb.at_step and args.target:
-        args.target, step = config_files.at_step(args.target)
-        args.checkpoint = step or args.checkpoint
+    if verb.at_step:
+        args.target, args.step = config_files.at_step(args.target or "")
     if verb.rest and args.target and (args.config or workdir) and not _is_something(args.target):
         args.target, args.words = None, [args.target, *args.words]  # the run is named already
     if args.target and "=" in args.target and not os.path.exists(args.target):

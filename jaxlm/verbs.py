@@ -26,7 +26,7 @@ class Verb:
         the command takes none.
       rest: the name of any number of further plain arguments for the help, "PROMPT"; they come as `args.words`.
       rest_help: what these are, for the help.
-      at_step: True if a run may be named as RUN@STEP; its step comes as `args.checkpoint`.
+      at_step: True if a run may be named as RUN@STEP; the first one's step comes as `args.step`.
       models: "also" if it takes the folder of a Hugging Face model as it takes a run's, "only" if it takes nothing else; or "".
       second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
     """

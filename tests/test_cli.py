@@ -44,6 +44,7 @@ def test_each_help_fits_a_screen(capsys, verb):
         "eval": "CONFIG|RUN|HF_DIR",
         "sample": "CONFIG|RUN|HF_DIR [PROMPT ...]",
         "serve": "CONFIG|RUN|HF_DIR",
+        "chat": "CONFIG|RUN|HF_DIR [RUN_B ...]",
     }
     target = others.get(verb, "CONFIG|RUN")
     assert lines[0].startswith(f"usage: jaxlm {verb} {target} [--config.KEY=VALUE ...]")

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import pathlib
-import sys
 from collections.abc import Iterator
 
 import jax
@@ -13,6 +12,7 @@ from jaxlm import config_files
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import working
 from jaxlm.data import chat
+from jaxlm.data.coder import ours
 from jaxlm.eval import model
 from jaxlm.interop import inherit, readers
 from jaxlm.processes import say
@@ -32,7 +32,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError("which run? jaxlm chat RUN, the folder of a run (or of a Hugging Face model)")
     if config.distributed.num_processes > 1:
         raise ConfigError("jaxlm chat runs in one process: start it without distributed.num_processes")
-    given = [(config, args.checkpoint, args.config)]
+    given = [(config, args.step or args.checkpoint, args.config)]
     for word in args.words:
         folder, step = config_files.at_step(word)
         given.append((_config(folder, args.overrides), step or args.checkpoint, folder))
@@ -40,17 +40,16 @@ def run(config: Config, args: argparse.Namespace) -> int:
         if not model.is_there(one.workdir):
             raise ConfigError(f"no run in {one.workdir}: jaxlm train {word} makes one there")
     terminal = Terminal()
+    names = _names([(one.workdir, step) for one, step, _ in given])
+    restored = [_restored(one, step, args.plain) for one, step, _ in given]
     with contextlib.ExitStack() as stack:
-        names = _names([(one.workdir, step) for one, step, _ in given])
-        voices = [
-            stack.enter_context(_voice(one, step, name, args.plain))
-            for (one, step, _), name in zip(given, names, strict=True)
-        ]
+        pairs = zip(restored, names, strict=True)
+        voices = [stack.enter_context(_voice(found, name, args.plain)) for found, name in pairs]
         talk = Talk(voices, config.sample, config.seed, terminal)
         if args.system:
             talk.system(args.system)
         with contextlib.suppress(KeyboardInterrupt):  # the second one during an answer
-            for line in _lines(args, terminal):
+            for line in args.message or terminal.lines():
                 if not talk.line(line):
                     break
     return 2 if talk.refused and not terminal.live else 0
@@ -79,12 +78,24 @@ def _names(given: list[tuple[str, str]]) -> list[str]:
     return short if len({*short}) == len(short) else [f"{folder}@{step}" for folder, step in given]
 
 
-@contextlib.contextmanager
-def _voice(config: Config, checkpoint: str, name: str, plain: bool) -> Iterator[Voice]:
-    """A model that answers, restored and compiled."""
+def _restored(config: Config, checkpoint: str, plain: bool) -> model.Restored:
     parts = (config.model, config.data, config.hardware, config.distributed)
     found = model.restore(config.workdir, checkpoint, *parts, readers=readers.READERS)
     say(found.name)
+    if (
+        config.program == "pretrain"
+        and found.data
+        and ours(found.tokenizer)
+        and chat.speaks(found.tokenizer)
+        and not plain
+    ):
+        say("it was trained on text, not on chats: --plain lets it go on with what you type")
+    return found
+
+
+@contextlib.contextmanager
+def _voice(found: model.Restored, name: str, plain: bool) -> Iterator[Voice]:
+    """A restored model that answers, compiled."""
     if not plain and not _has_template(found.tokenizer):
         say(f"{name} has no chat template: it goes on with what you type (jaxlm train sft makes a model that answers)")
         plain = True
@@ -104,38 +115,3 @@ def _has_template(tokenizer) -> bool:
         return False
     chat.Writer(tokenizer)
     return True
-
-
-def _lines(args: argparse.Namespace, terminal: Terminal) -> Iterator[str]:
-    """The lines of the command line, of the user, or of standard input."""
-    if args.message:
-        yield from args.message
-    elif terminal.live:
-        yield from _typed(terminal)
-    else:
-        sys.stdin.reconfigure(errors="replace")
-        yield from (line for line in sys.stdin if line.strip())
-
-
-def _typed(terminal: Terminal) -> Iterator[str]:
-    """What a user types, up to ctrl-D or a second ctrl-C."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (line editing, and the arrow keys' history)
-    sys.stdin.reconfigure(errors="replace")
-    terminal.note("/help lists the commands; ctrl-C stops an answer, ctrl-D leaves")
-    interrupted = False
-    while True:
-        try:
-            line = input(terminal.prompt())
-        except EOFError:
-            print()
-            return
-        except KeyboardInterrupt:
-            print()
-            if interrupted:
-                return
-            interrupted = True
-            terminal.note("ctrl-C again or ctrl-D leaves")
-            continue
-        interrupted = False
-        yield line

@@ -21,7 +21,7 @@ _HELP = {
     "/save FILE": "append the conversation to FILE, which `jaxlm train sft` reads",
     "/stats": "tokens, time to the first one and tokens/s of the last answers",
     "/help": "this",
-    "/quit": "leave; ctrl-D too. ctrl-C stops an answer. A message that begins with / is typed with //",
+    "/quit": "leave, as ctrl-D does; // begins a message with /",
 }
 
 

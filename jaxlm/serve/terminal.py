@@ -1,8 +1,9 @@
 """How a conversation looks in a terminal, or in a file: answers as they come, one after the other or side by side."""
 
+import contextlib
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jaxlm import screen
 from jaxlm.screen import BOLD, CYAN, DIM
@@ -53,14 +54,39 @@ class Terminal:
         self.live = screen.is_terminal(sys.stdin) and screen.is_terminal(sys.stdout)
         self._colour = screen.has_colour(sys.stdout)
 
-    def prompt(self) -> str:
-        """Returns what stands in front of the line that is typed; readline is told what of it takes no room."""
-        return f"\x01{BOLD}{CYAN}\x02> \x01{_RESET}\x02" if self._colour else "> "
+    def lines(self) -> Iterator[str]:
+        """Yields what a user types, up to ctrl-D or a second ctrl-C; elsewhere standard input's lines but blank ones."""
+        sys.stdin.reconfigure(errors="replace")
+        if not self.live:
+            yield from (line for line in sys.stdin if line.strip())
+            return
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  (line editing, and the arrow keys' history)
+        self.note("/help lists the commands; ctrl-C stops an answer, ctrl-D leaves")
+        # Readline is told by \x01 and \x02 what takes no room.
+        prompt = f"\x01{BOLD}{CYAN}\x02> \x01{_RESET}\x02" if self._colour else "> "
+        interrupted = False
+        while True:
+            try:
+                line = input(prompt)
+            except EOFError:
+                print()
+                return
+            except KeyboardInterrupt:
+                print()
+                if interrupted:
+                    return
+                interrupted = True
+                self.note("ctrl-C again or ctrl-D leaves")
+                continue
+            interrupted = False
+            yield line
 
     def note(self, text: str) -> None:
         """Shows a line that is no answer."""
         if self.live:
-            print(self._style(safe(text), DIM), flush=True)
+            for line in wrapped(safe(text), screen.columns(sys.stdout)):
+                print(self._style(line, DIM), flush=True)
         else:
             screen.say(text)
 
@@ -82,7 +108,9 @@ class Terminal:
     def _style(self, text: str, style: str) -> str:
         return f"{style}{text}{_RESET}" if self._colour and style else text
 
-    def beside(self, names: Sequence[str], each: int, pieces: Iterable[tuple[int, str]], ended) -> None:
+    def beside(
+        self, names: Sequence[str], each: int, pieces: Iterable[tuple[int, str]], ended: Callable[[int], bool]
+    ) -> None:
         """Shows answers side by side, row by row: a row is written once it is whole in all of them.
 
         Args:
