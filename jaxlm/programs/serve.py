@@ -64,8 +64,6 @@ def _check(config: Config, args: argparse.Namespace) -> None:
     for flag, value, least in (("rows", args.rows, 1), ("queue", args.queue, 0), ("max-prompt", args.max_prompt, 0)):
         if value < least:
             raise ConfigError(f"--{flag}={value} must be at least {least}")
-    if not args.max_seconds > 0:
-        raise ConfigError(f"--max-seconds={args.max_seconds:g} must be more than 0")
     if not 0 <= args.port < 2**16:
         raise ConfigError(f"--port={args.port} must be from 0 to 65535")
 
@@ -83,8 +81,8 @@ def _server(args: argparse.Namespace, found: model.Restored, batcher, key: str):
         guides=guide.Guides(found.tokenizer, settings.vocab_size, ends),
         most_prompt=args.max_prompt,
     )
-    limits = http.Limits(seconds=args.max_seconds, window=args.rows)
-    name = args.name or pathlib.Path(args.config).resolve().name
+    limits = http.Limits(window=args.rows)
+    name = pathlib.Path(args.config).resolve().name
     return http.Server(name, batcher, reader, limits, key)
 
 

@@ -141,7 +141,7 @@ def from_a_stream_of_samples(coder, data, tmp_path, monkeypatch):
 
 
 def from_the_check_of_prompts(coder, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(samples.generate, "check_prompts", _fed)
+    monkeypatch.setattr(samples.decode, "check_prompts", _fed)
     settings = config.resolve(config_files.load("base", ["data.path=x"])).sample
     settings = dataclasses.replace(settings, prompts=tuple(TEXTS))
     model, data = types.SimpleNamespace(config=None), types.SimpleNamespace(tokenizer=lambda: coder)
