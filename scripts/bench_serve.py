@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
     c = local_35m.get_config()
-    for override in ("model.dtype=float32", "data.dir=unused", *args.set):
+    for override in ("model.dtype=float32", "model.max_seq_len=1024", "data.dir=unused", *args.set):
         apply_override(c, override)
     config = resolve(c).model
     model = models.build(config, "xla")

@@ -99,6 +99,7 @@ class Engine:
             self.lengths.append(2 * self.lengths[-1])
         self.prefixes = Prefixes(prefix_bytes, self.chunk)
         self.state = ring.empty(model, rows, self.lengths[0])
+        self._open_BxW = np.full((rows, -(-model.config.vocab_size // 32)), 2**32 - 1, np.uint32)
 
     @property
     def slots(self) -> int:
@@ -114,8 +115,13 @@ class Engine:
         return sum(leaf.nbytes for leaf in leaves)
 
     def length_for(self, tokens: int) -> int:
-        """Returns the shortest length that holds so many tokens in a row."""
-        return next(length for length in self.lengths if length >= tokens)
+        """Returns the shortest length that holds so many tokens in a row. Raises ConfigError if none does."""
+        for length in self.lengths:
+            if length >= tokens:
+                return length
+        raise ConfigError(
+            f"{tokens:,} tokens do not fit in the context of {self.model.config.max_seq_len:,}: send fewer"
+        )
 
     def resize(self, slots: int) -> None:
         """Changes the ring's length; requests go on. All rows that live must fit."""
@@ -132,7 +138,7 @@ class Engine:
         return prefill
 
     def read(self, prefill: Prefill) -> None:
-        """Reads one chunk of a prompt."""
+        """Reads one chunk of a prompt, and waits for it, so that no other prompt waits for several."""
         size = min(self.chunk, prefill.left)
         tokens_2xC = np.zeros((2, self.chunk), np.int32)
         for number, ids in enumerate((prefill.ids, prefill.ids[1:])):
@@ -144,8 +150,9 @@ class Engine:
             chunk = functools.partial(ring.cut, prefill.staging, np.int32(prefill.done), self.chunk)
             self.prefixes.keep(prefill.ids[: prefill.done + size], chunk)
         prefill.done += size
-        if logprobs is not None:
-            prefill.echo.append(jax.tree.map(lambda x: x[:size], jax.device_get(logprobs)))
+        logprobs = jax.device_get(logprobs)
+        if prefill.wants_echo:
+            prefill.echo.append(jax.tree.map(lambda x: x[:size], logprobs))
 
     def insert(self, row: int, prefill: Prefill, settings: Settings) -> None:
         """Puts a prompt that was read into a row. The ring must be as long as the request may become."""
@@ -164,23 +171,23 @@ class Engine:
         self.state = ring.insert(self.state, prefill.staging, np.int32(row), prefill.ids[-1], position, one)
 
     def step(self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1) -> Drawn:
-        """Returns the next tokens of each row, on the host."""
-        self.state, drawn = ring.step(self.model, self.weights, self.state, live_B, mask_BxW, steps)
+        """Returns the next tokens of each row, on the host (see `ring.step`; no mask allows all)."""
+        guided = np.bool_(mask_BxW is not None)
+        mask_BxW = self._open_BxW if mask_BxW is None else mask_BxW
+        self.state, drawn = ring.step(self.model, self.weights, self.state, live_B, mask_BxW, guided, steps)
         return jax.device_get(drawn)
 
     def warm(self, tell: typing.Callable[[str], None]) -> None:
         """Compiles all programs for all lengths, while no row lives. `tell` gets a line for each length."""
         idle_B = np.zeros(self.rows, bool)
-        open_BxW = np.full((self.rows, -(-self.model.config.vocab_size // 32)), 2**32 - 1, np.uint32)
         for length in self.lengths:
             tell(f"compiling for {length:,} slots")
             self.resize(length)
             for shorter in self.lengths[: self.lengths.index(length) + 1]:
                 self.insert(0, Prefill([0], ring.staging(self.model, shorter), False), Settings())
-            for echo in (False, True):
-                prefill = Prefill([0, 0], ring.staging(self.model, length), echo)
-                self.read(prefill)
+            prefill = Prefill([0, 0], ring.staging(self.model, length), False)
+            self.read(prefill)
             ring.paste(prefill.staging, ring.cut(prefill.staging, np.int32(0), self.chunk), 0)
-            for mask, steps in {(False, 1), (True, 1), (False, self.burst)}:
-                self.step(idle_B, open_BxW if mask else None, steps)
+            for steps in {1, self.burst}:
+                self.step(idle_B, steps=steps)
         self.resize(self.lengths[0])

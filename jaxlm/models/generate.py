@@ -1,4 +1,4 @@
-"""Text generation: one prefill of the prompts, then a loop on the device that decodes one token a row per step.
+"""Text generation: one prefill of the prompts, then a loop on the device that decodes one token a row per step (`ring`).
 
 Prompts are padded on the left, so that all rows write the same cache slot. So the cache is updated in place, and the
 device does not wait for the host until all rows are done. Legend: B batch, P prompt slots, S cache slots, V padded

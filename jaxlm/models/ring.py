@@ -88,8 +88,16 @@ def _log_probs(logits_BxV: jax.Array, chosen_B: jax.Array) -> LogProbs:
     return LogProbs((chosen_Bx1 - total_Bx1)[:, 0], ids.astype(jnp.int32), top - total_Bx1)
 
 
-def _no_log_probs(logits_BxV: jax.Array, chosen_B: jax.Array) -> LogProbs:
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(_log_probs, logits_BxV, chosen_B))
+def _zeros(of: typing.Callable[[], LogProbs]) -> LogProbs:
+    """Zeros of the shapes that a function returns, which is not run."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of))
+
+
+def _allowed(scores_BxV: jax.Array, mask_BxW: jax.Array) -> jax.Array:
+    """The scores, -inf where a mask's bit is 0."""
+    ids_V = jnp.arange(scores_BxV.shape[1])
+    words_BxV = jnp.take(mask_BxW, ids_V // 32, axis=1, mode="fill", fill_value=0)
+    return jnp.where((words_BxV >> (ids_V % 32).astype(jnp.uint32)) & 1 > 0, scores_BxV, -jnp.inf)
 
 
 def _placed(ring: Layers) -> Layers:
@@ -124,14 +132,15 @@ def step(
     weights: Weights,
     state: State,
     live_B: jax.Array,
-    mask_BxW: jax.Array | None,
+    mask_BxW: jax.Array,
+    guided: jax.Array,
     steps: int,
 ) -> tuple[State, Drawn]:
     """Returns the state and the new tokens after so many steps. Rows that are not live read nothing and draw anything.
 
     Args:
       live_B: True in rows that have a request.
-      mask_BxW: uint32, the bits of the ids that each row may draw, for one step; None for all.
+      mask_BxW: uint32, the bits of the ids that each row may draw; read if `guided`.
     """
     rows = state.rows._replace(
         temperature_B=jnp.where(live_B, state.rows.temperature_B, 0), logprobs_B=state.rows.logprobs_B & live_B
@@ -142,12 +151,15 @@ def step(
         hidden_BxD, ring = read(model, weights, state.layers, state.clock, state.last_B, position_B)
         logits_BxV = logits_of(model, weights, hidden_BxD)
         scores_BxV = logits_BxV + rows.bias_BxV
-        if mask_BxW is not None:
-            ids_V = jnp.arange(scores_BxV.shape[1])
-            words_BxV = jnp.take(mask_BxW, ids_V // 32, axis=1, mode="fill", fill_value=0)
-            scores_BxV = jnp.where((words_BxV >> (ids_V % 32).astype(jnp.uint32)) & 1 > 0, scores_BxV, -jnp.inf)
+        scores_BxV = jax.lax.cond(guided, _allowed, lambda scores_BxV, _: scores_BxV, scores_BxV, mask_BxW)
         token_B = sample_rows(scores_BxV, rows, state.drawn_B)
-        logprobs = jax.lax.cond(rows.logprobs_B.any(), _log_probs, _no_log_probs, logits_BxV, token_B)
+        logprobs = jax.lax.cond(
+            rows.logprobs_B.any(),
+            _log_probs,
+            lambda *given: _zeros(lambda: _log_probs(*given)),
+            logits_BxV,
+            token_B,
+        )
         slots = state.layers[0].slots
         state = State(ring, (state.clock + 1) % slots, token_B, state.position_B + 1, state.drawn_B + 1, state.rows)
         return state, Drawn(token_B, jnp.isfinite(scores_BxV.max(axis=-1)), logprobs)
@@ -156,7 +168,7 @@ def step(
     return _settled(state), jax.tree.map(lambda x: constrain(x, *(None,) * x.ndim), drawn)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "echo"), donate_argnames="staging")
+@functools.partial(jax.jit, static_argnames=("model",), donate_argnames="staging")
 def read_chunk(
     model: Transformer,
     weights: Weights,
@@ -164,12 +176,12 @@ def read_chunk(
     tokens_C: jax.Array,
     next_C: jax.Array,
     begin: jax.Array,
-    echo: bool,
-) -> tuple[Layers, LogProbs | None]:
+    echo: jax.Array,
+) -> tuple[Layers, LogProbs]:
     """Returns the staging cache with one more chunk of a prompt in the slots from `begin` on.
 
-    With `echo` also the log-probabilities of the tokens that follow each: `next_C`. The last chunk is filled up with
-    any tokens, which no query of the prompt sees.
+    If `echo` also the log-probabilities of the tokens that follow each, `next_C`; else zeros. The last chunk is filled up
+    with any tokens, which no query of the prompt sees.
     """
     slots = staging[0].slots
     position_1xC = jnp.minimum(begin + jnp.arange(len(tokens_C)), model.config.max_seq_len - 1)[None]
@@ -179,7 +191,12 @@ def read_chunk(
         position_1xC,
         cache=layers.Cache(staging, begin, jnp.arange(slots)[None]),
     )
-    logprobs = _log_probs(logits_of(model, weights, hidden_1xCxD[0]), next_C) if echo else None
+    logprobs = jax.lax.cond(
+        echo,
+        lambda hidden_CxD: _log_probs(logits_of(model, weights, hidden_CxD), next_C),
+        lambda hidden_CxD: _zeros(lambda: _log_probs(jnp.zeros((len(next_C), model.config.padded_vocab_size)), next_C)),
+        hidden_1xCxD[0],
+    )
     return _placed(cache.layers), logprobs
 
 
@@ -198,13 +215,14 @@ def cut(staging: Layers, begin: jax.Array, size: int) -> Layers:
 @functools.partial(jax.jit, donate_argnames="staging")
 def paste(staging: Layers, chunk: Layers, begin: jax.Array) -> Layers:
     """Returns the staging cache with a chunk that `cut` gave."""
-    return tuple(
+    pasted = (
         layers.LayerCache(
             jax.lax.dynamic_update_slice_in_dim(layer.k_BxKxHxS, piece.k_BxKxHxS, begin, 3),
             jax.lax.dynamic_update_slice_in_dim(layer.v_BxKxSxH, piece.v_BxKxSxH, begin, 2),
         )
         for layer, piece in zip(staging, chunk, strict=True)
     )
+    return _placed(tuple(pasted))
 
 
 @functools.partial(jax.jit, donate_argnames="state")

@@ -201,7 +201,9 @@ class Batcher:
             if run.prefill.left:
                 return
             if run.ask.echo:
-                self._tell_run(run, Update((), prompt=_echoed(run.ask, run.prefill.echo)))
+                self._tell_run(
+                    run, Update((), prompt=_echoed(run.ask, run.prefill.echo, self.engine.model.config.vocab_size))
+                )
             if run.room <= 0:
                 self._end(run, "length")
                 return
@@ -312,11 +314,12 @@ def _token(token: int, one: LogProbs, likeliest: int) -> Token:
     return Token(token, float(one.chosen), tuple(top))
 
 
-def _echoed(ask: Ask, chunks: list[LogProbs]) -> tuple[Token, ...]:
-    """The prompt's tokens."""
+def _echoed(ask: Ask, chunks: list[LogProbs], vocab_size: int) -> tuple[Token, ...]:
+    """The prompt's tokens; the first has no log-probability, nor have the vectors of a prompt (`models.adapters`)."""
     tokens = [Token(ask.ids[0])]
     for chunk in chunks:
         for at in range(len(chunk.chosen)):
+            token = ask.ids[len(tokens)]
             one = jax.tree.map(lambda x, at=at: x[at], chunk)
-            tokens.append(_token(ask.ids[len(tokens)], one, ask.logprobs or 0))
+            tokens.append(_token(token, one, ask.logprobs or 0) if token < vocab_size else Token(token))
     return tuple(tokens)
