@@ -13,7 +13,7 @@ from jaxlm.config import Config, ConfigError
 from jaxlm.console import working
 from jaxlm.data import chat
 from jaxlm.data.coder import ours
-from jaxlm.eval import model
+from jaxlm.eval import model, samples
 from jaxlm.interop import inherit, readers
 from jaxlm.processes import say
 from jaxlm.serve.batcher import Batcher
@@ -104,7 +104,8 @@ def _voice(found: model.Restored, name: str, plain: bool) -> Iterator[Voice]:
         with contextlib.closing(batcher):
             with working("compiling") as tell:
                 batcher.warm(lambda line: tell(0, line))
-            yield Voice(name, batcher, Conversation(found.tokenizer, found.model.config.max_seq_len, plain))
+            context, ends = found.model.config.max_seq_len, samples.ends(found.tokenizer)
+            yield Voice(name, batcher, Conversation(found.tokenizer, ends, context, plain))
 
 
 def _has_template(tokenizer) -> bool:

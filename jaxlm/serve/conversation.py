@@ -10,7 +10,6 @@ from jaxlm.config import ConfigError, SampleConfig
 from jaxlm.data import chat
 from jaxlm.data.coder import Coder
 from jaxlm.data.ids import document
-from jaxlm.eval import samples
 from jaxlm.serve.asks import Ask, Update
 from jaxlm.serve.batcher import Batcher
 from jaxlm.serve.text import Text
@@ -28,6 +27,7 @@ class Conversation:
 
     Args:
       tokenizer: the model's tokenizer.
+      ends: the ids that end an answer.
       context: the most tokens of a conversation and its next answer together.
       plain: True for plain text: each message begins a line, and the model goes on with it.
 
@@ -37,8 +37,8 @@ class Conversation:
       forgotten: how many of the oldest turns the model reads no more.
     """
 
-    def __init__(self, tokenizer: Coder, context: int, plain: bool):
-        self.tokenizer, self.context, self.plain = tokenizer, context, plain
+    def __init__(self, tokenizer: Coder, ends: tuple[int, ...], context: int, plain: bool):
+        self.tokenizer, self.ends, self.context, self.plain = tokenizer, ends, context, plain
         self.turns: list[Turn] = []
         self.system, self.forgotten = "", 0
 
@@ -140,7 +140,7 @@ class Reply:
             top_k=settings.top_k,
             top_p=settings.top_p,
             seed=seed,
-            stop_ids=samples.ends(talk.tokenizer),
+            stop_ids=talk.ends,
         )
         self._ticket = voice.batcher.submit(ask, hear)
 

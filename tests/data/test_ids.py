@@ -286,7 +286,7 @@ def from_the_tokens_that_the_server_gives(coder, data, tmp_path, monkeypatch):
 
 
 def _asked(coder, plain):
-    talk = conversation.Conversation(coder, 4096, plain)
+    talk = conversation.Conversation(coder, (), 4096, plain)
     return [talk.ids(text, 8) for text in TEXTS]
 
 
