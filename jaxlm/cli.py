@@ -289,6 +289,8 @@ def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool
         parser.add_argument(option, **{k: v for k, v in arguments.items() if k != "key"} | {"required": required})
     args, unknown = parser.parse_known_intermixed_args(rest, argparse.Namespace(target=None))
     unknown = [word for word in getattr(args, "words", ()) if word.startswith("--")] or unknown  # "--promt=50% off"
+    if verb.at_step:
+        args.target, args.step = config_files.at_step(args.target or "")
     if verb.rest and args.target and (args.config or workdir) and not _is_something(args.target):
         args.target, args.words = None, [args.target, *args.words]  # the run is named already
     if args.target and "=" in args.target and not os.path.exists(args.target):
@@ -326,7 +328,7 @@ def _screen(name: str, verb: Verb) -> str:
     arguments = {
         "CONFIG": "a shipped config (see jaxlm --help) or a FILE.py; also --config=CONFIG",
         "RUN": "the folder of a run: its own config; also --config.workdir=RUN",
-        **({verb.rest: "a text to continue; without one, those of the config"} if verb.rest else {}),
+        **({verb.rest: verb.rest_help} if verb.rest else {}),
         "--config.KEY=VALUE": "set a key of the config",
     }
     if verb.second:

@@ -54,6 +54,14 @@ def find(word: str) -> Found:
     raise ConfigError(f"no config file, shipped config or folder {word!r}; {_hint(word)}")
 
 
+def at_step(word: str) -> tuple[str, str]:
+    """Returns (the folder, the checkpoint) that RUN@STEP names: a step, latest or best; "" if the word names none."""
+    folder, at, step = word.rpartition("@")
+    if at and folder and (step.isdecimal() or step in ("latest", "best")) and not pathlib.Path(word).exists():
+        return folder, step
+    return word, ""
+
+
 def _kind(folder: pathlib.Path) -> Literal["run", "model", "documents"]:
     config = folder / "config.json"
     if config.is_file():

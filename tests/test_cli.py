@@ -40,7 +40,7 @@ def test_each_help_fits_a_screen(capsys, verb):
     assert (code, err) == (0, "")
     others = {"diff": "RUN_A RUN_B", "compare": "RUN_A RUN_B", "prepare": "DIR|CONFIG|RUN"}
     others |= {"import": "HF_DIR", "eval": "CONFIG|RUN|HF_DIR", "sample": "CONFIG|RUN|HF_DIR [PROMPT ...]"}
-    others |= {"arena": "CONTESTANT CONTESTANT ...", "serve": "CONFIG|RUN|HF_DIR"}
+    others |= {"arena": "CONTESTANT CONTESTANT ...", "serve": "CONFIG|RUN|HF_DIR", "chat": "CONFIG|RUN|HF_DIR [RUN_B ...]"}
     target = others.get(verb, "CONFIG|RUN")
     assert lines[0].startswith(f"usage: jaxlm {verb} {target} [--config.KEY=VALUE ...]")
     assert len(lines) <= 32
