@@ -170,7 +170,7 @@ def _workdir(overrides: list[str]) -> str:
 def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.ConfigDict:
     """The config file or the run that `word` names, else the run in config.workdir; with the overrides."""
     verb, workdir = VERBS[name], _workdir(overrides)
-    found = config_files.find(word) if word and verb.models != "only" else None
+    found = config_files.find(word, verb.reads_run) if word and verb.models != "only" else None
     if verb.models == "only" or (found and found.kind == "model" and verb.models):
         return importlib.import_module("jaxlm.interop.inherit").of_model(word or "", overrides)
     if found and found.kind in ("model", "documents"):
@@ -230,6 +230,8 @@ def _not_taken(name: str, word: str, found: config_files.Found) -> str:
     texts = (
         f" (texts: --config.data.path={path}, others: first jaxlm prepare {path})" if "data" in VERBS[name].keys else ""
     )
+    if VERBS[name].reads_run and found.path.is_dir():
+        return f"no run in {path}: it has no config.json; {takes}{texts}"
     return f"{path} is no config (NAME or FILE.py) and no run (it has no config.json); {takes}{texts}"
 
 
