@@ -45,7 +45,7 @@ class Talk:
 
     def line(self, line: str) -> bool:
         """Answers a message, or does what a command says. False if that is to leave."""
-        line = line.strip()
+        line = _sound(line).strip()
         try:
             if not line:
                 self._terminal.note("nothing was said: type a message, or /help")
@@ -162,7 +162,7 @@ class Talk:
         if text and all(voice.talk.plain for voice in self._voices):
             raise ConfigError("plain text has no system message")
         for voice in self._voices:
-            voice.talk.system = "" if voice.talk.plain else text
+            voice.talk.system = "" if voice.talk.plain else _sound(text)
         self._terminal.note("the system says this from the next message on" if text else "the system says nothing")
 
     def temperature(self, given: str) -> None:
@@ -206,6 +206,11 @@ class Talk:
                 f"{whose}{reply.tokens:,} tokens{speed}; first one after {reply.first_s:.2f} s; read {reply.read:,} tokens "
                 f"({reply.cached:,} from the cache) of {voice.talk.context:,}"
             )
+
+
+def _sound(text: str) -> str:
+    """A text in which the bytes of a command line that are no UTF-8 are the mark of a missing character."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 @contextlib.contextmanager

@@ -57,8 +57,10 @@ def test_a_model_reads_all_turns_in_its_template(talk):
     assert say("//more é 日本") == ("sun and sea\n", "")
     said = [("system", "be brief"), ("user", "hello there"), ("assistant", "sun and sea"), ("user", "/more é 日本")]
     messages = [{"role": role, "content": content} for role, content in said]
-    assert one.batcher.asks[-1].ids == tuple(chat.ids(CODER, messages))
-    assert one.batcher.asks[-1].seed != one.batcher.asks[0].seed  # said twice, it may be answered in another way
+    assert one.batcher.asks[1].ids == tuple(chat.ids(CODER, messages))
+    assert say("\udcff sea")[1] == ""  # a byte of the command line that is no UTF-8
+    assert one.talk.turns[-1].asked == "\ufffd sea"
+    assert one.batcher.asks[1].seed != one.batcher.asks[0].seed  # said twice, it may be answered in another way
 
 
 def test_plain_text_goes_on(talk):
