@@ -327,6 +327,33 @@ def test_a_killed_supervisor_ends_its_child_and_a_new_start_waits_for_it(tmp_pat
     assert time.monotonic() - began < 5
 
 
+def test_a_child_knows_when_its_supervisor_is_gone(tmp_path):
+    body = "from jaxlm.train import supervised; supervised.adopt(); before = supervised.orphaned()\n"
+    body += "later = lambda *_: (time.sleep(1), (folder / 'told').write_text(f'{before} {supervised.orphaned()}'))\n"
+    body += "tell = lambda *_: (later(), os._exit(4))\n"  # the signal may come before the new parent
+    body += "signal.signal(signal.SIGTERM, tell)\n"
+    process, _ = in_a_process(tmp_path, body + READY + "hang()")
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 10
+    while not ((tmp_path / "told").exists() and (tmp_path / "told").read_text()) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert (tmp_path / "told").read_text() == "False True"
+
+
+def test_a_child_that_was_stopped_before_its_first_step_says_so_once(tmp_path, capfd):
+    """XLA's threads may keep Python from ending: the supervisor would end it, and say again that the run stopped."""
+    body = "import threading, types; from jaxlm import cli\ndef program(config, args):\n"
+    body += "    threading.Thread(target=hang).start(); at(0, clock.COMPILE); (folder / 'ready').touch(); hang()\n"
+    body += "sys.modules['jaxlm.programs.pretrain'] = types.SimpleNamespace(run=program)\n"
+    s = make(tmp_path, body + "sys.exit(cli.main(['train', 'quickstart'], script=True))")
+    threading.Thread(target=when, args=(tmp_path / "ready", signal.SIGTERM)).start()
+    assert s.run() == 4
+    said = capfd.readouterr().err
+    assert "jaxlm: stopped; the same command goes on from what is done" in said
+    assert "stopped before training began" not in said
+
+
 def test_a_terminal_s_ctrl_c_reaches_the_child_once(tmp_path):
     body = "signal.signal(signal.SIGINT, lambda *_: (folder / 'got').open('a').write('x'))\n" + READY
     body += "at(7)\nwhile not (folder / 'got').exists(): time.sleep(0.02)\ntime.sleep(0.3); sys.exit(4)"
