@@ -80,6 +80,9 @@ def _main(argv: list[str], script: bool) -> int:
         return 1
     except KeyboardInterrupt:
         console.say(f"jaxlm: stopped{resumes and f'; the same command {resumes}'}")
+        if (supervised := sys.modules.get("jaxlm.train.supervised")) and supervised.since() is not None:
+            console.settle()
+            os._exit(4)  # Python would wait for XLA, and the supervisor would end it and say once more that it stopped
         return 4 if resumes else 1
     finally:
         with contextlib.suppress(KeyboardInterrupt):  # too late: the command is done, or refused
@@ -139,7 +142,7 @@ def _run(argv: list[str], script: bool) -> int:
         if trains and script:
             importlib.import_module("jaxlm.train.supervised").stop_at_once_until_training()
         else:
-            interrupts.release()
+            interrupts.release(raising=bool(verb.resumes))
         return module.run(config, args)
 
     if not alone:

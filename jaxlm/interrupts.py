@@ -24,11 +24,16 @@ def hold() -> None:
             _held.append(number)
 
 
-def release() -> None:
-    """Gives the signals back, unless others took them meanwhile. Raises KeyboardInterrupt if one came."""
+def release(raising: bool = False) -> None:
+    """Gives the signals back, unless others took them meanwhile. Raises KeyboardInterrupt if one came.
+
+    Args:
+      raising: True if from now on SIGTERM and SIGHUP raise KeyboardInterrupt too, so that worker processes and what they
+        share are tidied up.
+    """
     for number in _held:
         if signal.getsignal(number) == _note:
-            signal.signal(number, _ORDINARY[number])
+            signal.signal(number, signal.default_int_handler if raising else _ORDINARY[number])
     if taken_over() is not None:
         raise KeyboardInterrupt
 

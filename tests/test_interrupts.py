@@ -56,6 +56,30 @@ def test_a_signal_is_held_back_until_it_is_released(number):
     assert done.returncode == -getattr(signal, number)
 
 
+WORKERS = """
+import sys, time, types
+from jaxlm.corpus import engine
+def run(config, args):
+    with engine.worker_processes(2) as pool:
+        print(list(pool.map(abs, [1, -2])), flush=True)
+        time.sleep(60)
+sys.modules["jaxlm.programs.prepare"] = types.SimpleNamespace(run=run)
+sys.argv = ["jaxlm", "prepare", "quickstart", "--config.data.dir=nowhere"]
+from jaxlm.main import console_script
+sys.exit(console_script())
+"""
+
+
+def test_a_command_that_goes_on_later_tidies_up_its_workers():
+    """What worker processes share would else be left, and multiprocessing would warn of leaked semaphores."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", WORKERS], cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout.readline() == "[1, 2]\n"
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (4, "jaxlm: stopped; the same command goes on from what is done\n")
+
+
 def test_others_handlers_and_ignored_signals_stay(monkeypatch):
     mine = lambda number, frame: None  # noqa: E731
     before = signal.signal(signal.SIGTERM, mine), signal.signal(signal.SIGINT, signal.SIG_IGN)

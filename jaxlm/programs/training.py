@@ -19,7 +19,7 @@ from jaxlm.processes import from_first, say, together
 from jaxlm.programs import pages
 from jaxlm.programs.attempt import Attempt
 from jaxlm.programs.task import Ready, Task
-from jaxlm.train import books, ledger, loop, metrics, mirrors, signals, start, workdir
+from jaxlm.train import books, ledger, loop, metrics, mirrors, signals, start, supervised, workdir
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.clock import COMPILE, EVALUATE, MIRROR, Clock, Pulse
 from jaxlm.train.scores import Scores
@@ -69,6 +69,8 @@ def run(config: Config, task: Task) -> int:
                 break
             clock = Clock(pulse=pulse, since=time.monotonic())
             log = start.Log(folder, clock, config.train, config.hardware)
+        if ending.code == loop.PREEMPTED and not ending.why and supervised.orphaned():
+            ending = dataclasses.replace(ending, why="the supervisor was gone")
         code = EXIT_CODES[ending.code]
         together(lambda: _write_down(ending, code, clock, folder, config), first_only=True)
         _say_ending(ending, folder, task.prompt)

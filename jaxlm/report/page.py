@@ -22,6 +22,9 @@ _HIDDEN = re.compile(
 )
 
 
+_OPTION = re.compile(r"(--\w[^\s;,]*)")  # of a command; lines break behind its hyphens
+
+
 class Markup(str):
     """Finished HTML, which is not escaped again."""
 
@@ -41,6 +44,12 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
     ]
     opened = f"<{name}{''.join(pairs)}>"
     return Markup(opened if name == "meta" else f"{opened}{join(children)}</{name}>")
+
+
+def sentence(line: str) -> Markup:
+    """Returns a line of text; an option of a command in it (`--config.KEY=VALUE`) is kept together where it fits."""
+    parts = _OPTION.split(line)
+    return join(tag("span", part, class_="option") if i % 2 else part for i, part in enumerate(parts))
 
 
 def join(parts: Iterable[object]) -> Markup:

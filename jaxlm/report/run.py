@@ -55,7 +55,7 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
 
 def _about(path: pathlib.Path, run: dict) -> Markup:
     data = pathlib.Path(run["data"]) / page.NAME if run.get("data") else None
-    parts = [tag("p", run["model"], class_="dim"), tag("p", run.get("ended") or "")]
+    parts = [tag("p", run["model"], class_="dim"), tag("p", page.sentence(run.get("ended") or ""))]
     if data and data.is_file():
         parts.append(tag("p", "Trained on ", page.link("this data", data, path), "."))
     return join(parts)
@@ -186,7 +186,7 @@ def _futures(summary: dict) -> Markup:
         for row in found.get("rows", ())
     ]
     head = ("future", "to step", "loss (80%)", "time", *(["cost", "cost of 0.01 nats"] if _is_paid(summary) else []))
-    advice = tag("p", found.get("advice", ""))
+    advice = tag("p", page.sentence(found.get("advice", "")))
     return join([advice, table(head, rows, "Futures")]) if rows else advice
 
 

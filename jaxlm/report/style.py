@@ -30,6 +30,7 @@ th { font-weight: 600; } thead th { color: var(--dim); font-weight: 500; }
 tbody th, .text { text-align: left; } td.text { white-space: normal; min-width: 8rem; max-width: 40rem; }
 td.text code { overflow-wrap: anywhere; }
 tbody th { position: sticky; left: 0; background: var(--back); max-width: 24rem; overflow: hidden; text-overflow: ellipsis; }
+.option { display: inline-block; max-width: 100%; overflow-wrap: anywhere; }
 .nowrap { white-space: nowrap; display: inline-block; }
 .zero { color: var(--dim); opacity: .6; }
 .heat { background: color-mix(in srgb, var(--heat-ink) calc(var(--heat) * .75), transparent); }

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from jaxlm import screen
-from jaxlm.console import dollars, duration, human
+from jaxlm.console import AGAIN_S, WORKING_S, dollars, duration, human
 from jaxlm.screen import BOLD, CYAN, DIM, GREEN, Part
 
 SMOOTHED = 20  # steps over which the shown loss is smoothed
@@ -31,6 +31,11 @@ class Progress:
         self._total, self._step, self._doing = total, done, doing
         self._sum, self._weight = 0.0, 0.0  # of losses
         self._ends_at: float | None = None  # by the last estimate
+        self._first, self._began, self._said = (
+            done + 1,
+            time.monotonic(),
+            0,
+        )  # of this start; lines about its first step
         self._shown = contextlib.ExitStack()
         self._shown.enter_context(screen.shown(self))
 
@@ -82,6 +87,8 @@ class Progress:
         known = self._ends_at is not None
         left = f"left {duration(max(0.0, self._ends_at - time.monotonic()))}" if known else ""
         filled = _BAR * self._step // max(self._total, 1)
+        waited = self._waited_s()
+        first = f"step {self._first} for {duration(waited)}" if waited > WORKING_S else ""
         return [
             Part(f"step {self._step}/{self._total}", 1),
             Part(f"[{'#' * filled}{'.' * (_BAR - filled)}]", 9, DIM),
@@ -89,11 +96,20 @@ class Progress:
             Part(f"loss {self.loss:.4f}" if self._weight else "", 4),
             Part(left, 3),
             Part(self._doing() if alone else "", 0, CYAN),
+            Part(first if alone else "", 2, DIM),
         ]
 
     def line(self) -> str:
-        """Nothing: where there is no live line, `update` says it all."""
-        return ""
+        """What is due while nobody knows yet how long a step takes; later `update` says it all."""
+        waited = self._waited_s()
+        if waited < (self._said + 1) * AGAIN_S:
+            return ""
+        self._said += 1
+        return f"step {self._first}/{self._total}: {duration(waited)} so far"
+
+    def _waited_s(self) -> float:
+        """The seconds since the start while its first step is not done; 0 from then on."""
+        return time.monotonic() - self._began if self._step < self._first else 0.0
 
 
 def _percent(step: int, total: int) -> str:

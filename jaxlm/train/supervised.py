@@ -97,6 +97,12 @@ def _stop_at_once(number: int, frame: typing.Any) -> None:
     raise KeyboardInterrupt
 
 
+def orphaned() -> bool:
+    """True if this process had a supervisor, and that is gone."""
+    parent = os.environ.get(PARENT)
+    return parent is not None and int(parent) != os.getppid()
+
+
 def since() -> float | None:
     """Returns the `time.monotonic()` from which this start's time counts; None without a supervisor."""
     return float(os.environ[SINCE]) if os.environ.get(SINCE) else None

@@ -8,6 +8,8 @@ import time
 import pytest
 from faults.harness import Started, curve, digests, steps
 
+from jaxlm.train import ledger
+
 pytestmark = pytest.mark.faults
 UNDER = {"runs__supervise": "on", "runs__backoff_s": 0.1}
 HANG_S = 6.0
@@ -66,6 +68,7 @@ def test_a_killed_supervisor_leaves_a_saved_state_and_the_lock(place):
     place.run("orphan", **UNDER)  # at once: it waits for the old one
     assert gone(pid)
     assert "interrupted, the state is saved" in run.text()
+    assert ledger.read(run.folder)["starts"][0]["ended"]["why"] == "the supervisor was gone"
     place.assert_exact("orphan")
 
 

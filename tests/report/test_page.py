@@ -53,6 +53,28 @@ def test_on_paper_nothing_is_folded_or_cut_and_no_heading_ends_a_page(tmp_path):
         assert [shown.value(count) for count in (hidden, cut, loose)] == [0, 0, 0]
 
 
+def test_options_of_a_command_in_a_sentence_are_marked_and_escaped():
+    line = "a - b & c: jaxlm train x --config.a.b=1 --from='<r>', then"
+    told = "a - b &amp; c: jaxlm train x OPTION--config.a.b=1</span> OPTION--from=&#x27;&lt;r&gt;&#x27;</span>, then"
+    assert page.sentence(line) == told.replace("OPTION", '<span class="option">')
+    assert page.sentence("no command") == "no command"
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
+def test_no_line_of_a_headline_ends_inside_an_option(tmp_path):
+    line = "step 7: " + "".join(f"{'jaxlm ' * n}--config.train.microbatch_size=4 " for n in range(1, 8))
+    run.write(tmp_path / "run/report.html", SUMMARY | {"run": SUMMARY["run"] | {"ended": f"{line} --x={'y' * 200}"}})
+    with browser(tmp_path / "profile") as shown:
+        for width in (390, 1200):
+            shown.show(tmp_path / "run/report.html", width)
+            heights = shown.value("JSON.stringify([...document.querySelectorAll('.option')].map(e => e.clientHeight))")
+            *one, long = json.loads(heights)
+            assert (len(one), max(one) < 30) == (7, True)
+            assert long > 45
+            assert shown.value("document.documentElement.scrollWidth") <= width
+
+
 @pytest.mark.browser
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
 def test_the_pages_fit_a_phone_and_a_desk_and_ask_for_nothing(tmp_path):

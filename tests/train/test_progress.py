@@ -86,6 +86,21 @@ def test_the_live_line_says_where_the_run_is_and_what_it_does(capsys):
     progress.close()
 
 
+def test_a_first_step_that_takes_long_is_told(progress, monkeypatch, capsys):
+    began = time.monotonic()
+    now = lambda seconds: monkeypatch.setattr(time, "monotonic", lambda: began + seconds)  # noqa: E731
+    said = []
+    for seconds in range(130):
+        now(seconds)
+        said += [progress.line()]
+    assert [line for line in said if line] == [f"step 1/520: {t} so far" for t in ("0m30s", "1m00s", "1m30s", "2m00s")]
+    assert live(progress, 100).endswith("0%  step 1 for 2m09s")
+    progress.stepped(1, 8.0)
+    now(500)
+    assert progress.line() == ""
+    assert "for" not in live(progress, 100)
+
+
 def test_the_time_left_runs_down_between_two_logged_steps(progress, monkeypatch, capsys):
     progress.update(RECORD | {"eta_s": 100.0}, None)
     now = time.monotonic()

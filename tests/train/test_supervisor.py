@@ -178,9 +178,10 @@ def test_the_second_request_ends_a_save_that_hangs(tmp_path, capfd):
 
 
 def test_a_signal_between_two_starts_is_4(tmp_path):
-    s = make(tmp_path, "at(3); sys.exit(1)", **{"runs.backoff_s": 60})
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    assert s.run() == 4
+    told = lambda *words: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    began = time.monotonic()
+    assert run(tmp_path, "at(3); sys.exit(1)", tell=told, **{"runs.backoff_s": 60}) == (4, 1)
+    assert time.monotonic() - began < 50
 
 
 def test_a_hang_is_told_with_stacks_and_started_again(tmp_path, capfd):
@@ -325,6 +326,33 @@ def test_a_killed_supervisor_ends_its_child_and_a_new_start_waits_for_it(tmp_pat
     files.lock(tmp_path, "trains in", "workdir", wait_s=20).close()
     assert (tmp_path / "checkpoints/8").is_dir()
     assert time.monotonic() - began < 5
+
+
+def test_a_child_knows_when_its_supervisor_is_gone(tmp_path):
+    body = "from jaxlm.train import supervised; supervised.adopt(); before = supervised.orphaned()\n"
+    body += "later = lambda *_: (time.sleep(1), (folder / 'told').write_text(f'{before} {supervised.orphaned()}'))\n"
+    body += "tell = lambda *_: (later(), os._exit(4))\n"  # the signal may come before the new parent
+    body += "signal.signal(signal.SIGTERM, tell)\n"
+    process, _ = in_a_process(tmp_path, body + READY + "hang()")
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 10
+    while not ((tmp_path / "told").exists() and (tmp_path / "told").read_text()) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert (tmp_path / "told").read_text() == "False True"
+
+
+def test_a_child_that_was_stopped_before_its_first_step_says_so_once(tmp_path, capfd):
+    """XLA's threads may keep Python from ending: the supervisor would end it, and say again that the run stopped."""
+    body = "import threading, types; from jaxlm import cli\ndef program(config, args):\n"
+    body += "    threading.Thread(target=hang).start(); at(0, clock.COMPILE); (folder / 'ready').touch(); hang()\n"
+    body += "sys.modules['jaxlm.programs.pretrain'] = types.SimpleNamespace(run=program)\n"
+    s = make(tmp_path, body + "sys.exit(cli.main(['train', 'quickstart'], script=True))")
+    threading.Thread(target=when, args=(tmp_path / "ready", signal.SIGTERM)).start()
+    assert s.run() == 4
+    said = capfd.readouterr().err
+    assert "jaxlm: stopped; the same command goes on from what is done" in said
+    assert "stopped before training began" not in said
 
 
 def test_a_terminal_s_ctrl_c_reaches_the_child_once(tmp_path):
