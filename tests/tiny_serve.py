@@ -24,6 +24,7 @@ class Scripted:
         self.say, self.pause, self.room = say, pause, room
         self.asks: list[Ask] = []
         self.live: list[Row] = []
+        self.down = ""
 
     def submit(self, ask: Ask, tell: Callable[[Update], None]) -> "Row":
         self.live = [row for row in self.live if row.thread.is_alive()]
@@ -37,7 +38,9 @@ class Scripted:
 
     def stats(self) -> Stats:
         busy = sum(row.thread.is_alive() for row in self.live)
-        return Stats(self.room, busy, 0, 256, len(self.asks), sum(len(ask.ids) for ask in self.asks), 0, 0, 0, {})
+        return Stats(
+            self.room, busy, 0, 256, len(self.asks), sum(len(ask.ids) for ask in self.asks), 0, 0, 0, {}, self.down
+        )
 
 
 class Row:

@@ -7,6 +7,7 @@ import hmac
 import importlib.resources
 import json
 import time
+import traceback
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxlm.config import ConfigError, RunError
 from jaxlm.data import chat
+from jaxlm.processes import say
 from jaxlm.serve import answers
 from jaxlm.serve.asks import Busy, Update
 from jaxlm.serve.batcher import Batcher
@@ -35,6 +37,7 @@ _POLICY = (
 )
 _PING_S = 15
 _BODY_S = 30.0  # for a body to arrive
+_SEND_S = 60.0  # for a client to read on
 _DRAINED = 2**26  # bytes of a body that was refused, read and dropped so that the client sees the answer
 
 
@@ -103,6 +106,9 @@ class Server:
                 response = _refusal(Refused(str(error), 500 if isinstance(error, _Failed) else 503))
             except ClientDisconnect:
                 response = Response(status_code=499)  # nobody reads it
+            except Exception as error:
+                say("".join(traceback.format_exception(error)).rstrip())  # uvicorn is silent
+                response = _refusal(Refused(f"the server failed: {type(error).__name__}: {error}", 500))
             self.metrics.answered(route, response.status_code)
             return response
 
@@ -149,7 +155,7 @@ class Server:
                 yield _event(writer.usage(answers.usage(request, found)))
         except Refused as refused:
             yield _event(refused.body())
-        except _Failed as failed:
+        except (RunError, _Failed) as failed:
             yield _event(Refused(str(failed), 500).body())
         yield {"data": "[DONE]"}
 
@@ -214,6 +220,8 @@ class Server:
         return JSONResponse(one)
 
     async def _health(self, request: HttpRequest) -> Response:
+        if why := self._batcher.stats().down:
+            return JSONResponse({"status": "down", "why": why}, 503)
         return JSONResponse({"status": "ok"})
 
     async def _metrics(self, request: HttpRequest) -> Response:
@@ -240,8 +248,10 @@ class Server:
             raise Refused(f"the body did not arrive within {_BODY_S:g} s", 408, code="timeout") from None
         try:
             body = json.loads(raw)
+            json.dumps(body, ensure_ascii=False).encode()  # no half of a character beyond U+FFFF, which is no text
         except (ValueError, RecursionError) as error:
-            why = str(error) if isinstance(error, json.JSONDecodeError) else "no UTF-8, or nested too deeply"
+            says = "no UTF-8, nested too deeply, or a number of thousands of digits"
+            why = str(error) if isinstance(error, json.JSONDecodeError) else says
             raise Refused(f"the body is no JSON: {why}", code="invalid_json") from None
         if not isinstance(body, dict):
             raise Refused("the body must be a JSON object", code="invalid_json")
@@ -256,7 +266,7 @@ class _Stream(EventSourceResponse):
     """Server-sent events, whose requests end with the connection, even if no event was ever sent."""
 
     def __init__(self, flight: Flight, events: AsyncIterator[dict[str, str]]):
-        super().__init__(events, ping=_PING_S, sep="\n")
+        super().__init__(events, ping=_PING_S, sep="\n", send_timeout=_SEND_S)
         self._flight = flight
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

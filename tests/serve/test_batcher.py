@@ -67,7 +67,7 @@ def test_requests_together_get_what_generate_gives(batcher):
     assert [one.end() for one in asked] == ["length"] * 4
     assert [one.ids for one in asked] == expected
     stats = batcher.stats()
-    assert (stats.prompts, stats.tokens, stats.busy, stats.ended) == (4, 48, 0, {"length": 4})
+    assert (stats.prompts, stats.tokens, stats.busy, stats.ended, stats.down) == (4, 48, 0, {"length": 4}, "")
     wrong = [Heard(batcher, ids[::-1], 12) for ids in PROMPTS[:2]]
     assert [one.end() and one.ids for one in wrong] != expected[:2]
 
@@ -182,6 +182,7 @@ def test_a_full_queue_says_so():
     assert error.value.retry_after_s >= 1
     one.close()
     assert {heard.end() for heard in [first, *rest]} <= {"cancelled", "length"}
+    assert one.stats().down == "it was closed"
     with pytest.raises(config.RunError, match="closed"):
         Heard(one, [1], 1)
 
@@ -200,6 +201,7 @@ def test_a_dead_thread_tells_all_why(monkeypatch):
         assert heard.updates[-1].why == "MemoryError: no room on the device"
     with pytest.raises(config.RunError, match="no room on the device"):
         Heard(one, [1], 1)
+    assert one.stats().down == "MemoryError: no room on the device"
 
 
 def test_hundreds_of_requests_leave_nothing_behind(batcher):
