@@ -144,20 +144,6 @@ def test_chunks_are_the_whole_and_a_prefix_found_is_a_prefix_read():
     assert steps(one, 2, 12) == alone([*LONG[:10], *SHORT])
 
 
-def test_prefixes_are_bounded_and_the_oldest_go():
-    whole = engine()
-    enter(whole, 0, LONG)
-    each = whole.prefixes.size // 3
-    one = engine(prefix_bytes=int(3.5 * each))
-    enter(one, 0, LONG)
-    enter(one, 0, SHORT * 4)  # one chunk more: the end of LONG goes, without which its beginning is still of use
-    assert one.prefixes.size <= 3.5 * each
-    before = one.prefixes.hits
-    enter(one, 0, LONG)
-    assert one.prefixes.hits - before == 16
-    assert engine(prefix_bytes=0).prefixes.size == 0
-
-
 def test_any_mix_of_settings_is_one_program():
     one = engine()
     enter(one, 0, SHORT)
