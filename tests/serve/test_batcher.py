@@ -10,6 +10,7 @@ import pytest
 import tiny_models as tiny
 
 from jaxlm import config, models
+from jaxlm.models import ring
 from jaxlm.models.generate import generate
 from jaxlm.serve import bench
 from jaxlm.serve.batcher import Ask, Batcher, Busy, Token, Update
@@ -170,6 +171,26 @@ def test_cancelled_rows_are_free_at_once(batcher):
     assert held[1].end() == "cancelled"
     assert [one.end() for one in waiting] == ["length", "cancelled"]
     assert [one.end() for one in (held[0], held[2])] == ["length"] * 2
+
+
+def test_nothing_is_compiled_once_it_is_warm():
+    model = models.build(tiny.model_config(n_layers=1, max_seq_len=32), "xla")
+    one = Batcher(model, {"params": tiny.random_params(model)}, rows=1, chunk=8, shortest=16)
+    programs = (ring.empty, ring.step, ring.read_chunk, ring.cut, ring.paste, ring.insert, ring.resized, ring.staging)
+    lines: list[str] = []
+    one.warm(lines.append)
+    assert lines == ["compiling for 16 slots", "compiling for 32 slots"]
+    before = [program._cache_size() for program in programs]
+    for _ in range(2):  # the second finds prefixes
+        for ids in ([5], list(range(20))):
+            for settings in ({}, {"temperature": 1.0, "top_p": 0.5}, {"logprobs": 2, "echo": True}, {"guide": Count()}):
+                alone(one, ids, 9, **settings)
+    alone(one, [5], 3 * 31)
+    for _ in range(25):  # the ring shrinks again
+        alone(one, [5], 3)
+    assert one.stats().ring == 16
+    assert [program._cache_size() for program in programs] == before
+    one.close()
 
 
 def test_a_full_queue_says_so():
