@@ -382,6 +382,14 @@ def test_models_and_metrics(url, client):
     assert "jaxlm_rows 8" in lines
 
 
-def test_no_other_page_may_read_answers(url):
+def test_no_other_page_may_read_answers(url, coder, batcher):
     answer = httpx.get(f"{url}/v1/models", headers={"Origin": "https://example.org"})
     assert "access-control-allow-origin" not in answer.headers
+    server = http.Server("tiny", batcher, reader(coder), http.Limits(here=True))
+    with tiny_serve.running(server.app()) as url:
+        for host in ("localhost:80", "LOCALHOST", "127.0.0.1:8000", "127.0.0.2", "[::1]:8000", "[::1]"):
+            assert httpx.get(f"{url}/v1/models", headers={"Host": host}).status_code == 200, host
+        for host in ("example.org", "localhost.example.org:8000", "127.0.0.1.example.org", "x@localhost"):
+            answer = httpx.get(f"{url}/v1/models", headers={"Host": host})
+            assert answer.status_code == 403, host
+            assert "--api-key" in answer.json()["error"]["message"]
