@@ -11,6 +11,18 @@ import uvicorn
 
 from jaxlm.serve.asks import Ask, Busy, Stats, Token, Update
 
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["cat", "dog é"]},
+        "legs": {"type": "integer", "minimum": 2, "maximum": 44},
+        "old": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+    },
+    "required": ["name", "kind", "legs", "old"],
+    "additionalProperties": False,
+}
+
 
 class Scripted:
     """A batcher whose rows say what `say` returns for a request, a token at a time, the id's own number as its logp.

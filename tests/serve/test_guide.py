@@ -8,21 +8,11 @@ import numpy as np
 import pytest
 import tiny_chats
 import tiny_hf
+import tiny_serve
 
 from jaxlm.data import coder
 from jaxlm.eval import samples
 from jaxlm.serve.guide import Guides
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 6},
-        "kind": {"enum": ["cat", "dog é🙂"]},
-        "legs": {"type": "integer", "minimum": 2, "maximum": 44},
-    },
-    "required": ["name", "kind", "legs"],
-    "additionalProperties": False,
-}
 
 
 @pytest.fixture(scope="module", params=["ours", "byte_level", "byte_fallback"])
@@ -52,14 +42,14 @@ def walk(guide, tokenizer, vocab_size: int, seed: int) -> str:
 @pytest.mark.parametrize("padded_to", [32, 33])  # the size of most models' vocabularies has no rest by 32
 def test_a_walk_is_json_of_the_schema(tokenizer, padded_to):
     vocab_size = -(-tokenizer.vocab_size // 32) * 32 + padded_to - 32
-    make = Guides(tokenizer, vocab_size, samples.ends(tokenizer)).of_schema(SCHEMA)
+    make = Guides(tokenizer, vocab_size, samples.ends(tokenizer)).of_schema(tiny_serve.SCHEMA)
     texts = [walk(make(), tokenizer, vocab_size, seed) for seed in range(20)]
     for text in texts:
-        jsonschema.validate(json.loads(text), SCHEMA)
+        jsonschema.validate(json.loads(text), tiny_serve.SCHEMA)
     assert len({*texts}) > 10
 
 
 def test_what_is_not_allowed_is_not_taken(tokenizer):
-    guide = Guides(tokenizer, tokenizer.vocab_size, samples.ends(tokenizer)).of_schema(SCHEMA)()
+    guide = Guides(tokenizer, tokenizer.vocab_size, samples.ends(tokenizer)).of_schema(tiny_serve.SCHEMA)()
     with pytest.raises(ValueError, match="can't go on"):
         guide.accept(samples.ends(tokenizer)[0])

@@ -87,21 +87,8 @@ def test_log_probabilities_are_those_of_a_full_forward(client, scorer):
         np.testing.assert_allclose(sorted(top.values(), reverse=True)[:3], likeliest, atol=1e-4)
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 6},
-        "kind": {"enum": ["cat", "dog é"]},
-        "legs": {"type": "integer", "minimum": 2, "maximum": 44},
-        "old": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
-    },
-    "required": ["name", "kind", "legs", "old"],
-    "additionalProperties": False,
-}
-
-
 def test_an_answer_follows_its_schema(client):
-    form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}
+    form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": tiny_serve.SCHEMA}}
     asked = {
         "model": "tiny",
         "prompt": "the",
@@ -113,7 +100,7 @@ def test_an_answer_follows_its_schema(client):
     assert len({choice.text for choice in found.choices}) == 6
     for choice in found.choices:
         assert choice.finish_reason == "stop"
-        jsonschema.validate(json.loads(choice.text), SCHEMA)
+        jsonschema.validate(json.loads(choice.text), tiny_serve.SCHEMA)
 
 
 def test_an_answer_is_an_object_of_json_as_far_as_it_goes(client):
