@@ -66,8 +66,9 @@ def test_a_seed_gives_the_same_text_whatever_else_runs(client):
 
 def full(scorer, ids) -> np.ndarray:
     """log p of every id of the vocabulary behind each id, (T, V)."""
-    logits_TxV = models.logits(scorer.model, scorer.variables["params"], np.asarray([ids], np.int32))[0]
-    return np.asarray(jax.nn.log_softmax(logits_TxV[:, : scorer.model.config.vocab_size]))
+    size = scorer.model.config.vocab_size
+    forward = tiny_models.jit(lambda params, ids: models.logits(scorer.model, params, ids)[0, :, :size])
+    return np.asarray(jax.nn.log_softmax(forward(scorer.variables["params"], np.asarray([ids], np.int32))))
 
 
 def test_log_probabilities_are_those_of_a_full_forward(client, scorer):
