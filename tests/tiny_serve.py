@@ -11,6 +11,18 @@ import uvicorn
 
 from jaxlm.serve.asks import Ask, Busy, Stats, Token, Update
 
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["cat", "dog é"]},
+        "legs": {"type": "integer", "minimum": 2, "maximum": 44},
+        "old": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+    },
+    "required": ["name", "kind", "legs", "old"],
+    "additionalProperties": False,
+}
+
 
 class Scripted:
     """A batcher whose rows say what `say` returns for a request, a token at a time, the id's own number as its logp.
@@ -24,6 +36,7 @@ class Scripted:
         self.say, self.pause, self.room = say, pause, room
         self.asks: list[Ask] = []
         self.live: list[Row] = []
+        self.down = ""
 
     def submit(self, ask: Ask, tell: Callable[[Update], None]) -> "Row":
         self.live = [row for row in self.live if row.thread.is_alive()]
@@ -37,7 +50,9 @@ class Scripted:
 
     def stats(self) -> Stats:
         busy = sum(row.thread.is_alive() for row in self.live)
-        return Stats(self.room, busy, 0, 256, len(self.asks), sum(len(ask.ids) for ask in self.asks), 0, 0, 0, {})
+        return Stats(
+            self.room, busy, 0, 256, len(self.asks), sum(len(ask.ids) for ask in self.asks), 0, 0, 0, {}, self.down
+        )
 
 
 class Row:

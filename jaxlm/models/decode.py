@@ -94,7 +94,7 @@ class Engine:
         self.weights = lay_out(model, variables, every_product=on_cpu)
         self.chunk = chunk or (32 if on_cpu else 256)
         self.burst = 1 if on_cpu else 8
-        self.lengths = [max(shortest, self.chunk)]
+        self.lengths = [-(-shortest // self.chunk) * self.chunk]  # else the last chunk of a prompt has no room
         while self.lengths[-1] < model.config.max_seq_len:
             self.lengths.append(2 * self.lengths[-1])
         self.prefixes = Prefixes(prefix_bytes, self.chunk)

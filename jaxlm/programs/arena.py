@@ -13,9 +13,9 @@ from jaxlm.config import Config, ConfigError
 from jaxlm.console import say, table, working
 from jaxlm.eval import model, samples
 from jaxlm.interop import inherit, readers
-from jaxlm.serve import arena_contestants, arena_export, arena_page, arena_ratings
-from jaxlm.serve.arena_contestants import Contestant
-from jaxlm.serve.arena_store import Store
+from jaxlm.serve.arena import contestants, export, page, ratings
+from jaxlm.serve.arena.contestants import Contestant
+from jaxlm.serve.arena.store import Store
 from jaxlm.train import origin
 
 
@@ -28,9 +28,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if args.json and not args.results:
         raise ConfigError("--json prints results: jaxlm arena --results --json")
     if not reads:
-        arena_page.check()
-    playing = [_settled(arena_contestants.parse(word)) for word in args.words]
-    named = arena_contestants.names(playing)
+        page.check()
+    playing = [_settled(contestants.parse(word)) for word in args.words]
+    named = contestants.names(playing)
     if len(playing) == 1:
         raise ConfigError("one contestant alone: name two or more, jaxlm arena RUN_A RUN_B")
     store = Store(path)
@@ -38,7 +38,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         ids = store.enter(named) if playing else store.enter_all()
         if reads:
             return _read(store, args)
-        listening = arena_page.listen(args.host, args.port)
+        listening = page.listen(args.host, args.port)
         with listening:
             _answer(store, dict(zip(ids, playing, strict=False)), config, args)
             host, port = listening.getsockname()[:2]
@@ -46,7 +46,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
                 f"vote at http://{f'[{host}]' if ':' in host else host}:{port}; ctrl-C ends, and the same command goes on"
             )
             try:
-                arena_page.serve(store, listening, not args.no_reveal)
+                page.serve(store, listening, not args.no_reveal)
             except KeyboardInterrupt:
                 say(f"{len(store.votes()):,} votes in {path}: jaxlm arena --results --store={path}")
         return 0
@@ -66,10 +66,10 @@ def _settled(one: Contestant) -> Contestant:
 
 def _answer(store: Store, playing: dict[int, Contestant], config: Config, args: argparse.Namespace) -> None:
     """Makes the answers that the store lacks, one contestant after the other."""
-    given = {i: arena_contestants.read_samples(one.where) for i, one in playing.items() if one.kind == "file"}
+    given = {i: contestants.read_samples(one.where) for i, one in playing.items() if one.kind == "file"}
     configs = {i: _config(one, args.overrides) for i, one in playing.items() if one.kind == "run"}
     if args.prompts:
-        prompts = arena_contestants.read_prompts(args.prompts)
+        prompts = contestants.read_prompts(args.prompts)
     elif given:
         prompts = [*dict.fromkeys(prompt for texts in given.values() for prompt in texts)]
     else:
@@ -81,7 +81,7 @@ def _answer(store: Store, playing: dict[int, Contestant], config: Config, args: 
         elif one.kind == "server":
             with working(f"asking {one.where}", len(missing), "prompts") as tell:
                 for at, prompt in enumerate(missing, 1):
-                    store.answer(number, {prompt: arena_contestants.ask(one, prompt, config.sample, config.seed)})
+                    store.answer(number, {prompt: contestants.ask(one, prompt, config.sample, config.seed)})
                     tell(at)
         elif missing:
             store.answer(number, _continued(one, configs[number], missing))
@@ -115,13 +115,13 @@ def _read(store: Store, args: argparse.Namespace) -> int:
     """Writes votes and prints results, as asked."""
     votes, names = store.votes(), store.names()
     if args.export_votes:
-        say(f"{arena_export.votes(pathlib.Path(args.export_votes), votes, names):,} votes in {args.export_votes}")
+        say(f"{export.votes(pathlib.Path(args.export_votes), votes, names):,} votes in {args.export_votes}")
     if args.export_pairs:
-        say(f"{arena_export.pairs(pathlib.Path(args.export_pairs), votes):,} pairs in {args.export_pairs}")
+        say(f"{export.pairs(pathlib.Path(args.export_pairs), votes):,} pairs in {args.export_pairs}")
     if not args.results:
         return 0
-    found = arena_ratings.results(votes, names)
-    lines = arena_ratings.words(found)
+    found = ratings.results(votes, names)
+    lines = ratings.words(found)
     if args.json:
         gaps = [dataclasses.asdict(gap) | {"apart": gap.apart} for gap in found.gaps]
         biases = [dataclasses.asdict(bias) | {"found": bias.found} for bias in found.biases]

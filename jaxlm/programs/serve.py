@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import errno
 import importlib.util
-import ipaddress
 import os
 import pathlib
 import signal
@@ -29,12 +28,12 @@ def run(config: Config, args: argparse.Namespace) -> int:
       RunError: the port is in use.
     """
     _check(config, args)
-    from jaxlm.serve import bench
+    from jaxlm.serve import bench, http
     from jaxlm.serve.batcher import Batcher
 
     key = args.api_key if args.api_key is not None else os.environ.get("JAXLM_API_KEY", "")
     with contextlib.nullcontext() if args.bench else _listening(args.host, args.port) as listening:
-        if not key and not _loopback(args.host):
+        if not key and not http.is_loopback(args.host):
             say(f"anyone who reaches {args.host} can use this server: --api-key=KEY asks for a key")
         parts = (config.model, config.data, config.hardware, config.distributed)
         found = model.restore(config.workdir, args.checkpoint, *parts, readers=readers.READERS)
@@ -81,7 +80,7 @@ def _server(args: argparse.Namespace, found: model.Restored, batcher, key: str):
         guides=guide.Guides(found.tokenizer, settings.vocab_size, ends),
         most_prompt=args.max_prompt,
     )
-    limits = http.Limits(window=args.rows)
+    limits = http.Limits(window=args.rows, here=not key and http.is_loopback(args.host))
     name = pathlib.Path(args.config).resolve().name
     return http.Server(name, batcher, reader, limits, key)
 
@@ -124,10 +123,3 @@ def _listening(host: str, port: int) -> socket.socket:
             raise ConfigError(f"port {port} is not for ordinary users: --port=8000") from None
         raise ConfigError(f"can't listen at {host}: {error.strerror}") from None
     return made
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -93,3 +93,4 @@ class Stats(typing.NamedTuple):
     tokens: int  # new tokens
     steps: int
     ended: Mapping[str, int]  # how requests ended
+    down: str = ""  # why it answers no more

@@ -94,7 +94,7 @@ class Batcher:
         ticket = Ticket(ask, tell, self._wake)
         with self._changed:
             if self._died or self._closed:
-                raise RunError(f"the model serves no more: {self._died or 'it was closed'}")
+                raise RunError(f"the model serves no more: {self.stats().down}")
             if len(self._queue) >= self._most_queued + len(self._free):
                 raise Busy(max(1.0, self._seconds * len(self._queue) / self.engine.rows))
             self._queue.append(ticket)
@@ -117,6 +117,7 @@ class Batcher:
             tokens=self._tokens,
             steps=self._steps,
             ended=dict(self._ended),
+            down=self._died or ("it was closed" if self._closed else ""),
         )
 
     def close(self) -> None:
@@ -204,6 +205,8 @@ class Batcher:
                 self._tell_run(
                     run, Update((), prompt=_echoed(run.ask, run.prefill.echo, self.engine.model.config.vocab_size))
                 )
+            if run not in self._runs:
+                return  # nobody hears any more
             if run.room <= 0:
                 self._end(run, "length")
                 return

@@ -16,6 +16,8 @@ _SAY = {
     list: "a list",
 }
 
+_HUGE = 2**53
+
 
 class Fields:
     """The keys of a body. `null` is the same as a key that is not there."""
@@ -29,8 +31,8 @@ class Fields:
         value = self.any(name)
         if value is None:
             return default
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+        if kind is float and type(value) is int:
+            value = float(min(max(value, -_HUGE), _HUGE))  # a float has no room for every whole number
         if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
             raise Refused(f"{name} must be {_SAY[kind]}, not {shown(value)}", param=name)
         return value

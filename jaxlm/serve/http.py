@@ -5,8 +5,11 @@ import contextlib
 import dataclasses
 import hmac
 import importlib.resources
+import ipaddress
 import json
+import re
 import time
+import traceback
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -20,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxlm.config import ConfigError, RunError
 from jaxlm.data import chat
+from jaxlm.processes import say
 from jaxlm.serve import answers
 from jaxlm.serve.asks import Busy, Update
 from jaxlm.serve.batcher import Batcher
@@ -35,6 +39,7 @@ _POLICY = (
 )
 _PING_S = 15
 _BODY_S = 30.0  # for a body to arrive
+_SEND_S = 60.0  # for a client to read on
 _DRAINED = 2**26  # bytes of a body that was refused, read and dropped so that the client sees the answer
 
 
@@ -46,11 +51,14 @@ class Limits:
       body_bytes: of a body.
       seconds: from its arrival to its end.
       window: its answers that are in the batcher at once.
+      here: True refuses one that was sent to another name than this machine's own. A web page elsewhere may give this
+        machine's address to its own name (DNS rebinding), and could then read answers in spite of CORS.
     """
 
     body_bytes: int = 4 * 2**20
     seconds: float = 600.0
     window: int = 8
+    here: bool = False
 
 
 class Server:
@@ -86,7 +94,8 @@ class Server:
         }
         routes = [Route(path, self._counted(path, answer), methods=["POST"]) for path, answer in posts.items()]
         routes += [Route(path, self._counted(path, answer), methods=["GET"]) for path, answer in gets.items()]
-        return _Keyed(Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route}), self._key)
+        app = Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
+        return _Guarded(app, self._key, self._limits.here)
 
     def _counted(self, route: str, answer: Callable[[HttpRequest], Awaitable[Response]]) -> typing.Any:
         """An endpoint that turns what is refused into an answer, and counts all."""
@@ -103,6 +112,9 @@ class Server:
                 response = _refusal(Refused(str(error), 500 if isinstance(error, _Failed) else 503))
             except ClientDisconnect:
                 response = Response(status_code=499)  # nobody reads it
+            except Exception as error:
+                say("".join(traceback.format_exception(error)).rstrip())  # uvicorn is silent
+                response = _refusal(Refused(f"the server failed: {type(error).__name__}: {error}", 500))
             self.metrics.answered(route, response.status_code)
             return response
 
@@ -149,7 +161,7 @@ class Server:
                 yield _event(writer.usage(answers.usage(request, found)))
         except Refused as refused:
             yield _event(refused.body())
-        except _Failed as failed:
+        except (RunError, _Failed) as failed:
             yield _event(Refused(str(failed), 500).body())
         yield {"data": "[DONE]"}
 
@@ -214,6 +226,8 @@ class Server:
         return JSONResponse(one)
 
     async def _health(self, request: HttpRequest) -> Response:
+        if why := self._batcher.stats().down:
+            return JSONResponse({"status": "down", "why": why}, 503)
         return JSONResponse({"status": "ok"})
 
     async def _metrics(self, request: HttpRequest) -> Response:
@@ -240,8 +254,10 @@ class Server:
             raise Refused(f"the body did not arrive within {_BODY_S:g} s", 408, code="timeout") from None
         try:
             body = json.loads(raw)
+            json.dumps(body, ensure_ascii=False).encode()  # no half of a character beyond U+FFFF, which is no text
         except (ValueError, RecursionError) as error:
-            why = str(error) if isinstance(error, json.JSONDecodeError) else "no UTF-8, or nested too deeply"
+            says = "no UTF-8, nested too deeply, or a number of thousands of digits"
+            why = str(error) if isinstance(error, json.JSONDecodeError) else says
             raise Refused(f"the body is no JSON: {why}", code="invalid_json") from None
         if not isinstance(body, dict):
             raise Refused("the body must be a JSON object", code="invalid_json")
@@ -256,7 +272,7 @@ class _Stream(EventSourceResponse):
     """Server-sent events, whose requests end with the connection, even if no event was ever sent."""
 
     def __init__(self, flight: Flight, events: AsyncIterator[dict[str, str]]):
-        super().__init__(events, ping=_PING_S, sep="\n")
+        super().__init__(events, ping=_PING_S, sep="\n", send_timeout=_SEND_S)
         self._flight = flight
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -266,13 +282,17 @@ class _Stream(EventSourceResponse):
             self._flight.close()
 
 
-class _Keyed:
-    """An application that only those with the key reach."""
+class _Guarded:
+    """An application that only those with the key reach; with `here`, only under a name of this machine."""
 
-    def __init__(self, app: ASGIApp, key: str):
-        self._app, self._key = app, key.encode()
+    def __init__(self, app: ASGIApp, key: str, here: bool):
+        self._app, self._key, self._here = app, key.encode(), here
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._here and not is_loopback(_host(scope)):
+            refused = Refused("ask for 127.0.0.1 or localhost, or start the server with --api-key=KEY", 403)
+            await _refusal(refused)(scope, receive, send)
+            return
         if scope["type"] == "http" and self._key and scope["path"] not in _OPEN:
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, b"Bearer " + self._key):
@@ -282,6 +302,20 @@ class _Keyed:
                 await _refusal(refused)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def is_loopback(name: str) -> bool:
+    """True if a name or address is always this machine's own."""
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name.lower() == "localhost"
+
+
+def _host(scope: Scope) -> str:
+    """Whom a request is for, without the port."""
+    host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+    return re.sub(r":\d*$", "", host).strip("[]")
 
 
 def _taken(answer: answers.Answer, update: Update) -> answers.Delta:

@@ -230,7 +230,7 @@ class Reader:
     def _bias(self, given: dict[str, typing.Any]) -> dict[int, float]:
         found = {}
         for key, value in given.items():
-            if not (key.isascii() and key.isdigit() and int(key) < self.vocab_size):
+            if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < self.vocab_size):
                 raise Refused(
                     f"logit_bias has {shown(key)}, which is no id from 0 to {self.vocab_size - 1}", param="logit_bias"
                 )

@@ -22,6 +22,7 @@ class Text:
 
     def __init__(self, tokenizer: Coder, stops: Sequence[str] = ()):
         self._pieces, self._stops = tokenizer.piece_bytes(), tuple(stops)
+        self._longest = max(map(len, self._stops), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self.stopped: str | None = None
@@ -50,5 +51,5 @@ class Text:
 
     def _unsure(self, text: str) -> int:
         """The length of the longest end of a text with which a stop string begins."""
-        lengths = (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
-        return max(lengths, default=0)
+        ends = (text[-n:] for n in range(min(len(text), self._longest - 1), 0, -1))
+        return next((len(end) for end in ends if any(len(end) < len(s) and s.startswith(end) for s in self._stops)), 0)

@@ -10,6 +10,7 @@ import pytest
 import tiny_models as tiny
 
 from jaxlm import config, models
+from jaxlm.models import ring
 from jaxlm.models.generate import generate
 from jaxlm.serve import bench
 from jaxlm.serve.batcher import Ask, Batcher, Busy, Token, Update
@@ -67,7 +68,7 @@ def test_requests_together_get_what_generate_gives(batcher):
     assert [one.end() for one in asked] == ["length"] * 4
     assert [one.ids for one in asked] == expected
     stats = batcher.stats()
-    assert (stats.prompts, stats.tokens, stats.busy, stats.ended) == (4, 48, 0, {"length": 4})
+    assert (stats.prompts, stats.tokens, stats.busy, stats.ended, stats.down) == (4, 48, 0, {"length": 4}, "")
     wrong = [Heard(batcher, ids[::-1], 12) for ids in PROMPTS[:2]]
     assert [one.end() and one.ids for one in wrong] != expected[:2]
 
@@ -105,7 +106,8 @@ def test_log_probabilities_echo_and_bias(batcher):
     assert heard.end() == "length"
     (prompt,) = [update.prompt for update in heard.updates if update.prompt is not None]
     ids = [*PROMPTS[1], *heard.ids]
-    logp = np.asarray(jax.nn.log_softmax(models.logits(built()[0], built()[1]["params"], np.array([ids]))[0]))
+    forward = tiny.jit(lambda params, ids: jax.nn.log_softmax(models.logits(built()[0], params, ids)[0]))
+    logp = np.asarray(forward(built()[1]["params"], np.array([ids])))
     assert [token.id for token in prompt] == PROMPTS[1]
     assert prompt[0].logp is None
     for at, token in enumerate([*prompt, *heard.tokens][1:]):
@@ -172,6 +174,26 @@ def test_cancelled_rows_are_free_at_once(batcher):
     assert [one.end() for one in (held[0], held[2])] == ["length"] * 2
 
 
+def test_nothing_is_compiled_once_it_is_warm():
+    model = models.build(tiny.model_config(n_layers=1, max_seq_len=32), "xla")
+    one = Batcher(model, {"params": tiny.random_params(model)}, rows=1, chunk=8, shortest=16)
+    programs = (ring.empty, ring.step, ring.read_chunk, ring.cut, ring.paste, ring.insert, ring.resized, ring.staging)
+    lines: list[str] = []
+    one.warm(lines.append)
+    assert lines == ["compiling for 16 slots", "compiling for 32 slots"]
+    before = [program._cache_size() for program in programs]
+    for _ in range(2):  # the second finds prefixes
+        for ids in ([5], list(range(20))):
+            for settings in ({}, {"temperature": 1.0, "top_p": 0.5}, {"logprobs": 2, "echo": True}, {"guide": Count()}):
+                alone(one, ids, 9, **settings)
+    alone(one, [5], 3 * 31)
+    for _ in range(25):  # the ring shrinks again
+        alone(one, [5], 3)
+    assert one.stats().ring == 16
+    assert [program._cache_size() for program in programs] == before
+    one.close()
+
+
 def test_a_full_queue_says_so():
     one = Batcher(*built(), rows=1, queue=2, chunk=8, shortest=16)
     first = Heard(one, [1], 60)
@@ -182,6 +204,7 @@ def test_a_full_queue_says_so():
     assert error.value.retry_after_s >= 1
     one.close()
     assert {heard.end() for heard in [first, *rest]} <= {"cancelled", "length"}
+    assert one.stats().down == "it was closed"
     with pytest.raises(config.RunError, match="closed"):
         Heard(one, [1], 1)
 
@@ -200,6 +223,7 @@ def test_a_dead_thread_tells_all_why(monkeypatch):
         assert heard.updates[-1].why == "MemoryError: no room on the device"
     with pytest.raises(config.RunError, match="no room on the device"):
         Heard(one, [1], 1)
+    assert one.stats().down == "MemoryError: no room on the device"
 
 
 def test_hundreds_of_requests_leave_nothing_behind(batcher):

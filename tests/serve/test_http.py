@@ -192,6 +192,8 @@ TALK = {"messages": [{"role": "user", "content": "x"}]}
         ("completions", FINE | {"logprobs": 21}, "logprobs", "at most 20"),
         ("completions", FINE | {"logprobs": True}, "logprobs", "a whole number"),
         ("completions", FINE | {"logit_bias": {"x": 1}}, "logit_bias", "no id"),
+        ("completions", FINE | {"temperature": 10**400}, "temperature", "at most 2"),
+        ("completions", FINE | {"logit_bias": {"3" * 5000: 1}}, "logit_bias", "no id"),
         ("completions", FINE | {"logit_bias": {"3": 101}}, "logit_bias", "from -100 to 100"),
         ("completions", FINE | {"presence_penalty": 0.5}, "presence_penalty", "not supported"),
         ("completions", FINE | {"best_of": 3}, "best_of", "not supported"),
@@ -226,7 +228,10 @@ def test_what_is_too_long_is_refused_with_the_numbers_and_never_cut(url, batcher
     assert batcher.asks[0].max_new_tokens == 256 - 251
 
 
-@pytest.mark.parametrize("raw", [b"{", b"[1]", b"\xff", b"", b"[" * 100_000])
+HALF = [b'{"prompt": "\\ud800"}', b'{"prompt": "x", "\\ud800": 1}', b'{"prompt": "x", "n": ' + b"1" * 5000 + b"}"]
+
+
+@pytest.mark.parametrize("raw", [b"{", b"[1]", b"\xff", b"", b"[" * 100_000, *HALF])
 def test_a_body_that_is_no_object_of_json(url, raw):
     answer = httpx.post(f"{url}/v1/completions", content=raw)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
@@ -271,6 +276,30 @@ def test_a_request_ends_in_time(coder):
             with pytest.raises(openai.APIError, match=r"longer than 0\.3 s"):
                 list(stream)
         tiny_serve.until(lambda: not batcher.stats().busy, 1)
+
+
+def test_what_nobody_foresaw_is_said_and_counted(coder, batcher, capfd):
+    class Broken(Reader):
+        def completion(self, body):
+            raise ZeroDivisionError("no such luck")
+
+    ends = samples.ends(coder)
+    broken = Broken(coder, coder.vocab_size, context=256, ends=ends, guides=Guides(coder, coder.vocab_size, ends))
+    with tiny_serve.running(http.Server("tiny", batcher, broken).app()) as url:
+        answer = httpx.post(f"{url}/v1/completions", json=FINE)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+        assert "ZeroDivisionError: no such luck" in answer.json()["error"]["message"]
+        assert 'route="/v1/completions",status="500"} 1' in httpx.get(f"{url}/metrics").text
+    assert "Traceback" in (said := capfd.readouterr().err)
+    assert said.endswith("ZeroDivisionError: no such luck\n")
+
+
+def test_a_server_whose_model_ended_is_not_healthy(coder, batcher):
+    with tiny_serve.running(http.Server("tiny", batcher, reader(coder)).app()) as url:
+        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+        batcher.down = "MemoryError: no room"
+        answer = httpx.get(f"{url}/health")
+        assert (answer.status_code, answer.json()["why"]) == (503, "MemoryError: no room")
 
 
 def test_a_row_that_fails_is_an_error_of_the_server(coder):
@@ -353,6 +382,14 @@ def test_models_and_metrics(url, client):
     assert "jaxlm_rows 8" in lines
 
 
-def test_no_other_page_may_read_answers(url):
+def test_no_other_page_may_read_answers(url, coder, batcher):
     answer = httpx.get(f"{url}/v1/models", headers={"Origin": "https://example.org"})
     assert "access-control-allow-origin" not in answer.headers
+    server = http.Server("tiny", batcher, reader(coder), http.Limits(here=True))
+    with tiny_serve.running(server.app()) as url:
+        for host in ("localhost:80", "LOCALHOST", "127.0.0.1:8000", "127.0.0.2", "[::1]:8000", "[::1]"):
+            assert httpx.get(f"{url}/v1/models", headers={"Host": host}).status_code == 200, host
+        for host in ("example.org", "localhost.example.org:8000", "127.0.0.1.example.org", "x@localhost"):
+            answer = httpx.get(f"{url}/v1/models", headers={"Host": host})
+            assert answer.status_code == 403, host
+            assert "--api-key" in answer.json()["error"]["message"]

@@ -66,8 +66,9 @@ def test_a_seed_gives_the_same_text_whatever_else_runs(client):
 
 def full(scorer, ids) -> np.ndarray:
     """log p of every id of the vocabulary behind each id, (T, V)."""
-    logits_TxV = models.logits(scorer.model, scorer.variables["params"], np.asarray([ids], np.int32))[0]
-    return np.asarray(jax.nn.log_softmax(logits_TxV[:, : scorer.model.config.vocab_size]))
+    size = scorer.model.config.vocab_size
+    forward = tiny_models.jit(lambda params, ids: models.logits(scorer.model, params, ids)[0, :, :size])
+    return np.asarray(jax.nn.log_softmax(forward(scorer.variables["params"], np.asarray([ids], np.int32))))
 
 
 def test_log_probabilities_are_those_of_a_full_forward(client, scorer):
@@ -87,21 +88,8 @@ def test_log_probabilities_are_those_of_a_full_forward(client, scorer):
         np.testing.assert_allclose(sorted(top.values(), reverse=True)[:3], likeliest, atol=1e-4)
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 6},
-        "kind": {"enum": ["cat", "dog é"]},
-        "legs": {"type": "integer", "minimum": 2, "maximum": 44},
-        "old": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
-    },
-    "required": ["name", "kind", "legs", "old"],
-    "additionalProperties": False,
-}
-
-
 def test_an_answer_follows_its_schema(client):
-    form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}
+    form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": tiny_serve.SCHEMA}}
     asked = {
         "model": "tiny",
         "prompt": "the",
@@ -113,7 +101,7 @@ def test_an_answer_follows_its_schema(client):
     assert len({choice.text for choice in found.choices}) == 6
     for choice in found.choices:
         assert choice.finish_reason == "stop"
-        jsonschema.validate(json.loads(choice.text), SCHEMA)
+        jsonschema.validate(json.loads(choice.text), tiny_serve.SCHEMA)
 
 
 def test_an_answer_is_an_object_of_json_as_far_as_it_goes(client):

@@ -1,6 +1,7 @@
 """What is shown of a row's text while its ids come."""
 
 import random
+import time
 
 import pytest
 import tiny_data
@@ -63,6 +64,12 @@ def test_only_what_may_begin_a_stop_string_is_held_back(coder):
     assert text.feed(coder.encode("N")) == ""
     assert text.feed(coder.encode("X")) == "ENX"
     assert (text.feed(coder.encode("END")), text.close()) == ("", "END")
+
+
+def test_a_long_stop_string_costs_little(coder):
+    text, began = Text(coder, ["x" * 1_000_000]), time.perf_counter()
+    assert "".join(text.feed([i]) for i in coder.encode("sun and sea")) == "sun and sea"
+    assert time.perf_counter() - began < 1
 
 
 def test_nothing_comes_after_a_stop_string(coder):

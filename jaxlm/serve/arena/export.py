@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxlm import files
 from jaxlm.config import ConfigError
-from jaxlm.serve.arena_store import Vote
+from jaxlm.serve.arena.store import Vote
 
 
 def votes(path: pathlib.Path, given: Sequence[Vote], names: Mapping[int, str]) -> int:

@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 
 from jaxlm.config import ConfigError
-from jaxlm.serve import arena_ratings
-from jaxlm.serve.arena_ratings import POINTS, bradley_terry, results, words
-from jaxlm.serve.arena_store import Vote
+from jaxlm.serve.arena import ratings
+from jaxlm.serve.arena.ratings import POINTS, bradley_terry, results, words
+from jaxlm.serve.arena.store import Vote
 
 NAMES = {1: "alpha", 2: "beta", 3: "gamma"}
 TRUE = {1: 90.0, 2: 0.0, 3: -90.0}  # points
@@ -35,7 +35,7 @@ def test_the_true_differences_lie_inside_the_intervals_in_at_least_90_of_100_wor
     for seed in range(100):
         votes, place = world(seed, ties=0.0), {number: at for at, number in enumerate(NAMES)}
         names = {number: str(number) for number in NAMES}
-        gaps = arena_ratings.gaps(*arena_ratings.bootstrapped(votes, place), names)
+        gaps = ratings.gaps(*ratings.bootstrapped(votes, place), names)
         true = [TRUE[int(gap.better)] - TRUE[int(gap.worse)] for gap in gaps]
         inside += all(gap.low <= value <= gap.high for gap, value in zip(gaps, true, strict=True))
         order += not any(gap.apart and value < 0 for gap, value in zip(gaps, true, strict=True))
@@ -72,10 +72,7 @@ def test_one_who_wins_all_has_a_finite_rating():
 def test_biases_are_found_where_they_are_and_hardly_where_they_are_not():
     place = {number: at for at, number in enumerate(NAMES)}
     found = {
-        kind: [
-            {bias.kind for bias in arena_ratings.biases(world(seed, **biased), place) if bias.found}
-            for seed in range(40)
-        ]
+        kind: [{bias.kind for bias in ratings.biases(world(seed, **biased), place) if bias.found} for seed in range(40)]
         for kind, biased in (("none", {}), ("side", {"side": 0.8}), ("length", {"length": 0.8}))
     }
     for kind in ("side", "length"):
@@ -93,7 +90,7 @@ def test_the_better_model_may_write_more_without_a_bias():
             texts = ["x" * int(size) for size in random.normal([300, 150], 30)]
             winner = "first" if random.random() < 0.8 else "second"
             votes.append(Vote("ann", f"{n}", 1, 2, *texts, int(random.integers(1, 3)), winner))
-        length = arena_ratings.biases(votes, {1: 0, 2: 1})[1]
+        length = ratings.biases(votes, {1: 0, 2: 1})[1]
         assert length.share > 0.7
         fired += length.found
     assert fired <= 6

@@ -16,8 +16,8 @@ from chromium import CHROMIUM, Browser, browser
 
 from jaxlm import cli
 from jaxlm.config import RunError
-from jaxlm.serve import arena_page
-from jaxlm.serve.arena_store import Store
+from jaxlm.serve.arena import page
+from jaxlm.serve.arena.store import Store
 
 NAMES = ("zebrafish", "wolverine")
 PROMPTS = [f"Question {n}: " + "why is that so? " * (1 + 12 * n) for n in range(6)]
@@ -78,10 +78,10 @@ def begin(shown: Browser, url: str, width: int, name: str) -> None:
 
 def hidden(shown: Browser) -> None:
     """Nothing that the browser has been given tells a name, or which file an answer is from."""
-    page = shown.value("document.documentElement.outerHTML + document.title + document.cookie + location.href")
-    for text in (page, *shown.frames, *shown.requests):
+    html = shown.value("document.documentElement.outerHTML + document.title + document.cookie + location.href")
+    for text in (html, *shown.frames, *shown.requests):
         assert not any(name in text for name in (*NAMES, "jsonl", "contestant"))
-    assert any("sweet" in text for text in (page, *shown.frames))  # it was looked for where it would be
+    assert any("sweet" in text for text in (html, *shown.frames))  # it was looked for where it would be
 
 
 def judged(shown: Browser) -> str:
@@ -160,7 +160,7 @@ def test_it_fits_a_phone_and_a_desk_by_day_and_by_night(tmp_path):
 
 def test_a_port_that_is_taken_is_one_line():
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(RunError, match="give another --port"):
-        arena_page.listen("127.0.0.1", taken.getsockname()[1])
+        page.listen("127.0.0.1", taken.getsockname()[1])
 
 
 def test_without_nicegui_there_is_one_clear_line(tmp_path, monkeypatch, capsys):

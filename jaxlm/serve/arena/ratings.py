@@ -14,7 +14,7 @@ import numpy as np
 from scipy import special, stats
 
 from jaxlm.config import ConfigError
-from jaxlm.serve.arena_store import Vote
+from jaxlm.serve.arena.store import Vote
 
 POINTS = 400 / np.log(10)  # of Elo in one unit of log odds
 LEVEL = 0.05

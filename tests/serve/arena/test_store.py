@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from jaxlm.config import ConfigError
-from jaxlm.serve.arena_store import CHOICES, LEFT, RIGHT, SKIP, Store
+from jaxlm.serve.arena.store import CHOICES, LEFT, RIGHT, SKIP, Store
 
 NAMES = {"key one": "alpha", "key two": "beta", "key three": "gamma"}
 

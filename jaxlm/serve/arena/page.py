@@ -9,18 +9,17 @@ import socket
 import time
 
 from jaxlm.config import ConfigError, RunError
-from jaxlm.serve import arena_store
-from jaxlm.serve.arena_store import Store
+from jaxlm.serve.arena.store import BOTH_BAD, BOTH_GOOD, LEFT, RIGHT, SKIP, Store
 
 _TITLE = "Arena"
 _AGAIN_S = 0.6  # a click this soon after a ballot appeared is the second half of a double click: nobody reads so fast
 _LONGEST_NAME = 40
 _CHOICES = (  # words, what is voted, the keys
-    ("← Left", arena_store.LEFT, ("ArrowLeft",)),
-    ("Both good", arena_store.BOTH_GOOD, ("t",)),
-    ("Both bad", arena_store.BOTH_BAD, ("b",)),
-    ("Skip", arena_store.SKIP, ("s",)),
-    ("Right →", arena_store.RIGHT, ("ArrowRight",)),
+    ("← Left", LEFT, ("ArrowLeft",)),
+    ("Both good", BOTH_GOOD, ("t",)),
+    ("Both bad", BOTH_BAD, ("b",)),
+    ("Skip", SKIP, ("s",)),
+    ("Right →", RIGHT, ("ArrowRight",)),
 )
 _NEXT_KEYS = ("Enter", " ", "n")
 _CSS = """
@@ -147,7 +146,7 @@ class _Page:
         self._ui.label(self._ballot.prompt).classes("said prompt")
         names = (self._voted and self._reveal and self._store.revealed(self._ballot.token)) or ("Left", "Right")
         with self._ui.element("div").classes("sides"):
-            sides = ((self._ballot.left, arena_store.LEFT), (self._ballot.right, arena_store.RIGHT))
+            sides = ((self._ballot.left, LEFT), (self._ballot.right, RIGHT))
             for title, (text, side) in zip(names, sides, strict=True):
                 with self._ui.element("section").classes("side won" if self._voted == side else "side"):
                     with self._ui.element("h2"):
@@ -159,7 +158,7 @@ class _Page:
                     self._button("Next", self._next, "main alone")
                 else:
                     for words, choice, _ in _CHOICES:
-                        main = "main" if choice in (arena_store.LEFT, arena_store.RIGHT) else ""
+                        main = "main" if choice in (LEFT, RIGHT) else ""
                         self._button(words, lambda choice=choice: self._vote(choice), main)
             keys = "Enter: next" if self._voted else "keys: ← left, → right, t both good, b both bad, s skip"
             self._ui.label(keys).classes("keys")

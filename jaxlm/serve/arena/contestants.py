@@ -1,6 +1,7 @@
 """Who takes part in an arena: a run's checkpoint, a server with OpenAI's API, a file of samples; and what these answer."""
 
 import dataclasses
+import http.client
 import json
 import pathlib
 import re
@@ -115,7 +116,7 @@ def ask(server: Contestant, prompt: str, settings: SampleConfig, seed: int) -> s
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "seed": seed,
-    }
+    } | ({"top_k": settings.top_k} if settings.top_k else {})  # not OpenAI's, but local servers know it
     if settings.chat_template:
         found = _call(f"{server.where}/chat/completions", body | {"messages": [{"role": "user", "content": prompt}]})
     else:
@@ -143,5 +144,5 @@ def _call(url: str, body: dict | None) -> dict:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise RunError(f"{url} answers {error.code}: {error.read(300).decode(errors='replace')}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise RunError(f"{url} can't be asked: {error}") from None
