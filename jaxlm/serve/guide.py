@@ -41,7 +41,7 @@ class Guides:
         if wrong:
             raise Refused(f"this JSON schema can't be followed: {_first(said)}", param="response_format")
         whole = llguidance.LLMatcher(tokens, grammar)
-        return lambda: Guide(whole.deep_copy())
+        return lambda: Guide(whole.deep_copy(), -(-self._made_of[1] // 32))
 
     @functools.cached_property
     def _tokens(self) -> typing.Any:
@@ -53,12 +53,13 @@ class Guides:
 class Guide:
     """Says which ids may come next in one row. See `asks.Guide`."""
 
-    def __init__(self, matcher: typing.Any):
-        self._matcher = matcher
+    def __init__(self, matcher: typing.Any, words: int):
+        self._matcher, self._words = matcher, words
 
     def mask(self) -> np.ndarray:
         """Returns the bits of the ids that are allowed next, uint32[ceil(V / 32)]."""
-        return np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        # llguidance has one bit more than ids: a word more where their number is a multiple of 32.
+        return np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._words]
 
     def accept(self, token: int) -> None:
         """Takes the id that was drawn. Raises ValueError if it was not allowed."""
