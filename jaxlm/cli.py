@@ -1,7 +1,6 @@
 """The console script `jaxlm VERB ...`: parses the flags and calls the program."""
 
 import argparse
-import ast
 import contextlib
 import difflib
 import errno
@@ -10,7 +9,6 @@ import logging
 import os
 import pathlib
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -18,7 +16,7 @@ from absl import logging as absl_logging
 from ml_collections import config_dict
 
 from jaxlm import config as config_lib
-from jaxlm import config_files, console, interrupts
+from jaxlm import config_files, console, interrupts, usage
 from jaxlm.config import ConfigError, RunError, shrink
 from jaxlm.config import help as config_help
 from jaxlm.train import branch
@@ -91,7 +89,7 @@ def _main(argv: list[str], script: bool) -> int:
 
 def _run(argv: list[str], script: bool) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(_overview())
+        print(usage.overview())
         return 0
     if argv[0] in ("-V", "--version"):
         print(f"jaxlm {importlib.import_module('jaxlm').__version__}")
@@ -106,7 +104,7 @@ def _run(argv: list[str], script: bool) -> int:
     rest, overrides = _split_overrides(argv[1:])
     asked = _help(rest)
     if asked == "screen":
-        print(_screen(name, verb))
+        print(usage.screen(name))
         return 0
     words = [word for word in rest if not word.startswith("--help=")]
     args = _parse(name, verb, words, _workdir(overrides), needs_all=not asked)
@@ -117,7 +115,7 @@ def _run(argv: list[str], script: bool) -> int:
         config = _of_folder(verb, args, overrides) or (
             _config(name, args.config, overrides) if given else config_files.load("base", overrides)
         )
-        print(config_help.page(_keys(), asked, config))
+        print(config_help.page(usage.keys(), asked, config))
         return 0
     trains = verb.module is None
     config = importlib.import_module("jaxlm.train.supervised").adopt() if trains and script else None
@@ -170,7 +168,7 @@ def _workdir(overrides: list[str]) -> str:
 def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.ConfigDict:
     """The config file or the run that `word` names, else the run in config.workdir; with the overrides."""
     verb, workdir = VERBS[name], _workdir(overrides)
-    found = config_files.find(word) if word and verb.models != "only" else None
+    found = config_files.find(word, verb.reads_run) if word and verb.models != "only" else None
     if verb.others:
         return config_files.load(word or "base", ["workdir=.", *overrides])
     if verb.models == "only" or (found and found.kind == "model" and verb.models):
@@ -232,6 +230,8 @@ def _not_taken(name: str, word: str, found: config_files.Found) -> str:
     texts = (
         f" (texts: --config.data.path={path}, others: first jaxlm prepare {path})" if "data" in VERBS[name].keys else ""
     )
+    if VERBS[name].reads_run and found.path.is_dir():
+        return f"no run in {path}: it has no config.json; {takes}{texts}"
     return f"{path} is no config (NAME or FILE.py) and no run (it has no config.json); {takes}{texts}"
 
 
@@ -289,6 +289,8 @@ def _parse(name: str, verb: Verb, rest: list[str], workdir: str, needs_all: bool
         parser.add_argument(option, **{k: v for k, v in arguments.items() if k != "key"} | {"required": required})
     args, unknown = parser.parse_known_intermixed_args(rest, argparse.Namespace(target=None))
     unknown = [word for word in getattr(args, "words", ()) if word.startswith("--")] or unknown  # "--promt=50% off"
+    if verb.at_step:
+        args.target, args.step = config_files.at_step(args.target or "")
     if verb.rest and args.target and (args.config or workdir) and not _is_something(args.target):
         args.target, args.words = None, [args.target, *args.words]  # the run is named already
     if args.target and "=" in args.target and not os.path.exists(args.target):
@@ -309,7 +311,7 @@ def _argument_hint(name: str, verb: Verb, argument: str) -> str:
     word = argument.partition("=")[0]
     if not word.startswith("-") and "=" not in argument:
         return f"jaxlm {name} takes one config or run, and it has been named"
-    keys = [key.name for key in _keys().keys]
+    keys = [key.name for key in usage.keys().keys]
     if word in keys:
         return f"did you mean --config.{argument}?"
     last = word.lstrip("-").replace("-", "_").split(".")[-1]
@@ -319,81 +321,6 @@ def _argument_hint(name: str, verb: Verb, argument: str) -> str:
         return f"did you mean --config.{min(same, key=lambda key: order.get(key.split('.')[0], len(order)))}?"
     near = difflib.get_close_matches(word, ["--config", "--help", *verb.options], n=1)
     return f"did you mean {near[0]}?" if near else f"jaxlm {name} --help lists all"
-
-
-def _screen(name: str, verb: Verb) -> str:
-    """The help on a verb: what it does, its arguments, the sections of keys."""
-    arguments = {
-        "CONFIG": "a shipped config (see jaxlm --help) or a FILE.py; also --config=CONFIG",
-        "RUN": "the folder of a run: its own config; also --config.workdir=RUN",
-        **({verb.rest: "a text to continue; without one, those of the config"} if verb.rest else {}),
-        "--config.KEY=VALUE": "set a key of the config",
-    }
-    if verb.second:
-        arguments[verb.second] = "the folder of another run"
-    for option, given in verb.options.items():
-        metavar = given.get("metavar")
-        arguments[f"{option}={metavar}" if metavar else option] = given["help"]
-    arguments["--help=SECTION"] = "keys of a section (or one key, or all), with their values in CONFIG or RUN"
-    if verb.folder:
-        arguments = {"DIR": "a folder, file or glob of documents, prepared by a shipped recipe"} | arguments
-    rest = f" [{verb.rest} ...]" * bool(verb.rest)
-    target = f"RUN_A {verb.second}" if verb.second else f"{'DIR|' * bool(verb.folder)}CONFIG|RUN"
-    if verb.models:
-        target = "HF_DIR" if verb.models == "only" else target if verb.second else f"{target}|HF_DIR"
-        arguments["RUN"] = "the folder of a run: its own config; HF_DIR: that of a Hugging Face model"
-    if verb.others:
-        del arguments["CONFIG"], arguments["RUN"]
-        target = f"{verb.others} {verb.others} ..."
-        arguments = {verb.others: "RUN or RUN@STEP, a model's folder, http://HOST:PORT[#MODEL], FILE.jsonl"} | arguments
-    if verb.models == "only":
-        del arguments["CONFIG"], arguments["RUN"]
-        arguments = {"HF_DIR": "the folder of a Hugging Face model"} | arguments
-    target += rest
-    width = max(map(len, arguments))
-    return "\n".join(
-        [
-            f"usage: jaxlm {name} {target} [--config.KEY=VALUE ...]{' [OPTIONS]' * bool(verb.options)}",
-            *textwrap.wrap(f"{verb.summary[0].upper()}{verb.summary[1:]}.", config_help.WIDTH),
-            "",
-            *(f"  {argument:<{width}}  {text}" for argument, text in arguments.items()),
-            "",
-            "sections of keys:",
-            *config_help.overview(_keys(), verb.keys),
-        ]
-    )
-
-
-def _keys() -> config_help.Keys:
-    return config_help.read(config_files.module(config_files.find_config("base")))
-
-
-def _overview() -> str:
-    lines = [
-        "usage: jaxlm VERB CONFIG|RUN [--config.KEY=VALUE ...]",
-        "",
-        "verbs (jaxlm VERB --help for each):",
-    ]
-    for name, verb in VERBS.items():
-        lines += _entry(f"  {name:<10}", verb.summary)
-    lines += ["", "shipped configs:"]
-    for name in config_files.shipped_configs():
-        lines += _entry(f"  {name:<20}", _config_summary(name))
-    lines += [
-        "",
-        "exit codes: 0 done, 1 failed (the same command may do better), 2 bad input (it never will),",
-        "3 stopped (non-finite steps, a gate, a budget), 4 interrupted (the same command goes on)",
-    ]
-    return "\n".join(lines)
-
-
-def _entry(name: str, text: str) -> list[str]:
-    return textwrap.wrap(text, config_help.WIDTH, initial_indent=name, subsequent_indent=" " * len(name))
-
-
-def _config_summary(name: str) -> str:
-    text = (config_files.CONFIG_PACKAGE / f"{name}.py").read_text(encoding="utf-8")
-    return ast.get_docstring(ast.parse(text)).splitlines()[0]
 
 
 if __name__ == "__main__":

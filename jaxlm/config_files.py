@@ -18,6 +18,7 @@ from jaxlm.config import ConfigError, nearest_key
 
 CONFIG_PACKAGE = pathlib.Path(__file__).parent / "configs"
 TOKENIZER = "tokenizer"  # the folder of the tokenizer of a run that has no data of its own: an imported one
+_CONFIG_FOLDERS = ("configs", "data")  # shipped configs may be named as lying there
 _NO_CONFIGS = ("base", "stages", "presets", "__init__")
 
 
@@ -35,10 +36,14 @@ class Found:
     path: pathlib.Path
 
 
-def find(word: str) -> Found:
+def find(word: str, reads_run: bool = False) -> Found:
     """Returns the config, run, model or documents that `word` names.
 
     If a shipped config and a folder have the same name, the config wins. Write `./NAME` for the folder.
+
+    Args:
+      word: the argument.
+      reads_run: True if a run is meant by a path where nothing is; else it may be a config's.
 
     Raises:
       ConfigError: nothing has this name.
@@ -51,7 +56,17 @@ def find(word: str) -> Found:
         return Found(_kind(path), path)
     if path.exists() or any(glob.iglob(word)):
         return Found("documents", path)
+    if reads_run and "/" in word and path.suffix != ".py" and path.parts[0] not in _CONFIG_FOLDERS:
+        raise ConfigError(f"no run in {word}: {_beside(path) or 'there is no such folder'}")
     raise ConfigError(f"no config file, shipped config or folder {word!r}; {_hint(word)}")
+
+
+def at_step(word: str) -> tuple[str, str]:
+    """Returns (the folder, the checkpoint) that RUN@STEP names: a step, latest or best; "" if the word names none."""
+    folder, at, step = word.rpartition("@")
+    if at and folder and (step.isdecimal() or step in ("latest", "best")) and not pathlib.Path(word).exists():
+        return folder, step
+    return word, ""
 
 
 def _kind(folder: pathlib.Path) -> Literal["run", "model", "documents"]:
@@ -105,16 +120,20 @@ def _shipped_name(name: str) -> str:
 
 
 def _hint(name: str) -> str:
-    path = pathlib.Path(name)
-    beside = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
-    if beside and "/" in name:
-        return f"did you mean '{path.parent / beside[0]}'?"
+    if "/" in name and (beside := _beside(pathlib.Path(name))):
+        return beside
     near = difflib.get_close_matches(_shipped_name(name), _all_shipped(), n=1)
     if near:
         return f"did you mean {near[0]!r}?"
     if "/" in name:
         return "a config is a shipped name or a FILE.py, a run a folder with config.json"
     return f"shipped: {', '.join(_all_shipped())}"
+
+
+def _beside(path: pathlib.Path) -> str:
+    """A question that names what is called nearly so, in the same folder; "" if nothing is."""
+    beside = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], n=1)
+    return f"did you mean '{path.parent / beside[0]}'?" if beside else ""
 
 
 def module(path: pathlib.Path) -> types.ModuleType:

@@ -25,6 +25,8 @@ class Verb:
       folder: the module of jaxlm.programs whose `config(args, overrides)` makes a config for a folder of documents; "" if
         the command takes none.
       rest: the name of any number of further plain arguments for the help, "PROMPT"; they come as `args.words`.
+      rest_help: what these are, for the help.
+      at_step: True if a run may be named as RUN@STEP; the first one's step comes as `args.step`.
       models: "also" if it takes the folder of a Hugging Face model as it takes a run's, "only" if it takes nothing else; or "".
       others: what its plain arguments are where these name no config, for the help, "CONTESTANT"; all come as `args.words`, and
         the config is that of defaults.
@@ -39,7 +41,9 @@ class Verb:
     makes: bool = False
     resumes: str = ""
     rest: str = ""
+    rest_help: str = "a text to continue; without one, those of the config"
     others: str = ""
+    at_step: bool = False
     second: str = ""
     folder: str = ""
     models: Literal["", "also", "only"] = ""
@@ -136,6 +140,30 @@ VERBS = {
         },
         reads_run=True,
         rest="PROMPT",
+        keys=("sample",),
+        models="also",
+    ),
+    "chat": Verb(
+        "chat",
+        "talk to the model of a run in the terminal, or to several at once",
+        {
+            "--system": {"default": "", "metavar": "TEXT", "help": "what the system says in front of the conversation"},
+            "--message": {"action": "append", "metavar": "TEXT", "help": "say this and leave; may be repeated"},
+            "--plain": {"action": "store_true", "help": "continue plain text, though the model has a chat template"},
+            "--temperature": {"key": "sample.temperature", "metavar": "T", "help": "0 = the likeliest token"},
+            "--top-k": {"key": "sample.top_k", "metavar": "K", "help": "draw from the likeliest K tokens; 0 = off"},
+            "--top-p": {
+                "key": "sample.top_p",
+                "metavar": "P",
+                "help": "draw from what has probability P together; 1 = off",
+            },
+            "--max-new-tokens": {"key": "sample.max_new_tokens", "metavar": "N", "help": "of each answer, at most"},
+            "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
+        },
+        reads_run=True,
+        rest="RUN_B",
+        rest_help="another model that hears the same; each may be RUN@STEP",
+        at_step=True,
         keys=("sample",),
         models="also",
     ),

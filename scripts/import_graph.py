@@ -33,13 +33,15 @@ FLOORS = (
     ("train", "plan"),
     ("eval", "serve", "interop"),
     ("programs",),
-    ("main", "cli", "verbs"),
+    ("main", "cli", "usage", "verbs"),
 )
 SIDEWAYS = {
     ("train", "plan"),
     ("step", "objectives"),
     ("main", "cli"),
+    ("cli", "usage"),
     ("cli", "verbs"),
+    ("usage", "verbs"),
 }  # (who imports, what); on floor 0 all may
 LOWER_ROOMS = (f"{PACKAGE}/train/checkpoints/",)  # folders that import nothing of the folder around them
 PROGRAM_LINES, FILE_LINES, FUNCTION_LINES = 150, 400, 60  # fewer than these

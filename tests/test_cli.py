@@ -40,7 +40,11 @@ def test_each_help_fits_a_screen(capsys, verb):
     assert (code, err) == (0, "")
     others = {"diff": "RUN_A RUN_B", "compare": "RUN_A RUN_B", "prepare": "DIR|CONFIG|RUN"}
     others |= {"import": "HF_DIR", "eval": "CONFIG|RUN|HF_DIR", "sample": "CONFIG|RUN|HF_DIR [PROMPT ...]"}
-    others |= {"arena": "CONTESTANT CONTESTANT ...", "serve": "CONFIG|RUN|HF_DIR"}
+    others |= {
+        "arena": "CONTESTANT CONTESTANT ...",
+        "serve": "CONFIG|RUN|HF_DIR",
+        "chat": "CONFIG|RUN|HF_DIR [RUN_B ...]",
+    }
     target = others.get(verb, "CONFIG|RUN")
     assert lines[0].startswith(f"usage: jaxlm {verb} {target} [--config.KEY=VALUE ...]")
     assert len(lines) <= 32
@@ -130,7 +134,7 @@ def test_every_verb_has_a_program():
         (["train", "--config=quickstart", "--confg.x=3"], "unknown argument '--confg.x=3'"),
         (
             ["train", "gpuburnout_1b"],
-            "with jaxlm prepare data/gpuburnout and jaxlm tokenize data/gpuburnout, or train on",
+            "with jaxlm prepare data/gpuburnout and jaxlm tokenize data/gpuburnout (its sources",
         ),
         (
             ["train", "local_35m", "--config.data.dir=docs"],
@@ -264,7 +268,12 @@ def test_a_folder_that_is_no_run_is_refused_in_one_line(steps_of, tmp_path, verb
     assert refused in steps_of(verb, f"{tmp_path}/model")
     (tmp_path / "texts").mkdir()
     said = steps_of(verb, f"{tmp_path}/texts")
-    assert ("texts holds no documents" if verb == "prepare" else "texts is no config") in said
+    run_read = verbs.VERBS[verb].reads_run
+    no = f"no run in {tmp_path}/texts: it has no config.json" if run_read else "texts is no config"
+    assert ("texts holds no documents" if verb == "prepare" else no) in said
+    absent = steps_of(verb, f"{tmp_path}/quickstrt")
+    assert ("no run in " in absent) == run_read
+    assert ("there is no such folder" if run_read else "no config file, shipped config or folder") in absent
     assert verb == "prepare" or f"jaxlm {verb} takes a config or" in said
     assert ("or of a Hugging Face model" in said) == bool(verbs.VERBS[verb].models)
     (tmp_path / "texts/prepared.json").write_text("{}")
@@ -323,7 +332,7 @@ def test_a_config_without_a_run_is_told_what_makes_one(capsys, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     for verb, told in (
         ("sample", "no run in runs/quickstart: jaxlm train quickstart makes one"),
-        ("report", "train first"),
+        ("report", "no run in runs/quickstart: it has no metrics.jsonl; train first"),
     ):
         code, _, err = run(capsys, verb, "quickstart")
         assert (code, told in err, err.count("\n")) == (2, True, 1)

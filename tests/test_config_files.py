@@ -99,6 +99,19 @@ def test_what_is_not_there_is_one_line_with_the_nearest(here, word, hint):
     assert "\n" not in str(error.value)
 
 
+def test_a_path_where_nothing_is_names_a_run_where_runs_are_read(here):
+    run(here / "runs/first")
+    for word, told in (
+        ("runs/frist", "no run in runs/frist: did you mean 'runs/first'?"),
+        ("runs/quickstrt", "no run in runs/quickstrt: there is no such folder"),
+        ("quikstart", "no config file, shipped config or folder 'quikstart'; did you mean 'quickstart'?"),
+        ("data/techdoc", "no config file, shipped config or folder 'data/techdoc'; did you mean 'data/techdocs'?"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            find(word, reads_run=True)
+        assert str(error.value) == told
+
+
 def test_overrides_keep_what_stands_in_them():
     read = config_files.load("quickstart", ["sample.prompts=('100% of %s', 'a=b')", "data.path=50%"])
     assert read.sample.prompts == ("100% of %s", "a=b")

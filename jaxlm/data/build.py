@@ -141,7 +141,7 @@ def build_data(
         shards.clear_leftovers(root)
         shutil.rmtree(root / _SPILL, ignore_errors=True)
         try:
-            manifest = _build(root, source_list, settings, read or _default_reader(settings), log)
+            manifest = _build(root, source_list, settings, read or functools.partial(_read_plain, settings), log)
         finally:
             shutil.rmtree(root / _SPILL, ignore_errors=True)
         recipe["vocab_size"] = str(manifest["tokenizer"]["vocab_size"])
@@ -204,17 +204,14 @@ def _recipe(
     return {**recipe, **{key: str(value) for key, value in extra.items()}}
 
 
-def _default_reader(settings: BuildSettings) -> Reader:
-    def read(source: Source, stats: SourceStats) -> Iterator[tuple[str, str]]:
-        return iterate_documents(
-            source.spec,
-            text_key=source.text_key,
-            tfds_dir=settings.tfds_dir,
-            max_bytes=settings.max_source_bytes,
-            stats=stats,
-        )
-
-    return read
+def _read_plain(settings: BuildSettings, source: Source, stats: SourceStats) -> Iterator[tuple[str, str]]:
+    return iterate_documents(
+        source.spec,
+        text_key=source.text_key,
+        tfds_dir=settings.tfds_dir,
+        max_bytes=settings.max_source_bytes,
+        stats=stats,
+    )
 
 
 class _Documents:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from jaxlm import files
 from jaxlm.config import Config
 from jaxlm.console import say
+from jaxlm.data import given
 from jaxlm.train import notify
 from jaxlm.train.checkpoints import keep
 from jaxlm.train.doctor import findings, gpu, storage, versions
@@ -67,7 +68,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if machine:
         report.who = machine.who
         report.check("memory", machine.memory)
-    _storage(report, config, _checkpoint_bytes(machine))
+    _storage(report, config, args, _checkpoint_bytes(machine))
     answers = not any(finding.hung for finding in report.found)  # what hangs once would hang what follows
     if machine and answers:
         report.check("config", machine.fits_the_run, COMPILE_S)
@@ -93,7 +94,7 @@ def _checkpoint_bytes(machine: typing.Any) -> int:
         return UNKNOWN_BYTES
 
 
-def _storage(report: Report, config: Config, checkpoint_bytes: int) -> None:
+def _storage(report: Report, config: Config, args: argparse.Namespace, checkpoint_bytes: int) -> None:
     workdir, c, seconds = config.workdir, config.checkpoint, storage.ANSWER_S
     if not workdir:
         say("no --config.workdir=DIR: the disk of the current folder is tried")
@@ -103,7 +104,13 @@ def _storage(report: Report, config: Config, checkpoint_bytes: int) -> None:
         timeout_s = c.mirror_timeout_s
         report.check("mirror", lambda: storage.mirror(c.mirror, checkpoint_bytes, timeout_s, seconds), seconds + 5)
     if config.data.dir:
-        report.check("data", lambda: storage.data(config.data.dir, seconds), seconds + 5)
+        report.check("data", lambda: _data(config, args, seconds), seconds + 5)
+
+
+def _data(config: Config, args: argparse.Namespace, seconds: float) -> Finding:
+    """The finding on the data. Raises ConfigError, as training would, if there is none and none can be made."""
+    given.check(config, args.config, args.overrides, lambda line: None)
+    return storage.data(config.data.dir, seconds)
 
 
 def _notify(config: Config) -> Finding:

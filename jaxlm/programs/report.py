@@ -15,7 +15,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError("which run? jaxlm report RUN, the folder of a run")
     folder = pathlib.Path(config.workdir)
     if not (folder / "metrics.jsonl").is_file():
-        raise ConfigError(f"nothing to report: {folder} has no metrics.jsonl; train first")
+        raise ConfigError(f"no run in {folder}: it has no metrics.jsonl; train first")
     if args.json:
         look = outlook.of_run(folder, config.optim, config.train, config.hardware)
         print(json.dumps(look.summary(config.stop)))

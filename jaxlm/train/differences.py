@@ -15,6 +15,8 @@ from jaxlm.train import ledger, metrics
 
 _HERE = ("workdir", "data.dir")  # keys that only say where a run lies
 MOST_TOLD = 12  # changes in a line
+_COMMIT = "code.commit"
+_DIGITS = 9  # of a commit, that tell it from all others
 _NO_NEWS = ("log.", "tune.", "distributed.")  # sections that change neither the training nor its price
 _BLOCKS = 10  # of the steps that two losses are compared over
 
@@ -49,7 +51,7 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
 
 def _curve(folder: pathlib.Path) -> dict[int, dict]:
     if not (folder / "metrics.jsonl").is_file():
-        raise ConfigError(f"{folder} is no run: it has no metrics.jsonl")
+        raise ConfigError(f"no run in {folder}: it has no metrics.jsonl")
     return metrics.read(folder / "metrics.jsonl")
 
 
@@ -125,7 +127,10 @@ def since_last_start(folder: pathlib.Path, config: Config, found: dict) -> list[
 
 def words(changed: list[dict]) -> list[str]:
     """Returns what `since_last_start` found, for the user: "optim.lr was 0.0003, is 0.0001"."""
-    found = [f"{row['name']} was {_shown(row['was'])}, is {_shown(row['is'])}" for row in changed[:MOST_TOLD]]
+    found = []
+    for row in changed[:MOST_TOLD]:
+        was, now = (_shown(row[key])[: _DIGITS if row["name"] == _COMMIT else None] for key in ("was", "is"))
+        found.append(f"{row['name']} was {was}, is {now}")
     rest = len(changed) - len(found)
     return found + [f"{rest} more, in run.json"] * bool(rest)
 

@@ -50,7 +50,8 @@ class Watch:
     """Learns how long each activity takes, and says when one takes too long.
 
     Args:
-      hang_s: `runs.hang_s`, one budget for all activities; 0 = learned.
+      hang_s: `runs.hang_s`, one budget for all activities (of a start or a compilation: without use of the processor); 0 =
+        learned.
       data_timeout_s: `data.timeout_s`, after which the loader itself gives up.
       mirror_timeout_s: `checkpoint.mirror_timeout_s`, after which the wait for the mirror itself ends.
       meeting_s: `distributed.start_timeout_s`, after which the wait for the run's other processes itself ends; 0 if there
@@ -91,7 +92,7 @@ class Watch:
         if processor_s - used > _BUSY * (now - since) or sign.activity not in BY_PROCESSOR:
             self._processor = (now, processor_s)
         alive = max(sign.when, self._not_before)
-        if sign.activity in BY_PROCESSOR and not self._hang_s:
+        if sign.activity in BY_PROCESSOR:
             alive = max(alive, self._processor[0])
         return now - alive - self.budget(sign)
 

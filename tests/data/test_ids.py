@@ -14,7 +14,7 @@ from jaxlm import config, config_files
 from jaxlm.data import build, chat, examples, ids, masks, replay
 from jaxlm.data.tokenizer import Tokenizer
 from jaxlm.eval import core, humaneval, redteam, samples, scorer
-from jaxlm.serve import guide, refusals, requests
+from jaxlm.serve import conversation, guide, refusals, requests
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HOME = "jaxlm/data/ids.py"
@@ -285,6 +285,20 @@ def from_the_tokens_that_the_server_gives(coder, data, tmp_path, monkeypatch):
     return [_reader(coder).tokenize({"prompt": text}) for text in TEXTS]
 
 
+def _asked(coder, plain):
+    talk = conversation.Conversation(coder, (), 4096, plain)
+    return [talk.ids(text, 8) for text in TEXTS]
+
+
+def from_a_talk(coder, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(chat, "template", lambda _: "{% for m in messages %}{{ m.content }}{% endfor %}")
+    return _asked(coder, plain=False)
+
+
+def from_a_talk_in_plain_text(coder, data, tmp_path, monkeypatch):
+    return _asked(coder, plain=True)
+
+
 def from_shards(coder, data, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "_tokenizer", lambda *_: coder)
     settings = build.BuildSettings(vocab_size=300, chat_tokens=False, val_fraction=0.3, block_tokens=64)
@@ -314,6 +328,7 @@ CALLERS = {
     "jaxlm/eval/redteam.py": (from_the_red_team, from_the_red_team_in_a_chat, from_the_pairs_of_the_red_team),
     "jaxlm/eval/samples.py": (from_samples, from_a_stream_of_samples, from_the_check_of_prompts),
     "jaxlm/eval/scorer.py": (from_the_scorer,),
+    "jaxlm/serve/conversation.py": (from_a_talk, from_a_talk_in_plain_text),
     "jaxlm/serve/requests.py": (
         *(from_the_server, from_ids_that_the_server_gets),
         *(from_chats_with_the_server, from_the_tokens_that_the_server_gives),

@@ -41,6 +41,22 @@ def test_bad_config_is_exit_code_2(capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("config", "verdict", "told"),
+    [
+        ("techdocs_35m", "FAIL", "no data in data/techdocs: make it with jaxlm prepare data/techdocs"),
+        ("quickstart", "ok", "no data in runs/quickstart/data yet: the first start makes it"),
+    ],
+)
+def test_absent_data_fails_where_training_would(tmp_path, capsys, monkeypatch, config, verdict, told):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(storage, "CAP_BYTES", 1000)
+    cli.main(["doctor", config, "--config.mesh.fsdp=3", "--config.mesh.data=1"])  # so that no model is compiled
+    lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()}
+    assert lines["data"].startswith(f"{verdict:<4}  data        {told}")
+    assert " 0 B" not in lines["room"]
+
+
 def test_each_finding_is_printed_at_once_and_counted(capsys):
     report = doctor.Report(as_json=False)
     report.who = "1: "

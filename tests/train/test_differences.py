@@ -69,7 +69,7 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path):
     a, b = make_run(tmp_path / "a", curve(0)), make_run(tmp_path / "b", [])
     with pytest.raises(ConfigError, match="no step in common"):
         differences.compare(a, b)
-    with pytest.raises(ConfigError, match=r"has no metrics\.jsonl"):
+    with pytest.raises(ConfigError, match=r"no run in .* has no metrics\.jsonl"):
         differences.compare(a, tmp_path)
 
 
@@ -107,5 +107,7 @@ def test_what_changed_since_the_last_start(tmp_path):
     ]
     many = [{"name": f"k{i}", "was": 1.0, "is": None} for i in range(20)]
     assert differences.words(many)[-2:] == ["k11 was 1, is none", "8 more, in run.json"]
+    commits = [{"name": "code.commit", "was": "0123456789abcdef" * 2 + "01234567", "is": "f" * 40}]
+    assert differences.words(commits) == ["code.commit was 012345678, is fffffffff"]
     (tmp_path / "config.json").write_text("{")
     assert differences.since_last_start(tmp_path, c, found) == []

@@ -97,8 +97,17 @@ def test_steps_of_minutes_get_budgets_of_an_hour():
 def test_one_budget_for_all():
     run = Simulated(hang_s=30)
     assert run.spend(clock.SAVE, 29)
-    assert not run.spend(clock.START, 60, busy=1.0)
-    assert run.alarms == [(clock.START, 31)]
+    assert not run.spend(clock.STEP, 60, busy=1.0)
+    assert run.alarms == [(clock.STEP, 31)]
+
+
+@pytest.mark.parametrize("activity", [clock.START, clock.COMPILE])
+def test_a_start_or_a_compilation_that_works_is_no_hang_under_one_budget_either(activity):
+    """A machine that others load makes both long; to end them and begin anew would make them longer."""
+    run = Simulated(hang_s=30)
+    assert run.spend(activity, 300, busy=0.2)
+    assert not run.spend(activity, 60)
+    assert run.alarms == [(activity, 31)]
 
 
 def test_a_supervisor_that_did_not_run_blames_nobody():

@@ -29,6 +29,7 @@ class Need:
       offloaded: of the host's memory for each device: the optimizer's state, if it lives there.
       checkpoint: of the disk for one checkpoint: parameters and optimizer's state, over all devices.
       microbatch, remat: the settings for which `step` holds; those that are chosen at the start stand for the most frugal.
+      wider: True if `step` holds for float32, which this CPU computes in, where `jaxlm plan` counts an accelerator's bfloat16.
     """
 
     step: int
@@ -37,10 +38,17 @@ class Need:
     checkpoint: int
     microbatch: int
     remat: str
+    wider: bool = False
 
 
-def need(config: Config, mesh: Mesh) -> Need:
-    """Returns what the plan says. `model.attention` and `model.dtype` must not be auto."""
+def need(config: Config, mesh: Mesh, dtype_asked: str = "") -> Need:
+    """Returns what the plan says.
+
+    Args:
+      config: the config; `model.attention` and `model.dtype` must not be auto.
+      mesh: the devices.
+      dtype_asked: `model.dtype` as it was given, perhaps auto.
+    """
     ways, own = sharding.batch_ways(mesh), config.train.microbatch_size
     microbatch = own if own > 0 and own % ways == 0 else ways
     remat = "full" if config.model.remat == "auto" else config.model.remat
@@ -59,7 +67,8 @@ def need(config: Config, mesh: Mesh) -> Need:
     )
     planned = memory.estimate(settled, mesh)
     state = planned.parameters + planned.optimizer + planned.gradients
-    return Need(planned.total, state, offloaded, checkpoint, microbatch, remat)
+    wider = dtype_asked == "auto" and config.model.dtype == "float32"
+    return Need(planned.total, state, offloaded, checkpoint, microbatch, remat, wider)
 
 
 def present(gpu_present: bool) -> Finding:
@@ -120,7 +129,7 @@ def cpu_memory(planned: Need, devices: int, free: int) -> Finding:
 def _planned(planned: Need) -> str:
     return (
         f"a step needs {gigabytes(planned.step)} GB a device by the plan (microbatch {planned.microbatch}, "
-        f"remat {planned.remat})"
+        f"remat {planned.remat}{'; in float32, as a CPU computes: jaxlm plan counts with bfloat16' * planned.wider})"
     )
 
 

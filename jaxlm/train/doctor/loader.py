@@ -28,13 +28,13 @@ def check(config: Config, mesh: Mesh, needed: float, certain: bool) -> Finding:
       certain: True if `needed` was measured with this model; False if it is an upper bound.
     """
     d = config.data
-    if not (there := data_exists(d.dir)) and makes_data(config):
-        return Finding("loader", OK, "no data yet: the first start makes it; nothing to time")
+    if not data_exists(d.dir):  # of which the finding "data" says whether it can be made
+        return Finding("loader", OK, "not timed: there is no data yet")
     try:
         opened, mixture = open_mixture(d, config.prepare, vocabulary.required(config))
         order = rows.Order(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size)
     except ConfigError as error:
-        return Finding("loader", FAIL, str(error), {"there": there})
+        return Finding("loader", FAIL, str(error))
     local = sharding.local_rows(mesh, order.batch_size)
     quick = dataclasses.replace(d, timeout_s=min(d.timeout_s, STALL_S))
     source = loader.open_train(order, quick, row_indices=local, start_step=0)
@@ -68,8 +68,3 @@ def rate(source: loader.TrainLoader, ahead: int) -> float:
 def data_exists(folder: str) -> bool:
     """Returns True if there is something where the data should be."""
     return bool(folder) and (pathlib.Path(folder) / MANIFEST).exists()
-
-
-def makes_data(config: Config) -> bool:
-    """Returns True if training makes the data itself, from `data.sources` with a path or from `prepare.sources`."""
-    return any(source.path for source in config.data.sources.values()) or bool(config.prepare.sources)

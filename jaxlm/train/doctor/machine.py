@@ -44,7 +44,7 @@ class Machine:
 
     @functools.cached_property
     def _need(self) -> devices.Need:
-        return devices.need(self._config, self._mesh)
+        return devices.need(self._config, self._mesh, self._asked.model.dtype)
 
     @functools.cached_property
     def _product(self) -> float:

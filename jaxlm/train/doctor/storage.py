@@ -87,9 +87,11 @@ def disk(
     need = checkpoint_bytes * kept + config.reserve_mb * 1e6
     left = need - found["checkpoint_bytes"]
     figures = {"need_bytes": need, "there_bytes": found["checkpoint_bytes"], "free_bytes": found["free_bytes"]}
+    held = found["checkpoint_bytes"]
     text = (
-        f"{kept} checkpoints of {size(checkpoint_bytes)} and checkpoint.reserve_mb need {size(need)}, "
-        f"{size(found['checkpoint_bytes'])} of it are there; {size(found['free_bytes'])} are free in {found['folder']}"
+        f"{kept} checkpoints of {size(checkpoint_bytes)} and checkpoint.reserve_mb need {size(need)}"
+        f"{f', of which the checkpoints that the run has already take {size(held)}' if held else ''}; "
+        f"{size(found['free_bytes'])} are free in {found['folder']}"
     )
     if found["free_bytes"] < left:
         every = " or raise keep_every" if config.keep_every else ""
@@ -131,7 +133,7 @@ def data(folder: str, seconds: float = ANSWER_S) -> Finding:
     except files.NoAnswer as late:
         return no_answer("data", f"{folder}: {late}: the storage hangs; mount it anew or copy the data elsewhere")
     if not found["there"]:
-        return Finding("data", OK, f"no data in {folder} yet")
+        return Finding("data", OK, f"no data in {folder} yet: the first start makes it")
     if found["damaged"]:
         name, problem = found["damaged"]
         text = f"{folder}/{name} {problem}: copy it again, or delete {folder} and make it anew"

@@ -23,8 +23,12 @@ def plan(**changes) -> devices.Need:
     )
 
 
+def resolved(*overrides: str) -> config.Config:
+    return config.resolve(config_files.load("quickstart", list(overrides)))
+
+
 def test_the_plan_of_quickstart():
-    c = config.resolve(config_files.load("quickstart", ["train.microbatch_size=-1", "model.remat=auto"]))
+    c = resolved("train.microbatch_size=-1", "model.remat=auto")
     object.__setattr__(c, "model", hardware.for_platform(c.model, "cpu"))
     mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
     need = devices.need(c, mesh)
@@ -88,6 +92,17 @@ def test_the_memory_of_a_cpu(free, verdict):
     assert found.verdict == verdict
     assert "a step needs 10.0 GB a device by the plan (microbatch 8, remat none)" in found.text
     assert ("train.microbatch_size=-1" in found.text) == (verdict != OK)
+
+
+def test_a_cpu_in_float32_says_why_it_needs_more_than_the_plan():
+    mesh, why = (
+        sharding.make_mesh(resolved().mesh, jax.devices()[:1]),
+        "in float32, as a CPU computes: jaxlm plan counts",
+    )
+    for asked, told in (("auto", True), ("float32", False)):
+        c = resolved(f"model.dtype={asked}")
+        object.__setattr__(c, "model", hardware.for_platform(c.model, "cpu"))
+        assert (why in devices.cpu_memory(devices.need(c, mesh, asked), 1, 30 * GB).text) == told
 
 
 @pytest.mark.parametrize(("free", "verdict"), [(10 * GB, OK), (3.5 * GB, WARN), (2 * GB, FAIL)])

@@ -1,0 +1,228 @@
+"""A talk with one or several models: messages, and commands that begin with /."""
+
+import contextlib
+import dataclasses
+import difflib
+import json
+import math
+import pathlib
+import signal
+from collections.abc import Iterator, Sequence
+
+from jaxlm.config import ConfigError, SampleConfig
+from jaxlm.serve.conversation import Conversation, Replies, Reply, Voice
+from jaxlm.serve.terminal import Terminal
+
+_HELP = {
+    "/reset": "begin anew; what the system says stays",
+    "/undo": "take the last message and its answers back",
+    "/system TEXT": "what the system says in front of the conversation; without TEXT, nothing",
+    "/temperature X": "0 = the likeliest token; without X, show it",
+    "/save FILE": "append the conversation to FILE, which `jaxlm train sft` reads",
+    "/stats": "tokens, time to the first one and tokens/s of the last answers",
+    "/help": "this",
+    "/quit": "leave, as ctrl-D does; // begins a message with /",
+}
+
+
+class Talk:
+    """Takes lines and answers them.
+
+    Args:
+      voices: the models; each hears every message, and has a conversation of its own.
+      settings: how their answers are drawn.
+      seed: of the first answer; later ones count up.
+
+    Attributes:
+      refused: how many lines could not be answered.
+    """
+
+    def __init__(self, voices: Sequence[Voice], settings: SampleConfig, seed: int, terminal: Terminal):
+        self._voices, self._settings, self._seed, self._terminal = voices, settings, seed, terminal
+        self._last: list[tuple[Voice, Reply]] = []
+        self._heard: list[list[Conversation]] = []  # which conversations each message became a turn of
+        self.refused = 0
+
+    def line(self, line: str) -> bool:
+        """Answers a message, or does what a command says. False if that is to leave."""
+        line = _sound(line).strip()
+        try:
+            if not line:
+                self._terminal.note("nothing was said: type a message, or /help")
+            elif line.startswith("/") and not line.startswith("//"):
+                word, _, rest = line.partition(" ")
+                return self._command(word, rest.strip())
+            else:
+                self.message(line[1:] if line.startswith("//") else line)
+        except ConfigError as error:
+            self.refused += 1
+            self._terminal.note(str(error))
+        return True
+
+    def message(self, message: str) -> None:
+        """Lets each voice answer a message. ctrl-C stops the answers; once more, it raises KeyboardInterrupt.
+
+        Raises ConfigError if a model can't read it.
+        """
+        self._last, self._seed = [], self._seed + 1
+        before = [len(voice.talk.turns) for voice in self._voices]
+        try:
+            if each := self._terminal.room(len(self._voices)):
+                self._beside(message, each)
+            else:
+                self._in_turn(message)
+        finally:
+            heard = [v.talk for v, turns in zip(self._voices, before, strict=True) if len(v.talk.turns) > turns]
+            self._heard += [heard] if heard else []
+        for voice, reply in self._last:
+            self._remarks(voice, reply)
+
+    def _beside(self, message: str, each: int) -> None:
+        """Lets all voices answer at once, side by side."""
+        replies = Replies(self._voices, message, self._settings, self._seed)
+        self._last = [*zip(self._voices, replies.all, strict=True)]
+        names = [voice.name for voice in self._voices]
+        with _stopping(replies):
+            self._terminal.beside(names, each, replies, lambda number: bool(replies.all[number].ended))
+
+    def _in_turn(self, message: str) -> None:
+        """Lets the voices answer one after the other, until one is stopped."""
+        for voice in self._voices:
+            several = len(self._voices) > 1
+            try:
+                replies = Replies([voice], message, self._settings, self._seed)
+            except ConfigError as error:
+                if not several:
+                    raise
+                self.refused += 1
+                self._terminal.note(f"{voice.name}: {error}")
+                continue
+            (reply,) = replies.all
+            self._last.append((voice, reply))
+            if several:
+                self._terminal.heading(voice.name)
+            with _stopping(replies):
+                for _, piece in replies:
+                    self._terminal.piece(piece)
+            self._terminal.piece("\n")
+            if reply.ended == "cancelled":
+                return
+
+    def _remarks(self, voice: Voice, reply: Reply) -> None:
+        """Says what is to be said of an answer."""
+        whose = f"{voice.name}: " if len(self._voices) > 1 else ""
+        if reply.forgot:
+            turns = f"{reply.forgot} oldest turns" if reply.forgot > 1 else "oldest turn"
+            self._terminal.note(f"{whose}the context of {voice.talk.context:,} tokens is full: the {turns} went")
+        if reply.ended == "length":
+            why = "the context is full" if reply.tokens < self._settings.max_new_tokens else "--max-new-tokens"
+            self._terminal.note(f"{whose}cut after {reply.tokens:,} tokens ({why})")
+        elif reply.ended == "cancelled":
+            self._terminal.note(
+                f"{whose}stopped" + ("" if reply.text else " before the first word: the message was not kept")
+            )
+        elif reply.ended == "failed":
+            self.refused += 1
+            self._terminal.note(f"{whose}no answer: {reply.why}")
+        elif not reply.text:
+            self._terminal.note(f"{whose}the answer is empty")
+
+    def _command(self, word: str, rest: str) -> bool:
+        found = {name.partition(" ")[0] for name in _HELP}
+        if word not in found:
+            near = difflib.get_close_matches(word, found, n=1)
+            hint = f"did you mean {near[0]}?" if near else "/help lists all, and // begins a message with /"
+            raise ConfigError(f"no command {word}; {hint}")
+        if word == "/quit":
+            return False
+        getattr(self, word[1:])(rest)
+        return True
+
+    def help(self, _: str = "") -> None:
+        """Lists the commands."""
+        for name, what in _HELP.items():
+            self._terminal.note(f"{name:<15} {what}")
+
+    def reset(self, _: str) -> None:
+        """Begins anew."""
+        for voice in self._voices:
+            voice.talk.reset()
+        self._heard.clear()
+        self._terminal.note("a new conversation")
+
+    def undo(self, _: str) -> None:
+        """Takes the last message back."""
+        if not self._heard:
+            raise ConfigError("nothing to take back: the conversation is empty")
+        gone = [talk.undo() for talk in self._heard.pop()]
+        self._terminal.note(f"taken back: {gone[0].asked}")
+
+    def system(self, text: str) -> None:
+        """Sets what the system says."""
+        if text and all(voice.talk.plain for voice in self._voices):
+            raise ConfigError("plain text has no system message")
+        for voice in self._voices:
+            voice.talk.system = "" if voice.talk.plain else _sound(text)
+        self._terminal.note("the system says this from the next message on" if text else "the system says nothing")
+
+    def temperature(self, given: str) -> None:
+        """Sets or shows the temperature."""
+        if given:
+            try:
+                value = float(given)
+            except ValueError:
+                value = math.nan
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"a temperature is a number, 0 or more, not {given!r}")
+            self._settings = dataclasses.replace(self._settings, temperature=value)
+        self._terminal.note(f"temperature {self._settings.temperature:g}")
+
+    def save(self, name: str) -> None:
+        """Appends the conversations to a file, a line each. Turns without an answer are left out."""
+        if not name:
+            raise ConfigError("save where? /save FILE.jsonl")
+        chats = []
+        for talk in (voice.talk for voice in self._voices):
+            answered = [turn for turn in talk.turns if turn.answer]
+            chats += [talk.messages(answered)] if answered else []
+        if not chats:
+            raise ConfigError("nothing to save: no message was answered")
+        path = pathlib.Path(name).expanduser()
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write("".join(json.dumps({"messages": m}, ensure_ascii=False) + "\n" for m in chats))
+        except OSError as error:
+            raise ConfigError(f"{path} can't be written: {error.strerror}") from None
+        self._terminal.note(f"{len(chats)} conversation{'s' * (len(chats) > 1)} appended to {path}")
+
+    def stats(self, _: str) -> None:
+        """Shows how fast the last answers came."""
+        if not self._last:
+            raise ConfigError("no answer yet")
+        for voice, reply in self._last:
+            whose = f"{voice.name}: " if len(self._voices) > 1 else ""
+            speed = f", {reply.speed:,.1f} tokens/s" if reply.speed else ""
+            self._terminal.note(
+                f"{whose}{reply.tokens:,} tokens{speed}; first one after {reply.first_s:.2f} s; read {reply.read:,} tokens "
+                f"({reply.cached:,} from the cache) of {voice.talk.context:,}"
+            )
+
+
+def _sound(text: str) -> str:
+    """A text in which the bytes of a command line that are no UTF-8 are the mark of a missing character."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+@contextlib.contextmanager
+def _stopping(replies: Replies) -> Iterator[None]:
+    """ctrl-C within ends the answers; a second one raises KeyboardInterrupt."""
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        replies.cancel()
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
