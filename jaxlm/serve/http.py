@@ -5,9 +5,11 @@ import contextlib
 import dataclasses
 import hmac
 import importlib.resources
+import ipaddress
 import json
 import time
 import typing
+import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from sse_starlette import EventSourceResponse
@@ -267,7 +269,7 @@ class _Stream(EventSourceResponse):
 
 
 class _Keyed:
-    """An application that only those with the key reach."""
+    """An application that only those with the key reach; without one, not under a name that is not this machine's."""
 
     def __init__(self, app: ASGIApp, key: str):
         self._app, self._key = app, key.encode()
@@ -281,7 +283,26 @@ class _Keyed:
                 )
                 await _refusal(refused)(scope, receive, send)
                 return
+        if scope["type"] == "http" and not self._key and _misnamed(scope):
+            refused = Refused("without a key this server is localhost alone: give it one, or ask localhost", 421)
+            await _refusal(refused)(scope, receive, send)
+            return
         await self._app(scope, receive, send)
+
+
+def _misnamed(scope: Scope) -> bool:
+    """Whether loopback is asked under another name: a web page whose name leads here would read answers (DNS rebinding)."""
+    try:
+        if not ipaddress.ip_address((scope.get("server") or ("",))[0]).is_loopback:
+            return False
+    except ValueError:
+        return False
+    host = dict(scope["headers"]).get(b"host", b"localhost").decode("latin-1")
+    try:
+        name = urllib.parse.urlsplit(f"//{host}").hostname or ""
+        return "." in name and not ipaddress.ip_address(name)  # nobody elsewhere owns a name without a dot
+    except ValueError:
+        return True
 
 
 def _taken(answer: answers.Answer, update: Update) -> answers.Delta:

@@ -317,6 +317,19 @@ def test_a_key_is_asked_for(coder, batcher):
         assert httpx.post(f"{url}/v1/completions", json=FINE, headers=right).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "key", "status"),
+    [
+        *(("evil.example:8000", "", 421), ("localhost.evil.example", "", 421), ("[", "", 421)),
+        *(("localhost:9", "", 200), ("127.0.0.1", "", 200), ("[::1]:8000", "", 200), ("evil.example", "k", 200)),
+    ],
+)
+def test_without_a_key_no_other_name_leads_to_this_machine(coder, batcher, host, key, status):
+    with tiny_serve.running(http.Server("tiny", batcher, reader(coder), key=key).app()) as url:
+        answer = httpx.get(f"{url}/v1/models", headers={"Host": host, "Authorization": f"Bearer {key or 'none'}"})
+    assert answer.status_code == status
+
+
 def test_a_model_without_a_template_says_what_to_do():
     coder = tiny_eval.scorer().tokenizer
     with tiny_serve.running(http.Server("tiny", tiny_serve.Scripted(say(coder)), reader(coder)).app()) as url:
