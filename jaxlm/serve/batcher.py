@@ -31,7 +31,6 @@ class Ticket:
     def __init__(self, ask: Ask, tell: Callable[[Update], None], wake: Callable[[], None]):
         self.ask, self.tell, self._wake = ask, tell, wake
         self.cancelled = False
-        self.began = time.monotonic()
 
     def cancel(self) -> None:
         """Ends the request; its row is free at the next step."""
@@ -48,6 +47,7 @@ class _Run:
     prefill: Prefill | None
     room: int  # new tokens that may still come
     need: int  # slots, at most
+    began: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
     def ask(self) -> Ask:
@@ -73,7 +73,7 @@ class Batcher:
         self._turns = self._unneeded = 0  # the second: steps for which the ring was longer than needed
         self._prompts = self._prompt_tokens = self._tokens = self._steps = 0
         self._ended: collections.Counter[str] = collections.Counter()
-        self._seconds = 1.0  # that a request takes, about
+        self._seconds = 1.0  # that a request has its row, about
         words = -(-model.config.vocab_size // 32)
         self._open_W = np.full(words, 2**32 - 1, np.uint32)
         self._mesh = jax.sharding.get_mesh()
@@ -293,7 +293,7 @@ class Batcher:
     def _end(self, run: _Run, ended: str, tokens: tuple[Token, ...] = (), why: str = "") -> None:
         self._runs.remove(run)
         self._free.append(run.row)
-        self._seconds += 0.1 * (time.monotonic() - run.ticket.began - self._seconds)
+        self._seconds += 0.1 * (time.monotonic() - run.began - self._seconds)
         self._tell(run.ticket, Update(tokens, ended=ended, why=why))
 
     def _tell_run(self, run: _Run, update: Update) -> None:

@@ -3,6 +3,7 @@
 import functools
 import queue
 import threading
+import time
 
 import jax
 import numpy as np
@@ -207,6 +208,24 @@ def test_a_full_queue_says_so():
     assert one.stats().down == "it was closed"
     with pytest.raises(config.RunError, match="closed"):
         Heard(one, [1], 1)
+
+
+def test_a_full_queue_counts_no_wait_twice():
+    one = Batcher(*built(), rows=1, queue=8, chunk=8, shortest=16)
+    one.warm(lambda line: None)
+    ended = threading.Semaphore(0)
+
+    def slow(update: Update) -> None:
+        time.sleep(0.2)
+        ended.release()
+
+    for _ in range(2):
+        tickets = [one.submit(Ask((1,), 1, 0.0), slow) for _ in range(9)]
+        with pytest.raises(Busy) as error:
+            one.submit(Ask((1,), 1, 0.0), slow)
+        assert [ended.acquire(timeout=60) for _ in tickets] == [True] * 9
+    one.close()
+    assert 1 <= error.value.retry_after_s < 6  # 8 wait .2 s each; at the start 1 s each is assumed
 
 
 def test_a_dead_thread_tells_all_why(monkeypatch):

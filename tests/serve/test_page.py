@@ -1,5 +1,6 @@
 """The server's page as a browser shows it: an answer streams, is stopped, is text and nothing else; fits a phone."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ from jaxlm.serve.guide import Guides
 from jaxlm.serve.requests import Reader
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")]
+CONTEXT = 60  # far less than the page's limit of tokens
 SAID = "<b>the</b> cat é🙂 " + "sat " * 40
 
 
@@ -79,3 +81,23 @@ def test_a_model_without_a_template_continues_and_a_key_is_asked_for(tmp_path):
         assert "no chat template" in boxes(shown)[0]
         say(shown, "the ")
         shown.until("document.querySelector('#talk').lastChild.textContent == 'the cat sat'")
+
+
+@pytest.mark.parametrize("chats", [True, False])
+def test_the_page_asks_for_no_more_than_there_is_room_for(tmp_path, chats):
+    coder = tiny_eval.scorer(chats=chats).tokenizer
+    ends = (coder.eos_id,)
+    reader = Reader(coder, coder.vocab_size, CONTEXT, ends, Guides(coder, coder.vocab_size, ends))
+    batcher = tiny_serve.Scripted(lambda ask: itertools.repeat(coder.encode("sun")[0]))
+    with tiny_serve.running(http.Server("tiny", batcher, reader).app()) as url, browser(tmp_path) as shown:
+        shown.show(url, 390)
+        shown.until("document.title == 'tiny'")
+        shown.value("text.value = 'the cat'; at('ask').requestSubmit()")
+        shown.until("!going && document.querySelector('.note:last-child')")
+        assert f"room for {CONTEXT} tokens in all" in shown.value("document.body.innerText")
+        assert [len(ask.ids) + ask.max_new_tokens for ask in batcher.asks] == [CONTEXT]
+        if chats:  # the conversation has filled the context
+            shown.value("text.value = 'on'; at('ask').requestSubmit()")
+            shown.until("!going && document.querySelector('.bad')")
+            assert "begin a new conversation" in shown.value("document.querySelector('.bad').textContent")
+            assert len(batcher.asks) == 1

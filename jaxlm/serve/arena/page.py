@@ -9,6 +9,7 @@ import socket
 import time
 
 from jaxlm.config import ConfigError, RunError
+from jaxlm.processes import say
 from jaxlm.serve.arena.store import BOTH_BAD, BOTH_GOOD, LEFT, RIGHT, SKIP, Store
 
 _TITLE = "Arena"
@@ -180,7 +181,13 @@ class _Page:
     def _vote(self, choice: str) -> None:
         if not self._ballot or self._voted or self._too_soon():
             return
-        counted = self._store.vote(self._ballot.token, self._rater, choice)
+        try:
+            counted = self._store.vote(self._ballot.token, self._rater, choice)
+        except RunError as error:
+            say(f"a vote was lost: {error}")
+            return self._ui.notify(
+                "Your vote could not be kept: tell who runs this page, then vote again", type="negative"
+            )
         if not (counted and self._reveal):  # or another tab has voted: on to the next
             return self.show()
         self._voted, self._since = choice, time.monotonic()

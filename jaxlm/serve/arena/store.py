@@ -13,7 +13,7 @@ import time
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, RunError
 
 LEFT, RIGHT, BOTH_GOOD, BOTH_BAD, SKIP = "left", "right", "both good", "both bad", "skip"
 CHOICES = (LEFT, RIGHT, BOTH_GOOD, BOTH_BAD, SKIP)
@@ -76,7 +76,7 @@ class Store:
     """
 
     def __init__(self, path: pathlib.Path):
-        self._lock, self._playing = threading.Lock(), ()
+        self._path, self._lock, self._playing = path, threading.Lock(), ()
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, timeout=30, isolation_level=None)
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -214,15 +214,17 @@ class Store:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """A transaction that no other thread or process parts."""
+        """A transaction that no other thread or process parts. Raises RunError if it can't be written: the disk is full."""
         with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
             try:
+                self._db.execute("BEGIN IMMEDIATE")
                 yield
                 self._db.execute("COMMIT")
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
+            except sqlite3.Error as error:
+                raise RunError(f"{self._path} can't be written: {error}") from None
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
 
 
 def _winner(choice: str, flipped: int) -> str:

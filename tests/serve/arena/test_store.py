@@ -2,12 +2,13 @@
 
 import collections
 import random
+import resource
 import sqlite3
 import threading
 
 import pytest
 
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, RunError
 from jaxlm.serve.arena.store import CHOICES, LEFT, RIGHT, SKIP, Store
 
 NAMES = {"key one": "alpha", "key two": "beta", "key three": "gamma"}
@@ -18,6 +19,20 @@ def filled(path, prompts: int = 6, names=NAMES) -> Store:
     for at, number in enumerate(store.enter(names)):
         store.answer(number, {f"prompt {n}": f"answer {at} to {n}" for n in range(prompts)})
     return store
+
+
+def test_a_vote_that_cannot_be_written_is_an_error_and_can_be_given_again(tmp_path):
+    store = filled(tmp_path / "a.sqlite")
+    ballot = store.ballot("ann")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+    try:
+        with pytest.raises(RunError, match=r"a\.sqlite can't be written"):
+            store.vote(ballot.token, "ann", LEFT)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert store.vote(ballot.token, "ann", LEFT)
+    assert len(store.votes()) == 1
 
 
 def test_a_rater_judges_every_battle_once(tmp_path):
