@@ -1,5 +1,6 @@
 """Pages as a browser shows them: none is wider than a phone, asks for anything, or is allowed to run a script."""
 
+import json
 import os
 import pathlib
 
