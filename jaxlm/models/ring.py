@@ -186,7 +186,7 @@ def read_chunk(
     slots = staging[0].slots
     position_1xC = jnp.minimum(begin + jnp.arange(len(tokens_C)), model.config.max_seq_len - 1)[None]
     hidden_1xCxD, cache = model.apply(
-        weights.variables,
+        weights.variables | {"packed": weights.packed},
         tokens_C[None],
         position_1xC,
         cache=layers.Cache(staging, begin, jnp.arange(slots)[None]),
