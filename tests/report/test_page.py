@@ -68,7 +68,7 @@ def test_no_line_of_a_headline_ends_inside_an_option(tmp_path):
     run.write(tmp_path / "run/report.html", SUMMARY | {"run": SUMMARY["run"] | {"ended": f"{line} --x={'y' * 200}"}})
     with browser(tmp_path / "profile") as shown:
         for width in (390, 1200):
-            shown.show(tmp_path / "run/report.html", width)
+            shown.show((tmp_path / "run/report.html").as_uri(), width)
             heights = shown.value("JSON.stringify([...document.querySelectorAll('.option')].map(e => e.clientHeight))")
             *one, long = json.loads(heights)
             assert (len(one), max(one) < 30) == (7, True)
