@@ -11,16 +11,12 @@ import typing
 from collections.abc import Callable
 
 from jaxlm import console
-from jaxlm.config import RunError
+from jaxlm.config import ConfigError
 
 ENDING_S = 20.0  # a run that was told to stop, or lost its supervisor, saves and ends within about this
 _SOON_S = 5.0  # for a disk to give a small file
 HANDED_DOWN = "JAXLM_LOCK"  # the environment variable with the file descriptor of the parent's lock
 T = typing.TypeVar("T")
-
-
-class TakenError(RunError):
-    """Another process holds the lock on a folder. Once it has ended, the same command works."""
 
 
 class NoAnswer(Exception):
@@ -67,7 +63,7 @@ def lock(folder: pathlib.Path, does: str, key: str, wait_s: float = 0.0) -> typi
       wait_s: for how long to wait for a process that holds the lock: it may be about to end.
 
     Raises:
-      TakenError: another process holds the lock.
+      ConfigError: another process holds the lock.
     """
     file = open(folder / ".lock", "a")
     if inherited := _handed_down(file):
@@ -82,7 +78,7 @@ def lock(folder: pathlib.Path, does: str, key: str, wait_s: float = 0.0) -> typi
         held = _try(file)
     if not held:
         file.close()
-        raise TakenError(f"another process {does} {folder}: wait for it, or give another config.{key}")
+        raise ConfigError(f"another process {does} {folder}: wait for it, or give another config.{key}")
     return file
 
 

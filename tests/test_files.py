@@ -3,6 +3,7 @@
 import pytest
 
 from jaxlm import files
+from jaxlm.config import ConfigError
 
 
 def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
@@ -20,7 +21,7 @@ def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
 
 def test_a_lock_is_held_by_with_and_by_the_returned_file(tmp_path):
     def refused():
-        with pytest.raises(files.TakenError) as error:
+        with pytest.raises(ConfigError) as error:
             files.lock(tmp_path, "trains in", "workdir")
         return str(error.value)
 

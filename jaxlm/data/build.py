@@ -110,8 +110,7 @@ def build_data(
       log: called with each line of progress.
 
     Raises:
-      ConfigError: settings or sources are wrong, or another recipe made the data.
-      TakenError: another process is making it.
+      ConfigError: settings or sources are wrong, or another recipe made the data, or another process is making it.
     """
     _check(source_list, settings)
     root = pathlib.Path(path)

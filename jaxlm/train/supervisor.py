@@ -64,8 +64,7 @@ def run(config: Config, program: Callable[[], int]) -> int:
 
 def _farewell(config: Config, code: int, start: farewell.Start, signalled: int | None) -> int:
     """Says farewell, unless the run was refused because another start of it trains; returns the exit code."""
-    # With distributed.auto the training itself asks for the lock; else it was had before.
-    if code != 1 or not (config.distributed.auto and _another_trains(config)):
+    if code != 2 or not _another_trains(config):
         farewell.say_farewell(config, code, start, signalled)
     return code
 
@@ -75,7 +74,7 @@ def _another_trains(config: Config) -> bool:
         return False
     try:
         ledger.lock(pathlib.Path(config.workdir)).close()
-    except files.TakenError:
+    except ConfigError:
         return True
     except OSError:  # there is no such folder
         pass

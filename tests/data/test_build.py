@@ -251,7 +251,7 @@ def test_two_builders_do_not_meet(corpus, tmp_path):
     (tmp_path / "d").mkdir()
     with (
         files.lock(tmp_path / "d", "is writing", "data.dir"),
-        pytest.raises(files.TakenError, match="another process is writing"),
+        pytest.raises(ConfigError, match="another process is writing"),
     ):
         corpus.build(tmp_path / "d")
 
