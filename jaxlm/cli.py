@@ -181,13 +181,13 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
     if found and found.kind == "run":
         if workdir and pathlib.Path(workdir).resolve() != found.path.resolve():
             raise ConfigError(f"two runs: {word} and --config.workdir={workdir}; give one of them")
-        return _of_run(found.path, overrides)
+        return config_files.of_run(found.path, overrides)
     config = config_files.load(str(found.path), overrides) if found else None
     if config and not config.workdir:
         config.workdir = config_files.default_workdir(found.path, config)
     workdir = workdir or (config.workdir if config else "")
     if workdir and (verb.reads_run or not found) and (pathlib.Path(workdir) / "config.json").is_file():
-        return _of_run(pathlib.Path(workdir), overrides)
+        return config_files.of_run(pathlib.Path(workdir), overrides)
     if config:
         return config
     if workdir and verb.reads_run:
@@ -210,13 +210,6 @@ def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[s
     chosen = file and not _workdir(overrides) and config.workdir == config_files.default_workdir(file, config)
     if chosen and verb.makes and (verb.module is None or not config.data.dir):
         say(f"folder: {config.workdir} (another by --config.workdir=DIR)")
-    return config
-
-
-def _of_run(folder: pathlib.Path, overrides: list[str]) -> config_dict.ConfigDict:
-    config = config_files.from_run(folder / "config.json")
-    for override in overrides:
-        config_files.apply_override(config, override)
     return config
 
 

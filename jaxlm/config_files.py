@@ -64,7 +64,12 @@ def find(word: str, reads_run: bool = False) -> Found:
 def at_step(word: str) -> tuple[str, str]:
     """Returns (the folder, the checkpoint) that RUN@STEP names: a step, latest or best; "" if the word names none."""
     folder, at, step = word.rpartition("@")
-    if at and folder and (step.isdecimal() or step in ("latest", "best")) and not pathlib.Path(word).exists():
+    if (
+        at
+        and folder
+        and (step.isdecimal() or step in ("latest", "best"))
+        and not pathlib.Path(word).expanduser().exists()
+    ):
         return folder, step
     return word, ""
 
@@ -255,3 +260,11 @@ def from_run(path: pathlib.Path) -> config_dict.ConfigDict:
     if (path.parent / TOKENIZER).is_dir():
         config.data.tokenizer = str(path.parent / TOKENIZER)
     return config.lock()
+
+
+def of_run(folder: pathlib.Path, overrides: Sequence[str]) -> config_dict.ConfigDict:
+    """Returns the config of the run in a folder, with overrides. Raises ConfigError as `from_run` and `apply_override` do."""
+    config = from_run(folder / "config.json")
+    for override in overrides:
+        apply_override(config, override)
+    return config

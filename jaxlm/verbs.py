@@ -50,6 +50,12 @@ class Verb:
 
 
 _JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
+_CHECKPOINT = {"--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"}}
+_DRAWING = {
+    "--temperature": {"key": "sample.temperature", "metavar": "T", "help": "0 = the likeliest token"},
+    "--top-k": {"key": "sample.top_k", "metavar": "K", "help": "draw from the likeliest K tokens; 0 = off"},
+    "--top-p": {"key": "sample.top_p", "metavar": "P", "help": "draw from what has probability P together; 1 = off"},
+}
 VERBS = {
     "train": Verb(
         None,
@@ -127,15 +133,9 @@ VERBS = {
                 "metavar": "N",
                 "help": "continue each prompt so often (default: 1)",
             },
-            "--temperature": {"key": "sample.temperature", "metavar": "T", "help": "0 = the likeliest token"},
-            "--top-k": {"key": "sample.top_k", "metavar": "K", "help": "draw from the likeliest K tokens; 0 = off"},
-            "--top-p": {
-                "key": "sample.top_p",
-                "metavar": "P",
-                "help": "draw from what has probability P together; 1 = off",
-            },
+            **_DRAWING,
             "--max-new-tokens": {"key": "sample.max_new_tokens", "metavar": "N", "help": "of each text, at most"},
-            "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
+            **_CHECKPOINT,
             **_JSON,
         },
         reads_run=True,
@@ -150,15 +150,9 @@ VERBS = {
             "--system": {"default": "", "metavar": "TEXT", "help": "what the system says in front of the conversation"},
             "--message": {"action": "append", "metavar": "TEXT", "help": "say this and leave; may be repeated"},
             "--plain": {"action": "store_true", "help": "continue plain text, though the model has a chat template"},
-            "--temperature": {"key": "sample.temperature", "metavar": "T", "help": "0 = the likeliest token"},
-            "--top-k": {"key": "sample.top_k", "metavar": "K", "help": "draw from the likeliest K tokens; 0 = off"},
-            "--top-p": {
-                "key": "sample.top_p",
-                "metavar": "P",
-                "help": "draw from what has probability P together; 1 = off",
-            },
+            **_DRAWING,
             "--max-new-tokens": {"key": "sample.max_new_tokens", "metavar": "N", "help": "of each answer, at most"},
-            "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
+            **_CHECKPOINT,
         },
         reads_run=True,
         rest="RUN_B",
@@ -181,7 +175,7 @@ VERBS = {
             "--rows": {"type": int, "default": 8, "metavar": "N", "help": "requests that run at once (default: 8)"},
             "--queue": {"type": int, "default": 64, "metavar": "N", "help": "requests that wait (default: 64)"},
             "--max-prompt": {"type": int, "default": 0, "metavar": "N", "help": "tokens of a prompt; 0 = the context"},
-            "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
+            **_CHECKPOINT,
             "--bench": {"action": "store_true", "help": "serve nothing: measure tokens/s and waiting by clients"},
             "--json": {"action": "store_true", "help": "of --bench: print JSON instead of a table"},
         },
@@ -205,7 +199,7 @@ VERBS = {
                 "help": "hf: a folder of transformers; gguf: one file; peft: the adapter alone",
             },
             "--out": {"required": True, "metavar": "DIR", "help": "the folder to write; an earlier export is replaced"},
-            "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
+            **_CHECKPOINT,
             "--dtype": {"help": "hf: bf16 (default), f16, f32; gguf: f16 (default), f32, q8_0; peft: f32"},
             **_JSON,
         },
@@ -218,7 +212,7 @@ VERBS = {
             "--tasks": {"metavar": "TASK,TASK,...", "help": "benchmarks, arc_easy,mmlu,... (default: eval.tasks)"},
             "--limit": {"type": int, "default": 0, "metavar": "N", "help": "questions of each task; 0 = all"},
             "--fewshot": {"key": "eval.fewshot", "metavar": "N", "help": "worked examples; -1 = as each task says"},
-            "--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"},
+            **_CHECKPOINT,
             **_JSON,
         },
         reads_run=True,

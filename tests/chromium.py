@@ -11,7 +11,10 @@ import subprocess
 import time
 from collections.abc import Iterator
 
+import pytest
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
 PATIENCE_S = 60.0  # for a word of the browser; its start on a busy machine takes ten
 
 

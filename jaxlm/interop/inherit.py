@@ -110,6 +110,16 @@ def of_model(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
     return config
 
 
+def of_folder(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
+    """Returns the config of the run, or for the Hugging Face model, in a folder. Raises ConfigError if it holds neither."""
+    found = config_files.find(word)
+    if found.kind == "model":
+        return of_model(word, overrides)
+    if found.kind != "run":
+        raise ConfigError(f"{word} is no run (it has no config.json) and no Hugging Face model")
+    return config_files.of_run(found.path, overrides)
+
+
 def _folder(config: config_dict.ConfigDict) -> pathlib.Path:
     """The origin; if it is gone since, the run that began with it."""
     folder = pathlib.Path(config.origin).expanduser()

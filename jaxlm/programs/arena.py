@@ -8,7 +8,6 @@ import pathlib
 import jax
 
 from jaxlm import config as config_lib
-from jaxlm import config_files
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import say, table, working
 from jaxlm.eval import model, samples
@@ -93,13 +92,7 @@ def _answer(store: Store, playing: dict[int, Contestant], config: Config, args: 
 
 def _config(one: Contestant, overrides: list[str]) -> Config:
     """The config of a run, or of a model from elsewhere, with the overrides of the command line."""
-    found = config_files.find(str(pathlib.Path(one.where).resolve()))
-    if found.kind == "model":
-        return config_lib.resolve(inherit.of_model(one.where, overrides))
-    config = config_files.from_run(found.path / "config.json")
-    for override in overrides:
-        config_files.apply_override(config, override)
-    return config_lib.resolve(config)
+    return config_lib.resolve(inherit.of_folder(str(pathlib.Path(one.where).resolve()), overrides))
 
 
 def _continued(one: Contestant, config: Config, prompts: list[str]) -> dict[str, str]:

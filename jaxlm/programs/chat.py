@@ -57,16 +57,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
 
 def _config(folder: str, overrides: list[str]) -> Config:
     """The config of another run, or of a model from elsewhere."""
-    found = config_files.find(folder)
     own = [override for override in overrides if not override.startswith("workdir=")]
-    if found.kind == "model":
-        return config_lib.resolve(inherit.of_model(folder, own))
-    if found.kind != "run":
-        raise ConfigError(f"{folder} is no run (it has no config.json) and no Hugging Face model")
-    config = config_files.from_run(found.path / "config.json")
-    for override in own:
-        config_files.apply_override(config, override)
-    return config_lib.resolve(config)
+    return config_lib.resolve(inherit.of_folder(folder, own))
 
 
 def _names(given: list[tuple[str, str]]) -> list[str]:

@@ -6,7 +6,7 @@ import pathlib
 
 import chromium
 import pytest
-from chromium import CHROMIUM, Browser, browser
+from chromium import Browser, browser, needs_chromium
 from tiny_pages import DATA, SUMMARY
 
 from jaxlm.report import data, page, run
@@ -39,7 +39,7 @@ def test_the_pages_that_the_browser_is_shown_can_be_written(tmp_path):
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
+@needs_chromium
 def test_on_paper_nothing_is_folded_or_cut_and_no_heading_ends_a_page(tmp_path):
     hidden = "[...document.querySelectorAll('details > :not(summary)')].filter(e => !e.checkVisibility()).length"
     cut = "[...document.querySelectorAll('pre')].filter(e => e.scrollHeight > e.clientHeight).length"
@@ -62,7 +62,7 @@ def test_options_of_a_command_in_a_sentence_are_marked_and_escaped():
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
+@needs_chromium
 def test_no_line_of_a_headline_ends_inside_an_option(tmp_path):
     line = "step 7: " + "".join(f"{'jaxlm ' * n}--config.train.microbatch_size=4 " for n in range(1, 8))
     run.write(tmp_path / "run/report.html", SUMMARY | {"run": SUMMARY["run"] | {"ended": f"{line} --x={'y' * 200}"}})
@@ -77,7 +77,7 @@ def test_no_line_of_a_headline_ends_inside_an_option(tmp_path):
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
+@needs_chromium
 def test_the_pages_fit_a_phone_and_a_desk_and_ask_for_nothing(tmp_path):
     pages = write_pages(tmp_path)
     hostile = page.section(

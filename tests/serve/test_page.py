@@ -8,14 +8,14 @@ import pathlib
 import pytest
 import tiny_eval
 import tiny_serve
-from chromium import CHROMIUM, Browser, browser
+from chromium import Browser, browser, needs_chromium
 
 from jaxlm.eval import samples
 from jaxlm.serve import http
 from jaxlm.serve.guide import Guides
 from jaxlm.serve.requests import Reader
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")]
+pytestmark = [pytest.mark.browser, needs_chromium]
 CONTEXT = 60  # far less than the page's limit of tokens
 SAID = "<b>the</b> cat é🙂 " + "sat " * 40
 

@@ -10,6 +10,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 
+from jaxlm import config_files
 from jaxlm.config import ConfigError, RunError, SampleConfig
 from jaxlm.corpus.benchmarks import reading
 
@@ -56,10 +57,8 @@ def parse(word: str) -> Contestant:
     path = pathlib.Path(word).expanduser()
     if path.is_file():
         return Contestant("file", str(path))
-    folder, _, step = word.rpartition("@")
-    if folder and (step.isdecimal() or step in ("latest", "best")) and not path.exists():
-        return Contestant("run", str(pathlib.Path(folder).expanduser()), step)
-    return Contestant("run", str(path), "latest")
+    folder, step = config_files.at_step(word)
+    return Contestant("run", str(pathlib.Path(folder).expanduser()), step or "latest")
 
 
 def names(contestants: Sequence[Contestant]) -> dict[str, str]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from chromium import CHROMIUM, Browser, browser
+from chromium import Browser, browser, needs_chromium
 
 from jaxlm import cli
 from jaxlm.config import RunError
@@ -89,7 +89,7 @@ def judged(shown: Browser) -> str:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
+@needs_chromium
 def test_votes_by_click_and_key_count_once_and_tell_no_name_before(tmp_path):
     write_samples(tmp_path)
     with arena(tmp_path) as url, browser(tmp_path / "profile") as shown:
@@ -131,7 +131,7 @@ def test_votes_by_click_and_key_count_once_and_tell_no_name_before(tmp_path):
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
+@needs_chromium
 def test_it_fits_a_phone_and_a_desk_by_day_and_by_night(tmp_path):
     write_samples(tmp_path)
     pictures = pathlib.Path(os.environ.get("ARENA_PICTURES", tmp_path))
