@@ -17,8 +17,6 @@ from jaxlm.models.ring import Drawn, Layers, LogProbs
 from jaxlm.models.sampling import Rows
 from jaxlm.models.transformer import Transformer
 
-TOGETHER = 2048  # tokens of several prompts that are read at once, about
-
 
 class Settings(typing.NamedTuple):
     """How one row draws (see `sampling.Rows`).
@@ -144,7 +142,8 @@ class Engine:
         return min(most_bytes // of_one, 8 * self.rows * -(-c.max_seq_len // self.chunk))
 
     def reset(self) -> None:
-        """Makes the state that of a new engine: no row lives, and nothing depends on what was drawn before."""
+        """Makes it as it was when new: no row lives, and nothing that comes depends on what was."""
+        self.prefixes.clear()
         self.state = ring.empty(self.model, self.rows, self.lengths[0])
 
     def load(self, variables: dict) -> None:
@@ -236,7 +235,10 @@ class Engine:
         )
 
     def start(self, live_B: np.ndarray, mask_BxW: np.ndarray | None = None, steps: int = 1) -> Drawn:
-        """Starts steps of all rows; what they draw is on the device, and not waited for (see `ring.step`; no mask allows all)."""
+        """Starts steps of all rows. What they draw stays on the device, and is not waited for.
+
+        Args: see `ring.step`; no mask allows all.
+        """
         guided = np.bool_(mask_BxW is not None)
         mask_BxW = self._open_BxW if mask_BxW is None else mask_BxW
         self.state, drawn = ring.step(self.model, self.weights, self.state, live_B, mask_BxW, guided, steps)

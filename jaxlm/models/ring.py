@@ -188,9 +188,7 @@ def read_chunk(
     with any tokens, which no query of the prompt sees.
     """
     staging, hidden_1xCxD = _read(model, weights, staging, tokens_C[None], begin)
-    logprobs = _if(
-        echo, lambda: _log_probs(logits_of(model, weights, hidden_1xCxD[0]), next_C, jnp.int32(LIKELIEST))
-    )
+    logprobs = _if(echo, lambda: _log_probs(logits_of(model, weights, hidden_1xCxD[0]), next_C, jnp.int32(LIKELIEST)))
     return staging, logprobs
 
 
@@ -274,7 +272,8 @@ def insert(state: State, staging: Layers, entries: Entries) -> State:
       staging: the keys and values of all but each prompt's last token, from slot 0 on.
     """
     slots = state.layers[0].slots
-    grown = [layer.grown(slots) for layer in staging]
+    # A prompt may have been read beside a longer one than the ring is long.
+    grown = [layers.LayerCache(k[..., :slots], v[:, :, :slots]).grown(slots) for k, v in staging]
     shift_E = state.clock - entries.position_E
 
     def put(number: jax.Array, ring: Layers) -> Layers:

@@ -212,7 +212,7 @@ class Batcher:
                 run.prefill = self.engine.begin(ask.ids, echo=ask.echo)
 
     def _read(self, run: _Run) -> jax.Array | None:
-        """Starts to read a chunk of a prompt, and returns what can be waited for. After the last chunk the request enters its row."""
+        """Starts to read a chunk, and returns what can be waited for. After the last chunk the request enters its row."""
         chunk = None
         with self._only(run):
             if run.prefill.left:
