@@ -190,6 +190,8 @@ class Batcher:
             self._deliver_all()  # what may come next depends on what came
         before, self._before = self._before, _Started(*self._step(), chunk)
         self._deliver_all(before)
+        if not self._runs:
+            self._before = _Started([], None, None)
 
     def _admit(self) -> None:
         """Gives free rows to those who wait."""

@@ -307,7 +307,10 @@ def test_hundreds_of_requests_leave_nothing_behind(batcher):
     before = len(jax.live_arrays())
     for number in range(20):
         alone(batcher, [number] * 7)  # no whole chunk to keep
-    assert len(jax.live_arrays()) <= before
+    until = time.monotonic() + 20
+    while len(jax.live_arrays()) > before:  # the last step's go once it is told
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_a_bench_counts_all_tokens(batcher):
