@@ -364,7 +364,7 @@ class DistributedConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    program: Literal["pretrain", "sft", "reward", "dpo"]
+    program: Literal["pretrain", "sft", "reward", "dpo", "ppo", "grpo"]
     workdir: str
     seed: Annotated[int, within(0, 2**32 - 1)]
     origin: str
@@ -375,6 +375,9 @@ class Config:
     examples: ExamplesConfig
     replay: ReplayConfig
     dpo: DpoConfig
+    rollout: RolloutConfig
+    policy: PolicyConfig
+    reward: RewardConfig
     model: ModelConfig
     data: DataConfig
     train: TrainConfig
