@@ -8,7 +8,17 @@ import dataclasses
 from typing import Annotated, Literal
 
 from jaxlm.config.annotations import above, at_least, from_to_below, within, written
-from jaxlm.config.posttraining import LARGEST, AdapterConfig, DpoConfig, ExamplesConfig, Pattern, ReplayConfig
+from jaxlm.config.posttraining import (
+    LARGEST,
+    AdapterConfig,
+    DpoConfig,
+    ExamplesConfig,
+    Pattern,
+    PolicyConfig,
+    ReplayConfig,
+    RewardConfig,
+    RolloutConfig,
+)
 
 CHAT_TOKENS = ("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
