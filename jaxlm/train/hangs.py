@@ -17,7 +17,7 @@ _STEPS_TO_LEARN = 20
 _STEPS_KEPT = 200
 _BUSY = 0.05  # seconds of processor time in a second: more than the threads of an idle JAX take
 _STEPS = (clock.STEP, clock.REPEATED)
-_LONG = (clock.EVALUATE, clock.SAVE)
+_LONG = (clock.EVALUATE, clock.SAVE, clock.ROLLOUT)
 # Data is made at the start, and XLA compiles, for as long as it takes: then the processor says that they are alive.
 BY_PROCESSOR = (clock.START, clock.COMPILE)
 _WORDS = {
@@ -25,6 +25,7 @@ _WORDS = {
     clock.RESTORE: "the restored checkpoint",
     clock.COMPILE: "the compiler",
     clock.DATA: "a batch",
+    clock.ROLLOUT: "answers or their rewards",
     clock.EVALUATE: "an evaluation",
     clock.SAVE: "a save",
     clock.MIRROR: "the mirror",

@@ -58,6 +58,8 @@ class Rollouts:
 
         self._write = write
 
+    activity = "rollout"
+
     def __call__(self, state):
         batch = jax.device_get(self._write(state))
         self.made.append(batch)
@@ -73,6 +75,8 @@ class Fixed:
     def __init__(self, mesh, first, passed_over=(), spoiled=()):
         self._mesh, self._spoiled = mesh, spoiled
         self._numbers = iter([n for n in range(1, 100) if n not in passed_over][first:])
+
+    activity = "data"
 
     def __call__(self, state):
         number = next(self._numbers)
