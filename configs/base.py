@@ -125,7 +125,9 @@ def _posttraining(c: ConfigDict) -> None:
 
 def _reinforcement(c: ConfigDict) -> None:
     """Rollouts, rewards and the policy's loss: what ppo and grpo read beside the other sections."""
-    c.rollout = r = ConfigDict()  # what the policy says in a step; at temperature 1, so that it is the policy that speaks
+    c.rollout = r = (
+        ConfigDict()
+    )  # what the policy says in a step; at temperature 1, so that it is the policy that speaks
     r.prompts = 8  # prompts in a step
     r.answers = 8  # answers to each; grpo compares them with each other. train.batch_size rows share prompts x answers
     r.max_new_tokens = 256  # of an answer
@@ -137,7 +139,9 @@ def _reinforcement(c: ConfigDict) -> None:
     p.ratio = "token"  # answer: one ratio for an answer (GSPO, arXiv:2507.18071)
     p.clip_low = 0.2  # the ratio is clipped to 1 - clip_low, 1 + clip_high; a higher one keeps entropy (DAPO)
     p.clip_high = 0.28
-    p.scale_advantages = False  # grpo: divide by the group's standard deviation (GRPO; Dr. GRPO, arXiv:2503.20783, doesn't)
+    p.scale_advantages = (
+        False  # grpo: divide by the group's standard deviation (GRPO; Dr. GRPO, arXiv:2503.20783, doesn't)
+    )
     p.mask_truncated = True  # answers that did not end do not count
     p.overlong_tokens = 0  # the last tokens before max_new_tokens cost up to 1 of the reward (DAPO); 0 = none
     p.epochs = 1  # times that a step goes over its answers

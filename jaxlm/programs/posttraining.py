@@ -80,7 +80,7 @@ def tokenizer(config: Config) -> coder.Coder:
 
 
 def first_weights(config: Config) -> origin.Origin:
-    """Returns the model that a run begins with; where each start needs it (`keeps_origin`), the checkpoint that it began with."""
+    """Returns the model that a run begins with; if `keeps_origin`, the checkpoint that it began with."""
     checkpoints, bases = pathlib.Path(config.workdir) / "checkpoints", []
     if keeps_origin(config) and config.origin_checkpoint == "latest" and weights.begun(checkpoints):
         metas = restore.read_metas(checkpoints, (int(p.name) for p in checkpoints.glob("*") if p.name.isdecimal()))

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm import files, sharding
-from jaxlm.config import Config
 from jaxlm.data import chat
 from jaxlm.data import rows as rows_lib
 from jaxlm.data.coder import Coder
@@ -149,9 +148,7 @@ class Rollouts:
         text = self._tokenizer.decode([i for i in ids if i not in self._stops], follows=True)
         return Answer(ids, logp, text, ids[-1] in self._stops)
 
-    def _rewards(
-        self, items: Sequence[Item], said: Sequence[Answer]
-    ) -> tuple[np.ndarray, Mapping[str, np.ndarray]]:
+    def _rewards(self, items: Sequence[Item], said: Sequence[Answer]) -> tuple[np.ndarray, Mapping[str, np.ndarray]]:
         """What the answers are worth, less what is too long (DAPO, arXiv:2503.14476, section 3.4)."""
         rewards, parts = self._rewarder(items, [one.text for one in said])
         most, soft = self._parts.config.rollout.max_new_tokens, self._parts.config.policy.overlong_tokens
@@ -211,7 +208,9 @@ class Rollouts:
         mesh, size = self._parts.mesh, self._parts.config.train.batch_size
         by_token = self._parts.config.train.seq_len
         kinds = {True: sharding.batch_sharding(mesh), False: sharding.row_sharding(mesh)}
-        return sharding.to_global(dict(batch), mesh, size, {name: kinds[x.shape[1] == by_token] for name, x in batch.items()})
+        return sharding.to_global(
+            dict(batch), mesh, size, {name: kinds[x.shape[1] == by_token] for name, x in batch.items()}
+        )
 
     def _figures(self, items: Sequence[Item], said: Sequence[Answer], rewards: np.ndarray) -> dict[str, float]:
         """The figures of a step that are told beside the objective's own (`policy.FIGURES`)."""

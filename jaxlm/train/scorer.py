@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from jaxlm import models, sharding
 from jaxlm.config import ConfigError, ModelConfig
 from jaxlm.data import chat, rows
-from jaxlm.data.coder import Coder
 from jaxlm.data.ids import conversation
 from jaxlm.models import hardware
 from jaxlm.objectives import reward
@@ -56,7 +55,9 @@ class Scorer:
         params = found.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
         head = jax.device_put(trained[reward.HEAD], sharding.replicated(mesh))
         self.kernel = np.asarray(jax.tree.leaves(trained[reward.HEAD])[0], np.float32)
-        self._variables = jax.jit(cast, static_argnums=1)({"params": params, reward.HEAD: head}, jnp.dtype(config.dtype))
+        self._variables = jax.jit(cast, static_argnums=1)(
+            {"params": params, reward.HEAD: head}, jnp.dtype(config.dtype)
+        )
         score = lambda variables, batch: reward.scores(model, variables, batch, None, 1)  # noqa: E731
         self._score: Callable = jax.jit(score, out_shardings=sharding.replicated(mesh))
 
