@@ -100,13 +100,16 @@ class Rollouts:
         if step % c.log.every_steps == 0 or step == 1:
             self._write(step, items, said, rewards, parts)
         batch, at = self._packed(items, said)
-        batch |= self._of_rewards(rewards, at)
-        on_mesh = self._on_mesh(batch)
-        judged = self._judge(self._frozen, state.params, self._reference, state.running, on_mesh)
-        figures = self._figures(items, said, rewards) | policy.explained(judged, on_mesh)
-        row = np.asarray([figures.get(name, 0.0) for name in policy.FIGURES], np.float32)
-        told = {"figures": np.broadcast_to(row, (c.train.batch_size, len(row)))}
-        found = on_mesh | judged | self._on_mesh(told)
+        scores_BxS = rewards.reshape(c.train.batch_size, -1)
+        if c.program == "grpo":
+            batch["advantages"] = self._within_groups(rewards, at)
+        on_mesh = self._on_mesh(batch | {"scores": scores_BxS})
+        found = on_mesh | self._judge(self._frozen, state.params, self._reference, state.running, on_mesh)
+        figures = self._figures(items, said, rewards)
+        if c.program == "ppo":
+            figures |= {"explained_variance": float(found["explained_variance"]), "beta": float(state.running["beta"])}
+        row_F = np.asarray([figures[name] for name in policy.figures(c)], np.float32)
+        found |= self._on_mesh({"figures": np.repeat(row_F[None], c.train.batch_size, axis=0)})
         return {name: found[name] for name in self._parts.batch()}
 
     def evaluate(self, variables: Variables) -> dict[str, float]:
@@ -178,19 +181,15 @@ class Rollouts:
         batch = {name: np.concatenate([row[name] for row in made]) for name in made[0]}
         return batch | {"sampler": sampler_BxT}, at
 
-    def _of_rewards(self, rewards: np.ndarray, at: "_Places") -> dict[str, np.ndarray]:
-        """What the batch says of the rewards: PPO's at each answer's last token, GRPO's as advantages of all its tokens."""
+    def _within_groups(self, rewards: np.ndarray, at: "_Places") -> np.ndarray:
+        """GRPO's advantages, at all tokens of an answer, float32[B, T]."""
         c = self._parts.config
-        of_BxT = np.zeros((c.train.batch_size, c.train.seq_len), np.float32)
-        if c.program == "ppo":
-            for (row, place), reward in zip(at, rewards, strict=True):
-                of_BxT[row, place.stop - 1] = reward
-            return {"rewards": of_BxT}
         groups_PxA = rewards.reshape(c.rollout.prompts, c.rollout.answers)
         advantages = returns.group_advantages(groups_PxA, c.policy.scale_advantages).reshape(-1)
+        found_BxT = np.zeros((c.train.batch_size, c.train.seq_len), np.float32)
         for (row, place), advantage in zip(at, advantages, strict=True):
-            of_BxT[row, place] = advantage
-        return {"advantages": of_BxT}
+            found_BxT[row, place] = advantage
+        return found_BxT
 
     def _judged(
         self, frozen: Variables, params: Variables, reference: Variables | None, running: dict, batch: Batch
@@ -198,9 +197,11 @@ class Rollouts:
         """What the trainer's own programs say of the answers before the step."""
         c = self._parts.config
         variables = frozen | cast(params, jnp.dtype(c.model.dtype))
-        judged = policy.judge(self._parts.model, c, variables, reference, batch)
+        judged = policy.judge(self._parts.model, c)(variables, reference, batch)
         if c.program == "ppo":
-            judged |= policy.estimate(c, batch | judged, running["beta"])
+            judged |= policy.advantages(c, batch | judged, batch["scores"], running["beta"])
+            explained = returns.explained_variance(judged["values"], judged["returns"], batch["weights"])
+            judged["explained_variance"] = explained
         return judged
 
     def _on_mesh(self, batch: Mapping[str, np.ndarray]) -> Batch:
