@@ -32,7 +32,7 @@ def flops_per_token(config: ModelConfig, seq_len: int) -> FlopsPerToken:
 def of(config: Config) -> FlopsPerToken:
     """Returns the FLOPs for one token of the config's kind of training: adapters, and a reference, counted.
 
-    Those of PPO and GRPO are of all passes over a token: the judgement before the updates, and each epoch. Drawing is not counted.
+    Those of PPO and GRPO are of all passes over a token, the judgement before the updates and each epoch, without drawing.
     """
     frozen = config.adapter.kind != "none"
     forward = 2 if reference(config) == "each step" else 1
