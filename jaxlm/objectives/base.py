@@ -4,7 +4,7 @@ All batches are packed: a row holds several documents, numbered from 1 by `segme
 means. The step adds the sums of all microbatches and divides once, so that accumulation is exact even if the
 microbatches differ in their number of tokens.
 
-Legend: B rows, T tokens, D model, S segments of a row.
+Legend: B rows, T tokens, D model, S segments of a row, A parts of a batch, M rows of a part.
 """
 
 import dataclasses
@@ -138,6 +138,20 @@ def from_segments(x_BxS: jax.Array, segment_ids_BxT: jax.Array) -> jax.Array:
     """Returns the value of its segment for each token, [B, T]; 0 in segments after the S-th. The transpose of `by_segment`."""
     chosen_BxTxS = segment_ids_BxT[:, :, None] == jnp.arange(1, x_BxS.shape[1] + 1)
     return jnp.sum(jnp.where(chosen_BxTxS, x_BxS[:, None, :], 0), axis=2)
+
+
+def split_rows(x_Bx: jax.Array, parts: int) -> jax.Array:
+    """Returns [B, ...] as [A, M, ...] with A = `parts`: part a has every A-th row.
+
+    With runs of rows each part would be on a few devices alone.
+    """
+    x_AxMx = x_Bx.reshape(x_Bx.shape[0] // parts, parts, *x_Bx.shape[1:]).swapaxes(0, 1)
+    return sharding.constrain(x_AxMx, None, "batch", *(None,) * (x_Bx.ndim - 1))
+
+
+def join_rows(x_AxMx: jax.Array) -> jax.Array:
+    """Returns the array [B, ...] whose `split_rows` this is."""
+    return x_AxMx.swapaxes(0, 1).reshape(-1, *x_AxMx.shape[2:])
 
 
 def init_head(name: str, d_model: int) -> dict:

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxlm import sharding, tree
+from jaxlm import tree
 from jaxlm.config import Config, ConfigError, TrainConfig
-from jaxlm.objectives.base import Batch, Objective, Running, Sums, Variables
+from jaxlm.objectives.base import Batch, Objective, Running, Sums, Variables, split_rows
 from jaxlm.step.state import TrainState
 
 Metrics = dict[str, jax.Array]
@@ -110,7 +110,7 @@ def _repeated(update: Update, objective: Objective) -> Update:
     def updates(
         frozen: Variables, state: TrainState, batch: Batch, key: jax.Array | None
     ) -> tuple[TrainState, Metrics]:
-        parts = jax.tree.map(functools.partial(_split, parts=minibatches), batch)
+        parts = jax.tree.map(functools.partial(split_rows, parts=minibatches), batch)
 
         def one(state: TrainState, index: jax.Array) -> tuple[TrainState, Metrics]:
             # Looked up, not scanned over: a scan would need the batch once for each pass.
@@ -145,17 +145,11 @@ def _gradients(
         found = sums_and_grads(micro, None if key is None else jax.random.fold_in(key, index))
         return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, found), None
 
-    parts = jax.tree.map(functools.partial(_split, parts=microbatches), batch)
+    parts = jax.tree.map(functools.partial(split_rows, parts=microbatches), batch)
     shapes = jax.eval_shape(sums_and_grads, jax.tree.map(lambda x: x[0], parts), key)
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), shapes)
     total, _ = jax.lax.scan(one, zero, (jnp.arange(microbatches), parts))
     return total
-
-
-def _split(x_Bx: jax.Array, parts: int) -> jax.Array:
-    """[B, ...] -> [A, M, ...]: part a has every A-th row. With runs of rows each part would be on a few devices alone."""
-    x_AxMx = x_Bx.reshape(x_Bx.shape[0] // parts, parts, *x_Bx.shape[1:]).swapaxes(0, 1)
-    return sharding.constrain(x_AxMx, None, "batch", *(None,) * (x_Bx.ndim - 1))
 
 
 _EXACT = ("embedding", "/rows", "/prompt")  # tables
