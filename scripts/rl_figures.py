@@ -4,8 +4,8 @@
     python scripts/rl_figures.py runs/rl
 
 A base of 3.7M parameters on the quickstart's texts; SFT that teaches the form of an answer and no more (its answers belong
-to other questions); then GRPO and PPO from there, and the same SFT for as long as GRPO took. All are asked the same 500 questions, of
-seeds that no training saw. Runs that have ended are kept: the same command goes on.
+to other questions); then GRPO and PPO from there, and the same SFT for as long as GRPO took. All are asked the same 500
+questions, of seeds that no training saw. Runs that have ended are kept: the same command goes on.
 """
 
 import argparse
