@@ -23,7 +23,7 @@ from jaxlm.objectives import base
 from jaxlm.ops import returns
 
 VALUE = "value"  # the scalar head of PPO
-FIGURES = ("reward", "reward_std", "flat_groups", "truncated", "unique", "answer_tokens")
+FIGURES = ("reward", "reward_std", "flat_groups", "truncated", "unique", "answer_tokens", "top_word")
 _OF_VALUES = ("explained_variance", "beta")
 _LARGEST_ERROR = 0.2  # by which a KL counts as off its target, as a share of it (arXiv:1909.08593)
 
@@ -34,8 +34,8 @@ def figures(config: Config) -> tuple[str, ...]:
     """Returns the names of what the producer of batches tells of a whole step, in the order of `figures` [B, F].
 
     FIGURES are for both programs: the mean and the standard deviation of rewards, the shares of prompts whose answers all got
-    the same reward, of answers that did not end and of answers unlike all others, and tokens by answer. PPO has two
-    more: `returns.explained_variance`, and the weight of the KL penalty.
+    the same reward, of answers that did not end and of different answers, tokens by answer, and the share of all words
+    that the most frequent one has. PPO has two more: `returns.explained_variance`, and the weight of the KL penalty.
     """
     return FIGURES + _OF_VALUES if _has_values(config) else FIGURES
 
