@@ -15,7 +15,7 @@ def test_a_whole_summary_makes_every_section(tmp_path):
     page.write(tmp_path / "report.html", SUMMARY)
     text = (tmp_path / "report.html").read_text()
     assert titles(text) == [
-        "Loss", "Where the time went", "Bill", "Three futures", "Benchmarks", "Beside published models",
+        "All stages", "Loss", "Where the time went", "Bill", "Three futures", "Benchmarks", "Beside published models",
         "Samples", "Optimizer and speed", "Spikes and rollbacks",
         "Starts",
     ]  # fmt: skip
@@ -41,7 +41,8 @@ def test_a_whole_summary_makes_every_section(tmp_path):
 def test_without_a_price_nothing_tells_of_dollars(tmp_path):
     """A machine of one's own costs nothing that the run knows of: no line at $0, no columns of $0.00."""
     page.write(tmp_path / "paid.html", SUMMARY)
-    page.write(tmp_path / "free.html", SUMMARY | {"run": RUN | {"cost_usd": 0.0}})
+    stages = [row | {"cost_usd": 0.0} for row in SUMMARY["stages"]]
+    page.write(tmp_path / "free.html", SUMMARY | {"run": RUN | {"cost_usd": 0.0}, "stages": stages})
     paid, free = ((tmp_path / name).read_text() for name in ("paid.html", "free.html"))
     for words in ("loss by dollars", "cost of a nat", "cost of 0.01 nats", ">spent<"):
         assert (words in paid, words in free) == (True, False), words
