@@ -92,7 +92,7 @@ def first_weights(config: Config) -> origin.Origin:
         if not bases:
             raise
         was = f"{bases[0]['path']}, step {bases[0]['step']}"
-        raise ConfigError(f"{config.origin}: {error}. The adapter in {config.workdir} was trained on {was}") from None
+        raise ConfigError(f"{config.origin}: {error}. {config.workdir} began with {was}, and needs it") from None
     if keeps_origin(config) and found and "step" in found.provenance:
         together(lambda: _keep_base(found, pathlib.Path(config.workdir)), first_only=True)
     return found

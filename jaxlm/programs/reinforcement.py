@@ -12,12 +12,12 @@ from jaxlm.eval.loss import Evaluator
 from jaxlm.interop import readers
 from jaxlm.objectives import base, policy, reward
 from jaxlm.objectives.base import Variables
-from jaxlm.processes import say, together
+from jaxlm.processes import say
 from jaxlm.programs import posttraining
 from jaxlm.programs.task import Ready, Task
 from jaxlm.step.state import TrainState
-from jaxlm.train import origin, policies, rollouts, scorer
-from jaxlm.train.rewards import prompts, rewards
+from jaxlm.train import answers, origin, policies, rollouts, scorer
+from jaxlm.train.rewards import process, prompts, rewards
 from jaxlm.train.workdir import TOKENIZER
 
 
@@ -42,24 +42,28 @@ def task(config: Config) -> Task:
         documents=lambda data, step: data.places(step),
         begin=made.begin,
         watches=lambda ready: policies.of_policy(ready.config, lambda: made.rollouts.common_word, say),
-        remark=lambda ready: policies.remark,
+        remark=lambda ready: answers.Remarks(None, 0.0),
     )
+
+
+_ASKED = 500  # held-out prompts that the best constant answer is looked for on
 
 
 class _Made:
     """What a run has beside its state; each start makes it anew."""
 
     def __init__(self, config: Config, speaker: coder.Coder):
-        self._speaker = speaker
-        self._rewards = together(lambda: rewards.make(config.reward))
+        self._speaker, self._folder = speaker, pathlib.Path(config.workdir)
+        self._process: process.Process | None = None
         self.rollouts: rollouts.Rollouts | None = None
 
     def data(self, config: Config) -> prompts.Prompts:
         """Opens the prompts, and keeps the tokenizer in the run's folder."""
         if jax.process_count() > 1:
             raise ConfigError(f"{config.program} runs in one process, on all of its devices: start it once")
-        coder.write(self._speaker, pathlib.Path(config.workdir) / TOKENIZER)
-        return prompts.make(config, self._speaker, say)
+        coder.write(self._speaker, self._folder / TOKENIZER)
+        self._process = rewards.make(config.reward, self._folder)
+        return prompts.make(config, self._speaker, self._process, say)
 
     def origin(self, config: Config) -> origin.Origin:
         """The model to begin with; its value head is the reward model's if `policy.value_from` says so."""
@@ -79,18 +83,20 @@ class _Made:
     def begin(self, ready: Ready, state: TrainState, frozen: Variables) -> Ready:
         """Makes what writes the batches."""
         c, parts = ready.config, ready.parts
-        scores = None
+        room = ready.data.room + c.rollout.max_new_tokens
         with jax.set_mesh(parts.mesh):
             reference = parts.reference(self.origin(c), frozen) if c.policy.reference else None
-            if c.reward.model:
-                room = ready.data.room + c.rollout.max_new_tokens
-                scores = scorer.Scorer(_reward_model(c), parts.mesh, room)
-            rewarder = rewards.Rewarder(self._rewards, scores)
-            folder = pathlib.Path(c.workdir)
-            self.rollouts = rollouts.Rollouts(parts, frozen, ready.data, rewarder, reference, folder)
+            scores = scorer.Scorer(_reward_model(c), parts.mesh, room) if c.reward.model else None
+            rewarder = rewards.Rewarder(c.reward, self._process, scores, say)
+            self.rollouts = rollouts.Rollouts(parts, frozen, ready.data, rewarder, reference, self._folder)
         if int(state.step) == 0:
             for line in policies.first_lines(c):
                 say(line)
+            if c.reward.tasks and (best := rewards.baseline(ready.data.held_out(_ASKED), rewarder)):
+                say(
+                    f'the best constant answer, "{best.answer}", is right for {best.share:.0%} of {best.prompts} held-out '
+                    "prompts: what a policy earns that has learnt nothing else"
+                )
         return ready
 
     def held_out(self, ready: Ready) -> Evaluator | None:

@@ -23,7 +23,7 @@ from jaxlm import files, sharding
 from jaxlm.data import chat
 from jaxlm.data import rows as rows_lib
 from jaxlm.data.coder import Coder
-from jaxlm.models import decode
+from jaxlm.models import answers, decode
 from jaxlm.objectives import policy
 from jaxlm.objectives.base import Batch, Variables
 from jaxlm.ops import returns
@@ -35,6 +35,7 @@ from jaxlm.train.rewards.prompts import Item, Prompts
 
 FOLDER = "rollouts"
 _WORD = re.compile(r"\w+")
+_BURST = 8  # tokens of an answer between two looks at them
 _EVALUATION = 2**31  # what is drawn for evaluations has other seeds than any step
 
 
@@ -139,12 +140,12 @@ class Rollouts:
         speaking = {name: part for name, part in variables.items() if name not in heads}
         if self._engine is None:
             rows = c.rollout.rows or c.rollout.prompts * c.rollout.answers
-            self._engine = decode.Engine(parts.model, speaking, rows=rows, prefix_bytes=0)
-        self._engine.load(speaking)
+            self._engine = decode.Engine(parts.model, speaking, rows=rows, prefix_bytes=0, burst=_BURST)
+        else:
+            self._engine.load(speaking)
         seeds = np.random.SeedSequence([c.seed, number]).generate_state(len(items))
-        drawn = decode.answers(
-            self._engine, [item.ids for item in items], c.rollout.max_new_tokens, stop_ids=self._stops, seeds=seeds
-        )
+        asked, most = [item.ids for item in items], c.rollout.max_new_tokens
+        drawn = answers.draw(self._engine, asked, most, stop_ids=self._stops, seeds=seeds)
         return [self._answer(ids, logp) for ids, logp in drawn]
 
     def _answer(self, ids: list[int], logp: np.ndarray) -> Answer:

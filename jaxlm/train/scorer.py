@@ -33,6 +33,7 @@ class Scorer:
       tokens: how long a chat may be; a longer one loses its oldest tokens.
 
     Attributes:
+      model: the model below the head.
       kernel: the head's, float32[D].
 
     Raises:
@@ -50,7 +51,7 @@ class Scorer:
         self._writer = chat.Writer(self._tokenizer)
         config = _for_scoring(found.config.model, mesh)
         self._room = min(tokens, config.max_seq_len)
-        model = models.build(config, config.attention)
+        self.model = model = models.build(config, config.attention)
         abstract = models.abstract_params(model)
         params = found.params(abstract, sharding.tree_shardings(abstract, models.logical_axes(model), mesh))
         head = jax.device_put(trained[reward.HEAD], sharding.replicated(mesh))

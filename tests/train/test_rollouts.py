@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 
 import jax
 import numpy as np
@@ -132,7 +133,10 @@ def test_the_batch_is_what_the_objective_takes(grpo, batch):
 def test_answers_stand_behind_their_prompts(grpo, batch, tokenizer):
     """Each row holds two answers; the weights are on their tokens alone."""
     items = [item for item in Prompts(tokenizer).step(1) for _ in range(ANSWERS)]
-    lines = [json.loads(line) for line in (grpo[0]._folder / "rollouts/1.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (pathlib.Path(grpo[1].config.workdir) / "rollouts/1.jsonl").read_text().splitlines()
+    ]
     for number, (item, line) in enumerate(zip(items, lines, strict=True)):
         row, segment = divmod(number, 2)
         mine = batch["segment_ids"][row] == segment + 1
@@ -156,7 +160,10 @@ def test_sampler_and_trainer_agree(batch):
 
 
 def test_advantages_are_rewards_less_the_groups_mean(grpo, batch):
-    lines = [json.loads(line) for line in (grpo[0]._folder / "rollouts/1.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (pathlib.Path(grpo[1].config.workdir) / "rollouts/1.jsonl").read_text().splitlines()
+    ]
     rewards = np.asarray([line["reward"] for line in lines]).reshape(PROMPTS, ANSWERS)
     wanted = (rewards - rewards.mean(axis=1, keepdims=True)).reshape(ROWS, 2)
     for row in range(ROWS):
