@@ -158,7 +158,7 @@ def test_a_price_makes_dollars(tmp_path):
     said = story.run().stdout
     trained = [words for words in story.commands("jaxlm") if words[0] == "train"]
     assert all("--config.hardware.usd_per_hour=2.7" in words for words in trained)
-    assert re.search(r"^05-base +0:00  \$0\.00$", said, re.MULTILINE)
+    assert re.search(r"^05-base +0:0\d  \$0\.0\d$", said, re.MULTILINE)
     assert "$" not in Story(tmp_path / "free").run().stdout
 
 
