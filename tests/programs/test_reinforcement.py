@@ -25,7 +25,7 @@ SMALL = {
     "log.tensorboard": False,
     "data.val_fraction": 0.2,
 }
-REWARDS = '''
+REWARDS = """
 import os, pathlib
 
 def length(prompts, answers, **columns):
@@ -35,7 +35,7 @@ def fails_later(prompts, answers, **columns):
     if pathlib.Path(__file__).with_name("now").exists():
         raise ValueError("no GPU for the judge")
     return length(prompts, answers)
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,17 @@ def test_grpo(command, tmp_path):
     assert command("grpo", reward__function="tiny_rewards:length") == 0
     run = tmp_path / "run"
     found, said = metrics.read(run / "metrics.jsonl"), (run / "log.txt").read_text()
-    names = {"reward", "kl", "entropy", "clip_share", "flat_groups", "truncated", "unique", "answer_tokens", "sampler_gap"}
+    names = {
+        "reward",
+        "kl",
+        "entropy",
+        "clip_share",
+        "flat_groups",
+        "truncated",
+        "unique",
+        "answer_tokens",
+        "sampler_gap",
+    }
     for step in (1, 2, 3):
         assert {f"train/{name}" for name in names} <= found[step].keys()
         lines = [json.loads(line) for line in (run / f"rollouts/{step}.jsonl").read_text().splitlines()]
@@ -91,7 +101,12 @@ def test_grpo_by_adapter_compares_with_the_frozen_part(command, tmp_path):
 
 def test_ppo_by_a_reward_model(command, base, tmp_path):
     tiny_chats.pairs(tmp_path / "pairs.jsonl", 40)
-    keys = {"data__path": tmp_path / "pairs.jsonl", "workdir": tmp_path / "rm", "train__seq_len": 192, "train__steps": 2}
+    keys = {
+        "data__path": tmp_path / "pairs.jsonl",
+        "workdir": tmp_path / "rm",
+        "train__seq_len": 192,
+        "train__steps": 2,
+    }
     assert command("reward", sample__prompts="()", **keys) == 0
     keys = {"reward__model": tmp_path / "rm", "policy__value_from": "reward", "policy__kl_target": 0.1}
     assert command("ppo", policy__epochs=2, policy__minibatches=2, **keys) == 0
@@ -121,7 +136,11 @@ def test_a_reward_that_fails_keeps_what_was_learnt(command, tmp_path, capsys):
     [
         ("grpo", {}, "grpo needs a reward: --config.reward.tasks=reasoning_gym:chain_sum"),
         ("grpo", {"reward__function": "tiny_rewards:lenght"}, "lenght"),
-        ("grpo", {"reward__function": "tiny_rewards:length", "rollout__answers": 1, "rollout__prompts": 16}, "at least 2"),
+        (
+            "grpo",
+            {"reward__function": "tiny_rewards:length", "rollout__answers": 1, "rollout__prompts": 16},
+            "at least 2",
+        ),
         ("ppo", {"reward__model": "nowhere"}, "nowhere"),
         ("grpo", {"reward__function": "tiny_rewards:length", "rollout__max_new_tokens": 64}, "leaves no room"),
     ],
