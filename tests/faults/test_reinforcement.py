@@ -8,7 +8,7 @@ import time
 import pytest
 
 pytestmark = pytest.mark.faults
-REWARDS = '''
+REWARDS = """
 import pathlib
 import time
 
@@ -19,7 +19,7 @@ def letters(prompts, answers, **columns):
     while (HERE / "wait").exists():
         time.sleep(0.05)
     return [answer.count("e") - len(answer) / 50 for answer in answers]
-'''
+"""
 SIZES = {
     "rollout__prompts": 4,
     "rollout__answers": 4,
