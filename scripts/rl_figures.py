@@ -16,9 +16,13 @@ import subprocess
 import sys
 import time
 
-TASKS = (
-    "reasoning_gym:chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=1,"
-    "reasoning_gym:products?min_digits=1&max_digits=1"
+OPTIONS = {
+    "chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+    "products": {"min_digits": 1, "max_digits": 1},
+}
+TASKS = ",".join(
+    f"reasoning_gym:{name}?" + "&".join(f"{key}={value}" for key, value in options.items())
+    for name, options in OPTIONS.items()
 )
 QUESTIONS, CHATS = 500, 4000
 BASE = {"model.n_layers": 4, "model.vocab_size": 2048, "data.chat_tokens": True, "train.steps": 300}
@@ -87,12 +91,14 @@ def train(config: str, run: pathlib.Path, settings: dict) -> None:
 
 def chats(path: pathlib.Path) -> None:
     """Writes questions, each with the answer to another one: what is learnt from them is how answers look."""
-    from jaxlm.train.rewards import tasks
+    import reasoning_gym
 
-    items = tasks.items(TASKS, seed=1_000_003, count=CHATS)
-    answers = [item.answer for item in items]
-    random.Random(0).shuffle(answers)
-    lines = [{"prompt": item.question, "response": answer} for item, answer in zip(items, answers, strict=True)]
+    lines = []
+    for name, options in OPTIONS.items():
+        rows = reasoning_gym.create_dataset(name, seed=1_000_003, size=CHATS // len(OPTIONS), **options)
+        questions, answers = [row["question"] for row in rows], [str(row["answer"]) for row in rows]
+        random.Random(0).shuffle(answers)
+        lines += [{"prompt": a, "response": b} for a, b in zip(questions, answers, strict=True)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

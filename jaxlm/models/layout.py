@@ -5,6 +5,7 @@ import typing
 
 import jax
 
+from jaxlm.config import ModelConfig
 from jaxlm.models import adapters
 from jaxlm.models.params import pack_params
 from jaxlm.models.transformer import Transformer
@@ -25,26 +26,34 @@ class Weights(typing.NamedTuple):
 
 
 def lay_out(model: Transformer, variables: dict, every_product: bool) -> Weights:
-    """Returns a model's variables for decoding.
+    """Returns a model's variables for decoding. The same shapes are compiled once, so that new values cost little.
 
     Args:
       variables: collection -> tree. Kernels in the collection `quantized` stay as they are, with low-rank products beside
         them: in the compute dtype they would take four times the memory.
       every_product: see `params.pack_params`.
     """
-    c = model.config
-    apart = {"lora"} if "quantized" in variables else set()
-    added = {name: variables[name] for name in adapters.MERGED if name in variables and name not in apart}
+    coded = "quantized" in variables
+    added = {name: variables[name] for name in adapters.MERGED if name in variables and not (coded and name == "lora")}
     adapter = adapters.Adapter(model.adapter, model.row_ids) if added else None
-    params = _added(variables["params"], added, adapter, c.dtype)
-    head_VxD = params["embed"]["embedding"] if c.tie_embeddings else params["head"]["kernel"].T
-    packed = {} if "quantized" in variables else pack_params(params, c, every_product)
+    params, packed, head_VxD = _laid_out(variables["params"], added, adapter, model.config, every_product, coded)
+    if head_VxD is None:
+        head_VxD = params["embed"]["embedding"]
     rest = {name: part for name, part in variables.items() if name not in added}
     return Weights(rest | {"params": params}, packed, head_VxD)
 
 
-@functools.partial(jax.jit, static_argnames=("adapter", "dtype"))
-def _added(params: dict, added: adapters.Variables, adapter: adapters.Adapter | None, dtype: str) -> dict:
-    """The parameters with an adapter added to them, in the compute dtype."""
+@functools.partial(jax.jit, static_argnames=("adapter", "config", "every_product", "coded"))
+def _laid_out(
+    params: dict,
+    added: adapters.Variables,
+    adapter: adapters.Adapter | None,
+    config: ModelConfig,
+    every_product: bool,
+    coded: bool,
+) -> tuple[dict, dict, jax.Array | None]:
+    """(the parameters with an adapter added to them, in the compute dtype; packed; the head by rows, unless it is tied)."""
     params = adapters.merge(params, added, adapter) if adapter else params
-    return jax.tree.map(lambda p: p.astype(dtype) if p.ndim > 1 else p, params)
+    params = jax.tree.map(lambda p: p.astype(config.dtype) if p.ndim > 1 else p, params)
+    packed = {} if coded else pack_params(params, config, every_product)
+    return params, packed, None if config.tie_embeddings else params["head"]["kernel"].T

@@ -1,44 +1,51 @@
-"""Keeps the keys and values of how prompts begin, so that a system prompt is read once, and a chat's turns but once each."""
+"""Knows which chunks of keys and values are kept of how prompts begin, so that a system prompt is read once, and a chat's
+turns but once each.
+"""
 
 import collections
 import hashlib
-import typing
 
-import jax
 import numpy as np
 
 
 class Prefixes:
-    """Chunks by all the ids up to their end, at most so many bytes of them; the longest unused go first.
+    """Gives each chunk a place, by all the ids up to its end; of more chunks than places the longest unused go first.
+
+    Args:
+      places: how many chunks can be kept.
+      chunk: ids of a chunk.
 
     Attributes:
       hits: how many tokens were found.
-      size: bytes held.
     """
 
-    def __init__(self, most_bytes: int, chunk: int):
-        self._most, self._chunk = most_bytes, chunk
-        self._kept: collections.OrderedDict[bytes, typing.Any] = collections.OrderedDict()
-        self.hits = self.size = 0
+    def __init__(self, places: int, chunk: int):
+        self._chunk, self._free = chunk, list(range(places))[::-1]
+        self._kept: collections.OrderedDict[bytes, int] = collections.OrderedDict()
+        self.hits = 0
 
-    def find(self, ids: np.ndarray) -> list[typing.Any]:
-        """Returns the chunks with which `ids` begin, as many in a row as there are."""
+    def find(self, ids: np.ndarray) -> list[int]:
+        """Returns the places of the chunks with which `ids` begin, as many in a row as are kept."""
         keys = self._keys(ids)
         count = next((n for n, key in enumerate(keys) if key not in self._kept), len(keys))
         self._use(keys[:count])
         self.hits += count * self._chunk
         return [self._kept[key] for key in keys[:count]]
 
-    def keep(self, ids: np.ndarray, chunk: typing.Callable[[], typing.Any]) -> None:
-        """Keeps the last chunk of `ids`, made only if it is new."""
+    def place(self, ids: np.ndarray) -> int | None:
+        """Returns where to keep the last chunk of `ids`; None if it is kept already, or nothing is."""
         keys = self._keys(ids)
-        if self._most <= 0 or keys[-1] in self._kept:
-            return
-        self._kept[keys[-1]] = made = chunk()
-        self.size += _bytes(made)
+        if keys[-1] in self._kept or not (self._free or self._kept):
+            return None
+        place = self._free.pop() if self._free else self._kept.popitem(last=False)[1]
+        self._kept[keys[-1]] = place
         self._use(keys)
-        while self.size > self._most:
-            self.size -= _bytes(self._kept.popitem(last=False)[1])
+        return place
+
+    def clear(self) -> None:
+        """Forgets all chunks."""
+        self._free += self._kept.values()
+        self._kept.clear()
 
     def _keys(self, ids: np.ndarray) -> list[bytes]:
         """A hash for each whole chunk, of all ids up to its end."""
@@ -53,7 +60,3 @@ class Prefixes:
         for key in reversed(keys):
             if key in self._kept:
                 self._kept.move_to_end(key)
-
-
-def _bytes(chunk: typing.Any) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(chunk))

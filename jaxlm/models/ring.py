@@ -4,9 +4,10 @@ The cache is a ring whose write index, the clock, is the same in all rows, so th
 request enters a row with its prompt in the slots before the clock. Keys are rotated by their position in the row, never
 by slot, so a slot's position is the row's newest position less the slot's age. Ideas: MaxText, inference/kvcache.py.
 
-A prompt is read in chunks into a staging cache of its own, all but its last token, which the next step reads: so each
-token of a request is drawn by the step. Legend: B rows, C tokens of a chunk, S cache slots, V padded vocabulary, W words
-of a guide's mask, N steps, K key-value heads, H head dim, D model.
+Prompts are read in chunks into a staging cache of their own, all but the last token, which the next step reads: so each
+token of a request is drawn by the step. Legend: B rows, P prompts that are read together, C tokens of a chunk, E rows
+that are entered, S cache slots, V padded vocabulary, W words of a guide's mask, N steps, K key-value heads, H head dim,
+D model.
 """
 
 import functools
@@ -52,7 +53,7 @@ class Drawn(typing.NamedTuple):
 
     token_NxB: jax.Array
     sound_NxB: jax.Array
-    logprobs: LogProbs  # zeros unless a row asks
+    logprobs: LogProbs  # zeros unless a row asks, `top` too
 
 
 def read(
@@ -81,16 +82,26 @@ def logits_of(model: Transformer, weights: Weights, hidden_BxD: jax.Array) -> ja
     return jnp.where(jnp.arange(logits_BxV.shape[1]) < model.config.vocab_size, logits_BxV, -jnp.inf)
 
 
-def _log_probs(logits_BxV: jax.Array, chosen_B: jax.Array) -> LogProbs:
-    total_Bx1 = jax.nn.logsumexp(logits_BxV, axis=-1, keepdims=True)
-    top, ids = jax.lax.top_k(logits_BxV, min(LIKELIEST, logits_BxV.shape[1]))
-    chosen_Bx1 = jnp.take_along_axis(logits_BxV, chosen_B[:, None], axis=-1, mode="clip")
-    return LogProbs((chosen_Bx1 - total_Bx1)[:, 0], ids.astype(jnp.int32), top - total_Bx1)
+def _log_probs(logits_BxV: jax.Array, chosen_B: jax.Array, likeliest: jax.Array) -> LogProbs:
+    """Of the chosen tokens; below 0 of `likeliest` zeros; above 0 of the likeliest tokens too, which take long to find."""
+
+    def chosen() -> tuple[jax.Array, jax.Array]:
+        total_B = jax.nn.logsumexp(logits_BxV, axis=-1)
+        chosen_Bx1 = jnp.take_along_axis(logits_BxV, chosen_B[:, None], axis=-1, mode="clip")
+        return chosen_Bx1[:, 0] - total_B, total_B
+
+    def top() -> tuple[jax.Array, jax.Array]:
+        top, ids = jax.lax.top_k(logits_BxV, min(LIKELIEST, logits_BxV.shape[1]))
+        return ids.astype(jnp.int32), top - total_B[:, None]
+
+    chosen_B, total_B = _if(likeliest >= 0, chosen)
+    return LogProbs(chosen_B, *_if(likeliest > 0, top))
 
 
-def _zeros(of: typing.Callable[[], LogProbs]) -> LogProbs:
-    """Zeros of the shapes that a function returns, which is not run."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of))
+def _if(true: jax.Array, of: typing.Callable[[], typing.Any]) -> typing.Any:
+    """What a function returns, or zeros like it."""
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of))
+    return jax.lax.cond(true, of, lambda: zeros)
 
 
 def _allowed(scores_BxV: jax.Array, mask_BxW: jax.Array) -> jax.Array:
@@ -121,7 +132,7 @@ def empty(model: Transformer, rows: int, slots: int) -> State:
     """Returns a state without requests."""
     zeros_B, zeros = jnp.zeros(rows, jnp.int32), jnp.zeros(rows)
     bias_BxV = jnp.zeros((rows, model.config.padded_vocab_size))
-    settings = Rows(zeros, zeros_B, zeros + 1, zeros_B.astype(jnp.uint32), bias_BxV, zeros_B > 0)
+    settings = Rows(zeros, zeros_B, zeros + 1, zeros_B.astype(jnp.uint32), bias_BxV, zeros_B - 1)
     ring = empty_cache(model.config, rows, slots).layers
     return _settled(State(ring, jnp.int32(0), zeros_B, zeros_B, zeros_B, settings))
 
@@ -142,9 +153,8 @@ def step(
       live_B: True in rows that have a request.
       mask_BxW: uint32, the bits of the ids that each row may draw; read if `guided`.
     """
-    rows = state.rows._replace(
-        temperature_B=jnp.where(live_B, state.rows.temperature_B, 0), logprobs_B=state.rows.logprobs_B & live_B
-    )
+    rows = state.rows._replace(temperature_B=jnp.where(live_B, state.rows.temperature_B, 0))
+    likeliest = jnp.where(live_B, rows.likeliest_B, -1).max()
 
     def one(state: State, _: None) -> tuple[State, Drawn]:
         position_B = jnp.where(live_B, state.position_B, 0)
@@ -153,13 +163,7 @@ def step(
         scores_BxV = logits_BxV + rows.bias_BxV
         scores_BxV = jax.lax.cond(guided, _allowed, lambda scores_BxV, _: scores_BxV, scores_BxV, mask_BxW)
         token_B = sample_rows(scores_BxV, rows, state.drawn_B)
-        logprobs = jax.lax.cond(
-            rows.logprobs_B.any(),
-            _log_probs,
-            lambda *given: _zeros(lambda: _log_probs(*given)),
-            logits_BxV,
-            token_B,
-        )
+        logprobs = _log_probs(logits_BxV, token_B, likeliest)
         slots = state.layers[0].slots
         state = State(ring, (state.clock + 1) % slots, token_B, state.position_B + 1, state.drawn_B + 1, state.rows)
         return state, Drawn(token_B, jnp.isfinite(scores_BxV.max(axis=-1)), logprobs)
@@ -183,77 +187,113 @@ def read_chunk(
     If `echo` also the log-probabilities of the tokens that follow each, `next_C`; else zeros. The last chunk is filled up
     with any tokens, which no query of the prompt sees.
     """
-    slots = staging[0].slots
-    position_1xC = jnp.minimum(begin + jnp.arange(len(tokens_C)), model.config.max_seq_len - 1)[None]
-    hidden_1xCxD, cache = model.apply(
+    staging, hidden_1xCxD = _read(model, weights, staging, tokens_C[None], begin)
+    logprobs = _if(echo, lambda: _log_probs(logits_of(model, weights, hidden_1xCxD[0]), next_C, jnp.int32(LIKELIEST)))
+    return staging, logprobs
+
+
+@functools.partial(jax.jit, static_argnames=("model",), donate_argnames="staging")
+def read_chunks(
+    model: Transformer, weights: Weights, staging: Layers, tokens_PxC: jax.Array, begin: jax.Array
+) -> Layers:
+    """Returns the staging cache with one more chunk of each of several prompts; those that have ended read any tokens."""
+    return _read(model, weights, staging, tokens_PxC, begin)[0]
+
+
+def _read(
+    model: Transformer, weights: Weights, staging: Layers, tokens_PxC: jax.Array, begin: jax.Array
+) -> tuple[Layers, jax.Array]:
+    """The staging cache with these tokens from slot `begin` on, and their hidden states, (P, C, D)."""
+    prompts, size = tokens_PxC.shape
+    position_C = jnp.minimum(begin + jnp.arange(size), model.config.max_seq_len - 1)
+    hidden_PxCxD, cache = model.apply(
         weights.variables | {"packed": weights.packed},
-        tokens_C[None],
-        position_1xC,
-        cache=layers.Cache(staging, begin, jnp.arange(slots)[None]),
+        tokens_PxC,
+        jnp.broadcast_to(position_C, (prompts, size)),
+        cache=layers.Cache(staging, begin, jnp.broadcast_to(jnp.arange(staging[0].slots), (prompts, staging[0].slots))),
     )
-    logprobs = jax.lax.cond(
-        echo,
-        lambda hidden_CxD: _log_probs(logits_of(model, weights, hidden_CxD), next_C),
-        lambda hidden_CxD: _zeros(lambda: _log_probs(jnp.zeros((len(next_C), model.config.padded_vocab_size)), next_C)),
-        hidden_1xCxD[0],
-    )
-    return _placed(cache.layers), logprobs
+    return _placed(cache.layers), hidden_PxCxD
 
 
-@functools.partial(jax.jit, static_argnames=("size",))
-def cut(staging: Layers, begin: jax.Array, size: int) -> Layers:
-    """Returns the slots of one chunk, copied."""
-    return tuple(
-        layers.LayerCache(
-            jax.lax.dynamic_slice_in_dim(layer.k_BxKxHxS, begin, size, 3),
-            jax.lax.dynamic_slice_in_dim(layer.v_BxKxSxH, begin, size, 2),
+@functools.partial(jax.jit, donate_argnames="kept")
+def keep(kept: Layers, staging: Layers, place: jax.Array, begin: jax.Array) -> Layers:
+    """Returns the chunks that are kept, one a row, with that of the staging cache's only prompt from `begin` on at `place`."""
+    size = kept[0].slots
+    return _placed(
+        tuple(
+            layers.LayerCache(
+                _put(to.k_BxKxHxS, jax.lax.dynamic_slice_in_dim(layer.k_BxKxHxS, begin, size, 3), place, 0),
+                _put(to.v_BxKxSxH, jax.lax.dynamic_slice_in_dim(layer.v_BxKxSxH, begin, size, 2), place, 0),
+            )
+            for to, layer in zip(kept, staging, strict=True)
         )
-        for layer in staging
     )
 
 
 @functools.partial(jax.jit, donate_argnames="staging")
-def paste(staging: Layers, chunk: Layers, begin: jax.Array) -> Layers:
-    """Returns the staging cache with a chunk that `cut` gave."""
-    pasted = (
-        layers.LayerCache(
-            jax.lax.dynamic_update_slice_in_dim(layer.k_BxKxHxS, piece.k_BxKxHxS, begin, 3),
-            jax.lax.dynamic_update_slice_in_dim(layer.v_BxKxSxH, piece.v_BxKxSxH, begin, 2),
+def paste(staging: Layers, kept: Layers, place: jax.Array, begin: jax.Array) -> Layers:
+    """Returns the staging cache with the chunk that is kept at `place` in the slots from `begin` on."""
+    return _placed(
+        tuple(
+            layers.LayerCache(
+                _put(layer.k_BxKxHxS, jax.lax.dynamic_slice_in_dim(chunks.k_BxKxHxS, place, 1), begin, 3),
+                _put(layer.v_BxKxSxH, jax.lax.dynamic_slice_in_dim(chunks.v_BxKxSxH, place, 1), begin, 2),
+            )
+            for layer, chunks in zip(staging, kept, strict=True)
         )
-        for layer, piece in zip(staging, chunk, strict=True)
     )
-    return _placed(tuple(pasted))
+
+
+_put = jax.lax.dynamic_update_slice_in_dim
+
+
+class Entries(typing.NamedTuple):
+    """What enters rows.
+
+    Attributes:
+      row_E: the row of each; one may be there twice, with the same content.
+      prompt_E: which of the prompts that were read together.
+      last_E, position_E: the prompt's last token, and its position.
+      settings: those of each row, (E, ...).
+    """
+
+    row_E: jax.Array
+    prompt_E: jax.Array
+    last_E: jax.Array
+    position_E: jax.Array
+    settings: Rows
 
 
 @functools.partial(jax.jit, donate_argnames="state")
-def insert(
-    state: State, staging: Layers, row: jax.Array, last: jax.Array, position: jax.Array, settings: Rows
-) -> State:
-    """Returns the state with a prompt in a row, whose earlier content is gone.
+def insert(state: State, staging: Layers, entries: Entries) -> State:
+    """Returns the state with prompts in some rows, whose earlier content is gone.
 
     Args:
-      staging: the keys and values of all but the prompt's last token, from slot 0 on.
-      last, position: the prompt's last token, and its position.
-      settings: those of the row, without the axis B.
+      staging: the keys and values of all but each prompt's last token, from slot 0 on.
     """
     slots = state.layers[0].slots
-    shift = state.clock - position
+    # A prompt may have been read beside a longer one than the ring is long.
+    grown = [layers.LayerCache(k[..., :slots], v[:, :, :slots]).grown(slots) for k, v in staging]
+    shift_E = state.clock - entries.position_E
 
-    def put(ring: layers.LayerCache, new: layers.LayerCache) -> layers.LayerCache:
-        new = new.grown(slots)
-        return layers.LayerCache(
-            jax.lax.dynamic_update_slice_in_dim(ring.k_BxKxHxS, jnp.roll(new.k_BxKxHxS, shift, 3), row, 0),
-            jax.lax.dynamic_update_slice_in_dim(ring.v_BxKxSxH, jnp.roll(new.v_BxKxSxH, shift, 2), row, 0),
+    def put(number: jax.Array, ring: Layers) -> Layers:
+        row, prompt, shift = entries.row_E[number], entries.prompt_E[number], shift_E[number]
+        return tuple(
+            layers.LayerCache(
+                _put(to.k_BxKxHxS, jnp.roll(jax.lax.dynamic_slice_in_dim(new.k_BxKxHxS, prompt, 1), shift, 3), row, 0),
+                _put(to.v_BxKxSxH, jnp.roll(jax.lax.dynamic_slice_in_dim(new.v_BxKxSxH, prompt, 1), shift, 2), row, 0),
+            )
+            for to, new in zip(ring, grown, strict=True)
         )
 
     return _settled(
         State(
-            tuple(put(*pair) for pair in zip(state.layers, staging, strict=True)),
+            jax.lax.fori_loop(0, len(entries.row_E), put, state.layers),
             state.clock,
-            state.last_B.at[row].set(last),
-            state.position_B.at[row].set(position),
-            state.drawn_B.at[row].set(0),
-            jax.tree.map(lambda all_B, one: all_B.at[row].set(one), state.rows, settings),
+            state.last_B.at[entries.row_E].set(entries.last_E),
+            state.position_B.at[entries.row_E].set(entries.position_E),
+            state.drawn_B.at[entries.row_E].set(0),
+            jax.tree.map(lambda all_B, one_E: all_B.at[entries.row_E].set(one_E), state.rows, entries.settings),
         )
     )
 
@@ -274,7 +314,7 @@ def resized(state: State, slots: int) -> State:
     )
 
 
-@functools.partial(jax.jit, static_argnames=("model", "slots"))
-def staging(model: Transformer, slots: int) -> Layers:
-    """Returns an empty staging cache."""
-    return _placed(empty_cache(model.config, 1, slots).layers)
+@functools.partial(jax.jit, static_argnames=("model", "rows", "slots"))
+def cache(model: Transformer, rows: int, slots: int) -> Layers:
+    """Returns an empty cache: to stage prompts in, a row each, or to keep chunks."""
+    return _placed(empty_cache(model.config, rows, slots).layers)

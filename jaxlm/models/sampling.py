@@ -51,7 +51,7 @@ class Rows(typing.NamedTuple):
       top_p_B: draws among the likeliest that together have this probability; 1 among all.
       seed_B: uint32. A row's draws depend on its seed and on how many it drew before.
       bias_BxV: what is added to the logits.
-      logprobs_B: True if log-probabilities are asked for.
+      likeliest_B: how many of the likeliest tokens' log-probabilities are asked for beside the drawn one's; -1 for none.
     """
 
     temperature_B: jax.Array
@@ -59,7 +59,7 @@ class Rows(typing.NamedTuple):
     top_p_B: jax.Array
     seed_B: jax.Array
     bias_BxV: jax.Array
-    logprobs_B: jax.Array
+    likeliest_B: jax.Array
 
 
 def sample_rows(logits_BxV: jax.Array, rows: Rows, drawn_B: jax.Array) -> jax.Array:

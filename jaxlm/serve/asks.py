@@ -92,5 +92,6 @@ class Stats(typing.NamedTuple):
     prefix_tokens: int  # of these, found in the cache of prefixes
     tokens: int  # new tokens
     steps: int
+    step_bytes: int  # of weights and cache, read by these
     ended: Mapping[str, int]  # how requests ended
     down: str = ""  # why it answers no more

@@ -1,7 +1,8 @@
 """Continuous batching: one thread owns a decode engine and keeps its rows busy.
 
-A turn of the thread reads at most one chunk of a prompt, then takes a step with all rows. So the tokens of the others go
-on while a long prompt is read.
+A turn of the thread starts to read at most one chunk of a prompt, then starts a step of all rows; and only then waits for
+what the turn before started. So the device has always something to do, and the tokens of the others go on while a long
+prompt is read. A row whose text ended has drawn once more by then: that token is thrown away.
 """
 
 import collections
@@ -16,7 +17,7 @@ import jax
 import numpy as np
 
 from jaxlm.config import RunError
-from jaxlm.models.decode import Drawn, Engine, LogProbs, Prefill, Settings
+from jaxlm.models.decode import Drawn, Engine, Entry, LogProbs, Prefill, Settings
 from jaxlm.models.transformer import Transformer
 from jaxlm.serve.asks import Ask, Busy, Guide, Stats, Token, Update
 
@@ -45,13 +46,26 @@ class _Run:
     ticket: Ticket
     row: int
     prefill: Prefill | None
-    room: int  # new tokens that may still come
-    need: int  # slots, at most
+    room: int  # new tokens that it may have
+    started: int = 0  # of these, those that steps have drawn or will
+    said: int = 0  # those that were told
     began: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
     def ask(self) -> Ask:
         return self.ticket.ask
+
+    def slots(self, steps: int) -> int:
+        """How many it needs for so many more steps."""
+        return len(self.ask.ids) + min(self.started + steps - 1, self.room)
+
+
+class _Started(typing.NamedTuple):
+    """What a turn started: the steps of some requests, a chunk of a prompt."""
+
+    runs: list[_Run]
+    drawn: Drawn | None
+    chunk: jax.Array | None
 
 
 class Batcher:
@@ -67,11 +81,12 @@ class Batcher:
         self.engine = Engine(model, variables, rows, **more)
         self._most_queued, self._queue = queue, collections.deque[Ticket]()
         self._runs: list[_Run] = []
+        self._before = _Started([], None, None)  # what the last turn started
         self._free = list(range(rows))[::-1]
         self._changed = threading.Condition()
         self._closed, self._died = False, ""
         self._turns = self._unneeded = 0  # the second: steps for which the ring was longer than needed
-        self._prompts = self._prompt_tokens = self._tokens = self._steps = 0
+        self._prompts = self._prompt_tokens = self._tokens = self._steps = self._step_bytes = 0
         self._ended: collections.Counter[str] = collections.Counter()
         self._seconds = 1.0  # that a request has its row, about
         words = -(-model.config.vocab_size // 32)
@@ -116,6 +131,7 @@ class Batcher:
             prefix_tokens=self.engine.prefixes.hits,
             tokens=self._tokens,
             steps=self._steps,
+            step_bytes=self._step_bytes,
             ended=dict(self._ended),
             down=self._died or ("it was closed" if self._closed else ""),
         )
@@ -161,18 +177,19 @@ class Batcher:
             self._turn()
 
     def _turn(self) -> None:
-        """One chunk of one prompt, and one step of all rows."""
+        """Starts one chunk of one prompt, and one step of all rows; then tells what the turn before has drawn."""
         for run in [run for run in self._runs if run.ticket.cancelled]:
             self._end(run, "cancelled")
         self._admit()
-        reading = [run for run in self._runs if run.prefill]
+        reading, chunk = [run for run in self._runs if run.prefill], None
         if reading:
             # In turns the oldest, so that it ends, and the shortest, so that a long prompt does not hold up all others.
             self._turns += 1
-            self._read(reading[0] if self._turns % 2 else min(reading, key=lambda run: run.prefill.left))
-        live = [run for run in self._runs if run.prefill is None]
-        if live:
-            self._step(live)
+            chunk = self._read(reading[0] if self._turns % 2 else min(reading, key=lambda run: run.prefill.left))
+        if any(run.ask.guide for run in self._runs if run.prefill is None):
+            self._deliver_all()  # what may come next depends on what came
+        before, self._before = self._before, _Started(*self._step(), chunk)
+        self._deliver_all(before)
 
     def _admit(self) -> None:
         """Gives free rows to those who wait."""
@@ -188,56 +205,73 @@ class Batcher:
                 return
             ask = ticket.ask
             room = min(ask.max_new_tokens, self.engine.model.config.max_seq_len - len(ask.ids))
-            run = _Run(ticket, self._free.pop(), None, room, len(ask.ids) + room)
+            run = _Run(ticket, self._free.pop(), None, room)
             self._runs.append(run)
             self._prompts, self._prompt_tokens = self._prompts + 1, self._prompt_tokens + len(ask.ids)
             with self._only(run):
-                run.prefill = self.engine.begin(ask.ids, ask.echo)
+                run.prefill = self.engine.begin(ask.ids, echo=ask.echo)
 
-    def _read(self, run: _Run) -> None:
-        """Reads a chunk of a prompt; after the last one the request enters its row."""
+    def _read(self, run: _Run) -> jax.Array | None:
+        """Starts to read a chunk, and returns what can be waited for. After the last chunk the request enters its row."""
+        chunk = None
         with self._only(run):
             if run.prefill.left:
-                self.engine.read(run.prefill)
-            if run.prefill.left:
-                return
-            if run.ask.echo:
-                self._tell_run(
-                    run, Update((), prompt=_echoed(run.ask, run.prefill.echo, self.engine.model.config.vocab_size))
-                )
-            if run not in self._runs:
-                return  # nobody hears any more
-            if run.room <= 0:
-                self._end(run, "length")
-                return
-            ask = run.ask
-            settings = Settings(ask.temperature, ask.top_k, ask.top_p, ask.seed, ask.bias, ask.logprobs is not None)
-            self._fit(run)
-            self.engine.insert(run.row, run.prefill, settings)
-            run.prefill = None
+                chunk = self.engine.read(run.prefill)
+            if not run.prefill.left:
+                self._enter(run)
+        return chunk
 
-    def _fit(self, new: _Run | None = None) -> None:
-        """Makes the ring as long as the longest request needs; shorter only when that has lasted."""
-        inside = [run.need for run in self._runs if run.prefill is None or run is new]
+    def _enter(self, run: _Run) -> None:
+        """Puts a request whose prompt was read into its row."""
+        if run.ask.echo:
+            prompt = _echoed(run.ask, run.prefill.echo, self.engine.model.config.vocab_size)
+            self._tell_run(run, Update((), prompt=prompt))
+        if run not in self._runs:
+            return  # nobody hears any more
+        if run.room <= 0:
+            self._end(run, "length")
+            return
+        ask = run.ask
+        settings = Settings(ask.temperature, ask.top_k, ask.top_p, ask.seed, ask.bias, ask.logprobs)
+        self._fit([run])
+        self.engine.insert(run.prefill, [Entry(run.row, settings)])
+        run.prefill = None
+
+    def _fit(self, new: list[_Run], steps: int = 1) -> None:
+        """Makes the ring as long as the next steps need; shorter only when that has lasted."""
+        inside = [run.slots(steps) for run in self._runs if run.prefill is None or run in new]
         length = self.engine.length_for(max(inside, default=0))
         self._unneeded = 0 if length >= self.engine.slots else self._unneeded + 1
         if length > self.engine.slots or self._unneeded > PATIENCE:
             self.engine.resize(length)
 
-    def _step(self, live: list[_Run]) -> None:
+    def _step(self) -> tuple[list[_Run], Drawn | None]:
+        """Starts a step of all requests whose tokens are not all started."""
+        live = [run for run in self._runs if run.prefill is None and run.started < run.room]
         mask_BxW = self._masks(live)
         live = [run for run in live if run in self._runs]  # but those whose guide failed
         if not live:
-            return
-        self._fit()
+            return [], None
+        steps = 1 if mask_BxW is not None else self.engine.burst
+        self._fit([], steps)
         live_B = np.zeros(self.engine.rows, bool)
         live_B[[run.row for run in live]] = True
-        steps = 1 if mask_BxW is not None else self.engine.burst
-        drawn = self.engine.step(live_B, mask_BxW, steps)
+        drawn = self.engine.start(live_B, mask_BxW, steps)
         self._steps += steps
+        self._step_bytes += steps * self.engine.step_bytes
         for run in live:
-            with self._only(run):
-                self._deliver(run, drawn)
+            run.started += steps
+        return live, drawn
+
+    def _deliver_all(self, started: _Started | None = None) -> None:
+        """Waits for what was started, by default by the last turn, and tells each request its tokens, unless it has ended."""
+        if started is None:
+            started, self._before = self._before, _Started([], None, None)
+        drawn, _ = jax.device_get((started.drawn, started.chunk))
+        for run in started.runs:
+            if run in self._runs:
+                with self._only(run):
+                    self._deliver(run, drawn)
 
     def _masks(self, live: list[_Run]) -> np.ndarray | None:
         """What the guides allow, (B, W); None if no row has one."""
@@ -271,8 +305,8 @@ class Batcher:
             else:
                 one = jax.tree.map(lambda x, at=at: x[at, run.row], drawn.logprobs)
                 tokens.append(_token(token, one, run.ask.logprobs))
-            run.room -= 1
-            if run.room <= 0:
+            run.said += 1
+            if run.said >= run.room:
                 ended = "length"
                 break
         self._tokens += len(tokens)

@@ -104,6 +104,6 @@ def _measure(batcher: Batcher, prompts: list[list[list[int]]], new: int) -> dict
         "first token p95, ms": 1e3 * float(np.quantile(firsts, 0.95)),
         "gap, ms": 1e3 * float(np.median(gaps)),
         "gap p99, ms": 1e3 * float(np.quantile(gaps, 0.99)),
-        "GB/s": (after.steps - before.steps) * batcher.engine.step_bytes / seconds / 1e9,
+        "GB/s": (after.step_bytes - before.step_bytes) / seconds / 1e9,
         "failed": sum(answer.ended == "failed" for answer in answers),
     }

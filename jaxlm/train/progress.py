@@ -11,7 +11,6 @@ from jaxlm.screen import BOLD, CYAN, DIM, GREEN, Part
 
 SMOOTHED = 20  # steps over which the shown loss is smoothed
 _BAR = 20  # columns
-_TELLING = ("reward", "accuracy")  # metrics that say more than a loss, of the kinds of training that have them
 
 
 class Progress:
@@ -62,7 +61,7 @@ class Progress:
         loss, left = record["train/loss"], record.get("eta_s")
         self._ends_at = None if left is None else time.monotonic() + left
         speed, mfu, skipped = record.get("tokens_per_second"), record.get("mfu_palm"), record.get("train/skipped")
-        rate, usd = record.get("train/lr"), record["cost_usd"]
+        rate, usd, reward = record.get("train/lr"), record["cost_usd"], record.get("train/reward")
         screen.say_parts(
             [
                 Part(f"step {record['step']}/{self._total}", 0),

@@ -14,7 +14,7 @@ import tiny_peft
 
 from jaxlm import config, models, sharding
 from jaxlm.models import adapters, quantized, ring
-from jaxlm.models.decode import Engine, Settings, check_prompts
+from jaxlm.models.decode import Engine, Entry, Settings, check_prompts
 from jaxlm.models.sampling import Rows, sample_rows
 
 RNG = np.random.default_rng(0)
@@ -35,11 +35,11 @@ def engine(model=None, variables=None, **more) -> Engine:
 
 def enter(engine: Engine, row: int, ids: list[int], settings: Settings = GREEDY, new: int = 12, echo: bool = False):
     """Reads a prompt and puts it into a row of a ring that is long enough."""
-    prefill = engine.begin(ids, echo)
+    prefill = engine.begin(ids, echo=echo)
     while prefill.left:
         engine.read(prefill)
     engine.resize(max(engine.slots, engine.length_for(len(ids) + new)))
-    engine.insert(row, prefill, settings)
+    engine.insert(prefill, [Entry(row, settings)])
     return prefill
 
 
@@ -65,7 +65,7 @@ def full_logp(model, variables, ids: list[int]) -> np.ndarray:
 def test_decode_and_echo_are_the_full_forward(overrides):
     model, variables = built(**overrides)
     one = engine(model, variables)
-    echo = enter(one, 1, LONG, Settings(temperature=0.0, logprobs=True), echo=True).echo
+    echo = enter(one, 1, LONG, Settings(temperature=0.0, logprobs=20), echo=True).echo
     drawn = [one.step(np.array([False, True, False])) for _ in range(12)]
     new = [int(d.token_NxB[0, 1]) for d in drawn]
     logp = full_logp(model, variables, LONG + new)
@@ -154,7 +154,7 @@ def test_any_mix_of_settings_is_one_program():
     enter(one, 1, SHORT, WARM)
     steps(one, 0, 1, (1,))
     before = ring.step._cache_size()
-    enter(one, 2, SHORT, Settings(temperature=0.5, bias={3: 5.0}, logprobs=True))
+    enter(one, 2, SHORT, Settings(temperature=0.5, bias={3: 5.0}, logprobs=3))
     steps(one, 0, 3, (1, 2))
     assert ring.step._cache_size() == before
 
@@ -252,7 +252,7 @@ def test_rows_draw_by_their_own_settings():
             rows(top_p, jnp.float32),
             jnp.arange(2 * count, dtype=jnp.uint32),
             jnp.zeros((2 * count, 6)),
-            rows(False, bool),
+            rows(-1, jnp.int32),
         )
         logits_BxV = jnp.broadcast_to(jnp.append(logits, -jnp.inf), (2 * count, 6))
         ids = np.asarray(draw(logits_BxV, settings, rows(0, jnp.int32)))

@@ -178,7 +178,7 @@ def test_cancelled_rows_are_free_at_once(batcher):
 def test_nothing_is_compiled_once_it_is_warm():
     model = models.build(tiny.model_config(n_layers=1, max_seq_len=32), "xla")
     one = Batcher(model, {"params": tiny.random_params(model)}, rows=1, chunk=8, shortest=16)
-    programs = (ring.empty, ring.step, ring.read_chunk, ring.cut, ring.paste, ring.insert, ring.resized, ring.staging)
+    programs = (ring.empty, ring.step, ring.read_chunk, ring.keep, ring.paste, ring.insert, ring.resized, ring.cache)
     lines: list[str] = []
     one.warm(lines.append)
     assert lines == ["compiling for 16 slots", "compiling for 32 slots"]
@@ -236,7 +236,7 @@ def test_a_dead_thread_tells_all_why(monkeypatch):
     def broken(*_: object) -> None:
         raise MemoryError("no room on the device")
 
-    monkeypatch.setattr(one.engine, "step", broken)
+    monkeypatch.setattr(one.engine, "start", broken)
     for heard in held:
         assert heard.end() == "failed"
         assert heard.updates[-1].why == "MemoryError: no room on the device"

@@ -92,6 +92,7 @@ def make(tokenizer, folder, rewarder=None, mesh=None, **keys):
         "train.steps": 10,
         "policy.mask_truncated": False,
         "optim.lr": 1e-3,
+        "optim.warmup_steps": 0,
         "log.every_steps": 2,
         "eval.batch_size": 4,
         "eval.max_batches": 1,
