@@ -55,7 +55,7 @@ case $SIZE in
       --config.optim.lr=3e-3 --config.sample.max_new_tokens=16)
     dpo=(--config.train.steps=8 --config.train.batch_size=8 --config.train.seq_len=128 --config.train.eval_every_steps=4
       --config.optim.warmup_steps=2 --config.optim.lr=1e-4 --config.sample.max_new_tokens=16)
-    grpo=(--config.train.steps=4 --config.train.batch_size=8 --config.train.seq_len=256 --config.rollout.max_new_tokens=4
+    grpo=(--config.train.steps=4 --config.train.batch_size=16 --config.train.seq_len=256 --config.rollout.max_new_tokens=4
       --config.train.eval_every_steps=0 --config.optim.warmup_steps=1 --config.optim.lr=1e-4 --config.eval.batch_size=32
       --config.eval.max_batches=1)
     ;;

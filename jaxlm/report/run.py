@@ -7,6 +7,7 @@
     curves      columns of metrics.jsonl, NAME -> values, of the same length: step, tokens, cost_usd, loss, grad_norm, lr,
                 tokens_per_second, mfu_palm
     held_out    SOURCE -> [[step, loss], ...]; "" is the mean of all sources
+    figures     WORDS -> [[step, value], ...]: what the run is about, if that is not a loss, such as a reward
     activities  NAME -> seconds, of train.clock
     phases      rows of the bill, as train.phases writes them: phase, last_step, tokens, loss_begin, loss_end, hours, usd, ...
     futures     rows: name, step, loss, low, high, hours, usd, usd_per_centinat; and `advice`, a line
@@ -94,8 +95,10 @@ def _resumes(summary: dict) -> list[float]:
 
 def _loss(summary: dict) -> Markup:
     held_out = summary.get("held_out") or {}
+    about = [Curve(words, points) for words, points in (summary.get("figures") or {}).items() if points]
     mean, nats = [Curve("held out", held_out.get("", ()))], {"unit": "nats a token", "shown": _nats}
     charts = [
+        chart.lines(about, "What it is trained for", **_BY_STEP, shown=_nats),
         chart.lines(
             [_curve(summary, "step", "loss", "training"), *mean],
             "Loss by step",

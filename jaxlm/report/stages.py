@@ -60,9 +60,9 @@ def _stage(row: dict, paid: bool) -> tuple[object, ...]:
 
 
 def _change(row: dict) -> str:
-    """The figure that a stage is about: "held-out loss 8.32 → 5.12"."""
+    """The figure that a stage is about: "held-out loss 8.321 → 5.118"."""
     ends = [row[name] for name in ("begin", "end") if row[name] is not None]
-    shown = [count(value) if isinstance(value, int) else f"{value:.3g}" for value in ends]
+    shown = [count(value) if isinstance(value, int) else f"{value:.3f}" for value in ends]
     return f"{row['figure']} {' → '.join(shown)}" if ends else ""
 
 

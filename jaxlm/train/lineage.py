@@ -96,13 +96,21 @@ def _run(folder: pathlib.Path, last: float) -> dict[str, typing.Any]:
     } | _figure(program, found)
 
 
+def curves(program: str, found: Sequence[dict]) -> dict[str, list[tuple[int, float]]]:
+    """Returns what a kind of training is about, if that is not a loss: words -> (step, value), the held-out figure first."""
+    return {words: _points(found, metric) for metric, words in _FIGURES.get(program, ())}
+
+
 def _figure(program: str, found: Sequence[dict]) -> dict[str, typing.Any]:
     """What a kind of training is about, at the start and at the end; "begin" is None if it was measured once."""
     for metric, words in _FIGURES.get(program, _LOSS):
-        values = [r[metric] for r in found if is_number(r.get(metric)) and math.isfinite(r[metric])]
-        if values:
+        if values := [value for _, value in _points(found, metric)]:
             return {"figure": words, "begin": values[0] if len(values) > 1 else None, "end": values[-1]}
     return {"figure": "", "begin": None, "end": None}
+
+
+def _points(found: Sequence[dict], metric: str) -> list[tuple[int, float]]:
+    return [(r["step"], r[metric]) for r in found if is_number(r.get(metric)) and math.isfinite(r[metric])]
 
 
 def _config_name(command: object) -> str:

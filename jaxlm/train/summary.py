@@ -40,6 +40,7 @@ def gather(folder: pathlib.Path) -> dict[str, typing.Any]:
         "run": _run(folder, records, held_out, book),
         "curves": _curves(records),
         "held_out": held_out,
+        "figures": _figures(folder, records),
         "activities": {name: last.get(f"time/{name}_s", 0.0) for name in clock.ACTIVITIES},
         "phases": book["phases"],
         "benchmarks": _benchmarks(folder / "eval"),
@@ -81,6 +82,12 @@ def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) 
         "goodput": last.get("goodput"),
         "ended": ended.get("why", ""),
     }
+
+
+def _figures(folder: pathlib.Path, records: list[dict]) -> dict[str, list[tuple[int, float]]]:
+    with contextlib.suppress(ConfigError, OSError, AttributeError):
+        return lineage.curves(config_files.from_run(folder / "config.json").program, records)
+    return {}
 
 
 def _curves(records: list[dict]) -> dict[str, list]:

@@ -32,9 +32,12 @@ def test_a_whole_summary_makes_every_section(tmp_path):
         "98% repeated, 2% different, loops after 3 words, 50.0% junk",
     ):
         assert words in text, words
-    assert text.count("<figure") == 4 + 3 + 1 + 2  # loss four times, rate, norm and speed, the time, a task twice
+    assert (
+        text.count("<figure") == 1 + 4 + 3 + 1 + 2
+    )  # reward, loss four times, rate, norm and speed, the time, a task twice
     assert "2026-11-22 20:07 UTC" in text
-    assert text.count(">steps</div>") == 2 + 3 + 2
+    assert text.count(">steps</div>") == 1 + 2 + 3 + 2
+    assert text.index("held-out reward") < text.index("Loss by step")
     assert text.count('class="mark"') >= 1  # the start after step 20
 
 

@@ -76,10 +76,10 @@ def test_every_stage_is_a_row_and_the_last_one_is_their_sum():
     assert rows(found) == [
         ["stage", "what it changed", "time", "cost", "steps", "tokens", "run", "config"],
         ["data", "documents 12,000 → 8,000", "1m30s", "", "", "", "data", ""],
-        ["pretraining", "held-out loss 8.31 → 4.92", "10m00s", "$0.5", "1,500", "1.54M", "base",
+        ["pretraining", "held-out loss 8.312 → 4.922", "10m00s", "$0.5", "1,500", "1.54M", "base",
          "story in phases: smoke, main"],
-        ["SFT", "held-out loss 2.5", "5m00s", "$0.25", "300", "1.23M", "sft", "sft"],
-        ["GRPO", "held-out reward 0.25 → 0.875", "1h00m", "$3.00", "200", "819k", "&lt;chat&gt;", "grpo"],
+        ["SFT", "held-out loss 2.500", "5m00s", "$0.25", "300", "1.23M", "sft", "sft"],
+        ["GRPO", "held-out reward 0.250 → 0.875", "1h00m", "$3.00", "200", "819k", "&lt;chat&gt;", "grpo"],
         ["all", "", "1h16m", "$3.75", "", "3.58M", "", ""],
     ]  # fmt: skip
     assert "seconds of its stages" in found

@@ -199,7 +199,10 @@ def test_the_verbs_are_those_that_the_readme_tells():
 def test_first_sentences():
     first = story_data.first_sentence
     assert first("Return a list of the words.\n\nMore.") == "Return a list of the words."
-    assert first("dot(a, b)\n\nReturn the `dot` product e.g. of\ntwo arrays. More.") == "Return the dot product e.g. of two arrays."
+    assert (
+        first("dot(a, b)\n\nReturn the `dot` product e.g. of\ntwo arrays. More.")
+        == "Return the dot product e.g. of two arrays."
+    )
     assert first("f(x) -> y") == ""
     assert first("Use <b>this</b> for everything.") == ""
     assert first("Too short.") == ""

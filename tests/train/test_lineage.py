@@ -106,3 +106,12 @@ def test_a_branch_counts_its_own_steps(story):
     (story / "sft/run.json").write_text(json.dumps(book))
     row = summary.gather(story / "dpo")["stages"][2]
     assert (row["steps"], row["tokens"]) == (5, 500)
+
+
+def test_what_a_run_is_about_is_drawn_if_it_is_no_loss(story):
+    assert summary.gather(story / "grpo")["figures"] == {
+        "held-out reward": [(0, 0.25), (10, 0.875)],
+        "reward": [(20, 0.1)],
+    }
+    assert summary.gather(story / "dpo")["figures"]["held-out pairs ranked right"] == [(0, 0.5), (10, 0.75)]
+    assert summary.gather(story / "base")["figures"] == {}
