@@ -37,7 +37,7 @@ def test_a_whole_summary_makes_every_section(tmp_path):
     )  # reward, loss four times, rate, norm and speed, the time, a task twice
     assert "2026-11-22 20:07 UTC" in text
     assert text.count(">steps</div>") == 1 + 2 + 3 + 2
-    assert text.index("held-out reward") < text.index("Loss by step")
+    assert text.index("What it is trained for") < text.index("Loss by step")
     assert text.count('class="mark"') >= 1  # the start after step 20
 
 
