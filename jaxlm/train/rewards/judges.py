@@ -266,8 +266,8 @@ def _numbers(values: object, count: int) -> list[float]:
         raise Wrong(f"returned {_shown(values)}, not a list of numbers")
     found = list(itertools.islice(values, count + 1))
     if len(found) != count:
-        many = f"{len(found)}" if len(found) < count else f"more than {count}"
-        raise Wrong(f"returned {many} numbers for {count} answer{'s' * (count != 1)}")
+        many = f"{len(found)} number{'s' * (len(found) != 1)}" if len(found) < count else f"more than {count}"
+        raise Wrong(f"returned {many} for {count} answer{'s' * (count != 1)}")
     return [_number(value) for value in found]
 
 

@@ -1,6 +1,5 @@
 """The parent's side of the process that judges: starts it, gives it orders, ends and replaces it."""
 
-import collections
 import contextlib
 import json
 import os
@@ -83,7 +82,13 @@ class Process:
             except OSError as error:
                 raise Failed(f"could not be started: {error.strerror}") from None
             self.starts += 1
-            self._ordered(self._child, "load", self._load, max(self.timeout_s, _START_S))
+            try:
+                self._ordered(self._child, "load", self._load, max(self.timeout_s, _START_S))
+            except ConfigError as error:
+                self.close()
+                if self.starts > 1:  # what was there at the start is not there any more
+                    raise Failed(str(error)) from None
+                raise
         return self._child
 
     def _ordered(self, child: "_Child", name: str, arguments: tuple, timeout_s: float) -> typing.Any:
@@ -102,9 +107,6 @@ class Process:
             self.close()
             raise Failed(answer["failed"])
         if "refused" in answer:
-            self.close()
-            if self.starts > 1:  # what was there at the start is not there any more
-                raise Failed(answer["refused"])
             raise ConfigError(answer["refused"])
         return answer["done"]
 
@@ -142,7 +144,7 @@ class _Child:
         finally:
             link.close()
             os.close(alive)
-        self._tail: collections.deque[bytes] = collections.deque(maxlen=16)
+        self._tail = b""
         self._reader = threading.Thread(target=self._read, args=(folder, again), daemon=True)
         self._reader.start()
 
@@ -173,8 +175,8 @@ class _Child:
             time.sleep(0.01)
         self.end()
         code = self.popen.returncode
-        lines = list(filter(str.strip, b"".join(self._tail).decode(errors="replace").split("\n")))
-        said = next((line for line in lines if line.startswith("Fatal Python error")), [*lines, ""][-1]).strip()
+        lines = ["", *filter(str.strip, self._tail.decode(errors="replace").split("\n"))]
+        said = next((line for line in lines if line.startswith("Fatal Python error")), lines[-1]).strip()
         how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
         return f"{how}{', after: ' * bool(said)}{said[:200]}"
 
@@ -186,7 +188,7 @@ class _Child:
             with contextlib.suppress(OSError):
                 file = folder and stack.enter_context(open(folder / OUTPUT, "ab" if again else "wb", buffering=0))
             while chunk := os.read(self.popen.stdout.fileno(), 1 << 16):
-                self._tail.append(chunk[-_TAIL:])
+                self._tail = (self._tail + chunk)[-_TAIL:]
                 if file and kept < _KEPT:
                     kept += len(chunk)
                     with contextlib.suppress(OSError):  # a full disk: the run says so elsewhere
