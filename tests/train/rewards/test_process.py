@@ -14,7 +14,7 @@ from jaxlm.config import ConfigError
 from jaxlm.train.rewards import process
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-TIMEOUT_S = 0.5
+TIMEOUT_S = 30.0  # this machine may be busy
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,9 @@ def judging(folder):
 
 
 def ask(judging, *answers: str) -> list[float]:
-    return judging.ask("function", ["p"] * len(answers), list(answers), {})
+    hangs = {"sleep", "regex"} & {*answers}
+    order = ("function", ["p"] * len(answers), list(answers), {})
+    return judging.ask(*order, timeout_s=0.5) if hangs else judging.ask(*order)
 
 
 def gone(pid: int) -> bool:
@@ -84,7 +86,7 @@ def test_a_failure_is_one_line_and_the_next_order_has_another_process(judging, a
     first, began = judging.pid, time.monotonic()
     with pytest.raises(process.Failed) as error:
         ask(judging, "a", answer)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < TIMEOUT_S
     assert str(error.value) == why
     assert soon(lambda: gone(first))
     assert ask(judging, "a") == [1.0]
