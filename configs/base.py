@@ -161,9 +161,9 @@ def _reinforcement(c: ConfigDict) -> None:
     w.tasks = ""  # prompts and their answers: reasoning_gym:chain_sum?max_terms=2,gsm8k; then data.path is not read
     w.function = ""  # MODULE:FUNCTION, (prompts, answers, **columns) -> numbers; in a process of its own
     w.model = ""  # a run of `reward`, or the folder of a Hugging Face model with one label
-    w.format = ""  # a regular expression that an answer should match
+    w.format = ""  # a regular expression that an answer should match as a whole; a dot matches line breaks too
     w.format_weight = 0.1  # what that is worth
-    w.timeout_s = 60.0  # of tasks and function, for a step; a second failure ends the run
+    w.timeout_s = 60.0  # of tasks, and of the function, for all answers of a step; then for one that is tried alone
 
 
 def _train(c: ConfigDict) -> None:
