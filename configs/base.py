@@ -137,8 +137,8 @@ def _reinforcement(c: ConfigDict) -> None:
     c.policy = p = ConfigDict()  # the loss of ppo and grpo
     p.average = "token"  # token: over all tokens (DAPO, arXiv:2503.14476); answer: GRPO; length: Dr. GRPO
     p.ratio = "token"  # answer: one ratio for an answer (GSPO, arXiv:2507.18071)
-    p.clip_low = 0.2  # the ratio is clipped to 1 - clip_low, 1 + clip_high; a higher one keeps entropy (DAPO)
-    p.clip_high = 0.28
+    p.clip_low = 0.2  # the ratio is clipped to at least 1 - clip_low
+    p.clip_high = 0.28  # and at most 1 + clip_high; above clip_low it keeps entropy (DAPO)
     p.scale_advantages = (
         False  # grpo: divide by the group's standard deviation (GRPO; Dr. GRPO, arXiv:2503.20783, doesn't)
     )
