@@ -137,8 +137,8 @@ def _reinforcement(c: ConfigDict) -> None:
     c.policy = p = ConfigDict()  # the loss of ppo and grpo
     p.average = "token"  # token: over all tokens (DAPO, arXiv:2503.14476); answer: GRPO; length: Dr. GRPO
     p.ratio = "token"  # answer: one ratio for an answer (GSPO, arXiv:2507.18071)
-    p.clip_low = 0.2  # the ratio is clipped to 1 - clip_low, 1 + clip_high; a higher one keeps entropy (DAPO)
-    p.clip_high = 0.28
+    p.clip_low = 0.2  # the ratio is clipped to at least 1 - clip_low
+    p.clip_high = 0.28  # and at most 1 + clip_high; above clip_low it keeps entropy (DAPO)
     p.scale_advantages = (
         False  # grpo: divide by the group's standard deviation (GRPO; Dr. GRPO, arXiv:2503.20783, doesn't)
     )
@@ -161,9 +161,9 @@ def _reinforcement(c: ConfigDict) -> None:
     w.tasks = ""  # prompts and their answers: reasoning_gym:chain_sum?max_terms=2,gsm8k; then data.path is not read
     w.function = ""  # MODULE:FUNCTION, (prompts, answers, **columns) -> numbers; in a process of its own
     w.model = ""  # a run of `reward`, or the folder of a Hugging Face model with one label
-    w.format = ""  # a regular expression that an answer should match
+    w.format = ""  # a regular expression that an answer should match as a whole; a dot matches line breaks too
     w.format_weight = 0.1  # what that is worth
-    w.timeout_s = 60.0  # of tasks and function, for a step; a second failure ends the run
+    w.timeout_s = 60.0  # of tasks, and of the function, for all answers of a step; then for one that is tried alone
 
 
 def _train(c: ConfigDict) -> None:

@@ -27,8 +27,8 @@ TASKS = ",".join(
 QUESTIONS, CHATS = 500, 4000
 BASE = {"model.n_layers": 4, "model.vocab_size": 2048, "data.chat_tokens": True, "train.steps": 300}
 SFT = {
-    "train.steps": 200,
-    "train.batch_size": 16,
+    "train.steps": 150,
+    "train.batch_size": 8,
     "train.seq_len": 256,
     "train.eval_every_steps": 0,
     "optim.lr": 1e-3,

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from jaxlm.config.annotations import REGULAR_EXPRESSION, above, at_least, from_to_below, within
+from jaxlm.config.annotations import REGULAR_EXPRESSION, above, at_least, from_to_below, within, written
 
 LARGEST = 2**31 - 1  # of a size: an axis of an array
 Pattern = Annotated[str, REGULAR_EXPRESSION]
@@ -86,8 +86,8 @@ class PolicyConfig:
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
     tasks: str
-    function: str
+    function: Annotated[str, written(r"([^\W\d][\w.]*:[^\W\d]\w*)?", "MODULE:FUNCTION")]
     model: str
-    format: str
+    format: Pattern
     format_weight: Annotated[float, at_least(0)]
     timeout_s: Annotated[float, above(0)]

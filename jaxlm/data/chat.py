@@ -27,7 +27,7 @@ import jinja2.sandbox
 
 from jaxlm.config import CHAT_TOKENS, ConfigError
 from jaxlm.data.coder import Coder, ours
-from jaxlm.data.ids import conversation
+from jaxlm.data.ids import conversation, conversations
 from jaxlm.data.imported import MODEL
 from jaxlm.data.tokenizer import GUARD, Tokenizer, append_controls
 
@@ -168,6 +168,11 @@ class Writer:
 def ids(tokenizer: Coder, messages: Sequence[Mapping[str, str]], reply: bool = True) -> list[int]:
     """Returns the ids of a conversation, with what a document begins with in front once. See `render`."""
     return conversation(tokenizer, render(tokenizer, messages, reply))
+
+
+def encode(tokenizer: Coder, texts: Sequence[str], num_threads: int) -> list[list[int]]:
+    """Returns the ids of many conversations that `render` wrote, as `ids` does, encoded in `num_threads` threads."""
+    return [found.tolist() for found, _ in conversations(tokenizer, texts, [()] * len(texts), num_threads)]
 
 
 def guarded(tokenizer: Coder, text: str) -> str:

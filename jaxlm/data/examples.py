@@ -101,6 +101,32 @@ def read(path: str, form: str, pairs: bool, key: str = "data.path") -> Iterator[
                 raise ConfigError(f"{place}: {error}") from None
 
 
+def read_prompts(path: str, key: str = "data.path") -> Iterator[tuple[Messages, dict[str, typing.Any], Place]]:
+    """Yields (what is asked, the record's other columns, its place) for each record of a file, a folder or a glob.
+
+    A record has `prompt`, a text or messages, or else `messages`, which stay among its columns; the user speaks last.
+
+    Raises ConfigError as `read` does.
+    """
+    for file in reading.files((path,), key):
+        for number, record in reading.records(file):
+            place = Place(file, number)
+            try:
+                yield _asked(record), {name: value for name, value in record.items() if name != "prompt"}, place
+            except _Unfit as error:
+                raise ConfigError(f"{place}: {error}") from None
+
+
+def _asked(record: Mapping[str, typing.Any]) -> Messages:
+    found = [name for name in ("prompt", "messages") if record.get(name) is not None]
+    if not found:
+        raise _Unfit(f"it has no prompt and no messages, only {', '.join(sorted(record)) or '(nothing)'}")
+    messages = _prompt(record["prompt"]) if found[0] == "prompt" else _messages(record["messages"])
+    if messages[-1]["role"] == ASSISTANT:
+        raise _Unfit(f"the last message of {found[0]} is the assistant's, so there is nothing to answer: leave it out")
+    return messages
+
+
 class _Unfit(ValueError):
     """What is wrong with a record."""
 

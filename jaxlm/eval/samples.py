@@ -11,6 +11,7 @@ from jaxlm.config import SampleConfig
 from jaxlm.data import chat
 from jaxlm.data.coder import Coder, Encoded
 from jaxlm.data.ids import document
+from jaxlm.data.text import Text
 from jaxlm.eval import degeneration
 from jaxlm.models import decode, generate
 from jaxlm.models.transformer import Transformer
@@ -82,40 +83,42 @@ class Stream:
     ):
         generator, stops = generate.Generator(model, variables), ends(tokenizer)
         ids = [prompt_ids(tokenizer, prompt, settings) for prompt in prompts]
-        self._tokenizer, self._stops, self._rows = tokenizer, stops, [[] for _ in prompts]
+        self._rows, self._stops = [_Row(Text(tokenizer)) for _ in prompts], frozenset(stops)
         self._chunks = generator.stream(ids, settings, stop_ids=stops, seed=seed)
         self.tokens, self.seconds = 0, 0.0
 
     def __iter__(self) -> typing.Iterator[tuple[int, str]]:
-        shown = 0  # characters of the row's text
-        row, ended, began = 0, False, time.perf_counter()
-        while row < len(self._rows):
-            if not ended:
-                new = next(self._chunks, None)
-                self._count(new, time.perf_counter() - began)
-                ended = new is None
-            text = self._text(row, whole=ended or self._stopped(row))
-            if len(text) > shown:
-                yield row, text[shown:]
-                shown = len(text)
-            if ended or self._stopped(row):
-                row, shown = row + 1, 0
-            began = time.perf_counter()
+        first, began = True, time.perf_counter()
+        for number, row in enumerate(self._rows):
+            while True:
+                if row.new:
+                    yield number, row.new
+                    row.new, began = "", time.perf_counter()
+                if row.ended:
+                    break
+                chunk = next(self._chunks, None)
+                if chunk and not first:
+                    self.tokens += sum(map(len, chunk))
+                    self.seconds += time.perf_counter() - began
+                self._take(chunk)
+                first, began = False, time.perf_counter()
 
-    def _count(self, new: list[list[int]] | None, seconds: float) -> None:
-        first = not any(self._rows)
-        for row, ids in zip(self._rows, new or (), strict=False):
-            row += ids
-        if new and not first:
-            self.tokens, self.seconds = self.tokens + sum(map(len, new)), self.seconds + seconds
+    def _take(self, chunk: list[list[int]] | None) -> None:
+        """Takes the new ids of each row; None: there are no more."""
+        for row, ids in zip(self._rows, chunk or [[]] * len(self._rows), strict=True):
+            if not row.ended:
+                row.ended = chunk is None or bool(self._stops & {*ids[-1:]})
+                row.new += row.text.feed(i for i in ids if i not in self._stops)
+                row.new += row.text.close() if row.ended else ""
 
-    def _stopped(self, row: int) -> bool:
-        return bool({*self._stops} & {*self._rows[row][-1:]})
 
-    def _text(self, row: int, whole: bool) -> str:
-        """The text of a row so far; unless it is `whole`, without a character of which bytes are missing."""
-        text = self._tokenizer.decode([i for i in self._rows[row] if i not in self._stops], follows=True)
-        return text if whole else text.rstrip("\ufffd")
+@dataclasses.dataclass
+class _Row:
+    """What comes of one prompt: its text, of which `new` is not given out yet."""
+
+    text: Text
+    new: str = ""
+    ended: bool = False
 
 
 def make(

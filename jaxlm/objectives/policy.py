@@ -137,7 +137,7 @@ def token_loss(
     c, cap, counts_BxT = config.policy, config.rollout.importance_cap, batch["weights"] > 0
 
     def difference(a_BxT: jax.Array, b_BxT: jax.Array) -> jax.Array:
-        return jnp.where(counts_BxT, a_BxT - b_BxT, 0)  # elsewhere anything may stand, and its exponential overflow
+        return jnp.where(counts_BxT, a_BxT - b_BxT, 0)  # elsewhere anything may stand
 
     old_BxT = batch["old"]
     moved_BxT = difference(logp_BxT, old_BxT)
@@ -173,10 +173,10 @@ def _mean_of_answer(x_BxT: jax.Array, batch: base.Batch, n: int) -> jax.Array:
 
 def _value_loss(limit: float, batch: base.Batch, values_BxT: jax.Array) -> jax.Array:
     """Half the squared error to the return, of the value or of the value moved by at most `limit`: the larger one, [B, T]."""
-    old_BxT = batch["values"]
+    old_BxT, returns_BxT = (jnp.where(batch["weights"] > 0, batch[name], 0) for name in ("values", "returns"))
     near_BxT = jnp.clip(values_BxT, old_BxT - limit, old_BxT + limit)
-    squares_BxT = jnp.maximum(*(jnp.square(v_BxT - batch["returns"]) for v_BxT in (values_BxT, near_BxT)))
-    return 0.5 * jnp.where(batch["weights"] > 0, squares_BxT, 0)
+    squares_BxT = [jnp.square(v_BxT - returns_BxT) for v_BxT in (values_BxT, near_BxT)]
+    return 0.5 * jnp.where(batch["weights"] > 0, jnp.maximum(*squares_BxT), 0)
 
 
 def adapted(config: Config, running: base.Running, metrics: dict[str, jax.Array]) -> base.Running:

@@ -12,6 +12,7 @@ from jaxlm.config import Config, ConfigError
 from jaxlm.console import say, table, working
 from jaxlm.eval import model, samples
 from jaxlm.interop import inherit, readers
+from jaxlm.serve import address
 from jaxlm.serve.arena import contestants, export, page, ratings
 from jaxlm.serve.arena.contestants import Contestant
 from jaxlm.serve.arena.store import Store
@@ -37,13 +38,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
         ids = store.enter(named) if playing else store.enter_all()
         if reads:
             return _read(store, args)
-        listening = page.listen(args.host, args.port)
-        with listening:
+        with address.listen(args.host, args.port) as listening:
             _answer(store, dict(zip(ids, playing, strict=False)), config, args)
-            host, port = listening.getsockname()[:2]
-            say(
-                f"vote at http://{f'[{host}]' if ':' in host else host}:{port}; ctrl-C ends, and the same command goes on"
-            )
+            say(f"vote at {address.url(listening)}; ctrl-C ends, and the same command goes on")
             try:
                 page.serve(store, listening, not args.no_reveal)
             except KeyboardInterrupt:

@@ -27,6 +27,12 @@ def task(config: Config) -> Task:
     Raises:
       ConfigError: there is no origin or reward, or several processes would train.
     """
+    r = config.reward
+    if not (r.tasks or r.function or r.model):
+        raise ConfigError(
+            f"{config.program} needs a reward: --config.reward.tasks=reasoning_gym:chain_sum, reward.function=MODULE:FUNCTION "
+            "or reward.model=RUN"
+        )
     speaker = posttraining.tokenizer(config)
     made = _Made(config, speaker)
     return posttraining.task(

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import errno
 import importlib.util
 import os
 import pathlib
@@ -11,11 +10,12 @@ import socket
 
 import jax
 
-from jaxlm.config import Config, ConfigError, RunError
+from jaxlm.config import Config, ConfigError
 from jaxlm.console import print_table, working
 from jaxlm.eval import model, samples
 from jaxlm.interop import readers
 from jaxlm.processes import say
+from jaxlm.serve import address
 
 _NEEDS = ("starlette", "uvicorn", "sse_starlette")
 
@@ -32,7 +32,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     from jaxlm.serve.batcher import Batcher
 
     key = args.api_key if args.api_key is not None else os.environ.get("JAXLM_API_KEY", "")
-    with contextlib.nullcontext() if args.bench else _listening(args.host, args.port) as listening:
+    with contextlib.nullcontext() if args.bench else address.listen(args.host, args.port) as listening:
         if not key and not http.is_loopback(args.host):
             say(f"anyone who reaches {args.host} can use this server: --api-key=KEY asks for a key")
         parts = (config.model, config.data, config.hardware, config.distributed)
@@ -63,8 +63,6 @@ def _check(config: Config, args: argparse.Namespace) -> None:
     for flag, value, least in (("rows", args.rows, 1), ("queue", args.queue, 0), ("max-prompt", args.max_prompt, 0)):
         if value < least:
             raise ConfigError(f"--{flag}={value} must be at least {least}")
-    if not 0 <= args.port < 2**16:
-        raise ConfigError(f"--port={args.port} must be from 0 to 65535")
 
 
 def _server(args: argparse.Namespace, found: model.Restored, batcher, key: str):
@@ -99,27 +97,6 @@ def _serve(server, listening: socket.socket) -> None:
     )
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn ends, then raises what came once more
-    listening.listen(2048)
-    host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    say(f"serving {server.name} at http://{shown}:{port}; ctrl-C ends it")
+    say(f"serving {server.name} at {address.url(listening)}; ctrl-C ends it")
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(settings).run([listening])
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    """A socket at an address. Raises RunError if the port is in use, ConfigError if the address is not this machine's."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, kind, protocol)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise RunError(
-                f"port {port} of {host} is in use: end what uses it, or --port=0 for any that is free"
-            ) from None
-        if error.errno == errno.EACCES:
-            raise ConfigError(f"port {port} is not for ordinary users: --port=8000") from None
-        raise ConfigError(f"can't listen at {host}: {error.strerror}") from None
-    return made

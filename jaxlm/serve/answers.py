@@ -8,9 +8,9 @@ import typing
 from collections.abc import Iterable, Sequence
 
 from jaxlm.data.coder import Coder
+from jaxlm.data.text import Text
 from jaxlm.serve.asks import Token, Update
 from jaxlm.serve.requests import Prompt, Request
-from jaxlm.serve.text import Text
 
 
 class Names:

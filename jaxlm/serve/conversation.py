@@ -10,9 +10,9 @@ from jaxlm.config import ConfigError, SampleConfig
 from jaxlm.data import chat
 from jaxlm.data.coder import Coder
 from jaxlm.data.ids import document
+from jaxlm.data.text import Text
 from jaxlm.serve.asks import Ask, Update
 from jaxlm.serve.batcher import Batcher
-from jaxlm.serve.text import Text
 
 
 class Turn(typing.NamedTuple):

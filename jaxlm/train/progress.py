@@ -68,11 +68,7 @@ class Progress:
                 Part(_percent(record["step"], self._total), 5),
                 Part(f"loss {self.loss if math.isfinite(loss) else loss:.4f}", 1, BOLD),
                 Part("" if best is None else f"best held-out {best:.4f}", 7, GREEN),
-                *(
-                    Part(f"{name} {record[f'train/{name}']:.3f}", 1, BOLD)
-                    for name in _TELLING
-                    if f"train/{name}" in record
-                ),
+                Part("" if reward is None else f"reward {reward:.3f}", 1, BOLD),
                 Part("" if rate is None else f"lr {rate:.2e}", 8, DIM),
                 Part(f"{human(speed)} tokens/s" if speed else "", 4),
                 Part(f"MFU {100 * mfu:.1f}%" if mfu else "", 9, DIM),

@@ -116,3 +116,11 @@ def test_a_character_is_shown_when_all_its_bytes_are_there(parts):
     assert len(ids) >= 4
     stream._chunks = iter([[[i]] for i in ids])
     assert list(stream) == [(0, "\u20ac"), (0, "!")]
+
+
+def test_the_mark_of_a_missing_character_is_shown_like_any_other_where_the_model_says_it(parts):
+    c, model, params, data = parts
+    stream = samples.Stream(model, {"params": params}, data.tokenizer(), ["one"], c.sample, 0)
+    *said, last = data.tokenizer().encode("\ufffd!")
+    stream._chunks = iter([[said], [[last]]])
+    assert list(stream) == [(0, "\ufffd"), (0, "!")]

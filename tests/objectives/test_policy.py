@@ -61,10 +61,12 @@ def answers_of(now: list[np.ndarray], values: list[np.ndarray]) -> dict[str, lis
     }
 
 
-def batch_of(found: dict, rows: int = ROWS, elsewhere: float = 300.0) -> dict:
+def batch_of(found: dict, rows: int = ROWS, elsewhere: float = np.nan) -> dict:
     """A batch of `policy.shapes`, with junk outside the answers."""
     given = tiny_answers.batch(TEXTS, T, rows)
-    arrays = {name: tiny_answers.by_token(given, x, elsewhere * (name != "weights")) for name, x in found.items()}
+    arrays = {
+        name: tiny_answers.by_token(given, x, 0.0 if name == "weights" else elsewhere) for name, x in found.items()
+    }
     told = jnp.broadcast_to(jnp.arange(1.0, 9.0), (rows, 8))
     return given | arrays | {"figures": told}
 
@@ -219,7 +221,7 @@ def test_the_value_is_clipped_to_the_old_one():
 def test_where_the_weight_is_0_nothing_is_read_and_nothing_learnt(program):
     c = settings(program, "policy.ratio=answer", f"rollout.importance_cap={CAP}")
     names = ("old", "sampler", "reference", "advantages", "values", "returns")
-    clean, junk = (row(weights=[1.0, 0.0], **{name: [0.1, x] for name in names}) for x in (0.0, 1e30))
+    clean, junk = (row(weights=[1.0, 0.0], **{name: [0.1, x] for name in names}) for x in (0.0, np.nan))
     logp = jnp.asarray([[-1.0, -2.0]])
     values = logp if program == "ppo" else None
 
@@ -281,6 +283,13 @@ def test_shapes():
     assert set(plain) - tokens == {"advantages", "old", "sampler", "figures"}
     assert plain["figures"].shape == (ROWS, len(policy.FIGURES))
     assert policy.in_row(settings()) == PROMPTS * ANSWERS // ROWS
+
+
+def test_updates_are_epochs_of_minibatches():
+    made = policy.make(OURS, settings("ppo", "policy.epochs=3", "policy.minibatches=2"))
+    assert (made.updates, made.passes, made.minibatches, made.heads) == (6, 3, 2, ("value",))
+    made = policy.make(OURS, settings("grpo"))
+    assert (made.updates, made.passes, made.heads) == (1, 1, ())
 
 
 def stepped(given: dict, microbatch: int, mesh=None, **changes) -> tuple:

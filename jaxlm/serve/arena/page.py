@@ -62,14 +62,6 @@ def check() -> None:
         raise ConfigError('the page needs NiceGUI: pip install "jaxlm[arena]"')
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens there. Raises RunError if it can't: the port may be taken."""
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:
-        raise RunError(f"can't listen on {host}:{port} ({error}): give another --port or --host") from None
-
-
 def serve(store: Store, listening: socket.socket, reveal: bool) -> None:
     """Shows the page until ctrl-C, which raises KeyboardInterrupt.
 

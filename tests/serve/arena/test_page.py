@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +14,6 @@ import pytest
 from chromium import Browser, browser, needs_chromium
 
 from jaxlm import cli
-from jaxlm.config import RunError
-from jaxlm.serve.arena import page
 from jaxlm.serve.arena.store import Store
 
 NAMES = ("zebrafish", "wolverine")
@@ -156,11 +153,6 @@ def test_it_fits_a_phone_and_a_desk_by_day_and_by_night(tmp_path):
             wait(shown, AGAIN_MS)
         shown.until("document.body.innerText.includes('that was all')")
         assert judged(shown) == "6 of 6"
-
-
-def test_a_port_that_is_taken_is_one_line():
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(RunError, match="give another --port"):
-        page.listen("127.0.0.1", taken.getsockname()[1])
 
 
 def test_without_nicegui_there_is_one_clear_line(tmp_path, monkeypatch, capsys):

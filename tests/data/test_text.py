@@ -6,7 +6,7 @@ import time
 import pytest
 import tiny_data
 
-from jaxlm.serve.text import Text
+from jaxlm.data.text import Text
 
 
 @pytest.fixture(scope="module")
