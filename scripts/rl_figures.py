@@ -3,12 +3,15 @@
     pip install "jaxlm[rl]"
     python scripts/rl_figures.py runs/rl
 
-A base of 3.7M parameters on the quickstart's texts; SFT that teaches the form of an answer and no more (its answers belong
-to other questions); then GRPO and PPO from there, and the same SFT for as long as GRPO took. All are asked the same 500
-questions, of seeds that no training saw. Runs that have ended are kept: the same command goes on.
+A base of 3.1M parameters on docstrings and questions; SFT that teaches the form of an answer and no more (a sum has the answer
+to another one, a word to be spelt backward its letters in any order); then GRPO and PPO from there, and the same SFT for as
+long as GRPO took. All are asked the same 500 questions, of seeds that no training saw, one answer each at temperature 1. Runs
+that have ended are kept: the same command goes on.
 """
 
 import argparse
+import importlib
+import inspect
 import json
 import pathlib
 import random
@@ -18,61 +21,66 @@ import time
 
 OPTIONS = {
     "chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
-    "products": {"min_digits": 1, "max_digits": 1},
+    "spell_backward": {"min_word_len": 3, "max_word_len": 3},
 }
 TASKS = ",".join(
     f"reasoning_gym:{name}?" + "&".join(f"{key}={value}" for key, value in options.items())
     for name, options in OPTIONS.items()
 )
-QUESTIONS, CHATS = 500, 4000
-BASE = {"model.n_layers": 4, "model.vocab_size": 2048, "data.chat_tokens": True, "train.steps": 300}
-SFT = {
-    "train.steps": 150,
-    "train.batch_size": 8,
+QUESTIONS, EACH, SEED = 500, 3000, 1_000_003  # that are asked; of each task for base and SFT, and their seed
+MODULES = "argparse asyncio collections datetime decimal email functools http.client inspect itertools json logging os pathlib"
+MODULES += " random re shutil socket statistics string subprocess tarfile textwrap threading typing unittest zipfile"
+SILENT = {"train.eval_every_steps": 0, "sample.prompts": (), "log.every_steps": 20}
+BASE = SILENT | {
+    "model.n_layers": 4,
+    "model.vocab_size": 512,
+    "data.chat_tokens": True,
+    "train.steps": 300,
+    "optim.warmup_steps": 20,
+}
+SFT = SILENT | {
+    "train.steps": 300,
+    "train.batch_size": 4,
     "train.seq_len": 256,
-    "train.eval_every_steps": 0,
     "optim.lr": 1e-3,
     "replay.share": 0.0,
-    "sample.prompts": (),
 }
 RL = {
     "reward.tasks": TASKS,
     "rollout.prompts": 8,
     "rollout.answers": 8,
-    "rollout.max_new_tokens": 8,
+    "rollout.max_new_tokens": 16,
     "train.batch_size": 8,
-    "train.seq_len": 512,
-    "train.eval_every_steps": 100,
+    "train.seq_len": 384,
+    "train.steps": 800,
+    "train.eval_every_steps": 200,
     "eval.batch_size": QUESTIONS,
     "eval.max_batches": 1,
-    "optim.lr": 3e-4,
-    "log.every_steps": 5,
+    "optim.lr": 2e-4,
+    "policy.beta": 0.01,
+    "log.every_steps": 10,
 }
-KINDS = {
-    "grpo": {"train.steps": 1000},
-    "ppo": {"train.steps": 1000, "rollout.prompts": 64, "rollout.answers": 1, "policy.beta": 0.02},
-}
+KINDS = {"grpo": {}, "ppo": {"rollout.prompts": 64, "rollout.answers": 1, "policy.beta": 0.01}}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=pathlib.Path, help="a folder for the runs")
-    parser.add_argument("--kinds", default="grpo,ppo")
+    parser.add_argument("--kinds", default="grpo,ppo", help="which of them to train (default: both)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of PPO and GRPO")
     given = parser.parse_args()
     runs, more = given.runs, dict(word.split("=", 1) for word in given.set)
     runs.mkdir(parents=True, exist_ok=True)
-    train("quickstart", runs / "base", BASE | {"sample.prompts": (), "train.eval_every_steps": 0})
-    chats(runs / "form.jsonl")
+    write(runs)
+    train("quickstart", runs / "base", BASE | {"data.path": runs / "texts.jsonl"})
     train("sft", runs / "sft", SFT | {"origin": runs / "base", "data.path": runs / "form.jsonl"})
     for kind in given.kinds.split(","):
         train(kind, runs / kind, RL | KINDS[kind] | more | {"origin": runs / "sft"})
-    seconds = values(runs / "grpo", "wall_s")[-1]
-    per_step = values(runs / "sft", "time/step_s")[-1] / SFT["train.steps"]
-    longer = SFT | {"train.steps": int(seconds / per_step), "origin": runs / "base", "data.path": runs / "form.jsonl"}
-    train("sft", runs / "sft-longer", longer)
-    one = {"origin": runs / "sft-longer", "train.steps": 1}
-    train("grpo", runs / "sft-longer-asked", RL | one)
+    if (runs / "grpo/ended").exists():
+        seconds, per_step = values(runs / "grpo", "wall_s")[-1], values(runs / "sft", "time/step_s")[-1] / SFT["train.steps"]
+        longer = {"train.steps": int(seconds / per_step), "origin": runs / "base", "data.path": runs / "form.jsonl"}
+        train("sft", runs / "sft-longer", SFT | longer)
+        train("grpo", runs / "sft-longer-asked", RL | more | {"origin": runs / "sft-longer", "train.steps": 1})
     table(runs)
     return 0
 
@@ -81,6 +89,8 @@ def train(config: str, run: pathlib.Path, settings: dict) -> None:
     """Trains to the end, unless the run has ended; stops the script where that fails."""
     if (run / "ended").exists():
         return
+    if int(settings["train.steps"]) < 10:
+        settings = settings | {"optim.warmup_steps": 0}
     words = [f"--config.{key}={value}" for key, value in settings.items()]
     command = [sys.executable, "-m", "jaxlm.main", f"--config={config}", f"--config.workdir={run}", *words]
     began = time.monotonic()
@@ -89,17 +99,30 @@ def train(config: str, run: pathlib.Path, settings: dict) -> None:
     (run / "ended").write_text(f"{time.monotonic() - began:.0f}")
 
 
-def chats(path: pathlib.Path) -> None:
-    """Writes questions, each with the answer to another one: what is learnt from them is how answers look."""
+def write(runs: pathlib.Path) -> None:
+    """Writes what base and SFT learn from: docstrings and questions; questions with answers that have the form alone."""
     import reasoning_gym
 
-    lines = []
+    rng, chats = random.Random(0), []
     for name, options in OPTIONS.items():
-        rows = reasoning_gym.create_dataset(name, seed=1_000_003, size=CHATS // len(OPTIONS), **options)
+        rows = reasoning_gym.create_dataset(name, seed=SEED, size=EACH, **options)
         questions, answers = [row["question"] for row in rows], [str(row["answer"]) for row in rows]
-        random.Random(0).shuffle(answers)
-        lines += [{"prompt": a, "response": b} for a, b in zip(questions, answers, strict=True)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        if name == "spell_backward":
+            answers = ["".join(rng.sample(answer, len(answer))) for answer in answers]
+        else:
+            rng.shuffle(answers)
+        chats += [(q, f"<answer>{a}</answer>") for q, a in zip(questions, answers, strict=True)]
+    rng.shuffle(chats)
+    modules = [importlib.import_module(name) for name in MODULES.split()]
+    named = [inspect.getdoc(found) for module in modules for found in vars(module).values() if callable(found)]
+    docs = sorted({text for text in named if text})
+    texts = docs + [text for question, answer in chats for text in (question, answer)]
+    lines(runs / "texts.jsonl", [{"text": text} for text in texts])
+    lines(runs / "form.jsonl", [{"prompt": question, "response": answer} for question, answer in chats])
+
+
+def lines(path: pathlib.Path, rows: list[dict]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def values(run: pathlib.Path, name: str) -> list[float]:
@@ -109,15 +132,17 @@ def values(run: pathlib.Path, name: str) -> list[float]:
 
 
 def table(runs: pathlib.Path) -> None:
+    """Prints what has been measured. The best constant answer is in the first lines of a run, and in its log.txt."""
     print(f"{'model':24} {'reward':>8} {'KL':>8} {'explained':>10} {'minutes':>8}")
-    print(f"{'SFT on the form':24} {values(runs / 'grpo', 'val/reward')[0]:8.3f}")
-    print(f"{'SFT, as long as GRPO':24} {values(runs / 'sft-longer-asked', 'val/reward')[0]:8.3f}")
     for kind in KINDS:
-        if (run := runs / kind).joinpath("ended").exists():
-            reward, kl = values(run, "val/reward")[-1], values(run, "train/kl")[-1]
-            explained = f"{values(run, 'train/explained_variance')[-1]:10.3f}" if kind == "ppo" else f"{'':10}"
-            minutes = values(run, "wall_s")[-1] / 60
-            print(f"{kind:24} {reward:8.3f} {kl:8.3f} {explained} {minutes:8.1f}")
+        if not (run := runs / kind).joinpath("ended").exists():
+            continue
+        print(f"{'SFT on the form':24} {values(run, 'val/reward')[0]:8.3f}")
+        reward, kl = values(run, "val/reward")[-1], values(run, "train/kl")[-1]
+        explained = f"{values(run, 'train/explained_variance')[-1]:10.3f}" if kind == "ppo" else f"{'':10}"
+        print(f"{kind:24} {reward:8.3f} {kl:8.3f} {explained} {values(run, 'wall_s')[-1] / 60:8.1f}")
+    if (runs / "sft-longer-asked/ended").exists():
+        print(f"{'SFT, as long as GRPO':24} {values(runs / 'sft-longer-asked', 'val/reward')[0]:8.3f}")
 
 
 if __name__ == "__main__":
