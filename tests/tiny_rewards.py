@@ -37,9 +37,11 @@ def score(prompts, answers, answer=None, **others):
         if said == "signal":
             os.kill(os.getpid(), 11)
         if said == "fork":  # what holds the socket open lives on
-            if os.fork() == 0:
-                time.sleep(600)
-            os._exit(7)
+            if other := os.fork():
+                with open("left", "w") as file:
+                    file.write(str(other))
+                os._exit(7)
+            time.sleep(600)
         if said == "leave":
             others = subprocess.Popen(["sleep", "600"])
             with open("left", "w") as file:
@@ -49,7 +51,7 @@ def score(prompts, answers, answer=None, **others):
             for _ in range(64):
                 print("x" * 100_000)
         if said == "columns":
-            return [float(a or -1) for a in answer]
+            return [-1.0 if a is None else float(a) for a in answer]
     values = {"nan": math.nan, "none": None, "large": 1e39, "a text": "1.0", "array": np.float32(5), "true": True}
     values["two"] = np.ones(2)
     return [values.get(said, float(len(said))) for said in answers]

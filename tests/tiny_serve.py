@@ -51,7 +51,7 @@ class Scripted:
     def stats(self) -> Stats:
         busy = sum(row.thread.is_alive() for row in self.live)
         return Stats(
-            self.room, busy, 0, 256, len(self.asks), sum(len(ask.ids) for ask in self.asks), 0, 0, 0, {}, self.down
+            self.room, busy, 0, 256, len(self.asks), sum(len(ask.ids) for ask in self.asks), 0, 0, 0, 0, {}, self.down
         )
 
 

@@ -148,6 +148,16 @@ def test_chunks_are_the_whole_and_a_prefix_found_is_a_prefix_read():
     assert steps(one, 2, 12) == alone([*LONG[:10], *SHORT])
 
 
+def test_log_probabilities_are_those_that_are_asked_for():
+    one, drawn = engine(), {}
+    for asked in (None, 0, 5):
+        enter(one, 0, SHORT, Settings(temperature=0.0, logprobs=asked))
+        drawn[asked] = one.step(np.array([True, False, False])).logprobs
+    assert (drawn[None].chosen[0, 0], np.abs(drawn[None].top).max()) == (0, 0)
+    assert drawn[0].chosen[0, 0] == drawn[5].chosen[0, 0] == drawn[5].top[0, 0, 0] < 0
+    assert np.abs(drawn[0].top).max() == 0
+
+
 def test_any_mix_of_settings_is_one_program():
     one = engine()
     enter(one, 0, SHORT)

@@ -152,6 +152,32 @@ def test_a_guide_leads_its_row_alone_and_fails_alone(batcher):
     assert free.ids == expected
 
 
+def test_a_step_is_started_before_the_last_one_is_told_but_never_beyond_the_end(batcher):
+    def steps_at_each_token(new: int, **more) -> list[int]:
+        before, seen = batcher.stats().steps, []
+        heard = Heard(batcher, PROMPTS[0], new, **more)
+        inside, heard.ticket.tell = (
+            heard.ticket.tell,
+            lambda update: (seen.append(batcher.stats().steps), inside(update)),
+        )
+        heard.end()
+        return [steps - before for steps in seen[-3:]]
+
+    assert steps_at_each_token(20) == [19, 20, 20]
+    assert steps_at_each_token(20, guide=Count()) == [18, 19, 20]  # the next step needs to know
+
+
+def test_the_ring_is_as_long_as_the_rows_are_and_not_as_they_may_become(batcher):
+    heard = Heard(batcher, PROMPTS[0], 60)
+    while len(heard.tokens) < 10:
+        heard.next()
+    heard.ticket.cancel()
+    assert heard.end() == "cancelled"
+    assert batcher.stats().ring < 64
+    alone(batcher, PROMPTS[0], 60)
+    assert batcher.stats().ring == 64
+
+
 def test_a_listener_that_fails_frees_its_row(batcher):
     def deaf(update: Update) -> None:
         raise OSError("gone")

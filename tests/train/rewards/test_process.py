@@ -65,6 +65,7 @@ def test_one_process_for_many_orders(judging, folder):
     output = (folder / process.OUTPUT).read_bytes()
     assert output.startswith(b"xxx")
     assert output.endswith(b"\n(what it printed after that is not kept)\n")
+    assert output.count(b"not kept") == 1
     assert len(output) < 2 * 2**20
 
 
@@ -78,7 +79,6 @@ def test_one_process_for_many_orders(judging, folder):
         ("os._exit", "ended with exit code 7, after: last words"),
         ("sys.exit", "SystemExit: 3 (scores.py:29)"),
         ("signal", "was ended by signal 11, after: Fatal Python error: Segmentation fault"),
-        ("fork", "ended with exit code 7"),
     ],
 )
 def test_a_failure_is_one_line_and_the_next_order_has_another_process(judging, answer, why):
@@ -91,6 +91,16 @@ def test_a_failure_is_one_line_and_the_next_order_has_another_process(judging, a
     assert soon(lambda: gone(first))
     assert ask(judging, "a") == [1.0]
     assert judging.pid != first
+
+
+def test_what_it_left_behind_is_ended_too(judging, folder):
+    """Although that holds the socket open, the end of the process is noticed."""
+    began = time.monotonic()
+    with pytest.raises(process.Failed, match=r"^ended with exit code 7"):
+        ask(judging, "fork")
+    assert time.monotonic() - began < TIMEOUT_S / 2
+    assert soon(lambda: gone(int((folder / "left").read_text())))
+    (folder / "left").unlink()
 
 
 def test_the_traceback_is_kept(judging, folder):

@@ -60,7 +60,7 @@ def test_batches_are_passed_over(make):
     made = make()
     other = made.passing_over(((2, 3), (6, 6)))
     assert [other.batch_number(step) for step in (0, 1, 2, 3, 4)] == [0, 1, 4, 5, 7]
-    assert places(other, (1, 2, 3, 4)) == places(made, (1, 4, 5, 7))
+    assert places(other, (1, 2, 3, 4)) == places(make(), (1, 4, 5, 7))
     assert other.fingerprint() == made.fingerprint()
     assert other.passed_over == ((2, 3), (6, 6))
 

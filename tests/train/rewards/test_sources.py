@@ -1,5 +1,6 @@
 """Where prompts come from: what is drawn follows from numbers, what is held out is never trained on."""
 
+import dataclasses
 import importlib.util
 import json
 
@@ -198,7 +199,7 @@ def test_a_question_that_is_held_out_is_never_trained_on(made):
     assert len(train) > 100
     assert [item.place for item in made(seed=1).held_out(40)] == [item.place for item in val]
     assert found.held_out(7) == val[:7]
-    assert not {item.place for item in drawn} & {item.place for item in val}
+    assert max(item.judge[1] for item in drawn) < 2**31 <= min(item.judge[1] for item in val)
     item = drawn[0]
     assert item.columns == {"task": "reasoning_gym:chain_sum", "answer": item.truth}
     assert item.judge == (0, int(item.place.removeprefix("reasoning_gym:chain_sum ")))
@@ -226,10 +227,20 @@ def test_answers_are_judged(judging, made):
     assert rewarder.exact(items, [f"... <answer>{item.truth}</answer>" for item in items]).tolist() == [1] * 4
     assert rewarder.exact(items, [f"{item.truth} or 5" for item in items]).tolist() == [0] * 4
     ours = sources.Item(items[0].messages, [], {}, "a:1", (2, "1,200"))
-    right = ["1200", "The answer is $1,200.", "<answer>1200.0</answer>", r"\boxed{1200}", "600 * 2", "1,200"]
+    right = [
+        "1200",
+        "The answer is $1,200.",
+        "<answer>1200.0</answer>",
+        r"\boxed{1200}",
+        "600 * 2",
+        "1,200",
+        "so " * 900 + "1200",
+    ]
     wrong = ["", "1", "120", "1200 or 7", "<answer>7</answer> 1200", "twelve", "(" * 500, "nan"]
     assert rewarder.exact([ours] * len(right), right).tolist() == [1] * len(right)
     assert rewarder.exact([ours] * len(wrong), wrong).tolist() == [0] * len(wrong)
+    word = dataclasses.replace(ours, judge=(2, "to the north"))
+    assert rewarder.exact([word] * 2, ["to the north", "to the south"]).tolist() == [1, 0]
 
 
 class _Section:
