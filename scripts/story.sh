@@ -37,7 +37,7 @@ command -v jaxlm > /dev/null || refuse 'there is no jaxlm here: pip install -e "
 for given in "$DOCS" "$CHATS" "$PAIRS"; do
   [ -z "$given" ] || [ -e "$given" ] || refuse "there is no file or folder $given"
 done
-python -c 'import reasoning_gym' 2> /dev/null || refuse 'GRPO learns sums of reasoning-gym: pip install "jaxlm[rl]"'
+python -c 'import importlib.util as i; exit(not i.find_spec("reasoning_gym"))' || refuse 'GRPO learns sums of reasoning-gym: pip install "jaxlm[rl]"'
 
 # What the sizes differ in: a few numbers. Every key has a comment: jaxlm train --help=SECTION, or configs/base.py.
 task="reasoning_gym:chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=1" # sums of two digits
@@ -47,17 +47,17 @@ case $SIZE in
     config=$here/story_base.py
     docs=(--megabytes=0.5) chats=(--megabytes=0.3) sums=(--count=100)
     plan=(--config.plan.measure=never)
-    base=(--config.model.n_layers=2 --config.model.d_model=64 --config.model.d_ff=128 --config.train.steps=60
-      --config.train.batch_size=4 --config.train.seq_len=128 --config.train.eval_every_steps=30 --config.phases.plan.smoke.steps=20
-      --config.phases.plan.main.steps=40 --config.phases.plan.finish.steps=60)
+    base=(--config.model.n_layers=2 --config.model.d_model=64 --config.model.d_ff=128 --config.train.steps=120
+      --config.train.batch_size=4 --config.train.seq_len=128 --config.train.eval_every_steps=60 --config.log.every_steps=20
+      --config.phases.plan.smoke.steps=30 --config.phases.plan.main.steps=90 --config.phases.plan.finish.steps=120)
     eval=(--limit=4)
-    sft=(--config.train.steps=20 --config.train.seq_len=128 --config.train.eval_every_steps=10 --config.optim.warmup_steps=2
-      --config.optim.lr=3e-3 --config.sample.max_new_tokens=16)
-    dpo=(--config.train.steps=8 --config.train.batch_size=8 --config.train.seq_len=128 --config.train.eval_every_steps=4
-      --config.optim.warmup_steps=2 --config.optim.lr=1e-4 --config.sample.max_new_tokens=16)
-    grpo=(--config.train.steps=4 --config.train.batch_size=16 --config.train.seq_len=256 --config.rollout.max_new_tokens=4
-      --config.train.eval_every_steps=0 --config.optim.warmup_steps=1 --config.optim.lr=1e-4 --config.eval.batch_size=32
-      --config.eval.max_batches=1)
+    sft=(--config.train.steps=60 --config.train.seq_len=128 --config.train.eval_every_steps=30 --config.log.every_steps=20
+      --config.optim.warmup_steps=5 --config.optim.lr=5e-3 --config.sample.max_new_tokens=32)
+    dpo=(--config.train.steps=10 --config.train.batch_size=8 --config.train.seq_len=128 --config.train.eval_every_steps=5
+      --config.optim.warmup_steps=2 --config.optim.lr=1e-4 --config.sample.max_new_tokens=32)
+    grpo=(--config.train.steps=5 --config.train.batch_size=16 --config.train.seq_len=256 --config.rollout.max_new_tokens=4
+      --config.train.eval_every_steps=0 --config.optim.warmup_steps=1 --config.optim.lr=1e-3 --config.sample.max_new_tokens=32
+      --config.eval.batch_size=32 --config.eval.max_batches=1)
     ;;
   small)
     config=$here/story_base.py

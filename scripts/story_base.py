@@ -18,6 +18,7 @@ def get_config():
     c.model.n_kv_heads = 2
     c.model.d_ff = 704
     c.data.chat_tokens = True
+    c.data.val_fraction = 0.03
     c.train.steps = 800
     c.train.batch_size = 8
     c.train.seq_len = 256
