@@ -250,22 +250,22 @@ def test_beta_goes_up_above_the_target_and_down_below():
     assert policy.make(OURS, settings("grpo")).running == {}
 
 
-def test_what_is_judged():
-    given = tiny_answers.batch(TEXTS, T, ROWS)
+def test_what_is_judged(rollouts):
+    given, head = tiny_answers.batch(TEXTS, T, ROWS), {"value": VARIABLES["value"]}
     found = JUDGE[ROWS](VARIABLES, REFERENCE, given)
-    logp = tiny.jit(lambda v, b: base.token_logp(OURS, v, b, None))
-    want = {"old": logp(VARIABLES, given), "reference": logp(REFERENCE, given)}
-    hidden = tiny.hidden(OURS, {"params": VARIABLES["params"]}, given)
-    want["values"] = hidden @ VARIABLES["value"]["value_head"]["kernel"]
-    assert found.keys() == want.keys()
-    by_parts = settings("ppo", "loss.tile_tokens=32", microbatch_size=2)
-    mesh = make_mesh(data=2, context=2)
+    turned = JUDGE[ROWS](REFERENCE | head, {"params": VARIABLES["params"]}, given)
+    for x, name in ((found["old"], "now"), (turned["reference"], "now"), (found["values"], "new_values")):
+        for got, want in zip(tiny_answers.by_answer(given, x), rollouts[name], strict=True):
+            np.testing.assert_allclose(got, want, atol=2e-4, err_msg=name)
+    np.testing.assert_allclose(turned["old"], found["reference"], atol=2e-4)
+    assert np.abs(found["old"] - found["reference"]).max() > 0.1
+    by_parts, mesh = settings("ppo", "loss.tile_tokens=32", microbatch_size=2), make_mesh(data=2, context=2)
     with jax.set_mesh(mesh):
         placed = sharding.to_global({n: np.asarray(x) for n, x in given.items()}, mesh, ROWS)
         parted = tiny.jit(policy.judge(OURS, by_parts))(VARIABLES, REFERENCE, placed)
-    for name, x in want.items():
-        np.testing.assert_allclose(found[name], x, atol=2e-4, err_msg=name)
-        np.testing.assert_allclose(parted[name], x, atol=2e-4, err_msg=name)
+    assert parted.keys() == {"old", "values", "reference"}
+    for name, x in parted.items():
+        np.testing.assert_allclose(x, found[name], atol=2e-4, err_msg=name)
     plain = jax.eval_shape(policy.judge(OURS, settings("grpo")), VARIABLES, None, given)
     assert {name: x.shape for name, x in plain.items()} == {"old": (ROWS, T)}
 

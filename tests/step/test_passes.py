@@ -14,27 +14,28 @@ from jaxlm import sharding
 from jaxlm.objectives import base, lm
 from jaxlm.step import parts
 
-WIDE = tiny.model_config(n_layers=2, d_model=256, n_heads=4, n_kv_heads=4, d_ff=1024, attention="xla")
+SMALL = tiny.model_config(n_layers=1, attention="xla")
+WIDE = tiny.model_config(n_layers=1, d_model=256, n_heads=4, n_kv_heads=4, d_ff=1024, attention="xla")
 LONG = 512  # floats a row that nothing reads but a metric: a batch that weighs more than the activations
 
 
-def made(updates: int, passes: int = 1, model=None, mesh=None, **train) -> parts.Parts:
+def made(updates: int, passes: int = 1, model=SMALL, mesh=None, **train) -> parts.Parts:
     c = make_config(**{"batch_size": B, "microbatch_size": 2} | train)
-    c = dataclasses.replace(c, model=model or dataclasses.replace(c.model, attention="xla"))
+    c = dataclasses.replace(c, model=model)
     many = {"updates": updates, "passes": passes}
     return parts.make(c, mesh or make_mesh(), lambda *a: dataclasses.replace(lm.make(*a), **many))
 
 
 @functools.cache
-def plain(size: int) -> tuple:
-    """(a step of one update on so many rows, the state before it)."""
-    found = made(1, batch_size=size)
+def plain() -> tuple:
+    """(a step of one update on half of the rows, the state before it)."""
+    found = made(1, batch_size=B // 2)
     return jax.jit(found.step()), found.create()[0]
 
 
-def one_by_one(rows: list[slice], size: int) -> tuple:
-    """Parameters and mean loss of plain steps on these rows of the batch, one after the other."""
-    (step, state), losses = plain(size), []
+def one_by_one(rows: list[slice]) -> tuple:
+    """(parameters, mean loss, number of updates) of plain steps on these rows of the batch, one after the other."""
+    (step, state), losses = plain(), []
     for chosen in rows:
         state = dataclasses.replace(state, step=jnp.int32(0))  # of one step: the rate stays
         state, metrics = step({}, state, jax.tree.map(lambda x, chosen=chosen: x[chosen], make_batch(1)))
@@ -45,27 +46,18 @@ def one_by_one(rows: list[slice], size: int) -> tuple:
 HALVES = [slice(0, None, 2), slice(1, None, 2)]
 
 
-@pytest.mark.parametrize(
-    ("updates", "passes", "rows", "size", "mesh"),
-    [
-        (4, 2, HALVES * 2, B // 2, {}),
-        (4, 2, HALVES * 2, B // 2, {"data": 2, "context": 2}),
-        (3, 3, [slice(None)] * 3, B, {}),
-    ],
-)
-def test_a_step_goes_over_its_minibatches_in_turn(updates, passes, rows, size, mesh):
-    at_once = made(updates, passes, mesh=make_mesh(**mesh))
+def test_a_step_goes_over_its_minibatches_in_turn():
+    at_once = made(4, 2, mesh=make_mesh(data=2, context=2))
     state, _ = at_once.create()
     with jax.set_mesh(at_once.mesh):
         batch = sharding.to_global(jax.tree.map(np.asarray, make_batch(1)), at_once.mesh, B)
         got, found = at_once.jit()({}, state, batch)
-    params, loss, count = one_by_one(rows, size)
+    params, loss, count = one_by_one(HALVES * 2)
     assert tiny.difference(jax.device_get(got.params), params) < 1e-4
     assert float(found["loss"]) == pytest.approx(loss, rel=1e-5)
     assert (int(got.step), int(got.opt_state[0].count)) == (1, count)
-    # The halves the other way round, or one pass fewer, end elsewhere.
-    other = one_by_one(rows[::-1] if size < B else rows[1:], size)[0]
-    assert tiny.difference(other, params) > 1e-3
+    for other in (HALVES[::-1] * 2, HALVES, [HALVES[0], HALVES[0], HALVES[1], HALVES[1]]):
+        assert tiny.difference(one_by_one(other)[0], params) > 1e-3
 
 
 def temporary(step_parts: parts.Parts) -> int:
@@ -76,7 +68,7 @@ def test_two_passes_over_two_minibatches_hold_no_second_state():
     """Parameters and two moments are three times what `params` weighs; the updates of a scan may hold none of them twice."""
     one = made(1, model=WIDE)
     params = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(one.abstract.params))
-    assert temporary(made(4, 2, model=WIDE)) < temporary(one) + 0.3 * params
+    assert temporary(made(4, 2, model=WIDE)) < temporary(one) + 0.5 * params
 
 
 def test_passes_hold_the_batch_once():
@@ -95,7 +87,7 @@ def test_passes_hold_the_batch_once():
 
     def of(passes):
         c = make_config(batch_size=B, microbatch_size=B)
-        c = dataclasses.replace(c, model=dataclasses.replace(c.model, attention="xla"))
+        c = dataclasses.replace(c, model=SMALL)
         return temporary(parts.make(c, make_mesh(), lambda *a: carrying(*a, passes)))
 
     assert of(8) < of(1) + 0.1 * 4 * B * T * LONG
