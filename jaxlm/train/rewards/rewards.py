@@ -178,6 +178,13 @@ class Baseline(typing.NamedTuple):
     share: float
     prompts: int
 
+    def line(self) -> str:
+        """Returns what a run says of it."""
+        return (
+            f"baseline: always answering {self.answer[:_SHOWN]!r} is right for {console.share(self.share, 1)} of "
+            f"{self.prompts:,} held-out prompts; a policy that earns no more has learnt nothing of the task"
+        )
+
 
 def baseline(items: Sequence[Item], rewarder: Rewarder) -> Baseline | None:
     """Returns the best constant answer among the true ones of these items: what a policy earns that has learnt nothing else.

@@ -181,4 +181,6 @@ def test_the_best_constant_answer():
     found = rewards.Rewarder(section(tasks="gsm8k"), Judging())
     assert rewards.baseline(judged(10, "abbc"), found) == ("b", 0.5, 10)
     assert rewards.baseline([item()], found) is None
+    line = rewards.baseline(judged(10, "abbc"), found).line()
+    assert line.startswith("baseline: always answering 'b' is right for 50.0% of 10 held-out prompts")
     assert rewards.baseline([*judged(2), item(judge=(0, 5))], found) == ("x", pytest.approx(2 / 3), 3)

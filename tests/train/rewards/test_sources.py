@@ -246,8 +246,22 @@ def test_answers_are_judged(judging, made):
 class _Section:
     """Of `reward`: tasks alone."""
 
-    def __init__(self, tasks: str):
-        self.tasks, self.timeout_s = tasks, 60.0
+    def __init__(self, tasks: str, timeout_s: float = 60.0):
+        self.tasks, self.timeout_s = tasks, timeout_s
+
+
+@WITH_GYM
+@pytest.mark.faults
+def test_an_answer_that_a_task_never_ends_to_judge_is_wrong(reader, said):
+    """countdown computes what stands there: 9**9**9 has 370 million digits."""
+    (spec,) = tasks.parse("reasoning_gym:countdown")
+    judging = process.Process(([(spec.kind, spec.name, {})], "", ""), 3.0)
+    items = Made(spec, 0, judging, reader(room=2000)).draw(range(3))
+    rewarder = rewards.Rewarder(_Section(spec.text, 3.0), judging, say=said.append)
+    assert rewarder.exact(items, [items[0].truth, "9**9**9", items[2].truth]).tolist() == [1, 0, 1]
+    assert said == [f"reasoning_gym:countdown can't judge some answers, and they count as wrong; the first is "
+                    f"{items[1].place}, answered '9**9**9': took over 3 s"]  # fmt: skip
+    judging.close()
 
 
 @WITH_GYM
