@@ -77,7 +77,10 @@ def main() -> int:
     for kind in given.kinds.split(","):
         train(kind, runs / kind, RL | KINDS[kind] | more | {"origin": runs / "sft"})
     if (runs / "grpo/ended").exists():
-        seconds, per_step = values(runs / "grpo", "wall_s")[-1], values(runs / "sft", "time/step_s")[-1] / SFT["train.steps"]
+        seconds, per_step = (
+            values(runs / "grpo", "wall_s")[-1],
+            values(runs / "sft", "time/step_s")[-1] / SFT["train.steps"],
+        )
         longer = {"train.steps": int(seconds / per_step), "origin": runs / "base", "data.path": runs / "form.jsonl"}
         train("sft", runs / "sft-longer", SFT | longer)
         train("grpo", runs / "sft-longer-asked", RL | more | {"origin": runs / "sft-longer", "train.steps": 1})

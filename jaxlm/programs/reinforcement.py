@@ -99,10 +99,7 @@ class _Made:
             for line in policies.first_lines(c):
                 say(line)
             if c.reward.tasks and (best := rewards.baseline(ready.data.held_out(_ASKED), rewarder)):
-                say(
-                    f'the best constant answer, "{best.answer}", is right for {best.share:.0%} of {best.prompts} held-out '
-                    "prompts: what a policy earns that has learnt nothing else"
-                )
+                say(best.line())
         return ready
 
     def held_out(self, ready: Ready) -> Evaluator | None:
