@@ -184,16 +184,16 @@ def test_no_files(tmp_path):
         list(examples.read("", "auto", False))
 
 
+_TALK = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: "
+
+
 @pytest.mark.parametrize(
     ("record", "asked", "columns"),
     [
         ({"prompt": "a", "level": 3}, ["a"], {"level"}),
         ({"messages": [{"role": "user", "content": "a"}]}, ["a"], {"messages"}),
         (
-            {
-                "chosen": "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: d",
-                "rejected": "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: e",
-            },
+            {side: f"{_TALK}{end}" for side, end in (("chosen", "d"), ("rejected", "e"))},
             ["a", "b", "c"],
             {"chosen", "rejected"},
         ),
