@@ -3,10 +3,10 @@
     pip install "jaxlm[rl]"
     python scripts/rl_figures.py runs/rl
 
-A base of 3.1M parameters on docstrings and questions; SFT that teaches the form of an answer and no more (a sum has the answer
-to another one, a word to be spelt backward its letters in any order); then GRPO and PPO from there, and the same SFT for as
-long as GRPO took. All are asked the same 500 questions, of seeds that no training saw, one answer each at temperature 1. Runs
-that have ended are kept: the same command goes on.
+A base of 3.1M parameters on docstrings and questions; SFT on the form of an answer, of which one in five is right and the
+others belong to other questions, as careless examples are; then GRPO and PPO from there, and the same SFT for as long as GRPO
+took. All are asked the same 500 questions, of seeds that no training saw, one answer each at temperature 1. Runs that have
+ended are kept: the same command goes on.
 """
 
 import argparse
@@ -21,13 +21,14 @@ import time
 
 OPTIONS = {
     "chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
-    "spell_backward": {"min_word_len": 3, "max_word_len": 3},
+    "products": {"min_digits": 1, "max_digits": 1},
 }
 TASKS = ",".join(
     f"reasoning_gym:{name}?" + "&".join(f"{key}={value}" for key, value in options.items())
     for name, options in OPTIONS.items()
 )
-QUESTIONS, EACH, SEED = 500, 3000, 1_000_003  # that are asked; of each task for base and SFT, and their seed
+QUESTIONS, EACH, SEED = 500, 10_000, 1_000_003  # that are asked; of each task for base and SFT, and their seed
+RIGHT = 0.2  # of the answers of SFT
 MODULES = "argparse asyncio collections datetime decimal email functools http.client inspect itertools json logging os pathlib"
 MODULES += " random re shutil socket statistics string subprocess tarfile textwrap threading typing unittest zipfile"
 SILENT = {"train.eval_every_steps": 0, "sample.prompts": (), "log.every_steps": 20}
@@ -39,8 +40,8 @@ BASE = SILENT | {
     "optim.warmup_steps": 20,
 }
 SFT = SILENT | {
-    "train.steps": 300,
-    "train.batch_size": 4,
+    "train.steps": 600,
+    "train.batch_size": 8,
     "train.seq_len": 256,
     "optim.lr": 1e-3,
     "replay.share": 0.0,
@@ -57,7 +58,7 @@ RL = {
     "eval.batch_size": QUESTIONS,
     "eval.max_batches": 1,
     "optim.lr": 2e-4,
-    "policy.beta": 0.01,
+    "policy.beta": 0.0,
     "log.every_steps": 10,
 }
 KINDS = {"grpo": {}, "ppo": {"rollout.prompts": 64, "rollout.answers": 1, "policy.beta": 0.01}}
@@ -103,23 +104,20 @@ def train(config: str, run: pathlib.Path, settings: dict) -> None:
 
 
 def write(runs: pathlib.Path) -> None:
-    """Writes what base and SFT learn from: docstrings and questions; questions with answers that have the form alone."""
+    """Writes what base and SFT learn from: docstrings and questions; questions with answers, most of them wrong."""
     import reasoning_gym
 
     rng, chats = random.Random(0), []
     for name, options in OPTIONS.items():
         rows = reasoning_gym.create_dataset(name, seed=SEED, size=EACH, **options)
-        questions, answers = [row["question"] for row in rows], [str(row["answer"]) for row in rows]
-        if name == "spell_backward":
-            answers = ["".join(rng.sample(answer, len(answer))) for answer in answers]
-        else:
-            rng.shuffle(answers)
-        chats += [(q, f"<answer>{a}</answer>") for q, a in zip(questions, answers, strict=True)]
+        truths = [str(row["answer"]) for row in rows]
+        answers = [truth if rng.random() < RIGHT else rng.choice(truths) for truth in truths]
+        chats += [(row["question"], f"<answer>{a}</answer>") for row, a in zip(rows, answers, strict=True)]
     rng.shuffle(chats)
     modules = [importlib.import_module(name) for name in MODULES.split()]
     named = [inspect.getdoc(found) for module in modules for found in vars(module).values() if callable(found)]
     docs = sorted({text for text in named if text})
-    texts = docs + [text for question, answer in chats for text in (question, answer)]
+    texts = docs + [text for question, answer in chats[:EACH] for text in (question, answer)]
     lines(runs / "texts.jsonl", [{"text": text} for text in texts])
     lines(runs / "form.jsonl", [{"prompt": question, "response": answer} for question, answer in chats])
 
