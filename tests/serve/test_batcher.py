@@ -153,27 +153,38 @@ def test_a_guide_leads_its_row_alone_and_fails_alone(batcher):
 
 
 def test_a_step_is_started_before_the_last_one_is_told_but_never_beyond_the_end(batcher):
-    def steps_at_each_token(new: int, **more) -> list[int]:
-        before, seen = batcher.stats().steps, []
-        heard = Heard(batcher, PROMPTS[0], new, **more)
-        inside, heard.ticket.tell = (
-            heard.ticket.tell,
-            lambda update: (seen.append(batcher.stats().steps), inside(update)),
-        )
-        heard.end()
-        return [steps - before for steps in seen[-3:]]
+    def steps_at_each_update(**more) -> list[int]:
+        before, seen, ended = batcher.stats().steps, [], threading.Event()
 
-    assert steps_at_each_token(20) == [19, 20, 20]
-    assert steps_at_each_token(20, guide=Count()) == [18, 19, 20]  # the next step needs to know
+        def tell(update: Update) -> None:  # on the batcher's thread
+            seen.append(batcher.stats().steps - before)
+            if update.ended:
+                ended.set()
+
+        batcher.submit(Ask(tuple(PROMPTS[0]), 6, temperature=0.0, **more), tell)
+        assert ended.wait(60)
+        return seen
+
+    assert steps_at_each_update() == [2, 3, 4, 5, 6, 6]
+    assert steps_at_each_update(guide=Count()) == [1, 2, 3, 4, 5, 6]  # the next step needs to know
+    last = alone(batcher, PROMPTS[0], 6)[-1]
+    seen = steps_at_each_update(stop_ids=(last,))
+    assert seen[-1] == len(seen) + (len(seen) < 6)  # a stop is not foreseen
 
 
 def test_the_ring_is_as_long_as_the_rows_are_and_not_as_they_may_become(batcher):
-    heard = Heard(batcher, PROMPTS[0], 60)
-    while len(heard.tokens) < 10:
-        heard.next()
-    heard.ticket.cancel()
-    assert heard.end() == "cancelled"
-    assert batcher.stats().ring < 64
+    count, left = 0, threading.Event()
+
+    def leave(update: Update) -> None:
+        nonlocal count
+        count += len(update.tokens)
+        if count == 10:
+            left.set()
+            raise OSError("gone")
+
+    batcher.submit(Ask(tuple(PROMPTS[0]), 60, temperature=0.0), leave)
+    assert left.wait(60)
+    assert batcher.stats().ring == 16
     alone(batcher, PROMPTS[0], 60)
     assert batcher.stats().ring == 64
 
