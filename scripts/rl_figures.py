@@ -3,10 +3,9 @@
     pip install "jaxlm[rl]"
     python scripts/rl_figures.py runs/rl
 
-A base of 3.1M parameters on docstrings and questions; SFT on the form of an answer, of which one in five is right and the
-others belong to other questions, as careless examples are; then GRPO and PPO from there, and the same SFT for as long as GRPO
-took. All are asked the same 500 questions, of seeds that no training saw, one answer each at temperature 1. Runs that have
-ended are kept: the same command goes on.
+A base of 3.1M parameters on docstrings and questions; SFT on few worked examples, which teach the form of an answer; then
+GRPO and PPO from there, and the same SFT for as long as GRPO took. All are asked the same 500 questions, of seeds that no
+training saw, one answer each at temperature 1. Runs that have ended are kept: the same command goes on.
 """
 
 import argparse
@@ -27,8 +26,8 @@ TASKS = ",".join(
     f"reasoning_gym:{name}?" + "&".join(f"{key}={value}" for key, value in options.items())
     for name, options in OPTIONS.items()
 )
-QUESTIONS, EACH, SEED = 500, 10_000, 1_000_003  # that are asked; of each task for base and SFT, and their seed
-RIGHT = 0.2  # of the answers of SFT
+QUESTIONS, EACH, SEED = 500, 5000, 1_000_003  # that are asked; of each task in the base's text, and their seed
+WORKED = {"chain_sum": 30, "products": 15}  # different questions with their answers, for SFT; there are 200 and 100
 MODULES = "argparse asyncio collections datetime decimal email functools http.client inspect itertools json logging os pathlib"
 MODULES += " random re shutil socket statistics string subprocess tarfile textwrap threading typing unittest zipfile"
 SILENT = {"train.eval_every_steps": 0, "sample.prompts": (), "log.every_steps": 20}
@@ -40,11 +39,12 @@ BASE = SILENT | {
     "optim.warmup_steps": 20,
 }
 SFT = SILENT | {
-    "train.steps": 600,
-    "train.batch_size": 8,
+    "train.steps": 100,
+    "train.batch_size": 4,
     "train.seq_len": 256,
     "optim.lr": 1e-3,
     "replay.share": 0.0,
+    "data.val_fraction": 0.1,
 }
 RL = {
     "reward.tasks": TASKS,
@@ -74,7 +74,7 @@ def main() -> int:
     runs.mkdir(parents=True, exist_ok=True)
     write(runs)
     train("quickstart", runs / "base", BASE | {"data.path": runs / "texts.jsonl"})
-    train("sft", runs / "sft", SFT | {"origin": runs / "base", "data.path": runs / "form.jsonl"})
+    train("sft", runs / "sft", SFT | {"origin": runs / "base", "data.path": runs / "worked.jsonl"})
     for kind in given.kinds.split(","):
         train(kind, runs / kind, RL | KINDS[kind] | more | {"origin": runs / "sft"})
     if (runs / "grpo/ended").exists():
@@ -82,7 +82,7 @@ def main() -> int:
             values(runs / "grpo", "wall_s")[-1],
             values(runs / "sft", "time/step_s")[-1] / SFT["train.steps"],
         )
-        longer = {"train.steps": int(seconds / per_step), "origin": runs / "base", "data.path": runs / "form.jsonl"}
+        longer = {"train.steps": int(seconds / per_step), "origin": runs / "base", "data.path": runs / "worked.jsonl"}
         train("sft", runs / "sft-longer", SFT | longer)
         train("grpo", runs / "sft-longer-asked", RL | more | {"origin": runs / "sft-longer", "train.steps": 1})
     table(runs)
@@ -104,22 +104,23 @@ def train(config: str, run: pathlib.Path, settings: dict) -> None:
 
 
 def write(runs: pathlib.Path) -> None:
-    """Writes what base and SFT learn from: docstrings and questions; questions with answers, most of them wrong."""
+    """Writes what base and SFT learn from: docstrings, questions and answers apart from each other; worked examples."""
     import reasoning_gym
 
-    rng, chats = random.Random(0), []
+    rng, said, worked = random.Random(0), [], {}
     for name, options in OPTIONS.items():
         rows = reasoning_gym.create_dataset(name, seed=SEED, size=EACH, **options)
-        truths = [str(row["answer"]) for row in rows]
-        answers = [truth if rng.random() < RIGHT else rng.choice(truths) for truth in truths]
-        chats += [(row["question"], f"<answer>{a}</answer>") for row, a in zip(rows, answers, strict=True)]
-    rng.shuffle(chats)
+        found = {row["question"]: f"<answer>{row['answer']}</answer>" for row in rows}
+        said += [
+            text for question in (row["question"] for row in rows) for text in (question, rng.choice([*found.values()]))
+        ]
+        worked |= dict(list(found.items())[: WORKED[name]])
     modules = [importlib.import_module(name) for name in MODULES.split()]
     named = [inspect.getdoc(found) for module in modules for found in vars(module).values() if callable(found)]
     docs = sorted({text for text in named if text})
-    texts = docs + [text for question, answer in chats[:EACH] for text in (question, answer)]
-    lines(runs / "texts.jsonl", [{"text": text} for text in texts])
-    lines(runs / "form.jsonl", [{"prompt": question, "response": answer} for question, answer in chats])
+    rng.shuffle(said)
+    lines(runs / "texts.jsonl", [{"text": text} for text in docs + said])
+    lines(runs / "worked.jsonl", [{"prompt": question, "response": answer} for question, answer in worked.items()])
 
 
 def lines(path: pathlib.Path, rows: list[dict]) -> None:
@@ -138,7 +139,7 @@ def table(runs: pathlib.Path) -> None:
     for kind in KINDS:
         if not (run := runs / kind).joinpath("ended").exists():
             continue
-        print(f"{'SFT on the form':24} {values(run, 'val/reward')[0]:8.3f}")
+        print(f"{'SFT':24} {values(run, 'val/reward')[0]:8.3f}")
         reward, kl = values(run, "val/reward")[-1], values(run, "train/kl")[-1]
         explained = f"{values(run, 'train/explained_variance')[-1]:10.3f}" if kind == "ppo" else f"{'':10}"
         print(f"{kind:24} {reward:8.3f} {kl:8.3f} {explained} {values(run, 'wall_s')[-1] / 60:8.1f}")
