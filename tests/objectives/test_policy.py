@@ -67,7 +67,8 @@ def batch_of(found: dict, rows: int = ROWS, elsewhere: float = np.nan) -> dict:
     arrays = {
         name: tiny_answers.by_token(given, x, 0.0 if name == "weights" else elsewhere) for name, x in found.items()
     }
-    told = jnp.broadcast_to(jnp.arange(1.0, 9.0), (rows, 8))
+    names = len(policy.FIGURES) + 2  # those of PPO too
+    told = jnp.broadcast_to(jnp.arange(1.0, names + 1), (rows, names))
     return given | arrays | {"figures": told}
 
 
