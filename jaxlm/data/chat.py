@@ -170,7 +170,7 @@ def ids(tokenizer: Coder, messages: Sequence[Mapping[str, str]], reply: bool = T
     return conversation(tokenizer, render(tokenizer, messages, reply))
 
 
-def encode(tokenizer: Coder, texts: Sequence[str], num_threads: int) -> list[list[int]]:
+def all_ids(tokenizer: Coder, texts: Sequence[str], num_threads: int) -> list[list[int]]:
     """Returns the ids of many conversations that `render` wrote, as `ids` does, encoded in `num_threads` threads."""
     return [found.tolist() for found, _ in conversations(tokenizer, texts, [()] * len(texts), num_threads)]
 

@@ -171,8 +171,8 @@ class Reader(typing.NamedTuple):
         found, long = [], 0
         while chunk := list(itertools.islice(read, coded.CHUNK)):
             texts = [self._rendered(messages, place) for messages, _, place in chunk]
-            all_ids = chat.encode(self.tokenizer, texts, self.num_threads)
-            for (messages, columns, place), ids in zip(chunk, all_ids, strict=True):
+            found_ids = chat.all_ids(self.tokenizer, texts, self.num_threads)
+            for (messages, columns, place), ids in zip(chunk, found_ids, strict=True):
                 if len(ids) > self.room:
                     long += 1
                     continue
