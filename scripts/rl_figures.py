@@ -3,9 +3,10 @@
     pip install "jaxlm[rl]"
     python scripts/rl_figures.py runs/rl
 
-A base of 3.1M parameters on docstrings and questions; SFT on few worked examples, which teach the form of an answer; then
-GRPO and PPO from there, and the same SFT for as long as GRPO took. All are asked the same 500 questions, of seeds that no
-training saw, one answer each at temperature 1. Runs that have ended are kept: the same command goes on.
+A base of 3.1M parameters on docstrings and questions; SFT on the form of an answer, not on what is right: any colour that the
+question names, any number that is an answer to another one; then GRPO and PPO from there, and the same SFT for as long as
+GRPO took. All are asked the same 500 questions, which no training saw, one answer each at temperature 1. Runs that have ended
+are kept: the same command goes on.
 """
 
 import argparse
@@ -14,46 +15,46 @@ import inspect
 import json
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import time
 
 OPTIONS = {
-    "chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
-    "products": {"min_digits": 1, "max_digits": 1},
+    "color_cube_rotation": {"min_rotations": 1, "max_rotations": 1},
+    "aiw": {},
 }
 TASKS = ",".join(
-    f"reasoning_gym:{name}?" + "&".join(f"{key}={value}" for key, value in options.items())
+    f"reasoning_gym:{name}" + "?" * bool(options) + "&".join(f"{key}={value}" for key, value in options.items())
     for name, options in OPTIONS.items()
 )
-QUESTIONS, EACH, SEED = 500, 5000, 1_000_003  # that are asked; of each task in the base's text, and their seed
-WORKED = {"chain_sum": 30, "products": 15}  # different questions with their answers, for SFT; there are 200 and 100
+COLOUR = re.compile(r"- an? (\w+) \w+ side")  # of a side of the cube, in a question
+QUESTIONS, EACH, SEED = 500, 3000, 1_000_003  # that are asked; of each task for base and SFT, and their seed
 MODULES = "argparse asyncio collections datetime decimal email functools http.client inspect itertools json logging os pathlib"
 MODULES += " random re shutil socket statistics string subprocess tarfile textwrap threading typing unittest zipfile"
 SILENT = {"train.eval_every_steps": 0, "sample.prompts": (), "log.every_steps": 20}
 BASE = SILENT | {
     "model.n_layers": 4,
-    "model.vocab_size": 512,
+    "model.vocab_size": 768,
     "data.chat_tokens": True,
     "train.steps": 300,
     "optim.warmup_steps": 20,
 }
 SFT = SILENT | {
-    "train.steps": 100,
+    "train.steps": 300,
     "train.batch_size": 4,
     "train.seq_len": 256,
     "optim.lr": 1e-3,
     "replay.share": 0.0,
-    "data.val_fraction": 0.1,
 }
 RL = {
     "reward.tasks": TASKS,
     "rollout.prompts": 8,
     "rollout.answers": 8,
-    "rollout.max_new_tokens": 16,
+    "rollout.max_new_tokens": 12,
     "train.batch_size": 8,
-    "train.seq_len": 384,
-    "train.steps": 800,
+    "train.seq_len": 832,
+    "train.steps": 500,
     "train.eval_every_steps": 200,
     "eval.batch_size": QUESTIONS,
     "eval.max_batches": 1,
@@ -74,7 +75,7 @@ def main() -> int:
     runs.mkdir(parents=True, exist_ok=True)
     write(runs)
     train("quickstart", runs / "base", BASE | {"data.path": runs / "texts.jsonl"})
-    train("sft", runs / "sft", SFT | {"origin": runs / "base", "data.path": runs / "worked.jsonl"})
+    train("sft", runs / "sft", SFT | {"origin": runs / "base", "data.path": runs / "form.jsonl"})
     for kind in given.kinds.split(","):
         train(kind, runs / kind, RL | KINDS[kind] | more | {"origin": runs / "sft"})
     if (runs / "grpo/ended").exists():
@@ -82,7 +83,7 @@ def main() -> int:
             values(runs / "grpo", "wall_s")[-1],
             values(runs / "sft", "time/step_s")[-1] / SFT["train.steps"],
         )
-        longer = {"train.steps": int(seconds / per_step), "origin": runs / "base", "data.path": runs / "worked.jsonl"}
+        longer = {"train.steps": int(seconds / per_step), "origin": runs / "base", "data.path": runs / "form.jsonl"}
         train("sft", runs / "sft-longer", SFT | longer)
         train("grpo", runs / "sft-longer-asked", RL | more | {"origin": runs / "sft-longer", "train.steps": 1})
     table(runs)
@@ -104,23 +105,22 @@ def train(config: str, run: pathlib.Path, settings: dict) -> None:
 
 
 def write(runs: pathlib.Path) -> None:
-    """Writes what base and SFT learn from: docstrings, questions and answers apart from each other; worked examples."""
+    """Writes what base and SFT learn from: docstrings and questions; questions with answers of the right form."""
     import reasoning_gym
 
-    rng, said, worked = random.Random(0), [], {}
+    rng, chats = random.Random(0), []
     for name, options in OPTIONS.items():
         rows = reasoning_gym.create_dataset(name, seed=SEED, size=EACH, **options)
-        found = {row["question"]: f"<answer>{row['answer']}</answer>" for row in rows}
-        said += [
-            text for question in (row["question"] for row in rows) for text in (question, rng.choice([*found.values()]))
-        ]
-        worked |= dict(list(found.items())[: WORKED[name]])
+        others = [str(row["answer"]) for row in rows]
+        for row in rows:
+            answer = rng.choice(COLOUR.findall(row["question"]) or others)
+            chats.append((row["question"], f"<answer>{answer}</answer>"))
+    rng.shuffle(chats)
     modules = [importlib.import_module(name) for name in MODULES.split()]
     named = [inspect.getdoc(found) for module in modules for found in vars(module).values() if callable(found)]
-    docs = sorted({text for text in named if text})
-    rng.shuffle(said)
-    lines(runs / "texts.jsonl", [{"text": text} for text in docs + said])
-    lines(runs / "worked.jsonl", [{"prompt": question, "response": answer} for question, answer in worked.items()])
+    texts = sorted({text for text in named if text}) + [text for chat in chats for text in chat]
+    lines(runs / "texts.jsonl", [{"text": text} for text in texts])
+    lines(runs / "form.jsonl", [{"prompt": question, "response": answer} for question, answer in chats])
 
 
 def lines(path: pathlib.Path, rows: list[dict]) -> None:
@@ -139,7 +139,7 @@ def table(runs: pathlib.Path) -> None:
     for kind in KINDS:
         if not (run := runs / kind).joinpath("ended").exists():
             continue
-        print(f"{'SFT':24} {values(run, 'val/reward')[0]:8.3f}")
+        print(f"{'SFT on the form':24} {values(run, 'val/reward')[0]:8.3f}")
         reward, kl = values(run, "val/reward")[-1], values(run, "train/kl")[-1]
         explained = f"{values(run, 'train/explained_variance')[-1]:10.3f}" if kind == "ppo" else f"{'':10}"
         print(f"{kind:24} {reward:8.3f} {kl:8.3f} {explained} {values(run, 'wall_s')[-1] / 60:8.1f}")
