@@ -73,6 +73,8 @@ case $SIZE in
     base=(--config.phases.plan.main.usd=120 --config.phases.plan.finish.usd=75)
     task="reasoning_gym:chain_sum" # two to six numbers of up to four digits
     sums=(--count=2000)
+    sft=(--config.train.seq_len=2048) dpo=(--config.train.seq_len=2048 --config.train.microbatch_size=8)
+    grpo=(--config.train.microbatch_size=16)
     ;;
   *) refuse "SIZE=$SIZE: tiny, small or 1b" ;;
 esac
