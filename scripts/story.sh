@@ -40,7 +40,7 @@ done
 python -c 'import importlib.util as i; exit(not i.find_spec("reasoning_gym"))' || refuse 'GRPO learns sums of reasoning-gym: pip install "jaxlm[rl]"'
 
 # What the sizes differ in: a few numbers. Every key has a comment: jaxlm train --help=SECTION, or configs/base.py.
-task="reasoning_gym:chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=1" # sums of two digits
+task="reasoning_gym:chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=1" # two numbers of one digit each
 docs=() chats=() sums=() plan=() base=() eval=() sft=() dpo=() grpo=()
 case $SIZE in
   tiny)
@@ -63,8 +63,9 @@ case $SIZE in
     config=$here/story_base.py
     sft=(--config.train.seq_len=256 --config.optim.lr=1e-3 --config.sample.max_new_tokens=48)
     dpo=(--config.train.steps=150 --config.train.seq_len=256 --config.optim.lr=3e-5 --config.sample.max_new_tokens=48)
-    grpo=(--config.train.steps=300 --config.train.batch_size=8 --config.train.seq_len=512 --config.rollout.max_new_tokens=8
-      --config.optim.lr=3e-4 --config.log.every_steps=10 --config.eval.batch_size=256 --config.eval.max_batches=1)
+    grpo=(--config.train.steps=250 --config.train.batch_size=8 --config.train.seq_len=384 --config.rollout.max_new_tokens=8
+      --config.optim.lr=3e-4 --config.log.every_steps=10 --config.sample.max_new_tokens=48 --config.eval.batch_size=256
+      --config.eval.max_batches=1)
     ;;
   1b)
     [ -n "$DOCS" ] && [ -n "$CHATS" ] && [ -n "$PAIRS" ] || refuse 'SIZE=1b learns from your own: DOCS=FOLDER CHATS=FILE PAIRS=FILE'
@@ -72,6 +73,8 @@ case $SIZE in
     base=(--config.phases.plan.main.usd=120 --config.phases.plan.finish.usd=75)
     task="reasoning_gym:chain_sum" # two to six numbers of up to four digits
     sums=(--count=2000)
+    sft=(--config.train.seq_len=2048) dpo=(--config.train.seq_len=2048 --config.train.microbatch_size=8)
+    grpo=(--config.train.microbatch_size=16)
     ;;
   *) refuse "SIZE=$SIZE: tiny, small or 1b" ;;
 esac

@@ -33,6 +33,7 @@ from jaxlm.plan import accelerators
 # Written in C: their documentation is in no source file that `embedded` reads.
 IN_C = ("builtins", "math", "itertools", "time", "zlib", "select", "binascii", "array", "cmath", "errno")
 SHARES = {"html": 0.7, "readme": 0.1, "code": 0.2}  # of the raw documents
+OLDER = 8  # one page of so many has an older version
 HELD_OUT = 20  # one function of so many
 QUESTIONS = ("What does {} do?", "What is {} for?", "Explain {}.")
 ASKED = "str.split"  # what story.sh asks in the end is never held out, and asked in all wordings
@@ -83,6 +84,11 @@ def write_docs(out: pathlib.Path, size: int) -> None:
     for name, entries in pages.items():
         (out / "html" / f"{_file(name)}.html").write_text(page(name, entries), "utf-8", "replace")
         written["html"] += 1
+        if number_of(name) % OLDER == 0:  # a site keeps older versions of some pages, as real ones do
+            (out / "html" / f"{_file(name)}.old.html").write_text(
+                page(name, entries[:-1] or entries), "utf-8", "replace"
+            )
+            written["html"] += 1
     for name, text in within(readmes(), int(SHARES["readme"] * size)):
         (out / "readme" / _file(name)).write_text(text, "utf-8", "replace")
         written["readme"] += 1

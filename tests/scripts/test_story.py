@@ -255,6 +255,7 @@ def test_a_gpu_has_the_price_of_the_prices_file(name, gigabytes, usd):
 
 
 @pytest.mark.recipe
+@pytest.mark.timeout(1500)
 def test_all_of_it_small(tmp_path):
     """Raw documents to an assistant, in the order of a newcomer, by real programs."""
     pytest.importorskip("reasoning_gym", reason="the story ends with sums of reasoning-gym: pip install 'jaxlm[rl]'")
