@@ -108,11 +108,15 @@ def write(runs: pathlib.Path) -> None:
     """Writes what base and SFT learn from: docstrings and questions; questions with answers of the right form."""
     import reasoning_gym
 
+    from jaxlm.train.rewards import tasks
+
     rng, chats = random.Random(0), []
     for name, options in OPTIONS.items():
         rows = reasoning_gym.create_dataset(name, seed=SEED, size=EACH, **options)
         others = [str(row["answer"]) for row in rows]
         for row in rows:
+            if tasks.for_evaluation(row["question"]):
+                continue
             answer = rng.choice(COLOUR.findall(row["question"]) or others)
             chats.append((row["question"], f"<answer>{answer}</answer>"))
     rng.shuffle(chats)

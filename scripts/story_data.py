@@ -223,7 +223,10 @@ def write_sums(out: pathlib.Path, task: str, count: int) -> None:
     except judges.Refused as error:
         raise ConfigError(str(error)) from None
     entries = [gym.entry(FIRST_SUM + number) for number in range(count)]
-    write(out, [{"prompt": entry["question"], "response": str(entry["answer"])} for entry in entries])
+    asked = [
+        entry for entry in entries if not tasks.for_evaluation(entry["question"])
+    ]  # GRPO is measured by the others
+    write(out, [{"prompt": entry["question"], "response": str(entry["answer"])} for entry in asked])
 
 
 def usd_per_hour() -> float:

@@ -230,6 +230,11 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
     return render
 
 
+def ends(tokenizer: Coder) -> tuple[int, ...]:
+    """Returns the ids that end a text: EOS, what begins the next document (BOS for some), the end of a message in a chat."""
+    return tuple({tokenizer.eos_id, tokenizer.separator_id, *({end_id(tokenizer)} - {None})})
+
+
 def end_id(tokenizer: Coder) -> int | None:
     """Returns the id of the token that ends a message; None if the vocabulary has none."""
     return _id(tokenizer, END)

@@ -65,12 +65,12 @@ def shapes(config: Config, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtyp
 def make(model: Transformer, config: Config) -> base.Objective:
     """Returns the objective of ppo or grpo: the mean of `token_loss` by `policy.average`, in epochs x minibatches updates.
 
-    The metrics but the `figures` are means over the tokens of answers. "entropy", "kl" and "sampler_gap" are of the policy
-    that answered, whose tokens they are: as it is before the step. "entropy": -log p, an unbiased estimate of its entropy,
-    nats a token. "kl": the KL divergence from it to the reference, nats a token, by the estimator k3
-    (http://joschu.net/blog/kl-approx.html). "sampler_gap": how far the decode engine's log p is from the trainer's.
-    "ratio_kl": k3 of the KL divergence from it to the policy as it is now. "clip_share": the share whose gradient is clipped
-    away. "value_loss": of PPO's head, before its weight.
+    The metrics but the `figures` are means over the tokens of answers that count, NaN if none do. "entropy", "kl" and
+    "sampler_gap" are of the policy that answered, whose tokens they are: as it is before the step. "entropy": -log p, an
+    unbiased estimate of its entropy, nats a token. "kl": the KL divergence from it to the reference, nats a token, by the
+    estimator k3 (http://joschu.net/blog/kl-approx.html). "sampler_gap": how far the decode engine's log p is from the
+    trainer's. "ratio_kl": k3 of the KL divergence from it to the policy as it is now. "clip_share": the share whose gradient
+    is clipped away. "value_loss": of PPO's head, before its weight.
 
     PPO's `running` has "beta", the weight of the KL penalty, which begins at `policy.beta`; see `adapted`.
     """
@@ -108,7 +108,8 @@ def prepare(config: Config, batch: base.Batch) -> base.Batch:
     """
     weights_BxT, ids_BxT, n = batch["weights"], batch["segment_ids"], in_row(config)
     rows = weights_BxT.shape[0]
-    by_token = rows / jnp.maximum(jnp.sum(weights_BxT), 1)
+    total = jnp.sum(weights_BxT)
+    by_token = rows / jnp.maximum(total, 1)
     if config.policy.average == "token":
         scale = by_token
     elif config.policy.average == "length":
@@ -116,7 +117,9 @@ def prepare(config: Config, batch: base.Batch) -> base.Batch:
     else:  # answers of which nothing counts are zeros in the mean
         length_BxS = base.by_segment(weights_BxT, ids_BxT, n)
         scale = base.from_segments(1 / (n * jnp.maximum(length_BxS, 1)), ids_BxT)
-    return batch | {"loss_scale": weights_BxT * scale, "token_scale": weights_BxT * by_token}
+    # A mean over no tokens is not 0, which would be taken for an entropy.
+    token_scale_BxT = jnp.where(total > 0, weights_BxT * by_token, jnp.nan)
+    return batch | {"loss_scale": weights_BxT * scale, "token_scale": token_scale_BxT}
 
 
 def token_loss(
@@ -186,7 +189,8 @@ def adapted(config: Config, running: base.Running, metrics: dict[str, jax.Array]
     the share e over `policy.kl_horizon` answers.
     """
     c, answers = config.policy, config.rollout.prompts * config.rollout.answers
-    error = jnp.clip(metrics["kl"] / c.kl_target - 1, -_LARGEST_ERROR, _LARGEST_ERROR)
+    kl = jnp.nan_to_num(metrics["kl"], nan=c.kl_target)  # of no tokens
+    error = jnp.clip(kl / c.kl_target - 1, -_LARGEST_ERROR, _LARGEST_ERROR)
     return running | {"beta": running["beta"] * (1 + error * answers / c.kl_horizon)}
 
 

@@ -87,7 +87,9 @@ def explained_variance(values_BxT: jax.Array, returns_BxT: jax.Array, mask_BxT: 
         return jnp.sum(jnp.where(chosen_BxT, jnp.square(x_BxT - mean), 0)) / count
 
     whole = variance(returns_BxT)
-    return jnp.where(whole > 0, 1 - variance(returns_BxT - values_BxT) / jnp.where(whole > 0, whole, 1), 0)
+    size = jnp.sum(jnp.where(chosen_BxT, jnp.square(returns_BxT), 0)) / count
+    varied = whole > 1e-10 * size  # beyond rounding
+    return jnp.where(varied, 1 - variance(returns_BxT - values_BxT) / jnp.where(varied, whole, 1), 0)
 
 
 def group_advantages(rewards_PxA: np.ndarray, scale: bool) -> np.ndarray:

@@ -33,6 +33,10 @@ def task(config: Config) -> Task:
             f"{config.program} needs a reward: --config.reward.tasks=reasoning_gym:chain_sum, reward.function=MODULE:FUNCTION "
             "or reward.model=RUN"
         )
+    if r.tasks and not config.eval.max_batches:
+        raise ConfigError(
+            "eval.max_batches=0 asks for all held-out prompts, and tasks have no end of them: set it above 0"
+        )
     speaker = posttraining.tokenizer(config)
     made = _Made(config, speaker)
     return posttraining.task(
@@ -89,6 +93,7 @@ class _Made:
     def begin(self, ready: Ready, state: TrainState, frozen: Variables) -> Ready:
         """Makes what writes the batches."""
         c, parts = ready.config, ready.parts
+        self.rollouts = None  # of the attempt before a rollback: its memory is needed
         room = ready.data.room + c.rollout.max_new_tokens
         with jax.set_mesh(parts.mesh):
             reference = parts.reference(self.origin(c), frozen) if c.policy.reference else None

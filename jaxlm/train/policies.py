@@ -26,7 +26,7 @@ def of_policy(config: Config, common_word: Callable[[], str], say: Say) -> list[
       common_word: returns the most frequent word of the newest answers.
     """
     watches = [Flat(config.program == "grpo", say), Word(common_word, say), Length(say), Collapse(say), Gap(say)]
-    watches.append(CutOff(config.rollout.max_new_tokens, say))
+    watches.append(CutOff(config.rollout.max_new_tokens, config.policy.mask_truncated, say))
     return [*watches, RunAway(config.policy.beta, say)] if config.policy.reference else watches
 
 
@@ -188,15 +188,16 @@ class CutOff(Told):
 
     reads = ("truncated",)
 
-    def __init__(self, most: int, say: Say):
+    def __init__(self, most: int, masked: bool, say: Say):
         super().__init__(say, _BEGINNING)
-        self._most = most
+        self._most, self._masked = most, masked
 
     def line(self) -> str:
         cut = self.mean("truncated")
         if cut < _CUT:
             return ""
         return (
-            f"{cut:.0%} of the answers do not end within rollout.max_new_tokens={self._most}: they do not count "
-            "(policy.mask_truncated); raise it, or teach the model to end (SFT) first"
+            f"{cut:.0%} of the answers do not end within rollout.max_new_tokens={self._most}: they "
+            f"{'do not count' if self._masked else 'count as if they had ended'} (policy.mask_truncated={self._masked}); raise "
+            "it, make long answers cost (policy.overlong_tokens), or teach the model to end (SFT) first"
         )

@@ -22,7 +22,6 @@ import numpy as np
 from jaxlm import files, sharding
 from jaxlm.data import chat
 from jaxlm.data import rows as rows_lib
-from jaxlm.data.coder import Coder
 from jaxlm.models import answers, decode
 from jaxlm.objectives import policy
 from jaxlm.objectives.base import Batch, Variables
@@ -35,6 +34,7 @@ from jaxlm.train.rewards.prompts import Item, Prompts
 
 FOLDER = "rollouts"
 _WORD = re.compile(r"\w+")
+_ALL = 2**31
 _BURST = 8  # tokens of an answer between two looks at them
 _EVALUATION = 2**31  # what is drawn for evaluations has other seeds than any step
 
@@ -86,7 +86,7 @@ class Rollouts:
         self._reference, self._folder = reference, folder
         self._engine: decode.Engine | None = None
         self._tokenizer = prompts.data.tokenizer()
-        self._stops = ends(self._tokenizer)
+        self._stops = chat.ends(self._tokenizer)
         self._judge = jax.jit(self._judged)
         self.on_failure: Callable[[Exception], object] = lambda error: None  # one process alone: nobody waits for it
         self.common_word = ""
@@ -117,10 +117,10 @@ class Rollouts:
         """Returns `val/reward`, `val/ended`, `val/answer_tokens` and the reward's parts, means over held-out prompts.
 
         The prompts and the draws are the same each time: one answer to each of the first `eval.max_batches` x
-        `eval.batch_size` prompts, at temperature 1, as in training.
+        `eval.batch_size` prompts (all if `eval.max_batches` is 0), at temperature 1, as in training.
         """
         e = self._parts.config.eval
-        items = self._prompts.held_out(e.batch_size * max(e.max_batches, 1))
+        items = self._prompts.held_out(e.batch_size * e.max_batches or _ALL)
         said = self._answers(variables, items, _EVALUATION)
         rewards, parts = self._rewards(items, said)
         found = {"val/reward": rewards, "val/ended": [one.ended for one in said]}
@@ -129,8 +129,8 @@ class Rollouts:
         return {name: float(np.mean(values)) for name, values in found.items()}
 
     def close(self) -> None:
-        """Frees what the engine holds, and ends the process of the rewards."""
-        self._engine = None
+        """Frees what the engine and the reference hold, and ends the process of the rewards."""
+        self._engine = self._reference = None
         self._rewarder.close()
 
     def _answers(self, variables: Variables, items: Sequence[Item], number: int) -> list[Answer]:
@@ -222,8 +222,8 @@ class Rollouts:
         self.common_word, most = words.most_common(1)[0] if words else ("", 0)
         return {
             "reward": float(rewards.mean()),
-            "reward_std": float(rewards.std()),
-            "flat_groups": float((groups_PxA.std(axis=1) == 0).mean()) if r.answers > 1 else 0.0,
+            "reward_std": float(rewards.std()) if np.ptp(rewards) else 0.0,  # rounding must not hide that all are equal
+            "flat_groups": float((np.ptp(groups_PxA, axis=1) == 0).mean()) if r.answers > 1 else 0.0,
             "truncated": float(np.mean([not one.ended for one in said])),
             "unique": len({one.text for one in said}) / len(said),
             "answer_tokens": float(np.mean([len(one.ids) for one in said])),
@@ -251,8 +251,3 @@ class Rollouts:
 
 
 _Places = list[tuple[int, slice]]  # of each answer: its row, and the positions whose targets are its tokens
-
-
-def ends(tokenizer: Coder) -> tuple[int, ...]:
-    """Returns the ids that end an answer."""
-    return tuple({tokenizer.eos_id, tokenizer.separator_id, *({chat.end_id(tokenizer)} - {None})})

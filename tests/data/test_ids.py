@@ -252,9 +252,7 @@ def from_the_pairs_of_the_red_team(coder, data, tmp_path, monkeypatch):
 
 
 def _reader(coder):
-    return requests.Reader(
-        coder, coder.vocab_size, 4096, samples.ends(coder), guide.Guides(coder, coder.vocab_size, ())
-    )
+    return requests.Reader(coder, coder.vocab_size, 4096, chat.ends(coder), guide.Guides(coder, coder.vocab_size, ()))
 
 
 def _read(read, bodies):

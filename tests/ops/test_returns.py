@@ -110,3 +110,9 @@ def test_advantages_within_a_group():
     np.testing.assert_allclose(scaled[2], plain[2] / (1.5 + 1e-4), rtol=1e-6)
     np.testing.assert_allclose(scaled[1], 0, atol=1e-7)  # equal rewards teach nothing
     assert plain.dtype == scaled.dtype == np.float32
+
+
+def test_returns_that_are_equal_but_for_rounding_have_no_variance():
+    values = jnp.asarray([[0.3, -2.0, 1.5, 0.1]])
+    equal = jnp.asarray([[1.0, 1.0000002, 0.9999998, 1.0]])
+    assert float(returns.explained_variance(values, equal, jnp.ones((1, 4)))) == 0

@@ -145,7 +145,7 @@ def test_answers_stand_behind_their_prompts(grpo, batch, tokenizer):
         prompt = len(item.ids)
         assert tuple(tokens[:prompt]) == item.ids
         assert weights.tolist() == [0.0] * (prompt - 1) + [1.0] * line["tokens"]
-        stops = rollouts.ends(tokenizer)
+        stops = chat.ends(tokenizer)
         said = [i for i in targets[prompt - 1 :].tolist() if i not in stops]
         assert tokenizer.decode(said, follows=True) == line["answer"]
         assert (line["place"], line["reward"]) == (item.place, len(line["answer"]))
@@ -274,3 +274,20 @@ def test_closing_ends_the_rewards_process(tokenizer, tmp_path):
     rewarder = Rewarder()
     make(tokenizer, tmp_path, rewarder=rewarder)[0].close()
     assert rewarder.closed == 1
+
+
+class Constant(Rewarder):
+    """What float32 can't add up exactly: the deviation of equal numbers is not 0."""
+
+    def __call__(self, items, answers):
+        found = np.full(len(answers), 0.1, np.float32)
+        return found, {"form": found}
+
+
+def test_rewards_that_are_equal_have_no_spread(tokenizer, tmp_path):
+    found, made, state = make(
+        tokenizer, tmp_path, rewarder=Constant(), rollout__prompts=4, rollout__answers=16, train__batch_size=32
+    )
+    figures = dict(zip(policy.FIGURES, batch_of(found, made, state)["figures"][0], strict=True))
+    assert figures["reward"] == pytest.approx(0.1)
+    assert (figures["reward_std"], figures["flat_groups"]) == (0, 1)

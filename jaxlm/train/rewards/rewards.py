@@ -8,6 +8,7 @@ Legend: N answers.
 
 import collections
 import pathlib
+import time
 import typing
 from collections.abc import Callable, Mapping, Sequence
 
@@ -82,9 +83,10 @@ class Rewarder:
         if c.tasks:
             parts["exact"] = self.exact(items, answers)
         if c.function:
-            parts["function"] = self._tried(f"reward.function={c.function}", self._function, items, answers)
+            parts["function"] = self._together(f"reward.function={c.function}", self._function, items, answers)
         if c.format:
-            parts["format"] = self._tried("reward.format", self._format, items, answers) * np.float32(c.format_weight)
+            matched = self._each("reward.format", self._format, items, answers, lambda item: "reward.format")
+            parts["format"] = matched * np.float32(c.format_weight)
         if self._model:
             chats = [
                 [*item.messages, {"role": ASSISTANT, "content": answer}]
@@ -100,7 +102,7 @@ class Rewarder:
         What a task can't judge is wrong: some raise on answers that they do not expect, or take for ever. The first of a kind
         is told. Raises RunError if a task hangs or dies on several answers.
         """
-        return self._tried("reward.tasks", self._exact, items, answers, lenient=True)
+        return self._each("reward.tasks", self._exact, items, answers, lambda item: self._kinds[item.judge[0]])
 
     def close(self) -> None:
         """Ends the process."""
@@ -112,7 +114,7 @@ class Rewarder:
         found = self._process.ask("exact", asked, timeout_s=timeout_s)
         for item, answer, score in zip(items, answers, found, strict=True):
             if isinstance(score, str):
-                self._unjudged(item, answer, score)
+                self._unjudged(self._kinds[item.judge[0]], item, answer, score)
         return [0.0 if isinstance(score, str) else score for score in found]
 
     def _function(self, items: Sequence[Item], answers: Sequence[str]) -> list[float]:
@@ -124,32 +126,59 @@ class Rewarder:
         del items
         return self._process.ask("format", list(answers))
 
-    def _tried(
-        self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str], lenient: bool = False
-    ) -> np.ndarray:
-        """What `ask` says of all answers; if it fails, of one after the other. If `lenient`, a few may fail and get 0."""
+    def _together(self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str]) -> np.ndarray:
+        """What `ask` says of all answers, which it may compare with each other. If it fails, it is asked once more.
+
+        If it fails again, one answer after the other is tried, to name the one on which it fails.
+        """
         try:
             return np.asarray(ask(items, answers), np.float32)
         except Failed as error:
-            first = str(error)
-        found, lost = [], 0
+            self._say(f"{what}: {error}; it is tried once more")
+        try:
+            return np.asarray(ask(items, answers), np.float32)
+        except Failed as error:
+            again = str(error)
+        end = time.monotonic() + self._config.timeout_s
+        for item, answer in zip(items, answers, strict=True):
+            if time.monotonic() > end:
+                break
+            try:
+                ask([item], [answer])
+            except Failed as error:
+                raise RunError(f"{what}: {error}; on {_where(item, answer)}{self._output()}") from None
+        first = f"the first of {len(items)} answers is {_where(items[0], answers[0])}"
+        raise RunError(f"{what}: {again}; it failed twice on all answers together; {first}{self._output()}")
+
+    def _each(
+        self,
+        what: str,
+        ask: Callable,
+        items: Sequence[Item],
+        answers: Sequence[str],
+        judge: Callable[[Item], str],
+    ) -> np.ndarray:
+        """What `ask` says of each answer by itself. If it fails, of one after the other; a few may fail, and get 0.
+
+        Args:
+          judge: the name of what judges an item.
+        """
+        try:
+            return np.asarray(ask(items, answers), np.float32)
+        except Failed:
+            found, lost = [], 0
         for item, answer in zip(items, answers, strict=True):
             try:
                 found += ask([item], [answer])
             except Failed as error:
                 lost += 1
-                if not lenient or lost > _LOST:
+                if lost > _LOST:
                     raise RunError(f"{what}: {error}; on {_where(item, answer)}{self._output()}") from None
-                self._unjudged(item, answer, str(error))
+                self._unjudged(judge(item), item, answer, str(error))
                 found.append(0.0)
-        if not lost:
-            self._say(
-                f"{what}: {first}; no answer alone made it fail when they were tried one by one, so the run goes on"
-            )
         return np.asarray(found, np.float32)
 
-    def _unjudged(self, item: Item, answer: str, why: str) -> None:
-        kind = self._kinds[item.judge[0]]
+    def _unjudged(self, kind: str, item: Item, answer: str, why: str) -> None:
         if kind not in self._told:
             self._told.add(kind)
             self._say(

@@ -17,10 +17,9 @@ from jaxlm.data import chat, coded, examples
 from jaxlm.data.coder import Coder
 from jaxlm.data.examples import Messages
 from jaxlm.train.rewards.process import Failed, Process
-from jaxlm.train.rewards.tasks import Spec
+from jaxlm.train.rewards.tasks import Spec, for_evaluation
 
 _TRIES = 64  # questions that are made for one item, until one fits
-_ONE_IN = 8  # of a task's questions, by a hash of their text, is for evaluation alone
 _HALF = 2**31  # training takes questions below it, evaluation from it on
 _AT_ONCE = 16  # questions made by an order, so that it ends in time
 _PROBED = 16  # questions that are made to see how long they are
@@ -267,18 +266,16 @@ class Made:
     def draw(self, numbers: Sequence[int]) -> list[Item]:
         """See `Source`. Raises RunError if the task makes no question that fits."""
         own = [(self._start + number) * _TRIES % _HALF for number in numbers]
-        found = self._first(own, lambda item: not _for_evaluation(item))
-        if None in found:  # a task of so few questions that all are for evaluation
-            found = [one or other for one, other in zip(found, self._first(own, lambda item: True), strict=True)]
+        found = self._first(own, lambda item: not for_evaluation(item.prompt))
         if None in found:
-            raise RunError(f"{self._label} made no question that fits in {_TRIES} tries")
+            raise RunError(f"{self._label} made no question in {_TRIES} tries that fits and is not kept for evaluation")
         return found
 
     def held_out(self, count: int) -> list[Item]:
         """See `Source`."""
         if count > self._asked:
             own = [_HALF + number * _TRIES for number in range(self._asked, count)]
-            self._held_out += self._first(own, _for_evaluation)
+            self._held_out += self._first(own, lambda item: for_evaluation(item.prompt))
             self._asked = count
         return [item for item in self._held_out[:count] if item]
 
@@ -328,8 +325,3 @@ class Made:
             return None
         columns = {"task": self._label, "answer": truth}
         return Item(messages, ids, columns, f"{self._label} {number}", (self._number, number), truth)
-
-
-def _for_evaluation(item: Item) -> bool:
-    """True if a question is never trained on: one in eight, by a hash of its text."""
-    return hashlib.blake2b(item.prompt.encode(), digest_size=1).digest()[0] % _ONE_IN == 0
