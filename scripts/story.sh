@@ -39,6 +39,9 @@ for given in "$DOCS" "$CHATS" "$PAIRS"; do
 done
 python -c 'import importlib.util as i; exit(not i.find_spec("reasoning_gym"))' || refuse 'GRPO learns sums of reasoning-gym: pip install "jaxlm[rl]"'
 
+# The same question to each model, so that the last page shows the answers side by side.
+ask=(--config.sample.prompts="('${ASK//\'/\\\'}',)")
+
 # What the sizes differ in: a few numbers. Every key has a comment: jaxlm train --help=SECTION, or configs/base.py.
 task="reasoning_gym:chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=1" # two numbers of one digit each
 docs=() chats=() sums=() plan=() base=() eval=() sft=() dpo=() grpo=()
@@ -49,7 +52,8 @@ case $SIZE in
     plan=(--config.plan.measure=never)
     base=(--config.model.n_layers=2 --config.model.d_model=64 --config.model.d_ff=128 --config.train.steps=120
       --config.train.batch_size=4 --config.train.seq_len=128 --config.train.eval_every_steps=60 --config.log.every_steps=20
-      --config.phases.plan.smoke.steps=30 --config.phases.plan.main.steps=90 --config.phases.plan.finish.steps=120)
+      --config.phases.plan.smoke.steps=30 --config.phases.plan.main.steps=90 --config.phases.plan.finish.steps=120
+      "${ask[@]}")
     eval=(--limit=4)
     sft=(--config.train.steps=60 --config.train.seq_len=128 --config.train.eval_every_steps=30 --config.log.every_steps=20
       --config.optim.warmup_steps=5 --config.optim.lr=5e-3 --config.sample.max_new_tokens=32)
@@ -61,6 +65,7 @@ case $SIZE in
     ;;
   small)
     config=$here/story_base.py
+    base=("${ask[@]}")
     sft=(--config.train.seq_len=256 --config.optim.lr=1e-3 --config.sample.max_new_tokens=48)
     dpo=(--config.train.steps=150 --config.train.seq_len=256 --config.optim.lr=3e-5 --config.sample.max_new_tokens=48)
     grpo=(--config.train.steps=250 --config.train.batch_size=8 --config.train.seq_len=384 --config.rollout.max_new_tokens=8
@@ -69,7 +74,7 @@ case $SIZE in
     ;;
   1b)
     [ -n "$DOCS" ] && [ -n "$CHATS" ] && [ -n "$PAIRS" ] || refuse 'SIZE=1b learns from your own: DOCS=FOLDER CHATS=FILE PAIRS=FILE'
-    config=gpuburnout_1b # its phases have budgets in dollars; at an A100's price and speed two of them need a little more
+    config=gpuburnout_1b # its phases have budgets in dollars, of which two need more on an A100; it has prompts of its own
     base=(--config.phases.plan.main.usd=120 --config.phases.plan.finish.usd=75)
     task="reasoning_gym:chain_sum" # two to six numbers of up to four digits
     sums=(--count=2000)
@@ -82,8 +87,6 @@ USD_PER_HOUR=${USD_PER_HOUR:-$(python "$here/story_data.py" price)}
 price=(--config.hardware.usd_per_hour="$USD_PER_HOUR") # every run counts its dollars; 0 = nobody knows
 read -ra more_base <<< "${BASE_FLAGS:-}" && read -ra more_sft <<< "${SFT_FLAGS:-}"
 read -ra more_dpo <<< "${DPO_FLAGS:-}" && read -ra more_grpo <<< "${GRPO_FLAGS:-}"
-# The same question to each model, so that the last page shows the answers side by side.
-ask=(--config.sample.prompts="('${ASK//\'/\\\'}',)")
 
 mkdir -p "$OUT/took"
 stage() { # runs a command once; keeps in OUT/took/NAME how many seconds it took
@@ -112,7 +115,7 @@ stage 04-plan jaxlm plan "$config" --config.data.dir="$OUT/data" "${base[@]}" "$
 
 # 5. Pretraining: the model learns to continue text. In phases, each with a gate and a budget: `phases.plan` in the config.
 stage 05-base jaxlm train "$config" --config.workdir="$OUT/base" --config.data.dir="$OUT/data" \
-  "${base[@]}" "${price[@]}" "${ask[@]}" "${more_base[@]}"
+  "${base[@]}" "${price[@]}" "${more_base[@]}"
 
 # 6. How good is it? Held-out loss, and the red team's questions, which come with jaxlm.
 red_team=(--tasks=redteam --config.eval.redteam.toxicity=False "${eval[@]}")

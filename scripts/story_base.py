@@ -29,7 +29,7 @@ def get_config():
     c.optim.lr = 3e-3
     c.optim.warmup_steps = 20
     c.checkpoint.every_steps = 200
-    c.phases.plan.smoke = base.phase(steps=50, max_val_loss=8.0, max_nonfinite_steps=0)
+    c.phases.plan.smoke = base.phase(steps=50, max_val_loss=7.5, max_nonfinite_steps=0)
     c.phases.plan.main = base.phase(steps=600)
     c.phases.plan.finish = base.phase(steps=800)
     return c

@@ -115,6 +115,9 @@ def test_each_stage_begins_with_the_one_before(story):
     assert [keys.get("origin") for keys in trained] == [None, "out/base", "out/sft", "out/dpo"]
     assert [keys["workdir"] for keys in trained] == ["out/base", "out/sft", "out/dpo", "out/grpo"]
     assert {keys["sample.prompts"] for keys in trained} == {"('What does str.split do?',)"}
+    story.run(SIZE="1b", OUT="1b", **OWN)  # its config has better prompts for a base model
+    trained = [" ".join(words) for words in story.commands("jaxlm") if words[0] == "train"]
+    assert ["sample.prompts" in words for words in trained] == [False, True, True, True]
 
 
 def test_what_is_done_is_not_done_again_and_what_failed_is(story):
