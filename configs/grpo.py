@@ -13,7 +13,7 @@ As it is set: advantages are rewards less their group's mean, not divided by its
 mean over tokens, and clips higher than lower (DAPO); answers that did not end do not count; no KL penalty. GSPO:
 `--config.policy.ratio=answer --config.policy.average=answer --config.policy.clip_low=3e-4 --config.policy.clip_high=4e-4`.
 
-Hours, dollars and expected figures: docs/rl.md has those of a small model; not yet measured on a GPU.
+Hours, dollars and expected figures: not yet measured.
 """
 
 from jaxlm.configs import base

@@ -8,7 +8,7 @@
 #
 #     SIZE=1b DOCS=manuals CHATS=chats.jsonl PAIRS=pairs.jsonl OUT=runs/mine scripts/story.sh
 #
-#   SIZE     tiny (minutes; does everything, learns nothing), small (half an hour on two cores), 1b (days on a GPU of 80 GB)
+#   SIZE     tiny (minutes; does everything, learns nothing), small (for a laptop; not yet timed whole), 1b (days on a GPU of 80 GB)
 #   DOCS     a folder of raw documents: HTML, Markdown, source code, wikis, WARC, jsonl         (docs/data.md)
 #   CHATS    what the assistant should answer: a file or folder of jsonl, json, parquet         (docs/finetuning.md)
 #   PAIRS    two answers to the same question, of which one is better                           (docs/finetuning.md)
@@ -130,7 +130,7 @@ fi
 stage 07-sums python "$here/story_data.py" sums "$OUT/examples/chats/sums.jsonl" --task="$task" "${sums[@]}"
 [ -n "$CHATS" ] || { CHATS=$made/chats.jsonl && sft+=(--config.examples.val_path="$made/held_out/chats.jsonl"); }
 [ -n "$PAIRS" ] || { PAIRS=$made/pairs.jsonl && dpo+=(--config.examples.val_path="$made/held_out/pairs.jsonl"); }
-ln -sfn "$(realpath "$CHATS")" "$OUT/examples/chats/$(basename "$CHATS")"
+ln -sfn "$(realpath "$CHATS")" "$OUT/examples/chats/yours-$(basename "$CHATS")"
 
 # 8. SFT: it learns to answer, and to stop. Of your chats one of twenty is held out.
 stage 08-sft jaxlm train sft --config.workdir="$OUT/sft" --config.origin="$OUT/base" \

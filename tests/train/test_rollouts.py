@@ -285,9 +285,8 @@ class Constant(Rewarder):
 
 
 def test_rewards_that_are_equal_have_no_spread(tokenizer, tmp_path):
-    found, made, state = make(
-        tokenizer, tmp_path, rewarder=Constant(), rollout__prompts=4, rollout__answers=16, train__batch_size=32
-    )
+    keys = {"rollout__answers": 32, "train__batch_size": 32}
+    found, made, state = make(tokenizer, tmp_path, rewarder=Constant(), **keys)
     figures = dict(zip(policy.FIGURES, batch_of(found, made, state)["figures"][0], strict=True))
     assert figures["reward"] == pytest.approx(0.1)
     assert (figures["reward_std"], figures["flat_groups"]) == (0, 1)
