@@ -135,7 +135,7 @@ def test_what_is_done_is_not_done_again_and_what_failed_is(story):
 
 def test_your_own_examples_are_taken_and_hold_out_their_own(story):
     story.run(**OWN)
-    assert (story.folder / "out/examples/chats/chats.jsonl").resolve() == story.folder / "chats.jsonl"
+    assert (story.folder / "out/examples/chats/yours-chats.jsonl").resolve() == story.folder / "chats.jsonl"
     said = [" ".join(words) for words in story.commands("jaxlm")]
     assert "prepare docs --out=out/data" in said
     assert not any("val_path" in words for words in said)
