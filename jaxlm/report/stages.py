@@ -20,7 +20,7 @@ _TITLES = {
     "grpo": "GRPO",
     "": "not here",
 }
-_DATA_TIME = "Data: the seconds of its stages, of all workers together."
+_DATA_TIME = "Data: the seconds of its stages, of all workers together, which are not in the sum."
 _DATA_INSIDE = "Pretraining prepared its data itself: its time holds both."
 
 Texts = Mapping[str, Sequence[dict]]  # prompt -> its continuations, as `report.run` has `samples`
@@ -34,7 +34,8 @@ def took(summary: dict) -> Markup:
     paid = any(row["cost_usd"] for row in rows)
     head = ("stage", "what it changed", "time", *(["cost"] if paid else []), "steps", "tokens", "run", "config")
     cells = [_stage(row, paid) for row in rows]
-    total = {name: sum(row[name] or 0 for row in rows) for name in ("tokens", "wall_s", "cost_usd")}
+    runs = [row for row in rows if row["program"] != "prepare"]
+    total = {name: sum(row[name] or 0 for row in runs) for name in ("tokens", "wall_s", "cost_usd")}
     sums = (duration(total["wall_s"]), *([spent(total["cost_usd"])] if paid else []), "", human(total["tokens"]))
     parts = [table(head, [*cells, ("all", "", *sums, "", "")], "Stages")]
     for row in rows:

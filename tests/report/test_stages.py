@@ -80,7 +80,7 @@ def test_every_stage_is_a_row_and_the_last_one_is_their_sum():
          "story in phases: smoke, main"],
         ["SFT", "held-out loss 2.500", "5m00s", "$0.25", "300", "1.23M", "sft", "sft"],
         ["GRPO", "held-out reward 0.250 → 0.875", "1h00m", "$3.00", "200", "819k", "&lt;chat&gt;", "grpo"],
-        ["all", "", "1h16m", "$3.75", "", "3.58M", "", ""],
+        ["all", "", "1h15m", "$3.75", "", "3.58M", "", ""],
     ]  # fmt: skip
     assert "seconds of its stages" in found
 
