@@ -68,7 +68,7 @@ def test_a_score_is_that_of_the_token_that_ends_the_answer(folders):
     (found, made) = scores(run, readers.READERS)
     ids = made._ids(CHATS[1])
     tokenizer = origin.open(run).tokenizer()
-    assert ids[-1] == tokenizer.id_of("<|im_end|>")
+    assert (ids[0], ids[-1]) == (tokenizer.eos_id, tokenizer.id_of("<|im_end|>"))
     model, variables = made.model, made._variables
     hidden = model.apply(variables, jnp.asarray([ids]), jnp.arange(len(ids))[None])
     assert found[1] == pytest.approx(float(hidden[0, -1] @ made.kernel), abs=1e-5)
