@@ -58,7 +58,7 @@ RL = {
     "train.eval_every_steps": 200,
     "eval.batch_size": QUESTIONS,
     "eval.max_batches": 1,
-    "optim.lr": 2e-4,
+    "optim.lr": 3e-5,
     "policy.beta": 0.0,
     "log.every_steps": 10,
 }
