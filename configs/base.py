@@ -23,6 +23,7 @@ def get_config() -> ConfigDict:
     _data(c)
     _train(c)
     _posttraining(c)
+    _reinforcement(c)
     _outputs(c)
     _runs(c)
     _machine(c)
@@ -120,6 +121,49 @@ def _posttraining(c: ConfigDict) -> None:
     p.label_smoothing = 0.0  # the share of labels taken to be swapped; robust, and sigmoid as cDPO
     p.margin = 0.0  # simpo: the target margin, gamma
     p.nll_weight = 0.0  # of the cross-entropy of the chosen answers, which is added
+
+
+def _reinforcement(c: ConfigDict) -> None:
+    """Rollouts, rewards and the policy's loss: what ppo and grpo read beside the other sections."""
+    c.rollout = r = (
+        ConfigDict()
+    )  # what the policy says in a step; at temperature 1, so that it is the policy that speaks
+    r.prompts = 8  # prompts in a step
+    r.answers = 8  # answers to each; grpo compares them with each other. train.batch_size rows share prompts x answers
+    r.max_new_tokens = 256  # of an answer
+    r.rows = 0  # answers that are drawn at once; 0 = all
+    r.importance_cap = 0.0  # weights against a sampler that differs from the trainer, at most this; 0 = none
+
+    c.policy = p = ConfigDict()  # the loss of ppo and grpo
+    p.average = "token"  # token: over all tokens (DAPO, arXiv:2503.14476); answer: GRPO; length: Dr. GRPO
+    p.ratio = "token"  # answer: one ratio for an answer (GSPO, arXiv:2507.18071)
+    p.clip_low = 0.2  # the ratio is clipped to at least 1 - clip_low
+    p.clip_high = 0.28  # and at most 1 + clip_high; above clip_low it keeps entropy (DAPO)
+    p.scale_advantages = (
+        False  # grpo: divide by the group's standard deviation (GRPO; Dr. GRPO, arXiv:2503.20783, doesn't)
+    )
+    p.mask_truncated = True  # answers that did not end do not count
+    p.overlong_tokens = 0  # the last tokens before max_new_tokens cost up to 1 of the reward (DAPO); 0 = none
+    p.epochs = 1  # times that a step goes over its answers
+    p.minibatches = 1  # updates of each of them
+    p.beta = 0.0  # weight of the KL divergence to the reference: in grpo's loss, in ppo's reward
+    p.kl_target = 0.0  # ppo: adapts beta to this KL, in nats a token (arXiv:1909.08593); 0 = fixed
+    p.kl_horizon = 10_000  # ppo: answers over which beta adapts
+    p.reference = True  # False: nothing is held to compare with, and no KL is told; needs beta=0
+    p.gamma = 1.0  # ppo: discount
+    p.gae_lambda = 0.95  # ppo: of the advantages (arXiv:1506.02438)
+    p.whiten = True  # ppo: advantages get mean 0 and variance 1
+    p.value_clip = 0.2  # ppo: how far a value may move from the old one
+    p.value_weight = 0.1  # ppo: of the value's loss
+    p.value_from = "zero"  # ppo: what the value head begins as; reward: the head of reward.model
+
+    c.reward = w = ConfigDict()  # what an answer is worth; several are added up
+    w.tasks = ""  # prompts and their answers: reasoning_gym:chain_sum?max_terms=2,gsm8k; then data.path is not read
+    w.function = ""  # MODULE:FUNCTION, (prompts, answers, **columns) -> numbers; in a process of its own
+    w.model = ""  # a run of `reward`, or the folder of a Hugging Face model with one label
+    w.format = ""  # a regular expression that an answer should match as a whole; a dot matches line breaks too
+    w.format_weight = 0.1  # what that is worth
+    w.timeout_s = 60.0  # of tasks, and of the function, for all answers of a step; then for one that is tried alone
 
 
 def _train(c: ConfigDict) -> None:

@@ -9,7 +9,8 @@ the labels is wrong. All parameters are trained; for LoRA: `--config.adapter.kin
 The loss begins at ln 2 = 0.693 and all margins at 0. Watch `val/accuracy`, the share of held-out pairs that are ranked as
 labelled; 0.5 is chance.
 
-Hours, dollars and expected figures: not yet measured.
+On the 6.5M model of docs/finetuning.md, from pairs with a planted preference of which a fifth is swapped, 100 steps of 8 x 512
+at 1e-4 rank 95 to 96% of clean held-out pairs right. Hours and dollars: not yet measured on a GPU.
 """
 
 from jaxlm.configs import base

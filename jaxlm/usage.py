@@ -45,7 +45,6 @@ def screen(name: str) -> str:
             *textwrap.wrap(f"{verb.summary[0].upper()}{verb.summary[1:]}.", config_help.WIDTH),
             "",
             *(f"  {argument:<{width}}  {text}" for argument, text in arguments.items()),
-            "",
             "sections of keys:",
             *config_help.overview(keys(), verb.keys),
         ]

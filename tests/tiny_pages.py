@@ -9,13 +9,26 @@ RUN = {
     "name": "<1b>", "model": "llama", "step": 40, "steps": 60, "tokens": 5e6, "loss": 2.5, "held_out": None,
     "best": None, "wall_s": 100.0, "cost_usd": 1.25, "goodput": 0.75, "ended": "",
 }  # fmt: skip
+_PRETRAINED = {"program": "pretrain", "config": "story", "phases": ["smoke", "main"]}
+STAGES = [
+    {"name": "data", "program": "prepare", "config": "", "phases": [], "steps": None, "tokens": None, "wall_s": 90.0,
+     "cost_usd": None, "figure": "documents", "begin": 12000, "end": 8000},
+    {"name": "base", **_PRETRAINED, "steps": 1500, "tokens": 1_536_000, "wall_s": 600.0, "cost_usd": 0.5,
+     "figure": "held-out loss", "begin": 8.3123, "end": 4.9222},
+    {"name": "sft", "program": "sft", "config": "sft", "phases": [], "steps": 300, "tokens": 1_228_800, "wall_s": 300.0,
+     "cost_usd": 0.25, "figure": "held-out loss", "begin": None, "end": 2.5},
+    {"name": "<chat>", "program": "grpo", "config": "grpo", "phases": [], "steps": 200, "tokens": 819_200, "wall_s": 3600.0,
+     "cost_usd": 3.0, "figure": "held-out reward", "begin": 0.25, "end": 0.875},
+]  # fmt: skip
 SUMMARY = {
     "run": RUN,
+    "stages": STAGES,
     "curves": {
         "step": [1, 20, 40], "tokens": [1e5, 2e6, 5e6], "cost_usd": [0.1, 0.5, 1.25], "loss": [9.0, None, 2.5],
         "grad_norm": [3.0, 2.0, 1.0], "lr": [1e-4, 3e-4, 1e-5], "tokens_per_second": [None, 900.0, 1000.0],
         "mfu_palm": [None, None, None],
     },
+    "figures": {"held-out reward": [(20, 0.2), (40, 0.6)], "reward": [(1, 0.1), (20, 0.3), (40, 0.7)]},
     "held_out": {"": [(20, 4.0), (40, 3.0)], "prose": [(20, 4.1), (40, 3.1)], "code": [(20, 3.9), (40, 2.9)]},
     "activities": {"step": 75.0, "compile": 25.0, "hung": 0.0},
     "phases": [{"phase": "wake", "last_step": 20, "tokens": 2e6, "loss_begin": 9.0, "loss_end": 4.0, "hours": 0.01, "usd": 0.5,

@@ -5,7 +5,15 @@
 """
 
 from jaxlm.config.build import build, nearest, nearest_key
-from jaxlm.config.posttraining import AdapterConfig, DpoConfig, ExamplesConfig, ReplayConfig
+from jaxlm.config.posttraining import (
+    AdapterConfig,
+    DpoConfig,
+    ExamplesConfig,
+    PolicyConfig,
+    ReplayConfig,
+    RewardConfig,
+    RolloutConfig,
+)
 from jaxlm.config.resolve import resolve, to_json
 from jaxlm.config.schema import (
     CHAT_TOKENS,
@@ -65,7 +73,10 @@ __all__ = [
     "PrepareConfig",
     "PrepareSourceConfig",
     "ProfileConfig",
+    "PolicyConfig",
     "ReplayConfig",
+    "RewardConfig",
+    "RolloutConfig",
     "RopeConfig",
     "RunError",
     "RunsConfig",

@@ -35,6 +35,8 @@ def validate(c: Config) -> None:
     _validate_stability(c)
     if c.program == "dpo":
         _validate_dpo(c.dpo, c.adapter)
+    if c.program in ("ppo", "grpo"):
+        _validate_rollouts(c)
     _need(
         not c.checkpoint.best_metric.startswith("eval/") or bool(c.eval.tasks),
         f"config.checkpoint.best_metric={c.checkpoint.best_metric} is a benchmark's, and config.eval.tasks names none",
@@ -155,6 +157,44 @@ def _validate_dpo(d: DpoConfig, a: AdapterConfig) -> None:
         f"dpo trains without dropout, so that policy and reference differ by what is learnt alone; adapter.dropout is "
         f"{a.dropout}: set it to 0",
     )
+
+
+def _validate_rollouts(c: Config) -> None:
+    r, p, w, rows = c.rollout, c.policy, c.reward, c.train.batch_size
+    answers = r.prompts * r.answers
+    _need(
+        answers % rows == 0,
+        f"rollout.prompts={r.prompts} times rollout.answers={r.answers} is not a multiple of train.batch_size={rows}: each "
+        "row holds a whole number of answers",
+    )
+    room = c.train.seq_len // (answers // rows)
+    _need(
+        room > r.max_new_tokens,
+        f"{answers} answers in {rows} rows of train.seq_len={c.train.seq_len} have {room} tokens each, and "
+        f"rollout.max_new_tokens={r.max_new_tokens} leaves no room for a prompt: more rows, longer ones or shorter answers",
+    )
+    _need(
+        rows % p.minibatches == 0,
+        f"train.batch_size={rows} is not a multiple of policy.minibatches={p.minibatches}",
+    )
+    _need(
+        c.program == "ppo" or r.answers > 1,
+        "grpo compares the answers to a prompt with each other: rollout.answers must be at least 2",
+    )
+    _need(p.reference or not p.beta, f"policy.beta={p.beta} needs the reference: set policy.reference=True")
+    _need(
+        not p.kl_target or p.beta > 0,
+        f"policy.kl_target={p.kl_target} adapts policy.beta, which must begin above 0",
+    )
+    _need(
+        p.overlong_tokens < r.max_new_tokens,
+        f"policy.overlong_tokens={p.overlong_tokens} must be below rollout.max_new_tokens={r.max_new_tokens}",
+    )
+    _need(
+        not c.model.dropout and not c.adapter.dropout,
+        f"{c.program} trains without dropout, so that the policy that is trained is the one that answered: set it to 0",
+    )
+    _need(p.value_from == "zero" or bool(w.model), "policy.value_from=reward needs reward.model")
 
 
 def _validate_mesh(mesh: MeshConfig) -> None:

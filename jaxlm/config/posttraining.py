@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from jaxlm.config.annotations import REGULAR_EXPRESSION, above, at_least, from_to_below, within
+from jaxlm.config.annotations import REGULAR_EXPRESSION, above, at_least, from_to_below, within, written
 
 LARGEST = 2**31 - 1  # of a size: an axis of an array
 Pattern = Annotated[str, REGULAR_EXPRESSION]
@@ -49,3 +49,45 @@ class DpoConfig:
     label_smoothing: Annotated[float, within(0, 0.5)]
     margin: Annotated[float, at_least(0)]
     nll_weight: Annotated[float, at_least(0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    prompts: Annotated[int, at_least(1, most=LARGEST)]
+    answers: Annotated[int, at_least(1, most=LARGEST)]
+    max_new_tokens: Annotated[int, at_least(1, most=LARGEST)]
+    rows: Annotated[int, at_least(0, most=LARGEST)]
+    importance_cap: Annotated[float, at_least(0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyConfig:
+    average: Literal["token", "answer", "length"]
+    ratio: Literal["token", "answer"]
+    clip_low: Annotated[float, above(0)]
+    clip_high: Annotated[float, above(0)]
+    scale_advantages: bool
+    mask_truncated: bool
+    overlong_tokens: Annotated[int, at_least(0, most=LARGEST)]
+    epochs: Annotated[int, at_least(1, most=1000)]
+    minibatches: Annotated[int, at_least(1, most=LARGEST)]
+    beta: Annotated[float, at_least(0)]
+    kl_target: Annotated[float, at_least(0)]
+    kl_horizon: Annotated[int, at_least(1)]
+    reference: bool
+    gamma: Annotated[float, within(0, 1)]
+    gae_lambda: Annotated[float, within(0, 1)]
+    whiten: bool
+    value_clip: Annotated[float, above(0)]
+    value_weight: Annotated[float, at_least(0)]
+    value_from: Literal["zero", "reward"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardConfig:
+    tasks: str
+    function: Annotated[str, written(r"([^\W\d][\w.]*:[^\W\d]\w*)?", "MODULE:FUNCTION")]
+    model: str
+    format: Pattern
+    format_weight: Annotated[float, at_least(0)]
+    timeout_s: Annotated[float, above(0)]

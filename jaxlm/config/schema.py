@@ -7,12 +7,11 @@ twice. To add a key, write one line here and one in `configs/base.py`.
 import dataclasses
 from typing import Annotated, Literal
 
+from jaxlm.config import posttraining
 from jaxlm.config.annotations import above, at_least, from_to_below, within, written
-from jaxlm.config.posttraining import LARGEST, AdapterConfig, DpoConfig, ExamplesConfig, Pattern, ReplayConfig
+from jaxlm.config.posttraining import LARGEST, Pattern
 
 CHAT_TOKENS = ("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>")
-
-
 Attention = Literal["xla", "blocked", "cudnn", "cudnn_packed", "tokamax", "pallas"]
 Axis = Annotated[int, at_least(1, or_else={-1: "all remaining devices"}, most=LARGEST)]
 Remat = Literal["none", "names", "dots", "full"]
@@ -23,10 +22,7 @@ class ConfigError(ValueError):
 
 
 class RunError(RuntimeError):
-    """A run can't go on for a reason outside the program.
-
-    The message is one line that says why and how to mend it (exit code 1).
-    """
+    """A run can't go on for a reason outside the program: one line that says why and how to mend it (exit code 1)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,17 +360,20 @@ class DistributedConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    program: Literal["pretrain", "sft", "reward", "dpo"]
+    program: Literal["pretrain", "sft", "reward", "dpo", "ppo", "grpo"]
     workdir: str
     seed: Annotated[int, within(0, 2**32 - 1)]
     origin: str
     origin_checkpoint: Annotated[str, written("latest|best|[0-9]{1,18}", "latest, best or a step")]
     origin_state: bool
     origin_merge: bool
-    adapter: AdapterConfig
-    examples: ExamplesConfig
-    replay: ReplayConfig
-    dpo: DpoConfig
+    adapter: posttraining.AdapterConfig
+    examples: posttraining.ExamplesConfig
+    replay: posttraining.ReplayConfig
+    dpo: posttraining.DpoConfig
+    rollout: posttraining.RolloutConfig
+    policy: posttraining.PolicyConfig
+    reward: posttraining.RewardConfig
     model: ModelConfig
     data: DataConfig
     train: TrainConfig

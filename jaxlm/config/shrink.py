@@ -66,6 +66,8 @@ def shrunk(c: Config) -> Config:
         data=data,
         checkpoint=checkpoint,
         sample=sample,
+        rollout=dataclasses.replace(c.rollout, prompts=4, answers=4, max_new_tokens=24, rows=0),
+        policy=dataclasses.replace(c.policy, minibatches=min(c.policy.minibatches, 2), overlong_tokens=0),
         eval=dataclasses.replace(c.eval, batch_size=0, max_batches=EVAL_BATCHES),
         prepare=dataclasses.replace(c.prepare, sources={}),
         mesh=dataclasses.replace(c.mesh, data=-1, fsdp=1, tensor=1, context=1),

@@ -27,7 +27,7 @@ import jinja2.sandbox
 
 from jaxlm.config import CHAT_TOKENS, ConfigError
 from jaxlm.data.coder import Coder, ours
-from jaxlm.data.ids import conversation
+from jaxlm.data.ids import conversation, conversations
 from jaxlm.data.imported import MODEL
 from jaxlm.data.tokenizer import GUARD, Tokenizer, append_controls
 
@@ -170,6 +170,11 @@ def ids(tokenizer: Coder, messages: Sequence[Mapping[str, str]], reply: bool = T
     return conversation(tokenizer, render(tokenizer, messages, reply))
 
 
+def all_ids(tokenizer: Coder, texts: Sequence[str], num_threads: int) -> list[list[int]]:
+    """Returns the ids of many conversations that `render` wrote, as `ids` does, encoded in `num_threads` threads."""
+    return [found.tolist() for found, _ in conversations(tokenizer, texts, [()] * len(texts), num_threads)]
+
+
 def guarded(tokenizer: Coder, text: str) -> str:
     """Returns a text in which a GUARD stands in all that spells a control token."""
     for piece in tokenizer.controls:
@@ -223,6 +228,11 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
     except jinja2.TemplateError as error:
         raise ConfigError(f"the model's chat template can't be read: {error}") from None
     return render
+
+
+def ends(tokenizer: Coder) -> tuple[int, ...]:
+    """Returns the ids that end a text: EOS, what begins the next document (BOS for some), the end of a message in a chat."""
+    return tuple({tokenizer.eos_id, tokenizer.separator_id, *({end_id(tokenizer)} - {None})})
 
 
 def end_id(tokenizer: Coder) -> int | None:

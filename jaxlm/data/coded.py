@@ -80,10 +80,7 @@ class Coded:
         So examples that are asked the same are on the same side. At least one is held out and one is not, unless all are asked
         the same.
         """
-        out_E = self.keys_E < np.uint64(int(fraction * 2**64))
-        if len(self) and (out_E.all() or not out_E.any()):
-            out_E = self.keys_E == self.keys_E.min()
-        return out_E if not out_E.all() else ~out_E
+        return held_out(self.keys_E, fraction)
 
     def sha256(self) -> str:
         """Returns a hash of all that decides what is learnt, in hex."""
@@ -257,6 +254,23 @@ class _Builder:
         starts = np.cumsum(self._lengths, dtype=np.int64)
         of_all = (np.asarray(self._margins, np.float32), np.asarray(self._keys, np.uint64), self._places)
         return Coded(self._sides, ids, kinds, starts, *of_all)
+
+
+def held_out(keys_E: np.ndarray, fraction: float) -> np.ndarray:
+    """Returns bool[E]: True for about this share of the examples, by a hash of what they are asked. See `Coded.held_out`.
+
+    Args:
+      keys_E: the hash of each, uint64.
+    """
+    out_E = keys_E < np.uint64(int(fraction * 2**64))
+    if len(keys_E) and (out_E.all() or not out_E.any()):
+        out_E = keys_E == keys_E.min()
+    return out_E if not out_E.all() else ~out_E
+
+
+def key(messages: Iterable[Message]) -> int:
+    """Returns a hash of what is asked, 64 bits: for `held_out`."""
+    return int.from_bytes(_hash(messages)[:8], "little")
 
 
 def prompt_key(one: Example) -> bytes:

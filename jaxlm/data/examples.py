@@ -101,6 +101,36 @@ def read(path: str, form: str, pairs: bool, key: str = "data.path") -> Iterator[
                 raise ConfigError(f"{place}: {error}") from None
 
 
+def read_prompts(path: str, key: str = "data.path") -> Iterator[tuple[Messages, dict[str, typing.Any], Place]]:
+    """Yields (what is asked, the record's other columns, its place) for each record of a file, a folder or a glob.
+
+    A record has `prompt`, a text or messages, or else `messages`, which stay among its columns; the user speaks last. Pairs,
+    and chats of the other formats, are asked what they answer: HH's transcripts up to where both sides part.
+
+    Raises ConfigError as `read` does.
+    """
+    for file in reading.files((path,), key):
+        for number, record in reading.records(file):
+            place = Place(file, number)
+            try:
+                yield _asked(record, place), {name: value for name, value in record.items() if name != "prompt"}, place
+            except _Unfit as error:
+                raise ConfigError(f"{place}: {error}") from None
+
+
+def _asked(record: dict, place: Place) -> Messages:
+    found = [name for name in ("prompt", "messages") if record.get(name) is not None]
+    if not found and {"chosen", "conversations", "instruction"} & record.keys():
+        one = _example(record, "auto", "rejected" in record, place)
+        return one.prompt if isinstance(one, Pair) else one.messages[:-1]
+    if not found:
+        raise _Unfit(f"it has no prompt and no messages, only {', '.join(sorted(record)) or '(nothing)'}")
+    messages = _prompt(record["prompt"]) if found[0] == "prompt" else _messages(record["messages"])
+    if messages[-1]["role"] == ASSISTANT:
+        raise _Unfit(f"the last message of {found[0]} is the assistant's, so there is nothing to answer: leave it out")
+    return messages
+
+
 class _Unfit(ValueError):
     """What is wrong with a record."""
 

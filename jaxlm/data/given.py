@@ -95,7 +95,7 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
       say: called with each line.
     """
     if config.program != "pretrain":
-        if not config.data.path:
+        if not config.data.path and not config.reward.tasks:
             raise ConfigError(
                 f"{config.program} reads examples: --config.data.path=FILE.jsonl, a parquet file, or a folder of them"
             )

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxlm import processes
 from jaxlm.config import SampleConfig
-from jaxlm.eval import samples
+from jaxlm.data import chat
 from jaxlm.eval.likelihood import Scorer
 
 _ROWS = 32  # prompts of a batch, at most
@@ -91,7 +91,7 @@ def _continue(
 ) -> list[list[int]]:
     """Returns the new ids of one batch. Ends once each row has reached a stop."""
     tokenizer = scorer.tokenizer
-    ends = samples.ends(tokenizer)
+    ends = chat.ends(tokenizer)
     rows: list[list[int]] = [[] for _ in prompts]
     stopped = np.zeros(len(prompts), bool)
     reach = max((len(stop.encode()) for stop in stops), default=0)  # no stop has more tokens than bytes

@@ -18,11 +18,6 @@ from jaxlm.models.transformer import Transformer
 from jaxlm.processes import together, working
 
 
-def ends(tokenizer: Coder) -> tuple[int, ...]:
-    """Returns the ids that end a text: EOS, what begins the next document (BOS for some), the end of a message in a chat."""
-    return tuple({tokenizer.eos_id, tokenizer.separator_id, *({chat.end_id(tokenizer)} - {None})})
-
-
 def prompt_ids(tokenizer: Coder, prompt: str, settings: SampleConfig) -> list[int]:
     """Returns the ids of a prompt: of a document that begins so, or with `chat_template` of a chat in which a user says it."""
     if settings.chat_template:
@@ -54,7 +49,7 @@ def _continued(
     seed: int,
 ) -> list[tuple[str, bool]]:
     """The text that follows each prompt, and whether it ended by itself."""
-    ids, stop_ids = [prompt_ids(tokenizer, prompt, settings) for prompt in prompts], ends(tokenizer)
+    ids, stop_ids = [prompt_ids(tokenizer, prompt, settings) for prompt in prompts], chat.ends(tokenizer)
     new = generate.generate(model, variables, ids, settings, stop_ids=stop_ids, seed=seed)
     texts = (tokenizer.decode([i for i in row if i not in stop_ids], follows=True) for row in new)
     return [(text, bool({*row[-1:]} & {*stop_ids})) for text, row in zip(texts, new, strict=True)]
@@ -81,7 +76,7 @@ class Stream:
         settings: SampleConfig,
         seed: int,
     ):
-        generator, stops = generate.Generator(model, variables), ends(tokenizer)
+        generator, stops = generate.Generator(model, variables), chat.ends(tokenizer)
         ids = [prompt_ids(tokenizer, prompt, settings) for prompt in prompts]
         self._rows, self._stops = [_Row(Text(tokenizer)) for _ in prompts], frozenset(stops)
         self._chunks = generator.stream(ids, settings, stop_ids=stops, seed=seed)

@@ -34,9 +34,12 @@ def params_from_hf(state_dict: StateDict, config: ModelConfig) -> dict:
     return nested(params)
 
 
-def check_tensors(shapes: typing.Mapping[str, tuple[int, ...]], config: ModelConfig) -> None:
-    """Raises ConfigError if tensors of these names and shapes are not those of a model of this config."""
-    wanted = {tensor.name: tensor.shape for tensor in leaves.tensors(config)}
+def check_tensors(shapes: typing.Mapping[str, tuple[int, ...]], config: ModelConfig, scores: bool = False) -> None:
+    """Raises ConfigError if tensors of these names and shapes are not those of a model of this config.
+
+    `scores`: of a reward model.
+    """
+    wanted = {tensor.name: tensor.shape for tensor in leaves.tensors(config, scores)}
     for name, shape in wanted.items():
         if name not in shapes:
             raise ConfigError(f"Hugging Face checkpoint: tensor {name} is missing")

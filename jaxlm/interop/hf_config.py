@@ -10,6 +10,7 @@ from jaxlm.config import ConfigError
 
 KINDS = ("llama", "mistral", "qwen2", "qwen3", "gpt2")  # SmolLM and TinyLlama call themselves llama
 _CONTINUES, _SCORES = ("ForCausalLM", "LMHeadModel"), ("ForSequenceClassification",)  # the ends of architectures
+_KINDS = {_CONTINUES: "continue text (ForCausalLM)", _SCORES: "give one number (ForSequenceClassification)"}
 _ROPE = {"default": "none", "linear": "linear", "llama3": "llama3"}
 # What config.json may leave out, as transformers fills it in.
 _HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}  # num_key_value_heads
@@ -60,9 +61,7 @@ def _read(found: dict, ends: tuple[str, ...]) -> tuple[dict[str, object], list[s
         raise _Unsupported(f"model_type {kind!r} is not supported, only {', '.join(KINDS)}")
     other = [name for name in found.get("architectures") or () if not name.endswith(ends)]
     if other:
-        raise _Unsupported(
-            f"the architecture {other[0]} is not supported, only models that continue text (ForCausalLM)"
-        )
+        raise _Unsupported(f"the architecture {other[0]} is not supported, only models that {_KINDS[ends]}")
     if found.get("quantization_config"):
         raise _Unsupported("its weights are quantised (quantization_config): take the model before it was quantised")
     return (_gpt2(found), []) if kind == "gpt2" else _llama(found, kind)

@@ -50,13 +50,45 @@ def read(folder: pathlib.Path) -> Origin | None:
     )
 
 
+def read_scores(folder: pathlib.Path) -> Origin | None:
+    """Returns the origin in a folder of a Hugging Face reward model; None if it holds no Hugging Face model.
+
+    Its `trained` is the scalar head `score`. It has no head over the vocabulary: the embedding stands for it.
+
+    Raises:
+      ConfigError: the model gives more than one number, or something else than numbers.
+    """
+    if not hf_config.is_model(folder):
+        return None
+    keys = hf_config.read(folder, scores=True)[0] | {"tie_embeddings": True}
+    config, files = _resolved(folder, keys), Files(folder)
+    reader = functools.cache(functools.partial(files.reader, config.model, scores=True))
+
+    def trained() -> dict[str, dict]:
+        kernel = np.asarray(reader()(leaves.SCORE), np.float32)
+        return {"score": tree.nested([(leaves.SCORE, kernel)])}
+
+    return Origin(
+        config=config,
+        tokenizer=lambda: coder.load(folder),
+        provenance={"path": str(folder.resolve())},
+        params=functools.partial(files.params, config.model, scores=True),
+        leaf=lambda name: reader()(name),
+        digest=files.digest,
+        trained=trained,
+    )
+
+
 def size(folder: pathlib.Path) -> int:
     """Returns the bytes of the files with a model's weights. A checkpoint, which is compressed, has about as many."""
     return sum(path.stat().st_size for path in _files(folder))
 
 
 def _config(folder: pathlib.Path) -> Config:
-    keys, _ = hf_config.read(folder)
+    return _resolved(folder, hf_config.read(folder)[0])
+
+
+def _resolved(folder: pathlib.Path, keys: dict[str, object]) -> Config:
     overrides = [f"model.{key}={value}" for key, value in keys.items()]
     rows = f"train.seq_len={keys['max_seq_len']}"  # GPT-2 has no positions beyond it
     return config_lib.resolve(config_files.load("base", [f"workdir={folder}", rows, *overrides]))
@@ -87,14 +119,14 @@ class Files:
                             f"{path}: {name} is of type {part.get_dtype()}, not one of {', '.join(_TYPES)}"
                         )
 
-    def params(self, config: ModelConfig, abstract: dict, shardings: dict) -> dict:
+    def params(self, config: ModelConfig, abstract: dict, shardings: dict, scores: bool = False) -> dict:
         """Returns the model's parameters in the types of `abstract`, laid out as `shardings` says.
 
         Raises:
           ConfigError: a tensor is missing, of another shape, or has no place in the model.
           RunError: a file can't be read.
         """
-        read, done = self.reader(config), itertools.count(1)
+        read, done = self.reader(config, scores), itertools.count(1)
         with working(f"reading {self._folder}", len(jax.tree.leaves(abstract)), "tensors") as tell:
 
             def make(name: str, leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.Array:
@@ -109,14 +141,14 @@ class Files:
 
             return tree.map_named(make, abstract, shardings)
 
-    def reader(self, config: ModelConfig) -> Callable[[str], np.ndarray]:
+    def reader(self, config: ModelConfig, scores: bool = False) -> Callable[[str], np.ndarray]:
         """Returns a function that reads one of the model's parameters by its name, in the type that the file has.
 
         Raises the same errors as `params`.
         """
         theirs = self._names(config)
-        hf.check_tensors({ours: self.shapes[name] for ours, name in theirs.items()}, config)
-        found, of_leaf = _Tensors(lambda ours: self.tensor(theirs[ours])), leaves.by_leaf(config)
+        hf.check_tensors({ours: self.shapes[name] for ours, name in theirs.items()}, config, scores)
+        found, of_leaf = _Tensors(lambda ours: self.tensor(theirs[ours])), leaves.by_leaf(config, scores)
         return lambda name: found.leaf(*of_leaf[name])
 
     def digest(self) -> str:
@@ -145,7 +177,7 @@ class Files:
         prefix = wanted[0].partition(".")[0] + "."
         if any(name.startswith(prefix) for name in self.shapes):
             return {name: name for name in self.shapes}
-        return {name if name == "lm_head.weight" else prefix + name: name for name in self.shapes}
+        return {name if name in ("lm_head.weight", "score.weight") else prefix + name: name for name in self.shapes}
 
 
 class _Tensors:

@@ -117,9 +117,9 @@ def contiguous(value: np.ndarray) -> np.ndarray:
     return made
 
 
-def by_leaf(config: ModelConfig) -> dict[str, tuple[Tensor, int]]:
-    """Returns leaf -> (the tensor that holds it, its place among that tensor's leaves)."""
-    return {leaf: (tensor, i) for tensor in tensors(config) for i, leaf in enumerate(tensor.leaves)}
+def by_leaf(config: ModelConfig, scores: bool = False) -> dict[str, tuple[Tensor, int]]:
+    """Returns leaf -> (the tensor that holds it, its place among that tensor's leaves). `scores`: of a reward model."""
+    return {leaf: (tensor, i) for tensor in tensors(config, scores) for i, leaf in enumerate(tensor.leaves)}
 
 
 def _flat(leaf: str, shape: Shape) -> Shape:

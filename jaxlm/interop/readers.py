@@ -3,3 +3,4 @@
 from jaxlm.interop import hf_weights, peft_folder
 
 READERS = (peft_folder.read, hf_weights.read)
+SCORERS = (hf_weights.read_scores,)  # of reward models

@@ -4,7 +4,7 @@ All batches are packed: a row holds several documents, numbered from 1 by `segme
 means. The step adds the sums of all microbatches and divides once, so that accumulation is exact even if the
 microbatches differ in their number of tokens.
 
-Legend: B rows, T tokens, D model, S segments of a row.
+Legend: B rows, T tokens, D model, S segments of a row, A parts of a batch, M rows of a part.
 """
 
 import dataclasses
@@ -61,7 +61,9 @@ class Objective:
         and masks, and read `metrics["nll"]`, not `loss`, since the loss may include a z-loss.
       shapes: (config, mesh) -> the batch as ShapeDtypeStructs with their shardings.
       heads: the names of the scalar heads (see `scalar`) that are trained beside the model. Each head is a collection.
-      updates: the number of optimizer updates in one step. Update u takes the rows u, u + `updates`, ... of the batch.
+      updates: the number of optimizer updates in one step, a multiple of `passes`.
+      passes: how many times a step goes over its batch, in minibatches of updates / passes. Update u takes the rows m, m +
+        minibatches, ... of the batch, where m is u modulo `minibatches`.
       running: the initial values of the scalars that `adapt` changes.
       prepare: batch -> the batch that `sums` takes, with what depends on all rows of an update, [B, ...]. Called before the
         rows are split into microbatches.
@@ -72,9 +74,19 @@ class Objective:
     shapes: typing.Callable[[Config, Mesh | AbstractMesh], dict[str, jax.ShapeDtypeStruct]]
     heads: tuple[str, ...] = ()
     updates: int = 1
+    passes: int = 1
     running: dict[str, float] = dataclasses.field(default_factory=dict)
     prepare: typing.Callable[[Batch], Batch] = as_it_is
     adapt: typing.Callable[[Running, dict[str, jax.Array]], Running] = unchanged
+
+    def __post_init__(self):
+        if self.updates % self.passes:
+            raise ValueError(f"{self.updates} updates can't go over a batch {self.passes} times")
+
+    @property
+    def minibatches(self) -> int:
+        """Returns the number of parts of the batch, each of which is an update of every pass."""
+        return self.updates // self.passes
 
 
 Maker = typing.Callable[[Transformer, Config], Objective]  # the objectives' own `make`
@@ -99,12 +111,18 @@ def token_logp(
       key: the key for dropout; None for no dropout.
       tile: the number of tokens whose logits are in memory at one time; 0 for all.
     """
+    return hidden_logp(model, variables, hidden(model, variables, batch, key), batch["targets"], tile)
+
+
+def hidden_logp(
+    model: Transformer, variables: Variables, hidden_BxTxD: jax.Array, targets_BxT: jax.Array, tile: int = 0
+) -> jax.Array:
+    """Returns what `token_logp` does, from hidden states that are there already."""
     config = model.config
     rows = models.head_rows(model, variables)
     token_nll = functools.partial(xent.token_nll, vocab_size=config.vocab_size, tile=tile, **rows)
-    hidden_BxTxD = hidden(model, variables, batch, key)
     head_DxV = models.head_kernel(variables["params"], config)
-    return -spmd.over_tokens(token_nll, hidden_BxTxD, head_DxV, batch["targets"], summed=False)
+    return -spmd.over_tokens(token_nll, hidden_BxTxD, head_DxV, targets_BxT, summed=False)
 
 
 def by_segment(x_BxT: jax.Array, segment_ids_BxT: jax.Array, n: int) -> jax.Array:
@@ -114,6 +132,26 @@ def by_segment(x_BxT: jax.Array, segment_ids_BxT: jax.Array, n: int) -> jax.Arra
     """
     chosen_BxTxS = segment_ids_BxT[:, :, None] == jnp.arange(1, n + 1)
     return jnp.sum(jnp.where(chosen_BxTxS, x_BxT[:, :, None], 0), axis=1)
+
+
+def from_segments(x_BxS: jax.Array, segment_ids_BxT: jax.Array) -> jax.Array:
+    """Returns the value of its segment for each token, [B, T]; 0 in segments after the S-th. The transpose of `by_segment`."""
+    chosen_BxTxS = segment_ids_BxT[:, :, None] == jnp.arange(1, x_BxS.shape[1] + 1)
+    return jnp.sum(jnp.where(chosen_BxTxS, x_BxS[:, None, :], 0), axis=2)
+
+
+def split_rows(x_Bx: jax.Array, parts: int) -> jax.Array:
+    """Returns [B, ...] as [A, M, ...] with A = `parts`: part a has every A-th row.
+
+    With runs of rows each part would be on a few devices alone.
+    """
+    x_AxMx = x_Bx.reshape(x_Bx.shape[0] // parts, parts, *x_Bx.shape[1:]).swapaxes(0, 1)
+    return sharding.constrain(x_AxMx, None, "batch", *(None,) * (x_Bx.ndim - 1))
+
+
+def join_rows(x_AxMx: jax.Array) -> jax.Array:
+    """Returns the array [B, ...] whose `split_rows` this is."""
+    return x_AxMx.swapaxes(0, 1).reshape(-1, *x_AxMx.shape[2:])
 
 
 def init_head(name: str, d_model: int) -> dict:

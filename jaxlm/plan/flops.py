@@ -30,12 +30,24 @@ def flops_per_token(config: ModelConfig, seq_len: int) -> FlopsPerToken:
 
 
 def of(config: Config) -> FlopsPerToken:
-    """Returns the FLOPs for one token of the config's kind of training: adapters, and DPO's reference, counted."""
+    """Returns the FLOPs for one token of the config's kind of training: adapters, and a reference, counted.
+
+    Those of PPO and GRPO are of all passes over a token, the judgement before the updates and each epoch, without drawing.
+    """
     frozen = config.adapter.kind != "none"
     forward = 2 if reference(config) == "each step" else 1
     found = _flops(config.model, config.train.seq_len, forward, backward=1 if frozen else 2)
     more = 6.0 * adapter_params(config.model, config.adapter)
-    return FlopsPerToken(*(value + more for value in found))
+    if not draws(config):
+        return FlopsPerToken(*(value + more for value in found))
+    judged, epochs = judging(config), config.policy.epochs
+    passes = 1 + config.policy.reference
+    return FlopsPerToken(*(epochs * (a + more) + passes * b for a, b in zip(found, judged, strict=True)))
+
+
+def draws(config: Config) -> bool:
+    """True if the policy writes its batches itself: PPO and GRPO."""
+    return config.program in ("ppo", "grpo")
 
 
 def judging(config: Config) -> FlopsPerToken:
@@ -44,7 +56,11 @@ def judging(config: Config) -> FlopsPerToken:
 
 
 def reference(config: Config) -> str:
-    """Returns when DPO's reference is run: "each step" (the frozen model), "once" before step 0, or "" if there is none."""
+    """Returns when a reference is run: "each step" (the frozen model), "once" before step 0, "each batch" before its updates,
+    or "" if there is none.
+    """
+    if draws(config):
+        return "each batch" if config.policy.reference else ""
     if config.program != "dpo" or not dpo.has_reference(config.dpo):
         return ""
     return "once" if dpo.judged(config) else "each step"

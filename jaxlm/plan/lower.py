@@ -10,12 +10,19 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxlm import tree
 from jaxlm.config import Config
 from jaxlm.models import adapters
-from jaxlm.objectives import dpo, lm, reward
+from jaxlm.objectives import dpo, lm, policy, reward
 from jaxlm.plan.params import trained_rows
 from jaxlm.step import parts
 
 # Program -> the maker of what it minimises.
-OBJECTIVES = {"pretrain": lm.make, "sft": lm.make, "reward": reward.make, "dpo": dpo.make}
+OBJECTIVES = {
+    "pretrain": lm.make,
+    "sft": lm.make,
+    "reward": reward.make,
+    "dpo": dpo.make,
+    "ppo": policy.make,
+    "grpo": policy.make,
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,6 +55,7 @@ class Memory:
       activations: what all layers keep for the backward pass.
       workspace: everything else that the step needs at its peak.
       batch: the rows of a whole step.
+      rollouts: what draws answers, beside the step: its copy of the weights, its caches, and the reference. 0 without.
     """
 
     parameters: int
@@ -65,6 +66,7 @@ class Memory:
     activations: int
     workspace: int
     batch: int
+    rollouts: int = 0
 
     @property
     def total(self) -> int:
@@ -134,6 +136,7 @@ class Estimator:
             "frozen": sum(share.bytes for share in self._frozen),
             "optimizer": self._optimizer,
             "batch": self._batch,
+            "rollouts": self._rollouts(config),
         }
         sums = numbers * _F32 if accumulates else 0
         gradients = sums or sum(share.bytes for share in self._trained)
@@ -154,6 +157,18 @@ class Estimator:
             Memory(**steady, gradients=gradients, copies=0, activations=0, workspace=numbers * _F32 + self._visiting),
         ]
         return max(moments, key=lambda memory: memory.total)
+
+    def _rollouts(self, config: Config) -> int:
+        """Returns the bytes of what draws answers: weights laid out for it, keys and values, and a reference of its own."""
+        if not flops.draws(config):
+            return 0
+        m, r, t = config.model, config.rollout, config.train
+        answers = r.prompts * r.answers
+        weights = sum(share.bytes for share in (self._trained if self._all_trained else self._frozen))
+        slots = 1 << (t.seq_len * t.batch_size // answers - 1).bit_length()
+        cache = 2 * m.n_layers * (r.rows or answers) * slots * m.n_kv_heads * m.head_dim * jnp.dtype(m.dtype).itemsize
+        ways = sharding.batch_ways(self._mesh) * self._mesh.shape.get("tensor", 1)
+        return weights * (1 + (self._all_trained and config.policy.reference)) + cache // ways
 
     def _copies(self, m: ModelConfig) -> int:
         """Returns the bytes of the copies in the compute type that XLA keeps: a cast of each trained parameter."""

@@ -78,6 +78,7 @@ def _training(t: dict) -> str:
         how = {
             "once": "judged once before step 0 and kept; its time is counted for one pass over the run's tokens",
             "each step": "the frozen model alone, a second forward pass in each step",
+            "each batch": "judges each batch before its updates; with all parameters trained it is a second model in memory",
         }
         lines.append(f"REFERENCE  {how[t['reference']]}")
     return "\n".join(_wrapped(line, indent="") for line in lines)
@@ -112,7 +113,7 @@ def _memory(plan: dict) -> str:
     memory, mesh = plan["memory"], plan["mesh"]
     named = ", ".join(f"{axis} {size}" for axis, size in mesh["axes"].items() if size > 1)
     devices = f"each of {mesh['devices']} devices ({named})" if named else "one device"
-    rows = [[name, gigabytes(n)] for name, n in memory["bytes"].items() if n or name != "frozen"]
+    rows = [[name, gigabytes(n)] for name, n in memory["bytes"].items() if n or name not in ("frozen", "rollouts")]
     rows.append(["total", gigabytes(memory["total"])])
     notes = {
         "parameters": "trained, float32",
@@ -121,6 +122,7 @@ def _memory(plan: dict) -> str:
         "copies": f"of parameters, in {plan['model']['dtype']}",
         "activations": f"remat {memory['remat']}",
         "workspace": "a layer's backward pass, the loss or the update",
+        "rollouts": "what draws answers, and the reference",
     }
     lines = table([[f"  {name}", n, notes.get(name, "") if n != "0.00" else ""] for name, n in rows], right=[1])
     return (

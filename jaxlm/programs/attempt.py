@@ -104,10 +104,11 @@ class Attempt:
         rollbacks, where = self._rollbacks(), checkpointer.directory
         for step in from_first(lambda: stability.spoiled(restore.read_metas(where, checkpointer.steps()), rollbacks)):
             checkpointer.set_aside(step)
-        # A checkpoint has all that is trained: only what is frozen is read from the origin again.
+        # A checkpoint has all that is trained: only what is frozen, or compared with, is read from the origin again.
         begun = from_first(lambda: weights.begun(where))
-        origin = self.task.origin(ready.config) if parts.frozen or not begun else None
-        base = from_first(origin.identity) if parts.frozen and origin else {}
+        kept = bool(parts.frozen) or self.task.keeps_origin
+        origin = self.task.origin(ready.config) if kept or not begun else None
+        base = from_first(origin.identity) if kept and origin else {}
         with self.clock.spend(COMPILE):  # before anything takes memory
             self.program(from_first(lambda: max(checkpointer.steps(), default=0)))
         if begun:

@@ -13,7 +13,7 @@ from jaxlm.config import Config, ConfigError
 from jaxlm.console import working
 from jaxlm.data import chat
 from jaxlm.data.coder import ours
-from jaxlm.eval import model, samples
+from jaxlm.eval import model
 from jaxlm.interop import inherit, readers
 from jaxlm.processes import say
 from jaxlm.serve.batcher import Batcher
@@ -96,7 +96,7 @@ def _voice(found: model.Restored, name: str, plain: bool) -> Iterator[Voice]:
         with contextlib.closing(batcher):
             with working("compiling") as tell:
                 batcher.warm(lambda line: tell(0, line))
-            context, ends = found.model.config.max_seq_len, samples.ends(found.tokenizer)
+            context, ends = found.model.config.max_seq_len, chat.ends(found.tokenizer)
             yield Voice(name, batcher, Conversation(found.tokenizer, ends, context, plain))
 
 

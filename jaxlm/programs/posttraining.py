@@ -80,9 +80,9 @@ def tokenizer(config: Config) -> coder.Coder:
 
 
 def first_weights(config: Config) -> origin.Origin:
-    """Returns the model that a run begins with; for a run that trains an adapter, the checkpoint that it began with."""
+    """Returns the model that a run begins with; if `keeps_origin`, the checkpoint that it began with."""
     checkpoints, bases = pathlib.Path(config.workdir) / "checkpoints", []
-    if config.adapter.kind != "none" and config.origin_checkpoint == "latest" and weights.begun(checkpoints):
+    if keeps_origin(config) and config.origin_checkpoint == "latest" and weights.begun(checkpoints):
         metas = restore.read_metas(checkpoints, (int(p.name) for p in checkpoints.glob("*") if p.name.isdecimal()))
         bases = [meta["base"] for meta in metas.values() if "step" in meta.get("base", {})]
         config = dataclasses.replace(config, origin_checkpoint=str(bases[0]["step"]) if bases else "latest")
@@ -92,10 +92,15 @@ def first_weights(config: Config) -> origin.Origin:
         if not bases:
             raise
         was = f"{bases[0]['path']}, step {bases[0]['step']}"
-        raise ConfigError(f"{config.origin}: {error}. The adapter in {config.workdir} was trained on {was}") from None
-    if config.adapter.kind != "none" and found and "step" in found.provenance:
+        raise ConfigError(f"{config.origin}: {error}. {config.workdir} began with {was}, and needs it") from None
+    if keeps_origin(config) and found and "step" in found.provenance:
         together(lambda: _keep_base(found, pathlib.Path(config.workdir)), first_only=True)
     return found
+
+
+def keeps_origin(config: Config) -> bool:
+    """True if each start of a run reads its origin again: the frozen model of an adapter, or the reference of a policy."""
+    return config.adapter.kind != "none" or (config.program in ("ppo", "grpo") and config.policy.reference)
 
 
 def _keep_base(base: origin.Origin, workdir: pathlib.Path) -> None:

@@ -12,7 +12,8 @@ import jax
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import print_table, working
-from jaxlm.eval import model, samples
+from jaxlm.data import chat
+from jaxlm.eval import model
 from jaxlm.interop import readers
 from jaxlm.processes import say
 from jaxlm.serve import address
@@ -69,7 +70,7 @@ def _server(args: argparse.Namespace, found: model.Restored, batcher, key: str):
     """The server of a restored model."""
     from jaxlm.serve import guide, http, requests
 
-    ends, settings = samples.ends(found.tokenizer), found.model.config
+    ends, settings = chat.ends(found.tokenizer), found.model.config
     reader = requests.Reader(
         tokenizer=found.tokenizer,
         vocab_size=settings.vocab_size,

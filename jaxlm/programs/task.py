@@ -61,6 +61,8 @@ class Task:
       adapter: what to train instead of the model's parameters, if anything.
       rows: ids whose rows of embedding and head learn at `optim.rows_lr_ratio` times the rate.
       origin: config -> the weights to begin from; None for new ones.
+      keeps_origin: True if each start reads the origin again, so that it must stay what it was. Always so if the model's
+        parameters are frozen.
       passes: (data, steps) -> source -> how many times a run of so many steps goes through it, for the first lines.
       documents: (data, step) -> the ids of the documents in the batch of a step, for the log.
       begin: (ready, state, frozen variables) -> ready with what must be known of the model before its first step; called at
@@ -78,6 +80,7 @@ class Task:
     adapter: parts_lib.Adapter | None = None
     rows: tuple[int, ...] = ()
     origin: Callable[[Config], Origin | None] = lambda config: None
+    keeps_origin: bool = False
     passes: Callable[[Data, int], dict[str, float]] = lambda data, steps: {}
     documents: Callable[[Data, int], list[str]] = lambda data, step: []
     begin: Callable[[Ready, TrainState, base.Variables], Ready] = lambda ready, state, frozen: ready

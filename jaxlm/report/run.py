@@ -7,11 +7,14 @@
     curves      columns of metrics.jsonl, NAME -> values, of the same length: step, tokens, cost_usd, loss, grad_norm, lr,
                 tokens_per_second, mfu_palm
     held_out    SOURCE -> [[step, loss], ...]; "" is the mean of all sources
+    figures     WORDS -> [[step, value], ...]: what the run is about, if that is not a loss, such as a reward
     activities  NAME -> seconds, of train.clock
     phases      rows of the bill, as train.phases writes them: phase, last_step, tokens, loss_begin, loss_end, hours, usd, ...
     futures     rows: name, step, loss, low, high, hours, usd, usd_per_centinat; and `advice`, a line
     benchmarks  TASK -> [{step, metrics, stderr, chance, n, fewshot}, ...]: `report.benchmarks`
     before      the runs that this one was made from, first to last: name, benchmarks (`report.redteam`), samples
+    stages      rows, first to last, of what made the run and of itself, as train.lineage writes them: name, program, config,
+                phases, steps, tokens, wall_s, cost_usd, figure, begin, end; none if nothing was before it
     samples     PROMPT -> [{step, temperature, text, repetition, distinct_2, degenerates_at, junk}, ...]; runs of older
                 versions have no more than the first three
     spikes      rows: step, batch, loss, score, documents
@@ -34,6 +37,7 @@ _BY_STEP = {"along": "steps"}
 def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
     """Writes the page of a summary. The module's docstring lists the summary's keys."""
     parts = [
+        ("All stages", stages.took),
         ("Loss", _loss),
         ("Where the time went", _activities),
         ("Bill", _bill),
@@ -91,8 +95,10 @@ def _resumes(summary: dict) -> list[float]:
 
 def _loss(summary: dict) -> Markup:
     held_out = summary.get("held_out") or {}
+    about = [Curve(words, points) for words, points in (summary.get("figures") or {}).items() if points]
     mean, nats = [Curve("held out", held_out.get("", ()))], {"unit": "nats a token", "shown": _nats}
     charts = [
+        chart.lines(about, "What it is trained for", **_BY_STEP, shown=_nats),
         chart.lines(
             [_curve(summary, "step", "loss", "training"), *mean],
             "Loss by step",

@@ -1,16 +1,70 @@
-"""Samples of the runs before and of the run itself after the same prompts, clean or not: what a stage of training changed."""
+"""The runs before a run and itself: what each took, and what it wrote after the same prompts, clean or not."""
 
 from collections.abc import Mapping, Sequence
 
-from jaxlm.console import count
+from jaxlm.console import count, duration, human, spent
 from jaxlm.corpus.audit_patterns import GROUPS
-from jaxlm.report.page import Markup, details, join, table, tag
+from jaxlm.report.page import Markup, cell, details, join, table, tag
 
 _SURE = 0.8  # a severity of `GROUPS`: of patterns that are junk in any text
 _MUCH = 0.5  # of a text's 4-grams stood in it before: it says little else
 _CANT = "Fine-tuning can't remove this: look at the pretraining data (jaxlm audit, jaxlm trace)."
 
+_TITLES = {
+    "prepare": "data",
+    "pretrain": "pretraining",
+    "sft": "SFT",
+    "dpo": "DPO",
+    "reward": "reward model",
+    "ppo": "PPO",
+    "grpo": "GRPO",
+    "": "not here",
+}
+_DATA_TIME = "Data: the seconds of its stages, of all workers together, which are not in the sum."
+_DATA_INSIDE = "Pretraining prepared its data itself: its time holds both."
+
 Texts = Mapping[str, Sequence[dict]]  # prompt -> its continuations, as `report.run` has `samples`
+
+
+def took(summary: dict) -> Markup:
+    """Returns the table of a summary of `report.run`: a row for each stage, and their sum; nothing if the run is the first."""
+    rows = summary.get("stages") or ()
+    if not rows:
+        return Markup("")
+    paid = any(row["cost_usd"] for row in rows)
+    head = ("stage", "what it changed", "time", *(["cost"] if paid else []), "steps", "tokens", "run", "config")
+    cells = [_stage(row, paid) for row in rows]
+    runs = [row for row in rows if row["program"] != "prepare"]
+    total = {name: sum(row[name] or 0 for row in runs) for name in ("tokens", "wall_s", "cost_usd")}
+    sums = (duration(total["wall_s"]), *([spent(total["cost_usd"])] if paid else []), "", human(total["tokens"]))
+    parts = [table(head, [*cells, ("all", "", *sums, "", "")], "Stages")]
+    for row in rows:
+        if row["program"] == "prepare":
+            parts.append(tag("p", _DATA_INSIDE if row["wall_s"] is None else _DATA_TIME, class_="dim"))
+    return join(parts)
+
+
+def _stage(row: dict, paid: bool) -> tuple[object, ...]:
+    """The cells of a stage."""
+    phases = f" in phases: {', '.join(row['phases'])}" if row["phases"] else ""
+    known = {name: row[name] is not None for name in ("steps", "tokens", "wall_s", "cost_usd")}
+    return (
+        _TITLES.get(row["program"], row["program"]),
+        cell(_change(row), kind="text"),
+        duration(row["wall_s"]) if known["wall_s"] else "",
+        *([spent(row["cost_usd"]) if known["cost_usd"] else ""] if paid else []),
+        count(row["steps"]) if known["steps"] else "",
+        human(row["tokens"]) if known["tokens"] else "",
+        cell(row["name"], kind="text"),
+        cell(f"{row['config']}{phases}", kind="text"),
+    )
+
+
+def _change(row: dict) -> str:
+    """The figure that a stage is about: "held-out loss 8.321 → 5.118"."""
+    ends = [row[name] for name in ("begin", "end") if row[name] is not None]
+    shown = [count(value) if isinstance(value, int) else f"{value:.3f}" for value in ends]
+    return f"{row['figure']} {' → '.join(shown)}" if ends else ""
 
 
 def samples(summary: dict) -> Markup:

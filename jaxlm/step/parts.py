@@ -8,6 +8,7 @@ import functools
 import typing
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh
@@ -106,6 +107,18 @@ class Parts:
             else:
                 params = quantized.placed(origin.leaf, abstract, shardings)
             return quantized.load(params, c.adapter.quantize, c.model.dtype, self.frozen_shardings)
+
+    def reference(self, origin: Weights, frozen: Variables) -> Variables:
+        """Returns the variables of the model as training begins, in the types in which a step computes, without scalar heads.
+
+        New LoRA factors and rows change nothing at first, so they are left out. Call it under `jax.set_mesh(mesh)`.
+
+        Args:
+          frozen: the frozen variables, which are not copied.
+        """
+        begun = {} if self.frozen else {"params": self._params(origin)}
+        begun |= {name: part for name, part in self._beside(origin).items() if name not in self.objective.heads}
+        return frozen | jax.jit(step.cast, static_argnums=1)(begun, jnp.dtype(self.config.model.dtype))
 
     def _params(self, origin: Weights | None) -> dict:
         """The model's parameters, all of them trained: from the origin or new."""

@@ -1,6 +1,6 @@
 """Makes the train step, a pure function (frozen, state, batch) -> (state, metrics), which is jitted once.
 
-Legend: B batch, A parts (microbatches, or updates of a step), M rows of a part, T tokens.
+Legend: B batch, A parts (microbatches, or minibatches of a step), M rows of a part, T tokens.
 """
 
 import dataclasses
@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxlm import sharding, tree
+from jaxlm import tree
 from jaxlm.config import Config, ConfigError, TrainConfig
-from jaxlm.objectives.base import Batch, Objective, Running, Sums, Variables
+from jaxlm.objectives.base import Batch, Objective, Running, Sums, Variables, split_rows
 from jaxlm.step.state import TrainState
 
 Metrics = dict[str, jax.Array]
@@ -34,7 +34,7 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
     """
     dtype = jnp.dtype(config.model.dtype)
     key = jax.random.key(config.seed)
-    microbatches = _microbatches(config.train, objective.updates)
+    microbatches = _microbatches(config.train, objective.minibatches)
 
     def update(frozen: Variables, state: TrainState, batch: Batch, key: jax.Array | None) -> tuple[TrainState, Metrics]:
         sums, grads = _gradients(objective, frozen, cast(state.params, dtype), batch, key, microbatches)
@@ -64,7 +64,7 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
         metrics |= {f"grad_norm/{name}": value for name, value in norms.items()}
         return state, metrics | {f"update_norm/{name}": value for name, value in update_norms.items()}
 
-    updated = update if objective.updates == 1 else _repeated(update, objective.updates)
+    updated = update if objective.updates == 1 else _repeated(update, objective)
 
     def train_step(frozen: Variables, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         # The key of a step follows from its number, so that a resumed run draws what an uninterrupted one does.
@@ -88,13 +88,13 @@ def _adapted(objective: Objective, before: TrainState, after: TrainState, metric
     return jax.tree.map(lambda new, old: jnp.where(good, new, old), adapted, before.running)
 
 
-def _microbatches(train: TrainConfig, updates: int) -> int:
+def _microbatches(train: TrainConfig, minibatches: int) -> int:
     """Returns the number of microbatches of an update. Raises ConfigError if they do not divide its rows."""
-    rows, left = divmod(train.batch_size, updates)
+    rows, left = divmod(train.batch_size, minibatches)
     size = min(train.microbatch_size, rows)
     if left or rows % size:
         raise ConfigError(
-            f"train.batch_size={train.batch_size} in {updates} updates a step must be whole microbatches of "
+            f"train.batch_size={train.batch_size} in {minibatches} minibatches must be whole microbatches of "
             f"train.microbatch_size={train.microbatch_size} rows each"
         )
     return rows // size
@@ -103,18 +103,21 @@ def _microbatches(train: TrainConfig, updates: int) -> int:
 Update = typing.Callable[[Variables, TrainState, Batch, jax.Array | None], tuple[TrainState, Metrics]]
 
 
-def _repeated(update: Update, times: int) -> Update:
+def _repeated(update: Update, objective: Objective) -> Update:
     """Several updates in a row, each on its part of the batch, in a scan: the state is there once. Metrics are means."""
+    times, minibatches = objective.updates, objective.minibatches
 
     def updates(
         frozen: Variables, state: TrainState, batch: Batch, key: jax.Array | None
     ) -> tuple[TrainState, Metrics]:
-        def one(state: TrainState, inputs: tuple[jax.Array, Batch]) -> tuple[TrainState, Metrics]:
-            index, part = inputs
+        parts = jax.tree.map(functools.partial(split_rows, parts=minibatches), batch)
+
+        def one(state: TrainState, index: jax.Array) -> tuple[TrainState, Metrics]:
+            # Looked up, not scanned over: a scan would need the batch once for each pass.
+            part = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index % minibatches, keepdims=False), parts)
             return update(frozen, state, part, None if key is None else jax.random.fold_in(key, index))
 
-        parts = jax.tree.map(functools.partial(_split, parts=times), batch)
-        state, metrics = jax.lax.scan(one, state, (jnp.arange(times), parts))
+        state, metrics = jax.lax.scan(one, state, jnp.arange(times))
         return state, jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
 
     return updates
@@ -142,17 +145,11 @@ def _gradients(
         found = sums_and_grads(micro, None if key is None else jax.random.fold_in(key, index))
         return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, found), None
 
-    parts = jax.tree.map(functools.partial(_split, parts=microbatches), batch)
+    parts = jax.tree.map(functools.partial(split_rows, parts=microbatches), batch)
     shapes = jax.eval_shape(sums_and_grads, jax.tree.map(lambda x: x[0], parts), key)
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), shapes)
     total, _ = jax.lax.scan(one, zero, (jnp.arange(microbatches), parts))
     return total
-
-
-def _split(x_Bx: jax.Array, parts: int) -> jax.Array:
-    """[B, ...] -> [A, M, ...]: part a has every A-th row. With runs of rows each part would be on a few devices alone."""
-    x_AxMx = x_Bx.reshape(x_Bx.shape[0] // parts, parts, *x_Bx.shape[1:]).swapaxes(0, 1)
-    return sharding.constrain(x_AxMx, None, "batch", *(None,) * (x_Bx.ndim - 1))
 
 
 _EXACT = ("embedding", "/rows", "/prompt")  # tables

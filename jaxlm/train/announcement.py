@@ -63,7 +63,7 @@ def lines(
     found = [
         f"model: {m.family}, {count_params(m):,} parameters, {trained and f'{trained}, '}"
         f"{m.n_layers} layers of d {m.d_model}; {_devices(mesh)}",
-        _data(tokens, passes),
+        *([_data(tokens, passes)] if tokens else []),  # what is asked may be made without end
         *([_memory(program, mesh.size)] if program else []),
         f"chosen: attention {m.attention}, {m.dtype}, remat {m.remat}, microbatch {t.microbatch_size} of {t.batch_size}",
         _length(config, mesh, done),

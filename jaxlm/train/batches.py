@@ -18,6 +18,7 @@ from jaxlm.objectives.base import Batch
 from jaxlm.processes import together
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
+from jaxlm.train import clock
 
 _RESERVE = 2  # batches with which a process whose loader failed goes on until all have agreed to stop
 AGREE_S = 5.0  # JAX tells the other processes in a thread: fast steps would use up the reserve before they know
@@ -38,6 +39,8 @@ class LoaderBatches:
     Attributes:
       on_failure: called once with the loader's error, if there is a reserve.
     """
+
+    activity = clock.DATA
 
     def __init__(self, loader: TrainLoader, mesh: Mesh, shapes: dict[str, jax.ShapeDtypeStruct], reserve: int = 0):
         self._loader, self._mesh, self._reserve = loader, mesh, reserve

@@ -1,6 +1,7 @@
 """Divides the wall time of a run into activities, and shows the supervisor what the run does right now.
 
-Every second belongs to exactly one activity, so the activities add up to the wall time ("goodput" is the share of STEP).
+Every second belongs to exactly one activity, so the activities add up to the wall time ("goodput" is the share of
+STEP and ROLLOUT).
 """
 
 import contextlib
@@ -14,6 +15,7 @@ START = "start"  # processes, data, folders, until the first step
 RESTORE = "restore"  # reading a checkpoint
 COMPILE = "compile"  # compiling the train step, and its first call
 DATA = "data"  # waiting for a batch
+ROLLOUT = "rollout"  # drawing answers from the policy, and their rewards
 STEP = "step"  # productive: steps that nobody has done before
 REPEATED = "repeated"  # steps that an earlier start did, and lost
 EVALUATE = "evaluate"  # held-out loss, benchmarks, samples, reports
@@ -21,12 +23,13 @@ SAVE = "save"  # the loop stands still for a checkpoint
 MIRROR = "mirror"  # waiting for the mirror, at the start and at the end
 DOWN = "down"  # from the death of a start to the next one, on the same machine
 HUNG = "hung"  # no sign of life, until the supervisor ended it
-ACTIVITIES = (START, RESTORE, COMPILE, DATA, STEP, REPEATED, EVALUATE, SAVE, MIRROR, DOWN, HUNG)
+ACTIVITIES = (START, RESTORE, COMPILE, DATA, ROLLOUT, STEP, REPEATED, EVALUATE, SAVE, MIRROR, DOWN, HUNG)
 
 _WORDS = {
     START: "starting",
     RESTORE: "restoring",
     COMPILE: "compiling",
+    ROLLOUT: "drawing answers",
     EVALUATE: "evaluating",
     SAVE: "saving",
     MIRROR: "copying to the mirror",

@@ -25,6 +25,7 @@ _WORDS = {
     clock.RESTORE: "the restored checkpoint",
     clock.COMPILE: "the compiler",
     clock.DATA: "a batch",
+    clock.ROLLOUT: "answers or their rewards",
     clock.EVALUATE: "an evaluation",
     clock.SAVE: "a save",
     clock.MIRROR: "the mirror",
@@ -54,13 +55,21 @@ class Watch:
         learned.
       data_timeout_s: `data.timeout_s`, after which the loader itself gives up.
       mirror_timeout_s: `checkpoint.mirror_timeout_s`, after which the wait for the mirror itself ends.
+      reward_timeout_s: `reward.timeout_s`.
       meeting_s: `distributed.start_timeout_s`, after which the wait for the run's other processes itself ends; 0 if there
         are none.
     """
 
-    def __init__(self, hang_s: float, data_timeout_s: float, mirror_timeout_s: float, meeting_s: float):
+    def __init__(
+        self,
+        hang_s: float,
+        data_timeout_s: float,
+        mirror_timeout_s: float,
+        meeting_s: float,
+        reward_timeout_s: float = 0.0,
+    ):
         self._hang_s, self._data_timeout_s, self._mirror_timeout_s = hang_s, data_timeout_s, mirror_timeout_s
-        self._meeting_s = meeting_s
+        self._meeting_s, self._reward_timeout_s = meeting_s, reward_timeout_s
         self._longest: dict[str, float] = {}
         self._steps: list[float] = []
         self._sign: Sign | None = None
@@ -106,6 +115,8 @@ class Watch:
         if sign.activity == clock.DATA:
             return 2 * self._data_timeout_s + 2 * MINUTE
         longest = self._longest.get(_kind(sign))
+        if sign.activity == clock.ROLLOUT:  # a reward that fails is given three times its timeout
+            return 3 * self._reward_timeout_s + max(10 * MINUTE if longest else _FIRST, 10 * (longest or 0.0))
         if sign.activity in _STEPS:
             if len(self._steps) < _STEPS_TO_LEARN:
                 return _FIRST_STEP

@@ -75,7 +75,10 @@ class Batches(typing.Protocol):
 
     Attributes:
       on_failure: called with an error that will leave this process, one of several, without a batch soon.
+      activity: what the wait for a batch counts as (`train.clock`).
     """
+
+    activity: str
 
     on_failure: Callable[[Exception], object]
 
@@ -217,7 +220,7 @@ def _next(run: Run, state: TrainState, step: int) -> Batch | Ending | None:
     """
     if step >= run.steps:
         return None
-    with run.clock.spend(clock.DATA):
+    with run.clock.spend(run.batches.activity):
         try:
             return run.batches(state)
         except Exception as error:

@@ -7,10 +7,10 @@ import jax
 from jaxlm.config import HardwareConfig, TrainConfig
 from jaxlm.plan import flops
 from jaxlm.train.books import Earlier
-from jaxlm.train.clock import DATA, REPEATED, STEP, Clock
+from jaxlm.train.clock import DATA, REPEATED, ROLLOUT, STEP, Clock
 
 _NONE = Earlier()
-_TRAINING = (DATA, STEP, REPEATED)  # the activities that count for tokens/s
+_TRAINING = (DATA, ROLLOUT, STEP, REPEATED)  # the activities that count for tokens/s
 
 
 class Meter:
@@ -50,7 +50,8 @@ class Meter:
     def now(self, step: int) -> dict[str, float]:
         """Returns what every record has: the step; tokens, seconds of each activity, goodput and dollars, of all starts.
 
-        `time` is in Unix seconds, `wall_s` the sum of the activities, `goodput` the share of steps that nobody had done before.
+        `time` is in Unix seconds, `wall_s` the sum of the activities, `goodput` the share of
+        steps that nobody had done before, and of their rollouts.
         """
         seconds = {name: round(spent, 3) for name, spent in self._clock.seconds().items()}
         wall = sum(seconds.values())
@@ -61,7 +62,7 @@ class Meter:
             "time": round(time.time(), 3),
             "wall_s": round(wall, 3),
             "cost_usd": round(cost, 6),
-            "goodput": round(seconds[STEP] / wall, 4) if wall else 0.0,
+            "goodput": round((seconds[STEP] + seconds[ROLLOUT]) / wall, 4) if wall else 0.0,
         } | {f"time/{name}_s": spent for name, spent in seconds.items()}
 
     def measure(self, step: int, total: int) -> dict[str, float]:

@@ -197,16 +197,16 @@ def pretrained_on(folder: str) -> str:
 
 
 def check_base(said: Mapping[str, str | int], base: Mapping[str, str | int], run: str | pathlib.Path) -> None:
-    """Raises ConfigError if the base of an adapter is not the one that it was trained on.
+    """Raises ConfigError if the model that a run needs again, an adapter's base for one, is not the one that it began with.
 
     Args:
-      said: what the adapter's checkpoint says of its base (`Origin.identity`).
-      base: the identity of the base that is there now; {} for a run without an adapter.
-      run: the folder of the adapter's run, for the message.
+      said: what the run's checkpoint says of it (`Origin.identity`).
+      base: the identity of the model that is there now; {} for a run that needs none.
+      run: the folder of the run, for the message.
     """
     if base and said.get("digest") != base["digest"]:
         raise ConfigError(
-            f"{_named(base)} is not the base that the adapter in {run} was trained on, {_named(said)}: its parameters differ; "
+            f"{_named(base)} is not the model that {run} began with, {_named(said)}: its parameters differ; "
             "give that one, or a copy of it, by --config.origin=FOLDER"
         )
 

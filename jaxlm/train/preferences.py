@@ -3,7 +3,6 @@
 A policy that does not begin as its reference ends the run. Everything else is said once, and the run goes on.
 """
 
-import collections
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,9 +11,8 @@ import numpy as np
 from jaxlm.config import Config, DpoConfig
 from jaxlm.objectives import dpo
 from jaxlm.train.loop import REFUSED, Ending, Watch
+from jaxlm.train.told import WINDOW, Say, Told
 
-Say = Callable[[str], None]
-_WINDOW = 50  # steps over which figures are averaged
 _PINNED = 0.01  # of the loss that the run begins with
 _MOVED = 1e-3  # of rewards and scores: below it the policy is what it was
 _FALLEN = 0.1  # of the chosen answers' log-probability
@@ -66,32 +64,7 @@ class FirstStep(Watch):
         return Ending(REFUSED, why, keep=False)
 
 
-class _Told(Watch):
-    """Looks at the last steps, and says one line once. `line` returns it, or "" as long as there is nothing to say."""
-
-    def __init__(self, say: Say, steps: int = _WINDOW):
-        self._say, self._told = say, False
-        self._last: collections.deque[dict[str, float]] = collections.deque(maxlen=steps)
-
-    def __call__(self, step: int, record: dict[str, float]) -> None:
-        if self._told or not all(math.isfinite(record[name]) for name in self.reads):
-            return
-        self._last.append({name: record[name] for name in self.reads})
-        if len(self._last) == self._last.maxlen and (line := self.line()):
-            self._told = True
-            self._say(f"step {step}: {line}")
-
-    def line(self) -> str:
-        raise NotImplementedError
-
-    def _all(self, name: str) -> np.ndarray:
-        return np.asarray([record[name] for record in self._last])
-
-    def _mean(self, name: str) -> float:
-        return float(self._all(name).mean())
-
-
-class Pinned(_Told):
+class Pinned(Told):
     """Says that the loss stays where it began, and whether anything moved at all.
 
     Args:
@@ -102,24 +75,24 @@ class Pinned(_Told):
     """
 
     def __init__(self, own: float, moves: Sequence[str], steps: int, say: Say, nll_weight: float = 0.0):
-        super().__init__(say, min(max(steps // 4, 20), 4 * _WINDOW))
+        super().__init__(say, min(max(steps // 4, 20), 4 * WINDOW))
         self._own, self._moves, self._nll_weight = own, tuple(moves), nll_weight
         self.reads = ("loss", "lr", "update_norm", *self._moves, *(("nll",) if nll_weight else ()))
 
     def line(self) -> str:
-        loss = self._all("loss") - (self._nll_weight * self._all("nll") if self._nll_weight else 0.0)
+        loss = self.every("loss") - (self._nll_weight * self.every("nll") if self._nll_weight else 0.0)
         recent = loss[len(loss) // 2 :].mean()
         if abs(recent - self._own) > _PINNED * self._own:
             return ""
-        pinned, rate = f"the loss stays at {recent:.4f}, where it began", float(self._all("lr").max())
-        if not self._all("update_norm").any():
+        pinned, rate = f"the loss stays at {recent:.4f}, where it began", float(self.every("lr").max())
+        if not self.every("update_norm").any():
             return f"{pinned}: no update has changed anything (optim.lr is {rate:.2g}, all updates are 0)"
-        if max(np.abs(self._all(name)).max() for name in self._moves) < _MOVED:
+        if max(np.abs(self.every(name)).max() for name in self._moves) < _MOVED:
             return f"{pinned}: the model has hardly moved; raise optim.lr, which is {rate:.2g}"
         return f"{pinned}, though the model moves: it can't tell chosen from rejected answers; look at the data"
 
 
-class Falling(_Told):
+class Falling(Told):
     """Says that the chosen answers become much less likely too."""
 
     reads = ("chosen_reward", "chosen_logp", "nll")
@@ -130,10 +103,10 @@ class Falling(_Told):
 
     def line(self) -> str:
         c = self._config
-        now = self._mean("chosen_reward") / c.beta
+        now = self.mean("chosen_reward") / c.beta
         if self._began is None:
             self._began = now
-        size = self._mean("nll") if dpo.by_token(c) else abs(self._mean("chosen_logp"))
+        size = self.mean("nll") if dpo.by_token(c) else abs(self.mean("chosen_logp"))
         fallen = (self._began - now) / size
         if fallen < _FALLEN:
             return ""
@@ -143,18 +116,18 @@ class Falling(_Told):
         )
 
 
-class OnlyLength(_Told):
+class OnlyLength(Told):
     """Says that margins follow the difference of lengths and little else."""
 
     reads = ("margin", "length_margin")
 
     def __init__(self, say: Say):
-        super().__init__(say, 2 * _WINDOW)
+        super().__init__(say, 2 * WINDOW)
 
     def line(self) -> str:
         # From step to step, so that a margin that grows over time is not taken for one that depends on nothing.
-        margin, length = (np.diff(self._all(name)) for name in self.reads)
-        if np.abs(self._all("margin")).mean() < _NOTICED or not margin.any() or not length.any():
+        margin, length = (np.diff(self.every(name)) for name in self.reads)
+        if np.abs(self.every("margin")).mean() < _NOTICED or not margin.any() or not length.any():
             return ""
         together = float(np.corrcoef(margin, length)[0, 1])
         if abs(together) < _ONLY_LENGTH:
@@ -166,16 +139,16 @@ class OnlyLength(_Told):
         )
 
 
-class Swapped(_Told):
+class Swapped(Told):
     """Says that fewer than half of the pairs are ranked as they are labelled, by more than chance."""
 
     reads = ("accuracy",)
 
     def __init__(self, say: Say):
-        super().__init__(say, 2 * _WINDOW)
+        super().__init__(say, 2 * WINDOW)
 
     def line(self) -> str:
-        accuracy = self._all("accuracy")
+        accuracy = self.every("accuracy")
         error = accuracy.std(ddof=1) / math.sqrt(len(accuracy))
         return _swapped("of the pairs", accuracy.mean()) if accuracy.mean() + 3 * error < 0.5 else ""
 

@@ -61,13 +61,14 @@ class Progress:
         loss, left = record["train/loss"], record.get("eta_s")
         self._ends_at = None if left is None else time.monotonic() + left
         speed, mfu, skipped = record.get("tokens_per_second"), record.get("mfu_palm"), record.get("train/skipped")
-        rate, usd = record.get("train/lr"), record["cost_usd"]
+        rate, usd, reward = record.get("train/lr"), record["cost_usd"], record.get("train/reward")
         screen.say_parts(
             [
                 Part(f"step {record['step']}/{self._total}", 0),
                 Part(_percent(record["step"], self._total), 5),
                 Part(f"loss {self.loss if math.isfinite(loss) else loss:.4f}", 1, BOLD),
                 Part("" if best is None else f"best held-out {best:.4f}", 7, GREEN),
+                Part("" if reward is None else f"reward {reward:.3f}", 1, BOLD),
                 Part("" if rate is None else f"lr {rate:.2e}", 8, DIM),
                 Part(f"{human(speed)} tokens/s" if speed else "", 4),
                 Part(f"MFU {100 * mfu:.1f}%" if mfu else "", 9, DIM),

@@ -14,7 +14,7 @@ from jaxlm import config_files
 from jaxlm.config import ConfigError
 from jaxlm.files import is_number
 from jaxlm.plan.params import count_params
-from jaxlm.train import clock, differences, ledger, metrics
+from jaxlm.train import clock, differences, ledger, lineage
 
 # Column of the report -> metric in metrics.jsonl.
 _COLUMNS = {
@@ -31,35 +31,26 @@ _COLUMNS = {
 
 def gather(folder: pathlib.Path) -> dict[str, typing.Any]:
     """Returns the summary that `report.run.write` takes, of the run in `folder`, without the futures."""
-    records = _records(folder)
+    records = lineage.records(folder)
     book = ledger.read(folder)
     held_out = _held_out(records)
-    last = _latest(records)
+    last = lineage.latest(records)
+    origins = lineage.origins(folder)
     return {
         "run": _run(folder, records, held_out, book),
         "curves": _curves(records),
         "held_out": held_out,
+        "figures": _figures(folder, records),
         "activities": {name: last.get(f"time/{name}_s", 0.0) for name in clock.ACTIVITIES},
         "phases": book["phases"],
         "benchmarks": _benchmarks(folder / "eval"),
-        "before": _before(folder),
+        "before": [_before(*origin) for origin in origins],
+        "stages": lineage.stages(origins, folder),
         "samples": _samples(folder / "samples"),
         "spikes": _lines(folder / "spikes.jsonl"),
         "rollbacks": book["rollbacks"],
         "starts": [_start(start) for start in book["starts"]],
     }
-
-
-def _records(folder: pathlib.Path) -> list[dict]:
-    """The merged records of metrics.jsonl, by step."""
-    with contextlib.suppress(OSError):
-        return [record for _, record in sorted(metrics.read(folder / "metrics.jsonl").items())]
-    return []
-
-
-def _latest(records: list[dict]) -> dict:
-    """The record that was written last, which has the clocks of the whole run. After a rollback it is not the last step's."""
-    return max(records, key=lambda record: record.get("wall_s") or 0.0, default={})
 
 
 def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) -> dict[str, typing.Any]:
@@ -70,7 +61,7 @@ def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) 
         shape = f"{model.family}, {model.n_layers} layers of d {model.d_model}, "
         params, row_tokens = count_params(model), train.batch_size * train.seq_len
         shape += f"{train.batch_size} rows of {train.seq_len} tokens a step"
-    last = _latest(records)
+    last = lineage.latest(records)
     trained = [r["train/loss"] for r in records if r.get("train/loss") is not None]
     evaluated = [(step, loss) for step, loss in held_out.get("", ()) if math.isfinite(loss)]
     ended = (book["starts"][-1].get("ended") or {}) if book["starts"] else {}
@@ -91,6 +82,12 @@ def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) 
         "goodput": last.get("goodput"),
         "ended": ended.get("why", ""),
     }
+
+
+def _figures(folder: pathlib.Path, records: list[dict]) -> dict[str, list[tuple[int, float]]]:
+    with contextlib.suppress(ConfigError, OSError, AttributeError):
+        return lineage.curves(config_files.from_run(folder / "config.json").program, records)
+    return {}
 
 
 def _curves(records: list[dict]) -> dict[str, list]:
@@ -144,35 +141,21 @@ def _benchmarks(folder: pathlib.Path) -> dict[str, list[dict]]:
     return found
 
 
-def _before(folder: pathlib.Path) -> list[dict]:
-    """What the runs scored and wrote from which this one was made, each at its last up to the checkpoint that was taken."""
-    found, seen = [], {folder.resolve()}
-    while True:
-        try:
-            config = config_files.from_run(folder / "config.json")
-            origin, taken = pathlib.Path(config.origin), config.origin_checkpoint
-        except (ConfigError, OSError, AttributeError):
-            return found[::-1]
-        if not config.origin or origin.resolve() in seen:
-            return found[::-1]
-        seen.add(origin.resolve())
-        last = int(taken) if taken.isdecimal() else math.inf
-        kept = {
-            task: [point for point in points if point["step"] <= last][-1:]
-            for task, points in _benchmarks(origin / "eval").items()
-        }
-        written = {
-            prompt: [line for line in lines if is_number(line.get("step")) and line["step"] <= last]
-            for prompt, lines in _samples(origin / "samples").items()
-        }
-        found.append(
-            {
-                "name": origin.resolve().name,
-                "benchmarks": {task: points for task, points in kept.items() if points},
-                "samples": {prompt: lines for prompt, lines in written.items() if lines},
-            }
-        )
-        folder = origin
+def _before(origin: pathlib.Path, last: float) -> dict[str, typing.Any]:
+    """What an earlier run scored and wrote, each at its last up to the step `last`, at which it was taken over."""
+    kept = {
+        task: [point for point in points if point["step"] <= last][-1:]
+        for task, points in _benchmarks(origin / "eval").items()
+    }
+    written = {
+        prompt: [line for line in lines if is_number(line.get("step")) and line["step"] <= last]
+        for prompt, lines in _samples(origin / "samples").items()
+    }
+    return {
+        "name": origin.resolve().name,
+        "benchmarks": {task: points for task, points in kept.items() if points},
+        "samples": {prompt: lines for prompt, lines in written.items() if lines},
+    }
 
 
 def _numbers(found: object) -> dict[str, float]:

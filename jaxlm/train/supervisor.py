@@ -155,7 +155,11 @@ class Supervisor:
         self._several = _several(config)
         meeting_s = config.distributed.start_timeout_s if self._several else 0.0
         self._hangs = hangs.Watch(
-            config.runs.hang_s, config.data.timeout_s, config.checkpoint.mirror_timeout_s, meeting_s
+            config.runs.hang_s,
+            config.data.timeout_s,
+            config.checkpoint.mirror_timeout_s,
+            meeting_s,
+            config.reward.timeout_s,
         )
         self._child: children.Child | None = None
         self._asked: list[float] = []  # when each request to stop came

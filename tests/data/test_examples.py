@@ -182,3 +182,44 @@ def test_no_files(tmp_path):
         list(examples.read(str(tmp_path), "auto", False, "examples.val_path"))
     with pytest.raises(ConfigError, match=r"data\.path is empty"):
         list(examples.read("", "auto", False))
+
+
+_TALK = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: "
+
+
+@pytest.mark.parametrize(
+    ("record", "asked", "columns"),
+    [
+        ({"prompt": "a", "level": 3}, ["a"], {"level"}),
+        ({"messages": [{"role": "user", "content": "a"}]}, ["a"], {"messages"}),
+        (
+            {side: f"{_TALK}{end}" for side, end in (("chosen", "d"), ("rejected", "e"))},
+            ["a", "b", "c"],
+            {"chosen", "rejected"},
+        ),
+        ({"instruction": "a", "output": "b"}, ["a"], {"instruction", "output"}),
+        ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, ["a"], {"conversations"}),
+    ],
+)
+def test_what_a_record_asks(tmp_path, record, asked, columns):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    ((messages, rest, place),) = examples.read_prompts(str(path))
+    assert [message["content"] for message in messages] == asked
+    assert rest.keys() == columns
+    assert str(place) == f"{path}:1"
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"text": "a"}, "no prompt and no messages, only text"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "nothing to answer"),
+    ],
+)
+def test_a_record_that_asks_nothing_is_refused(tmp_path, record, said):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    with pytest.raises(ConfigError, match=said) as error:
+        list(examples.read_prompts(str(path)))
+    assert f"{path}:1" in str(error.value)

@@ -252,9 +252,7 @@ def from_the_pairs_of_the_red_team(coder, data, tmp_path, monkeypatch):
 
 
 def _reader(coder):
-    return requests.Reader(
-        coder, coder.vocab_size, 4096, samples.ends(coder), guide.Guides(coder, coder.vocab_size, ())
-    )
+    return requests.Reader(coder, coder.vocab_size, 4096, chat.ends(coder), guide.Guides(coder, coder.vocab_size, ()))
 
 
 def _read(read, bodies):
@@ -325,6 +323,7 @@ CALLERS = {
     "jaxlm/eval/humaneval.py": (from_humaneval,),
     "jaxlm/eval/lm_eval_model.py": (from_the_harness, from_conversations_of_the_harness),
     "jaxlm/interop/export.py": (),  # compares the written tokenizer with it: tests/interop/test_export_parity.py
+    "jaxlm/train/scorer.py": (),  # needs a reward model: tests/programs/test_scorer.py
     "jaxlm/eval/redteam.py": (from_the_red_team, from_the_red_team_in_a_chat, from_the_pairs_of_the_red_team),
     "jaxlm/eval/samples.py": (from_samples, from_a_stream_of_samples, from_the_check_of_prompts),
     "jaxlm/eval/scorer.py": (from_the_scorer,),

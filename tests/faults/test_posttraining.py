@@ -33,7 +33,7 @@ def test_an_adapter_goes_on_with_its_own_base_wherever_that_is_now(place, sft):
     run = place.stopped("lora", 10, **sft["lora"])
     moved = place.copy("moved", place.whole.name)
     for keys, words in (
-        ({"origin_checkpoint": 20}, f"{place.whole}, step 20 is not the base that the adapter in {run} was trained on"),
+        ({"origin_checkpoint": 20}, f"{place.whole}, step 20 is not the model that {run} began with"),
         ({"origin": place.root / "gone"}, f"no folder {place.root / 'gone'}"),
     ):
         said = place.run("lora", code=2, **sft["lora"] | keys)

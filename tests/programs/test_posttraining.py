@@ -146,7 +146,7 @@ def test_an_adapter_names_its_base_where_another_has_no_such_step(base, tmp_path
     assert cli.main(command(base, **keys)) == 0
     assert cli.main(command(base, **keys | {"origin": other})) == 2
     said = "".join(capsys.readouterr())
-    assert f"The adapter in {tmp_path / 'lora'} was trained on {base}, step {step.name}" in said
+    assert f"{tmp_path / 'lora'} began with {base}, step {step.name}, and needs it" in said
 
 
 def test_a_model_without_a_chat_template(base, tmp_path):

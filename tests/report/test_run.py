@@ -15,7 +15,7 @@ def test_a_whole_summary_makes_every_section(tmp_path):
     page.write(tmp_path / "report.html", SUMMARY)
     text = (tmp_path / "report.html").read_text()
     assert titles(text) == [
-        "Loss", "Where the time went", "Bill", "Three futures", "Benchmarks", "Beside published models",
+        "All stages", "Loss", "Where the time went", "Bill", "Three futures", "Benchmarks", "Beside published models",
         "Samples", "Optimizer and speed", "Spikes and rollbacks",
         "Starts",
     ]  # fmt: skip
@@ -32,16 +32,20 @@ def test_a_whole_summary_makes_every_section(tmp_path):
         "98% repeated, 2% different, loops after 3 words, 50.0% junk",
     ):
         assert words in text, words
-    assert text.count("<figure") == 4 + 3 + 1 + 2  # loss four times, rate, norm and speed, the time, a task twice
+    assert (
+        text.count("<figure") == 1 + 4 + 3 + 1 + 2
+    )  # reward, loss four times, rate, norm and speed, the time, a task twice
     assert "2026-11-22 20:07 UTC" in text
-    assert text.count(">steps</div>") == 2 + 3 + 2
+    assert text.count(">steps</div>") == 1 + 2 + 3 + 2
+    assert text.index("What it is trained for") < text.index("Loss by step")
     assert text.count('class="mark"') >= 1  # the start after step 20
 
 
 def test_without_a_price_nothing_tells_of_dollars(tmp_path):
     """A machine of one's own costs nothing that the run knows of: no line at $0, no columns of $0.00."""
     page.write(tmp_path / "paid.html", SUMMARY)
-    page.write(tmp_path / "free.html", SUMMARY | {"run": RUN | {"cost_usd": 0.0}})
+    stages = [row | {"cost_usd": 0.0} for row in SUMMARY["stages"]]
+    page.write(tmp_path / "free.html", SUMMARY | {"run": RUN | {"cost_usd": 0.0}, "stages": stages})
     paid, free = ((tmp_path / name).read_text() for name in ("paid.html", "free.html"))
     for words in ("loss by dollars", "cost of a nat", "cost of 0.01 nats", ">spent<"):
         assert (words in paid, words in free) == (True, False), words

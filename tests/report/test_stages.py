@@ -1,9 +1,9 @@
-"""Samples of a run beside those of the runs before it: clean or not, and junk of the base that is still there."""
+"""The stages of a run: what each took; samples beside those of the runs before, and junk of the base that is still there."""
 
 import html
 import json
 
-from tiny_pages import rows
+from tiny_pages import STAGES, rows
 
 from jaxlm.report import stages
 from jaxlm.train import summary
@@ -65,3 +65,48 @@ def test_the_samples_before_are_those_of_the_checkpoint_that_was_taken(tmp_path)
         (tmp_path / f"base/samples/{step}.jsonl").write_text(json.dumps(line) + "\n")
     (before,) = summary.gather(tmp_path / "sft")["before"]
     assert [one["text"] for one in before["samples"]["Once"]] == [" at 10", " at 20"]
+
+
+def took(**keys) -> str:
+    return stages.took({"run": {"name": "chat"}, "stages": STAGES} | keys)
+
+
+def test_every_stage_is_a_row_and_the_last_one_is_their_sum():
+    found = took()
+    assert rows(found) == [
+        ["stage", "what it changed", "time", "cost", "steps", "tokens", "run", "config"],
+        ["data", "documents 12,000 → 8,000", "1m30s", "", "", "", "data", ""],
+        ["pretraining", "held-out loss 8.312 → 4.922", "10m00s", "$0.5", "1,500", "1.54M", "base",
+         "story in phases: smoke, main"],
+        ["SFT", "held-out loss 2.500", "5m00s", "$0.25", "300", "1.23M", "sft", "sft"],
+        ["GRPO", "held-out reward 0.250 → 0.875", "1h00m", "$3.00", "200", "819k", "&lt;chat&gt;", "grpo"],
+        ["all", "", "1h15m", "$3.75", "", "3.58M", "", ""],
+    ]  # fmt: skip
+    assert "seconds of its stages" in found
+
+
+def test_what_is_not_known_is_left_out_and_counts_for_nothing():
+    gone = dict.fromkeys(("steps", "tokens", "wall_s", "cost_usd", "begin", "end")) | {"figure": ""}
+    first = {"name": "old", "program": "", "config": "", "phases": []} | gone
+    found = rows(took(stages=[first, *STAGES[2:]]))
+    assert found[1] == ["not here", "", "", "", "", "", "old", ""]
+    assert found[-1][2:4] == ["1h05m", "$3.25"]
+
+
+def test_without_a_price_there_is_no_column_for_it():
+    free = [row | {"cost_usd": None if row["cost_usd"] is None else 0.0} for row in STAGES]
+    found = rows(took(stages=free))
+    assert "cost" not in found[0]
+    assert {len(row) for row in found} == {7}
+    assert "$" not in took(stages=free)
+
+
+def test_data_that_a_run_prepared_itself_is_told_so():
+    inside = [STAGES[0] | {"wall_s": None}, *STAGES[1:]]
+    assert "its time holds both" in took(stages=inside)
+    assert rows(took(stages=inside))[1][2] == ""
+
+
+def test_a_first_run_has_no_table_of_stages():
+    assert took(stages=[]) == ""
+    assert stages.took({"run": {"name": "chat"}}) == ""

@@ -18,7 +18,6 @@ import tiny_serve
 
 from jaxlm.data import chat, examples
 from jaxlm.data.ids import document
-from jaxlm.eval import samples
 from jaxlm.serve import terminal
 from jaxlm.serve.conversation import Conversation, Voice
 from jaxlm.serve.talk import Talk
@@ -29,7 +28,7 @@ CODER = tiny_chats.tokenizer()
 def voice(says="sun and sea", name="one", context=256, plain=False, pause=0.0):
     """A voice that says the same to each message, and ends; `says` may be a function of the request."""
     found = says if callable(says) else lambda _: [*CODER.encode(says), CODER.eos_id]
-    return Voice(name, tiny_serve.Scripted(found, pause), Conversation(CODER, samples.ends(CODER), context, plain))
+    return Voice(name, tiny_serve.Scripted(found, pause), Conversation(CODER, chat.ends(CODER), context, plain))
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ import tiny_chats
 import tiny_hf
 import tiny_serve
 
-from jaxlm.data import coder
-from jaxlm.eval import samples
+from jaxlm.data import chat, coder
 from jaxlm.serve.guide import Guides
 
 
@@ -26,7 +25,7 @@ def tokenizer(request, tmp_path_factory):
 
 def walk(guide, tokenizer, vocab_size: int, seed: int) -> str:
     """A text of ids drawn by chance among those that a guide allows."""
-    rng, ids, ends = random.Random(seed), [], samples.ends(tokenizer)
+    rng, ids, ends = random.Random(seed), [], chat.ends(tokenizer)
     while not ids or ids[-1] not in ends:
         mask = guide.mask()
         assert (mask.dtype, len(mask)) == (np.uint32, -(-vocab_size // 32))
@@ -42,7 +41,7 @@ def walk(guide, tokenizer, vocab_size: int, seed: int) -> str:
 @pytest.mark.parametrize("padded_to", [32, 33])  # the size of most models' vocabularies has no rest by 32
 def test_a_walk_is_json_of_the_schema(tokenizer, padded_to):
     vocab_size = -(-tokenizer.vocab_size // 32) * 32 + padded_to - 32
-    make = Guides(tokenizer, vocab_size, samples.ends(tokenizer)).of_schema(tiny_serve.SCHEMA)
+    make = Guides(tokenizer, vocab_size, chat.ends(tokenizer)).of_schema(tiny_serve.SCHEMA)
     texts = [walk(make(), tokenizer, vocab_size, seed) for seed in range(20)]
     for text in texts:
         jsonschema.validate(json.loads(text), tiny_serve.SCHEMA)
@@ -50,6 +49,6 @@ def test_a_walk_is_json_of_the_schema(tokenizer, padded_to):
 
 
 def test_what_is_not_allowed_is_not_taken(tokenizer):
-    guide = Guides(tokenizer, tokenizer.vocab_size, samples.ends(tokenizer)).of_schema(tiny_serve.SCHEMA)()
+    guide = Guides(tokenizer, tokenizer.vocab_size, chat.ends(tokenizer)).of_schema(tiny_serve.SCHEMA)()
     with pytest.raises(ValueError, match="can't go on"):
-        guide.accept(samples.ends(tokenizer)[0])
+        guide.accept(chat.ends(tokenizer)[0])

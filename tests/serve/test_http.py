@@ -12,7 +12,6 @@ import tiny_serve
 
 from jaxlm.data import chat
 from jaxlm.data.ids import document
-from jaxlm.eval import samples
 from jaxlm.serve import http
 from jaxlm.serve.guide import Guides
 from jaxlm.serve.requests import Reader
@@ -26,7 +25,7 @@ def coder():
 
 
 def reader(coder, **changes) -> Reader:
-    ends = samples.ends(coder)
+    ends = chat.ends(coder)
     given = {"context": 256, "guides": Guides(coder, coder.vocab_size, ends)} | changes
     return Reader(coder, coder.vocab_size, ends=ends, **given)
 
@@ -283,7 +282,7 @@ def test_what_nobody_foresaw_is_said_and_counted(coder, batcher, capfd):
         def completion(self, body):
             raise ZeroDivisionError("no such luck")
 
-    ends = samples.ends(coder)
+    ends = chat.ends(coder)
     broken = Broken(coder, coder.vocab_size, context=256, ends=ends, guides=Guides(coder, coder.vocab_size, ends))
     with tiny_serve.running(http.Server("tiny", batcher, broken).app()) as url:
         answer = httpx.post(f"{url}/v1/completions", json=FINE)

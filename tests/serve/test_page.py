@@ -10,7 +10,7 @@ import tiny_eval
 import tiny_serve
 from chromium import Browser, browser, needs_chromium
 
-from jaxlm.eval import samples
+from jaxlm.data import chat
 from jaxlm.serve import http
 from jaxlm.serve.guide import Guides
 from jaxlm.serve.requests import Reader
@@ -23,7 +23,7 @@ SAID = "<b>the</b> cat é🙂 " + "sat " * 40
 def server(says: str, pause: float = 0.0, chats: bool = True, key: str = ""):
     """(an application whose model says the same to everything, its batcher)."""
     coder = tiny_eval.scorer(chats=chats).tokenizer
-    ends = samples.ends(coder)
+    ends = chat.ends(coder)
     reader = Reader(coder, coder.vocab_size, 1024, ends, Guides(coder, coder.vocab_size, ends))
     batcher = tiny_serve.Scripted(lambda ask: [*coder.encode(says), coder.eos_id], pause)
     return http.Server("tiny", batcher, reader, key=key).app(), batcher

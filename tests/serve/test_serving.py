@@ -14,8 +14,8 @@ import tiny_models
 import tiny_serve
 
 from jaxlm import models
+from jaxlm.data import chat
 from jaxlm.data.ids import document
-from jaxlm.eval import samples
 from jaxlm.models.generate import generate
 from jaxlm.serve import http
 from jaxlm.serve.batcher import Batcher
@@ -30,7 +30,7 @@ def scorer():
 
 @pytest.fixture(scope="module")
 def url(scorer):
-    vocab_size, ends = scorer.model.config.vocab_size, samples.ends(scorer.tokenizer)
+    vocab_size, ends = scorer.model.config.vocab_size, chat.ends(scorer.tokenizer)
     guides = Guides(scorer.tokenizer, vocab_size, ends)
     reader = Reader(scorer.tokenizer, vocab_size, scorer.model.config.max_seq_len, ends, guides)
     batcher = Batcher(scorer.model, scorer.variables, rows=4, chunk=16, shortest=128)
@@ -50,9 +50,9 @@ def test_the_likeliest_text_is_that_of_the_generator(client, scorer):
     found = client.completions.create(model="tiny", prompt=prompts, temperature=0, max_tokens=12)
     settings = tiny_models.sample_config(max_new_tokens=12)
     ids = [document(coder, prompt) for prompt in prompts]
-    new = generate(scorer.model, scorer.variables, ids, settings, stop_ids=samples.ends(coder))
+    new = generate(scorer.model, scorer.variables, ids, settings, stop_ids=chat.ends(coder))
     assert [choice.text for choice in found.choices] == [
-        coder.decode([i for i in row if i not in samples.ends(coder)]) for row in new
+        coder.decode([i for i in row if i not in chat.ends(coder)]) for row in new
     ]
 
 

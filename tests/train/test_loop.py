@@ -118,6 +118,8 @@ def run(
         return types.SimpleNamespace(step=jnp.int32(step), params={}), found
 
     class Batches:
+        activity = "data"
+
         def __call__(self, state):
             step = int(state.step) + 1
             if step == no_batch[0]:

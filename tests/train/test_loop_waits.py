@@ -85,6 +85,8 @@ class Batches:
     def __init__(self, watch, mesh, lazy=False, on_host=False):
         self._watch, self._mesh, self._lazy, self._on_host, self.taken = watch, mesh, lazy, on_host, 0
 
+    activity = "data"
+
     def __call__(self, now):
         return self._take if self._lazy else self._take()
 

@@ -203,7 +203,7 @@ def test_the_base_may_move_with_its_adapter_but_another_one_is_refused(made, ada
     said = json.loads(meta.read_text())
     del said["sha256"]
     meta.write_text(json.dumps(said | {"step": 2}))
-    with pytest.raises(ConfigError, match=r"is not the base that the adapter in .* was trained on") as error:
+    with pytest.raises(ConfigError, match=r"is not the model that .* began with") as error:
         opened(origin.open(moved), made)
     assert "\n" not in str(error.value)
 

@@ -1,0 +1,316 @@
+"""What the child process does: makes questions, judges answers, calls the user's function. Imports no JAX.
+
+Packages of the extra `rl` are imported when a task needs them.
+"""
+
+import ast
+import dataclasses
+import difflib
+import functools
+import importlib
+import inspect
+import itertools
+import logging
+import math
+import os
+import random
+import re
+import sysconfig
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+
+_LINE = 300  # characters of an error's line
+_LARGEST = 3.4e38  # of float32
+_BLOCK = 500  # questions that a task makes at a time, if it can't make any one
+_MATH_S = 2  # for math-verify to read, and to compare: an answer such as 9**9**9 has no end
+_READ = 2000  # characters of an answer that math-verify reads: the last ones
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+Options = Mapping[str, str]
+
+
+class Refused(Exception):
+    """Bad input from the user, in one line."""
+
+
+class Wrong(Exception):
+    """What is wrong with what a function returned."""
+
+
+def final(answer: str) -> str:
+    """Returns what is judged of an answer: what stands in its last <answer>...</answer>, else all of it, stripped."""
+    found = _ANSWER.findall(answer)
+    return (found[-1] if found else answer).strip()
+
+
+class Judge:
+    """Holds what `load` named, and carries out orders."""
+
+    def __init__(self):
+        self._tasks: list[Gym | None] = []
+        self._function: Callable | None = None
+        self._name = ""
+        self._format: re.Pattern | None = None
+
+    def load(self, tasks: Sequence[tuple[str, str, Options]], function: str, form: str) -> None:
+        """Imports what is needed, and checks it.
+
+        Args:
+          tasks: (kind, name, options) of each; kind: "reasoning_gym" or "gsm8k".
+          function: MODULE:FUNCTION, or "".
+          form: a regular expression, or "".
+
+        Raises:
+          Refused: a package, task, option, module or function is not there.
+        """
+        try:
+            self._tasks = [Gym(name, options) if kind == "reasoning_gym" else None for kind, name, options in tasks]
+            if None in self._tasks:
+                _import("math_verify", "math-verify", "gsm8k")
+                logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it would quote answers that it can't read
+        except Refused as error:
+            raise Refused(f"config.reward.tasks: {error}") from None
+        self._name = f"config.reward.function={function}"
+        try:
+            self._function = _found(function) if function else None
+        except Refused as error:
+            raise Refused(f"{self._name}: {error}") from None
+        self._format = re.compile(form, re.DOTALL) if form else None
+
+    def takes(self, columns: Sequence[str]) -> None:
+        """Raises Refused if the function can't be called with these columns as keywords."""
+        try:
+            inspect.signature(self._function).bind([], [], **dict.fromkeys(columns))
+        except ValueError:  # one written in C shows no signature
+            return
+        except TypeError as error:
+            raise Refused(
+                f"{self._name} can't be called with the columns {', '.join(columns) or '(none)'} of the prompts: {error}; "
+                "it is called as f(prompts, answers, **columns)"
+            ) from None
+
+    def draw(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[str, str | None] | str]:
+        """Returns for each (task, number) the question and the true answer (None if there is no single one).
+
+        A text in their place says why the task has no question of this number.
+        """
+        found = []
+        for task, number in wanted:
+            try:
+                entry = self._tasks[task].entry(number)
+                answer = entry["answer"]
+                found.append((str(entry["question"]), None if answer is None else str(answer)))
+            except Exception as error:
+                found.append(one_line(error))
+        return found
+
+    def exact(self, asked: Sequence[tuple[int, int | str, str]]) -> list[float | str]:
+        """Returns 1.0 or 0.0 for each (task, number of the question or true answer, answer).
+
+        A text in its place says why the task can't judge the answer: some of reasoning-gym's raise on text that they do
+        not expect.
+        """
+        found = []
+        for task, question, answer in asked:
+            gym, said = self._tasks[task], final(answer)
+            try:
+                found.append(gym.exact(question, said) if gym else _equal(question, said))
+            except Exception as error:
+                found.append(one_line(error))
+        return found
+
+    def function(self, prompts: list[str], answers: list[str], columns: dict[str, list]) -> list[float]:
+        """Returns what the function says of each answer. Raises Wrong if that is not one finite number each."""
+        return _numbers(self._function(prompts, answers, **columns), len(answers))
+
+    def format(self, answers: Sequence[str]) -> list[float]:
+        """Returns 1.0 for each answer that the regular expression matches as a whole, else 0.0."""
+        return [float(self._format.fullmatch(answer) is not None) for answer in answers]
+
+
+ORDERS = {name: vars(Judge)[name] for name in ("load", "takes", "draw", "exact", "function", "format")}
+
+
+class Gym:
+    """A task of reasoning-gym. Question `number` (0 to 2^32 - 1) is the same in each process.
+
+    Args:
+      name: the dataset's.
+      options: keys of its config, with values as the command line has them.
+    """
+
+    def __init__(self, name: str, options: Options):
+        rg = _import("reasoning_gym", "reasoning-gym", f"reasoning_gym:{name}")
+        known = rg.factory.DATASETS
+        if name not in known:
+            raise Refused(f"reasoning_gym has no task {name!r}{_hint(name, known)}")
+        values = _values(name, options, known[name][1])
+
+        @functools.lru_cache(maxsize=2)
+        def dataset(seed: int):
+            _seed(seed)
+            return rg.create_dataset(name, seed=seed, size=_BLOCK, **values)
+
+        @functools.lru_cache(maxsize=4096)
+        def entry(number: int) -> dict:
+            _seed(number)
+            try:
+                return self._all[number]
+            except IndexError:  # a few know no more than `size` questions; most make number n from seed + n
+                first = number - number % _BLOCK
+                block = dataset(first)
+                _seed(number)
+                return block[number - first]
+
+        self.entry = entry
+        try:
+            self._all = dataset(0)
+        except Exception as error:
+            raise Refused(f"reasoning_gym:{name} can't be made: {_text(error)}") from None
+
+    def exact(self, number: int, said: str) -> float:
+        """Returns 1.0 if the task gives the answer full marks, else 0.0."""
+        return float(self._all.score_answer(said, self.entry(number)) >= 1)
+
+
+def _seed(number: int) -> None:
+    """Seeds the global generators: a few tasks draw from them."""
+    random.seed(number)
+    importlib.import_module("numpy").random.seed(number)
+
+
+def _values(name: str, options: Options, config: type) -> dict[str, object]:
+    """The options of a task as values of its config. Raises Refused."""
+    fields = {field.name: field for field in dataclasses.fields(config) if field.name not in ("seed", "size")}
+    found = {}
+    for key, text in options.items():
+        if key in ("seed", "size"):
+            raise Refused(f"reasoning_gym:{name}: {key} is not to be set: questions follow from config.seed")
+        if key not in fields:
+            raise Refused(f"reasoning_gym:{name} has no option {key!r}{_hint(key, fields)}")
+        value, default = _value(text), fields[key].default
+        kind = type(default)
+        if kind is float and type(value) is int:
+            value = float(value)
+        if kind in (bool, int, float, str) and type(value) is not kind:
+            raise Refused(f"reasoning_gym:{name}: {key}={text} is no {kind.__name__}; it is {default} by itself")
+        found[key] = value
+    return found
+
+
+def _value(text: str) -> object:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _import(module: str, package: str, task: str):
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise Refused(f"{task} needs {package}: pip install 'jaxlm[rl]'") from None
+
+
+def _equal(truth: str, said: str) -> float:
+    """1.0 if math-verify finds the number or formula that an answer ends with equal to the true one."""
+    if said == truth:
+        return 1.0
+    wanted = _parsed(f"${truth}$") or _parsed(truth)
+    verify = importlib.import_module("math_verify").verify
+    return float(verify(wanted, _parsed(said[-_READ:]), timeout_seconds=_MATH_S))
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(text: str) -> list:
+    return importlib.import_module("math_verify").parse(text, parsing_timeout=_MATH_S)
+
+
+def _found(name: str) -> Callable:
+    """The function MODULE:FUNCTION. Raises Refused if it is not there, or its module can't be imported."""
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not f"{module_name}.".startswith(f"{error.name}."):
+            raise Refused(f"can't be imported: {one_line(error)}") from None
+        here = [file.removesuffix(".py") for file in os.listdir() if file.endswith(".py")]
+        near = _hint(module_name, here, every=False)
+        raise Refused(f"there is no module {module_name} in {os.getcwd()} or on Python's path{near}") from None
+    except BaseException as error:
+        traceback.print_exc()
+        raise Refused(f"can't be imported: {one_line(error)}") from None
+    found = getattr(module, function_name, None)
+    if not callable(found):
+        own = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+        raise Refused(f"{module_name} has no function {function_name}{_hint(function_name, own)}")
+    return found
+
+
+def _hint(name: str, names: Sequence[str], every: bool = True) -> str:
+    """The nearest name; if none is near, all of them, at most thirty."""
+    near = difflib.get_close_matches(name, list(names), n=1)
+    if near:
+        return f"; did you mean {near[0]}?"
+    known = sorted(names)
+    more = ", ..." if len(known) > 30 else ""
+    return f"; there are {', '.join(known[:30])}{more}" if every and known else ""
+
+
+def _numbers(values: object, count: int) -> list[float]:
+    """What a function returned, as `count` floats. Raises Wrong."""
+    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
+        raise Wrong(f"returned {_shown(values)}, not a list of numbers")
+    found = list(itertools.islice(values, count + 1))
+    if len(found) != count:
+        many = f"{len(found)} number{'s' * (len(found) != 1)}" if len(found) < count else f"more than {count}"
+        raise Wrong(f"returned {many} for {count} answer{'s' * (count != 1)}")
+    return [_number(value) for value in found]
+
+
+def _number(value: object) -> float:
+    try:
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except Exception:
+        number = math.nan
+    if not abs(number) <= _LARGEST:
+        raise Wrong(f"returned {_shown(value)}, which is no finite number")
+    return number
+
+
+def _shown(value: object) -> str:
+    try:
+        return " ".join(repr(value).split())[:60]
+    except Exception:
+        return f"a {type(value).__name__}"
+
+
+def one_line(error: BaseException) -> str:
+    """Returns an exception's own line: its type, what it says, and where it was raised: "ValueError: no (a.py:3)"."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename:
+        where = (error.filename, error.lineno)
+    else:
+        ours = [f for f in frames if not _foreign(f.filename)]
+        where = (ours[-1].filename, ours[-1].lineno) if ours else ("", 0)
+    at = f" ({os.path.basename(where[0])}:{where[1]})" if where[0] else ""
+    said = _text(error)
+    return f"{type(error).__name__}{': ' * bool(said)}{said}{at}"
+
+
+def _foreign(file: str) -> bool:
+    """True for a file of Python's, of an installed package or of this one: the user's own line says more."""
+    standard = sysconfig.get_paths()["stdlib"]
+    return file.startswith(("<", standard, os.path.dirname(__file__))) or "site-packages" in file
+
+
+def _text(error: BaseException) -> str:
+    """What an exception says, on one line."""
+    try:
+        said = error.msg if isinstance(error, SyntaxError) else str(error)
+    except Exception:
+        said = ""
+    return " ".join(str(said).split())[:_LINE]

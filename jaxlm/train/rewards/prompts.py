@@ -1,0 +1,143 @@
+"""The prompts of a run as its data: which ones a step asks is a pure function of the seed and the number of its batch.
+
+process = rewards.make(config.reward, workdir)
+asked = make(config, tokenizer, process, say)
+asked.step(1)            # the items of step 1, rollout.prompts of them
+asked.held_out(64)       # what is never trained on, always the same
+"""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable
+
+from jaxlm.config import Config, ConfigError, RunError
+from jaxlm.data.coder import Coder
+from jaxlm.data.packed import Texts
+from jaxlm.data.verify import Verifier
+from jaxlm.data.windows import Windows, batch_number, merge_windows
+from jaxlm.train.rewards import tasks
+from jaxlm.train.rewards.process import Failed, Process
+from jaxlm.train.rewards.sources import Item, Made, Reader, Source
+
+__all__ = ["Item", "Prompts", "make", "room"]
+
+_KEPT = 4  # batches in memory: the same are asked for again, for the log
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+    """What a run asks, and in which order; implements `programs.task.Data`. Several sources are drawn from in turn.
+
+    Attributes:
+      data: the tokenizer, and how much there is.
+      sources: where prompts come from.
+      seed: of their order.
+      count: the prompts of a step.
+      room: the most tokens that a prompt has.
+      passed_over: windows of batches to pass over, (first, last) from 1.
+    """
+
+    data: Texts
+    sources: tuple[Source, ...]
+    seed: int
+    count: int
+    room: int
+    passed_over: Windows = ()
+    _drawn: dict[int, list[Item]] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "passed_over", merge_windows(self.passed_over))
+
+    def fingerprint(self) -> dict[str, str]:
+        """Returns what decides which prompts are asked, as strings; "sha256" is a hash of the others."""
+        parts = {"data": self.data.sha256, "seed": str(self.seed), "prompts": str(self.count)}
+        return {**parts, "sha256": hashlib.sha256(json.dumps(parts).encode()).hexdigest()}
+
+    def passing_over(self, windows: Windows) -> "Prompts":
+        """Returns the same prompts without the batches in these windows, and with all others."""
+        return dataclasses.replace(self, passed_over=tuple(windows))
+
+    def batch_number(self, step: int) -> int:
+        """Returns the number of the batch of a step, both from 1; 0 for step 0."""
+        return batch_number(step, self.passed_over)
+
+    def step(self, step: int) -> list[Item]:
+        """Returns the prompts of a step, counted from 1. Raises RunError if a task can't make them."""
+        number = self.batch_number(step)
+        if number not in self._drawn:
+            while len(self._drawn) >= _KEPT:
+                del self._drawn[next(iter(self._drawn))]
+            self._drawn[number] = self._batch(number)
+        return list(self._drawn[number])
+
+    def _batch(self, number: int) -> list[Item]:
+        draws = range((number - 1) * self.count, number * self.count)
+        kinds, found = len(self.sources), {}
+        for kind, source in enumerate(self.sources):
+            own = [draw for draw in draws if draw % kinds == kind]
+            if own:
+                found |= dict(zip(own, source.draw([draw // kinds for draw in own]), strict=True))
+        return [found[draw] for draw in draws]
+
+    def held_out(self, count: int) -> list[Item]:
+        """Returns `count` prompts that are never trained on, fewer if there are fewer: the same ones each time."""
+        shares = [len(range(kind, count, len(self.sources))) for kind in range(len(self.sources))]
+        return [item for source, share in zip(self.sources, shares, strict=True) for item in source.held_out(share)]
+
+    def places(self, step: int) -> list[str]:
+        """Returns where the prompts of a step stand, for the log. `step` counts from 1."""
+        return [item.place for item in self.step(step)]
+
+    def passes(self, steps: int) -> dict[str, float]:
+        """Returns source -> how many times a run of `steps` steps goes through it; without those that have no end."""
+        draws = steps * self.count / len(self.sources)
+        return {source.name: source.passes(draws) for source in self.sources if source.tokens}
+
+
+def room(config: Config) -> int:
+    """Returns the most tokens that a prompt may have: what is left of an answer's share of a row."""
+    in_row = config.rollout.prompts * config.rollout.answers // config.train.batch_size
+    return config.train.seq_len // in_row - config.rollout.max_new_tokens
+
+
+def make(config: Config, tokenizer: Coder, process: Process, say: Callable[[str], object]) -> Prompts:
+    """Reads the prompts of `data.path`, or opens those of `reward.tasks`.
+
+    Args:
+      config: the config: its sections data, examples, reward, rollout, train, and the seed.
+      tokenizer: that of the model, with its template (see `data.chat`).
+      process: of `rewards.make`.
+      say: called with a line about each thing that a user should know.
+
+    Raises:
+      ConfigError: a prompt can't be used, none is left, or `reward.function` does not take what they have.
+      RunError: a task makes no questions.
+    """
+    d, r = config.data, config.reward
+    held_out = (d.val_fraction, config.examples.val_path)
+    reader = Reader(tokenizer, room(config), config.seed, *held_out, d.num_threads, say)
+    specs = tasks.parse(r.tasks)
+    if not specs and not d.path:
+        raise ConfigError(
+            f"{config.program} needs prompts: --config.data.path=FILE.jsonl of rows with a prompt or messages, or "
+            "--config.reward.tasks=reasoning_gym:chain_sum"
+        )
+    sources = tuple(_source(spec, number, d.path, process, reader) for number, spec in enumerate(specs))
+    sources = sources or (reader.rows(d.path, "data.path"),)
+    if r.function:
+        try:
+            process.ask("takes", sorted({name for source in sources for name in source.columns}))
+        except Failed as error:
+            raise RunError(f"reward.function={r.function}: {error}") from None
+    kept = {source.name: source.tokens for source in sources if source.tokens}
+    sha256 = hashlib.sha256(" ".join([*(source.sha256 for source in sources), tokenizer.sha256]).encode()).hexdigest()
+    texts = Texts(tokenizer, sha256, kept, Verifier(pathlib.Path()))
+    return Prompts(texts, sources, config.seed, config.rollout.prompts, reader.room)
+
+
+def _source(spec: tasks.Spec, number: int, path: str, process: Process, reader: Reader) -> Source:
+    if spec.kind == "gsm8k":
+        return reader.rows(spec.name or path, "reward.tasks" if spec.name else "data.path", number)
+    return Made(spec, number, process, reader)

@@ -1,0 +1,229 @@
+"""What answers are worth: how many tasks judge exact, what a function says, whether the form is right, a model's score.
+
+    process = make(config.reward, workdir)
+    scores, parts = Rewarder(config.reward, process)(items, answers)     # float32[N]; {"exact": float32[N], ...}
+
+Legend: N answers.
+"""
+
+import collections
+import pathlib
+import time
+import typing
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from jaxlm import console
+from jaxlm.config import RewardConfig, RunError
+from jaxlm.data.examples import ASSISTANT
+from jaxlm.train.rewards import tasks
+from jaxlm.train.rewards.process import OUTPUT, Failed, Process
+from jaxlm.train.rewards.sources import Item
+
+_LOST = 8  # answers of a call that a task may hang or die on
+_ALONE_S = 5.0  # for a task to judge one answer, which takes milliseconds
+_CANDIDATES = 32  # true answers that are tried as the constant one
+_SHOWN = 60  # characters of an answer in a message
+Chat = Sequence[Mapping[str, str]]
+Model = Callable[[Sequence[Chat]], np.ndarray]  # chats that end with an answer -> their scores, float32[N]
+
+
+def make(config: RewardConfig, folder: pathlib.Path | None = None) -> Process:
+    """Returns the process of tasks, function and format, started if there are any, so that what they lack is seen at once.
+
+    Args:
+      folder: the run's folder, where what they print goes; None to drop it.
+
+    Raises:
+      ConfigError: a task, module or function is not there.
+      RunError: the process does not start.
+    """
+    loaded = [(spec.kind, spec.name, dict(spec.options)) for spec in tasks.parse(config.tasks)]
+    process = Process((loaded, config.function, config.format), config.timeout_s, folder)
+    if loaded or config.function or config.format:
+        process.start()
+    return process
+
+
+class Rewarder:
+    """Scores answers.
+
+    Args:
+      config: the section `reward`.
+      process: of `make`.
+      model: a reward model, if there is one; its scores are added.
+      say: called with a line about what went wrong and did not end the run.
+    """
+
+    def __init__(
+        self,
+        config: RewardConfig,
+        process: Process,
+        model: Model | None = None,
+        say: Callable[[str], object] = console.say,
+    ):
+        self._config, self._process, self._model, self._say = config, process, model, say
+        self._kinds = [
+            f"{spec.kind}:{spec.name}" if spec.kind != "gsm8k" else "gsm8k" for spec in tasks.parse(config.tasks)
+        ]
+        self._told: set[str] = set()
+
+    def __call__(self, items: Sequence[Item], answers: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Returns (the sum of all parts, float32[N]; the parts by name, float32[N] each).
+
+        Args:
+          items: what each answer answers.
+          answers: their texts.
+
+        Raises:
+          RunError: a part can't be had, in one line: what failed, on which item and answer, and why.
+        """
+        c, parts = self._config, {}
+        if c.tasks:
+            parts["exact"] = self.exact(items, answers)
+        if c.function:
+            parts["function"] = self._together(f"reward.function={c.function}", self._function, items, answers)
+        if c.format:
+            matched = self._each("reward.format", self._format, items, answers, lambda item: "reward.format")
+            parts["format"] = matched * np.float32(c.format_weight)
+        if self._model:
+            chats = [
+                [*item.messages, {"role": ASSISTANT, "content": answer}]
+                for item, answer in zip(items, answers, strict=True)
+            ]
+            parts["model"] = self._finite(self._model(chats), items, answers)
+        total = sum(parts.values(), np.zeros(len(items), np.float32))
+        return total.astype(np.float32), parts
+
+    def exact(self, items: Sequence[Item], answers: Sequence[str]) -> np.ndarray:
+        """Returns 1 for each answer that its task finds right, else 0, float32[N].
+
+        What a task can't judge is wrong: some raise on answers that they do not expect, or take for ever. The first of a kind
+        is told. Raises RunError if a task hangs or dies on several answers.
+        """
+        return self._each("reward.tasks", self._exact, items, answers, lambda item: self._kinds[item.judge[0]])
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.close()
+
+    def _exact(self, items: Sequence[Item], answers: Sequence[str]) -> list[float]:
+        asked = [(*item.judge, answer) for item, answer in zip(items, answers, strict=True)]
+        timeout_s = self._config.timeout_s if len(items) > 1 else min(_ALONE_S, self._config.timeout_s)
+        found = self._process.ask("exact", asked, timeout_s=timeout_s)
+        for item, answer, score in zip(items, answers, found, strict=True):
+            if isinstance(score, str):
+                self._unjudged(self._kinds[item.judge[0]], item, answer, score)
+        return [0.0 if isinstance(score, str) else score for score in found]
+
+    def _function(self, items: Sequence[Item], answers: Sequence[str]) -> list[float]:
+        names = sorted({name for item in items for name in item.columns})
+        columns = {name: [item.columns.get(name) for item in items] for name in names}
+        return self._process.ask("function", [item.prompt for item in items], list(answers), columns)
+
+    def _format(self, items: Sequence[Item], answers: Sequence[str]) -> list[float]:
+        del items
+        return self._process.ask("format", list(answers))
+
+    def _together(self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str]) -> np.ndarray:
+        """What `ask` says of all answers, which it may compare with each other. If it fails, it is asked once more.
+
+        If it fails again, one answer after the other is tried, to name the one on which it fails.
+        """
+        try:
+            return np.asarray(ask(items, answers), np.float32)
+        except Failed as error:
+            self._say(f"{what}: {error}; it is tried once more")
+        try:
+            return np.asarray(ask(items, answers), np.float32)
+        except Failed as error:
+            again = str(error)
+        end = time.monotonic() + self._config.timeout_s
+        for item, answer in zip(items, answers, strict=True):
+            if time.monotonic() > end:
+                break
+            try:
+                ask([item], [answer])
+            except Failed as error:
+                raise RunError(f"{what}: {error}; on {_where(item, answer)}{self._output()}") from None
+        first = f"the first of {len(items)} answers is {_where(items[0], answers[0])}"
+        raise RunError(f"{what}: {again}; it failed twice on all answers together; {first}{self._output()}")
+
+    def _each(
+        self,
+        what: str,
+        ask: Callable,
+        items: Sequence[Item],
+        answers: Sequence[str],
+        judge: Callable[[Item], str],
+    ) -> np.ndarray:
+        """What `ask` says of each answer by itself. If it fails, of one after the other; a few may fail, and get 0.
+
+        Args:
+          judge: the name of what judges an item.
+        """
+        try:
+            return np.asarray(ask(items, answers), np.float32)
+        except Failed:
+            found, lost = [], 0
+        for item, answer in zip(items, answers, strict=True):
+            try:
+                found += ask([item], [answer])
+            except Failed as error:
+                lost += 1
+                if lost > _LOST:
+                    raise RunError(f"{what}: {error}; on {_where(item, answer)}{self._output()}") from None
+                self._unjudged(judge(item), item, answer, str(error))
+                found.append(0.0)
+        return np.asarray(found, np.float32)
+
+    def _unjudged(self, kind: str, item: Item, answer: str, why: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            self._say(
+                f"{kind} can't judge some answers, and they count as wrong; the first is {_where(item, answer)}: {why}"
+            )
+
+    def _finite(self, scores: np.ndarray, items: Sequence[Item], answers: Sequence[str]) -> np.ndarray:
+        scores = np.asarray(scores, np.float32)
+        for i in np.flatnonzero(~np.isfinite(scores)):
+            raise RunError(f"reward.model={self._config.model} gave {scores[i]} on {_where(items[i], answers[i])}")
+        return scores
+
+    def _output(self) -> str:
+        return f"; more in {self._process.folder / OUTPUT}" if self._process.folder else ""
+
+
+def _where(item: Item, answer: str) -> str:
+    shown = " ".join(answer.split())
+    return f"{item.place}, answered {shown[:_SHOWN] + '...' * (len(shown) > _SHOWN)!r}"
+
+
+class Baseline(typing.NamedTuple):
+    """The answer that is right most often if it is given to all prompts, and the share of `prompts` that it is right for."""
+
+    answer: str
+    share: float
+    prompts: int
+
+    def line(self) -> str:
+        """Returns what a run says of it."""
+        return (
+            f"baseline: always answering {self.answer[:_SHOWN]!r} is right for {console.share(self.share, 1)} of "
+            f"{self.prompts:,} held-out prompts; a policy that earns no more has learnt nothing of the task"
+        )
+
+
+def baseline(items: Sequence[Item], rewarder: Rewarder) -> Baseline | None:
+    """Returns the best constant answer among the true ones of these items: what a policy earns that has learnt nothing else.
+
+    The 32 most frequent true answers are tried. None if no item has a single true answer.
+    """
+    judged = [item for item in items if item.judge]
+    truths = collections.Counter(item.truth for item in judged if item.truth is not None)
+    found = [
+        Baseline(answer, float(rewarder.exact(judged, [answer] * len(judged)).mean()), len(judged))
+        for answer, _ in truths.most_common(_CANDIDATES)
+    ]
+    return max(found, key=lambda one: one.share, default=None)
