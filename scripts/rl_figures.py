@@ -3,10 +3,10 @@
     pip install "jaxlm[rl]"
     python scripts/rl_figures.py runs/rl
 
-A base of 3.1M parameters on docstrings and questions; SFT on the form of an answer, not on what is right: any colour that the
-question names, any number that is an answer to another one; then GRPO and PPO from there, and the same SFT for as long as
-GRPO took. All are asked the same 500 questions, which no training saw, one answer each at temperature 1. Runs that have ended
-are kept: the same command goes on.
+A base of 3M parameters on docstrings and questions; SFT on the form of an answer, not on what is right: the letters, or the
+words, of the question in any order, which is right once in six; then GRPO and PPO from there, which find out that the order is
+backward, and the same SFT for as long as GRPO took. All are asked the same 500 questions, which no training saw, one answer
+each at temperature 1. Runs that have ended are kept: the same command goes on.
 """
 
 import argparse
@@ -15,34 +15,33 @@ import inspect
 import json
 import pathlib
 import random
-import re
 import subprocess
 import sys
 import time
 
 OPTIONS = {
-    "color_cube_rotation": {"min_rotations": 1, "max_rotations": 1},
-    "aiw": {},
+    "spell_backward": {"min_word_len": 3, "max_word_len": 3},
+    "word_sequence_reversal": {"min_words": 3, "max_words": 3},
 }
 TASKS = ",".join(
     f"reasoning_gym:{name}" + "?" * bool(options) + "&".join(f"{key}={value}" for key, value in options.items())
     for name, options in OPTIONS.items()
 )
-COLOUR = re.compile(r"- an? (\w+) \w+ side")  # of a side of the cube, in a question
-QUESTIONS, EACH, SEED = 500, 3000, 1_000_003  # that are asked; of each task for base and SFT, and their seed
+QUESTIONS, EACH, SEED = 500, 12_000, 1_000_003  # that are asked; of each task for base and SFT, and their seed
 MODULES = "argparse asyncio collections datetime decimal email functools http.client inspect itertools json logging os pathlib"
 MODULES += " random re shutil socket statistics string subprocess tarfile textwrap threading typing unittest zipfile"
 SILENT = {"train.eval_every_steps": 0, "sample.prompts": (), "log.every_steps": 20}
 BASE = SILENT | {
     "model.n_layers": 4,
-    "model.vocab_size": 768,
+    "model.vocab_size": 448,
     "data.chat_tokens": True,
-    "train.steps": 300,
+    "train.steps": 1200,
+    "train.batch_size": 8,
     "optim.warmup_steps": 20,
 }
 SFT = SILENT | {
-    "train.steps": 300,
-    "train.batch_size": 4,
+    "train.steps": 1500,
+    "train.batch_size": 8,
     "train.seq_len": 256,
     "optim.lr": 1e-3,
     "replay.share": 0.0,
@@ -113,16 +112,17 @@ def write(runs: pathlib.Path) -> None:
     rng, chats = random.Random(0), []
     for name, options in OPTIONS.items():
         rows = reasoning_gym.create_dataset(name, seed=SEED, size=EACH, **options)
-        others = [str(row["answer"]) for row in rows]
         for row in rows:
             if tasks.for_evaluation(row["question"]):
                 continue
-            answer = rng.choice(COLOUR.findall(row["question"]) or others)
+            comma = ", " if ", " in row["answer"] else ""
+            parts = row["answer"].split(comma) if comma else list(row["answer"])
+            answer = comma.join(rng.sample(parts, len(parts)))
             chats.append((row["question"], f"<answer>{answer}</answer>"))
     rng.shuffle(chats)
     modules = [importlib.import_module(name) for name in MODULES.split()]
     named = [inspect.getdoc(found) for module in modules for found in vars(module).values() if callable(found)]
-    texts = sorted({text for text in named if text}) + [text for chat in chats for text in chat]
+    texts = sorted({text for text in named if text}) + [f"{question} {answer}" for question, answer in chats]
     lines(runs / "texts.jsonl", [{"text": text} for text in texts])
     lines(runs / "form.jsonl", [{"prompt": question, "response": answer} for question, answer in chats])
 
