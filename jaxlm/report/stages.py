@@ -1,4 +1,4 @@
-"""The runs before a run and itself, and the commands around them: what each took, and what it wrote after the same prompts, clean or not."""
+"""The runs before a run, itself, and commands around them: what each took, and wrote after the same prompts, clean or not."""
 
 from collections.abc import Mapping, Sequence
 

@@ -78,7 +78,9 @@ def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict[str, typing
       ConfigError: there is no such folder, or a file in it holds no number.
     """
     if not folder.is_dir():
-        raise ConfigError(f"--took={folder}: there is no such folder; it has a file NAME with the seconds of each command")
+        raise ConfigError(
+            f"--took={folder}: there is no such folder; it has a file NAME with the seconds of each command"
+        )
     rows = []
     for file in sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")):
         try:

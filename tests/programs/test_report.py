@@ -18,7 +18,9 @@ def test_what_commands_took_is_printed_and_stands_in_page_and_json(tmp_path, cap
     assert [line.split() for line in said.splitlines() if line.startswith("03")] == [["03-tokenize", "10m00s", "$1.00"]]
     assert "03-tokenize" in (run / "report.html").read_text()
     assert cli.main(["report", str(run), f"--took={took}", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["commands"] == [{"name": "03-tokenize", "wall_s": 600.0, "cost_usd": 1.0}]
+    assert json.loads(capsys.readouterr().out)["commands"] == [
+        {"name": "03-tokenize", "wall_s": 600.0, "cost_usd": 1.0}
+    ]
     assert cli.main(["report", str(run)]) == 0
     assert "03-tokenize" not in (run / "report.html").read_text()
     assert cli.main(["report", str(run), f"--took={tmp_path / 'none'}"]) == 2
