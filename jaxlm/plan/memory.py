@@ -171,7 +171,8 @@ class Estimator:
             return steady
         m, r, t = config.model, config.rollout, config.train
         answers, width = r.prompts * r.answers, jnp.dtype(m.dtype).itemsize
-        weights = sum(share.bytes for share in (self._trained if self._all_trained else self._frozen))
+        shares = self._trained if self._all_trained else self._frozen
+        weights = sum(min(share.bytes, share.numbers * width) for share in shares)  # what is coded stays so
         packed = 0 if self._mesh.shape.get("tensor", 1) > 1 else m.n_layers * _side_by_side(m) * width
         slots = 1 << (t.seq_len * t.batch_size // answers - 1).bit_length()
         cache = 2 * m.n_layers * (r.rows or answers) * slots * m.n_kv_heads * m.head_dim * width
