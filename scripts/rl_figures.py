@@ -3,10 +3,10 @@
     pip install "jaxlm[rl]"
     python scripts/rl_figures.py runs/rl
 
-A base of 3M parameters on docstrings and questions; SFT on the form of an answer, not on what is right: the letters of the
-question in any order, which is right once in five; then GRPO and PPO from there, which find out what is right, and the same
-SFT for as long as GRPO took. All are asked the same 500 questions, which no training saw, one answer each at temperature 1.
-Runs that have ended are kept: the same command goes on.
+A base of 3M parameters on docstrings and questions, and SFT on the form of an answer, not on what is right: the letters or
+words of a question in any order, which is right once in four or six. So both learn to copy. Then GRPO and PPO from there, which
+find out that the order is backward, and the same SFT for as long as GRPO took. All are asked the same 500 questions, which no
+training saw, one answer each at temperature 1. Runs that have ended are kept: the same command goes on.
 """
 
 import argparse
@@ -20,13 +20,14 @@ import subprocess
 import sys
 import time
 
-OPTIONS = {
+COPIED = {
     "spell_backward": {"min_word_len": 3, "max_word_len": 3},
-    "palindrome_generation": {"min_length": 4, "max_length": 5},
-}
+    "word_sequence_reversal": {"min_words": 3, "max_words": 3},
+}  # by base and first SFT
+ASKED = COPIED | {"word_sequence_reversal": {"min_words": 2, "max_words": 3}}
 TASKS = ",".join(
-    f"reasoning_gym:{name}" + "?" * bool(options) + "&".join(f"{key}={value}" for key, value in options.items())
-    for name, options in OPTIONS.items()
+    f"reasoning_gym:{name}?" + "&".join(f"{key}={value}" for key, value in options.items())
+    for name, options in ASKED.items()
 )
 QUESTIONS, EACH, SEED = 500, 12_000, 1_000_003  # that are asked; of each task for base and SFT, and their seed
 MODULES = "argparse asyncio collections datetime decimal email functools http.client inspect itertools json logging os pathlib"
@@ -34,31 +35,32 @@ MODULES += " random re shutil socket statistics string subprocess tarfile textwr
 SILENT = {"train.eval_every_steps": 0, "sample.prompts": (), "log.every_steps": 20}
 BASE = SILENT | {
     "model.n_layers": 4,
-    "model.vocab_size": 512,
+    "model.vocab_size": 448,
     "data.chat_tokens": True,
-    "train.steps": 700,
+    "train.steps": 1200,
     "train.batch_size": 8,
     "optim.warmup_steps": 20,
 }
 SFT = SILENT | {
-    "train.steps": 900,
+    "train.steps": 1500,
     "train.batch_size": 8,
     "train.seq_len": 256,
     "optim.lr": 1e-3,
     "replay.share": 0.0,
 }
+FORM = {"train.steps": 1000}
 RL = {
     "reward.tasks": TASKS,
     "rollout.prompts": 8,
     "rollout.answers": 8,
-    "rollout.max_new_tokens": 16,
+    "rollout.max_new_tokens": 36,
     "train.batch_size": 8,
-    "train.seq_len": 1088,
+    "train.seq_len": 832,
     "train.steps": 400,
     "train.eval_every_steps": 200,
     "eval.batch_size": QUESTIONS,
     "eval.max_batches": 1,
-    "optim.lr": 1e-4,
+    "optim.lr": 1.5e-4,
     "policy.beta": 0.0,
     "log.every_steps": 10,
 }
@@ -84,16 +86,15 @@ def main() -> int:
     runs.mkdir(parents=True, exist_ok=True)
     write(runs)
     train("quickstart", runs / "base", BASE | {"data.path": runs / "texts.jsonl"})
-    train("sft", runs / "sft", SFT | {"origin": runs / "base", "data.path": runs / "form.jsonl"})
+    train("sft", runs / "copying", SFT | {"origin": runs / "base", "data.path": runs / "copied.jsonl"})
+    form = {"origin": runs / "copying", "data.path": runs / "form.jsonl"}
+    train("sft", runs / "sft", SFT | FORM | form)
     for kind in filter(None, given.kinds.split(",")):
         train(kind, runs / kind, RL | KINDS[kind] | more | {"origin": runs / "sft"})
     if (runs / "grpo/ended").exists():
-        seconds, per_step = (
-            values(runs / "grpo", "wall_s")[-1],
-            values(runs / "sft", "time/step_s")[-1] / SFT["train.steps"],
-        )
-        longer = {"train.steps": int(seconds / per_step), "origin": runs / "base", "data.path": runs / "form.jsonl"}
-        train("sft", runs / "sft-longer", SFT | longer)
+        a_step = values(runs / "sft", "time/step_s")[-1] / FORM["train.steps"]
+        as_long = {"train.steps": int(values(runs / "grpo", "wall_s")[-1] / a_step)}
+        train("sft", runs / "sft-longer", SFT | FORM | form | as_long)
         train("grpo", runs / "sft-longer-asked", RL | more | {"origin": runs / "sft-longer", "train.steps": 1})
     table(runs)
     return 0
@@ -116,24 +117,31 @@ def train(config: str, run: pathlib.Path, settings: dict) -> None:
 
 def write(runs: pathlib.Path) -> None:
     """Writes what base and SFT learn from: docstrings and questions; questions with answers of the right form."""
+    copied = chats(COPIED)
+    modules = [importlib.import_module(name) for name in MODULES.split()]
+    named = [inspect.getdoc(found) for module in modules for found in vars(module).values() if callable(found)]
+    texts = sorted({text for text in named if text}) + [f"{question} {answer}" for question, answer in copied]
+    lines(runs / "texts.jsonl", [{"text": text} for text in texts])
+    for name, found in (("copied", copied), ("form", chats(ASKED))):
+        lines(runs / f"{name}.jsonl", [{"prompt": question, "response": answer} for question, answer in found])
+
+
+def chats(options: dict[str, dict]) -> list[tuple[str, str]]:
+    """Returns questions of these tasks, none of which is held out, with the parts of their answers in any order."""
     import reasoning_gym
 
     from jaxlm.train.rewards import tasks
 
-    rng, chats = random.Random(0), []
-    for name, options in OPTIONS.items():
-        rows = reasoning_gym.create_dataset(name, seed=SEED, size=EACH, **options)
-        for row in rows:
+    rng, found = random.Random(0), []
+    for name, values in options.items():
+        for row in reasoning_gym.create_dataset(name, seed=SEED, size=EACH, **values):
             if tasks.for_evaluation(row["question"]):
                 continue
-            answer = "".join(rng.sample(row["answer"], len(row["answer"])))
-            chats.append((row["question"], f"<answer>{answer}</answer>"))
-    rng.shuffle(chats)
-    modules = [importlib.import_module(name) for name in MODULES.split()]
-    named = [inspect.getdoc(found) for module in modules for found in vars(module).values() if callable(found)]
-    texts = sorted({text for text in named if text}) + [f"{question} {answer}" for question, answer in chats]
-    lines(runs / "texts.jsonl", [{"text": text} for text in texts])
-    lines(runs / "form.jsonl", [{"prompt": question, "response": answer} for question, answer in chats])
+            comma = ", " if ", " in row["answer"] else ""
+            parts = row["answer"].split(comma) if comma else list(row["answer"])
+            found.append((row["question"], f"<answer>{comma.join(rng.sample(parts, len(parts)))}</answer>"))
+    rng.shuffle(found)
+    return found
 
 
 def lines(path: pathlib.Path, rows: list[dict]) -> None:
