@@ -146,6 +146,7 @@ class OptimConfig:
     full_precision: tuple[Pattern, ...]
     offload: bool
     lr: Annotated[float, above(0)]
+    matrix_lr_ratio: Annotated[float, above(0)]
     rows_lr_ratio: Annotated[float, above(0)]
     schedule: Literal["cosine", "wsd", "linear", "constant"]
     warmup_steps: Annotated[int, at_least(0, most=10**12)]
@@ -157,6 +158,7 @@ class OptimConfig:
     b2: Annotated[float, within(0, 1)]
     eps: Annotated[float, at_least(0)]
     weight_decay: Annotated[float, at_least(0)]
+    decay_follows_rate: bool
     decay: tuple[Pattern, ...]
     no_decay: tuple[Pattern, ...]
     clip_norm: Annotated[float, at_least(0)]
