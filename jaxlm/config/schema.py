@@ -1,7 +1,6 @@
 """The sections of the config as frozen dataclasses: each key's type, and the values that it may have.
 
-A key's default and comment are in `configs/base.py`; rules for several keys are in `checks.py`; nothing is written
-twice. To add a key, write one line here and one in `configs/base.py`.
+A key's default and comment are in `configs/base.py`, rules for several keys in `checks.py`. Nothing is written twice.
 """
 
 import dataclasses
