@@ -186,6 +186,9 @@ def _train(c: ConfigDict) -> None:
     o.full_precision = (r".*norm.*", r".*embed.*", r".*/bias")  # adamw8bit: parameters whose moments stay float32
     o.offload = False  # the optimizer's state lives in host memory and visits the device at each update
     o.lr = 1e-3  # peak learning rate
+    o.matrix_lr_ratio = (
+        1.0  # times lr: the rate of the layers' matrices; muon wants them faster than embeddings and norms
+    )
     o.rows_lr_ratio = 1.0  # times lr: the rate of the rows of adapter.rows where all parameters are fine-tuned
     o.schedule = "cosine"  # of the learning rate after its linear warm-up; wsd = warm-up, stable, decay
     o.warmup_steps = 100  # steps in which the rate rises from 0 to its peak
@@ -197,6 +200,7 @@ def _train(c: ConfigDict) -> None:
     o.b2 = 0.95  # decay rate of the second moment
     o.eps = 1e-8  # added to the square root of the second moment
     o.weight_decay = 0.1  # decoupled from the gradient
+    o.decay_follows_rate = False  # True: times the rate over its peak, so that what decays falls as the rate's square
     o.decay = (r".*/kernel", r".*/lora_[ab]")  # parameters that decay (full match of their path)
     o.no_decay = (
         r".*norm.*",

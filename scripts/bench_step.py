@@ -4,7 +4,8 @@ Times jaxlm's own compiled train step on random tokens; the defaults are the 32M
 SwiGLU 1408, vocabulary 16,384, tied), float32, 8 rows of 512 tokens in three documents each. The peer is transformers'
 LlamaForCausalLM of the same shape in a process of its own, under torch.compile with AdamW and gradient clipping, its
 steps alternating with ours so that both meet the same noise. It attends over whole rows (no documents), which is less
-work than ours. Any key of configs/base.py can be set: `--set=loss.tile_tokens=512`.
+work than ours. Any key of configs/base.py can be set: `--set=loss.tile_tokens=512`. Two settings of our own, in pairs:
+`--peer=jaxlm --set=optim.name=muon --peer_set=optim.name=adamw`.
 """
 
 import argparse
@@ -205,13 +206,14 @@ def versions(peer: bool) -> str:
 def main() -> None:
     """Prints tokens a second (median), and with a peer the ratio of every pair."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", choices=("none", "hf"), default="none")
+    parser.add_argument("--peer", choices=("none", "hf", "jaxlm"), default="none")
     parser.add_argument("--optimizer", choices=("fused", "foreach"), default="fused", help="of the peer's AdamW")
     parser.add_argument("--eager", action="store_true", help="the peer without torch.compile")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seq_len", type=int, default=512)
     parser.add_argument("--steps", type=int, default=7, help="timed steps of each")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of configs/base.py")
+    parser.add_argument("--peer_set", action="append", default=[], metavar="KEY=VALUE", help="of --peer=jaxlm")
     args = parser.parse_args()
     if min(args.batch, args.seq_len, args.steps) < 1:
         parser.error("--batch, --seq_len and --steps must be at least 1")
@@ -219,11 +221,14 @@ def main() -> None:
         parser.error("the peer is not installed: pip install -e '.[parity]'")
     try:
         config = make_config(args.batch, args.seq_len, args.set)
+        other = make_config(args.batch, args.seq_len, [*args.set, *args.peer_set])
     except ConfigError as error:
         parser.error(str(error))
     sides = {"jaxlm": functools.partial(timed, jaxlm_step(config))}
     if args.peer == "hf":
         sides["hf"] = Apart(hugging_face_step, config, args.optimizer, not args.eager).timed
+    elif args.peer == "jaxlm":
+        sides["peer"] = functools.partial(timed, jaxlm_step(other))
     print(versions("hf" in sides))
     for name, side in sides.items():
         losses = [f"{side()[1]:.4f}" for _ in range(2)]  # compiles; random tokens start at log(vocabulary)
@@ -236,10 +241,10 @@ def main() -> None:
     for name, seconds in times.items():
         spread = f"{tokens / max(seconds):.0f} to {tokens / min(seconds):.0f}"
         print(f"{name}: {tokens / statistics.median(seconds):.0f} tokens/s (median of {args.steps}; {spread})")
-    if "hf" in sides:
-        ratios = [peer / ours for ours, peer in zip(times["jaxlm"], times["hf"], strict=True)]
+    for name in sides.keys() - {"jaxlm"}:
+        ratios = [peer / ours for ours, peer in zip(times["jaxlm"], times[name], strict=True)]
         pairs = " ".join(f"{ratio:.2f}" for ratio in ratios)
-        print(f"jaxlm / hf, pair by pair: {pairs}; median {statistics.median(ratios):.3f}")
+        print(f"jaxlm / {name}, pair by pair: {pairs}; median {statistics.median(ratios):.3f}")
 
 
 if __name__ == "__main__":

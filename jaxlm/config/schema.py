@@ -1,7 +1,6 @@
 """The sections of the config as frozen dataclasses: each key's type, and the values that it may have.
 
-A key's default and comment are in `configs/base.py`; rules for several keys are in `checks.py`; nothing is written
-twice. To add a key, write one line here and one in `configs/base.py`.
+A key's default and comment are in `configs/base.py`, rules for several keys in `checks.py`. Nothing is written twice.
 """
 
 import dataclasses
@@ -146,6 +145,7 @@ class OptimConfig:
     full_precision: tuple[Pattern, ...]
     offload: bool
     lr: Annotated[float, above(0)]
+    matrix_lr_ratio: Annotated[float, above(0)]
     rows_lr_ratio: Annotated[float, above(0)]
     schedule: Literal["cosine", "wsd", "linear", "constant"]
     warmup_steps: Annotated[int, at_least(0, most=10**12)]
@@ -157,6 +157,7 @@ class OptimConfig:
     b2: Annotated[float, within(0, 1)]
     eps: Annotated[float, at_least(0)]
     weight_decay: Annotated[float, at_least(0)]
+    decay_follows_rate: bool
     decay: tuple[Pattern, ...]
     no_decay: tuple[Pattern, ...]
     clip_norm: Annotated[float, at_least(0)]

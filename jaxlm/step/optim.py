@@ -4,20 +4,19 @@ The optimizer does not contain the schedule: the train step looks up the rate by
 updates by it. So every optimizer has the same schedule, and a skipped step does not delay it.
 """
 
-import math
+import typing
 
 import jax
 import jax.numpy as jnp
 import optax
-import optax.contrib
 
 from jaxlm import tree
 from jaxlm.config import ConfigError, OptimConfig
-from jaxlm.models.params import input_axes
+from jaxlm.step import muon
 from jaxlm.step.adam import scale_by_adam
 
 
-def rates(config: OptimConfig, steps: int) -> optax.Schedule:
+def rates(config: OptimConfig, steps: int, params: dict | None = None) -> typing.Callable:
     """Returns a function from the step (1 to `steps`) to its learning rate: linear warm-up, then `optim.schedule`.
 
     Cosine, linear and wsd end at `final_lr_ratio` times the peak. wsd (warm-up, stable, decay; MiniCPM,
@@ -26,19 +25,48 @@ def rates(config: OptimConfig, steps: int) -> optax.Schedule:
     `schedule_steps` stretches the schedule over another number of steps. After `decay_at_step` the rate leaves it, and falls
     linearly towards 0 (arXiv:2502.15938), which it would reach one step after the last.
 
-    This function returns one scalar, the rate of all parameters. The train step also accepts a function that returns a
-    tree of scalars, such as {"embed": 1e-4, "layers_0": 1e-3, ...}: each is the rate of all parameters below that name.
+    The result is one scalar, the rate of all parameters, unless `params` are given and `matrix_lr_ratio` is not 1: then
+    it is a tree like theirs with each parameter's rate. The train step also accepts a shorter tree of scalars, such as
+    {"embed": 1e-4, "layers_0": 1e-3, ...}: each is the rate of all parameters below that name.
+
+    Args:
+      params: all trained parameters (arrays or shapes) in one tree, as `tree.merge` returns it.
+
+    Raises:
+      ConfigError: `matrix_lr_ratio` is for matrices of layers, and none is trained.
     """
     planned = _planned(config, config.schedule_steps or steps)
     begin = config.decay_at_step
-    if not begin:
-        return planned
 
     def decaying(step: jax.typing.ArrayLike) -> jax.Array:
         share = (steps + 1 - step) / (steps + 1 - begin)  # of the rate at `begin` that is left
         return jnp.where(step <= begin, planned(step), planned(begin) * share)
 
-    return decaying
+    one = decaying if begin else planned
+    ratios = None if params is None else _ratios(config, params)
+    if ratios is None:
+        return one
+
+    def by_parameter(step: jax.typing.ArrayLike) -> dict:
+        rate = one(step)
+        faster = rate * config.matrix_lr_ratio  # once, not once a parameter
+        return jax.tree.map(lambda ratio: rate if ratio == 1 else faster, ratios)
+
+    return by_parameter
+
+
+def _ratios(config: OptimConfig, params: dict) -> dict | None:
+    """Returns each parameter's rate over `optim.lr`; None if it is 1 for all."""
+    if config.matrix_lr_ratio == 1:
+        return None
+    _need_matrices(params, f"matrix_lr_ratio={config.matrix_lr_ratio:g}", "leave it at 1")
+    return tree.map_named(lambda name, _: config.matrix_lr_ratio if muon.is_matrix(name) else 1.0, params)
+
+
+def _need_matrices(params: dict, key: str, instead: str) -> None:
+    names = [name for name, _ in tree.named_leaves(params)]
+    if not any(map(muon.is_matrix, names)):
+        raise ConfigError(f"optim.{key} is for kernels of layers, and none is trained ({names[0]}, ...): {instead}")
 
 
 def _planned(config: OptimConfig, steps: int) -> optax.Schedule:
@@ -59,16 +87,20 @@ def _planned(config: OptimConfig, steps: int) -> optax.Schedule:
     return optax.join_schedules([optax.linear_schedule(0.0, lr, config.warmup_steps), after], [config.warmup_steps])
 
 
-def make(config: OptimConfig, params: dict, rows: tuple[int, ...] = ()) -> optax.GradientTransformation:
+def make(
+    config: OptimConfig, params: dict, rows: tuple[int, ...] = (), dtype: str = "float32"
+) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer. The train step multiplies its updates by the learning rate.
 
-    The updates include decoupled weight decay (arXiv:1711.05101). `update(grads, state, params, ok=ok)` returns the
-    state unchanged if the scalar `ok` is false.
+    The updates include decoupled weight decay (arXiv:1711.05101). `update(grads, state, params, ok=ok, rate=rate)`
+    returns the state unchanged if the scalar `ok` is false. `rate` is the highest of the step's rates, which
+    `optim.decay_follows_rate` needs.
 
     Args:
       config: `config.optim`.
       params: all trained parameters (arrays or shapes) in one tree, as `tree.merge` returns it.
       rows: ids whose rows of embedding and head learn at `optim.rows_lr_ratio` times the rate.
+      dtype: the compute type, in which muon orthogonalises.
 
     Raises:
       ConfigError: a parameter is in neither or both of `optim.decay` and `optim.no_decay`, or muon has no matrix to train.
@@ -77,11 +109,29 @@ def make(config: OptimConfig, params: dict, rows: tuple[int, ...] = ()) -> optax
         mask = tree.regex_mask(params, config.decay, config.no_decay)
     except ValueError as error:
         raise ConfigError(f"optim.decay and optim.no_decay must split all parameters: {error}") from error
-    if config.name == "muon" and not any(_matrix_axes(name, p) for name, p in tree.named_leaves(params)):
-        name = tree.named_leaves(params)[0][0]
-        raise ConfigError(f"optim.name=muon is for kernels of layers, and none is trained ({name}, ...): take adamw")
-    found = [_OPTIMIZERS[config.name](config), optax.add_decayed_weights(config.weight_decay, mask=mask)]
+    if config.name == "muon":
+        _need_matrices(params, "name=muon", "take adamw")
+    directions = _muon(config, dtype) if config.name == "muon" else _OPTIMIZERS[config.name](config)
+    found = [directions, optax.masked(_decay(config, _ratios(config, params)), mask)]
     return optax.chain(*found, *([_faster(rows, config.rows_lr_ratio)] if rows else []))
+
+
+def _decay(config: OptimConfig, ratios: dict | None) -> optax.GradientTransformationExtraArgs:
+    """Adds the decoupled weight decay; if `decay_follows_rate`, times the step's rate over its peak.
+
+    The rate multiplies it once more, so then it falls as the rate's square. (One number does for all parameters, because
+    all rates are the same part of their peaks.)
+    """
+    peak = config.lr * max(jax.tree.leaves(ratios), default=1.0)
+
+    def update(
+        updates: dict, state: optax.EmptyState, params: dict, *, rate: jax.Array | None = None, **extra
+    ) -> tuple:
+        del extra
+        strength = config.weight_decay * (rate / peak if config.decay_follows_rate else 1.0)
+        return jax.tree.map(lambda u, p: u + strength * p, updates, params), state
+
+    return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
 def _faster(rows: tuple[int, ...], ratio: float) -> optax.GradientTransformation:
@@ -118,24 +168,13 @@ def _adafactor(c: OptimConfig) -> optax.GradientTransformation:
     return _gated(optax.chain(optax.scale_by_factored_rms(min_dim_size_to_factor=32), optax.clip_by_block_rms(1.0)))
 
 
-def _muon(c: OptimConfig) -> optax.GradientTransformation:
-    """Muon (Jordan 2024) for the matrices of the layers, AdamW for embeddings, head, norms and biases.
-
-    Momentum and scale are those of arXiv:2502.16982. They give Muon's updates the root mean square of AdamW's, so one
-    learning rate and one weight decay serve both.
-    """
-    orthogonalise = optax.contrib.scale_by_muon(beta=0.95, mu_dtype=c.mu_dtype, weight_dimension_numbers=_matrices)
-
-    def scale(update: jax.Array, axes: optax.contrib.MuonDimensionNumbers) -> jax.Array:
-        fans = (math.prod(update.shape[axis] for axis in part) for part in axes)
-        return 0.2 * math.sqrt(max(fans)) * update
-
-    rms = optax.stateless(lambda updates, _: jax.tree.map(scale, updates, _matrices(updates)))
+def _muon(c: OptimConfig, dtype: str) -> optax.GradientTransformation:
+    """Muon for the matrices of the layers, AdamW for embeddings, head, norms and biases. One weight decay serves both."""
 
     def labels(params: dict) -> dict:
-        return tree.map_named(lambda name, p: "muon" if _matrix_axes(name, p) else "adamw", params)
+        return tree.map_named(lambda name, _: "muon" if muon.is_matrix(name) else "adamw", params)
 
-    return optax.partition({"muon": _gated(optax.chain(orthogonalise, rms)), "adamw": _adamw(c)}, labels)
+    return optax.partition({"muon": muon.scale_by_muon(c.mu_dtype, dtype), "adamw": _adamw(c)}, labels)
 
 
 def _gated(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -148,16 +187,4 @@ def _gated(tx: optax.GradientTransformation) -> optax.GradientTransformationExtr
     return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
-def _matrices(params: dict) -> dict:
-    return tree.map_named(_matrix_axes, params)
-
-
-def _matrix_axes(name: str, p: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
-    """Returns a layer kernel's input and output axes, so that (D, N, H) is a matrix too; None for other parameters."""
-    if tree.layer_of(name) is None or not name.endswith("/kernel"):
-        return None
-    inputs = input_axes(name)
-    return optax.contrib.MuonDimensionNumbers(tuple(range(inputs)), tuple(range(inputs, p.ndim)))
-
-
-_OPTIMIZERS = {"adamw": _adamw, "adamw8bit": _adamw8bit, "adafactor": _adafactor, "muon": _muon}
+_OPTIMIZERS = {"adamw": _adamw, "adamw8bit": _adamw8bit, "adafactor": _adafactor}

@@ -153,7 +153,9 @@ class Parts:
     def step(self) -> step.TrainStep:
         """Returns the train step as a pure function; see `step.make`."""
         c = self.config
-        return step.make(c, self.objective, self.tx, optim.rates(c.optim, c.train.steps))
+        return step.make(
+            c, self.objective, self.tx, optim.rates(c.optim, c.train.steps, tree.merge(self.abstract.params))
+        )
 
     def batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the shapes of a batch, with their shardings."""
@@ -248,5 +250,5 @@ def _abstract(
         return trained, quantized.freeze(params, quantize, model_config.dtype)
 
     trained, frozen = jax.eval_shape(lambda: init(jax.random.key(0)))
-    tx = optim.make(optim_config, tree.merge(trained), rows)
+    tx = optim.make(optim_config, tree.merge(trained), rows, model_config.dtype)
     return init, tx, jax.eval_shape(lambda trained: state_lib.init(trained, tx, dict(running)), trained), frozen

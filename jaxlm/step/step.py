@@ -45,9 +45,10 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
         # Not `optax.apply_if_finite`, which takes a bad update in the end; nor a choice between the old and the new state
         # afterwards, which would hold both: `tx` leaves each moment as it is where `ok` is false.
         ok = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        with jax.named_scope("optimizer"):
-            updates, opt_state = tx.update(grads, state.opt_state, params, ok=ok)
         lr = rates(state.step + 1)
+        rate_metrics = _rate_metrics(lr)
+        with jax.named_scope("optimizer"):
+            updates, opt_state = tx.update(grads, state.opt_state, params, ok=ok, rate=rate_metrics["lr"])
         updates = jax.tree.map(lambda rate, u: jax.tree.map(lambda u: -rate * u, u), lr, updates)
         params = jax.tree.map(lambda p, u: jnp.where(ok, p + u, p), params, updates)
         bad = (~ok).astype(jnp.int32)
@@ -59,7 +60,7 @@ def make(config: Config, objective: Objective, tx: optax.GradientTransformationE
             skipped_in_a_row=(state.skipped_in_a_row + 1) * bad,
         )
         update_norms = _group_norms(updates)
-        metrics = {"loss": loss, "grad_norm": grad_norm, "update_norm": _total(update_norms)} | _rate_metrics(lr)
+        metrics = {"loss": loss, "grad_norm": grad_norm, "update_norm": _total(update_norms)} | rate_metrics
         metrics |= {name: value * scale for name, value in sums.metrics.items()}
         metrics |= {f"grad_norm/{name}": value for name, value in norms.items()}
         return state, metrics | {f"update_norm/{name}": value for name, value in update_norms.items()}
@@ -197,7 +198,12 @@ def _total(norms: dict[str, jax.Array]) -> jax.Array:
 
 
 def _rate_metrics(lr: jax.Array | dict) -> Metrics:
-    """`lr`, the highest rate; with several also each as `lr/NAME`."""
+    """`lr`, the highest rate; with several also `lr/GROUP`, the highest of each parameter group."""
     named = tree.named_leaves(lr)
-    highest = functools.reduce(jnp.maximum, (rate for _, rate in named))
-    return {"lr": highest} | ({f"lr/{name}": rate for name, rate in named} if len(named) > 1 else {})
+    groups: dict[str, list[jax.Array]] = {}
+    for name, rate in named:
+        of_group = groups.setdefault(tree.group_of(name), [])
+        if not any(rate is other for other in of_group):
+            of_group.append(rate)
+    highest = {f"lr/{name}": functools.reduce(jnp.maximum, found) for name, found in groups.items()}
+    return {"lr": functools.reduce(jnp.maximum, highest.values())} | (highest if len(named) > 1 else {})

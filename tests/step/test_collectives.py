@@ -78,6 +78,18 @@ def test_fsdp_gathers_each_weight_once_a_use_and_adds_each_gradient_up_once():
     fsdp_moves_what_it_must(under_fsdp(), make_config(remat="full"))
 
 
+def test_muon_trades_parts_of_gradients_for_whole_matrices_and_back_and_sends_nothing_else():
+    """Each device gets its share of the stacked matrices: 1 of 8, filled up with zeros where there are fewer."""
+    c = make_config(remat="full")
+    c = dataclasses.replace(c, optim=dataclasses.replace(c.optim, name="muon"))
+    update = [x for x in compile_step(c, fsdp=8) if "optimizer" in x.name]
+    assert {x.kind for x in update} == {"all-to-all"}
+    heads = 4 * H
+    stacks = {(D, heads): 2, (D, K * H): 2, (D, c.model.d_ff): 3}  # q and o; k and v; gate, up and down
+    assert all(n <= 8 for n in stacks.values())
+    assert sum(x.bytes for x in update) == 4 * 2 * sum(rows * columns for rows, columns in stacks)
+
+
 def test_the_loss_that_flattens_rows_of_all_devices_is_noticed(monkeypatch):
     """The mutation: tiles of rows that are split over devices, so that each turn adds up the head's gradient."""
 

@@ -199,6 +199,30 @@ def test_rates_by_group_move_only_their_own():
     assert (float(metrics["lr"]), float(metrics["lr/embed"])) == (pytest.approx(1e-3), 0.0)
 
 
+def test_matrices_of_layers_move_at_the_rate_of_their_own():
+    """By the config's key, in the first step: what an update moves is the rate times what the optimizer says."""
+    moved, seen = [], []
+    for ratio in (1.0, 4.0):
+        made = parts.make(adapted(optim__matrix_lr_ratio=ratio), make_mesh(), lm.make)
+        now, _ = made.create()
+        after, metrics = jax.jit(made.step())({}, now, BATCHES[0])
+        moved.append(jax.tree.map(lambda a, b: np.asarray(b - a), now.params["params"], after.params["params"]))
+        seen.append({name: float(value) for name, value in metrics.items() if name.startswith("lr")})
+    once, faster = moved
+    assert_close(faster["embed"], once["embed"])
+    layer, other = once["layers_0"], faster["layers_0"]
+    assert_close(other["attn"]["q"]["kernel"], 4 * layer["attn"]["q"]["kernel"])
+    assert_close(other["attn_norm"], layer["attn_norm"])
+    assert seen[0].keys() == {"lr"}
+    assert seen[1]["lr"] == seen[1]["lr/layers/mlp"] == 4 * seen[0]["lr"]
+    assert seen[1]["lr/embed"] == seen[1]["lr/layers/attn_norm"] == seen[0]["lr"]
+
+
+def test_a_ratio_for_matrices_and_a_lora_alone_is_refused():
+    with pytest.raises(ConfigError, match=r"optim\.matrix_lr_ratio=4 is for kernels of layers, and none is trained"):
+        parts.make(adapted(optim__matrix_lr_ratio=4.0), make_mesh(), lm.make, lora())
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Pairs: two texts each, packed, several pairs to a row
 

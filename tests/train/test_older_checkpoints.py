@@ -1,5 +1,7 @@
 """Checkpoints that commit b4c35ec wrote resume to the bit: the present code goes on as if it had made them itself.
 
+Muon has another orthogonalisation since then. Its checkpoints resume with parameters and momentum as they were.
+
 The commit's code runs in a git worktree of its own, once for all tests, on data that the present code then reads too.
 """
 
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.engines
 COMMIT = "b4c35ecab25f0e74c6210f56dc053f1f1468ea5f"
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OPTIMIZERS = ("adamw", "adamw8bit", "muon")
+TO_THE_BIT = ("adamw", "adamw8bit")
 # The stop falls on an evaluation and samples that are then owed, and on no checkpoint of its own.
 STEPS, CHECKPOINT, STOP = 8, 4, 6
 TINY = {
@@ -134,7 +137,7 @@ def metrics(run: pathlib.Path) -> dict[str, dict]:
     return same_bits.metrics(run / "metrics.jsonl")
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", TO_THE_BIT)
 def test_the_same_run_from_the_start(runs, optimizer):
     """Else neither of the tests below would say anything of resuming."""
     old, new = runs / f"old-{optimizer}", runs / f"new-{optimizer}"
@@ -143,7 +146,7 @@ def test_the_same_run_from_the_start(runs, optimizer):
     assert last(new) == last(old)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", TO_THE_BIT)
 @pytest.mark.parametrize(("run", "step", "interrupted"), [("saved", CHECKPOINT, False), ("stopped", STOP, True)])
 def test_an_older_checkpoint_resumes_to_the_bit(runs, optimizer, run, step, interrupted):
     before, after = runs / f"{run}-{optimizer}", runs / f"{run}-resumed-{optimizer}"
@@ -155,7 +158,22 @@ def test_an_older_checkpoint_resumes_to_the_bit(runs, optimizer, run, step, inte
     assert last(after) == last(runs / f"new-{optimizer}")
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("run", "step"), [("saved", CHECKPOINT), ("stopped", STOP)])
+def test_an_older_checkpoint_of_muon_resumes_where_it_was(runs, run, step):
+    """The next step sees the old parameters to the bit; it moves them by the new optimizer, about as far as the old one did."""
+    resumed, old, new = (metrics(runs / f"{name}-muon") for name in (f"{run}-resumed", "old", "new"))
+    starts = json.loads((runs / f"{run}-resumed-muon/run.json").read_text())["starts"]
+    assert [s["step"] for s in starts] == [0, step]
+    assert list(resumed) == list(old) == list(new) == [str(s) for s in range(1, STEPS + 1)]
+    here, there = (found[str(step + 1)] for found in (resumed, old))
+    for name in ("train/loss", "train/grad_norm"):
+        assert here[name] == there[name] != new[str(step + 1)][name]
+    assert here["train/update_norm"] == pytest.approx(there["train/update_norm"], rel=0.2)
+    assert resumed[str(STEPS)]["train/loss"] == pytest.approx(old[str(STEPS)]["train/loss"], rel=0.02)
+    assert last(runs / f"{run}-resumed-muon").keys() == last(runs / "old-muon").keys()
+
+
+@pytest.mark.parametrize("optimizer", TO_THE_BIT)
 def test_what_was_owed_at_the_stop_is_made_up_for(runs, optimizer):
     before, after = runs / f"stopped-{optimizer}", runs / f"stopped-resumed-{optimizer}"
     assert "val/loss" not in metrics(before)[str(STOP)]

@@ -1,0 +1,150 @@
+"""Orthogonalises matrices by the Polar Express (Amsel et al., arXiv:2505.16932), in batches, each device its share.
+
+Legend: N matrices of a stack, P rows, Q columns.
+"""
+
+import functools
+import math
+import typing
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+# The polynomials a x + b x^3 + c x^5 of five iterations, for singular values from 1e-3 to 1, with the paper's cushion of
+# 0.02. They are made for values 2% too large, so that rounding to bfloat16 carries none over 1.
+COEFFICIENTS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+_MARGIN = 1.02
+BATCH_BYTES = 256 << 20  # of the matrices that one device orthogonalises at a time
+_WIDE = 1.5  # columns over rows, from which on the products of Gram matrices are fewer than those of the matrices
+
+
+def orthogonalise(x_NxPxQ: jax.Array) -> jax.Array:
+    """Returns the matrices with singular values near 1 and the same singular vectors, in the dtype of `x_NxPxQ`.
+
+    A matrix of zeros stays one. Singular values below a thousandth of the Frobenius norm stay below 1.
+
+    Products of float32 are exact on every device: the faster TensorFloat-32 would be no better than bfloat16.
+    """
+    if x_NxPxQ.shape[1] > x_NxPxQ.shape[2]:
+        return orthogonalise(x_NxPxQ.mT).mT
+    dtype = x_NxPxQ.dtype
+    wide = x_NxPxQ.astype(jnp.float32)
+    norm = jnp.sqrt(jnp.sum(jnp.square(wide), axis=(1, 2), keepdims=True))
+    x_NxPxQ = (wide / (_MARGIN * norm + 1e-8)).astype(dtype)
+    exact = dtype == jnp.float32
+    product = functools.partial(jnp.matmul, precision="highest" if exact else None)
+    # In bfloat16 the Gram matrix of the first iterate is too coarse to tell those of the later ones.
+    if exact and x_NxPxQ.shape[2] >= _WIDE * x_NxPxQ.shape[1]:
+        return _by_gram(x_NxPxQ, product)
+    for a, b, c in COEFFICIENTS:
+        gram_NxPxP = product(x_NxPxQ, x_NxPxQ.mT)
+        x_NxPxQ = a * x_NxPxQ + product(b * gram_NxPxP + c * product(gram_NxPxP, gram_NxPxP), x_NxPxQ)
+    return x_NxPxQ
+
+
+def _by_gram(x_NxPxQ: jax.Array, product: typing.Callable) -> jax.Array:
+    """The same iterates, of which only the Gram matrices are made: each is a polynomial of the one before.
+
+    All polynomials are multiplied together, and once with the matrix: 4 P^2 Q + 34 P^3 operations, not 20 P^2 Q + 10 P^3.
+    """
+    one_PxP = jnp.eye(x_NxPxQ.shape[1], dtype=x_NxPxQ.dtype)
+    gram_NxPxP, together_NxPxP = product(x_NxPxQ, x_NxPxQ.mT), None
+    for number, (a, b, c) in enumerate(COEFFICIENTS, 1):
+        by_NxPxP = a * one_PxP + b * gram_NxPxP + c * product(gram_NxPxP, gram_NxPxP)
+        together_NxPxP = by_NxPxP if together_NxPxP is None else product(by_NxPxP, together_NxPxP)
+        if number < len(COEFFICIENTS):
+            gram_NxPxP = product(by_NxPxP, product(by_NxPxP, gram_NxPxP))
+    return product(together_NxPxP, x_NxPxQ)
+
+
+class _Shape(typing.NamedTuple):
+    """How a matrix is stacked.
+
+    Attributes:
+      rows, columns: its size; rows are the smaller side, be they inputs or outputs.
+      by_row, by_column: the mesh axes that split them.
+    """
+
+    rows: int
+    columns: int
+    by_row: tuple[str, ...]
+    by_column: tuple[str, ...]
+
+
+def each(arrays: Sequence[jax.Array], inputs: Sequence[int], specs: Sequence[PartitionSpec]) -> list[jax.Array]:
+    """Returns the arrays, each orthogonalised as the matrix of its inputs by its outputs. All have one dtype.
+
+    Matrices of one shape (or of one and its transpose) go through together, as many as have BATCH_BYTES on a device. If
+    the current mesh has several devices, they trade: each gets whole matrices, its share of all, and gives the results
+    back in the parts of `specs` (all-to-all). Where devices hold copies of an array, the results are gathered.
+
+    Args:
+      inputs: how many leading axes of each array are inputs; the others are outputs.
+      specs: how the current mesh splits each array. Of the inputs only the first axis may be split, and of the outputs.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = () if mesh.empty else tuple(axis for axis, size in mesh.shape.items() if size > 1)
+    devices = math.prod(mesh.shape[axis] for axis in axes)
+    groups: dict[_Shape, list[tuple[int, bool]]] = {}
+    for index, (x, count, spec) in enumerate(zip(arrays, inputs, specs, strict=True)):
+        sides = _sides(x.shape, count, spec)
+        (rows, by_row), (columns, by_column) = sorted(sides)
+        turned = sides != sorted(sides)
+        groups.setdefault(_Shape(rows, columns, by_row, by_column), []).append((index, turned))
+    done: dict[int, jax.Array] = {}
+    for shape, members in groups.items():
+        most = devices * max(1, BATCH_BYTES // (shape.rows * shape.columns * arrays[0].dtype.itemsize))
+        for start in range(0, len(members), most):
+            batch = members[start : start + most]
+            run = functools.partial(
+                _batch, shape, axes, devices, [turned for _, turned in batch], [inputs[i] for i, _ in batch]
+            )
+            if axes:
+                split = tuple(specs[i] for i, _ in batch)
+                run = jax.shard_map(run, in_specs=split, out_specs=list(split), check_vma=False)
+            found = run(*(arrays[i] for i, _ in batch))
+            done |= {i: x for (i, _), x in zip(batch, found, strict=True)}
+    return [done[i] for i in range(len(arrays))]
+
+
+def _sides(shape: tuple[int, ...], inputs: int, spec: PartitionSpec) -> list[tuple[int, tuple[str, ...]]]:
+    """Returns (size, the mesh axes that split it) of the inputs and of the outputs."""
+    entries = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in spec]
+    entries += [()] * (len(shape) - len(entries))
+    parts = slice(inputs), slice(inputs, None)
+    if any(entry for part in parts for entry in entries[part][1:]):
+        raise ValueError(f"{spec} splits more than the first axis of the {inputs} inputs of {shape} or of its outputs")
+    return [(math.prod(shape[part]), entries[part][0]) for part in parts]
+
+
+def _batch(
+    shape: _Shape, axes: tuple[str, ...], devices: int, turned: list[bool], inputs: list[int], *arrays: jax.Array
+) -> list[jax.Array]:
+    """Orthogonalises arrays of one shape. In a `shard_map` over `axes` it gets a device's parts, and returns them."""
+    flat = [x.reshape(math.prod(x.shape[:count]), -1) for x, count in zip(arrays, inputs, strict=True)]
+    stack_NxPxQ = jnp.stack([x.T if turn else x for x, turn in zip(flat, turned, strict=True)])
+    stack_NxPxQ = jnp.pad(stack_NxPxQ, ((0, -len(arrays) % devices), (0, 0), (0, 0)))
+    trades = [(split, dim) for split, dim in ((shape.by_row, 1), (shape.by_column, 2)) if split]
+    copies = tuple(axis for axis in axes if axis not in shape.by_row + shape.by_column)
+    for split, dim in trades:
+        stack_NxPxQ = jax.lax.all_to_all(stack_NxPxQ, split, 0, dim, tiled=True)
+    if copies:
+        share = stack_NxPxQ.shape[0] // math.prod(jax.lax.axis_size(axis) for axis in copies)
+        stack_NxPxQ = jax.lax.dynamic_slice_in_dim(stack_NxPxQ, jax.lax.axis_index(copies) * share, share)
+    stack_NxPxQ = orthogonalise(stack_NxPxQ)
+    if copies:
+        stack_NxPxQ = jax.lax.all_gather(stack_NxPxQ, copies, axis=0, tiled=True)
+    for split, dim in reversed(trades):
+        stack_NxPxQ = jax.lax.all_to_all(stack_NxPxQ, split, dim, 0, tiled=True)
+    return [
+        (x.T if turn else x).reshape(like.shape)
+        for x, turn, like in zip(stack_NxPxQ, turned, arrays, strict=False)  # what was padded is left out
+    ]

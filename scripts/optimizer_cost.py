@@ -1,0 +1,96 @@
+"""What a step by muon takes over one by AdamW, from shapes alone: no GPU and no memory.
+
+    python scripts/optimizer_cost.py gpuburnout_1b --tokens=262144 --accelerator=H100
+
+Each update is lowered, not compiled. Of it are counted: the operations of its matrix products and the bytes that they read
+and write; and the bytes of gradients, state and parameters, each read once and written once where it is written. What forward
+and backward pass take are `plan`'s operations, 6N + 12LdT a token. In seconds: operations at the accelerator's peak times
+the MFU of training, bytes at its bandwidth, one after the other.
+"""
+
+import argparse
+import dataclasses
+import math
+import re
+
+import jax
+
+from jaxlm import config_files, models
+from jaxlm.config import Config, resolve
+from jaxlm.models import hardware
+from jaxlm.plan import accelerators, flops, speed
+from jaxlm.step import optim
+
+WIDTHS = {"f32": 4, "bf16": 2}
+_DOT = re.compile(r"dot_general (.*?) : \((.*)\) -> (tensor<\S+>)")
+_DIMS = re.compile(r"contracting_dims = \[(\d+)\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one update takes: operations of products, the bytes that these move, and the bytes of all else."""
+
+    flops: int
+    products: int
+    rest: int
+
+
+def tensor(text: str) -> tuple[tuple[int, ...], int]:
+    """(shape, bytes) of `tensor<3x4xf32>`."""
+    *dims, kind = re.search(r"<([^>]+)>", text)[1].split("x")
+    shape = tuple(map(int, dims))
+    return shape, math.prod(shape) * WIDTHS[kind]
+
+
+def products(text: str) -> tuple[int, int]:
+    """(operations, bytes read and written) of all matrix products in a lowered program."""
+    operations = moved = 0
+    for attributes, operands, result in _DOT.findall(text):
+        (left, a), (_, b), (out, c) = (tensor(t) for t in (*operands.split(", "), result))
+        operations += 2 * math.prod(out) * left[int(_DIMS.search(attributes)[1])]
+        moved += a + b + c
+    return operations, moved
+
+
+def cost(config: Config, name: str) -> Cost:
+    """Returns what an update of all parameters of a config by the optimizer `name` takes."""
+    params = models.abstract_params(models.build(config.model, "xla"))
+    tx = optim.make(dataclasses.replace(config.optim, name=name), params, dtype=config.model.dtype)
+    state = jax.eval_shape(tx.init, params)
+    text = jax.jit(lambda g, s, p: tx.update(g, s, p, ok=True, rate=1e-3)).lower(params, state, params).as_text()
+    read, kept = (sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) for tree in (params, state))
+    return Cost(*products(text), 3 * read + 2 * kept)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config")
+    parser.add_argument("--tokens", type=int, default=0, help="of a step (default: the config's)")
+    parser.add_argument("--accelerator", default="H100", help="as in configs/prices.toml; cpu: operations alone")
+    args = parser.parse_args()
+    c = resolve(config_files.load(args.config, ["data.path=x"]))
+    of_cpu = args.accelerator == "cpu"
+    c = dataclasses.replace(c, model=hardware.for_platform(c.model, "cpu" if of_cpu else "gpu"))
+    tokens = args.tokens or c.train.batch_size * c.train.seq_len
+    model = tokens * flops.of(c).palm
+    costs = {name: cost(c, name) for name in ("adamw", "muon")}
+    print(f"{args.config}: {tokens:,} tokens a step, {model / 1e12:.4g} TFLOP in the model's passes, {c.model.dtype}")
+    for name, found in costs.items():
+        print(
+            f"  {name:6} {found.flops / 1e12:9.4g} TFLOP in products ({found.flops / model:.2%} of the model's), which move "
+            f"{found.products / 1e9:.3g} GB; gradients, state, parameters {found.rest / 1e9:.3g} GB"
+        )
+    ratio = (model + costs["muon"].flops) / (model + costs["adamw"].flops)
+    print(f"  muon's step over adamw's, by operations: {ratio:.4f}")
+    if not of_cpu:
+        card = accelerators.load().named(args.accelerator)
+        rate, bandwidth = card.tflops * 1e12 * speed.mfu(c.model, card), card.bandwidth_gb * 1e9
+        seconds = {name: (model + x.flops) / rate + (x.products + x.rest) / bandwidth for name, x in costs.items()}
+        print(
+            f"  by seconds on one {card.name} ({speed.mfu(c.model, card):.0%} of its peak, {card.bandwidth_gb:g} GB/s): "
+            f"{seconds['muon']:.3f} / {seconds['adamw']:.3f} = {seconds['muon'] / seconds['adamw']:.4f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
