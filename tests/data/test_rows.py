@@ -1,11 +1,9 @@
 """The map from slots to rows, and the shape of a batch."""
 
-import fractions
-
 import numpy as np
 import pytest
 
-from jaxlm.config import ConfigError, SourceConfig
+from jaxlm.config import ConfigError
 from jaxlm.data import rows
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
@@ -19,39 +17,6 @@ def plan(mixture=None, tokens=None, *, seed=0, seq_len=16, batch_size=8):
 def draws(p, steps):
     located = [p.locate(s, np.arange(p.batch_size)) for s in range(steps)]
     return [np.concatenate(parts) for parts in zip(*located, strict=True)]
-
-
-def worst_lag(order, shares):
-    drawn = np.cumsum(order[:, None] == np.arange(len(shares)), axis=0)
-    due = np.arange(1, len(order) + 1)[:, None] * np.array([float(s) for s in shares])
-    return np.abs(drawn - due).max()
-
-
-@pytest.mark.parametrize(
-    "mixture", [{"a": 87, "b": 10, "c": 3}, {"a": 0.87, "b": 0.1, "c": 0.03}, {c: 1 for c in "abcdefg"}, {"a": 1}]
-)
-def test_every_prefix_of_the_mixture_is_within_one_row_of_exact(mixture):
-    shares = tuple(rows.normalise_mixture(mixture, sorted(mixture)).values())
-    order = np.tile(rows.mixture_cycle(shares), 50)
-    assert worst_lag(order, shares) < 1
-    # The check can fail: the same counts in blocks are far off.
-    assert len(shares) == 1 or worst_lag(np.sort(order), shares) > 1
-
-
-def test_weights_without_a_small_common_denominator_are_rounded_to_65536ths():
-    shares = tuple(rows.normalise_mixture({"a": 1 / 3, "b": 1 / 7, "c": 1e-9}, "abc").values())
-    order = rows.mixture_cycle(shares)
-    counts = np.bincount(order, minlength=3)
-    assert order.size == rows.MAX_CYCLE
-    assert counts.min() >= 1
-    assert np.abs(counts / order.size - [float(s) for s in shares]).max() < 2 / rows.MAX_CYCLE
-
-
-def test_same_proportions_give_the_same_cycle():
-    names = ["a", "b", "c"]
-    shares = [rows.normalise_mixture(m, names) for m in ({"a": 87, "b": 10, "c": 3}, {"a": 0.87, "b": 0.1, "c": 0.03})]
-    assert shares[0] == shares[1] == {"a": fractions.Fraction(87, 100), "b": fractions.Fraction(1, 10),
-                                      "c": fractions.Fraction(3, 100)}  # fmt: skip
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 17, 100, 257, 4096, 10_001])
@@ -172,15 +137,6 @@ def test_no_target_belongs_to_another_document_than_its_context():
     assert leaks(batch["segment_ids"]) == 0
     closed_by_eos = np.roll(batch["segment_ids"], 1, axis=1)  # the mutation: EOS as the end of the segment before it
     assert leaks(closed_by_eos) > 0
-
-
-def test_weights_are_those_of_the_config_and_no_other():
-    listed = {"a": SourceConfig(path="", weight=3.0), "b": SourceConfig(path="", weight=0.5)}
-    assert rows.weights_of(listed, ["b", "a"]) == {"b": 0.5, "a": 3.0}
-    assert rows.weights_of(listed, ["a"]) == {"a": 3.0}
-    assert rows.weights_of({}, ["a", "c"]) == {"a": 1.0, "c": 1.0}
-    with pytest.raises(ConfigError, match=r"the source 'c', but the config gives it no weight: add data\.sources\.c"):
-        rows.weights_of(listed, ["a", "c"])
 
 
 def text(*ids):
