@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxlm.config import ConfigError, PrepareSourceConfig, SourceConfig
+from jaxlm.config import Config, ConfigError, PrepareSourceConfig, SourceConfig
 from jaxlm.data.windows import Windows, batch_number
 
 MAX_CYCLE = 65536
@@ -150,6 +150,14 @@ class Final:
         """Where the first mixture ends: after a batch, or after the batch of a branch's step; the earlier one counts."""
         batch = {"final_batch": str(self.steps - max(1, round(self.share * self.steps)))} if self.share else {}
         return batch | ({"final_branch": str(self.branch)} if self.branch else {})
+
+
+def final_of(config: Config, mixture: Mapping[str, float]) -> Final | None:
+    """Returns this mixture as the final one of a config's run; None if `data.final` has no weights."""
+    o, share = config.optim, config.data.final.share
+    if not config.data.final.weights:
+        return None
+    return Final(mixture, share, o.schedule_steps or config.train.steps, o.decay_at_step)
 
 
 def begins(fingerprint: Mapping[str, str], passed_over: Windows = ()) -> float:

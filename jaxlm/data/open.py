@@ -8,7 +8,7 @@ from jaxlm.config import Config, ConfigError, DataConfig, PrepareConfig, final_w
 from jaxlm.corpus import documents
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.data import build, vocabulary
-from jaxlm.data.mixture import Final, weights_of
+from jaxlm.data.mixture import final_of, weights_of
 from jaxlm.data.rows import Order
 from jaxlm.data.shards import MANIFEST, DataDir, open_data
 from jaxlm.data.windows import Windows
@@ -26,10 +26,7 @@ def open_order(config: Config, passed_over: Windows = ()) -> Order:
       ConfigError: as `open_mixture`.
     """
     opened, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
-    d, o, final = config.data, config.optim, None
-    if d.final.weights:
-        last = final_weights(mixture, d.final.weights)
-        final = Final(last, d.final.share, o.schedule_steps or config.train.steps, o.decay_at_step)
+    final = final_of(config, final_weights(mixture, config.data.final.weights))
     return Order(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size, passed_over, final)
 
 

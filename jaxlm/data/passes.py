@@ -13,7 +13,7 @@ MOST = 4
 def passes(order: Order, steps: int) -> dict[str, float]:
     """Returns source -> how many times a run of `steps` steps goes through it. Raises ConfigError if a mixture is wrong."""
     tokens, final = order.data.token_counts(), order.final
-    last = order.last_step()
+    last = order.switch()
     stretches = [(order.mixture, steps if last is None else min(steps, last))]
     stretches += [(final.mixture, steps - stretches[0][1])] if final else []
     found: dict[str, float] = {}
@@ -32,7 +32,7 @@ def words(order: Order, steps: int) -> str:
     """
     if order.final is None:
         return ""
-    names, last = list(order.data.token_counts()), order.last_step()
+    names, last = list(order.data.token_counts()), order.switch()
     first, final = (normalise_mixture(mixture, names) for mixture in (order.mixture, order.final.mixture))
     beyond = f" (this run ends at step {steps:,})" if last >= steps else ""
     return f"{_shares(first)} to step {last:,}, then {_shares(final)}{beyond}"

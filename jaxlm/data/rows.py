@@ -205,7 +205,7 @@ class Order:
         """Returns the number of the batch that a step trains on, both from 1: `step` itself if nothing is passed over."""
         return batch_number(step, self.passed_over)
 
-    def last_step(self) -> int | None:
+    def switch(self) -> int | None:
         """Returns the last step before the final mixture; None if there is none."""
         return step_of(self.final.begins(self.passed_over), self.passed_over) if self.final else None
 

@@ -27,7 +27,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(
             f"config.adapter.kind={config.adapter.kind} is for sft, reward and dpo; this trains all parameters"
         )
-    first = {"origin": first_weights, "passes": passes.passes}
+    first = {"origin": first_weights, "passes": passes.passes, "switch": rows.Order.switch}
     return training.run(config, Task(lm.make, data, batches, held_out, **first, documents=trace.documents))
 
 

@@ -17,7 +17,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if not (folder / "metrics.jsonl").is_file():
         raise ConfigError(f"no run in {folder}: it has no metrics.jsonl; train first")
     if args.json:
-        look = outlook.of_run(folder, config.optim, config.train, config.hardware)
+        look = outlook.of_run(folder, config)
         print(json.dumps(look.summary(config.stop)))
         return 0
     say(f"open {outlook.write(config, folder)}")

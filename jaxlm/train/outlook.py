@@ -4,7 +4,8 @@ import dataclasses
 import pathlib
 from collections.abc import Collection, Sequence
 
-from jaxlm.config import Config, HardwareConfig, OptimConfig, StopConfig, TrainConfig
+from jaxlm.config import Config, StopConfig
+from jaxlm.data import mixture
 from jaxlm.plan import forecast, futures
 from jaxlm.processes import from_first
 from jaxlm.report import run as page
@@ -22,6 +23,8 @@ class Outlook:
     Attributes:
       rate: steps from 1 -> learning rates.
       steps: the last step of the plan.
+      until: the last step whose loss counts. The losses of a final mixture are of other text, and the forecast, which is of
+        the first one, leaves them out.
     """
 
     folder: pathlib.Path
@@ -29,10 +32,12 @@ class Outlook:
     steps: int
     tokens_per_step: int
     usd_per_hour: float
+    until: int
 
     def losses(self) -> tuple[list[int], list[float | None]]:
         """Returns the steps and their training losses, as they were logged by all starts."""
         logged = [r for r in metrics.records(self.folder / "metrics.jsonl") if "train/loss" in r]
+        logged = [r for r in logged if r["step"] <= self.until]
         return [r["step"] for r in logged], [r["train/loss"] for r in logged]
 
     def prices(self) -> tuple[float, float]:
@@ -60,15 +65,18 @@ class Outlook:
 
 def write(config: Config, folder: pathlib.Path) -> pathlib.Path:
     """Writes RUN/report.html, and returns its path."""
-    look = of_run(folder, config.optim, config.train, config.hardware)
+    look = of_run(folder, config)
     page.write(folder / NAME, look.summary(config.stop))
     return folder / NAME
 
 
-def of_run(folder: pathlib.Path, config: OptimConfig, train: TrainConfig, hardware: HardwareConfig) -> Outlook:
+def of_run(folder: pathlib.Path, config: Config) -> Outlook:
     """Returns the outlook of the run in `folder`."""
-    rate = optim.rates(config, train.steps)
-    return Outlook(folder, rate, train.steps, train.batch_size * train.seq_len, hardware.usd_per_hour)
+    train, usd_per_hour = config.train, config.hardware.usd_per_hour
+    final = mixture.final_of(config, config.data.final.weights)
+    until = final.begins() if final else train.steps
+    rate = optim.rates(config.optim, train.steps)
+    return Outlook(folder, rate, train.steps, train.batch_size * train.seq_len, usd_per_hour, until)
 
 
 class Report(Hook):

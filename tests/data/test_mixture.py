@@ -104,7 +104,7 @@ def check_draws(p, steps):
 )
 def test_over_the_switch_no_row_comes_twice_in_an_epoch_and_none_is_left_out(seq_len, batch_size, first, last):
     p = two_mixtures(seq_len, batch_size, first, last)
-    times = check_draws(p, 600)
+    times = check_draws(p, 300)
     assert max(times) > 2
     # The check can fail: draws that begin anew in the final mixture come twice.
     anew = dataclasses.replace(plain(p), shares=p.final_shares)
@@ -148,15 +148,24 @@ def test_the_switch_is_where_wsd_begins_to_decay():
 
 def optim_rates(steps, share):
     """The rates of wsd without a warm-up whose decay has this share."""
-    c = config.resolve(config_files.load("base", ["data.dir=d", f"train.steps={steps}"]
-        + [f"optim.{key}" for key in ("schedule=wsd", "warmup_steps=0", "lr=1.0", f"decay_fraction={share!r}")]))
+    c = config.resolve(
+        config_files.load(
+            "base",
+            ["data.dir=d", f"train.steps={steps}"]
+            + [f"optim.{key}" for key in ("schedule=wsd", "warmup_steps=0", "lr=1.0", f"decay_fraction={share!r}")],
+        )
+    )
     return lambda step: float(optim.rates(c.optim, steps)(step))
 
 
 def test_a_golden_of_the_final_mixture():
     """A change of this golden value means that a run resumed with the new code sees other batches."""
     source, epoch, row = draws(two_mixtures(), [29, 30])
-    assert (source.tolist(), epoch.tolist(), row.tolist()) == ("?", "?", "?")
+    assert (source.tolist(), epoch.tolist(), row.tolist()) == (
+        [2, 2, 2, 2, 2, 1, 2, 2, 1, 2, 0, 1, 2, 1, 2, 0],
+        [2, 2, 2, 2, 2, 0, 2, 2, 0, 2, 1, 0, 2, 0, 2, 1],
+        [54, 49, 57, 37, 7, 18, 67, 45, 5, 46, 0, 0, 68, 10, 47, 3],
+    )
 
 
 def test_it_begins_with_a_share_or_with_a_branch_whichever_comes_first():
