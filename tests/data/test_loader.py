@@ -378,101 +378,24 @@ def test_fingerprint_tells_what_changed(data):
         rows.check_fingerprint(saved, rows.Order(data, {"prose": 1}, **arguments).fingerprint())
 
 
-FINAL = Final({"math": 60, "code": 40}, share=0.4, steps=20)  # from batch 13 on
-
-
-def with_final(data, **changes) -> rows.Order:
-    return rows.Order(data, MIXTURE, **OPTIONS, final=dataclasses.replace(FINAL, **changes))
-
-
 def test_batches_over_the_switch_are_the_same_for_any_seek_threads_and_workers(data):
+    final = Final({"math": 60, "code": 40}, share=0.4, steps=20)  # from batch 13 on
+    order, plain = rows.Order(data, MIXTURE, **OPTIONS, final=final), rows.Order(data, MIXTURE, **OPTIONS)
+
     def take(order, count, **options):
         with loader.TrainLoader(order, **options) as batches:
             return list(itertools.islice(batches, count))
 
-    whole = take(with_final(data), 20)
+    whole = take(order, 20)
     for start, options in ((5, {"num_threads": 3}), (12, {}), (13, {"num_threads": 1}), (9, {"num_workers": 2})):
-        found = take(with_final(data), 20 - start, start_step=start, **options)
-        assert all(map(same, whole[start:], found))
+        found = take(order, 20 - start, start_step=start, **options)
+        assert same(whole[start:], found)
     slots = np.array([1, 4])  # of one of several hosts
-    for batch, part in zip(whole[10:], take(with_final(data), 10, start_step=10, row_indices=slots), strict=True):
-        assert same({name: x[slots] for name, x in batch.items()}, part)
-    first = take(rows.Order(data, MIXTURE, **OPTIONS), 20)
-    assert all(map(same, first[:12], whole[:12]))
-    assert not any(map(same, first[12:], whole[12:]))
-
-
-def same(a, b) -> bool:
-    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
-
-
-def test_the_fingerprint_knows_the_final_mixture_and_is_what_it_was_without_one(data):
-    plain, saved = rows.Order(data, MIXTURE, **OPTIONS).fingerprint(), with_final(data).fingerprint()
-    assert [*plain] == ["data", "mixture", "seed", "seq_len", "batch_size", "sha256"]
-    assert {key: saved[key] for key in saved.keys() - plain.keys()} == {
-        "final": "code 2/5, math 3/5", "final_share": "0.4", "final_batch": "12",
-    }  # fmt: skip
-    assert saved["sha256"] != plain["sha256"]
-    rows.check_fingerprint(saved, dict(saved), 20)
-
-
-@pytest.mark.parametrize(
-    ("was", "now", "message"),
-    [
-        (
-            {},
-            {"mixture": {"math": 1, "code": 1}},
-            "data.final.weights was code 2/5, math 3/5, is code 1/2, math 1/2; set",
-        ),
-        ({}, {"share": 0.5}, "data.final.share was 0.4, is 0.5; set them back"),
-        ({}, None, "data.final.weights was code 2/5, math 3/5, is not set; data.final.share was 0.4, is not set"),
-        (None, {}, "data.final.weights was not set, is code 2/5, math 3/5"),
-    ],
-)
-def test_a_run_keeps_its_final_mixture_even_before_it_begins(data, was, now, message):
-    plain = rows.Order(data, MIXTURE, **OPTIONS)
-    saved, current = ((plain if x is None else with_final(data, **x)).fingerprint() for x in (was, now))
-    with pytest.raises(ConfigError, match=message) as error:
-        rows.check_fingerprint(saved, current, 3)
-    assert "\n" not in str(error.value)
-    rows.check_fingerprint(saved, current, 3, branch=True)  # a branch may take another one
-
-
-def test_more_steps_move_the_final_mixture_until_it_has_begun(data):
-    """A share of 0.4: after batch 12 of 20, after batch 24 of 40."""
-    saved, longer = with_final(data).fingerprint(), with_final(data, steps=40).fingerprint()
-    for a, b in ((saved, longer), (longer, saved)):
-        rows.check_fingerprint(a, b, 12)
-        with pytest.raises(
-            ConfigError, match=r"data\.final can't change at step 13: it begins .* optim\.schedule_steps"
-        ):
-            rows.check_fingerprint(a, b, 13)
-    # Step 11 is batch 13 if two batches were passed over.
-    rows.check_fingerprint(saved, longer, 10, [[3, 4]])
-    with pytest.raises(ConfigError, match="at step 11: it begins after batch 24, and in the run so far after batch 12"):
-        rows.check_fingerprint(saved, longer, 11, [[3, 4]])
-
-
-def test_a_branch_takes_a_final_mixture_from_its_first_step_on_or_keeps_the_one_that_has_begun(data):
-    plain, trunk = rows.Order(data, MIXTURE, **OPTIONS).fingerprint(), with_final(data).fingerprint()
-    other = {"mixture": {"prose": 1}, "share": 0.0}
-
-    def check(saved, step, windows=(), **changes):
-        rows.check_fingerprint(saved, with_final(data, **changes).fingerprint(), step, windows, branch=True)
-
-    for step, windows in ((8, ()), (12, ()), (8, [[2, 3]])):
-        for saved in (plain, trunk):
-            check(saved, step, windows, **other, branch=step)
-            check(saved, step, windows, branch=step)
-    check(trunk, 15, branch=15)
-    with pytest.raises(ConfigError, match="can't change at step 15"):
-        check(trunk, 15, **other, branch=15)
-    with pytest.raises(
-        ConfigError, match="can't change at step 15: it begins after batch 12, and in the run so far never"
-    ):
-        check(plain, 15, branch=15)
-    with pytest.raises(ConfigError, match="seed was"):
-        rows.check_fingerprint(trunk | {"seed": "8"}, with_final(data).fingerprint(), 3, branch=True)
+    part = take(order, 10, start_step=10, row_indices=slots)
+    assert same([{name: x[slots] for name, x in batch.items()} for batch in whole[10:]], part)
+    first = take(plain, 20)
+    assert same(first[:12], whole[:12])
+    assert not any(same([a], [b]) for a, b in zip(first[12:], whole[12:], strict=True))
 
 
 @pytest.mark.parametrize(("seq_len", "batch_size"), [(24, 4), (7, 3), (10_000, 2)])
