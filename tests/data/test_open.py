@@ -92,10 +92,10 @@ def test_a_folders_documents_are_weighed_by_what_is_left(tmp_path, make_document
 
 def test_the_order_of_a_config_with_final_weights(tmp_path, corpus):
     corpus.build(tmp_path / "d")
-    keys = ["train.steps=100", "data.final.share=0.25", "data.final.weights.code=12"]
+    keys = ["train.steps=100", "optim.warmup_steps=0", "data.final.share=0.25", "data.final.weights.code=12"]
     order = open_order(resolve(tmp_path / "d", *keys))
     assert (order.mixture, order.final.mixture) == ({**MIXTURE}, {**MIXTURE, "code": 12.0})
-    assert (order.switch(), open_order(resolve(tmp_path / "d", "train.steps=100")).switch()) == (75, None)
+    assert (order.switch(), open_order(resolve(tmp_path / "d", *keys[:2])).switch()) == (75, None)
     assert open_order(resolve(tmp_path / "d", *keys, "optim.schedule_steps=40")).switch() == 30
     assert open_order(resolve(tmp_path / "d", *keys, "optim.decay_at_step=20")).switch() == 20
     assert open_order(resolve(tmp_path / "d", *keys), [[3, 6]]).switch() == 71

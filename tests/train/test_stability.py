@@ -57,7 +57,7 @@ def test_a_run_that_blows_up_at_once_is_noticed():
 
 
 def test_a_mixture_with_higher_losses_is_no_spike_and_one_in_it_is():
-    losses = curve(200) + [loss + 4 for loss in curve(600)[-200:]]
+    losses = curve(200) + [loss + 12 for loss in curve(600)[-200:]]
     assert watch(losses)[0].first_bad == 201
     assert watch(losses, switch=200) == (None, [])
     assert watch(losses, switch=199)[0].first_bad == 201
