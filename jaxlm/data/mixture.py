@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jaxlm.config import Config, ConfigError, PrepareSourceConfig, SourceConfig
-from jaxlm.data.windows import Windows, batch_number
+from jaxlm.data.windows import Windows, batch_number, step_of
 
 MAX_CYCLE = 65536
 
@@ -145,6 +145,10 @@ class Final:
           passed_over: the batches that no step trains on, from `merge_windows`.
         """
         return int(begins(self._ends(), passed_over))
+
+    def switch(self, passed_over: Windows = ()) -> int:
+        """Returns the last step before it; for the argument see `begins`."""
+        return step_of(self.begins(passed_over), passed_over)
 
     def _ends(self) -> dict[str, str]:
         """Where the first mixture ends: after a batch, or after the batch of a branch's step; the earlier one counts."""

@@ -25,7 +25,7 @@ from jaxlm.config import ConfigError
 from jaxlm.data import mixture as mixture_lib
 from jaxlm.data.mixture import Final, count_draws, cycle_ranks, mixture_cycle, normalise_mixture
 from jaxlm.data.shards import DataDir
-from jaxlm.data.windows import Windows, batch_number, merge_windows, step_of
+from jaxlm.data.windows import Windows, batch_number, merge_windows
 
 _ROUNDS = 6
 
@@ -207,7 +207,7 @@ class Order:
 
     def switch(self) -> int | None:
         """Returns the last step before the final mixture; None if there is none."""
-        return step_of(self.final.begins(self.passed_over), self.passed_over) if self.final else None
+        return self.final.switch(self.passed_over) if self.final else None
 
     def fingerprint(self) -> dict[str, str]:
         """Returns the order as strings for a checkpoint: "data", "mixture", "seed", "seq_len", "batch_size", "sha256".
