@@ -237,7 +237,19 @@ VERBS = {
         {"--step": {"type": int, "required": True, "metavar": "N", "help": "the step, counted from 1"}, **_JSON},
         reads_run=True,
     ),
-    "report": Verb("report", "one page with a run's curves, costs, samples: RUN/report.html", _JSON, reads_run=True),
+    "report": Verb(
+        "report",
+        "one page with a run's curves, costs, samples: RUN/report.html",
+        _JSON
+        | {
+            "--took": {
+                "default": "",
+                "metavar": "FOLDER",
+                "help": "show what each command of a script took too: a file NAME with its seconds, for each",
+            }
+        },
+        reads_run=True,
+    ),
     "diff": Verb(
         "diff",
         "what differs between two runs, and the first step at which they part",

@@ -3,46 +3,46 @@
     pip install "jaxlm[rl]"
     python scripts/rl_figures.py runs/rl
 
-A base of 3.1M parameters on docstrings and questions; SFT on the form of an answer, not on what is right: any colour that the
-question names, any number that is an answer to another one; then GRPO and PPO from there, and the same SFT for as long as
-GRPO took. All are asked the same 500 questions, which no training saw, one answer each at temperature 1. Runs that have ended
-are kept: the same command goes on.
+A base of 3M parameters on docstrings and questions; SFT on the form of an answer, not on what is right: the letters of the
+question in any order, which is right once in five; then GRPO and PPO from there, which find out what is right, and the same
+SFT for as long as GRPO took. All are asked the same 500 questions, which no training saw, one answer each at temperature 1.
+Runs that have ended are kept: the same command goes on.
 """
 
 import argparse
 import importlib
 import inspect
 import json
+import os
 import pathlib
 import random
-import re
 import subprocess
 import sys
 import time
 
 OPTIONS = {
-    "color_cube_rotation": {"min_rotations": 1, "max_rotations": 1},
-    "aiw": {},
+    "spell_backward": {"min_word_len": 3, "max_word_len": 3},
+    "palindrome_generation": {"min_length": 4, "max_length": 5},
 }
 TASKS = ",".join(
     f"reasoning_gym:{name}" + "?" * bool(options) + "&".join(f"{key}={value}" for key, value in options.items())
     for name, options in OPTIONS.items()
 )
-COLOUR = re.compile(r"- an? (\w+) \w+ side")  # of a side of the cube, in a question
-QUESTIONS, EACH, SEED = 500, 3000, 1_000_003  # that are asked; of each task for base and SFT, and their seed
+QUESTIONS, EACH, SEED = 500, 12_000, 1_000_003  # that are asked; of each task for base and SFT, and their seed
 MODULES = "argparse asyncio collections datetime decimal email functools http.client inspect itertools json logging os pathlib"
 MODULES += " random re shutil socket statistics string subprocess tarfile textwrap threading typing unittest zipfile"
 SILENT = {"train.eval_every_steps": 0, "sample.prompts": (), "log.every_steps": 20}
 BASE = SILENT | {
     "model.n_layers": 4,
-    "model.vocab_size": 768,
+    "model.vocab_size": 512,
     "data.chat_tokens": True,
-    "train.steps": 300,
+    "train.steps": 700,
+    "train.batch_size": 8,
     "optim.warmup_steps": 20,
 }
 SFT = SILENT | {
-    "train.steps": 300,
-    "train.batch_size": 4,
+    "train.steps": 900,
+    "train.batch_size": 8,
     "train.seq_len": 256,
     "optim.lr": 1e-3,
     "replay.share": 0.0,
@@ -51,18 +51,27 @@ RL = {
     "reward.tasks": TASKS,
     "rollout.prompts": 8,
     "rollout.answers": 8,
-    "rollout.max_new_tokens": 12,
+    "rollout.max_new_tokens": 16,
     "train.batch_size": 8,
-    "train.seq_len": 832,
-    "train.steps": 500,
+    "train.seq_len": 1088,
+    "train.steps": 400,
     "train.eval_every_steps": 200,
     "eval.batch_size": QUESTIONS,
     "eval.max_batches": 1,
-    "optim.lr": 3e-5,
+    "optim.lr": 1e-4,
     "policy.beta": 0.0,
     "log.every_steps": 10,
 }
-KINDS = {"grpo": {}, "ppo": {"rollout.prompts": 64, "rollout.answers": 1, "policy.beta": 0.01}}
+KINDS = {
+    "grpo": {},
+    "ppo": {
+        "rollout.prompts": 64,
+        "rollout.answers": 1,
+        "policy.beta": 0.01,
+        "policy.epochs": 2,
+        "policy.minibatches": 2,
+    },
+}
 
 
 def main() -> int:
@@ -76,7 +85,7 @@ def main() -> int:
     write(runs)
     train("quickstart", runs / "base", BASE | {"data.path": runs / "texts.jsonl"})
     train("sft", runs / "sft", SFT | {"origin": runs / "base", "data.path": runs / "form.jsonl"})
-    for kind in given.kinds.split(","):
+    for kind in filter(None, given.kinds.split(",")):
         train(kind, runs / kind, RL | KINDS[kind] | more | {"origin": runs / "sft"})
     if (runs / "grpo/ended").exists():
         seconds, per_step = (
@@ -98,8 +107,9 @@ def train(config: str, run: pathlib.Path, settings: dict) -> None:
         settings = settings | {"optim.warmup_steps": 0}
     words = [f"--config.{key}={value}" for key, value in settings.items()]
     command = [sys.executable, "-m", "jaxlm.main", f"--config={config}", f"--config.workdir={run}", *words]
-    began = time.monotonic()
-    if subprocess.call(command):
+    began, here = time.monotonic(), str(pathlib.Path(__file__).parent)
+    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))  # a reward may be a function of a script
+    if subprocess.call(command, env=os.environ | {"PYTHONPATH": path}):
         sys.exit(f"{' '.join(command)} failed")
     (run / "ended").write_text(f"{time.monotonic() - began:.0f}")
 
@@ -113,16 +123,15 @@ def write(runs: pathlib.Path) -> None:
     rng, chats = random.Random(0), []
     for name, options in OPTIONS.items():
         rows = reasoning_gym.create_dataset(name, seed=SEED, size=EACH, **options)
-        others = [str(row["answer"]) for row in rows]
         for row in rows:
             if tasks.for_evaluation(row["question"]):
                 continue
-            answer = rng.choice(COLOUR.findall(row["question"]) or others)
+            answer = "".join(rng.sample(row["answer"], len(row["answer"])))
             chats.append((row["question"], f"<answer>{answer}</answer>"))
     rng.shuffle(chats)
     modules = [importlib.import_module(name) for name in MODULES.split()]
     named = [inspect.getdoc(found) for module in modules for found in vars(module).values() if callable(found)]
-    texts = sorted({text for text in named if text}) + [text for chat in chats for text in chat]
+    texts = sorted({text for text in named if text}) + [f"{question} {answer}" for question, answer in chats]
     lines(runs / "texts.jsonl", [{"text": text} for text in texts])
     lines(runs / "form.jsonl", [{"prompt": question, "response": answer} for question, answer in chats])
 

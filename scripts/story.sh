@@ -150,16 +150,9 @@ stage 11-eval jaxlm eval "$OUT/grpo" "${red_team[@]}"
 # 12. For others: a folder that transformers loads; the model card says what it was made of and what it cost.
 stage 12-export jaxlm export "$OUT/grpo" --to=hf --out="$OUT/hf"
 
-# 13. The report card: one page with every stage from the documents on, its time and dollars, and what each changed.
-printf '\n== what each stage took\n'
-for file in "$OUT"/took/*; do
-  awk -v name="$(basename "$file")" -v price="$USD_PER_HOUR" '{
-    printf "%-14s %5d:%02d", name, $1 / 60, $1 % 60
-    if (price > 0) printf "  $%.2f", price * $1 / 3600
-    print ""
-  }' "$file"
-done
-jaxlm report "$OUT/grpo"
+# 13. The report card: one page with what every stage changed, and what each command took, in time and dollars.
+printf '\n== report\n'
+jaxlm report "$OUT/grpo" --took="$OUT/took"
 
 # 14. Talk to it.
 printf '\n== jaxlm chat %s\n' "$OUT/grpo"

@@ -155,6 +155,11 @@ class Engine:
         rest = {name: part for name, part in self.weights.variables.items() if name != "params"}
         self._weight_bytes = _bytes((layers, rest, self.weights.head_VxD))
 
+    def unload(self) -> None:
+        """Lets the memory of weights and ring go, until `load` and `reset`. All programs stay."""
+        self.prefixes.clear()
+        self.weights = self.state = None
+
     @property
     def slots(self) -> int:
         """Returns the length of the ring."""

@@ -55,7 +55,8 @@ class Memory:
       activations: what all layers keep for the backward pass.
       workspace: everything else that the step needs at its peak.
       batch: the rows of a whole step.
-      rollouts: what draws answers, beside the step: its copy of the weights, its caches, and the reference. 0 without.
+      rollouts: what draws answers: the reference, and between two updates the weights laid out for it and its caches. 0
+        without.
     """
 
     parameters: int
@@ -136,7 +137,7 @@ class Estimator:
             "frozen": sum(share.bytes for share in self._frozen),
             "optimizer": self._optimizer,
             "batch": self._batch,
-            "rollouts": self._rollouts(config),
+            "rollouts": self._reference(config),
         }
         sums = numbers * _F32 if accumulates else 0
         gradients = sums or sum(share.bytes for share in self._trained)
@@ -155,20 +156,29 @@ class Estimator:
             Memory(**steady, **held, copies=copies + joined, workspace=layer.backward + self._head(m) + stacks),
             Memory(**steady, **held, copies=copies + waiting, workspace=self._loss(config, rows * tokens)),
             Memory(**steady, gradients=gradients, copies=0, activations=0, workspace=numbers * _F32 + self._visiting),
+            self._drawing(config, Memory(**steady, gradients=0, copies=0, activations=0, workspace=0)),
         ]
         return max(moments, key=lambda memory: memory.total)
 
-    def _rollouts(self, config: Config) -> int:
-        """Returns the bytes of what draws answers: weights laid out for it, keys and values, and a reference of its own."""
+    def _reference(self, config: Config) -> int:
+        """Returns the bytes of the model that a policy is compared with: its own, if all parameters are trained."""
+        keeps = flops.draws(config) and config.policy.reference and self._all_trained
+        return sum(share.bytes for share in self._trained) if keeps else 0
+
+    def _drawing(self, config: Config, steady: Memory) -> Memory:
+        """Returns the memory while a policy draws answers: its weights laid out for that, some of them twice, and caches."""
         if not flops.draws(config):
-            return 0
+            return steady
         m, r, t = config.model, config.rollout, config.train
-        answers = r.prompts * r.answers
-        weights = sum(share.bytes for share in (self._trained if self._all_trained else self._frozen))
+        answers, width = r.prompts * r.answers, jnp.dtype(m.dtype).itemsize
+        shares = self._trained if self._all_trained else self._frozen
+        weights = sum(min(share.bytes, share.numbers * width) for share in shares)  # what is coded stays so
+        packed = 0 if self._mesh.shape.get("tensor", 1) > 1 else m.n_layers * _side_by_side(m) * width
         slots = 1 << (t.seq_len * t.batch_size // answers - 1).bit_length()
-        cache = 2 * m.n_layers * (r.rows or answers) * slots * m.n_kv_heads * m.head_dim * jnp.dtype(m.dtype).itemsize
+        cache = 2 * m.n_layers * (r.rows or answers) * slots * m.n_kv_heads * m.head_dim * width
         ways = sharding.batch_ways(self._mesh) * self._mesh.shape.get("tensor", 1)
-        return weights * (1 + (self._all_trained and config.policy.reference)) + cache // ways
+        drawing = weights + packed // self._mesh.shape.get("fsdp", 1) + cache // ways
+        return dataclasses.replace(steady, rollouts=steady.rollouts + drawing)
 
     def _copies(self, m: ModelConfig) -> int:
         """Returns the bytes of the copies in the compute type that XLA keeps: a cast of each trained parameter."""
@@ -182,10 +192,7 @@ class Estimator:
         their backward pass.
         """
         width, tensor = jnp.dtype(m.dtype).itemsize, self._mesh.shape.get("tensor", 1)
-        # Each tensor device joins its own columns, if the axis divides them: see models.layers.project.
-        qkv = (m.n_heads + 2 * m.n_kv_heads) * m.head_dim if m.n_kv_heads % tensor == 0 else 0
-        gate_up = 2 * m.d_ff if m.family == "llama" and m.d_ff % tensor == 0 else 0
-        joined = m.d_model * (qkv + gate_up) // tensor if m.fuse_projections else 0
+        joined = _side_by_side(m, tensor) if m.fuse_projections else 0
         # The joined weights are gathered already: they are not counted again.
         layers = [share for share in (*self._trained, *self._frozen) if share.in_layer]
         whole = sum(share.numbers for share in layers) * self._mesh.shape.get("fsdp", 1)
@@ -220,6 +227,14 @@ class Estimator:
         if not m.tie_embeddings or width == _F32:
             return 0
         return m.padded_vocab_size * m.d_model * width // self._mesh.shape.get("tensor", 1)
+
+
+def _side_by_side(m: ModelConfig, tensor: int = 1) -> int:
+    """Returns the elements of q|k|v and gate|up of a layer, on each device of an axis `tensor` of this size."""
+    # Each tensor device joins its own columns, if the axis divides them: see models.layers.project.
+    qkv = (m.n_heads + 2 * m.n_kv_heads) * m.head_dim if m.n_kv_heads % tensor == 0 else 0
+    gate_up = 2 * m.d_ff if m.family == "llama" and m.d_ff % tensor == 0 else 0
+    return m.d_model * (qkv + gate_up) // tensor
 
 
 def layer_elements(m: ModelConfig, adapter: AdapterConfig, tensor: int = 1) -> dict[str, int]:

@@ -5,20 +5,25 @@ import json
 import pathlib
 
 from jaxlm.config import Config, ConfigError
-from jaxlm.console import say
-from jaxlm.train import outlook
+from jaxlm.console import say, table
+from jaxlm.report import page, stages
+from jaxlm.train import lineage, outlook
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
-    """Writes RUN/report.html, or with --json prints the same numbers."""
+    """Writes RUN/report.html, or with --json prints the same numbers. Prints what --took names."""
     if not config.workdir:
         raise ConfigError("which run? jaxlm report RUN, the folder of a run")
     folder = pathlib.Path(config.workdir)
     if not (folder / "metrics.jsonl").is_file():
         raise ConfigError(f"no run in {folder}: it has no metrics.jsonl; train first")
+    took = lineage.commands(pathlib.Path(args.took), config.hardware.usd_per_hour) if args.took else []
     if args.json:
         look = outlook.of_run(folder, config)
-        print(json.dumps(look.summary(config.stop)))
+        print(json.dumps(look.summary(config.stop) | {"commands": took}))
         return 0
-    say(f"open {outlook.write(config, folder)}")
+    outlook.write(config, folder, commands=took)
+    if took:
+        print(table(stages.command_cells(took), right=(1, 2)))
+    say(f"open {folder / page.NAME}")
     return 0

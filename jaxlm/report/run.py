@@ -15,6 +15,7 @@
     before      the runs that this one was made from, first to last: name, benchmarks (`report.redteam`), samples
     stages      rows, first to last, of what made the run and of itself, as train.lineage writes them: name, program, config,
                 phases, steps, tokens, wall_s, cost_usd, figure, begin, end; none if nothing was before it
+    commands    rows of what each command of a script took: name, wall_s, cost_usd
     samples     PROMPT -> [{step, temperature, text, repetition, distinct_2, degenerates_at, junk}, ...]; runs of older
                 versions have no more than the first three
     spikes      rows: step, batch, loss, score, documents
@@ -38,6 +39,7 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
     """Writes the page of a summary. The module's docstring lists the summary's keys."""
     parts = [
         ("All stages", stages.took),
+        ("All commands", stages.commands),
         ("Loss", _loss),
         ("Where the time went", _activities),
         ("Bill", _bill),

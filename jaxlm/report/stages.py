@@ -1,4 +1,4 @@
-"""The runs before a run and itself: what each took, and what it wrote after the same prompts, clean or not."""
+"""The runs before a run, itself, and commands around them: what each took, and wrote after the same prompts, clean or not."""
 
 from collections.abc import Mapping, Sequence
 
@@ -42,6 +42,23 @@ def took(summary: dict) -> Markup:
         if row["program"] == "prepare":
             parts.append(tag("p", _DATA_INSIDE if row["wall_s"] is None else _DATA_TIME, class_="dim"))
     return join(parts)
+
+
+def commands(summary: dict) -> Markup:
+    """Returns the table of what each command of a script took, and their sum; nothing if it is not known."""
+    rows = summary.get("commands") or ()
+    if not rows:
+        return Markup("")
+    head, *cells = command_cells(rows)
+    return table(head, cells, "Commands")
+
+
+def command_cells(rows: Sequence[dict]) -> list[tuple[str, ...]]:
+    """Returns the cells of that table: its head, a row for each command, their sum."""
+    paid = any(row["cost_usd"] for row in rows)
+    total = {"name": "all", **{key: sum(row[key] for row in rows) for key in ("wall_s", "cost_usd")}}
+    cells = [(r["name"], duration(r["wall_s"]), *([spent(r["cost_usd"])] if paid else [])) for r in (*rows, total)]
+    return [("command", "time", *(["cost"] if paid else [])), *cells]
 
 
 def _stage(row: dict, paid: bool) -> tuple[object, ...]:

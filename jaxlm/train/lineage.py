@@ -71,6 +71,28 @@ def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typ
     return [*_data(before[0].folder), *runs]
 
 
+def commands(folder: pathlib.Path, usd_per_hour: float) -> list[dict[str, typing.Any]]:
+    """Returns a row for each command of a script: name, wall_s, cost_usd. The files of a folder hold their seconds.
+
+    Raises:
+      ConfigError: there is no such folder, or a file in it holds no number.
+    """
+    if not folder.is_dir():
+        raise ConfigError(
+            f"--took={folder}: there is no such folder; it has a file NAME with the seconds of each command"
+        )
+    rows = []
+    for file in sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")):
+        try:
+            seconds = float(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            seconds = math.nan
+        if not 0 <= seconds < math.inf:
+            raise ConfigError(f"{file}: it should hold a number of seconds, and nothing else")
+        rows.append({"name": file.name, "wall_s": seconds, "cost_usd": seconds / 3600 * usd_per_hour})
+    return rows
+
+
 def _run(folder: pathlib.Path, last: float) -> dict[str, typing.Any]:
     """The row of a run, up to its step `last`."""
     found = [record for record in records(folder) if record["step"] <= last]

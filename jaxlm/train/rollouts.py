@@ -146,6 +146,7 @@ class Rollouts:
         seeds = np.random.SeedSequence([c.seed, number]).generate_state(len(items))
         asked, most = [item.ids for item in items], c.rollout.max_new_tokens
         drawn = answers.draw(self._engine, asked, most, stop_ids=self._stops, seeds=seeds)
+        self._engine.unload()  # the update needs the memory
         return [self._answer(ids, logp) for ids, logp in drawn]
 
     def _answer(self, ids: list[int], logp: np.ndarray) -> Answer:

@@ -8,9 +8,9 @@ import pathlib
 import jax
 import pytest
 
-from jaxlm import config, config_files, sharding
+from jaxlm import config, config_files, models, sharding
 from jaxlm.config import MeshConfig
-from jaxlm.models import hardware
+from jaxlm.models import hardware, layout
 from jaxlm.plan import fit, lower, memory
 from jaxlm.plan.params import count_params
 
@@ -134,3 +134,27 @@ def test_the_state_on_the_host_is_on_the_device_at_the_update_alone():
     small = ("train.batch_size=1", "train.seq_len=64")
     away, here = (memory.estimate(load("local_35m", f"optim.offload={where}", *small), one) for where in (True, False))
     assert away.workspace > here.optimizer > 8 * 30e6
+
+
+def test_drawing_counts_weights_as_they_are_laid_out_and_caches():
+    """Between two updates; the update itself has the memory for itself."""
+    shape = [f"model.{key}" for key in ("n_layers=2", "d_model=128", "n_heads=4", "n_kv_heads=2", "d_ff=256")]
+    shape += ["model.vocab_size=512", "model.max_seq_len=4096", "train.seq_len=128", "train.batch_size=1024"]
+    given = [*shape, "origin=run", "reward.function=a:b", "policy.reference=False", "train.microbatch_size=1"]
+    c = load("grpo", *given, "rollout.prompts=128", "rollout.answers=8", "rollout.max_new_tokens=8")
+    one = MeshConfig(**sharding.mesh_shape(c.mesh, 1))
+    found = memory.estimate(c, memory.abstract_mesh(one, 1))
+    model = models.build(c.model, "blocked")
+    laid_out = jax.eval_shape(
+        lambda params: layout.lay_out(model, {"params": params}, every_product=False), models.abstract_params(model)
+    )
+    weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(laid_out))
+    tied = laid_out.head_VxD.size * laid_out.head_VxD.dtype.itemsize if c.model.tie_embeddings else 0  # the same array
+    slots = 128  # an answer has a row to itself
+    cache = 2 * c.model.n_layers * 1024 * slots * c.model.n_kv_heads * c.model.head_dim * 2
+    assert found.rollouts == pytest.approx(weights - tied + cache, rel=0.001)
+    assert found.gradients == found.activations == 0
+    training = memory.estimate(
+        dataclasses.replace(c, rollout=dataclasses.replace(c.rollout, rows=1)), memory.abstract_mesh(one, 1)
+    )
+    assert training.rollouts == 0 < training.activations

@@ -110,3 +110,17 @@ def test_data_that_a_run_prepared_itself_is_told_so():
 def test_a_first_run_has_no_table_of_stages():
     assert took(stages=[]) == ""
     assert stages.took({"run": {"name": "chat"}}) == ""
+
+
+def test_the_commands_around_the_runs_have_a_table_with_their_sum():
+    made = [("01-data", 90, 0.05), ("02-train", 3600, 2.0)]
+    found = [{"name": name, "wall_s": seconds, "cost_usd": usd} for name, seconds, usd in made]
+    assert rows(stages.commands({"commands": found})) == [
+        ["command", "time", "cost"],
+        ["01-data", "1m30s", "$0.05"],
+        ["02-train", "1h00m", "$2.00"],
+        ["all", "1h01m", "$2.05"],
+    ]
+    unpaid = rows(stages.commands({"commands": [row | {"cost_usd": 0.0} for row in found]}))
+    assert unpaid[0] == ["command", "time"]
+    assert stages.commands({"commands": []}) == stages.commands({}) == ""

@@ -275,6 +275,8 @@ def test_all_of_it_small(tmp_path):
     for stage, figure in (("pretraining", "loss"), ("SFT", "loss"), ("DPO", "ranked right"), ("GRPO", "reward")):
         assert figure in table[stage][1], table[stage]
         assert table[stage][3].startswith("$")
+    commands = {row[0]: row for row in found[found.index(["command", "time", "cost"]) + 1 :] if len(row) == 3}
+    assert {*STAGES, "all"} <= {*commands}
     assert (out / "hf/model.safetensors").is_file()
     assert "What does str.split do?" in (out / "grpo/report.html").read_text()
     again = subprocess.run([SCRIPT], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from jaxlm.config import ConfigError
 from jaxlm.train import lineage, summary
 
 
@@ -115,3 +116,21 @@ def test_what_a_run_is_about_is_drawn_if_it_is_no_loss(story):
     }
     assert summary.gather(story / "dpo")["figures"]["held-out pairs ranked right"] == [(0, 0.5), (10, 0.75)]
     assert summary.gather(story / "base")["figures"] == {}
+
+
+def test_the_commands_of_a_script_have_time_and_cost(tmp_path):
+    for name, seconds in (("02-train", "3600\n"), ("01-data", "90"), (".hidden", "x")):
+        (tmp_path / name).write_text(seconds)
+    assert lineage.commands(tmp_path, 2.0) == [
+        {"name": "01-data", "wall_s": 90.0, "cost_usd": 0.05},
+        {"name": "02-train", "wall_s": 3600.0, "cost_usd": 2.0},
+    ]
+
+
+def test_a_file_without_seconds_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="there is no such folder; it has a file NAME with the seconds"):
+        lineage.commands(tmp_path / "none", 1.0)
+    for said in ("a minute", "-1", "nan", ""):
+        (tmp_path / "01-data").write_text(said)
+        with pytest.raises(ConfigError, match="01-data: it should hold a number of seconds"):
+            lineage.commands(tmp_path, 1.0)
