@@ -39,6 +39,11 @@ def test_weights_without_a_small_common_denominator_are_rounded_to_65536ths():
     assert np.abs(counts / order.size - [float(s) for s in shares]).max() < 2 / mixing.MAX_CYCLE
 
 
+def test_a_share_of_0_is_never_drawn_even_if_the_others_are_rounded():
+    shares = (*mixing.normalise_mixture({"a": 1 / 3, "b": 1 / 7}, "ab").values(), fractions.Fraction(0))
+    assert np.bincount(mixing.mixture_cycle(shares), minlength=3)[2] == 0
+
+
 def test_same_proportions_give_the_same_cycle():
     names = ["a", "b", "c"]
     shares = [
