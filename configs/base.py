@@ -72,6 +72,9 @@ def _data(c: ConfigDict) -> None:
     d.dir = ""  # folder of tokenizer, shards and manifest; made when absent; "" = WORKDIR/data
     d.path = ""  # train on this one folder, file, glob or tfds:NAME; takes the place of `sources`
     d.sources = ConfigDict()  # NAME -> path (folder, file, glob, tfds:NAME, embedded:NAME; "" = in data.dir), weight
+    d.final = ConfigDict()  # other weights at the end of a run, for the best data
+    d.final.share = 0.0  # the last share of optim.schedule_steps has them (wsd decays in the last 0.2); 0 = none
+    d.final.weights = ConfigDict()  # NAME -> weight; sources that are not named keep theirs. A branch has them at once
     d.text_key = "text"  # the field that holds the text, in jsonl, parquet and TFDS
     d.max_bytes = 0  # read at most this many bytes of text from each source; 0 = all
     d.tfds_dir = ""  # folder of TFDS datasets; "" = TFDS's own default

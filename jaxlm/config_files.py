@@ -19,6 +19,7 @@ from jaxlm.config import ConfigError, nearest_key
 CONFIG_PACKAGE = pathlib.Path(__file__).parent / "configs"
 TOKENIZER = "tokenizer"  # the folder of the tokenizer of a run that has no data of its own: an imported one
 _CONFIG_FOLDERS = ("configs", "data")  # shipped configs may be named as lying there
+_NAMED = "data.final.weights."  # an override may add a key to this section: the name of a source
 _NO_CONFIGS = ("base", "stages", "presets", "__init__")
 
 
@@ -175,9 +176,14 @@ def default_workdir(file: pathlib.Path, config: config_dict.ConfigDict) -> str:
 def apply_override(config: config_dict.ConfigDict, override: str) -> None:
     """Changes one key of `config` in place. `override` is the text KEY=VALUE; VALUE must have the type of the present value.
 
+    A source that `data.final.weights` does not name yet is added to it.
+
     Raises ConfigError if the key is unknown or a section, the value is missing, or it has the wrong type.
     """
     key, sep, value = override.partition("=")
+    if key.startswith(_NAMED) and (name := key.removeprefix(_NAMED)) not in config.data.final.weights:
+        with config.unlocked():
+            config.data.final.weights[name] = 0.0
     keys = flat_keys(config)
     if key not in keys:
         raise ConfigError(f"unknown key config.{key}; {nearest_key(key, keys)}")

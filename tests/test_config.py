@@ -34,7 +34,8 @@ def leaf_keys(section, prefix=""):
 def test_base_and_dataclasses_have_the_same_keys():
     base = config_files.load("base")
     ours = {key for key in leaf_keys(base) if not key.startswith("prepare.stages.")}
-    assert ours | {"data.sources", "prepare.sources", "prepare.stages", "phases.plan"} == set(keys(config.Config))
+    named = {"data.sources", "data.final.weights", "prepare.sources", "prepare.stages", "phases.plan"}
+    assert ours | named == set(keys(config.Config))
 
 
 @pytest.mark.parametrize("name", config_files.shipped_configs())
@@ -55,6 +56,46 @@ def test_every_shipped_data_config_resolves_and_names_its_command(name):
     for source in c.prepare.sources.values():
         for i, line in enumerate(source.stages):
             registry.parse(line, c.prepare.stages, f"stage {i}")
+
+
+def test_final_weights_of_the_command_line_join_those_of_the_config(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from jaxlm.configs import base\n\ndef get_config():\n    c = base.get_config()\n"
+        "    c.data.sources.web = dict(path='w', weight=9.0)\n    c.data.sources.my_math = dict(path='m', weight=1.0)\n"
+        "    c.data.final.share = 0.2\n    c.data.final.weights = dict(web=5)\n    return c\n"
+    )
+    c = resolve("data.final.weights.my_math=4.5", "data.final.weights.web=6", name=str(tmp_path / "mine.py"))
+    assert (c.data.final.share, c.data.final.weights) == (0.2, {"web": 6.0, "my_math": 4.5})
+    (tmp_path / "config.json").write_text(config.to_json(c))
+    again = config_files.of_run(tmp_path, ["data.final.weights.my_math=3"])
+    assert config.resolve(again).data.final.weights == {"web": 6.0, "my_math": 3.0}
+
+
+FINAL = ("data.final.weights.math=4", "data.final.share=0.2")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (("data.final.share=0.2",), "data.final.share=0.2 needs data.final.weights"),
+        (FINAL[:1], "data.final.weights (math) has no steps: set data.final.share"),
+        ((*FINAL, "data.final.share=1"), "config.data.final.share=1.0 must be at least 0 and below 1"),
+        ((*FINAL, "data.final.share=-0.1"), "config.data.final.share=-0.1 must be at least 0 and below 1"),
+        ((*FINAL, "data.final.weights.math=-4"), "config.data.final.weights.math=-4.0 must be at least 0"),
+        ((*FINAL, "data.final.weights.math=nan"), "config.data.final.weights.math=nan must be finite and at least 0"),
+        ((*FINAL, "data.final.weights.math=much"), "config.data.final.weights.math=much: expected float"),
+        ((*FINAL, "data.final.weights.maths=4"), "data.final.weights names maths, which is no source: did you mean 'math'?"),
+        ((*FINAL, "data.final.weight.math=4"), "unknown key config.data.final.weight.math"),
+        ((*FINAL, "data.final.weights=4"), "config.data.final.weights is a section"),
+        (("data.final.share=0.2", *(f"data.final.weights.{n}=0" for n in ("prose", "math", "code"))),
+         "data.final.weights leaves every source at 0"),
+        ((*FINAL, "program=sft"), "data.final.weights (math) is for pretraining; program=sft has no mixture"),
+    ],
+)  # fmt: skip
+def test_what_no_final_mixture_can_be_is_one_line(overrides, line):
+    with pytest.raises(ConfigError, match=re.escape(line)) as error:
+        resolve(*overrides, name="local_35m")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("data", "train"), [("data/techdocs", "techdocs_35m"), ("data/gpuburnout", "gpuburnout_1b")])

@@ -5,6 +5,8 @@
 """
 
 from jaxlm.config.build import build, nearest, nearest_key
+from jaxlm.config.checks import final_weights
+from jaxlm.config.corpora import DataConfig, FinalConfig, PrepareConfig, PrepareSourceConfig, SourceConfig
 from jaxlm.config.posttraining import (
     AdapterConfig,
     DpoConfig,
@@ -20,7 +22,6 @@ from jaxlm.config.schema import (
     CheckpointConfig,
     Config,
     ConfigError,
-    DataConfig,
     DistributedConfig,
     EvalConfig,
     HardwareConfig,
@@ -34,14 +35,11 @@ from jaxlm.config.schema import (
     PhaseConfig,
     PhasesConfig,
     PlanConfig,
-    PrepareConfig,
-    PrepareSourceConfig,
     ProfileConfig,
     RopeConfig,
     RunError,
     RunsConfig,
     SampleConfig,
-    SourceConfig,
     StabilityConfig,
     StopConfig,
     TrainConfig,
@@ -59,6 +57,7 @@ __all__ = [
     "DpoConfig",
     "EvalConfig",
     "ExamplesConfig",
+    "FinalConfig",
     "HardwareConfig",
     "LogConfig",
     "LossConfig",
@@ -87,6 +86,7 @@ __all__ = [
     "TrainConfig",
     "TuneConfig",
     "build",
+    "final_weights",
     "nearest",
     "nearest_key",
     "resolve",

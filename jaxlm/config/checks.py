@@ -2,18 +2,19 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
 
+from jaxlm.config.build import nearest
+from jaxlm.config.corpora import DataConfig, PrepareConfig
 from jaxlm.config.posttraining import AdapterConfig, DpoConfig
 from jaxlm.config.schema import (
     CheckpointConfig,
     Config,
     ConfigError,
-    DataConfig,
     MeshConfig,
     ModelConfig,
     OptimConfig,
     PhasesConfig,
-    PrepareConfig,
     RunsConfig,
     TrainConfig,
 )
@@ -24,6 +25,7 @@ def validate(c: Config) -> None:
     _validate_model(c.model, c.train)
     _validate_training(c.train, c.optim)
     _validate_data(c.data, c.prepare)
+    _validate_final(c)
     _validate_profile(c)
     _validate_phases(c.phases)
     _need(
@@ -110,6 +112,47 @@ def _validate_data(d: DataConfig, p: PrepareConfig) -> None:
     )
     total = sum(source.weight for source in d.sources.values())
     _need(not d.sources or total > 0, "every weight in data.sources is 0: nothing to train on")
+
+
+def _validate_final(c: Config) -> None:
+    d = c.data
+    named = ", ".join(d.final.weights)
+    _need(
+        not d.final.share or bool(named),
+        f"data.final.share={d.final.share} needs data.final.weights: --config.data.final.weights.NAME=WEIGHT for each source "
+        "whose weight changes",
+    )
+    _need(
+        not named or bool(d.final.share or c.optim.decay_at_step),
+        f"data.final.weights ({named}) has no steps: set data.final.share, such as 0.2 for the last fifth of them",
+    )
+    _need(
+        not named or c.program == "pretrain",
+        f"data.final.weights ({named}) is for pretraining; program={c.program} has no mixture of sources: take it out",
+    )
+    listed = d.sources or c.prepare.sources
+    if any(source.path for source in listed.values()):  # else all that is in data.dir may be named
+        final_weights({name: source.weight for name, source in listed.items()}, d.final.weights)
+
+
+def final_weights(first: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
+    """Returns source -> weight in the final mixture: the first mixture, but for the sources that `weights` names.
+
+    Args:
+      first: source -> weight in the first mixture, for all sources of the data.
+      weights: `data.final.weights`.
+
+    Raises:
+      ConfigError: a source is unknown, or no weight is positive.
+    """
+    if unknown := [name for name in weights if name not in first]:
+        raise ConfigError(f"data.final.weights names {unknown[0]}, which is no source: {nearest(unknown[0], first)}")
+    found = {**first, **weights}
+    _need(
+        not weights or any(weight > 0 for weight in found.values()),
+        "data.final.weights leaves every source at 0: nothing to train on; give one a positive weight",
+    )
+    return found
 
 
 def _validate_profile(c: Config) -> None:

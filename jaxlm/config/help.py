@@ -67,7 +67,7 @@ def read(base: types.ModuleType) -> Keys:
     keys, sections = [], {}
     for name, comment in comments(texts).items():
         default = _value(defaults, name)
-        if isinstance(default, dict) and name != "data.sources":
+        if isinstance(default, dict) and name not in ("data.sources", "data.final.weights"):
             sections[name] = comment
         else:
             keys.append(Key(name, *_type_and_limits(name, default), default, comment))

@@ -8,7 +8,8 @@ from ml_collections import config_dict
 
 from jaxlm.config.build import build
 from jaxlm.config.checks import validate
-from jaxlm.config.schema import Config, SourceConfig
+from jaxlm.config.corpora import SourceConfig
+from jaxlm.config.schema import Config
 from jaxlm.config.shrink import shrunk
 
 

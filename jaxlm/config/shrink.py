@@ -3,13 +3,15 @@
 import dataclasses
 import math
 
-from jaxlm.config.schema import Config, PhaseConfig, SourceConfig
+from jaxlm.config.corpora import DataConfig, SourceConfig
+from jaxlm.config.schema import Config, PhaseConfig
 
 BY = 500  # steps, tokens and dollars are divided by this
 ROWS, TOKENS = 8, 128  # of a batch
 LEAST_INTERVAL = 10  # steps between two evaluations or checkpoints, or train.steps where the run is shorter
 LEAST_STEPS = 2  # of a phase
 CORPUS = {"prose": 0.87, "math": 0.1, "code": 0.03}  # the embedded corpus and its mixture
+FINAL = {"math": 0.4}  # its final weights, if the config has any
 EVAL_BATCHES = 4  # per source
 USD_PER_HOUR = (
     0.1  # of a machine of two cores; at the price of a GPU the first budget would be spent before the first step
@@ -55,15 +57,13 @@ def shrunk(c: Config) -> Config:
         schedule_steps=_over(c.optim.schedule_steps),
         decay_at_step=_over(c.optim.decay_at_step),
     )
-    sources = {name: SourceConfig(path=f"embedded:{name}", weight=weight) for name, weight in CORPUS.items()}
-    data = dataclasses.replace(c.data, dir="", path="", sources=sources, tokenizer="", max_bytes=MAX_BYTES)
     plan = {name: _phase(phase) for name, phase in sorted(c.phases.plan.items(), key=lambda item: item[1].steps)}
     return dataclasses.replace(
         c,
         model=model,
         train=train,
         optim=optim,
-        data=data,
+        data=_data(c.data),
         checkpoint=checkpoint,
         sample=sample,
         rollout=dataclasses.replace(c.rollout, prompts=4, answers=4, max_new_tokens=24, rows=0),
@@ -98,6 +98,13 @@ def _over(steps: int) -> int:
 def _interval(every: int, steps: int) -> int:
     """An interval, smaller, but not so small that little else is done; 0 stays 0."""
     return min(max(_over(every), LEAST_INTERVAL), steps) if every else 0
+
+
+def _data(d: DataConfig) -> DataConfig:
+    """The embedded corpus, with other weights at the end if the config has some."""
+    sources = {name: SourceConfig(path=f"embedded:{name}", weight=weight) for name, weight in CORPUS.items()}
+    final = dataclasses.replace(d.final, weights=FINAL if d.final.weights else {})
+    return dataclasses.replace(d, dir="", path="", sources=sources, final=final, tokenizer="", max_bytes=MAX_BYTES)
 
 
 def _phase(phase: PhaseConfig) -> PhaseConfig:

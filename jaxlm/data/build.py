@@ -26,7 +26,8 @@ from jaxlm.corpus.sources.plain import iterate_documents, source_signature
 from jaxlm.data import coder as coders
 from jaxlm.data import ids as ids_lib
 from jaxlm.data import manifest as manifests
-from jaxlm.data import rows, shards, vocabulary
+from jaxlm.data import shards, vocabulary
+from jaxlm.data.mixture import normalise_mixture
 from jaxlm.data.shuffle import Shuffle
 from jaxlm.data.tokenizer import train_tokenizer
 
@@ -159,7 +160,7 @@ def _check(source_list: Sequence[Source], settings: BuildSettings) -> None:
         raise ConfigError(f"val_fraction is {settings.val_fraction}; it must lie between 0 and 1")
     if settings.block_tokens < 1 or settings.shard_blocks < 1:
         raise ConfigError("block_tokens and shard_blocks must be at least 1")
-    rows.normalise_mixture({source.name: source.weight for source in source_list}, names)
+    normalise_mixture({source.name: source.weight for source in source_list}, names)
 
 
 def _recipe(
@@ -277,7 +278,7 @@ def _build(
             documents[name] = _Documents(root / _SPILL / name, source, settings, texts, _MEMORY // len(source_list))
         log(f"read {name}: {stats[name].summary()} ({time.perf_counter() - began:.1f} s)")
     began, weights = time.perf_counter(), {s.name: s.weight for s in source_list}
-    shares = rows.normalise_mixture(weights, list(weights))
+    shares = normalise_mixture(weights, list(weights))
     sample = functools.partial(_sample, documents, {name: float(share) for name, share in shares.items()}, settings)
     with console.working("training the tokenizer", end=False):
         coder = _tokenizer(settings, sum(read.bytes for read in stats.values()), sample, log)

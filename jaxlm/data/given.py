@@ -47,6 +47,9 @@ def take(config: config_dict.ConfigDict, file: pathlib.Path | None, overrides: S
     with config.unlocked():
         config.data.path = ""
         config.data.sources, config.prepare.sources = config_dict.ConfigDict(), config_dict.ConfigDict()
+        final = config.data.final
+        final.weights = {name: w for name, w in final.weights.items() if f"data.final.weights.{name}" in keys}
+        final.share = final.share if final.weights or "data.final.share" in keys else 0.0
     if shipped and "model.vocab_size" not in keys:
         config.model.vocab_size = 0
     if shipped and config.program == "pretrain" and config.sample.prompts and "sample.prompts" not in keys:

@@ -4,25 +4,41 @@ import contextlib
 import pathlib
 from collections.abc import Callable, Iterator
 
-from jaxlm.config import Config, ConfigError, DataConfig, PrepareConfig
+from jaxlm.config import Config, ConfigError, DataConfig, PrepareConfig, final_weights
 from jaxlm.corpus import documents
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.data import build, vocabulary
-from jaxlm.data.rows import weights_of
+from jaxlm.data.mixture import final_of, weights_of
+from jaxlm.data.rows import Order
 from jaxlm.data.shards import MANIFEST, DataDir, open_data
+from jaxlm.data.windows import Windows
 
 Say = Callable[[str], None]
 
 
+def open_order(config: Config, passed_over: Windows = ()) -> Order:
+    """Opens `data.dir`. Returns the order in which a run of this config reads it.
+
+    Args:
+      passed_over: the windows of batches that the run passes over.
+
+    Raises:
+      ConfigError: as `open_mixture`.
+    """
+    opened, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
+    final = final_of(config, final_weights(mixture, config.data.final.weights))
+    return Order(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size, passed_over, final)
+
+
 def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> tuple[DataDir, dict[str, float]]:
-    """Opens `data.dir`. Returns (the data, source -> weight).
+    """Opens `data.dir`. Returns (the data, source -> weight in the first mixture).
 
     The weights come from `data.sources`; if that is empty, from `prepare.sources`; if both are empty, from the data's
-    manifest.
+    manifest. A source that `data.final.weights` alone names has weight 0.
 
     Raises:
       ConfigError: there is no data, the size of its vocabulary is not `vocab_size` (0 = any), or it lacks one of
-        `data.sources`.
+        `data.sources` or `data.final.weights`.
     """
     opened = open_data(data.dir)
     if vocab_size and opened.vocab_size != vocab_size:
@@ -35,10 +51,12 @@ def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> t
             f"config.data.sources names {unknown[0]}, but the data in {data.dir} has {', '.join(opened.sources)}: "
             "take it out, or name another config.data.dir"
         )
+    final_weights(dict.fromkeys(opened.sources, 1.0), data.final.weights)  # refuses names that nothing in the data has
+    later = {name: 0.0 for name in data.final.weights}
     if data.sources:
-        return opened, {name: source.weight for name, source in data.sources.items()}
+        return opened, later | {name: source.weight for name, source in data.sources.items()}
     prepared = {name: source.weight for name, source in prepare.sources.items() if name in opened.sources}
-    return opened, prepared or opened.mixture
+    return opened, later | (prepared or opened.mixture)
 
 
 def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size: int, seed: int, say: Say) -> None:

@@ -1,13 +1,42 @@
 """Computes how many times a run goes through each source of its data."""
 
-from jaxlm.data.rows import Order, normalise_mixture
+import fractions
+from collections.abc import Mapping
+
+from jaxlm.data.mixture import normalise_mixture
+from jaxlm.data.rows import Order
 
 # Times through a source beyond which a token teaches less than a new one (Muennighoff et al. 2023, arXiv:2305.16264).
 MOST = 4
 
 
 def passes(order: Order, steps: int) -> dict[str, float]:
-    """Returns source -> how many times a run of `steps` steps goes through it. Raises ConfigError if the mixture is wrong."""
-    tokens, trained = order.data.token_counts(), steps * order.batch_size * order.seq_len
-    shares = normalise_mixture(order.mixture, list(tokens))
-    return {name: trained * float(share) / tokens[name] for name, share in shares.items() if tokens[name]}
+    """Returns source -> how many times a run of `steps` steps goes through it. Raises ConfigError if a mixture is wrong."""
+    tokens, final = order.data.token_counts(), order.final
+    last = order.switch()
+    stretches = [(order.mixture, steps if last is None else min(steps, last))]
+    stretches += [(final.mixture, steps - stretches[0][1])] if final else []
+    found: dict[str, float] = {}
+    for mixture, length in stretches:
+        trained = length * order.batch_size * order.seq_len
+        for name, share in normalise_mixture(mixture, list(tokens)).items():
+            if tokens[name]:
+                found[name] = found.get(name, 0.0) + trained * float(share) / tokens[name]
+    return found
+
+
+def words(order: Order, steps: int) -> str:
+    """Returns both mixtures of a run of `steps` steps for the user; "" if it has one.
+
+    "web 0.9, math 0.1 to step 800, then web 0.6, math 0.4"
+    """
+    if order.final is None:
+        return ""
+    names, last = list(order.data.token_counts()), order.switch()
+    first, final = (normalise_mixture(mixture, names) for mixture in (order.mixture, order.final.mixture))
+    beyond = f" (this run ends at step {steps:,})" if last >= steps else ""
+    return f"{_shares(first)} to step {last:,}, then {_shares(final)}{beyond}"
+
+
+def _shares(shares: Mapping[str, fractions.Fraction]) -> str:
+    return ", ".join(f"{name} {float(share):.3g}" for name, share in sorted(shares.items(), key=lambda item: -item[1]))

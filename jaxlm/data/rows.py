@@ -1,12 +1,11 @@
 """Decides which row is in which slot of which batch, and makes batches of rows. Pure functions.
 
-The batch of step s is a pure function of (seed, manifest, mixture, s). Slot b of step s is the global slot g = s *
+The batch of step s is a pure function of (seed, manifest, mixtures, s). Slot b of step s is the global slot g = s *
 batch_size + b. A short repeating cycle maps g to a source and to the number k of the draw from that source. A
 permutation, which differs for each epoch, maps k to a row. Both take O(1) time and do not depend on hosts, threads and
 workers. Batches that a run passes over (spoiled ones) are left out before that: step s then has the s-th batch of the rest.
 
-Grain's `MapDataset.mix` and `shuffle` do not serve: `mix` truncates weights to integers (87/10/3 becomes 2899/333/100)
-and refuses a weight of zero; `shuffle` adds the epoch to the seed, so that seed 0 epoch 1 repeats seed 1 epoch 0.
+Grain's `MapDataset.shuffle` does not serve: it adds the epoch to the seed, so that seed 0 epoch 1 repeats seed 1 epoch 0.
 
 Shapes: B batch, T tokens, T1 = T + 1, K sources.
 """
@@ -22,79 +21,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxlm.config import ConfigError, PrepareSourceConfig, SourceConfig
+from jaxlm.config import ConfigError
+from jaxlm.data import mixture as mixture_lib
+from jaxlm.data.mixture import Final, count_draws, cycle_ranks, mixture_cycle, normalise_mixture
 from jaxlm.data.shards import DataDir
 from jaxlm.data.windows import Windows, batch_number, merge_windows
 
-MAX_CYCLE = 65536
 _ROUNDS = 6
-
-
-def normalise_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dict[str, fractions.Fraction]:
-    """Returns source -> exact share, for the sources with a positive weight, in the order of `names`. The shares sum to one.
-
-    Weights are read as decimals (0.87 is 87/100). Raises ConfigError if a source is unknown, a weight is negative or not
-    finite, or no weight is positive.
-    """
-    for name, weight in mixture.items():
-        if name not in names:
-            raise ConfigError(f"mixture names source '{name}', but the data has {', '.join(sorted(names))}")
-        if not math.isfinite(weight) or weight < 0:
-            raise ConfigError(f"mixture weight of '{name}' is {weight}; give a number of at least 0")
-    weights = {name: fractions.Fraction(repr(float(mixture[name]))) for name in names if mixture.get(name, 0) > 0}
-    if not weights:
-        raise ConfigError("every mixture weight is 0; give at least one source a positive weight")
-    total = sum(weights.values())
-    return {name: weight / total for name, weight in weights.items()}
-
-
-def weights_of(listed: Mapping[str, SourceConfig | PrepareSourceConfig], names: Sequence[str]) -> dict[str, float]:
-    """Returns name -> weight in the mixture, for all `names`: the weights in the config, or 1 for each if it has none.
-
-    Raises ConfigError if the config lists some sources, but not all of `names`.
-    """
-    if not listed:
-        return {name: 1.0 for name in names}
-    if missing := [name for name in names if name not in listed]:
-        raise ConfigError(
-            f"the data has the source '{missing[0]}', but the config gives it no weight: add data.sources."
-            f'{missing[0]} = dict(path="", weight=...) to the config, 0 to leave it out'
-        )
-    return {name: listed[name].weight for name in names}
-
-
-@functools.lru_cache(maxsize=64)
-def mixture_cycle(shares: tuple[fractions.Fraction, ...]) -> np.ndarray:
-    """Returns one period of the mixture, int32[C]: the source of each slot. The period is repeated for ever.
-
-    After any number of slots, the draws of each source differ from its exact share by less than 1. To achieve that,
-    each draw has a first slot and a deadline, and among the draws that may start, the one with the earliest deadline
-    goes first (Tijdeman 1980, the chairman assignment problem; Baruah et al. 1996, Pfair scheduling). C is the common
-    denominator of the shares. If that exceeds 65,536, the shares are rounded to 65,536ths.
-    """
-    cycle = math.lcm(*(share.denominator for share in shares))
-    counts = [int(share * cycle) for share in shares] if cycle <= MAX_CYCLE else _round_shares(shares, MAX_CYCLE)
-    cycle = min(cycle, MAX_CYCLE)
-    drawn = [0] * len(counts)
-    order = np.empty(cycle, np.int32)
-    for slot in range(cycle):
-        # Draw j of a source with share c/C may start at slot floor(j*C/c) and must be done by slot ceil((j+1)*C/c).
-        released = (k for k, c in enumerate(counts) if drawn[k] < c and drawn[k] * cycle // c <= slot)
-        source = min(released, key=lambda k: (-(-(drawn[k] + 1) * cycle // counts[k]), k))
-        order[slot] = source
-        drawn[source] += 1
-    return order
-
-
-def _round_shares(shares: Sequence[fractions.Fraction], total: int) -> list[int]:
-    """Rounds shares to integers of at least 1 that sum to `total` (largest remainder)."""
-    counts = [max(1, math.floor(share * total)) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda k: (counts[k] - shares[k] * total, k))
-    for k in by_remainder[: max(0, total - sum(counts))]:
-        counts[k] += 1
-    while sum(counts) > total:
-        counts[counts.index(max(counts))] -= 1
-    return counts
 
 
 def permute(positions: np.ndarray, n: int, key: str) -> np.ndarray:
@@ -138,11 +71,13 @@ class RowPlan:
 
     Attributes:
       seed: the seed of the order of rows.
-      names: the names of the sources with a positive weight.
-      shares: the share of each source, from `normalise_mixture`.
+      names: the names of the sources with a positive weight in one of the mixtures.
+      shares: the share of each source in the first mixture, from `normalise_mixture`.
       row_counts: the number of rows of each source.
       batch_size: the number of slots of a batch.
       passed_over: the batches that no step trains on, from `merge_windows`.
+      final_shares: the share of each source in the final mixture; () if there is none.
+      final_begins: the number of the last batch before the final mixture.
     """
 
     seed: int
@@ -151,11 +86,14 @@ class RowPlan:
     row_counts: tuple[int, ...]
     batch_size: int
     passed_over: Windows = ()
+    final_shares: tuple[fractions.Fraction, ...] = ()
+    final_begins: int = 0
 
     def locate(self, step: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns which rows are in these slots of the batch of `step`, which counts from 0.
 
-        Each epoch of a source has every row once, in an order that depends on seed, source and epoch.
+        Each epoch of a source has every row once, in an order that depends on seed, source and epoch. In the final
+        mixture the draws of a source go on where those of the first mixture end.
 
         Args:
           slots: ints in [0, batch_size).
@@ -164,29 +102,23 @@ class RowPlan:
           (source, epoch, row), int64 arrays with an element for each slot: the source's index in `names`, the epoch
           from 0, the row's index in the source.
         """
-        cycle = mixture_cycle(self.shares)
-        rank, per_cycle = _cycle_ranks(self.shares)
-        before = np.int64(batch_number(int(step) + 1, self.passed_over) - 1)  # batches in front of this one
-        turn, place = np.divmod(before * self.batch_size + np.asarray(slots, np.int64), cycle.size)
+        before = batch_number(int(step) + 1, self.passed_over) - 1  # batches in front of this one
+        shares, first, drawn = self.shares, 0, np.zeros(len(self.names), np.int64)
+        if self.final_shares and before >= self.final_begins:
+            shares, first = self.final_shares, self.final_begins
+            drawn = count_draws(self.shares, first * self.batch_size)
+        cycle = mixture_cycle(shares)
+        rank, per_cycle = cycle_ranks(shares)
+        slot = np.int64((before - first) * self.batch_size) + np.asarray(slots, np.int64)
+        turn, place = np.divmod(slot, cycle.size)
         source = cycle[place].astype(np.int64)
-        draw = turn * per_cycle[source] + rank[place]
+        draw = drawn[source] + turn * per_cycle[source] + rank[place]
         epoch, position = np.divmod(draw, np.asarray(self.row_counts, np.int64)[source])
         row = np.empty_like(position)
         for k, e in {(int(k), int(e)) for k, e in zip(source, epoch, strict=True)}:
             chosen = (source == k) & (epoch == e)
             row[chosen] = permute(position[chosen], self.row_counts[k], f"{self.seed}/{self.names[k]}/{e}")
         return source, epoch, row
-
-
-@functools.lru_cache(maxsize=64)
-def _cycle_ranks(shares: tuple[fractions.Fraction, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (how often each slot's source came before in the cycle, int64[C]; slots of each source, int64[K])."""
-    cycle = mixture_cycle(shares)
-    rank = np.empty(cycle.size, np.int64)
-    per_cycle = np.bincount(cycle, minlength=len(shares)).astype(np.int64)
-    for k in range(len(shares)):
-        rank[cycle == k] = np.arange(per_cycle[k])
-    return rank, per_cycle
 
 
 def count_rows(tokens: int, seq_len: int) -> int:
@@ -202,16 +134,20 @@ def plan_rows(
     seq_len: int,
     batch_size: int,
     passed_over: Windows = (),
+    final: Final | None = None,
 ) -> RowPlan:
     """Returns the row plan for sources with these numbers of training tokens.
 
-    Raises ConfigError if the mixture is wrong, a size is below 1, or a source has fewer than `seq_len` + 1 tokens.
+    Raises ConfigError if a mixture is wrong, a size is below 1, or a source has fewer than `seq_len` + 1 tokens.
     """
     if seq_len < 1 or batch_size < 1:
         raise ConfigError(f"seq_len is {seq_len} and batch_size {batch_size}; both must be at least 1")
     # Sorted by name, so that the order of the manifest or the mixture changes no batch.
-    shares = normalise_mixture(mixture, sorted(token_counts))
-    for name in shares:
+    names = sorted(token_counts)
+    first = normalise_mixture(mixture, names)
+    last = normalise_mixture(final.mixture, names) if final else {}
+    names = [name for name in names if name in first or name in last]
+    for name in names:
         if count_rows(token_counts[name], seq_len) == 0:
             raise ConfigError(
                 f"source '{name}' holds {token_counts[name]:,} training tokens, fewer than one row of seq_len + 1 = "
@@ -219,11 +155,13 @@ def plan_rows(
             )
     return RowPlan(
         seed=int(seed),
-        names=tuple(shares),
-        shares=tuple(shares.values()),
-        row_counts=tuple(count_rows(token_counts[name], seq_len) for name in shares),
+        names=tuple(names),
+        shares=tuple(first.get(name, fractions.Fraction(0)) for name in names),
+        row_counts=tuple(count_rows(token_counts[name], seq_len) for name in names),
         batch_size=int(batch_size),
         passed_over=passed_over,
+        final_shares=tuple(last.get(name, fractions.Fraction(0)) for name in names) if final else (),
+        final_begins=final.begins(passed_over) if final else 0,
     )
 
 
@@ -239,6 +177,7 @@ class Order:
       batch_size: B, the number of rows of the global batch.
       passed_over: windows of batches to pass over, (first, last) from 1. They may grow during a run: those that lie behind
         its last step change no batch before it.
+      final: the mixture of the last batches; None if `mixture` is that of all.
     """
 
     data: DataDir
@@ -247,6 +186,7 @@ class Order:
     seq_len: int
     batch_size: int
     passed_over: Windows = ()
+    final: Final | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "passed_over", merge_windows(self.passed_over))
@@ -254,7 +194,8 @@ class Order:
     def plan(self) -> RowPlan:
         """Returns the map from slots to rows. Raises ConfigError as `plan_rows` does."""
         sizes = {"seed": self.seed, "seq_len": self.seq_len, "batch_size": self.batch_size}
-        return plan_rows(self.data.token_counts("train"), self.mixture, **sizes, passed_over=self.passed_over)
+        mixtures = {"mixture": self.mixture, "final": self.final}
+        return plan_rows(self.data.token_counts("train"), **mixtures, **sizes, passed_over=self.passed_over)
 
     def passing_over(self, windows: Windows) -> "Order":
         """Returns the same order without the batches in these windows, and with all others."""
@@ -264,33 +205,69 @@ class Order:
         """Returns the number of the batch that a step trains on, both from 1: `step` itself if nothing is passed over."""
         return batch_number(step, self.passed_over)
 
+    def switch(self) -> int | None:
+        """Returns the last step before the final mixture; None if there is none."""
+        return self.final.switch(self.passed_over) if self.final else None
+
     def fingerprint(self) -> dict[str, str]:
         """Returns the order as strings for a checkpoint: "data", "mixture", "seed", "seq_len", "batch_size", "sha256".
 
-        "data" is the manifest's hash; "sha256" is the hash of the other five. `check_fingerprint` compares them when a
-        run resumes. What is passed over is no part of it, because it may grow when a run is rolled back.
+        "data" is the manifest's hash; "sha256" is the hash of the others. A final mixture adds its own.
+        `check_fingerprint` compares them when a run resumes. What is passed over is no part of it, because it may grow
+        when a run is rolled back.
         """
-        shares = normalise_mixture(self.mixture, sorted(self.data.sources))
+        names = sorted(self.data.sources)
         parts = {
             "data": self.data.sha256,
-            "mixture": ", ".join(f"{name} {share}" for name, share in shares.items()),
+            "mixture": mixture_lib.words(normalise_mixture(self.mixture, names)),
             "seed": str(self.seed),
             "seq_len": str(self.seq_len),
             "batch_size": str(self.batch_size),
+            **(self.final.fingerprint(names) if self.final else {}),
         }
         return {**parts, "sha256": hashlib.sha256(json.dumps(parts).encode()).hexdigest()}
 
 
-def check_fingerprint(saved: Mapping[str, str], current: Mapping[str, str]) -> None:
-    """Raises ConfigError if this run's batches would differ from those of the run that saved.
+_FINAL = {"final": "data.final.weights", "final_share": "data.final.share"}
 
-    The message names what differs.
+
+def check_fingerprint(
+    saved: Mapping[str, str],
+    current: Mapping[str, str],
+    done: int = 0,
+    passed_over: Sequence[Sequence[int]] = (),
+    *,
+    branch: bool = False,
+) -> None:
+    """Raises ConfigError if this run's batches would differ from those of the run that saved. The message names what differs.
+
+    A final mixture must stay what it is. It may begin elsewhere, because `train.steps` was raised, as long as none of its
+    batches was trained on. A branch may have another one, under the same condition.
+
+    Args:
+      done: how many steps were done when it saved.
+      passed_over: the windows of batches that it passed over.
+      branch: True if this run branches from the run that saved.
     """
-    changed = [key for key in current if key != "sha256" and saved.get(key) != current[key]]
+    what = {key: key for key in current if key != "sha256" and not key.startswith("final")}
+    changed = [key for key in what if saved.get(key) != current[key]]
+    if not changed and not branch:
+        what = _FINAL
+        changed = [key for key in _FINAL if saved.get(key) != current.get(key)]
     if changed:
-        what = "; ".join(f"{key} was {str(saved.get(key))[:60]}, is {current[key][:60]}" for key in changed)
+        told = ((what[key], saved.get(key, "not set"), current.get(key, "not set")) for key in changed)
+        differs = "; ".join(f"{name} was {str(was)[:60]}, is {str(now)[:60]}" for name, was, now in told)
         raise ConfigError(
-            f"this run's batches would differ from those it was trained on: {what}; set them back or use a new workdir"
+            f"this run's batches would differ from those it was trained on: {differs}; set them back or use a new workdir"
+        )
+    windows = merge_windows(passed_over)
+    was, now = (mixture_lib.begins(each, windows) for each in (saved, current))
+    moved = was != now or saved.get("final") != current.get("final")
+    if moved and min(was, now) < batch_number(done, windows):
+        began, begins = (f"after batch {at:,.0f}" if at < math.inf else "never" for at in (was, now))
+        raise ConfigError(
+            f"data.final can't change at step {done:,}: it begins {begins}, and in the run so far {began}; set "
+            "data.final back, and optim.schedule_steps to the steps that its share is of"
         )
 
 

@@ -43,6 +43,11 @@ def batch_number(step: int, passed_over: Windows) -> int:
     return step + skipped[bisect.bisect_left(before, step)]
 
 
+def step_of(number: int, passed_over: Windows) -> int:
+    """Returns the last step whose batch has at most this number; the inverse of `batch_number`."""
+    return number - sum(max(0, min(last, number) - first + 1) for first, last in passed_over)
+
+
 @functools.lru_cache(maxsize=64)
 def _skips(windows: Windows) -> tuple[list[int], list[int]]:
     """Returns (how many batches are used before each window, how many are skipped by the first 0, 1, ... windows)."""

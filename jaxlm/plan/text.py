@@ -103,6 +103,8 @@ def _data(plan: dict) -> str:
     epochs = ", ".join(f"{name} {n:.2g}" for name, n in found["epochs"].items())
     tokens = f"DATA  {human(sum(found['tokens'].values()))} tokens in {found['dir']}; times through: {epochs}"
     text = "\n" + _wrapped(tokens, indent="")
+    if found.get("mixture"):
+        text += "\n" + _wrapped(f"Mixture: {found['mixture']}.")
     if max(found["epochs"].values(), default=0) > passes.MOST:
         beyond = "Beyond about four times a token teaches less than a new one (arXiv:2305.16264)"
         text += "\n" + _wrapped(f"{beyond}: get more, or take fewer steps.")

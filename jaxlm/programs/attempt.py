@@ -113,7 +113,8 @@ class Attempt:
             self.program(from_first(lambda: max(checkpointer.steps(), default=0)))
         if begun:
             state, meta = checkpointer.restore_latest(parts.abstract, parts.shardings, ("config", "fingerprint"))
-            check_fingerprint(meta["fingerprint"], ready.data.fingerprint())
+            now = ready.data.fingerprint()
+            check_fingerprint(meta["fingerprint"], now, int(state.step), meta.get("passed_over", ()))
             check_base(meta.get("base", {}), base, self.folder)
             frozen = parts.load_frozen(origin)
         elif ready.config.origin_state:

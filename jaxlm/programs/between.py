@@ -69,7 +69,7 @@ class Between:
         trace = stack.enter_context(profile.Trace(c.profile.window, folder / "profile"))
         asked = benchmarks.make(self.ready.benchmarks, c, model, data, mesh, folder)
         measured = set(from_first(lambda: list(self._benchmarked())))
-        look = outlook.of_run(folder, c.optim, c.train, c.hardware)
+        look = outlook.of_run(folder, c)
         return [
             trace,
             hooks.Save(
@@ -95,7 +95,7 @@ class Between:
         return [
             watches.SaveInFlight(self.checkpointer, c.checkpoint, usd_per_hour, self.stop.ask),
             stability.NonFinite(c.train.max_nonfinite_steps, c.stability, self.checkpointer.hold),
-            stability.Spikes(c.stability, tell, self.checkpointer.hold),
+            stability.Spikes(c.stability, tell, self.checkpointer.hold, self.task.switch(data)),
             self.overfit,
             *self.task.watches(self.ready),
             watches.Alive(_beat(notify.Heartbeat(c.notify))),
@@ -105,7 +105,7 @@ class Between:
     @functools.cached_property
     def overfit(self) -> stability.Overfit:
         """Sees the training loss as a watch, and the held-out loss by its hook."""
-        return stability.Overfit(self.ready.config.stability.overfit_evals)
+        return stability.Overfit(self.ready.config.stability.overfit_evals, self.task.switch(self.ready.data))
 
     def _benchmarked(self) -> set[int]:
         return metrics.benchmarked(self.folder / "metrics.jsonl", ledger.read(self.folder)["rollbacks"])

@@ -12,8 +12,8 @@ import numpy as np
 from jaxlm import console
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import say
-from jaxlm.data import passes, rows, shards, vocabulary
-from jaxlm.data.open import open_mixture
+from jaxlm.data import passes, shards, vocabulary
+from jaxlm.data.open import open_order
 from jaxlm.models import hardware
 from jaxlm.plan import compiled, fit, here, summary
 from jaxlm.plan.text import render
@@ -54,12 +54,12 @@ def run(config: Config, args: argparse.Namespace) -> int:
 def data(config: Config) -> dict[str, typing.Any] | None:
     """Returns the training tokens of each source in `data.dir`, and how often the run reads each; None if there is no data."""
     try:
-        opened, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
-        order = rows.Order(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size)
-        epochs = passes.passes(order, config.train.steps)
+        order, steps = open_order(config), config.train.steps
+        epochs = passes.passes(order, steps)
     except ConfigError:
         return None
-    return {"dir": config.data.dir, "tokens": opened.token_counts(), "epochs": epochs}
+    found = {"dir": config.data.dir, "tokens": order.data.token_counts(), "epochs": epochs}
+    return found | ({"mixture": passes.words(order, steps)} if order.final else {})
 
 
 def disk(config: Config, checkpoint: int) -> dict[str, typing.Any]:

@@ -7,7 +7,7 @@ import jax
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.data import passes, rows, trace, vocabulary
-from jaxlm.data.open import make_data, open_mixture
+from jaxlm.data.open import make_data, open_order
 from jaxlm.eval import loss
 from jaxlm.interop import readers
 from jaxlm.objectives import lm
@@ -27,7 +27,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(
             f"config.adapter.kind={config.adapter.kind} is for sft, reward and dpo; this trains all parameters"
         )
-    first = {"origin": first_weights, "passes": passes.passes}
+    first = {"origin": first_weights, "passes": passes.passes, "switch": rows.Order.switch}
     return training.run(config, Task(lm.make, data, batches, held_out, **first, documents=trace.documents))
 
 
@@ -48,12 +48,13 @@ def data(config: Config) -> rows.Order:
     """
     d, prepare, vocab_size = config.data, config.prepare, vocabulary.required(config)
     together(lambda: make_data(d, prepare, config.engine, vocab_size, config.seed, say), first_only=True)
-    opened, mixture = together(lambda: open_mixture(d, prepare, vocab_size))
-    return rows.Order(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size)
+    return together(lambda: open_order(config))
 
 
 def batches(ready: Ready, done: int) -> LoaderBatches:
     """Returns the loader's batches, from step `done` + 1 on."""
+    if line := passes.words(ready.data, ready.config.train.steps):
+        say(f"mixture: {line}")
     first = jax.process_index() == 0
     given = batches_lib.read(ready.data, ready.config.data, ready.parts, done, verify=first)
     if jax.process_count() > 1:

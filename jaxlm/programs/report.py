@@ -19,7 +19,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(f"no run in {folder}: it has no metrics.jsonl; train first")
     took = lineage.commands(pathlib.Path(args.took), config.hardware.usd_per_hour) if args.took else []
     if args.json:
-        look = outlook.of_run(folder, config.optim, config.train, config.hardware)
+        look = outlook.of_run(folder, config)
         print(json.dumps(look.summary(config.stop) | {"commands": took}))
         return 0
     outlook.write(config, folder, commands=took)

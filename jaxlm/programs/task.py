@@ -64,6 +64,8 @@ class Task:
       keeps_origin: True if each start reads the origin again, so that it must stay what it was. Always so if the model's
         parameters are frozen.
       passes: (data, steps) -> source -> how many times a run of so many steps goes through it, for the first lines.
+      switch: data -> the last step before it draws by another mixture, so that losses before and after can't be compared;
+        None if it keeps one.
       documents: (data, step) -> the ids of the documents in the batch of a step, for the log.
       begin: (ready, state, frozen variables) -> ready with what must be known of the model before its first step; called at
         each start, with the state that it goes on from.
@@ -82,6 +84,7 @@ class Task:
     origin: Callable[[Config], Origin | None] = lambda config: None
     keeps_origin: bool = False
     passes: Callable[[Data, int], dict[str, float]] = lambda data, steps: {}
+    switch: Callable[[Data], int | None] = lambda data: None
     documents: Callable[[Data, int], list[str]] = lambda data, step: []
     begin: Callable[[Ready, TrainState, base.Variables], Ready] = lambda ready, state, frozen: ready
     watches: Callable[[Ready], Sequence[loop.Watch]] = lambda ready: ()

@@ -10,8 +10,8 @@ from jaxlm.console import print_table, say
 from jaxlm.corpus import documents, prepare
 from jaxlm.corpus.sources.plain import iterate_documents
 from jaxlm.data import coder, given, shards, tokenizer_fit, vocabulary
+from jaxlm.data.mixture import weights_of
 from jaxlm.data.open import make_data, open_mixture
-from jaxlm.data.rows import weights_of
 from jaxlm.programs import data_report
 
 EMBEDDED = "embedded:prose"

@@ -5,8 +5,8 @@ import pathlib
 
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import print_table, say
-from jaxlm.data import rows, trace, vocabulary
-from jaxlm.data.open import open_mixture
+from jaxlm.data import trace
+from jaxlm.data.open import open_order
 from jaxlm.train import ledger, metrics
 
 
@@ -23,9 +23,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     done = max((record["step"] for record in metrics.records(folder / "metrics.jsonl")), default=0) if folder else 0
     if 0 < done < args.step:
         say(f"step {args.step} is still to come, {folder} is at step {done}: this is what it will train on")
-    data, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
-    passed_over = ledger.read(folder)["passed_over"] if folder else ()
-    order = rows.Order(data, mixture, config.seed, config.train.seq_len, config.train.batch_size, passed_over)
+    order = open_order(config, ledger.read(folder)["passed_over"] if folder else ())
     table = []
     for row in trace.describe_batch(order, args.step - 1, snippet_chars=200 if args.json else 60):
         for document in row.documents:

@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 from jaxlm import console, processes, sharding
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import gigabytes, print_table
-from jaxlm.data import loader, rows, vocabulary
-from jaxlm.data.open import make_data, make_sized, open_mixture
+from jaxlm.data import loader, vocabulary
+from jaxlm.data.open import make_data, make_sized, open_order
 from jaxlm.models import hardware
 from jaxlm.plan import bench, lower, machines, tune
 from jaxlm.processes import say
@@ -136,8 +136,7 @@ def batches(config: Config, mesh: Mesh) -> Iterator[Iterator[dict[str, jax.Array
             config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=folder))
         try:
             make_data(config.data, config.prepare, config.engine, vocabulary.required(config), config.seed, say)
-            data, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
-            order = rows.Order(data, mixture, config.seed, t.seq_len, t.batch_size)
+            order = open_order(config)
             local = sharding.local_rows(mesh, t.batch_size)
             source = loader.TrainLoader(order, row_indices=local, num_threads=config.data.num_threads)
             stack.callback(source.close)

@@ -47,7 +47,8 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> config_dict.Co
 def decay(run: pathlib.Path, steps: int, checkpoint: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
     """Returns the config of a run that goes on from a checkpoint of `run` for so many steps, while the rate falls to 0.
 
-    It keeps the order of batches and the schedule up to the checkpoint's step. Its folder is `RUN-decay-STEP`, or the
+    It keeps the order of batches and the schedule up to the checkpoint's step; a final mixture (`data.final`) begins there,
+    if the run's own has not begun before. Its folder is `RUN-decay-STEP`, or the
     `workdir` of the overrides. The run itself, the trunk, is only read. Phases, the forecast's stop and traces are the
     trunk's own affair, and a mirror gets a name of its own.
 

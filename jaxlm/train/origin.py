@@ -121,7 +121,8 @@ class Origin:
     def branch(self, parts: Parts, fingerprint: dict) -> tuple[TrainState, Variables, dict]:
         """Returns (state, frozen variables, meta) for a run that goes on from this state.
 
-        Its model, optimizer and order of batches must be the same. `meta` names the batches that were passed over.
+        Its model, optimizer and order of batches must be the same, but for a final mixture that begins here or later. `meta`
+        names the batches that were passed over.
 
         Args:
           parts: the parts of that run.
@@ -136,10 +137,11 @@ class Origin:
             raise ConfigError(f"{c.origin} holds weights and no state to branch from: set origin_state=False")
         workdir.check_same_model(pathlib.Path(c.origin), c.model)
         workdir.check_same_optimizer(pathlib.Path(c.origin), c.optim)
-        meta = self.meta()
-        check_fingerprint(meta["fingerprint"], fingerprint)
+        meta, done = self.meta(), self.provenance["step"]
+        passed_over = meta.get("passed_over", [])
+        check_fingerprint(meta["fingerprint"], fingerprint, done, passed_over, branch=True)
         state = self.state(parts.abstract, parts.shardings)
-        return state, parts.load_frozen(self), {"passed_over": meta.get("passed_over", [])}
+        return state, parts.load_frozen(self), {"passed_over": passed_over}
 
 
 _COMMON = 5000  # the first pieces of a vocabulary are the commonest ones

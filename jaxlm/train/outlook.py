@@ -4,13 +4,15 @@ import dataclasses
 import pathlib
 from collections.abc import Collection, Sequence
 
-from jaxlm.config import Config, HardwareConfig, OptimConfig, StopConfig, TrainConfig
+from jaxlm.config import Config, StopConfig
+from jaxlm.data.mixture import Final, final_of
+from jaxlm.data.windows import merge_windows
 from jaxlm.plan import forecast, futures
 from jaxlm.processes import from_first
 from jaxlm.report import run as page
 from jaxlm.report.page import NAME
 from jaxlm.step import optim
-from jaxlm.train import metrics, summary
+from jaxlm.train import ledger, metrics, summary
 from jaxlm.train.futures import look
 from jaxlm.train.loop import Hook, Moment
 
@@ -22,6 +24,8 @@ class Outlook:
     Attributes:
       rate: steps from 1 -> learning rates.
       steps: the last step of the plan.
+      final: the final mixture, if there is one. Its losses are of other text, and the forecast, which is of the first
+        mixture, leaves them out.
     """
 
     folder: pathlib.Path
@@ -29,10 +33,14 @@ class Outlook:
     steps: int
     tokens_per_step: int
     usd_per_hour: float
+    final: Final | None = None
 
     def losses(self) -> tuple[list[int], list[float | None]]:
-        """Returns the steps and their training losses, as they were logged by all starts."""
+        """Returns the steps of the first mixture and their training losses, as they were logged by all starts."""
+        passed_over = merge_windows(ledger.read(self.folder)["passed_over"])
+        last = self.final.switch(passed_over) if self.final else self.steps
         logged = [r for r in metrics.records(self.folder / "metrics.jsonl") if "train/loss" in r]
+        logged = [r for r in logged if r["step"] <= last]
         return [r["step"] for r in logged], [r["train/loss"] for r in logged]
 
     def prices(self) -> tuple[float, float]:
@@ -60,15 +68,16 @@ class Outlook:
 
 def write(config: Config, folder: pathlib.Path, **more: object) -> dict:
     """Writes RUN/report.html, and returns its summary. `more`: further parts of that."""
-    found = of_run(folder, config.optim, config.train, config.hardware).summary(config.stop) | more
+    found = of_run(folder, config).summary(config.stop) | more
     page.write(folder / NAME, found)
     return found
 
 
-def of_run(folder: pathlib.Path, config: OptimConfig, train: TrainConfig, hardware: HardwareConfig) -> Outlook:
+def of_run(folder: pathlib.Path, config: Config) -> Outlook:
     """Returns the outlook of the run in `folder`."""
-    rate = optim.rates(config, train.steps)
-    return Outlook(folder, rate, train.steps, train.batch_size * train.seq_len, hardware.usd_per_hour)
+    train, usd_per_hour = config.train, config.hardware.usd_per_hour
+    rate, final = optim.rates(config.optim, train.steps), final_of(config, config.data.final.weights)
+    return Outlook(folder, rate, train.steps, train.batch_size * train.seq_len, usd_per_hour, final)
 
 
 class Report(Hook):

@@ -59,6 +59,7 @@ class Spikes(Watch):
       config: `config.stability`.
       tell: (step, loss, score) -> None; called for the first spike of each series.
       hold: called with the first step of a series, so that the last checkpoint before it stays until the next series.
+      switch: the last step before another mixture, whose losses are compared with each other alone; None without one.
     """
 
     reads = ("loss",)
@@ -68,13 +69,17 @@ class Spikes(Watch):
         config: StabilityConfig,
         tell: Callable[[int, float, float], None],
         hold: Hold = lambda first: None,
+        switch: int | None = None,
     ):
-        self._config, self._tell, self._hold = config, tell, hold
+        self._config, self._tell, self._hold, self._switch = config, tell, hold, switch
         self._losses: collections.deque[float] = collections.deque(maxlen=config.window)
         self._first = 0  # the first step of the series of spikes that is going on; 0 = none
 
     def __call__(self, step: int, record: dict[str, float]) -> Ending | None:
         loss = record["loss"]
+        if self._switch is not None and step == self._switch + 1:
+            self._losses.clear()
+            self._first = 0
         if not self._config.spike_z or not math.isfinite(loss):
             return None
         score = self.score(loss)
@@ -110,16 +115,19 @@ class Overfit(Watch):
 
     Args:
       evaluations: how many rises in a row are told; 0 = never.
+      switch: the last step before another mixture, whose losses are compared with each other alone; None without one.
     """
 
     reads = ("loss",)
 
-    def __init__(self, evaluations: int):
-        self._evaluations = evaluations
+    def __init__(self, evaluations: int, switch: int | None = None):
+        self._evaluations, self._switch = evaluations, switch
         self._since: list[float] = []  # training losses since the last evaluation
         self._points: list[tuple[float, float]] = []  # (training, held-out)
 
     def __call__(self, step: int, record: dict[str, float]) -> None:
+        if self._switch is not None and step == self._switch + 1:
+            self._since, self._points = [], []
         if self._evaluations and math.isfinite(record["loss"]):
             self._since.append(record["loss"])
 

@@ -98,7 +98,7 @@ def test_the_keys_are_those_of_base_with_its_defaults():
         value = defaults
         for part in name.split("."):
             value = value[part]
-        assert (value.to_dict() if name == "data.sources" else value) == key.default, name
+        assert (value.to_dict() if name in ("data.sources", "data.final.weights") else value) == key.default, name
 
 
 def test_the_keys_of_a_source_of_prepare_are_those_of_base_source():

@@ -47,6 +47,13 @@ def test_every_shipped_config_shrinks(name):
     assert params.count_params(c.model) < 2e6
 
 
+def test_a_final_mixture_is_rehearsed_with_the_embedded_corpus():
+    c = load("phases.shrink=cpu", "data.final.share=0.2", "data.final.weights.finemath=40")
+    assert (c.data.final.share, c.data.final.weights) == (0.2, shrink.FINAL)
+    assert set(shrink.FINAL) < set(c.data.sources)
+    assert load("phases.shrink=cpu").data.final.weights == {}
+
+
 def test_one_line_says_all_of_it():
     line = shrink.summary(load("phases.shrink=cpu"))
     assert "\n" not in line

@@ -67,6 +67,17 @@ def test_a_file_of_ones_own_is_told_that_its_recipe_changed(tmp_path):
     assert (c.data.path, c.model.vocab_size, bool(said)) == ("", 600, True)
 
 
+def test_final_weights_of_the_configs_own_sources_go_with_them(tmp_path):
+    (tmp_path / "my.py").write_text(
+        f"{OWN}    c.data.path = 'new'\n    c.data.final.share = 0.3\n    c.data.final.weights.text = 2.0\n    return c\n"
+    )
+    mine = folder_of(tmp_path / "mine", "manifest.json", manuals="old", best="old")
+    final = taken(str(tmp_path / "my.py"), mine)[0].data.final
+    assert (final.share, dict(final.weights)) == (0.0, {})
+    final = taken(str(tmp_path / "my.py"), mine, "data.final.weights.best=3")[0].data.final
+    assert (final.share, dict(final.weights)) == (0.3, {"best": 3.0})
+
+
 def test_what_is_not_the_users_choice_stays(tmp_path):
     mine = folder_of(tmp_path / "mine", "manifest.json", manuals="x")
     assert taken("quickstart", mine, "data.path=texts")[1] == ""

@@ -20,6 +20,7 @@ from jaxlm import config as config_lib
 from jaxlm import config_files
 from jaxlm.config import ConfigError, RunError
 from jaxlm.data import loader, rows, shards, verify
+from jaxlm.data.mixture import Final
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
 OPTIONS = {"seed": 7, "seq_len": 24, "batch_size": 8}
@@ -375,6 +376,26 @@ def test_fingerprint_tells_what_changed(data):
         assert now["sha256"] != saved["sha256"]
     with pytest.raises(ConfigError, match="mixture was"):
         rows.check_fingerprint(saved, rows.Order(data, {"prose": 1}, **arguments).fingerprint())
+
+
+def test_batches_over_the_switch_are_the_same_for_any_seek_threads_and_workers(data):
+    final = Final({"math": 60, "code": 40}, share=0.4, steps=20)  # from batch 13 on
+    order, plain = rows.Order(data, MIXTURE, **OPTIONS, final=final), rows.Order(data, MIXTURE, **OPTIONS)
+
+    def take(order, count, **options):
+        with loader.TrainLoader(order, **options) as batches:
+            return list(itertools.islice(batches, count))
+
+    whole = take(order, 20)
+    for start, options in ((5, {"num_threads": 3}), (12, {}), (13, {"num_threads": 1}), (9, {"num_workers": 2})):
+        found = take(order, 20 - start, start_step=start, **options)
+        assert same(whole[start:], found)
+    slots = np.array([1, 4])  # of one of several hosts
+    part = take(order, 10, start_step=10, row_indices=slots)
+    assert same([{name: x[slots] for name, x in batch.items()} for batch in whole[10:]], part)
+    first = take(plain, 20)
+    assert same(first[:12], whole[:12])
+    assert not any(same([a], [b]) for a, b in zip(first[12:], whole[12:], strict=True))
 
 
 @pytest.mark.parametrize(("seq_len", "batch_size"), [(24, 4), (7, 3), (10_000, 2)])

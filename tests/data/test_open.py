@@ -1,5 +1,6 @@
 """The data of a config: made, opened, and in which mixture."""
 
+import dataclasses
 import hashlib
 import json
 
@@ -9,7 +10,9 @@ from jaxlm import config, config_files
 from jaxlm.config import Config, ConfigError, PrepareSourceConfig, SourceConfig
 from jaxlm.corpus import documents
 from jaxlm.corpus.stage import Document
-from jaxlm.data.open import make_data, open_mixture
+from jaxlm.data.open import make_data, open_mixture, open_order
+
+MIXTURE = {"prose": 87.0, "math": 10.0, "code": 3.0}  # of `corpus`
 
 
 def resolve(folder, *overrides: str) -> Config:
@@ -85,6 +88,27 @@ def test_a_folders_documents_are_weighed_by_what_is_left(tmp_path, make_document
     make(c, said.append)
     assert open_as(c)[1] == {"html": 6.5, "text": 2.25}
     assert "left out: markdown, of which one document is left; at least two are needed, to hold one out" in said
+
+
+def test_the_order_of_a_config_with_final_weights(tmp_path, corpus):
+    corpus.build(tmp_path / "d")
+    keys = ["train.steps=100", "optim.warmup_steps=0", "data.final.share=0.25", "data.final.weights.code=12"]
+    order = open_order(resolve(tmp_path / "d", *keys))
+    assert (order.mixture, order.final.mixture) == ({**MIXTURE}, {**MIXTURE, "code": 12.0})
+    assert (order.switch(), open_order(resolve(tmp_path / "d", *keys[:2])).switch()) == (75, None)
+    assert open_order(resolve(tmp_path / "d", *keys, "optim.schedule_steps=40")).switch() == 30
+    assert open_order(resolve(tmp_path / "d", *keys, "optim.decay_at_step=20")).switch() == 20
+    assert open_order(resolve(tmp_path / "d", *keys), [[3, 6]]).switch() == 71
+    c = resolve(tmp_path / "d", *keys)
+    # A source that the first mixture leaves out, named or not, has weight 0 there, and is evaluated.
+    later = dataclasses.replace(c, data=dataclasses.replace(c.data, sources={"prose": SourceConfig("", 1.0)}))
+    assert open_order(later).mixture == {"prose": 1.0, "code": 0.0}
+    assert open_order(later).final.mixture == {"prose": 1.0, "code": 12.0}
+    for weights, line in (({"cod": 1.0}, "names cod, which is no source: did you mean 'code'"),
+                          (dict.fromkeys(MIXTURE, 0.0), "leaves every source at 0")):  # fmt: skip
+        final = dataclasses.replace(c.data.final, weights=weights)
+        with pytest.raises(ConfigError, match=line):
+            open_order(dataclasses.replace(c, data=dataclasses.replace(c.data, final=final)))
 
 
 def test_without_sources_nothing_is_made(tmp_path):

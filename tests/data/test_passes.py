@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from jaxlm.data import passes, rows
+from jaxlm.data import mixture, passes, rows
 
 
 def test_times_through_by_weight_tokens_and_steps():
@@ -13,3 +13,20 @@ def test_times_through_by_weight_tokens_and_steps():
     order = rows.Order(data, {"web": 3.0, "code": 1.0, "unused": 0.0}, 0, seq_len=32, batch_size=4)
     assert passes.passes(order, 100) == pytest.approx({"web": 9.6, "code": 0.5})
     assert passes.passes(order, 0) == {"web": 0.0, "code": 0.0}
+
+
+def test_both_mixtures_count_each_for_its_steps():
+    """80 steps with 3/4 of `web`, then 20 with a quarter of it; `best` is read at the end alone."""
+    data = types.SimpleNamespace(token_counts=lambda: {"web": 1000, "code": 6400, "best": 320, "unused": 5})
+    final = mixture.Final({"web": 1.0, "best": 3.0}, share=0.2, steps=100)
+    order = rows.Order(data, {"web": 3.0, "code": 1.0, "unused": 0.0}, 0, seq_len=32, batch_size=4, final=final)
+    assert passes.passes(order, 100) == pytest.approx({"web": 7.68 + 0.64, "code": 0.4, "best": 6.0})
+    assert passes.passes(order, 80) == pytest.approx({"web": 7.68, "code": 0.4, "best": 0.0})
+    assert passes.passes(order, 40) == pytest.approx({"web": 3.84, "code": 0.2, "best": 0.0})
+    assert passes.words(order, 100) == "web 0.75, code 0.25 to step 80, then best 0.75, web 0.25"
+    assert passes.words(order, 80).endswith("then best 0.75, web 0.25 (this run ends at step 80)")
+    # Ten batches that were passed over: 70 steps are left of the first 80 batches, so that 30 draw from the final mixture.
+    over = order.passing_over([(11, 20)])
+    assert passes.passes(over, 100)["best"] == pytest.approx(9.0)
+    assert "to step 70, then" in passes.words(over, 100)
+    assert passes.words(rows.Order(data, {"web": 1.0}, 0, seq_len=32, batch_size=4), 100) == ""

@@ -1,12 +1,13 @@
 """The map from slots to rows, and the shape of a batch."""
 
-import fractions
+import dataclasses
 
 import numpy as np
 import pytest
 
-from jaxlm.config import ConfigError, SourceConfig
+from jaxlm.config import ConfigError
 from jaxlm.data import rows
+from jaxlm.data.mixture import Final
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
 
@@ -19,39 +20,6 @@ def plan(mixture=None, tokens=None, *, seed=0, seq_len=16, batch_size=8):
 def draws(p, steps):
     located = [p.locate(s, np.arange(p.batch_size)) for s in range(steps)]
     return [np.concatenate(parts) for parts in zip(*located, strict=True)]
-
-
-def worst_lag(order, shares):
-    drawn = np.cumsum(order[:, None] == np.arange(len(shares)), axis=0)
-    due = np.arange(1, len(order) + 1)[:, None] * np.array([float(s) for s in shares])
-    return np.abs(drawn - due).max()
-
-
-@pytest.mark.parametrize(
-    "mixture", [{"a": 87, "b": 10, "c": 3}, {"a": 0.87, "b": 0.1, "c": 0.03}, {c: 1 for c in "abcdefg"}, {"a": 1}]
-)
-def test_every_prefix_of_the_mixture_is_within_one_row_of_exact(mixture):
-    shares = tuple(rows.normalise_mixture(mixture, sorted(mixture)).values())
-    order = np.tile(rows.mixture_cycle(shares), 50)
-    assert worst_lag(order, shares) < 1
-    # The check can fail: the same counts in blocks are far off.
-    assert len(shares) == 1 or worst_lag(np.sort(order), shares) > 1
-
-
-def test_weights_without_a_small_common_denominator_are_rounded_to_65536ths():
-    shares = tuple(rows.normalise_mixture({"a": 1 / 3, "b": 1 / 7, "c": 1e-9}, "abc").values())
-    order = rows.mixture_cycle(shares)
-    counts = np.bincount(order, minlength=3)
-    assert order.size == rows.MAX_CYCLE
-    assert counts.min() >= 1
-    assert np.abs(counts / order.size - [float(s) for s in shares]).max() < 2 / rows.MAX_CYCLE
-
-
-def test_same_proportions_give_the_same_cycle():
-    names = ["a", "b", "c"]
-    shares = [rows.normalise_mixture(m, names) for m in ({"a": 87, "b": 10, "c": 3}, {"a": 0.87, "b": 0.1, "c": 0.03})]
-    assert shares[0] == shares[1] == {"a": fractions.Fraction(87, 100), "b": fractions.Fraction(1, 10),
-                                      "c": fractions.Fraction(3, 100)}  # fmt: skip
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 17, 100, 257, 4096, 10_001])
@@ -174,15 +142,6 @@ def test_no_target_belongs_to_another_document_than_its_context():
     assert leaks(closed_by_eos) > 0
 
 
-def test_weights_are_those_of_the_config_and_no_other():
-    listed = {"a": SourceConfig(path="", weight=3.0), "b": SourceConfig(path="", weight=0.5)}
-    assert rows.weights_of(listed, ["b", "a"]) == {"b": 0.5, "a": 3.0}
-    assert rows.weights_of(listed, ["a"]) == {"a": 3.0}
-    assert rows.weights_of({}, ["a", "c"]) == {"a": 1.0, "c": 1.0}
-    with pytest.raises(ConfigError, match=r"the source 'c', but the config gives it no weight: add data\.sources\.c"):
-        rows.weights_of(listed, ["a", "c"])
-
-
 def text(*ids):
     return rows.Segment(ids, [1.0] * (len(ids) - 1))
 
@@ -227,3 +186,80 @@ def test_pack_keeps_the_weights_of_each_text():
 def test_what_cannot_be_packed_is_one_line(group, message):
     with pytest.raises(ConfigError, match=message):
         rows.pack([group], seq_len=3, rows=1)
+
+
+OPTIONS = {"seed": 7, "seq_len": 24, "batch_size": 8}
+FINAL = Final({"math": 60, "code": 40}, share=0.4, steps=20)  # from batch 13 on
+
+
+def with_final(data, **changes) -> rows.Order:
+    return rows.Order(data, MIXTURE, **OPTIONS, final=dataclasses.replace(FINAL, **changes))
+
+
+def test_the_fingerprint_knows_the_final_mixture_and_is_what_it_was_without_one(data):
+    plain, saved = rows.Order(data, MIXTURE, **OPTIONS).fingerprint(), with_final(data).fingerprint()
+    assert [*plain] == ["data", "mixture", "seed", "seq_len", "batch_size", "sha256"]
+    assert {key: saved[key] for key in saved.keys() - plain.keys()} == {
+        "final": "code 2/5, math 3/5", "final_share": "0.4", "final_batch": "12",
+    }  # fmt: skip
+    assert saved["sha256"] != plain["sha256"]
+    rows.check_fingerprint(saved, dict(saved), 20)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "message"),
+    [
+        (
+            {},
+            {"mixture": {"math": 1, "code": 1}},
+            "data.final.weights was code 2/5, math 3/5, is code 1/2, math 1/2; set",
+        ),
+        ({}, {"share": 0.5}, "data.final.share was 0.4, is 0.5; set them back"),
+        ({}, None, "data.final.weights was code 2/5, math 3/5, is not set; data.final.share was 0.4, is not set"),
+        (None, {}, "data.final.weights was not set, is code 2/5, math 3/5"),
+    ],
+)
+def test_a_run_keeps_its_final_mixture_even_before_it_begins(data, was, now, message):
+    plain = rows.Order(data, MIXTURE, **OPTIONS)
+    saved, current = ((plain if x is None else with_final(data, **x)).fingerprint() for x in (was, now))
+    with pytest.raises(ConfigError, match=message) as error:
+        rows.check_fingerprint(saved, current, 3)
+    assert "\n" not in str(error.value)
+    rows.check_fingerprint(saved, current, 3, branch=True)  # a branch may take another one
+
+
+def test_more_steps_move_the_final_mixture_until_it_has_begun(data):
+    """A share of 0.4: after batch 12 of 20, after batch 24 of 40."""
+    saved, longer = with_final(data).fingerprint(), with_final(data, steps=40).fingerprint()
+    for a, b in ((saved, longer), (longer, saved)):
+        rows.check_fingerprint(a, b, 12)
+        with pytest.raises(
+            ConfigError, match=r"data\.final can't change at step 13: it begins .* optim\.schedule_steps"
+        ):
+            rows.check_fingerprint(a, b, 13)
+    # Step 11 is batch 13 if two batches were passed over.
+    rows.check_fingerprint(saved, longer, 10, [[3, 4]])
+    with pytest.raises(ConfigError, match="at step 11: it begins after batch 24, and in the run so far after batch 12"):
+        rows.check_fingerprint(saved, longer, 11, [[3, 4]])
+
+
+def test_a_branch_takes_a_final_mixture_from_its_first_step_on_or_keeps_the_one_that_has_begun(data):
+    plain, trunk = rows.Order(data, MIXTURE, **OPTIONS).fingerprint(), with_final(data).fingerprint()
+    other = {"mixture": {"prose": 1}, "share": 0.0}
+
+    def check(saved, step, windows=(), **changes):
+        rows.check_fingerprint(saved, with_final(data, **changes).fingerprint(), step, windows, branch=True)
+
+    for step, windows in ((8, ()), (12, ()), (8, [[2, 3]])):
+        for saved in (plain, trunk):
+            check(saved, step, windows, **other, branch=step)
+            check(saved, step, windows, branch=step)
+    check(trunk, 15, branch=15)
+    with pytest.raises(ConfigError, match="can't change at step 15"):
+        check(trunk, 15, **other, branch=15)
+    with pytest.raises(
+        ConfigError, match="can't change at step 15: it begins after batch 12, and in the run so far never"
+    ):
+        check(plain, 15, branch=15)
+    with pytest.raises(ConfigError, match="seed was"):
+        rows.check_fingerprint(trunk | {"seed": "8"}, with_final(data).fingerprint(), 3, branch=True)

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from jaxlm.data import loader, rows, trace
+from jaxlm.data import loader, mixture, rows, trace
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
 OPTIONS = {"seed": 7, "seq_len": 24, "batch_size": 8}
@@ -30,6 +30,20 @@ def test_trace_names_the_documents_that_the_loader_yields(data, corpus):
                     whole = raw[row.source, document.doc_id]
                     assert document.text in whole
                     assert document.first_token > 0 or whole.startswith(document.text)
+
+
+def test_trace_knows_the_final_mixture(data):
+    final = mixture.Final({"math": 3, "code": 1}, share=0.5, steps=12)
+    order, plain = rows.Order(data, MIXTURE, **OPTIONS, final=final), rows.Order(data, MIXTURE, **OPTIONS)
+    coder = data.tokenizer()
+    with loader.TrainLoader(order, start_step=4) as batches:
+        for step in range(4, 9):
+            batch, traced = next(batches), trace.describe_batch(order, step)
+            for row in traced:
+                ids = np.append(batch["tokens"][row.slot], batch["targets"][row.slot, -1])
+                assert "".join(d.text for d in row.documents) == coder.decode(ids)
+            assert ({row.source for row in traced} == {"math", "code"}) == (step >= 6)
+            assert (traced == trace.describe_batch(plain, step)) == (step < 6)
 
 
 def test_trace_of_another_step_differs_and_snippets_are_short(data):

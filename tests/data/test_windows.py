@@ -8,6 +8,7 @@ import pytest
 
 from jaxlm.config import ConfigError
 from jaxlm.data import loader, rows, trace
+from jaxlm.data import windows as windows_lib
 
 MIXTURE = {"prose": 87, "math": 10, "code": 3}
 OPTIONS = {"seed": 7, "seq_len": 24, "batch_size": 8}
@@ -23,6 +24,8 @@ def test_steps_train_on_the_batches_that_are_in_no_window():
         assert all(a[1] + 1 < b[0] for a, b in itertools.pairwise(merged))
         left = [number for number in range(1, 200) if number not in inside]
         assert [rows.batch_number(step, merged) for step in range(1, 101)] == left[:100]
+        before = [sum(other <= number for other in left) for number in range(150)]
+        assert [windows_lib.step_of(number, merged) for number in range(150)] == before
 
 
 def test_overlapping_and_touching_windows_are_one():

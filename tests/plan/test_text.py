@@ -52,6 +52,12 @@ def test_a_page_is_100_columns_wide(name, request):
     assert [line for line in page if len(line) > text.WIDTH == 100] == []
 
 
+def test_both_mixtures_are_told_and_the_sources_keep_their_names(plan):
+    data = {"dir": "d", "tokens": {"Web": 10**9}, "epochs": {"Web": 2.0}, "mixture": "Web 1 to step 80, then Best 1"}
+    assert "\n  Mixture: Web 1 to step 80, then Best 1.\n" in "\n".join(lines(plan | {"data": data}))
+    assert "Mixture" not in "\n".join(lines(plan | {"data": {k: v for k, v in data.items() if k != "mixture"}}))
+
+
 def test_this_machine_has_a_row_and_a_note(plan):
     page = " ".join("\n".join(lines(plan | {"here": HERE})).split())
     assert "this machine 23 no 1 16 18.8k 7.27 days $279 - 41% measured" in page

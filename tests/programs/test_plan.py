@@ -9,6 +9,7 @@ import pytest
 
 from jaxlm import cli, config_files, console, sharding
 from jaxlm.config import resolve
+from jaxlm.data import mixture, rows
 from jaxlm.models import hardware
 from jaxlm.objectives import lm
 from jaxlm.plan import accelerators, compiled
@@ -88,7 +89,12 @@ def test_a_checkpoint_on_the_disk_is_the_state_in_bytes(name, capsys):
 
 def test_data_that_is_there_is_set_against_the_plan(capsys, monkeypatch):
     opened = types.SimpleNamespace(token_counts=lambda: {"web": 10**9, "code": 10**8, "unused": 5})
-    monkeypatch.setattr(program, "open_mixture", lambda *_: (opened, {"web": 3.0, "code": 1.0}))
+    final = mixture.Final({"code": 1.0}, 0.2, 20_000)
+
+    def order(c, final=None) -> rows.Order:
+        return rows.Order(opened, {"web": 3.0, "code": 1.0}, 0, c.train.seq_len, c.train.batch_size, final=final)
+
+    monkeypatch.setattr(program, "open_order", order)
     keys = ["--config.train.steps=20000", "--config.plan.accelerator=H100"]  # 2.62B tokens
     _, out, _ = run(capsys, "--config=gpuburnout_1b", *keys)
     assert "DATA  1.1B tokens in data/1b; times through: web 2, code 6.6\n  Beyond about four times" in out
@@ -98,6 +104,9 @@ def test_data_that_is_there_is_set_against_the_plan(capsys, monkeypatch):
     _, out, _ = run(capsys, "--config=quickstart", *keys[1:], *few)
     assert "no forecast: this run is far outside of what the published laws were fitted on" in out
     assert "Beyond about four times" not in out
+    monkeypatch.setattr(program, "open_order", lambda c: order(c, final))
+    _, out, _ = run(capsys, "--config=gpuburnout_1b", *keys)  # 2.62B tokens: 2.10B, then 0.52B of code alone
+    assert "times through: web 1.6, code 10\n  Mixture: web 0.75, code 0.25 to step 16,000, then code 1.\n" in out
 
 
 def test_a_price_of_ones_own_counts(capsys, tmp_path):

@@ -1,11 +1,13 @@
 """The config of a branch: what it takes over from its trunk, and what it must not."""
 
 import argparse
+import dataclasses
 
 import pytest
 
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError
+from jaxlm.data import mixture
 from jaxlm.step import optim
 from jaxlm.train import branch
 
@@ -40,6 +42,20 @@ def test_a_branch_begins_at_the_checkpoint_and_ends_after_its_steps(trunk):
     before, after = (optim.rates(x.optim, x.train.steps) for x in (whole, c))
     assert [float(after(step)) for step in range(1, 121)] == [float(before(step)) for step in range(1, 121)]
     assert float(after(130)) == pytest.approx(float(before(120)) / 11, rel=1e-5)
+
+
+def test_a_branch_may_have_other_weights_from_its_first_step_on(trunk):
+    c = decay(trunk, 10, "20", "data.final.weights.math=40")
+    final = mixture.final_of(c, c.data.final.weights)
+    assert (final.mixture, final.begins()) == ({"math": 40.0}, 20)
+    assert mixture.final_of(decay(trunk), {}) is None
+    whole = config.resolve(config_files.from_run(trunk / "config.json"))
+    given = dataclasses.replace(whole.data.final, share=0.5, weights={"math": 1.0})
+    whole = dataclasses.replace(whole, data=dataclasses.replace(whole.data, final=given))
+    (trunk / "config.json").write_text(config.to_json(whole))
+    begins = {step: decay(trunk, 10, str(step)) for step in (20, 120)}
+    assert mixture.final_of(begins[20], {}).begins() == 20  # what the trunk would have begun after step 90
+    assert mixture.final_of(begins[120], {}).begins() == mixture.final_of(whole, {}).begins() == 90
 
 
 def test_overrides_of_the_command_win(trunk, tmp_path):

@@ -13,10 +13,11 @@ from jaxlm.train import ledger, loop, metrics, stability
 C = config.resolve(config_files.load("base", ["data.path=x"])).stability
 
 
-def watch(losses, **keys) -> tuple[loop.Ending | None, list]:
+def watch(losses, switch=None, **keys) -> tuple[loop.Ending | None, list]:
     """(what ends the run, what was told) for the losses of steps 1, 2, ..."""
     told = []
-    spikes = stability.Spikes(dataclasses.replace(C, **keys), lambda *found: told.append(found))
+    settings = dataclasses.replace(C, **keys)
+    spikes = stability.Spikes(settings, lambda *found: told.append(found), switch=switch)
     for step, loss in enumerate(losses, start=1):
         if ending := spikes(step, {"loss": loss}):
             return ending, told
@@ -55,6 +56,14 @@ def test_a_run_that_blows_up_at_once_is_noticed():
     assert watch([8.3, 8.2, 8.1] + [400.0] * 30)[0].first_bad == 4
 
 
+def test_a_mixture_with_higher_losses_is_no_spike_and_one_in_it_is():
+    losses = curve(200) + [loss + 12 for loss in curve(600)[-200:]]
+    assert watch(losses)[0].first_bad == 201
+    assert watch(losses, switch=200) == (None, [])
+    assert watch(losses, switch=199)[0].first_bad == 201
+    assert watch(losses[:300] + [30.0] * 30, switch=200)[0].first_bad == 301
+
+
 def test_a_rise_as_of_a_higher_rate_is_no_spike():
     assert watch(curve(400) + [loss + 0.15 for loss in curve(1000)[-400:]]) == (None, [])
 
@@ -68,11 +77,11 @@ def test_non_finite_steps(roll_back, code):
     assert stability.NonFinite(0, C)(7, {"skipped_in_a_row": 3.0}) is None
 
 
-def overfit(pairs, evaluations=2) -> list[str]:
-    watching, said = stability.Overfit(evaluations), []
-    for train, held_out in pairs:
+def overfit(pairs, evaluations=2, switch=None) -> list[str]:
+    watching, said = stability.Overfit(evaluations, switch), []
+    for pair, (train, held_out) in enumerate(pairs):
         for step in range(3):
-            watching(step, {"loss": train})
+            watching(3 * pair + step + 1, {"loss": train})
         said.append(watching.evaluated(held_out))
     return said
 
@@ -83,6 +92,13 @@ def test_overfitting_is_told():
     assert "rose 2 times in a row, 4.0000 -> 4.3000" in said[3]
     assert overfit([(4.0, 4.1), (3.5, 4.2), (3.6, 4.3)]) == [""] * 3  # training rose as well
     assert overfit([(4.0, 4.1), (3.5, 4.2), (3.0, 4.3)], evaluations=0) == [""] * 3
+
+
+def test_losses_of_two_mixtures_are_no_overfitting():
+    pairs = [(4.0, 4.1), (3.5, 4.0), (3.0, 4.2), (2.5, 4.3), (2.0, 4.4)]
+    said = overfit(pairs, switch=9)  # the fourth pair is the first of the final mixture
+    assert said == [""] * 5
+    assert "rose 2 times in a row" in overfit([*pairs, (1.5, 4.5)], switch=9)[5]
 
 
 def rollback(step=25, first=21, steps=(10, 20, 22), before=()):

@@ -10,8 +10,8 @@ from jax.sharding import Mesh
 from jaxlm import sharding
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import human
-from jaxlm.data import loader, rows, vocabulary
-from jaxlm.data.open import open_mixture
+from jaxlm.data import loader
+from jaxlm.data.open import open_order
 from jaxlm.data.shards import MANIFEST
 from jaxlm.train.doctor.findings import FAIL, OK, WARN, Finding
 
@@ -31,8 +31,7 @@ def check(config: Config, mesh: Mesh, needed: float, certain: bool) -> Finding:
     if not data_exists(d.dir):  # of which the finding "data" says whether it can be made
         return Finding("loader", OK, "not timed: there is no data yet")
     try:
-        opened, mixture = open_mixture(d, config.prepare, vocabulary.required(config))
-        order = rows.Order(opened, mixture, config.seed, config.train.seq_len, config.train.batch_size)
+        order = open_order(config)
     except ConfigError as error:
         return Finding("loader", FAIL, str(error))
     local = sharding.local_rows(mesh, order.batch_size)

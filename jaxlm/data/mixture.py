@@ -1,0 +1,177 @@
+"""Decides from which source each row is. Pure functions.
+
+A short repeating cycle maps slots to sources. A run may have two mixtures, one after the other: the final one begins after a
+fixed batch, and the draws of each source go on where the first one left them.
+
+Grain's `MapDataset.mix` does not serve: it truncates weights to integers (87/10/3 becomes 2899/333/100) and refuses a
+weight of zero.
+
+Shapes: C slots of a cycle, K sources.
+"""
+
+import dataclasses
+import fractions
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxlm.config import Config, ConfigError, PrepareSourceConfig, SourceConfig
+from jaxlm.data.windows import Windows, batch_number, step_of
+
+MAX_CYCLE = 65536
+
+
+def normalise_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dict[str, fractions.Fraction]:
+    """Returns source -> exact share, for the sources with a positive weight, in the order of `names`. The shares sum to one.
+
+    Weights are read as decimals (0.87 is 87/100). Raises ConfigError if a source is unknown, a weight is negative or not
+    finite, or no weight is positive.
+    """
+    for name, weight in mixture.items():
+        if name not in names:
+            raise ConfigError(f"mixture names source '{name}', but the data has {', '.join(sorted(names))}")
+        if not math.isfinite(weight) or weight < 0:
+            raise ConfigError(f"mixture weight of '{name}' is {weight}; give a number of at least 0")
+    weights = {name: fractions.Fraction(repr(float(mixture[name]))) for name in names if mixture.get(name, 0) > 0}
+    if not weights:
+        raise ConfigError("every mixture weight is 0; give at least one source a positive weight")
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def weights_of(listed: Mapping[str, SourceConfig | PrepareSourceConfig], names: Sequence[str]) -> dict[str, float]:
+    """Returns name -> weight in the mixture, for all `names`: the weights in the config, or 1 for each if it has none.
+
+    Raises ConfigError if the config lists some sources, but not all of `names`.
+    """
+    if not listed:
+        return {name: 1.0 for name in names}
+    if missing := [name for name in names if name not in listed]:
+        raise ConfigError(
+            f"the data has the source '{missing[0]}', but the config gives it no weight: add data.sources."
+            f'{missing[0]} = dict(path="", weight=...) to the config, 0 to leave it out'
+        )
+    return {name: listed[name].weight for name in names}
+
+
+@functools.lru_cache(maxsize=64)
+def mixture_cycle(shares: tuple[fractions.Fraction, ...]) -> np.ndarray:
+    """Returns one period of the mixture, int32[C]: the source of each slot. The period is repeated for ever.
+
+    After any number of slots, the draws of each source differ from its exact share by less than 1. To achieve that,
+    each draw has a first slot and a deadline, and among the draws that may start, the one with the earliest deadline
+    goes first (Tijdeman 1980, the chairman assignment problem; Baruah et al. 1996, Pfair scheduling). C is the common
+    denominator of the shares. If that exceeds 65,536, the shares are rounded to 65,536ths.
+    """
+    cycle = math.lcm(*(share.denominator for share in shares))
+    counts = [int(share * cycle) for share in shares] if cycle <= MAX_CYCLE else _round_shares(shares, MAX_CYCLE)
+    cycle = min(cycle, MAX_CYCLE)
+    drawn = [0] * len(counts)
+    order = np.empty(cycle, np.int32)
+    for slot in range(cycle):
+        # Draw j of a source with share c/C may start at slot floor(j*C/c) and must be done by slot ceil((j+1)*C/c).
+        released = (k for k, c in enumerate(counts) if drawn[k] < c and drawn[k] * cycle // c <= slot)
+        source = min(released, key=lambda k: (-(-(drawn[k] + 1) * cycle // counts[k]), k))
+        order[slot] = source
+        drawn[source] += 1
+    return order
+
+
+def _round_shares(shares: Sequence[fractions.Fraction], total: int) -> list[int]:
+    """Rounds shares to integers that sum to `total` (largest remainder), to at least 1 but for a share of 0."""
+    counts = [max(1, math.floor(share * total)) if share else 0 for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda k: (counts[k] - shares[k] * total, k))
+    for k in by_remainder[: max(0, total - sum(counts))]:
+        counts[k] += 1
+    while sum(counts) > total:
+        counts[counts.index(max(counts))] -= 1
+    return counts
+
+
+@functools.lru_cache(maxsize=64)
+def cycle_ranks(shares: tuple[fractions.Fraction, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (how often each slot's source came before in the cycle, int64[C]; slots of each source, int64[K])."""
+    cycle = mixture_cycle(shares)
+    rank = np.empty(cycle.size, np.int64)
+    per_cycle = np.bincount(cycle, minlength=len(shares)).astype(np.int64)
+    for k in range(len(shares)):
+        rank[cycle == k] = np.arange(per_cycle[k])
+    return rank, per_cycle
+
+
+@functools.lru_cache(maxsize=64)
+def count_draws(shares: tuple[fractions.Fraction, ...], slots: int) -> np.ndarray:
+    """Returns how many of the first `slots` slots each source has, int64[K]."""
+    cycle = mixture_cycle(shares)
+    turns, rest = divmod(slots, cycle.size)
+    _, per_cycle = cycle_ranks(shares)
+    return turns * per_cycle + np.bincount(cycle[:rest], minlength=len(shares))
+
+
+@dataclasses.dataclass(frozen=True)
+class Final:
+    """The mixture of a run's last batches, `data.final`.
+
+    It begins with the last `share` of the steps, or with a branch, if that is earlier. Batches that are passed over do not
+    move it: counted by number, its first batch stays the same, so that no batch changes when a run is rolled back.
+
+    Attributes:
+      mixture: source -> weight; a source that is absent has weight 0.
+      share: the share of `steps`; 0 if it begins with a branch alone.
+      steps: the steps that the learning rate's schedule is made for.
+      branch: the step after which the branch begins; 0 = there is none.
+    """
+
+    mixture: Mapping[str, float]
+    share: float
+    steps: int
+    branch: int = 0
+
+    def fingerprint(self, names: Sequence[str]) -> dict[str, str]:
+        """Returns what decides its batches as strings, for the fingerprint of the run's order.
+
+        Args:
+          names: all sources of the data.
+        """
+        shares = normalise_mixture(self.mixture, names)
+        return {"final": words(shares), "final_share": f"{self.share:g}"} | self._ends()
+
+    def begins(self, passed_over: Windows = ()) -> int:
+        """Returns the number of the last batch before it, from 1; 0 if it has all of them.
+
+        Args:
+          passed_over: the batches that no step trains on, from `merge_windows`.
+        """
+        return int(begins(self._ends(), passed_over))
+
+    def switch(self, passed_over: Windows = ()) -> int:
+        """Returns the last step before it; for the argument see `begins`."""
+        return step_of(self.begins(passed_over), passed_over)
+
+    def _ends(self) -> dict[str, str]:
+        """Where the first mixture ends: after a batch, or after the batch of a branch's step; the earlier one counts."""
+        batch = {"final_batch": str(self.steps - max(1, round(self.share * self.steps)))} if self.share else {}
+        return batch | ({"final_branch": str(self.branch)} if self.branch else {})
+
+
+def final_of(config: Config, mixture: Mapping[str, float]) -> Final | None:
+    """Returns this mixture as the final one of a config's run; None if `data.final` has no weights."""
+    o, share = config.optim, config.data.final.share
+    if not config.data.final.weights:
+        return None
+    return Final(mixture, share, o.schedule_steps or config.train.steps, o.decay_at_step)
+
+
+def begins(fingerprint: Mapping[str, str], passed_over: Windows = ()) -> float:
+    """Returns the number of the last batch before the final mixture, by a fingerprint; infinity if there is none."""
+    ends = [float(fingerprint["final_batch"])] if "final_batch" in fingerprint else []
+    if "final_branch" in fingerprint:
+        ends.append(batch_number(int(fingerprint["final_branch"]), passed_over))
+    return min(ends, default=math.inf)
+
+
+def words(shares: Mapping[str, fractions.Fraction]) -> str:
+    """Returns exact shares as text, for a fingerprint."""
+    return ", ".join(f"{name} {share}" for name, share in shares.items())
