@@ -115,14 +115,14 @@ def _recipe(found: dict | None) -> str:
     if not found:
         return ""
     forms = {"lr": ("rate {}", "{:.3g}"), "b2": ("b2 {}", "{:.5g}")}
-    forms |= {"batch_tokens": ("batch {} tokens", ""), "warmup_steps": ("warm-up {} steps", "")}
+    forms |= {"batch_tokens": ("batch of {} tokens", ""), "warmup_steps": ("warm-up of {} steps", "")}
     words = []
     for name, rule in found["rules"].items():
         phrase, form = forms[name]
         value, low, high = (
             form.format(x) if form else human(round(x)) for x in (rule["value"], rule["low"], rule["high"])
         )
-        words.append(phrase.format(value + f" ({low} to {high})" * (low != high)))
+        words.append(phrase.format(value) + f" ({low} to {high})" * (low != high))
     lines = [_wrapped(f"RECIPE  by published rules: {', '.join(words)}; linear to 0", indent="")]
     for d in found["departures"]:
         lines.append(_wrapped(f"{d['key']} {d['value']:.6g}: {d['why']}. Cost: {d['cost']} ({d['source']})"))
