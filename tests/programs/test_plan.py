@@ -181,3 +181,26 @@ def test_spot_that_never_ends_is_valid_json(capsys):
     _, out, _ = run(capsys, "--config=local_35m", "--json", "--config.plan.preemptions_per_day=100000")
     assert "Infinity" not in out
     assert {row["usd_spot"] for row in json.loads(out)["accelerators"]} == {None}
+
+
+def test_a_budget_needs_no_config(capsys, monkeypatch):
+    opened = types.SimpleNamespace(token_counts=lambda: {"web": 10**9, "code": 10**8})
+    monkeypatch.setattr(program, "open_mixture", lambda *_: (opened, {"web": 3.0, "code": 1.0}))
+    keys = ["--budget=20", "--config.plan.accelerator=H100"]
+    code, out, err = run(capsys, *keys, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    (row,) = found["accelerators"]
+    assert (found["ladder"], found["budget_usd"]) == (None, 20)
+    assert row["epochs"]["web"] == pytest.approx(0.75 * row["tokens"] / 1e9)
+    code, out, _ = run(capsys, "local_35m", *keys)
+    assert code == 0
+    assert "BUDGET  $20.00" in out
+    assert "jaxlm train local_35m --config.model.n_layers=" in out
+
+
+@pytest.mark.parametrize("value", ["abc", "0", "-1"])
+def test_a_budget_that_is_none_is_one_line(capsys, value):
+    code, out, err = run(capsys, f"--budget={value}")
+    assert (code, out) == (2, "")
+    assert err == f"jaxlm: --budget={value}: give dollars above 0, such as --budget=200\n"
