@@ -188,7 +188,7 @@ def _train(c: ConfigDict) -> None:
     o.mu_dtype = "float32"  # of the first moment (adamw, muon)
     o.full_precision = (r".*norm.*", r".*embed.*", r".*/bias")  # adamw8bit: parameters whose moments stay float32
     o.offload = False  # the optimizer's state lives in host memory and visits the device at each update
-    o.lr = 1e-3  # peak learning rate
+    o.lr = 1e-3  # peak learning rate; 0 = by rule, from parameters, tokens and batch (pretraining)
     o.matrix_lr_ratio = (
         1.0  # times lr: the rate of the layers' matrices; muon wants them faster than embeddings and norms
     )
@@ -200,7 +200,7 @@ def _train(c: ConfigDict) -> None:
     o.schedule_steps = 0  # the steps that the schedule is made for; 0 = train.steps
     o.decay_at_step = 0  # after this step the rate falls linearly to 0 at the end of the run; 0 = as the schedule says
     o.b1 = 0.9  # decay rate of the first moment
-    o.b2 = 0.95  # decay rate of the second moment
+    o.b2 = 0.95  # decay rate of the second moment; 0 = by rule, from the tokens of a step (pretraining)
     o.eps = 1e-8  # added to the square root of the second moment
     o.weight_decay = 0.1  # decoupled from the gradient
     o.decay_follows_rate = False  # True: times the rate over its peak, so that what decays falls as the rate's square
