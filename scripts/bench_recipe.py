@@ -7,9 +7,9 @@
     python scripts/bench_recipe.py report                  # the table
 
 An arm is a set of overrides. Each run of it is finished: its rate came down to its end, and only its loss on all held-out rows
-counts. All arms see the same batches by seed, and each tries the same three rates around its rule, the base arms too. Whoever
-is behind its base at the first budget by more than its interval runs no further. The larger budgets run at the rule's rate; if
-the three rates say that another is better by more than its interval, they run at that too (`report` shows both).
+counts. All arms see the same batches by seed, and each tries the same three rates around its rule, the base arms too, at the
+first budget. Whoever is behind its base there by more than its interval, both at their best rates, runs no further. The larger
+budgets run at the rule's rate, and at another too if that was better by more than its interval (`report` shows both).
 
 Finished runs are lines of dev/runs.jsonl, step times of dev/steptimes.jsonl. The data is the text that every installation
 holds, made once in runs/recipe/data: prose, mathematics and code alike, 4,096 tokens of vocabulary.
@@ -26,7 +26,6 @@ import bench_recipe_arms as arms_lib
 import bench_recipe_peers
 import bench_recipe_report
 import bench_recipe_runs as runs_lib
-from bench_recipe_arms import ARMS, BUDGETS
 from bench_recipe_runs import Fields, Run
 
 from jaxlm.config import ConfigError
@@ -59,11 +58,11 @@ def say_state(state: arms_lib.State) -> None:
 
 def say_data(data: shards.DataDir) -> Fields:
     """Prints how much is held out and how often the largest budget goes through the data; returns what a line keeps of it."""
-    found = runs_lib.about(data, arms_lib.WEIGHTS, arms_lib.SEQ_LEN, BUDGETS[-1])
+    found = runs_lib.about(data, arms_lib.WEIGHTS, arms_lib.SEQ_LEN, arms_lib.BUDGETS[-1])
     epochs = ", ".join(f"{name} {times:g}" for name, times in found["epochs"].items())
     print(
         f"data {found['data']}: {found['train_tokens']:,} tokens to train on, {found['held_out_tokens']:,} held out, all "
-        f"of which are measured; {BUDGETS[-1] / 1e6:g}M tokens are epochs of {epochs}"
+        f"of which are measured; {arms_lib.BUDGETS[-1] / 1e6:g}M tokens are epochs of {epochs}"
     )
     return found
 
@@ -77,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
         about = say_data(data)
         state = arms_lib.look(args.runs, about["data"], args.only)
         say_state(state)
+        if not state.to_come and not state.done and state.left_out:
+            raise ConfigError("no arm is left that this checkout can run")
         while to_come := [one for one in state.to_come if one not in failed]:
             fits = (one for one in to_come if time.monotonic() + arms_lib.seconds(one, state.done)[0] <= end)
             if not (one := next(fits, None)):
@@ -115,13 +116,13 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20, help="steptime: timed steps of each arm")
     parser.add_argument("--shape", default="S0", help="steptime: a shape, or a config such as gpuburnout_1b")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="steptime: a key of the config")
-    parser.add_argument("--tokens", type=int, default=BUDGETS[0], help="peers: the budget of each")
+    parser.add_argument("--tokens", type=int, default=arms_lib.BUDGETS[0], help="peers: the budget of each")
     parser.add_argument("--usd_per_hour", type=float, default=0.0, help="report: tells dollars, not their ratio alone")
     args = parser.parse_args(argv)
     args.data, args.runs = args.data.resolve(), args.runs.resolve()
     peers = ("peers", "report")
-    if strange := [arm for arm in args.only if arm not in ARMS and args.command not in peers]:
-        parser.error(f"no arm {strange[0]!r}; there are {', '.join(ARMS)}")
+    if strange := [arm for arm in args.only if arm not in arms_lib.ARMS and args.command not in peers]:
+        parser.error(f"no arm {strange[0]!r}; there are {', '.join(arms_lib.ARMS)}")
     return args
 
 

@@ -176,9 +176,8 @@ def planned(arms: Collection[str], done: Mapping[Run, Fields]) -> list[Run]:
         return [Run(arm, shape, tokens, seed, factor) for factor in factors for seed in SEEDS for arm in names]
 
     order = each(main, small, first)
-    order += [run for tokens in larger[:1] for run in each(main, small, tokens)]
     order += each(main, small, first, others)
-    order += [run for tokens in larger[1:] for run in each(main, small, tokens)]
+    order += [run for tokens in larger for run in each(main, small, tokens)]
     order += each(rest, small, first)
     order += [run for shape in large for run in each(main, shape, BUDGETS[-1])]
     order += each(rest, small, first, others)
@@ -203,24 +202,28 @@ def sweep(arm: str, done: Mapping[Run, Fields]) -> dict[float, dict[int, float]]
     return {factor: curve(arm, shape, factor, done).get(BUDGETS[0], {}) for factor in FACTORS}
 
 
+def swept(arm: str, done: Mapping[Run, Fields]) -> bool:
+    """True if all of an arm's rates are finished at the first budget, with all seeds."""
+    return all(len(losses) == len(SEEDS) for losses in sweep(arm, done).values())
+
+
 def chosen(arm: str, done: Mapping[Run, Fields]) -> float:
-    """Returns the factor of an arm's rate that its sweep says is best; 1 unless the others' gain is beyond its interval."""
-    found = sweep(arm, done)
-    whole = all(len(losses) == len(SEEDS) for losses in found.values())
-    return stats.best_factor(found) if whole else 1.0
+    """Returns the factor of an arm's rate that its sweep says is best; 1 unless another's gain is beyond its interval."""
+    return stats.best_factor(sweep(arm, done)) if swept(arm, done) else 1.0
 
 
 def stopped(arms: Collection[str], done: Mapping[Run, Fields]) -> dict[str, str]:
-    """Returns the arms that run no further -> why: behind their base at the first budget, both at their best rates."""
+    """Returns the arms that run no further -> why: behind their base at the first budget, each at the best of its rates."""
     found = {}
     for arm in arms:
-        ours, theirs = (sweep(name, done)[chosen(name, done)] for name in (arm, ARMS[arm].base))
-        whole = len(ours) == len(theirs) == len(SEEDS)
-        if arm not in NEVER_STOPPED and whole and stats.behind(ours, theirs):
+        base = ARMS[arm].base
+        if arm in NEVER_STOPPED or not (swept(arm, done) and swept(base, done)):
+            continue
+        ours, theirs = (sweep(name, done)[chosen(name, done)] for name in (arm, base))
+        if stats.behind(ours, theirs):
             gap = stats.difference(ours, theirs)
-            found[arm] = (
-                f"{gap.value:.4f} nats [{gap.low:.4f}, {gap.high:.4f}] behind {ARMS[arm].base} at {BUDGETS[0] / 1e6:g}M tokens"
-            )
+            shown = f"{gap.value:.4f} nats [{gap.low:.4f}, {gap.high:.4f}]"
+            found[arm] = f"{shown} behind {base} at {BUDGETS[0] / 1e6:g}M tokens"
     return found
 
 

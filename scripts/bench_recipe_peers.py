@@ -27,7 +27,6 @@ import typing
 import bench_recipe_arms as arms_lib
 import bench_recipe_runs as runs_lib
 import numpy as np
-from bench_recipe_arms import BATCH, SEEDS, SEQ_LEN, SHAPES
 from bench_recipe_runs import Fields, Run
 
 from jaxlm import config_files
@@ -53,7 +52,11 @@ POLAR = (  # of arXiv:2505.16932, five steps
 
 def asked(peer: str, shape: str) -> str:
     """Returns the digest of what this file says of a peer at a shape; "" if it knows them not."""
-    return runs_lib.digest([PEERS[peer], SHAPES[shape], BATCH, SEQ_LEN]) if peer in PEERS and shape in SHAPES else ""
+    return (
+        runs_lib.digest([PEERS[peer], arms_lib.SHAPES[shape], arms_lib.BATCH, arms_lib.SEQ_LEN])
+        if peer in PEERS and shape in arms_lib.SHAPES
+        else ""
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -63,9 +66,9 @@ def main(args: argparse.Namespace) -> int:
     failed, end = 0, time.monotonic() + 3600 * args.hours
     with runs_lib.lock(args.runs) as held:
         data = runs_lib.make_data(args.data, arms_lib.words(arms_lib.DATA), held)
-        about = runs_lib.about(data, arms_lib.WEIGHTS, SEQ_LEN, arms_lib.BUDGETS[-1])
+        about = runs_lib.about(data, arms_lib.WEIGHTS, arms_lib.SEQ_LEN, arms_lib.BUDGETS[-1])
         done = runs_lib.finished(runs_lib.read(args.runs), asked, about["data"])
-        todo = [Run(peer, "S0", args.tokens, seed) for seed in SEEDS for peer in args.only or PEERS]
+        todo = [Run(peer, "S0", args.tokens, seed) for seed in arms_lib.SEEDS for peer in args.only or PEERS]
         for run in (run for run in todo if run not in done):
             taken = args.tokens / arms_lib.ASSUMED[run.shape]
             if time.monotonic() + taken > end:
@@ -115,7 +118,7 @@ def child(work: Fields) -> None:
 
     run = Run(**{field.name: work[field.name] for field in dataclasses.fields(Run)})
     data, folder, steps = shards.open_data(work["data"]), pathlib.Path(work["folder"]), arms_lib.steps_of(run.tokens)
-    keys = arms_lib.COMMON | SHAPES[run.shape] | {"model.vocab_size": data.vocab_size}
+    keys = arms_lib.COMMON | arms_lib.SHAPES[run.shape] | {"model.vocab_size": data.vocab_size}
     model_config = resolve(
         config_files.load("base", ["workdir=unused", "data.dir=unused", *arms_lib.words(keys)])
     ).model
@@ -124,7 +127,7 @@ def child(work: Fields) -> None:
     mine = PEERS[run.arm] == NANOCHAT
     arguments = transformers.TrainingArguments(
         output_dir=str(folder / "trainer"),
-        per_device_train_batch_size=BATCH,
+        per_device_train_batch_size=arms_lib.BATCH,
         max_steps=steps,
         seed=run.seed,
         save_strategy="no",
@@ -139,7 +142,7 @@ def child(work: Fields) -> None:
     began = time.perf_counter()
     trainer.train()
     taken = time.perf_counter() - began
-    found = held_out(model, data) | {"tokens_per_second": round(steps * BATCH * SEQ_LEN / taken)}
+    found = held_out(model, data) | {"tokens_per_second": round(steps * arms_lib.BATCH * arms_lib.SEQ_LEN / taken)}
     found["versions"] = f"torch {torch.__version__}, transformers {transformers.__version__}"
     (folder / "found.json").write_text(json.dumps(found) + "\n")
 
@@ -148,7 +151,9 @@ def _rows(data: shards.DataDir, seed: int, steps: int) -> typing.Any:
     """The rows of our batches in their order, with one more token each: as many targets as ours, since the model shifts."""
     import torch
 
-    source = loader.BatchSource(rows.Order(data, data.mixture, seed, SEQ_LEN, BATCH), np.arange(BATCH), 0)
+    source = loader.BatchSource(
+        rows.Order(data, data.mixture, seed, arms_lib.SEQ_LEN, arms_lib.BATCH), np.arange(arms_lib.BATCH), 0
+    )
 
     class Rows(torch.utils.data.IterableDataset):
         def __iter__(self) -> typing.Iterator[dict]:
@@ -169,7 +174,7 @@ def held_out(model: typing.Any, data: shards.DataDir) -> Fields:
     losses, bits = {}, {}
     for source in data.mixture:
         nll, tokens, size = 0.0, 0, 0
-        for held in loader.validation_rows(data, source, seq_len=SEQ_LEN, batch_size=BATCH):
+        for held in loader.validation_rows(data, source, seq_len=arms_lib.SEQ_LEN, batch_size=arms_lib.BATCH):
             ids, targets = (
                 torch.from_numpy(held.batch[name]).long().to(model.device) for name in ("tokens", "targets")
             )
@@ -190,8 +195,8 @@ def nanochat(model: typing.Any, steps: int, width: int) -> tuple[typing.Any, typ
     """Returns (optimizer, schedule of its rates) of nanochat for a model of ours."""
     import torch
 
-    by_batch = math.sqrt(BATCH * SEQ_LEN / D12_BATCH)
-    decay = 0.28 * by_batch * D12_TOKENS / (steps * BATCH * SEQ_LEN)
+    by_batch = math.sqrt(arms_lib.BATCH * arms_lib.SEQ_LEN / D12_BATCH)
+    decay = 0.28 * by_batch * D12_TOKENS / (steps * arms_lib.BATCH * arms_lib.SEQ_LEN)
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name]
     others = [p for name, p in model.named_parameters() if not (p.ndim == 2 and ".layers." in name)]
     groups = [

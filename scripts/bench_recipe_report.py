@@ -8,7 +8,6 @@ import bench_recipe_arms as arms_lib
 import bench_recipe_peers
 import bench_recipe_runs as runs_lib
 import bench_recipe_stats as stats
-from bench_recipe_arms import ARMS, BUDGETS, MAIN, SHAPES
 from bench_recipe_runs import Fields, Run
 
 from jaxlm.console import print_table
@@ -25,7 +24,9 @@ def main(args: argparse.Namespace) -> int:
     done = runs_lib.finished(lines, arms_lib.asked, data)
     peers = runs_lib.finished(lines, bench_recipe_peers.asked, data)
     if only := args.only:
-        done = {run: line for run, line in done.items() if run.arm in {*only, *(ARMS[arm].base for arm in only)}}
+        done = {
+            run: line for run, line in done.items() if run.arm in {*only, *(arms_lib.ARMS[arm].base for arm in only)}
+        }
     for line in about(done | peers, len(lines)):
         print(line)
     if not done and not peers:
@@ -35,7 +36,7 @@ def main(args: argparse.Namespace) -> int:
     tables["Tokens, seconds and dollars to a loss, over the base's; each at the rate of its rule"] = savings(
         done, times, {}
     )
-    best = {arm: arms_lib.chosen(arm, done) for arm in ARMS}
+    best = {arm: arms_lib.chosen(arm, done) for arm in arms_lib.ARMS}
     best = {arm: factor for arm, factor in best.items() if factor != 1}
     if best:
         tables["The same, each at the best of its three rates"] = savings(done, times, best)
@@ -62,7 +63,7 @@ def about(done: Mapping[Run, Fields], lines: int) -> Iterator[str]:
     epochs = ", ".join(f"{name} {times:g}" for name, times in last["epochs"].items())
     yield (
         f"{len(done)} finished runs of {lines} lines; data {last['data']}: {last['train_tokens']:,} tokens to train on, "
-        f"{last['held_out_tokens']:,} held out, all measured; {BUDGETS[-1] / 1e6:g}M tokens are epochs of {epochs}"
+        f"{last['held_out_tokens']:,} held out, all measured; {arms_lib.BUDGETS[-1] / 1e6:g}M tokens are epochs of {epochs}"
     )
     for what in ("machine", "commit"):
         found = sorted({line[what] or "unknown" for line in done.values()})
@@ -76,7 +77,7 @@ def losses(done: Mapping[Run, Fields]) -> list[Row]:
     """Rows of each arm by shape and budget; the difference to its base is seed by seed."""
     rows, points = [], sorted({(run.shape, run.tokens) for run in done})
     for shape, tokens in points:
-        for arm in ARMS:
+        for arm in arms_lib.ARMS:
             for factor in (1.0, arms_lib.chosen(arm, done)):
                 line = _loss_row(done, arm, shape, tokens, factor)
                 if line and line not in rows:
@@ -93,7 +94,7 @@ def _loss_row(done: Mapping[Run, Fields], arm: str, shape: str, tokens: int, fac
     row = {"shape": shape, "tokens": f"{tokens / 1e6:g}M", "arm": arm, "rate": f"x{factor:g}", "seeds": str(len(ours))}
     row["loss"] = f"{statistics.fmean(ours.values()):.4f}"
     row["bits/byte"] = f"{statistics.fmean(bits):.4f}" if bits else NONE
-    for against, base in (("- its base", ARMS[arm].base), ("- reference", "reference")):
+    for against, base in (("- its base", arms_lib.ARMS[arm].base), ("- reference", "reference")):
         gap = stats.difference(ours, arms_lib.curve(base, shape, 1.0, done).get(tokens, {})) if base != arm else None
         row[against] = f"{gap.value:+.4f} [{gap.low:+.4f}, {gap.high:+.4f}]" if gap else NONE
         if against == "- its base" and gap:
@@ -112,10 +113,10 @@ def savings(done: Mapping[Run, Fields], times: Sequence[Fields], factors: Mappin
       factors: arm -> the factor of its rate; 1 for the others.
     """
     rows = []
-    for shape in SHAPES:
-        curves = {arm: arms_lib.curve(arm, shape, factors.get(arm, 1.0), done) for arm in ARMS}
-        for arm in ARMS:
-            for base in dict.fromkeys((ARMS[arm].base, *(MAIN[:2] if arm in MAIN else ()))):
+    for shape in arms_lib.SHAPES:
+        curves = {arm: arms_lib.curve(arm, shape, factors.get(arm, 1.0), done) for arm in arms_lib.ARMS}
+        for arm in arms_lib.ARMS:
+            for base in dict.fromkeys((arms_lib.ARMS[arm].base, *(arms_lib.MAIN[:2] if arm in arms_lib.MAIN else ()))):
                 if arm != base and curves[arm] and curves[base]:
                     rows += _saved(arm, base, shape, curves[arm], curves[base], times)
     return rows
@@ -152,7 +153,7 @@ def small_time(times: Sequence[Fields], shape: str) -> Fields | None:
 
 def large_time(times: Sequence[Fields]) -> Fields | None:
     """Returns the last step times of a shipped model, which is what one pays for; None if there are none."""
-    return next((line for line in reversed(times) if line.get("shape") not in (None, *SHAPES)), None)
+    return next((line for line in reversed(times) if line.get("shape") not in (None, *arms_lib.SHAPES)), None)
 
 
 def step_ratio(line: Fields | None, arm: str, base: str) -> float:
@@ -165,14 +166,14 @@ def step_ratio(line: Fields | None, arm: str, base: str) -> float:
 
 def rates(done: Mapping[Run, Fields]) -> list[Row]:
     """Rows of each arm's three rates at the first budget: the losses, which is best, and what the rule loses to it."""
-    rows, shape = [], next(iter(SHAPES))
-    for arm in ARMS:
+    rows, shape = [], next(iter(arms_lib.SHAPES))
+    for arm in arms_lib.ARMS:
         found = {factor: losses for factor, losses in arms_lib.sweep(arm, done).items() if losses}
         if len(found) < 2 or 1.0 not in found:
             continue
         row = {"arm": arm}
         for factor in arms_lib.FACTORS:
-            lr = [line["lr"] for run, line in done.items() if _of(run, arm, shape, BUDGETS[0], factor)]
+            lr = [line["lr"] for run, line in done.items() if _of(run, arm, shape, arms_lib.BUDGETS[0], factor)]
             row[f"x{factor:g}"] = f"{statistics.fmean(found[factor].values()):.4f} ({lr[0]:.3g})" if lr else NONE
         best = min(found, key=lambda factor: statistics.fmean(found[factor].values()))
         gap = stats.difference(found[1.0], found[best])
@@ -181,9 +182,15 @@ def rates(done: Mapping[Run, Fields]) -> list[Row]:
             "the rule loses": f"{gap.value:.4f} nats [{gap.low:.4f}, {gap.high:.4f}]" if gap else NONE,
         }
         own = arms_lib.curve(arm, shape, 1.0, done)
-        tuned = stats.ratio({BUDGETS[0]: found[best]}, own, BUDGETS[0], of_base=False) if len(own) > 1 else None
+        tuned = (
+            stats.ratio({arms_lib.BUDGETS[0]: found[best]}, own, arms_lib.BUDGETS[0], of_base=False)
+            if len(own) > 1
+            else None
+        )
         row["in tokens"] = (
-            f"{tuned.base_tokens / BUDGETS[0] - 1:+.0%}" if tuned and 0 < tuned.base_tokens < float("inf") else NONE
+            f"{tuned.base_tokens / arms_lib.BUDGETS[0] - 1:+.0%}"
+            if tuned and 0 < tuned.base_tokens < float("inf")
+            else NONE
         )
         rows.append(row)
     return rows
@@ -193,7 +200,7 @@ def peer_rows(peers: Mapping[Run, Fields], done: Mapping[Run, Fields]) -> list[R
     """Rows of the peers, and of our main arms beside them, at the shapes and budgets that peers ran."""
     rows = []
     for shape, tokens in sorted({(run.shape, run.tokens) for run in peers}):
-        for name in (*dict.fromkeys(run.arm for run in peers), *MAIN):
+        for name in (*dict.fromkeys(run.arm for run in peers), *arms_lib.MAIN):
             lines = [line for run, line in (peers | done).items() if _of(run, name, shape, tokens, 1.0)]
             bits = [line["bits_per_byte"] for line in lines if line["loss"] is not None]
             if bits:
@@ -209,11 +216,11 @@ def peer_rows(peers: Mapping[Run, Fields], done: Mapping[Run, Fields]) -> list[R
 
 def notes(done: Mapping[Run, Fields], times: Sequence[Fields], usd_per_hour: float) -> Iterator[str]:
     """Yields what the tables do not say: which arms were stopped, where step times are from, what the intervals are."""
-    for arm, why in arms_lib.stopped(ARMS, done).items():
+    for arm, why in arms_lib.stopped(arms_lib.ARMS, done).items():
         yield f"{arm} is stopped: {why}"
     yield f"[a, b]: paired bootstrap over the seeds, {stats.LEVEL:.0%}; with three seeds that is the range of the seeds."
     yield "Tokens between finished budgets are interpolated in log tokens; beyond them nothing is said."
-    small = [line for shape in SHAPES if (line := small_time(times, shape))]
+    small = [line for shape in arms_lib.SHAPES if (line := small_time(times, shape))]
     for line in (*small, large_time(times)):
         if line:
             taken = ", ".join(f"{arm} {statistics.median(s) * 1e3:.4g}" for arm, s in line["times"].items())
@@ -223,6 +230,6 @@ def notes(done: Mapping[Run, Fields], times: Sequence[Fields], usd_per_hour: flo
         of = (large_time(times) or times[-1])["shape"]
         yield "mixed: tokens measured here x step times measured apart. Dollars are at one price of an hour, and their step"
         yield f"times are those of {of}; seconds have the shape's own."
-    for arm in MAIN if usd_per_hour else ():
+    for arm in arms_lib.MAIN if usd_per_hour else ():
         hours = sum(line["seconds"] for run, line in done.items() if run.arm == arm) / 3600
         yield f"{arm}: its runs took {hours:.2f} hours, ${hours * usd_per_hour:.2f}"

@@ -258,8 +258,8 @@ def train(settings: Sequence[str], steps: int, folder: pathlib.Path, held: typin
 
 
 def _measured(line: Fields) -> Fields:
-    """The held-out figures of a line of metrics.jsonl; bits per byte are summed over the sources as the losses are."""
-    sources = {key.split("/")[1]: line[key] for key in line if key.startswith("val/") and key.endswith("/loss")}
+    """The held-out figures of a line of metrics.jsonl. Bits per byte are the mean of the sources, which weigh alike."""
+    sources = {key.split("/")[1]: line[key] for key in line if key.startswith("val/") and key[4:].endswith("/loss")}
     bits = {name: line[f"val/{name}/bits_per_byte"] for name in sources}
     return {"loss": line["val/loss"], "bits_per_byte": statistics.fmean(bits.values()), "sources": sources}
 
