@@ -120,9 +120,9 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--usd_per_hour", type=float, default=0.0, help="report: tells dollars, not their ratio alone")
     args = parser.parse_args(argv)
     args.data, args.runs = args.data.resolve(), args.runs.resolve()
-    peers = ("peers", "report")
-    if strange := [arm for arm in args.only if arm not in arms_lib.ARMS and args.command not in peers]:
-        parser.error(f"no arm {strange[0]!r}; there are {', '.join(arms_lib.ARMS)}")
+    names = bench_recipe_peers.PEERS if args.command == "peers" else arms_lib.ARMS
+    if strange := [name for name in args.only if name not in names]:
+        parser.error(f"no {strange[0]!r}; there are {', '.join(names)}")
     return args
 
 

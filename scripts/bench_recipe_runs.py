@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxlm.config import ConfigError
 from jaxlm.data import passes, rows, shards
-from jaxlm.train import ledger, metrics
+from jaxlm.train import metrics
 
 LOADED = 0.15  # cores that others keep busy; beyond it times are worth nothing
 
@@ -143,9 +143,17 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """Returns the code's commit, with a + if files differ from it; "" outside a checkout."""
-    found = ledger.git()
-    return found["commit"][:9] + "+" * found["dirty"] if found else ""
+    """Returns the last commit of the code (not of dev/), with a + if files differ from it; "" outside a checkout."""
+
+    def ask(*words: str) -> str:
+        command = ["git", *words, "--", "jaxlm", "configs", "scripts"]
+        root = pathlib.Path(__file__).resolve().parents[1]
+        return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return ask("log", "-1", "--format=%h") + "+" * bool(ask("status", "--porcelain"))
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 class Watch:

@@ -95,6 +95,8 @@ def test_one_budget_is_read_off_the_curve_of_its_base():
 def test_a_budget_counts_once_all_seeds_have_finished_it():
     arm = {**faster(BASE, 0.6), 2: {0: 1.0}}  # one seed of the second budget, far too good
     assert stats.ratio(arm, BASE, 4).value == pytest.approx(stats.ratio({k: arm[k] for k in (1, 4)}, BASE, 4).value)
+    two = stats.ratio({1: {0: 4.6, 1: 4.8}}, BASE, 1, of_base=False)  # the third seed is still to come
+    assert (two.value, two.seeds) == (pytest.approx(0.5), 2)
     assert stats.ratio({}, BASE, 4) is None
     assert stats.ratio(BASE, {1: {7: 5.0}}, 1) is None  # no seed in common
 
