@@ -32,7 +32,11 @@ def main(args: argparse.Namespace) -> int:
     if not done and not peers:
         return 1
     times = runs_lib.read(args.runs.with_name(STEPTIMES))
-    tables = {"Held-out loss, nats a token, and bits per byte": losses(done)}
+    tables = {
+        "Held-out loss in nats a token, bits per byte, and the difference to others at the rate of their rules": losses(
+            done
+        )
+    }
     tables["Tokens, seconds and dollars to a loss, over the base's; each at the rate of its rule"] = savings(
         done, times, {}
     )
@@ -116,7 +120,8 @@ def savings(done: Mapping[Run, Fields], times: Sequence[Fields], factors: Mappin
     for shape in arms_lib.SHAPES:
         curves = {arm: arms_lib.curve(arm, shape, factors.get(arm, 1.0), done) for arm in arms_lib.ARMS}
         for arm in arms_lib.ARMS:
-            for base in dict.fromkeys((arms_lib.ARMS[arm].base, *(arms_lib.MAIN[:2] if arm in arms_lib.MAIN else ()))):
+            before = arms_lib.MAIN[: arms_lib.MAIN.index(arm)] if arm in arms_lib.MAIN else ()
+            for base in dict.fromkeys((arms_lib.ARMS[arm].base, *before)):
                 if arm != base and curves[arm] and curves[base]:
                     rows += _saved(arm, base, shape, curves[arm], curves[base], times)
     return rows

@@ -54,11 +54,12 @@ class Ratio(Estimate):
 
     def shown(self, times: float = 1.0) -> str:
         """Returns the ratio and its interval in words, times a number such as the ratio of two step times."""
-        return f"{self._one(self.value, times)} [{self._one(self.low, times)}, {self._one(self.high, times)}]"
+        words = f"{self._one(self.value, times)} [{self._one(self.low, times)}, {self._one(self.high, times)}]"
+        return f"not reached: {words}" if math.isinf(self.value) else words
 
     def _one(self, value: float, times: float) -> str:
         if math.isinf(value):
-            return f"not reached (>{times * self.most:.2f})"
+            return f">{times * self.most:.2f}"
         return f"{times * value:.3f}" if value else f"<{times * self.least:.2f}"
 
 
