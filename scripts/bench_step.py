@@ -48,8 +48,12 @@ def make_config(batch: int, seq_len: int, overrides: list[str]) -> Config:
     c.data.dir = "unused"  # the tokens are random
     for override in overrides:
         apply_override(c, override)
-    c = resolve(c)
-    return dataclasses.replace(c, model=hardware.for_platform(c.model, jax.devices()[0].platform))
+    return settled(resolve(c))
+
+
+def settled(config: Config) -> Config:
+    """The config with what this machine decides of its model."""
+    return dataclasses.replace(config, model=hardware.for_platform(config.model, jax.devices()[0].platform))
 
 
 def random_batch(config: Config) -> dict[str, np.ndarray]:

@@ -1,0 +1,272 @@
+"""The arms of scripts/bench_recipe.py, its shapes and budgets, and in which order the runs are made."""
+
+import dataclasses
+import pathlib
+import statistics
+import typing
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import bench_recipe_runs as runs_lib
+import bench_recipe_stats as stats
+from bench_recipe_runs import Fields, Run
+
+from jaxlm import config_files
+from jaxlm.config import Config, ConfigError, resolve
+
+try:
+    from jaxlm.plan import recipe
+except ImportError:
+    recipe = None
+
+Keys = dict[str, typing.Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """A recipe.
+
+    Attributes:
+      base: the arm that it is compared with first.
+      keys: its overrides. `optim.lr` is not among them: it is the rule's, times the run's factor.
+      rate: the rule that gives optim.lr: "rule" for the optimizer's own; "reference": as far below it as gpuburnout_1b's is;
+        "two": AdamW's, and Muon's for the matrices through optim.matrix_lr_ratio; "" = the rate is in `keys`.
+    """
+
+    base: str
+    keys: Keys
+    rate: str = "rule"
+
+
+LINEAR: Keys = {"optim.schedule": "linear", "optim.final_lr_ratio": 0.0}
+B2: Keys = {"optim.b2": 0.0}  # 0 = by rule
+REFERENCE: Keys = {"optim.name": "adamw", "optim.b2": 0.95, "optim.schedule": "cosine", "optim.final_lr_ratio": 0.1}
+ADAMW = REFERENCE | LINEAR | B2
+MUON = ADAMW | {"optim.name": "muon"}
+TIED: Keys = {"optim.decay_follows_rate": True}
+SPEED = MUON | TIED
+WSD: Keys = {"optim.schedule": "wsd", "optim.decay_fraction": 0.5}
+
+ARMS: dict[str, Arm] = {
+    "reference": Arm("reference", REFERENCE, "reference"),  # gpuburnout_1b's
+    "adamw": Arm("reference", ADAMW),  # AdamW by the rules
+    "speed": Arm("adamw", SPEED, "two"),
+    # One ingredient more than the base.
+    "rate": Arm("reference", REFERENCE),
+    "b2": Arm("reference", REFERENCE | B2, "reference"),
+    "linear": Arm("reference", REFERENCE | LINEAR, "reference"),
+    "muon": Arm("adamw", MUON),
+    "two_rates": Arm("muon", MUON, "two"),
+    "tied": Arm("muon", SPEED),
+    "qk_norm": Arm("speed", SPEED | {"model.qk_norm": True}, "two"),
+    "wsd": Arm("speed", SPEED | WSD, "two"),
+}
+MAIN = ("reference", "adamw", "speed")
+NEVER_STOPPED = ("reference", "adamw")  # the others are measured by them
+
+HEADS: Keys = {"model.n_layers": 4, "model.n_kv_heads": 1, "model.head_dim": 64}
+SHAPES: dict[str, Keys] = {
+    "S0": HEADS | {"model.d_model": 128, "model.n_heads": 2, "model.d_ff": 352},  # 1.3M parameters
+    "S1": HEADS | {"model.d_model": 192, "model.n_heads": 3, "model.d_ff": 512},  # 2.4M
+}
+BUDGETS, SEEDS, FACTORS = (1_000_000, 2_000_000, 4_000_000), (0, 1, 2), (0.5, 1.0, 2.0)
+SEQ_LEN, BATCH, WARMUP = 256, 16, 0.05  # tokens of a row, rows of a step, share of the steps
+
+# Of the data: all text that is there, in equal parts, so that 4M tokens are one to two epochs of each.
+WEIGHTS = {"prose": 1.0, "math": 1.0, "code": 1.0}
+DATA: Keys = {f"prepare.sources.{name}.weight": weight for name, weight in WEIGHTS.items()}
+DATA |= {f"prepare.sources.{name}.max_bytes": 10_000_000 for name in WEIGHTS} | {"data.val_fraction": 0.04}
+COMMON: Keys = {
+    "model.vocab_size": 4096,
+    "train.seq_len": SEQ_LEN,
+    "train.batch_size": BATCH,
+    "train.eval_every_steps": 0,
+    "eval.max_batches": 0,
+    "eval.batch_size": 16,
+    "eval.at_start": False,
+    "checkpoint.every_steps": 0,
+    "checkpoint.every_minutes": 0.0,
+    "sample.prompts": "()",
+    "sample.every_steps": 0,
+    "log.tensorboard": False,
+    "runs.supervise": "off",
+}
+ASSUMED = {"S0": 7000.0, "S1": 4500.0}  # tokens a second, until a run has been measured
+START_S = 45.0  # imports, compilation and evaluation of a run, until one has been measured
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a run is
+
+
+def asked(arm: str, shape: str) -> str:
+    """Returns the digest of all that this file says of an arm at a shape; "" if it knows them not."""
+    if arm not in ARMS or shape not in SHAPES:
+        return ""
+    return runs_lib.digest([ARMS[arm].keys, ARMS[arm].rate, SHAPES[shape], COMMON, DATA, WARMUP])
+
+
+def steps_of(tokens: int) -> int:
+    return max(1, round(tokens / (SEQ_LEN * BATCH)))
+
+
+def settings(run: Run) -> list[str]:
+    """Returns a run's overrides of configs/base.py, KEY=VALUE. Raises ConfigError if this checkout knows not all."""
+    arm, steps = ARMS[run.arm], steps_of(run.tokens)
+    keys = COMMON | SHAPES[run.shape] | arm.keys | {"seed": run.seed, "train.steps": steps}
+    keys["optim.warmup_steps"] = max(1, round(WARMUP * steps))
+    lr, ratio = rates(arm, _config(keys))
+    keys["optim.lr"] = float(f"{run.factor * lr:.4g}")
+    if ratio != 1:
+        keys["optim.matrix_lr_ratio"] = float(f"{ratio:.4g}")
+    _config(keys)
+    return words(keys)
+
+
+def rates(arm: Arm, config: Config) -> tuple[float, float]:
+    """Returns (optim.lr, optim.matrix_lr_ratio) of an arm for a config without them."""
+    if not arm.rate:
+        return config.optim.lr, 1.0
+    if recipe is None:
+        raise ConfigError("this checkout has no rules (jaxlm/plan/recipe.py)")
+    run = recipe.of(config)
+    if arm.rate == "two":
+        adamw = recipe.rate("adamw", run).value
+        return adamw, recipe.rate("muon", run).value / adamw
+    own = recipe.rate(config.optim.name, run).value
+    if arm.rate == "reference":
+        faithful = resolve(config_files.load("gpuburnout_1b"))
+        own *= faithful.optim.lr / recipe.rate("adamw", recipe.of(faithful)).value
+    return own, 1.0
+
+
+def _config(keys: Keys) -> Config:
+    """The checked config with these keys. Raises ConfigError."""
+    return resolve(config_files.load("base", ["workdir=unused", "data.dir=unused", *words(keys)]))
+
+
+def words(keys: Keys) -> list[str]:
+    """Returns overrides as the command line takes them, KEY=VALUE."""
+    return [f"{key}={value}" for key, value in keys.items()]
+
+
+def unknown(arms: Iterable[str]) -> dict[str, str]:
+    """Returns the arms that this checkout can't run -> why, in a line."""
+    found = {}
+    for arm in arms:
+        try:
+            settings(Run(arm, next(iter(SHAPES)), BUDGETS[0], SEEDS[0]))
+        except ConfigError as error:
+            found[arm] = config_files.first_line(error)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The plan
+
+
+def planned(arms: Collection[str], done: Mapping[Run, Fields]) -> list[Run]:
+    """Returns all runs of these arms, those that tell most first. `done` tells which rates deserve the larger budgets."""
+    first, *larger = BUDGETS
+    main = [arm for arm in MAIN if arm in arms]
+    rest = [arm for arm in ARMS if arm in arms and arm not in MAIN]
+    small, *large = SHAPES
+    others = [factor for factor in FACTORS if factor != 1]
+
+    def each(names: Sequence[str], shape: str, tokens: int, factors: Sequence[float] = (1.0,)) -> list[Run]:
+        return [Run(arm, shape, tokens, seed, factor) for factor in factors for seed in SEEDS for arm in names]
+
+    order = each(main, small, first)
+    order += each(main, small, first, others)
+    order += [run for tokens in larger for run in each(main, small, tokens)]
+    order += each(rest, small, first)
+    order += [run for shape in large for run in each(main, shape, BUDGETS[-1])]
+    order += each(rest, small, first, others)
+    for arm in main:
+        if (best := chosen(arm, done)) != 1:
+            order += [run for tokens in larger for run in each([arm], small, tokens, [best])]
+    return order
+
+
+def curve(arm: str, shape: str, factor: float, done: Mapping[Run, Fields]) -> dict[int, dict[int, float]]:
+    """Returns the finished losses of an arm at a factor of its rate: tokens -> seed -> loss."""
+    found: dict[int, dict[int, float]] = {}
+    for run, line in done.items():
+        if (run.arm, run.shape, run.factor) == (arm, shape, factor):
+            found.setdefault(run.tokens, {})[run.seed] = runs_lib.loss(line)
+    return found
+
+
+def sweep(arm: str, done: Mapping[Run, Fields]) -> dict[float, dict[int, float]]:
+    """Returns the losses of an arm's rates at the first budget of the first shape: factor -> seed -> loss."""
+    shape = next(iter(SHAPES))
+    return {factor: curve(arm, shape, factor, done).get(BUDGETS[0], {}) for factor in FACTORS}
+
+
+def swept(arm: str, done: Mapping[Run, Fields]) -> bool:
+    """True if all of an arm's rates are finished at the first budget, with all seeds."""
+    return all(len(losses) == len(SEEDS) for losses in sweep(arm, done).values())
+
+
+def chosen(arm: str, done: Mapping[Run, Fields]) -> float:
+    """Returns the factor of an arm's rate that its sweep says is best; 1 unless another's gain is beyond its interval."""
+    return stats.best_factor(sweep(arm, done)) if swept(arm, done) else 1.0
+
+
+def stopped(arms: Collection[str], done: Mapping[Run, Fields]) -> dict[str, str]:
+    """Returns the arms that run no further -> why: behind their base at the first budget, each at the best of its rates."""
+    found = {}
+    for arm in arms:
+        base = ARMS[arm].base
+        if arm in NEVER_STOPPED or not (swept(arm, done) and swept(base, done)):
+            continue
+        ours, theirs = (sweep(name, done)[chosen(name, done)] for name in (arm, base))
+        if stats.behind(ours, theirs):
+            gap = stats.difference(ours, theirs)
+            shown = f"{gap.value:.4f} nats [{gap.low:.4f}, {gap.high:.4f}]"
+            found[arm] = f"{shown} behind {base} at {BUDGETS[0] / 1e6:g}M tokens"
+    return found
+
+
+def seconds(run: Run, done: Mapping[Run, Fields], given: float = 0.0) -> tuple[float, str]:
+    """Returns how long a run will take, and whether its speed is given, measured or assumed."""
+    arms = [line for other, line in done.items() if (other.arm, other.shape) == (run.arm, run.shape)]
+    like = arms or [line for other, line in done.items() if other.shape == run.shape]
+    like = [line for line in like if line.get("tokens_per_second")]
+    beside = [line["seconds"] - line["tokens"] / line["tokens_per_second"] for line in like]
+    if given:
+        speed, how = given, "given"
+    elif like:
+        speed, how = statistics.median(line["tokens_per_second"] for line in like), "measured"
+    else:
+        speed, how = ASSUMED.get(run.shape, min(ASSUMED.values())), "assumed"
+    return run.tokens / speed + max(statistics.median(beside), 0.0) if beside else run.tokens / speed + START_S, how
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """What there is to do: finished runs, those to come in order, arms left out and arms stopped, each with the reason."""
+
+    done: dict[Run, Fields]
+    to_come: list[Run]
+    left_out: dict[str, str]
+    stopped: dict[str, str]
+
+
+def look(
+    path: pathlib.Path, data: str = "", only: Collection[str] = (), left_out: Mapping[str, str] | None = None
+) -> State:
+    """Reads runs.jsonl and plans the rest.
+
+    Args:
+      path: of runs.jsonl.
+      data: the digest of the data that finished runs must have had; "" = any.
+      only: plan these arms; () = all.
+      left_out: what `unknown` found, if that was asked already.
+    """
+    arms = [arm for arm in ARMS if not only or arm in only]
+    left_out = dict(unknown(arms) if left_out is None else left_out)
+    done = runs_lib.finished(runs_lib.read(path), asked, data)
+    known = [arm for arm in arms if arm not in left_out]
+    behind = stopped(known, done)
+    to_come = [run for run in planned(known, done) if run not in done and run.arm not in behind]
+    return State(done, to_come, left_out, behind)

@@ -1,0 +1,58 @@
+"""`python scripts/bench_recipe.py steptime`: seconds of a training step of the main arms, in interleaved turns.
+
+The steps are the product's own, on random tokens. A line of steptimes.jsonl has all times in the order in which they were
+taken, so that arms are compared turn by turn. On a GPU: --shape=gpuburnout_1b, whose dollars `report` then takes.
+"""
+
+import argparse
+import statistics
+
+import bench_recipe_arms as arms_lib
+import bench_recipe_report
+import bench_recipe_runs as runs_lib
+import bench_step
+import jax
+
+from jaxlm import config_files
+from jaxlm.config import Config, ConfigError, resolve
+
+
+def make_config(arm: str, shape: str, overrides: list[str]) -> Config:
+    """An arm's optimizer on a shape of ours or on a shipped config. Raises ConfigError if this checkout knows not all."""
+    if shape in arms_lib.SHAPES:
+        run = runs_lib.Run(arm, shape, arms_lib.BUDGETS[0], 0)
+        words = ["workdir=unused", "data.dir=unused", *arms_lib.settings(run), *overrides]
+        return bench_step.settled(resolve(config_files.load("base", words)))
+    keys = {key: value for key, value in arms_lib.ARMS[arm].keys.items() if key != "optim.b2"}  # costs no time
+    if arms_lib.ARMS[arm].rate == "two":
+        keys["optim.matrix_lr_ratio"] = 0.5  # any but 1
+    words = ["workdir=unused", *arms_lib.words(keys), *overrides]
+    return bench_step.settled(resolve(config_files.load(shape, words)))
+
+
+def main(args: argparse.Namespace) -> int:
+    """Times the main arms, or those of --only, appends a line, prints the ratios."""
+    arms, left_out = args.only or arms_lib.MAIN, arms_lib.unknown(args.only or arms_lib.MAIN)
+    for arm, why in left_out.items():
+        print(f"{arm} is left out: {why}")
+    arms = [arm for arm in arms if arm not in left_out]
+    if not arms:
+        raise ConfigError("no arm is left to time")
+    sides = {arm: bench_step.jaxlm_step(make_config(arm, args.shape, args.set)) for arm in arms}
+    for side in sides.values():
+        for _ in range(2):
+            bench_step.timed(side)
+    watch, times = runs_lib.Watch(), {arm: [] for arm in arms}
+    for _ in range(args.steps):
+        for arm, side in sides.items():
+            times[arm].append(bench_step.timed(side)[0])
+    found = {"shape": args.shape, "times": times, **watch.told(), "commit": runs_lib.commit(), "set": args.set}
+    device = jax.devices()[0]
+    found["machine"] = runs_lib.machine() if device.platform == "cpu" else device.device_kind
+    runs_lib.append(args.runs.with_name(bench_recipe_report.STEPTIMES), found)
+    for arm, taken in times.items():
+        ratio = bench_recipe_report.step_ratio(found, arm, arms[0])
+        print(f"{arm}: {statistics.median(taken) * 1e3:.1f} ms a step, {ratio:.3f} of {arms[0]}'s, turn by turn")
+    if found["loaded"] is not False:
+        print("the machine was LOADED by others, or does not say: these times are worth nothing")
+    return 0
