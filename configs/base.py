@@ -185,7 +185,7 @@ def _train(c: ConfigDict) -> None:
     o.mu_dtype = "float32"  # of the first moment (adamw, muon)
     o.full_precision = (r".*norm.*", r".*embed.*", r".*/bias")  # adamw8bit: parameters whose moments stay float32
     o.offload = False  # the optimizer's state lives in host memory and visits the device at each update
-    o.lr = 1e-3  # peak learning rate
+    o.lr = 1e-3  # peak learning rate; 0 = by rule, from parameters, tokens and batch (pretraining)
     o.rows_lr_ratio = 1.0  # times lr: the rate of the rows of adapter.rows where all parameters are fine-tuned
     o.schedule = "cosine"  # of the learning rate after its linear warm-up; wsd = warm-up, stable, decay
     o.warmup_steps = 100  # steps in which the rate rises from 0 to its peak
@@ -194,7 +194,7 @@ def _train(c: ConfigDict) -> None:
     o.schedule_steps = 0  # the steps that the schedule is made for; 0 = train.steps
     o.decay_at_step = 0  # after this step the rate falls linearly to 0 at the end of the run; 0 = as the schedule says
     o.b1 = 0.9  # decay rate of the first moment
-    o.b2 = 0.95  # decay rate of the second moment
+    o.b2 = 0.95  # decay rate of the second moment; 0 = by rule, from the tokens of a step (pretraining)
     o.eps = 1e-8  # added to the square root of the second moment
     o.weight_decay = 0.1  # decoupled from the gradient
     o.decay = (r".*/kernel", r".*/lora_[ab]")  # parameters that decay (full match of their path)

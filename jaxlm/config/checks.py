@@ -23,6 +23,7 @@ def validate(c: Config) -> None:
     """Raises ConfigError if keys do not go together. Called before anything is read or compiled."""
     _validate_model(c.model, c.train)
     _validate_training(c.train, c.optim)
+    _validate_by_rule(c.program, c.optim)
     _validate_data(c.data, c.prepare)
     _validate_profile(c)
     _validate_phases(c.phases)
@@ -95,6 +96,14 @@ def _validate_training(t: TrainConfig, o: OptimConfig) -> None:
     _need(
         o.mu_dtype == "float32" or o.name in ("adamw", "muon"),
         f"config.optim.mu_dtype={o.mu_dtype} is for adamw and muon; optim.name={o.name} has its own: set it back to float32",
+    )
+
+
+def _validate_by_rule(program: str, o: OptimConfig) -> None:
+    left = [f"optim.{key}" for key in ("lr", "b2") if not getattr(o, key)]
+    _need(
+        program == "pretrain" or not left,
+        f"{''.join(left[:1])}=0 is the rule of pretraining, and there is none for {program}: give config.{''.join(left[:1])}",
     )
 
 

@@ -145,7 +145,7 @@ class OptimConfig:
     mu_dtype: Literal["float32", "bfloat16"]
     full_precision: tuple[Pattern, ...]
     offload: bool
-    lr: Annotated[float, above(0)]
+    lr: Annotated[float, at_least(0)]
     rows_lr_ratio: Annotated[float, above(0)]
     schedule: Literal["cosine", "wsd", "linear", "constant"]
     warmup_steps: Annotated[int, at_least(0, most=10**12)]

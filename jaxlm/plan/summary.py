@@ -4,7 +4,7 @@ import dataclasses
 import typing
 
 from jaxlm.config import Config, MeshConfig
-from jaxlm.plan import accelerators, fit, flops, methods, params, scaling, speed
+from jaxlm.plan import accelerators, departures, fit, flops, methods, params, scaling, speed
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.cost import cost, tokens
 from jaxlm.plan.memory import KEPT, Memory
@@ -31,6 +31,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
         "model": _model(config),
         "training": _training(config),
         "run": _run(config),
+        "recipe": departures.compare(config),
         "mesh": {"axes": dataclasses.asdict(mesh), "devices": fit.devices_of(mesh), "hosts": hosts(config, mesh)},
         "memory": {
             "microbatch": microbatch,

@@ -20,9 +20,10 @@ def render(plan: dict[str, typing.Any]) -> str:
       plan: the dict that `summary.summarise` returns, under `here` the one of `here.row`, and under `disk` what the run
         leaves there. If the step was compiled, `compiled` has the dict that `compiled.compile_step` returns.
     """
-    parts = [_model(plan), _tokens(plan), _memory(plan), _methods(plan), _disk(plan), _table(plan), _notes(plan)]
+    parts = [_model(plan), _tokens(plan), _recipe(plan["recipe"]), _memory(plan), _methods(plan), _disk(plan)]
     if "compiled" in plan:
-        parts.insert(5, _compiled(plan["compiled"]))
+        parts.append(_compiled(plan["compiled"]))
+    parts += [_table(plan), _notes(plan)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -107,6 +108,26 @@ def _data(plan: dict) -> str:
         beyond = "Beyond about four times a token teaches less than a new one (arXiv:2305.16264)"
         text += "\n" + _wrapped(f"{beyond}: get more, or take fewer steps.")
     return text
+
+
+def _recipe(found: dict | None) -> str:
+    """The published rules, and what in the config departs from them; "" where there are none."""
+    if not found:
+        return ""
+    forms = {"lr": ("rate {}", "{:.3g}"), "b2": ("b2 {}", "{:.5g}")}
+    forms |= {"batch_tokens": ("batch {} tokens", ""), "warmup_steps": ("warm-up {} steps", "")}
+    words = []
+    for name, rule in found["rules"].items():
+        phrase, form = forms[name]
+        value, low, high = (
+            form.format(x) if form else human(round(x)) for x in (rule["value"], rule["low"], rule["high"])
+        )
+        words.append(phrase.format(value + f" ({low} to {high})" * (low != high)))
+    lines = [_wrapped(f"RECIPE  by published rules: {', '.join(words)}; linear to 0", indent="")]
+    for d in found["departures"]:
+        lines.append(_wrapped(f"{d['key']} {d['value']:.6g}: {d['why']}. Cost: {d['cost']} ({d['source']})"))
+    lines += [] if found["departures"] else ["  nothing here departs from them by more than half"]
+    return "\n".join(lines)
 
 
 def _memory(plan: dict) -> str:

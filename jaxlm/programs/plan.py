@@ -15,7 +15,7 @@ from jaxlm.console import say
 from jaxlm.data import passes, rows, shards, vocabulary
 from jaxlm.data.open import open_mixture
 from jaxlm.models import hardware
-from jaxlm.plan import compiled, fit, here, summary
+from jaxlm.plan import compiled, fit, here, recipe, summary
 from jaxlm.plan.text import render
 from jaxlm.train.checkpoints import keep
 
@@ -26,7 +26,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     The plan is that of the program that a GPU runs, even if this machine has no GPU. The row of this machine is measured.
     """
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
-    config = vocabulary.assumed(config, say)
+    config = recipe.by_rule(vocabulary.assumed(config, say), say)
     if config.model.remat == "auto":
         say("model.remat=auto, which is chosen on the device, is planned as full, the most that it can come to")
         config = fit.with_changes(config, remat="full")

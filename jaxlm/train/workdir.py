@@ -60,6 +60,16 @@ def has_checkpoints(folder: pathlib.Path) -> bool:
     return any(path.name.isdecimal() for path in (folder / "checkpoints").glob("[0-9]*"))
 
 
+def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | None:
+    """Returns `lr` and `b2` of the run in the folder, if it has begun, or of the run that this one branches from; else None."""
+    home = folder if has_checkpoints(folder) else pathlib.Path(config.origin).expanduser()
+    saved = home / "config.json"
+    if not (home == folder or config.origin_state) or not saved.is_file():
+        return None
+    optim = config_files.from_run(saved).optim
+    return {"lr": optim.lr, "b2": optim.b2}
+
+
 def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) -> None:
     """Raises ConfigError if the config offloads to the host's memory and the device can't read that memory."""
     asked = [name for name, section in (("optim", optim), ("model", model)) if section.offload]

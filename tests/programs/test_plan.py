@@ -36,6 +36,9 @@ def test_the_page_of_one_billion(capsys):
         "64% [1]",
         "full 25.0 GB and 1.24 x the time",
         "28.3k tokens/s 24.0k",
+        "RECIPE  by published rules: rate 0.000547 (0.000394 to 0.000707), b2 0.99748",
+        "  optim.lr 0.0003: 1.8 times too low for adamw by Step Law",
+        "  optim.b2 0.95: a half-life of 1.77M tokens in place of 36M. Cost: 8% to 15% of the tokens",
         "DISK  212 GB for 17 checkpoints of 12.5 GB (keep_last 2, keep_best 1, keep_every 10000, phases 4,",
         "[1] gpuburnout's own stack",
     ):

@@ -91,3 +91,18 @@ def test_a_start_is_refused_before_anything_is_read(tmp_path, override, message)
     other = resolve(*same, override)
     with pytest.raises(ConfigError, match=message):
         workdir.check(other, sharding.make_mesh(other.mesh))
+
+
+def test_the_rates_that_a_run_goes_on_with_are_its_own_or_its_trunks(tmp_path):
+    trunk, run = tmp_path / "trunk", tmp_path / "run"
+    for folder, lr in ((trunk, "0.25"), (run, "0.5")):
+        folder.mkdir()
+        (folder / "config.json").write_text(config.to_json(resolve(f"workdir={folder}", f"optim.lr={lr}")))
+    new = resolve(f"workdir={run}")
+    branch = resolve(f"workdir={run}", f"origin={trunk}", "origin_state=True")
+    weights_alone = resolve(f"workdir={run}", f"origin={trunk}")
+    assert workdir.rates_so_far(run, new) is None  # it has no checkpoint
+    assert workdir.rates_so_far(run, weights_alone) is None
+    assert workdir.rates_so_far(run, branch) == {"lr": 0.25, "b2": 0.95}
+    (run / "checkpoints" / "5").mkdir(parents=True)
+    assert workdir.rates_so_far(run, new) == workdir.rates_so_far(run, branch) == {"lr": 0.5, "b2": 0.95}

@@ -1,0 +1,242 @@
+"""Published rules for a pretraining run: learning rate, b2, batch, warm-up and decay from parameters, tokens and batch.
+
+Each rule is a function with its source. A rule returns the value that jaxlm takes, and between which values the published
+rules lie. `optim.lr=0` and `optim.b2=0` in a config mean "by rule": `by_rule` fills them in.
+
+Tokens are those of the schedule. Parameters are counted without embeddings, positions and an untied head, as the rules count
+them. All rates are for a decay towards 0 and a model that begins with new weights.
+
+The constants are as published and fitted to nothing of ours. The rules were fitted on models of 50M to several billion
+parameters: for the quickstart they reach far.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from jaxlm.config import Config, ConfigError
+from jaxlm.plan.params import params_by_component
+
+# b2: the half-life of the second moment in tokens. Sweeps find 25M to 70M best, from 100M parameters on.
+HALF_LIFE, HALF_LIFE_SPAN = 36e6, (25e6, 70e6)
+SMALL, SMALL_HALF_LIFE = 35e6, 10e6  # parameters up to which the half-life is shorter, and that half-life
+MOST_OF_RUN = 0.25  # of the run's tokens: a half-life longer than this would see the beginning at the end
+B2_SPAN = (0.95, 0.9995)
+MUON_SPAN = (0.65, 2.5)  # where published rates for Muon lie, times the rule
+WARMUP_SPAN = (0.01, 0.10)  # of the steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What the rules read of a run.
+
+    Attributes:
+      params: parameters without embeddings, positions and an untied head.
+      width: d_model.
+      tokens: tokens that the schedule is made for.
+      batch: tokens of a step.
+    """
+
+    params: float
+    width: int
+    tokens: float
+    batch: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """The value of a rule.
+
+    Attributes:
+      value: what jaxlm takes.
+      low, high: the lowest and highest of the published rules.
+      source: where `value` comes from, in a few words.
+    """
+
+    value: float
+    low: float
+    high: float
+    source: str
+
+
+def of(config: Config) -> Run:
+    """Returns what the rules read of a config. The tokens are those of `optim.schedule_steps`, if that is set."""
+    by, batch = params_by_component(config.model), config.train.batch_size * config.train.seq_len
+    steps = config.optim.schedule_steps or config.train.steps
+    return Run(by["attn"] + by["mlp"] + by["norm"], config.model.d_model, steps * batch, batch)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# AdamW's rate: each function returns the rate for `run.batch`. The laws give it at a batch of their own, and between batches
+# it goes with the square root of their ratio (arXiv:2205.10287).
+
+
+def step_law(run: Run) -> float:
+    """Returns Step Law's rate (arXiv:2503.04715): 1.79 N^-.713 D^.307 at `step_law_batch`."""
+    return 1.79 * run.params**-0.713 * run.tokens**0.307 * math.sqrt(run.batch / step_law_batch(run))
+
+
+def step_law_batch(run: Run) -> float:
+    """Returns Step Law's batch in tokens (arXiv:2503.04715): .58 D^.571."""
+    return 0.58 * run.tokens**0.571
+
+
+def deepseek(run: Run) -> float:
+    """Returns DeepSeek LLM's rate (arXiv:2401.02954): .3118 C^-.125 at `deepseek_batch`, C = 6ND."""
+    return 0.3118 * _flops(run) ** -0.125 * math.sqrt(run.batch / deepseek_batch(run))
+
+
+def deepseek_batch(run: Run) -> float:
+    """Returns DeepSeek LLM's batch in tokens (arXiv:2401.02954): .2920 C^.3271."""
+    return 0.2920 * _flops(run) ** 0.3271
+
+
+def porian(run: Run) -> float:
+    """Returns the rate of Porian et al. (arXiv:2406.19146): 3.7 N^-.36 at `porian_batch`. It is for 20 tokens a parameter."""
+    return 3.7 * run.params**-0.36 * math.sqrt(run.batch / porian_batch(run))
+
+
+def porian_batch(run: Run) -> float:
+    """Returns the batch in tokens of Porian et al. (arXiv:2406.19146): .7576 N^.703."""
+    return 0.7576 * run.params**0.703
+
+
+def marin(run: Run) -> float | None:
+    """Returns the rate that Marin tuned at 1.2B parameters, 2e-3 at 2^20 tokens a step (arXiv:2509.02046).
+
+    It is one point and no law: None for models of less than a half or more than twice the size.
+    """
+    return 2e-3 * math.sqrt(run.batch / 2**20) if 0.6e9 <= run.params <= 2.4e9 else None
+
+
+def _flops(run: Run) -> float:
+    return 6 * run.params * run.tokens
+
+
+ADAMW_LAWS: dict[str, Callable[[Run], float | None]] = {
+    "Step Law, arXiv:2503.04715": step_law,
+    "DeepSeek LLM, arXiv:2401.02954": deepseek,
+    "Porian et al., arXiv:2406.19146": porian,
+    "Marin's 1.2B, arXiv:2509.02046": marin,
+}
+
+
+def adamw_rates(run: Run) -> dict[str, float]:
+    """Returns what each published rule says of AdamW's rate, by its name."""
+    found = {name: law(run) for name, law in ADAMW_LAWS.items()}
+    return {name: rate for name, rate in found.items() if rate is not None}
+
+
+def adamw_rate(run: Run) -> Rule:
+    """Returns AdamW's rate by Step Law, with its neighbours as the interval."""
+    rates = adamw_rates(run)
+    return Rule(step_law(run), min(rates.values()), max(rates.values()), "Step Law, arXiv:2503.04715")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The others
+
+
+def muon_rate(run: Run) -> Rule:
+    """Returns Muon's rate for updates times .2 sqrt(max(inputs, outputs)): 6e-4 (2048/d) (6.5e9/D)^.35 (B/262144)^.5.
+
+    It is drawn through published points and no fit. At d 2048 and 6.5B tokens Moonlight's law says 5.5e-4 for the same scale
+    of updates (arXiv:2502.16982). The exponents are those of Marin's sweeps (-.28 to -.40 for D, .5 for B; issue 5818 of
+    marin-community/marin). Rates that were tuned for other scales, put into this one: Marin's 1.2B (4e-3 at d 1536, 48B tokens,
+    2^20 a step: 5.1e-4) is .65 of the rule, nanochat's (.02 at d 1280, 11.2B tokens, 2^19 a step: 2.8e-3) 2.5 times it.
+    """
+    rate = 6e-4 * (2048 / run.width) * (6.5e9 / run.tokens) ** 0.35 * math.sqrt(run.batch / 2**18)
+    low, high = (share * rate for share in MUON_SPAN)
+    return Rule(rate, low, high, "Moonlight's rate at 1B, scaled (arXiv:2502.16982)")
+
+
+def rate(name: str, run: Run) -> Rule:
+    """Returns the rate for `optim.name`. Adafactor's and 8-bit AdamW's are AdamW's, as their updates have its size."""
+    return muon_rate(run) if name == "muon" else adamw_rate(run)
+
+
+def b2(run: Run) -> Rule:
+    """Returns b2 = .5^(B/H), in [.95, .9995]: the second moment forgets half in H tokens, whatever the batch.
+
+    H is 36M tokens, 10M for up to 35M parameters; at most a quarter of the run's tokens (issue 4567 of marin-community/marin,
+    whose best b2 are half-lives of 25M to 70M tokens; arXiv:2507.07101 for small batches).
+    """
+    least, most = (SMALL_HALF_LIFE,) * 2 if run.params <= SMALL else HALF_LIFE_SPAN
+    best = SMALL_HALF_LIFE if run.params <= SMALL else HALF_LIFE
+    value, low, high = (b2_of(run, tokens) for tokens in (best, least, most))
+    return Rule(value, low, high, "marin issue 4567, arXiv:2507.07101")
+
+
+def b2_of(run: Run, half_life: float) -> float:
+    """Returns the b2 of a half-life in tokens, within `B2_SPAN` and `MOST_OF_RUN`."""
+    return min(max(0.5 ** (run.batch / min(half_life, MOST_OF_RUN * run.tokens)), B2_SPAN[0]), B2_SPAN[1])
+
+
+def half_life(run: Run, value: float) -> float:
+    """Returns the tokens in which a second moment of this b2 forgets half; 0 for b2 = 0, inf for 1."""
+    return run.batch * math.log(0.5) / math.log(value) if 0 < value < 1 else math.inf * value if value else 0.0
+
+
+def batch(run: Run) -> Rule:
+    """Returns the batch in tokens by Step Law, with its neighbours as the interval.
+
+    A smaller one costs no tokens if rate and b2 follow it (arXiv:2507.07101), but the device may be slower.
+    """
+    found = [law(run) for law in (step_law_batch, deepseek_batch, porian_batch)]
+    return Rule(found[0], min(found), max(found), "Step Law, arXiv:2503.04715")
+
+
+def warmup(run: Run) -> Rule:
+    """Returns the steps of the warm-up: as many tokens as parameters (arXiv:2406.19146), but 1% to 10% of the steps.
+
+    Published runs lie there: 1% for MiniCPM (arXiv:2404.06395), at most 10% in arXiv:2502.15938.
+    """
+    steps = run.tokens / run.batch
+    low, high = (share * steps for share in WARMUP_SPAN)
+    return Rule(min(max(run.params / run.batch, low), high), low, high, "arXiv:2406.19146")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A config
+
+
+def by_rule(config: Config, say: Callable[[str], None], kept: dict[str, float] | None = None) -> Config:
+    """Returns the config with a rate and a b2 where it leaves them to the rule (0); says what they are.
+
+    Args:
+      config: a resolved config.
+      kept: `lr` and `b2` of the run that goes on, which it keeps; None for a new run.
+
+    Raises:
+      ConfigError: the run begins with the weights of another, for which no rule is known.
+    """
+    o = config.optim
+    left = {key: rule for key, rule in (("lr", lambda run: rate(o.name, run)), ("b2", b2)) if not getattr(o, key)}
+    if not left:
+        return config
+    if kept:
+        values = {key: kept[key] for key in left}
+        say("by rule, as this run began: " + ", ".join(f"optim.{key} {value:.4g}" for key, value in values.items()))
+        return dataclasses.replace(config, optim=dataclasses.replace(o, **values))
+    if config.origin and "lr" in left:
+        raise ConfigError(
+            f"optim.lr=0 is the rule for a model that begins with new weights, and this one begins with those of "
+            f"{config.origin}: give config.optim.lr"
+        )
+    run = of(config)
+    rules = {key: rule(run) for key, rule in left.items()}
+    for key, found in rules.items():
+        say(f"by rule: optim.{key} {rounded(key, found.value):g} ({found.source}{span(key, found)})")
+    values = {key: rounded(key, found.value) for key, found in rules.items()}
+    return dataclasses.replace(config, optim=dataclasses.replace(o, **values))
+
+
+def span(key: str, rule: Rule) -> str:
+    """Returns between which values the published rules lie, to be written behind others; "" if they agree."""
+    low, high = (f"{rounded(key, value):g}" for value in (rule.low, rule.high))
+    return f"; published: {low} to {high}" if low != high else ""
+
+
+def rounded(key: str, value: float) -> float:
+    """Returns a value of `lr` or `b2` as it is printed, so that a person who types it gets the same run."""
+    return float(f"{value:.3g}") if key == "lr" else round(value, 5)

@@ -1,0 +1,62 @@
+"""A run whose rate and b2 are by rule: it says them, writes them down, and keeps them when it goes on or branches."""
+
+import json
+
+import pytest
+import tiny_data
+
+from jaxlm import cli
+from jaxlm.train import metrics
+
+TINY = {
+    "model.n_layers": 1,
+    "model.d_model": 16,
+    "model.n_heads": 2,
+    "model.d_ff": 16,
+    "train.batch_size": 8,
+    "train.seq_len": 16,
+    "train.eval_every_steps": 0,
+    "eval.max_batches": 1,
+    "eval.batch_size": 8,
+    "checkpoint.every_steps": 2,
+    "runs.supervise": "off",
+    "optim.warmup_steps": 0,
+    "optim.schedule": "constant",
+    "optim.lr": 0.0,
+    "optim.b2": 0.0,
+    "log.every_steps": 1,
+    "log.tensorboard": False,
+    "sample.prompts": "()",
+}
+
+
+def train(capsys, *argv: str) -> str:
+    assert cli.main(["train", *argv]) == 0
+    return capsys.readouterr().err
+
+
+def rates(run) -> tuple[float, float]:
+    optim = json.loads((run / "config.json").read_text())["optim"]
+    return optim["lr"], optim["b2"]
+
+
+def test_by_rule_and_kept(tmp_path, capsys):
+    tiny_data.make(tmp_path / "data", {"a": 1.0})
+    run = tmp_path / "run"
+    keys = TINY | {"workdir": run, "data.dir": tmp_path / "data"}
+    given = ["--config=base", *(f"--config.{name}={value}" for name, value in keys.items())]
+    said = train(capsys, *given, "--config.train.steps=4")
+    lr, b2 = rates(run)
+    assert f"by rule: optim.lr {lr:g} (Step Law" in said
+    assert f"by rule: optim.b2 {b2:g} (" in said
+    choices = json.loads((run / "run.json").read_text())["starts"][0]["choices"]
+    assert (choices["lr"], choices["b2"]) == (lr, b2)
+    used = [r["train/lr"] for r in metrics.records(run / "metrics.jsonl") if "train/lr" in r]
+    assert used == pytest.approx([lr] * 4)
+    # 500 times the tokens, for which the rule would be another one.
+    said = train(capsys, *given, "--config.train.steps=6", "--config.optim.schedule_steps=2000")
+    assert f"by rule, as this run began: optim.lr {lr:.4g}, optim.b2 {b2:.4g}" in said
+    assert "optim.lr was" not in said
+    assert rates(run) == (lr, b2)
+    train(capsys, str(run), "--branch=decay", "--steps=2")
+    assert rates(tmp_path / "run-decay-6") == (lr, b2)
