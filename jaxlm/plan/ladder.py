@@ -114,7 +114,7 @@ def _new(config: Config, order: Order, name: str, climbed: Sequence[Rung]) -> La
     m, e = config.model, config.eval
     shape = ("family", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
     target = {"config": name, "parameters": count_params(m), "tokens": tokens(config), "vocab_size": m.vocab_size}
-    target |= {"lr": config.optim.lr, "shape": {key: getattr(m, key) for key in shape}}
+    target |= {"lr": config.optim.lr or rungs.rule_rate(config), "shape": {key: getattr(m, key) for key in shape}}
     held_out = {"seq_len": config.train.seq_len, "rows": e.batch_size * e.max_batches, "mixture": dict(order.mixture)}
     runs = [one.to_json() for one in climbed]
     return {"version": VERSION, "target": target, "held_out": held_out, "runs": runs} | dict.fromkeys(
@@ -139,7 +139,10 @@ def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], fold
         rows = c.train.batch_size if c.train.microbatch_size == -1 else c.train.microbatch_size
         remat = "none" if c.model.remat == "auto" else c.model.remat
         settled = {"train": dataclasses.replace(c.train, microbatch_size=rows)}
-        settled["model"] = dataclasses.replace(c.model, remat=remat)
+        settled |= {"model": dataclasses.replace(c.model, remat=remat)}
+        settled |= {
+            "plan": dataclasses.replace(c.plan, accelerator="")
+        }  # this machine is meant, whatever else is planned for
         row = here.row(dataclasses.replace(c, **settled))
         if row.get("tokens_per_second"):
             found[size] = row

@@ -26,7 +26,8 @@ PRIORS = {"alpha": (0.34, 0.4), "beta": (0.34, 0.4), "e per byte": (0.4, 0.4)}
 # PRIOR_RUNS degrees of freedom beside the residuals'.
 NOISE, PRIOR_RUNS = 0.004, 4
 HUBER = 1.5  # sds from which a residual counts linearly
-# What the law may be off beyond the largest run: as one sd, this share of the change of loss from there on. It is a guess.
+# What the law may be off beyond the largest run: as one sd, this share of the loss that it foretells to fall from there on. It
+# is a guess.
 DRIFT = 0.1
 DRAWS = 200
 CONSTANTS = ("e", "a", "b", "alpha", "beta")
@@ -62,11 +63,11 @@ class Fit:
         """Returns the loss of a finished run, and the ends of the interval that holds it with LEVEL: (loss, low, high)."""
         e, a, b, alpha, beta, noise = self.draws_Kx6.T
         laws = e + a / params**alpha + b / tokens**beta
-        last = e + a / self.params**alpha + b / self.tokens**beta
+        known = e + a / min(params, self.params) ** alpha + b / min(tokens, self.tokens) ** beta
         scatter, drift = np.random.default_rng(1).standard_normal(
             (2, len(laws))
         )  # the same for every run that is asked for
-        found = laws * np.exp(noise * scatter) + DRIFT * (last - laws) * drift
+        found = laws * np.exp(noise * scatter) + DRIFT * (known - laws) * drift
         low, high = np.quantile(found, (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))
         loss = self.law.loss(params, tokens)
         return loss, min(loss, float(low)), max(loss, float(high))
