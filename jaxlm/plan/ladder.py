@@ -8,7 +8,6 @@
 
 The file holds:
 
-
     version   1
     target    the model that is foretold: config (as it was named), parameters, tokens, vocab_size, lr, and shape: family,
               n_layers, d_model, n_heads, n_kv_heads, head_dim, d_ff
@@ -81,6 +80,7 @@ def begin(config: Config, order: Order, folder: pathlib.Path, asked: Asked, name
       ConfigError: the folder holds the ladder of another config, the model, the data or the hours are too small for one, or
         this machine's speed is needed and not known.
     """
+    config = rungs.measured_alike(config)
     held_out = rungs.held_out_tokens(config, order)
     same = json.loads(json.dumps(rungs.same(config, order.data.sha256)))
     if found := read(folder):

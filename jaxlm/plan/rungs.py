@@ -100,6 +100,12 @@ def check(config: Config) -> None:
         raise ConfigError(f"a ladder begins with new weights, and config.origin={config.origin} names others")
 
 
+def measured_alike(config: Config) -> Config:
+    """Returns the config with as many held-out rows for every run, also where a device chooses the microbatch."""
+    size = config.eval.batch_size or config.train.batch_size
+    return dataclasses.replace(config, eval=dataclasses.replace(config.eval, batch_size=size))
+
+
 def sizes(model: ModelConfig) -> list[int]:
     """Returns the widths of the three models. Raises ConfigError if the model is too narrow for three."""
     found = sorted({_rounded(share * model.d_model) for share in WIDTHS})

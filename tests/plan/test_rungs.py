@@ -146,6 +146,14 @@ def test_the_held_out_tokens_are_those_that_a_run_measures():
         rungs.held_out_tokens(c, order(c, web=5))
 
 
+def test_all_runs_measure_the_same_rows_also_where_the_microbatch_is_chosen():
+    c = resolve("gpuburnout_1b", "train.microbatch_size=-1")
+    assert c.eval.batch_size == 0
+    alike = rungs.measured_alike(c)
+    assert {run.config.eval.batch_size for run in rungs.rungs(alike, [512, 768, 1024], [1e8, 2e8, 4e8], LADDER)} == {64}
+    assert rungs.measured_alike(resolve("gpuburnout_1b")).eval.batch_size == 16
+
+
 @pytest.mark.parametrize(
     ("key", "why"), [("program=sft", "this config is of sft"), ("origin=x", "config.origin=x names")]
 )
