@@ -65,7 +65,7 @@ def test_a_new_ladder_has_the_runs_of_the_rules_and_their_hours(tmp_path):
 def test_what_is_asked_for_goes_before_the_rules(tmp_path):
     found, _ = begin(tmp_path, Asked([32, 48, 64], [1e5, 2e5, 4e5]))
     assert (found["sizes"], found["budgets"], found["hours"]["limit"]) == ([32, 48, 64], [1e5, 2e5, 4e5], None)
-    assert begin(tmp_path, Asked(hours=0.2))[0]["hours"]["planned"] == pytest.approx(0.2, rel=0.02)
+    assert begin(tmp_path, Asked(hours=0.15))[0]["hours"]["planned"] == pytest.approx(0.15, rel=0.02)
     with pytest.raises(ConfigError, match=r"these runs take about .* min, more than --hours=0.1"):
         begin(tmp_path, Asked([32, 48, 64], [1e6, 2e6, 4e6], 0.1))
 
@@ -88,7 +88,7 @@ def test_a_finished_ladder_foretells_by_the_law_of_its_runs(tmp_path):
     assert row["low"] < TRUE.loss(row["parameters"], row["tokens"]) < row["high"]
     assert row["loss"] == pytest.approx(TRUE.loss(row["parameters"], row["tokens"]), rel=0.02)
     assert abs(found["fit"]["missed"]) < 0.02
-    assert (found["rates"]["best"], found["rates"]["edge"]) == (pytest.approx(found["rates"]["lr"]), False)
+    assert (found["rates"]["best"], found["rates"]["edge"]) == (pytest.approx(found["rates"]["lr"], rel=0.01), False)
     assert found["rates"]["rule"] == found["runs"][1]["rule"]
 
 

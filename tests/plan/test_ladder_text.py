@@ -90,8 +90,8 @@ def test_what_was_found_is_a_grid_a_rate_a_law_and_what_it_foretells():
 
 
 def test_a_wide_interval_is_called_so():
-    assert "wide" not in ladder_text.found(finished(width=0.04))
-    assert "The interval is wide and decides little" in ladder_text.found(finished(width=0.06))
+    assert "wide" not in ladder_text.found(finished(width=0.09))
+    assert "The interval is wide and decides little" in ladder_text.found(finished(width=0.11))
 
 
 def test_before_the_end_there_is_a_grid_alone():
