@@ -140,7 +140,7 @@ def test_a_rate_that_diverges_is_told_and_a_run_of_the_grid_that_does_is_the_end
         ([], {}, "how fast this machine trains d_model=16 is not known (plan.measure=never): give --tokens=N,N,N"),
         (["--tokens=100k,200k,1M"], {}, "times through the data in"),
         ([TOKENS], {"model__d_model": 8, "model__n_heads": 1}, "too narrow for a ladder: name three by --sizes"),
-        ([TOKENS], {"origin": "runs/x", "program": "sft"}, "a ladder is of pretraining; this config is of sft"),
+        ([TOKENS], {"program": "sft"}, "a ladder is of pretraining; this config is of sft"),
         ([TOKENS], {"data__dir": "nowhere"}, "no data in nowhere: make it with jaxlm prepare"),
         ([TOKENS], {"model__vocab_size": 123}, "has 300 tokens: set --config.model.vocab_size=300"),
     ],
