@@ -122,6 +122,29 @@ VERBS = {
         keys=("plan",),
         stands_in=("budget", "speed_1b"),
     ),
+    "ladder": Verb(
+        "ladder",
+        "small runs of a config's family on its data, which foretell its held-out loss before it is run",
+        {
+            "--hours": {
+                "type": float,
+                "metavar": "H",
+                "help": "for all runs (default: .5, or .03 of the config's own)",
+            },
+            "--sizes": {"default": "", "metavar": "D,D,D", "help": "widths (default: 1/4, 3/8, 1/2 of the config's)"},
+            "--tokens": {
+                "default": "",
+                "metavar": "N,N,N",
+                "help": "of the runs: 1M,2M,4M (default: what the hours hold)",
+            },
+            "--plan": {"action": "store_true", "help": "only print the runs and their hours"},
+            "--out": {"metavar": "LADDER", "help": "the folder for the runs and ladder.json (default: WORKDIR/ladder)"},
+            **_JSON,
+        },
+        keys=("train", "model", "optim", "data"),
+        makes=True,
+        resumes="goes on with the run that it was at",
+    ),
     "doctor": Verb(
         "doctor",
         "check this machine before a run: GPUs, memory, disk, mirror, loader, speed, versions",

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import time
+import typing
 from collections.abc import Mapping, Sequence
 
 from jaxlm.train import clock, hangs, supervised
@@ -23,9 +24,16 @@ class Child:
       command: what to start.
       environment: variables to add to those of this process.
       passed: variable -> file descriptor to pass on, whose number the variable names. They are closed here.
+      output: a file that takes what it says and prints; None: where this process does.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], passed: Mapping[str, int]):
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        passed: Mapping[str, int],
+        output: typing.IO[bytes] | None = None,
+    ):
         self._pulse, pulse = clock.Pulse.create()
         self._stacks = os.memfd_create("jaxlm-stacks")
         passed = {**passed, clock.PULSE: pulse}
@@ -37,7 +45,12 @@ class Child:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process = subprocess.Popen(
-                command, env=os.environ | variables, process_group=0, pass_fds=[*passed.values(), self._stacks]
+                command,
+                env=os.environ | variables,
+                process_group=0,
+                pass_fds=[*passed.values(), self._stacks],
+                stdout=output,
+                stderr=output,
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -140,6 +140,7 @@ class Supervisor:
       config: the config that the command names; the child gets it too.
       tell: called with an event ("crash", "stall") and a line about it, when the child is started again or given up.
       times: the seconds that it waits.
+      output: a file that takes what the child says and prints; None: where this process does.
     """
 
     def __init__(
@@ -148,8 +149,9 @@ class Supervisor:
         config: Config,
         tell: Callable[[str, str], None] = lambda event, text: None,
         times: Times | None = None,
+        output: typing.IO[bytes] | None = None,
     ):
-        self._command, self._config, self._tell = list(command), config, tell
+        self._command, self._config, self._tell, self._output = list(command), config, tell, output
         self._times = times or Times()
         self._folder = pathlib.Path(config.workdir)
         self._several = _several(config)
@@ -197,7 +199,7 @@ class Supervisor:
     def _one_start(self, lock: typing.IO[str] | None) -> deaths.Death:
         """Starts the child, watches it to its end, and ends what it leaves behind."""
         began = time.time()
-        child = children.Child(self._command, self._environment(), self._passed(lock))
+        child = children.Child(self._command, self._environment(), self._passed(lock), self._output)
         self._hangs.begin(time.monotonic())
         self._child, self.start = child, farewell.Start(None if self._several else child.pid, began)
         if self._asked:  # a signal that came just now

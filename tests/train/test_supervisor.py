@@ -66,6 +66,18 @@ def path(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
+def test_what_the_child_says_goes_into_a_file_if_there_is_one(tmp_path, capfd):
+    silent = make(tmp_path, "print('printed'); sys.stderr.write('said'); sys.exit(0)")
+    with open(tmp_path / "output", "wb") as output:
+        c = config.resolve(config_files.load("quickstart", [f"workdir={tmp_path}"]))
+        command = [sys.executable, str(tmp_path / "child.py"), str(tmp_path)]
+        assert supervisor.Supervisor(command, c, times=QUICK, output=output).run() == 0
+    assert sorted((tmp_path / "output").read_text()) == sorted("printed\nsaid")
+    assert capfd.readouterr() == ("", "")
+    assert silent.run() == 0
+    assert capfd.readouterr() == ("printed\n", "said")
+
+
 @pytest.mark.parametrize("code", [0, 2, 3, 4])
 def test_what_ended_by_its_own_decision_is_not_started_again(tmp_path, code):
     assert run(tmp_path, f"at(3); sys.exit({code})") == (code, 1)

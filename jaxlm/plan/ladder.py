@@ -1,0 +1,224 @@
+"""Keeps a ladder as values and as a file: the runs that are planned, what they were measured to be, what they foretell.
+
+`jaxlm ladder` writes LADDER/ladder.json anew after each run. Who wants to foretell a run reads it so:
+
+    found = ladder.read(pathlib.Path("runs/quickstart/ladder"))     # None if there is none
+    fit = ladder.fit_of(found)                                      # None if its runs are not all done
+    loss, low, high = fit.loss(parameters, tokens)                  # of a finished run; parameters with embeddings
+
+The file holds:
+
+    version   1
+    target    the model that is foretold: config (as it was named), parameters, tokens, vocab_size, lr, and shape: family,
+              n_layers, d_model, n_heads, n_kv_heads, head_dim, d_ff
+    same      what must not change while the ladder stands: {"model.d_model": 256, "data": sha256 of the manifest, ...}
+    sizes     the widths (d_model) of the models, rising
+    budgets   the numbers of tokens, rising, before they are rounded to whole steps
+    held_out  the text that all losses are of: seq_len, rows (of each source at most; 0 = all), mixture (source -> weight)
+    machine   the device kind and the number of devices ("cpu x 1"); null if no speed was measured
+    hours     limit (null: none was asked for, since the tokens were), planned (null if the speed is unknown), spent
+    runs      one for each run, in the order in which they are done: name (its folder is LADDER/runs/NAME), d_model,
+              n_layers, parameters, tokens, steps, batch_size (rows), lr, times (that rate over the one that the target's own
+              implies), rule (the published rule's rate for it), kind ("grid", or "rate" if it only varies the rate),
+              planned_hours (or null), hours, loss, bits_per_byte (source -> value), bytes_per_token, why.
+              `loss` is null until the run is done, and stays null if it did not end well; then `why` says so.
+    rates     null until the runs at several rates are done; then tried [{"lr", "times", "loss"}, ...], best (the lowest point
+              of a parabola through them in log lr, or the best of them), edge (true if that is the smallest or the
+              largest), lr (the target's own, scaled to that run) and rule (the published rule's)
+    fit       null until all runs of the grid are done; then law {"e", "a", "b", "alpha", "beta"}, noise (sd of log L),
+              draws [[e, a, b, alpha, beta, noise], ...], from {"parameters", "tokens"} (where the drift begins), missed: the
+              largest size's losses foretold from the other sizes, the worst error as a share of the loss
+    foretold  null until then; else rows {"parameters", "tokens", "loss", "low", "high"}: the target after a quarter, half,
+              all and twice its tokens, each a finished run; the third is the target itself
+"""
+
+import dataclasses
+import json
+import pathlib
+import typing
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxlm import files
+from jaxlm.config import Config, ConfigError, checks
+from jaxlm.console import hours
+from jaxlm.data.rows import Order
+from jaxlm.plan import here, rungs
+from jaxlm.plan.cost import tokens
+from jaxlm.plan.ladder_fit import CONSTANTS, Fit, Point, best_rate, fit, missed
+from jaxlm.plan.params import count_params
+from jaxlm.plan.rungs import Rung
+from jaxlm.plan.scaling import Law
+
+FILE, VERSION = "ladder.json", 1
+FORETOLD = (0.25, 0.5, 1, 2)  # of the target's tokens
+TOO_LONG = 1.05  # times the hours that are asked for, from which runs are refused
+Ladder = dict[str, typing.Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a person asks for; None or empty where the rules of `rungs` decide."""
+
+    sizes: Sequence[int] = ()
+    budgets: Sequence[float] = ()
+    hours: float | None = None
+
+
+def begin(config: Config, order: Order, folder: pathlib.Path, asked: Asked, name: str) -> tuple[Ladder, list[Rung]]:
+    """Returns the ladder of a folder, or a new one, and its runs in the order in which they are done. Writes nothing.
+
+    Args:
+      config: the target; its data and the size of its vocabulary are known.
+      order: its data.
+      folder: LADDER.
+      asked: what the command line says.
+      name: the config, as it was named.
+
+    Raises:
+      ConfigError: the folder holds the ladder of another config, the model, the data or the hours are too small for one, or
+        this machine's speed is needed and not known.
+    """
+    config = rungs.measured_alike(config)
+    held_out = rungs.held_out_tokens(config, order)
+    same = json.loads(json.dumps(rungs.same(config, order.data.sha256)))
+    if found := read(folder):
+        kept = {"sizes": found["sizes"], "tokens": found["budgets"], "hours": found["hours"]["limit"]}
+        wanted = {"sizes": list(asked.sizes), "tokens": list(asked.budgets), "hours": asked.hours}
+        _check_same(folder, found["same"] | kept, same | {key: value for key, value in wanted.items() if value})
+        climbed = rungs.rungs(config, found["sizes"], found["budgets"], folder)
+    else:
+        sizes = list(asked.sizes) or rungs.sizes(config.model)
+        measured = _speeds(config, sizes, asked.budgets, folder)
+        speeds = {size: row["tokens_per_second"] for size, row in measured.items()}
+        limit = asked.hours or (None if asked.budgets else rungs.limit(config, speeds))
+        budgets = list(asked.budgets) or rungs.budgets(config, speeds, limit, held_out)
+        climbed = rungs.rungs(config, sizes, budgets, folder)
+        times = [rungs.seconds(one, speeds[one.config.model.d_model], held_out) / 3600 for one in climbed if speeds]
+        if limit and sum(times) > TOO_LONG * limit:
+            raise ConfigError(
+                f"these runs take about {hours(sum(times))}, more than --hours={limit:g}: name fewer tokens, or more hours"
+            )
+        found = _new(config, order, name, climbed) | {"same": same, "sizes": sizes, "budgets": budgets}
+        found["machine"] = next((f"{row['kind']} x {row['count']}" for row in measured.values()), None)
+        found["hours"] = {"limit": limit, "planned": sum(times) or None, "spent": 0.0}
+        for one, took in zip(found["runs"], times, strict=False):
+            one["planned_hours"] = took
+    for one in climbed:
+        checks.validate(one.config)
+    return found, climbed
+
+
+def _new(config: Config, order: Order, name: str, climbed: Sequence[Rung]) -> Ladder:
+    m, e = config.model, config.eval
+    shape = ("family", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
+    target = {"config": name, "parameters": count_params(m), "tokens": tokens(config), "vocab_size": m.vocab_size}
+    target |= {"lr": config.optim.lr or rungs.rule_rate(config), "shape": {key: getattr(m, key) for key in shape}}
+    held_out = {"seq_len": config.train.seq_len, "rows": e.batch_size * e.max_batches, "mixture": dict(order.mixture)}
+    runs = [one.to_json() for one in climbed]
+    return {"version": VERSION, "target": target, "held_out": held_out, "runs": runs} | dict.fromkeys(
+        ("rates", "fit", "foretold")
+    )
+
+
+def _check_same(folder: pathlib.Path, was: Mapping, now: Mapping) -> None:
+    for key, value in now.items():
+        if was.get(key) != value:
+            raise ConfigError(
+                f"{folder} holds a ladder with {key} = {was.get(key)}, now it is {value}: set it back, give another --out, or "
+                "delete that folder"
+            )
+
+
+def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], folder: pathlib.Path) -> dict[int, dict]:
+    """Width -> `here.row` of each size on this machine; {} if a speed is not known, and the budgets are given."""
+    found = {}
+    for size in sizes:
+        c = rungs.rung(config, size, budgets[0] if budgets else tokens(config) / 4, folder).config
+        rows = c.train.batch_size if c.train.microbatch_size == -1 else c.train.microbatch_size
+        remat = "none" if c.model.remat == "auto" else c.model.remat
+        settled = {"train": dataclasses.replace(c.train, microbatch_size=rows)}
+        settled |= {"model": dataclasses.replace(c.model, remat=remat)}
+        settled |= {
+            "plan": dataclasses.replace(c.plan, accelerator="")
+        }  # this machine is meant, whatever else is planned for
+        row = here.row(dataclasses.replace(c, **settled))
+        if row.get("tokens_per_second"):
+            found[size] = row
+        elif budgets:
+            return {}
+        else:
+            why = row.get("why", "it does not fit") or "plan.measure=never"
+            raise ConfigError(f"how fast this machine trains d_model={size} is not known ({why}): give --tokens=N,N,N")
+    return found
+
+
+def conclude(ladder: dict[str, typing.Any]) -> None:
+    """Puts `rates`, `fit` and `foretold` into a ladder in place, as far as its runs are done."""
+    runs, target = ladder["runs"], ladder["target"]
+    cheapest = next(run for run in runs if run["kind"] == "grid")
+    tried = [run for run in runs if run["kind"] == "rate" or run is cheapest]
+    if len(tried) > 2 and all(run["loss"] or run["why"] for run in tried):
+        best, edge = best_rate([(run["lr"], run["loss"]) for run in tried])
+        kept = [{key: run[key] for key in ("lr", "times", "loss")} for run in sorted(tried, key=lambda run: run["lr"])]
+        ladder["rates"] = {"tried": kept, "best": best, "edge": edge, "lr": cheapest["lr"], "rule": cheapest["rule"]}
+    grid = [run for run in runs if run["kind"] == "grid"]
+    if not all(run["loss"] for run in grid):
+        return
+    points = [Point(run["parameters"], run["tokens"], run["loss"]) for run in grid]
+    length = float(np.mean([run["bytes_per_token"] for run in grid]))
+    found = fit(points, length)
+    ladder["fit"] = _fit_to_json(found) | {"missed": missed(points, length)}
+    rows = [(target["parameters"], share * target["tokens"]) for share in FORETOLD]
+    keys = ("parameters", "tokens", "loss", "low", "high")
+    ladder["foretold"] = [dict(zip(keys, (*row, *found.loss(*row)), strict=True)) for row in rows]
+
+
+def _fit_to_json(found: Fit) -> dict[str, typing.Any]:
+    """Returns `fit` as ladder.json has it, without `missed`."""
+    law = {name: getattr(found.law, name) for name in CONSTANTS}
+    draws = [[float(f"{value:.6g}") for value in draw] for draw in found.draws_Kx6.tolist()]
+    return {
+        "law": law,
+        "noise": found.noise,
+        "draws": draws,
+        "from": {"parameters": found.params, "tokens": found.tokens},
+    }
+
+
+def fit_of(ladder: Mapping[str, typing.Any]) -> Fit | None:
+    """Returns the fit of what `read` returned; None if its runs are not all done."""
+    if not (found := ladder["fit"]):
+        return None
+    last, draws = found["from"], np.array(found["draws"])
+    return Fit(Law("ladder", **found["law"]), found["noise"], draws, last["parameters"], last["tokens"])
+
+
+def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
+    """Returns what LADDER/ladder.json holds; None if there is no such file.
+
+    Raises:
+      ConfigError: the file is damaged, or of another version.
+    """
+    path = folder / FILE
+    try:
+        found = json.loads(path.read_bytes())
+        if found["version"] != VERSION:
+            raise ConfigError(f"{path} is of version {found['version']}, this jaxlm writes {VERSION}: delete it")
+        if not ({"target", "same", "runs", "fit"} <= found.keys()):
+            raise ValueError
+        fit_of(found)
+    except FileNotFoundError:
+        return None
+    except ConfigError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} is damaged: delete it; runs that are done are kept") from error
+    return found
+
+
+def write(folder: pathlib.Path, ladder: Mapping[str, typing.Any]) -> None:
+    """Writes LADDER/ladder.json. Raises OSError if it can't."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_atomically(folder / FILE, (json.dumps(ladder, indent=1) + "\n").encode())

@@ -1,0 +1,203 @@
+"""Fits a scaling law to the finished runs of a ladder, and foretells a larger model's held-out loss with an interval.
+
+    L(N, D) = e + a / N^alpha + b / D^beta      (Hoffmann et al. 2022, arXiv:2203.15556)
+
+for N parameters (embeddings included) and D tokens, in nats per token of the ladder's own tokenizer and held-out text. As
+there, a Huber loss of log L is minimised from several starts. Nine points say little about five constants. So three of
+these have wide priors from the published fits, and the interval is a bootstrap in which points, noise and priors are
+drawn anew (`fit`). What lies beyond the largest run is less certain still: see DRIFT.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import optimize
+
+from jaxlm.plan.scaling import Law
+
+LEVEL = 0.8  # of the intervals
+WIDE = 0.1  # an interval wider than this share of the loss decides little
+# Priors: (median, sd of the logarithm). Exponents: the published fits have .28 to .37 (plan/scaling.py). E in nats a byte: the
+# same fits have 1.69 and 1.82 nats for tokens of about 4.3 bytes; other text has more or less of it.
+PRIORS = {"alpha": (0.34, 0.4), "beta": (0.34, 0.4), "e per byte": (0.4, 0.4)}
+# Scatter of log L around the law: what two seeds differ by at these sizes, and what the law itself is off. It counts as much as
+# PRIOR_RUNS degrees of freedom beside the residuals'.
+NOISE, PRIOR_RUNS = 0.004, 4
+HUBER = 1.5  # sds from which a residual counts linearly
+# What the law may be off beyond the largest run: as one sd, this share of the loss that it foretells to fall from there on. It
+# is a guess.
+DRIFT = 0.1
+DRAWS = 200
+CONSTANTS = ("e", "a", "b", "alpha", "beta")
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A finished run: its parameters, its tokens, its held-out loss in nats per token."""
+
+    params: float
+    tokens: float
+    loss: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A law with what is uncertain about it.
+
+    Attributes:
+      law: the constants.
+      noise: sd of log L of a run around the law.
+      draws_Kx6: e, a, b, alpha, beta and noise of K laws that would fit as well.
+      params, tokens: the largest run of the ladder, where the drift begins.
+    """
+
+    law: Law
+    noise: float
+    draws_Kx6: np.ndarray
+    params: float
+    tokens: float
+
+    def loss(self, params: float, tokens: float) -> tuple[float, float, float]:
+        """Returns the loss of a finished run, and the ends of the interval that holds it with LEVEL: (loss, low, high)."""
+        e, a, b, alpha, beta, noise = self.draws_Kx6.T
+        laws = e + a / params**alpha + b / tokens**beta
+        known = e + a / min(params, self.params) ** alpha + b / min(tokens, self.tokens) ** beta
+        scatter, drift = np.random.default_rng(1).standard_normal(
+            (2, len(laws))
+        )  # the same for every run that is asked for
+        found = laws * np.exp(noise * scatter) + DRIFT * (known - laws) * drift
+        low, high = np.quantile(found, (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))
+        loss = self.law.loss(params, tokens)
+        return loss, min(loss, float(low)), max(loss, float(high))
+
+
+def fit(points: Sequence[Point], bytes_per_token: float, draws: int = DRAWS) -> Fit:
+    """Fits the law to finished runs. Takes about 2 s with all draws.
+
+    The interval is a parametric bootstrap. Each draw has its own noise (by the residuals; few points give it long tails), its
+    own losses and its own medians of the priors, and the law is fitted to it again.
+
+    Args:
+      points: at least two sizes with at least two numbers of tokens.
+      bytes_per_token: of the held-out text; E's prior is in nats a byte.
+      draws: of the bootstrap.
+
+    Raises:
+      ValueError: there are fewer sizes or budgets.
+    """
+    if min(len({p.params for p in points}), len({p.tokens for p in points})) < 2:
+        raise ValueError("a fit takes two sizes and two numbers of tokens")
+    problem = _Problem.of(points)
+    logs = np.log([p.loss for p in points])
+    priors = np.log([PRIORS["e per byte"][0] * bytes_per_token, PRIORS["alpha"][0], PRIORS["beta"][0]])
+    theta = problem.solve(logs, priors, NOISE, problem.starts(float(np.exp(logs.min()))))
+    residuals = problem.logs(theta) - logs
+    free = max(len(points) - len(theta), 0)
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(draws):
+        noise = math.sqrt((PRIOR_RUNS * NOISE**2 + float(residuals @ residuals)) / rng.chisquare(PRIOR_RUNS + free))
+        drawn = problem.logs(theta) + noise * rng.standard_normal(len(logs))
+        other = priors + np.array(_SPREAD) * rng.standard_normal(len(priors))
+        found.append([*problem.constants(problem.solve(drawn, other, noise, [theta])), noise])
+    noise = math.sqrt((PRIOR_RUNS * NOISE**2 + float(residuals @ residuals)) / (PRIOR_RUNS + free))
+    last = max(points, key=lambda p: p.params * p.tokens)
+    law = Law("ladder", **dict(zip(CONSTANTS, problem.constants(theta), strict=True)))
+    return Fit(law, noise, np.array(found), last.params, last.tokens)
+
+
+_SPREAD = [PRIORS[name][1] for name in ("e per byte", "alpha", "beta")]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Problem:
+    """The law in other constants, which points determine each by its own: theta = logs of e, the two terms at the middle of the
+    points, alpha, beta.
+
+    Attributes:
+      n, d: logs of parameters and tokens of the points, over their means.
+      middle: these means.
+    """
+
+    n: np.ndarray
+    d: np.ndarray
+    middle: tuple[float, float]
+
+    @classmethod
+    def of(cls, points: Sequence[Point]) -> "_Problem":
+        n, d = np.log([p.params for p in points]), np.log([p.tokens for p in points])
+        return cls(n - n.mean(), d - d.mean(), (float(n.mean()), float(d.mean())))
+
+    def starts(self, lowest: float) -> list[np.ndarray]:
+        """Places to begin, for a lowest loss."""
+        shares = [(e, share) for e in (0.3, 0.7) for share in (0.2, 0.5, 0.8)]
+        return [
+            np.log([e * lowest, share * (1 - e) * lowest, (1 - share) * (1 - e) * lowest, exponent, exponent])
+            for e, share in shares
+            for exponent in (0.2, 0.5)
+        ]
+
+    def terms(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        e, a, b, alpha, beta = np.exp(theta)
+        return e * np.ones_like(self.n), a * np.exp(-alpha * self.n), b * np.exp(-beta * self.d)
+
+    def logs(self, theta: np.ndarray) -> np.ndarray:
+        """log L at the points."""
+        return np.log(sum(self.terms(theta)))
+
+    def constants(self, theta: np.ndarray) -> list[float]:
+        """e, a, b, alpha, beta."""
+        e, a, b, alpha, beta = np.exp(theta).tolist()
+        n, d = self.middle
+        return [e, a * math.exp(alpha * n), b * math.exp(beta * d), alpha, beta]
+
+    def solve(self, logs: np.ndarray, priors: np.ndarray, noise: float, starts: Sequence[np.ndarray]) -> np.ndarray:
+        """The theta with the least Huber loss of log L and of the priors (medians of e, alpha, beta, as logs)."""
+
+        def residuals(theta: np.ndarray) -> np.ndarray:
+            return np.append((self.logs(theta) - logs) / noise, (theta[[0, 3, 4]] - priors) / _SPREAD)
+
+        def slopes(theta: np.ndarray) -> np.ndarray:
+            e, a, b = self.terms(theta)
+            alpha, beta = np.exp(theta[3:])
+            by = np.stack([e, a, b, -alpha * self.n * a, -beta * self.d * b], -1) / (noise * (e + a + b)[:, None])
+            return np.vstack([by, np.eye(5)[[0, 3, 4]] / np.array(_SPREAD)[:, None]])
+
+        low, high = np.log([1e-3, 1e-4, 1e-4, 0.02, 0.02]), np.log([50, 50, 50, 2, 2])
+        kept = {"jac": slopes, "bounds": (low, high), "loss": "huber", "f_scale": HUBER, "max_nfev": 200}
+        tries = [optimize.least_squares(residuals, np.clip(start, low + 0.01, high - 0.01), **kept) for start in starts]
+        return min(tries, key=lambda found: found.cost).x
+
+
+def missed(points: Sequence[Point], bytes_per_token: float) -> float:
+    """Returns how far off the largest size's losses are when foretold from the other sizes: the worst, as a share of the loss.
+
+    Raises:
+      ValueError: there are fewer than two other sizes.
+    """
+    largest = max(p.params for p in points)
+    law = fit([p for p in points if p.params < largest], bytes_per_token, draws=0).law
+    errors = [law.loss(p.params, p.tokens) / p.loss - 1 for p in points if p.params == largest]
+    return max(errors, key=abs)
+
+
+def best_rate(tried: Sequence[tuple[float, float | None]]) -> tuple[float, bool]:
+    """Returns (the best rate, True if it is the smallest or the largest that was tried).
+
+    It is the lowest point of the parabola through three losses in the logarithm of the rate, if that is among them, else the
+    best rate itself.
+
+    Args:
+      tried: (rate, loss) of each; a loss of None is that of a run that diverged.
+    """
+    found = sorted((math.log(rate), math.inf if loss is None else loss) for rate, loss in tried)
+    index = min(range(len(found)), key=lambda i: found[i][1])
+    if index in (0, len(found) - 1):
+        return math.exp(found[index][0]), True
+    x, y = zip(*found[index - 1 : index + 2], strict=True)
+    if not math.isfinite(sum(y)):
+        return math.exp(x[1]), False
+    square, slope, _ = np.polyfit(np.array(x) - x[1], y, 2)
+    return math.exp(x[1] - slope / (2 * square)), False

@@ -1,0 +1,294 @@
+"""Chooses the runs of a ladder: small models of a config's family, three budgets of tokens for each, and what they take.
+
+- Sizes: a quarter, three eighths and half of the width; depth and feed-forward in proportion, heads of the same size, the same
+  share of key-value heads. So the layers have about 1/64, 1/19 and 1/8 of the parameters; the vocabulary stays.
+- Budgets: all, half and a quarter of the most tokens that fit into the hours; never more than the config's own.
+- Batch: the config's own, halved as the budget shrinks: it goes with D^.571 (Step Law, arXiv:2503.04715).
+- Rate: the config's own, times the published rule's ratio between the two runs (plan/recipe.py). Warm-up and decay keep
+  their share of the steps. So a config whose rate is off by some factor has a ladder whose rates are off by the same.
+- Hours: half an hour on this machine, or 3% of what the config's own run would take here, if that is more.
+"""
+
+import dataclasses
+import math
+import pathlib
+import typing
+from collections.abc import Mapping, Sequence
+
+from jaxlm.config import Config, ConfigError, ModelConfig
+from jaxlm.console import human
+from jaxlm.data import passes
+from jaxlm.data.rows import Order
+from jaxlm.plan import flops, interval, recipe
+from jaxlm.plan.cost import tokens
+from jaxlm.plan.params import count_params
+
+WIDTHS = (1 / 4, 3 / 8, 1 / 2)  # of the config's own
+BUDGETS = (1 / 4, 1 / 2, 1)  # of the largest
+TIMES = (0.5, 1.0, 2.0)  # the rates at the smallest size and budget
+HOURS, SHARE = 0.5, 0.03  # the limit: the first, or this share of the config's own hours
+BATCH_EXPONENT = 0.571
+START_S = 30.0  # of a run until its first step, and behind its last: a guess
+EVAL_SPEED = 3  # held-out tokens are that much faster than those trained on: a forward pass alone
+STEPS = 50  # of the smallest run at least, where the hours decide
+_MULTIPLE = 8  # widths and heads are multiples of this
+_FREE = (
+    "attention",
+    "dtype",
+    "remat",
+    "scan_layers",
+    "fuse_projections",
+    "offload",
+)  # of the model: no loss depends on them
+
+
+@dataclasses.dataclass(frozen=True)
+class Rung:
+    """One run.
+
+    Attributes:
+      name: its folder below LADDER/runs.
+      kind: "grid", or "rate" for one that only varies the rate.
+      times: its rate over the one that the config's own implies.
+      config: all that it trains with.
+    """
+
+    name: str
+    kind: str
+    times: float
+    config: Config
+
+    @property
+    def parameters(self) -> int:
+        """Returns the number of its parameters, embeddings included."""
+        return count_params(self.config.model)
+
+    @property
+    def tokens(self) -> int:
+        """Returns the tokens that it trains on."""
+        return tokens(self.config)
+
+    def to_json(self) -> dict[str, typing.Any]:
+        """Returns the run as ladder.json has it, not done yet."""
+        t, m = self.config.train, self.config.model
+        return {
+            "name": self.name,
+            "d_model": m.d_model,
+            "n_layers": m.n_layers,
+            "parameters": self.parameters,
+            "tokens": self.tokens,
+            "steps": t.steps,
+            "batch_size": t.batch_size,
+            "lr": self.config.optim.lr,
+            "times": self.times,
+            "rule": float(f"{rule_rate(self.config):.3g}"),
+            "kind": self.kind,
+            "planned_hours": None,
+            "hours": 0.0,
+            "loss": None,
+            "bits_per_byte": None,
+            "bytes_per_token": None,
+            "why": "",
+        }
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError if there is no ladder for this kind of training."""
+    if config.program != "pretrain" or config.adapter.kind != "none":
+        raise ConfigError(f"a ladder is of pretraining; this config is of {config.program}")
+    if config.origin:
+        raise ConfigError(f"a ladder begins with new weights, and config.origin={config.origin} names others")
+
+
+def measured_alike(config: Config) -> Config:
+    """Returns the config with as many held-out rows for every run, also where a device chooses the microbatch."""
+    size = config.eval.batch_size or config.train.batch_size
+    return dataclasses.replace(config, eval=dataclasses.replace(config.eval, batch_size=size))
+
+
+def sizes(model: ModelConfig) -> list[int]:
+    """Returns the widths of the three models. Raises ConfigError if the model is too narrow for three."""
+    found = sorted({_rounded(share * model.d_model) for share in WIDTHS})
+    if len(found) < len(WIDTHS) or found[-1] >= model.d_model:
+        raise ConfigError(f"model.d_model={model.d_model} is too narrow for a ladder: name three by --sizes=D,D,D")
+    return found
+
+
+def smaller(model: ModelConfig, width: int) -> ModelConfig:
+    """Returns the model of the family with this width, which must be a multiple of 8."""
+    share = width / model.d_model
+    inner = _rounded(share * model.n_heads * model.head_dim)  # width of all query heads together
+    possible = [n for n in range(1, inner // _MULTIPLE + 1) if inner % (n * _MULTIPLE) == 0]
+    heads = min(possible, key=lambda n: abs(inner / n - model.head_dim))
+    group = model.n_heads // model.n_kv_heads
+    kv_heads = max(n for n in range(1, heads + 1) if heads % n == 0 and n <= max(heads / group, 1))
+    return dataclasses.replace(
+        model,
+        d_model=width,
+        n_layers=max(round(share * model.n_layers), 1),
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        head_dim=inner // heads,
+        d_ff=_rounded(share * model.d_ff),
+    )
+
+
+def _rounded(width: float) -> int:
+    return max(round(width / _MULTIPLE), 1) * _MULTIPLE
+
+
+def rungs(config: Config, widths: Sequence[int], budgets: Sequence[float], folder: pathlib.Path) -> list[Rung]:
+    """Returns the runs in the order in which they are done: those at other rates first, then the grid, the cheapest first."""
+    rates = [rung(config, widths[0], budgets[0], folder, times) for times in TIMES]
+    grid = [rung(config, width, budget, folder) for width in widths for budget in budgets]
+    grid.sort(key=lambda run: flops.of(run.config).causal * run.tokens)
+    return [rates[0], grid[0], rates[2], *grid[1:]]
+
+
+def rung(config: Config, width: int, budget: float, folder: pathlib.Path, times: float = 1.0) -> Rung:
+    """Returns one run of `budget` tokens, rounded to whole steps, with its folder below `folder`."""
+    rows = batch_size(config, budget)
+    steps = max(round(budget / (rows * config.train.seq_len)), 2)
+    model = smaller(config.model, width)
+    changed = dataclasses.replace(config, model=model, train=_train(config, steps, rows))
+    o, share = config.optim, steps / config.train.steps
+    own = o.lr or rule_rate(config)
+    optim = dataclasses.replace(
+        o,
+        lr=float(f"{own * rule_rate(changed) / rule_rate(config) * times:.3g}"),
+        warmup_steps=min(round(o.warmup_steps * share), steps - 1),
+        decay_at_step=min(round(o.decay_at_step * share), steps - 1),
+        schedule_steps=0,
+    )
+    name = f"d{width}-{human(budget)}" + (f"-rate{times:g}" if times != 1 else "")
+    quiet = _alone(dataclasses.replace(changed, optim=optim, workdir=str(folder / "runs" / name)))
+    return Rung(name, "grid" if times == 1 else "rate", times, quiet)
+
+
+def rule_rate(config: Config) -> float:
+    """Returns the published rule's rate for a config's optimizer, size, batch and tokens, all steps counted."""
+    whole = dataclasses.replace(config, optim=dataclasses.replace(config.optim, schedule_steps=0))
+    return recipe.rate(config.optim.name, recipe.of(whole)).value
+
+
+def batch_size(config: Config, budget: float) -> int:
+    """Returns the rows of a step for so many tokens: the config's own, halved as often as comes nearest to D^.571."""
+    rows, least = config.train.batch_size, abs(config.mesh.data * config.mesh.fsdp)
+    for _ in range(round(BATCH_EXPONENT * math.log2(max(tokens(config) / budget, 1)))):
+        if rows % 2 or rows // 2 < least:
+            break
+        rows //= 2
+    return rows
+
+
+def _train(config: Config, steps: int, rows: int) -> typing.Any:
+    micro = config.train.microbatch_size
+    if micro != -1:
+        micro = math.gcd(micro, rows)
+    return dataclasses.replace(config.train, steps=steps, batch_size=rows, microbatch_size=micro, eval_every_steps=0)
+
+
+def _alone(c: Config) -> Config:
+    """The config without what only a run of its own needs: phases, mirror, messages, samples, benchmarks, traces."""
+    checkpoint = dataclasses.replace(
+        c.checkpoint,
+        **{"every_steps": 0, "every_minutes": interval.AUTO, "keep_last": 1, "keep_every": 0, "keep_best": 0},
+        **{"best_metric": "val/loss", "best_is": "lowest", "mirror": "", "max_unprotected_usd": 0.0},
+    )
+    nothing = dataclasses.replace(c.runs.on_exit, done="", gate="", failed="", stopped="")
+    return dataclasses.replace(
+        c,
+        checkpoint=checkpoint,
+        eval=dataclasses.replace(c.eval, at_start=False, tasks=()),
+        sample=dataclasses.replace(c.sample, prompts=()),
+        phases=dataclasses.replace(c.phases, plan={}, accept=""),
+        stop=dataclasses.replace(c.stop, usd_per_centinat=0.0),
+        runs=dataclasses.replace(c.runs, on_exit=nothing, notices=()),
+        notify=dataclasses.replace(c.notify, urls=(), heartbeat_url=""),
+        log=dataclasses.replace(c.log, tensorboard=False, wandb="", parameters=False),
+        profile=dataclasses.replace(c.profile, steps=""),
+        stability=dataclasses.replace(c.stability, skip=()),
+    )
+
+
+def held_out_tokens(config: Config, order: Order) -> int:
+    """Returns the tokens of held-out text that each run is measured on. Raises ConfigError if there are none."""
+    most = config.eval.batch_size * config.eval.max_batches * config.train.seq_len
+    found = [order.data.entry(source, "val")["tokens"] for source, weight in order.mixture.items() if weight]
+    if not sum(found):
+        raise ConfigError(f"the data in {order.data.path} holds out no text, and a ladder is of held-out losses")
+    return sum(min(n, most or n) for n in found)
+
+
+def check_data(order: Order, climbed: Sequence[Rung]) -> str:
+    """Returns how often the largest run reads sources more than once, in words; "" if it reads each less than that.
+
+    Raises:
+      ConfigError: it reads the data more often than `passes.MOST` times.
+    """
+    most = max(climbed, key=lambda run: run.tokens)
+    batches = dataclasses.replace(order, batch_size=most.config.train.batch_size)
+    epochs = passes.passes(batches, most.config.train.steps)
+    times = most.tokens / sum(order.data.token_counts()[source] for source in epochs)
+    if times > passes.MOST:
+        raise ConfigError(
+            f"the largest budget, {human(most.tokens)} tokens, goes {times:.3g} times through the data in {order.data.path}, "
+            f"and beyond {passes.MOST} times a token teaches less than a new one: more data, or fewer tokens (--tokens=N,N,N)"
+        )
+    again = ", ".join(f"{source} {n:.2g} times" for source, n in epochs.items() if n > 1)
+    return again and f"the largest budget reads {again}: the law takes every token for a new one"
+
+
+def seconds(run: Rung, speed: float, held_out: int) -> float:
+    """Returns what a run takes at `speed` tokens a second."""
+    return START_S + (run.tokens + held_out / EVAL_SPEED) / speed
+
+
+def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out: int) -> list[float]:
+    """Returns the three budgets that fit into `hours`; at most the config's own tokens.
+
+    Args:
+      speeds: width -> tokens a second, of the three sizes.
+      hours: the limit.
+      held_out: tokens that each run is measured on.
+
+    Raises:
+      ConfigError: the smallest run would have fewer than STEPS steps.
+    """
+    smallest = speeds[min(speeds)]
+    fixed = sum(len(BUDGETS) * (START_S + held_out / EVAL_SPEED / speed) for speed in speeds.values())
+    fixed += (len(TIMES) - 1) * (START_S + held_out / EVAL_SPEED / smallest)
+    token = sum(BUDGETS) * sum(1 / speed for speed in speeds.values()) + (len(TIMES) - 1) * BUDGETS[0] / smallest
+    most = min((3600 * hours - fixed) / token, tokens(config))
+    found = [share * most for share in BUDGETS]
+    a_step = batch_size(config, max(found[0], 1.0)) * config.train.seq_len
+    if found[0] < STEPS * a_step:
+        needed = (fixed + STEPS * a_step / BUDGETS[0] * token) / 3600
+        least = f"the smallest run would have {max(found[0], 0) / a_step:.0f} steps, and {STEPS} are the least"
+        if needed > hours:
+            raise ConfigError(f"{hours:.3g} hours are too short for a ladder here: {least}; give --hours={needed:.2g}")
+        raise ConfigError(
+            f"train.steps={config.train.steps} is too short for a ladder: {least}; name three by --tokens"
+        )
+    return found
+
+
+def limit(config: Config, speeds: Mapping[int, float]) -> float:
+    """Returns the hours that a ladder may take by default. The config's own are guessed from the widest model's speed."""
+    widest = max(speeds)
+    shape = dataclasses.replace(config, model=smaller(config.model, widest))
+    speed = speeds[widest] * flops.of(shape).causal / flops.of(config).causal
+    return max(HOURS, SHARE * tokens(config) / speed / 3600)
+
+
+def same(config: Config, data_sha256: str) -> dict[str, typing.Any]:
+    """Returns key -> value of all that decides the losses of a config's ladder."""
+    parts = {
+        "model": {k: v for k, v in dataclasses.asdict(config.model).items() if k not in _FREE},
+        "train": {k: getattr(config.train, k) for k in ("steps", "batch_size", "seq_len")},
+        "optim": {k: v for k, v in dataclasses.asdict(config.optim).items() if k != "offload"},
+        "loss": {"z_loss": config.loss.z_loss},
+        "eval": {k: getattr(config.eval, k) for k in ("batch_size", "max_batches")},
+    }
+    flat = {f"{section}.{key}": value for section, keys in parts.items() for key, value in keys.items()}
+    return flat | {"seed": config.seed, "data": data_sha256}

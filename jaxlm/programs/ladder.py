@@ -1,0 +1,118 @@
+"""`jaxlm ladder`: small finished runs of a config's family on its own data, and what they foretell of it."""
+
+import argparse
+import json
+import pathlib
+import re
+
+import jax
+
+from jaxlm import console, files, processes
+from jaxlm.config import Config, ConfigError
+from jaxlm.console import hours, say
+from jaxlm.data import given, vocabulary
+from jaxlm.plan import ladder, ladder_text, rungs
+from jaxlm.plan.ladder import Asked, Ladder
+from jaxlm.plan.rungs import Rung
+from jaxlm.programs import pretrain
+from jaxlm.train import apart, supervisor
+
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
+_LEAST = 3  # sizes, and budgets
+
+
+def run(config: Config, args: argparse.Namespace) -> int:
+    """Does the runs that are not done, prints the law and what it foretells, and keeps all in LADDER/ladder.json."""
+    rungs.check(config)
+    supervisor.wanted("on")  # or says that this needs Linux
+    if processes.several(config.distributed):
+        raise ConfigError(
+            "jaxlm ladder trains in one process at a time: start it on one host, without config.distributed"
+        )
+    asked = wanted(args)
+    given.check(config, args.config, args.overrides, say)
+    jax.config.update("jax_platforms", "cpu")  # leaves the devices to the runs
+    order = pretrain.data(config)
+    config = vocabulary.with_size(config, order.data.vocab_size)
+    if not (args.out or config.workdir):
+        raise ConfigError("no folder for the ladder: give --out=DIR")
+    folder = pathlib.Path(args.out or pathlib.Path(config.workdir) / "ladder")
+    found, climbed = ladder.begin(config, order, folder, asked, args.config)
+    if line := rungs.check_data(order, climbed):
+        say(line)
+    if args.plan:
+        print(json.dumps(found) if args.json else ladder_text.runs(found))
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.lock(folder, "makes the ladder in", "workdir"):
+        mixture = dict(order.mixture)
+        for one, rung in zip(found["runs"], climbed, strict=True):
+            note(one, rung, mixture)
+        keep(folder, found)
+        say(ladder_text.runs(found))
+        code = climb(folder, found, climbed, mixture)
+    if code == 0:
+        print(json.dumps(found) if args.json else ladder_text.found(found))
+        say(f"written to {folder / ladder.FILE}")
+    return code
+
+
+def wanted(args: argparse.Namespace) -> Asked:
+    """Returns the sizes, tokens and hours of the command line. Raises ConfigError if one is wrong."""
+    sizes, budgets = _numbers("sizes", args.sizes), _numbers("tokens", args.tokens)
+    if wrong := [size for size in sizes if size % 8]:
+        raise ConfigError(f"--sizes={args.sizes}: {wrong[0]:g} is no multiple of 8; they are widths (model.d_model)")
+    if args.hours is not None and not args.hours > 0:
+        raise ConfigError(f"--hours={args.hours:g} must be above 0")
+    return Asked([int(size) for size in sizes], budgets, args.hours)
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    """The numbers of an option, rising: "250k,500k,1M"."""
+    found = []
+    for word in filter(None, text.split(",")):
+        match = re.fullmatch(r"([0-9][0-9_]*(?:\.[0-9]+)?)([kmb]?)", word.strip().lower())
+        if not match or not float(match[1]):
+            raise ConfigError(f"--{option}={text}: {word!r} is no number such as 500k, 1.5M or 2B")
+        found.append(float(match[1]) * _UNITS[match[2]])
+    if text and len(set(found)) < _LEAST:
+        raise ConfigError(f"--{option}={text}: give at least {_LEAST} different ones")
+    return sorted(set(found))
+
+
+def climb(folder: pathlib.Path, found: Ladder, climbed: list[Rung], mixture: dict[str, float]) -> int:
+    """Trains what is not done, and writes the ladder after each run. Returns the exit code."""
+    for number, (one, rung) in enumerate(zip(found["runs"], climbed, strict=True), start=1):
+        if one["loss"] or one["why"]:
+            continue
+        what, place = f"run {number} of {len(climbed)}, {rung.name}", pathlib.Path(rung.config.workdir)
+        with console.working(what, end=False, quiet=True):
+            code = apart.train(rung.config)
+        if code == 4:
+            say(f"{what}: interrupted; the same command goes on")
+            return code
+        note(one, rung, mixture)
+        if code == 3 and not one["loss"] and rung.kind == "rate":  # a rate that is too high is worth knowing
+            one["why"] = apart.last_words(place)
+        keep(folder, found)
+        if not (one["loss"] or one["why"]):
+            say(f"{what}: ended with code {code}: {apart.last_words(place)} (all that it said: {place / apart.OUTPUT})")
+            return code or 1
+        left = sum(run["planned_hours"] or 0.0 for run in found["runs"] if not (run["loss"] or run["why"]))
+        result = f"loss {one['loss']:.4f}" if one["loss"] else "it diverged"
+        say(f"{what}: {result}, {hours(one['hours'])}" + (f"; about {hours(left)} left" if left else ""))
+    return 0
+
+
+def note(one: Ladder, rung: Rung, mixture: dict[str, float]) -> None:
+    """Puts what came of a run into its entry of the ladder, if it is done."""
+    if result := apart.result(rung.config, mixture):
+        one |= {"hours": result.hours, "loss": result.loss}
+        one |= {"bits_per_byte": result.bits_per_byte, "bytes_per_token": result.bytes_per_token}
+
+
+def keep(folder: pathlib.Path, found: Ladder) -> None:
+    """Draws what conclusions the runs so far allow, and writes the ladder."""
+    found["hours"]["spent"] = sum(run["hours"] for run in found["runs"])
+    ladder.conclude(found)
+    ladder.write(folder, found)

@@ -1,0 +1,98 @@
+"""Trains a config to its end in a process of its own, quietly, and reads what came of it. For programs that train several."""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import sys
+
+from jaxlm.config import Config, ConfigError
+from jaxlm.train import ledger, metrics, supervisor, workdir
+
+OUTPUT = "output.txt"  # in the run's folder: all that the process says and prints
+_SAME = (
+    ("train", ("steps", "batch_size", "seq_len")),
+    ("optim", ("name", "lr", "schedule")),
+    ("model", ("d_model", "n_layers")),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run that has done all its steps was measured to be.
+
+    Attributes:
+      loss: held-out, in nats per token; None if it is not finite.
+      bits_per_byte: source -> value.
+      bytes_per_token: of the held-out text, each source as it counts in `loss`.
+      hours: of all its starts.
+    """
+
+    loss: float | None
+    bits_per_byte: dict[str, float]
+    bytes_per_token: float | None
+    hours: float
+
+
+def train(config: Config) -> int:
+    """Trains, or goes on where the run in `workdir` was; returns the exit code of `jaxlm train`.
+
+    A process that crashes or hangs is started again, signals are passed on to it, and it ends with this one.
+
+    Raises:
+      ConfigError: the folder holds another run.
+    """
+    folder = workdir.workdir(config.workdir)
+    _check_same(folder, config)
+    command = [sys.executable, "-m", "jaxlm.main", f"--config.workdir={config.workdir}"]
+    with open(folder / OUTPUT, "ab") as output:
+        return supervisor.Supervisor(command, config, output=output).run()
+
+
+def last_words(folder: pathlib.Path) -> str:
+    """Returns the last line that the process in a folder wrote, "" if there is none."""
+    try:
+        with open(folder / OUTPUT, "rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - 4096, 0))
+            lines = file.read().decode("utf-8", "replace").split("\n")
+    except FileNotFoundError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def result(config: Config, mixture: dict[str, float]) -> Result | None:
+    """Returns what came of the run in `workdir`; None if it is not done.
+
+    Raises:
+      ConfigError: the folder holds another run.
+    """
+    folder, steps = pathlib.Path(config.workdir), config.train.steps
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        return None
+    _check_same(folder, config)
+    losses = metrics.held_out_losses(path, ledger.read(folder)["rollbacks"])
+    if steps not in losses:
+        return None
+    records = metrics.read(path)
+    last = records[steps]
+    by_source = {source: last.get(f"val/{source}/bits_per_byte") for source in mixture}
+    bits = {source: value for source, value in by_source.items() if value}
+    weight = sum(mixture[source] for source in bits)
+    length = {source: last[f"val/{source}/loss"] / math.log(2) / value for source, value in bits.items()}
+    mean = sum(mixture[source] * length[source] for source in bits) / weight if weight else None
+    loss = losses[steps] if math.isfinite(losses[steps]) else None
+    wall = max((record.get("wall_s") or 0.0 for record in records.values()), default=0.0)
+    return Result(loss, bits, mean, wall / 3600)
+
+
+def _check_same(folder: pathlib.Path, config: Config) -> None:
+    try:
+        saved = json.loads((folder / "config.json").read_bytes())
+        pairs = [(f"{s}.{k}", saved[s][k], getattr(getattr(config, s), k)) for s, keys in _SAME for k in keys]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # none yet, or training says what is wrong
+    for key, was, now in pairs:
+        if was != now:
+            raise ConfigError(f"{folder} holds another run, with {key}={was} where now it is {now}: delete it")

@@ -1,0 +1,72 @@
+"""A run in a process of its own: what came of it, and what it said. The process itself: tests/programs/test_ladder.py."""
+
+import json
+import math
+import pathlib
+
+import pytest
+
+from jaxlm import config, config_files
+from jaxlm.config import ConfigError
+from jaxlm.train import apart, metrics
+
+MIXTURE = {"web": 3.0, "code": 1.0}
+
+
+def resolve(folder: pathlib.Path, *overrides: str) -> config.Config:
+    return config.resolve(config_files.load("quickstart", [f"workdir={folder}", *overrides]))
+
+
+def write(folder: pathlib.Path, *records: dict) -> None:
+    lines = metrics.JsonLines(folder / "metrics.jsonl")
+    for record in records:
+        lines.write(record)
+    lines.close()
+
+
+def last(step: int = 520, loss: float = 4.5) -> dict:
+    found = {"step": step, "val/loss": loss, "wall_s": 360.0}
+    for source, nats, length in (("web", 4.0, 3.0), ("code", 6.0, 2.0)):
+        found |= {f"val/{source}/loss": nats, f"val/{source}/bits_per_byte": nats / math.log(2) / length}
+    return found
+
+
+def test_a_run_that_is_done_has_its_loss_its_bytes_and_its_hours(tmp_path):
+    c = resolve(tmp_path)
+    assert apart.result(c, MIXTURE) is None
+    write(tmp_path, {"step": 260, "val/loss": 5.0, "wall_s": 180.0})
+    assert apart.result(c, MIXTURE) is None  # half of its steps
+    write(tmp_path, last())
+    found = apart.result(c, MIXTURE)
+    assert (found.loss, found.hours) == (4.5, 0.1)
+    assert found.bytes_per_token == pytest.approx((3 * 3.0 + 1 * 2.0) / 4)
+    assert found.bits_per_byte.keys() == MIXTURE.keys()
+
+
+def test_a_loss_that_is_not_finite_is_none(tmp_path):
+    write(tmp_path, last(loss=math.nan))
+    assert apart.result(resolve(tmp_path), MIXTURE).loss is None
+
+
+def test_the_folder_of_another_run_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(config.to_json(resolve(tmp_path)))
+    write(tmp_path, last())
+    assert apart.result(resolve(tmp_path), MIXTURE)
+    other = resolve(tmp_path, "optim.lr=1e-3")
+    for ask in (apart.train, lambda c: apart.result(c, MIXTURE)):
+        with pytest.raises(
+            ConfigError, match=r"holds another run, with optim.lr=0.003 where now it is 0.001: delete it"
+        ):
+            ask(other)
+
+
+def test_the_last_words_are_the_last_line(tmp_path):
+    assert apart.last_words(tmp_path) == ""
+    (tmp_path / apart.OUTPUT).write_text("x" * 5000 + "\nbefore\njaxlm: out of memory\n\n")
+    assert apart.last_words(tmp_path) == "jaxlm: out of memory"
+
+
+def test_a_config_that_was_never_written_down_is_no_other_run(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"train": {}}))
+    write(tmp_path, last())
+    assert apart.result(resolve(tmp_path), MIXTURE).loss == 4.5
