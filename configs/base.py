@@ -189,7 +189,7 @@ def _train(c: ConfigDict) -> None:
     o.full_precision = (r".*norm.*", r".*embed.*", r".*/bias")  # adamw8bit: parameters whose moments stay float32
     o.offload = False  # the optimizer's state lives in host memory and visits the device at each update
     o.lr = 1e-3  # peak learning rate; 0 = by rule, from parameters, tokens and batch (pretraining)
-    o.matrix_lr_ratio = 1.0  # times lr: the rate of the layers' matrices (muon: faster than embeddings and norms)
+    o.matrix_lr_ratio = 1.0  # times lr: the rate of the layers' matrices; 0 = by rule (muon)
     o.rows_lr_ratio = 1.0  # times lr: the rate of the rows of adapter.rows where all parameters are fine-tuned
     o.schedule = "cosine"  # of the learning rate after its linear warm-up; wsd = warm-up, stable, decay
     o.warmup_steps = 100  # steps in which the rate rises from 0 to its peak

@@ -3,8 +3,8 @@
     jaxlm train speed_35m --config.workdir=runs/speed_35m --config.data.path=FOLDER_OF_TEXT
 
 Depth and width of local_35m, with 4 query / 2 key-value heads of 128 and QK-norm: it exports as Qwen3. Muon for the layers'
-matrices, rate and b2 by rule (2.34e-3 and .99773 here), linear to 0, 32,768 tokens a step (docs/recipe.md). One consumer GPU or
-a patient CPU. Without `data.path` it trains on the quickstart's embedded corpus, which is small: good for a first look.
+matrices, rates and b2 by rule (2.34e-3 for them, 3.6e-3 for the rest, .99773), linear to 0, 32,768 tokens a step
+(docs/recipe.md). One consumer GPU or a patient CPU. Without `data.path` it trains on the quickstart's embedded corpus, which is small: good for a first look.
 
 Planned by `jaxlm plan`, not measured: 33 minutes on one RTX 4090, $0.22 at $0.40 an hour; 4.7 minutes on one H100. Muon's own
 time, evaluation and checkpoints are not in that. Final loss: not yet measured.
@@ -30,9 +30,11 @@ def get_config():
     c.train.seq_len = 512
     c.train.microbatch_size = 16
     c.train.eval_every_steps = 250
-    # The recipe (docs/recipe.md). A rate of its own for embeddings, head and norms, and a decay tied to the rate belong here.
+    # The recipe (docs/recipe.md)
     c.optim.name = "muon"
     c.optim.lr = 0.0
+    c.optim.matrix_lr_ratio = 0.0
+    c.optim.decay_follows_rate = True
     c.optim.b2 = 0.0
     c.optim.schedule = "linear"
     c.optim.final_lr_ratio = 0.0

@@ -12,11 +12,7 @@ from bench_recipe_runs import Fields, Run
 
 from jaxlm import config_files
 from jaxlm.config import Config, ConfigError, resolve
-
-try:
-    from jaxlm.plan import recipe
-except ImportError:
-    recipe = None
+from jaxlm.plan import recipe
 
 Keys = dict[str, typing.Any]
 
@@ -126,8 +122,6 @@ def rates(arm: Arm, config: Config) -> tuple[float, float]:
     """Returns (optim.lr, optim.matrix_lr_ratio) of an arm for a config without them."""
     if not arm.rate:
         return config.optim.lr, 1.0
-    if recipe is None:
-        raise ConfigError("this checkout has no rules (jaxlm/plan/recipe.py)")
     run = recipe.of(config)
     if arm.rate == "two":
         adamw = recipe.rate("adamw", run).value

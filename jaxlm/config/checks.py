@@ -102,7 +102,7 @@ def _validate_training(t: TrainConfig, o: OptimConfig) -> None:
 
 
 def _validate_by_rule(program: str, o: OptimConfig) -> None:
-    left = [f"optim.{key}" for key in ("lr", "b2") if not getattr(o, key)]
+    left = [f"optim.{key}" for key in ("lr", "matrix_lr_ratio", "b2") if not getattr(o, key)]
     _need(
         program == "pretrain" or not left,
         f"{''.join(left[:1])}=0 is the rule of pretraining, and there is none for {program}: give config.{''.join(left[:1])}",

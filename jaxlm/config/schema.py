@@ -91,7 +91,7 @@ class OptimConfig:
     full_precision: tuple[Pattern, ...]
     offload: bool
     lr: Annotated[float, at_least(0)]
-    matrix_lr_ratio: Annotated[float, above(0)]
+    matrix_lr_ratio: Annotated[float, at_least(0)]
     rows_lr_ratio: Annotated[float, above(0)]
     schedule: Literal["cosine", "wsd", "linear", "constant"]
     warmup_steps: Annotated[int, at_least(0, most=10**12)]

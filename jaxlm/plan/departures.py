@@ -81,7 +81,8 @@ def _off(value: float, rule: float) -> float:
 
 
 def _rate(config: Config, run: Run, rule: Rule) -> Departure | None:
-    value = config.optim.lr
+    o = config.optim
+    value = o.lr * (o.matrix_lr_ratio if o.name == "muon" else 1)  # the rule for Muon is that of the matrices
     if not value or _off(value, rule.value) <= FACTOR:
         return None
     nats = RATE_NATS * math.log(value / rule.value) ** 2

@@ -14,7 +14,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from jaxlm.config import Config, ConfigError
+from jaxlm.config import Config, ConfigError, OptimConfig
 from jaxlm.plan.params import params_by_component
 
 # b2: the half-life of the second moment in tokens. Sweeps find 25M to 70M best, from 100M parameters on.
@@ -57,6 +57,13 @@ class Rule:
     low: float
     high: float
     source: str
+
+    def times(self, factor: float) -> "Rule":
+        """Returns the rule with all its values times a factor."""
+        return dataclasses.replace(self, value=self.value * factor, low=self.low * factor, high=self.high * factor)
+
+
+ONE_RATE = Rule(1.0, 1.0, 1.0, "AdamW has one rate")
 
 
 def of(config: Config) -> Run:
@@ -201,24 +208,24 @@ def warmup(run: Run) -> Rule:
 
 
 def by_rule(config: Config, say: Callable[[str], None], kept: dict[str, float] | None = None) -> Config:
-    """Returns the config with a rate and a b2 where it leaves them to the rule (0); says what they are.
+    """Returns the config with rates and a b2 where it leaves them to the rule (0); says what they are.
 
     Args:
       config: a resolved config.
-      kept: `lr` and `b2` of the run that goes on, which it keeps; None for a new run.
+      kept: `lr`, `matrix_lr_ratio` and `b2` of the run that goes on, which it keeps; None for a new run.
 
     Raises:
       ConfigError: the run begins with the weights of another, for which no rule is known.
     """
     o = config.optim
-    left = {key: rule for key, rule in (("lr", lambda run: rate(o.name, run)), ("b2", b2)) if not getattr(o, key)}
+    left = {key: rule for key, rule in _rules(o).items() if not getattr(o, key)}
     if not left:
         return config
     if kept:
         values = {key: kept[key] for key in left}
         say("by rule, as this run began: " + ", ".join(f"optim.{key} {value:.4g}" for key, value in values.items()))
         return dataclasses.replace(config, optim=dataclasses.replace(o, **values))
-    if config.origin and "lr" in left:
+    if config.origin and left.keys() & {"lr", "matrix_lr_ratio"}:
         raise ConfigError(
             f"optim.lr=0 is the rule for a model that begins with new weights, and this one begins with those of "
             f"{config.origin}: give config.optim.lr"
@@ -231,6 +238,16 @@ def by_rule(config: Config, say: Callable[[str], None], kept: dict[str, float] |
     return dataclasses.replace(config, optim=dataclasses.replace(o, **values))
 
 
+def _rules(o: OptimConfig) -> dict[str, Callable[[Run], Rule]]:
+    """Returns key -> its rule. With Muon the ratio by rule makes `lr` AdamW's rate and its product with the ratio Muon's."""
+    two = o.name == "muon" and not o.matrix_lr_ratio
+    return {
+        "lr": lambda run: rate("adamw" if two else o.name, run).times(1 / (o.matrix_lr_ratio or 1)),
+        "matrix_lr_ratio": lambda run: muon_rate(run).times(1 / (o.lr or adamw_rate(run).value)) if two else ONE_RATE,
+        "b2": b2,
+    }
+
+
 def span(key: str, rule: Rule) -> str:
     """Returns between which values the published rules lie, to be written behind others; "" if they agree."""
     low, high = (f"{rounded(key, value):g}" for value in (rule.low, rule.high))
@@ -238,5 +255,5 @@ def span(key: str, rule: Rule) -> str:
 
 
 def rounded(key: str, value: float) -> float:
-    """Returns a value of `lr` or `b2` as it is printed, so that a person who types it gets the same run."""
-    return float(f"{value:.3g}") if key == "lr" else round(value, 5)
+    """Returns a value as it is printed, so that a person who types it gets the same run."""
+    return round(value, 5) if key == "b2" else float(f"{value:.3g}")

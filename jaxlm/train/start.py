@@ -98,7 +98,7 @@ class Log:
             say(line)
         choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
         choices |= {"remat": config.model.remat, "microbatch_size": config.train.microbatch_size}
-        choices |= {"lr": config.optim.lr, "b2": config.optim.b2}
+        choices |= {key: getattr(config.optim, key) for key in ("lr", "matrix_lr_ratio", "b2")}
         found = {"manifest_sha256": data_sha256, "hardware": hardware(), "choices": choices}
         changed = differences.since_last_start(self._folder, asked, found)
         if changed:

@@ -61,13 +61,13 @@ def has_checkpoints(folder: pathlib.Path) -> bool:
 
 
 def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | None:
-    """Returns `lr` and `b2` of the run in the folder, if it has begun, or of the run that this one branches from; else None."""
+    """Returns the rates and `b2` of the run in the folder, or of the run that this one branches from; None for a new run."""
     home = folder if has_checkpoints(folder) else pathlib.Path(config.origin).expanduser()
     saved = home / "config.json"
     if not (home == folder or config.origin_state) or not saved.is_file():
         return None
     optim = config_files.from_run(saved).optim
-    return {"lr": optim.lr, "b2": optim.b2}
+    return {key: getattr(optim, key) for key in ("lr", "matrix_lr_ratio", "b2")}
 
 
 def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) -> None:

@@ -5,7 +5,8 @@ import json
 import pytest
 import tiny_data
 
-from jaxlm import cli
+from jaxlm import cli, config, config_files
+from jaxlm.plan import recipe
 from jaxlm.train import metrics
 
 TINY = {
@@ -33,6 +34,18 @@ TINY = {
 def train(capsys, *argv: str) -> str:
     assert cli.main(["train", *argv]) == 0
     return capsys.readouterr().err
+
+
+def test_muon_has_two_rates_by_rule_or_one():
+    said, given = [], ["workdir=w", "optim.name=muon", "optim.lr=0.0"]
+    for ratio in (0.0, 1.0, 2.0):
+        c = config.resolve(config_files.load("quickstart", [*given, f"optim.matrix_lr_ratio={ratio}"]))
+        said.append(recipe.by_rule(c, lambda line: None).optim)
+    run = recipe.of(c)
+    matrices = [o.lr * o.matrix_lr_ratio for o in said]
+    assert matrices == pytest.approx([recipe.muon_rate(run).value] * 3, rel=0.01)
+    assert said[0].lr == pytest.approx(recipe.adamw_rate(run).value, rel=0.01)
+    assert [o.matrix_lr_ratio for o in said[1:]] == [1.0, 2.0]
 
 
 def rates(run) -> tuple[float, float]:
