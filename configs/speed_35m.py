@@ -4,7 +4,8 @@
 
 Depth and width of local_35m, with 4 query / 2 key-value heads of 128 and QK-norm: it exports as Qwen3. Muon for the layers'
 matrices, rates and b2 by rule (2.34e-3 for them, 3.6e-3 for the rest, .99773), linear to 0, 32,768 tokens a step
-(docs/recipe.md). One consumer GPU or a patient CPU. Without `data.path` it trains on the quickstart's embedded corpus, which is small: good for a first look.
+(docs/recipe.md). One consumer GPU or a patient CPU. Without `data.path` it trains on the quickstart's embedded corpus, which
+is small: good for a first look.
 
 Planned by `jaxlm plan`, not measured: 33 minutes on one RTX 4090, $0.22 at $0.40 an hour; 4.7 minutes on one H100. Muon's own
 time, evaluation and checkpoints are not in that. Final loss: not yet measured.
