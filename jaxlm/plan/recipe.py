@@ -240,12 +240,15 @@ def by_rule(config: Config, say: Callable[[str], None], kept: dict[str, float] |
 
 def _rules(o: OptimConfig) -> dict[str, Callable[[Run], Rule]]:
     """Returns key -> its rule. With Muon the ratio by rule makes `lr` AdamW's rate and its product with the ratio Muon's."""
-    two = o.name == "muon" and not o.matrix_lr_ratio
+    if o.name != "muon" or o.matrix_lr_ratio:
+        ratio = o.matrix_lr_ratio if o.name == "muon" else 1.0
+        return {"lr": lambda run: rate(o.name, run).times(1 / ratio), "matrix_lr_ratio": lambda run: ONE_RATE, "b2": b2}
+    given = {"matrix_lr_ratio": lambda run: muon_rate(run).times(1 / o.lr)} if o.lr else {}
     return {
-        "lr": lambda run: rate("adamw" if two else o.name, run).times(1 / (o.matrix_lr_ratio or 1)),
-        "matrix_lr_ratio": lambda run: muon_rate(run).times(1 / (o.lr or adamw_rate(run).value)) if two else ONE_RATE,
+        "lr": adamw_rate,
+        "matrix_lr_ratio": lambda run: muon_rate(run).times(1 / adamw_rate(run).value),
         "b2": b2,
-    }
+    } | given
 
 
 def span(key: str, rule: Rule) -> str:

@@ -103,6 +103,10 @@ def test_the_rates_that_a_run_goes_on_with_are_its_own_or_its_trunks(tmp_path):
     weights_alone = resolve(f"workdir={run}", f"origin={trunk}")
     assert workdir.rates_so_far(run, new) is None  # it has no checkpoint
     assert workdir.rates_so_far(run, weights_alone) is None
-    assert workdir.rates_so_far(run, branch) == {"lr": 0.25, "b2": 0.95}
+    assert workdir.rates_so_far(run, branch) == {"lr": 0.25, "matrix_lr_ratio": 1.0, "b2": 0.95}
     (run / "checkpoints" / "5").mkdir(parents=True)
-    assert workdir.rates_so_far(run, new) == workdir.rates_so_far(run, branch) == {"lr": 0.5, "b2": 0.95}
+    assert (
+        workdir.rates_so_far(run, new)
+        == workdir.rates_so_far(run, branch)
+        == {"lr": 0.5, "matrix_lr_ratio": 1.0, "b2": 0.95}
+    )
