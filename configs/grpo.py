@@ -13,7 +13,7 @@ As it is set: advantages are rewards less their group's mean, not divided by its
 mean over tokens, and clips higher than lower (DAPO); answers that did not end do not count; no KL penalty. GSPO:
 `--config.policy.ratio=answer --config.policy.average=answer --config.policy.clip_low=3e-4 --config.policy.clip_high=4e-4`.
 
-Hours, dollars and expected figures: not yet measured.
+What a small model gained in 20 minutes of a CPU: docs/rl.md. Hours and dollars on a GPU: not yet measured.
 """
 
 from jaxlm.configs import base
