@@ -117,11 +117,6 @@ VERBS = {
                 "metavar": "USD",
                 "help": "the best model for the money (default: of speed_1b)",
             },
-            "--ladder": {
-                "default": "",
-                "metavar": "DIR",
-                "help": "of --budget: foretell by this ladder (jaxlm ladder; default: WORKDIR/ladder, if it is there)",
-            },
             **_JSON,
         },
         keys=("plan",),

@@ -45,14 +45,8 @@ def _epochs(epochs: dict[str, float]) -> str:
 
 
 def _notes(found: dict, config: str) -> list[str]:
-    by_ladder = (
-        "Sizes are chosen by the ladder's law: the loss is foretold for a finished run on its data, and the interval is the "
-        "ladder's. Far above its sizes the interval is wide, and rightly so."
-    )
     notes = [
-        by_ladder
-        if found["ladder"]
-        else f"No ladder: sizes are chosen by {found['law']}. Its loss is that of its own data, tokenizer and recipe: it ranks "
+        f"No ladder: sizes are chosen by {found['law']}. Its loss is that of its own data, tokenizer and recipe: it ranks "
         "sizes and accelerators, and is no forecast of a loss that you will measure. Interval: that of jaxlm plan, which "
         "spans two laws.",
         f"The models have the proportions of {config}. The speed is planned (docs/planning.md): links between devices, the "

@@ -16,8 +16,7 @@ from jaxlm.console import say
 from jaxlm.data import passes, shards, vocabulary
 from jaxlm.data.open import open_order
 from jaxlm.models import hardware
-from jaxlm.plan import budget, budget_text, compiled, fit, here, ladder, recipe, summary
-from jaxlm.plan.ladder_fit import Fit
+from jaxlm.plan import budget, budget_text, compiled, fit, here, recipe, summary
 from jaxlm.plan.text import render
 from jaxlm.train.checkpoints import keep
 
@@ -28,8 +27,6 @@ def run(config: Config, args: argparse.Namespace) -> int:
     The plan is that of the program that a GPU runs, even if this machine has no GPU. The row of this machine is measured.
     """
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
-    if args.ladder and not args.budget:
-        raise ConfigError(f"--ladder={args.ladder} is for --budget: jaxlm plan CONFIG --budget=USD --ladder=DIR")
     if args.budget:
         return best(config, budget.dollars_of(args.budget), args)
     config = recipe.by_rule(_settled(config), say)
@@ -58,26 +55,13 @@ def best(config: Config, usd: float, args: argparse.Namespace) -> int:
     """Prints the best model for so many dollars on each accelerator, in the proportions of the config."""
     budget.check(config)
     config = _settled(with_data(config))
-    found = budget.plan(
-        dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")), usd, _ladder(config, args)
-    )
+    found = budget.plan(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")), usd)
     for row in found["accelerators"]:
         train = {"steps": row["steps"], "batch_size": row["overrides"]["train.batch_size"]}
         read = data(dataclasses.replace(config, train=dataclasses.replace(config.train, **train)))
         row["epochs"] = read and read["epochs"]
     print(json.dumps(_finite(found), indent=1) if args.json else budget_text.render(found, args.config))
     return 0
-
-
-def _ladder(config: Config, args: argparse.Namespace) -> Fit | None:
-    """The law of the ladder that the command line names, or of that in the config's folder; None if there is none."""
-    folder = pathlib.Path(args.ladder or pathlib.Path(config.workdir) / "ladder")
-    found = ladder.read(folder)
-    law = found and ladder.fit_of(found)
-    if args.ladder and not law:
-        why = "its runs are not all done: jaxlm ladder goes on with them" if found else "there is no ladder.json"
-        raise ConfigError(f"--ladder={args.ladder}: {why}")
-    return law
 
 
 def with_data(config: Config) -> Config:

@@ -2,16 +2,13 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError
 from jaxlm.models import hardware
 from jaxlm.plan import accelerators, budget, budget_text, cost
-from jaxlm.plan.ladder_fit import Fit
 from jaxlm.plan.params import count_params
-from jaxlm.plan.scaling import Law
 
 
 def load(name: str, *overrides: str) -> config.Config:
@@ -117,19 +114,3 @@ def test_what_cannot_be_is_one_line(keys, usd, words):
 def test_a_budget_is_for_pretraining():
     with pytest.raises(ConfigError, match="this is a config of sft"):
         budget.plan(load("sft"), 50)
-
-
-def test_a_ladder_chooses_and_foretells():
-    """By a law under which parameters gain nothing, the narrowest model with all the tokens is best."""
-    law = Law("ladder", 2.0, 1e-6, 400.0, 0.3, 0.3)
-    draws = np.array([[2.0, 1e-6, 400.0, 0.3, 0.3, 0.01], [2.1, 1e-6, 400.0, 0.3, 0.3, 0.01]])
-    ladder = Fit(law, 0.01, draws, 1e9, 1e12)
-    found = budget.plan(load("speed_1b", "plan.accelerator=H100"), 20, ladder)
-    (row,) = found["accelerators"]
-    assert row["parameters"] < on("H100", 20)["parameters"] / 5
-    assert row["loss"] == pytest.approx(law.loss(row["parameters"], row["tokens"]))
-    assert row["low"] <= row["loss"] <= row["high"] < 2.5 + row["loss"] - 2.0
-    row["epochs"] = None
-    said = budget_text.render(found, "speed_1b")
-    assert "the ladder's law" in said
-    assert "No ladder" not in said
