@@ -112,7 +112,7 @@ def _run(argv: list[str], script: bool) -> int:
     words = [word for word in rest if not word.startswith("--help=")]
     args = _parse(name, verb, words, _workdir(overrides), needs_all=not asked)
     args.overrides = overrides = [*overrides, *_short(verb, args)]
-    args.config = _one_of(args.config, args.target)
+    args.config = _one_of(args.config, args.target) or _stand_in(verb, args, overrides)
     if asked:
         given = args.config or _workdir(overrides)
         config = _of_folder(verb, args, overrides) or (
@@ -162,6 +162,12 @@ def _one_of(option: str | None, target: str | None) -> str | None:
     if option and target and config_files.find(option) != config_files.find(target):
         raise ConfigError(f"two configs: {target} and --config={option}; give one of them")
     return option or target
+
+
+def _stand_in(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> str | None:
+    """The config that an option takes where the command line names none."""
+    option, config = verb.stands_in
+    return config if option and getattr(args, option) and not _workdir(overrides) else None
 
 
 def _workdir(overrides: list[str]) -> str:

@@ -30,6 +30,7 @@ class Verb:
       models: "also" if it takes the folder of a Hugging Face model as it takes a run's, "only" if it takes nothing else; or "".
       others: what its plain arguments are where these name no config, for the help, "CONTESTANT"; all come as `args.words`, and
         the config is that of defaults.
+      stands_in: an option, and the config that it takes where the command line names none.
       second: the name of a second plain argument for the help, "RUN_B"; it comes as `args.other`.
     """
 
@@ -47,6 +48,7 @@ class Verb:
     second: str = ""
     folder: str = ""
     models: Literal["", "also", "only"] = ""
+    stands_in: tuple[str, str] = ("", "")
 
 
 _JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
@@ -109,8 +111,16 @@ VERBS = {
     "plan": Verb(
         "plan",
         "parameters, FLOPs, memory, hours and dollars on each accelerator, before anything is rented",
-        _JSON,
+        {
+            "--budget": {
+                "default": "",
+                "metavar": "USD",
+                "help": "the best model for the money (default: of speed_1b)",
+            },
+            **_JSON,
+        },
         keys=("plan",),
+        stands_in=("budget", "speed_1b"),
     ),
     "ladder": Verb(
         "ladder",

@@ -87,7 +87,7 @@ def test_help_on_a_section_has_the_values_of_the_config_that_is_given(capsys, ve
     for word in given:
         code, out, _ = run(capsys, verb, word, "--help=optim", "--config.optim.lr=1")
         assert code == 0
-        assert "  optim.lr = 1.0  (default 0.001; float, greater than 0)\n" in out
+        assert "  optim.lr = 1.0  (default 0.001; float, at least 0)\n" in out
         assert "  optim.warmup_steps = 500  (default 100; int, at least 0)\n" in out
     _, out, _ = run(capsys, verb, "--help=optim", "--config.optim.b1", "0.5")
     assert "  optim.b1 = 0.5  (default 0.9; " in out

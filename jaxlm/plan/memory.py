@@ -33,7 +33,7 @@ from jaxlm.step import step
 # Remat policy -> what it keeps of `layer_elements`. The policies themselves are transformer.REMAT_POLICIES. `dots` keeps
 # the output of attn/o in place of the residual, which has the same size.
 KEPT = {
-    "none": ("input", "norms", "qkv", "attn_out", "residual", "mlp_proj", "mlp_hidden"),
+    "none": ("input", "norms", "qkv", "qk_norm", "attn_out", "residual", "mlp_proj", "mlp_hidden"),
     "names": ("input", "qkv", "attn_out", "residual", "mlp_proj"),
     "dots": ("input", "qkv", "residual", "mlp_proj"),
     "full": ("input",),
@@ -252,6 +252,7 @@ def layer_elements(m: ModelConfig, adapter: AdapterConfig, tensor: int = 1) -> d
         "input": m.d_model,
         "norms": sum(read) * m.d_model,
         "qkv": heads // tensor,
+        "qk_norm": (m.n_heads + m.n_kv_heads) * m.head_dim // tensor if m.qk_norm else 0,
         "attn_out": m.n_heads * m.head_dim // tensor,
         "residual": m.d_model,
         "mlp_proj": (2 if llama else 1) * m.d_ff // tensor,

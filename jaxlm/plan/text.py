@@ -35,14 +35,14 @@ def _model(plan: dict) -> str:
         f"{m['family']}, {s['n_layers']} layers, d {s['d_model']:,}, {s['n_heads']}/{s['n_kv_heads']} heads of "
         f"{s['head_dim']}, feed-forward {s['d_ff']:,}, vocabulary {s['vocab_size']:,} ({tied})"
     )
-    return _wrapped(f"MODEL  {m['parameters']:,} parameters ({parts})", indent="") + "\n" + _wrapped(shape)
+    return wrapped(f"MODEL  {m['parameters']:,} parameters ({parts})", indent="") + "\n" + wrapped(shape)
 
 
 def _tokens(plan: dict) -> str:
     run = plan["run"]
     text = f"TOKENS  {human(run['tokens'])} = {run['steps']:,} steps x {run['batch_size']} rows x {run['seq_len']:,}\n"
     if run["scaling"]:
-        return text + _wrapped(_chinchilla(plan)) + f"\n{_flops(run)}\n" + _loss(run["scaling"]) + _data(plan)
+        return text + wrapped(_chinchilla(plan)) + f"\n{_flops(run)}\n" + _loss(run["scaling"]) + _data(plan)
     return _training(plan["training"]) + "\n" + text + _flops(run)
 
 
@@ -82,7 +82,7 @@ def _training(t: dict) -> str:
             "each batch": "judges each batch before its updates; with all parameters trained it is a second model in memory",
         }
         lines.append(f"REFERENCE  {how[t['reference']]}")
-    return "\n".join(_wrapped(line, indent="") for line in lines)
+    return "\n".join(wrapped(line, indent="") for line in lines)
 
 
 def _loss(law: dict) -> str:
@@ -90,7 +90,7 @@ def _loss(law: dict) -> str:
         return "LOSS  no forecast: this run is far outside of what the published laws were fitted on"
     losses = ", ".join(f"{n:.2f}" for n in law["loss_by_law"].values())
     names = " and ".join(name.partition("(")[2].rstrip(")") for name in law["loss_by_law"])
-    return _wrapped(
+    return wrapped(
         f"LOSS  {law['loss']:.2f} nats a token at the end, in {law['low']:.2f} to {law['high']:.2f} "
         f"({losses} by {names}), of another tokenizer on other text: compare plans by it, not with a loss that you see",
         indent="",
@@ -103,10 +103,10 @@ def _data(plan: dict) -> str:
         return ""
     epochs = ", ".join(f"{name} {n:.2g}" for name, n in found["epochs"].items())
     tokens = f"DATA  {human(sum(found['tokens'].values()))} tokens in {found['dir']}; times through: {epochs}"
-    text = "\n" + _wrapped(tokens, indent="")
+    text = "\n" + wrapped(tokens, indent="")
     if max(found["epochs"].values(), default=0) > passes.MOST:
         beyond = "Beyond about four times a token teaches less than a new one (arXiv:2305.16264)"
-        text += "\n" + _wrapped(f"{beyond}: get more, or take fewer steps.")
+        text += "\n" + wrapped(f"{beyond}: get more, or take fewer steps.")
     return text
 
 
@@ -115,17 +115,17 @@ def _recipe(found: dict | None) -> str:
     if not found:
         return ""
     forms = {"lr": ("rate {}", "{:.3g}"), "b2": ("b2 {}", "{:.5g}")}
-    forms |= {"batch_tokens": ("batch {} tokens", ""), "warmup_steps": ("warm-up {} steps", "")}
+    forms |= {"batch_tokens": ("batch of {} tokens", ""), "warmup_steps": ("warm-up of {} steps", "")}
     words = []
     for name, rule in found["rules"].items():
         phrase, form = forms[name]
         value, low, high = (
             form.format(x) if form else human(round(x)) for x in (rule["value"], rule["low"], rule["high"])
         )
-        words.append(phrase.format(value + f" ({low} to {high})" * (low != high)))
-    lines = [_wrapped(f"RECIPE  by published rules: {', '.join(words)}; linear to 0", indent="")]
+        words.append(phrase.format(value) + f" ({low} to {high})" * (low != high))
+    lines = [wrapped(f"RECIPE  by published rules: {', '.join(words)}; linear to 0", indent="")]
     for d in found["departures"]:
-        lines.append(_wrapped(f"{d['key']} {d['value']:.6g}: {d['why']}. Cost: {d['cost']} ({d['source']})"))
+        lines.append(wrapped(f"{d['key']} {d['value']:.6g}: {d['why']}. Cost: {d['cost']} ({d['source']})"))
     lines += [] if found["departures"] else ["  nothing here departs from them by more than half"]
     return "\n".join(lines)
 
@@ -160,7 +160,7 @@ def _remats(memory: dict) -> str:
         + ("" if name == own else f" and {of['time'] / by[own]['time']:.2f} x the time")
         for name, of in by.items()
     ]
-    return _wrapped(f"model.remat: {'; '.join(parts)}")
+    return wrapped(f"model.remat: {'; '.join(parts)}")
 
 
 def _methods(plan: dict) -> str:
@@ -184,7 +184,7 @@ def _disk(plan: dict) -> str:
     text = f"DISK  {total} for {disk['checkpoints']} checkpoints of {each} ({disk['why']}, one on its way)"
     if plan["training"]["program"] == "pretrain":
         text += f"; {size(disk['bytes_per_token'] * 1e9)} of shards for each billion tokens"
-    return _wrapped(text, indent="")
+    return wrapped(text, indent="")
 
 
 def _compiled(c: dict) -> str:
@@ -261,7 +261,7 @@ def _notes(plan: dict) -> str:
         "on one device; a smaller model is assumed to reach less (docs/planning.md). Links between devices are not counted.",
         "model.remat: time by FLOPs. In the first story one boolean (full) made 28.3k tokens/s 24.0k on an A100: 1.18 x.",
     ]
-    return "\n".join(["NOTES", *map(_wrapped, notes)])
+    return "\n".join(["NOTES", *map(wrapped, notes)])
 
 
 def _of_here(row: dict) -> list[str]:
@@ -345,8 +345,8 @@ def _spot(plan: dict) -> list[str]:
     return lines
 
 
-def _wrapped(text: str, indent: str = "  ") -> str:
-    """The text in lines of at most WIDTH columns, the first indented by `indent`, the others by two more columns."""
+def wrapped(text: str, indent: str = "  ") -> str:
+    """Returns the text in lines of at most WIDTH columns, the first indented by `indent`, the others by two more columns."""
     later = indent + "  "
     return textwrap.fill(
         text, WIDTH, initial_indent=indent, subsequent_indent=later, break_on_hyphens=False, break_long_words=False

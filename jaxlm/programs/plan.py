@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import math
+import pathlib
 import typing
 
 import jax
@@ -15,7 +16,7 @@ from jaxlm.console import say
 from jaxlm.data import passes, rows, shards, vocabulary
 from jaxlm.data.open import open_mixture
 from jaxlm.models import hardware
-from jaxlm.plan import compiled, fit, here, recipe, summary
+from jaxlm.plan import budget, budget_text, compiled, fit, here, recipe, summary
 from jaxlm.plan.text import render
 from jaxlm.train.checkpoints import keep
 
@@ -26,10 +27,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
     The plan is that of the program that a GPU runs, even if this machine has no GPU. The row of this machine is measured.
     """
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
-    config = recipe.by_rule(vocabulary.assumed(config, say), say)
-    if config.model.remat == "auto":
-        say("model.remat=auto, which is chosen on the device, is planned as full, the most that it can come to")
-        config = fit.with_changes(config, remat="full")
+    if args.budget:
+        return best(config, budget.dollars_of(args.budget), args)
+    config = recipe.by_rule(_settled(config), say)
     if config.train.microbatch_size == -1:
         say("train.microbatch_size=-1, the most that fits, is planned as one row a device; the table has the most")
     target = None
@@ -49,6 +49,36 @@ def run(config: Config, args: argparse.Namespace) -> int:
             plan["compiled"] = compiled.compile_step(dataclasses.replace(planned, model=model, mesh=mesh), mesh, target)
     print(json.dumps(_finite(plan), indent=1) if args.json else render(plan))
     return 0
+
+
+def best(config: Config, usd: float, args: argparse.Namespace) -> int:
+    """Prints the best model for so many dollars on each accelerator, in the proportions of the config."""
+    budget.check(config)
+    config = _settled(with_data(config))
+    found = budget.plan(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")), usd)
+    for row in found["accelerators"]:
+        train = {"steps": row["steps"], "batch_size": row["overrides"]["train.batch_size"]}
+        read = data(dataclasses.replace(config, train=dataclasses.replace(config.train, **train)))
+        row["epochs"] = read and read["epochs"]
+    print(json.dumps(_finite(found), indent=1) if args.json else budget_text.render(found, args.config))
+    return 0
+
+
+def with_data(config: Config) -> Config:
+    """Returns the config with the vocabulary of the data in `data.dir`, if there is any: the model is still to be chosen."""
+    if not (pathlib.Path(config.data.dir) / shards.MANIFEST).is_file():
+        return config
+    size = shards.open_data(config.data.dir).vocab_size
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
+
+
+def _settled(config: Config) -> Config:
+    """The config with a vocabulary and, in the place of auto, the remat that takes longest."""
+    config = vocabulary.assumed(config, say)
+    if config.model.remat == "auto":
+        say("model.remat=auto, which is chosen on the device, is planned as full, the most that it can come to")
+        config = fit.with_changes(config, remat="full")
+    return config
 
 
 def data(config: Config) -> dict[str, typing.Any] | None:

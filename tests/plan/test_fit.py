@@ -84,6 +84,7 @@ def test_the_shipped_configs_fit_what_they_are_meant_for():
     for name, limit, devices in (
         ("gpuburnout_1b", 78.6e9, 1),
         ("gpuburnout_1b_h128", 78.6e9, 1),
+        ("speed_1b", 78.6e9, 1),
         ("gpuburnout_3b", 78.6e9, 1),
         ("pilot_400m", 78.6e9, 1),
         ("domain_7b", 78.6e9, 8),

@@ -10,7 +10,7 @@ import pytest
 from jaxlm import config, config_files, models, sharding, tree
 from jaxlm.config import MeshConfig
 from jaxlm.objectives import lm
-from jaxlm.plan import lower, params
+from jaxlm.plan import lower, params, recipe
 from jaxlm.step import parts, step
 
 LARGE = 1_000_000
@@ -20,7 +20,7 @@ def load(name: str, *overrides: str) -> config.Config:
     c = config.resolve(
         config_files.load(name, ["workdir=w", "model.attention=xla", "model.dtype=bfloat16", *overrides])
     )
-    return c
+    return recipe.by_rule(c, lambda line: None)
 
 
 PRETRAINED = [name for name in config_files.shipped_configs() if config_files.load(name).program == "pretrain"]

@@ -36,7 +36,7 @@ def test_the_page_of_one_billion(capsys):
         "64% [1]",
         "full 25.0 GB and 1.24 x the time",
         "28.3k tokens/s 24.0k",
-        "RECIPE  by published rules: rate 0.000547 (0.000394 to 0.000707), b2 0.99748",
+        "RECIPE  by published rules: rate 0.000547 (0.000394 to 0.000707), b2 0.99748 (0.99637 to 0.9987),",
         "  optim.lr 0.0003: 1.8 times too low for adamw by Step Law",
         "  optim.b2 0.95: a half-life of 1.77M tokens in place of 36M. Cost: 8% to 15% of the tokens",
         "DISK  212 GB for 17 checkpoints of 12.5 GB (keep_last 2, keep_best 1, keep_every 10000, phases 4,",
@@ -181,3 +181,26 @@ def test_spot_that_never_ends_is_valid_json(capsys):
     _, out, _ = run(capsys, "--config=local_35m", "--json", "--config.plan.preemptions_per_day=100000")
     assert "Infinity" not in out
     assert {row["usd_spot"] for row in json.loads(out)["accelerators"]} == {None}
+
+
+def test_a_budget_needs_no_config(capsys, monkeypatch):
+    opened = types.SimpleNamespace(token_counts=lambda: {"web": 10**9, "code": 10**8})
+    monkeypatch.setattr(program, "open_mixture", lambda *_: (opened, {"web": 3.0, "code": 1.0}))
+    keys = ["--budget=20", "--config.plan.accelerator=H100"]
+    code, out, err = run(capsys, *keys, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    (row,) = found["accelerators"]
+    assert (found["ladder"], found["budget_usd"]) == (None, 20)
+    assert row["epochs"]["web"] == pytest.approx(0.75 * row["tokens"] / 1e9)
+    code, out, _ = run(capsys, "local_35m", *keys)
+    assert code == 0
+    assert "BUDGET  $20.00" in out
+    assert "jaxlm train local_35m --config.model.n_layers=" in out
+
+
+@pytest.mark.parametrize("value", ["abc", "0", "-1"])
+def test_a_budget_that_is_none_is_one_line(capsys, value):
+    code, out, err = run(capsys, f"--budget={value}")
+    assert (code, out) == (2, "")
+    assert err == f"jaxlm: --budget={value}: give dollars above 0, such as --budget=200\n"

@@ -1,0 +1,173 @@
+"""Finds the best model for so many dollars on each accelerator, from published scaling laws and our speed model.
+
+The models are a config's, made narrower or wider in its own proportions. On an accelerator the money buys hours, and hours buy
+each size so many tokens; the size with the lowest loss by the law is the best one. There is no ladder in this: the loss is that
+of the law's data, tokenizer and recipe (`scaling`), so it ranks sizes, and is no forecast of a loss that one measures.
+"""
+
+import dataclasses
+import math
+import typing
+
+from jaxlm.config import Config, ConfigError, ModelConfig
+from jaxlm.plan import accelerators, fit, recipe, scaling, speed
+from jaxlm.plan.accelerators import Accelerator
+from jaxlm.plan.params import count_params
+
+LAW = scaling.LAWS[-1]  # by which sizes are chosen: the re-fit found errors in the first one
+NARROWEST, WIDEST = 128, 16_384  # d_model of the models to choose from
+LEAST_STEPS = 20  # of a run that is worth its warm-up
+SPARE = 1.2  # times the money: the budget of the last phase, since evaluation and checkpoints are not planned
+WARMUP = 0.02  # of the steps, as in configs/speed_1b.py
+
+
+def dollars_of(text: str) -> float:
+    """Returns the dollars that `--budget` names. Raises ConfigError if it names none."""
+    try:
+        usd = float(text.removeprefix("$"))
+    except ValueError:
+        usd = math.nan
+    if not math.isfinite(usd) or usd <= 0:
+        raise ConfigError(f"--budget={text}: give dollars above 0, such as --budget=200")
+    return usd
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError if the config is of post-training, or names the devices."""
+    if config.program != "pretrain":
+        raise ConfigError(f"--budget chooses a model to pretrain, and this is a config of {config.program}")
+    if config.plan.mesh:
+        raise ConfigError("--budget chooses the devices too: leave config.plan.mesh out")
+
+
+def plan(config: Config, usd: float) -> dict[str, typing.Any]:
+    """Returns the best model for the money on each accelerator of the prices file, or on `plan.accelerator`, best first.
+
+    Args:
+      config: a resolved config of pretraining, whose `model.dtype` and `model.attention` are not auto. Its proportions, rows,
+        vocabulary and optimizer are kept.
+
+    Raises:
+      ConfigError: the config is of post-training or names a mesh, the accelerator is unknown, or the money buys nothing.
+    """
+    check(config)
+    prices = accelerators.load(config.plan.prices)
+    chosen = (prices.named(config.plan.accelerator),) if config.plan.accelerator else prices.accelerators
+    planners: dict[ModelConfig, dict[int, fit.Planner]] = {}
+    rows = [row for device in chosen if (row := _best(config, usd, device, planners))]
+    if not rows:
+        raise ConfigError(
+            f"--budget={usd:g} buys no {LEAST_STEPS} steps of any model on {', '.join(d.name for d in chosen)}"
+        )
+    return {
+        "budget_usd": usd,
+        "ladder": None,
+        "law": LAW.name,
+        "prices_as_of": prices.as_of,
+        "accelerators": sorted(rows, key=lambda row: (row["law_loss"], row["name"])),
+    }
+
+
+def family(model: ModelConfig) -> list[ModelConfig]:
+    """Returns models in the proportions of `model`, narrow to wide: d_model, layers, heads and feed-forward grow together.
+
+    Heads keep their size, and key-value heads their share as near as a divisor of the heads comes to it.
+    """
+    found = []
+    step = max(model.head_dim, 64)
+    for heads in range(1, WIDEST // step + 1):
+        width = heads * model.head_dim
+        if not NARROWEST <= width <= WIDEST:
+            continue
+        ratio = width / (model.n_heads * model.head_dim)
+        wanted = heads * model.n_kv_heads / model.n_heads
+        kv = max(n for n in range(1, heads + 1) if heads % n == 0 and n <= max(wanted, 1))
+        d_model = max(64, round(model.d_model * ratio / 64) * 64)
+        sizes = {"n_layers": max(2, round(model.n_layers * ratio)), "d_model": d_model, "n_heads": heads}
+        sizes |= {"n_kv_heads": kv, "d_ff": max(64, round(model.d_ff * ratio / 64) * 64)}
+        found.append(dataclasses.replace(model, **sizes))
+    return found
+
+
+def of_size(config: Config, model: ModelConfig, tokens: float) -> Config | None:
+    """Returns the config of a run of this model over so many tokens: batch by rule; None if that is too few steps.
+
+    The batch is the power of two of rows that is nearest to the rule.
+    """
+    rough = dataclasses.replace(config, model=model, train=dataclasses.replace(config.train, steps=1))
+    rule = recipe.batch(dataclasses.replace(recipe.of(rough), tokens=tokens)).value
+    rows = 2 ** max(round(math.log2(rule / config.train.seq_len)), 0)
+    steps = int(tokens / (rows * config.train.seq_len))
+    if steps < LEAST_STEPS:
+        return None
+    train = dataclasses.replace(config.train, steps=steps, batch_size=rows, microbatch_size=min(16, rows))
+    optim = dataclasses.replace(config.optim, warmup_steps=round(WARMUP * steps), schedule_steps=0)
+    return dataclasses.replace(config, model=model, train=train, optim=optim)
+
+
+def _tokens(config: Config, device: Accelerator, usd: float, devices: int = 1) -> float:
+    """The tokens that the money buys on so many devices."""
+    seconds = usd / (devices * device.usd) * 3600
+    return seconds * speed.tokens_per_second(config, device, devices)
+
+
+def _best(config: Config, usd: float, device: Accelerator, planners: dict) -> dict[str, typing.Any] | None:
+    """The row of one accelerator; None if the money buys nothing there, or nothing fits."""
+    ranked = []
+    for model in family(config.model):
+        one = dataclasses.replace(config.train, microbatch_size=16)
+        tokens = _tokens(dataclasses.replace(config, model=model, train=one), device, usd)
+        if run := of_size(config, model, tokens):
+            ranked.append((LAW.loss(count_params(model), tokens), run))
+    for _, run in sorted(ranked, key=lambda pair: pair[0]):
+        by_rows = planners.setdefault(run.model, {})
+        planner = by_rows.setdefault(run.train.batch_size, fit.Planner(run))
+        if found := planner.fewest(device.memory):
+            return _row(run, usd, device, found)
+    return None
+
+
+def _row(run: Config, usd: float, device: Accelerator, found: fit.Fit) -> dict[str, typing.Any]:
+    """What the money buys of a run's model, with the devices and the microbatch that hold it."""
+    fitted = fit.with_changes(run, microbatch=found.microbatch)
+    bought = _tokens(fitted, device, usd, found.devices)
+    t, m = run.train, run.model
+    steps = max(int(bought / (t.batch_size * t.seq_len)), LEAST_STEPS)
+    run = of_steps(fitted, steps)
+    params, tokens = count_params(m), steps * t.batch_size * t.seq_len
+    stand = scaling.stand(params, tokens, m.vocab_size)
+    rules = recipe.of(run)
+    keys = {
+        f"model.{key}": getattr(m, key) for key in ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
+    }
+    keys |= {"train.steps": steps, "train.batch_size": t.batch_size, "train.microbatch_size": found.microbatch}
+    keys |= {"optim.warmup_steps": run.optim.warmup_steps, "optim.lr": 0.0, "optim.b2": 0.0}
+    if phases := run.phases.plan:
+        last = max(phases, key=lambda name: phases[name].steps)
+        keys |= {f"phases.plan.{last}.steps": steps, f"phases.plan.{last}.usd": math.ceil(SPARE * usd)}
+    return {
+        "name": device.name,
+        "devices": found.devices,
+        "parameters": params,
+        "tokens": tokens,
+        "steps": steps,
+        "batch_tokens": t.batch_size * t.seq_len,
+        "tokens_per_second": speed.tokens_per_second(run, device, found.devices),
+        "hours": usd / (found.devices * device.usd),
+        "usd": usd,
+        "law_loss": LAW.loss(params, tokens),
+        "loss": None if stand.loss is None else LAW.loss(params, tokens),
+        "low": stand.low,
+        "high": stand.high,
+        "lr": recipe.rounded("lr", recipe.rate(run.optim.name, rules).value),
+        "b2": recipe.rounded("b2", recipe.b2(rules).value),
+        "mfu_from": device.mfu_from,
+        "epochs": None,
+        "overrides": keys,
+    }
+
+
+def of_steps(config: Config, steps: int) -> Config:
+    """Returns the config with so many steps, of which the warm-up has its share."""
+    optim = dataclasses.replace(config.optim, warmup_steps=round(WARMUP * steps))
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps), optim=optim)

@@ -1,0 +1,59 @@
+"""Writes the text of `jaxlm plan --budget`."""
+
+import typing
+
+from jaxlm.console import hours, human, spent, table
+from jaxlm.data import passes
+from jaxlm.plan.text import wrapped
+
+
+def render(found: dict[str, typing.Any], config: str) -> str:
+    """Returns what `budget.plan` found as text.
+
+    Args:
+      config: the config whose proportions the models have, as the command line names it.
+    """
+    rows = found["accelerators"]
+    head = ["ACCELERATORS", "devices", "parameters", "tokens", "a step", "tokens/s", "time", "loss", "interval", "MFU"]
+    cells = [head, *(_cells(row) for row in rows)]
+    best = rows[0]
+    lines = [f"BUDGET  {spent(found['budget_usd'])}: the best model on each accelerator, best first", ""]
+    lines += [table(cells, right=range(1, 8)), ""]
+    lines.append(wrapped(f"BEST  {_sentence(best)}", indent=""))
+    keys = " ".join(f"--config.{key}={value:g}" for key, value in best["overrides"].items())
+    lines += [wrapped(f"jaxlm train {config} {keys}"), "", "NOTES", *map(wrapped, _notes(found, config))]
+    return "\n".join(lines)
+
+
+def _cells(row: dict) -> list[str]:
+    loss, span = ("-", "-") if row["loss"] is None else (f"{row['loss']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}")
+    cells = [row["name"], str(row["devices"]), human(row["parameters"]), human(row["tokens"])]
+    cells += [human(row["batch_tokens"]), human(row["tokens_per_second"]), hours(row["hours"]), loss, span]
+    return [*cells, "known" if row["mfu_from"] else "assumed"]
+
+
+def _sentence(row: dict) -> str:
+    text = f"{row['name']}: {human(row['parameters'])} parameters on {human(row['tokens'])} tokens, {row['steps']:,} steps; "
+    text += f"by rule a rate of {row['lr']:g} and b2 {row['b2']:g}"
+    return text + (f"; {_epochs(row['epochs'])}" if row["epochs"] else "")
+
+
+def _epochs(epochs: dict[str, float]) -> str:
+    text = "times through the data: " + ", ".join(f"{name} {times:.2g}" for name, times in epochs.items())
+    many = max(epochs.values()) > passes.MOST
+    return text + (" (beyond about four times a token teaches less than a new one: arXiv:2305.16264)" if many else "")
+
+
+def _notes(found: dict, config: str) -> list[str]:
+    notes = [
+        f"No ladder: sizes are chosen by {found['law']}. Its loss is that of its own data, tokenizer and recipe: it ranks "
+        "sizes and accelerators, and is no forecast of a loss that you will measure. Interval: that of jaxlm plan, which "
+        "spans two laws.",
+        f"The models have the proportions of {config}. The speed is planned (docs/planning.md): links between devices, the "
+        "optimizer's own time, evaluation and checkpoints are not counted.",
+        f"Prices of {found['prices_as_of']}, on demand, from no live offer: put yours into a copy and give it as "
+        "config.plan.prices.",
+    ]
+    if not found["accelerators"][0]["epochs"]:
+        notes.append("No data at hand: --config.data.dir=DATA tells how often the run would read it.")
+    return notes

@@ -1,0 +1,116 @@
+"""The best model for so many dollars."""
+
+import dataclasses
+
+import pytest
+
+from jaxlm import config, config_files
+from jaxlm.config import ConfigError
+from jaxlm.models import hardware
+from jaxlm.plan import accelerators, budget, budget_text, cost
+from jaxlm.plan.params import count_params
+
+
+def load(name: str, *overrides: str) -> config.Config:
+    c = config.resolve(config_files.load(name, ["workdir=w", *overrides]))
+    return dataclasses.replace(c, model=hardware.for_platform(c.model, "gpu"))
+
+
+def on(card: str, usd: float, *overrides: str) -> dict:
+    (row,) = budget.plan(load("speed_1b", f"plan.accelerator={card}", *overrides), usd)["accelerators"]
+    return row
+
+
+def test_a_family_has_the_proportions_of_its_model():
+    model = load("speed_1b").model
+    family = budget.family(model)
+    assert model in family
+    widths = [m.d_model for m in family]
+    assert widths == sorted(widths)
+    for m in family:
+        assert m.n_heads * m.head_dim == m.d_model
+        assert m.n_heads % m.n_kv_heads == 0
+        assert (m.d_ff, m.head_dim) == (4 * m.d_model, 128)
+    narrow = budget.family(load("quickstart", "model.vocab_size=4096").model)
+    assert any((m.n_layers, m.d_model, m.n_heads, m.n_kv_heads) == (3, 256, 4, 2) for m in narrow)
+
+
+def test_no_neighbour_does_better_by_the_law():
+    row, h100 = on("H100", 200), accelerators.load().named("H100")
+    c = load("speed_1b")
+    family = budget.family(c.model)
+    at = [count_params(m) for m in family].index(row["parameters"])
+    for m in (family[at - 1], family[at + 1]):
+        run = dataclasses.replace(c, model=m, train=dataclasses.replace(c.train, microbatch_size=16))
+        tokens = 3600 * 200 / h100.usd * budget.speed.tokens_per_second(run, h100, 1)
+        assert budget.LAW.loss(count_params(m), tokens) > row["law_loss"]
+
+
+def test_more_money_and_lower_prices_buy_a_better_model():
+    rows = [on("H100", usd) for usd in (20, 200, 2000)]
+    for key in ("parameters", "tokens", "hours", "batch_tokens"):
+        assert [row[key] for row in rows] == sorted(row[key] for row in rows), key
+    assert rows[0]["loss"] > rows[1]["loss"] > rows[2]["loss"]
+    assert rows[1]["low"] < rows[1]["loss"] < rows[1]["high"]
+    assert on("A100 80GB", 200)["loss"] > rows[1]["loss"]  # 57% of 989 TFLOP/s at $2.70 against 64% of 312 at $1.60
+
+
+@pytest.mark.parametrize("card", ["H100", "RTX 4090"])
+def test_what_it_says_to_type_is_that_model_for_that_money(card):
+    row = on(card, 50)
+    c = load("speed_1b", *(f"{key}={value}" for key, value in row["overrides"].items()))
+    assert count_params(c.model) == row["parameters"]
+    assert (c.phases.plan["main"].steps, c.phases.plan["main"].usd) == (row["steps"], 60)
+    assert cost.tokens(c) == row["tokens"]
+    assert c.train.batch_size * c.train.seq_len == row["batch_tokens"]
+    found = cost.cost(c, accelerators.load().named(card), row["devices"], 1)
+    assert (found.usd, found.hours) == (pytest.approx(50, rel=0.02), pytest.approx(row["hours"], rel=0.02))
+
+
+def test_the_page_says_that_there_is_no_ladder():
+    found = budget.plan(load("speed_1b", "plan.accelerator=H100"), 50)
+    found["accelerators"][0]["epochs"] = {"web": 5.0}
+    page = budget_text.render(found, "speed_1b")
+    assert max(map(len, page.splitlines())) <= 100
+    for words in (
+        "BUDGET  $50.00",
+        "No ladder:",
+        "times through the data: web 5 (beyond",
+        "jaxlm train speed_1b --config.",
+    ):
+        assert words in " ".join(page.split()).replace("BUDGET ", "BUDGET  ")
+    assert "No data at hand" not in page
+
+
+def test_too_little_money_for_a_forecast_still_names_a_model():
+    row = on("H100", 0.0005)
+    assert (row["loss"], row["low"]) == (None, None)
+    assert row["parameters"] > 0
+
+
+@pytest.mark.parametrize("text", ["abc", "0", "-5", "nan", "inf", ""])
+def test_what_are_no_dollars(text):
+    with pytest.raises(ConfigError, match=r"give dollars above 0, such as --budget=200"):
+        budget.dollars_of(text)
+
+
+def test_dollars():
+    assert budget.dollars_of("200") == budget.dollars_of("$200") == 200
+
+
+@pytest.mark.parametrize(
+    ("keys", "usd", "words"),
+    [
+        (["plan.accelerator=H1000"], 50, "not in the prices file; did you mean 'H100'"),
+        (["plan.mesh=fsdp:8"], 50, "leave config.plan.mesh out"),
+        (["plan.accelerator=H100"], 1e-9, "--budget=1e-09 buys no 20 steps of any model on H100"),
+    ],
+)
+def test_what_cannot_be_is_one_line(keys, usd, words):
+    with pytest.raises(ConfigError, match=words):
+        budget.plan(load("speed_1b", *keys), usd)
+
+
+def test_a_budget_is_for_pretraining():
+    with pytest.raises(ConfigError, match="this is a config of sft"):
+        budget.plan(load("sft"), 50)
