@@ -1,8 +1,9 @@
 """Finds the best model for so many dollars on each accelerator, from published scaling laws and our speed model.
 
 The models are a config's, made narrower or wider in its own proportions. On an accelerator the money buys hours, and hours buy
-each size so many tokens; the size with the lowest loss by the law is the best one. There is no ladder in this: the loss is that
-of the law's data, tokenizer and recipe (`scaling`), so it ranks sizes, and is no forecast of a loss that one measures.
+each size so many tokens; the size with the lowest loss by the law is the best one. The law is that of a ladder (`plan.ladder`)
+if there is one. Else the loss is that of a published law's data, tokenizer and recipe (`scaling`): it ranks sizes, and is no
+forecast of a loss that one measures.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ import typing
 from jaxlm.config import Config, ConfigError, ModelConfig
 from jaxlm.plan import accelerators, fit, recipe, scaling, speed
 from jaxlm.plan.accelerators import Accelerator
+from jaxlm.plan.ladder_fit import Fit
 from jaxlm.plan.params import count_params
 
 LAW = scaling.LAWS[-1]  # by which sizes are chosen: the re-fit found errors in the first one
@@ -40,12 +42,14 @@ def check(config: Config) -> None:
         raise ConfigError("--budget chooses the devices too: leave config.plan.mesh out")
 
 
-def plan(config: Config, usd: float) -> dict[str, typing.Any]:
+def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typing.Any]:
     """Returns the best model for the money on each accelerator of the prices file, or on `plan.accelerator`, best first.
 
     Args:
       config: a resolved config of pretraining, whose `model.dtype` and `model.attention` are not auto. Its proportions, rows,
         vocabulary and optimizer are kept.
+      usd: the money.
+      known: the fit of a ladder on the data at hand, in place of the published law.
 
     Raises:
       ConfigError: the config is of post-training or names a mesh, the accelerator is unknown, or the money buys nothing.
@@ -54,7 +58,7 @@ def plan(config: Config, usd: float) -> dict[str, typing.Any]:
     prices = accelerators.load(config.plan.prices)
     chosen = (prices.named(config.plan.accelerator),) if config.plan.accelerator else prices.accelerators
     planners: dict[ModelConfig, dict[int, fit.Planner]] = {}
-    rows = [row for device in chosen if (row := _best(config, usd, device, planners))]
+    rows = [row for device in chosen if (row := _best(config, usd, device, planners, known))]
     if not rows:
         raise ConfigError(
             f"--budget={usd:g} buys no {LEAST_STEPS} steps of any model on {', '.join(d.name for d in chosen)}"
@@ -62,7 +66,7 @@ def plan(config: Config, usd: float) -> dict[str, typing.Any]:
     return {
         "budget_usd": usd,
         "ladder": None,
-        "law": LAW.name,
+        "law": (known.law if known else LAW).name,
         "prices_as_of": prices.as_of,
         "accelerators": sorted(rows, key=lambda row: (row["law_loss"], row["name"])),
     }
@@ -111,23 +115,25 @@ def _tokens(config: Config, device: Accelerator, usd: float, devices: int = 1) -
     return seconds * speed.tokens_per_second(config, device, devices)
 
 
-def _best(config: Config, usd: float, device: Accelerator, planners: dict) -> dict[str, typing.Any] | None:
+def _best(
+    config: Config, usd: float, device: Accelerator, planners: dict, known: Fit | None
+) -> dict[str, typing.Any] | None:
     """The row of one accelerator; None if the money buys nothing there, or nothing fits."""
-    ranked = []
+    ranked, law = [], known.law if known else LAW
     for model in family(config.model):
         one = dataclasses.replace(config.train, microbatch_size=16)
         tokens = _tokens(dataclasses.replace(config, model=model, train=one), device, usd)
         if run := of_size(config, model, tokens):
-            ranked.append((LAW.loss(count_params(model), tokens), run))
+            ranked.append((law.loss(count_params(model), tokens), run))
     for _, run in sorted(ranked, key=lambda pair: pair[0]):
         by_rows = planners.setdefault(run.model, {})
         planner = by_rows.setdefault(run.train.batch_size, fit.Planner(run))
         if found := planner.fewest(device.memory):
-            return _row(run, usd, device, found)
+            return _row(run, usd, device, found, known)
     return None
 
 
-def _row(run: Config, usd: float, device: Accelerator, found: fit.Fit) -> dict[str, typing.Any]:
+def _row(run: Config, usd: float, device: Accelerator, found: fit.Fit, known: Fit | None) -> dict[str, typing.Any]:
     """What the money buys of a run's model, with the devices and the microbatch that hold it."""
     fitted = fit.with_changes(run, microbatch=found.microbatch)
     bought = _tokens(fitted, device, usd, found.devices)
@@ -135,7 +141,6 @@ def _row(run: Config, usd: float, device: Accelerator, found: fit.Fit) -> dict[s
     steps = max(int(bought / (t.batch_size * t.seq_len)), LEAST_STEPS)
     run = of_steps(fitted, steps)
     params, tokens = count_params(m), steps * t.batch_size * t.seq_len
-    stand = scaling.stand(params, tokens, m.vocab_size)
     rules = recipe.of(run)
     keys = {
         f"model.{key}": getattr(m, key) for key in ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
@@ -155,16 +160,22 @@ def _row(run: Config, usd: float, device: Accelerator, found: fit.Fit) -> dict[s
         "tokens_per_second": speed.tokens_per_second(run, device, found.devices),
         "hours": usd / (found.devices * device.usd),
         "usd": usd,
-        "law_loss": LAW.loss(params, tokens),
-        "loss": None if stand.loss is None else LAW.loss(params, tokens),
-        "low": stand.low,
-        "high": stand.high,
+        **_foretold(params, tokens, m.vocab_size, known),
         "lr": recipe.rounded("lr", recipe.rate(run.optim.name, rules).value),
         "b2": recipe.rounded("b2", recipe.b2(rules).value),
         "mfu_from": device.mfu_from,
         "epochs": None,
         "overrides": keys,
     }
+
+
+def _foretold(params: int, tokens: int, vocab_size: int, known: Fit | None) -> dict[str, float | None]:
+    """What the law says, by which rows are ranked, and the loss with its interval, where that is more than a rank."""
+    if known:
+        loss, low, high = known.loss(params, tokens)
+        return {"law_loss": loss, "loss": loss, "low": low, "high": high}
+    stand, loss = scaling.stand(params, tokens, vocab_size), LAW.loss(params, tokens)
+    return {"law_loss": loss, "loss": None if stand.loss is None else loss, "low": stand.low, "high": stand.high}
 
 
 def of_steps(config: Config, steps: int) -> Config:

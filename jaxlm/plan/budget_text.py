@@ -45,10 +45,17 @@ def _epochs(epochs: dict[str, float]) -> str:
 
 
 def _notes(found: dict, config: str) -> list[str]:
+    ladder = (
+        f"By the law of the runs in {found['ladder']}: losses are held-out ones on their data, with their tokenizer and "
+        "recipe, in 80% intervals. Far beyond those runs they are guesses."
+    )
+    published = (
+        f"No ladder (jaxlm ladder): sizes are chosen by {found['law']}. Its loss is that of its own data, tokenizer and "
+        "recipe: it ranks sizes and accelerators, and is no forecast of a loss that you will measure. Interval: that of jaxlm "
+        "plan, which spans two laws."
+    )
     notes = [
-        f"No ladder: sizes are chosen by {found['law']}. Its loss is that of its own data, tokenizer and recipe: it ranks "
-        "sizes and accelerators, and is no forecast of a loss that you will measure. Interval: that of jaxlm plan, which "
-        "spans two laws.",
+        ladder if found["ladder"] else published,
         f"The models have the proportions of {config}. The speed is planned (docs/planning.md): links between devices, the "
         "optimizer's own time, evaluation and checkpoints are not counted.",
         f"Prices of {found['prices_as_of']}, on demand, from no live offer: put yours into a copy and give it as "

@@ -36,7 +36,7 @@ import dataclasses
 import json
 import pathlib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -51,7 +51,7 @@ from jaxlm.plan.params import count_params
 from jaxlm.plan.rungs import Rung
 from jaxlm.plan.scaling import Law
 
-FILE, VERSION = "ladder.json", 1
+FOLDER, FILE, VERSION = "ladder", "ladder.json", 1  # WORKDIR/ladder/ladder.json, if --out names no other folder
 FORETOLD = (0.25, 0.5, 1, 2)  # of the target's tokens
 TOO_LONG = 1.05  # times the hours that are asked for, from which runs are refused
 Ladder = dict[str, typing.Any]
@@ -193,6 +193,23 @@ def fit_of(ladder: Mapping[str, typing.Any]) -> Fit | None:
         return None
     last, draws = found["from"], np.array(found["draws"])
     return Fit(Law("ladder", **found["law"]), found["noise"], draws, last["parameters"], last["tokens"])
+
+
+def known(config: Config, say: Callable[[str], None]) -> tuple[Fit, pathlib.Path] | None:
+    """Returns (fit, folder) of the ladder in WORKDIR/ladder; None if there is none, it is not done, or it is of another kind.
+
+    Raises:
+      ConfigError: its file is damaged.
+    """
+    folder = pathlib.Path(config.workdir) / FOLDER
+    found = read(folder) if config.workdir else None
+    if not found or not (fitted := fit_of(found)):
+        return None
+    target, m = found["target"], config.model
+    if (target["shape"]["family"], target["vocab_size"]) != (m.family, m.vocab_size):
+        say(f"{folder} is left out: it is of {target['shape']['family']} with {target['vocab_size']:,} ids")
+        return None
+    return fitted, folder
 
 
 def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:

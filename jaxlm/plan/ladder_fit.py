@@ -29,7 +29,7 @@ HUBER = 1.5  # sds from which a residual counts linearly
 # What the law may be off beyond the largest run: as one sd, this share of the loss that it foretells to fall from there on. It
 # is a guess.
 DRIFT = 0.1
-DRAWS = 200
+DRAWS = 100
 CONSTANTS = ("e", "a", "b", "alpha", "beta")
 
 
@@ -74,7 +74,7 @@ class Fit:
 
 
 def fit(points: Sequence[Point], bytes_per_token: float, draws: int = DRAWS) -> Fit:
-    """Fits the law to finished runs. Takes about 2 s with all draws.
+    """Fits the law to finished runs. Takes about a second with all draws.
 
     The interval is a parametric bootstrap. Each draw has its own noise (by the residuals; few points give it long tails), its
     own losses and its own medians of the priors, and the law is fitted to it again.

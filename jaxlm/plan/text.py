@@ -42,7 +42,14 @@ def _tokens(plan: dict) -> str:
     run = plan["run"]
     text = f"TOKENS  {human(run['tokens'])} = {run['steps']:,} steps x {run['batch_size']} rows x {run['seq_len']:,}\n"
     if run["scaling"]:
-        return text + wrapped(_chinchilla(plan)) + f"\n{_flops(run)}\n" + _loss(run["scaling"]) + _data(plan)
+        return (
+            text
+            + wrapped(_chinchilla(plan))
+            + f"\n{_flops(run)}\n"
+            + _loss(run["scaling"])
+            + _ladder(plan)
+            + _data(plan)
+        )
     return _training(plan["training"]) + "\n" + text + _flops(run)
 
 
@@ -95,6 +102,14 @@ def _loss(law: dict) -> str:
         f"({losses} by {names}), of another tokenizer on other text: compare plans by it, not with a loss that you see",
         indent="",
     )
+
+
+def _ladder(plan: dict) -> str:
+    """What the small runs foretell; "" if there are none."""
+    if not (found := plan.get("ladder")):
+        return ""
+    text = f"LADDER  {found['loss']:.3f} held-out nats a token at the end, 80% in {found['low']:.3f} to {found['high']:.3f}, "
+    return "\n" + wrapped(f"{text}by the runs in {found['dir']}", indent="")
 
 
 def _data(plan: dict) -> str:

@@ -36,7 +36,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     config = vocabulary.with_size(config, order.data.vocab_size)
     if not (args.out or config.workdir):
         raise ConfigError("no folder for the ladder: give --out=DIR")
-    folder = pathlib.Path(args.out or pathlib.Path(config.workdir) / "ladder")
+    folder = pathlib.Path(args.out or pathlib.Path(config.workdir) / ladder.FOLDER)
     found, climbed = ladder.begin(config, order, folder, asked, args.config)
     if line := rungs.check_data(order, climbed):
         say(line)

@@ -16,7 +16,7 @@ from jaxlm.console import say
 from jaxlm.data import passes, shards, vocabulary
 from jaxlm.data.open import open_order
 from jaxlm.models import hardware
-from jaxlm.plan import budget, budget_text, compiled, fit, here, recipe, summary
+from jaxlm.plan import budget, budget_text, compiled, cost, fit, here, ladder, params, recipe, summary
 from jaxlm.plan.text import render
 from jaxlm.train.checkpoints import keep
 
@@ -40,6 +40,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
             target = compiled.target(fit.devices_of(mesh), summary.hosts(config, mesh))  # before JAX has any device
     plan = summary.summarise(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")))
     plan["data"] = data(config) if config.program == "pretrain" else None
+    plan["ladder"] = foretold(config) if config.program == "pretrain" else None
     plan["here"] = here.row(config)
     plan["disk"] = disk(config, plan["checkpoint"]["bytes"])
     if target:
@@ -55,7 +56,9 @@ def best(config: Config, usd: float, args: argparse.Namespace) -> int:
     """Prints the best model for so many dollars on each accelerator, in the proportions of the config."""
     budget.check(config)
     config = _settled(with_data(config))
-    found = budget.plan(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")), usd)
+    fitted, folder = ladder.known(config, say) or (None, None)
+    found = budget.plan(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")), usd, fitted)
+    found["ladder"] = folder and str(folder)
     for row in found["accelerators"]:
         train = {"steps": row["steps"], "batch_size": row["overrides"]["train.batch_size"]}
         read = data(dataclasses.replace(config, train=dataclasses.replace(config.train, **train)))
@@ -90,6 +93,15 @@ def data(config: Config) -> dict[str, typing.Any] | None:
         return None
     found = {"dir": config.data.dir, "tokens": order.data.token_counts(), "epochs": epochs}
     return found | ({"mixture": passes.words(order, steps)} if order.final else {})
+
+
+def foretold(config: Config) -> dict[str, typing.Any] | None:
+    """Returns the held-out loss that the ladder in WORKDIR/ladder foretells, with its interval; None if there is no ladder."""
+    if not (found := ladder.known(config, say)):
+        return None
+    fitted, folder = found
+    loss, low, high = fitted.loss(params.count_params(config.model), cost.tokens(config))
+    return {"dir": str(folder), "loss": loss, "low": low, "high": high}
 
 
 def disk(config: Config, checkpoint: int) -> dict[str, typing.Any]:

@@ -2,13 +2,16 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError
 from jaxlm.models import hardware
 from jaxlm.plan import accelerators, budget, budget_text, cost
+from jaxlm.plan.ladder_fit import Fit
 from jaxlm.plan.params import count_params
+from jaxlm.plan.scaling import Law
 
 
 def load(name: str, *overrides: str) -> config.Config:
@@ -67,6 +70,26 @@ def test_what_it_says_to_type_is_that_model_for_that_money(card):
     assert (found.usd, found.hours) == (pytest.approx(50, rel=0.02), pytest.approx(row["hours"], rel=0.02))
 
 
+def known(alpha: float) -> Fit:
+    """The fit of a ladder whose losses fall with N^-alpha, known to a hundredth."""
+    law = Law("ladder", 1.0, 2.5 * 3e7**alpha, 400.0, alpha, 0.3)
+    draws = np.array([[law.e, share * law.a, share * law.b, alpha, 0.3, 0.0] for share in (0.99, 1.01) * 20])
+    return Fit(law, 0.0, draws, 3e7, 1e9)
+
+
+def test_a_ladder_takes_the_place_of_the_published_law():
+    c = load("speed_1b", "plan.accelerator=H100")
+    steep, flat = (budget.plan(c, 50, known(alpha)) for alpha in (0.5, 0.1))
+    assert steep["law"] == "ladder"
+    (row,), (other,) = steep["accelerators"], flat["accelerators"]
+    assert row["parameters"] > 2 * other["parameters"]  # where size pays, the best model is larger
+    assert row["loss"] == known(0.5).law.loss(row["parameters"], row["tokens"])
+    assert 0.9 * row["loss"] < row["low"] < row["loss"] < row["high"] < 1.1 * row["loss"]
+    text = " ".join(budget_text.render(steep | {"ladder": "runs/x/ladder"}, "speed_1b").split())
+    assert "By the law of the runs in runs/x/ladder" in text
+    assert "No ladder" not in text
+
+
 def test_the_page_says_that_there_is_no_ladder():
     found = budget.plan(load("speed_1b", "plan.accelerator=H100"), 50)
     found["accelerators"][0]["epochs"] = {"web": 5.0}
@@ -74,7 +97,7 @@ def test_the_page_says_that_there_is_no_ladder():
     assert max(map(len, page.splitlines())) <= 100
     for words in (
         "BUDGET  $50.00",
-        "No ladder:",
+        "No ladder (jaxlm ladder): sizes are chosen by",
         "times through the data: web 5 (beyond",
         "jaxlm train speed_1b --config.",
     ):

@@ -102,6 +102,21 @@ def test_what_is_written_is_read_back_and_foretells_the_same(tmp_path):
     assert fit.loss(row["parameters"], row["tokens"]) == pytest.approx((row["loss"], row["low"], row["high"]), rel=1e-4)
 
 
+def test_plan_finds_the_ladder_of_its_folder_if_it_is_done_and_of_its_kind(tmp_path):
+    said = []
+    c = resolve(f"workdir={tmp_path}")
+    assert ladder.known(c, said.append) is None
+    ladder.write(tmp_path / "ladder", done(begin(tmp_path)[0], but=1))
+    assert ladder.known(c, said.append) is None
+    ladder.write(tmp_path / "ladder", done(begin(tmp_path)[0]))
+    found, folder = ladder.known(c, said.append)
+    assert folder == tmp_path / "ladder"
+    assert found.law.beta > 0
+    assert not said
+    assert ladder.known(resolve(f"workdir={tmp_path}", "model.vocab_size=8192"), said.append) is None
+    assert said == [f"{folder} is left out: it is of llama with 4,096 ids"]
+
+
 def test_a_ladder_whose_runs_are_not_done_foretells_nothing(tmp_path):
     found = done(begin(tmp_path)[0], but=1)
     assert (found["fit"], found["foretold"], ladder.fit_of(found)) == (None, None, None)

@@ -201,7 +201,7 @@ def test_a_ladder_that_is_killed_in_the_middle_goes_on(data, tmp_path):
     )
 
 
-def until(condition, process: subprocess.Popen, seconds: float = 300) -> None:
+def until(condition, process: subprocess.Popen, seconds: float = 500) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.stderr.read()

@@ -12,7 +12,7 @@ from jaxlm.config import resolve
 from jaxlm.data import mixture, rows
 from jaxlm.models import hardware
 from jaxlm.objectives import lm
-from jaxlm.plan import accelerators, compiled
+from jaxlm.plan import accelerators, compiled, ladder
 from jaxlm.plan.text import render
 from jaxlm.programs import plan as program
 from jaxlm.step import parts
@@ -206,6 +206,27 @@ def test_a_budget_needs_no_config(capsys, monkeypatch):
     assert code == 0
     assert "BUDGET  $20.00" in out
     assert "jaxlm train local_35m --config.model.n_layers=" in out
+
+
+def test_a_ladder_foretells_the_loss_of_a_plan_and_of_a_budget(capsys, tmp_path):
+    draws = [[1.0, share * 60.0, share * 400.0, 0.3, 0.35, 0.01] for share in (0.98, 1.02) * 20]
+    fitted = {"law": {"e": 1.0, "a": 60.0, "b": 400.0, "alpha": 0.3, "beta": 0.35}, "noise": 0.01, "draws": draws}
+    fitted["from"] = {"parameters": 5e6, "tokens": 1e8}
+    target = {"vocab_size": 20480, "shape": {"family": "llama"}}
+    ladder.write(tmp_path / "ladder", {"version": 1, "target": target, "same": {}, "runs": [], "fit": fitted})
+    keys = ["local_35m", f"--config.workdir={tmp_path}", "--config.plan.accelerator=H100"]
+    _, out, _ = run(capsys, *keys, "--json")
+    found = json.loads(out)["ladder"]
+    loss = 1 + 60 / 34_087_424**0.3 + 400 / 655_360_000**0.35
+    assert found["loss"] == pytest.approx(loss)
+    assert found["low"] < loss < found["high"]
+    _, out, _ = run(capsys, *keys)
+    words = " ".join(out.split())
+    assert f"LADDER {loss:.3f} held-out nats a token at the end, 80% in" in words
+    _, out, _ = run(capsys, *keys, "--json", "--budget=20")
+    found = json.loads(out)
+    assert (found["ladder"], found["law"]) == (str(tmp_path / "ladder"), "ladder")
+    assert found["accelerators"][0]["low"] < found["accelerators"][0]["loss"] < found["accelerators"][0]["high"]
 
 
 @pytest.mark.parametrize("value", ["abc", "0", "-1"])
