@@ -136,7 +136,8 @@ def _row(run: Config, usd: float, device: Accelerator, found: fit.Fit) -> dict[s
     run = of_steps(fitted, steps)
     params, tokens = count_params(m), steps * t.batch_size * t.seq_len
     stand = scaling.stand(params, tokens, m.vocab_size)
-    rules = recipe.of(run)
+    left = dataclasses.replace(run.optim, lr=0.0, b2=0.0)
+    ruled = recipe.by_rule(dataclasses.replace(run, optim=left), lambda line: None).optim
     keys = {
         f"model.{key}": getattr(m, key) for key in ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
     }
@@ -159,8 +160,9 @@ def _row(run: Config, usd: float, device: Accelerator, found: fit.Fit) -> dict[s
         "loss": None if stand.loss is None else LAW.loss(params, tokens),
         "low": stand.low,
         "high": stand.high,
-        "lr": recipe.rounded("lr", recipe.rate(run.optim.name, rules).value),
-        "b2": recipe.rounded("b2", recipe.b2(rules).value),
+        "lr": ruled.lr,
+        "matrix_lr": recipe.rounded("lr", ruled.lr * ruled.matrix_lr_ratio),
+        "b2": ruled.b2,
         "mfu_from": device.mfu_from,
         "epochs": None,
         "overrides": keys,
