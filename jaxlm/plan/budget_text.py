@@ -20,7 +20,7 @@ def render(found: dict[str, typing.Any], config: str) -> str:
     lines = [f"BUDGET  {spent(found['budget_usd'])}: the best model on each accelerator, best first", ""]
     lines += [table(cells, right=range(1, 8)), ""]
     lines.append(wrapped(f"BEST  {_sentence(best)}", indent=""))
-    keys = " ".join(f"--config.{key}={value:g}" for key, value in best["overrides"].items())
+    keys = " ".join(f"--config.{key}={value}" for key, value in best["overrides"].items())
     lines += [wrapped(f"jaxlm train {config} {keys}"), "", "NOTES", *map(wrapped, _notes(found, config))]
     return "\n".join(lines)
 
@@ -34,7 +34,8 @@ def _cells(row: dict) -> list[str]:
 
 def _sentence(row: dict) -> str:
     text = f"{row['name']}: {human(row['parameters'])} parameters on {human(row['tokens'])} tokens, {row['steps']:,} steps; "
-    text += f"by rule a rate of {row['lr']:g} and b2 {row['b2']:g}"
+    matrices = f" ({row['matrix_lr']:g} for the layers' matrices)" if row["matrix_lr"] != row["lr"] else ""
+    text += f"by rule a rate of {row['lr']:g}{matrices} and b2 {row['b2']:g}"
     return text + (f"; {_epochs(row['epochs'])}" if row["epochs"] else "")
 
 

@@ -114,7 +114,7 @@ def _new(config: Config, order: Order, name: str, climbed: Sequence[Rung]) -> La
     m, e = config.model, config.eval
     shape = ("family", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
     target = {"config": name, "parameters": count_params(m), "tokens": tokens(config), "vocab_size": m.vocab_size}
-    target |= {"lr": config.optim.lr or rungs.rule_rate(config), "shape": {key: getattr(m, key) for key in shape}}
+    target |= {"lr": config.optim.lr or rungs.by_rule(config).lr, "shape": {key: getattr(m, key) for key in shape}}
     held_out = {"seq_len": config.train.seq_len, "rows": e.batch_size * e.max_batches, "mixture": dict(order.mixture)}
     runs = [one.to_json() for one in climbed]
     return {"version": VERSION, "target": target, "held_out": held_out, "runs": runs} | dict.fromkeys(

@@ -225,10 +225,10 @@ def by_rule(config: Config, say: Callable[[str], None], kept: dict[str, float] |
         values = {key: kept[key] for key in left}
         say("by rule, as this run began: " + ", ".join(f"optim.{key} {value:.4g}" for key, value in values.items()))
         return dataclasses.replace(config, optim=dataclasses.replace(o, **values))
-    if config.origin and left.keys() & {"lr", "matrix_lr_ratio"}:
+    if config.origin and (unruled := [key for key in left if key != "b2"]):
         raise ConfigError(
-            f"optim.lr=0 is the rule for a model that begins with new weights, and this one begins with those of "
-            f"{config.origin}: give config.optim.lr"
+            f"optim.{unruled[0]}=0 is the rule for a model that begins with new weights, and this one begins with those of "
+            f"{config.origin}: give config.optim.{unruled[0]}"
         )
     run = of(config)
     rules = {key: rule(run) for key, rule in left.items()}

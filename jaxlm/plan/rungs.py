@@ -5,7 +5,8 @@
 - Budgets: all, half and a quarter of the most tokens that fit into the hours; never more than the config's own.
 - Batch: the config's own, halved as the budget shrinks: it goes with D^.571 (Step Law, arXiv:2503.04715).
 - Rate: the config's own, times the published rule's ratio between the two runs (plan/recipe.py). Warm-up and decay keep
-  their share of the steps. So a config whose rate is off by some factor has a ladder whose rates are off by the same.
+  their share of the steps. So a config whose rate is off by some factor has a ladder whose rates are off by the same. With
+  optim.matrix_lr_ratio=0 the matrices' rate goes by its own rule, and is varied together with the other.
 - Hours: half an hour on this machine, or 3% of what the config's own run would take here, if that is more.
 """
 
@@ -15,7 +16,7 @@ import pathlib
 import typing
 from collections.abc import Mapping, Sequence
 
-from jaxlm.config import Config, ConfigError, ModelConfig
+from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig
 from jaxlm.console import human
 from jaxlm.data import passes
 from jaxlm.data.rows import Order
@@ -81,7 +82,7 @@ class Rung:
             "batch_size": t.batch_size,
             "lr": self.config.optim.lr,
             "times": self.times,
-            "rule": float(f"{rule_rate(self.config):.3g}"),
+            "rule": by_rule(self.config).lr,
             "kind": self.kind,
             "planned_hours": None,
             "hours": 0.0,
@@ -151,11 +152,13 @@ def rung(config: Config, width: int, budget: float, folder: pathlib.Path, times:
     steps = max(round(budget / (rows * config.train.seq_len)), 2)
     model = smaller(config.model, width)
     changed = dataclasses.replace(config, model=model, train=_train(config, steps, rows))
-    o, share = config.optim, steps / config.train.steps
-    own = o.lr or rule_rate(config)
+    o, share, whole, small = config.optim, steps / config.train.steps, by_rule(config), by_rule(changed)
+    off = (o.lr or whole.lr) / whole.lr  # the config's own rate over the rule's
     optim = dataclasses.replace(
         o,
-        lr=float(f"{own * rule_rate(changed) / rule_rate(config) * times:.3g}"),
+        lr=float(f"{off * small.lr * times:.3g}"),
+        # 0 in the run itself would hold its matrices to the rule whatever `times` is.
+        matrix_lr_ratio=o.matrix_lr_ratio or float(f"{small.matrix_lr_ratio / off:.3g}"),
         warmup_steps=min(round(o.warmup_steps * share), steps - 1),
         decay_at_step=min(round(o.decay_at_step * share), steps - 1),
         schedule_steps=0,
@@ -165,10 +168,10 @@ def rung(config: Config, width: int, budget: float, folder: pathlib.Path, times:
     return Rung(name, "grid" if times == 1 else "rate", times, quiet)
 
 
-def rule_rate(config: Config) -> float:
-    """Returns the published rule's rate for a config's optimizer, size, batch and tokens, all steps counted."""
-    whole = dataclasses.replace(config, optim=dataclasses.replace(config.optim, schedule_steps=0))
-    return recipe.rate(config.optim.name, recipe.of(whole)).value
+def by_rule(config: Config) -> OptimConfig:
+    """Returns `optim` with `lr` by rule for a config's size, batch and tokens, all steps counted; the ratio too, if it is 0."""
+    asked = dataclasses.replace(config.optim, lr=0.0, schedule_steps=0)
+    return recipe.by_rule(dataclasses.replace(config, optim=asked), lambda line: None).optim
 
 
 def batch_size(config: Config, budget: float) -> int:

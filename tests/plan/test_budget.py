@@ -8,8 +8,12 @@ import pytest
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError
 from jaxlm.models import hardware
+<<<<<<< HEAD
 from jaxlm.plan import accelerators, budget, budget_text, cost
 from jaxlm.plan.ladder_fit import Fit
+=======
+from jaxlm.plan import accelerators, budget, budget_text, cost, recipe
+>>>>>>> rev
 from jaxlm.plan.params import count_params
 from jaxlm.plan.scaling import Law
 
@@ -103,6 +107,23 @@ def test_the_page_says_that_there_is_no_ladder():
     ):
         assert words in " ".join(page.split()).replace("BUDGET ", "BUDGET  ")
     assert "No data at hand" not in page
+
+
+def test_both_rates_are_those_that_the_command_trains_with():
+    row = on("H100", 50)
+    c = load("speed_1b", *(f"{key}={value}" for key, value in row["overrides"].items()))
+    trained = recipe.by_rule(c, lambda line: None).optim
+    assert (row["lr"], row["b2"]) == (trained.lr, trained.b2)
+    assert row["matrix_lr"] == pytest.approx(trained.lr * trained.matrix_lr_ratio, rel=0.01)
+    assert row["matrix_lr"] != row["lr"]
+    one = on("H100", 50, "optim.matrix_lr_ratio=1")
+    assert one["matrix_lr"] == one["lr"] == pytest.approx(row["matrix_lr"], rel=0.01)
+
+
+def test_a_command_has_whole_numbers_however_large():
+    found = budget.plan(load("speed_1b", "plan.accelerator=H100"), 50)
+    found["accelerators"][0]["overrides"]["train.steps"] = 1_234_567
+    assert "--config.train.steps=1234567" in budget_text.render(found, "speed_1b")
 
 
 def test_too_little_money_for_a_forecast_still_names_a_model():

@@ -121,6 +121,9 @@ def test_there_is_no_rule_for_weights_of_others():
     with pytest.raises(ConfigError, match=r"begins with those of runs/other: give config\.optim\.lr"):
         recipe.by_rule(asked, print)
     assert recipe.by_rule(asked, print, {"lr": 0.002, "b2": 0.9}).optim.lr == 0.002  # a branch
+    asked = dataclasses.replace(resolve("quickstart", "optim.matrix_lr_ratio=0"), origin="runs/other")
+    with pytest.raises(ConfigError, match=r"optim\.matrix_lr_ratio=0 is .*: give config\.optim\.matrix_lr_ratio"):
+        recipe.by_rule(asked, print)
 
 
 @pytest.mark.parametrize("key", ["lr", "b2"])

@@ -100,6 +100,24 @@ def test_the_rate_is_the_configs_own_times_the_rules_ratio(optimizer):
     assert run.config.optim.lr == pytest.approx(recipe.rate(optimizer, recipe.of(run.config)).value, rel=0.01)
 
 
+@pytest.mark.parametrize("own", ["optim.lr=0", "optim.lr=1e-3"])
+def test_two_rates_by_rule_scale_each_by_its_own_and_vary_together(own):
+    c = resolve("speed_1b", own)
+    run, doubled = (rungs.rung(c, 512, 4e8, LADDER, times=times).config for times in (1, 2))
+    small, whole = recipe.of(run), recipe.of(c)
+    lr = recipe.adamw_rate(small).value
+    lr *= c.optim.lr / recipe.adamw_rate(whole).value if c.optim.lr else 1
+    assert run.optim.lr == pytest.approx(lr, rel=0.01)
+    assert run.optim.lr * run.optim.matrix_lr_ratio == pytest.approx(recipe.muon_rate(small).value, rel=0.02)
+    assert doubled.optim.lr == pytest.approx(2 * run.optim.lr, rel=0.01)
+    assert doubled.optim.matrix_lr_ratio == run.optim.matrix_lr_ratio
+
+
+def test_a_ratio_that_is_given_holds_the_matrices_to_the_rule_for_muon():
+    run = rungs.rung(resolve("speed_1b", "optim.matrix_lr_ratio=4"), 512, 4e8, LADDER).config
+    assert 4 * run.optim.lr == pytest.approx(recipe.muon_rate(recipe.of(run)).value, rel=0.01)
+
+
 def test_what_is_planned_fits_into_the_hours():
     c = resolve("local_35m")
     speeds, held_out = {128: 3e6, 192: 2e6, 256: 1e6}, 100_000

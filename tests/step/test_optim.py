@@ -268,6 +268,14 @@ def test_decay_that_follows_the_rate_falls_as_its_square(ratio):
             np.testing.assert_allclose(kernel, by_hand("kernel", not follows), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_a_rate_left_to_the_rule_moves_nothing_where_a_step_is_only_timed(ratio):
+    c = dataclasses.replace(optim_config(decay_follows_rate=True, matrix_lr_ratio=ratio), lr=0.0)
+    tx = optim.make(c, PARAMS)
+    updates, _ = tx.update(PARAMS, tx.init(PARAMS), PARAMS, ok=True, rate=jnp.zeros(()))
+    assert all(bool(jnp.isfinite(update).all()) for update in jax.tree.leaves(updates))
+
+
 def test_the_state_has_the_same_form_with_and_without_the_new_keys():
     """So that a run goes on when they are changed."""
     new = {"decay_follows_rate": True, "matrix_lr_ratio": 4.0}
