@@ -141,13 +141,8 @@ def _row(run: Config, usd: float, device: Accelerator, found: fit.Fit, known: Fi
     steps = max(int(bought / (t.batch_size * t.seq_len)), LEAST_STEPS)
     run = of_steps(fitted, steps)
     params, tokens = count_params(m), steps * t.batch_size * t.seq_len
-<<<<<<< HEAD
-    rules = recipe.of(run)
-=======
-    stand = scaling.stand(params, tokens, m.vocab_size)
     left = dataclasses.replace(run.optim, lr=0.0, b2=0.0)
     ruled = recipe.by_rule(dataclasses.replace(run, optim=left), lambda line: None).optim
->>>>>>> rev
     keys = {
         f"model.{key}": getattr(m, key) for key in ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
     }
@@ -166,19 +161,10 @@ def _row(run: Config, usd: float, device: Accelerator, found: fit.Fit, known: Fi
         "tokens_per_second": speed.tokens_per_second(run, device, found.devices),
         "hours": usd / (found.devices * device.usd),
         "usd": usd,
-<<<<<<< HEAD
         **_foretold(params, tokens, m.vocab_size, known),
-        "lr": recipe.rounded("lr", recipe.rate(run.optim.name, rules).value),
-        "b2": recipe.rounded("b2", recipe.b2(rules).value),
-=======
-        "law_loss": LAW.loss(params, tokens),
-        "loss": None if stand.loss is None else LAW.loss(params, tokens),
-        "low": stand.low,
-        "high": stand.high,
         "lr": ruled.lr,
         "matrix_lr": recipe.rounded("lr", ruled.lr * ruled.matrix_lr_ratio),
         "b2": ruled.b2,
->>>>>>> rev
         "mfu_from": device.mfu_from,
         "epochs": None,
         "overrides": keys,

@@ -8,12 +8,8 @@ import pytest
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError
 from jaxlm.models import hardware
-<<<<<<< HEAD
-from jaxlm.plan import accelerators, budget, budget_text, cost
-from jaxlm.plan.ladder_fit import Fit
-=======
 from jaxlm.plan import accelerators, budget, budget_text, cost, recipe
->>>>>>> rev
+from jaxlm.plan.ladder_fit import Fit
 from jaxlm.plan.params import count_params
 from jaxlm.plan.scaling import Law
 
