@@ -123,7 +123,7 @@ def _decay(config: OptimConfig, ratios: dict | None) -> optax.GradientTransforma
     all rates are the same part of their peaks.)
     """
     # A rate that is left to the rule is 0 where a step is only timed (tune, doctor): it changes nothing, and is no 0 / 0.
-    peak = config.lr * max(jax.tree.leaves(ratios), default=1.0) or 1.0
+    peak = config.lr * max(jax.tree.leaves(ratios), default=1.0) if config.lr else 1.0
 
     def update(
         updates: dict, state: optax.EmptyState, params: dict, *, rate: jax.Array | None = None, **extra
