@@ -139,7 +139,13 @@ def _rounded(width: float) -> int:
 
 
 def rungs(config: Config, widths: Sequence[int], budgets: Sequence[float], folder: pathlib.Path) -> list[Rung]:
-    """Returns the runs in the order in which they are done: those at other rates first, then the grid, the cheapest first."""
+    """Returns the runs in the order in which they are done: those at other rates first, then the grid, the cheapest first.
+
+    Raises ConfigError if two budgets are so close that their runs would share a folder.
+    """
+    if len({human(budget) for budget in budgets}) < len(budgets):
+        close = ", ".join(f"{budget:,.0f}" for budget in budgets)
+        raise ConfigError(f"the budgets of {close} tokens are too close: give --tokens that differ in three digits")
     rates = [rung(config, widths[0], budgets[0], folder, times) for times in TIMES]
     grid = [rung(config, width, budget, folder) for width in widths for budget in budgets]
     grid.sort(key=lambda run: flops.of(run.config).causal * run.tokens)

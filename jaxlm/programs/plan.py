@@ -85,11 +85,16 @@ def _settled(config: Config) -> Config:
 
 
 def data(config: Config) -> dict[str, typing.Any] | None:
-    """Returns the training tokens of each source in `data.dir`, and how often the run reads each; None if there is no data."""
+    """Returns the training tokens of each source in `data.dir`, and how often the run reads each; None if there is no data.
+
+    Says so if training would refuse the data that is there.
+    """
     try:
         order, steps = open_order(config), config.train.steps
         epochs = passes.passes(order, steps)
-    except ConfigError:
+    except ConfigError as error:
+        if (pathlib.Path(config.data.dir) / shards.MANIFEST).is_file():
+            say(f"the data is left out of the plan: {error}")
         return None
     found = {"dir": config.data.dir, "tokens": order.data.token_counts(), "epochs": epochs}
     return found | ({"mixture": passes.words(order, steps)} if order.final else {})

@@ -78,6 +78,12 @@ def test_the_order_is_the_rates_then_from_cheap_to_dear():
     assert work[-1] == max(work)
 
 
+def test_budgets_whose_runs_would_share_a_folder_are_refused():
+    c = resolve("quickstart")
+    with pytest.raises(ConfigError, match=r"1,000,000, 1,001,500, 2,000,000 tokens are too close"):
+        rungs.rungs(c, rungs.sizes(c.model), [1e6, 1_001_500, 2e6], LADDER)
+
+
 def test_batches_shrink_with_the_budget():
     c = resolve("gpuburnout_1b")
     total = c.train.steps * c.train.batch_size * c.train.seq_len

@@ -6,6 +6,7 @@ import types
 
 import jax
 import pytest
+import tiny_data
 
 from jaxlm import cli, config_files, console, sharding
 from jaxlm.config import resolve
@@ -110,6 +111,17 @@ def test_data_that_is_there_is_set_against_the_plan(capsys, monkeypatch):
     monkeypatch.setattr(program, "open_order", lambda c: order(c, final))
     _, out, _ = run(capsys, "--config=gpuburnout_1b", *keys)  # 2.62B tokens: 2.10B, then 0.52B of code alone
     assert "times through: web 1.6, code 10\n  Mixture: web 0.75, code 0.25 to step 16,000, then code 1.\n" in out
+
+
+def test_data_that_training_would_refuse_is_told(capsys, tmp_path):
+    tiny_data.make(tmp_path, {"a": 1.0})
+    keys = [f"--config.data.dir={tmp_path}", "--config.data.final.share=.2", "--config.plan.accelerator=H100"]
+    _, out, err = run(capsys, "--config=base", *keys, "--config.data.final.weights.nosuch=1")
+    assert "DATA" not in out
+    assert "the data is left out of the plan: data.final.weights names nosuch, which is no source" in err
+    _, out, err = run(capsys, "--config=base", *keys, "--config.data.final.weights.a=2")
+    assert "DATA" in out
+    assert "left out" not in err
 
 
 def test_a_price_of_ones_own_counts(capsys, tmp_path):
