@@ -278,7 +278,7 @@ VERBS = {
             "--took": {
                 "default": "",
                 "metavar": "FOLDER",
-                "help": "show what each command of a script took too: a file NAME with its seconds, for each",
+                "help": "show what a script's commands took too: files with seconds",
             }
         },
         reads_run=True,

@@ -206,7 +206,9 @@ def test_spot_that_never_ends_is_valid_json(capsys):
 
 def test_a_budget_needs_no_config(capsys, monkeypatch):
     opened = types.SimpleNamespace(token_counts=lambda: {"web": 10**9, "code": 10**8})
-    monkeypatch.setattr(program, "open_mixture", lambda *_: (opened, {"web": 3.0, "code": 1.0}))
+    mixture = {"web": 3.0, "code": 1.0}
+    order = lambda c: rows.Order(opened, mixture, 0, c.train.seq_len, c.train.batch_size, (), None)  # noqa: E731
+    monkeypatch.setattr(program, "open_order", order)
     keys = ["--budget=20", "--config.plan.accelerator=H100"]
     code, out, err = run(capsys, *keys, "--json")
     assert (code, err) == (0, "")

@@ -205,8 +205,8 @@ def test_the_update_holds_no_second_copy_of_parameters_or_moments():
     assert frugal < 2.1
     inner = optim.make(c.optim, models.abstract_params(models.build(c.model, "xla")))
 
-    def chosen_after(grads, old, params, ok):
-        updates, new = inner.update(grads, old, params, ok=True)
+    def chosen_after(grads, old, params, ok, **extra):
+        updates, new = inner.update(grads, old, params, ok=True, **extra)
         return updates, jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, old)
 
     assert temporary(optax.GradientTransformationExtraArgs(inner.init, chosen_after)) > frugal + 0.7
