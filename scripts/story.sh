@@ -34,7 +34,10 @@ refuse() { # says what is wrong, in a line, before anything is done
   exit 2
 }
 command -v jaxlm > /dev/null || refuse 'there is no jaxlm here: pip install -e ".[rl]" in the checkout'
-for given in "$DOCS" "$CHATS" "$PAIRS"; do
+[ -d "$OUT" ] || [ ! -e "$OUT" ] || refuse "OUT=$OUT is a file: name a folder"
+[ -z "$DOCS" ] || [ -d "$DOCS" ] || refuse "DOCS=$DOCS: there is no such folder"
+[[ "${USD_PER_HOUR:-0}" =~ ^[0-9]+(\.[0-9]*)?$ ]] || refuse "USD_PER_HOUR=$USD_PER_HOUR: a number, such as 2.7"
+for given in "$CHATS" "$PAIRS"; do
   [ -z "$given" ] || [ -e "$given" ] || refuse "there is no file or folder $given"
 done
 python -c 'import importlib.util as i; exit(not i.find_spec("reasoning_gym"))' || refuse 'GRPO learns sums of reasoning-gym: pip install "jaxlm[rl]"'
@@ -93,7 +96,7 @@ stage() { # runs a command once; keeps in OUT/took/NAME how many seconds it took
   local name=$1 began=$SECONDS
   shift
   [ ! -e "$OUT/took/$name" ] || return 0
-  printf '\n== %s\n%s\n' "$name" "$*"
+  printf '\n== %s\n' "$name" && printf '%q ' "$@" && echo
   "$@"
   echo $((SECONDS - began)) > "$OUT/took/$name"
 }

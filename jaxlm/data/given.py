@@ -99,9 +99,12 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
     """
     if config.program != "pretrain":
         if not config.data.path and not config.reward.tasks:
-            raise ConfigError(
+            what = (
                 f"{config.program} reads examples: --config.data.path=FILE.jsonl, a parquet file, or a folder of them"
             )
+            if config.program in ("ppo", "grpo"):
+                what = what.replace("examples", "prompts") + "; or give it tasks: --config.reward.tasks=gsm8k"
+            raise ConfigError(what)
         return
     folder, paths = (
         pathlib.Path(config.data.dir),
