@@ -348,7 +348,9 @@ def test_real_runs_on_small_data(small, data, tmp_path, capsys):
     assert len({line["loss"] for line in lines}) == len(lines)
     assert not (data.parent / "run").exists()
     assert bench_recipe.main(["report", *small]) == 0
-    assert bench_recipe.main(["steptime", *small, "--only=reference,adamw", "--steps=2"]) == 0
+    assert (
+        bench_recipe.main(["steptime", *small, "--only=reference,adamw", "--steps=2", "--set=train.batch_size=8"]) == 0
+    )
     assert "of reference's, turn by turn" in capsys.readouterr().out
 
 
