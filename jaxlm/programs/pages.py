@@ -34,7 +34,7 @@ def of_data(config: Config) -> None:
 def of_run(config: Config, folder: pathlib.Path) -> None:
     """Writes RUN/report.html from all that the run's files say. No error costs the run."""
     try:
-        outlook.write(config, folder)
+        outlook.write(folder, outlook.of_run(folder, config).summary(config.stop))
     except Exception as error:
         console.say(f"{folder / page.NAME} is not written: {type(error).__name__}: {error}")
 

@@ -18,11 +18,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if not (folder / "metrics.jsonl").is_file():
         raise ConfigError(f"no run in {folder}: it has no metrics.jsonl; train first")
     took = lineage.commands(pathlib.Path(args.took), config.hardware.usd_per_hour) if args.took else []
+    summary = outlook.of_run(folder, config).summary(config.stop) | {"commands": took}
     if args.json:
-        look = outlook.of_run(folder, config)
-        print(json.dumps(look.summary(config.stop) | {"commands": took}))
+        print(json.dumps(summary))
         return 0
-    outlook.write(config, folder, commands=took)
+    outlook.write(folder, summary)
     if took:
         print(table(stages.command_cells(took), right=(1, 2)))
     say(f"open {folder / page.NAME}")

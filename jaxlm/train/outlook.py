@@ -66,11 +66,9 @@ class Outlook:
         return gathered | {"futures": futures.summary(found, futures.advice(found, stop.usd_per_centinat), step)}
 
 
-def write(config: Config, folder: pathlib.Path, **more: object) -> dict:
-    """Writes RUN/report.html, and returns its summary. `more`: further parts of that."""
-    found = of_run(folder, config).summary(config.stop) | more
+def write(folder: pathlib.Path, found: dict) -> None:
+    """Writes RUN/report.html from what `Outlook.summary` returned."""
     page.write(folder / NAME, found)
-    return found
 
 
 def of_run(folder: pathlib.Path, config: Config) -> Outlook:
