@@ -11,7 +11,7 @@ import math
 import typing
 
 from jaxlm.config import Config, ConfigError, ModelConfig
-from jaxlm.plan import accelerators, fit, recipe, scaling, speed
+from jaxlm.plan import accelerators, fit, recipe, rungs, scaling, speed
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.ladder_fit import Fit
 from jaxlm.plan.params import count_params
@@ -84,11 +84,9 @@ def family(model: ModelConfig) -> list[ModelConfig]:
         if not NARROWEST <= width <= WIDEST:
             continue
         ratio = width / (model.n_heads * model.head_dim)
-        wanted = heads * model.n_kv_heads / model.n_heads
-        kv = max(n for n in range(1, heads + 1) if heads % n == 0 and n <= max(wanted, 1))
         d_model = max(64, round(model.d_model * ratio / 64) * 64)
         sizes = {"n_layers": max(2, round(model.n_layers * ratio)), "d_model": d_model, "n_heads": heads}
-        sizes |= {"n_kv_heads": kv, "d_ff": max(64, round(model.d_ff * ratio / 64) * 64)}
+        sizes |= {"n_kv_heads": rungs.kv_heads(model, heads), "d_ff": max(64, round(model.d_ff * ratio / 64) * 64)}
         found.append(dataclasses.replace(model, **sizes))
     return found
 

@@ -115,20 +115,24 @@ def sizes(model: ModelConfig) -> list[int]:
     return found
 
 
+def kv_heads(model: ModelConfig, heads: int) -> int:
+    """Returns the key-value heads of so many heads: their share in `model`, as near as a divisor of the heads comes to it."""
+    wanted = max(heads * model.n_kv_heads / model.n_heads, 1)
+    return max(n for n in range(1, heads + 1) if heads % n == 0 and n <= wanted)
+
+
 def smaller(model: ModelConfig, width: int) -> ModelConfig:
     """Returns the model of the family with this width, which must be a multiple of 8."""
     share = width / model.d_model
     inner = _rounded(share * model.n_heads * model.head_dim)  # width of all query heads together
     possible = [n for n in range(1, inner // _MULTIPLE + 1) if inner % (n * _MULTIPLE) == 0]
     heads = min(possible, key=lambda n: abs(inner / n - model.head_dim))
-    group = model.n_heads // model.n_kv_heads
-    kv_heads = max(n for n in range(1, heads + 1) if heads % n == 0 and n <= max(heads / group, 1))
     return dataclasses.replace(
         model,
         d_model=width,
         n_layers=max(round(share * model.n_layers), 1),
         n_heads=heads,
-        n_kv_heads=kv_heads,
+        n_kv_heads=kv_heads(model, heads),
         head_dim=inner // heads,
         d_ff=_rounded(share * model.d_ff),
     )
