@@ -11,7 +11,8 @@ counts. All arms see the same batches by seed, and each tries the same three rat
 first budget. Whoever is behind its base there by more than its interval, both at their best rates, runs no further. The larger
 budgets run at the rule's rate, and at another too if that was better by more than its interval (`report` shows both).
 
-Finished runs are lines of dev/runs.jsonl, step times of dev/steptimes.jsonl. The data is the text that every installation
+Finished runs are lines of dev/runs.jsonl, step times of dev/steptimes.jsonl. Two processes side by side need a file each
+(--runs=FILE), whose lines may then be put together. The data is the text that every installation
 holds, made once in runs/recipe/data: prose, mathematics and code alike, 4,096 tokens of vocabulary.
 """
 
@@ -86,16 +87,17 @@ def run(args: argparse.Namespace) -> int:
             told = arms_lib.settings(one)
             try:
                 line = runs_lib.train(
-                    [*told, f"data.dir={args.data}"], arms_lib.steps_of(one.tokens), args.data.parent / "run", held
+                    [*told, f"data.dir={args.data}"],
+                    arms_lib.steps_of(one.tokens),
+                    args.data.parent / f"run-{args.runs.stem}",
+                    held,
                 )
             except ConfigError as error:
                 failed.add(one)
                 print(f"{one}: FAILED, {error}", flush=True)
                 continue
             lr = next(word.partition("=")[2] for word in told if word.startswith("optim.lr="))
-            line = (
-                dataclasses.asdict(one) | {"lr": float(lr), "asked": arms_lib.asked(one.arm, one.shape)} | line | about
-            )
+            line = dataclasses.asdict(one) | {"lr": float(lr), "asked": arms_lib.asked(one)} | line | about
             runs_lib.append(args.runs, line)
             print(f"{one}: " + runs_lib.short(line), flush=True)
             before = state.stopped

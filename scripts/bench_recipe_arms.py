@@ -39,21 +39,22 @@ REFERENCE: Keys = {"optim.name": "adamw", "optim.b2": 0.95, "optim.schedule": "c
 ADAMW = REFERENCE | LINEAR | B2
 MUON = ADAMW | {"optim.name": "muon"}
 TIED: Keys = {"optim.decay_follows_rate": True}
-SPEED = MUON | TIED
+QK_NORM: Keys = {"model.qk_norm": True}
+SPEED = MUON | TIED | QK_NORM
 WSD: Keys = {"optim.schedule": "wsd", "optim.decay_fraction": 0.5}
 
 ARMS: dict[str, Arm] = {
     "reference": Arm("reference", REFERENCE, "reference"),  # gpuburnout_1b's
     "adamw": Arm("reference", ADAMW),  # AdamW by the rules
-    "speed": Arm("adamw", SPEED, "two"),
+    "speed": Arm("adamw", SPEED, "two"),  # that of configs/speed_1b.py
     # One ingredient more than the base.
     "rate": Arm("reference", REFERENCE),
     "b2": Arm("reference", REFERENCE | B2, "reference"),
     "linear": Arm("reference", REFERENCE | LINEAR, "reference"),
     "muon": Arm("adamw", MUON),
     "two_rates": Arm("muon", MUON, "two"),
-    "tied": Arm("muon", SPEED),
-    "qk_norm": Arm("speed", SPEED | {"model.qk_norm": True}, "two"),
+    "tied": Arm("muon", MUON | TIED),
+    "qk_norm": Arm("muon", MUON | QK_NORM),
     "wsd": Arm("speed", SPEED | WSD, "two"),
 }
 MAIN = ("reference", "adamw", "speed")
@@ -94,11 +95,14 @@ START_S = 45.0  # imports, compilation and evaluation of a run, until one has be
 # What a run is
 
 
-def asked(arm: str, shape: str) -> str:
-    """Returns the digest of all that this file says of an arm at a shape; "" if it knows them not."""
-    if arm not in ARMS or shape not in SHAPES:
+def asked(run: Run) -> str:
+    """Returns the digest of all settings of a run, the rule's rates included; "" if this checkout knows not all of them."""
+    if run.arm not in ARMS or run.shape not in SHAPES:
         return ""
-    return runs_lib.digest([ARMS[arm].keys, ARMS[arm].rate, SHAPES[shape], COMMON, DATA, WARMUP])
+    try:
+        return runs_lib.digest(settings(run))
+    except ConfigError:
+        return ""
 
 
 def steps_of(tokens: int) -> int:

@@ -50,11 +50,11 @@ POLAR = (  # of arXiv:2505.16932, five steps
 )
 
 
-def asked(peer: str, shape: str) -> str:
+def asked(run: Run) -> str:
     """Returns the digest of what this file says of a peer at a shape; "" if it knows them not."""
     return (
-        runs_lib.digest([PEERS[peer], arms_lib.SHAPES[shape], arms_lib.BATCH, arms_lib.SEQ_LEN])
-        if peer in PEERS and shape in arms_lib.SHAPES
+        runs_lib.digest([PEERS[run.arm], arms_lib.SHAPES[run.shape], arms_lib.BATCH, arms_lib.SEQ_LEN])
+        if run.arm in PEERS and run.shape in arms_lib.SHAPES
         else ""
     )
 
@@ -80,7 +80,7 @@ def main(args: argparse.Namespace) -> int:
                 failed += 1
                 print(f"{run}: FAILED, {error}", flush=True)
                 continue
-            line = dataclasses.asdict(run) | {"asked": asked(run.arm, run.shape)} | line | about
+            line = dataclasses.asdict(run) | {"asked": asked(run)} | line | about
             runs_lib.append(args.runs, line)
             print(f"{run}: {runs_lib.short(line)}", flush=True)
     return 1 if failed else 0

@@ -77,19 +77,19 @@ def append(path: pathlib.Path, line: Mapping[str, typing.Any]) -> None:
         os.fsync(file.fileno())
 
 
-def finished(lines: Sequence[Fields], asked: Callable[[str, str], str], data: str = "") -> dict[Run, Fields]:
+def finished(lines: Sequence[Fields], asked: Callable[[Run], str], data: str = "") -> dict[Run, Fields]:
     """Returns the lines of finished runs by run, the later of two, without those that were asked for in other words.
 
     Args:
       lines: of runs.jsonl.
-      asked: (arm, shape) -> the digest of what the script asks for today; "" for one that it does not know.
+      asked: run -> the digest of what the script asks for today; "" for one that it does not know.
       data: the digest of the data that they must have had; "" = any.
     """
     found = {}
     for line in lines:
         try:
             run = Run(**{field.name: line[field.name] for field in dataclasses.fields(Run)})
-            if line["asked"] == asked(run.arm, run.shape) != "" and data in ("", line["data"]):
+            if line["asked"] == asked(run) != "" and data in ("", line["data"]):
                 found[run] = line
         except (KeyError, TypeError):
             continue

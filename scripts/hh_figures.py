@@ -34,7 +34,7 @@ PPO = SHAPE | {
     "eval.max_batches": 1,
     "policy.epochs": 2,
     "policy.minibatches": 2,
-    "optim.lr": 3e-5,
+    "optim.lr": 1e-4,
     "data.val_fraction": 0.1,
     "log.every_steps": 10,
 }
@@ -45,7 +45,7 @@ VERY = {
     "policy.minibatches": 1,
     "train.seq_len": 2048,
     "train.steps": 60,
-    "optim.lr": 1e-4,
+    "optim.lr": 3e-4,
     "reward.function": "hh_figures:count_very",
 }
 

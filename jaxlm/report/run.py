@@ -55,7 +55,7 @@ def write(path: pathlib.Path, summary: dict[str, typing.Any]) -> None:
     ]
     rendered = [(title, render(summary)) for title, render in parts]
     sections = [page.section(title, content) for title, content in rendered if content]
-    lead = join([_about(path, summary["run"]), _tiles(summary["run"])])
+    lead = join([_about(path, summary["run"]), _tiles(summary)])
     page.write(path, f"Run {summary['run']['name']}", lead, sections)
 
 
@@ -67,8 +67,11 @@ def _about(path: pathlib.Path, run: dict) -> Markup:
     return join(parts)
 
 
-def _tiles(run: dict) -> Markup:
+def _tiles(summary: dict) -> Markup:
+    run = summary["run"]
+    about = [(_figure(points[-1][1]), words) for words, points in (summary.get("figures") or {}).items() if points]
     tiles = [
+        *about,
         (f"{count(run['step'])} of {count(run['steps'])}", "steps"),
         (human(run["tokens"]), "tokens"),
         (_figure(run.get("loss")), "training loss"),
