@@ -6,16 +6,15 @@ import math
 import os
 import pathlib
 import sys
+import typing
 
-from jaxlm.config import Config, ConfigError
+from jaxlm.config import Config, ConfigError, to_json
+from jaxlm.plan import recipe
 from jaxlm.train import ledger, metrics, supervisor, workdir
 
 OUTPUT = "output.txt"  # in the run's folder: all that the process says and prints
-_SAME = (
-    ("train", ("steps", "batch_size", "seq_len")),
-    ("optim", ("name", "lr", "schedule")),
-    ("model", ("d_model", "n_layers")),
-)
+_SIZES = ("steps", "batch_size", "seq_len")  # of `train`
+_SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "qk_norm")  # of `model`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +87,20 @@ def result(config: Config, mixture: dict[str, float]) -> Result | None:
 
 
 def _check_same(folder: pathlib.Path, config: Config) -> None:
+    """Refuses a folder whose run has another length, shape, optimizer or seed. What is left to a rule fits any value."""
     try:
-        saved = json.loads((folder / "config.json").read_bytes())
-        pairs = [(f"{s}.{k}", saved[s][k], getattr(getattr(config, s), k)) for s, keys in _SAME for k in keys]
+        saved = _trained(json.loads((folder / "config.json").read_bytes()))
     except (OSError, ValueError, KeyError, TypeError):
         return  # none yet, or training says what is wrong
-    for key, was, now in pairs:
-        if was != now:
+    for key, now in _trained(json.loads(to_json(config))).items():
+        if saved.get(key) != now and not (key in recipe.BY_RULE and now == 0):
+            was = saved.get(key)
             raise ConfigError(f"{folder} holds another run, with {key}={was} where now it is {now}: delete it")
+
+
+def _trained(content: dict) -> dict[str, typing.Any]:
+    """The keys of a config.json that say what comes of a run, flat."""
+    parts = {name: content[name] for name in ("optim", "train", "model")}
+    kept = {"optim": parts["optim"].keys(), "train": _SIZES, "model": _SHAPE}
+    found = {f"{name}.{key}": parts[name][key] for name, keys in kept.items() for key in keys}
+    return found | {"seed": content["seed"]}

@@ -48,25 +48,28 @@ def test_a_loss_that_is_not_finite_is_none(tmp_path):
     assert apart.result(resolve(tmp_path), MIXTURE).loss is None
 
 
-def test_the_folder_of_another_run_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("optim.lr=1e-3", "optim.lr=0.003 where now it is 0.001"),
+        ("optim.b2=0.99", "optim.b2=0.95 where now it is 0.99"),
+        ("optim.weight_decay=0.3", "optim.weight_decay=0.1 where now it is 0.3"),
+        ("model.qk_norm=True", "model.qk_norm=False where now it is True"),
+        ("train.steps=600", "train.steps=520 where now it is 600"),
+        ("seed=3", "seed=0 where now it is 3"),
+    ],
+)
+def test_the_folder_of_another_run_is_refused(tmp_path, override, said):
     (tmp_path / "config.json").write_text(config.to_json(resolve(tmp_path)))
     write(tmp_path, last())
     assert apart.result(resolve(tmp_path), MIXTURE)
-    other = resolve(tmp_path, "optim.lr=1e-3")
+    other = resolve(tmp_path, override)
     for ask in (apart.train, lambda c: apart.result(c, MIXTURE)):
-        with pytest.raises(
-            ConfigError, match=r"holds another run, with optim.lr=0.003 where now it is 0.001: delete it"
-        ):
+        with pytest.raises(ConfigError, match=rf"holds another run, with {said}: delete it"):
             ask(other)
 
 
-def test_the_last_words_are_the_last_line(tmp_path):
-    assert apart.last_words(tmp_path) == ""
-    (tmp_path / apart.OUTPUT).write_text("x" * 5000 + "\nbefore\njaxlm: out of memory\n\n")
-    assert apart.last_words(tmp_path) == "jaxlm: out of memory"
-
-
-def test_a_config_that_was_never_written_down_is_no_other_run(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"train": {}}))
+def test_what_is_left_to_a_rule_fits_the_value_that_the_run_kept(tmp_path):
+    (tmp_path / "config.json").write_text(config.to_json(resolve(tmp_path)))
     write(tmp_path, last())
-    assert apart.result(resolve(tmp_path), MIXTURE).loss == 4.5
+    assert apart.result(resolve(tmp_path, "optim.b2=0", "optim.lr=0"), MIXTURE)
