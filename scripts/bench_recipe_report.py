@@ -152,13 +152,14 @@ def _saved(
 
 
 def small_time(times: Sequence[Fields], shape: str) -> Fields | None:
-    """Returns the last step times of a shape."""
-    return next((line for line in reversed(times) if line.get("shape") == shape), None)
+    """Returns the last step times of a shape that no other load touched."""
+    return next((line for line in reversed(times) if line.get("shape") == shape and not line.get("loaded")), None)
 
 
 def large_time(times: Sequence[Fields]) -> Fields | None:
-    """Returns the last step times of a shipped model, which is what one pays for; None if there are none."""
-    return next((line for line in reversed(times) if line.get("shape") not in (None, *arms_lib.SHAPES)), None)
+    """Returns the same of a shipped model, which is what one pays for; None if there are none."""
+    shipped = (line for line in reversed(times) if line.get("shape") not in (None, *arms_lib.SHAPES))
+    return next((line for line in shipped if not line.get("loaded")), None)
 
 
 def step_ratio(line: Fields | None, arm: str, base: str) -> float:
@@ -226,13 +227,15 @@ def notes(done: Mapping[Run, Fields], times: Sequence[Fields], usd_per_hour: flo
     yield f"[a, b]: paired bootstrap over the seeds, {stats.LEVEL:.0%}; with three seeds that is the range of the seeds."
     yield "Tokens between finished budgets are interpolated in log tokens; beyond them nothing is said."
     small = [line for shape in arms_lib.SHAPES if (line := small_time(times, shape))]
+    if any(line.get("loaded") for line in times):
+        yield "Step times that met a loaded machine are left out: measure them again."
     for line in (*small, large_time(times)):
         if line:
             taken = ", ".join(f"{arm} {statistics.median(s) * 1e3:.4g}" for arm, s in line["times"].items())
-            load = {True: "LOADED", False: "idle", None: "load unknown"}[line.get("loaded")]
+            load = "load unknown" if line.get("loaded") is None else "idle"
             yield f"step times, {line['shape']}: ms {taken} ({line['machine']}, {load}, {line['commit']})"
-    if times:
-        of = (large_time(times) or times[-1])["shape"]
+    if newest := large_time(times) or (small[-1] if small else None):
+        of = newest["shape"]
         yield "mixed: tokens measured here x step times measured apart. Dollars are at one price of an hour, and their step"
         yield f"times are those of {of}; seconds have the shape's own."
     for arm in arms_lib.MAIN if usd_per_hour else ():

@@ -274,8 +274,10 @@ def test_the_larger_budgets_run_at_a_better_rate_too(small, trained):
 
 def test_the_report_tells_tokens_seconds_and_what_is_mixed(small, trained, tmp_path, capsys):
     bench_recipe.main(["run", *small, "--only=reference,adamw"])
-    times = {"shape": "S0", "times": {"reference": [1.0, 2.0, 1.0], "adamw": [1.5, 3.0, 1.6]}, "loaded": True}
-    runs.append(tmp_path / report.STEPTIMES, times | {"machine": "m", "commit": "c"})
+    times = {"shape": "S0", "times": {"reference": [1.0, 2.0, 1.0], "adamw": [1.5, 3.0, 1.6]}, "loaded": False}
+    loaded = times | {"times": {"reference": [1.0], "adamw": [9.0]}, "loaded": True}
+    for line in (times, loaded):
+        runs.append(tmp_path / report.STEPTIMES, line | {"machine": "m", "commit": "c"})
     capsys.readouterr()
     assert bench_recipe.main(["report", *small]) == 0
     said = capsys.readouterr().out
@@ -286,7 +288,8 @@ def test_the_report_tells_tokens_seconds_and_what_is_mixed(small, trained, tmp_p
     assert "0.866 [0.866, 0.866]" in row  # times 1.5, the median of the turns
     assert "reference  adamw" not in table  # the first arm has no base
     assert "mixed: tokens measured here x step times measured apart" in said
-    assert "step times, S0: ms reference 1000, adamw 1600 (m, LOADED, c)" in said
+    assert "step times, S0: ms reference 1000, adamw 1600 (m, idle, c)" in said
+    assert "that met a loaded machine are left out" in said
     assert "each at the best of its three rates" in said
     assert "with three seeds that is the range of the seeds" in said
 
