@@ -86,6 +86,7 @@ case $SIZE in
     ;;
   *) refuse "SIZE=$SIZE: tiny, small or 1b" ;;
 esac
+python "$here/story_data.py" flags "$config" # a typo is told now, not at its stage
 USD_PER_HOUR=${USD_PER_HOUR:-$(python "$here/story_data.py" price)}
 price=(--config.hardware.usd_per_hour="$USD_PER_HOUR") # every run counts its dollars; 0 = nobody knows
 read -ra more_base <<< "${BASE_FLAGS:-}" && read -ra more_sft <<< "${SFT_FLAGS:-}"

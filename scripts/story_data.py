@@ -4,6 +4,7 @@
     python scripts/story_data.py chats DIR                   # questions on functions: chats, pairs, both also held out
     python scripts/story_data.py sums FILE --task=TASK       # worked examples of a task of reasoning-gym, as chats
     python scripts/story_data.py price                       # dollars an hour of this machine's GPUs, by configs/prices.toml
+    python scripts/story_data.py flags CONFIG                # are BASE_FLAGS, SFT_FLAGS, DPO_FLAGS, GRPO_FLAGS known keys?
 
 A chat asks what a function does, and is answered with the first sentence of its documentation. A pair prefers that to
 another function's sentence. One function of twenty is held out, with all that is asked about it.
@@ -18,14 +19,16 @@ import importlib.metadata
 import inspect
 import itertools
 import json
+import os
 import pathlib
 import random
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from jaxlm import config_files
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources import embedded
 from jaxlm.plan import accelerators
@@ -70,7 +73,21 @@ def parser() -> argparse.ArgumentParser:
     sums.set_defaults(run=lambda given: write_sums(given.out, given.task, given.count))
     price = verbs.add_parser("price", help="dollars an hour")
     price.set_defaults(run=lambda given: print(f"{usd_per_hour():g}"))
+    flags = verbs.add_parser("flags", help="are the flags of the stages known keys?")
+    flags.add_argument("config", help="of the base")
+    flags.set_defaults(run=lambda given: check_flags(given.config, os.environ))
     return made
+
+
+def check_flags(base: str, environment: Mapping[str, str]) -> None:
+    """Raises ConfigError if a --config.KEY=VALUE of a stage's variable is no key of its config, or no value of that."""
+    for variable, config in {"BASE": base, "SFT": "sft", "DPO": "dpo", "GRPO": "grpo"}.items():
+        words = environment.get(f"{variable}_FLAGS", "").split()
+        keys = [word.removeprefix("--config.") for word in words if word.startswith("--config.") and "=" in word]
+        try:
+            config_files.load(config, keys)
+        except ConfigError as error:
+            raise ConfigError(f"{variable}_FLAGS: {error}") from None
 
 
 def write_docs(out: pathlib.Path, size: int) -> None:

@@ -21,6 +21,7 @@ _TITLES = {
     "": "not here",
 }
 _DATA_TIME = "Data: the seconds of its stages, of all workers together, which are not in the sum."
+_COMMANDS_TIME = "From the start of a command to its end: what is no training is in it. The stages above count their runs alone."
 _DATA_INSIDE = "Pretraining prepared its data itself: its time holds both."
 
 Texts = Mapping[str, Sequence[dict]]  # prompt -> its continuations, as `report.run` has `samples`
@@ -50,7 +51,7 @@ def commands(summary: dict) -> Markup:
     if not rows:
         return Markup("")
     head, *cells = command_cells(rows)
-    return table(head, cells, "Commands")
+    return join([table(head, cells, "Commands"), tag("p", _COMMANDS_TIME, class_="dim")])
 
 
 def command_cells(rows: Sequence[dict]) -> list[tuple[str, ...]]:

@@ -38,6 +38,7 @@ def test_a_whole_summary_makes_every_section(tmp_path):
     assert "2026-11-22 20:07 UTC" in text
     assert text.count(">steps</div>") == 1 + 2 + 3 + 2
     assert text.index("What it is trained for") < text.index("Loss by step")
+    assert text.index(">held-out reward</span>") < text.index(">training loss</span>")  # what it is trained for leads
     assert text.count('class="mark"') >= 1  # the start after step 20
 
 

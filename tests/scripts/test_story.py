@@ -156,6 +156,28 @@ def test_flags_of_a_stage_come_last_and_a_question_may_have_marks(story):
     assert prompts == ("it's?",)
 
 
+def test_a_typo_in_the_flags_of_a_stage_is_told_before_anything_is_done(story):
+    story.fail("flags", 2)
+    assert story.run(DPO_FLAGS="--config.dpo.bta=1").returncode == 2
+    assert not story.commands("jaxlm")
+    assert not (story.folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "flags", "said"),
+    [
+        ("DPO", "--config.dpo.beta=0.2 --config.dpo.bta=1", "DPO_FLAGS: unknown key config.dpo.bta"),
+        ("BASE", "--config.train.steps=many", "BASE_FLAGS: config.train.steps"),
+    ],
+)
+def test_which_flags_are_wrong(monkeypatch, capsys, variable, flags, said):
+    base = str(ROOT / "scripts/story_base.py")
+    assert story_data.main(["flags", base]) == 0
+    monkeypatch.setenv(f"{variable}_FLAGS", flags)
+    assert story_data.main(["flags", base]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_price_makes_dollars(tmp_path):
     story = Story(tmp_path, usd=2.7)
     story.run()
