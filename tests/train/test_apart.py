@@ -1,6 +1,5 @@
 """A run in a process of its own: what came of it, and what it said. The process itself: tests/programs/test_ladder.py."""
 
-import json
 import math
 import pathlib
 
