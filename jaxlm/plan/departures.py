@@ -62,6 +62,9 @@ def compare(config: Config) -> dict[str, typing.Any] | None:
     rules |= {"batch_tokens": recipe.batch(run), "warmup_steps": recipe.warmup(run)}
     found = [_rate(config, run, rules["lr"]), _b2(config, run, rules["b2"]), _batch(run, rules["batch_tokens"])]
     found += [_warmup(config, rules["warmup_steps"]), _end(config), _decay(config)]
+    if _two_rates(config):
+        rules["lr_of_the_rest"] = recipe.adamw_rate(run)
+        found.append(_rest(config, rules["lr_of_the_rest"]))
     return {
         "rules": {name: dataclasses.asdict(rule) for name, rule in rules.items()},
         "departures": [dataclasses.asdict(departure) for departure in found if departure],
@@ -80,18 +83,34 @@ def _off(value: float, rule: float) -> float:
     return max(value / rule, rule / value) if value else math.inf
 
 
+def _two_rates(config: Config) -> bool:
+    return config.optim.name == "muon" and config.optim.matrix_lr_ratio != 1
+
+
 def _rate(config: Config, run: Run, rule: Rule) -> Departure | None:
-    o = config.optim
-    value = o.lr * (o.matrix_lr_ratio if o.name == "muon" else 1)  # the rule for Muon is that of the matrices
+    """The rate; with two of them that of the matrices, which have most of the parameters."""
+    o, two = config.optim, _two_rates(config)
+    value = o.lr * (o.matrix_lr_ratio if two else 1)
     if not value or _off(value, rule.value) <= FACTOR:
         return None
     nats = RATE_NATS * math.log(value / rule.value) ** 2
     share = tokens_of(run, nats)
     side, risk = ("low", "") if value < rule.value else ("high", "; it may diverge")
-    why = f"{_off(value, rule.value):.2g} times too {side} for {config.optim.name} by {rule.source}"
+    why = f"{_off(value, rule.value):.2g} times too {side} for {o.name}{' of the matrices' * two} by {rule.source}"
     cost = f"about {nats:.3f} nats, {share:.0%} of the tokens{risk}"
     source = "the sweep at 1.2B of arXiv:2509.02046"
-    return Departure("optim.lr", value, rule, why, cost, source, nats, (share, share))
+    key = "optim.matrix_lr_ratio" if two else "optim.lr"
+    return Departure(key, value, rule, why, cost, source, nats, (share, share))
+
+
+def _rest(config: Config, rule: Rule) -> Departure | None:
+    """The rate of embeddings, head and norms where the matrices have their own."""
+    value = config.optim.lr
+    if _off(value, rule.value) <= FACTOR:
+        return None
+    side = "low" if value < rule.value else "high"
+    why = f"{_off(value, rule.value):.2g} times too {side} for embeddings, head and norms by {rule.source}"
+    return Departure("optim.lr", value, rule, why, NOT_PRICED, rule.source)
 
 
 def _b2(config: Config, run: Run, rule: Rule) -> Departure | None:

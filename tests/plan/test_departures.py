@@ -48,6 +48,19 @@ def test_by_rule_nothing_departs():
     assert not found("quickstart", "optim.name=muon", "optim.lr=0", "optim.b2=0", *LINEAR)
 
 
+def test_of_two_rates_each_has_its_rule():
+    by_rule = ("optim.name=muon", "optim.b2=0", *LINEAR)
+    run = recipe.of(config.resolve(config_files.load("gpuburnout_1b", ["workdir=w"])))
+    lr, ratio = recipe.adamw_rate(run).value, recipe.muon_rate(run).value / recipe.adamw_rate(run).value
+    assert not found("gpuburnout_1b", *by_rule, f"optim.lr={lr}", f"optim.matrix_lr_ratio={ratio}")
+    there = found("gpuburnout_1b", *by_rule, f"optim.lr={lr}", f"optim.matrix_lr_ratio={2 * ratio}")
+    assert set(there) == {"optim.matrix_lr_ratio"}
+    assert there["optim.matrix_lr_ratio"]["why"].startswith("2 times too high for muon of the matrices")
+    there = found("gpuburnout_1b", *by_rule, f"optim.lr={lr / 2}", f"optim.matrix_lr_ratio={2 * ratio}")
+    assert set(there) == {"optim.lr"}
+    assert there["optim.lr"]["why"].startswith("2 times too low for embeddings, head and norms")
+
+
 @pytest.mark.parametrize(
     ("overrides", "key", "words"),
     [
