@@ -56,6 +56,7 @@ class Facts:
       run: the key `run` of a report's summary (see `report.run`).
       phases: rows of the bill, as `train.phases` writes them.
       sources: name -> {"origin": where it comes from, "share": of the mixture, "tokens": of its training split}.
+      mixture: of a run with two mixtures, in words; the shares above are of the first one.
       licences: source -> the licences that its preparation allowed; none if it did not choose by licence.
       scores: benchmarks of this checkpoint.
       chats: True if the tokenizer has a chat template.
@@ -73,6 +74,7 @@ class Facts:
     run: Mapping[str, typing.Any]
     phases: Sequence[Mapping[str, typing.Any]]
     sources: Mapping[str, Mapping[str, typing.Any]]
+    mixture: str
     licences: Mapping[str, Sequence[str]]
     scores: Sequence[Score]
     chats: bool
@@ -193,7 +195,8 @@ def _data(facts: Facts) -> str:
         "The licence of a source was not recorded where the column is empty: look it up before you publish this model."
     )
     table = _table(("source", "from", "share", "tokens", "licences"), [(*row[:4], row[4] or " ") for row in rows])
-    return f"## Data\n\n{table}" + ("" if len(known) == len(rows) else f"\n\n{licence}")
+    mixture = f"\n\nThe mixture changed: {facts.mixture}." if facts.mixture else ""
+    return f"## Data\n\n{table}{mixture}" + ("" if len(known) == len(rows) else f"\n\n{licence}")
 
 
 def _training(facts: Facts) -> str:

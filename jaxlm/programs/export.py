@@ -1,6 +1,7 @@
 """`jaxlm export RUN --to=hf|gguf|peft --out=DIR`: writes a run's model, or its adapter, for other programs."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -11,8 +12,9 @@ import numpy as np
 from jaxlm import tree
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import duration, say
-from jaxlm.data import chat, coder, shards
+from jaxlm.data import chat, coder, passes, shards
 from jaxlm.data.coder import Coder
+from jaxlm.data.open import open_order
 from jaxlm.eval import results
 from jaxlm.interop import card, export, gguf_file, hf, hf_folder, inherit, leaves, peft, readers
 from jaxlm.train import origin, summary
@@ -102,7 +104,7 @@ def _base(found: origin.Origin) -> tuple[peft.Base, card.Base]:
 def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: int) -> card.Facts:
     """Gathers what the model card says, from the run's files and its data's; what is exported is not in it yet."""
     folder = pathlib.Path(config.workdir)
-    gathered = summary.gather(folder)
+    gathered, (sources, mixture) = summary.gather(folder), _sources(config)
     return card.Facts(
         name=name,
         to="",
@@ -112,7 +114,8 @@ def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: i
         parameters=parameters,
         run=gathered["run"],
         phases=gathered["phases"],
-        sources=_sources(config),
+        sources=sources,
+        mixture=mixture,
         licences={source: given.licences for source, given in config.prepare.sources.items()},
         scores=_scores(folder, step),
         chats=chat.speaks(tokenizer),
@@ -120,21 +123,25 @@ def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: i
     )
 
 
-def _sources(config: Config) -> dict[str, dict]:
-    """Source -> what the card says of it; none if the data is not here."""
+def _sources(config: Config) -> tuple[dict[str, dict], str]:
+    """Returns (source -> what the card says of it, both mixtures in words if there are two); none if the data is not here."""
     try:
         data = shards.open_data(config.data.dir)
     except ConfigError:
-        return {}
-    whole, tokens, recipe = sum(data.mixture.values()) or 1.0, data.token_counts(), data.manifest["recipe"]
+        return {}, ""
+    mixture, words = data.mixture, ""
+    with contextlib.suppress(ConfigError):  # of another program, which draws no rows from it
+        order = open_order(config)
+        mixture, words = order.mixture, passes.words(order, config.train.steps)
+    whole, tokens, recipe = sum(mixture.values()) or 1.0, data.token_counts(), data.manifest["recipe"]
     found = {}
     for name in data.sources:
         prepared = config.prepare.sources.get(name)
         path = prepared.path if prepared else recipe.get(f"source {name}", "")
         # Of a folder of this machine only the name: where it lies is nobody's business.
         place = pathlib.Path(path).name if pathlib.Path(path).is_absolute() else path
-        found[name] = {"origin": place, "share": data.mixture.get(name, 0.0) / whole, "tokens": tokens[name]}
-    return found
+        found[name] = {"origin": place, "share": mixture.get(name, 0.0) / whole, "tokens": tokens[name]}
+    return found, words
 
 
 def _scores(folder: pathlib.Path, step: int) -> list[card.Score]:

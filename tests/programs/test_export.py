@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 import tiny_data
@@ -47,6 +48,18 @@ def test_a_run_is_exported_with_its_card(run, tmp_path, capsys):
     assert cli.main(["export", str(run), "--to=gguf", f"--out={tmp_path / 'gguf'}", "--dtype=q8_0"]) == 0
     assert "done: " in capsys.readouterr().err
     assert (tmp_path / "gguf" / "mine-q8_0.gguf").is_file()
+
+
+def test_the_card_tells_of_a_final_mixture(run, tmp_path):
+    final = ["train.steps=1000", "data.final.share=0.2", "data.final.weights.a=1", "data.final.weights.b=1"]
+    c = config.resolve(config_files.of_run(run, final))
+    mine = tmp_path / "two"
+    shutil.copytree(run, mine)
+    (mine / "config.json").write_text(config.to_json(dataclasses.replace(c, workdir=str(mine))))
+    assert cli.main(["export", str(mine), "--to=hf", f"--out={tmp_path / 'out'}"]) == 0
+    card = (tmp_path / "out/README.md").read_text()
+    assert "The mixture changed: b 0.75, a 0.25 to step 800, then a 0.5, b 0.5." in card
+    assert "| b | test:b | 75.0% |" in card
 
 
 def test_the_cards_metadata_is_yaml(run, tmp_path):
