@@ -18,8 +18,6 @@ from jaxlm.programs.task import Ready, Task
 from jaxlm.train import announcement, answers, hooks, origin, preferences
 from jaxlm.train.checkpoints import keep, restore, weights
 
-PROMPT = "What is a neural network?"
-
 
 def task(config: Config, objective: base.Maker, *, pairs: bool, closed: bool = False, **others) -> Task:
     """Returns the task of training with an objective on the chats, or pairs, of `data.path`.
@@ -50,7 +48,7 @@ def task(config: Config, objective: base.Maker, *, pairs: bool, closed: bool = F
         "documents": lambda data, step: data.places(step),
         "remark": _remark,
         "trained": announcement.of_adapter(config.adapter, adapter.row_ids) if adapter else "",
-        "prompt": PROMPT,
+        "next": "jaxlm chat {}",
     }
     return Task(**fixed | others)
 

@@ -59,7 +59,7 @@ def test_what_a_run_says(base, run):
     assert "the first one; marked is what counts" in said
     assert "[[" in said
     assert "the base's own text: " in said
-    assert f'next: jaxlm sample {folder} "What is a neural network?"' in said
+    assert f"next: jaxlm chat {folder}" in said
 
 
 def test_what_a_run_measures(run):

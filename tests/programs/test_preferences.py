@@ -78,6 +78,8 @@ def test_reward(base):
     assert found[1]["train/loss"] > math.log(2)  # the pairs have margins
     assert found[4]["val/margin"] != 0
     assert {"val/loss", "val/accuracy", "val/margin"} <= found[4].keys()
+    last = (folder / "log.txt").read_text().splitlines()[-1]  # it scores, so there is nothing to sample
+    assert f"next: jaxlm train ppo --config.origin=SFT_RUN --config.reward.model={folder} " in last
 
 
 @pytest.mark.parametrize(
