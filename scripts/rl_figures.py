@@ -71,9 +71,13 @@ KINDS = {
         "rollout.prompts": 64,
         "rollout.answers": 1,
         "policy.beta": 0.01,
-        "policy.epochs": 2,
+        "policy.epochs": 1,
         "policy.minibatches": 2,
-        "train.steps": 260,
+        "policy.value_weight": 0.5,
+        "optim.lr": 2e-4,
+        "optim.schedule": "linear",
+        "optim.final_lr_ratio": 0.0,
+        "train.steps": 330,
     },
 }  # about 20 minutes each on two idle cores
 
