@@ -72,7 +72,7 @@ case $SIZE in
     sft=(--config.train.seq_len=256 --config.optim.lr=1e-3 --config.sample.max_new_tokens=48)
     dpo=(--config.train.steps=150 --config.train.seq_len=256 --config.optim.lr=3e-5 --config.sample.max_new_tokens=48)
     grpo=(--config.train.steps=250 --config.train.batch_size=8 --config.train.seq_len=384 --config.rollout.max_new_tokens=8
-      --config.optim.lr=3e-5 --config.log.every_steps=10 --config.sample.max_new_tokens=48 --config.eval.batch_size=256
+      --config.optim.lr=1e-4 --config.log.every_steps=10 --config.sample.max_new_tokens=48 --config.eval.batch_size=256
       --config.eval.max_batches=1)
     ;;
   1b)
