@@ -40,7 +40,7 @@ class LoaderBatches:
       on_failure: called once with the loader's error, if there is a reserve.
     """
 
-    activity = clock.DATA
+    activity, from_state = clock.DATA, False
 
     def __init__(self, loader: TrainLoader, mesh: Mesh, shapes: dict[str, jax.ShapeDtypeStruct], reserve: int = 0):
         self._loader, self._mesh, self._reserve = loader, mesh, reserve

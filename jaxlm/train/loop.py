@@ -76,9 +76,11 @@ class Batches(typing.Protocol):
     Attributes:
       on_failure: called with an error that will leave this process, one of several, without a batch soon.
       activity: what the wait for a batch counts as (`train.clock`).
+      from_state: True if a batch is made of the state. Then the step before it is waited for first, as a part of that step.
     """
 
     activity: str
+    from_state: bool
 
     on_failure: Callable[[Exception], object]
 
@@ -220,6 +222,8 @@ def _next(run: Run, state: TrainState, step: int) -> Batch | Ending | None:
     """
     if step >= run.steps:
         return None
+    if run.batches.from_state:
+        jax.block_until_ready(state.step)
     with run.clock.spend(run.batches.activity):
         try:
             return run.batches(state)

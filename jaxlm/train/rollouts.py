@@ -71,7 +71,7 @@ class Rollouts:
       folder: the run's folder, in which the answers of logged steps are written.
     """
 
-    activity = clock.ROLLOUT
+    activity, from_state = clock.ROLLOUT, True
 
     def __init__(
         self,

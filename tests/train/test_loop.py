@@ -118,7 +118,7 @@ def run(
         return types.SimpleNamespace(step=jnp.int32(step), params={}), found
 
     class Batches:
-        activity = "data"
+        activity, from_state = "data", False
 
         def __call__(self, state):
             step = int(state.step) + 1

@@ -58,7 +58,7 @@ class Rollouts:
 
         self._write = write
 
-    activity = "rollout"
+    activity, from_state = "rollout", True
 
     def __call__(self, state):
         batch = jax.device_get(self._write(state))
@@ -76,7 +76,7 @@ class Fixed:
         self._mesh, self._spoiled = mesh, spoiled
         self._numbers = iter([n for n in range(1, 100) if n not in passed_over][first:])
 
-    activity = "data"
+    activity, from_state = "data", False
 
     def __call__(self, state):
         number = next(self._numbers)

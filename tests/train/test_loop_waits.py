@@ -82,10 +82,11 @@ def make_batch():
 class Batches:
     """The loader's place. `lazy` takes a batch only when the step needs it, `on_host` leaves it there."""
 
-    def __init__(self, watch, mesh, lazy=False, on_host=False):
-        self._watch, self._mesh, self._lazy, self._on_host, self.taken = watch, mesh, lazy, on_host, 0
-
     activity = "data"
+
+    def __init__(self, watch, mesh, lazy=False, on_host=False, from_state=False):
+        self._watch, self._mesh, self._lazy, self._on_host, self.taken = watch, mesh, lazy, on_host, 0
+        self.from_state = from_state
 
     def __call__(self, now):
         return self._take if self._lazy else self._take()
@@ -228,6 +229,14 @@ def test_reading_all_metrics_of_every_step_is_seen(trained, tmp_path):
     watch = run(trained, tmp_path, log_every=1)
     with pytest.raises(AssertionError):
         check(watch)
+
+
+def test_before_a_batch_that_is_made_of_the_state_its_step_is_over(trained, tmp_path):
+    """So the step's seconds are the step's, not those of the batch that waits for it."""
+    events = run(trained, tmp_path, from_state=True).events
+    for step in range(1, STEPS):
+        at = events.index(("dispatch", step))
+        assert events[at + 1 : at + 3] == [("wait", step), ("batch", step + 1)]
 
 
 def test_a_batch_that_is_taken_only_when_it_is_needed_is_seen(trained, tmp_path):
