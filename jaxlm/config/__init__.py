@@ -18,6 +18,7 @@ from jaxlm.config.posttraining import (
 )
 from jaxlm.config.resolve import resolve, to_json
 from jaxlm.config.schema import (
+    BY_RULE,
     CHAT_TOKENS,
     CheckpointConfig,
     Config,
@@ -47,6 +48,7 @@ from jaxlm.config.schema import (
 )
 
 __all__ = [
+    "BY_RULE",
     "CHAT_TOKENS",
     "AdapterConfig",
     "CheckpointConfig",

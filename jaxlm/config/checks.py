@@ -8,6 +8,7 @@ from jaxlm.config.build import nearest
 from jaxlm.config.corpora import DataConfig, PrepareConfig
 from jaxlm.config.posttraining import AdapterConfig, DpoConfig
 from jaxlm.config.schema import (
+    BY_RULE,
     CheckpointConfig,
     Config,
     ConfigError,
@@ -102,7 +103,7 @@ def _validate_training(t: TrainConfig, o: OptimConfig) -> None:
 
 
 def _validate_by_rule(program: str, o: OptimConfig) -> None:
-    left = [f"optim.{key}" for key in ("lr", "matrix_lr_ratio", "b2") if not getattr(o, key)]
+    left = [f"optim.{key}" for key in BY_RULE if not getattr(o, key)]
     _need(
         program == "pretrain" or not left,
         f"{''.join(left[:1])}=0 is the rule of pretraining, and there is none for {program}: give config.{''.join(left[:1])}",

@@ -84,6 +84,9 @@ class LossConfig:
     tile_tokens: Annotated[int, at_least(0, most=LARGEST)]
 
 
+BY_RULE = ("lr", "matrix_lr_ratio", "b2")  # keys of `optim` that are 0 where a rule is to say them
+
+
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
     name: Literal["adamw", "adamw8bit", "adafactor", "muon"]

@@ -56,7 +56,7 @@ class Facts:
       run: the key `run` of a report's summary (see `report.run`).
       phases: rows of the bill, as `train.phases` writes them.
       sources: name -> {"origin": where it comes from, "share": of the mixture, "tokens": of its training split}.
-      mixture: of a run with two mixtures, in words; the shares above are of the first one.
+      mixture: both mixtures in words, of which the shares above are the first; "" if the run has one.
       licences: source -> the licences that its preparation allowed; none if it did not choose by licence.
       scores: benchmarks of this checkpoint.
       chats: True if the tokenizer has a chat template.

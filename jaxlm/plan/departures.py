@@ -58,13 +58,14 @@ def compare(config: Config) -> dict[str, typing.Any] | None:
     if config.program != "pretrain" or config.origin or config.optim.decay_at_step:
         return None
     run = recipe.of(config)
-    rules = {"lr": recipe.rate(config.optim.name, run), "b2": recipe.b2(run)}
-    rules |= {"batch_tokens": recipe.batch(run), "warmup_steps": recipe.warmup(run)}
-    found = [_rate(config, run, rules["lr"]), _b2(config, run, rules["b2"]), _batch(run, rules["batch_tokens"])]
+    two = config.optim.name == "muon" and config.optim.matrix_lr_ratio != 1
+    rules = {"lr": recipe.adamw_rate(run) if two else recipe.rate(config.optim.name, run)}
+    rules |= {"matrix_lr_ratio": recipe.muon_rate(run).times(1 / rules["lr"].value)} if two else {}
+    rules |= {"b2": recipe.b2(run), "batch_tokens": recipe.batch(run), "warmup_steps": recipe.warmup(run)}
+    found = [_rest(config, rules["lr"]), _matrices(config, run, rules["matrix_lr_ratio"])] if two else []
+    found += [] if two else [_rate(config, run, rules["lr"])]
+    found += [_b2(config, run, rules["b2"]), _batch(run, rules["batch_tokens"])]
     found += [_warmup(config, rules["warmup_steps"]), _end(config), _decay(config)]
-    if _two_rates(config):
-        rules["lr_of_the_rest"] = recipe.adamw_rate(run)
-        found.append(_rest(config, rules["lr_of_the_rest"]))
     return {
         "rules": {name: dataclasses.asdict(rule) for name, rule in rules.items()},
         "departures": [dataclasses.asdict(departure) for departure in found if departure],
@@ -83,33 +84,43 @@ def _off(value: float, rule: float) -> float:
     return max(value / rule, rule / value) if value else math.inf
 
 
-def _two_rates(config: Config) -> bool:
-    return config.optim.name == "muon" and config.optim.matrix_lr_ratio != 1
+def _side(value: float, rule: float) -> str:
+    return f"{_off(value, rule):.2g} times too {'low' if value < rule else 'high'}"
+
+
+def _price(run: Run, value: float, rule: float) -> dict[str, typing.Any]:
+    """What a rate costs that is not the rule's, as a departure has it."""
+    nats = RATE_NATS * math.log(value / rule) ** 2
+    share = tokens_of(run, nats)
+    risk = "" if value < rule else "; it may diverge"
+    cost = f"about {nats:.3f} nats, {share:.0%} of the tokens{risk}"
+    return {"cost": cost, "source": "the sweep at 1.2B of arXiv:2509.02046", "nats": nats, "tokens": (share, share)}
 
 
 def _rate(config: Config, run: Run, rule: Rule) -> Departure | None:
-    """The rate; with two of them that of the matrices, which have most of the parameters."""
-    o, two = config.optim, _two_rates(config)
-    value = o.lr * (o.matrix_lr_ratio if two else 1)
+    """The one rate of all parameters."""
+    value = config.optim.lr
     if not value or _off(value, rule.value) <= FACTOR:
         return None
-    nats = RATE_NATS * math.log(value / rule.value) ** 2
-    share = tokens_of(run, nats)
-    side, risk = ("low", "") if value < rule.value else ("high", "; it may diverge")
-    why = f"{_off(value, rule.value):.2g} times too {side} for {o.name}{' of the matrices' * two} by {rule.source}"
-    cost = f"about {nats:.3f} nats, {share:.0%} of the tokens{risk}"
-    source = "the sweep at 1.2B of arXiv:2509.02046"
-    key = "optim.matrix_lr_ratio" if two else "optim.lr"
-    return Departure(key, value, rule, why, cost, source, nats, (share, share))
+    why = f"{_side(value, rule.value)} for {config.optim.name} by {rule.source}"
+    return Departure("optim.lr", value, rule, why, **_price(run, value, rule.value))
+
+
+def _matrices(config: Config, run: Run, rule: Rule) -> Departure | None:
+    """The matrices' rate over that of the rest; they have most of the parameters, so it is priced as the rate is."""
+    value, lr = config.optim.matrix_lr_ratio, config.optim.lr
+    if not value or not lr or _off(value, rule.value) <= FACTOR:
+        return None
+    why = f"{_side(value, rule.value)} for the matrices by {rule.source}"
+    return Departure("optim.matrix_lr_ratio", value, rule, why, **_price(run, lr * value, recipe.muon_rate(run).value))
 
 
 def _rest(config: Config, rule: Rule) -> Departure | None:
     """The rate of embeddings, head and norms where the matrices have their own."""
     value = config.optim.lr
-    if _off(value, rule.value) <= FACTOR:
+    if not value or _off(value, rule.value) <= FACTOR:
         return None
-    side = "low" if value < rule.value else "high"
-    why = f"{_off(value, rule.value):.2g} times too {side} for embeddings, head and norms by {rule.source}"
+    why = f"{_side(value, rule.value)} for embeddings, head and norms by {rule.source}"
     return Departure("optim.lr", value, rule, why, NOT_PRICED, rule.source)
 
 

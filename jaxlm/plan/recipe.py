@@ -24,7 +24,6 @@ MOST_OF_RUN = 0.25  # of the run's tokens: a half-life longer than this would se
 B2_SPAN = (0.95, 0.9995)
 MUON_SPAN = (0.65, 2.5)  # where published rates for Muon lie, times the rule
 WARMUP_SPAN = (0.01, 0.10)  # of the steps
-BY_RULE = ("optim.lr", "optim.matrix_lr_ratio", "optim.b2")  # keys that are 0 where the rule is to say them
 
 
 @dataclasses.dataclass(frozen=True)

@@ -132,7 +132,7 @@ def _recipe(found: dict | None) -> str:
     if not found:
         return ""
     forms = {"lr": ("rate {}", "{:.3g}"), "b2": ("b2 {}", "{:.5g}")}
-    forms |= {"lr_of_the_rest": ("rate of embeddings, head and norms {}", "{:.3g}")}
+    forms |= {"matrix_lr_ratio": ("of the matrices {} times that", "{:.3g}")}
     forms |= {"batch_tokens": ("batch of {} tokens", ""), "warmup_steps": ("warm-up of {} steps", "")}
     words = []
     for name, rule in found["rules"].items():

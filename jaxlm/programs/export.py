@@ -104,7 +104,7 @@ def _base(found: origin.Origin) -> tuple[peft.Base, card.Base]:
 def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: int) -> card.Facts:
     """Gathers what the model card says, from the run's files and its data's; what is exported is not in it yet."""
     folder = pathlib.Path(config.workdir)
-    gathered, (sources, mixture) = summary.gather(folder), _sources(config)
+    gathered, (sources, mixture) = summary.gather(folder), _sources(config, step)
     return card.Facts(
         name=name,
         to="",
@@ -123,8 +123,12 @@ def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: i
     )
 
 
-def _sources(config: Config) -> tuple[dict[str, dict], str]:
-    """Returns (source -> what the card says of it, both mixtures in words if there are two); none if the data is not here."""
+def _sources(config: Config, step: int) -> tuple[dict[str, dict], str]:
+    """Returns what the card says of the data that a checkpoint of this step has seen; nothing if the data is not here.
+
+    Returns:
+      (source -> where it is from, its share of the first mixture and its tokens; both mixtures in words if it has seen both).
+    """
     try:
         data = shards.open_data(config.data.dir)
     except ConfigError:
@@ -132,7 +136,8 @@ def _sources(config: Config) -> tuple[dict[str, dict], str]:
     mixture, words = data.mixture, ""
     with contextlib.suppress(ConfigError):  # of another program, which draws no rows from it
         order = open_order(config)
-        mixture, words = order.mixture, passes.words(order, config.train.steps)
+        mixture, switch = order.mixture, order.switch()
+        words = passes.words(order, step) if switch is not None and switch < step else ""
     whole, tokens, recipe = sum(mixture.values()) or 1.0, data.token_counts(), data.manifest["recipe"]
     found = {}
     for name in data.sources:

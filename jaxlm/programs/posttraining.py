@@ -48,7 +48,7 @@ def task(config: Config, objective: base.Maker, *, pairs: bool, closed: bool = F
         "documents": lambda data, step: data.places(step),
         "remark": _remark,
         "trained": announcement.of_adapter(config.adapter, adapter.row_ids) if adapter else "",
-        "next": "jaxlm chat {}",
+        "next_command": "jaxlm chat {}",
     }
     return Task(**fixed | others)
 

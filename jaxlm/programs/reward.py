@@ -13,5 +13,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     """Trains to `train.steps` on the pairs of `data.path`; returns the exit code."""
     del args
     others = {"watches": lambda ready: preferences.of_reward(ready.config, say)}
-    others |= {"next": "jaxlm train ppo --config.origin=SFT_RUN --config.reward.model={} --config.data.path=PROMPTS"}
+    others |= {
+        "next_command": "jaxlm train ppo --config.origin=SFT_RUN --config.reward.model={} --config.data.path=PROMPTS"
+    }
     return training.run(config, posttraining.task(config, reward.make, pairs=True, closed=True, **others))

@@ -72,7 +72,7 @@ class Task:
       watches: ready -> watches of this kind of training, beside those of all.
       remark: ready -> (step, figures of an evaluation or of samples) -> (more figures, lines for the user).
       trained: what is trained in place of all parameters, in words for the first lines; "" if all are.
-      next: the command to try on what comes out, for the last line; {} stands for the run.
+      next_command: the command to try on what comes out, for the last line; {} stands for the run.
     """
 
     objective: base.Maker
@@ -90,7 +90,7 @@ class Task:
     watches: Callable[[Ready], Sequence[loop.Watch]] = lambda ready: ()
     remark: Callable[[Ready], hooks.Remark] = lambda ready: hooks.nothing
     trained: str = ""
-    next: str = 'jaxlm sample {} "Once upon a time"'
+    next_command: str = 'jaxlm sample {} "Once upon a time"'
 
     def parts(self, config: Config, mesh: Mesh | AbstractMesh) -> parts_lib.Parts:
         """Returns the parts of a config for this kind of training."""

@@ -75,7 +75,7 @@ def run(config: Config, task: Task) -> int:
             ending = dataclasses.replace(ending, why="the supervisor was gone")
         code = EXIT_CODES[ending.code]
         together(lambda: _write_down(ending, code, clock, folder, config), first_only=True)
-        _say_ending(ending, folder, task.next)
+        _say_ending(ending, folder, task.next_command)
         with clock.spend(MIRROR):
             together(lambda: _close(mirror, folder, config.checkpoint.mirror_timeout_s), first_only=True)
         if ending.code == loop.DONE and jax.process_index() == 0:
@@ -106,7 +106,7 @@ def _record_speed(config: Config, mesh: jax.sharding.Mesh, folder: pathlib.Path)
         machines.record(jax.devices()[0].device_kind, mesh.size, key, speeds[len(speeds) // 2], "train")
 
 
-def _say_ending(ending: loop.Ending, folder: pathlib.Path, following: str) -> None:
+def _say_ending(ending: loop.Ending, folder: pathlib.Path, next_command: str) -> None:
     if ending.why:
         say(ending.why)
     words = {loop.PREEMPTED: "interrupted, the state is saved"}.get(ending.code, ending.code)
@@ -115,4 +115,4 @@ def _say_ending(ending: loop.Ending, folder: pathlib.Path, following: str) -> No
     for line in pages.to_open(folder) if not goes_on else ():
         say(line)
     if ending.code == loop.DONE:
-        say(f"next: {following.format(shlex.quote(str(folder)))}")
+        say(f"next: {next_command.format(shlex.quote(str(folder)))}")

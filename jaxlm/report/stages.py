@@ -21,9 +21,7 @@ _TITLES = {
     "": "not here",
 }
 _DATA_TIME = "Data: the seconds of its stages, of all workers together, which are not in the sum."
-_COMMANDS_TIME = (
-    "From the start of each command to its end, all that is no training included; the stages above are runs alone."
-)
+_COMMANDS_TIME = "Whole commands, with start-up, evaluation and export. The table of stages counts training runs only."
 _DATA_INSIDE = "Pretraining prepared its data itself: its time holds both."
 
 Texts = Mapping[str, Sequence[dict]]  # prompt -> its continuations, as `report.run` has `samples`

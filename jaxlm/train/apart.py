@@ -1,20 +1,28 @@
 """Trains a config to its end in a process of its own, quietly, and reads what came of it. For programs that train several."""
 
 import dataclasses
-import json
 import math
 import os
 import pathlib
 import sys
 import typing
 
-from jaxlm.config import Config, ConfigError, to_json
-from jaxlm.plan import recipe
+from jaxlm import config as config_lib
+from jaxlm import config_files
+from jaxlm.config import BY_RULE, Config, ConfigError
 from jaxlm.train import ledger, metrics, supervisor, workdir
 
 OUTPUT = "output.txt"  # in the run's folder: all that the process says and prints
-_SIZES = ("steps", "batch_size", "seq_len")  # of `train`
-_SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "qk_norm")  # of `model`
+_LEFT = (*(f"optim.{key}" for key in BY_RULE), "model.vocab_size")  # 0 = by rule, by the data
+# Keys that change where or how fast a run is trained, not what comes of it.
+_OF_THE_MACHINE = (
+    "optim.offload",
+    "model.offload",
+    "model.attention",
+    "model.remat",
+    "model.scan_layers",
+    "model.fuse_projections",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,20 +95,20 @@ def result(config: Config, mixture: dict[str, float]) -> Result | None:
 
 
 def _check_same(folder: pathlib.Path, config: Config) -> None:
-    """Refuses a folder whose run has another length, shape, optimizer or seed. What is left to a rule fits any value."""
+    """Refuses a folder whose run has another length, model, loss, optimizer or seed. What is left to a rule fits any value."""
     try:
-        saved = _trained(json.loads((folder / "config.json").read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError):
+        saved = _trained(config_lib.resolve(config_files.from_run(folder / "config.json")))
+    except (OSError, ConfigError):
         return  # none yet, or training says what is wrong
-    for key, now in _trained(json.loads(to_json(config))).items():
-        if saved.get(key) != now and not (key in recipe.BY_RULE and now == 0):
-            was = saved.get(key)
-            raise ConfigError(f"{folder} holds another run, with {key}={was} where now it is {now}: delete it")
+    for key, now in _trained(config).items():
+        if saved[key] != now and not (now == 0 and key in _LEFT):
+            raise ConfigError(f"{folder} holds another run, with {key}={saved[key]} where now it is {now}: delete it")
 
 
-def _trained(content: dict) -> dict[str, typing.Any]:
-    """The keys of a config.json that say what comes of a run, flat."""
-    parts = {name: content[name] for name in ("optim", "train", "model")}
-    kept = {"optim": parts["optim"].keys(), "train": _SIZES, "model": _SHAPE}
-    found = {f"{name}.{key}": parts[name][key] for name, keys in kept.items() for key in keys}
-    return found | {"seed": content["seed"]}
+def _trained(config: Config) -> dict[str, typing.Any]:
+    """Key -> value of what decides what comes of a run on the same data."""
+    found = {"train": {name: getattr(config.train, name) for name in ("steps", "batch_size", "seq_len")}}
+    found |= {"loss": {"z_loss": config.loss.z_loss}}
+    found |= {name: dataclasses.asdict(getattr(config, name)) for name in ("model", "optim")}
+    flat = {f"{section}.{key}": value for section, keys in found.items() for key, value in keys.items()}
+    return {"seed": config.seed} | {key: value for key, value in flat.items() if key not in _OF_THE_MACHINE}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 from jax.sharding import Mesh
 
-from jaxlm.config import Config, HardwareConfig, TrainConfig
+from jaxlm.config import BY_RULE, Config, HardwareConfig, TrainConfig
 from jaxlm.plan import flops
 from jaxlm.processes import say, together
 from jaxlm.redact import redact
@@ -98,7 +98,7 @@ class Log:
             say(line)
         choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
         choices |= {"remat": config.model.remat, "microbatch_size": config.train.microbatch_size}
-        choices |= {key: getattr(config.optim, key) for key in ("lr", "matrix_lr_ratio", "b2")}
+        choices |= {key: getattr(config.optim, key) for key in BY_RULE}
         found = {"manifest_sha256": data_sha256, "hardware": hardware(), "choices": choices}
         changed = differences.since_last_start(self._folder, asked, found)
         if changed:

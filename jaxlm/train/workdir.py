@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm import config_files, sharding
-from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig
+from jaxlm.config import BY_RULE, Config, ConfigError, ModelConfig, OptimConfig
 from jaxlm.console import say
 from jaxlm.train import loggers
 
@@ -67,7 +67,7 @@ def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | Non
     if not (home == folder or config.origin_state) or not saved.is_file():
         return None
     optim = config_files.from_run(saved).optim
-    return {key: getattr(optim, key) for key in ("lr", "matrix_lr_ratio", "b2")}
+    return {key: getattr(optim, key) for key in BY_RULE}
 
 
 def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) -> None:

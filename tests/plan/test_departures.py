@@ -1,6 +1,7 @@
 """Where a config departs from the published rules, and what that costs."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -55,10 +56,17 @@ def test_of_two_rates_each_has_its_rule():
     assert not found("gpuburnout_1b", *by_rule, f"optim.lr={lr}", f"optim.matrix_lr_ratio={ratio}")
     there = found("gpuburnout_1b", *by_rule, f"optim.lr={lr}", f"optim.matrix_lr_ratio={2 * ratio}")
     assert set(there) == {"optim.matrix_lr_ratio"}
-    assert there["optim.matrix_lr_ratio"]["why"].startswith("2 times too high for muon of the matrices")
-    there = found("gpuburnout_1b", *by_rule, f"optim.lr={lr / 2}", f"optim.matrix_lr_ratio={2 * ratio}")
-    assert set(there) == {"optim.lr"}
-    assert there["optim.lr"]["why"].startswith("2 times too low for embeddings, head and norms")
+    one = there["optim.matrix_lr_ratio"]
+    assert (one["value"], one["rule"]["value"]) == (pytest.approx(2 * ratio), pytest.approx(ratio))
+    assert one["why"].startswith("2 times too high for the matrices")
+    assert one["nats"] == pytest.approx(0.026 * (math.log(2) / math.log(3)) ** 2)
+    there = found("gpuburnout_1b", *by_rule, f"optim.lr={2 * lr}", f"optim.matrix_lr_ratio={ratio}")
+    assert set(there) == {"optim.lr"}  # mending that mends the matrices too
+    assert (there["optim.lr"]["value"], there["optim.lr"]["rule"]["value"]) == (
+        pytest.approx(2 * lr),
+        pytest.approx(lr),
+    )
+    assert there["optim.lr"]["why"].startswith("2 times too high for embeddings, head and norms")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 
 import pytest
 import tiny_data
@@ -11,6 +10,9 @@ import tiny_models as tiny
 from jaxlm import cli, config, config_files, models
 from jaxlm.data import coder
 from jaxlm.eval import results
+from jaxlm.interop import card
+from jaxlm.programs import export
+from jaxlm.train import origin
 from jaxlm.train.checkpoints import weights
 from jaxlm.train.workdir import TOKENIZER
 
@@ -50,16 +52,16 @@ def test_a_run_is_exported_with_its_card(run, tmp_path, capsys):
     assert (tmp_path / "gguf" / "mine-q8_0.gguf").is_file()
 
 
-def test_the_card_tells_of_a_final_mixture(run, tmp_path):
-    final = ["train.steps=1000", "data.final.share=0.2", "data.final.weights.a=1", "data.final.weights.b=1"]
-    c = config.resolve(config_files.of_run(run, final))
-    mine = tmp_path / "two"
-    shutil.copytree(run, mine)
-    (mine / "config.json").write_text(config.to_json(dataclasses.replace(c, workdir=str(mine))))
-    assert cli.main(["export", str(mine), "--to=hf", f"--out={tmp_path / 'out'}"]) == 0
-    card = (tmp_path / "out/README.md").read_text()
-    assert "The mixture changed: b 0.75, a 0.25 to step 800, then a 0.5, b 0.5." in card
-    assert "| b | test:b | 75.0% |" in card
+def test_the_card_tells_of_a_final_mixture_if_the_checkpoint_has_seen_it(run):
+    keys = ["train.steps=1000", "data.final.share=0.2", "data.final.weights.a=1", "data.final.weights.b=1"]
+    c = config.resolve(config_files.of_run(run, keys))
+    for step in (0, 800):
+        assert export._sources(c, step)[1] == ""
+    sources, mixture = export._sources(c, 801)
+    assert mixture == "b 0.75, a 0.25 to step 800, then a 0.5, b 0.5"
+    assert sources["b"]["share"] == 0.75  # of the first
+    facts = export._facts(c, origin.open(str(run)).tokenizer(), 801, "mine", 1)
+    assert f"The mixture changed: {mixture}." in card.text(facts)
 
 
 def test_the_cards_metadata_is_yaml(run, tmp_path):

@@ -91,8 +91,8 @@ def test_the_run_stands_alone(base, run):
 
 def test_other_kinds_of_training_only_change_what_they_must(base):
     c = resolved(base)
-    made = posttraining.task(c, lm.make, pairs=False, documents=len, prompt="x")
-    assert (made.documents, made.prompt, made.adapter, made.trained) == (len, "x", None, "")
+    made = posttraining.task(c, lm.make, pairs=False, documents=len, next_command="x")
+    assert (made.documents, made.next_command, made.adapter, made.trained) == (len, "x", None, "")
     adapted = posttraining.task(resolved(base, adapter__kind="lora"), lm.make, pairs=False)
     assert adapted.adapter.row_ids == tuple(range(300, 305))
     assert adapted.trained == "LoRA r 16 + 5 rows"

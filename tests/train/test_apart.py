@@ -1,5 +1,6 @@
 """A run in a process of its own: what came of it, and what it said. The process itself: tests/programs/test_ladder.py."""
 
+import json
 import math
 import pathlib
 
@@ -54,6 +55,8 @@ def test_a_loss_that_is_not_finite_is_none(tmp_path):
         ("optim.b2=0.99", "optim.b2=0.95 where now it is 0.99"),
         ("optim.weight_decay=0.3", "optim.weight_decay=0.1 where now it is 0.3"),
         ("model.qk_norm=True", "model.qk_norm=False where now it is True"),
+        ("model.tie_embeddings=False", "model.tie_embeddings=True where now it is False"),
+        ("loss.z_loss=1e-4", "loss.z_loss=0.0 where now it is 0.0001"),
         ("train.steps=600", "train.steps=520 where now it is 600"),
         ("seed=3", "seed=0 where now it is 3"),
     ],
@@ -72,3 +75,33 @@ def test_what_is_left_to_a_rule_fits_the_value_that_the_run_kept(tmp_path):
     (tmp_path / "config.json").write_text(config.to_json(resolve(tmp_path)))
     write(tmp_path, last())
     assert apart.result(resolve(tmp_path, "optim.b2=0", "optim.lr=0"), MIXTURE)
+
+
+@pytest.mark.parametrize("override", ["optim.offload=True", "model.remat=full", "log.every_steps=7"])
+def test_what_changes_no_loss_is_no_other_run(tmp_path, override):
+    (tmp_path / "config.json").write_text(config.to_json(resolve(tmp_path)))
+    write(tmp_path, last())
+    assert apart.result(resolve(tmp_path, override), MIXTURE)
+
+
+def test_a_run_from_before_a_key_existed_has_its_default(tmp_path):
+    saved = json.loads(config.to_json(resolve(tmp_path)))
+    del saved["optim"]["rows_lr_ratio"], saved["model"]["qk_norm"]
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    write(tmp_path, last())
+    assert apart.result(resolve(tmp_path), MIXTURE)
+    with pytest.raises(ConfigError, match=r"with optim\.lr=0\.003"):
+        apart.result(resolve(tmp_path, "optim.lr=9"), MIXTURE)
+
+
+def test_the_last_words_are_the_last_line(tmp_path):
+    assert apart.last_words(tmp_path) == ""
+    (tmp_path / apart.OUTPUT).write_text("x" * 5000 + "\nbefore\njaxlm: out of memory\n\n")
+    assert apart.last_words(tmp_path) == "jaxlm: out of memory"
+
+
+@pytest.mark.parametrize("text", ["", '{"train"', "[]"])
+def test_a_config_that_was_never_written_down_is_no_other_run(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    write(tmp_path, last())
+    assert apart.result(resolve(tmp_path), MIXTURE).loss == 4.5
