@@ -11,9 +11,9 @@ counts. All arms see the same batches by seed, and each tries the same three rat
 first budget. Whoever is behind its base there by more than its interval, both at their best rates, runs no further. The larger
 budgets run at the rule's rate, and at another too if that was better by more than its interval (`report` shows both).
 
-Finished runs are lines of dev/runs.jsonl, step times of dev/steptimes.jsonl. Two processes side by side need a file each
-(--runs=FILE), whose lines may then be put together. The data is the text that every installation
-holds, made once in runs/recipe/data: prose, mathematics and code alike, 4,096 tokens of vocabulary.
+Finished runs are lines of dev/runs.jsonl, step times of dev/steptimes.jsonl. Two processes side by side need arms and a file
+each (--only=ARM,... --runs=FILE), whose lines may then be put together; begin the second when the data is made. The data is the
+text that every installation holds, made once in runs/recipe/data: prose, mathematics and code alike, 4,096 tokens of vocabulary.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
                 line = runs_lib.train(
                     [*told, f"data.dir={args.data}"],
                     arms_lib.steps_of(one.tokens),
-                    args.data.parent / f"run-{args.runs.stem}",
+                    args.data.parent / f"run-{runs_lib.digest(str(args.runs))}",
                     held,
                 )
             except ConfigError as error:

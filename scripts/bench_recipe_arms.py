@@ -96,13 +96,19 @@ START_S = 45.0  # imports, compilation and evaluation of a run, until one has be
 
 
 def asked(run: Run) -> str:
-    """Returns the digest of all settings of a run, the rule's rates included; "" if this checkout knows not all of them."""
+    """Returns the digest of all that decides what comes of a run: defaults, and what rules say, are in it.
+
+    It is "" if this checkout does not know all of the run's keys.
+    """
     if run.arm not in ARMS or run.shape not in SHAPES:
         return ""
     try:
-        return runs_lib.digest(settings(run))
+        config = recipe.by_rule(_config(dict(word.split("=", 1) for word in settings(run))), lambda line: None)
     except ConfigError:
         return ""
+    return runs_lib.digest(
+        [dataclasses.asdict(part) for part in (config.model, config.train, config.optim, config.loss)]
+    )
 
 
 def steps_of(tokens: int) -> int:

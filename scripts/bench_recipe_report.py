@@ -227,15 +227,16 @@ def notes(done: Mapping[Run, Fields], times: Sequence[Fields], usd_per_hour: flo
     yield f"[a, b]: paired bootstrap over the seeds, {stats.LEVEL:.0%}; with three seeds that is the range of the seeds."
     yield "Tokens between finished budgets are interpolated in log tokens; beyond them nothing is said."
     small = [line for shape in arms_lib.SHAPES if (line := small_time(times, shape))]
-    if any(line.get("loaded") for line in times):
-        yield "Step times that met a loaded machine are left out: measure them again."
+    last = {line["shape"]: line.get("loaded") for line in times if line.get("shape")}
+    if again := [shape for shape, loaded in last.items() if loaded]:
+        yield f"step times that met a loaded machine are left out: measure those of {', '.join(again)} again"
     for line in (*small, large_time(times)):
         if line:
             taken = ", ".join(f"{arm} {statistics.median(s) * 1e3:.4g}" for arm, s in line["times"].items())
             load = "load unknown" if line.get("loaded") is None else "idle"
             yield f"step times, {line['shape']}: ms {taken} ({line['machine']}, {load}, {line['commit']})"
-    if newest := large_time(times) or (small[-1] if small else None):
-        of = newest["shape"]
+    if priced := large_time(times) or (small[-1] if small else None):
+        of = priced["shape"]
         yield "mixed: tokens measured here x step times measured apart. Dollars are at one price of an hour, and their step"
         yield f"times are those of {of}; seconds have the shape's own."
     for arm in arms_lib.MAIN if usd_per_hour else ():

@@ -2,7 +2,7 @@
 
     python scripts/hh_figures.py hh.jsonl runs/hh
 
-hh.jsonl(.gz) has `chosen` and `rejected` transcripts. A base of 4M parameters on their text, SFT on the chosen answers, a
+hh.jsonl(.gz) has `chosen` and `rejected` transcripts. A base of 2.7M parameters on their text, SFT on the chosen answers, a
 reward model on the pairs, then PPO. Its score is told beside the SFT model's, and with what it cost: KL and length. Runs that
 have ended are kept: the same command goes on.
 
@@ -19,7 +19,7 @@ from rl_figures import SILENT, lines, train, values
 
 LONGEST = 700  # characters of a transcript, so that prompts leave room
 HELD_OUT = 128  # prompts that are asked
-SHAPE = SILENT | {"train.batch_size": 8, "train.seq_len": 256}
+SHAPE = SILENT | {"train.batch_size": 8, "train.seq_len": 256, "data.val_fraction": 0.1}
 BASE = SHAPE | {"model.vocab_size": 2048, "data.chat_tokens": True, "train.steps": 600, "optim.warmup_steps": 20}
 SFT = SHAPE | {"train.steps": 200, "optim.lr": 1e-3, "replay.share": 0.0}
 REWARD = SHAPE | {"train.steps": 200, "optim.lr": 2e-4, "train.eval_every_steps": 100}
@@ -35,7 +35,6 @@ PPO = SHAPE | {
     "policy.epochs": 2,
     "policy.minibatches": 2,
     "optim.lr": 1e-4,
-    "data.val_fraction": 0.1,
     "log.every_steps": 10,
 }
 VERY = {

@@ -8,7 +8,7 @@
 #
 #     SIZE=1b DOCS=manuals CHATS=chats.jsonl PAIRS=pairs.jsonl OUT=runs/mine scripts/story.sh
 #
-#   SIZE     tiny (minutes; does everything, learns nothing), small (for a laptop; not yet timed whole), 1b (days on a GPU of 80 GB)
+#   SIZE     tiny (minutes; does everything, learns nothing), small (35 minutes on a core of a laptop), 1b (days on a GPU of 80 GB)
 #   DOCS     a folder of raw documents: HTML, Markdown, source code, wikis, WARC, jsonl         (docs/data.md)
 #   CHATS    what the assistant should answer: a file or folder of jsonl, json, parquet         (docs/finetuning.md)
 #   PAIRS    two answers to the same question, of which one is better                           (docs/finetuning.md)
@@ -72,7 +72,7 @@ case $SIZE in
     sft=(--config.train.seq_len=256 --config.optim.lr=1e-3 --config.sample.max_new_tokens=48)
     dpo=(--config.train.steps=150 --config.train.seq_len=256 --config.optim.lr=3e-5 --config.sample.max_new_tokens=48)
     grpo=(--config.train.steps=250 --config.train.batch_size=8 --config.train.seq_len=384 --config.rollout.max_new_tokens=8
-      --config.optim.lr=1e-4 --config.log.every_steps=10 --config.sample.max_new_tokens=48 --config.eval.batch_size=256
+      --config.optim.lr=3e-5 --config.log.every_steps=10 --config.sample.max_new_tokens=48 --config.eval.batch_size=256
       --config.eval.max_batches=1)
     ;;
   1b)

@@ -29,7 +29,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxlm import config_files
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, resolve
 from jaxlm.corpus.sources import embedded
 from jaxlm.plan import accelerators
 
@@ -80,12 +80,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 def check_flags(base: str, environment: Mapping[str, str]) -> None:
-    """Raises ConfigError if a --config.KEY=VALUE of a stage's variable is no key of its config, or no value of that."""
-    for variable, config in {"BASE": base, "SFT": "sft", "DPO": "dpo", "GRPO": "grpo"}.items():
+    """Raises ConfigError if a word of a stage's variable is no --config.KEY=VALUE, or its config can't have that."""
+    given = {"BASE": (base, ["data.dir=x"]), "SFT": ("sft", ["data.path=x"]), "DPO": ("dpo", ["data.path=x"])}
+    given |= {"GRPO": ("grpo", ["reward.tasks=x"])}
+    for variable, (config, needed) in given.items():
         words = environment.get(f"{variable}_FLAGS", "").split()
-        keys = [word.removeprefix("--config.") for word in words if word.startswith("--config.") and "=" in word]
+        keys = [word.removeprefix("--config.") for word in words]
         try:
-            config_files.load(config, keys)
+            if strange := [word for word in words if not re.match(r"--config\.[\w.]+=", word)]:
+                raise ConfigError(f"{strange[0]} is not --config.KEY=VALUE")
+            resolve(
+                config_files.load(config, ["workdir=x", "origin=x" if config != base else "seed=0", *needed, *keys])
+            )
         except ConfigError as error:
             raise ConfigError(f"{variable}_FLAGS: {error}") from None
 

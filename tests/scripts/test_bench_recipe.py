@@ -289,7 +289,7 @@ def test_the_report_tells_tokens_seconds_and_what_is_mixed(small, trained, tmp_p
     assert "reference  adamw" not in table  # the first arm has no base
     assert "mixed: tokens measured here x step times measured apart" in said
     assert "step times, S0: ms reference 1000, adamw 1600 (m, idle, c)" in said
-    assert "that met a loaded machine are left out" in said
+    assert "met a loaded machine are left out: measure those of S0 again" in said
     assert "each at the best of its three rates" in said
     assert "with three seeds that is the range of the seeds" in said
 

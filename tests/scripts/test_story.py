@@ -168,10 +168,15 @@ def test_a_typo_in_the_flags_of_a_stage_is_told_before_anything_is_done(story):
     [
         ("DPO", "--config.dpo.beta=0.2 --config.dpo.bta=1", "DPO_FLAGS: unknown key config.dpo.bta"),
         ("BASE", "--config.train.steps=many", "BASE_FLAGS: config.train.steps"),
+        ("SFT", "--config.optim.lr=-1", "SFT_FLAGS: config.optim.lr=-1"),
+        ("GRPO", "--config.optim.name=adam", "GRPO_FLAGS: config.optim.name"),
+        ("GRPO", "--confg.seed=1", "GRPO_FLAGS: --confg.seed=1 is not --config.KEY=VALUE"),
+        ("DPO", "--config.dpo.beta 1", "DPO_FLAGS: --config.dpo.beta is not --config.KEY=VALUE"),
     ],
 )
 def test_which_flags_are_wrong(monkeypatch, capsys, variable, flags, said):
     base = str(ROOT / "scripts/story_base.py")
+    monkeypatch.setenv(f"{variable}_FLAGS", "--config.seed=1 --config.train.steps=900")
     assert story_data.main(["flags", base]) == 0
     monkeypatch.setenv(f"{variable}_FLAGS", flags)
     assert story_data.main(["flags", base]) == 2
