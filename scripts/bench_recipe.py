@@ -13,7 +13,7 @@ budgets run at the rule's rate, and at another too if that was better by more th
 
 Finished runs are lines of dev/runs.jsonl, step times of dev/steptimes.jsonl. Two processes side by side need arms and a file
 each (--only=ARM,... --runs=FILE), whose lines may then be put together; begin the second when the data is made. The data is the
-text that every installation holds, made once in runs/recipe/data: prose, mathematics and code alike, 4,096 tokens of vocabulary.
+text that every installation holds, made once in runs/recipe/data: prose, mathematics and code alike, 4,096 tokens.
 """
 
 import argparse
