@@ -1,7 +1,6 @@
 """`jaxlm export RUN --to=hf|gguf|peft --out=DIR`: writes a run's model, or its adapter, for other programs."""
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import pathlib
@@ -12,12 +11,10 @@ import numpy as np
 from jaxlm import tree
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import duration, say
-from jaxlm.data import chat, coder, passes, shards
-from jaxlm.data.coder import Coder
-from jaxlm.data.open import open_order
-from jaxlm.eval import results
+from jaxlm.data import coder
 from jaxlm.interop import card, export, gguf_file, hf, hf_folder, inherit, leaves, peft, readers
-from jaxlm.train import origin, summary
+from jaxlm.programs import model_card
+from jaxlm.train import origin
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -76,7 +73,9 @@ def _source(config: Config, found: origin.Origin, to: str, dtype: str) -> export
     scores, adapted = config.program == "reward", peft.Adapted(found.adapter, trained) if to == "peft" else None
     place, base = _base(found) if adapted else (("", None), None)
     count = tree.count(trained) if adapted else leaves.parameters(model, scores)
-    facts = dataclasses.replace(_facts(config, tokenizer, step, name, count), to=to, file=f"{name}-{dtype}.gguf")
+    facts = dataclasses.replace(
+        model_card.facts(config, tokenizer, step, name, count), to=to, file=f"{name}-{dtype}.gguf"
+    )
     facts = dataclasses.replace(facts, rewards=scores, base=base)
 
     def read(leaf: str) -> np.ndarray:
@@ -99,62 +98,3 @@ def _base(found: origin.Origin) -> tuple[peft.Base, card.Base]:
     step, codes = said.get("step"), found.adapter.settings.quantize
     named = str(path), None if step is None else str(step)
     return named, card.Base(path.name, step, ids if had < ids else 0, codes)
-
-
-def _facts(config: Config, tokenizer: Coder, step: int, name: str, parameters: int) -> card.Facts:
-    """Gathers what the model card says, from the run's files and its data's; what is exported is not in it yet."""
-    folder = pathlib.Path(config.workdir)
-    gathered, (sources, mixture) = summary.gather(folder), _sources(config, step)
-    return card.Facts(
-        name=name,
-        to="",
-        file="",
-        config=config.model,
-        step=step,
-        parameters=parameters,
-        run=gathered["run"],
-        phases=gathered["phases"],
-        sources=sources,
-        mixture=mixture,
-        licences={source: given.licences for source, given in config.prepare.sources.items()},
-        scores=_scores(folder, step),
-        chats=chat.speaks(tokenizer),
-        tokenizer_class=hf_folder.tokenizer_class(config.model, tokenizer),
-    )
-
-
-def _sources(config: Config, step: int) -> tuple[dict[str, dict], str]:
-    """Returns what the card says of the data that a checkpoint of this step has seen; nothing if the data is not here.
-
-    Returns:
-      (source -> where it is from, its share of the first mixture and its tokens; both mixtures in words if it has seen both).
-    """
-    try:
-        data = shards.open_data(config.data.dir)
-    except ConfigError:
-        return {}, ""
-    mixture, words = data.mixture, ""
-    with contextlib.suppress(ConfigError):  # of another program, which draws no rows from it
-        order = open_order(config)
-        mixture, switch = order.mixture, order.switch()
-        words = passes.words(order, step) if switch is not None and switch < step else ""
-    whole, tokens, recipe = sum(mixture.values()) or 1.0, data.token_counts(), data.manifest["recipe"]
-    found = {}
-    for name in data.sources:
-        prepared = config.prepare.sources.get(name)
-        path = prepared.path if prepared else recipe.get(f"source {name}", "")
-        # Of a folder of this machine only the name: where it lies is nobody's business.
-        place = pathlib.Path(path).name if pathlib.Path(path).is_absolute() else path
-        found[name] = {"origin": place, "share": mixture.get(name, 0.0) / whole, "tokens": tokens[name]}
-    return found, words
-
-
-def _scores(folder: pathlib.Path, step: int) -> list[card.Score]:
-    """What this checkpoint scored on benchmarks, as `jaxlm eval` wrote it."""
-    place = folder / results.FOLDER / str(step)
-    found = results.read(place).values() if (place / results.SUMMARY).is_file() else ()
-    return [
-        card.Score(one.task, metric, value, one.stderr.get(metric), one.chance, one.fewshot, len(one.items))
-        for one in found
-        for metric, value in one.metrics.items()
-    ]

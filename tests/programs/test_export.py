@@ -11,7 +11,7 @@ from jaxlm import cli, config, config_files, models
 from jaxlm.data import coder
 from jaxlm.eval import results
 from jaxlm.interop import card
-from jaxlm.programs import export
+from jaxlm.programs import model_card
 from jaxlm.train import origin
 from jaxlm.train.checkpoints import weights
 from jaxlm.train.workdir import TOKENIZER
@@ -56,11 +56,11 @@ def test_the_card_tells_of_a_final_mixture_if_the_checkpoint_has_seen_it(run):
     keys = ["train.steps=1000", "data.final.share=0.2", "data.final.weights.a=1", "data.final.weights.b=1"]
     c = config.resolve(config_files.of_run(run, keys))
     for step in (0, 800):
-        assert export._sources(c, step)[1] == ""
-    sources, mixture = export._sources(c, 801)
+        assert model_card._sources(c, step)[1] == ""
+    sources, mixture = model_card._sources(c, 801)
     assert mixture == "b 0.75, a 0.25 to step 800, then a 0.5, b 0.5"
     assert sources["b"]["share"] == 0.75  # of the first
-    facts = export._facts(c, origin.open(str(run)).tokenizer(), 801, "mine", 1)
+    facts = model_card.facts(c, origin.open(str(run)).tokenizer(), 801, "mine", 1)
     assert f"The mixture changed: {mixture}." in card.text(facts)
 
 
