@@ -16,6 +16,7 @@ HERE = pathlib.Path(__file__).parent
 
 def letters(prompts, answers, **columns):
     (HERE / "asked").touch()
+    time.sleep(0.15)  # steps of milliseconds would outrun the saves that are waited for
     while (HERE / "wait").exists():
         time.sleep(0.05)
     return [answer.count("e") - len(answer) / 50 for answer in answers]
