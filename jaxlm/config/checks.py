@@ -224,7 +224,8 @@ def _validate_rollouts(c: Config) -> None:
     _need(
         room > r.max_new_tokens,
         f"{answers} answers in {rows} rows of train.seq_len={c.train.seq_len} have {room} tokens each, and "
-        f"rollout.max_new_tokens={r.max_new_tokens} leaves no room for a prompt: more rows, longer ones or shorter answers",
+        f"rollout.max_new_tokens={r.max_new_tokens} leaves no room for a prompt: "
+        f"give --config.rollout.max_new_tokens={max(room // 4, 1)}, a longer train.seq_len or more rows (train.batch_size)",
     )
     _need(
         rows % p.minibatches == 0,

@@ -100,7 +100,9 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
     if config.program != "pretrain":
         if not config.data.path and not config.reward.tasks:
             rl = config.program in ("ppo", "grpo")
-            what, or_else = ("prompts", "; or give it tasks: --config.reward.tasks=gsm8k") if rl else ("examples", "")
+            what, or_else = (
+                ("prompts", "; or give it tasks: --config.reward.tasks=gsm8k:FILE.jsonl") if rl else ("examples", "")
+            )
             raise ConfigError(
                 f"{config.program} reads {what}: --config.data.path=FILE.jsonl, a parquet file, or a folder of them{or_else}"
             )

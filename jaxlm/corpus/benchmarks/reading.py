@@ -35,6 +35,8 @@ def files(paths: tuple[str, ...], key: str) -> list[str]:
         )
         inside = [file for file in inside if file.endswith(SUFFIXES) and pathlib.PurePath(file).name not in _NO_DATA]
         inner = [path] if "://" in path else sorted(inside)
+        if not inner and not glob.has_magic(path) and not pathlib.Path(path).exists():
+            raise ConfigError(f"{key}: there is no file or folder {path!r}")
         if not inner:
             raise ConfigError(f"{key}: {path!r} has no file that ends in {', '.join(SUFFIXES)}")
         found += [file for file in inner if file not in found]

@@ -120,7 +120,8 @@ class Judge:
 
     def function(self, prompts: list[str], answers: list[str], columns: dict[str, list]) -> list[float]:
         """Returns what the function says of each answer. Raises Wrong if that is not one finite number each."""
-        return _numbers(self._function(prompts, answers, **columns), len(answers))
+        count = len(answers)  # before the function may change its lists
+        return _numbers(self._function(prompts, answers, **columns), count)
 
     def format(self, answers: Sequence[str]) -> list[float]:
         """Returns 1.0 for each answer that the regular expression matches as a whole, else 0.0."""

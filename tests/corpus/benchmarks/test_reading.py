@@ -50,3 +50,5 @@ def test_a_damaged_file_is_one_line(tmp_path, name, content, message):
 def test_a_path_without_files(tmp_path):
     with pytest.raises(ConfigError, match=r"a.key: .* has no file that ends in \.jsonl"):
         reading.files((str(tmp_path),), "a.key")
+    with pytest.raises(ConfigError, match=r"a.key: there is no file or folder '.*nope\.jsonl'"):
+        reading.files((str(tmp_path / "nope.jsonl"),), "a.key")

@@ -76,6 +76,12 @@ def test_what_is_no_number_for_each_answer(score, answer, why):
     assert str(error.value) == why
 
 
+def test_a_function_that_empties_its_lists_owes_as_many_numbers(score):
+    score._function = lambda prompts, answers: answers.clear() or []
+    with pytest.raises(judges.Wrong, match="returned 0 numbers for 2 answers"):
+        score.function(["", ""], ["x", "y"], {})
+
+
 def test_an_exception_is_one_line_that_names_the_users_own(score):
     with pytest.raises(ValueError) as error:
         score.function([""], ["raise"], {})
