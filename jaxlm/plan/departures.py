@@ -62,8 +62,13 @@ def compare(config: Config) -> dict[str, typing.Any] | None:
     rules = {"lr": recipe.adamw_rate(run) if two else recipe.rate(config.optim.name, run)}
     rules |= {"matrix_lr_ratio": recipe.muon_rate(run).times(1 / rules["lr"].value)} if two else {}
     rules |= {"b2": recipe.b2(run), "batch_tokens": recipe.batch(run), "warmup_steps": recipe.warmup(run)}
-    found = [_rest(config, rules["lr"]), _matrices(config, run, rules["matrix_lr_ratio"])] if two else []
-    found += [] if two else [_rate(config, run, rules["lr"])]
+    lr, ratio, rest = config.optim.lr, config.optim.matrix_lr_ratio, "embeddings, head and norms"
+    if two:
+        matrices = lr * ratio, recipe.muon_rate(run).value  # most of the parameters, so priced as one rate is
+        found = [_rate(run, "optim.lr", lr, rules["lr"], rest)]
+        found += [_rate(run, "optim.matrix_lr_ratio", ratio, rules["matrix_lr_ratio"], "the matrices", matrices)]
+    else:
+        found = [_rate(run, "optim.lr", lr, rules["lr"], config.optim.name, (lr, rules["lr"].value))]
     found += [_b2(config, run, rules["b2"]), _batch(run, rules["batch_tokens"])]
     found += [_warmup(config, rules["warmup_steps"]), _end(config), _decay(config)]
     return {
@@ -84,44 +89,22 @@ def _off(value: float, rule: float) -> float:
     return max(value / rule, rule / value) if value else math.inf
 
 
-def _side(value: float, rule: float) -> str:
-    return f"{_off(value, rule):.2g} times too {'low' if value < rule else 'high'}"
-
-
-def _price(run: Run, value: float, rule: float) -> dict[str, typing.Any]:
-    """What a rate costs that is not the rule's, as a departure has it."""
-    nats = RATE_NATS * math.log(value / rule) ** 2
+def _rate(
+    run: Run, key: str, value: float, rule: Rule, whose: str, priced: tuple[float, float] | None = None
+) -> Departure | None:
+    """A rate, or the ratio of two. `priced`: a rate and the rule's, whose distance has the price; None if nobody says."""
+    if not value or (priced and not priced[0]) or _off(value, rule.value) <= FACTOR:
+        return None
+    side = "low" if value < rule.value else "high"
+    why = f"{_off(value, rule.value):.2g} times too {side} for {whose} by {rule.source}"
+    if not priced:
+        return Departure(key, value, rule, why, NOT_PRICED, rule.source)
+    rate, best = priced
+    nats = RATE_NATS * math.log(rate / best) ** 2
     share = tokens_of(run, nats)
-    risk = "" if value < rule else "; it may diverge"
-    cost = f"about {nats:.3f} nats, {share:.0%} of the tokens{risk}"
-    return {"cost": cost, "source": "the sweep at 1.2B of arXiv:2509.02046", "nats": nats, "tokens": (share, share)}
-
-
-def _rate(config: Config, run: Run, rule: Rule) -> Departure | None:
-    """The one rate of all parameters."""
-    value = config.optim.lr
-    if not value or _off(value, rule.value) <= FACTOR:
-        return None
-    why = f"{_side(value, rule.value)} for {config.optim.name} by {rule.source}"
-    return Departure("optim.lr", value, rule, why, **_price(run, value, rule.value))
-
-
-def _matrices(config: Config, run: Run, rule: Rule) -> Departure | None:
-    """The matrices' rate over that of the rest; they have most of the parameters, so it is priced as the rate is."""
-    value, lr = config.optim.matrix_lr_ratio, config.optim.lr
-    if not value or not lr or _off(value, rule.value) <= FACTOR:
-        return None
-    why = f"{_side(value, rule.value)} for the matrices by {rule.source}"
-    return Departure("optim.matrix_lr_ratio", value, rule, why, **_price(run, lr * value, recipe.muon_rate(run).value))
-
-
-def _rest(config: Config, rule: Rule) -> Departure | None:
-    """The rate of embeddings, head and norms where the matrices have their own."""
-    value = config.optim.lr
-    if not value or _off(value, rule.value) <= FACTOR:
-        return None
-    why = f"{_side(value, rule.value)} for embeddings, head and norms by {rule.source}"
-    return Departure("optim.lr", value, rule, why, NOT_PRICED, rule.source)
+    cost = f"about {nats:.3f} nats, {share:.0%} of the tokens{'' if rate < best else '; it may diverge'}"
+    source = "the sweep at 1.2B of arXiv:2509.02046"
+    return Departure(key, value, rule, why, cost, source, nats, (share, share))
 
 
 def _b2(config: Config, run: Run, rule: Rule) -> Departure | None:
