@@ -103,7 +103,7 @@ def asked(run: Run) -> str:
     if run.arm not in ARMS or run.shape not in SHAPES:
         return ""
     try:
-        config = recipe.by_rule(_config(dict(word.split("=", 1) for word in settings(run))), lambda line: None)
+        config = recipe.by_rule(_config(_keys(run)), lambda line: None)
     except ConfigError:
         return ""
     return runs_lib.digest(
@@ -117,6 +117,12 @@ def steps_of(tokens: int) -> int:
 
 def settings(run: Run) -> list[str]:
     """Returns a run's overrides of configs/base.py, KEY=VALUE. Raises ConfigError if this checkout knows not all."""
+    keys = _keys(run)
+    _config(keys)
+    return words(keys)
+
+
+def _keys(run: Run) -> Keys:
     arm, steps = ARMS[run.arm], steps_of(run.tokens)
     keys = COMMON | SHAPES[run.shape] | arm.keys | {"seed": run.seed, "train.steps": steps}
     keys["optim.warmup_steps"] = max(1, round(WARMUP * steps))
@@ -124,8 +130,7 @@ def settings(run: Run) -> list[str]:
     keys["optim.lr"] = float(f"{run.factor * lr:.4g}")
     if ratio != 1:
         keys["optim.matrix_lr_ratio"] = float(f"{ratio:.4g}")
-    _config(keys)
-    return words(keys)
+    return keys
 
 
 def rates(arm: Arm, config: Config) -> tuple[float, float]:

@@ -81,17 +81,19 @@ def parser() -> argparse.ArgumentParser:
 
 def check_flags(base: str, environment: Mapping[str, str]) -> None:
     """Raises ConfigError if a word of a stage's variable is no --config.KEY=VALUE, or its config can't have that."""
-    given = {"BASE": (base, ["data.dir=x"]), "SFT": ("sft", ["data.path=x"]), "DPO": ("dpo", ["data.path=x"])}
-    given |= {"GRPO": ("grpo", ["reward.tasks=x"])}
+    given = {
+        "BASE": (base, ["data.dir=x"]),
+        "SFT": ("sft", ["origin=x", "data.path=x"]),
+        "DPO": ("dpo", ["origin=x", "data.path=x"]),
+        "GRPO": ("grpo", ["origin=x", "reward.tasks=x"]),
+    }
     for variable, (config, needed) in given.items():
         words = environment.get(f"{variable}_FLAGS", "").split()
-        keys = [word.removeprefix("--config.") for word in words]
         try:
             if strange := [word for word in words if not re.match(r"--config\.[\w.]+=", word)]:
                 raise ConfigError(f"{strange[0]} is not --config.KEY=VALUE")
-            resolve(
-                config_files.load(config, ["workdir=x", "origin=x" if config != base else "seed=0", *needed, *keys])
-            )
+            keys = [word.removeprefix("--config.") for word in words]
+            resolve(config_files.load(config, ["workdir=x", *needed, *keys]))
         except ConfigError as error:
             raise ConfigError(f"{variable}_FLAGS: {error}") from None
 
