@@ -69,13 +69,13 @@ def limits(kind: type) -> list[Limit]:
     return [_choice(get_args(kind))] if get_origin(kind) is Literal else []
 
 
-def _choice(names: Sequence[str]) -> Limit:
-    words = f"one of {', '.join(name or repr('') for name in names)}"
+def _choice(values: Sequence[str | int]) -> Limit:
+    words = f"one of {', '.join(str(value) or repr('') for value in values)}"
 
-    def problem(value: str) -> str:
-        near = difflib.get_close_matches(value, names, n=1)
+    def problem(value: str | int) -> str:
+        near = difflib.get_close_matches(value, values, n=1) if isinstance(value, str) else ()
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        return "" if value in names else f": choose {words}{hint}"
+        return "" if value in values else f": choose {words}{hint}"
 
     return Limit(words, problem)
 

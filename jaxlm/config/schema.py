@@ -91,6 +91,7 @@ BY_RULE = ("lr", "matrix_lr_ratio", "b2")  # keys of `optim` that are 0 where a 
 class OptimConfig:
     name: Literal["adamw", "adamw8bit", "adafactor", "muon"]
     mu_dtype: Literal["float32", "bfloat16"]
+    ns_steps: Literal[3, 5]
     full_precision: tuple[Pattern, ...]
     offload: bool
     lr: Annotated[float, at_least(0)]

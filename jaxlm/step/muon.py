@@ -23,7 +23,7 @@ def is_matrix(name: str) -> bool:
     return tree.layer_of(name) is not None and name.endswith("/kernel")
 
 
-def scale_by_muon(mu_dtype: str, dtype: str) -> optax.GradientTransformationExtraArgs:
+def scale_by_muon(mu_dtype: str, dtype: str, iterations: int = 5) -> optax.GradientTransformationExtraArgs:
     """Returns Muon without a learning rate, for trees of matrices alone.
 
     Updates are scaled by 0.2 sqrt(max(inputs, outputs)) (arXiv:2502.16982). That gives them the root mean square of
@@ -32,6 +32,7 @@ def scale_by_muon(mu_dtype: str, dtype: str) -> optax.GradientTransformationExtr
     Args:
       mu_dtype: the dtype of the momentum.
       dtype: the dtype in which matrices are orthogonalised.
+      iterations: of the orthogonalisation, 3 or 5.
     """
 
     def update(
@@ -48,7 +49,7 @@ def scale_by_muon(mu_dtype: str, dtype: str) -> optax.GradientTransformationExtr
             momenta.append(m.astype(mu_dtype))
             ahead.append((BETA / following * m + (1 - BETA) / now * g).astype(dtype))
         inputs = [input_axes(name) for name, _ in named]
-        found = polar.each(ahead, inputs, [_spec(name, g) for name, g in named])
+        found = polar.each(ahead, inputs, [_spec(name, g) for name, g in named], iterations)
         state = state._replace(count=jnp.where(ok, count, state.count), mu=structure.unflatten(momenta))
         return structure.unflatten(found), state
 

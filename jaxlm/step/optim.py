@@ -175,7 +175,7 @@ def _muon(c: OptimConfig, dtype: str) -> optax.GradientTransformation:
     def labels(params: dict) -> dict:
         return tree.map_named(lambda name, _: "muon" if muon.is_matrix(name) else "adamw", params)
 
-    return optax.partition({"muon": muon.scale_by_muon(c.mu_dtype, dtype), "adamw": _adamw(c)}, labels)
+    return optax.partition({"muon": muon.scale_by_muon(c.mu_dtype, dtype, c.ns_steps), "adamw": _adamw(c)}, labels)
 
 
 def _gated(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

@@ -43,7 +43,7 @@ def test_these_keys_have_choices():
     assert chosen >= {
         *("model.family", "model.dtype", "model.remat", "model.attention", "model.rope.scaling", "optim.schedule"),
         *("optim.name", "optim.mu_dtype", "log.wandb", "data.tokenizer_model", "engine", "program"),
-        *("tune.remat", "tune.attention"),
+        *("tune.remat", "tune.attention", "optim.ns_steps"),
     }
 
 
@@ -96,6 +96,10 @@ def test_choices():
         build(kind, 3, "key")
     with pytest.raises(ConfigError, match=r"config.key=\('none', 'x'\): 'x': choose one of none, lora"):
         build(tuple[kind, ...], ("none", "x"), "key")
+    kind = typing.Literal[3, 5]
+    assert build(kind, 3, "key") == 3
+    with pytest.raises(ConfigError, match=r"config\.key=4: choose one of 3, 5$"):
+        build(kind, 4, "key")
 
 
 @pytest.mark.parametrize(

@@ -146,20 +146,24 @@ def test_muon_is_that_of_optax_for_layers_but_nearer_to_orthogonal_and_adamw_for
 
 
 def test_muon_orthogonalises_in_the_compute_type():
-    """Seen in the products of the program; what it returns is float32 all the same."""
+    """Seen in the products of the program; what it returns is float32 all the same. So is optim.ns_steps."""
 
-    def products(dtype):
-        tx = optim.make(optim_config(name="muon"), MATRICES, dtype=dtype)
+    def dots(dtype, **keys):
+        tx = optim.make(optim_config(name="muon", **keys), MATRICES, dtype=dtype)
         args = (MATRICES, tx.init(MATRICES), MATRICES)
         text = jax.jit(lambda g, s, p: tx.update(g, s, p, ok=True)).lower(*args).as_text()
         assert {
             u.dtype for u in jax.tree.leaves(jax.eval_shape(lambda g, s, p: tx.update(g, s, p, ok=True)[0], *args))
         } == {jnp.dtype("float32")}
-        dots = [line for line in text.splitlines() if "dot_general" in line]
-        return {kind for kind in ("f32", "bf16") for line in dots if f"x{kind}>" in line}
+        return [line for line in text.splitlines() if "dot_general" in line]
 
-    assert products("float32") == {"f32"}
-    assert products("bfloat16") == {"bf16"}
+    def kinds(lines):
+        return {kind for kind in ("f32", "bf16") for line in lines if f"x{kind}>" in line}
+
+    five = dots("float32")
+    assert kinds(five) == {"f32"}
+    assert kinds(dots("bfloat16")) == {"bf16"}
+    assert len(dots("float32", ns_steps=3)) < 0.7 * len(five)
 
 
 def test_muon_moves_parameters_as_far_as_adamw():
