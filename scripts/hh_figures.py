@@ -15,12 +15,13 @@ import json
 import pathlib
 import sys
 
+import rl_figures
 from rl_figures import SILENT, lines, train, values
 
 LONGEST = 700  # characters of a transcript, so that prompts leave room
 HELD_OUT = 128  # prompts that are asked
 SHAPE = SILENT | {"train.batch_size": 8, "train.seq_len": 256, "data.val_fraction": 0.1}
-BASE = SHAPE | {"model.vocab_size": 2048, "data.chat_tokens": True, "train.steps": 600, "optim.warmup_steps": 20}
+BASE = rl_figures.SHAPE | SHAPE | {"model.vocab_size": 2048, "data.chat_tokens": True, "train.steps": 600}
 SFT = SHAPE | {"train.steps": 200, "optim.lr": 1e-3, "replay.share": 0.0}
 REWARD = SHAPE | {"train.steps": 200, "optim.lr": 2e-4, "train.eval_every_steps": 100}
 PPO = SHAPE | {
@@ -61,7 +62,7 @@ def main() -> int:
     lines(runs / "texts.jsonl", [{"text": row[name]} for row in rows for name in ("chosen", "rejected")])
     lines(runs / "hh.jsonl", [row for row in rows if max(len(row["chosen"]), len(row["rejected"])) < LONGEST])
     pairs = {"data.path": runs / "hh.jsonl"}
-    train("quickstart", runs / "base", BASE | {"data.path": runs / "texts.jsonl"})
+    train("base", runs / "base", BASE | {"data.path": runs / "texts.jsonl"})
     train("sft", runs / "sft", SFT | pairs | {"origin": runs / "base"})
     train("reward", runs / "reward", REWARD | pairs | {"origin": runs / "sft"})
     train("ppo", runs / "ppo", PPO | pairs | {"origin": runs / "sft", "reward.model": runs / "reward"})

@@ -34,13 +34,24 @@ QUESTIONS, EACH, SEED = 500, 12_000, 1_000_003  # that are asked; of each task f
 MODULES = "argparse asyncio collections datetime decimal email functools http.client inspect itertools json logging os pathlib"
 MODULES += " random re shutil socket statistics string subprocess tarfile textwrap threading typing unittest zipfile"
 SILENT = {"train.eval_every_steps": 0, "sample.prompts": (), "log.every_steps": 20}
-BASE = SILENT | {
+SHAPE = {  # of the model, and the rate that it is trained with
+    "model.n_layers": 3,
+    "model.d_model": 256,
+    "model.n_heads": 4,
+    "model.n_kv_heads": 2,
+    "model.d_ff": 704,
+    "eval.batch_size": 8,
+    "eval.max_batches": 2,
+    "optim.lr": 3e-3,
+    "optim.warmup_steps": 20,
+}
+BASE = SILENT | SHAPE | {
     "model.n_layers": 4,
     "model.vocab_size": 448,
     "data.chat_tokens": True,
     "train.steps": 1200,
     "train.batch_size": 8,
-    "optim.warmup_steps": 20,
+    "train.seq_len": 256,
 }
 SFT = SILENT | {
     "train.steps": 1500,
@@ -91,7 +102,7 @@ def main() -> int:
     runs, more = given.runs, dict(word.split("=", 1) for word in given.set)
     runs.mkdir(parents=True, exist_ok=True)
     write(runs)
-    train("quickstart", runs / "base", BASE | {"data.path": runs / "texts.jsonl"})
+    train("base", runs / "base", BASE | {"data.path": runs / "texts.jsonl"})
     train("sft", runs / "copying", SFT | {"origin": runs / "base", "data.path": runs / "copied.jsonl"})
     form = {"origin": runs / "copying", "data.path": runs / "form.jsonl"}
     train("sft", runs / "sft", SFT | FORM | form)
