@@ -45,14 +45,18 @@ SHAPE = {  # of the model, and the rate that it is trained with
     "optim.lr": 3e-3,
     "optim.warmup_steps": 20,
 }
-BASE = SILENT | SHAPE | {
-    "model.n_layers": 4,
-    "model.vocab_size": 448,
-    "data.chat_tokens": True,
-    "train.steps": 1200,
-    "train.batch_size": 8,
-    "train.seq_len": 256,
-}
+BASE = (
+    SILENT
+    | SHAPE
+    | {
+        "model.n_layers": 4,
+        "model.vocab_size": 448,
+        "data.chat_tokens": True,
+        "train.steps": 1200,
+        "train.batch_size": 8,
+        "train.seq_len": 256,
+    }
+)
 SFT = SILENT | {
     "train.steps": 1500,
     "train.batch_size": 8,
