@@ -7,9 +7,10 @@
     python scripts/bench_recipe.py report                  # the table
 
 An arm is a set of overrides. Each run of it is finished: its rate came down to its end, and only its loss on all held-out rows
-counts. All arms see the same batches by seed, and each tries the same three rates around its rule, the base arms too, at the
-first budget. Whoever is behind its base there by more than its interval, both at their best rates, runs no further. The larger
-budgets run at the rule's rate, and at another too if that was better by more than its interval (`report` shows both).
+counts. All arms see the same batches by seed, and each tries three rates at the first budget, the base arms too: its rule's,
+half of it, and a third beyond the better of the two. Whoever is behind its base there by more than its interval, both at their
+best rates, runs no further. The larger budgets run at the rate that was better than the rule's by more than its interval, and
+last at the rule's too (`report` shows both).
 
 Finished runs are lines of dev/runs.jsonl, step times of dev/steptimes.jsonl. Two processes side by side need arms and a file
 each (--only=ARM,... --runs=FILE), whose lines may then be put together; begin the second when the data is made. The data is the

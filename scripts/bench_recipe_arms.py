@@ -65,7 +65,8 @@ SHAPES: dict[str, Keys] = {
     "S0": HEADS | {"model.d_model": 128, "model.n_heads": 2, "model.d_ff": 352},  # 1.3M parameters
     "S1": HEADS | {"model.d_model": 192, "model.n_heads": 3, "model.d_ff": 512},  # 2.4M
 }
-BUDGETS, SEEDS, FACTORS = (1_000_000, 2_000_000, 4_000_000), (0, 1, 2), (0.5, 1.0, 2.0)
+BUDGETS, SEEDS = (1_000_000, 2_000_000, 4_000_000), (0, 1, 2)
+FACTORS = (0.25, 0.5, 1.0, 2.0)  # of the rule's rate; an arm gets three of them, see `factors`
 SEQ_LEN, BATCH, WARMUP = 256, 16, 0.05  # tokens of a row, rows of a step, share of the steps
 
 # Of the data: all text that is there, in equal parts, so that 4M tokens are one to two epochs of each.
@@ -95,20 +96,19 @@ START_S = 45.0  # imports, compilation and evaluation of a run, until one has be
 # What a run is
 
 
-def asked(run: Run) -> str:
-    """Returns the digest of all that decides what comes of a run: defaults, and what rules say, are in it.
+def asked(run: Run) -> Fields:
+    """Returns key -> value of all that decides what comes of a run: defaults, and what rules say, are in it.
 
-    It is "" if this checkout does not know all of the run's keys.
+    It is empty if this checkout does not know all of the run's keys.
     """
     if run.arm not in ARMS or run.shape not in SHAPES:
-        return ""
+        return {}
     try:
         config = recipe.by_rule(_config(_keys(run)), lambda line: None)
     except ConfigError:
-        return ""
-    return runs_lib.digest(
-        [dataclasses.asdict(part) for part in (config.model, config.train, config.optim, config.loss)]
-    )
+        return {}
+    parts = {name: dataclasses.asdict(getattr(config, name)) for name in ("model", "train", "optim", "loss")}
+    return {f"{name}.{key}": value for name, keys in parts.items() for key, value in keys.items()}
 
 
 def steps_of(tokens: int) -> int:
@@ -179,21 +179,30 @@ def planned(arms: Collection[str], done: Mapping[Run, Fields]) -> list[Run]:
     main = [arm for arm in MAIN if arm in arms]
     rest = [arm for arm in ARMS if arm in arms and arm not in MAIN]
     small, *large = SHAPES
-    others = [factor for factor in FACTORS if factor != 1]
+    tried = {arm: factors(arm, done) for arm in arms}
 
-    def each(names: Sequence[str], shape: str, tokens: int, factors: Sequence[float] = (1.0,)) -> list[Run]:
-        return [Run(arm, shape, tokens, seed, factor) for factor in factors for seed in SEEDS for arm in names]
+    def each(names: Sequence[str], shape: str, tokens: int, number: int | None = None) -> list[Run]:
+        """The runs of a budget, at the first, second or third of an arm's rates; by default at the chosen one."""
+        own = {arm: chosen(arm, done) if number is None else tried[arm][number] for arm in names}
+        return [Run(arm, shape, tokens, seed, own[arm]) for seed in SEEDS for arm in names]
 
-    order = each(main, small, first)
-    order += each(main, small, first, others)
+    order = [run for number in range(3) for run in each(main, small, first, number)]
     order += [run for tokens in larger for run in each(main, small, tokens)]
-    order += each(rest, small, first)
+    order += each(rest, small, first, 0)
     order += [run for shape in large for run in each(main, shape, BUDGETS[-1])]
-    order += each(rest, small, first, others)
-    for arm in main:
-        if (best := chosen(arm, done)) != 1:
-            order += [run for tokens in larger for run in each([arm], small, tokens, [best])]
-    return order
+    order += [run for number in (1, 2) for run in each(rest, small, first, number)]
+    order += [run for tokens in larger for run in each(main, small, tokens, 0)]
+    return list(dict.fromkeys(order))
+
+
+def factors(arm: str, done: Mapping[Run, Fields]) -> tuple[float, float, float]:
+    """Returns the factors of an arm's rate: the rule's, half of it, and a third beyond the better of the two.
+
+    So every arm gets three rates, and they go to where it gains. Until the second is finished the third is twice the rule's.
+    """
+    rule, half = (curve(arm, next(iter(SHAPES)), factor, done).get(BUDGETS[0], {}) for factor in (1.0, 0.5))
+    finished = len(rule) == len(half) == len(SEEDS)
+    return 1.0, 0.5, 0.25 if finished and statistics.fmean(half.values()) < statistics.fmean(rule.values()) else 2.0
 
 
 def curve(arm: str, shape: str, factor: float, done: Mapping[Run, Fields]) -> dict[int, dict[int, float]]:
@@ -208,7 +217,7 @@ def curve(arm: str, shape: str, factor: float, done: Mapping[Run, Fields]) -> di
 def sweep(arm: str, done: Mapping[Run, Fields]) -> dict[float, dict[int, float]]:
     """Returns the losses of an arm's rates at the first budget of the first shape: factor -> seed -> loss."""
     shape = next(iter(SHAPES))
-    return {factor: curve(arm, shape, factor, done).get(BUDGETS[0], {}) for factor in FACTORS}
+    return {factor: curve(arm, shape, factor, done).get(BUDGETS[0], {}) for factor in factors(arm, done)}
 
 
 def swept(arm: str, done: Mapping[Run, Fields]) -> bool:

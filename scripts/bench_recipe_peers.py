@@ -50,13 +50,12 @@ POLAR = (  # of arXiv:2505.16932, five steps
 )
 
 
-def asked(run: Run) -> str:
-    """Returns the digest of what this file says of a peer at a shape; "" if it knows them not."""
-    return (
-        runs_lib.digest([PEERS[run.arm], arms_lib.SHAPES[run.shape], arms_lib.BATCH, arms_lib.SEQ_LEN])
-        if run.arm in PEERS and run.shape in arms_lib.SHAPES
-        else ""
-    )
+def asked(run: Run) -> Fields:
+    """Returns what this file says of a peer at a shape; nothing if it does not know them."""
+    if run.arm not in PEERS or run.shape not in arms_lib.SHAPES:
+        return {}
+    rows = {"batch": arms_lib.BATCH, "seq_len": arms_lib.SEQ_LEN}
+    return {"peer": PEERS[run.arm]} | arms_lib.SHAPES[run.shape] | rows
 
 
 def main(args: argparse.Namespace) -> int:

@@ -174,13 +174,14 @@ def rates(done: Mapping[Run, Fields]) -> list[Row]:
     """Rows of each arm's three rates at the first budget: the losses, which is best, and what the rule loses to it."""
     rows, shape = [], next(iter(arms_lib.SHAPES))
     for arm in arms_lib.ARMS:
-        found = {factor: losses for factor, losses in arms_lib.sweep(arm, done).items() if losses}
+        found = dict(sorted((factor, losses) for factor, losses in arms_lib.sweep(arm, done).items() if losses))
         if len(found) < 2 or 1.0 not in found:
             continue
         row = {"arm": arm}
         for factor in arms_lib.FACTORS:
             lr = [line["lr"] for run, line in done.items() if _of(run, arm, shape, arms_lib.BUDGETS[0], factor)]
-            row[f"x{factor:g}"] = f"{statistics.fmean(found[factor].values()):.4f} ({lr[0]:.3g})" if lr else NONE
+            there = lr and factor in found
+            row[f"x{factor:g}"] = f"{statistics.fmean(found[factor].values()):.4f} ({lr[0]:.3g})" if there else NONE
         best = min(found, key=lambda factor: statistics.fmean(found[factor].values()))
         gap = stats.difference(found[1.0], found[best])
         row |= {

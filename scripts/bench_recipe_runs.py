@@ -77,21 +77,25 @@ def append(path: pathlib.Path, line: Mapping[str, typing.Any]) -> None:
         os.fsync(file.fileno())
 
 
-def finished(lines: Sequence[Fields], asked: Callable[[Run], str], data: str = "") -> dict[Run, Fields]:
-    """Returns the lines of finished runs by run, the later of two, without those that were asked for in other words.
+def finished(lines: Sequence[Fields], asked: Callable[[Run], Fields], data: str = "") -> dict[Run, Fields]:
+    """Returns the lines of finished runs by run, the later of two, without those that had other values than today's.
+
+    A key that only the line has, or only today's config, does not count: a new key's default leaves runs as they were.
 
     Args:
       lines: of runs.jsonl.
-      asked: run -> the digest of what the script asks for today; "" for one that it does not know.
+      asked: run -> key -> value of what the script asks for today; empty for a run that it does not know.
       data: the digest of the data that they must have had; "" = any.
     """
     found = {}
     for line in lines:
         try:
             run = Run(**{field.name: line[field.name] for field in dataclasses.fields(Run)})
-            if line["asked"] == asked(run) != "" and data in ("", line["data"]):
+            now = json.loads(json.dumps(asked(run)))  # tuples become lists, as in the file
+            same = all(now.get(key, value) == value for key, value in line["asked"].items())
+            if now and same and data in ("", line["data"]):
                 found[run] = line
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, AttributeError):
             continue
     return found
 

@@ -179,7 +179,7 @@ def test_the_plan_begins_with_what_tells_most_and_gives_hours(small, capsys):
     assert "held out, all of which are measured" in said
 
 
-def test_every_arm_gets_the_same_rates_and_base_arms_too(small):
+def test_every_arm_gets_three_rates_and_base_arms_too(small):
     table = arms.planned(arms.ARMS, {})
     for arm in arms.ARMS:
         swept = {(run.factor, run.seed) for run in table if run.arm == arm and run.tokens == 1024 and run.shape == "S0"}
@@ -191,6 +191,34 @@ def test_every_arm_gets_the_same_rates_and_base_arms_too(small):
         if word.startswith("optim.lr=")
     ]
     assert lrs == [0.0015, 0.003, 0.006]
+
+
+def test_the_third_rate_lies_where_an_arm_gains(small):
+    def losses(factor, loss):
+        return {Run("adamw", "S0", 1024, seed, factor): {"loss": loss} for seed in (0, 1)}
+
+    assert arms.factors("adamw", {}) == arms.factors("adamw", losses(1.0, 5.0)) == (1.0, 0.5, 2.0)
+    assert arms.factors("adamw", losses(1.0, 5.0) | losses(0.5, 5.1)) == (1.0, 0.5, 2.0)
+    better = losses(1.0, 5.0) | losses(0.5, 4.9)
+    assert arms.factors("adamw", better) == (1.0, 0.5, 0.25)
+    assert not arms.swept("adamw", better)
+    assert arms.chosen("adamw", better | losses(0.25, 4.8)) == 0.25
+    better.pop(Run("adamw", "S0", 1024, 1, 0.5))
+    assert arms.factors("adamw", better) == (1.0, 0.5, 2.0)
+
+
+def test_new_keys_leave_finished_runs_as_they_are(small, trained, tmp_path):
+    bench_recipe.main(["run", *small, "--only=reference"])
+    path = tmp_path / "runs.jsonl"
+    lines = runs.read(path)
+    for line in lines:
+        assert line["asked"].pop("optim.eps")  # as if the line were older than the key
+        line["asked"]["optim.gone"] = 1
+    lines[0]["asked"]["optim.b1"] = 0.5
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trained.clear()
+    bench_recipe.main(["run", *small, "--only=reference"])
+    assert len(trained) == 1
 
 
 def test_it_goes_on_where_it_stopped(small, trained, monkeypatch, capsys):
@@ -267,7 +295,8 @@ def test_an_arm_that_is_behind_is_stopped_and_it_is_said(small, trained, capsys)
 
 def test_the_larger_budgets_run_at_a_better_rate_too(small, trained):
     bench_recipe.main(["run", *small, "--only=reference"])
-    assert [(lr, width, steps) for lr, width, steps, _ in trained[-2:]] == [(2e-3, "16", 16)] * 2
+    found = [(lr, width, steps) for lr, width, steps, _ in trained[6:]]
+    assert found == [(2e-3, "16", 16)] * 2 + [(2e-3, "32", 16)] * 2 + [(1e-3, "16", 16)] * 2
     done = arms.look(pathlib.Path(small[0].removeprefix("--runs="))).done
     assert arms.chosen("reference", done) == 2.0
 
