@@ -260,7 +260,7 @@ def test_typed_overrides():
 def test_derived_values():
     c = resolve("model.n_kv_heads=0", "data.path=/some/text", "eval.batch_size=0")
     assert c.model.n_kv_heads == c.model.n_heads
-    assert c.model.head_dim == 64
+    assert c.model.head_dim == 128
     assert c.train.microbatch_size == c.train.batch_size == c.eval.batch_size
     assert c.data.dir == "w/data"
     assert {name: source.path for name, source in c.data.sources.items()} == {"text": "/some/text"}

@@ -45,7 +45,7 @@ KINDS = {
 
 
 def load(*overrides: str) -> config.Config:
-    small = (*SMALL, "model.attention=xla", "loss.tile_tokens=0", "model.scan_layers=False")
+    small = (*SMALL, "optim.name=adamw", "model.attention=xla", "loss.tile_tokens=0", "model.scan_layers=False")
     c = config.resolve(config_files.load("quickstart", ["workdir=w", *small, *overrides]))
     return dataclasses.replace(c, model=hardware.for_platform(c.model, "cpu"))
 

@@ -54,11 +54,11 @@ def test_a_new_ladder_has_the_runs_of_the_rules_and_their_hours(tmp_path):
     found, climbed = begin(tmp_path / "new")
     assert [one["name"] for one in found["runs"]] == [one.name for one in climbed]
     assert found["sizes"] == [64, 96, 128]
-    assert found["budgets"][-1] == 532_480  # half an hour would hold more
+    assert found["budgets"][-1] == 471_040  # half an hour would hold more
     assert found["hours"]["planned"] == pytest.approx(sum(one["planned_hours"] for one in found["runs"]))
     assert found["hours"]["planned"] < found["hours"]["limit"] == rungs.HOURS
     assert (found["machine"], found["fit"], found["held_out"]["rows"]) == ("cpu x 1", None, 16)
-    assert found["target"]["parameters"] == 3_262_208
+    assert found["target"]["parameters"] == 2_820_608
     assert not (tmp_path / "new").exists()
 
 
@@ -83,7 +83,7 @@ def test_without_a_speed_the_tokens_must_be_named(tmp_path, monkeypatch):
 
 def test_a_finished_ladder_foretells_by_the_law_of_its_runs(tmp_path):
     found = done(begin(tmp_path)[0])
-    assert [row["tokens"] for row in found["foretold"]] == [133_120, 266_240, 532_480, 1_064_960]
+    assert [row["tokens"] for row in found["foretold"]] == [117_760, 235_520, 471_040, 942_080]
     row = found["foretold"][2]
     assert row["low"] < TRUE.loss(row["parameters"], row["tokens"]) < row["high"]
     assert row["loss"] == pytest.approx(TRUE.loss(row["parameters"], row["tokens"]), rel=0.02)
@@ -130,7 +130,7 @@ def test_the_same_command_finds_its_ladder_and_another_config_is_refused(tmp_pat
     assert begin(tmp_path)[0] == ladder.read(tmp_path)
     assert begin(tmp_path, Asked(hours=0.2))[1] == begin(tmp_path)[1]
     for asked, overrides, keys, words in (
-        (Asked(), ["optim.lr=1e-3"], {}, "optim.lr = 0.003, now it is 0.001"),
+        (Asked(), ["optim.lr=1e-3"], {}, "optim.lr = 0.01, now it is 0.001"),
         (Asked(), [], {"sha256": "def"}, "data = abc, now it is def"),
         (Asked(hours=0.4), [], {}, "hours = 0.2, now it is 0.4"),
         (Asked([32, 48, 64]), [], {}, r"sizes = \[64, 96, 128\], now it is \[32, 48, 64\]"),

@@ -81,7 +81,15 @@ def test_state_and_batch_are_the_compiled_programs_arguments_to_the_byte(sizes, 
 @pytest.mark.parametrize("quantize", ["none", "nf4"])
 def test_what_is_frozen_and_its_adapter_are_the_compiled_programs_arguments_to_the_byte(quantize):
     small = ("model.n_layers=1", "train.seq_len=64", "train.batch_size=2", "train.microbatch_size=2")
-    c = load("quickstart", *small, "program=dpo", "adapter.kind=lora", f"adapter.quantize={quantize}", platform="cpu")
+    c = load(
+        "quickstart",
+        *small,
+        "program=dpo",
+        "optim.name=adamw",
+        "adapter.kind=lora",
+        f"adapter.quantize={quantize}",
+        platform="cpu",
+    )
     one = MeshConfig(1, 1, 1, 1)
     found = memory.estimate(c, memory.abstract_mesh(one, 1))
     compiled = lower.lower_step(c, sharding.make_mesh(one, jax.devices()[:1]))[0].compile(compiler_options=lower.QUICK)

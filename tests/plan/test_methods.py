@@ -36,7 +36,7 @@ def test_the_smallest_card_holds_it_and_no_smaller_one_does(rows):
 
 
 def test_a_model_that_no_card_holds_has_none():
-    c = config.resolve(config_files.load("quickstart", ["workdir=w", "program=sft"]))
+    c = config.resolve(config_files.load("quickstart", ["workdir=w", "program=sft", "optim.name=adamw"]))
     c = dataclasses.replace(c, model=hardware.for_platform(c.model, "gpu"))
     small = [dataclasses.replace(card, memory=1e6) for card in CARDS]
     assert {row["card"] for row in methods.compare(c, small)} == {None}

@@ -62,7 +62,9 @@ def test_count_is_that_of_the_model(family, tied, biases, qk_norm):
     ],
 )
 def test_what_an_adapter_trains_is_counted_as_it_is_made(keys):
-    c = config.resolve(config_files.load("quickstart", ["workdir=w", "program=sft", "model.vocab_size=256", *keys]))
+    c = config.resolve(
+        config_files.load("quickstart", ["workdir=w", "program=sft", "optim.name=adamw", "model.vocab_size=256", *keys])
+    )
     made = lower.parts_of(
         dataclasses.replace(c, model=tiny.model_config(**_shape(c))), abstract_mesh(MeshConfig(1, 1, 1, 1), 1)
     )

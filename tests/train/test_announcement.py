@@ -34,7 +34,7 @@ def test_five_lines(mesh):
     c = quickstart("train.steps=1000", "train.batch_size=8", "train.seq_len=128", "train.microbatch_size=2")
     program = Program(None, int(4.9e9), int(0.41e9), int(4.49e9), Room(21.4e9, "free for each device"))
     assert said(c, mesh, program, done=7) == [
-        "model: llama, 3,262,208 parameters, 3 layers of d 256; 8 x cpu (fsdp 8)",
+        "model: llama, 2,820,608 parameters, 3 layers of d 256; 8 x cpu (fsdp 8)",
         "data: text 500k tokens, read 2 times",
         "memory: a step needs 4.9 GB a device (410 MB for state and batch, 4.49 GB for its own); there are 21.4 GB free "
         "for each device",
@@ -64,7 +64,7 @@ def test_a_speed_that_was_measured_here_before(mesh, monkeypatch):
 
 
 def test_without_a_step_left_there_is_no_memory_to_tell(mesh):
-    assert not any(line.startswith("memory") for line in said(quickstart(), mesh, done=520))
+    assert not any(line.startswith("memory") for line in said(quickstart(), mesh, done=460))
     unknown = Program(None, int(4.9e9), 0, 0, None)
     assert any(line.startswith("memory: a step needs 4.9 GB a device (") for line in said(quickstart(), mesh, unknown))
 

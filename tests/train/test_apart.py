@@ -24,7 +24,7 @@ def write(folder: pathlib.Path, *records: dict) -> None:
     lines.close()
 
 
-def last(step: int = 520, loss: float = 4.5) -> dict:
+def last(step: int = 460, loss: float = 4.5) -> dict:
     found = {"step": step, "val/loss": loss, "wall_s": 360.0}
     for source, nats, length in (("web", 4.0, 3.0), ("code", 6.0, 2.0)):
         found |= {f"val/{source}/loss": nats, f"val/{source}/bits_per_byte": nats / math.log(2) / length}
@@ -34,7 +34,7 @@ def last(step: int = 520, loss: float = 4.5) -> dict:
 def test_a_run_that_is_done_has_its_loss_its_bytes_and_its_hours(tmp_path):
     c = resolve(tmp_path)
     assert apart.result(c, MIXTURE) is None
-    write(tmp_path, {"step": 260, "val/loss": 5.0, "wall_s": 180.0})
+    write(tmp_path, {"step": 230, "val/loss": 5.0, "wall_s": 180.0})
     assert apart.result(c, MIXTURE) is None  # half of its steps
     write(tmp_path, last())
     found = apart.result(c, MIXTURE)
@@ -51,13 +51,13 @@ def test_a_loss_that_is_not_finite_is_none(tmp_path):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("optim.lr=1e-3", "optim.lr=0.003 where now it is 0.001"),
-        ("optim.b2=0.99", "optim.b2=0.95 where now it is 0.99"),
+        ("optim.lr=1e-3", "optim.lr=0.01 where now it is 0.001"),
+        ("optim.b2=0.99", "optim.b2=0.994 where now it is 0.99"),
         ("optim.weight_decay=0.3", "optim.weight_decay=0.1 where now it is 0.3"),
-        ("model.qk_norm=True", "model.qk_norm=False where now it is True"),
+        ("model.qk_norm=False", "model.qk_norm=True where now it is False"),
         ("model.tie_embeddings=False", "model.tie_embeddings=True where now it is False"),
         ("loss.z_loss=1e-4", "loss.z_loss=0.0 where now it is 0.0001"),
-        ("train.steps=600", "train.steps=520 where now it is 600"),
+        ("train.steps=600", "train.steps=460 where now it is 600"),
         ("seed=3", "seed=0 where now it is 3"),
     ],
 )
@@ -86,11 +86,11 @@ def test_what_changes_no_loss_is_no_other_run(tmp_path, override):
 
 def test_a_run_from_before_a_key_existed_has_its_default(tmp_path):
     saved = json.loads(config.to_json(resolve(tmp_path)))
-    del saved["optim"]["rows_lr_ratio"], saved["model"]["qk_norm"]
+    del saved["optim"]["rows_lr_ratio"], saved["model"]["qkv_bias"]
     (tmp_path / "config.json").write_text(json.dumps(saved))
     write(tmp_path, last())
     assert apart.result(resolve(tmp_path), MIXTURE)
-    with pytest.raises(ConfigError, match=r"with optim\.lr=0\.003"):
+    with pytest.raises(ConfigError, match=r"with optim\.lr=0\.01"):
         apart.result(resolve(tmp_path, "optim.lr=9"), MIXTURE)
 
 
