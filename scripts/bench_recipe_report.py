@@ -171,7 +171,10 @@ def step_ratio(line: Fields | None, arm: str, base: str) -> float:
 
 
 def rates(done: Mapping[Run, Fields]) -> list[Row]:
-    """Rows of each arm's three rates at the first budget: the losses, which is best, and what the rule loses to it."""
+    """Rows of each arm's three rates at the first budget: the losses, which is best, and what the rule loses to it.
+
+    A best rate that is the lowest or the highest of those tried is called an edge: one beyond it may do better yet.
+    """
     rows, shape = [], next(iter(arms_lib.SHAPES))
     for arm in arms_lib.ARMS:
         found = dict(sorted((factor, losses) for factor, losses in arms_lib.sweep(arm, done).items() if losses))
@@ -185,7 +188,7 @@ def rates(done: Mapping[Run, Fields]) -> list[Row]:
         best = min(found, key=lambda factor: statistics.fmean(found[factor].values()))
         gap = stats.difference(found[1.0], found[best])
         row |= {
-            "best": f"x{best:g}",
+            "best": f"x{best:g}" + ", an edge" * (best in (min(found), max(found))),
             "the rule loses": f"{gap.value:.4f} nats [{gap.low:.4f}, {gap.high:.4f}]" if gap else NONE,
         }
         own = arms_lib.curve(arm, shape, 1.0, done)

@@ -323,6 +323,24 @@ def test_the_report_tells_tokens_seconds_and_what_is_mixed(small, trained, tmp_p
     assert "with three seeds that is the range of the seeds" in said
 
 
+def test_step_times_of_a_shipped_model_that_met_load_are_passed_over():
+    idle, later = ({"shape": "speed_1b", "loaded": loaded, "times": {}} for loaded in (False, True))
+    small = {"shape": next(iter(arms.SHAPES)), "loaded": False, "times": {}}
+    assert report.large_time([idle, later, small]) is idle
+    assert report.large_time([later, small]) is None
+
+
+def test_a_best_rate_at_the_edge_of_those_tried_is_told(small, trained, tmp_path):
+    bench_recipe.main(["run", *small, "--only=reference"])
+    done = arms.look(tmp_path / "runs.jsonl").done
+    (row,) = report.rates(done)
+    assert row["best"] == "x2, an edge"
+    for run, line in done.items():
+        line["loss"] += (run.factor == 2) * 1.0
+    (row,) = report.rates(done)
+    assert row["best"] == "x1"
+
+
 def test_runs_of_other_data_do_not_count(small, trained, tmp_path):
     bench_recipe.main(["run", *small, "--only=reference"])
     path = tmp_path / "runs.jsonl"
