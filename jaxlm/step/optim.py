@@ -35,8 +35,10 @@ def rates(config: OptimConfig, steps: int, params: dict | None = None) -> typing
     Raises:
       ConfigError: `matrix_lr_ratio` is for matrices of layers, and none is trained.
     """
-    planned = _planned(config, config.schedule_steps or steps)
-    begin = config.decay_at_step
+    schedule, begin = _planned(config, config.schedule_steps or steps), config.decay_at_step
+
+    def planned(step: jax.typing.ArrayLike) -> jax.Array:
+        return jnp.maximum(schedule(step), 0.0)  # rounding takes a rate that ends at 0 a little below it
 
     def decaying(step: jax.typing.ArrayLike) -> jax.Array:
         share = (steps + 1 - step) / (steps + 1 - begin)  # of the rate at `begin` that is left

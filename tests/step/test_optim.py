@@ -34,6 +34,15 @@ def test_schedule_values(schedule, at):
         np.testing.assert_allclose(lr(step), value, rtol=1e-5)
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
+def test_a_rate_that_ends_at_zero_is_never_below_it(schedule):
+    for steps in (385, 425, 460, 1000):
+        c = dataclasses.replace(optim_config(schedule=schedule, final_lr_ratio=0.0), lr=1e-2, warmup_steps=40)
+        rate = jax.jit(optim.rates(c, steps))
+        assert 0 <= rate(steps) < 1e-9
+        assert rate(steps - 1) > 1e-8
+
+
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
 def test_a_schedule_made_for_other_steps(schedule):
     whole = optim.rates(optim_config(schedule=schedule), 1000)
