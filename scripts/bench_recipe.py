@@ -9,8 +9,8 @@
 An arm is a set of overrides. Each run of it is finished: its rate came down to its end, and only its loss on all held-out rows
 counts. All arms see the same batches by seed, and each tries three rates at the first budget, the base arms too: its rule's,
 half of it, and a third beyond the better of the two. Whoever is behind its base there by more than its interval, both at their
-best rates, runs no further. The larger budgets run at the rate that was better than the rule's by more than its interval, and
-last at the rule's too (`report` shows both).
+best rates, runs no further. The larger budgets run at the best rate (the rule's, unless another beat it by more than its
+interval), and then at the rule's; `report` shows both.
 
 Finished runs are lines of dev/runs.jsonl, step times of dev/steptimes.jsonl. Two processes side by side need arms and a file
 each (--only=ARM,... --runs=FILE), whose lines may then be put together; begin the second when the data is made. The data is the

@@ -1,6 +1,7 @@
 """The arms of scripts/bench_recipe.py, its shapes and budgets, and in which order the runs are made."""
 
 import dataclasses
+import math
 import pathlib
 import statistics
 import typing
@@ -104,9 +105,17 @@ def asked(run: Run) -> Fields:
     if run.arm not in ARMS or run.shape not in SHAPES:
         return {}
     try:
-        config = recipe.by_rule(_config(_keys(run)), lambda line: None)
+        return _told(recipe.by_rule(_config(_keys(run)), lambda line: None))
     except ConfigError:
         return {}
+
+
+def defaults() -> Fields:
+    """Returns key -> value, as `asked` does, of configs/base.py."""
+    return _told(_config({}))
+
+
+def _told(config: Config) -> Fields:
     parts = {name: dataclasses.asdict(getattr(config, name)) for name in ("model", "train", "optim", "loss")}
     return {f"{name}.{key}": value for name, keys in parts.items() for key, value in keys.items()}
 
@@ -198,11 +207,14 @@ def planned(arms: Collection[str], done: Mapping[Run, Fields]) -> list[Run]:
 def factors(arm: str, done: Mapping[Run, Fields]) -> tuple[float, float, float]:
     """Returns the factors of an arm's rate: the rule's, half of it, and a third beyond the better of the two.
 
-    So every arm gets three rates, and they go to where it gains. Until the second is finished the third is twice the rule's.
+    So every arm gets three rates. Means decide the side, be they apart by more than their interval or not. Until the second
+    rate is finished the third is twice the rule's; where the rule's diverges it is a quarter.
     """
-    rule, half = (curve(arm, next(iter(SHAPES)), factor, done).get(BUDGETS[0], {}) for factor in (1.0, 0.5))
-    finished = len(rule) == len(half) == len(SEEDS)
-    return 1.0, 0.5, 0.25 if finished and statistics.fmean(half.values()) < statistics.fmean(rule.values()) else 2.0
+    both = [curve(arm, next(iter(SHAPES)), factor, done).get(BUDGETS[0], {}) for factor in (1.0, 0.5)]
+    if any(len(losses) < len(SEEDS) for losses in both):
+        return 1.0, 0.5, 2.0
+    rule, half = (statistics.fmean(losses.values()) for losses in both)
+    return 1.0, 0.5, 0.25 if half < rule or math.isinf(rule) else 2.0
 
 
 def curve(arm: str, shape: str, factor: float, done: Mapping[Run, Fields]) -> dict[int, dict[int, float]]:
@@ -283,7 +295,7 @@ def look(
     """
     arms = [arm for arm in ARMS if not only or arm in only]
     left_out = dict(unknown(arms) if left_out is None else left_out)
-    done = runs_lib.finished(runs_lib.read(path), asked, data)
+    done = runs_lib.finished(runs_lib.read(path), asked, data, defaults())
     known = [arm for arm in arms if arm not in left_out]
     behind = stopped(known, done)
     to_come = [run for run in planned(known, done) if run not in done and run.arm not in behind]

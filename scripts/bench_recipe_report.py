@@ -21,7 +21,7 @@ def main(args: argparse.Namespace) -> int:
     """Prints everything that runs.jsonl and steptimes.jsonl tell."""
     lines = runs_lib.read(args.runs)
     data = next((line["data"] for line in reversed(lines) if line.get("data")), "")
-    done = runs_lib.finished(lines, arms_lib.asked, data)
+    done = runs_lib.finished(lines, arms_lib.asked, data, arms_lib.defaults())
     peers = runs_lib.finished(lines, bench_recipe_peers.asked, data)
     if only := args.only:
         done = {
@@ -32,11 +32,7 @@ def main(args: argparse.Namespace) -> int:
     if not done and not peers:
         return 1
     times = runs_lib.read(args.runs.with_name(STEPTIMES))
-    tables = {
-        "Held-out loss in nats a token, bits per byte, and the difference to others at the rate of their rules": losses(
-            done
-        )
-    }
+    tables = {"Held-out loss in nats a token, bits per byte, and the difference to others, seed by seed": losses(done)}
     tables["Tokens, seconds and dollars to a loss, over the base's; each at the rate of its rule"] = savings(
         done, times, {}
     )
@@ -78,18 +74,24 @@ def about(done: Mapping[Run, Fields], lines: int) -> Iterator[str]:
 
 
 def losses(done: Mapping[Run, Fields]) -> list[Row]:
-    """Rows of each arm by shape and budget; the difference to its base is seed by seed."""
+    """Rows of each arm by shape and budget: all at the rates of their rules, and all at the best of their three."""
     rows, points = [], sorted({(run.shape, run.tokens) for run in done})
     for shape, tokens in points:
         for arm in arms_lib.ARMS:
-            for factor in (1.0, arms_lib.chosen(arm, done)):
-                line = _loss_row(done, arm, shape, tokens, factor)
+            for factors in (
+                dict.fromkeys(arms_lib.ARMS, 1.0),
+                {arm: arms_lib.chosen(arm, done) for arm in arms_lib.ARMS},
+            ):
+                line = _loss_row(done, arm, shape, tokens, factors)
                 if line and line not in rows:
                     rows.append(line)
     return rows
 
 
-def _loss_row(done: Mapping[Run, Fields], arm: str, shape: str, tokens: int, factor: float) -> Row | None:
+def _loss_row(
+    done: Mapping[Run, Fields], arm: str, shape: str, tokens: int, factors: Mapping[str, float]
+) -> Row | None:
+    factor = factors[arm]
     ours = arms_lib.curve(arm, shape, factor, done).get(tokens, {})
     if not ours:
         return None
@@ -99,10 +101,11 @@ def _loss_row(done: Mapping[Run, Fields], arm: str, shape: str, tokens: int, fac
     row["loss"] = f"{statistics.fmean(ours.values()):.4f}"
     row["bits/byte"] = f"{statistics.fmean(bits):.4f}" if bits else NONE
     for against, base in (("- its base", arms_lib.ARMS[arm].base), ("- reference", "reference")):
-        gap = stats.difference(ours, arms_lib.curve(base, shape, 1.0, done).get(tokens, {})) if base != arm else None
+        theirs = arms_lib.curve(base, shape, factors[base], done).get(tokens, {})
+        gap = stats.difference(ours, theirs) if base != arm else None
         row[against] = f"{gap.value:+.4f} [{gap.low:+.4f}, {gap.high:+.4f}]" if gap else NONE
-        if against == "- its base" and gap:
-            row[against] += f" {base}"
+        if gap:
+            row[against] += f" {base}" * (against == "- its base") + f" x{factors[base]:g}"
     return row
 
 
@@ -188,7 +191,7 @@ def rates(done: Mapping[Run, Fields]) -> list[Row]:
         best = min(found, key=lambda factor: statistics.fmean(found[factor].values()))
         gap = stats.difference(found[1.0], found[best])
         row |= {
-            "best": f"x{best:g}" + ", an edge" * (best in (min(found), max(found))),
+            "best": f"x{best:g}" + ", an edge" * (arms_lib.swept(arm, done) and best in (min(found), max(found))),
             "the rule loses": f"{gap.value:.4f} nats [{gap.low:.4f}, {gap.high:.4f}]" if gap else NONE,
         }
         own = arms_lib.curve(arm, shape, 1.0, done)

@@ -77,23 +77,33 @@ def append(path: pathlib.Path, line: Mapping[str, typing.Any]) -> None:
         os.fsync(file.fileno())
 
 
-def finished(lines: Sequence[Fields], asked: Callable[[Run], Fields], data: str = "") -> dict[Run, Fields]:
-    """Returns the lines of finished runs by run, the later of two, without those that had other values than today's.
+def finished(
+    lines: Sequence[Fields],
+    asked: Callable[[Run], Fields],
+    data: str = "",
+    defaults: Mapping[str, typing.Any] | None = None,
+) -> dict[Run, Fields]:
+    """Returns run -> its line, the later of two, of the runs whose values are today's.
 
-    A key that only the line has, or only today's config, does not count: a new key's default leaves runs as they were.
+    A key that the line does not know is newer than it: it must be at its default, which leaves runs as they were. A key that
+    is gone today does not count.
 
     Args:
       lines: of runs.jsonl.
       asked: run -> key -> value of what the script asks for today; empty for a run that it does not know.
       data: the digest of the data that they must have had; "" = any.
+      defaults: key -> value of a key that nothing sets.
     """
+    usual = json.loads(json.dumps(defaults or {}))
     found = {}
     for line in lines:
         try:
             run = Run(**{field.name: line[field.name] for field in dataclasses.fields(Run)})
             now = json.loads(json.dumps(asked(run)))  # tuples become lists, as in the file
-            same = all(now.get(key, value) == value for key, value in line["asked"].items())
-            if now and same and data in ("", line["data"]):
+            told = line["asked"]
+            same = all(now.get(key, value) == value for key, value in told.items())
+            newer = all(key in usual and value == usual[key] for key, value in now.items() if key not in told)
+            if now and told and same and newer and data in ("", line["data"]):
                 found[run] = line
         except (KeyError, TypeError, AttributeError):
             continue

@@ -142,7 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("posttrain", type=pathlib.Path, help="what posttrain_data.py made")
     parser.add_argument("out", type=pathlib.Path)
-    parser.add_argument("--steps", type=int, nargs=3, default=(520, 200, 150), metavar=("BASE", "SFT", "DPO"))
+    parser.add_argument("--steps", type=int, nargs=3, default=(460, 200, 150), metavar=("BASE", "SFT", "DPO"))
     given = parser.parse_args()
     make_texts(given.out / "texts", given.posttrain)
     steps = dict(zip(("base", "sft", "dpo"), given.steps, strict=True))

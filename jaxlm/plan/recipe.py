@@ -25,7 +25,7 @@ MOST_OF_RUN = 0.25  # of the run's tokens: a half-life longer than this would se
 B2_SPAN = (0.95, 0.9995)
 MUON_SPAN = (0.65, 2.5)  # where published rates for Muon lie, times the rule
 WARMUP_SPAN = (0.01, 0.10)  # of the steps
-FITTED_FROM = 50e6  # parameters, about: no published rate is from a smaller model
+FITTED_FROM = 50e6  # parameters, about: from where the laws of the rates were fitted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,10 +236,10 @@ def by_rule(config: Config, say: Callable[[str], None], kept: dict[str, float] |
     rules = {key: rule(run) for key, rule in left.items()}
     for key, found in rules.items():
         say(f"by rule: optim.{key} {rounded(key, found.value):g} ({found.source}{span(key, found)})")
-    if run.params < FITTED_FROM and rules.keys() - {"b2"}:
+    if run.params < FITTED_FROM and any(key != "b2" and found is not ONE_RATE for key, found in rules.items()):
         say(
-            f"by rule: rates are known from {human(FITTED_FROM)} parameters on, and this model has {human(run.params)} without "
-            "embeddings: try a half and a quarter of the rate too"
+            f"by rule: rates were fitted from about {human(FITTED_FROM)} parameters on, and this model has {human(run.params)} "
+            "without embeddings: try half and a quarter too (docs/recipe.md)"
         )
     values = {key: rounded(key, found.value) for key, found in rules.items()}
     return dataclasses.replace(config, optim=dataclasses.replace(o, **values))

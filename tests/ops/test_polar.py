@@ -32,7 +32,7 @@ def singular_values(x) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shape", [(3, 24, 24), (2, 24, 30), (2, 24, 66), (2, 66, 24), (2, 30, 24)])
-@pytest.mark.parametrize(("iterations", "least", "off"), [(3, 1.1e-2, 0.28), (5, 1.1e-3, 0.15)])
+@pytest.mark.parametrize(("iterations", "least", "off"), [(3, 1e-2, 0.29), (5, 1e-3, 0.16)])
 def test_it_is_the_composed_polynomial_of_the_singular_values(shape, iterations, least, off):
     """Square, wide (by Gram matrices) and tall; the same of a matrix times anything."""
     x = draw(*shape)
@@ -49,14 +49,15 @@ def test_it_is_the_composed_polynomial_of_the_singular_values(shape, iterations,
 
 
 @pytest.mark.parametrize("shape", [(2, 24, 24), (2, 24, 66)])
-def test_in_bfloat16_singular_values_stay_near_one(shape):
+@pytest.mark.parametrize(("iterations", "off"), [(3, 0.35), (5, 0.25)])
+def test_in_bfloat16_singular_values_stay_near_one(shape, iterations, off):
     x = draw(*shape, dtype=jnp.bfloat16)
-    found = tiny.jit(polar.orthogonalise)(x)
+    found = tiny.jit(functools.partial(polar.orthogonalise, iterations=iterations))(x)
     assert found.dtype == jnp.bfloat16
     before, after = (singular_values(a.astype(jnp.float32)) for a in (x, found))
     shares = before / np.linalg.norm(before, axis=1, keepdims=True)
-    assert np.abs(after - 1)[shares > 1e-2].max() < 0.25
-    assert after.max() < 1.2
+    assert np.abs(after - 1)[shares > 1e-2].max() < off
+    assert after.max() < 1 + off
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

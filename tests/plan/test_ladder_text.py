@@ -29,7 +29,7 @@ def runs() -> list[dict]:
 
 def a_ladder() -> dict:
     return {
-        "target": {"config": "quickstart", "parameters": 3_262_208, "tokens": 532_480},
+        "target": {"config": "quickstart", "parameters": 2_820_608, "tokens": 471_040},
         "sizes": [64, 96, 128],
         "budgets": [133_000, 266_000, 532_000],
         "machine": "cpu x 1",
@@ -50,14 +50,14 @@ def finished(width: float) -> dict:
     found["rates"] = {"tried": tried, "best": 0.011, "edge": False, "lr": 0.01, "rule": 0.03}
     law = {"e": 1.5, "a": 60.0, "b": 400.0, "alpha": 0.3, "beta": 0.35}
     found["fit"] = {"law": law, "noise": 0.005, "missed": -0.012}
-    sizes = {"parameters": 3_262_208, "loss": 4.0, "low": 4.0 - 2 * width, "high": 4.0 + 2 * width}
-    found["foretold"] = [sizes | {"tokens": tokens} for tokens in (133_120, 266_240, 532_480, 1_064_960)]
+    sizes = {"parameters": 2_820_608, "loss": 4.0, "low": 4.0 - 2 * width, "high": 4.0 + 2 * width}
+    found["foretold"] = [sizes | {"tokens": tokens} for tokens in (133_120, 266_240, 471_040, 1_064_960)]
     return found
 
 
 def test_the_plan_has_each_run_with_its_time():
     text = ladder_text.runs(a_ladder())
-    head = "10 runs, about 12 min on cpu x 1, of 30 min at most, foretell quickstart: 3.26M parameters, 532k tokens"
+    head = "10 runs, about 12 min on cpu x 1, of 30 min at most, foretell quickstart: 2.82M parameters, 471k tokens"
     assert text.splitlines()[0] == head
     assert text.splitlines()[2].split() == ["d64-133-rate2", "320k", "133k", "260", "2", "0.02", "1.2", "min"]
     assert "of them are done" not in text
@@ -82,7 +82,7 @@ def test_what_was_found_is_a_grid_a_rate_a_law_and_what_it_foretells():
         "LAW L = 1.5 + 60 / N^0.3 + 400 / D^0.35; runs scatter around it by 0.5%.",
         "off by 1.2%.",
         "FORETOLD quickstart loss 80% interval",
-        "3.26M parameters, 532k tokens 4.000 3.960 to 4.040",
+        "2.82M parameters, 471k tokens 4.000 3.960 to 4.040",
         "HOURS 6 min so far, 12 min were planned",
     ):
         assert part in words, part

@@ -98,8 +98,9 @@ def test_zero_means_by_rule_and_what_it_comes_to_is_said():
     assert said[0].startswith("by rule: optim.lr 0.00843 (Moonlight")
     assert "published: 0.00548 to 0.0211" in said[0]
     assert said[1] == "by rule: optim.b2 0.99399 (marin issue 4567, arXiv:2507.07101)"
-    assert said[2].startswith(
-        "by rule: rates are known from 50M parameters on, and this model has 1.77M without embeddings"
+    assert said[2] == (
+        "by rule: rates were fitted from about 50M parameters on, and this model has 1.77M without embeddings: "
+        "try half and a quarter too (docs/recipe.md)"
     )
     said.clear()
     assert recipe.by_rule(c, said.append) is c
@@ -110,8 +111,9 @@ def test_only_rates_of_small_models_are_doubted():
     said = []
     recipe.by_rule(resolve("quickstart", "optim.b2=0"), said.append)
     recipe.by_rule(resolve("gpuburnout_134m", "optim.lr=0"), said.append)
-    assert len(said) == 2
-    assert not any("are known from" in line for line in said)
+    recipe.by_rule(resolve("quickstart", "optim.name=adamw", "optim.matrix_lr_ratio=0"), said.append)
+    assert len(said) == 3
+    assert not any("were fitted from" in line for line in said)
 
 
 def test_one_of_them_by_rule():

@@ -205,6 +205,7 @@ def test_the_third_rate_lies_where_an_arm_gains(small):
     assert arms.chosen("adamw", better | losses(0.25, 4.8)) == 0.25
     better.pop(Run("adamw", "S0", 1024, 1, 0.5))
     assert arms.factors("adamw", better) == (1.0, 0.5, 2.0)
+    assert arms.factors("adamw", losses(1.0, math.inf) | losses(0.5, math.inf)) == (1.0, 0.5, 0.25)
 
 
 def test_new_keys_leave_finished_runs_as_they_are(small, trained, tmp_path):
@@ -214,11 +215,13 @@ def test_new_keys_leave_finished_runs_as_they_are(small, trained, tmp_path):
     for line in lines:
         assert line["asked"].pop("optim.eps")  # as if the line were older than the key
         line["asked"]["optim.gone"] = 1
-    lines[0]["asked"]["optim.b1"] = 0.5
+    lines[0]["asked"]["optim.b1"] = 0.5  # another value
+    lines[1]["asked"].pop("model.d_model")  # the line does not know a key that is not at its default
+    lines[2]["asked"] = {}
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     trained.clear()
     bench_recipe.main(["run", *small, "--only=reference"])
-    assert len(trained) == 1
+    assert len(trained) == 3
 
 
 def test_it_goes_on_where_it_stopped(small, trained, monkeypatch, capsys):
@@ -339,6 +342,17 @@ def test_a_best_rate_at_the_edge_of_those_tried_is_told(small, trained, tmp_path
         line["loss"] += (run.factor == 2) * 1.0
     (row,) = report.rates(done)
     assert row["best"] == "x1"
+    done.pop(Run("reference", "S0", 1024, 0, 2.0))
+    (row,) = report.rates({run: line for run, line in done.items() if run.factor != 2})
+    assert row["best"] == "x1"  # not all rates are finished
+
+
+def test_arms_are_compared_at_the_best_of_their_rates_also_at_the_larger_shape(small, trained, tmp_path):
+    bench_recipe.main(["run", *small, "--only=reference,adamw"])
+    done = arms.look(tmp_path / "runs.jsonl").done
+    row = next(row for row in report.losses(done) if (row["arm"], row["shape"]) == ("adamw", "S1"))
+    assert row["rate"] == "x2"
+    assert row["- its base"] == "-0.0792 [-0.0792, -0.0792] reference x2"
 
 
 def test_runs_of_other_data_do_not_count(small, trained, tmp_path):

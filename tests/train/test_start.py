@@ -57,10 +57,10 @@ def test_what_changed_is_said_and_kept(tmp_path, capsys):
         with start.Log(tmp_path, clock.Clock(), c.train, c.hardware) as log:
             log.begin(c, c, "0", mesh, 0, [])
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("changed")]
-    assert said == ["changed since the last start: optim.lr was 0.003, is 0.0001; hardware.usd_per_hour was 0, is 2"]
+    assert said == ["changed since the last start: optim.lr was 0.01, is 0.0001; hardware.usd_per_hour was 0, is 2"]
     kept = [s["changed"] for s in ledger.read(tmp_path)["starts"]]
     assert kept[0] == []
-    assert {"name": "optim.lr", "was": 0.003, "is": 0.0001} in kept[1]
+    assert {"name": "optim.lr", "was": 0.01, "is": 0.0001} in kept[1]
 
 
 def test_of_the_red_team_the_line_has_a_figure_a_category(tmp_path, capsys):

@@ -7,7 +7,7 @@ from jaxlm.train import summary
 
 
 def make_run(folder):
-    c = config.resolve(config_files.load("quickstart", [f"workdir={folder}", "train.steps=30"]))
+    c = config.resolve(config_files.load("quickstart", [f"workdir={folder}", "train.steps=30", "optim.warmup_steps=5"]))
     (folder / "config.json").write_text(config.to_json(c))
     lines = [
         {

@@ -28,11 +28,11 @@ def resolved(*overrides: str) -> config.Config:
 
 
 def test_the_plan_of_quickstart():
-    c = resolved("train.microbatch_size=-1", "model.remat=auto")
+    c = resolved("train.microbatch_size=-1", "model.remat=auto", "optim.name=adamw")
     object.__setattr__(c, "model", hardware.for_platform(c.model, "cpu"))
     mesh = sharding.make_mesh(c.mesh, jax.devices()[:1])
     need = devices.need(c, mesh)
-    parameters = 4 * 3_259_648
+    parameters = 4 * 2_820_608
     assert need.checkpoint == pytest.approx(3 * parameters, rel=0.01)  # parameters and AdamW's two moments
     assert need.step > need.state > 3 * parameters
     assert (need.microbatch, need.remat, need.offloaded) == (1, "full", 0)
