@@ -224,13 +224,17 @@ def jaxlm(words: Sequence[str], log: pathlib.Path, held: typing.IO[bytes] | None
 
 
 def make_data(folder: pathlib.Path, settings: Sequence[str], held: typing.IO[bytes]) -> shards.DataDir:
-    """Opens the data, and makes it first if it is missing. Raises ConfigError if that fails."""
-    if not (folder / shards.MANIFEST).is_file():
-        print(f"making the data in {folder} (once, a minute or two)", flush=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        words = ["tokenize", "quickstart", *_flags(settings), f"--config.data.dir={folder}"]
-        if jaxlm(words, folder / "log.txt", held):
-            raise ConfigError(f"the data could not be made: {last_line(folder / 'log.txt')} (all in {folder}/log.txt)")
+    """Opens the data, and makes it first if it is missing. A second process waits. Raises ConfigError if that fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("ab") as one:
+        fcntl.flock(one, fcntl.LOCK_EX)
+        if not (folder / shards.MANIFEST).is_file():
+            print(f"making the data in {folder} (once, a minute or two)", flush=True)
+            words = ["tokenize", "quickstart", *_flags(settings), f"--config.data.dir={folder}"]
+            if jaxlm(words, folder / "log.txt", held):
+                raise ConfigError(
+                    f"the data could not be made: {last_line(folder / 'log.txt')} (all in {folder}/log.txt)"
+                )
     return shards.open_data(folder)
 
 

@@ -1,9 +1,12 @@
 """scripts/bench_recipe.py: its statistics, the plan, going on where it stopped, arms that a checkout does not know."""
 
+import concurrent.futures
+import fcntl
 import json
 import math
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -282,6 +285,25 @@ def test_two_at_once_are_refused(small, trained, tmp_path):
     finally:
         child.communicate(b"\n", timeout=60)
     assert bench_recipe.main(["run", *small, "--only=reference"]) == 0
+
+
+def test_a_second_process_waits_for_the_data_that_the_first_makes(tmp_path, data, monkeypatch):
+    folder = tmp_path / "data"
+
+    def make(words, log, held):
+        assert not (folder / "manifest.json").exists()
+        shutil.copytree(data, folder, dirs_exist_ok=True)
+        return 0
+
+    monkeypatch.setattr(runs, "jaxlm", make)
+    with (tmp_path / ".data.lock").open("ab") as first, concurrent.futures.ThreadPoolExecutor() as pool:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        second = pool.submit(runs.make_data, folder, [], None)
+        with pytest.raises(TimeoutError):
+            second.result(timeout=0.3)
+        fcntl.flock(first, fcntl.LOCK_UN)
+        assert second.result(timeout=60).path == folder
+    assert runs.make_data(folder, [], None).path == folder  # it is there: nothing is made
 
 
 def test_an_arm_that_is_behind_is_stopped_and_it_is_said(small, trained, capsys):
