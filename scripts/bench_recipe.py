@@ -13,8 +13,8 @@ best rates, runs no further. The larger budgets run at the best rate (the rule's
 interval), and then at the rule's; `report` shows both.
 
 Finished runs are lines of dev/runs.jsonl, step times of dev/steptimes.jsonl. Two processes side by side need arms and a file
-each (--only=ARM,... --runs=FILE), whose lines may then be put together. The data is the text that every installation holds, made
-once in runs/recipe/data: prose, mathematics and code alike, 4,096 tokens.
+each (--only=ARM,... --runs=FILE), whose lines may then be put together. The data is the text that every installation holds,
+made once in runs/recipe/data: prose, mathematics and code alike, 4,096 tokens.
 """
 
 import argparse
