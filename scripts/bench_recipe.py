@@ -122,6 +122,8 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=arms_lib.BUDGETS[0], help="peers: the budget of each")
     parser.add_argument("--usd_per_hour", type=float, default=0.0, help="report: tells dollars, not their ratio alone")
     args = parser.parse_args(argv)
+    if args.hours <= 0:
+        parser.error(f"--hours={args.hours:g} must be greater than 0")
     args.data, args.runs = args.data.resolve(), args.runs.resolve()
     names = bench_recipe_peers.PEERS if args.command == "peers" else arms_lib.ARMS
     if strange := [name for name in args.only if name not in names]:

@@ -1,6 +1,7 @@
 """The table of scripts/bench_recipe.py: losses, tokens, seconds and dollars to the base's loss, rates, peers."""
 
 import argparse
+import pathlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -19,6 +20,9 @@ Row = dict[str, str]
 
 def main(args: argparse.Namespace) -> int:
     """Prints everything that runs.jsonl and steptimes.jsonl tell."""
+    if not args.runs.is_file():
+        print(f"there is no {args.runs}: python scripts/bench_recipe.py run")
+        return 1
     lines = runs_lib.read(args.runs)
     data = next((line["data"] for line in reversed(lines) if line.get("data")), "")
     done = runs_lib.finished(lines, arms_lib.asked, data, arms_lib.defaults())
@@ -27,7 +31,7 @@ def main(args: argparse.Namespace) -> int:
         done = {
             run: line for run, line in done.items() if run.arm in {*only, *(arms_lib.ARMS[arm].base for arm in only)}
         }
-    for line in about(done | peers, len(lines)):
+    for line in about(done | peers, len(lines), args.runs):
         print(line)
     if not done and not peers:
         return 1
@@ -54,10 +58,10 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def about(done: Mapping[Run, Fields], lines: int) -> Iterator[str]:
+def about(done: Mapping[Run, Fields], lines: int, path: pathlib.Path) -> Iterator[str]:
     """Yields what the figures come from: data, machines, commits, load."""
     if not done:
-        yield f"no finished run of today's arms among {lines} lines: python scripts/bench_recipe.py run"
+        yield f"no finished run of today's arms among {lines} lines of {path}: python scripts/bench_recipe.py run"
         return
     last = list(done.values())[-1]
     epochs = ", ".join(f"{name} {times:g}" for name, times in last["epochs"].items())

@@ -157,7 +157,7 @@ def test_parameter_counts(name, count):
         ("sample.top_p=0", "greater than 0"),
         ("sample.temperature=-1", "at least 0"),
         ("train.microbatch_size=-2", "at least -1"),
-        ("optim.b2=1.5", "in 0 to 1"),
+        ("optim.b2=1.5", "at least 0 and below 1"),
         ("optim.name=adamw8bits", "did you mean 'adamw8bit'?"),
         ("optim.full_precision=('[',)", "is not a regular expression"),
         ("model.offload=True", "needs model.remat=names"),

@@ -103,8 +103,8 @@ class OptimConfig:
     final_lr_ratio: Annotated[float, within(0, 1)]
     schedule_steps: Annotated[int, at_least(0, most=10**12)]
     decay_at_step: Annotated[int, at_least(0, most=10**12)]
-    b1: Annotated[float, within(0, 1)]
-    b2: Annotated[float, within(0, 1)]
+    b1: Annotated[float, from_to_below(0, 1)]
+    b2: Annotated[float, from_to_below(0, 1)]
     eps: Annotated[float, at_least(0)]
     weight_decay: Annotated[float, at_least(0)]
     decay_follows_rate: bool

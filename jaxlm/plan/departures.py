@@ -102,7 +102,8 @@ def _rate(
     rate, best = priced
     nats = RATE_NATS * math.log(rate / best) ** 2
     share = tokens_of(run, nats)
-    cost = f"about {nats:.3f} nats, {share:.0%} of the tokens{'' if rate < best else '; it may diverge'}"
+    tokens = f", {share:.0%} of the tokens" if share >= 0.005 else ""  # of a run of few tokens
+    cost = f"about {nats:.3f} nats{tokens}{'' if rate < best else '; it may diverge'}"
     source = "the sweep at 1.2B of arXiv:2509.02046"
     return Departure(key, value, rule, why, cost, source, nats, (share, share))
 

@@ -202,8 +202,13 @@ def known(config: Config, say: Callable[[str], None]) -> tuple[Fit, pathlib.Path
       ConfigError: its file is damaged.
     """
     folder = pathlib.Path(config.workdir) / FOLDER
-    found = read(folder) if config.workdir else None
-    if not found or not (fitted := fit_of(found)):
+    if not config.workdir or not (found := read(folder)):
+        return None
+    if not (fitted := fit_of(found)):
+        done = sum(one["loss"] is not None for one in found["runs"])
+        say(
+            f"{folder} is left out: {done} of its {len(found['runs'])} runs are done, and the same jaxlm ladder goes on"
+        )
         return None
     target, m = found["target"], config.model
     if (target["shape"]["family"], target["vocab_size"]) != (m.family, m.vocab_size):

@@ -8,6 +8,8 @@ from jaxlm.console import dollars, gigabytes, hours, human, size, table
 from jaxlm.data import passes
 
 WIDTH = 100  # columns
+# From how many times the largest run of a ladder on its law is a guess: half of the width is 3 to 8 times the parameters.
+FAR = {"parameters": 10, "tokens": 2}
 BUSY = 0.5  # processes that want to run, for each core, from which a measurement on a CPU says little
 
 _REMEDY = {"optimizer": "optim.name", "remat": "model.remat", "microbatch": "train.microbatch_size"}
@@ -109,7 +111,12 @@ def _ladder(plan: dict) -> str:
     if not (found := plan.get("ladder")):
         return ""
     text = f"LADDER  {found['loss']:.3f} held-out nats a token at the end, 80% in {found['low']:.3f} to {found['high']:.3f}, "
-    return "\n" + wrapped(f"{text}by the runs in {found['dir']}", indent="")
+    text += f"by the runs in {found['dir']}"
+    if far := ", ".join(
+        f"{times:.2g} times their {what}" for what, times in found["beyond"].items() if times > FAR[what]
+    ):
+        text += f"; a guess, since it has {far}"
+    return "\n" + wrapped(text, indent="")
 
 
 def _data(plan: dict) -> str:

@@ -105,8 +105,10 @@ def foretold(config: Config) -> dict[str, typing.Any] | None:
     if not (found := ladder.known(config, say)):
         return None
     fitted, folder = found
-    loss, low, high = fitted.loss(params.count_params(config.model), cost.tokens(config))
-    return {"dir": str(folder), "loss": loss, "low": low, "high": high}
+    parameters, tokens = params.count_params(config.model), cost.tokens(config)
+    loss, low, high = fitted.loss(parameters, tokens)
+    beyond = {"parameters": parameters / fitted.params, "tokens": tokens / fitted.tokens}
+    return {"dir": str(folder), "loss": loss, "low": low, "high": high, "beyond": beyond}
 
 
 def disk(config: Config, checkpoint: int) -> dict[str, typing.Any]:

@@ -27,7 +27,7 @@ def warning(folder: pathlib.Path, config: Config, done: int) -> str:
     before = config_lib.resolve(config_files.from_run(saved))
     old, new = rate(before.optim, before.train.steps), rate(config.optim, config.train.steps)
     last, following = float(old(np.array([done]))[0]), float(new(np.array([done + 1]))[0])
-    if config.train.steps <= before.train.steps or not 0 < JUMP * last < following:
+    if config.train.steps <= before.train.steps or not JUMP * last < following:
         return ""
     return (
         f"train.steps was {before.train.steps:,} and is {config.train.steps:,}: {config.optim.schedule} is stretched, and "

@@ -125,7 +125,7 @@ def test_the_keys_of_a_phase_are_those_of_base_phase():
         ("train.steps", "int", "at least 1"),
         ("train.microbatch_size", "int", "at least -1"),
         ("optim.lr", "float", "at least 0"),
-        ("optim.b1", "float", "in 0 to 1"),
+        ("optim.b1", "float", "at least 0 and below 1"),
         ("model.dropout", "float", "at least 0 and below 1"),
         ("model.family", "str", "one of llama, gpt2"),
         ("log.wandb", "str", "one of '', offline, online"),
@@ -149,7 +149,7 @@ def test_a_page_has_values_defaults_types_limits_and_comments():
     config = config_files.load("local_35m", ["optim.lr=1"])
     page = help.page(KNOWN, "optim", config)
     assert "  optim.lr = 1.0  (default 0.001; float, at least 0)\n      peak learning rate; 0 = by rule" in page
-    assert "  optim.b1 = 0.9  (default; float, in 0 to 1)\n" in page
+    assert "  optim.b1 = 0.9  (default; float, at least 0 and below 1)\n" in page
     assert "optim: optimizer and learning rate\n" in page
     assert "model." not in page
     assert max(map(len, page.splitlines())) <= help.WIDTH

@@ -108,6 +108,10 @@ def test_plan_finds_the_ladder_of_its_folder_if_it_is_done_and_of_its_kind(tmp_p
     assert ladder.known(c, said.append) is None
     ladder.write(tmp_path / "ladder", done(begin(tmp_path)[0], but=1))
     assert ladder.known(c, said.append) is None
+    assert (
+        said.pop()
+        == f"{tmp_path / 'ladder'} is left out: 10 of its 11 runs are done, and the same jaxlm ladder goes on"
+    )
     ladder.write(tmp_path / "ladder", done(begin(tmp_path)[0]))
     found, folder = ladder.known(c, said.append)
     assert folder == tmp_path / "ladder"

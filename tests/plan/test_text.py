@@ -58,6 +58,20 @@ def test_both_mixtures_are_told_and_the_sources_keep_their_names(plan):
     assert "Mixture" not in "\n".join(lines(plan | {"data": {k: v for k, v in data.items() if k != "mixture"}}))
 
 
+def test_a_forecast_far_beyond_its_ladder_is_called_a_guess(plan):
+    found = {"dir": "runs/x/ladder", "loss": 4.2, "low": 4.0, "high": 4.3}
+
+    def page(parameters: float, tokens: float) -> str:
+        ladder = found | {"beyond": {"parameters": parameters, "tokens": tokens}}
+        return " ".join("\n".join(lines(plan | {"ladder": ladder})).split())
+
+    near = page(8.0, 2.0)
+    assert "LADDER 4.200 held-out nats a token at the end, 80% in 4.000 to 4.300, by the runs in runs/x/ladder" in near
+    assert "a guess" not in near
+    assert "runs/x/ladder; a guess, since it has 12 times their tokens" in page(3.3, 11.8)
+    assert "since it has 40 times their parameters, 12 times their tokens" in page(40.0, 11.8)
+
+
 def test_this_machine_has_a_row_and_a_note(plan):
     page = " ".join("\n".join(lines(plan | {"here": HERE})).split())
     assert "this machine 23 no 1 16 18.8k 7.27 days $279 - 41% measured" in page

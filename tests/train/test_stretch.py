@@ -14,8 +14,9 @@ from jaxlm.train import stretch
 def run(tmp_path):
     """(folder of a run of 4,000 steps with a loss that falls as a power law, its config) by schedule."""
 
-    def make(schedule: str):
+    def make(schedule: str, **optim):
         keys = [f"workdir={tmp_path}", "data.path=x", "train.steps=4000", f"optim.schedule={schedule}"]
+        keys += [f"optim.{key}={value}" for key, value in optim.items()]
         c = config.resolve(config_files.load("base", keys))
         (tmp_path / "config.json").write_text(config.to_json(c))
         rng = np.random.default_rng(0)
@@ -43,6 +44,14 @@ def test_a_cosine_that_is_stretched_says_by_how_much_rate_and_loss_rise(run):
     assert "optim.schedule=wsd" in line
     assert "--branch=decay" in line
     assert "\n" not in line
+
+
+def test_a_rate_that_has_come_down_to_zero_jumps_too(run):
+    folder, c = run("linear", final_lr_ratio=0.0)
+    line = stretch.warning(folder, longer(c, 8000), 4000)
+    assert "linear is stretched, and the learning rate jumps from 0 to " in line
+    now, peak = (float(word) for word in line.split("the loss rises from ")[1].split(", ")[0].split(" to "))
+    assert 0.01 < peak - now < 0.5
 
 
 def test_what_does_not_jump_says_nothing(run):
