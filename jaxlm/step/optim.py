@@ -35,10 +35,8 @@ def rates(config: OptimConfig, steps: int, params: dict | None = None) -> typing
     Raises:
       ConfigError: `matrix_lr_ratio` is for matrices of layers, and none is trained.
     """
-    schedule, begin = _planned(config, config.schedule_steps or steps), config.decay_at_step
-
-    def planned(step: jax.typing.ArrayLike) -> jax.Array:
-        return jnp.maximum(schedule(step), 0.0)  # rounding takes a rate that ends at 0 a little below it
+    planned = _planned(config, config.schedule_steps or steps)
+    begin = config.decay_at_step
 
     def decaying(step: jax.typing.ArrayLike) -> jax.Array:
         share = (steps + 1 - step) / (steps + 1 - begin)  # of the rate at `begin` that is left
@@ -78,15 +76,20 @@ def _planned(config: OptimConfig, steps: int) -> optax.Schedule:
     if config.schedule == "cosine":
         after = optax.cosine_decay_schedule(lr, rest, alpha=config.final_lr_ratio)
     elif config.schedule == "linear":
-        after = optax.linear_schedule(lr, end, rest)
+        after = _falling(lr, end, 0, rest)
     elif config.schedule == "wsd":
         decay = min(max(round(steps * config.decay_fraction), 1), rest)
-        after = optax.linear_schedule(lr, end, decay, transition_begin=rest - decay)
+        after = _falling(lr, end, rest - decay, decay)
     else:
         after = optax.constant_schedule(lr)
     if not config.warmup_steps:
         return after
     return optax.join_schedules([optax.linear_schedule(0.0, lr, config.warmup_steps), after], [config.warmup_steps])
+
+
+def _falling(lr: float, end: float, begin: int, steps: int) -> optax.Schedule:
+    """Falls linearly over `steps` from `begin` on. Unlike optax's it ends at `end` to the bit, never a rounding below 0."""
+    return lambda count: end + (lr - end) * ((steps - jnp.clip(count - begin, 0, steps)) / max(steps, 1))
 
 
 def make(
