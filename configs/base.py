@@ -186,9 +186,7 @@ def _train(c: ConfigDict) -> None:
     c.optim = o = ConfigDict()  # optimizer and learning rate
     o.name = "adamw"  # muon: AdamW for what is no matrix of a layer
     o.mu_dtype = "float32"  # of the first moment (adamw, muon)
-    o.ns_steps = (
-        5  # iterations that orthogonalise a matrix (muon); 3: about 40% fewer operations, for small models on a CPU
-    )
+    o.ns_steps = 5  # iterations that orthogonalise a matrix (muon); 3: 40% fewer operations, for small models on a CPU
     o.full_precision = (r".*norm.*", r".*embed.*", r".*/bias")  # adamw8bit: parameters whose moments stay float32
     o.offload = False  # the optimizer's state lives in host memory and visits the device at each update
     o.lr = 1e-3  # peak learning rate; 0 = by rule, from parameters, tokens and batch (pretraining)

@@ -80,12 +80,11 @@ def about(done: Mapping[Run, Fields], lines: int, path: pathlib.Path) -> Iterato
 def losses(done: Mapping[Run, Fields]) -> list[Row]:
     """Rows of each arm by shape and budget: all at the rates of their rules, and all at the best of their three."""
     rows, points = [], sorted({(run.shape, run.tokens) for run in done})
+    by_rule = dict.fromkeys(arms_lib.ARMS, 1.0)
+    best = {arm: arms_lib.chosen(arm, done) for arm in arms_lib.ARMS}
     for shape, tokens in points:
         for arm in arms_lib.ARMS:
-            for factors in (
-                dict.fromkeys(arms_lib.ARMS, 1.0),
-                {arm: arms_lib.chosen(arm, done) for arm in arms_lib.ARMS},
-            ):
+            for factors in (by_rule, best):
                 line = _loss_row(done, arm, shape, tokens, factors)
                 if line and line not in rows:
                     rows.append(line)

@@ -15,13 +15,12 @@ import json
 import pathlib
 import sys
 
-import rl_figures
-from rl_figures import SILENT, lines, train, values
+from rl_figures import MODEL, SILENT, lines, train, values
 
 LONGEST = 700  # characters of a transcript, so that prompts leave room
 HELD_OUT = 128  # prompts that are asked
 SHAPE = SILENT | {"train.batch_size": 8, "train.seq_len": 256, "data.val_fraction": 0.1}
-BASE = rl_figures.SHAPE | SHAPE | {"model.vocab_size": 2048, "data.chat_tokens": True, "train.steps": 600}
+BASE = MODEL | SHAPE | {"model.vocab_size": 2048, "data.chat_tokens": True, "train.steps": 600}
 SFT = SHAPE | {"train.steps": 200, "optim.lr": 1e-3, "replay.share": 0.0}
 REWARD = SHAPE | {"train.steps": 200, "optim.lr": 2e-4, "train.eval_every_steps": 100}
 PPO = SHAPE | {

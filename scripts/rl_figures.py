@@ -34,7 +34,7 @@ QUESTIONS, EACH, SEED = 500, 12_000, 1_000_003  # that are asked; of each task f
 MODULES = "argparse asyncio collections datetime decimal email functools http.client inspect itertools json logging os pathlib"
 MODULES += " random re shutil socket statistics string subprocess tarfile textwrap threading typing unittest zipfile"
 SILENT = {"train.eval_every_steps": 0, "sample.prompts": (), "log.every_steps": 20}
-SHAPE = {  # of the model, and the rate that it is trained with
+MODEL = {  # its shape, how it is trained and measured
     "model.n_layers": 3,
     "model.d_model": 256,
     "model.n_heads": 4,
@@ -47,7 +47,7 @@ SHAPE = {  # of the model, and the rate that it is trained with
 }
 BASE = (
     SILENT
-    | SHAPE
+    | MODEL
     | {
         "model.n_layers": 4,
         "model.vocab_size": 448,

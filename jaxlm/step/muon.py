@@ -23,7 +23,7 @@ def is_matrix(name: str) -> bool:
     return tree.layer_of(name) is not None and name.endswith("/kernel")
 
 
-def scale_by_muon(mu_dtype: str, dtype: str, iterations: int = 5) -> optax.GradientTransformationExtraArgs:
+def scale_by_muon(mu_dtype: str, dtype: str, iterations: int) -> optax.GradientTransformationExtraArgs:
     """Returns Muon without a learning rate, for trees of matrices alone.
 
     Updates are scaled by 0.2 sqrt(max(inputs, outputs)) (arXiv:2502.16982). That gives them the root mean square of
