@@ -7,15 +7,17 @@ Runs these sections in this order, each part in a process of its own, and prints
     jaxlm       200 steps of the best on packed documents through the product's loader, started a second time
     torch       the hand-written torch.compile Llama (scripts/peers/torch_llama.py), then `hf`, Hugging Face's
     h128, 3b, accumulate           heads of 128; the 3.12B model; a batch of 128 rows
+    muon        the step with AdamW and with Muon, 131k and 262k tokens: what the recipe's dollars stand on
     flags       XLA flags, one at a time, against none
     fp8         the MLP in float8
 
 The model is configs/gpuburnout_1b.py at 2,048 tokens in bfloat16; every layer's attention must be in fused kernels in the
-compiled program, or its row fails. Three calls of nine minutes are meant to do all of it. On an H100 (dev/LEADERBOARD.md) fp8
-gave nothing within 224 s, so it has a call of its own; h128, accumulate and flags have not been run there:
+compiled program, or its row fails. Four calls of nine minutes are meant to do all of it. On an H100 (dev/LEADERBOARD.md) fp8
+gave nothing within 224 s, so it has a call of its own; h128, accumulate, muon and flags have not been run there:
 
     python scripts/bench_gpu.py --minutes=9 --out=bench.json
     python scripts/bench_gpu.py --minutes=9 --out=bench.json --sections h128 3b accumulate flags
+    python scripts/bench_gpu.py --minutes=9 --out=bench.json --sections muon
     python scripts/bench_gpu.py --minutes=9 --out=bench.json --sections fp8
 
 `--out` keeps the rows of each section when it ends, so a later call reads the best settings from it, and its table has
@@ -46,7 +48,7 @@ import time
 import types
 import typing
 
-ORDER = ("attention", "sweep", "jaxlm", "torch", "hf", "h128", "3b", "accumulate", "flags", "fp8")
+ORDER = ("attention", "sweep", "jaxlm", "torch", "hf", "h128", "3b", "accumulate", "muon", "flags", "fp8")
 # What a section's part plans for; one that compiles for long may take SLACK more. Neither goes beyond --minutes.
 SECONDS = dict.fromkeys(ORDER, 100.0) | {
     "attention": 60.0,
@@ -65,6 +67,11 @@ FLAG_CANDIDATES = (
     "xla_gpu_enable_cublaslt=true",
     "xla_gpu_graph_min_graph_size=1",
 )
+# Of the section muon: as in gpuburnout_1b, and as in speed_1b with two rates.
+OPTIMIZERS = {
+    "adamw": {"optim.name": "adamw"},
+    "muon": {"optim.name": "muon", "optim.matrix_lr_ratio": 0.5, "optim.decay_follows_rate": True},
+}
 HERE = pathlib.Path(__file__).resolve().parent
 PROGRAM = (sys.executable, str(HERE / "bench_gpu_parts.py"))
 NO_CARD = {"name": "no NVIDIA GPU"}
@@ -307,11 +314,24 @@ class Bench:
         if name == "accumulate":
             whole = {"train.batch_size": 8 if self.args.tiny else 128}
             return self.part("jaxlm", "jaxlm 1.04B, 128 rows a step", limit, keys=best | whole, steps=few // 4 + 2)
+        if name == "muon":
+            batches = (4, 8) if self.args.tiny else (64, 128)
+            asked = [
+                (
+                    f"{optimizer}, {batch} rows a step",
+                    {"keys": best | {"train.batch_size": batch, **keys}, "steps": few},
+                )
+                for batch in batches
+                for optimizer, keys in OPTIMIZERS.items()
+            ]
+        else:
+            flags = FLAG_CANDIDATES[: 2 if self.args.tiny else None]
+            asked = [(flag or "no flag", {"flags": flag, "keys": best, "steps": 20}) for flag in ("", *flags)]
         rows = []
-        for flag in ("", *FLAG_CANDIDATES[: 2 if self.args.tiny else None]):
+        for label, settings in asked:
             if rows and (self.stopped or self.left() < self.least):
                 break
-            rows += self.part("jaxlm", f"jaxlm 1.04B {flag or 'no flag'}", 60, flags=flag, keys=best, steps=20)
+            rows += self.part("jaxlm", f"jaxlm 1.04B {label}", 60, **settings)
         return rows
 
     def sections(self) -> bool:

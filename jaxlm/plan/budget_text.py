@@ -4,6 +4,7 @@ import typing
 
 from jaxlm.console import hours, human, spent, table
 from jaxlm.data import passes
+from jaxlm.plan import budget
 from jaxlm.plan.text import wrapped
 
 
@@ -55,6 +56,7 @@ def _notes(found: dict, config: str) -> list[str]:
         "recipe: it ranks sizes and accelerators, and is no forecast of a loss that you will measure. Interval: that of jaxlm "
         "plan, which spans two laws."
     )
+    best = found["accelerators"][0]
     notes = [
         ladder if found["ladder"] else published,
         f"The models have the proportions of {config}. The speed is planned (docs/planning.md): links between devices, the "
@@ -62,6 +64,11 @@ def _notes(found: dict, config: str) -> list[str]:
         f"Prices of {found['prices_as_of']}, on demand, from no live offer: put yours into a copy and give it as "
         "config.plan.prices.",
     ]
-    if not found["accelerators"][0]["epochs"]:
+    if limits := [key for key in best["overrides"] if key.endswith(".usd")]:
+        notes.append(
+            f"{limits[0]} is where the run stops, {budget.SPARE:g} times the money: evaluation and checkpoints cost too, and "
+            "a run that stops before its rate has come down is worth less."
+        )
+    if not best["epochs"]:
         notes.append("No data at hand: --config.data.dir=DATA tells how often the run would read it.")
     return notes

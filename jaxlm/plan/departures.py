@@ -19,6 +19,7 @@ RATE_NATS = 0.026 / math.log(3) ** 2
 B2_TOKENS, B2_BATCH = (0.08, 0.15), 2**19  # of the tokens, with steps of up to so many tokens
 FINAL_RATIO, FINAL_NATS, FINAL_TOKENS = 0.05, 0.02, (0.10, 0.15)  # a rate that ends at a tenth (arXiv:2502.15938)
 DECAY, LEAST_DECAY = (0.5, 0.65), 0.33  # wsd: nanochat's shares of the steps, and what is well below them
+_RATES = ("optim.lr", "optim.matrix_lr_ratio")
 NOT_PRICED = "no published price"
 
 
@@ -75,6 +76,15 @@ def compare(config: Config) -> dict[str, typing.Any] | None:
         "rules": {name: dataclasses.asdict(rule) for name, rule in rules.items()},
         "departures": [dataclasses.asdict(departure) for departure in found if departure],
     }
+
+
+def too_high(config: Config) -> list[str]:
+    """Returns a line for each rate that is well above its rule, where a run may diverge. Args as `compare`."""
+    found = (compare(config) or {"departures": []})["departures"]
+    high = [one for one in found if one["key"] in _RATES and one["value"] > one["rule"]["value"]]
+    return [
+        f"{one['key']}={one['value']:g} is {one['why']}: the run may diverge (jaxlm plan says more)" for one in high
+    ]
 
 
 def tokens_of(run: Run, nats: float) -> float:

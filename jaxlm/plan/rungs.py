@@ -31,6 +31,7 @@ HOURS, SHARE = 0.5, 0.03  # the limit: the first, or this share of the config's 
 BATCH_EXPONENT = 0.571
 START_S = 30.0  # of a run until its first step, and behind its last: a guess
 EVAL_SPEED = 3  # held-out tokens are that much faster than those trained on: a forward pass alone
+LEAST_STEPS = 5  # of a run whose tokens are named
 STEPS = 50  # of the smallest run at least, where the hours decide
 _MULTIPLE = 8  # widths and heads are multiples of this
 _FREE = (
@@ -157,9 +158,14 @@ def rungs(config: Config, widths: Sequence[int], budgets: Sequence[float], folde
 
 
 def rung(config: Config, width: int, budget: float, folder: pathlib.Path, times: float = 1.0) -> Rung:
-    """Returns one run of `budget` tokens, rounded to whole steps, with its folder below `folder`."""
+    """Returns one run of `budget` tokens, rounded to whole steps, with its folder below `folder`.
+
+    Raises ConfigError if that is fewer than LEAST_STEPS steps.
+    """
     rows = batch_size(config, budget)
-    steps = max(round(budget / (rows * config.train.seq_len)), 2)
+    if budget < (least := LEAST_STEPS * rows * config.train.seq_len):
+        raise ConfigError(f"{budget:,.0f} tokens are too few for a run that says anything: {least:,} at least")
+    steps = round(budget / (rows * config.train.seq_len))
     model = smaller(config.model, width)
     changed = dataclasses.replace(config, model=model, train=_train(config, steps, rows))
     o, share, whole, small = config.optim, steps / config.train.steps, by_rule(config), by_rule(changed)

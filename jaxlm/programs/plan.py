@@ -57,7 +57,8 @@ def best(config: Config, usd: float, args: argparse.Namespace) -> int:
     budget.check(config)
     config = _settled(with_data(config))
     fitted, folder = ladder.known(config, say) or (None, None)
-    found = budget.plan(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")), usd, fitted)
+    with console.working("choosing a model for each accelerator"):
+        found = budget.plan(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")), usd, fitted)
     found["ladder"] = folder and str(folder)
     for row in found["accelerators"]:
         train = {"steps": row["steps"], "batch_size": row["overrides"]["train.batch_size"]}

@@ -14,7 +14,7 @@ from jaxlm.config import Config
 from jaxlm.data import vocabulary
 from jaxlm.eval import benchmarks
 from jaxlm.models import hardware
-from jaxlm.plan import admission, machines, recipe, tune
+from jaxlm.plan import admission, departures, machines, recipe, tune
 from jaxlm.processes import from_first, say, together
 from jaxlm.programs import pages
 from jaxlm.programs.attempt import Attempt
@@ -45,7 +45,10 @@ def run(config: Config, task: Task) -> int:
             alive = functools.partial(clock.begin, MIRROR)
             mirror = together(lambda: mirrors.of_run(config, folder, scores, alive), first_only=True)
         together(lambda: workdir.check(config, mesh))
-        config = recipe.by_rule(config, say, from_first(lambda: workdir.rates_so_far(folder, config)))
+        kept = from_first(lambda: workdir.rates_so_far(folder, config))
+        config = recipe.by_rule(config, say, kept)
+        for line in [] if kept else departures.too_high(config):
+            say(line)
         asked = dataclasses.replace(asked, optim=config.optim)
         scores.take(*from_first(lambda: scores.read(folder).pairs()))
         asked_for = benchmarks.find(config.eval)

@@ -95,3 +95,15 @@ def test_the_rules_are_for_new_weights_and_whole_schedules():
     assert departures.compare(dataclasses.replace(c, program="sft")) is None
     branch = dataclasses.replace(c, optim=dataclasses.replace(c.optim, decay_at_step=80_000))
     assert departures.compare(branch) is None
+
+
+def test_a_rate_far_above_its_rule_is_told_where_training_begins():
+    def lines(*overrides: str) -> list[str]:
+        c = config.resolve(config_files.load("quickstart", ["workdir=w", *overrides]))
+        return departures.too_high(recipe.by_rule(c, lambda line: None))
+
+    assert not lines()
+    (line,) = lines("optim.name=adamw")
+    assert line.startswith("optim.lr=0.01 is 2.9 times too high for adamw by Step Law")
+    assert not lines("optim.name=adamw", "optim.lr=1e-4")  # low is slow, and plan says so
+    assert not lines("optim.name=adamw", "program=sft")

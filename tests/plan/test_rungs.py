@@ -164,7 +164,7 @@ def test_data_that_is_read_again_is_told_and_too_little_is_refused():
 
 
 def test_the_held_out_tokens_are_those_that_a_run_measures():
-    c = resolve("quickstart")  # 2 batches of 8 rows of 256
+    c = resolve("quickstart", "eval.max_batches=2")  # of 8 rows of 256
     assert rungs.held_out_tokens(c, order(c, web=10**9, few=1000)) == 2 * 8 * 256 + 100
     with pytest.raises(ConfigError, match="the data in DATA holds out no text"):
         rungs.held_out_tokens(c, order(c, web=5))
