@@ -18,8 +18,9 @@ from jaxlm.plan.params import count_params
 
 LAW = scaling.LAWS[-1]  # by which sizes are chosen: the re-fit found errors in the first one
 NARROWEST, WIDEST = 128, 16_384  # d_model of the models to choose from
+UNEVEN = 1.5  # how far the key-value heads may be from their share
 LEAST_STEPS = 20  # of a run that is worth its warm-up
-SPARE = 1.2  # times the money: the budget of the last phase, since evaluation and checkpoints are not planned
+SPARE = 1.2  # times the money: the limit of a run, since evaluation and checkpoints are not planned
 WARMUP = 0.02  # of the steps, as in configs/speed_1b.py
 
 
@@ -75,7 +76,8 @@ def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typi
 def family(model: ModelConfig) -> list[ModelConfig]:
     """Returns models in the proportions of `model`, narrow to wide: d_model, layers, heads and feed-forward grow together.
 
-    Heads keep their size, and key-value heads their share as near as a divisor of the heads comes to it.
+    Heads keep their size, and key-value heads their share, as near as a divisor of the heads comes to it: numbers of heads with
+    no divisor near it are left out.
     """
     found = []
     step = max(model.head_dim, 64)
@@ -83,10 +85,13 @@ def family(model: ModelConfig) -> list[ModelConfig]:
         width = heads * model.head_dim
         if not NARROWEST <= width <= WIDEST:
             continue
+        kv, share = rungs.kv_heads(model, heads), heads * model.n_kv_heads / model.n_heads
+        if max(kv, share) > UNEVEN * min(kv, max(share, 1)):
+            continue  # 13 heads have no divisor near a quarter of them
         ratio = width / (model.n_heads * model.head_dim)
         d_model = max(64, round(model.d_model * ratio / 64) * 64)
         sizes = {"n_layers": max(2, round(model.n_layers * ratio)), "d_model": d_model, "n_heads": heads}
-        sizes |= {"n_kv_heads": rungs.kv_heads(model, heads), "d_ff": max(64, round(model.d_ff * ratio / 64) * 64)}
+        sizes |= {"n_kv_heads": kv, "d_ff": max(64, round(model.d_ff * ratio / 64) * 64)}
         found.append(dataclasses.replace(model, **sizes))
     return found
 
@@ -127,12 +132,14 @@ def _best(
         by_rows = planners.setdefault(run.model, {})
         planner = by_rows.setdefault(run.train.batch_size, fit.Planner(run))
         if found := planner.fewest(device.memory):
-            return _row(run, usd, device, found, known)
+            return _row(config, run, usd, device, found, known)
     return None
 
 
-def _row(run: Config, usd: float, device: Accelerator, found: fit.Fit, known: Fit | None) -> dict[str, typing.Any]:
-    """What the money buys of a run's model, with the devices and the microbatch that hold it."""
+def _row(
+    config: Config, run: Config, usd: float, device: Accelerator, found: fit.Fit, known: Fit | None
+) -> dict[str, typing.Any]:
+    """What the money buys of a run's model, with the devices and the microbatch that hold it. `config` is the one asked for."""
     fitted = fit.with_changes(run, microbatch=found.microbatch)
     bought = _tokens(fitted, device, usd, found.devices)
     t, m = run.train, run.model
@@ -146,9 +153,9 @@ def _row(run: Config, usd: float, device: Accelerator, found: fit.Fit, known: Fi
     }
     keys |= {"train.steps": steps, "train.batch_size": t.batch_size, "train.microbatch_size": found.microbatch}
     keys |= {"optim.warmup_steps": run.optim.warmup_steps, "optim.lr": 0.0, "optim.b2": 0.0}
-    if phases := run.phases.plan:
-        last = max(phases, key=lambda name: phases[name].steps)
-        keys |= {f"phases.plan.{last}.steps": steps, f"phases.plan.{last}.usd": math.ceil(SPARE * usd)}
+    keys |= {"optim.schedule_steps": 0} if config.optim.schedule_steps else {}
+    keys |= {"mesh.fsdp": found.devices} if found.devices > 1 else {}
+    keys |= {"hardware.usd_per_hour": float(f"{found.devices * device.usd:.6g}")} | _phases(config, steps, usd)
     return {
         "name": device.name,
         "devices": found.devices,
@@ -167,6 +174,23 @@ def _row(run: Config, usd: float, device: Accelerator, found: fit.Fit, known: Fi
         "epochs": None,
         "overrides": keys,
     }
+
+
+def _phases(config: Config, steps: int, usd: float) -> dict[str, int | float]:
+    """The keys of the config's phases, which keep their shares of the steps.
+
+    Each may spend its share of the money, and what evaluation and checkpoints are thought to cost at most.
+    """
+    keys: dict[str, int | float] = {}
+    begin, a_step = 0, config.train.batch_size * config.train.seq_len
+    ends = {name: phase.steps or phase.tokens // a_step for name, phase in config.phases.plan.items()}
+    for name in sorted(ends, key=lambda name: ends[name]):
+        end = max(round(steps * ends[name] / max(ends.values())), begin + 1)
+        keys[f"phases.plan.{name}.steps"] = end
+        keys |= {f"phases.plan.{name}.tokens": 0} if config.phases.plan[name].tokens else {}
+        keys[f"phases.plan.{name}.usd"] = round(usd * ((end - begin) / steps + SPARE - 1), 2)
+        begin = end
+    return keys
 
 
 def _foretold(params: int, tokens: int, vocab_size: int, known: Fit | None) -> dict[str, float | None]:

@@ -1,6 +1,8 @@
 """Writes the text of `jaxlm plan --budget`."""
 
+import shlex
 import typing
+from collections.abc import Sequence
 
 from jaxlm.console import hours, human, spent, table
 from jaxlm.data import passes
@@ -8,11 +10,12 @@ from jaxlm.plan import budget
 from jaxlm.plan.text import wrapped
 
 
-def render(found: dict[str, typing.Any], config: str) -> str:
+def render(found: dict[str, typing.Any], config: str, overrides: Sequence[str] = ()) -> str:
     """Returns what `budget.plan` found as text.
 
     Args:
       config: the config whose proportions the models have, as the command line names it.
+      overrides: those of the command line, KEY=VALUE: the command that trains the model needs them too.
     """
     rows = found["accelerators"]
     head = ["ACCELERATORS", "devices", "parameters", "tokens", "a step", "tokens/s", "time", "loss", "interval", "MFU"]
@@ -21,8 +24,10 @@ def render(found: dict[str, typing.Any], config: str) -> str:
     lines = [f"BUDGET  {spent(found['budget_usd'])}: the best model on each accelerator, best first", ""]
     lines += [table(cells, right=range(1, 8)), ""]
     lines.append(wrapped(f"BEST  {_sentence(best)}", indent=""))
-    keys = " ".join(f"--config.{key}={value}" for key, value in best["overrides"].items())
-    lines += [wrapped(f"jaxlm train {config} {keys}"), "", "NOTES", *map(wrapped, _notes(found, config))]
+    typed = (override.partition("=") for override in overrides if not override.startswith("plan."))
+    keys = {key: value for key, _, value in typed} | best["overrides"]
+    words = " ".join(shlex.quote(f"--config.{key}={value}") for key, value in keys.items())
+    lines += [wrapped(f"jaxlm train {config} {words}"), "", "NOTES", *map(wrapped, _notes(found, config))]
     return "\n".join(lines)
 
 
@@ -64,10 +69,10 @@ def _notes(found: dict, config: str) -> list[str]:
         f"Prices of {found['prices_as_of']}, on demand, from no live offer: put yours into a copy and give it as "
         "config.plan.prices.",
     ]
-    if limits := [key for key in best["overrides"] if key.endswith(".usd")]:
+    if any(key.startswith("phases.") for key in best["overrides"]):
         notes.append(
-            f"{limits[0]} is where the run stops, {budget.SPARE:g} times the money: evaluation and checkpoints cost too, and "
-            "a run that stops before its rate has come down is worth less."
+            "Each phase has its share of the steps and of the money, and may spend "
+            f"{budget.SPARE - 1:.0%} of all the money on top: evaluation and checkpoints cost too."
         )
     if not best["epochs"]:
         notes.append("No data at hand: --config.data.dir=DATA tells how often the run would read it.")

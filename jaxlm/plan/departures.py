@@ -8,7 +8,7 @@ import dataclasses
 import math
 import typing
 
-from jaxlm.config import Config
+from jaxlm.config import Config, OptimConfig
 from jaxlm.console import human
 from jaxlm.plan import recipe, scaling
 from jaxlm.plan.recipe import Rule, Run
@@ -19,7 +19,6 @@ RATE_NATS = 0.026 / math.log(3) ** 2
 B2_TOKENS, B2_BATCH = (0.08, 0.15), 2**19  # of the tokens, with steps of up to so many tokens
 FINAL_RATIO, FINAL_NATS, FINAL_TOKENS = 0.05, 0.02, (0.10, 0.15)  # a rate that ends at a tenth (arXiv:2502.15938)
 DECAY, LEAST_DECAY = (0.5, 0.65), 0.33  # wsd: nanochat's shares of the steps, and what is well below them
-_RATES = ("optim.lr", "optim.matrix_lr_ratio")
 NOT_PRICED = "no published price"
 
 
@@ -36,6 +35,7 @@ class Departure:
       source: who says what it costs.
       nats: of the cost, the nats a token; None if nobody says.
       tokens: the share of the tokens that the rule would save, as (least, most); None if nobody says.
+      high: True for a rate above its rule that most parameters have: the run may diverge.
     """
 
     key: str
@@ -46,6 +46,7 @@ class Departure:
     source: str
     nats: float | None = None
     tokens: tuple[float, float] | None = None
+    high: bool = False
 
 
 def compare(config: Config) -> dict[str, typing.Any] | None:
@@ -58,18 +59,10 @@ def compare(config: Config) -> dict[str, typing.Any] | None:
     """
     if config.program != "pretrain" or config.origin or config.optim.decay_at_step:
         return None
-    run = recipe.of(config)
-    two = config.optim.name == "muon" and config.optim.matrix_lr_ratio != 1
-    rules = {"lr": recipe.adamw_rate(run) if two else recipe.rate(config.optim.name, run)}
-    rules |= {"matrix_lr_ratio": recipe.muon_rate(run).times(1 / rules["lr"].value)} if two else {}
+    run, o = recipe.of(config), config.optim
+    rules = _rate_rules(o, run)
+    found = _rates(o, run, rules)
     rules |= {"b2": recipe.b2(run), "batch_tokens": recipe.batch(run), "warmup_steps": recipe.warmup(run)}
-    lr, ratio, rest = config.optim.lr, config.optim.matrix_lr_ratio, "embeddings, head and norms"
-    if two:
-        matrices = lr * ratio, recipe.muon_rate(run).value  # most of the parameters, so priced as one rate is
-        found = [_rate(run, "optim.lr", lr, rules["lr"], rest)]
-        found += [_rate(run, "optim.matrix_lr_ratio", ratio, rules["matrix_lr_ratio"], "the matrices", matrices)]
-    else:
-        found = [_rate(run, "optim.lr", lr, rules["lr"], config.optim.name, (lr, rules["lr"].value))]
     found += [_b2(config, run, rules["b2"]), _batch(run, rules["batch_tokens"])]
     found += [_warmup(config, rules["warmup_steps"]), _end(config), _decay(config)]
     return {
@@ -79,11 +72,12 @@ def compare(config: Config) -> dict[str, typing.Any] | None:
 
 
 def too_high(config: Config) -> list[str]:
-    """Returns a line for each rate that is well above its rule, where a run may diverge. Args as `compare`."""
+    """Returns a line for the rate of most parameters if it is well above its rule: the run may diverge. Args as `compare`."""
     found = (compare(config) or {"departures": []})["departures"]
-    high = [one for one in found if one["key"] in _RATES and one["value"] > one["rule"]["value"]]
     return [
-        f"{one['key']}={one['value']:g} is {one['why']}: the run may diverge (jaxlm plan says more)" for one in high
+        f"{one['key']}={one['value']:g}: {one['why']}, and the run may diverge (jaxlm plan)"
+        for one in found
+        if one["high"]
     ]
 
 
@@ -99,23 +93,41 @@ def _off(value: float, rule: float) -> float:
     return max(value / rule, rule / value) if value else math.inf
 
 
-def _rate(
-    run: Run, key: str, value: float, rule: Rule, whose: str, priced: tuple[float, float] | None = None
-) -> Departure | None:
-    """A rate, or the ratio of two. `priced`: a rate and the rule's, whose distance has the price; None if nobody says."""
-    if not value or (priced and not priced[0]) or _off(value, rule.value) <= FACTOR:
-        return None
-    side = "low" if value < rule.value else "high"
-    why = f"{_off(value, rule.value):.2g} times too {side} for {whose} by {rule.source}"
-    if not priced:
-        return Departure(key, value, rule, why, NOT_PRICED, rule.source)
-    rate, best = priced
-    nats = RATE_NATS * math.log(rate / best) ** 2
-    share = tokens_of(run, nats)
-    tokens = f", {share:.0%} of the tokens" if share >= 0.005 else ""  # of a run of few tokens
-    cost = f"about {nats:.3f} nats{tokens}{'' if rate < best else '; it may diverge'}"
-    source = "the sweep at 1.2B of arXiv:2509.02046"
-    return Departure(key, value, rule, why, cost, source, nats, (share, share))
+def _rate_rules(o: OptimConfig, run: Run) -> dict[str, Rule]:
+    """The rules of `lr` and, where the layers' matrices have a rate of their own, of `matrix_lr_ratio`."""
+    if o.matrix_lr_ratio == 1:
+        return {"lr": recipe.rate(o.name, run)}
+    lr = recipe.adamw_rate(run)  # of embeddings, head and norms, whatever the matrices' optimizer is
+    return {"lr": lr, "matrix_lr_ratio": recipe.rate(o.name, run).times(1 / lr.value)}
+
+
+def _rates(o: OptimConfig, run: Run, rules: dict[str, Rule]) -> list[Departure]:
+    """What departs of `lr` and `matrix_lr_ratio`.
+
+    The rate of most parameters has the price: with two rates that of the matrices, their product. It stands by the key that is
+    farther off on the same side.
+    """
+    values = {"lr": o.lr, "matrix_lr_ratio": o.matrix_lr_ratio}
+    values = {key: values[key] for key in rules}
+    rate, rule = math.prod(values.values()), math.prod(rules[key].value for key in rules)
+    found, two = [], len(rules) > 1
+    if rate and _off(rate, rule) > FACTOR:
+        high = rate > rule
+        key = max(rules, key=lambda key: (values[key] / rules[key].value) * (1 if high else -1))
+        whose = f"the matrices' rate, {rate:.3g}, is " if two else ""
+        source = recipe.rate(o.name, run).source
+        why = f"{whose}{_off(rate, rule):.2g} times too {'high' if high else 'low'} for {o.name} by {source}"
+        nats = RATE_NATS * math.log(rate / rule) ** 2
+        share = tokens_of(run, nats)
+        tokens = f", {share:.0%} of the tokens" if share >= 0.005 else ""  # of a run of few tokens
+        cost = f"about {nats:.3f} nats{tokens}{'; it may diverge' if high else ''}"
+        whence = "the sweep at 1.2B of arXiv:2509.02046"
+        found.append(Departure(f"optim.{key}", values[key], rules[key], why, cost, whence, nats, (share, share), high))
+    lr, known = rules["lr"], any(one.key == "optim.lr" for one in found)
+    if two and o.lr and not known and _off(o.lr, lr.value) > FACTOR:
+        why = f"{_off(o.lr, lr.value):.2g} times too {'high' if o.lr > lr.value else 'low'} for embeddings, head and norms"
+        found.append(Departure("optim.lr", o.lr, lr, f"{why} by {lr.source}", NOT_PRICED, lr.source))
+    return found
 
 
 def _b2(config: Config, run: Run, rule: Rule) -> Departure | None:

@@ -64,7 +64,7 @@ def best(config: Config, usd: float, args: argparse.Namespace) -> int:
         train = {"steps": row["steps"], "batch_size": row["overrides"]["train.batch_size"]}
         read = data(dataclasses.replace(config, train=dataclasses.replace(config.train, **train)))
         row["epochs"] = read and read["epochs"]
-    print(json.dumps(_finite(found), indent=1) if args.json else budget_text.render(found, args.config))
+    print(json.dumps(_finite(found), indent=1) if args.json else budget_text.render(found, args.config, args.overrides))
     return 0
 
 

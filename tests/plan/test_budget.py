@@ -1,6 +1,7 @@
 """The best model for so many dollars."""
 
 import dataclasses
+import shlex
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError
 from jaxlm.models import hardware
-from jaxlm.plan import accelerators, budget, budget_text, cost, recipe
+from jaxlm.plan import accelerators, budget, budget_text, cost, fit, recipe
 from jaxlm.plan.ladder_fit import Fit
 from jaxlm.plan.params import count_params
 from jaxlm.plan.scaling import Law
@@ -58,16 +59,56 @@ def test_more_money_and_lower_prices_buy_a_better_model():
     assert on("A100 80GB", 200)["loss"] > rows[1]["loss"]  # 57% of 989 TFLOP/s at $2.70 against 64% of 312 at $1.60
 
 
-@pytest.mark.parametrize("card", ["H100", "RTX 4090"])
-def test_what_it_says_to_type_is_that_model_for_that_money(card):
-    row = on(card, 50)
+@pytest.mark.parametrize(("card", "usd"), [("H100", 50), ("RTX 4090", 50), ("RTX 4070", 200)])
+def test_what_it_says_to_type_is_that_model_for_that_money(card, usd):
+    row, device = on(card, usd), accelerators.load().named(card)
     c = load("speed_1b", *(f"{key}={value}" for key, value in row["overrides"].items()))
     assert count_params(c.model) == row["parameters"]
-    assert (c.phases.plan["main"].steps, c.phases.plan["main"].usd) == (row["steps"], 60)
     assert cost.tokens(c) == row["tokens"]
     assert c.train.batch_size * c.train.seq_len == row["batch_tokens"]
-    found = cost.cost(c, accelerators.load().named(card), row["devices"], 1)
-    assert (found.usd, found.hours) == (pytest.approx(50, rel=0.02), pytest.approx(row["hours"], rel=0.02))
+    found = cost.cost(c, device, row["devices"], 1)
+    assert (found.usd, found.hours) == (pytest.approx(usd, rel=0.02), pytest.approx(row["hours"], rel=0.02))
+    # It is billed at the price of these devices, so that its phases' limits are not met before their end.
+    billed = row["hours"] * c.hardware.usd_per_hour
+    assert billed == pytest.approx(usd, rel=0.02)
+    last, begin = c.phases.plan["main"], c.phases.plan["smoke"].steps
+    assert (last.steps, begin) == (row["steps"], round(row["steps"] * 100 / 24_800))
+    assert last.usd == pytest.approx(billed * (1 - begin / last.steps) + 0.2 * usd, rel=0.01)
+    # It fits on them.
+    assert (c.mesh.fsdp, row["devices"]) in ((row["devices"],) * 2, (1, 1))
+    mesh = dataclasses.replace(c.mesh, data=1)
+    assert fit.Planner(c).memory(mesh).total <= device.memory
+    assert (card == "RTX 4070") == (row["devices"] > 1)
+
+
+def test_all_phases_keep_their_shares():
+    c = load("gpuburnout_1b", "plan.accelerator=H100")
+    (row,) = budget.plan(c, 200)["accelerators"]
+    typed = load("gpuburnout_1b", *(f"{key}={value}" for key, value in row["overrides"].items()))
+    ends = {name: phase.steps for name, phase in typed.phases.plan.items()}
+    assert ends == {name: round(row["steps"] * old.steps / 90_000) for name, old in c.phases.plan.items()}
+    assert ends["finish"] == row["steps"]
+    assert sum(phase.usd for phase in typed.phases.plan.values()) == pytest.approx(200 * (1 + 4 * 0.2), rel=0.01)
+
+
+def test_the_command_keeps_what_was_typed():
+    typed = ["train.seq_len=1024", "optim.schedule_steps=9000", "data.dir=my data", "plan.accelerator=H100"]
+    found = budget.plan(load("speed_1b", *typed), 50)
+    page = " ".join(budget_text.render(found, "speed_1b", typed).split())
+    command = shlex.split(page[page.index("jaxlm train") : page.index(" NOTES")])
+    c = load("speed_1b", *(word.removeprefix("--config.") for word in command[3:]))
+    assert cost.tokens(c) == found["accelerators"][0]["tokens"]
+    assert (c.train.seq_len, c.optim.schedule_steps, c.data.dir) == (1024, 0, "my data")
+    assert "Each phase has its share of the steps and of the money, and may spend 20% of all the money on top" in page
+
+
+def test_key_value_heads_keep_about_their_share():
+    model = load("speed_1b").model  # 16 and 4
+    heads = {m.n_heads: m.n_kv_heads for m in budget.family(model)}
+    assert heads[16] == 4
+    assert heads[9] == 3
+    assert not {7, 11, 13} & set(heads)  # whose one divisor is 1
+    assert all(kv <= 1.5 * max(n / 4, 1) and n / 4 <= 1.5 * kv for n, kv in heads.items())
 
 
 def known(alpha: float) -> Fit:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_of_two_rates_each_has_its_rule():
     assert set(there) == {"optim.matrix_lr_ratio"}
     one = there["optim.matrix_lr_ratio"]
     assert (one["value"], one["rule"]["value"]) == (pytest.approx(2 * ratio), pytest.approx(ratio))
-    assert one["why"].startswith("2 times too high for the matrices")
+    assert re.match(r"the matrices' rate, [0-9.e-]+, is 2 times too high for muon by ", one["why"])
     assert one["nats"] == pytest.approx(0.026 * (math.log(2) / math.log(3)) ** 2)
     there = found("gpuburnout_1b", *by_rule, f"optim.lr={2 * lr}", f"optim.matrix_lr_ratio={ratio}")
     assert set(there) == {"optim.lr"}  # mending that mends the matrices too
@@ -66,7 +67,21 @@ def test_of_two_rates_each_has_its_rule():
         pytest.approx(2 * lr),
         pytest.approx(lr),
     )
-    assert there["optim.lr"]["why"].startswith("2 times too high for embeddings, head and norms")
+    assert "is 2 times too high for muon" in there["optim.lr"]["why"]  # most parameters are matrices
+    assert there["optim.lr"]["nats"] == pytest.approx(one["nats"])
+    # A ratio by rule puts the matrices where they belong, whatever lr is.
+    there = found("gpuburnout_1b", *by_rule, f"optim.lr={lr / 3}", "optim.matrix_lr_ratio=0")
+    assert set(there) == {"optim.lr"}
+    assert there["optim.lr"]["why"].startswith("3 times too low for embeddings, head and norms")
+    assert (there["optim.lr"]["nats"], there["optim.lr"]["high"]) == (None, False)
+    # And so does an lr by rule, whatever the ratio is.
+    there = found("gpuburnout_1b", *by_rule, "optim.lr=0", f"optim.matrix_lr_ratio={ratio / 3}")
+    assert (set(there), there["optim.lr"]["high"]) == ({"optim.lr"}, False)
+    # AdamW may have two rates too.
+    (one,) = found("gpuburnout_1b", "optim.lr=0", "optim.b2=0", "optim.matrix_lr_ratio=10", *LINEAR).values()
+    assert (one["key"], one["high"]) == ("optim.matrix_lr_ratio", True)
+    assert "10 times too high for adamw by Step Law" in one["why"]
+    assert one["rule"]["value"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +119,7 @@ def test_a_rate_far_above_its_rule_is_told_where_training_begins():
 
     assert not lines()
     (line,) = lines("optim.name=adamw")
-    assert line.startswith("optim.lr=0.01 is 2.9 times too high for adamw by Step Law")
+    assert line.startswith("optim.lr=0.01: 2.9 times too high for adamw by Step Law")
     assert not lines("optim.name=adamw", "optim.lr=1e-4")  # low is slow, and plan says so
+    assert not lines("optim.lr=0", "optim.matrix_lr_ratio=.25")  # the matrices' rate is the rule's
     assert not lines("optim.name=adamw", "program=sft")
