@@ -82,7 +82,7 @@ def begin(config: Config, order: Order, folder: pathlib.Path, asked: Asked, name
     """
     config = rungs.measured_alike(config)
     held_out = rungs.held_out_tokens(config, order)
-    same = json.loads(json.dumps(rungs.same(config, order.data.sha256)))
+    same = json.loads(json.dumps(rungs.same(config, order)))
     if found := read(folder):
         kept = {"sizes": found["sizes"], "tokens": found["budgets"], "hours": found["hours"]["limit"]}
         wanted = {"sizes": list(asked.sizes), "tokens": list(asked.budgets), "hours": asked.hours}
@@ -95,6 +95,8 @@ def begin(config: Config, order: Order, folder: pathlib.Path, asked: Asked, name
         limit = asked.hours or (None if asked.budgets else rungs.limit(config, speeds))
         budgets = list(asked.budgets) or rungs.budgets(config, speeds, limit, held_out)
         climbed = rungs.rungs(config, sizes, budgets, folder)
+        if asked.budgets and min(run.config.train.steps for run in climbed) < rungs.ASKED_STEPS:
+            raise ConfigError(f"--tokens: {budgets[0]:,.0f} tokens are less than {rungs.ASKED_STEPS} steps; give more")
         times = [rungs.seconds(one, speeds[one.config.model.d_model], held_out) / 3600 for one in climbed if speeds]
         if limit and sum(times) > TOO_LONG * limit:
             raise ConfigError(

@@ -186,8 +186,8 @@ def missed(points: Sequence[Point], bytes_per_token: float) -> float:
 def best_rate(tried: Sequence[tuple[float, float | None]]) -> tuple[float, bool]:
     """Returns (the best rate, True if it is the smallest or the largest that was tried).
 
-    It is the lowest point of the parabola through three losses in the logarithm of the rate, if that is among them, else the
-    best rate itself.
+    Between others it is the lowest point of the parabola through the best loss and its neighbours, over the logarithm of the
+    rate. At an edge, or beside a run that diverged, it is the best rate itself.
 
     Args:
       tried: (rate, loss) of each; a loss of None is that of a run that diverged.

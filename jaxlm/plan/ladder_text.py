@@ -59,7 +59,7 @@ def _rates(rates: Mapping[str, typing.Any]) -> str:
     where = (
         "the end of what was tried: the best may lie beyond"
         if rates["edge"]
-        else f"{rates['best'] / rates['lr']:.2g} x that"
+        else f"{rates['best'] / rates['lr']:.2g} times the config's own"
     )
     text = (
         f"RATE  {tried}. The config's own, scaled to the smallest run, is {rates['lr']:.3g}, the published rule's "

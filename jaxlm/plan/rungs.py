@@ -1,7 +1,8 @@
 """Chooses the runs of a ladder: small models of a config's family, three budgets of tokens for each, and what they take.
 
-- Sizes: a quarter, three eighths and half of the width; depth and feed-forward in proportion, heads of the same size, the same
-  share of key-value heads. So the layers have about 1/64, 1/19 and 1/8 of the parameters; the vocabulary stays.
+- Sizes: a quarter, three eighths and half of the width; depth and feed-forward in proportion, heads of nearly the same
+  size, about the same share of key-value heads. So the layers have about 1/64, 1/19 and 1/8 of the parameters; the vocabulary
+  stays.
 - Budgets: all, half and a quarter of the most tokens that fit into the hours; never more than the config's own.
 - Batch: the config's own, halved as the budget shrinks: it goes with D^.571 (Step Law, arXiv:2503.04715).
 - Rate: the config's own, times the published rule's ratio between the two runs (plan/recipe.py). Warm-up and decay keep
@@ -31,17 +32,10 @@ HOURS, SHARE = 0.5, 0.03  # the limit: the first, or this share of the config's 
 BATCH_EXPONENT = 0.571
 START_S = 30.0  # of a run until its first step, and behind its last: a guess
 EVAL_SPEED = 3  # held-out tokens are that much faster than those trained on: a forward pass alone
-LEAST_STEPS = 5  # of a run whose tokens are named
+ASKED_STEPS = 5  # of a run whose tokens are named, at least
 STEPS = 50  # of the smallest run at least, where the hours decide
 _MULTIPLE = 8  # widths and heads are multiples of this
-_FREE = (
-    "attention",
-    "dtype",
-    "remat",
-    "scan_layers",
-    "fuse_projections",
-    "offload",
-)  # of the model: no loss depends on them
+_FREE = ("attention", "remat", "scan_layers", "fuse_projections", "offload")  # of the model: no loss depends on them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +46,14 @@ class Rung:
       name: its folder below LADDER/runs.
       kind: "grid", or "rate" for one that only varies the rate.
       times: its rate over the one that the config's own implies.
+      rule: the published rule's rate for it.
       config: all that it trains with.
     """
 
     name: str
     kind: str
     times: float
+    rule: float
     config: Config
 
     @property
@@ -83,7 +79,7 @@ class Rung:
             "batch_size": t.batch_size,
             "lr": self.config.optim.lr,
             "times": self.times,
-            "rule": by_rule(self.config).lr,
+            "rule": self.rule,
             "kind": self.kind,
             "planned_hours": None,
             "hours": 0.0,
@@ -159,14 +155,9 @@ def rungs(config: Config, widths: Sequence[int], budgets: Sequence[float], folde
 
 
 def rung(config: Config, width: int, budget: float, folder: pathlib.Path, times: float = 1.0) -> Rung:
-    """Returns one run of `budget` tokens, rounded to whole steps, with its folder below `folder`.
-
-    Raises ConfigError if that is fewer than LEAST_STEPS steps.
-    """
+    """Returns one run of `budget` tokens, rounded to whole steps, with its folder below `folder`."""
     rows = batch_size(config, budget)
-    if budget < (least := LEAST_STEPS * rows * config.train.seq_len):
-        raise ConfigError(f"{budget:,.0f} tokens are too few for a run that says anything: {least:,} at least")
-    steps = round(budget / (rows * config.train.seq_len))
+    steps = max(round(budget / (rows * config.train.seq_len)), 2)
     model = smaller(config.model, width)
     changed = dataclasses.replace(config, model=model, train=_train(config, steps, rows))
     o, share, whole, small = config.optim, steps / config.train.steps, by_rule(config), by_rule(changed)
@@ -182,7 +173,7 @@ def rung(config: Config, width: int, budget: float, folder: pathlib.Path, times:
     )
     name = f"d{width}-{human(budget)}" + (f"-rate{times:g}" if times != 1 else "")
     quiet = _alone(dataclasses.replace(changed, optim=optim, workdir=str(folder / "runs" / name)))
-    return Rung(name, "grid" if times == 1 else "rate", times, quiet)
+    return Rung(name, "grid" if times == 1 else "rate", times, small.lr, quiet)
 
 
 def by_rule(config: Config) -> OptimConfig:
@@ -275,22 +266,34 @@ def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out:
     Raises:
       ConfigError: the smallest run would have fewer than STEPS steps.
     """
-    smallest = speeds[min(speeds)]
+    smallest, asked = speeds[min(speeds)], hours
     fixed = sum(len(BUDGETS) * (START_S + held_out / EVAL_SPEED / speed) for speed in speeds.values())
     fixed += (len(TIMES) - 1) * (START_S + held_out / EVAL_SPEED / smallest)
     token = sum(BUDGETS) * sum(1 / speed for speed in speeds.values()) + (len(TIMES) - 1) * BUDGETS[0] / smallest
-    most = min((3600 * hours - fixed) / token, tokens(config))
-    found = [share * most for share in BUDGETS]
-    a_step = batch_size(config, max(found[0], 1.0)) * config.train.seq_len
-    if found[0] < STEPS * a_step:
-        needed = (fixed + STEPS * a_step / BUDGETS[0] * token) / 3600
-        least = f"the smallest run would have {max(found[0], 0) / a_step:.0f} steps, and {STEPS} are the least"
-        if needed > hours:
-            raise ConfigError(f"{hours:.3g} hours are too short for a ladder here: {least}; give --hours={needed:.2g}")
-        raise ConfigError(
-            f"train.steps={config.train.steps} is too short for a ladder: {least}; name three by --tokens"
-        )
-    return found
+
+    def smallest_budget(hours: float) -> float:
+        return BUDGETS[0] * min((3600 * hours - fixed) / token, tokens(config))
+
+    def enough(budget: float) -> float:  # tokens of STEPS steps, whose batch goes with the budget
+        return STEPS * batch_size(config, max(budget, 1.0)) * config.train.seq_len
+
+    found = smallest_budget(hours)
+    if found >= enough(found):
+        return [share / BUDGETS[0] * found for share in BUDGETS]
+    least = f"the smallest run would have {STEPS * max(found, 0) / enough(found):.0f} steps, and {STEPS} are the least"
+    while (budget := smallest_budget(hours)) < enough(budget):
+        if enough(budget) > BUDGETS[0] * tokens(config):
+            raise ConfigError(
+                f"train.steps={config.train.steps} is too short for a ladder: {least}; name three by --tokens"
+            )
+        hours = _up((fixed + enough(budget) / BUDGETS[0] * token) / 3600)
+    raise ConfigError(f"{asked:.3g} hours are too short for a ladder here: {least}; give --hours={hours:.2g}")
+
+
+def _up(value: float) -> float:
+    """The next number of two digits."""
+    digit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{(math.floor(value / digit) + 1) * digit:.2g}")
 
 
 def limit(config: Config, speeds: Mapping[int, float]) -> float:
@@ -301,8 +304,8 @@ def limit(config: Config, speeds: Mapping[int, float]) -> float:
     return max(HOURS, SHARE * tokens(config) / speed / 3600)
 
 
-def same(config: Config, data_sha256: str) -> dict[str, typing.Any]:
-    """Returns key -> value of all that decides the losses of a config's ladder."""
+def same(config: Config, order: Order) -> dict[str, typing.Any]:
+    """Returns key -> value of all that decides the losses of a config's ladder on its data."""
     parts = {
         "model": {k: v for k, v in dataclasses.asdict(config.model).items() if k not in _FREE},
         "train": {k: getattr(config.train, k) for k in ("steps", "batch_size", "seq_len")},
@@ -311,4 +314,5 @@ def same(config: Config, data_sha256: str) -> dict[str, typing.Any]:
         "eval": {k: getattr(config.eval, k) for k in ("batch_size", "max_batches")},
     }
     flat = {f"{section}.{key}": value for section, keys in parts.items() for key, value in keys.items()}
-    return flat | {"seed": config.seed, "data": data_sha256}
+    final = dataclasses.asdict(config.data.final) if order.final else None
+    return flat | {"seed": config.seed, "data": order.data.sha256, "mixture": dict(order.mixture), "data.final": final}

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import pathlib
 import re
 
@@ -62,8 +63,8 @@ def wanted(args: argparse.Namespace) -> Asked:
     sizes, budgets = _numbers("sizes", args.sizes), _numbers("tokens", args.tokens)
     if wrong := [size for size in sizes if size % 8]:
         raise ConfigError(f"--sizes={args.sizes}: {wrong[0]:g} is no multiple of 8; they are widths (model.d_model)")
-    if args.hours is not None and not args.hours > 0:
-        raise ConfigError(f"--hours={args.hours:g} must be above 0")
+    if args.hours is not None and not 0 < args.hours < math.inf:
+        raise ConfigError(f"--hours={args.hours:g} must be above 0 and finite")
     return Asked([int(size) for size in sizes], budgets, args.hours)
 
 

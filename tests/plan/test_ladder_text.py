@@ -78,7 +78,7 @@ def test_what_was_found_is_a_grid_a_rate_a_law_and_what_it_foretells():
         "LOSS held out 133k 266k 532k",
         "480k (d 96, 1 layer) 4.8670 4.7340 4.4680",
         "RATE 0.005: 5.1000, 0.01: 5.0000, 0.02: -.",
-        "the published rule's 0.03; best is about 0.011, 1.1 x that.",
+        "the published rule's 0.03; best is about 0.011, 1.1 times the config's own.",
         "LAW L = 1.5 + 60 / N^0.3 + 400 / D^0.35; runs scatter around it by 0.5%.",
         "off by 1.2%.",
         "FORETOLD quickstart loss 80% interval",

@@ -22,6 +22,7 @@ def order(c: config.Config, **tokens: int) -> Order:
     """Data of which only the counts are there; a tenth of them is held out."""
     data = types.SimpleNamespace(
         path="DATA",
+        sha256="abc",
         token_counts=lambda split="train": tokens,
         entry=lambda source, split: {"tokens": tokens[source] // 10},
     )
@@ -148,7 +149,9 @@ def test_hours_that_are_too_short_name_those_that_are_not():
     with pytest.raises(ConfigError, match=r"0.05 hours are too short for a ladder here: .* give --hours=") as refused:
         rungs.budgets(c, speeds, 0.05, 0)
     enough = float(str(refused.value).split("--hours=")[1])
-    assert rungs.budgets(c, speeds, 1.05 * enough, 0)
+    assert rungs.budgets(c, speeds, enough, 0)
+    with pytest.raises(ConfigError, match="are too short for a ladder here"):
+        rungs.budgets(c, speeds, 0.9 * enough, 0)
     with pytest.raises(ConfigError, match=r"train.steps=30 is too short for a ladder"):
         rungs.budgets(resolve("local_35m", "train.steps=30", "optim.warmup_steps=1"), speeds, 5, 0)
 
@@ -188,7 +191,40 @@ def test_only_new_weights_are_pretrained(key, why):
 
 def test_what_decides_the_losses_is_what_must_stay():
     c = resolve("quickstart")
-    same = rungs.same(c, "abc")
+    data = order(c, web=10)
+    same = rungs.same(c, data)
     assert (same["data"], same["model.d_model"], same["optim.lr"], same["train.steps"]) == ("abc", 256, 1e-2, 460)
-    for key, changes in (("optim.b2=.99", True), ("model.qk_norm=False", True), ("model.attention=xla", False)):
-        assert (rungs.same(resolve("quickstart", key), "abc") != same) is changes, key
+    for key, changes in (
+        ("optim.b2=.99", True),
+        ("model.qk_norm=False", True),
+        ("model.dtype=bfloat16", True),
+        ("model.attention=xla", False),
+    ):
+        assert (rungs.same(resolve("quickstart", key), data) != same) is changes, key
+    assert rungs.same(c, dataclasses.replace(data, mixture={"web": 2.0})) != same
+    final = dataclasses.replace(data, final=types.SimpleNamespace(mixture={"web": 1.0}))
+    assert rungs.same(c, final) != same
+    moved = resolve("quickstart", "data.final.weights.code=1", "data.final.share=.2")
+    assert rungs.same(moved, final) != rungs.same(c, final)
+
+
+@pytest.mark.parametrize(
+    ("speed", "hours"), [(speed, hours) for speed in (2e3, 7e3, 3e4) for hours in (0.01, 0.05, 0.09)]
+)
+@pytest.mark.parametrize("name", ["local_35m", "speed_1b", "gpuburnout_1b"])
+def test_the_hours_that_are_named_are_enough(name, speed, hours):
+    c = resolve(name)
+    speeds = {128: speed, 192: speed / 2, 256: speed / 4}
+    with pytest.raises(ConfigError, match="give --hours=") as refused:
+        rungs.budgets(c, speeds, hours, 20_000)
+    assert len(rungs.budgets(c, speeds, float(str(refused.value).split("--hours=")[1]), 20_000)) == 3
+
+
+@pytest.mark.parametrize("ratio", ["0", "1", "4"])
+def test_the_rule_that_a_run_is_compared_with_is_not_its_own_rate(ratio):
+    c = resolve("speed_1b", "optim.lr=3e-3", f"optim.matrix_lr_ratio={ratio}")
+    run = rungs.rung(c, 512, 4e8, LADDER)
+    small = recipe.of(run.config)
+    rule = recipe.adamw_rate(small).value if ratio == "0" else recipe.muon_rate(small).value / float(ratio)
+    assert run.to_json()["rule"] == pytest.approx(rule, rel=0.01)
+    assert run.config.optim.lr / rule == pytest.approx(3e-3 / rungs.by_rule(c).lr, rel=0.01)
