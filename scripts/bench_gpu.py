@@ -58,6 +58,7 @@ SECONDS = dict.fromkeys(ORDER, 100.0) | {
     "fp8": 450.0,
 }
 SLACK = 60.0
+EACH = 60.0  # of a section with several parts
 # Candidates for jaxlm.xla_flags.FLAGS: measured here, set there once they win.
 FLAG_CANDIDATES = (
     "xla_gpu_enable_triton_gemm=false",
@@ -324,14 +325,16 @@ class Bench:
                 for batch in batches
                 for optimizer, keys in OPTIMIZERS.items()
             ]
-        else:
+        elif name == "flags":
             flags = FLAG_CANDIDATES[: 2 if self.args.tiny else None]
             asked = [(flag or "no flag", {"flags": flag, "keys": best, "steps": 20}) for flag in ("", *flags)]
+        else:
+            raise ValueError(f"no section {name}")
         rows = []
         for label, settings in asked:
             if rows and (self.stopped or self.left() < self.least):
                 break
-            rows += self.part("jaxlm", f"jaxlm 1.04B {label}", 60, **settings)
+            rows += self.part("jaxlm", f"jaxlm 1.04B {label}", EACH, **settings)
         return rows
 
     def sections(self) -> bool:

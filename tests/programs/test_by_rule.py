@@ -1,6 +1,7 @@
 """A run whose rate and b2 are by rule: it says them, writes them down, and keeps them when it goes on or branches."""
 
 import json
+import re
 
 import pytest
 import tiny_data
@@ -59,6 +60,7 @@ def test_by_rule_and_kept(tmp_path, capsys):
     keys = TINY | {"workdir": run, "data.dir": tmp_path / "data"}
     given = ["--config=base", *(f"--config.{name}={value}" for name, value in keys.items())]
     said = train(capsys, *given, "--config.train.steps=4")
+    assert "too high" not in said
     lr, b2 = rates(run)
     assert f"by rule: optim.lr {lr:g} (Step Law" in said
     assert f"by rule: optim.b2 {b2:g} (" in said
@@ -73,3 +75,12 @@ def test_by_rule_and_kept(tmp_path, capsys):
     assert rates(run) == (lr, b2)
     train(capsys, str(run), "--branch=decay", "--steps=2")
     assert rates(tmp_path / "run-decay-6") == (lr, b2)
+
+
+def test_a_rate_far_above_its_rule_is_told_once_where_a_run_begins(tmp_path, capsys):
+    tiny_data.make(tmp_path / "data", {"a": 1.0})
+    keys = TINY | {"workdir": tmp_path / "run", "data.dir": tmp_path / "data", "optim.lr": 5.0}
+    given = ["--config=base", *(f"--config.{name}={value}" for name, value in keys.items())]
+    said = train(capsys, *given, "--config.train.steps=4")
+    assert re.search(r"optim\.lr=5: [0-9.]+ times too high for adamw by Step Law, .* and the run may diverge", said)
+    assert "too high" not in train(capsys, *given, "--config.train.steps=6")

@@ -42,6 +42,16 @@ def test_the_main_parts_end_to_end(tmp_path):
     assert f"ratio {round(ours['tokens/s'] / peer['tokens/s'], 3)}" in said
 
 
+@pytest.mark.parity
+def test_muon_is_timed_beside_adamw_at_two_batches(tmp_path):
+    code, state, said = run(tmp_path, "--sections", "muon")
+    assert code == 0, said
+    assert [(row["keys"]["optim.name"], row["rows a step"]) for row in state["muon"]] == [
+        (optimizer, rows) for rows in (4, 8) for optimizer in ("adamw", "muon")
+    ]
+    assert all(row["tokens/s"] > 0 for row in state["muon"])
+
+
 def test_a_part_that_fails_is_a_row_and_an_exit_code(tmp_path):
     code, state, said = run(tmp_path, "--sections", "fp8", "--set=model.n_heads=7")
     assert code == 1
