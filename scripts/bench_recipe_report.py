@@ -37,15 +37,15 @@ def main(args: argparse.Namespace) -> int:
         return 1
     times = runs_lib.read(args.runs.with_name(STEPTIMES))
     tables = {"Held-out loss in nats a token, bits per byte, and the difference to others, seed by seed": losses(done)}
-    tables["Tokens, seconds and dollars to a loss, over the base's; each at the rate of its rule"] = savings(
-        done, times, {}
-    )
+    tables[
+        "Tokens, seconds and dollars to a loss, over the base's; each at rate x1 (the rule, for reference .55 of it)"
+    ] = savings(done, times, {})
     best = {arm: arms_lib.chosen(arm, done) for arm in arms_lib.ARMS}
     best = {arm: factor for arm, factor in best.items() if factor != 1}
     if best:
         tables["The same, each at the best of its three rates"] = savings(done, times, best)
     tables |= {
-        "Rates at the first budget: what the rule loses": rates(done),
+        "Rates at the first budget: what x1 loses to the best": rates(done),
         "Peers on the same tokens and shape": peer_rows(peers, done),
     }
     for title, rows in tables.items():
@@ -195,7 +195,7 @@ def rates(done: Mapping[Run, Fields]) -> list[Row]:
         gap = stats.difference(found[1.0], found[best])
         row |= {
             "best": f"x{best:g}" + ", an edge" * (arms_lib.swept(arm, done) and best in (min(found), max(found))),
-            "the rule loses": f"{gap.value:.4f} nats [{gap.low:.4f}, {gap.high:.4f}]" if gap else NONE,
+            "x1 loses": f"{gap.value:.4f} nats [{gap.low:.4f}, {gap.high:.4f}]" if gap else NONE,
         }
         own = arms_lib.curve(arm, shape, 1.0, done)
         tuned = (

@@ -62,7 +62,7 @@ def test_in_bfloat16_singular_values_stay_near_one(shape, iterations, off):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_small_singular_values_and_zeros_give_numbers(dtype):
-    """Values from 1 to 1e-6, rank one, nothing at all: none above 1.15, where products of noise would grow."""
+    """Values from 1 to 1e-6, rank one, nothing at all: none above 1.2, where products of noise would grow."""
     u, s, v = np.linalg.svd(np.asarray(draw(4, 32, 64)), full_matrices=False)
     scales = [np.geomspace(1, 1e-6, 32), np.eye(32)[0], np.zeros(32), s[0]]
     x = jnp.asarray((u * np.array(scales)[:, None, :]) @ v, dtype)
