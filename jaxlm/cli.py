@@ -167,7 +167,9 @@ def _one_of(option: str | None, target: str | None) -> str | None:
 def _stand_in(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> str | None:
     """The config that an option takes where the command line names none."""
     option, config = verb.stands_in
-    return config if option and getattr(args, option) and not _workdir(overrides) else None
+    workdir = _workdir(overrides)
+    run = workdir and (pathlib.Path(workdir) / "config.json").is_file()
+    return config if option and getattr(args, option) and not run else None
 
 
 def _workdir(overrides: list[str]) -> str:

@@ -179,7 +179,7 @@ def _row(
 def _phases(config: Config, steps: int, usd: float) -> dict[str, int | float]:
     """The keys of the config's phases, which keep their shares of the steps.
 
-    Each may spend its share of the money, and what evaluation and checkpoints are thought to cost at most.
+    Each may spend its share of the money, and its part of what evaluation and checkpoints are thought to cost at most.
     """
     keys: dict[str, int | float] = {}
     begin, a_step = 0, config.train.batch_size * config.train.seq_len
@@ -188,7 +188,7 @@ def _phases(config: Config, steps: int, usd: float) -> dict[str, int | float]:
         end = max(round(steps * ends[name] / max(ends.values())), begin + 1)
         keys[f"phases.plan.{name}.steps"] = end
         keys |= {f"phases.plan.{name}.tokens": 0} if config.phases.plan[name].tokens else {}
-        keys[f"phases.plan.{name}.usd"] = round(usd * ((end - begin) / steps + SPARE - 1), 2)
+        keys[f"phases.plan.{name}.usd"] = round(usd * ((end - begin) / steps + (SPARE - 1) / len(ends)), 2)
         begin = end
     return keys
 

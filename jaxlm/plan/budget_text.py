@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jaxlm.console import hours, human, spent, table
 from jaxlm.data import passes
 from jaxlm.plan import budget
-from jaxlm.plan.text import wrapped
+from jaxlm.plan.text import WIDTH, wrapped
 
 
 def render(found: dict[str, typing.Any], config: str, overrides: Sequence[str] = ()) -> str:
@@ -24,10 +24,11 @@ def render(found: dict[str, typing.Any], config: str, overrides: Sequence[str] =
     lines = [f"BUDGET  {spent(found['budget_usd'])}: the best model on each accelerator, best first", ""]
     lines += [table(cells, right=range(1, 8)), ""]
     lines.append(wrapped(f"BEST  {_sentence(best)}", indent=""))
-    typed = (override.partition("=") for override in overrides if not override.startswith("plan."))
-    keys = {key: value for key, _, value in typed} | best["overrides"]
-    words = " ".join(shlex.quote(f"--config.{key}={value}") for key, value in keys.items())
-    lines += [wrapped(f"jaxlm train {config} {words}"), "", "NOTES", *map(wrapped, _notes(found, config))]
+    typed = dict(_pair(override) for override in overrides if not override.startswith("plan."))
+    keys = typed | best["overrides"]
+    replaced = [key for key in typed if str(typed[key]) != str(keys[key])]
+    lines.append(_command(["jaxlm", "train", config, *(f"--config.{key}={value}" for key, value in keys.items())]))
+    lines += ["", "NOTES", *map(wrapped, _notes(found, config, replaced))]
     return "\n".join(lines)
 
 
@@ -51,7 +52,23 @@ def _epochs(epochs: dict[str, float]) -> str:
     return text + (" (beyond about four times a token teaches less than a new one: arXiv:2305.16264)" if many else "")
 
 
-def _notes(found: dict, config: str) -> list[str]:
+def _pair(override: str) -> tuple[str, str]:
+    key, _, value = override.partition("=")
+    return key, value
+
+
+def _command(words: Sequence[str]) -> str:
+    """The command for a shell, in lines of at most WIDTH columns where its words allow it."""
+    lines = [" "]
+    for word in map(shlex.quote, words):
+        if len(lines[-1]) + len(word) + 3 > WIDTH:
+            lines[-1] += " \\"
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    return "\n".join(lines)
+
+
+def _notes(found: dict, config: str, replaced: Sequence[str]) -> list[str]:
     ladder = (
         f"By the law of the runs in {found['ladder']}: losses are held-out ones on their data, with their tokenizer and "
         "recipe, in 80% intervals. Far beyond those runs they are guesses."
@@ -71,9 +88,11 @@ def _notes(found: dict, config: str) -> list[str]:
     ]
     if any(key.startswith("phases.") for key in best["overrides"]):
         notes.append(
-            "Each phase has its share of the steps and of the money, and may spend "
-            f"{budget.SPARE - 1:.0%} of all the money on top: evaluation and checkpoints cost too."
+            "Each phase has its share of the steps. Their limits come to "
+            f"{budget.SPARE:g} times the money, since evaluation and checkpoints cost too."
         )
+    if replaced:
+        notes.append(f"The budget chooses what you gave too: {', '.join(replaced)}.")
     if not best["epochs"]:
         notes.append("No data at hand: --config.data.dir=DATA tells how often the run would read it.")
     return notes

@@ -75,7 +75,7 @@ def too_high(config: Config) -> list[str]:
     """Returns a line for the rate of most parameters if it is well above its rule: the run may diverge. Args as `compare`."""
     found = (compare(config) or {"departures": []})["departures"]
     return [
-        f"{one['key']}={one['value']:g}: {one['why']}, and the run may diverge (jaxlm plan)"
+        f"{one['key']}={one['value']:g}: {one['why']}, {one['rule']['value']:.3g} there, and the run may diverge (jaxlm plan)"
         for one in found
         if one["high"]
     ]

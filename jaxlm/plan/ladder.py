@@ -96,7 +96,10 @@ def begin(config: Config, order: Order, folder: pathlib.Path, asked: Asked, name
         budgets = list(asked.budgets) or rungs.budgets(config, speeds, limit, held_out)
         climbed = rungs.rungs(config, sizes, budgets, folder)
         if asked.budgets and min(run.config.train.steps for run in climbed) < rungs.ASKED_STEPS:
-            raise ConfigError(f"--tokens: {budgets[0]:,.0f} tokens are less than {rungs.ASKED_STEPS} steps; give more")
+            least = rungs.ASKED_STEPS * climbed[0].config.train.batch_size * config.train.seq_len
+            raise ConfigError(
+                f"--tokens: {budgets[0]:,.0f} are less than {rungs.ASKED_STEPS} steps; give {least:,} or more"
+            )
         times = [rungs.seconds(one, speeds[one.config.model.d_model], held_out) / 3600 for one in climbed if speeds]
         if limit and sum(times) > TOO_LONG * limit:
             raise ConfigError(
@@ -152,7 +155,10 @@ def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], fold
             return {}
         else:
             why = row.get("why", "it does not fit") or "plan.measure=never"
-            raise ConfigError(f"how fast this machine trains d_model={size} is not known ({why}): give --tokens=N,N,N")
+            again = "measure it again (--config.plan.measure=again), or " if row.get("why") else ""
+            raise ConfigError(
+                f"how fast this machine trains d_model={size} is not known ({why}): {again}give --tokens=N,N,N"
+            )
     return found
 
 

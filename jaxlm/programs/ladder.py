@@ -44,7 +44,10 @@ def run(config: Config, args: argparse.Namespace) -> int:
     if args.plan:
         print(json.dumps(found) if args.json else ladder_text.runs(found))
         return 0
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the ladder's folder {folder} can't be made: {error.strerror or error}") from error
     with files.lock(folder, "makes the ladder in", "workdir"):
         mixture = dict(order.mixture)
         for one, rung in zip(found["runs"], climbed, strict=True):

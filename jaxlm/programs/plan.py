@@ -6,6 +6,7 @@ import json
 import math
 import pathlib
 import typing
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ from jaxlm.models import hardware
 from jaxlm.plan import budget, budget_text, compiled, cost, fit, here, ladder, params, recipe, summary
 from jaxlm.plan.text import render
 from jaxlm.train.checkpoints import keep
+from jaxlm.train.workdir import has_checkpoints
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -55,7 +57,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
 def best(config: Config, usd: float, args: argparse.Namespace) -> int:
     """Prints the best model for so many dollars on each accelerator, in the proportions of the config."""
     budget.check(config)
-    config = _settled(with_data(config))
+    if "phases.shrink=cpu" in args.overrides:  # the config is small by now
+        raise ConfigError("--budget is of the whole run: leave config.phases.shrink out")
+    config = _settled(with_data(config, args.overrides))
     fitted, folder = ladder.known(config, say) or (None, None)
     with console.working("choosing a model for each accelerator"):
         found = budget.plan(dataclasses.replace(config, model=hardware.for_platform(config.model, "gpu")), usd, fitted)
@@ -64,13 +68,21 @@ def best(config: Config, usd: float, args: argparse.Namespace) -> int:
         train = {"steps": row["steps"], "batch_size": row["overrides"]["train.batch_size"]}
         read = data(dataclasses.replace(config, train=dataclasses.replace(config.train, **train)))
         row["epochs"] = read and read["epochs"]
+    if has_checkpoints(pathlib.Path(config.workdir)):
+        for row in found["accelerators"]:
+            row["overrides"]["workdir"] = f"{config.workdir.rstrip('/')}-{usd:g}usd"  # a run keeps its model
     print(json.dumps(_finite(found), indent=1) if args.json else budget_text.render(found, args.config, args.overrides))
     return 0
 
 
-def with_data(config: Config) -> Config:
-    """Returns the config with the vocabulary of the data in `data.dir`, if there is any: the model is still to be chosen."""
+def with_data(config: Config, overrides: Sequence[str] = ()) -> Config:
+    """Returns the config with the vocabulary of the data in `data.dir`, if there is any: the model is still to be chosen.
+
+    Says so if the command line (`overrides`) names a folder and there is none.
+    """
     if not (pathlib.Path(config.data.dir) / shards.MANIFEST).is_file():
+        if any(override.startswith("data.dir=") for override in overrides):
+            say(f"there is no finished data in {config.data.dir}, so nobody knows how often the run would read it")
         return config
     size = shards.open_data(config.data.dir).vocab_size
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))

@@ -1,7 +1,7 @@
 """The best model for so many dollars."""
 
 import dataclasses
-import shlex
+import subprocess
 
 import numpy as np
 import pytest
@@ -73,7 +73,8 @@ def test_what_it_says_to_type_is_that_model_for_that_money(card, usd):
     assert billed == pytest.approx(usd, rel=0.02)
     last, begin = c.phases.plan["main"], c.phases.plan["smoke"].steps
     assert (last.steps, begin) == (row["steps"], round(row["steps"] * 100 / 24_800))
-    assert last.usd == pytest.approx(billed * (1 - begin / last.steps) + 0.2 * usd, rel=0.01)
+    assert last.usd == pytest.approx(billed * (1 - begin / last.steps) + 0.1 * usd, rel=0.01)
+    assert sum(phase.usd for phase in c.phases.plan.values()) == pytest.approx(1.2 * usd, rel=0.02)
     # It fits on them.
     assert (c.mesh.fsdp, row["devices"]) in ((row["devices"],) * 2, (1, 1))
     mesh = dataclasses.replace(c.mesh, data=1)
@@ -88,18 +89,32 @@ def test_all_phases_keep_their_shares():
     ends = {name: phase.steps for name, phase in typed.phases.plan.items()}
     assert ends == {name: round(row["steps"] * old.steps / 90_000) for name, old in c.phases.plan.items()}
     assert ends["finish"] == row["steps"]
-    assert sum(phase.usd for phase in typed.phases.plan.values()) == pytest.approx(200 * (1 + 4 * 0.2), rel=0.01)
+    assert sum(phase.usd for phase in typed.phases.plan.values()) == pytest.approx(1.2 * 200, rel=0.01)
 
 
-def test_the_command_keeps_what_was_typed():
-    typed = ["train.seq_len=1024", "optim.schedule_steps=9000", "data.dir=my data", "plan.accelerator=H100"]
+def test_the_command_keeps_what_was_typed_and_a_shell_takes_it():
+    typed = [
+        "train.seq_len=1024",
+        "optim.schedule_steps=9000",
+        "data.dir=my data",
+        "optim.lr=1",
+        "plan.accelerator=H100",
+    ]
     found = budget.plan(load("speed_1b", *typed), 50)
-    page = " ".join(budget_text.render(found, "speed_1b", typed).split())
-    command = shlex.split(page[page.index("jaxlm train") : page.index(" NOTES")])
-    c = load("speed_1b", *(word.removeprefix("--config.") for word in command[3:]))
+    page = budget_text.render(found, "speed_1b", typed)
+    said = page[page.index("  jaxlm train") : page.index("NOTES")]
+    assert max(map(len, said.splitlines())) <= 100
+    ran = subprocess.run(
+        ["bash", "-c", f"jaxlm() {{ printf '%s\\n' \"$@\"; }}\n{said}"], capture_output=True, text=True, check=True
+    )
+    command = ran.stdout.splitlines()
+    assert (command[:2], ran.stderr) == (["train", "speed_1b"], "")
+    c = load("speed_1b", *(word.removeprefix("--config.") for word in command[2:]))
     assert cost.tokens(c) == found["accelerators"][0]["tokens"]
-    assert (c.train.seq_len, c.optim.schedule_steps, c.data.dir) == (1024, 0, "my data")
-    assert "Each phase has its share of the steps and of the money, and may spend 20% of all the money on top" in page
+    assert (c.train.seq_len, c.optim.schedule_steps, c.data.dir, c.optim.lr) == (1024, 0, "my data", 0)
+    flat = " ".join(page.split())
+    assert "Their limits come to 1.2 times the money" in flat
+    assert "The budget chooses what you gave too: optim.schedule_steps, optim.lr." in flat
 
 
 def test_key_value_heads_keep_about_their_share():

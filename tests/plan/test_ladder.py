@@ -73,7 +73,9 @@ def test_what_is_asked_for_goes_before_the_rules(tmp_path):
 def test_without_a_speed_the_tokens_must_be_named(tmp_path, monkeypatch):
     monkeypatch.setattr(here, "row", lambda c: {"why": "its GPU is in use (process 7)"})
     with pytest.raises(
-        ConfigError, match=r"d_model=64 is not known \(its GPU is in use \(process 7\)\): give --tokens"
+        ConfigError,
+        match=r"d_model=64 is not known \(its GPU is in use \(process 7\)\): measure it again \(--config.plan.measure=again\), "
+        r"or give --tokens",
     ):
         begin(tmp_path)
     found, _ = begin(tmp_path, Asked(budgets=[1e5, 2e5, 4e5]))

@@ -248,3 +248,19 @@ def test_a_budget_that_is_none_is_one_line(capsys, value):
     code, out, err = run(capsys, f"--budget={value}")
     assert (code, out) == (2, "")
     assert err == f"jaxlm: --budget={value}: give dollars above 0, such as --budget=200\n"
+
+
+def test_a_budget_with_a_folder_that_holds_no_run_needs_no_config_either(capsys, tmp_path):
+    keys = ["--budget=20", "--config.plan.accelerator=H100", f"--config.workdir={tmp_path / 'new'}"]
+    code, out, _ = run(capsys, *keys)
+    assert (code, "jaxlm train speed_1b" in out, f"--config.workdir={tmp_path / 'new'}" in out) == (0, True, True)
+    code, _, err = run(capsys, *keys, f"--config.data.dir={tmp_path / 'none'}")
+    assert f"there is no finished data in {tmp_path / 'none'}" in err
+    (tmp_path / "new/checkpoints/5").mkdir(parents=True)
+    code, out, _ = run(capsys, "speed_1b", *keys)  # a run keeps its model
+    assert f"--config.workdir={tmp_path / 'new'}-20usd" in out
+
+
+def test_a_budget_is_of_the_whole_run(capsys):
+    code, _, err = run(capsys, "speed_1b", "--budget=20", "--config.phases.shrink=cpu")
+    assert (code, "--budget is of the whole run: leave config.phases.shrink out" in err) == (2, True)
