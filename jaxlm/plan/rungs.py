@@ -287,7 +287,7 @@ def budgets(config: Config, speeds: Mapping[int, float], hours: float, held_out:
                 f"train.steps={config.train.steps} is too short for a ladder: {least}; name three by --tokens"
             )
         hours = _up((fixed + enough(budget) / BUDGETS[0] * token) / 3600)
-    raise ConfigError(f"{asked:.3g} hours are too short for a ladder here: {least}; give --hours={hours:.2g}")
+    raise ConfigError(f"{asked:.3g} hours are too short for a ladder here: {least}; give --hours={hours:g}")
 
 
 def _up(value: float) -> float:
