@@ -19,6 +19,7 @@ made once in runs/recipe/data: prose, mathematics and code alike, 4,096 tokens.
 
 import argparse
 import dataclasses
+import os
 import pathlib
 import sys
 import time
@@ -144,6 +145,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.exit(f"bench_recipe: {error}")
     except KeyboardInterrupt:
         sys.exit("bench_recipe: stopped; the same command goes on")
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 if __name__ == "__main__":
