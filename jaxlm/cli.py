@@ -167,13 +167,15 @@ def _one_of(option: str | None, target: str | None) -> str | None:
 def _stand_in(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> str | None:
     """The config that an option takes where the command line names none."""
     option, config = verb.stands_in
-    workdir = _workdir(overrides)
-    run = workdir and (pathlib.Path(workdir) / "config.json").is_file()
-    return config if option and getattr(args, option) and not run else None
+    return config if option and getattr(args, option) and not _holds_run(_workdir(overrides)) else None
 
 
 def _workdir(overrides: list[str]) -> str:
     return next((o.partition("=")[2] for o in reversed(overrides) if o.startswith("workdir=")), "")
+
+
+def _holds_run(workdir: str) -> bool:
+    return bool(workdir) and (pathlib.Path(workdir) / "config.json").is_file()
 
 
 def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.ConfigDict:
@@ -194,7 +196,7 @@ def _config(name: str, word: str | None, overrides: list[str]) -> config_dict.Co
     if config and not config.workdir:
         config.workdir = config_files.default_workdir(found.path, config)
     workdir = workdir or (config.workdir if config else "")
-    if workdir and (verb.reads_run or not found) and (pathlib.Path(workdir) / "config.json").is_file():
+    if (verb.reads_run or not found) and _holds_run(workdir):
         return config_files.of_run(pathlib.Path(workdir), overrides)
     if config:
         return config

@@ -85,8 +85,8 @@ def family(model: ModelConfig) -> list[ModelConfig]:
         width = heads * model.head_dim
         if not NARROWEST <= width <= WIDEST:
             continue
-        kv, share = rungs.kv_heads(model, heads), heads * model.n_kv_heads / model.n_heads
-        if max(kv, share) > UNEVEN * min(kv, max(share, 1)):
+        kv, share = rungs.kv_heads(model, heads), max(heads * model.n_kv_heads / model.n_heads, 1)
+        if max(kv / share, share / kv) > UNEVEN:
             continue  # 13 heads have no divisor near a quarter of them
         ratio = width / (model.n_heads * model.head_dim)
         d_model = max(64, round(model.d_model * ratio / 64) * 64)

@@ -24,7 +24,7 @@ def render(found: dict[str, typing.Any], config: str, overrides: Sequence[str] =
     lines = [f"BUDGET  {spent(found['budget_usd'])}: the best model on each accelerator, best first", ""]
     lines += [table(cells, right=range(1, 8)), ""]
     lines.append(wrapped(f"BEST  {_sentence(best)}", indent=""))
-    typed = dict(_pair(override) for override in overrides if not override.startswith("plan."))
+    typed = dict(override.split("=", 1) for override in overrides if not override.startswith("plan."))
     keys = typed | best["overrides"]
     replaced = [key for key in typed if str(typed[key]) != str(keys[key])]
     lines.append(_command(["jaxlm", "train", config, *(f"--config.{key}={value}" for key, value in keys.items())]))
@@ -50,11 +50,6 @@ def _epochs(epochs: dict[str, float]) -> str:
     text = "times through the data: " + ", ".join(f"{name} {times:.2g}" for name, times in epochs.items())
     many = max(epochs.values()) > passes.MOST
     return text + (" (beyond about four times a token teaches less than a new one: arXiv:2305.16264)" if many else "")
-
-
-def _pair(override: str) -> tuple[str, str]:
-    key, _, value = override.partition("=")
-    return key, value
 
 
 def _command(words: Sequence[str]) -> str:

@@ -107,8 +107,7 @@ def _rates(o: OptimConfig, run: Run, rules: dict[str, Rule]) -> list[Departure]:
     The rate of most parameters has the price: with two rates that of the matrices, their product. It stands by the key that is
     farther off on the same side.
     """
-    values = {"lr": o.lr, "matrix_lr_ratio": o.matrix_lr_ratio}
-    values = {key: values[key] for key in rules}
+    values = {key: getattr(o, key) for key in rules}
     rate, rule = math.prod(values.values()), math.prod(rules[key].value for key in rules)
     found, two = [], len(rules) > 1
     if rate and _off(rate, rule) > FACTOR:

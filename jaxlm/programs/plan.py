@@ -68,7 +68,7 @@ def best(config: Config, usd: float, args: argparse.Namespace) -> int:
         train = {"steps": row["steps"], "batch_size": row["overrides"]["train.batch_size"]}
         read = data(dataclasses.replace(config, train=dataclasses.replace(config.train, **train)))
         row["epochs"] = read and read["epochs"]
-    if has_checkpoints(pathlib.Path(config.workdir)):
+    if config.workdir and has_checkpoints(pathlib.Path(config.workdir)):
         for row in found["accelerators"]:
             row["overrides"]["workdir"] = f"{config.workdir.rstrip('/')}-{usd:g}usd"  # a run keeps its model
     print(json.dumps(_finite(found), indent=1) if args.json else budget_text.render(found, args.config, args.overrides))
