@@ -11,7 +11,7 @@ import math
 import typing
 
 from jaxlm.config import Config, ConfigError, ModelConfig
-from jaxlm.plan import accelerators, fit, recipe, rungs, scaling, speed
+from jaxlm.plan import accelerators, fit, milestones, recipe, rungs, scaling, speed
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.ladder_fit import Fit
 from jaxlm.plan.params import count_params
@@ -182,13 +182,13 @@ def _phases(config: Config, steps: int, usd: float) -> dict[str, int | float]:
     Each may spend its share of the money, and its part of what evaluation and checkpoints are thought to cost at most.
     """
     keys: dict[str, int | float] = {}
-    begin, a_step = 0, config.train.batch_size * config.train.seq_len
-    ends = {name: phase.steps or phase.tokens // a_step for name, phase in config.phases.plan.items()}
-    for name in sorted(ends, key=lambda name: ends[name]):
-        end = max(round(steps * ends[name] / max(ends.values())), begin + 1)
-        keys[f"phases.plan.{name}.steps"] = end
-        keys |= {f"phases.plan.{name}.tokens": 0} if config.phases.plan[name].tokens else {}
-        keys[f"phases.plan.{name}.usd"] = round(usd * ((end - begin) / steps + (SPARE - 1) / len(ends)), 2)
+    plan = milestones.planned(config.phases, config.train)
+    begin = 0
+    for phase in plan:
+        end = max(round(steps * phase.last / plan[-1].last), begin + 1)
+        keys[f"phases.plan.{phase.name}.steps"] = end
+        keys |= {f"phases.plan.{phase.name}.tokens": 0} if phase.config.tokens else {}
+        keys[f"phases.plan.{phase.name}.usd"] = round(usd * ((end - begin) / steps + (SPARE - 1) / len(plan)), 2)
         begin = end
     return keys
 

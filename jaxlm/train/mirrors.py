@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Callable
 
 from jaxlm.config import Config
-from jaxlm.train import milestones
+from jaxlm.plan import milestones
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.scores import Scores
 

@@ -15,11 +15,12 @@ import jax
 from jaxlm import console
 from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.files import is_number
+from jaxlm.plan import milestones
+from jaxlm.plan.milestones import Phase
 from jaxlm.processes import from_first, together
 from jaxlm.train import ledger, metrics
 from jaxlm.train.loop import STOPPED, Ending, Hook, Moment
 from jaxlm.train.metrics import HELD_OUT
-from jaxlm.train.milestones import Phase, planned
 
 SMOOTHED = 10  # logged steps whose mean is the training loss at the end of a phase
 Records = Mapping[int, Mapping[str, float | None]]  # step -> metrics, as `metrics.read` returns them
@@ -206,7 +207,7 @@ class Phases(Hook):
     every step if it is alone, else every `every_steps`, since all processes wait for its word.
 
     Args:
-      plan: what `planned` returns.
+      plan: what `milestones.planned` returns.
       accept: the phase whose failed gate or exhausted budget does not count; "" for none.
       rows: the rows that earlier starts wrote, on the first process.
       append: writes a row to run.json.
@@ -338,7 +339,7 @@ def of_run(config: Config, folder: pathlib.Path, spent: Callable[[float], tuple[
       spent: price of this start in dollars an hour -> (seconds, dollars) of all starts so far.
     """
     return Phases(
-        planned(config.phases, config.train),
+        milestones.planned(config.phases, config.train),
         config.phases.accept,
         rows=together(lambda: ledger.read(folder)["phases"], first_only=True) or (),
         append=lambda found: ledger.append(folder, "phases", found),

@@ -7,12 +7,13 @@ import pytest
 
 from jaxlm import config, config_files
 from jaxlm.config import ConfigError, RunError
+from jaxlm.plan import milestones
 from jaxlm.train import hooks, loop, phases
 
 TOKENS = 131_072
 
 
-def plan(**gates) -> tuple[phases.Phase, ...]:
+def plan(**gates) -> tuple[milestones.Phase, ...]:
     """The story's four phases, with gates for some: plan(pilot={"max_val_loss": 3.0})."""
     return tuple(
         dataclasses.replace(phase, config=dataclasses.replace(phase.config, **gates.get(phase.name, {})))
@@ -20,9 +21,9 @@ def plan(**gates) -> tuple[phases.Phase, ...]:
     )
 
 
-def planned(name: str, *overrides: str) -> tuple[phases.Phase, ...]:
+def planned(name: str, *overrides: str) -> tuple[milestones.Phase, ...]:
     c = config.resolve(config_files.load(name, ["workdir=w", *overrides]))
-    return phases.planned(c.phases, c.train)
+    return milestones.planned(c.phases, c.train)
 
 
 class Run:
@@ -85,28 +86,6 @@ def test_the_training_loss_stands_in_where_no_text_was_evaluated():
     run.records |= {step: {"train/loss": 9.0} for step in range(210, 10_001, 10)}
     after(hook, 10_000)
     assert run.rows[1]["usd_per_point"] is None  # the loss rose
-
-
-def test_phases_by_tokens_end_at_the_step_that_reaches_them():
-    found = planned("gpuburnout_1b", "phases.plan.pilot.steps=0", "phases.plan.pilot.tokens=1_000_000_000")
-    assert [(p.first, p.last) for p in found] == [(1, 200), (201, 7_630), (7_631, 60_000), (60_001, 90_000)]
-    assert Run().hook(found).milestones == {200, 7_630, 60_000, 90_000}
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("phases.plan.pilot.steps=0", "phases.plan.pilot ends after steps=0 or tokens=0: give one of them"),
-        ("phases.plan.pilot.tokens=5", "steps=10000 or tokens=5"),
-        ("phases.accept=plot", "there are finish, main, pilot, smoke"),
-        ("phases.plan.pilot.steps=200", "pilot and smoke both end at step 200"),
-    ],
-)
-def test_a_plan_that_can_not_be_is_one_line(override, message):
-    with pytest.raises(ConfigError) as error:
-        planned("gpuburnout_1b", override)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
