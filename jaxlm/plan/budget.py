@@ -62,7 +62,8 @@ def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typi
     rows = [row for device in chosen if (row := _best(config, usd, device, planners, known))]
     if not rows:
         raise ConfigError(
-            f"--budget={usd:g} buys no {LEAST_STEPS} steps of any model on {', '.join(d.name for d in chosen)}"
+            f"--budget={usd:g} buys no {LEAST_STEPS} steps of any model that fits into up to {fit.MOST_DEVICES} of "
+            f"{', '.join(d.name for d in chosen)}: more money, or shorter rows (config.train.seq_len)"
         )
     return {
         "budget_usd": usd,

@@ -200,7 +200,11 @@ def test_dollars():
     [
         (["plan.accelerator=H1000"], 50, "not in the prices file; did you mean 'H100'"),
         (["plan.mesh=fsdp:8"], 50, "leave config.plan.mesh out"),
-        (["plan.accelerator=H100"], 1e-9, "--budget=1e-09 buys no 20 steps of any model on H100"),
+        (
+            ["plan.accelerator=H100"],
+            1e-9,
+            "--budget=1e-09 buys no 20 steps of any model that fits into up to 256 of H100",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line(keys, usd, words):
