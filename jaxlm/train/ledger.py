@@ -53,7 +53,7 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any]:
     path = folder / "run.json"
     try:
         found = json.loads(path.read_bytes().decode("utf-8", "surrogateescape"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {key: [] for key in _KEYS}
     except (ValueError, RecursionError):
         found = None

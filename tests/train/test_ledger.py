@@ -44,6 +44,14 @@ def test_an_end_is_that_of_its_own_process_and_told_once(tmp_path):
     assert ledger.read(tmp_path)["starts"][0]["ended"]["code"] == 1
 
 
+def test_a_file_in_the_folders_place_says_nothing_more(tmp_path, capsys):
+    folder = tmp_path / "run"
+    folder.touch()
+    ledger.end(folder, step=0, code=2, why="config.workdir can't be made")
+    assert capsys.readouterr() == ("", "")
+    assert folder.read_bytes() == b""
+
+
 def test_a_full_disk_at_the_end_is_one_line(tmp_path, monkeypatch, capsys):
     record_start(tmp_path)
     before = (tmp_path / "run.json").read_bytes()
