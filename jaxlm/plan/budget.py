@@ -53,7 +53,7 @@ def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typi
       known: the fit of a ladder on the data at hand, in place of the published law.
 
     Raises:
-      ConfigError: the config is of post-training or names a mesh, the accelerator is unknown, or the money buys nothing.
+      ConfigError: the config is of post-training or names a mesh, the accelerator is unknown, or no run fits that the money buys.
     """
     check(config)
     prices = accelerators.load(config.plan.prices)
@@ -61,9 +61,12 @@ def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typi
     planners: dict[ModelConfig, dict[int, fit.Planner]] = {}
     rows = [row for device in chosen if (row := _best(config, usd, device, planners, known))]
     if not rows:
+        names = ", ".join(device.name for device in chosen)
+        if not any(_ranked(config, usd, device, known) for device in chosen):
+            raise ConfigError(f"--budget={usd:g} buys no {LEAST_STEPS} steps of any model on {names}: give more")
         raise ConfigError(
-            f"--budget={usd:g} buys no {LEAST_STEPS} steps of any model that fits into up to {fit.MOST_DEVICES} of "
-            f"{', '.join(d.name for d in chosen)}: more money, or shorter rows (config.train.seq_len)"
+            f"no model that --budget={usd:g} buys fits into {names}, nor split over one device a row of its batch: shorten the "
+            f"rows (config.train.seq_len={config.train.seq_len})"
         )
     return {
         "budget_usd": usd,
@@ -123,18 +126,23 @@ def _best(
     config: Config, usd: float, device: Accelerator, planners: dict, known: Fit | None
 ) -> dict[str, typing.Any] | None:
     """The row of one accelerator; None if the money buys nothing there, or nothing fits."""
-    ranked, law = [], known.law if known else LAW
-    for model in family(config.model):
-        one = dataclasses.replace(config.train, microbatch_size=16)
-        tokens = _tokens(dataclasses.replace(config, model=model, train=one), device, usd)
-        if run := of_size(config, model, tokens):
-            ranked.append((law.loss(count_params(model), tokens), run))
-    for _, run in sorted(ranked, key=lambda pair: pair[0]):
+    for run in _ranked(config, usd, device, known):
         by_rows = planners.setdefault(run.model, {})
         planner = by_rows.setdefault(run.train.batch_size, fit.Planner(run))
         if found := planner.fewest(device.memory):
             return _row(config, run, usd, device, found, known)
     return None
+
+
+def _ranked(config: Config, usd: float, device: Accelerator, known: Fit | None) -> list[Config]:
+    """What the money buys of each size on one accelerator, the lowest loss by the law first, whether it fits or not."""
+    found, law = [], known.law if known else LAW
+    for model in family(config.model):
+        one = dataclasses.replace(config.train, microbatch_size=16)
+        tokens = _tokens(dataclasses.replace(config, model=model, train=one), device, usd)
+        if run := of_size(config, model, tokens):
+            found.append((law.loss(count_params(model), tokens), run))
+    return [run for _, run in sorted(found, key=lambda pair: pair[0])]
 
 
 def _row(

@@ -120,7 +120,10 @@ class Planner:
         return None
 
     def fewest(self, limit: float) -> Fit | None:
-        """Returns the unchanged config's fit on the fewest devices (1, 2, 4, ... on fsdp); None if MOST_DEVICES are too few."""
+        """Returns the unchanged config's fit on the fewest devices (1, 2, 4, ... on fsdp).
+
+        None if MOST_DEVICES, or one for each row of the batch, are too few.
+        """
         devices = 1
         while devices <= min(MOST_DEVICES, self.config.train.batch_size):
             if found := self.largest(dataclasses.replace(ONE_DEVICE, fsdp=devices), limit):

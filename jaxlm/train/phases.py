@@ -16,7 +16,6 @@ from jaxlm import console
 from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.files import is_number
 from jaxlm.plan import milestones
-from jaxlm.plan.milestones import Phase
 from jaxlm.processes import from_first, together
 from jaxlm.train import ledger, metrics
 from jaxlm.train.loop import STOPPED, Ending, Hook, Moment
@@ -85,7 +84,9 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def row(phase: Phase, before: Point, now: Point, tokens_per_step: int, tokens_per_second: float | None = None) -> dict:
+def row(
+    phase: milestones.Phase, before: Point, now: Point, tokens_per_step: int, tokens_per_second: float | None = None
+) -> dict:
     """Returns a phase's row in the bill, for run.json: what happened between two points, the second not after its end.
 
     The loss is the held-out one if both points have it, else the training loss. `usd_per_point` is the cost of one nat, None
@@ -167,7 +168,7 @@ def _cells(r: dict) -> list[str]:
 # Gates and budgets
 
 
-def judge(phase: Phase, r: dict, run: str = "RUN") -> tuple[str, str] | None:
+def judge(phase: milestones.Phase, r: dict, run: str = "RUN") -> tuple[str, str] | None:
     """Returns (cause, why) if the phase's row says that the run must stop: cause "gate" or "budget"; None if it may go on.
 
     A budget stops a phase before its end. Once the phase is at its end, its overspending is only shown in the bill.
@@ -227,7 +228,7 @@ class Phases(Hook):
 
     def __init__(
         self,
-        plan: Sequence[Phase],
+        plan: Sequence[milestones.Phase],
         accept: str,
         *,
         rows: Sequence[dict],
@@ -304,16 +305,16 @@ class Phases(Hook):
         self._write(found | {"accepted": verdict[0] if accepted else ""})
         return table(self._rows), None if accepted else verdict
 
-    def _at(self, step: int) -> Phase | None:
+    def _at(self, step: int) -> milestones.Phase | None:
         return next((phase for phase in self._plan if phase.first <= step <= phase.last), None)
 
-    def _usd(self, phase: Phase) -> float:
+    def _usd(self, phase: milestones.Phase) -> float:
         """The dollars of the phase so far."""
         if phase.name not in self._before:
             self._before[phase.name] = self._begun(phase, self._records())
         return self.spent()[1] - self._before[phase.name].cost_usd
 
-    def _begun(self, phase: Phase, records: Records) -> Point:
+    def _begun(self, phase: milestones.Phase, records: Records) -> Point:
         """Where the run stood when the phase began: by the bill of the phase before, else by the metrics."""
         nothing = (0.0, 0.0)  # the first phase pays for the start too
         found = point(records, phase.first - 1, nothing if phase.first == 1 else None)
@@ -322,7 +323,7 @@ class Phases(Hook):
             return found
         return dataclasses.replace(found, wall_s=before[-1]["wall_s"], cost_usd=before[-1]["cost_usd"])
 
-    def _accepted(self, phase: Phase, cause: str) -> bool:
+    def _accepted(self, phase: milestones.Phase, cause: str) -> bool:
         """True if this cause does not count. Once one cause stopped the phase and was accepted, the other one still counts."""
         causes = {r["accepted"] for r in self._rows if r["phase"] == phase.name} - {""}
         return cause in causes if causes else phase.name == self._accept

@@ -92,6 +92,21 @@ def test_all_phases_keep_their_shares():
     assert sum(phase.usd for phase in typed.phases.plan.values()) == pytest.approx(1.2 * 200, rel=0.01)
 
 
+def test_phases_by_tokens_keep_their_shares_of_the_steps_at_which_they_end():
+    a_step = 131_072 * 2
+    ends = {"smoke": a_step * 3 // 2, "main": a_step * 5 // 2}  # in the middle of steps 2 and 3
+    keys = [f"phases.plan.{name}.{key}" for name, tokens in ends.items() for key in ("steps=0", f"tokens={tokens}")]
+    c = load("speed_1b", "plan.accelerator=H100", *keys)
+    assert c.train.batch_size * c.train.seq_len == a_step
+    (row,) = budget.plan(c, 50)["accelerators"]
+    told = row["overrides"]
+    assert (told["phases.plan.smoke.steps"], told["phases.plan.main.steps"]) == (
+        round(row["steps"] * 2 / 3),
+        row["steps"],
+    )
+    assert (told["phases.plan.smoke.tokens"], told["phases.plan.main.tokens"]) == (0, 0)
+
+
 def test_the_command_keeps_what_was_typed_and_a_shell_takes_it():
     typed = [
         "train.seq_len=1024",
@@ -200,16 +215,20 @@ def test_dollars():
     [
         (["plan.accelerator=H1000"], 50, "not in the prices file; did you mean 'H100'"),
         (["plan.mesh=fsdp:8"], 50, "leave config.plan.mesh out"),
-        (
-            ["plan.accelerator=H100"],
-            1e-9,
-            "--budget=1e-09 buys no 20 steps of any model that fits into up to 256 of H100",
-        ),
+        (["plan.accelerator=H100"], 1e-9, "--budget=1e-09 buys no 20 steps of any model on H100: give more"),
     ],
 )
 def test_what_cannot_be_is_one_line(keys, usd, words):
     with pytest.raises(ConfigError, match=words):
         budget.plan(load("speed_1b", *keys), usd)
+
+
+def test_what_fits_nowhere_is_not_blamed_on_the_money(monkeypatch):
+    monkeypatch.setattr(fit.Planner, "fewest", lambda self, limit: None)
+    with pytest.raises(
+        ConfigError, match=r"no model .* fits into H100, .*: shorten the rows \(config.train.seq_len=2048\)"
+    ):
+        budget.plan(load("speed_1b", "plan.accelerator=H100"), 50)
 
 
 def test_a_budget_is_for_pretraining():

@@ -44,7 +44,7 @@ def test_an_end_is_that_of_its_own_process_and_told_once(tmp_path):
     assert ledger.read(tmp_path)["starts"][0]["ended"]["code"] == 1
 
 
-def test_a_file_in_the_folders_place_says_nothing_more(tmp_path, capsys):
+def test_a_file_where_the_folder_should_be_is_left_alone_in_silence(tmp_path, capsys):
     folder = tmp_path / "run"
     folder.touch()
     ledger.end(folder, step=0, code=2, why="config.workdir can't be made")

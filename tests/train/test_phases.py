@@ -268,6 +268,7 @@ def test_no_phase_no_work():
 def test_a_phases_end_is_saved_evaluated_and_sampled(tmp_path):
     c = config.resolve(config_files.load("gpuburnout_1b", ["workdir=w", "checkpoint.every_steps=0"]))
     ends = Run().hook(plan()).milestones
+    assert ends == {200, 10_000, 60_000, 90_000}
     saver = types.SimpleNamespace(pinned=set(), wants_save=lambda: False, verify_s=0.0)
     three = [
         hooks.Save(saver, c.checkpoint, 2.0, {}, ends),
