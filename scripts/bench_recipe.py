@@ -19,6 +19,7 @@ made once in runs/recipe/data: prose, mathematics and code alike, 4,096 tokens.
 
 import argparse
 import dataclasses
+import math
 import os
 import pathlib
 import sys
@@ -123,8 +124,10 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=arms_lib.BUDGETS[0], help="peers: the budget of each")
     parser.add_argument("--usd_per_hour", type=float, default=0.0, help="report: tells dollars, not their ratio alone")
     args = parser.parse_args(argv)
-    if args.hours <= 0:
+    if not args.hours > 0:
         parser.error(f"--hours={args.hours:g} must be greater than 0")
+    if not 0 <= args.usd_per_hour < math.inf:
+        parser.error(f"--usd_per_hour={args.usd_per_hour:g} must be dollars, 0 or more")
     args.data, args.runs = args.data.resolve(), args.runs.resolve()
     names = bench_recipe_peers.PEERS if args.command == "peers" else arms_lib.ARMS
     if strange := [name for name in args.only if name not in names]:

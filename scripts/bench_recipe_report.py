@@ -3,6 +3,7 @@
 import argparse
 import pathlib
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 import bench_recipe_arms as arms_lib
@@ -21,8 +22,11 @@ Row = dict[str, str]
 def main(args: argparse.Namespace) -> int:
     """Prints everything that runs.jsonl and steptimes.jsonl tell."""
     if not args.runs.is_file():
-        print(f"there is no {args.runs}: python scripts/bench_recipe.py run")
-        return 1
+        print(
+            f"{args.runs} is no file: give --runs=FILE, or make it by python scripts/bench_recipe.py run",
+            file=sys.stderr,
+        )
+        return 2
     lines = runs_lib.read(args.runs)
     data = next((line["data"] for line in reversed(lines) if line.get("data")), "")
     done = runs_lib.finished(lines, arms_lib.asked, data, arms_lib.defaults())

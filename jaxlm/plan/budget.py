@@ -53,7 +53,8 @@ def plan(config: Config, usd: float, known: Fit | None = None) -> dict[str, typi
       known: the fit of a ladder on the data at hand, in place of the published law.
 
     Raises:
-      ConfigError: the config is of post-training or names a mesh, the accelerator is unknown, or no run fits that the money buys.
+      ConfigError: the config is of post-training or names a mesh, the accelerator is unknown, the money buys no run, or
+        none that fits.
     """
     check(config)
     prices = accelerators.load(config.plan.prices)

@@ -229,7 +229,7 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
     """Returns what LADDER/ladder.json holds; None if there is no such file.
 
     Raises:
-      ConfigError: the file is damaged, or of another version.
+      ConfigError: the file is damaged, of another version, or can't be read.
     """
     path = folder / FILE
     try:
@@ -241,6 +241,8 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
         fit_of(found)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}; name another folder") from error
     except ConfigError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:

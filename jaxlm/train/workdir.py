@@ -51,7 +51,9 @@ def workdir(path: str) -> pathlib.Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"config.workdir={path} can't be made: {error.strerror or error}") from error
+        raise ConfigError(
+            f"config.workdir={path} can't be made: {error.strerror or error}; name another folder"
+        ) from error
     return folder
 
 

@@ -154,3 +154,9 @@ def test_a_file_that_is_no_ladder_is_one_line(tmp_path, text, words):
     (tmp_path / ladder.FILE).write_text(text)
     with pytest.raises(ConfigError, match=words):
         ladder.read(tmp_path)
+
+
+def test_a_file_where_the_folder_should_be_is_one_line(tmp_path):
+    (tmp_path / "run").touch()
+    with pytest.raises(ConfigError, match=r"ladder\.json can't be read: Not a directory; name another folder"):
+        ladder.read(tmp_path / "run" / ladder.FOLDER)

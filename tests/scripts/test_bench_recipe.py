@@ -326,6 +326,16 @@ def test_the_larger_budgets_run_at_a_better_rate_too(small, trained):
     assert arms.chosen("reference", done) == 2.0
 
 
+def test_a_report_of_no_file_is_one_line(tmp_path, capsys):
+    for path in (tmp_path, tmp_path / "typo.jsonl"):
+        assert bench_recipe.main(["report", f"--runs={path}"]) == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err.count("\n")) == ("", 1)
+        assert f"{path} is no file: give --runs=FILE" in said.err
+    with pytest.raises(SystemExit):
+        bench_recipe.main(["report", "--usd_per_hour=nan"])
+
+
 def test_the_report_tells_tokens_seconds_and_what_is_mixed(small, trained, tmp_path, capsys):
     bench_recipe.main(["run", *small, "--only=reference,adamw"])
     times = {"shape": "S0", "times": {"reference": [1.0, 2.0, 1.0], "adamw": [1.5, 3.0, 1.6]}, "loaded": False}
