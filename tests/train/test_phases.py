@@ -88,6 +88,11 @@ def test_the_training_loss_stands_in_where_no_text_was_evaluated():
     assert run.rows[1]["usd_per_point"] is None  # the loss rose
 
 
+def test_the_ends_of_phases_by_tokens_are_milestones():
+    found = planned("gpuburnout_1b", "phases.plan.pilot.steps=0", "phases.plan.pilot.tokens=1_000_000_000")
+    assert Run().hook(found).milestones == {200, 7_630, 60_000, 90_000}
+
+
 @pytest.mark.parametrize(
     ("gate", "record", "words"),
     [
