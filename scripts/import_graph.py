@@ -44,7 +44,7 @@ SIDEWAYS = {
     ("usage", "verbs"),
 }  # (who imports, what); on floor 0 all may
 LOWER_ROOMS = (f"{PACKAGE}/train/checkpoints/",)  # folders that import nothing of the folder around them
-PROGRAM_LINES, FILE_LINES, FUNCTION_LINES = 150, 400, 60  # fewer than these
+PROGRAM_LINES, FILE_LINES, FUNCTION_LINES = 150, 600, 60  # fewer than these
 _BY_NAME = ("import_module", "__import__")  # calls that import what a string names
 _CONFIGS = f"{PACKAGE}/configs/"  # what users write: it imports base alone
 

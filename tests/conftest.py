@@ -1,6 +1,7 @@
 """Every test runs with eight CPU devices, and compiles fast rather than well: none of them is about speed."""
 
 import os
+import random
 import shutil
 import tempfile
 
@@ -34,6 +35,25 @@ PARITY = ("torch", "transformers")
 def pytest_collection_modifyitems(items):
     """The longest files first, the others as they come."""
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--trials", type=int, help="how many cases a test draws that draws its cases; each has a small number"
+    )
+    parser.addoption("--draw", type=int, default=0, help="the seed of those cases")
+
+
+@pytest.fixture
+def trials(request):
+    """`trials(small)`: how many cases to draw: --trials, or `small`."""
+    return lambda small: request.config.getoption("--trials") or small
+
+
+@pytest.fixture
+def draw(request):
+    """The random numbers of a test that draws its cases."""
+    return random.Random(request.config.getoption("--draw"))
 
 
 def pytest_unconfigure(config):
