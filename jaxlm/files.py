@@ -1,14 +1,16 @@
 """Writes files whole or not at all, locks folders so that each has only one writer, waits for disks for so long only."""
 
+import contextlib
 import fcntl
 import math
 import os
 import pathlib
 import queue
+import re
 import threading
 import time
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from jaxlm import console
 from jaxlm.config import ConfigError
@@ -17,10 +19,28 @@ ENDING_S = 20.0  # a run that was told to stop, or lost its supervisor, saves an
 _SOON_S = 5.0  # for a disk to give a small file
 HANDED_DOWN = "JAXLM_LOCK"  # the environment variable with the file descriptor of the parent's lock
 T = typing.TypeVar("T")
+_PLAIN = re.compile(r"(?!/(?:gs|s3|az|hf)/)[\w/.,+=@~ -]*")  # a path that means the same in every language
 
 
 class NoAnswer(Exception):
     """Something did not end in its time."""
+
+
+@contextlib.contextmanager
+def plain_path(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a path of an existing folder that no library reads as a pattern, a URL or an escape.
+
+    Orbax and DuckDB take `[ ] * ?` for a glob, TensorStore `\\` for `/`, Orbax `/s3/runs` for `s3://runs`. A folder with such
+    a path is held open meanwhile, and is called by its number in /proc.
+    """
+    if _PLAIN.fullmatch(str(folder)):
+        yield folder
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield pathlib.Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
 
 
 def write_atomically(path: pathlib.Path, content: bytes, private: bool = False) -> None:

@@ -125,7 +125,7 @@ def _write_examples(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> Non
 
 def _write_clusters(root: pathlib.Path, folder: pathlib.Path, plan: Plan) -> None:
     """Writes clusters.json: the sizes of groups of duplicates, and the largest groups with some of their members."""
-    with connect(folder, plan.memory_gb, plan.threads) as connection:
+    with files.plain_path(folder) as folder, connect(folder, plan.memory_gb, plan.threads) as connection:
         connection.execute(f"""
             CREATE TEMP TABLE gone AS SELECT * FROM (
                 SELECT * FROM read_parquet({quoted(folder / "exact.parquet")})

@@ -353,25 +353,26 @@ def _build_stages(plan: Plan, folder: pathlib.Path, log: Callable[[str], None]) 
 def find_exact(folder: pathlib.Path, task: int) -> None:
     """Runs the phase `exact`: finds exact duplicates."""
     plan = Plan.load(folder)
-    with connect(folder, plan.memory_gb, plan.threads) as connection:
-        exact.find(connection, folder)
+    with files.plain_path(folder) as plain, connect(plain, plan.memory_gb, plan.threads) as connection:
+        exact.find(connection, plain)
 
 
 def find_pairs(folder: pathlib.Path, task: int) -> None:
     """Runs task `task` of the phase `pairs`: finds similar documents among those that share the hash of band `task`."""
     plan = Plan.load(folder)
-    with connect(folder, max(_LEAST_GB, plan.memory_gb / plan.threads), 1) as connection:
-        near.find_pairs(connection, folder, task, plan.global_settings["near"]["threshold"])
+    memory_gb = max(_LEAST_GB, plan.memory_gb / plan.threads)
+    with files.plain_path(folder) as plain, connect(plain, memory_gb, 1) as connection:
+        near.find_pairs(connection, plain, task, plan.global_settings["near"]["threshold"])
 
 
 def find_joins(folder: pathlib.Path, task: int) -> None:
     """Runs the phase `joins`: decides which near duplicates and which lines are removed."""
     plan = Plan.load(folder)
-    with connect(folder, plan.memory_gb, plan.threads) as connection:
+    with files.plain_path(folder) as plain, connect(plain, plan.memory_gb, plan.threads) as connection:
         if any("near" in source.global_stages for source in plan.sources.values()):
-            near.resolve(connection, folder)
+            near.resolve(connection, plain)
         else:
             names = [("doc", pa.uint64()), ("keeper", pa.uint64()), ("keeper_id", pa.string())]
             pq.write_table(pa.schema(names).empty_table(), folder / "near.parquet")
         settings = plan.global_settings["lines"]
-        lines.find(connection, folder, settings["min_documents"], settings["min_share"])
+        lines.find(connection, plain, settings["min_documents"], settings["min_share"])

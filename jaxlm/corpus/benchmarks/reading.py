@@ -4,11 +4,14 @@ import collections.abc
 import glob
 import itertools
 import json
+import os
 import pathlib
 import re
+import typing
 
 import fsspec
 import pyarrow.parquet
+from fsspec.implementations.local import LocalFileSystem
 
 from jaxlm.config import ConfigError
 
@@ -30,12 +33,11 @@ def files(paths: tuple[str, ...], key: str) -> list[str]:
     """
     found: list[str] = []
     for path in paths:
-        inside = (
-            glob.glob(f"{path}/**", recursive=True) if pathlib.Path(path).is_dir() else glob.glob(path, recursive=True)
-        )
+        pattern = path if not os.path.exists(path) else glob.escape(path) + "/**" * os.path.isdir(path)
+        inside = glob.glob(pattern, recursive=True)
         inside = [file for file in inside if file.endswith(SUFFIXES) and pathlib.PurePath(file).name not in _NO_DATA]
         inner = [path] if "://" in path else sorted(inside)
-        if not inner and not glob.has_magic(path) and not pathlib.Path(path).exists():
+        if not inner and not glob.has_magic(path) and not os.path.exists(path):
             raise ConfigError(f"{key}: there is no file or folder {path!r}")
         if not inner:
             raise ConfigError(f"{key}: {path!r} has no file that ends in {', '.join(SUFFIXES)}")
@@ -60,10 +62,10 @@ def records(path: str) -> collections.abc.Iterator[tuple[int, dict]]:
     """
     try:
         if path.endswith(".parquet"):
-            with fsspec.open(path) as f:
+            with _open(path) as f:
                 yield from enumerate(pyarrow.parquet.read_table(f).to_pylist(), 1)
             return
-        with fsspec.open(path, "rt", encoding="utf-8", compression="infer") as f:
+        with _open(path, "rt", encoding="utf-8", compression="infer") as f:
             text = f.read()
         whole = _whole(text) if path.removesuffix(".gz").endswith(".json") else None
     except (OSError, EOFError, UnicodeDecodeError, ValueError, pyarrow.ArrowException) as e:
@@ -75,6 +77,13 @@ def records(path: str) -> collections.abc.Iterator[tuple[int, dict]]:
         if not isinstance(record, dict):
             raise ConfigError(f"{path}:{number} is no JSON object")
         yield number, record
+
+
+def _open(path: str, mode: str = "rb", **options: str) -> typing.ContextManager[typing.IO]:
+    """Opens a URL, or a local file, which may be called `file:x` or `a::b`."""
+    if "://" in path:
+        return fsspec.open(path, mode, **options)
+    return LocalFileSystem().open(os.path.abspath(path), mode, **options)
 
 
 def _whole(text: str) -> list | None:

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import fnmatch
 import glob
-import pathlib
+import os
 import posixpath
 
 import fsspec
@@ -37,10 +37,12 @@ def filesystem(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
     Raises ConfigError if a library for it is not installed.
     """
+    if "://" not in path:
+        return LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
     if "::" in path:
         raise ConfigError(f"source '{path}': chained URLs are not read; unpack it first")
     try:
-        return fsspec.core.url_to_fs(path if "://" in path else str(pathlib.Path(path).expanduser()))
+        return fsspec.core.url_to_fs(path)
     except (ImportError, ValueError) as e:
         raise ConfigError(f"source '{path}': {str(e).splitlines()[0]}") from None
 
@@ -81,8 +83,8 @@ def find(
         return [Found(posixpath.basename(root), url_of(fs, root), fs.size(root))]
     if fs.isdir(root):
         base, forced, infos = root, False, fs.find(root, detail=True)
-    elif glob.has_magic(root):
-        base, infos = _fixed_part(root), fs.glob(root, detail=True)
+    elif glob.has_magic(path):
+        base, infos = _matching(fs, path, root)
     else:
         raise ConfigError(
             f"source '{path}': no such file or folder; give a path, a glob, a URL, embedded:NAME, tfds:NAME or hub:NAME"
@@ -120,6 +122,16 @@ def cut(file: Found, format_name: str, task_bytes: int) -> list[Part]:
         dataclasses.replace(whole, start=start, stop=min(start + step, size), size=min(step, size - start))
         for start in range(0, size, step)
     ]
+
+
+def _matching(fs: fsspec.AbstractFileSystem, path: str, root: str) -> tuple[str, dict[str, dict]]:
+    """Returns the folders before a glob's first wildcard, and name -> info of what it matches; `root` is its `path` on `fs`."""
+    if "://" in path:
+        return _fixed_part(root), fs.glob(root, detail=True)
+    pattern = os.path.expanduser(path)  # as it was given: the folder that it is relative to is no pattern
+    names = glob.glob(pattern, recursive=True, include_hidden=True)
+    base = os.path.abspath(posixpath.join(os.getcwd(), _fixed_part(pattern)))
+    return base, {os.path.abspath(name): fs.info(name) for name in names}
 
 
 def _fixed_part(pattern: str) -> str:

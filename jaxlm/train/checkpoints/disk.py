@@ -56,8 +56,8 @@ def words(error: BaseException, place: object) -> str:
     last = chain(error)[-1]
     text = os.strerror(code) if code else (str(last).splitlines() or [""])[0][:200] or type(last).__name__
     for link in chain(error):
-        if isinstance(link, OSError) and link.filename:
-            return f"{text}: {link.filename}"
-        if match := _PATH.search(str(link)):
-            return f"{text}: {match[1]}"
+        match = _PATH.search(str(link))
+        path = str((isinstance(link, OSError) and link.filename) or (match and match[1]) or "")
+        if path and not path.startswith("/proc/"):  # there it is the number of an open folder: `files.plain_path`
+            return f"{text}: {path}"
     return f"{text}: {place}"

@@ -4,9 +4,9 @@ import pathlib
 from collections.abc import Callable
 
 import numpy as np
-import tensorstore as ts
 
-from jaxlm.train.checkpoints import digest, restore
+from jaxlm.files import plain_path
+from jaxlm.train.checkpoints import digest, restore, verify
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError, reading
 
 Reader = Callable[[str], np.ndarray]
@@ -27,14 +27,8 @@ def reader(folder: pathlib.Path, item: str = "params") -> Reader:
         if not digests:
             digests.update(restore.read_meta(folder)["digests"])
         step = int(folder.name)
-        kvstore = {
-            "driver": "ocdbt",
-            "base": f"file://{folder.absolute() / item}/",
-            "path": name.replace("/", ".") + "/",
-        }
-        with reading(step):
-            array = ts.open({"driver": "zarr", "kvstore": kvstore}, read=True).result()
-            value = np.asarray(array.read().result())
+        with reading(step), plain_path(folder) as plain:
+            value = np.asarray(verify.open_array(plain, f"{item}/{name}").result().read().result())
         if digest.of_piece(value, (0,) * value.ndim, value.shape) != digests.get(f"{item}/{name}"):
             raise CorruptCheckpointError(f"checkpoint {step} is damaged: {item}/{name} is not what was saved")
         return value

@@ -19,7 +19,7 @@ import fsspec
 from jaxlm import console
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
 from jaxlm.redact import redact_url
-from jaxlm.train.checkpoints import keep
+from jaxlm.train.checkpoints import keep, remote
 from jaxlm.train.checkpoints.mirror_process import Abandoned, Unable, Worker
 
 _ANSWER_S = 20.0  # a start with checkpoints of its own waits no longer to hear whose mirror it is
@@ -352,13 +352,13 @@ def _say(line: str) -> None:
 def check(url: str, workdir: pathlib.Path) -> None:
     """Raises ConfigError if nothing can be mirrored from `workdir` to this URL. Reads and writes nothing."""
     shown = f"config.checkpoint.mirror={redact_url(url)}"
-    protocol = fsspec.core.split_protocol(url)[0] or "file"
+    protocol = url.partition("://")[0] if "://" in url else "file"
     module, extra = _EXTRAS.get(protocol, ("fsspec", ""))
     if protocol in _NOT_KEPT or protocol not in fsspec.available_protocols():
         raise ConfigError(f"{shown}: {protocol}:// can't hold a mirror: give a folder, s3://, gs:// or hf://")
     if importlib.util.find_spec(module) is None:
         raise ConfigError(f'{shown} needs a package: pip install "jaxlm[{extra}]"')
     if protocol == "file":
-        folder = pathlib.Path(fsspec.core.url_to_fs(url)[1]).resolve()
+        folder = pathlib.Path(remote.file_system(url)[1]).resolve()
         if folder.is_relative_to(pathlib.Path(workdir).resolve()):
             raise ConfigError(f"{shown} lies in the run's own folder, and would be lost with it: give another place")

@@ -54,7 +54,7 @@ class Remote:
     def __init__(self, url: str, pause_s: float = 0.25):
         self._pause_s = pause_s
         # Listings are not remembered: what others wrote, or what failed half-way, must be seen.
-        self._fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+        self._fs, root = file_system(url, use_listings_cache=False, skip_instance_cache=True)
         self._root = root.rstrip("/")
         self._local = isinstance(self._fs, LocalFileSystem)
 
@@ -159,6 +159,13 @@ class Remote:
             pause = min(self._pause_s * 2**attempt, _LONGEST_PAUSE_S)
             time.sleep(pause * random.uniform(0.5, 1.0))  # not all files at once again
         raise AssertionError("unreachable")
+
+
+def file_system(url: str, **options: bool) -> tuple[fsspec.AbstractFileSystem, str]:
+    """Returns the file system of a folder or an fsspec URL, and the path on it. A folder may be called `file:x` or `a::b`."""
+    if "://" in url:
+        return fsspec.core.url_to_fs(url, **options)
+    return LocalFileSystem(**options), os.path.abspath(os.path.expanduser(url))
 
 
 def measure(path: pathlib.Path) -> tuple[int, str]:

@@ -11,6 +11,7 @@ import orbax.checkpoint as ocp
 
 from jaxlm import tree
 from jaxlm.config import RunError
+from jaxlm.files import plain_path
 from jaxlm.processes import say, together
 from jaxlm.train.checkpoints import digest, disk, meta, verify
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError, reading
@@ -40,9 +41,10 @@ def restore(folder: pathlib.Path, wanted: dict[str, dict]) -> dict[str, dict]:
         with (
             _telling(folder),
             reading(step, wrong, same_tree),
+            plain_path(folder) as plain,
             ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
         ):
-            restored = checkpointer.restore(folder, args=ocp.args.Composite(**args))
+            restored = checkpointer.restore(plain, args=ocp.args.Composite(**args))
     except CorruptCheckpointError as error:
         if jax.process_count() == 1:
             raise

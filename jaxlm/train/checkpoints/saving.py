@@ -10,6 +10,7 @@ from collections.abc import Callable
 import jax
 import orbax.checkpoint as ocp
 
+from jaxlm.files import plain_path
 from jaxlm.train.checkpoints import disk, verify
 from jaxlm.train.checkpoints.votes import Votes
 
@@ -91,11 +92,13 @@ class Saving:
         # A checkpointer of its own for each save: one that failed can't spoil the next.
         checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=options)
         args = {name: ocp.args.StandardSave(item) for name, item in self._items.items()}
-        checkpointer.save(self.folder, args=ocp.args.Composite(**args, meta=ocp.args.JsonSave(self._meta)), force=True)
-        self._items = None
-        self.copied.set()
-        self.at = "writing"
-        self._finish(checkpointer, votes)
+        with plain_path(self.folder.parent) as plain:
+            target = plain / self.folder.name
+            checkpointer.save(target, args=ocp.args.Composite(**args, meta=ocp.args.JsonSave(self._meta)), force=True)
+            self._items = None
+            self.copied.set()
+            self.at = "writing"
+            self._finish(checkpointer, votes)
         self.written = True
 
     def _finish(self, checkpointer: ocp.AsyncCheckpointer, votes: Votes) -> None:

@@ -18,7 +18,7 @@ from concurrent import futures
 import numpy as np
 import tensorstore as ts
 
-from jaxlm.files import write_atomically
+from jaxlm.files import plain_path, write_atomically
 from jaxlm.train.checkpoints import digest, disk
 
 CHECKSUMS = "checksums.json"
@@ -67,8 +67,8 @@ def read_back(folder: pathlib.Path, digests: dict[str, int], go_on: Callable[[],
       go_on: asked before each array; False ends the reading with "".
     """
     # Threads that only compute: one that waited for a disk that hangs would keep Python from ending.
-    with futures.ThreadPoolExecutor(_THREADS) as pool:
-        for name, chunks in itertools.groupby(_ahead(_chunks(folder, digests)), key=lambda found: found[0].name):
+    with futures.ThreadPoolExecutor(_THREADS) as pool, plain_path(folder) as plain:
+        for name, chunks in itertools.groupby(_ahead(_chunks(plain, digests)), key=lambda found: found[0].name):
             if not go_on():
                 return ""
             try:
@@ -97,12 +97,18 @@ def _ahead(chunks: Iterable[_Chunk]) -> Iterator[tuple[_Chunk, ts.Future]]:
     yield from begun
 
 
+def open_array(folder: pathlib.Path, name: str) -> ts.Future:
+    """Begins to open the array `params/layers_0/attn/q/kernel` of a checkpoint in the `plain_path` of a folder."""
+    item, _, rest = name.partition("/")
+    base = {"driver": "file", "path": f"{folder.absolute() / item}/"}
+    kvstore = {"driver": "ocdbt", "base": base, "path": rest.replace("/", ".") + "/"}
+    return ts.open({"driver": "zarr", "kvstore": kvstore}, read=True)
+
+
 def _chunks(folder: pathlib.Path, names: Iterable[str]) -> Iterator[_Chunk]:
     """Yields all chunks of the arrays, at least one for each. An array that can't be opened has one, which can't be read."""
     for name in names:
-        item, _, rest = name.partition("/")
-        kvstore = {"driver": "ocdbt", "base": f"file://{folder / item}/", "path": rest.replace("/", ".") + "/"}
-        opened = ts.open({"driver": "zarr", "kvstore": kvstore}, read=True)
+        opened = open_array(folder, name)
         try:
             array = opened.result()
         except (ValueError, KeyError, OSError):
