@@ -71,6 +71,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
     _storage(report, config, args, _checkpoint_bytes(machine))
     answers = not any(finding.hung for finding in report.found)  # what hangs once would hang what follows
     if machine and answers:
+        report.check("checkpoint", machine.checkpoint, 60)
         report.check("config", machine.fits_the_run, COMPILE_S)
         report.check("links", machine.links, 60)
         report.check("forward", machine.forward, COMPILE_S)

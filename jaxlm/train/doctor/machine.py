@@ -16,7 +16,7 @@ from jaxlm.models import hardware
 from jaxlm.plan import bench, machines, room, tune
 from jaxlm.plan.params import count_params
 from jaxlm.train import workdir
-from jaxlm.train.doctor import compute, devices, hosts, loader
+from jaxlm.train.doctor import checkpoint, compute, devices, hosts, loader
 from jaxlm.train.doctor.findings import OK, Finding
 
 
@@ -84,6 +84,10 @@ class Machine:
     def memory(self) -> list[Finding]:
         """Returns findings on the memory of devices and host against the plan."""
         return [devices.device_memory(self._need), devices.host_memory(self._need)]
+
+    def checkpoint(self) -> Finding:
+        """Returns a finding on a tiny checkpoint in the run's folder."""
+        return checkpoint.trial(self._config.workdir, self._mesh)
 
     def links(self) -> list[Finding]:
         """Returns findings on the links between devices and hosts."""
