@@ -1,7 +1,6 @@
 """Handles the processes of one program: starts them, prints from the first one only, and makes all fail if one fails."""
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -36,7 +35,7 @@ def start(hardware: HardwareConfig, distributed: DistributedConfig, mesh: MeshCo
       dtype: the value of `model.dtype`.
 
     Raises:
-      ConfigError: this machine can't have the flag, cluster, cache folder or mesh that the config asks for.
+      ConfigError: this machine can't have the flag, cluster or mesh that the config asks for.
     """
     xla_flags.apply(hardware.xla_flags)
     join_cluster(distributed)
@@ -48,20 +47,15 @@ def start(hardware: HardwareConfig, distributed: DistributedConfig, mesh: MeshCo
 
 
 def _turn_cache_on(folder: str) -> None:
-    """Keeps every program whose compilation takes half a second or more in this folder. Raises ConfigError.
+    """Keeps every program whose compilation takes half a second or more in this folder.
 
-    Where nobody may write, as in some containers' home, programs are compiled at each start, and a line says so.
+    If it can't be made, as in some containers' home, programs are compiled at each start, and a line says so.
     """
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            say(f"compiled programs are not kept: {folder} can't be made: {error.strerror} (hardware.compile_cache)")
-            return
-        raise ConfigError(
-            f"config.hardware.compile_cache={folder} can't be made: {error.strerror}; name another folder, or "
-            '"" for no cache'
-        ) from error
+        say(f"compiled programs are not kept: {folder} can't be made: {error.strerror} (hardware.compile_cache)")
+        return
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

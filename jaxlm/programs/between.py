@@ -69,7 +69,7 @@ class Between:
         trace = stack.enter_context(profile.Trace(c.profile.window, folder / "profile"))
         asked = benchmarks.make(self.ready.benchmarks, c, model, data, mesh, folder)
         measured = set(from_first(lambda: list(self._benchmarked())))
-        look = outlook.of_run(folder, c)
+        look, chooses = outlook.of_run(folder, c), c.checkpoint.best_metric.startswith("samples/")
         return [
             trace,
             hooks.Save(
@@ -79,7 +79,7 @@ class Between:
                 held_out, c.train.eval_every_steps, c.eval, self.scores.losses, self.overfit.evaluated, ends, remark
             ),
             hooks.Benchmarks(asked, c.eval.tasks_every_steps, measured, ends),
-            hooks.Sample(sample, c.sample, folder, ends, remark),
+            hooks.Sample(sample, c.sample, folder, ends, remark, chooses),
             futures.StopByForecast(c.stop, look.losses, look.rate, look.prices, c.train.eval_every_steps, str(folder)),
             outlook.Report(look, c.stop, ends),
             self.bill,

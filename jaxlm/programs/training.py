@@ -54,6 +54,7 @@ def run(config: Config, task: Task) -> int:
         asked_for = benchmarks.find(config.eval)
         log = start.Log(folder, clock, config.train, config.hardware)
         data = task.data(config)
+        together(lambda: workdir.check_same_batches(folder, data.fingerprint()))
         together(lambda: pages.of_data(config), first_only=True)
         asked, config = (vocabulary.with_size(c, data.data.vocab_size) for c in (asked, config))
         with clock.spend(COMPILE):
@@ -101,9 +102,10 @@ def _close(mirror: Mirror | None, folder: pathlib.Path, seconds: float) -> None:
 
 def _record_speed(config: Config, mesh: jax.sharding.Mesh, folder: pathlib.Path) -> None:
     """Keeps the speed of this machine for `jaxlm doctor`: the median of what was logged."""
-    speeds = sorted(
-        r["tokens_per_second"] for r in metrics.records(folder / "metrics.jsonl") if r.get("tokens_per_second")
-    )
+    speeds = []
+    with contextlib.suppress(OSError):  # the run is done: its speed is worth no exit code
+        records = metrics.records(folder / "metrics.jsonl")
+        speeds = sorted(r["tokens_per_second"] for r in records if r.get("tokens_per_second"))
     if speeds:
         key = machines.key(config, mesh.shape)
         machines.record(jax.devices()[0].device_kind, mesh.size, key, speeds[len(speeds) // 2], "train")

@@ -178,6 +178,7 @@ class Sample(Hook):
       sample: (variables, step) -> (lines to show, metrics). It also writes WORKDIR/samples/<step>.jsonl.
       milestones: the steps at which a phase ends.
       further: (step, metrics) -> (more metrics, lines for the user).
+      chooses: True if one of its figures chooses the best checkpoint; then it is no decoration.
     """
 
     name = "samples"
@@ -189,7 +190,9 @@ class Sample(Hook):
         workdir: pathlib.Path,
         milestones: Collection[int] = frozenset(),
         further: Remark = nothing,
+        chooses: bool = False,
     ):
+        self.decoration = not chooses
         self._sample, self._config, self._folder, self._milestones = sample, config, workdir / "samples", milestones
         self._further = further
 

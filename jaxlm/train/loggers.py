@@ -69,7 +69,22 @@ def check(config: LogConfig) -> None:
         raise ConfigError(f'config.log.wandb={config.wandb!r} needs Weights & Biases: pip install "jaxlm[wandb]"')
 
 
-class TensorBoard:
+class _Guarded:
+    """A logger by somebody else's code: if that fails, one line says so, and the run goes on."""
+
+    _failed = False
+
+    @contextlib.contextmanager
+    def _guard(self, problem: str) -> typing.Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # it raises what it likes, from its own errors to a broken pipe
+            if not self._failed:
+                say(f"{problem}: {str(error).strip() or type(error).__name__}; training goes on".replace("\n", " "))
+            self._failed = True
+
+
+class TensorBoard(_Guarded):
     """Writes an event file for TensorBoard.
 
     tensorboardX makes the events. Its own writer is not used: once the disk was full for a moment, its thread is dead and
@@ -82,6 +97,11 @@ class TensorBoard:
     """
 
     def __init__(self, folder: pathlib.Path, first: int, on_full: Callable[[], None] | None = None):
+        self._file: Appender | None = None
+        with self._guard("TensorBoard can't be used"):
+            self._open(folder, first, on_full)
+
+    def _open(self, folder: pathlib.Path, first: int, on_full: Callable[[], None] | None) -> None:
         # tensorboardX imports PyTorch if it is installed, for the name of a type, which takes seconds. With None in
         # sys.modules that import fails at once.
         without_torch = {} if "torch" in sys.modules else {"torch": None}
@@ -101,20 +121,19 @@ class TensorBoard:
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """Writes the scalars of one step."""
-        found = None
-        for name, value in scalars.items():
-            if not math.isfinite(value):
-                continue  # no point of a curve, and tensorboardX would say so each time
-            one = self._scalar(name, value)
-            found = one if found is None else found
-            if found is not one:
-                found.MergeFrom(one)
-        if found is not None:
-            self._append(step=step, summary=found)
+        # What is not finite is no point of a curve, and tensorboardX would say so each time.
+        finite = {name: value for name, value in scalars.items() if math.isfinite(value)}
+        if self._file and finite:
+            with self._guard("TensorBoard can't be written to"):
+                first, *others = (self._scalar(name, value) for name, value in finite.items())
+                for other in others:
+                    first.MergeFrom(other)
+                self._append(step=step, summary=first)
 
     def close(self) -> None:
         """Flushes the file to disk and closes it."""
-        self._file.close()
+        if self._file:
+            self._file.close()
 
     def _append(self, **parts) -> None:
         """Appends an event as a TFRecord: its length and its bytes, each with a checksum."""
@@ -123,8 +142,8 @@ class TensorBoard:
         self._file.append(length + struct.pack("<I", self._crc(length)) + data + struct.pack("<I", self._crc(data)))
 
 
-class WandB:
-    """Writes to Weights & Biases. If its client fails, one line says so, and the run goes on.
+class WandB(_Guarded):
+    """Writes to Weights & Biases.
 
     W&B drops what is logged for a step before its latest one. So `step` is a metric, over which the others are drawn, and
     not W&B's own step: after a resume the steps that are done again are there twice.
@@ -137,7 +156,6 @@ class WandB:
 
     def __init__(self, workdir: pathlib.Path, mode: str, run_config: dict):
         self._run: typing.Any = None
-        self._failed = False
         with self._guard("W&B can't be used"):
             import wandb  # here, because it is large and seldom asked for
 
@@ -168,15 +186,6 @@ class WandB:
         if self._run:
             with self._guard("W&B did not finish (`wandb sync` sends what is left)"):
                 self._run.finish()
-
-    @contextlib.contextmanager
-    def _guard(self, problem: str) -> typing.Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # the client raises what it likes, from its own errors to a broken pipe
-            if not self._failed:
-                say(f"{problem}: {str(error).strip() or type(error).__name__}; training goes on".replace("\n", " "))
-            self._failed = True
 
 
 def _wandb_id(path: pathlib.Path) -> str:

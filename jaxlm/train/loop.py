@@ -101,11 +101,13 @@ class Hook:
       name: the hook's name for the user ("held-out").
       activity: what its time counts as (`train.clock`).
       vital: True if the run must not go on without what the hook does: if it fails, the run ends.
+      decoration: True if the run loses nothing without it: whatever goes wrong in it is a line.
     """
 
     name = ""
     activity = clock.EVALUATE
     vital = False
+    decoration = False
 
     def due(self, step: int, end: int) -> bool:
         """True if the hook must run after `step`. `end` is the last step of the run."""
@@ -244,7 +246,7 @@ def _call(run: Run, hooks: Sequence[Hook], moment: Moment) -> Ending | None:
     """Calls hooks in order, until one ends the run.
 
     A hook that fails ends the run if it is vital, or at the last step: then the next start, which owes it, makes up for it.
-    Before the last step any other hook is left out.
+    Before the last step any other hook is left out, and a decoration at any step.
     """
     failed: list[Exception] = []
     for hook in hooks:
@@ -253,16 +255,17 @@ def _call(run: Run, hooks: Sequence[Hook], moment: Moment) -> Ending | None:
         try:
             with run.clock.spend(hook.activity, hook.name):
                 result = hook(moment)
-        except (ConfigError, RunError, OSError) as error:
-            ends = hook.vital or moment.step >= run.steps
+        except Exception as error:
+            known = isinstance(error, ConfigError | RunError | OSError)
+            if not known and not (hook.decoration and jax.process_count() == 1):  # the others may wait for this process
+                return failure(hook.name, moment.step, error)
+            ends = hook.vital or (moment.step >= run.steps and not hook.decoration)
             then = "the next start makes up for it" if ends else "it is left out"
-            moment.say(f"{hook.name} failed after step {moment.step}: {error}; {then}")
+            moment.say(f"{hook.name} failed after step {moment.step}: {error or type(error).__name__}; {then}")
             failed += [error] * ends
             if hook.vital:
                 break
             continue
-        except Exception as error:
-            return failure(hook.name, moment.step, error)
         if isinstance(result, Ending):
             return result
         if result:
@@ -289,6 +292,9 @@ def _close(run: Run, moment: Moment, ending: Ending) -> None:
             with run.clock.spend(hook.activity, hook.name):
                 hook.close(moment, ending)
         except Exception as error:
-            errors.append(error)
+            if hook.decoration:
+                moment.say(f"{hook.name} can't be ended: {error or type(error).__name__}")
+            else:
+                errors.append(error)
     if errors:
         raise errors[0]

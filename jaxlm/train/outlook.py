@@ -86,6 +86,7 @@ class Report(Hook):
     """
 
     name = "report"
+    decoration = True
 
     def __init__(self, found: Outlook, stop: StopConfig, milestones: Collection[int]):
         self._outlook, self._stop, self._milestones = found, stop, milestones

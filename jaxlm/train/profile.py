@@ -10,6 +10,7 @@ import pathlib
 import jax
 
 from jaxlm.config import ConfigError, ProfileConfig
+from jaxlm.processes import say
 from jaxlm.train import xplane
 from jaxlm.train.loop import Ending, Hook, Moment
 
@@ -34,6 +35,7 @@ class Trace(Hook):
     """
 
     name = "trace"
+    decoration = True
 
     def __init__(self, window: tuple[int, int] | None, folder: pathlib.Path):
         self.first, self.last = window or (0, 0)
@@ -80,13 +82,17 @@ class Trace(Hook):
 
     def __exit__(self, *exc) -> None:
         if self.running:
-            self._stop()
+            try:
+                self._stop()
+            except Exception as error:
+                say(f"trace: {self.folder} is not whole: {type(error).__name__}: {error}")
 
 
 class _Begin(Hook):
     """Starts a trace before its first step."""
 
     name = "trace"
+    decoration = True
 
     def __init__(self, trace: Trace):
         self._trace = trace

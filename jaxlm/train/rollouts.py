@@ -26,6 +26,7 @@ from jaxlm.models import answers, decode
 from jaxlm.objectives import policy
 from jaxlm.objectives.base import Batch, Variables
 from jaxlm.ops import returns
+from jaxlm.processes import say
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
 from jaxlm.step.step import cast
@@ -239,16 +240,19 @@ class Rollouts:
         rewards: np.ndarray,
         parts: Mapping[str, np.ndarray],
     ) -> None:
-        """Writes the answers of a step into the run's folder."""
+        """Writes the answers of a step into the run's folder. If it can't, a line says so."""
         lines = []
         for number, (item, one) in enumerate(zip(items, said, strict=True)):
             line = {"prompt": item.messages[-1]["content"], "place": item.place, "answer": one.text}
             line |= {"reward": float(rewards[number]), "ended": one.ended, "tokens": len(one.ids)}
             lines.append(line | {name: float(values[number]) for name, values in parts.items()})
         folder = self._folder / FOLDER
-        folder.mkdir(exist_ok=True)
         content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        files.write_atomically(folder / f"{step}.jsonl", content.encode())
+        try:
+            folder.mkdir(exist_ok=True)
+            files.write_atomically(folder / f"{step}.jsonl", content.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            say(f"the answers of step {step} are not written: {error}")
 
 
 _Places = list[tuple[int, slice]]  # of each answer: its row, and the positions whose targets are its tokens

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import jax
 from jax.sharding import Mesh
@@ -10,7 +10,9 @@ from jax.sharding import Mesh
 from jaxlm import config_files, sharding
 from jaxlm.config import BY_RULE, Config, ConfigError, ModelConfig, OptimConfig
 from jaxlm.console import say
+from jaxlm.data.rows import check_fingerprint
 from jaxlm.train import loggers
+from jaxlm.train.checkpoints import restore, weights
 
 TOKENIZER = config_files.TOKENIZER
 # Keys of the model that a resumed run may change: they do not change which parameters there are or what they mean.
@@ -70,6 +72,15 @@ def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | Non
         return None
     optim = config_files.from_run(saved).optim
     return {key: getattr(optim, key) for key in BY_RULE}
+
+
+def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str]) -> None:
+    """Raises ConfigError if the newest checkpoint was trained on other batches. The restore looks once more, and at more."""
+    checkpoints = folder / "checkpoints"
+    if weights.begun(checkpoints):
+        newest = max(int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal())
+        for meta in restore.read_metas(checkpoints, [newest]).values():
+            check_fingerprint(meta.get("fingerprint", {}), fingerprint)
 
 
 def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) -> None:

@@ -1,6 +1,7 @@
 """The loop with a step and batches of its own: stops, hooks, watches, and what is made up for after a resume."""
 
 import dataclasses
+import pathlib
 import time
 import types
 
@@ -285,6 +286,29 @@ def test_a_hook_that_fails_costs_no_step_and_the_exit_code_says_so(capsys):
     assert "held-out failed after step 8: the held-out shard can't be read; the next start makes up for it" in said
     r.evaluate = fails(config.ConfigError("a bad held-out shard"))
     assert run(r, first=8)[0].code == loop.REFUSED
+
+
+@pytest.mark.parametrize("error", [OSError("No space left on device"), config.ConfigError("bad"), ValueError("a bug")])
+def test_a_decoration_that_fails_is_a_line(capsys, error):
+    class Decoration(At):
+        decoration = True
+
+        def close(self, moment, ending):
+            raise error
+
+    r = Recorder()
+    r.sample = fails(error)
+    assert run(r, more_hooks=[Decoration(step, fails(error)) for step in (5, 8)])[0].code == loop.DONE
+    said = capsys.readouterr().err
+    assert f"samples failed after step 8: {error}; it is left out" in said
+    assert f"at failed after step 5: {error}; it is left out" in said
+    assert f"at can't be ended: {error}" in said
+
+
+def test_samples_that_choose_the_best_checkpoint_are_no_decoration():
+    settings = types.SimpleNamespace(prompts=("x",))
+    for chooses in (True, False):
+        assert hooks.Sample(None, settings, pathlib.Path(), chooses=chooses).decoration is not chooses
 
 
 @pytest.mark.parametrize(
