@@ -1,5 +1,6 @@
 """The two pages that training leaves behind: what its data is made of, and how the run went. Both link to each other."""
 
+import os
 import pathlib
 
 from jaxlm import console
@@ -42,4 +43,4 @@ def of_run(config: Config, folder: pathlib.Path) -> None:
 def to_open(folder: pathlib.Path) -> list[str]:
     """Returns a line that tells where the run's page is; none if there is no page."""
     path = folder / page.NAME
-    return [f"open {path}"] if path.is_file() else []
+    return [f"open {path}"] if os.path.isfile(path) else []  # never an error, whatever the disk
