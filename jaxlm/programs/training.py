@@ -83,7 +83,8 @@ def run(config: Config, task: Task) -> int:
         with clock.spend(MIRROR):
             together(lambda: _close(mirror, folder, config.checkpoint.mirror_timeout_s), first_only=True)
         if ending.code == loop.DONE and jax.process_index() == 0:
-            _record_speed(config, mesh, folder)
+            with contextlib.suppress(OSError):  # of metrics.jsonl: the run is done
+                _record_speed(config, mesh, folder)
     return code
 
 

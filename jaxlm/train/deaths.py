@@ -4,11 +4,11 @@ import contextlib
 import dataclasses
 import pathlib
 import signal
-import threading
 import time
 import typing
 from collections.abc import Callable
 
+from jaxlm import files
 from jaxlm.train import clock
 
 _LONGEST_WAIT_S = 300.0  # between two starts
@@ -85,14 +85,7 @@ class Progress:
 
 
 def within(seconds: float, action: Callable[[], typing.Any]) -> typing.Any:
-    """Returns what `action` returns; None if it fails, or takes longer, as on storage that hangs."""
-    found: list = []
-
-    def act() -> None:
-        with contextlib.suppress(OSError):
-            found.append(action())
-
-    thread = threading.Thread(target=act, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return found[0] if found else None
+    """Returns what `action` returns; None if the storage fails, or does not answer in time."""
+    with contextlib.suppress(OSError, files.NoAnswer):
+        return files.within(seconds, action)
+    return None

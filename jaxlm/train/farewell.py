@@ -9,9 +9,11 @@ import pathlib
 import time
 
 from jaxlm.config import Config, ConfigError, RunError
-from jaxlm.train import ledger, mirrors, notify
+from jaxlm.train import deaths, ledger, mirrors, notify
 from jaxlm.train.scores import Scores
 
+READ_S = 10.0  # that the storage has for each read of the run's folder; what it does not tell by then is unknown
+_AROUND_COPY_S = 60.0  # for all that is read around the copy to the mirror
 _LOOK_S = 2.0  # between two looks for the first process's word that all is mirrored
 _EVENTS = {0: "end", 3: "gate", 4: "end"}
 
@@ -29,9 +31,9 @@ class Start:
     since: float
 
     def ended(self, folder: pathlib.Path) -> dict:
-        """Returns how run.json says that this start ended; {} if it died before it could say anything."""
-        starts = ledger.read(folder)["starts"] if (folder / "run.json").is_file() else []
-        last = starts[-1] if starts else {}
+        """Returns how run.json says that this start ended; {} if it died before it could say so, or nothing can be read."""
+        books = deaths.within(READ_S, lambda: ledger.read(folder)) or {"starts": []}
+        last = books["starts"][-1] if books["starts"] else {}
         try:
             began = datetime.datetime.fromisoformat(last["time"]).timestamp()
         except (LookupError, TypeError, ValueError):
@@ -63,22 +65,42 @@ def say_farewell(config: Config, code: int, start: Start, signalled: int | None 
 
 
 def is_mirrored(config: Config, folder: pathlib.Path, start: Start) -> bool:
-    """True if the mirror holds the newest checkpoint, or there is none. Copies it first where a crash prevented that."""
-    if not config.checkpoint.mirror or not any((folder / "checkpoints").glob("[0-9]*")):
+    """True if the mirror holds the newest checkpoint, or there is none. Copies it first where a crash prevented that.
+
+    What can't be read may be a checkpoint that the mirror does not hold.
+    """
+    if not config.checkpoint.mirror:
         return True
+    checkpoints = deaths.within(READ_S, lambda: _checkpoints(folder))
+    if not checkpoints:
+        return checkpoints is not None
     if config.distributed.process_id > 0:
         return _heard(folder, start, config.checkpoint.mirror_timeout_s)
     if start.ended(folder).get("mirrored"):
         return True
+    if deaths.within(READ_S, lambda: Scores(config.checkpoint).read(folder)) is None:
+        return False
+    seconds = config.checkpoint.mirror_timeout_s + _AROUND_COPY_S
+    return bool(deaths.within(seconds, lambda: _copied(config, folder, checkpoints)))
+
+
+def _checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The checkpoints, whole or not."""
     try:
-        found = mirrors.of_run(config, folder, Scores(config.checkpoint))
-        steps = [
-            int(p.parent.name) for p in (folder / "checkpoints").glob("*/checksums.json") if p.parent.name.isdigit()
-        ]
-        if steps:
-            found.begin(max(steps))
-        return found.close(config.checkpoint.mirror_timeout_s)
-    except (ConfigError, RunError, OSError):
+        return [path for path in (folder / "checkpoints").iterdir() if path.name[:1].isdecimal()]
+    except FileNotFoundError:
+        return []
+
+
+def _copied(config: Config, folder: pathlib.Path, checkpoints: list[pathlib.Path]) -> bool:
+    """Copies the newest checkpoint that was verified; returns True if the mirror then holds the newest of all."""
+    try:
+        mirror = mirrors.of_run(config, folder, Scores(config.checkpoint))
+        verified = [path for path in checkpoints if (path / "checksums.json").exists()]
+        if steps := [int(path.name) for path in verified if path.name.isdecimal()]:
+            mirror.begin(max(steps))
+        return mirror.close(config.checkpoint.mirror_timeout_s)
+    except (ConfigError, RunError):
         return False
 
 

@@ -242,10 +242,12 @@ def at_exit(
         return
     wait()
     _say(f"runs.on_exit.{cause}: {redact(command)}")
-    facts = {"JAXLM_CODE": str(code), "JAXLM_WHY": why.replace("\0", ""), "JAXLM_WORKDIR": os.path.abspath(workdir)}
+    facts = {"JAXLM_CODE": str(code), "JAXLM_WHY": why.replace("\0", "")}
+    with contextlib.suppress(OSError):  # a relative path, and the folder in which the command was given is gone
+        workdir = os.path.abspath(workdir)
     try:
-        _shell(command, os.environ | facts, cause)
-    except OSError as error:
+        _shell(command, os.environ | facts | {"JAXLM_WORKDIR": str(workdir)}, cause)
+    except (OSError, ValueError) as error:
         _say(f"runs.on_exit.{cause} can't be run: {error}")
 
 

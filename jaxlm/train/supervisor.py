@@ -64,7 +64,7 @@ def run(config: Config, program: Callable[[], int]) -> int:
 
 def _farewell(config: Config, code: int, start: farewell.Start, signalled: int | None) -> int:
     """Says farewell, unless the run was refused because another start of it trains; returns the exit code."""
-    if code != 2 or not _another_trains(config):
+    if code != 2 or not deaths.within(files.ENDING_S + farewell.READ_S, lambda: _another_trains(config)):
         farewell.say_farewell(config, code, start, signalled)
     return code
 

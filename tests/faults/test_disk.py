@@ -4,7 +4,7 @@ The shim makes the system calls of the run itself fail, for Python as for Tensor
 """
 
 import pytest
-from faults.harness import STEPS, curve, steps, verified
+from faults.harness import EVERY, STEPS, curve, steps, verified
 
 pytestmark = pytest.mark.faults
 WORDS = {
@@ -71,6 +71,18 @@ def test_full_to_the_end(place):
     assert steps(run.folder) == [4, 8]
     assert "resuming at step 8" in place.run("full")
     place.assert_exact("full")
+
+
+def test_the_books_can_not_be_read_at_the_end(place):
+    """The run is done: exit code 0, and the command that stops paying runs."""
+    paid = place.root / "paid"
+    keys = {"runs__supervise": "on", "runs__on_exit__done": f"touch {paid}", "runs__on_exit_unmirrored": True}
+    run = place.start("books", rules=(), inside={"hold": STEPS - 2}, **keys)
+    run.wait_for_saved(STEPS - EVERY)
+    run.fault("read EIO /run.json", "read EIO metrics.jsonl")
+    run.go_on()
+    assert "done: " in run.end(0)
+    assert paid.exists()
 
 
 def test_full_at_sigterm(place):

@@ -16,7 +16,7 @@ import pytest
 import tiny_mirror
 
 from jaxlm import config, config_files, files
-from jaxlm.train import farewell
+from jaxlm.train import farewell, supervisor
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 START = farewell.Start(7, 0.0)
@@ -107,6 +107,72 @@ def test_milestones_and_the_best_stay_in_the_mirror_after_a_crash(tmp_path):
     (run / "checkpoints/40/checksums.json").write_text("{}")  # verified, and then the run crashed
     assert farewell.is_mirrored(c, run, START)
     assert sorted(int(name) for name in os.listdir(f"{url}/checkpoints")) == [10, 20, 40]
+
+
+# The files of a run's folder that the farewell reads, with a mirror and without.
+TOUCHED = ("run.json", "metrics.jsonl", ".run_id", "checkpoints")
+
+
+def spoil(path, how):
+    """From now on to read this file gives EIO, as /proc/self/mem does, or never ends, as of a pipe that nobody writes to.
+
+    A folder can't be listed: its path is a link to itself.
+    """
+    if path.exists():
+        path.rename(path.with_name(f"{path.name}.whole"))
+    if path.name == "checkpoints":
+        path.symlink_to(path)
+    elif how == "EIO":
+        path.symlink_to("/proc/self/mem")
+    else:
+        os.mkfifo(path)
+
+
+@pytest.mark.parametrize("mirror", [False, True], ids=["no mirror", "mirror"])
+@pytest.mark.parametrize(
+    ("name", "how"), [*((name, "EIO") for name in TOUCHED), *((name, "hangs") for name in TOUCHED[:3])]
+)
+def test_a_disk_that_fails_holds_no_farewell_up(tmp_path, told, monkeypatch, capsys, name, how, mirror):
+    """What can't be read counts as not mirrored if there is a mirror, and does not matter if there is none."""
+    monkeypatch.setattr(farewell, "READ_S", 0.1)
+    monkeypatch.setattr(farewell, "_AROUND_COPY_S", 0.1)
+    keys = {"checkpoint__mirror": tmp_path / "elsewhere/run", "checkpoint__mirror_timeout_s": 0.1} if mirror else {}
+    c = make(tmp_path, ended={"code": 0, "why": "done", "step": 4}, runs__on_exit_unmirrored=not mirror, **keys)
+    c = dataclasses.replace(c, runs=dataclasses.replace(c.runs, on_exit_unmirrored=False))
+    spoil(tmp_path / "run" / name, how)
+    began = time.monotonic()
+    farewell.say_farewell(c, 0, START)
+    assert time.monotonic() - began < 10
+    assert [event for event, _ in told] == ["end"]
+    assert (tmp_path / "paid").exists() != mirror
+    assert ("not in the mirror yet" in capsys.readouterr().err) == mirror
+
+
+def test_a_folder_that_another_start_may_hold_delays_no_farewell(tmp_path, told, monkeypatch):
+    """A start that was refused asks whether another one trains there; the storage does not answer."""
+    monkeypatch.setattr(farewell, "READ_S", 0.1)
+    monkeypatch.setattr(files, "ENDING_S", 0.0)
+    c = make(tmp_path, runs__on_exit_unmirrored=True)
+    c = dataclasses.replace(c, runs=dataclasses.replace(c.runs, supervise="off"))
+
+    def refused():
+        (tmp_path / "run/.lock").unlink()
+        os.mkfifo(tmp_path / "run/.lock")
+        raise config.ConfigError("refused")
+
+    with pytest.raises(config.ConfigError):
+        supervisor.run(c, refused)
+    assert told == [("crash", "run ended with exit code 2: exit code 2")]
+
+
+def test_a_command_runs_in_a_folder_that_is_gone(tmp_path, monkeypatch):
+    c = make(tmp_path, runs__on_exit_unmirrored=True)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    farewell.notify.at_exit(c.runs, 0, "done", True, "run")
+    assert (tmp_path / "paid").exists()
 
 
 PROGRAM = """
