@@ -166,6 +166,7 @@ def _reinforcement(c: ConfigDict) -> None:
     w.model = ""  # a run of `reward`, or the folder of a Hugging Face model with one label
     w.format = ""  # a regular expression that an answer should match as a whole; a dot matches line breaks too
     w.format_weight = 0.1  # what that is worth
+    w.run_code = False  # True: tasks that evaluate an answer may run it, in a process without network, disk and keys
     w.timeout_s = 60.0  # of tasks, and of the function, for all answers of a step; then for one that is tried alone
 
 

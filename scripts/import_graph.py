@@ -26,6 +26,7 @@ FLOORS = (
     (
         *("config", "config_files", "tree", "sharding", "processes", "xla_flags"),
         *("files", "cgroups", "redact", "screen", "transcript", "console", "interrupts", "__init__"),
+        *("sandbox_child", "seccomp"),
     ),
     ("corpus", "ops"),
     ("models", "data", "report"),

@@ -90,4 +90,5 @@ class RewardConfig:
     model: str
     format: Pattern
     format_weight: Annotated[float, at_least(0)]
+    run_code: bool
     timeout_s: Annotated[float, above(0)]

@@ -1,12 +1,12 @@
 """Runs programs that a model wrote, each in a process that has given up network, files, other processes, time and memory.
 
 Every program gets an interpreter of its own with a clean environment, an empty temporary folder and closed standard input.
-On Linux a seccomp filter (seccomp.py) refuses sockets, other processes, signals and writing files, and Landlock hides all
-files but Python's own; on macOS `sandbox-exec` refuses the same. What fails here is what OpenAI's human-eval
-(arXiv:2107.03374) warns of: its guard replaces functions in the interpreter, and a program that wants them finds them. A
-program passes if the process, after the program's last line, writes a token that was drawn for it; so a program that ends
-early doesn't pass. One that searches the frames of its own process for the token could: this is a guard against
-accidents and mischief, not against an attack on the score.
+On Linux a seccomp filter (seccomp.py) allows what Python computes with: no sockets, other processes, signals, writing of
+files, or settings of the machine. Root's powers are given up, and Landlock hides all files but Python's own. On macOS
+`sandbox-exec` refuses the same. What fails here is what OpenAI's human-eval (arXiv:2107.03374) warns of: its guard replaces
+functions in the interpreter, and a program that wants them finds them. A program passes if the process, after the program's
+last line, writes a token that was drawn for it; so a program that ends early doesn't pass. One that searches the frames of
+its own process for the token could: this is a guard against accidents and mischief, not against an attack on the score.
 """
 
 import concurrent.futures
@@ -23,15 +23,13 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 import typing
 
-from jaxlm import cgroups, console
+from jaxlm import cgroups, console, sandbox_child, seccomp
 from jaxlm.config import ConfigError, RunError
 from jaxlm.config.schema import EvalConfig
-from jaxlm.eval import sandbox_child, seccomp
 
 _MOST = 300  # bytes kept of what a program failed with
 _START_S = 60.0  # for an interpreter to start: this machine may be busy
@@ -46,16 +44,6 @@ except OSError:
 else:
     raise SystemExit(1)
 """
-_READABLE = (
-    "/usr/lib",
-    "/usr/lib64",
-    "/lib",
-    "/lib64",
-    "/usr/share/zoneinfo",
-    "/etc/ld.so.cache",
-    "/dev/null",
-    "/dev/urandom",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +131,8 @@ def way() -> _Way | None:
 @functools.cache
 def _announce(way: _Way | None, seconds: float, memory_mb: float) -> None:
     network = f"without network ({way.name})" if way else "WITH network"
+    if way and way.rules and not sandbox_child.has_landlock():
+        network += " but WITH all files to read (this kernel has no Landlock)"
     console.say(
         f"what the model writes runs {network}, each program for {seconds:g} s of a core and {memory_mb:,.0f} MB at most"
     )
@@ -164,11 +154,10 @@ def _try(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
 def _run(program: str, way: _Way, seconds: float, memory_mb: float) -> Outcome:
     """Runs one program in a process of its own, and ends that process's whole group."""
     token, (read, write) = secrets.token_hex(16), os.pipe()
-    paths = sysconfig.get_paths()
     order = {
         "program": program, "token": token, "fd": write, "most": _MOST, "seconds": seconds,
         "memory": int(memory_mb * 2**20), "filter": way.rules.hex(),
-        "readable": [".", sys.base_prefix, sys.base_exec_prefix, paths["stdlib"], paths["platstdlib"], *_READABLE],
+        "readable": [".", *sandbox_child.readable()],
     }  # fmt: skip
     script = str(pathlib.Path(sandbox_child.__file__).resolve())
     # -X utf8 and no locale: the same text everywhere. -S: the standard library alone.

@@ -64,7 +64,7 @@ class _Made:
 
     def __init__(self, config: Config, speaker: coder.Coder):
         self._speaker, self._folder = speaker, pathlib.Path(config.workdir)
-        self._process: process.Process | None = None
+        self._process: process.Processes | None = None
         self.rollouts: rollouts.Rollouts | None = None
 
     def data(self, config: Config) -> prompts.Prompts:

@@ -4,14 +4,16 @@ import dataclasses
 import gzip
 import json
 import pathlib
+import platform
 import re
 import socket
+import struct
 import sys
 import time
 
 import pytest
 
-from jaxlm import cgroups, config, config_files
+from jaxlm import cgroups, config, config_files, sandbox_child, seccomp
 from jaxlm.config import ConfigError, RunError
 from jaxlm.eval import sandbox
 
@@ -32,7 +34,7 @@ def whys(*programs, settings=SETTINGS):
 @pytest.fixture
 def cut():
     if sandbox.way() is None:
-        pytest.skip("the network can't be cut off here")
+        pytest.skip(f"this kernel ({platform.release()}) has no seccomp filter, by which the network is cut off")
 
 
 def test_a_program_passes_if_it_ran_to_its_end_without_an_exception():
@@ -140,6 +142,112 @@ def test_a_program_has_no_network_no_other_process_and_no_way_to_write(cut, tmp_
         )
     assert [why.partition(": '")[0] for why in found] == [denied] * 10
     assert victim.read_text() == "mine"
+
+
+SYSCALL = "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True); result = libc.syscall({}); "
+RAISES = "assert result >= 0, os.strerror(ctypes.get_errno())"
+
+
+def call(x86_64: int, aarch64: int, *arguments: str) -> str:
+    """A program that raises if a system call fails."""
+    number = {"x86_64": x86_64, "aarch64": aarch64}[platform.machine()]
+    return SYSCALL.format(", ".join([str(number), *arguments])) + RAISES
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="calls of Linux")
+@pytest.mark.parametrize(
+    "program",
+    [  # each has a harmless argument: on a kernel that lets it through, it succeeds or fails for another reason
+        "import fcntl; fcntl.ioctl(open('/dev/null'), 0xC0045877, 0)",  # FIFREEZE: the file system stands still
+        "import fcntl; fcntl.ioctl(open('/dev/null'), 0x40086602, 0)",  # FS_IOC_SETFLAGS: immutable
+        call(163, 89, "b'/gone'"),  # acct
+        "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))",
+        "import os; p = os.getppid(); os.sched_setaffinity(p, os.sched_getaffinity(p))",
+        call(251, 30, "1", "0", "0"),  # ioprio_set
+        call(167, 224, "0"),  # swapon
+        call(324, 283, "0", "0"),  # membarrier: what nobody thought of is refused too
+        call(253, 26, "0"),  # inotify_init1
+        "import fcntl, os; fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())",  # the kernel then signals it
+        "import fcntl; fcntl.fcntl(os.pipe()[0], fcntl.F_SETSIG, 9)",
+        "import fcntl; fcntl.fcntl(os.pipe()[0], fcntl.F_SETPIPE_SZ, 1 << 20)",
+        "import socket; a, _ = socket.socketpair(type=socket.SOCK_DGRAM); a.sendto(b'x', '/gone')",  # syslog, systemd
+        "import fcntl; fcntl.flock(open('/dev/null'), fcntl.LOCK_EX)",
+    ],
+)
+def test_what_a_program_need_not_do_is_refused(cut, program):
+    """As root too: it could freeze a file system, or take the parent's cores."""
+    (why,) = whys(f"import os\n{program}")
+    assert "Operation not permitted" in why
+
+
+def answer_of(rules: bytes, arch: int, number: int, arguments: tuple[int, ...]) -> int:
+    """What the kernel does by a filter: the value that it returns."""
+    data = struct.pack("=iIQ6Q", number, arch, 0, *arguments, *[0] * (6 - len(arguments)))
+    program, at, value = list(struct.iter_unpack("HBBI", rules)), 0, 0
+    while True:
+        code, yes, no, k = program[at]
+        if code == 0x06:
+            return k
+        if code == 0x20:
+            (value,) = struct.unpack_from("=I", data, k)
+        else:
+            at += yes if (value == k if code == 0x15 else value & k) else no
+        at += 1
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_of_each_machine(monkeypatch, machine):
+    """Calls are named by the numbers of the kernel's asm/unistd_64.h and asm-generic/unistd.h."""
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    column, arch = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}[machine]
+    allow, refuse, absent, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
+    high = 1 << 32
+    for numbers, arguments, answer in [
+        ((0, 63), (), allow), ((202, 98), (), allow), ((318, 278), (), allow), ((9, 222), (), allow),  # read, futex ...
+        ((41, 198), (1,), refuse), ((59, 221), (), refuse), ((62, 129), (1, 9), refuse), ((435, 435), (), absent),
+        ((257, 56), (0, 0, 0o2000000), allow), ((257, 56), (0, 0, 0o2000001), refuse), ((257, 56), (0, 0, 0o100), refuse),
+        ((302, 261), (0, 7, 0, 1), allow), ((302, 261), (0, 7, 1), refuse), ((302, 261), (0, 7, high), refuse),
+        ((44, 206), (3, 1, 1, 0, 0), allow), ((44, 206), (3, 1, 1, 0, high), refuse), ((53, 199), (1, 1), allow),
+        ((53, 199), (2, 1), refuse), ((72, 25), (3, 3), allow), ((72, 25), (3, 8), refuse), ((16, 29), (3, 0x5401), allow),
+        ((16, 29), (3, 0xC0045877), refuse), ((56, 220), (0x10100,), allow), ((56, 220), (17,), refuse),
+        ((9999, 9999), (), refuse),
+    ]:  # fmt: skip
+        assert answer_of(seccomp.rules(), arch, numbers[column], arguments) == answer, (numbers, arguments)
+    assert answer_of(seccomp.rules(), 0x40000003, 3, ()) == kill  # i386's table of calls
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="capabilities of Linux")
+def test_root_is_nobody_there(cut):
+    header = "header = (ctypes.c_uint32 * 2)(0x20080522, 0); sets = (ctypes.c_uint32 * 6)();"
+    (why,) = whys(f"import ctypes; {header} ctypes.CDLL(None).capget(header, sets); raise ValueError(list(sets))")
+    assert why == "ValueError: [0, 0, 0, 0, 0, 0]"
+
+
+def test_what_programs_compute_with_works(cut):
+    assert (
+        whys(
+            "import threading; t = [threading.Thread(target=sum, args=([1],)) for _ in range(8)]; [x.start() for x in t]; "
+            "[x.join() for x in t]; import concurrent.futures as c\n"
+            "with c.ThreadPoolExecutor(4) as pool: assert list(pool.map(abs, [-1, 2])) == [1, 2]",
+            "import decimal; assert str(decimal.Decimal(1) / 3).startswith('0.333')",
+            "import re; assert re.findall(r'(a+)b', 'aab ab') == ['aa', 'a']",
+            "import random; random.seed(); assert 0 <= random.random() < 1; import secrets; secrets.token_hex(4)",
+            "import datetime, time; datetime.datetime.now().astimezone(); time.sleep(0.001); import zoneinfo",
+            "import asyncio; asyncio.run(asyncio.sleep(0.001)); import signal; signal.alarm(9); signal.alarm(0)",
+            "import os; assert os.listdir('.') == [] and os.cpu_count(); r, w = os.pipe(); os.write(w, b'x'); os.read(r, 1)",
+            "import json, math, heapq, itertools, collections, string, hashlib, typing, queue, multiprocessing",
+        )
+        == ["passed"] * 8
+    )
+
+
+@pytest.mark.parametrize(("landlock", "told"), [(True, False), (False, True)])
+def test_a_kernel_without_landlock_is_told(cut, monkeypatch, capsys, landlock, told):
+    monkeypatch.setattr(sandbox_child, "has_landlock", lambda: landlock)
+    assert whys("pass", settings=dataclasses.replace(SETTINGS, code_seconds=20.0 + landlock + 0.5)) == ["passed"]
+    if sys.platform == "linux":
+        assert ("this kernel has no Landlock" in capsys.readouterr().err) == told
 
 
 def test_memory_threads_and_output_are_bounded(cut):

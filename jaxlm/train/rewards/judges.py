@@ -4,9 +4,11 @@ Packages of the extra `rl` are imported when a task needs them.
 """
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import functools
+import gc
 import importlib
 import inspect
 import itertools
@@ -15,10 +17,18 @@ import math
 import os
 import random
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
+from jaxlm.train.rewards import forks
+
+# Tasks of reasoning-gym that evaluate an answer as Python, by `eval` or by sympy's `parse_expr`.
+EVALUATED = {
+    *("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"),
+    *("countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"),
+}
 _LINE = 300  # characters of an error's line
 _LARGEST = 3.4e38  # of float32
 _BLOCK = 500  # questions that a task makes at a time, if it can't make any one
@@ -47,20 +57,23 @@ class Judge:
 
     def __init__(self):
         self._tasks: list[Gym | None] = []
+        self._forks: forks.Forks | None = None
         self._function: Callable | None = None
         self._name = ""
         self._format: re.Pattern | None = None
 
-    def load(self, tasks: Sequence[tuple[str, str, Options]], function: str, form: str) -> None:
+    def load(self, tasks: Sequence[tuple[str, str, Options]], function: str, form: str, apart: bool = False) -> None:
         """Imports what is needed, and checks it.
 
         Args:
           tasks: (kind, name, options) of each; kind: "reasoning_gym" or "gsm8k".
           function: MODULE:FUNCTION, or "".
           form: a regular expression, or "".
+          apart: True to judge each answer in a fork of this process, which then has its packages.
 
         Raises:
-          Refused: a package, task, option, module or function is not there.
+          Refused: a package, task, option, module or function is not there; or a task evaluates answers, and there is no
+            sandbox for that here.
         """
         try:
             self._tasks = [Gym(name, options) if kind == "reasoning_gym" else None for kind, name, options in tasks]
@@ -75,6 +88,21 @@ class Judge:
         except Refused as error:
             raise Refused(f"{self._name}: {error}") from None
         self._format = re.compile(form, re.DOTALL) if form else None
+        if apart:
+            self._make_forks()
+
+    def _make_forks(self) -> None:
+        self._forks = forks.Forks()
+        for gym in self._tasks:
+            if gym and gym.hook and not self._forks.confined:
+                raise Refused(
+                    f"config.reward.tasks: {gym.name} runs what the policy writes as Python, and here nothing keeps that from "
+                    "network and disk (a seccomp filter of Linux on x86-64 or aarch64 does): leave the task out"
+                )
+            with contextlib.suppress(Exception):  # imports what the task needs to judge, once for all forks
+                gym.exact(0, gym.entry(0)["answer"]) if gym else _equal("2", "$1 + 1$")
+        gc.collect()
+        gc.freeze()  # forks share its memory as long as nobody writes to it
 
     def takes(self, columns: Sequence[str]) -> None:
         """Raises Refused if the function can't be called with these columns as keywords."""
@@ -109,14 +137,27 @@ class Judge:
         A text in its place says why the task can't judge the answer: some of reasoning-gym's raise on text that they do
         not expect.
         """
-        found = []
-        for task, question, answer in asked:
-            gym, said = self._tasks[task], final(answer)
-            try:
-                found.append(gym.exact(question, said) if gym else _equal(question, said))
-            except Exception as error:
-                found.append(one_line(error))
-        return found
+        if not self._forks:
+            return [self._call(*one)() for one in asked]
+        different = list(dict.fromkeys(map(tuple, asked)))  # a group's answers are often the same
+        scores = self._forks.results(self._call(*one) for one in different)
+        found = dict(zip(different, scores, strict=True))
+        return [found[tuple(one)] for one in asked]
+
+    def _call(self, task: int, question: int | str, answer: str) -> Callable[[], float | str]:
+        """Returns what judges an answer; the question is there before, so that forks need not make it again."""
+        gym = self._tasks[task]
+        with contextlib.suppress(Exception):  # the call raises it too
+            gym.entry(question) if gym else _truth(question)
+        return functools.partial(self._judged, gym, question, answer)
+
+    def _judged(self, gym: "Gym | None", question: int | str, answer: str) -> float | str:
+        if self._forks and gym and gym.hook:
+            sys.addaudithook(gym.hook)
+        try:
+            return gym.exact(question, final(answer)) if gym else _equal(question, final(answer))
+        except Exception as error:
+            return one_line(error)
 
     def function(self, prompts: list[str], answers: list[str], columns: dict[str, list]) -> list[float]:
         """Returns what the function says of each answer. Raises Wrong if that is not one finite number each."""
@@ -162,7 +203,8 @@ class Gym:
                 _seed(number)
                 return block[number - first]
 
-        self.entry = entry
+        self.entry, self.name = entry, f"reasoning_gym:{name}"
+        self.hook = forks.only_computes() if name in EVALUATED else None
         try:
             self._all = dataset(0)
         except Exception as error:
@@ -220,9 +262,12 @@ def _equal(truth: str, said: str) -> float:
     """1.0 if math-verify finds the number or formula that an answer ends with equal to the true one."""
     if said == truth:
         return 1.0
-    wanted = _parsed(f"${truth}$") or _parsed(truth)
     verify = importlib.import_module("math_verify").verify
-    return float(verify(wanted, _parsed(said[-_READ:]), timeout_seconds=_MATH_S))
+    return float(verify(_truth(truth), _parsed(said[-_READ:]), timeout_seconds=_MATH_S))
+
+
+def _truth(text: str) -> list:
+    return _parsed(f"${text}$") or _parsed(text)
 
 
 @functools.lru_cache(maxsize=4096)

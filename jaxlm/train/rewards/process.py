@@ -1,5 +1,6 @@
-"""The parent's side of the process that judges: starts it, gives it orders, ends and replaces it."""
+"""The parent's side of the processes that ask and judge: starts them, gives them orders, ends and replaces them."""
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 import typing
+from collections.abc import Sequence
 
 from jaxlm.config import ConfigError, RunError
 from jaxlm.train.rewards import wire
@@ -22,10 +24,59 @@ _START_S = 180.0  # at least, for packages to be imported
 _END_S = 5.0
 _KEPT = 1 << 20  # bytes of output of one process
 _TAIL = 4096  # bytes of output among which the last words of a dead process are
+# All that tasks get of the environment, which may hold keys.
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+_LARGE_PAGES = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # a fork takes half as long
 
 
 class Failed(Exception):
     """An order came to nothing: why, in one line. The process that had it has ended; the next order starts another."""
+
+
+class Processes:
+    """The processes of tasks and functions, each with its orders; one that has nothing to do is not started.
+
+    Args:
+      tasks: (kind, name, options) of each, as `judges.Judge.load` takes them.
+      function: MODULE:FUNCTION, or "".
+      form: a regular expression, or "".
+      timeout_s: how long an order may take.
+      folder: where OUTPUT is written anew; None to drop it.
+
+    Attributes:
+      questions: draws questions, and sees no answers but true ones.
+      judge: judges each answer to a task in a fork of its own. Neither has this process's environment.
+      function: calls the function and matches the form; it has.
+    """
+
+    def __init__(
+        self, tasks: Sequence[tuple], function: str, form: str, timeout_s: float, folder: pathlib.Path | None = None
+    ):
+        self.folder = folder
+        if folder:
+            with contextlib.suppress(OSError):
+                (folder / OUTPUT).unlink()
+        self.questions = Process((tasks, "", ""), timeout_s, folder, keys=False)
+        self.judge = Process((tasks, "", "", True), timeout_s, folder, keys=False)
+        self.function = Process(((), function, form), timeout_s, folder)
+        self._used = [self.questions, self.judge] * bool(tasks) + [self.function] * bool(function or form)
+
+    def start(self) -> None:
+        """Starts those that have something to do, at the same time. Raises ConfigError and RunError as `Process.start`."""
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            list(pool.map(Process.start, self._used))
+
+    def ask(self, name: str, *arguments: object, timeout_s: float | None = None) -> typing.Any:
+        """Gives the order to the process whose it is. See `Process.ask`."""
+        if name == "exact_truth":  # answers that are none of a policy
+            return self.questions.ask("exact", *arguments, timeout_s=timeout_s)
+        process = {"draw": self.questions, "exact": self.judge}.get(name, self.function)
+        return process.ask(name, *arguments, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Ends all. An order given later starts its process anew."""
+        for process in self._used:
+            process.close()
 
 
 class Process:
@@ -35,10 +86,11 @@ class Process:
       load: the arguments of `judges.Judge.load`, the first order of each process.
       timeout_s: how long an order may take.
       folder: where OUTPUT is written; None to drop it.
+      keys: True to give it all of this process's environment.
     """
 
-    def __init__(self, load: tuple, timeout_s: float, folder: pathlib.Path | None = None):
-        self._load, self.timeout_s, self.folder = load, timeout_s, folder
+    def __init__(self, load: tuple, timeout_s: float, folder: pathlib.Path | None = None, keys: bool = True):
+        self._load, self.timeout_s, self.folder, self._keys = load, timeout_s, folder, keys
         self._child: _Child | None = None
         self.starts = 0
 
@@ -78,7 +130,7 @@ class Process:
     def _started(self) -> "_Child":
         if self._child is None:
             try:
-                self._child = _Child(self.folder, again=self.starts > 0)
+                self._child = _Child(self.folder, self._keys)
             except OSError as error:
                 raise Failed(f"could not be started: {error.strerror}") from None
             self.starts += 1
@@ -114,13 +166,14 @@ class Process:
 class _Child:
     """A started process."""
 
-    def __init__(self, folder: pathlib.Path | None, again: bool):
+    def __init__(self, folder: pathlib.Path | None, keys: bool):
         self._link, link = socket.socketpair()
         alive, self._alive = os.pipe()
         root = str(pathlib.Path(__file__).resolve().parents[3])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         environment = {
-            **os.environ,
+            **(os.environ if keys else {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}),
+            **({} if keys else _LARGE_PAGES),
             "PYTHONPATH": path,
             "PYTHONHASHSEED": "0",  # the questions of some tasks follow from the order of a set
             "JAX_PLATFORMS": "cpu",  # a function that uses JAX must not take the memory of the run's devices
@@ -145,7 +198,7 @@ class _Child:
             link.close()
             os.close(alive)
         self._tail = b""
-        self._reader = threading.Thread(target=self._read, args=(folder, again), daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(folder,), daemon=True)
         self._reader.start()
 
     def order(self, name: str, arguments: tuple, timeout_s: float) -> dict:
@@ -180,13 +233,13 @@ class _Child:
         how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
         return f"{how}{', after: ' * bool(said)}{said[:200]}"
 
-    def _read(self, folder: pathlib.Path | None, again: bool) -> None:
+    def _read(self, folder: pathlib.Path | None) -> None:
         """Takes what the process prints, so that it never waits for a reader. Keeps the first part in a file."""
         kept = 0
         with contextlib.ExitStack() as stack:
             file = None
             with contextlib.suppress(OSError):
-                file = folder and stack.enter_context(open(folder / OUTPUT, "ab" if again else "wb", buffering=0))
+                file = folder and stack.enter_context(open(folder / OUTPUT, "ab", buffering=0))
             while chunk := os.read(self.popen.stdout.fileno(), 1 << 16):
                 self._tail = (self._tail + chunk)[-_TAIL:]
                 if file and kept < _KEPT:

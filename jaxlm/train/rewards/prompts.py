@@ -18,7 +18,7 @@ from jaxlm.data.packed import Texts
 from jaxlm.data.verify import Verifier
 from jaxlm.data.windows import Windows, batch_number, merge_windows
 from jaxlm.train.rewards import tasks
-from jaxlm.train.rewards.process import Failed, Process
+from jaxlm.train.rewards.process import Failed, Processes
 from jaxlm.train.rewards.sources import Item, Made, Reader, Source
 
 __all__ = ["Item", "Prompts", "make", "room"]
@@ -102,7 +102,7 @@ def room(config: Config) -> int:
     return config.train.seq_len // in_row - config.rollout.max_new_tokens
 
 
-def make(config: Config, tokenizer: Coder, process: Process, say: Callable[[str], object]) -> Prompts:
+def make(config: Config, tokenizer: Coder, process: Processes, say: Callable[[str], object]) -> Prompts:
     """Reads the prompts of `data.path`, or opens those of `reward.tasks`.
 
     Args:
@@ -137,7 +137,7 @@ def make(config: Config, tokenizer: Coder, process: Process, say: Callable[[str]
     return Prompts(texts, sources, config.seed, config.rollout.prompts, reader.room)
 
 
-def _source(spec: tasks.Spec, number: int, path: str, process: Process, reader: Reader) -> Source:
+def _source(spec: tasks.Spec, number: int, path: str, process: Processes, reader: Reader) -> Source:
     if spec.kind == "gsm8k":
         return reader.rows(spec.name or path, "reward.tasks" if spec.name else "data.path", number)
     return Made(spec, number, process, reader)

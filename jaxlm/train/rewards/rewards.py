@@ -7,6 +7,7 @@ Legend: N answers.
 """
 
 import collections
+import functools
 import pathlib
 import time
 import typing
@@ -14,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from jaxlm import console
-from jaxlm.config import RewardConfig, RunError
+from jaxlm import console, sandbox_child
+from jaxlm.config import ConfigError, RewardConfig, RunError
 from jaxlm.data.examples import ASSISTANT
-from jaxlm.train.rewards import tasks
-from jaxlm.train.rewards.process import OUTPUT, Failed, Process
+from jaxlm.train.rewards import judges, tasks
+from jaxlm.train.rewards.process import OUTPUT, Failed, Processes
 from jaxlm.train.rewards.sources import Item
 
 _LOST = 8  # answers of a call that a task may hang or die on
@@ -29,21 +30,30 @@ Chat = Sequence[Mapping[str, str]]
 Model = Callable[[Sequence[Chat]], np.ndarray]  # chats that end with an answer -> their scores, float32[N]
 
 
-def make(config: RewardConfig, folder: pathlib.Path | None = None) -> Process:
-    """Returns the process of tasks, function and format, started if there are any, so that what they lack is seen at once.
+def make(config: RewardConfig, folder: pathlib.Path | None = None) -> Processes:
+    """Returns the processes of tasks, function and format, started, so that what they lack is seen at once.
 
     Args:
       folder: the run's folder, where what they print goes; None to drop it.
 
     Raises:
-      ConfigError: a task, module or function is not there.
-      RunError: the process does not start.
+      ConfigError: a task, module or function is not there; or a task evaluates answers, and nobody consented or nothing here
+        can confine that.
+      RunError: a process does not start.
     """
-    loaded = [(spec.kind, spec.name, dict(spec.options)) for spec in tasks.parse(config.tasks)]
-    process = Process((loaded, config.function, config.format), config.timeout_s, folder)
-    if loaded or config.function or config.format:
-        process.start()
-    return process
+    specs = tasks.parse(config.tasks)
+    evaluating = [spec.text for spec in specs if spec.kind == "reasoning_gym" and spec.name in judges.EVALUATED]
+    if evaluating and not config.run_code:
+        raise ConfigError(
+            f"config.reward.tasks={evaluating[0]} runs what the policy writes as Python, in processes without network, disk "
+            "and your environment: --config.reward.run_code=True consents"
+        )
+    loaded = [(spec.kind, spec.name, dict(spec.options)) for spec in specs]
+    found = Processes(loaded, config.function, config.format, config.timeout_s, folder)
+    found.start()
+    if evaluating and not sandbox_child.has_landlock():
+        console.say("reward.run_code: what the policy writes can read files, since this kernel has no Landlock")
+    return found
 
 
 class Rewarder:
@@ -59,7 +69,7 @@ class Rewarder:
     def __init__(
         self,
         config: RewardConfig,
-        process: Process,
+        process: Processes,
         model: Model | None = None,
         say: Callable[[str], object] = console.say,
     ):
@@ -96,22 +106,26 @@ class Rewarder:
         total = sum(parts.values(), np.zeros(len(items), np.float32))
         return total.astype(np.float32), parts
 
-    def exact(self, items: Sequence[Item], answers: Sequence[str]) -> np.ndarray:
+    def exact(self, items: Sequence[Item], answers: Sequence[str], order: str = "exact") -> np.ndarray:
         """Returns 1 for each answer that its task finds right, else 0, float32[N].
 
-        What a task can't judge is wrong: some raise on answers that they do not expect, or take for ever. The first of a kind
-        is told. Raises RunError if a task hangs or dies on several answers.
+        `order`: "exact_truth" if the answers are true ones of the tasks, which need no fork. What a task can't judge is
+        wrong: some raise on answers that they do not expect, or take for ever. The first of a kind is told.
+
+        Raises:
+          RunError: a task hangs on several answers.
         """
-        return self._each("reward.tasks", self._exact, items, answers, lambda item: self._kinds[item.judge[0]])
+        ask = functools.partial(self._exact, order)
+        return self._each("reward.tasks", ask, items, answers, lambda item: self._kinds[item.judge[0]])
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the processes."""
         self._process.close()
 
-    def _exact(self, items: Sequence[Item], answers: Sequence[str]) -> list[float]:
+    def _exact(self, order: str, items: Sequence[Item], answers: Sequence[str]) -> list[float]:
         asked = [(*item.judge, answer) for item, answer in zip(items, answers, strict=True)]
         timeout_s = self._config.timeout_s if len(items) > 1 else min(_ALONE_S, self._config.timeout_s)
-        found = self._process.ask("exact", asked, timeout_s=timeout_s)
+        found = self._process.ask(order, asked, timeout_s=timeout_s)
         for item, answer, score in zip(items, answers, found, strict=True):
             if isinstance(score, str):
                 self._unjudged(self._kinds[item.judge[0]], item, answer, score)
@@ -223,7 +237,7 @@ def baseline(items: Sequence[Item], rewarder: Rewarder) -> Baseline | None:
     judged = [item for item in items if item.judge]
     truths = collections.Counter(item.truth for item in judged if item.truth is not None)
     found = [
-        Baseline(answer, float(rewarder.exact(judged, [answer] * len(judged)).mean()), len(judged))
+        Baseline(answer, float(rewarder.exact(judged, [answer] * len(judged), "exact_truth").mean()), len(judged))
         for answer, _ in truths.most_common(_CANDIDATES)
     ]
     return max(found, key=lambda one: one.share, default=None)

@@ -16,7 +16,7 @@ from jaxlm.corpus.benchmarks import reading
 from jaxlm.data import chat, coded, examples
 from jaxlm.data.coder import Coder
 from jaxlm.data.examples import Messages
-from jaxlm.train.rewards.process import Failed, Process
+from jaxlm.train.rewards.process import Failed, Processes
 from jaxlm.train.rewards.tasks import Spec, for_evaluation
 
 _TRIES = 64  # questions that are made for one item, until one fits
@@ -244,7 +244,7 @@ class Made:
 
     tokens, columns = 0, _COLUMNS
 
-    def __init__(self, spec: Spec, number: int, process: Process, reader: Reader):
+    def __init__(self, spec: Spec, number: int, process: Processes, reader: Reader):
         self.name, self._number, self._process, self._reader = spec.text, number, process, reader
         self._start = int(np.random.SeedSequence([reader.seed, number]).generate_state(1)[0]) % (_HALF // _TRIES)
         self._label = f"{spec.kind}:{spec.name}"

@@ -8,8 +8,9 @@ import pytest
 import tiny_rewards
 from tiny_rewards import item
 
+from jaxlm import sandbox_child
 from jaxlm.config import ConfigError, RunError
-from jaxlm.train.rewards import process, rewards
+from jaxlm.train.rewards import judges, process, rewards
 
 
 def section(**keys):
@@ -76,11 +77,11 @@ def test_the_function_gets_what_is_asked_and_the_columns(judging):
 
 
 def test_what_fails_once_is_tried_again_in_another_process(rewarder, judging, said, folder):
-    first = judging.pid
+    first = judging.function.pid
     _, parts = rewarder(ITEMS, ["a", "once", "b!"])
     assert parts["function"].tolist() == [1, 4, 2]
     assert parts["format"].tolist() == [0, 0, 0.25]
-    assert judging.pid != first
+    assert judging.function.pid != first
     (line,) = said
     assert line.startswith("reward.function=scores:score: OSError: the net is down (scores.py:")
     assert line.endswith("; it is tried once more")
@@ -122,7 +123,25 @@ def test_what_is_wrong_is_seen_at_the_start(folder):
         rewards.make(section(function="score:f"))
     with pytest.raises(ConfigError, match="no kind of task 'gsm'"):
         rewards.make(section(tasks="gsm"))
-    assert rewards.make(section(model="m")).pid is None  # nothing to judge there
+    assert rewards.make(section(model="m")).function.pid is None  # nothing to judge there
+
+
+@pytest.mark.parametrize("name", sorted(judges.EVALUATED))
+def test_a_task_that_runs_answers_asks_for_consent(name, monkeypatch):
+    """At each start, a resumed run's too: it is no question of the run's first config."""
+    why = rf"^config.reward.tasks=reasoning_gym:{name}\?seen=1 runs .* as Python, .*: --config.reward.run_code=True consents$"
+    with pytest.raises(ConfigError, match=why):
+        rewards.make(section(tasks=f"gsm8k,reasoning_gym:{name}?seen=1"))
+    monkeypatch.setattr(process.Processes, "start", lambda self: None)
+    rewards.make(section(tasks=f"gsm8k,reasoning_gym:{name}?seen=1", run_code=True))
+    rewards.make(section(tasks="gsm8k,reasoning_gym:chain_sum"))
+
+
+def test_a_kernel_without_landlock_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(process.Processes, "start", lambda self: None)
+    monkeypatch.setattr(sandbox_child, "has_landlock", lambda: False)
+    rewards.make(section(tasks="reasoning_gym:countdown", run_code=True))
+    assert "what the policy writes can read files, since this kernel has no Landlock" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -149,7 +168,7 @@ class Judging:
         self.orders = []
 
     def ask(self, name, asked, timeout_s):
-        assert name == "exact"
+        assert name in ("exact", "exact_truth")
         self.orders.append((len(asked), timeout_s))
         if any(answer == "hang" for _, _, answer in asked):
             raise process.Failed(f"took over {timeout_s:g} s")

@@ -175,7 +175,8 @@ MATH = "gsm8k"
 def judging():
     """The process, with three tasks; it takes seconds to import reasoning-gym."""
     specs = tasks.parse(f"{FEW},{SETS},{MATH}")
-    found = process.Process(([(spec.kind, spec.name, dict(spec.options)) for spec in specs], "", ""), 60.0)
+    found = process.Processes([(spec.kind, spec.name, dict(spec.options)) for spec in specs], "", "", 60.0)
+    found.start()
     yield found
     found.close()
 
@@ -255,7 +256,7 @@ class _Section:
 def test_an_answer_that_a_task_never_ends_to_judge_is_wrong(reader, said):
     """countdown computes what stands there: 9**9**9 has 370 million digits."""
     (spec,) = tasks.parse("reasoning_gym:countdown")
-    judging = process.Process(([(spec.kind, spec.name, {})], "", ""), 3.0)
+    judging = process.Processes([(spec.kind, spec.name, {})], "", "", 3.0)
     items = Made(spec, 0, judging, reader(room=2000)).draw(range(3))
     rewarder = rewards.Rewarder(_Section(spec.text, 3.0), judging, say=said.append)
     assert rewarder.exact(items, [items[0].truth, "9**9**9", items[2].truth]).tolist() == [1, 0, 1]
@@ -269,8 +270,8 @@ def test_another_process_makes_the_same_questions(made, judging):
     """In another order, and although Python orders sets otherwise in each process."""
     numbers = [5, 0, 9]
     before = made(SETS).draw(numbers), made().draw(numbers)
-    first = judging.pid
+    first = judging.questions.pid
     judging.close()
     after = made().draw(numbers[::-1]), made(SETS).draw(numbers[::-1])
-    assert judging.pid != first
+    assert judging.questions.pid != first
     assert (after[1][::-1], after[0][::-1]) == before

@@ -1,7 +1,8 @@
-"""Runs one program that a model wrote, in this process, which first gives up what it can do. See sandbox.py.
+"""Takes from this process what it can do to the machine, and runs one program that a model wrote. See eval/sandbox.py.
 
 It is run as a script by `python -I -S`, with the standard library alone. It reads what to do from standard input as JSON and
-writes the token, or why the program failed, to the file descriptor that it is told.
+writes the token, or why the program failed, to the file descriptor that it is told. Processes that judge a policy's answers
+(train/rewards/child.py) give up the same.
 """
 
 import ctypes
@@ -11,11 +12,23 @@ import os
 import resource
 import struct
 import sys
+import sysconfig
 import time
 
 _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 38, 22, 2  # of prctl
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # Landlock, the same on every machine
+_CAPABILITIES = 0x20080522  # the version of capset's structures
 _READS = 0b1101  # execute, read a file, list a folder
+_READABLE = (
+    "/usr/lib",
+    "/usr/lib64",
+    "/lib",
+    "/lib64",
+    "/usr/share/zoneinfo",
+    "/etc/ld.so.cache",
+    "/dev/null",
+    "/dev/urandom",
+)
 READY = "ready\n"  # written before the program's first line
 
 
@@ -23,9 +36,9 @@ def main() -> None:
     order = json.load(sys.stdin)
     sys.stdin.close()
     try:
-        _limit(order["seconds"], order["memory"])
+        limit(order["seconds"], order["memory"])
         if order["filter"]:
-            _give_up(bytes.fromhex(order["filter"]), order["readable"])
+            give_up(bytes.fromhex(order["filter"]), order["readable"])
     except (OSError, ValueError, MemoryError) as error:
         os.write(order["fd"], repr(error).encode())
         os._exit(1)
@@ -40,8 +53,23 @@ def main() -> None:
     os._exit(0)  # threads and exit handlers of the program don't run on
 
 
-def _limit(seconds: float, memory: int) -> None:
-    """Bounds time on the cores, memory, the size of files, core dumps and, but for root, how many processes there are."""
+def readable() -> list[str]:
+    """Returns the files and folders that Python and its standard library read."""
+    paths = sysconfig.get_paths()
+    return [sys.base_prefix, sys.base_exec_prefix, paths["stdlib"], paths["platstdlib"], *_READABLE]
+
+
+def has_landlock() -> bool:
+    """True if this kernel can hide files from a process."""
+    return sys.platform == "linux" and ctypes.CDLL(None).syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1) > 0
+
+
+def limit(seconds: float, memory: int) -> None:
+    """Bounds time on the cores, memory, the size of files, core dumps and, but for root, how many processes there are.
+
+    Raises:
+      OSError, ValueError: a limit can't be set.
+    """
     cpu = math.ceil(time.process_time() + seconds)  # this interpreter has taken some already
     limits = {"CPU": cpu, "AS": memory, "FSIZE": 0, "CORE": 0, "NOFILE": 64, "NPROC": 256}
     for name, most in limits.items():
@@ -56,11 +84,16 @@ def _limit(seconds: float, memory: int) -> None:
                 raise
 
 
-def _give_up(rules: bytes, readable: list[str]) -> None:
-    """Leaves this process without network, other processes and writing, and with `readable` alone to read."""
+def give_up(rules: bytes, readable: list[str]) -> None:
+    """Leaves this process without network, other processes and writing, without root's powers, with `readable` alone to read.
+
+    Raises:
+      OSError: the kernel refuses.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
     _read_only_these(libc, readable)
+    _check(libc.capset(struct.pack("Ii", _CAPABILITIES, 0), bytes(24)))
     code = ctypes.create_string_buffer(rules, len(rules))
     program = struct.pack("HP", len(rules) // 8, ctypes.addressof(code))
     _check(libc.prctl(_SET_SECCOMP, _FILTER, program, 0, 0))
