@@ -14,7 +14,7 @@ def get_config() -> ConfigDict:
     c = ConfigDict()
     c.program = "pretrain"  # the program that `jaxlm train` and `python -m jaxlm.main` run
     c.workdir = ""  # folder of this run: checkpoints, metrics, samples; required to train
-    c.seed = 0  # initial weights, data order, dropout and samples all follow from it
+    c.seed = 0  # initial weights, order of rows, dropout and samples all follow from it
     c.origin = ""  # the folder of a run whose weights this one begins with; "" = new weights
     c.origin_checkpoint = "latest"  # of the origin: latest, best or a step
     c.origin_state = False  # True: begin with the origin's optimizer state, step and order of batches too (a branch)
@@ -83,6 +83,7 @@ def _data(c: ConfigDict) -> None:
     d.tokenizer_model = "bpe"  # the kind of tokenizer that is trained
     d.chat_tokens = False  # the last five ids of the vocabulary are the ChatML tokens
     d.val_fraction = 0.01  # of documents, held out by a hash of their content
+    d.seed = -1  # chooses the held-out documents and trains the tokenizer; -1 = as in the manifest, 0 for new data
     d.block_tokens = 8192  # tokens per ArrayRecord record
     d.num_threads = 4  # of the loader; batches do not depend on it
     d.num_workers = 0  # processes of the loader; 0 = threads only; batches do not depend on it
@@ -234,9 +235,11 @@ def _outputs(c: ConfigDict) -> None:
     c.checkpoint.mirror_timeout_s = 3600.0  # a copy that takes longer is abandoned and begun again
 
     c.eval = ConfigDict()  # held-out loss and benchmarks
-    c.eval.batch_size = 0  # sequences per evaluation step; 0 = microbatch_size
+    c.eval.batch_size = 0  # sequences in memory at a time, which changes no result; 0 = microbatch_size
     c.eval.at_start = False  # also before the first step
-    c.eval.max_batches = 32  # per source; 0 = all held-out text
+    c.eval.max_mb = 4.0  # the first megabytes of each source's held-out text; 0 = all
+    c.eval.max_examples = 400  # the first held-out chats, pairs or prompts; 0 = all
+    c.eval.older_batches = ()  # (batches, rows of each) that a run begun with eval.max_batches keeps; () = the limits above
     c.eval.tasks = ()  # benchmarks in training and of `jaxlm eval` by default: arc_easy, piqa, ...; () = none
     c.eval.tasks_every_steps = 0  # in training; 0 = at the end only
     c.eval.max_items = 200  # of each task in training, always the same; 0 = all

@@ -31,6 +31,7 @@ def get_config():
     c.train.seq_len = 4096
     c.train.microbatch_size = 32
     c.train.eval_every_steps = 1000
+    c.eval.max_mb = 16.0
     c.optim.lr = 3e-4
     c.optim.warmup_steps = 2000
     c.checkpoint.every_steps = 1000

@@ -26,7 +26,7 @@ def get_config():
     c.train.eval_every_steps = 50
     c.eval.at_start = True
     c.eval.batch_size = 8
-    c.eval.max_batches = 32
+    c.eval.max_mb = 0.5  # of the text that its base was trained on
     c.optim.lr = 1e-6
     c.optim.warmup_steps = 20
     c.optim.weight_decay = 0.0

@@ -29,6 +29,7 @@ def get_config():
     c.train.seq_len = 1024
     c.train.microbatch_size = 16
     c.train.eval_every_steps = 500
+    c.eval.max_mb = 2.0
     c.optim.lr = 6e-4
     c.optim.warmup_steps = 500
     c.checkpoint.every_steps = 500

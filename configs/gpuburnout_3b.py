@@ -35,6 +35,7 @@ def get_config():
     c.train.seq_len = 2048
     c.train.microbatch_size = 8
     c.train.eval_every_steps = 1000
+    c.eval.max_mb = 2.0
     c.optim.name = "adamw8bit"
     c.optim.lr = 2e-4
     c.optim.warmup_steps = 2000

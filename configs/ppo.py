@@ -32,8 +32,7 @@ def get_config():
     c.train.seq_len = 512
     c.train.eval_every_steps = 50
     c.eval.at_start = True
-    c.eval.batch_size = 32
-    c.eval.max_batches = 4
+    c.eval.max_examples = 128
     c.optim.lr = 1e-6
     c.optim.b2 = 0.99
     c.optim.warmup_steps = 5

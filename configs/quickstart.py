@@ -31,6 +31,7 @@ def get_config():
     c.train.eval_every_steps = 230
     c.eval.at_start = True
     c.eval.batch_size = 8
+    c.eval.max_mb = 0.0
     # The recipe (docs/recipe.md)
     c.optim.name = "muon"
     c.optim.ns_steps = 3

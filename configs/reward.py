@@ -24,7 +24,7 @@ def get_config():
     c.train.eval_every_steps = 50
     c.eval.at_start = True
     c.eval.batch_size = 8
-    c.eval.max_batches = 32
+    c.eval.max_mb = 0.5  # of the text that its base was trained on
     c.optim.lr = 1e-5
     c.optim.warmup_steps = 20
     c.checkpoint.every_steps = 100

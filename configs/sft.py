@@ -23,7 +23,7 @@ def get_config():
     c.train.eval_every_steps = 50
     c.eval.at_start = True
     c.eval.batch_size = 8
-    c.eval.max_batches = 16
+    c.eval.max_mb = 0.25  # of the text that its base was trained on
     c.optim.lr = 3e-4
     c.optim.rows_lr_ratio = 10.0
     c.optim.warmup_steps = 20

@@ -31,6 +31,7 @@ def get_config():
     c.train.seq_len = 512
     c.train.microbatch_size = 16
     c.train.eval_every_steps = 250
+    c.eval.max_mb = 1.0
     # The recipe (docs/recipe.md)
     c.optim.name = "muon"
     c.optim.lr = 0.0

@@ -38,6 +38,7 @@ def get_config():
     c.train.batch_size = 16
     c.train.seq_len = 512
     c.train.eval_every_steps = 500
+    c.eval.max_mb = 1.0
     c.optim.lr = 1e-3
     c.optim.warmup_steps = 200
     c.checkpoint.every_steps = 500

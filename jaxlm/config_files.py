@@ -14,7 +14,7 @@ from typing import Literal
 from absl import flags
 from ml_collections import config_dict, config_flags
 
-from jaxlm.config import ConfigError, nearest_key
+from jaxlm.config import ConfigError, nearest_key, older
 
 CONFIG_PACKAGE = pathlib.Path(__file__).parent / "configs"
 TOKENIZER = "tokenizer"  # the folder of the tokenizer of a run that has no data of its own: an imported one
@@ -181,6 +181,7 @@ def apply_override(config: config_dict.ConfigDict, override: str) -> None:
     Raises ConfigError if the key is unknown or a section, the value is missing, or it has the wrong type.
     """
     key, sep, value = override.partition("=")
+    older.admit(config, key)
     if key.startswith(_NAMED) and (name := key.removeprefix(_NAMED)) not in config.data.final.weights:
         with config.unlocked():
             config.data.final.weights[name] = 0.0
@@ -252,7 +253,7 @@ def from_run(path: pathlib.Path) -> config_dict.ConfigDict:
         saved = tuples(json.loads(path.read_text(encoding="utf-8")))
         if "train" not in saved:
             raise ValueError("it has no section train")
-        whole = merged(base, saved)
+        whole = older.read_run(saved, merged(base, saved), path.parent)
         sources = whole["prepare"]["sources"]
         whole["prepare"]["sources"] = {name: merged(empty_source, source) for name, source in sources.items()}
         config = config_dict.ConfigDict(whole)

@@ -150,6 +150,11 @@ def batch_ways(mesh: Mesh | AbstractMesh) -> int:
     return int(np.prod([mesh.shape[axis] for axis in BATCH_AXES]))
 
 
+def padded_rows(mesh: Mesh, rows: int) -> int:
+    """Returns `rows`, at least 1, rounded up to a number that the mesh splits."""
+    return -(-max(rows, 1) // batch_ways(mesh)) * batch_ways(mesh)
+
+
 def axis_size(axis: str) -> int:
     """Returns the number of devices on an axis of the current mesh (`jax.set_mesh`); 1 if there is no mesh."""
     return jax.sharding.get_abstract_mesh().shape.get(axis, 1)

@@ -108,7 +108,7 @@ def train(out: pathlib.Path, texts: dict[str, str], steps: int, seed: int) -> di
     )
     settings = [*(f"model.{word}" for word in SHAPE), *(f"train.{word}" for word in STEPS), f"train.steps={steps}"]
     settings += [f"seed={seed}", "optim.lr=2e-3", "optim.warmup_steps=30", "checkpoint.every_steps=0"]
-    settings += ["sample.every_steps=0", "eval.max_batches=100", "log.every_steps=50", f"workdir={out}"]
+    settings += ["sample.every_steps=0", "eval.max_mb=3.0", "log.every_steps=50", f"workdir={out}"]
     settings.append(f"data.val_fraction={VAL_FRACTION}")
     jaxlm("train", f"--config={config}", *(f"--config.{setting}" for setting in settings))
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

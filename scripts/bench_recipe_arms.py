@@ -79,7 +79,7 @@ COMMON: Keys = {
     "train.seq_len": SEQ_LEN,
     "train.batch_size": BATCH,
     "train.eval_every_steps": 0,
-    "eval.max_batches": 0,
+    "eval.max_mb": 0.0,
     "eval.batch_size": 16,
     "eval.at_start": False,
     "checkpoint.every_steps": 0,

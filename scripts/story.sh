@@ -64,7 +64,7 @@ case $SIZE in
       --config.optim.warmup_steps=2 --config.optim.lr=1e-4 --config.sample.max_new_tokens=32)
     grpo=(--config.train.steps=5 --config.train.batch_size=16 --config.train.seq_len=256 --config.rollout.max_new_tokens=4
       --config.train.eval_every_steps=0 --config.optim.warmup_steps=1 --config.optim.lr=1e-3 --config.sample.max_new_tokens=32
-      --config.eval.batch_size=32 --config.eval.max_batches=1)
+      --config.eval.max_examples=32)
     ;;
   small)
     config=$here/story_base.py
@@ -72,8 +72,8 @@ case $SIZE in
     sft=(--config.train.seq_len=256 --config.optim.lr=1e-3 --config.sample.max_new_tokens=48)
     dpo=(--config.train.steps=150 --config.train.seq_len=256 --config.optim.lr=3e-5 --config.sample.max_new_tokens=48)
     grpo=(--config.train.steps=250 --config.train.batch_size=8 --config.train.seq_len=384 --config.rollout.max_new_tokens=8
-      --config.optim.lr=3e-5 --config.log.every_steps=10 --config.sample.max_new_tokens=48 --config.eval.batch_size=256
-      --config.eval.max_batches=1)
+      --config.optim.lr=3e-5 --config.log.every_steps=10 --config.sample.max_new_tokens=48
+      --config.eval.max_examples=256)
     ;;
   1b)
     [ -n "$DOCS" ] && [ -n "$CHATS" ] && [ -n "$PAIRS" ] || refuse 'SIZE=1b learns from your own: DOCS=FOLDER CHATS=FILE PAIRS=FILE'

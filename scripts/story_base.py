@@ -25,7 +25,7 @@ def get_config():
     c.train.eval_every_steps = 200
     c.eval.at_start = True
     c.eval.batch_size = 8
-    c.eval.max_batches = 4
+    c.eval.max_mb = 0.03
     c.optim.lr = 3e-3
     c.optim.warmup_steps = 20
     c.checkpoint.every_steps = 200

@@ -164,7 +164,7 @@ def test_parameter_counts(name, count):
         ("optim.lr=inf", "must be finite and at least 0"),
         ("optim.lr=-1", "must be at least 0"),
         ("model.rope.factor=0", "at least 1"),
-        ("eval.max_batches=-1", "at least 0"),
+        ("eval.max_mb=-1", "at least 0"),
         ("prepare.sources.prose.weight=-1", "must be at least 0"),
         ("prepare.sources.prose.priority=200", "in -128 to 127"),
         ("prepare.task_mb=0", "at least 0.001"),
@@ -207,7 +207,7 @@ SIZES = [
     "train.steps",
     "train.microbatch_size",
     "eval.batch_size",
-    "eval.max_batches",
+    "eval.max_examples",
     "sample.max_new_tokens",
     "sample.top_k",
     "mesh.fsdp",
@@ -264,6 +264,41 @@ def test_derived_values():
     assert c.train.microbatch_size == c.train.batch_size == c.eval.batch_size
     assert c.data.dir == "w/data"
     assert {name: source.path for name, source in c.data.sources.items()} == {"text": "/some/text"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "older_batches"),
+    [
+        (("eval.max_batches=2", "eval.batch_size=6"), (2, 6)),
+        (("eval.batch_size=0", "eval.max_batches=2", "train.batch_size=12", "train.microbatch_size=4"), (2, 4)),
+        (("eval.max_batches=2", "train.microbatch_size=-1", "train.batch_size=12", "eval.batch_size=0"), (2, 12)),
+        (("eval.max_batches=0", "eval.batch_size=6"), (0, 6)),
+        (("eval.max_batches=2", "eval.max_mb=1"), ()),
+    ],
+)
+def test_the_flag_of_older_versions_means_the_rows_that_it_meant(keys, older_batches):
+    """So that old scripts measure what they did: so many batches of so many rows, 0 = all."""
+    c = resolve(*keys)
+    assert c.eval.older_batches == older_batches
+    assert "max_batches" not in config.to_json(c)
+
+
+def test_a_run_of_an_older_version_keeps_what_its_keys_meant(tmp_path):
+    """Its held-out rows, and `seed` for what `data.seed` chooses now; what the machine chose stands in run.json."""
+    saved = json.loads(config.to_json(resolve("seed=3", "train.microbatch_size=-1")))
+    for key in ("max_mb", "max_examples", "older_batches"):
+        del saved["eval"][key]
+    del saved["data"]["seed"]
+    saved["eval"] |= {"max_batches": 2, "batch_size": 0}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    (tmp_path / "run.json").write_text(json.dumps({"starts": [{"choices": {"microbatch_size": 16}}]}))
+    c = config.resolve(config_files.of_run(tmp_path, []))
+    assert (c.eval.older_batches, c.data.seed) == ((2, 16), 3)
+    assert config.resolve(config_files.of_run(tmp_path, ["eval.max_mb=1"])).eval.older_batches == ()
+    (tmp_path / "run.json").unlink()
+    assert config.resolve(config_files.of_run(tmp_path, [])).eval.older_batches == (2, c.train.batch_size)
+    (tmp_path / "config.json").write_text(config.to_json(c))  # as the next start writes it
+    assert config.resolve(config_files.of_run(tmp_path, [])) == dataclasses.replace(c, workdir=str(tmp_path))
 
 
 def test_config_json_round_trip(tmp_path):

@@ -20,7 +20,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 KNOWN = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "USER", "VOLUME", "CMD"}
 SMALL = (
     "train.steps=2 train.batch_size=1 train.seq_len=32 train.eval_every_steps=0 model.n_layers=1 model.d_model=32 "
-    "model.d_ff=64 model.vocab_size=512 optim.warmup_steps=1 eval.at_start=False eval.max_batches=1 "
+    "model.d_ff=64 model.vocab_size=512 optim.warmup_steps=1 eval.at_start=False eval.max_mb=0.001 "
     "sample.max_new_tokens=4 prepare.sources.prose.max_bytes=200_000 prepare.sources.math.max_bytes=200_000 "
     "prepare.sources.code.max_bytes=200_000"
 )

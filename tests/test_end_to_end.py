@@ -28,7 +28,7 @@ TINY = {
     "train.eval_every_steps": 12,
     "eval.at_start": True,
     "eval.batch_size": 8,
-    "eval.max_batches": 2,
+    "eval.max_mb": 0.003,
     "checkpoint.every_steps": 4,
     "runs.supervise": "off",
     "optim.warmup_steps": 4,

@@ -34,6 +34,10 @@ def validate(c: Config) -> None:
         not c.origin_state or bool(c.origin),
         "origin_state=True needs config.origin, the folder of the run to branch from",
     )
+    _need(
+        len(c.eval.older_batches) in (0, 2),
+        f"eval.older_batches={c.eval.older_batches}: (batches, rows of each), or ()",
+    )
     _validate_mesh(c.mesh)
     _validate_end(c.runs, c.checkpoint)
     _validate_stability(c)

@@ -33,6 +33,7 @@ class DataConfig:
     tokenizer_model: Literal["bpe", "unigram"]
     chat_tokens: bool
     val_fraction: Annotated[float, above(0, most=0.5)]
+    seed: Annotated[int, within(-1, 2**32 - 1)]
     block_tokens: Annotated[int, at_least(1, most=LARGEST)]
     num_threads: Annotated[int, at_least(1, most=1024)]
     num_workers: Annotated[int, at_least(0, most=1024)]

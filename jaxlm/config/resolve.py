@@ -6,6 +6,7 @@ import os
 
 from ml_collections import config_dict
 
+from jaxlm.config import older
 from jaxlm.config.build import build
 from jaxlm.config.checks import validate
 from jaxlm.config.corpora import SourceConfig
@@ -22,7 +23,7 @@ def resolve(config: config_dict.ConfigDict | dict) -> Config:
     """
     if isinstance(config, config_dict.ConfigDict):
         config = config.to_dict()
-    built = build(Config, config, "")
+    built = build(Config, older.read(config), "")
     resolved = _derive(shrunk(built) if built.phases.shrink else built)
     validate(resolved)
     return resolved

@@ -4,6 +4,7 @@ A key's default and comment are in `configs/base.py`, rules for several keys in 
 """
 
 import dataclasses
+import math
 from typing import Annotated, Literal
 
 from jaxlm.config import posttraining
@@ -146,7 +147,9 @@ class RedteamConfig:
 class EvalConfig:
     at_start: bool
     batch_size: Annotated[int, at_least(0, most=LARGEST)]
-    max_batches: Annotated[int, at_least(0, most=LARGEST)]
+    max_mb: Annotated[float, at_least(0, most=1e12)]
+    max_examples: Annotated[int, at_least(0, most=LARGEST)]
+    older_batches: tuple[Annotated[int, at_least(0, most=LARGEST)], ...]
     tasks: tuple[str, ...]
     tasks_every_steps: Annotated[int, at_least(0, most=10**12)]
     max_items: Annotated[int, at_least(0, most=LARGEST)]
@@ -158,6 +161,11 @@ class EvalConfig:
     code_seconds: Annotated[float, above(0)]
     code_memory_mb: Annotated[float, at_least(64)]
     redteam: RedteamConfig
+
+    @property
+    def max_prompts(self) -> int:
+        """Returns how many held-out prompts are asked at most; 0 = all."""
+        return math.prod(self.older_batches) if self.older_batches else self.max_examples
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ LEAST_INTERVAL = 10  # steps between two evaluations or checkpoints, or train.st
 LEAST_STEPS = 2  # of a phase
 CORPUS = {"prose": 0.87, "math": 0.1, "code": 0.03}  # the embedded corpus and its mixture
 FINAL = {"math": 0.4}  # its final weights, if the config has any
-EVAL_BATCHES = 4  # per source
+EVAL_MB, EVAL_EXAMPLES = 0.015, 32  # per source; chats, pairs or prompts
 USD_PER_HOUR = (
     0.1  # of a machine of two cores; at the price of a GPU the first budget would be spent before the first step
 )
@@ -68,7 +68,7 @@ def shrunk(c: Config) -> Config:
         sample=sample,
         rollout=dataclasses.replace(c.rollout, prompts=4, answers=4, max_new_tokens=24, rows=0),
         policy=dataclasses.replace(c.policy, minibatches=min(c.policy.minibatches, 2), overlong_tokens=0),
-        eval=dataclasses.replace(c.eval, batch_size=0, max_batches=EVAL_BATCHES),
+        eval=dataclasses.replace(c.eval, batch_size=0, max_mb=EVAL_MB, max_examples=EVAL_EXAMPLES, older_batches=()),
         prepare=dataclasses.replace(c.prepare, sources={}),
         mesh=dataclasses.replace(c.mesh, data=-1, fsdp=1, tensor=1, context=1),
         log=dataclasses.replace(c.log, every_steps=max(_over(c.log.every_steps), 1)),

@@ -66,7 +66,7 @@ class BuildSettings:
       vocab_size: the number of ids, including the five ChatML tokens if `chat_tokens` is True; 0 = what the data has, or
         else `vocabulary.choose` of the text.
       chat_tokens: True to add the ChatML tokens to the vocabulary.
-      seed: the seed of the order of documents and of the choice of held-out documents.
+      seed: the seed of the order of documents and of the choice of held-out documents; -1 = what the data has, or else 0.
       val_fraction: the share of each source's documents to hold out (at least one document). A hash of the content
         chooses them, so that exact duplicates are all held out or all trained on.
       tokenizer_path: a tokenizer to use instead of training one (`coder.load`); its size must be `vocab_size` if that is set.
@@ -137,6 +137,7 @@ def build_data(
     with files.lock(root, "is writing", "data.dir"):
         if data := finished():
             return data
+        settings = dataclasses.replace(settings, seed=max(settings.seed, 0))
         recipe = _recipe(source_list, settings, signed, recipe_extra or {}, {})
         shards.clear_leftovers(root)
         shutil.rmtree(root / _SPILL, ignore_errors=True)
@@ -181,6 +182,7 @@ def _recipe(
         if field.name not in ("tokenizer_path", "tokenizer_model", "tfds_dir"):
             recipe[field.name] = str(getattr(settings, field.name))
     recipe["vocab_size"] = str(settings.vocab_size or built.get("vocab_size", 0))
+    recipe["seed"] = str(settings.seed) if settings.seed >= 0 else built.get("seed", "0")
     kind = "" if settings.tokenizer_model == "bpe" else f"{settings.tokenizer_model} "
     recipe["tokenizer"] = f"{kind}trained on these sources"
     if path := settings.tokenizer_path:

@@ -59,7 +59,7 @@ def open_mixture(data: DataConfig, prepare: PrepareConfig, vocab_size: int) -> t
     return opened, later | (prepared or opened.mixture)
 
 
-def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size: int, seed: int, say: Say) -> None:
+def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size: int, say: Say) -> None:
     """Makes `data.dir` (tokenizer, shards, manifest). If it exists already, checks that the same recipe made it.
 
     The text comes from the `data.sources` that have a path. If none has a path, the text comes from the documents of
@@ -69,7 +69,6 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
     Args:
       engine: the name of the engine that runs the tasks of `jaxlm prepare` (`config.engine`).
       vocab_size: the size of the vocabulary, if a tokenizer is trained; 0 = that of the data, or chosen by `vocabulary`.
-      seed: the seed of the order of documents.
       say: called with a line at each stage of the work.
 
     Raises:
@@ -86,7 +85,7 @@ def make_data(data: DataConfig, prepare: PrepareConfig, engine: str, vocab_size:
     settings = build.BuildSettings(
         vocab_size=vocab_size,
         chat_tokens=d.chat_tokens,
-        seed=seed,
+        seed=d.seed,
         val_fraction=d.val_fraction,
         block_tokens=d.block_tokens,
         max_source_bytes=d.max_bytes or None,
@@ -101,7 +100,7 @@ def make_sized(config: Config, say: Say) -> Config:
     """Returns the config with the size of its data's vocabulary; makes the data for that, if it is missing and can be made."""
     if config.data.dir and not config.model.vocab_size:
         with contextlib.suppress(ConfigError):  # who opens the data says what is wrong
-            make_data(config.data, config.prepare, config.engine, 0, config.seed, say)
+            make_data(config.data, config.prepare, config.engine, 0, say)
     return vocabulary.assumed(config, say)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from jaxlm.config import ConfigError, DataConfig, ExamplesConfig
+from jaxlm.config import ConfigError, DataConfig, EvalConfig, ExamplesConfig
 from jaxlm.data import coded, coder, examples, masks, packing, rows
 from jaxlm.data import replay as replays
 from jaxlm.data.coded import Coded, Counts
@@ -150,18 +150,30 @@ class Packed:
         chosen = range(self.batch_size) if row_indices is None else np.asarray(row_indices).tolist()
         return self._stacked([planned[row] for row in chosen], self.train)
 
-    def held_out(self, batch_size: int, ends: bool = True) -> Iterator[Batch]:
-        """Yields all held-out examples once, packed in order into batches as `batch` returns them, [batch_size, T].
+    def count_held_out(self, config: EvalConfig) -> int:
+        """Returns how many of the held-out examples an evaluation measures: the first `eval.max_examples`.
+
+        A run that keeps `eval.older_batches` measures those which so many batches of so many rows hold.
+        """
+        if config.older_batches:
+            batches, rows_of_each = config.older_batches
+            first = self._once(self.val, rows_of_each)[: batches or None]
+            return sum(len(items) for planned in first for items in planned)
+        return min(len(self.val), config.max_examples or len(self.val))
+
+    def held_out(self, batch_size: int, examples: int | None = None, ends: bool = True) -> Iterator[Batch]:
+        """Yields the held-out examples once, packed in order into batches as `batch` returns them, [batch_size, T].
 
         Args:
+          examples: how many of them, from the first on; all by default.
           ends: False: the tokens that end answers have no weight, so that the loss is that of the answers' text.
         """
-        for planned in self._once(self.val, batch_size):
+        for planned in self._once(self.val, batch_size, examples):
             yield self._stacked(planned, self.val, ends)
 
-    def held_out_batches(self, batch_size: int) -> int:
+    def held_out_batches(self, batch_size: int, examples: int | None = None) -> int:
         """Returns how many batches `held_out` yields."""
-        return len(self._once(self.val, batch_size))
+        return len(self._once(self.val, batch_size, examples))
 
     def judged(self, val: bool, batch_size: int) -> Iterator[tuple[Batch, np.ndarray]]:
         """Yields all pairs once, in order: (a batch, the number of each of its pairs in `train` or `val`, int64[B, P], or -1).
@@ -187,9 +199,9 @@ class Packed:
         other.__dict__["plan"] = self.plan
         return other
 
-    def _once(self, source: Coded, batch_size: int) -> list[list[list[packing.Item]]]:
+    def _once(self, source: Coded, batch_size: int, examples: int | None = None) -> list[list[list[packing.Item]]]:
         most = packing.pairs_in_row(self.sizes.seq_len) if self.pairs else 0
-        return packing.once(source.lengths(), seq_len=self.sizes.seq_len, batch_size=batch_size, most=most)
+        return packing.once(source.lengths()[:examples], seq_len=self.sizes.seq_len, batch_size=batch_size, most=most)
 
     def passes(self, steps: int) -> dict[str, float]:
         """Returns "examples" and the sources of the replayed text -> how many times a run of `steps` steps goes through it."""

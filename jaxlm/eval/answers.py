@@ -4,8 +4,6 @@
 compared with that of a base, which never saw them.
 """
 
-import itertools
-import sys
 from collections.abc import Iterator
 
 import jax
@@ -41,8 +39,8 @@ def make(
     """Returns a function `variables -> metrics`; None if nothing is held out.
 
     The metrics are `val/loss` and `val/text_loss` of the held-out examples, in nats a token, and BASE of the held-out text: the
-    mean of its sources' bits per byte, weighted as in the mixture. Every call uses the same examples and rows of text: those
-    of the first `eval.max_batches` batches, of the text of each source; all if that is 0.
+    mean of its sources' bits per byte, weighted as in the mixture. Every call uses the same examples and text: the first
+    `eval.max_examples`, and the first `eval.max_mb` of each source.
 
     Args:
       data: the examples; None if they are measured elsewhere.
@@ -58,34 +56,35 @@ def make(
 
 
 def _of_answers(model: Transformer, data: Packed, mesh: Mesh, config: EvalConfig, tile: int) -> Evaluator:
-    dtype, size = jnp.dtype(model.config.dtype), config.batch_size
-    rows = sharding.local_rows(mesh, size)
+    dtype, size = jnp.dtype(model.config.dtype), sharding.padded_rows(mesh, config.batch_size)
+    axis, sizes = loss.sum_axis(config), (-1, len(_WEIGHTS))
+    rows, examples = sharding.local_rows(mesh, size), data.count_held_out(config)
 
     def nll(variables: Variables, batch: base.Batch) -> jax.Array:
         nll_BxT = -base.token_logp(model, cast(variables, dtype), batch, None, tile)
-        return jnp.stack([jnp.sum(nll_BxT * batch[name]) for name in _WEIGHTS])
+        return jnp.stack([jnp.sum(nll_BxT * batch[name], axis=axis) for name in _WEIGHTS], axis=-1)
 
     nll_of = jax.jit(nll, out_shardings=sharding.replicated(mesh))
 
     def evaluate(variables: Variables) -> dict[str, float]:
         sums, tokens = [], np.zeros(len(_WEIGHTS))
-        total = min(data.held_out_batches(size), config.max_batches or sys.maxsize)
+        total = data.held_out_batches(size, examples)
         with processes.working("held-out answers", total, "batches") as tell:
-            for number, batch in enumerate(_batches(data, size, config.max_batches), 1):
+            for number, batch in enumerate(_batches(data, size, examples), 1):
                 tokens += [batch[name].sum() for name in _WEIGHTS]
                 local = jax.tree.map(lambda x: x[rows], batch)
                 sums.append(jax.block_until_ready(nll_of(variables, sharding.to_global(local, mesh, size))))
                 tell(number)
-        nll, text_nll = np.sum(jax.device_get(sums), axis=0, dtype=np.float64) / np.maximum(tokens, 1)
+        nll = np.sum(np.reshape(jax.device_get(sums), sizes), axis=0, dtype=np.float64)
+        nll, text_nll = nll / np.maximum(tokens, 1)
         return {"val/loss": float(nll), "val/text_loss": float(text_nll)}
 
     return evaluate
 
 
-def _batches(data: Packed, size: int, most: int) -> Iterator[Batch]:
-    """The held-out examples in batches, with a second kind of weights: 0 too for what ends an answer."""
-    pairs = zip(data.held_out(size), data.held_out(size, ends=False), strict=True)
-    for batch, without in itertools.islice(pairs, most or None):
+def _batches(data: Packed, size: int, examples: int) -> Iterator[Batch]:
+    """The first held-out examples in batches, with a second kind of weights: 0 too for what ends an answer."""
+    for batch, without in zip(data.held_out(size, examples), data.held_out(size, examples, ends=False), strict=True):
         yield {**batch, "text_weights": without["weights"]}
 
 

@@ -27,10 +27,19 @@ _AHEAD = 2  # batches that the host is ahead of the device
 Evaluator = Callable[[Variables], dict[str, float]]
 
 
-def summed_nll(model: Transformer, tile: int) -> Callable[[Variables, Batch], jax.Array]:
+def sum_axis(config: EvalConfig) -> int | None:
+    """Returns the axis of [B, T] that the device sums over, in float32: a row's tokens, so that B changes no result.
+
+    Older versions summed the whole batch. A run that keeps `eval.older_batches` does so still, to have the same bits.
+    """
+    return None if config.older_batches else 1
+
+
+def summed_nll(model: Transformer, tile: int, axis: int | None = None) -> Callable[[Variables, Batch], jax.Array]:
     """Returns a function `(variables, batch) -> nll`, the cross-entropy of a packed batch.
 
-    nll is a float32 scalar in nats: the sum over the targets, each times its weight in `batch["weights"]`.
+    nll is in nats, float32: the sum over the targets, each times its weight in `batch["weights"]`; a scalar, or [B] with
+    `axis=1`.
 
     Args:
       model: the model to evaluate.
@@ -39,7 +48,8 @@ def summed_nll(model: Transformer, tile: int) -> Callable[[Variables, Batch], ja
     dtype = jnp.dtype(model.config.dtype)
 
     def nll(variables: Variables, batch: Batch) -> jax.Array:
-        return jnp.sum(-base.token_logp(model, cast(variables, dtype), batch, None, tile) * batch["weights"])
+        nll_BxT = -base.token_logp(model, cast(variables, dtype), batch, None, tile)
+        return jnp.sum(nll_BxT * batch["weights"], axis=axis)
 
     return nll
 
@@ -57,19 +67,19 @@ def make(
     """Returns a function `variables -> metrics`: `val/<source>/loss` (nats a token), `val/<source>/bits_per_byte`, `val/loss`.
 
     `val/loss` is the mean of the sources' losses, weighted as in the mixture, so that it can be compared with the
-    training loss. Every call uses the same rows: the first `eval.max_batches` batches of each source's held-out text.
+    training loss. Every call uses the same text: the first `eval.max_mb` of each source's held-out text. `eval.batch_size`,
+    rounded up to the mesh, is how many rows are in memory at a time.
     """
-    nll_of = jax.jit(summed_nll(model, tile), out_shardings=sharding.replicated(mesh))
-    size = config.batch_size
+    nll_of = jax.jit(summed_nll(model, tile, sum_axis(config)), out_shardings=sharding.replicated(mesh))
+    size = sharding.padded_rows(mesh, config.batch_size)
     rows = sharding.local_rows(mesh, size)
-    max_rows = size * config.max_batches or None
-
-    def batches(source: str) -> int:
-        return -(-loader.validation_size(data, source, seq_len=seq_len, max_rows=max_rows) // size)
+    targets = {source: loader.count_targets(data, source, config, seq_len) for source in mixture}
+    total = sum(-(-count // (size * seq_len)) for count in targets.values())
 
     def evaluate_source(variables: Variables, source: str, done: Callable[[], None]) -> dict[str, float]:
         sums, tokens, n_bytes = [], 0, 0
-        for held_out in loader.validation_rows(data, source, seq_len=seq_len, batch_size=size, max_rows=max_rows):
+        sizes = {"seq_len": seq_len, "batch_size": size, "targets": targets[source]}
+        for held_out in loader.validation_rows(data, source, **sizes):
             local = jax.tree.map(lambda x: x[rows], held_out.batch)
             sums.append(nll_of(variables, sharding.to_global(local, mesh, size)))
             tokens += held_out.target_tokens
@@ -84,7 +94,6 @@ def make(
 
     def evaluate(variables: Variables) -> dict[str, float]:
         done = itertools.count(1 - _AHEAD)
-        total = sum(map(batches, mixture))
         with processes.working("held-out loss", total, "batches") as tell:
             results = {s: evaluate_source(variables, s, lambda: tell(max(0, next(done)))) for s in mixture}
             tell(total)

@@ -3,8 +3,6 @@
 Legend: B rows, P pairs of a row, N pairs of all.
 """
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +24,7 @@ def make(objective: Objective, data: Packed, mesh: Mesh, config: EvalConfig, dty
     """Returns a function `variables -> metrics`; None if no pair is held out.
 
     The metrics are `val/loss`, `val/accuracy`, `val/predicted` and `val/margin`: the objective's, means over pairs. Every call
-    uses the same pairs: those of the first `eval.max_batches` batches; all if that is 0.
+    uses the same pairs: the first `eval.max_examples`.
 
     Args:
       objective: that of `dpo` or `reward`.
@@ -39,13 +37,13 @@ def make(objective: Objective, data: Packed, mesh: Mesh, config: EvalConfig, dty
         found = objective.sums(cast(variables, jnp.dtype(dtype)), objective.prepare(batch), None)
         return jnp.stack([found.weight, found.loss, *(found.metrics[name] for name in _FIGURES)])
 
+    size, examples = sharding.padded_rows(mesh, config.batch_size), data.count_held_out(config)
     sums_of = jax.jit(sums, out_shardings=sharding.replicated(mesh))
 
     def evaluate(variables: Variables) -> dict[str, float]:
         total = np.zeros(2 + len(_FIGURES))
         with processes.working("held-out pairs") as tell:
-            held_out = itertools.islice(data.held_out(config.batch_size), config.max_batches or None)
-            for number, batch in enumerate(held_out, 1):
+            for number, batch in enumerate(data.held_out(size, examples), 1):
                 total += np.asarray(sums_of(variables, _placed(batch, mesh)), np.float64)
                 tell(number)
         pairs, *means = total
@@ -63,9 +61,10 @@ def judge(
 
     Args:
       variables: those of the reference, in the types in which the step computes.
-      batch_size: the rows that are judged at one time.
+      batch_size: the rows that are judged at one time, rounded up to the mesh.
       tile: the number of tokens whose logits are in memory at one time; 0 for all.
     """
+    size = sharding.padded_rows(mesh, batch_size)
     logp_of = jax.jit(lambda v, b: dpo.answer_logp(model, v, b, tile), out_shardings=sharding.replicated(mesh))
 
     def judged(val: bool) -> np.ndarray:
@@ -75,7 +74,7 @@ def judge(
         with processes.working(
             "the reference judges held-out pairs" * val or "the reference judges pairs", total
         ) as tell:
-            for batch, numbers_BxP in data.judged(val, batch_size):
+            for batch, numbers_BxP in data.judged(val, size):
                 there = numbers_BxP >= 0
                 logp_BxPx2 = np.asarray(logp_of(variables, _placed(batch, mesh))).reshape(*there.shape, 2)
                 found_Nx2[numbers_BxP[there]] = logp_BxPx2[there]

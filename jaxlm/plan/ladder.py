@@ -14,7 +14,8 @@ The file holds:
     same      what must not change while the ladder stands: {"model.d_model": 256, "data": sha256 of the manifest, ...}
     sizes     the widths (d_model) of the models, rising
     budgets   the numbers of tokens, rising, before they are rounded to whole steps
-    held_out  the text that all losses are of: seq_len, rows (of each source at most; 0 = all), mixture (source -> weight)
+    held_out  the text that all losses are of: seq_len, max_mb (of each source at most; 0 = all), mixture (source -> weight);
+              older ladders name rows of seq_len in place of max_mb
     machine   the device kind and the number of devices ("cpu x 1"); null if no speed was measured
     hours     limit (null: none was asked for, since the tokens were), planned (null if the speed is unknown), spent
     runs      one for each run, in the order in which they are done: name (its folder is LADDER/runs/NAME), d_model,
@@ -34,6 +35,7 @@ The file holds:
 
 import dataclasses
 import json
+import math
 import pathlib
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -41,8 +43,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from jaxlm import files
-from jaxlm.config import Config, ConfigError, checks
-from jaxlm.console import hours
+from jaxlm.config import Config, ConfigError, checks, older
+from jaxlm.console import hours, say
 from jaxlm.data.rows import Order
 from jaxlm.plan import here, rungs
 from jaxlm.plan.cost import tokens
@@ -80,10 +82,11 @@ def begin(config: Config, order: Order, folder: pathlib.Path, asked: Asked, name
       ConfigError: the folder holds the ladder of another config, the model, the data or the hours are too small for one, or
         this machine's speed is needed and not known.
     """
-    config = rungs.measured_alike(config)
+    if found := read(folder):
+        config = older.as_in_ladder(config, found["same"], say)
     held_out = rungs.held_out_tokens(config, order)
     same = json.loads(json.dumps(rungs.same(config, order)))
-    if found := read(folder):
+    if found:
         kept = {"sizes": found["sizes"], "tokens": found["budgets"], "hours": found["hours"]["limit"]}
         wanted = {"sizes": list(asked.sizes), "tokens": list(asked.budgets), "hours": asked.hours}
         _check_same(folder, found["same"] | kept, same | {key: value for key, value in wanted.items() if value})
@@ -116,11 +119,12 @@ def begin(config: Config, order: Order, folder: pathlib.Path, asked: Asked, name
 
 
 def _new(config: Config, order: Order, name: str, climbed: Sequence[Rung]) -> Ladder:
-    m, e = config.model, config.eval
+    m = config.model
     shape = ("family", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff")
     target = {"config": name, "parameters": count_params(m), "tokens": tokens(config), "vocab_size": m.vocab_size}
     target |= {"lr": config.optim.lr or rungs.by_rule(config).lr, "shape": {key: getattr(m, key) for key in shape}}
-    held_out = {"seq_len": config.train.seq_len, "rows": e.batch_size * e.max_batches, "mixture": dict(order.mixture)}
+    e, held_out = config.eval, {"seq_len": config.train.seq_len, "mixture": dict(order.mixture)}
+    held_out |= {"rows": math.prod(e.older_batches)} if e.older_batches else {"max_mb": e.max_mb}
     runs = [one.to_json() for one in climbed]
     return {"version": VERSION, "target": target, "held_out": held_out, "runs": runs} | dict.fromkeys(
         ("rates", "fit", "foretold")

@@ -17,7 +17,7 @@ import pathlib
 import typing
 from collections.abc import Mapping, Sequence
 
-from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig
+from jaxlm.config import Config, ConfigError, ModelConfig, OptimConfig, older
 from jaxlm.console import human
 from jaxlm.data import passes
 from jaxlm.data.rows import Order
@@ -96,12 +96,6 @@ def check(config: Config) -> None:
         raise ConfigError(f"a ladder is of pretraining; this config is of {config.program}")
     if config.origin:
         raise ConfigError(f"a ladder begins with new weights, and config.origin={config.origin} names others")
-
-
-def measured_alike(config: Config) -> Config:
-    """Returns the config with as many held-out rows for every run, also where a device chooses the microbatch."""
-    size = config.eval.batch_size or config.train.batch_size
-    return dataclasses.replace(config, eval=dataclasses.replace(config.eval, batch_size=size))
 
 
 def sizes(model: ModelConfig) -> list[int]:
@@ -223,12 +217,15 @@ def _alone(c: Config) -> Config:
 
 
 def held_out_tokens(config: Config, order: Order) -> int:
-    """Returns the tokens of held-out text that each run is measured on. Raises ConfigError if there are none."""
-    most = config.eval.batch_size * config.eval.max_batches * config.train.seq_len
-    found = [order.data.entry(source, "val")["tokens"] for source, weight in order.mixture.items() if weight]
-    if not sum(found):
+    """Returns about how many tokens of held-out text each run is measured on. Raises ConfigError if there are none."""
+    e, found = config.eval, [order.data.entry(source, "val") for source, weight in order.mixture.items() if weight]
+    if not sum(entry["tokens"] for entry in found):
         raise ConfigError(f"the data in {order.data.path} holds out no text, and a ladder is of held-out losses")
-    return sum(min(n, most or n) for n in found)
+    if e.older_batches:
+        most = math.prod(e.older_batches) * config.train.seq_len
+        return sum(min(entry["tokens"], most or entry["tokens"]) for entry in found)
+    shares = [min(1.0, e.max_mb * 1e6 / max(entry["bytes"], 1) if e.max_mb else 1.0) for entry in found]
+    return sum(round(share * entry["tokens"]) for share, entry in zip(shares, found, strict=True))
 
 
 def check_data(order: Order, climbed: Sequence[Rung]) -> str:
@@ -311,7 +308,7 @@ def same(config: Config, order: Order) -> dict[str, typing.Any]:
         "train": {k: getattr(config.train, k) for k in ("steps", "batch_size", "seq_len")},
         "optim": {k: v for k, v in dataclasses.asdict(config.optim).items() if k != "offload"},
         "loss": {"z_loss": config.loss.z_loss},
-        "eval": {k: getattr(config.eval, k) for k in ("batch_size", "max_batches")},
+        "eval": older.ladder_keys(config.eval) or {"max_mb": config.eval.max_mb},
     }
     flat = {f"{section}.{key}": value for section, keys in parts.items() for key, value in keys.items()}
     final = dataclasses.asdict(config.data.final) if order.final else None

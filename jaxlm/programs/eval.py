@@ -1,14 +1,13 @@
 """`jaxlm eval`: the held-out loss of a run's model, and benchmarks."""
 
 import argparse
-import dataclasses
 import importlib.metadata
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
 
-from jaxlm import console, sharding
+from jaxlm import console
 from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.data import chat, vocabulary
 from jaxlm.data.open import open_mixture
@@ -88,18 +87,14 @@ def _kept(folder: pathlib.Path, result: TaskResult, about: dict) -> tuple[str, b
 
 
 def _held_out(run: Restored, config: Config) -> dict[str, float]:
-    """Returns the metrics of the run's held-out text, over the rows that training evaluates; none if it holds out none."""
+    """Returns the metrics of the run's held-out text, over the text that training evaluates; none if it holds out none."""
     if run.data is None:  # a model from elsewhere
         return {}
     data, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
     if not any(data.stream(source, "val").tokens > 1 for source in mixture):
         return {}
-    ways, settings = sharding.batch_ways(run.mesh), config.eval
-    size = -(-settings.batch_size // ways) * ways  # this machine may have more devices than the run's batches divide by
-    rows = settings.batch_size * settings.max_batches
-    settings = dataclasses.replace(settings, batch_size=size, max_batches=-(-rows // size))
     sizes = {"seq_len": config.train.seq_len, "tile": config.loss.tile_tokens}
-    return loss.make(run.model, data, mixture, run.mesh, settings, **sizes)(run.variables)
+    return loss.make(run.model, data, mixture, run.mesh, config.eval, **sizes)(run.variables)
 
 
 def _about(step: int, config: Config, args: argparse.Namespace) -> dict:

@@ -15,7 +15,7 @@ from jaxlm.processes import say, together
 from jaxlm.programs import training
 from jaxlm.programs.task import Ready, Task
 from jaxlm.train import batches as batches_lib
-from jaxlm.train import origin
+from jaxlm.train import origin, workdir
 from jaxlm.train.batches import LoaderBatches
 from jaxlm.train.checkpoints import weights
 
@@ -47,7 +47,8 @@ def data(config: Config) -> rows.Order:
     Builds the shards first if they are missing.
     """
     d, prepare, vocab_size = config.data, config.prepare, vocabulary.required(config)
-    together(lambda: make_data(d, prepare, config.engine, vocab_size, config.seed, say), first_only=True)
+    together(lambda: workdir.check_data_seed(config), first_only=True)
+    together(lambda: make_data(d, prepare, config.engine, vocab_size, say), first_only=True)
     return together(lambda: open_order(config))
 
 

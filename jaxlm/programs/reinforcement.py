@@ -33,9 +33,9 @@ def task(config: Config) -> Task:
             f"{config.program} needs a reward: --config.reward.tasks=reasoning_gym:chain_sum, reward.function=MODULE:FUNCTION "
             "or reward.model=RUN"
         )
-    if r.tasks and not config.eval.max_batches:
+    if r.tasks and not config.eval.max_prompts:
         raise ConfigError(
-            "eval.max_batches=0 asks for all held-out prompts, and tasks have no end of them: set it above 0"
+            "eval.max_examples=0 asks for all held-out prompts, and tasks have no end of them: set it above 0"
         )
     speaker = posttraining.tokenizer(config)
     made = _Made(config, speaker)

@@ -28,7 +28,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
             rows = _sweep(config, args.sweep)
         print_table(rows, args.json)
         return 0
-    make_data(config.data, config.prepare, config.engine, vocabulary.required(config), config.seed, say)
+    make_data(config.data, config.prepare, config.engine, vocabulary.required(config), say)
     data, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
     with console.working("measuring how well the tokenizer fits"):
         fit = _fit(config, data, args.reference)

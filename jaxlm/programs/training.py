@@ -10,7 +10,7 @@ import time
 import jax
 
 from jaxlm import console, processes
-from jaxlm.config import Config
+from jaxlm.config import Config, older
 from jaxlm.data import vocabulary
 from jaxlm.eval import benchmarks
 from jaxlm.models import hardware
@@ -45,6 +45,8 @@ def run(config: Config, task: Task) -> int:
             alive = functools.partial(clock.begin, MIRROR)
             mirror = together(lambda: mirrors.of_run(config, folder, scores, alive), first_only=True)
         together(lambda: workdir.check(config, mesh))
+        config = older.keep(config, from_first(lambda: workdir.older_batches(folder)), say)
+        asked = dataclasses.replace(asked, eval=config.eval)
         kept = from_first(lambda: workdir.rates_so_far(folder, config))
         config = recipe.by_rule(config, say, kept)
         for line in [] if kept else departures.too_high(config):

@@ -135,7 +135,7 @@ def batches(config: Config, mesh: Mesh) -> Iterator[Iterator[dict[str, jax.Array
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=folder))
         try:
-            make_data(config.data, config.prepare, config.engine, vocabulary.required(config), config.seed, say)
+            make_data(config.data, config.prepare, config.engine, vocabulary.required(config), say)
             order = open_order(config)
             local = sharding.local_rows(mesh, t.batch_size)
             source = loader.TrainLoader(order, row_indices=local, num_threads=config.data.num_threads)

@@ -117,11 +117,10 @@ class Rollouts:
     def evaluate(self, variables: Variables) -> dict[str, float]:
         """Returns `val/reward`, `val/ended`, `val/answer_tokens` and the reward's parts, means over held-out prompts.
 
-        The prompts and the draws are the same each time: one answer to each of the first `eval.max_batches` x
-        `eval.batch_size` prompts (all if `eval.max_batches` is 0), at temperature 1, as in training.
+        The prompts and the draws are the same each time: one answer to each of the first `eval.max_examples` prompts, at
+        temperature 1, as in training.
         """
-        e = self._parts.config.eval
-        items = self._prompts.held_out(e.batch_size * e.max_batches or _ALL)
+        items = self._prompts.held_out(self._parts.config.eval.max_prompts or _ALL)
         said = self._answers(variables, items, _EVALUATION)
         rewards, parts = self._rewards(items, said)
         found = {"val/reward": rewards, "val/ended": [one.ended for one in said]}

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from jaxlm import config_files, sharding
 from jaxlm.config import BY_RULE, Config, ConfigError, ModelConfig, OptimConfig
 from jaxlm.console import say
+from jaxlm.data.manifest import MANIFEST
 from jaxlm.data.rows import check_fingerprint
 from jaxlm.train import loggers
 from jaxlm.train.checkpoints import restore, weights
@@ -35,7 +36,7 @@ def check(config: Config, mesh: Mesh) -> pathlib.Path:
     """Makes all checks that need no data, and returns the run's folder. Raises ConfigError if a check fails."""
     folder = workdir(config.workdir)
     size = config.train.microbatch_size if config.train.microbatch_size > 0 else config.train.batch_size
-    sharding.check_batch(mesh, **{"train.microbatch_size": size, "eval.batch_size": config.eval.batch_size})
+    sharding.check_batch(mesh, **{"train.microbatch_size": size})
     sharding.check_context(mesh, config.train.seq_len, config.model)
     sharding.check_tensor(mesh, config.model)
     check_offload(config.optim, config.model, mesh.local_devices[0])
@@ -81,6 +82,25 @@ def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str]) -> 
         newest = max(int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal())
         for meta in restore.read_metas(checkpoints, [newest]).values():
             check_fingerprint(meta.get("fingerprint", {}), fingerprint)
+
+
+def older_batches(folder: pathlib.Path) -> list[int]:
+    """Returns `eval.older_batches` of the run that has begun in the folder; [] if it has not, or has none."""
+    saved = folder / "config.json"
+    return list(config_files.from_run(saved).eval.older_batches) if has_checkpoints(folder) and saved.is_file() else []
+
+
+def check_data_seed(config: Config) -> None:
+    """Raises ConfigError if the data of the folder's run is gone, and would be made again with other held-out documents."""
+    saved = pathlib.Path(config.workdir) / "config.json"
+    gone = not (pathlib.Path(config.data.dir) / MANIFEST).is_file()
+    if gone and saved.is_file() and has_checkpoints(saved.parent):
+        seed = max(config_files.from_run(saved).data.seed, 0)
+        if seed != max(config.data.seed, 0):
+            raise ConfigError(
+                f"the data of {config.workdir} was made with data.seed={seed}, and is not in {config.data.dir}: give "
+                f"--config.data.seed={seed}, with which it is made again as it was"
+            )
 
 
 def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) -> None:

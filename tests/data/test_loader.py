@@ -412,10 +412,20 @@ def test_validation_counts_every_held_out_target_once(data, seq_len, batch_size)
     assert sum(b.target_bytes for b in batches) == text_bytes - data.token_bytes()[tokens[0]]
 
 
-def test_validation_can_be_capped(data):
-    whole = list(loader.validation_rows(data, "prose", seq_len=8, batch_size=4))
-    capped = list(loader.validation_rows(data, "prose", seq_len=8, batch_size=4, max_rows=6))
-    assert len(capped) == 2
-    assert np.array_equal(capped[0].batch["tokens"], whole[0].batch["tokens"])
-    assert capped[1].batch["weights"].sum() == 2 * 8
-    assert np.array_equal(capped[1].batch["tokens"][:2], whole[1].batch["tokens"][:2])
+@pytest.mark.parametrize("chunk", [7, 65_536])
+def test_the_first_megabytes_of_held_out_text_are_its_tokens_that_begin_in_them(data, chunk, monkeypatch):
+    monkeypatch.setattr(loader, "_CHUNK", chunk)
+    settings = config_lib.resolve(config_files.load("base", ["data.path=x"])).eval
+    tokens = data.stream("prose", "val").read(0, data.token_counts("val")["prose"])
+    bytes_N = data.token_bytes()[tokens[1:]]
+    begins_N = np.cumsum(bytes_N) - bytes_N
+    for limit in (1, 2, 50, 51, 52, int(bytes_N.sum()) - 1, int(bytes_N.sum()), 10**9, 0):
+        limited = dataclasses.replace(settings, max_mb=limit / 1e6)
+        want = int((begins_N < (limit or np.inf)).sum())
+        assert loader.count_targets(data, "prose", limited, 8) == want
+        batches = list(loader.validation_rows(data, "prose", seq_len=8, batch_size=4, targets=want))
+        targets = np.concatenate([b.batch["targets"][b.batch["weights"] > 0] for b in batches])
+        assert np.array_equal(targets, tokens[1 : 1 + want])
+    older = dataclasses.replace(settings, older_batches=(3, 2), max_mb=1e-6)
+    assert loader.count_targets(data, "prose", older, 8) == 48
+    assert loader.count_targets(data, "prose", dataclasses.replace(older, older_batches=(0, 2)), 8) == len(tokens) - 1

@@ -32,7 +32,7 @@ def open_as(c: Config, prepared=(), sources=()):
 
 
 def make(c, say):
-    make_data(c.data, c.prepare, c.engine, c.model.vocab_size, c.seed, say)
+    make_data(c.data, c.prepare, c.engine, c.model.vocab_size, say)
 
 
 def test_weights_are_those_of_data_then_of_prepare_then_of_the_manifest(data):
@@ -56,7 +56,7 @@ def test_a_source_that_the_data_lacks_is_refused(data):
 
 def test_data_that_is_there_is_opened_and_not_made_again(corpus, tmp_path):
     keys = [f"data.path={corpus.folder / 'code.jsonl'}", "data.val_fraction=0.1", "data.block_tokens=64"]
-    c, said = resolve(tmp_path, "seed=3", *keys), []
+    c, said = resolve(tmp_path, "data.seed=3", *keys), []
     make(c, said.append)
     assert any(line.startswith("wrote text: ") for line in said)
     sha256, mixture = open_as(c)[0].sha256, open_mixture(c.data, c.prepare, 325)[1]
@@ -65,8 +65,20 @@ def test_data_that_is_there_is_opened_and_not_made_again(corpus, tmp_path):
     make(c, said.append)
     assert open_as(c)[0].sha256 == sha256
     assert not any(line.startswith("wrote") for line in said)
+    make(resolve(tmp_path, "data.seed=-1", *keys), said.append)  # as it was made
     with pytest.raises(ConfigError, match="seed"):
-        make(resolve(tmp_path, "seed=4", *keys), said.append)
+        make(resolve(tmp_path, "data.seed=4", *keys), said.append)
+
+
+def test_the_seed_of_a_run_changes_nothing_of_its_data(corpus, tmp_path):
+    """Else three seeds are measured on three texts, by three tokenizers."""
+    keys = [f"data.path={corpus.folder / 'code.jsonl'}", "data.val_fraction=0.1", "data.block_tokens=64"]
+    runs = {name: resolve(tmp_path / name, *keys, *more) for name, *more in (("a", "seed=3"), ("b", "seed=4"))}
+    runs["c"] = resolve(tmp_path / "c", *keys, "data.seed=4")
+    for c in runs.values():
+        make(c, lambda line: None)
+    one, other, third = (open_as(c)[0].sha256 for c in runs.values())
+    assert one == other != third
 
 
 def test_a_folders_documents_are_weighed_by_what_is_left(tmp_path, make_document):

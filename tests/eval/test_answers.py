@@ -25,7 +25,8 @@ def given(tmp_path_factory):
     texts = (json.dumps({"text": f"{i} {word} is the sea"}) for i, word in enumerate(tiny_chats.WORDS * 5))
     (folder / "text.jsonl").write_text("\n".join(texts))
     path = tiny_chats.chats(folder / "chats.jsonl", 120)
-    c = config.resolve(config_files.load("base", [f"data.path={path}", "data.val_fraction=0.4", "eval.max_batches=0"]))
+    keys = [f"data.path={path}", "data.val_fraction=0.4", "eval.max_mb=0", "eval.max_examples=0"]
+    c = config.resolve(config_files.load("base", keys))
     made = packed.make(c.data, c.examples, tokenizer, pairs=False, sizes=packed.Sizes(0, TOKENS, ROWS))
     text = replay.open_text(str(folder / "text.jsonl"), tokenizer, text_key="text", val_fraction=0.5, num_threads=1)
     model = models.build(tiny.model_config(vocab_size=tokenizer.vocab_size), "xla")
@@ -47,7 +48,7 @@ def test_of_answers_and_of_text(given):
     whole = loss.make(model, text, text.mixture, mesh, settings, seq_len=TOKENS, tile=0)(variables)
     assert found[answers.BASE] == pytest.approx(whole["val/replay/bits_per_byte"])
     assert set(found) == {"val/loss", "val/text_loss", answers.BASE}
-    fewer = dataclasses.replace(settings, max_batches=1)
+    fewer = dataclasses.replace(settings, max_examples=9)
     assert not math.isclose(
         answers.make(model, data, None, mesh, fewer, seq_len=TOKENS, tile=0)(variables)["val/loss"], found["val/loss"]
     )

@@ -56,7 +56,7 @@ def direct(c, model, params, data, source):
 def test_loss_and_bits_per_byte_are_those_of_the_texts(data, mesh):
     # Rows as long as the stream, so that no document is cut at a row's end.
     length = -(-max(data.entry(s, "val")["tokens"] for s in MIXTURE) // 4) * 4
-    c = make_config(max_batches=0, batch_size=mesh[0] * mesh[1])
+    c = make_config(max_mb=0.0, batch_size=mesh[0] * mesh[1])
     c = dataclasses.replace(c, train=dataclasses.replace(c.train, seq_len=length))
     model = models.build(c.model, "xla")
     params = tiny.random_params(model)
@@ -71,14 +71,13 @@ def test_loss_and_bits_per_byte_are_those_of_the_texts(data, mesh):
     assert got["val/loss"] == pytest.approx(weighted)
 
 
-def test_max_batches_caps_the_rows_and_is_the_same_at_each_call(data):
-    c = make_config(max_batches=1)
-    model = models.build(c.model, "xla")
+def test_the_limit_is_of_text_and_the_same_at_each_call(data):
+    model = models.build(make_config().model, "xla")
     mesh = sharding.make_mesh(config.MeshConfig(8, 1, 1, 1))
     params = {"params": tiny.random_params(model)}
-    short = evaluator(c, model, data, MIXTURE, mesh)
+    short = evaluator(make_config(max_mb=0.0005), model, data, MIXTURE, mesh)
     assert short(params) == short(params)
-    assert short(params) != evaluator(make_config(max_batches=2), model, data, MIXTURE, mesh)(params)
+    assert short(params) != evaluator(make_config(max_mb=0.001), model, data, MIXTURE, mesh)(params)
 
 
 def test_the_last_progress_told_is_all(data, monkeypatch):
@@ -91,14 +90,14 @@ def test_the_last_progress_told_is_all(data, monkeypatch):
     monkeypatch.setattr(loss.processes, "working", working)
     model = models.build(make_config().model, "xla")
     mesh = sharding.make_mesh(config.MeshConfig(8, 1, 1, 1))
-    evaluator(make_config(max_batches=2), model, data, {"b": 1.0}, mesh)({"params": tiny.random_params(model)})
+    evaluator(make_config(max_mb=0.002), model, data, {"b": 1.0}, mesh)({"params": tiny.random_params(model)})
     done, total = told[-1]
     assert done == total > 0
     assert [n for n, _ in told] == sorted(n for n, _ in told)
 
 
 def test_only_sources_of_the_mixture_are_evaluated(data):
-    c = make_config(max_batches=1)
+    c = make_config(max_mb=0.001)
     model = models.build(c.model, "xla")
     mesh = sharding.make_mesh(config.MeshConfig(8, 1, 1, 1))
     got = evaluator(c, model, data, {"b": 1.0}, mesh)({"params": tiny.random_params(model)})

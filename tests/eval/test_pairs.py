@@ -12,7 +12,7 @@ from jaxlm import config, config_files, models
 from jaxlm.eval import pairs
 from jaxlm.objectives import dpo, reward
 
-KEYS = ["data.path=x", "train.seq_len=192", "eval.batch_size=4", "eval.max_batches=0"]
+KEYS = ["data.path=x", "train.seq_len=192", "eval.batch_size=4", "eval.max_examples=0"]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_held_out_figures_are_means_over_pairs(data, model, judged):
         "val/predicted": pytest.approx((1 / (1 + np.exp(-margins))).mean(), rel=1e-4),
         "val/margin": pytest.approx(margins.mean(), rel=1e-4),
     }
-    fewer = dataclasses.replace(c.eval, batch_size=1, max_batches=1)
+    fewer = dataclasses.replace(c.eval, max_examples=2)
     assert pairs.make(dpo.make(model, c), given, make_mesh(), fewer, "float32")(params)["val/margin"] != pytest.approx(
         margins.mean(), rel=1e-4
     )

@@ -33,7 +33,7 @@ EVERY = 4  # steps from one checkpoint to the next
 KEYS = {
     "model.n_layers": 1, "model.d_model": 64, "model.n_heads": 4, "model.d_ff": 128, "model.vocab_size": 384,
     "train.steps": STEPS, "train.batch_size": 8, "train.seq_len": 64, "train.eval_every_steps": 0,
-    "eval.batch_size": 8, "eval.max_batches": 1, "checkpoint.every_steps": EVERY, "checkpoint.every_minutes": 0,
+    "eval.batch_size": 8, "eval.max_mb": 0.002, "checkpoint.every_steps": EVERY, "checkpoint.every_minutes": 0,
     "checkpoint.reserve_mb": 0, "optim.warmup_steps": 4, "log.every_steps": 1, "log.tensorboard": False,
     "data.val_fraction": 0.1, "runs.supervise": "off", "runs.backoff_s": 0,
 }  # fmt: skip

@@ -57,7 +57,7 @@ def test_a_new_ladder_has_the_runs_of_the_rules_and_their_hours(tmp_path):
     assert found["budgets"][-1] == 471_040  # half an hour would hold more
     assert found["hours"]["planned"] == pytest.approx(sum(one["planned_hours"] for one in found["runs"]))
     assert found["hours"]["planned"] < found["hours"]["limit"] == rungs.HOURS
-    assert (found["machine"], found["fit"], found["held_out"]["rows"]) == ("cpu x 1", None, 256)
+    assert (found["machine"], found["fit"], found["held_out"]["max_mb"]) == ("cpu x 1", None, 0.0)
     assert found["target"]["parameters"] == 2_820_608
     assert not (tmp_path / "new").exists()
 

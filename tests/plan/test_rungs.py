@@ -24,7 +24,7 @@ def order(c: config.Config, **tokens: int) -> Order:
         path="DATA",
         sha256="abc",
         token_counts=lambda split="train": tokens,
-        entry=lambda source, split: {"tokens": tokens[source] // 10},
+        entry=lambda source, split: {"tokens": tokens[source] // 10, "bytes": 4 * (tokens[source] // 10)},
     )
     return Order(data, {source: 1.0 for source in tokens}, c.seed, c.train.seq_len, c.train.batch_size)
 
@@ -63,7 +63,7 @@ def test_every_shipped_config_has_a_ladder_that_can_train(name):
         checks.validate(run.config)
         o, whole = run.config.optim, c.optim
         assert o.warmup_steps / run.config.train.steps == pytest.approx(whole.warmup_steps / c.train.steps, abs=0.01)
-        assert (o.schedule, o.schedule_steps, run.config.eval.max_batches) == (whole.schedule, 0, c.eval.max_batches)
+        assert (o.schedule, o.schedule_steps, run.config.eval.max_mb) == (whole.schedule, 0, c.eval.max_mb)
         assert not run.config.phases.plan
         assert run.config.workdir == str(LADDER / "runs" / run.name)
 
@@ -167,18 +167,14 @@ def test_data_that_is_read_again_is_told_and_too_little_is_refused():
 
 
 def test_the_held_out_tokens_are_those_that_a_run_measures():
-    c = resolve("quickstart", "eval.max_batches=2")  # of 8 rows of 256
-    assert rungs.held_out_tokens(c, order(c, web=10**9, few=1000)) == 2 * 8 * 256 + 100
+    older = resolve("quickstart", "eval.max_batches=2")  # of 8 rows of 256
+    assert rungs.held_out_tokens(older, order(older, web=10**9, few=1000)) == 2 * 8 * 256 + 100
+    c = resolve("quickstart", "eval.max_mb=0.02")  # of 4 bytes a token
+    assert rungs.held_out_tokens(c, order(c, web=10**9, few=1000)) == 5000 + 100
+    whole = resolve("quickstart", "eval.max_mb=0")
+    assert rungs.held_out_tokens(whole, order(whole, web=10**9, few=1000)) == 10**8 + 100
     with pytest.raises(ConfigError, match="the data in DATA holds out no text"):
         rungs.held_out_tokens(c, order(c, web=5))
-
-
-def test_all_runs_measure_the_same_rows_also_where_the_microbatch_is_chosen():
-    c = resolve("gpuburnout_1b", "train.microbatch_size=-1")
-    assert c.eval.batch_size == 0
-    alike = rungs.measured_alike(c)
-    assert {run.config.eval.batch_size for run in rungs.rungs(alike, [512, 768, 1024], [1e8, 2e8, 4e8], LADDER)} == {64}
-    assert rungs.measured_alike(resolve("gpuburnout_1b")).eval.batch_size == 16
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ SMALL = [
     "--config.train.seq_len=32",
     "--config.runs.supervise=off",
     "--config.log.tensorboard=False",
-    "--config.eval.max_batches=2",
+    "--config.eval.max_mb=0.002",
 ]
 
 

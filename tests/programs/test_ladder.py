@@ -30,7 +30,7 @@ TINY = {
     "train.seq_len": 32,
     "optim.warmup_steps": 4,
     "eval.batch_size": 8,
-    "eval.max_batches": 2,
+    "eval.max_mb": 0.002,
     "plan.measure": "never",
 }
 TOKENS = "--tokens=1k,2k,4k"

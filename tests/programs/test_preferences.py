@@ -16,7 +16,7 @@ SMALL = {
     "train.seq_len": 192,
     "train.eval_every_steps": 2,
     "eval.batch_size": 8,
-    "eval.max_batches": 2,
+    "eval.max_examples": 30,
     "optim.warmup_steps": 1,
     "optim.lr": 1e-3,
     "sample.prompts": "()",

@@ -20,7 +20,7 @@ KEYS = {
     "train.seq_len": 192,
     "train.eval_every_steps": 0,
     "eval.at_start": False,
-    "eval.max_batches": 1,
+    "eval.max_mb": 0.005,
     "optim.warmup_steps": 1,
     "optim.lr": 1e-2,
     "sample.prompts": "()",

@@ -94,8 +94,7 @@ def make(tokenizer, folder, rewarder=None, mesh=None, **keys):
         "optim.lr": 1e-3,
         "optim.warmup_steps": 0,
         "log.every_steps": 2,
-        "eval.batch_size": 4,
-        "eval.max_batches": 1,
+        "eval.max_examples": 4,
     } | {name.replace("__", "."): value for name, value in keys.items()}
     overrides |= {f"model.{name}": value for name, value in tiny.BASE.items()}
     overrides |= {"model.vocab_size": tokenizer.vocab_size, "model.attention": "xla"}
