@@ -195,7 +195,7 @@ def _train(c: ConfigDict) -> None:
     o.schedule = "cosine"  # of the learning rate after its linear warm-up; wsd = warm-up, stable, decay
     o.warmup_steps = 100  # steps in which the rate rises from 0 to its peak
     o.decay_fraction = 0.2  # wsd: the last part of the steps, in which the rate falls
-    o.final_lr_ratio = 0.1  # rate at the last step over the peak
+    o.final_lr_ratio = 0.1  # rate of the last step over the peak; with 0 that step changes nothing
     o.schedule_steps = 0  # the steps that the schedule is made for; 0 = train.steps
     o.decay_at_step = 0  # after this step the rate falls linearly to 0 at the end of the run; 0 = as the schedule says
     o.b1 = 0.9  # decay rate of the first moment
