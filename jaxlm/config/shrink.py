@@ -75,6 +75,7 @@ def shrunk(c: Config) -> Config:
         hardware=dataclasses.replace(c.hardware, usd_per_hour=USD_PER_HOUR if c.hardware.usd_per_hour else 0.0),
         profile=dataclasses.replace(c.profile, steps=""),
         phases=dataclasses.replace(c.phases, plan=plan, shrink=""),
+        stop=dataclasses.replace(c.stop, usd=c.stop.usd / BY),
     )
 
 
