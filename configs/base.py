@@ -197,7 +197,7 @@ def _train(c: ConfigDict) -> None:
     o.schedule = "cosine"  # of the learning rate after its linear warm-up; wsd = warm-up, stable, decay
     o.warmup_steps = 100  # steps in which the rate rises from 0 to its peak
     o.decay_fraction = 0.2  # wsd: the last part of the steps, in which the rate falls
-    o.final_lr_ratio = 0.1  # rate at the last step over the peak
+    o.final_lr_ratio = 0.1  # rate of the last step over the peak; with 0 that step changes nothing
     o.schedule_steps = 0  # the steps that the schedule is made for; 0 = train.steps
     o.decay_at_step = 0  # after this step the rate falls linearly to 0 at the end of the run; 0 = as the schedule says
     o.b1 = 0.9  # decay rate of the first moment
@@ -277,7 +277,9 @@ def _runs(c: ConfigDict) -> None:
     c.phases.accept = ""  # go on although this phase failed its gate or spent its budget
     c.phases.shrink = ""  # cpu = the whole plan small: 2 layers of d 128, 8 rows of 128, steps and dollars over 500
 
-    c.stop = ConfigDict()  # when to stop; by the forecast of the loss
+    c.stop = ConfigDict()  # when to stop: by what the run took, or by the forecast of its loss
+    c.stop.usd = 0.0  # what the whole run may cost: all starts, and the pauses that were paid for; 0 = no limit
+    c.stop.hours = 0.0  # the same in hours; raise them to go on
     c.stop.usd_per_centinat = 0.0  # stop when the rest of the plan costs more than this for 0.01 nats; 0 = never
 
     c.stability = s = ConfigDict()  # non-finite steps, loss spikes; what to do about them

@@ -200,6 +200,8 @@ class PhasesConfig:
 
 @dataclasses.dataclass(frozen=True)
 class StopConfig:
+    usd: Annotated[float, at_least(0)]
+    hours: Annotated[float, at_least(0)]
     usd_per_centinat: Annotated[float, at_least(0)]
 
 

@@ -9,7 +9,7 @@ from jaxlm.config.schema import Config, PhaseConfig
 BY = 500  # steps, tokens and dollars are divided by this
 ROWS, TOKENS = 8, 128  # of a batch
 LEAST_INTERVAL = 10  # steps between two evaluations or checkpoints, or train.steps where the run is shorter
-LEAST_STEPS = 2  # of a phase
+LEAST_STEPS = 2  # of a phase, and of the run
 CORPUS = {"prose": 0.87, "math": 0.1, "code": 0.03}  # the embedded corpus and its mixture
 FINAL = {"math": 0.4}  # its final weights, if the config has any
 EVAL_MB, EVAL_EXAMPLES = 0.015, 32  # per source; chats, pairs or prompts
@@ -29,7 +29,7 @@ def shrunk(c: Config) -> Config:
     sizes = {"n_layers": 2, "d_model": 128, "d_ff": 512, "vocab_size": 4096, "max_seq_len": 0} | heads
     plain = {"attention": "auto", "dtype": "auto", "remat": "none", "offload": False, "fp8": False}
     model = dataclasses.replace(c.model, **sizes, **plain)
-    steps = _over(c.train.steps)
+    steps = max(_over(c.train.steps), LEAST_STEPS)
     train = dataclasses.replace(
         c.train,
         steps=steps,
@@ -75,6 +75,7 @@ def shrunk(c: Config) -> Config:
         hardware=dataclasses.replace(c.hardware, usd_per_hour=USD_PER_HOUR if c.hardware.usd_per_hour else 0.0),
         profile=dataclasses.replace(c.profile, steps=""),
         phases=dataclasses.replace(c.phases, plan=plan, shrink=""),
+        stop=dataclasses.replace(c.stop, usd=c.stop.usd / BY),
     )
 
 

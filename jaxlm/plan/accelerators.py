@@ -65,6 +65,15 @@ class Prices:
                 hint = hint.replace(f"'{lower}'", f"'{proper}'")
         raise ConfigError(f"config.plan.accelerator={name!r} is not in the prices file; {hint}")
 
+    def kind(self, device_kind: str) -> str | None:
+        """Returns the key of `peaks` that a `jax.Device.device_kind` has: the longest that fits; None if none does."""
+        fitting = [kind for kind in self.peaks if re.search(rf"\b{re.escape(kind)}\b", device_kind, re.IGNORECASE)]
+        return max(fitting, key=len, default=None)  # "H200 NVL" before "H200"
+
+    def of_device(self, device_kind: str) -> list[Accelerator]:
+        """Returns the accelerators that such a device may be: two for an A100, none for a CPU."""
+        return [a for a in self.accelerators if a.kind == self.kind(device_kind)]
+
 
 def load(path: str = "") -> Prices:
     """Reads a prices file, the shipped one by default.

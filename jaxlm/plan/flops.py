@@ -7,7 +7,6 @@ Of the 6N of pretraining, a forward pass has 2N, the gradient of the activations
 weights are frozen, the last 2N are not computed. Where a step runs a reference too, a forward pass is added.
 """
 
-import re
 import typing
 
 from jaxlm.config import Config, ModelConfig
@@ -83,8 +82,6 @@ def _flops(config: ModelConfig, seq_len: int, forward: int, backward: int) -> Fl
 
 def peak_tflops(device_kind: str) -> float | None:
     """Returns the dense bf16 peak of one device, in TFLOP/s; None for CPUs and devices that prices.toml does not name."""
-    peaks = accelerators.load().peaks
-    for kind in sorted(peaks, key=len, reverse=True):  # "H200 NVL" before "H200"
-        if re.search(rf"\b{kind}\b", device_kind, re.IGNORECASE):
-            return peaks[kind]
-    return None
+    prices = accelerators.load()
+    kind = prices.kind(device_kind)
+    return prices.peaks[kind] if kind else None

@@ -207,7 +207,7 @@ def _alone(c: Config) -> Config:
         eval=dataclasses.replace(c.eval, at_start=False, tasks=()),
         sample=dataclasses.replace(c.sample, prompts=()),
         phases=dataclasses.replace(c.phases, plan={}, accept=""),
-        stop=dataclasses.replace(c.stop, usd_per_centinat=0.0),
+        stop=dataclasses.replace(c.stop, usd=0.0, hours=0.0, usd_per_centinat=0.0),
         runs=dataclasses.replace(c.runs, on_exit=nothing, notices=()),
         notify=dataclasses.replace(c.notify, urls=(), heartbeat_url=""),
         log=dataclasses.replace(c.log, tensorboard=False, wandb="", parameters=False),

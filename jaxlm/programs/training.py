@@ -19,6 +19,7 @@ from jaxlm.processes import from_first, say, together
 from jaxlm.programs import pages
 from jaxlm.programs.attempt import Attempt
 from jaxlm.programs.task import Ready, Task
+from jaxlm.step import optim
 from jaxlm.train import books, ledger, loop, metrics, mirrors, signals, start, supervised, workdir
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.clock import COMPILE, EVALUATE, MIRROR, Clock, Pulse
@@ -49,8 +50,10 @@ def run(config: Config, task: Task) -> int:
         asked = dataclasses.replace(asked, eval=config.eval)
         kept = from_first(lambda: workdir.rates_so_far(folder, config))
         config = recipe.by_rule(config, say, kept)
-        for line in [] if kept else departures.too_high(config):
-            say(line)
+        if not kept:
+            optim.check_learns(config.optim, config.train.steps)
+            for line in departures.too_high(config):
+                say(line)
         asked = dataclasses.replace(asked, optim=config.optim)
         scores.take(*from_first(lambda: scores.read(folder).pairs()))
         asked_for = benchmarks.find(config.eval)

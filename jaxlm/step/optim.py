@@ -55,6 +55,17 @@ def rates(config: OptimConfig, steps: int, params: dict | None = None) -> typing
     return by_parameter
 
 
+def check_learns(config: OptimConfig, steps: int, first: int = 1) -> None:
+    """Raises ConfigError if none of the steps from `first` to `steps` has a rate above 0. The rates are those of `rates`."""
+    highest = min(max(config.warmup_steps, first), steps)  # a rate rises in the warm-up, and never after it
+    if not rates(config, steps)(highest) > 1e-7 * config.lr:  # cosine's last rate may be a rounding above 0
+        longer = "config.optim.schedule_steps" if config.schedule_steps else "config.train.steps"
+        raise ConfigError(
+            f"no step from {first} to train.steps={steps} has a learning rate above 0, so nothing would be learnt: the schedule ends "
+            f"at optim.final_lr_ratio={config.final_lr_ratio:g} times optim.lr={config.lr:g}; raise {longer} or the ratio"
+        )
+
+
 def _ratios(config: OptimConfig, params: dict) -> dict | None:
     """Returns each parameter's rate over `optim.lr`; None if it is 1 for all."""
     if config.matrix_lr_ratio == 1:

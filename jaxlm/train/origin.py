@@ -23,6 +23,7 @@ from jaxlm.data.manifest import MANIFEST
 from jaxlm.data.rows import check_fingerprint
 from jaxlm.models import adapters, quantized
 from jaxlm.objectives.base import Variables
+from jaxlm.step import optim
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
 from jaxlm.train import growth, merging, workdir
@@ -129,7 +130,7 @@ class Origin:
           fingerprint: the fingerprint of its data.
 
         Raises:
-          ConfigError: there is no state here, or the model, optimizer or data differ.
+          ConfigError: there is no state here, the model, optimizer or data differ, or no step to come has a rate above 0.
           RunError: the checkpoint is damaged.
         """
         c = parts.config
@@ -140,6 +141,8 @@ class Origin:
         meta, done = self.meta(), self.provenance["step"]
         passed_over = meta.get("passed_over", [])
         check_fingerprint(meta["fingerprint"], fingerprint, done, passed_over, branch=True)
+        if done < c.train.steps:
+            optim.check_learns(c.optim, c.train.steps, done + 1)
         state = self.state(parts.abstract, parts.shardings)
         return state, parts.load_frozen(self), {"passed_over": passed_over}
 

@@ -1,6 +1,6 @@
 """Phases of a run: each ends with a bill, and with a gate that may stop the run before the next phase costs anything.
 
-A phase's budget counts its own dollars alone. The rows of the bill stand in run.json. A phase has several rows if it was
+A phase's budget counts its own dollars alone; `stop.usd` and `stop.hours` count those of the whole run. The rows of the bill stand in run.json. A phase has several rows if it was
 stopped and went on; the later one counts.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 
 from jaxlm import console
-from jaxlm.config import Config, ConfigError, RunError
+from jaxlm.config import Config, ConfigError, RunError, StopConfig
 from jaxlm.files import is_number
 from jaxlm.plan import milestones
 from jaxlm.processes import from_first, together
@@ -202,7 +202,7 @@ Evaluate = typing.TypeVar("Evaluate")
 
 
 class Phases(Hook):
-    """Closes each phase with a row in the bill. Stops the run if the gate fails, or if the phase's budget is exhausted.
+    """Closes each phase with a row in the bill. Stops the run if the gate fails, or if the phase's or the run's budget is spent.
 
     Only the first process reads and writes files and knows the dollars: it decides for all. It looks at the budget after
     every step if it is alone, else every `every_steps`, since all processes wait for its word.
@@ -210,6 +210,8 @@ class Phases(Hook):
     Args:
       plan: what `milestones.planned` returns.
       accept: the phase whose failed gate or exhausted budget does not count; "" for none.
+      stop: what the whole run may take.
+      steps: the last step of the run, at which no budget stops it.
       rows: the rows that earlier starts wrote, on the first process.
       append: writes a row to run.json.
       records: () -> step -> metrics of the whole run.
@@ -230,6 +232,8 @@ class Phases(Hook):
         self,
         plan: Sequence[milestones.Phase],
         accept: str,
+        stop: StopConfig,
+        steps: int,
         *,
         rows: Sequence[dict],
         append: Callable[[dict], None],
@@ -240,6 +244,7 @@ class Phases(Hook):
         run: str,
     ):
         self._plan, self._accept, self._rows, self._append = plan, accept, sound(rows), append
+        self._stop, self._steps = stop, steps
         self._records, self.spent, self._tokens = records, spent, tokens_per_step
         self._every, self._run = every_steps, run
         self._before: dict[str, Point] = {}  # phase -> where the run stood when it began
@@ -266,33 +271,35 @@ class Phases(Hook):
         last = self._rows[-1] if self._rows else None
         phase = next((p for p in self._plan if last and p.name == last["phase"]), None)
         if phase is None or last["accepted"] or not (verdict := judge(phase, last, self._run)):
-            return None
+            return self._over()
         if phase.name != self._accept:
             return verdict
         self._write({**last, "accepted": verdict[0]})
-        return None
+        return self._over()
 
     def due(self, step: int, end: int) -> bool:
         phase = self._at(step)
-        if phase is None or not step:
+        if not step or (phase and step == phase.last):
+            return bool(step)
+        limited = self._stop.usd or self._stop.hours or (phase and phase.config.usd)
+        if not limited or (jax.process_count() > 1 and step % self._every):
             return False
-        if step == phase.last:
-            return True
-        if not phase.config.usd or (jax.process_count() > 1 and step % self._every):
-            return False
-        return from_first(lambda: not self._accepted(phase, "budget") and self._usd(phase) >= phase.config.usd)
+        return from_first(lambda: bool(self._over(step)) or (phase is not None and self._spent(phase)))
 
     def done(self, step: int) -> bool:
         return any(r["ended"] and r["last_step"] == step for r in self._rows)
 
     def __call__(self, moment: Moment) -> Ending | None:
         lines, verdict = from_first(lambda: self._close(moment.step))
-        moment.say(lines)
+        if lines:
+            moment.say(lines)
         return Ending(STOPPED, verdict[1], cause=verdict[0]) if verdict else None
 
     def _close(self, step: int) -> tuple[str, tuple[str, str] | None]:
-        """Writes the phase's row. Returns the bill as text, and why the run must stop, if it must."""
+        """Writes the row of the phase, if the step is in one. Returns the bill as text, and why the run must stop, if it must."""
         phase, records = self._at(step), self._records()
+        if phase is None:
+            return table(self._rows) if self._rows else "", self._over(step)
         now = point(records, step, self.spent(), at_least=phase.first)
         if step == phase.last and phase.config.max_val_loss and HELD_OUT not in records.get(step, {}):
             raise RunError(f"phase {phase.name} can't be closed: there is no held-out loss of step {step}")
@@ -303,16 +310,39 @@ class Phases(Hook):
         verdict = judge(phase, found, self._run)
         accepted = bool(verdict) and self._accepted(phase, verdict[0])
         self._write(found | {"accepted": verdict[0] if accepted else ""})
-        return table(self._rows), None if accepted else verdict
+        return table(self._rows), self._over(step) if accepted or not verdict else verdict
+
+    def _over(self, step: int | None = None) -> tuple[str, str] | None:
+        """Returns (cause, why) if the whole run has taken what it may, with steps left after `step`; else None.
+
+        Args:
+          step: the steps done; by default those of the metrics.
+        """
+        (seconds, usd), stop = self.spent(), self._stop
+        words = ""
+        if stop.usd and usd >= stop.usd:
+            key, words = "stop.usd", f"{console.spent(usd)} of its {console.spent(stop.usd)}"
+        elif stop.hours and seconds >= stop.hours * 3600:
+            key, words = "stop.hours", f"{seconds / 3600:.3g} of its {stop.hours:.3g} hours"
+        if not words:
+            return None
+        step = max(self._records(), default=0) if step is None else step
+        if step >= self._steps:
+            return None
+        finish = f", jaxlm train {self._run} --branch=decay --steps=N finishes the model from here" * bool(step)
+        why = f"the run has spent {words} at step {step:,} of {self._steps:,} ({key}): raise config.{key} to go on{finish}"
+        return "budget", why
 
     def _at(self, step: int) -> milestones.Phase | None:
         return next((phase for phase in self._plan if phase.first <= step <= phase.last), None)
 
-    def _usd(self, phase: milestones.Phase) -> float:
-        """The dollars of the phase so far."""
+    def _spent(self, phase: milestones.Phase) -> bool:
+        """True if the phase has spent its budget, and that counts."""
+        if not phase.config.usd or self._accepted(phase, "budget"):
+            return False
         if phase.name not in self._before:
             self._before[phase.name] = self._begun(phase, self._records())
-        return self.spent()[1] - self._before[phase.name].cost_usd
+        return self.spent()[1] - self._before[phase.name].cost_usd >= phase.config.usd
 
     def _begun(self, phase: milestones.Phase, records: Records) -> Point:
         """Where the run stood when the phase began: by the bill of the phase before, else by the metrics."""
@@ -342,6 +372,8 @@ def of_run(config: Config, folder: pathlib.Path, spent: Callable[[float], tuple[
     return Phases(
         milestones.planned(config.phases, config.train),
         config.phases.accept,
+        config.stop,
+        config.train.steps,
         rows=together(lambda: ledger.read(folder)["phases"], first_only=True) or (),
         append=lambda found: ledger.append(folder, "phases", found),
         records=lambda: metrics.read(folder / "metrics.jsonl"),

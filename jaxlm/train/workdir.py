@@ -12,6 +12,7 @@ from jaxlm.config import BY_RULE, Config, ConfigError, ModelConfig, OptimConfig
 from jaxlm.console import say
 from jaxlm.data.manifest import MANIFEST
 from jaxlm.data.rows import check_fingerprint
+from jaxlm.plan import accelerators
 from jaxlm.train import loggers
 from jaxlm.train.checkpoints import restore, weights
 
@@ -40,6 +41,7 @@ def check(config: Config, mesh: Mesh) -> pathlib.Path:
     sharding.check_context(mesh, config.train.seq_len, config.model)
     sharding.check_tensor(mesh, config.model)
     check_offload(config.optim, config.model, mesh.local_devices[0])
+    check_price(config, mesh.devices.flat[0].device_kind, mesh.size)
     check_same_model(folder, config.model)
     check_same_optimizer(folder, config.optim)
     loggers.check(config.log)
@@ -110,6 +112,27 @@ def check_offload(optim: OptimConfig, model: ModelConfig, device: jax.Device) ->
         raise ConfigError(
             f"{asked[0]}.offload: JAX has no pinned_host memory for {device.device_kind}; set it to False"
         )
+
+
+def check_price(config: Config, device_kind: str, devices: int) -> None:
+    """Raises ConfigError if a budget counts dollars and `hardware.usd_per_hour` is 0: it would never be spent.
+
+    The line has the prices of the accelerators that the device may be, times their number, as flags to type.
+    """
+    budgets = {f"phases.plan.{name}.usd": phase.usd for name, phase in config.phases.plan.items()}
+    budgets |= {f"stop.{key}": getattr(config.stop, key) for key in ("usd", "usd_per_centinat")}
+    budgets["checkpoint.max_unprotected_usd"] = config.checkpoint.max_unprotected_usd
+    limited = [f"config.{key}={usd:g}" for key, usd in budgets.items() if usd]
+    if config.hardware.usd_per_hour or not limited:
+        return
+    prices, flag = accelerators.load(config.plan.prices), "--config.hardware.usd_per_hour="
+    times = f"{devices} x " * (devices > 1)
+    flags = [f"{flag}{devices * row.usd:g} ({times}{row.name})" for row in prices.of_device(device_kind)]
+    typical = f"{' or '.join(flags)} by prices of {prices.as_of}, or what you pay"
+    raise ConfigError(
+        f"{limited[0]} limits dollars, and without a price it would never be spent: give "
+        + (typical if flags else f"{flag}PRICE, the dollars for an hour of this machine ({times}{device_kind})")
+    )
 
 
 def check_same_model(folder: pathlib.Path, model: ModelConfig) -> None:

@@ -33,7 +33,7 @@ def losses(done, of=rate):
 
 def hook(usd_per_centinat=1.0, usd_per_hour=1.0, of=rate, every=1000, done=10_000, seen=rate):
     """A hook that is called after `done` steps of a second each, and what it says."""
-    config, said = StopConfig(usd_per_centinat), []
+    config, said = StopConfig(0.0, 0.0, usd_per_centinat), []
     made = StopByForecast(config, lambda: losses(done, seen), of, lambda: (1.0, usd_per_hour), every, "runs/a")
     made.due(1, END)
     return lambda: made(types.SimpleNamespace(step=done, say=said.append)), said, made

@@ -36,10 +36,12 @@ class Run:
         self.usd = usd
         self.records[step] = {"step": step, "val/loss": loss, "cost_usd": usd, "wall_s": usd * 2250.0} | more
 
-    def hook(self, plan, accept="", every_steps=10):
+    def hook(self, plan, accept="", every_steps=10, **stop):
         return phases.Phases(
             plan,
             accept,
+            config.StopConfig(**{"usd": 0.0, "hours": 0.0, "usd_per_centinat": 0.0} | stop),
+            90_000,
             rows=list(self.rows),
             append=self.rows.append,
             records=lambda: self.records,
@@ -262,6 +264,42 @@ def test_rows_that_somebody_mangled_are_left_out(change):
     assert phases.sound([row]) == [row]
     assert phases.sound([row | change, {}, 3, {**row, "hours": float("nan")}]) == []
     assert run.hook(plan()).begin() is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "larger", "words"),
+    [
+        ({"usd": 20.0}, {"usd": 30.0}, "the run has spent $20.00 of its $20.00 at step 230 of 90,000 (stop.usd): raise "),
+        ({"hours": 12.5}, {"hours": 20}, "the run has spent 12.5 of its 12.5 hours at step 230 of 90,000 (stop.hours): "),
+    ],
+)
+@pytest.mark.parametrize("phased", [True, False])
+def test_what_the_whole_run_may_take_stops_it_at_the_first_step_beyond_and_is_raised_to_go_on(
+    limit, larger, words, phased
+):
+    run, shown, phased = Run(), [], plan() if phased else ()
+    run.evaluated(200, 6.41, 4.9)
+    hook = run.hook(phased, **limit)
+    assert hook.begin() is None
+    assert after(hook, 200, shown) is None
+    for step in range(201, 300):
+        run.usd = 5 + 0.5 * (step - 200)
+        if ending := after(hook, step, shown):
+            break
+    assert (step, ending.code, ending.cause, ending.keep) == (230, loop.STOPPED, "budget", True)
+    assert ending.why.startswith(words)
+    assert "--branch=decay" in ending.why
+    assert len(shown) == len(run.rows) == 2 * bool(phased)  # the bill has the phase that was stopped
+    assert run.hook(phased, **limit).due(231, 90_000)
+    run.records[230] = {"step": 230}
+    assert run.hook(phased, **limit).begin() == ending  # the next start, at once
+    run.usd += 1  # a pause that was paid for
+    assert run.hook(phased, **limit).begin().cause == "budget"
+    assert run.hook(phased, **larger).begin() is None
+    assert not run.hook(phased, **larger).due(231, 90_000)
+    run.records[90_000] = {"step": 90_000}
+    assert run.hook(phased, **limit).begin() is None  # all its steps are done
+    assert bool(after(run.hook(phased, **limit), 90_000)) is False
 
 
 def test_no_phase_no_work():
