@@ -3,8 +3,9 @@
 MFU (arXiv:2204.02311) = tokens per second x FLOPs per token / peak FLOP/s. There are two conventions. PaLM's counts
 attention over all T x T pairs; the causal one counts half of them, which is what a causal kernel computes.
 
-Of the 6N of pretraining, a forward pass has 2N, the gradient of the activations 2N, and that of the weights 2N. Where the
-weights are frozen, the last 2N are not computed. Where a step runs a reference too, a forward pass is added.
+N counts the parameters by which a token is multiplied (`params.multiplied_params`). Of the 6N of pretraining, a forward pass
+has 2N, the gradient of the activations 2N, and that of the weights 2N. Where the weights are frozen, the last 2N are not
+computed. Where a step runs a reference too, a forward pass is added.
 """
 
 import typing
@@ -12,7 +13,7 @@ import typing
 from jaxlm.config import Config, ModelConfig
 from jaxlm.objectives import dpo
 from jaxlm.plan import accelerators
-from jaxlm.plan.params import adapter_params, count_params
+from jaxlm.plan.params import multiplied_adapter_params, multiplied_params
 
 
 class FlopsPerToken(typing.NamedTuple):
@@ -24,8 +25,8 @@ class FlopsPerToken(typing.NamedTuple):
 
 
 def flops_per_token(config: ModelConfig, seq_len: int) -> FlopsPerToken:
-    """Returns the FLOPs of pretraining on one token in rows of `seq_len`. N counts all parameters; d = n_heads * head_dim."""
-    return _flops(config, seq_len, forward=1, backward=2)
+    """Returns the FLOPs of pretraining on one token in rows of `seq_len`; d = n_heads * head_dim."""
+    return _flops(config, multiplied_params(config), seq_len, forward=1, backward=2)
 
 
 def of(config: Config) -> FlopsPerToken:
@@ -35,13 +36,18 @@ def of(config: Config) -> FlopsPerToken:
     """
     frozen = config.adapter.kind != "none"
     forward = 2 if reference(config) == "each step" else 1
-    found = _flops(config.model, config.train.seq_len, forward, backward=1 if frozen else 2)
-    more = 6.0 * adapter_params(config.model, config.adapter)
+    found = _flops(config.model, multiplied(config), config.train.seq_len, forward, backward=1 if frozen else 2)
+    more = 6.0 * multiplied_adapter_params(config.model, config.adapter)
     if not draws(config):
         return FlopsPerToken(*(value + more for value in found))
     judged, epochs = judging(config), config.policy.epochs
     passes = 1 + config.policy.reference
     return FlopsPerToken(*(epochs * (a + more) + passes * b for a, b in zip(found, judged, strict=True)))
+
+
+def multiplied(config: Config) -> int:
+    """Returns N: the number of the model's parameters, without an adapter's, by which the training multiplies a token."""
+    return multiplied_params(config.model, head=config.program != "reward")
 
 
 def draws(config: Config) -> bool:
@@ -51,7 +57,7 @@ def draws(config: Config) -> bool:
 
 def judging(config: Config) -> FlopsPerToken:
     """Returns the FLOPs for one token of a forward pass alone, as of the reference."""
-    return _flops(config.model, config.train.seq_len, forward=1, backward=0)
+    return _flops(config.model, multiplied(config), config.train.seq_len, forward=1, backward=0)
 
 
 def reference(config: Config) -> str:
@@ -67,14 +73,14 @@ def reference(config: Config) -> str:
 
 def formula(config: Config) -> tuple[str, str]:
     """Returns what `of` counts for the model, in words: ("6N", "12LdT"). An adapter's own FLOPs come to it."""
-    found = of(config).products - 6.0 * adapter_params(config.model, config.adapter)
-    products = round(found / count_params(config.model))
+    found = of(config).products - 6.0 * multiplied_adapter_params(config.model, config.adapter)
+    products = round(found / multiplied(config))
     return f"{products}N", f"{16 if reference(config) == 'each step' else 12}LdT"
 
 
-def _flops(config: ModelConfig, seq_len: int, forward: int, backward: int) -> FlopsPerToken:
+def _flops(config: ModelConfig, params: int, seq_len: int, forward: int, backward: int) -> FlopsPerToken:
     """Of so many forward passes, and of a backward pass to activations (1), or to weights too (2); to none (0)."""
-    products = 2.0 * (forward + backward) * count_params(config)
+    products = 2.0 * (forward + backward) * params
     attention = float(config.n_layers * config.n_heads * config.head_dim * seq_len)
     attention *= 4 * forward + 8 * bool(backward)
     return FlopsPerToken(products, products + attention, products + attention / 2)

@@ -33,6 +33,19 @@ def params_by_component(config: ModelConfig) -> dict[str, int]:
     }
 
 
+def multiplied_params(config: ModelConfig, head: bool = True) -> int:
+    """Returns the number of parameters by which each token is multiplied: no table that is only looked up counts.
+
+    The embedding is one, unless it is the head too, and so are the positions.
+
+    Args:
+      head: False if no logits are computed, as by a reward model.
+    """
+    parts = params_by_component(config)
+    tied = parts["embed"] if config.tie_embeddings else 0
+    return parts["attn"] + parts["mlp"] + parts["norm"] + head * (tied + parts["head"])
+
+
 def kernels(config: ModelConfig, part: str = "") -> dict[str, tuple[int, int]]:
     """Returns name -> (inputs, outputs) of each kernel of one layer, as `adapter.targets` names them: `attn/q`.
 
@@ -67,8 +80,14 @@ def adapter_params(config: ModelConfig, adapter: AdapterConfig) -> int:
     """Returns the number of parameters of an adapter, with the rows of ChatML's tokens; 0 if there is none."""
     if adapter.kind == "none":
         return 0
-    rows = trained_rows(adapter) * config.d_model * (1 if config.tie_embeddings else 2)
-    if adapter.kind == "prompt":
-        return adapter.prompt_tokens * config.d_model + rows
+    looked_up = adapter.prompt_tokens if adapter.kind == "prompt" else 0
+    looked_up += 0 if config.tie_embeddings else trained_rows(adapter)
+    return multiplied_adapter_params(config, adapter) + looked_up * config.d_model
+
+
+def multiplied_adapter_params(config: ModelConfig, adapter: AdapterConfig) -> int:
+    """Returns how many of an adapter's parameters each token is multiplied by: its kernels, the head's rows."""
+    if adapter.kind == "none":
+        return 0
     each = sum(adapter.rank * (inputs + outputs) for inputs, outputs in targets(config, adapter).values())
-    return config.n_layers * each + rows
+    return config.n_layers * each + trained_rows(adapter) * config.d_model

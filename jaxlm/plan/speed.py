@@ -19,7 +19,7 @@ itself, and a quantised one is decoded in both passes, which is bound by the dev
 from jaxlm.config import Config, ModelConfig
 from jaxlm.plan import flops
 from jaxlm.plan.accelerators import Accelerator
-from jaxlm.plan.params import count_params, kernels, targets
+from jaxlm.plan.params import kernels, multiplied_params, targets
 
 MEASURED_WIDTH = 2048  # d_model of the model whose MFU is in the prices file
 WIDTH_PER_INTENSITY = 3.0  # d0, for each FLOP that a device makes while it reads a byte
@@ -65,14 +65,14 @@ def _decoding_s(config: Config, accelerator: Accelerator) -> float:
 def _drawing_s(config: Config, accelerator: Accelerator) -> float:
     """The seconds in which a device draws a microbatch's share of a step's answers; 0 where nothing is drawn.
 
-    Each new token reads all weights once, for all answers that are drawn at once: that is bound by the device's memory. Caches
-    and prompts are left out; it was not measured.
+    Each new token reads once what it is multiplied by, for all answers that are drawn at once: that is bound by the device's
+    memory. Caches and prompts are left out; it was not measured.
     """
     if not flops.draws(config):
         return 0.0
     r, t = config.rollout, config.train
     waves = -(-r.prompts * r.answers // (r.rows or r.prompts * r.answers))
-    bytes_read = count_params(config.model) * (4 if config.model.dtype == "float32" else 2)
+    bytes_read = multiplied_params(config.model) * (4 if config.model.dtype == "float32" else 2)
     a_step = waves * r.max_new_tokens * bytes_read / (accelerator.bandwidth_gb * 1e9)
     return a_step * t.microbatch_size / t.batch_size
 

@@ -108,6 +108,7 @@ def _run(config: Config) -> dict[str, typing.Any]:
         "flops_per_token": per_token._asdict(),
         "flops": {name: value * total for name, value in per_token._asdict().items()},
         "formula": flops.formula(config),
+        "multiplied": flops.multiplied(config),
         "scaling": _scaling(config) if config.program == "pretrain" else None,
     }
 

@@ -47,12 +47,12 @@ def _tokens(plan: dict) -> str:
         return (
             text
             + wrapped(_chinchilla(plan))
-            + f"\n{_flops(run)}\n"
+            + f"\n{_flops(plan)}\n"
             + _loss(run["scaling"])
             + _ladder(plan)
             + _data(plan)
         )
-    return _training(plan["training"]) + "\n" + text + _flops(run)
+    return _training(plan["training"]) + "\n" + text + _flops(plan)
 
 
 def _chinchilla(plan: dict) -> str:
@@ -66,11 +66,16 @@ def _chinchilla(plan: dict) -> str:
     )
 
 
-def _flops(run: dict) -> str:
+def _flops(plan: dict) -> str:
+    run, parameters = plan["run"], plan["model"]["parameters"]
+    looked_up = parameters - run["multiplied"]
+    what = f"\nN leaves out {human(looked_up)} of {human(parameters)} parameters, which are only looked up" * bool(
+        looked_up
+    )
     per, total, (products, attention) = run["flops_per_token"], run["flops"], run["formula"]
     return (
         f"FLOPS  {per['palm'] / 1e9:.3g} GFLOP a token by {products} + {attention} ({per['products'] / 1e9:.3g} by "
-        f"{products}, {per['causal'] / 1e9:.3g} causal); {total['palm']:.2e} in all"
+        f"{products}, {per['causal'] / 1e9:.3g} causal); {total['palm']:.2e} in all{what}"
     )
 
 

@@ -102,6 +102,7 @@ def record_start(
     hardware: dict,
     choices: dict,
     changed: list[dict],
+    flops_per_token: float | None = None,
 ) -> None:
     """Writes config.json, and adds this start to run.json.
 
@@ -115,6 +116,7 @@ def record_start(
       hardware: the devices; `machine()` is added.
       choices: the settings that this start decided (attention backend, mesh, ...).
       changed: what `differences.since_last_start` found.
+      flops_per_token: by which MFU is counted (PaLM's convention). Starts before `meter.recounted` have none.
     """
     # Absolute, so that the run is found from any folder.
     data = dataclasses.replace(config.data, dir=os.path.abspath(config.data.dir))
@@ -135,6 +137,7 @@ def record_start(
         "choices": choices,
         "usd_per_hour": config.hardware.usd_per_hour,
         "changed": changed,
+        "flops_per_token": flops_per_token,
     }
     append(folder, "starts", start)
 

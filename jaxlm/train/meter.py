@@ -1,11 +1,14 @@
 """Computes speed, wall time and dollars of a run, over all its starts."""
 
+import pathlib
 import time
 
 import jax
 
-from jaxlm.config import HardwareConfig, TrainConfig
+from jaxlm.config import Config, HardwareConfig, TrainConfig
 from jaxlm.plan import flops
+from jaxlm.plan.params import count_params
+from jaxlm.train import ledger
 from jaxlm.train.books import Earlier
 from jaxlm.train.clock import DATA, REPEATED, ROLLOUT, STEP, Clock
 
@@ -92,7 +95,7 @@ def make_meter(
     Args:
       per_token: what the run computes for a token: `flops.of` its config.
     """
-    peak = hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)
+    peak = _peak_tflops(hardware)
     return Meter(
         clock,
         earlier,
@@ -102,3 +105,20 @@ def make_meter(
         peak_flops=peak * 1e12 * jax.device_count() if peak else None,
         usd_per_hour=hardware.usd_per_hour,
     )
+
+
+def recounted(folder: pathlib.Path, config: Config) -> str:
+    """Returns a line if the start before counted tables that are only looked up in its MFU, as older versions did; else ""."""
+    starts, parameters = ledger.read(folder)["starts"], count_params(config.model)
+    looked_up = parameters - flops.multiplied(config)
+    if not starts or "flops_per_token" in starts[-1] or not looked_up or not _peak_tflops(config.hardware):
+        return ""
+    return (
+        f"MFU steps down here, the speed does not: {looked_up:,} of {parameters:,} parameters are only looked up, and no "
+        "longer count as products"
+    )
+
+
+def _peak_tflops(hardware: HardwareConfig) -> float | None:
+    """The peak of one device; None if it is unknown, and then there is no MFU."""
+    return hardware.peak_tflops or flops.peak_tflops(jax.devices()[0].device_kind)

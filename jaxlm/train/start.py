@@ -18,7 +18,7 @@ from jaxlm.train import books, differences, ledger, stretch
 from jaxlm.train.clock import Clock
 from jaxlm.train.loggers import Writer
 from jaxlm.train.loop import Watch
-from jaxlm.train.meter import Meter, make_meter
+from jaxlm.train.meter import Meter, make_meter, recounted
 from jaxlm.train.metrics import JsonLines
 from jaxlm.train.recorder import Recorder
 
@@ -94,7 +94,7 @@ class Log:
         return recorder
 
     def _open(self, asked: Config, config: Config, data_sha256: str, mesh: Mesh, done: int) -> Writer:
-        if line := stretch.warning(self._folder, asked, done):
+        for line in filter(None, (stretch.warning(self._folder, asked, done), recounted(self._folder, config))):
             say(line)
         choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
         choices |= {"remat": config.model.remat, "microbatch_size": config.train.microbatch_size}
@@ -103,7 +103,9 @@ class Log:
         changed = differences.since_last_start(self._folder, asked, found)
         if changed:
             say(f"changed since the last start: {'; '.join(differences.words(changed))}")
-        ledger.record_start(self._folder, asked, step=done, changed=changed, **found)
+        ledger.record_start(
+            self._folder, asked, step=done, changed=changed, flops_per_token=flops.of(config).palm, **found
+        )
         shown = redact(dataclasses.asdict(config))
         writer = Writer(self._folder, config.log, shown, first=done + 1, on_full=self.on_full)
         self._closing.callback(writer.close)

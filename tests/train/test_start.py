@@ -8,7 +8,7 @@ import pytest
 
 from jaxlm import config, config_files, sharding
 from jaxlm.config import MeshConfig
-from jaxlm.train import clock, ledger, metrics, start
+from jaxlm.train import clock, ledger, meter, metrics, start
 
 
 def test_a_start_is_in_the_books_from_its_begin_to_its_close(tmp_path):
@@ -61,6 +61,22 @@ def test_what_changed_is_said_and_kept(tmp_path, capsys):
     kept = [s["changed"] for s in ledger.read(tmp_path)["starts"]]
     assert kept[0] == []
     assert {"name": "optim.lr", "was": 0.01, "is": 0.0001} in kept[1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"), [(("model.tie_embeddings=False",), True), ((), False), (("model.tie_embeddings=False",), False)]
+)
+def test_a_run_of_an_older_version_is_told_that_its_mfu_steps(tmp_path, says, keys):
+    before = {} if says or not keys else {"flops_per_token": 1e9}
+    (tmp_path / "run.json").write_text(
+        json.dumps({"starts": [before], "phases": [], "passed_over": [], "rollbacks": []})
+    )
+    c = config.resolve(
+        config_files.load("quickstart", ["workdir=w", "hardware.peak_tflops=1", "model.vocab_size=512", *keys])
+    )
+    line = meter.recounted(tmp_path, c)
+    assert line.startswith("MFU steps down here") is says
+    assert bool(line) is says
 
 
 def test_of_the_red_team_the_line_has_a_figure_a_category(tmp_path, capsys):
