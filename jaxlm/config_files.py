@@ -4,7 +4,6 @@ import dataclasses
 import difflib
 import glob
 import importlib.util
-import json
 import os
 import pathlib
 import types
@@ -14,6 +13,7 @@ from typing import Literal
 from absl import flags
 from ml_collections import config_dict, config_flags
 
+from jaxlm import files
 from jaxlm.config import ConfigError, nearest_key
 
 CONFIG_PACKAGE = pathlib.Path(__file__).parent / "configs"
@@ -68,7 +68,7 @@ def at_step(word: str) -> tuple[str, str]:
     if (
         at
         and folder
-        and (step.isdecimal() or step in ("latest", "best"))
+        and (files.is_step(step) or step in ("latest", "best"))
         and not pathlib.Path(word).expanduser().exists()
     ):
         return folder, step
@@ -79,10 +79,10 @@ def _kind(folder: pathlib.Path) -> Literal["run", "model", "documents"]:
     config = folder / "config.json"
     if config.is_file():
         try:
-            saved = json.loads(config.read_text(encoding="utf-8"))
+            keys = files.json_of(config.read_bytes(), object)
         except ValueError:
             return "run"  # damaged: `from_run` says so
-        keys = saved.keys() if isinstance(saved, dict) else set()
+        keys = keys.keys() if isinstance(keys, dict) else set()
         if "train" in keys or (folder / "run.json").is_file():
             return "run"
         if {"architectures", "model_type"} & keys:
@@ -158,7 +158,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> config_dict.ConfigDict:
     path = find_config(name)
     try:
         config = module(path).get_config()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"config {path}: {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(config, config_dict.ConfigDict):
         raise ConfigError(f"config {path}: get_config() must return an ml_collections ConfigDict")
@@ -249,14 +249,14 @@ def from_run(path: pathlib.Path) -> config_dict.ConfigDict:
     base = load("base").to_dict()
     empty_source = tuples(module(find_config("base")).source())
     try:
-        saved = tuples(json.loads(path.read_text(encoding="utf-8")))
+        saved = tuples(files.json_of(path.read_bytes()))
         if "train" not in saved:
             raise ValueError("it has no section train")
         whole = merged(base, saved)
         sources = whole["prepare"]["sources"]
         whole["prepare"]["sources"] = {name: merged(empty_source, source) for name, source in sources.items()}
         config = config_dict.ConfigDict(whole)
-    except (ValueError, AttributeError, TypeError) as error:
+    except files.MANGLED as error:
         raise ConfigError(
             f"{path} is not the config of a run ({first_line(error)}): delete it, or mend it by hand"
         ) from error

@@ -9,6 +9,7 @@ import time
 import typing
 from collections.abc import Callable
 
+from jaxlm.files import is_step
 from jaxlm.train import clock
 
 _LONGEST_WAIT_S = 300.0  # between two starts
@@ -78,7 +79,7 @@ class Progress:
         """The newest checkpoint's step; -1 if there is none, or if the storage does not answer."""
 
         def find() -> int:
-            return max((int(p.name) for p in self._checkpoints.iterdir() if p.name.isdecimal()), default=-1)
+            return max((int(p.name) for p in self._checkpoints.iterdir() if is_step(p.name)), default=-1)
 
         found = within(10.0, find)
         return -1 if found is None else found

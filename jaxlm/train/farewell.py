@@ -9,6 +9,7 @@ import pathlib
 import time
 
 from jaxlm.config import Config, ConfigError, RunError
+from jaxlm.files import is_step
 from jaxlm.train import ledger, mirrors, notify
 from jaxlm.train.scores import Scores
 
@@ -73,7 +74,7 @@ def is_mirrored(config: Config, folder: pathlib.Path, start: Start) -> bool:
     try:
         found = mirrors.of_run(config, folder, Scores(config.checkpoint))
         steps = [
-            int(p.parent.name) for p in (folder / "checkpoints").glob("*/checksums.json") if p.parent.name.isdigit()
+            int(p.parent.name) for p in (folder / "checkpoints").glob("*/checksums.json") if is_step(p.parent.name)
         ]
         if steps:
             found.begin(max(steps))

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from jaxlm import config_files, sharding
 from jaxlm.config import BY_RULE, Config, ConfigError, ModelConfig, OptimConfig
 from jaxlm.console import say
+from jaxlm.files import is_step
 from jaxlm.train import loggers
 
 TOKENIZER = config_files.TOKENIZER
@@ -59,7 +60,7 @@ def workdir(path: str) -> pathlib.Path:
 
 def has_checkpoints(folder: pathlib.Path) -> bool:
     """True if the run has begun: its folder holds a checkpoint."""
-    return any(path.name.isdecimal() for path in (folder / "checkpoints").glob("[0-9]*"))
+    return any(is_step(path.name) for path in (folder / "checkpoints").glob("[0-9]*"))
 
 
 def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | None:

@@ -3,13 +3,15 @@
 import collections.abc
 import glob
 import itertools
-import json
 import pathlib
 import re
+import zlib
 
 import fsspec
 import pyarrow.parquet
+import zstandard
 
+from jaxlm import files as files_lib
 from jaxlm.config import ConfigError
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".parquet")
@@ -66,7 +68,7 @@ def records(path: str) -> collections.abc.Iterator[tuple[int, dict]]:
         with fsspec.open(path, "rt", encoding="utf-8", compression="infer") as f:
             text = f.read()
         whole = _whole(text) if path.removesuffix(".gz").endswith(".json") else None
-    except (OSError, EOFError, UnicodeDecodeError, ValueError, pyarrow.ArrowException) as e:
+    except (OSError, EOFError, ValueError, zlib.error, zstandard.ZstdError, pyarrow.ArrowException) as e:
         raise ConfigError(f"{path} can't be read: {e}") from e
     numbered = enumerate(
         whole if whole is not None else map(_parsed, text.split("\n")), 1
@@ -80,9 +82,9 @@ def records(path: str) -> collections.abc.Iterator[tuple[int, dict]]:
 def _whole(text: str) -> list | None:
     """Returns the records of a json file that is one value; None if it is one record a line."""
     if text.lstrip().startswith("["):
-        return json.loads(text)
+        return files_lib.json_of(text, list)
     try:
-        found = json.loads(text)
+        found = files_lib.json_of(text, object)
     except ValueError:
         return None
     return found["data"] if isinstance(found, dict) and isinstance(found.get("data"), list) else [found]
@@ -91,6 +93,6 @@ def _whole(text: str) -> list | None:
 def _parsed(line: str) -> object:
     """Returns a line's record, "" for an empty line, None if it is no JSON."""
     try:
-        return json.loads(line) if line.strip() else ""
+        return files_lib.json_of(line, object) if line.strip() else ""
     except ValueError:
         return None

@@ -1,7 +1,6 @@
 """The parent's side of the process that judges: starts it, gives it orders, ends and replaces it."""
 
 import contextlib
-import json
 import os
 import pathlib
 import pickle
@@ -13,6 +12,7 @@ import threading
 import time
 import typing
 
+from jaxlm import files
 from jaxlm.config import ConfigError, RunError
 from jaxlm.train.rewards import wire
 
@@ -151,7 +151,7 @@ class _Child:
     def order(self, name: str, arguments: tuple, timeout_s: float) -> dict:
         """Gives an order and returns the answer. Raises TimeoutError, EOFError or OSError."""
         wire.send(self._link, pickle.dumps((name, arguments)), timeout_s)
-        return json.loads(wire.receive(self._link, timeout_s, self._alive_still))
+        return files.json_of(wire.receive(self._link, timeout_s, self._alive_still))
 
     def _alive_still(self) -> bool:
         # It is not waited for, so that no other process can have the number of its group.
