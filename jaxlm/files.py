@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import math
 import os
 import pathlib
@@ -18,6 +19,9 @@ from jaxlm.config import ConfigError
 ENDING_S = 20.0  # a run that was told to stop, or lost its supervisor, saves and ends within about this
 _SOON_S = 5.0  # for a disk to give a small file
 HANDED_DOWN = "JAXLM_LOCK"  # the environment variable with the file descriptor of the parent's lock
+# What code meets that reads a value of another type or size than it must have.
+MANGLED = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError)
+_MOST_LEVELS = 100  # no file of anybody's nests so deeply; code that calls itself for each level survives them
 T = typing.TypeVar("T")
 _PLAIN = re.compile(r"(?!/(?:gs|s3|az|hf)/)[\w/.,+=@~ -]*")  # a path that means the same in every language
 
@@ -121,6 +125,50 @@ def _handed_down(file: typing.IO[str]) -> typing.IO[str] | None:
         return os.fdopen(os.dup(descriptor), "a") if same else None
     except OSError:
         return None
+
+
+def json_of(content: bytes | str, kind: type[T] = dict) -> T:
+    """Returns what a text in JSON holds. For files that came from elsewhere, or may be damaged.
+
+    Raises:
+      ValueError: it is no JSON in UTF-8, nests too deeply, or holds something else than a `kind`.
+    """
+    try:
+        found = json.loads(content)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
+    if not isinstance(found, kind):
+        raise ValueError(f"it holds no {kind.__name__}")
+    level = [found]
+    for _ in range(_MOST_LEVELS):
+        level = (
+            [
+                part
+                for whole in level
+                for part in (whole.values() if isinstance(whole, dict) else whole)
+                if isinstance(part, dict | list)
+            ]
+            if isinstance(found, dict | list)
+            else []
+        )
+        if not level:
+            return found
+    raise ValueError("it nests too deeply")
+
+
+def json_lines(path: pathlib.Path) -> list[dict]:
+    """Returns the objects of a file of JSON lines. Leaves out lines that are no objects; [] if the file can't be read."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+            with contextlib.suppress(ValueError):
+                found.append(json_of(line))
+    return found
+
+
+def is_step(name: str) -> bool:
+    """True if a folder or file of this name is that of a step: 0 or more, in plain digits, as we write it."""
+    return re.fullmatch("0|[1-9][0-9]{0,14}", name) is not None
 
 
 def is_number(value: object) -> bool:

@@ -153,5 +153,4 @@ def examples(root: pathlib.Path) -> list[dict[str, str]]:
 
     Each has the keys source, stage, reason, detail, id and excerpt.
     """
-    path = root / EXAMPLES
-    return list(map(json.loads, path.read_bytes().splitlines())) if path.is_file() else []
+    return files.json_lines(root / EXAMPLES)

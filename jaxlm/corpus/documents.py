@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxlm import files
-from jaxlm.config import RunError
+from jaxlm.config import ConfigError, RunError
 from jaxlm.corpus import recipes
 from jaxlm.corpus.stage import Document
 
@@ -63,7 +63,7 @@ def _groups(path: pathlib.Path) -> Iterator[list[tuple[str, str, dict]]]:
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group)
                 ids, texts, metas = (table.column(name).to_pylist() for name in SCHEMA.names)
-                yield list(zip(ids, texts, map(json.loads, metas), strict=True))
+                yield list(zip(ids, texts, map(files.json_of, metas), strict=True))
     except (pa.ArrowException, OSError, ValueError) as error:
         if getattr(error, "errno", None):  # the file system's own; Arrow tells of damage by one without a number
             raise
@@ -104,7 +104,13 @@ def write_mixture(root: pathlib.Path, weights: Mapping[str, float]) -> None:
 def mixture(root: pathlib.Path) -> dict[str, float]:
     """Returns the weights that `write_mixture` noted; {} if there are none."""
     path = root / MIXTURE
-    return json.loads(path.read_bytes()) if path.is_file() else {}
+    try:
+        weights = files.json_of(path.read_bytes()) if path.is_file() else {}
+    except ValueError:
+        weights = {"": None}
+    if not all(map(files.is_number, weights.values())):
+        raise ConfigError(f"{path} is damaged: copy it again, or delete it and give the weights in the config")
+    return weights
 
 
 def find(data_dir: pathlib.Path) -> dict[str, list[pathlib.Path]]:

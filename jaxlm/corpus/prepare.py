@@ -303,16 +303,17 @@ def open_prepared(root: pathlib.Path) -> Prepared:
     """Returns the result in a data directory. Raises ConfigError if there is none or it is damaged."""
     try:
         content = (root / MANIFEST).read_bytes()
-        manifest = json.loads(content)
+        manifest = files.json_of(content)
+        files_ = [entry for source in manifest.get("sources", {}).values() for entry in source["files"]]
+        named = [(root / entry["file"], entry["size"]) for entry in files_]
     except OSError:
         raise ConfigError(f"no {MANIFEST} in {root}: make it with jaxlm prepare") from None
-    except ValueError:
-        raise ConfigError(f"{root / MANIFEST} is not valid JSON; delete it and run jaxlm prepare again") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    except files.MANGLED:
+        raise ConfigError(f"{root / MANIFEST} is damaged; delete it and run jaxlm prepare again") from None
+    if manifest.get("format") != FORMAT:
         raise ConfigError(f"{root / MANIFEST} is of another format; delete {root} and run jaxlm prepare again")
-    for entry in (entry for source in manifest["sources"].values() for entry in source["files"]):
-        path = root / entry["file"]
-        if not path.is_file() or path.stat().st_size != entry["size"]:
+    for path, size in named:
+        if not path.is_file() or path.stat().st_size != size:
             raise ConfigError(
                 f"{path} is missing or differs in size; copy it again, or delete {root} and prepare again"
             )

@@ -25,10 +25,11 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
+from jaxlm import files
 from jaxlm.config import CHAT_TOKENS, ConfigError
 from jaxlm.data.coder import Coder, ours
 from jaxlm.data.ids import conversation, conversations
-from jaxlm.data.imported import MODEL
+from jaxlm.data.imported import MODEL, settings_of
 from jaxlm.data.tokenizer import GUARD, Tokenizer, append_controls
 
 END = CHAT_TOKENS[1]
@@ -71,13 +72,16 @@ def grown(tokenizer: Coder) -> Coder:
 
 def template(tokenizer: Coder) -> str:
     """Returns the Jinja template in which the model reads conversations. Raises ConfigError if it has none."""
-    files = tokenizer.files
     if ours(tokenizer) and speaks(tokenizer):
         return TEMPLATE
-    found = files["chat_template.jinja"].decode() if "chat_template.jinja" in files else None
-    found = found or _settings(files).get("chat_template")
-    if isinstance(found, list):
-        found = next((one["template"] for one in found if one["name"] == "default"), None)
+    try:
+        found = tokenizer.files.get("chat_template.jinja", b"").decode() or settings(tokenizer).get("chat_template")
+        if isinstance(found, list):
+            found = next((one["template"] for one in found if one["name"] == "default"), None)
+        if found and not isinstance(found, str):
+            raise TypeError(f"it is a {type(found).__name__}")
+    except files.MANGLED as error:
+        raise ConfigError(f"the model's chat template is damaged ({error!r:.200}): copy it again") from None
     if not found:
         raise ConfigError("this model has no chat template: ask it plain text (eval.chat_template=False)")
     return found
@@ -109,9 +113,8 @@ class Writer:
     """
 
     def __init__(self, tokenizer: Coder):
-        settings = {k: v.get("content") if isinstance(v, dict) else v for k, v in _settings(tokenizer.files).items()}
         self._named = {"bos_token": "", "eos_token": ""}
-        self._named |= {k: v for k, v in settings.items() if k.endswith("_token") and v}
+        self._named |= {k: v for k, v in settings(tokenizer).items() if k.endswith("_token") and v}
         self._tokenizer, source = tokenizer, template(tokenizer)
         self._plain, self._marking = _compiled(source), _compiled(source, mark=True) if _MARKS.search(source) else None
 
@@ -220,12 +223,13 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
     def render(**named) -> str:
         try:
             return compiled.render(**named)
-        except jinja2.TemplateError as error:
-            raise ConfigError(f"the model's chat template refuses these messages: {error}") from None
+        except Exception as error:  # a program of others
+            why = error if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+            raise ConfigError(f"the model's chat template refuses these messages: {why}") from None
 
     try:
         compiled = environment.from_string(source)
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, RecursionError, *files.MANGLED) as error:
         raise ConfigError(f"the model's chat template can't be read: {error}") from None
     return render
 
@@ -247,8 +251,10 @@ def _id(tokenizer: Coder, token: str) -> int | None:
         return None
 
 
-def _settings(files: Mapping[str, bytes]) -> dict[str, typing.Any]:
+def settings(tokenizer: Coder) -> dict[str, typing.Any]:
+    """Returns what the files beside a tokenizer from elsewhere say of it; of a token its text. Raises ConfigError."""
     found: dict[str, typing.Any] = {}
     for name in _SETTINGS:
-        found |= {key: value for key, value in json.loads(files.get(name, b"{}")).items() if value is not None}
+        said = settings_of(tokenizer.files, name).items()
+        found |= {k: v.get("content") if isinstance(v, dict) else v for k, v in said if v is not None}
     return found

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from jaxlm import files as files_lib
 from jaxlm.config import ConfigError
 from jaxlm.data import imported
 from jaxlm.data.imported import COMPANIONS, IDS, JSON, MODEL
@@ -186,6 +187,8 @@ def _named(where: str | os.PathLike) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+    except files_lib.MANGLED as error:
+        raise ConfigError(f"{where}: its tokenizer is damaged ({error!r:.200}): copy it again") from None
 
 
 def write(coder: Coder, folder: pathlib.Path) -> None:

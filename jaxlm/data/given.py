@@ -4,7 +4,6 @@ The command line calls it, so it imports no JAX.
 """
 
 import collections
-import json
 import os
 import pathlib
 import shlex
@@ -64,9 +63,9 @@ def _made(folder: pathlib.Path) -> dict[tuple[str, str], str]:
     found = {}
     for file in (MANIFEST, PREPARED):
         try:
-            content = json.loads(files.read_soon(folder / file))
+            content = files.json_of(files.read_soon(folder / file))
             found |= {(file, name): str(s.get("spec", s.get("path", ""))) for name, s in content["sources"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, files.NoAnswer):
+        except (OSError, files.NoAnswer, *files.MANGLED):
             continue  # who opens it says what is wrong
     return found
 

@@ -19,10 +19,12 @@ import numpy as np
 
 from jaxlm.config import ConfigError
 from jaxlm.data.tokenizer import GUARD, Tokenizer, controls_of, encode_marked
+from jaxlm.files import json_of
 
 JSON, MODEL, IDS = "tokenizer.json", "tokenizer.model", "tokenizer_ids.json"
 # Kept beside it, for exports: they decide no ids.
 COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_MOST_IDS = 10_000_000  # no tokenizer has so many; a table of raw bytes has a row for each
 _SPACE = "\u2581"
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _MISSING = 'this model has a tokenizer.json, which needs the library tokenizers: pip install "jaxlm[hf]"'
@@ -40,7 +42,7 @@ class HfTokenizer:
             added["content"]: added["id"] for added in spec.get("added_tokens") or () if added.get("special")
         }
         self.vocab_size = len(self._raw_bytes)
-        self.eos_id, self.bos_id, self.opening, self.separator_id = _ids(files)
+        self.eos_id, self.bos_id, self.opening, self.separator_id = _ids(files, self.vocab_size)
         self._tokenizer.encode_special_tokens = True  # a text that spells a control token is ordinary text
         self._prefix = _prefix(self)
 
@@ -126,7 +128,7 @@ class HfTokenizer:
 
     def byte_ids(self) -> np.ndarray:
         """See `coder.Coder`."""
-        return np.asarray(sorted(_single_bytes(json.loads(self.files[JSON]))), np.int32)
+        return np.asarray(sorted(_single_bytes(json_of(self.files[JSON]))), np.int32)
 
     def id_of(self, piece: str) -> int:
         """See `coder.Coder`."""
@@ -143,7 +145,7 @@ class HfSentencePiece(Tokenizer):
         super().__init__(files[MODEL])
         self.files = dict(files)
         self.sha256 = _sha256(files, MODEL)
-        self.eos_id, self.bos_id, self.opening, self.separator_id = _ids(files)
+        self.eos_id, self.bos_id, self.opening, self.separator_id = _ids(files, self.vocab_size)
         self._prefix = b""
         self._prefix = _prefix(self)
 
@@ -171,12 +173,12 @@ def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
     Raises:
       ConfigError: nothing there names the token that ends a text, or a file is no JSON.
     """
-    settings = _json(files, "tokenizer_config.json")
-    named = _json(files, "special_tokens_map.json") | {k: v for k, v in settings.items() if v is not None}
+    settings = settings_of(files, "tokenizer_config.json")
+    named = settings_of(files, "special_tokens_map.json") | {k: v for k, v in settings.items() if v is not None}
     beside = {}
     for name in ("generation_config.json", "config.json"):  # the later one wins
         if (folder / name).is_file():
-            beside |= _json({name: (folder / name).read_bytes()}, name)
+            beside |= settings_of({name: (folder / name).read_bytes()}, name)
     id_of = _lookup(files)
 
     def find(kind: str) -> int | None:
@@ -184,7 +186,7 @@ def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
         found = id_of(token["content"] if isinstance(token, dict) else token) if token else None
         given = beside.get(f"{kind}_token_id")
         given = given[0] if isinstance(given, list) and given else given
-        return found if found is not None else given if isinstance(given, int) else None
+        return found if found is not None else given if type(given) is int else None
 
     eos, bos = find("eos"), find("bos")
     if eos is None:
@@ -227,7 +229,7 @@ def _open(content: bytes) -> tuple[typing.Any, dict]:
     except ImportError:
         raise ConfigError(_MISSING) from None
     try:
-        tokenizer, spec = tokenizers.Tokenizer.from_str(content.decode()), json.loads(content)
+        tokenizer, spec = tokenizers.Tokenizer.from_str(content.decode()), json_of(content)
     except Exception as error:  # the library raises Exception itself
         said = (str(error).splitlines() or [""])[0]
         raise ConfigError(f"{JSON} can't be read ({said}): copy it again, or update tokenizers") from None
@@ -236,21 +238,22 @@ def _open(content: bytes) -> tuple[typing.Any, dict]:
     return tokenizer, spec
 
 
-def _ids(files: Mapping[str, bytes]) -> tuple[int, int | None, tuple[int, ...], int]:
+def _ids(files: Mapping[str, bytes], vocab_size: int) -> tuple[int, int | None, tuple[int, ...], int]:
     """(EOS, BOS, opening, separator) of `IDS`."""
-    found = _json(files, IDS)
+    found = settings_of(files, IDS)
     opening = tuple(found["opening"])
+    for i in (found["eos_id"], *opening, found["bos_id"] or 0):
+        if type(i) is not int or not 0 <= i < vocab_size:
+            raise ConfigError(f"it names a token {i!r:.60}, but has {vocab_size:,}: copy its files again")
     return found["eos_id"], found["bos_id"], opening, opening[0] if opening else found["eos_id"]
 
 
-def _json(files: Mapping[str, bytes], name: str) -> dict:
+def settings_of(files: Mapping[str, bytes], name: str) -> dict:
+    """Returns what a file beside a tokenizer says; {} without it. Raises ConfigError if it is damaged."""
     try:
-        found = json.loads(files.get(name, b"{}"))
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{name} is damaged: copy it again")
-    return found
+        return json_of(files.get(name, b"{}"))
+    except ValueError as error:
+        raise ConfigError(f"{name} is damaged ({error}): copy it again") from None
 
 
 def _sha256(files: Mapping[str, bytes], name: str) -> str:
@@ -305,6 +308,8 @@ def _raw_bytes(spec: dict) -> list[bytes]:
         pieces[_vocabulary(spec)[unknown]] = b""
     for added in spec.get("added_tokens") or ():
         pieces[added["id"]] = b"" if added.get("special") else added["content"].encode()
+    if max(pieces) > _MOST_IDS:
+        raise ConfigError(f"{JSON} is damaged: it has an id {max(pieces):,}; copy it again")
     return [pieces.get(i, b"") for i in range(max(pieces) + 1)]
 
 

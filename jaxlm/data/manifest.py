@@ -88,12 +88,11 @@ def read(root: pathlib.Path) -> tuple[dict, str]:
             f"no {MANIFEST} in {root}: not a finished data directory; make one with 'jaxlm tokenize' or set data.dir"
         ) from None
     try:
-        manifest = json.loads(content)
-    except (ValueError, RecursionError):
+        manifest = files.json_of(content)
+    except ValueError:
         raise ConfigError(f"{path} is not valid JSON; rebuild the data directory") from None
-    found = manifest.get("format") if isinstance(manifest, dict) else None
-    if found != FORMAT:
-        raise ConfigError(f"{path} has format {found}, this jaxlm reads {FORMAT}; rebuild it")
+    if manifest.get("format") != FORMAT:
+        raise ConfigError(f"{path} has format {manifest.get('format')}, this jaxlm reads {FORMAT}; rebuild it")
     if problem := _problem(manifest, _SHAPE, "") or _mismatch(manifest):
         raise ConfigError(f"{path} is damaged: {problem}; copy it again or rebuild the data directory")
     return manifest, hashlib.sha256(content).hexdigest()

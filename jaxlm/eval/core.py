@@ -7,7 +7,6 @@ continuation, gold) and `language_modeling` (context, continuation). A folder wi
 
 import csv
 import dataclasses
-import json
 import pathlib
 import random
 import typing
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxlm import console
+from jaxlm import console, files
 from jaxlm.config import ConfigError, EvalConfig
 from jaxlm.corpus.benchmarks import core as layout
 from jaxlm.data.ids import document
@@ -107,7 +106,7 @@ def _bundle(root: pathlib.Path) -> list[Task]:
             )
             for entry in entries
         ]
-    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+    except (OSError, yaml.YAMLError, *files.MANGLED) as error:
         raise ConfigError(f"{root} is no bundle of CORE, or it is damaged ({error!r}): fetch it again") from error
 
 
@@ -115,7 +114,7 @@ def _single(path: pathlib.Path) -> Task | None:
     with open(path, encoding="utf-8", errors="replace") as file:
         first = file.readline()
     try:
-        row = json.loads(first)
+        row = files.json_of(first)
         kind = _NAMES.get(layout.kind(row))
     except (ValueError, TypeError):
         return None

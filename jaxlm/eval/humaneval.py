@@ -3,12 +3,11 @@
 lm-evaluation-harness's own task fetches its judge from the hub when it is imported.
 """
 
-import gzip
-import json
 import pathlib
 from collections.abc import Sequence
 
 from jaxlm.config import ConfigError, EvalConfig, RunError
+from jaxlm.corpus.benchmarks import reading
 from jaxlm.data.ids import document
 from jaxlm.eval import completions
 from jaxlm.eval.items import means, spread
@@ -63,8 +62,7 @@ def read(data_dir: str) -> list[dict]:
     root = pathlib.Path(data_dir).expanduser()
     folder = root / DATASET
     for path in (*sorted(folder.rglob("*.jsonl*")), *sorted(root.glob("HumanEval.jsonl*"))):
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        rows = [json.loads(line) for line in content.decode().split("\n") if line.strip()]
+        rows = [row for _, row in reading.records(str(path))]
         if rows and {"task_id", "prompt", "test", "entry_point"} <= rows[0].keys():
             return rows
         raise ConfigError(f"{path} does not hold HumanEval: no task_id, prompt, test and entry_point")

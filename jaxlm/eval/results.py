@@ -137,7 +137,7 @@ def add(folder: pathlib.Path, result: TaskResult, about: dict[str, typing.Any]) 
 def steps(folder: pathlib.Path) -> list[int]:
     """Returns the steps of a run that have results, in order."""
     found = (path.parent.name for path in (folder / FOLDER).glob(f"*/{SUMMARY}"))
-    return sorted(int(name) for name in found if name.isdecimal())
+    return sorted(int(name) for name in found if files.is_step(name))
 
 
 def read(place: pathlib.Path) -> dict[str, TaskResult]:
@@ -146,18 +146,18 @@ def read(place: pathlib.Path) -> dict[str, TaskResult]:
     for task, entry in _summary(place / SUMMARY).get("tasks", {}).items():
         try:
             text = (place / f"{_file(task)}.jsonl").read_text(encoding="utf-8")
-            items = [Item(**json.loads(line)) for line in text.split("\n") if line]  # splitlines() cuts at U+2028
+            items = [Item(**files.json_of(line)) for line in text.split("\n") if line]  # splitlines() cuts at U+2028
             kept = {f.name: entry[f.name] for f in dataclasses.fields(TaskResult) if f.name != "items"}
             found[task] = TaskResult(items=items, **kept)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, *files.MANGLED) as error:
             raise ConfigError(f"{place}: the results of {task} are damaged ({error}): run jaxlm eval again") from None
     return found
 
 
 def _summary(path: pathlib.Path) -> dict:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict) and isinstance(content.get("tasks"), dict):
+        content = files.json_of(path.read_bytes())
+        if isinstance(content.get("tasks"), dict):
             return content
     except (OSError, ValueError):
         pass

@@ -88,9 +88,9 @@ def refuse(out: pathlib.Path, to: str) -> None:
     if not out.is_dir() or not any(out.iterdir()):
         return
     try:
-        mark = json.loads((out / MARK).read_text())
+        mark = files.json_of((out / MARK).read_bytes())
         earlier, wrote = mark["to"], {MARK, *mark["files"]}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *files.MANGLED):
         raise ConfigError(f"--out={out} is not empty and no earlier export: give a new folder") from None
     if earlier != to:
         raise ConfigError(f"--out={out} holds an export to {earlier}: give another folder for {to}")

@@ -3,15 +3,18 @@
 What it says and our models can't do is refused by name. Needs no JAX: the command line reads it too.
 """
 
-import json
 import pathlib
 
+from jaxlm import files
 from jaxlm.config import ConfigError
 
 KINDS = ("llama", "mistral", "qwen2", "qwen3", "gpt2")  # SmolLM and TinyLlama call themselves llama
 _CONTINUES, _SCORES = ("ForCausalLM", "LMHeadModel"), ("ForSequenceClassification",)  # the ends of architectures
 _KINDS = {_CONTINUES: "continue text (ForCausalLM)", _SCORES: "give one number (ForSequenceClassification)"}
 _ROPE = {"default": "none", "linear": "linear", "llama3": "llama3"}
+# Our keys that hold text, switches, numbers; all others hold whole numbers.
+_TEXTS, _SWITCHES = ("family", "rope.scaling"), ("tie_embeddings", "bias", "qkv_bias", "qk_norm")
+_NUMBERS = ("norm_eps", *(f"rope.{name}" for name in ("theta", "factor", "low_freq_factor", "high_freq_factor")))
 # What config.json may leave out, as transformers fills it in.
 _HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}  # num_key_value_heads
 _GELU = ("gelu_new", "gelu_pytorch_tanh")  # the same function
@@ -36,11 +39,18 @@ def read(folder: pathlib.Path, scores: bool = False) -> tuple[dict[str, object],
     if not found:
         raise ConfigError(f"{folder}/config.json is missing or damaged: copy it again")
     try:
-        return _read(found, _SCORES if scores else _CONTINUES)
+        keys, lines = _read(found, _SCORES if scores else _CONTINUES)
+        for key, value in keys.items():
+            kind = str if key in _TEXTS else bool if key in _SWITCHES else float if key in _NUMBERS else int
+            if type(value) is not kind or (kind in (int, float) and not 0 <= value < 2**31):
+                raise TypeError(f"{key}={value!r:.60}")
+        return keys, lines
     except _Unsupported as error:
         raise ConfigError(f"{folder} can't be imported: {error}") from None
     except KeyError as error:
         raise ConfigError(f"{folder}/config.json lacks {error.args[0]}: copy it again") from None
+    except files.MANGLED as error:
+        raise ConfigError(f"{folder}/config.json is damaged ({error}): copy it again") from None
 
 
 class _Unsupported(Exception):
@@ -49,10 +59,9 @@ class _Unsupported(Exception):
 
 def _load(folder: pathlib.Path) -> dict:
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return files.json_of((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _read(found: dict, ends: tuple[str, ...]) -> tuple[dict[str, object], list[str]]:
@@ -88,7 +97,7 @@ def _gpt2(found: dict) -> dict[str, object]:
         "d_ff": found.get("n_inner") or 4 * found["n_embd"],
         "vocab_size": found["vocab_size"],
         "max_seq_len": found["n_positions"],
-        "tie_embeddings": found.get("tie_word_embeddings", True),
+        "tie_embeddings": bool(found.get("tie_word_embeddings", True)),
         "bias": False,
         "qkv_bias": False,
         "qk_norm": False,

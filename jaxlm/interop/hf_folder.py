@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import ml_dtypes
 import numpy as np
 
+from jaxlm import files
 from jaxlm.config import ConfigError, ModelConfig
 from jaxlm.data import chat, imported
 from jaxlm.data.coder import Coder
@@ -83,7 +84,7 @@ class HfFolder:
 
     def reference(self) -> reference.Model:
         """Returns the model that config.json describes."""
-        return reference.of_hf(json.loads((self._folder / "config.json").read_text(encoding="utf-8")))
+        return reference.of_hf(files.json_of((self._folder / "config.json").read_bytes()))
 
     def name_of(self, tensor: Tensor) -> str:
         """Returns what a tensor is called in the files."""
@@ -151,8 +152,7 @@ def _pad_id(tokenizer: Coder) -> int | None:
     """Returns the id of padding, which a reward model looks past for a text's last token; None if there is none."""
     if isinstance(tokenizer, Tokenizer):
         return tokenizer.id_of(tokenizer_json.pad_token(tokenizer))
-    named = json.loads(tokenizer.files.get("tokenizer_config.json", b"{}")).get("pad_token")
-    named = named.get("content") if isinstance(named, dict) else named
+    named = chat.settings(tokenizer).get("pad_token")
     return tokenizer.id_of(named) if named else None
 
 

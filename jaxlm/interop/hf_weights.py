@@ -7,7 +7,6 @@ import collections
 import functools
 import hashlib
 import itertools
-import json
 import pathlib
 import threading
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import numpy as np
 import safetensors
 
 from jaxlm import config as config_lib
-from jaxlm import config_files, tree
+from jaxlm import config_files, files, tree
 from jaxlm.config import Config, ConfigError, ModelConfig, RunError
 from jaxlm.data import coder
 from jaxlm.interop import hf, hf_config, leaves
@@ -38,15 +37,15 @@ def read(folder: pathlib.Path) -> Origin | None:
     if not hf_config.is_model(folder):
         return None
     config = _config(folder)
-    files = Files(folder)
-    reader = functools.cache(functools.partial(files.reader, config.model))  # what it checks takes a moment
+    held = Files(folder)
+    reader = functools.cache(functools.partial(held.reader, config.model))  # what it checks takes a moment
     return Origin(
         config=config,
         tokenizer=lambda: coder.load(folder),
         provenance={"path": str(folder.resolve())},
-        params=functools.partial(files.params, config.model),
+        params=functools.partial(held.params, config.model),
         leaf=lambda name: reader()(name),
-        digest=files.digest,
+        digest=held.digest,
     )
 
 
@@ -61,8 +60,8 @@ def read_scores(folder: pathlib.Path) -> Origin | None:
     if not hf_config.is_model(folder):
         return None
     keys = hf_config.read(folder, scores=True)[0] | {"tie_embeddings": True}
-    config, files = _resolved(folder, keys), Files(folder)
-    reader = functools.cache(functools.partial(files.reader, config.model, scores=True))
+    config, held = _resolved(folder, keys), Files(folder)
+    reader = functools.cache(functools.partial(held.reader, config.model, scores=True))
 
     def trained() -> dict[str, dict]:
         kernel = np.asarray(reader()(leaves.SCORE), np.float32)
@@ -72,9 +71,9 @@ def read_scores(folder: pathlib.Path) -> Origin | None:
         config=config,
         tokenizer=lambda: coder.load(folder),
         provenance={"path": str(folder.resolve())},
-        params=functools.partial(files.params, config.model, scores=True),
+        params=functools.partial(held.params, config.model, scores=True),
         leaf=lambda name: reader()(name),
-        digest=files.digest,
+        digest=held.digest,
         trained=trained,
     )
 
@@ -201,12 +200,13 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     index = folder / _INDEX
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError):
+            names = sorted(set(files.json_of(index.read_bytes())["weight_map"].values()))
+            places = [folder / name for name in names]
+        except files.MANGLED:
             raise ConfigError(f"{index} is damaged: copy it again") from None
-        if missing := [name for name in names if not (folder / name).is_file()]:
+        if missing := [path.name for path in places if not path.is_file()]:
             raise ConfigError(f"{folder} lacks {missing[0]}, which {_INDEX} names: copy it again")
-        return [folder / name for name in names]
+        return places
     if (folder / _SINGLE).is_file():
         return [folder / _SINGLE]
     other = next((path.name for pattern in _OTHERS for path in folder.glob(pattern)), "")

@@ -4,7 +4,6 @@ Only what can't change is taken: the shapes, what the weights mean, and the ids.
 config's own affair.
 """
 
-import json
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -263,6 +262,6 @@ def _has(tokenizer: coder.Coder, piece: str) -> bool:
 def _sha256_of(data: pathlib.Path) -> str:
     """The hash of the tokenizer that made some data; "" if there is no data."""
     try:
-        return json.loads(files.read_soon(data / MANIFEST))["tokenizer"]["sha256"]
-    except (OSError, ValueError, KeyError, TypeError, files.NoAnswer):
+        return files.json_of(files.read_soon(data / MANIFEST))["tokenizer"]["sha256"]
+    except (OSError, files.NoAnswer, *files.MANGLED):
         return ""  # who opens it says what is wrong

@@ -16,7 +16,7 @@ from jaxlm import tree
 from jaxlm.config import AdapterConfig, ConfigError, ModelConfig
 from jaxlm.interop import leaves
 from jaxlm.interop.leaves import Tensor
-from jaxlm.interop.peft_config import WEIGHTS
+from jaxlm.interop.peft_config import WEIGHTS, ids_of
 from jaxlm.models.adapters import Adapter, Variables
 from jaxlm.models.params import input_axes
 
@@ -113,12 +113,6 @@ def scaling(content: Mapping[str, typing.Any], module: str) -> float:
     return _scale(alpha, rank, bool(content.get("use_rslora")))
 
 
-def row_ids(content: Mapping[str, typing.Any]) -> dict[str, list[int]]:
-    """Returns module -> the ids whose rows an adapter replaces: "embed_tokens" -> [8187, 8188]; "" for the embedding."""
-    given = content.get("trainable_token_indices") or {}
-    return {name: list(ids) for name, ids in given.items()} if isinstance(given, Mapping) else {"": list(given)}
-
-
 def _scale(alpha: float, rank: int, rslora: bool) -> float:
     return alpha / (math.sqrt(rank) if rslora else rank)
 
@@ -210,7 +204,7 @@ def _row_differences(
     left: dict[str, np.ndarray], content: Mapping[str, typing.Any], config: ModelConfig, read: Read
 ) -> tuple[dict[str, dict], tuple[int, ...]]:
     """Takes the rows out of `left`; returns (our collection `rows`, their ids). A table that PEFT leaves alone has zeros."""
-    said = row_ids(content)
+    said = ids_of(content)
     found: dict[str, tuple[list[int], np.ndarray]] = {}
     for module in _tables(config):
         if f"{module}.{_ROWS}" in left:

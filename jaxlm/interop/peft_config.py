@@ -3,13 +3,13 @@
 Needs no JAX: the command line reads it too.
 """
 
-import json
 import pathlib
 import typing
 from collections.abc import Mapping
 
 import safetensors
 
+from jaxlm import files
 from jaxlm.config import ConfigError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -56,12 +56,16 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any]:
       ConfigError: it is missing or damaged, or the adapter is of a kind that is not supported.
     """
     try:
-        content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        content = files.json_of((folder / CONFIG).read_bytes())
         check(content)
-    except (OSError, ValueError, AttributeError) as error:
-        why = error if isinstance(error, ConfigError) else f"{CONFIG} is damaged: copy it again"
-        raise ConfigError(f"{folder} can't be read: {why}") from None
+    except (OSError, *files.MANGLED) as error:
+        raise _damaged(folder, error) from None
     return content
+
+
+def _damaged(folder: pathlib.Path, error: Exception) -> ConfigError:
+    why = error if isinstance(error, ConfigError) else f"{CONFIG} is damaged ({error!r:.200}): copy it again"
+    return ConfigError(f"{folder} can't be read: {why}")
 
 
 def base_of(folder: pathlib.Path) -> pathlib.Path:
@@ -78,21 +82,49 @@ def base_of(folder: pathlib.Path) -> pathlib.Path:
 
 def check(content: Mapping[str, typing.Any]) -> None:
     """Raises ConfigError if an adapter_config.json asks for what is not done here: another method, DoRA, biases, ..."""
+    for key in ("base_model_name_or_path", "revision"):
+        if not isinstance(content.get(key), str | None):
+            raise TypeError(f"{key}={content[key]!r:.60} is no text")
     kind = content.get("peft_type")
     if kind not in ("LORA", "PROMPT_TUNING"):
         raise ConfigError(f"its peft_type {kind!r} is not supported, only LORA and PROMPT_TUNING")
     if kind == "PROMPT_TUNING":
         if (parts := content.get("num_transformer_submodules") or 1) != 1:
             raise ConfigError(f"num_transformer_submodules={parts} is not supported, only 1")
+        _whole(content["num_virtual_tokens"])
         return
     for key in ("r", "lora_alpha"):
         if key not in content:
             raise ConfigError(f"{CONFIG} lacks {key}: copy it again")
+    _whole(content["r"])
+    for ranks in (content.get("rank_pattern") or {}).values():
+        _whole(ranks)
+    for number in (
+        content["lora_alpha"],
+        content.get("lora_dropout") or 0,
+        *(content.get("alpha_pattern") or {}).values(),
+    ):
+        if not files.is_number(number):
+            raise TypeError(f"{number!r:.60} is no number")
+    for ids in ids_of(content).values():
+        any(_whole(i + 1) for i in ids)
     for key, plain in _PLAIN.items():
         if (value := content.get(key, plain[0])) not in plain:
             raise ConfigError(
                 f"{key}={value} is not supported: merge the adapter by PEFT (merge_and_unload), and take that model"
             )
+
+
+def _whole(value: object) -> None:
+    """Raises TypeError for what is no whole number of 1 or more."""
+    if type(value) is not int or not 0 < value < 2**31:
+        raise TypeError(f"{value!r:.60} is no whole number")
+
+
+def ids_of(content: Mapping[str, typing.Any]) -> dict[str, list[int]]:
+    """Returns module -> the ids whose rows an adapter replaces: "embed_tokens" -> [8187, 8188]; "" for the embedding."""
+    given = content.get("trainable_token_indices") or {}
+    return {name: list(ids) for name, ids in given.items()} if isinstance(given, Mapping) else {"": list(given)}
 
 
 def model_folder(folder: pathlib.Path) -> pathlib.Path:
@@ -114,13 +146,15 @@ def settings(folder: pathlib.Path, controls: Mapping[str, int]) -> dict[str, typ
         return {"kind": "prompt", "prompt_tokens": content["num_virtual_tokens"], "rows": (), "without_rows": True}
     if content.get("rank_pattern") or content.get("alpha_pattern"):
         raise ConfigError(f"{folder} has several ranks or alphas (rank_pattern, alpha_pattern): {merge}")
-    ids = content.get("trainable_token_indices") or []
-    ids = sorted({i for of_table in (ids.values() if isinstance(ids, dict) else [ids]) for i in of_table})
+    ids = sorted({i for of_module in ids_of(content).values() for i in of_module})
     pieces = {i: piece for piece, i in controls.items()}
     if odd := [i for i in ids if i not in pieces]:
         raise ConfigError(f"{folder} changes the row of id {odd[0]}, which is no control token: {merge}")
-    with safetensors.safe_open(str(folder / WEIGHTS), framework="numpy") as file:
-        modules = {name.removesuffix(".lora_A.weight") for name in file.keys() if name.endswith(".lora_A.weight")}  # noqa: SIM118
+    try:
+        with safetensors.safe_open(str(folder / WEIGHTS), framework="numpy") as file:
+            modules = {name.removesuffix(".lora_A.weight") for name in file.keys() if name.endswith(".lora_A.weight")}  # noqa: SIM118
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ConfigError(f"{folder}: {WEIGHTS} can't be read ({error}): copy it again") from None
     return {
         "kind": "lora",
         "rank": content["r"],

@@ -75,7 +75,7 @@ def read_files(folder: pathlib.Path) -> tuple[dict[str, typing.Any], dict[str, n
     content = peft_config.read(folder)
     try:
         return content, safetensors.numpy.load_file(folder / peft_config.WEIGHTS)
-    except (OSError, safetensors.SafetensorError) as error:
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise ConfigError(f"{folder}: {peft_config.WEIGHTS} can't be read ({error}): copy it again") from None
 
 

@@ -237,7 +237,7 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
     """
     path = folder / FILE
     try:
-        found = json.loads(path.read_bytes())
+        found = files.json_of(path.read_bytes())
         if found["version"] != VERSION:
             raise ConfigError(f"{path} is of version {found['version']}, this jaxlm writes {VERSION}: delete it")
         if not ({"target", "same", "runs", "fit"} <= found.keys()):
@@ -249,7 +249,7 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
         raise ConfigError(f"{path} can't be read: {error.strerror}; name another folder") from error
     except ConfigError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except files.MANGLED as error:
         raise ConfigError(f"{path} is damaged: delete it; runs that are done are kept") from error
     return found
 

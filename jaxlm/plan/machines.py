@@ -150,10 +150,9 @@ def _machine(kind: str, count: int) -> str:
 def _read() -> dict:
     """The file's content; {} if there is none or it is damaged, for then nothing is known."""
     try:
-        content = json.loads(path().read_bytes())
+        return files.json_of(path().read_bytes())
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _rows(content: dict, kind: str, count: int, setting: str) -> list[dict]:

@@ -8,6 +8,7 @@ import pathlib
 import shlex
 import subprocess
 
+from jaxlm import files
 from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.console import table, working
 from jaxlm.eval import compare, results
@@ -54,7 +55,7 @@ def _steps(given: str, one_run: bool) -> list[str]:
     if one_run and len(steps) != 2:
         raise ConfigError("compare what? jaxlm compare RUN_A RUN_B, or two checkpoints of one run: --checkpoint=A,B")
     steps = steps * 2 if len(steps) == 1 else steps or ["latest", "latest"]
-    if len(steps) != 2 or not all(step.isdecimal() or step == "latest" for step in steps):
+    if len(steps) != 2 or not all(files.is_step(step) or step == "latest" for step in steps):
         raise ConfigError(f"--checkpoint={given}: give two steps, or latest, as A,B")
     return [step if step == "latest" else str(int(step)) for step in steps]
 
@@ -64,8 +65,8 @@ def _found(folder: pathlib.Path, step: str) -> str:
     there = results.steps(folder)
     if step == "latest" and there:
         return str(there[-1])
-    if not step.isdecimal() or int(step) not in there:
-        which = f" --checkpoint={step}" if step.isdecimal() else ""
+    if not files.is_step(step) or int(step) not in there:
+        which = f" --checkpoint={step}" if files.is_step(step) else ""
         has = f"no results of step {step} in {folder}, only of {', '.join(map(str, there))}" if there else ""
         command = f"jaxlm eval {shlex.quote(str(folder))}{which} --tasks=arc_easy,piqa"
         raise ConfigError(f"{has or f'no benchmarks in {folder}'}: first {command}")
@@ -81,7 +82,7 @@ def _names(folders: list[pathlib.Path], steps: list[str]) -> list[str]:
         names = names if names[0] != names[1] else [str(folder) for folder in folders]
         at = ["" if hf_config.is_model(f) else f" at {step}" for f, step in zip(folders, steps, strict=True)]
         return [f"{name}{step}" for name, step in zip(names, at, strict=True)]
-    return [f"step {int(step):,}" if step.isdecimal() else step for step in steps]
+    return [f"step {int(step):,}" if files.is_step(step) else step for step in steps]
 
 
 def _votes(path: pathlib.Path) -> list:
@@ -92,7 +93,7 @@ def _votes(path: pathlib.Path) -> list:
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            records += [json.loads(line)] if line.strip() else []
+            records += [files.json_of(line, object)] if line.strip() else []
         except ValueError:
             raise ConfigError(f'{path}, line {number} is no JSON; it must be {{"winner": "a", "item": ...}}') from None
     return records

@@ -41,7 +41,7 @@ def remembered(path: pathlib.Path, about: dict, make: Callable[[], dict]) -> dic
       The entries of `about` and of the result in one dict.
     """
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        known = files.json_of(path.read_bytes())
         if {key: known[key] for key in about} == about:
             return known
     except (OSError, ValueError, KeyError, TypeError):
@@ -94,20 +94,21 @@ def write_with(config: Config, done: prepare.Prepared, found: dict[str, typing.A
     """Writes DATA/report.html as `write` does, with `found` instead of what `inspect` finds, which takes long."""
     root, summary = done.path, {"sources": done.manifest["sources"]}
     summary["examples"] = conclude.examples(root)
-    if (root / "clusters.json").is_file():
-        summary["clusters"] = json.loads((root / "clusters.json").read_text(encoding="utf-8"))
-    if (root / FIT).is_file() and _made_of(root, done.sha256):
-        summary["tokenizer_fit"] = json.loads((root / FIT).read_text(encoding="utf-8"))["sources"]
+    summary["clusters"] = _table(root / "clusters.json") or None
+    if (_table(root / shards.MANIFEST).get("recipe") or {}).get("prepared") == done.sha256:
+        summary["tokenizer_fit"] = _table(root / FIT).get("sources")
     summary |= found
     summary["manifest"] = {"sha256": done.sha256, "config": done.manifest["recipe"]}
     report.write(root / page.NAME, summary)
     return root / page.NAME
 
 
-def _made_of(root: pathlib.Path, prepared: str) -> bool:
-    """True if the shards in this data directory were made from these prepared documents."""
-    manifest = root / shards.MANIFEST
-    return manifest.is_file() and json.loads(manifest.read_bytes())["recipe"].get("prepared") == prepared
+def _table(path: pathlib.Path) -> dict[str, typing.Any]:
+    """Returns what a JSON file beside the data holds; {} if it is missing or damaged: the page leaves it out."""
+    try:
+        return files.json_of(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
 
 
 def sample(paths: list[pathlib.Path], limit: int) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from jaxlm.data import chat, coder, replay
 from jaxlm.eval import answers as held_out
 from jaxlm.eval import pairs as held_out_pairs
 from jaxlm.eval.loss import Evaluator
+from jaxlm.files import is_step
 from jaxlm.interop import readers
 from jaxlm.models import adapters
 from jaxlm.objectives import base
@@ -81,7 +82,7 @@ def first_weights(config: Config) -> origin.Origin:
     """Returns the model that a run begins with; if `keeps_origin`, the checkpoint that it began with."""
     checkpoints, bases = pathlib.Path(config.workdir) / "checkpoints", []
     if keeps_origin(config) and config.origin_checkpoint == "latest" and weights.begun(checkpoints):
-        metas = restore.read_metas(checkpoints, (int(p.name) for p in checkpoints.glob("*") if p.name.isdecimal()))
+        metas = restore.read_metas(checkpoints, (int(p.name) for p in checkpoints.glob("*") if is_step(p.name)))
         bases = [meta["base"] for meta in metas.values() if "step" in meta.get("base", {})]
         config = dataclasses.replace(config, origin_checkpoint=str(bases[0]["step"]) if bases else "latest")
     try:

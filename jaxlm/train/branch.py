@@ -11,6 +11,7 @@ from ml_collections import config_dict
 
 from jaxlm import config_files
 from jaxlm.config import ConfigError
+from jaxlm.files import is_step
 
 # The flags of `jaxlm train`, as arguments of argparse's `add_argument`.
 OPTIONS = {
@@ -88,7 +89,7 @@ def decay(run: pathlib.Path, steps: int, checkpoint: str, overrides: Sequence[st
 
 def _find(run: pathlib.Path, checkpoint: str) -> int:
     """The step of a checkpoint."""
-    steps = sorted(int(path.name) for path in (run / "checkpoints").glob("*") if path.name.isdigit())
+    steps = sorted(int(path.name) for path in (run / "checkpoints").glob("*") if is_step(path.name))
     if not steps or steps[-1] < 1:
         raise ConfigError(f"no checkpoints in {run}/checkpoints: nothing to branch from")
     found = str(steps[-1]) if checkpoint == "latest" else checkpoint

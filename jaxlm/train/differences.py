@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from jaxlm import files
 from jaxlm.config import Config, ConfigError, to_json
 from jaxlm.redact import redact
 from jaxlm.train import ledger, metrics
@@ -69,7 +70,7 @@ def _facts(a: pathlib.Path, b: pathlib.Path) -> list[tuple[str, dict, dict]]:
     configs, starts = [], []
     for folder in (a, b):
         try:
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            config = files.json_of((folder / "config.json").read_bytes())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{folder} is no run: {folder / 'config.json'}: {error}") from None
         configs.append(_keys(config))
@@ -106,10 +107,10 @@ def since_last_start(folder: pathlib.Path, config: Config, found: dict) -> list[
     """
     starts = ledger.read(folder)["starts"]
     try:
-        before = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        before = files.json_of((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return []
-    if not starts or not isinstance(before, dict):
+    if not starts:
         return []
     now = {"git": ledger.git(), "packages": ledger.packages(), "python": platform.python_version()} | found
     was, new = _keys(before), _keys(json.loads(to_json(config)))

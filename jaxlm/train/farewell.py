@@ -9,6 +9,7 @@ import pathlib
 import time
 
 from jaxlm.config import Config, ConfigError, RunError
+from jaxlm.files import is_step
 from jaxlm.train import deaths, ledger, mirrors, notify
 from jaxlm.train.scores import Scores
 
@@ -97,7 +98,7 @@ def _copied(config: Config, folder: pathlib.Path, checkpoints: list[pathlib.Path
     try:
         mirror = mirrors.of_run(config, folder, Scores(config.checkpoint))
         verified = [path for path in checkpoints if (path / "checksums.json").exists()]
-        if steps := [int(path.name) for path in verified if path.name.isdecimal()]:
+        if steps := [int(path.name) for path in verified if is_step(path.name)]:
             mirror.begin(max(steps))
         return mirror.close(config.checkpoint.mirror_timeout_s)
     except (ConfigError, RunError):

@@ -52,10 +52,10 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any]:
     """
     path = folder / "run.json"
     try:
-        found = json.loads(path.read_bytes().decode("utf-8", "surrogateescape"))
+        found = files.json_of(path.read_bytes().decode("utf-8", "surrogateescape"), object)
     except (FileNotFoundError, NotADirectoryError):
         return {key: [] for key in _KEYS}
-    except (ValueError, RecursionError):
+    except ValueError:
         found = None
     held = found if isinstance(found, dict) else {}
     whole = {key: held.get(key, []) for key, sound in _KEYS.items() if _is_list(held.get(key, []), sound)}

@@ -4,7 +4,6 @@ Reads files alone, and leaves out what is absent or cut short.
 """
 
 import contextlib
-import json
 import math
 import pathlib
 import typing
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 
 from jaxlm import config_files
 from jaxlm.config import ConfigError
-from jaxlm.files import is_number
+from jaxlm.files import MANGLED, is_number, json_of
 from jaxlm.train import ledger, metrics
 
 PREPARE = "prepare"  # the "program" of the row that tells of the data
@@ -154,13 +153,13 @@ def _data(folder: pathlib.Path) -> list[dict[str, typing.Any]]:
         if config.origin or config.program != "pretrain":
             return []
         place = pathlib.Path(config.data.dir or folder / "data")
-        sources = json.loads((place / "prepared.json").read_text(encoding="utf-8"))["sources"].values()
+        sources = json_of((place / "prepared.json").read_bytes())["sources"].values()
         read, kept = (sum(int(source[key]["documents"]) for source in sources) for key in ("read", "kept"))
         seconds = None
         if folder.resolve() not in place.resolve().parents:
-            timings = json.loads((place / "timings.json").read_text(encoding="utf-8"))
+            timings = json_of((place / "timings.json").read_bytes())
             seconds = float(sum(sum(stages.values()) for stages in timings.values()))
-    except (ConfigError, OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, *MANGLED):
         return []
     row = {"name": place.resolve().name, "program": PREPARE, "config": "", "phases": [], "steps": None, "tokens": None}
     return [row | {"wall_s": seconds, "cost_usd": None, "figure": "documents", "begin": read, "end": kept}]

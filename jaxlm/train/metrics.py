@@ -10,7 +10,7 @@ import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from jaxlm.files import is_number
+from jaxlm.files import is_number, json_of
 from jaxlm.train.appender import Appender
 
 START = "start"  # the machine and price of a start, in the record with which it opens: no metric
@@ -58,8 +58,8 @@ def records(path: pathlib.Path, containing: str = "") -> Iterator[dict]:
     with lines:
         for line in lines:
             try:
-                record = json.loads(line) if containing in line else None
-            except (ValueError, RecursionError):
+                record = json_of(line, object) if containing in line else None
+            except ValueError:
                 continue
             if isinstance(record, dict) and type(record.get("step")) is int and record["step"] >= 0:
                 yield record

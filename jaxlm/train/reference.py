@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxlm.config import ConfigError
 from jaxlm.data.packed import Packed
-from jaxlm.files import write_atomically
+from jaxlm.files import MANGLED, json_of, write_atomically
 from jaxlm.objectives.base import Variables
 from jaxlm.processes import from_first, together
 from jaxlm.train.checkpoints import digest
@@ -67,7 +67,7 @@ def _fault(path: pathlib.Path, pairs: str, model: str) -> str:
         found, about = _read(path)
         if about["sha256"] != _hash(found):
             return "is damaged"
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+    except (OSError, zipfile.BadZipFile, *MANGLED):
         return "is damaged"
     if about["pairs"] != pairs:
         return "is of other pairs"
@@ -76,7 +76,7 @@ def _fault(path: pathlib.Path, pairs: str, model: str) -> str:
 
 def _read(path: pathlib.Path) -> tuple[Judged, dict[str, str]]:
     with np.load(path) as file:
-        return (file["train"], file["val"]), json.loads(str(file["about"]))
+        return (file["train"], file["val"]), json_of(str(file["about"]))
 
 
 def _write(path: pathlib.Path, found: Judged, pairs: str, model: str) -> None:

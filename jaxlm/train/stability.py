@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
+from jaxlm import files
 from jaxlm.config import ConfigError, OptimConfig, RunError, StabilityConfig, TrainConfig
 from jaxlm.console import say
 from jaxlm.train import ledger
@@ -198,10 +199,10 @@ def carry_out(
         say(f"{ending.why}; going back to step {found['to']}, past batches {batches[0]} to {batches[1]}")
     ledger.roll_back(folder, found | {"batches": batches})
     for path in (folder / "samples").glob("*.jsonl"):
-        if path.stem.isdigit() and int(path.stem) >= ending.first_bad:
+        if files.is_step(path.stem) and int(path.stem) >= ending.first_bad:
             path.unlink(missing_ok=True)
     for path in (folder / "eval").glob("*"):
-        if path.name.isdigit() and int(path.name) >= ending.first_bad:
+        if files.is_step(path.name) and int(path.name) >= ending.first_bad:
             shutil.rmtree(path, ignore_errors=True)
     return why
 

@@ -4,7 +4,6 @@ Reads files alone and never fails on one that is absent or cut short, since a re
 """
 
 import contextlib
-import json
 import math
 import pathlib
 import typing
@@ -12,7 +11,7 @@ import typing
 from jaxlm import config as config_lib
 from jaxlm import config_files
 from jaxlm.config import ConfigError
-from jaxlm.files import is_number
+from jaxlm.files import MANGLED, is_number, is_step, json_lines, json_of
 from jaxlm.plan.params import count_params
 from jaxlm.train import clock, differences, ledger, lineage
 
@@ -47,7 +46,7 @@ def gather(folder: pathlib.Path) -> dict[str, typing.Any]:
         "before": [_before(*origin) for origin in origins],
         "stages": lineage.stages(origins, folder),
         "samples": _samples(folder / "samples"),
-        "spikes": _lines(folder / "spikes.jsonl"),
+        "spikes": json_lines(folder / "spikes.jsonl"),
         "rollbacks": book["rollbacks"],
         "starts": [_start(start) for start in book["starts"]],
     }
@@ -105,22 +104,11 @@ def _held_out(records: list[dict]) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
-def _lines(path: pathlib.Path) -> list[dict]:
-    """The objects of a file of JSON lines; those that are not whole are left out."""
-    found = []
-    with contextlib.suppress(OSError):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
-                if isinstance(record := json.loads(line), dict):
-                    found.append(record)
-    return found
-
-
 def _samples(folder: pathlib.Path) -> dict[str, list[dict]]:
     """Prompt -> its continuations, by step."""
     found: dict[str, list[dict]] = {}
-    for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem) if path.stem.isdigit() else -1):
-        for line in _lines(path):
+    for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem) if is_step(path.stem) else -1):
+        for line in json_lines(path):
             if isinstance(line.get("prompt"), str) and isinstance(line.get("text"), str):
                 found.setdefault(line["prompt"], []).append(line)
     return found
@@ -129,10 +117,10 @@ def _samples(folder: pathlib.Path) -> dict[str, list[dict]]:
 def _benchmarks(folder: pathlib.Path) -> dict[str, list[dict]]:
     """Task -> its scores, by step. Another program writes these files, so each is taken for what it says."""
     found: dict[str, list[dict]] = {}
-    places = (path for path in folder.glob("*/results.json") if path.parent.name.isdecimal())
+    places = (path for path in folder.glob("*/results.json") if is_step(path.parent.name))
     for path in sorted(places, key=lambda path: int(path.parent.name)):
-        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, KeyError):
-            for task, entry in json.loads(path.read_text(encoding="utf-8", errors="replace"))["tasks"].items():
+        with contextlib.suppress(OSError, *MANGLED):
+            for task, entry in json_of(path.read_text(encoding="utf-8", errors="replace"))["tasks"].items():
                 scores = {key: _numbers(entry.get(key)) for key in ("metrics", "stderr")}
                 more = {
                     key: entry.get(key) if is_number(entry.get(key)) else None for key in ("chance", "n", "fewshot")

@@ -72,7 +72,8 @@ def test_a_run_none_of_whose_steps_has_a_rate_above_zero_is_refused(schedule):
     ):
         c = dataclasses.replace(
             optim_config(schedule=schedule),
-            **{"warmup_steps": 0, "final_lr_ratio": 0.0} | {k: v for k, v in keys.items() if k not in ("steps", "first")},
+            **{"warmup_steps": 0, "final_lr_ratio": 0.0}
+            | {k: v for k, v in keys.items() if k not in ("steps", "first")},
         )
         rates = [float(optim.rates(c, keys["steps"])(step)) for step in range(keys.get("first", 1), keys["steps"] + 1)]
         assert learns(**keys, schedule=schedule) == (max(rates) > 1e-7 * c.lr), keys

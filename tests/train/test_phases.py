@@ -269,8 +269,16 @@ def test_rows_that_somebody_mangled_are_left_out(change):
 @pytest.mark.parametrize(
     ("limit", "larger", "words"),
     [
-        ({"usd": 20.0}, {"usd": 30.0}, "the run has spent $20.00 of its $20.00 at step 230 of 90,000 (stop.usd): raise "),
-        ({"hours": 12.5}, {"hours": 20}, "the run has spent 12.5 of its 12.5 hours at step 230 of 90,000 (stop.hours): "),
+        (
+            {"usd": 20.0},
+            {"usd": 30.0},
+            "the run has spent $20.00 of its $20.00 at step 230 of 90,000 (stop.usd): raise ",
+        ),
+        (
+            {"hours": 12.5},
+            {"hours": 20},
+            "the run has spent 12.5 of its 12.5 hours at step 230 of 90,000 (stop.hours): ",
+        ),
     ],
 )
 @pytest.mark.parametrize("phased", [True, False])

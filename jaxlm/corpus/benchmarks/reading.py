@@ -3,16 +3,18 @@
 import collections.abc
 import glob
 import itertools
-import json
 import os
 import pathlib
 import re
 import typing
+import zlib
 
 import fsspec
 import pyarrow.parquet
+import zstandard
 from fsspec.implementations.local import LocalFileSystem
 
+from jaxlm import files as files_lib
 from jaxlm.config import ConfigError
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".parquet")
@@ -68,7 +70,7 @@ def records(path: str) -> collections.abc.Iterator[tuple[int, dict]]:
         with _open(path, "rt", encoding="utf-8", compression="infer") as f:
             text = f.read()
         whole = _whole(text) if path.removesuffix(".gz").endswith(".json") else None
-    except (OSError, EOFError, UnicodeDecodeError, ValueError, pyarrow.ArrowException) as e:
+    except (OSError, EOFError, ValueError, zlib.error, zstandard.ZstdError, pyarrow.ArrowException) as e:
         raise ConfigError(f"{path} can't be read: {e}") from e
     numbered = enumerate(
         whole if whole is not None else map(_parsed, text.split("\n")), 1
@@ -89,9 +91,9 @@ def _open(path: str, mode: str = "rb", **options: str) -> typing.ContextManager[
 def _whole(text: str) -> list | None:
     """Returns the records of a json file that is one value; None if it is one record a line."""
     if text.lstrip().startswith("["):
-        return json.loads(text)
+        return files_lib.json_of(text, list)
     try:
-        found = json.loads(text)
+        found = files_lib.json_of(text, object)
     except ValueError:
         return None
     return found["data"] if isinstance(found, dict) and isinstance(found.get("data"), list) else [found]
@@ -100,6 +102,6 @@ def _whole(text: str) -> list | None:
 def _parsed(line: str) -> object:
     """Returns a line's record, "" for an empty line, None if it is no JSON."""
     try:
-        return json.loads(line) if line.strip() else ""
+        return files_lib.json_of(line, object) if line.strip() else ""
     except ValueError:
         return None

@@ -11,9 +11,11 @@ import functools
 import json
 import math
 import pathlib
+import zipfile
 
 import numpy as np
 
+from jaxlm import files
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources.plain import iterate_documents
 from jaxlm.corpus.stage import Document, Remove, Stage
@@ -122,7 +124,7 @@ def load(folder: str | pathlib.Path) -> collections.abc.Callable[[str], float]:
     """
     folder = pathlib.Path(folder).expanduser()
     try:
-        report = json.loads((folder / "classifier.json").read_text())
+        report = files.json_of((folder / "classifier.json").read_bytes())
         with np.load(folder / "weights.npz", allow_pickle=False) as arrays:
             weights = np.zeros(report["n_features"], np.float32)
             weights[arrays["index"]] = arrays["weight"]
@@ -130,7 +132,7 @@ def load(folder: str | pathlib.Path) -> collections.abc.Callable[[str], float]:
         if report["n_features"] != N_FEATURES:
             raise ValueError(f"n_features is {report['n_features']}, not {N_FEATURES}")
         chars = int(report["chars"])
-    except (OSError, ValueError, KeyError, IndexError) as error:
+    except (OSError, zipfile.BadZipFile, *files.MANGLED) as error:
         raise ConfigError(
             f"no classifier in {folder} ({error}); name the folder with weights.npz and classifier.json"
         ) from error

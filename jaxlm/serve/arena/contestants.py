@@ -10,7 +10,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 
-from jaxlm import config_files
+from jaxlm import config_files, files
 from jaxlm.config import ConfigError, RunError, SampleConfig
 from jaxlm.corpus.benchmarks import reading
 
@@ -140,7 +140,7 @@ def _call(url: str, body: dict | None) -> dict:
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
-            return json.load(answer)
+            return files.json_of(answer.read())
     except urllib.error.HTTPError as error:
         raise RunError(f"{url} answers {error.code}: {error.read(300).decode(errors='replace')}") from None
     except (OSError, ValueError, http.client.HTTPException) as error:

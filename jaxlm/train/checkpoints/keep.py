@@ -5,6 +5,7 @@ import pathlib
 import typing
 
 from jaxlm.config import CheckpointConfig
+from jaxlm.files import is_step
 
 
 def obsolete(
@@ -49,7 +50,7 @@ def need(checkpoints: pathlib.Path, step: int, run: pathlib.Path) -> None:
 
 def needed(checkpoints: pathlib.Path) -> set[int]:
     """Returns the steps that other runs need."""
-    return {int(file.stem) for file in checkpoints.glob("*.needed") if file.stem.isdecimal()}
+    return {int(file.stem) for file in checkpoints.glob("*.needed") if is_step(file.stem)}
 
 
 def most(config: CheckpointConfig, steps: int, pinned: int) -> int:

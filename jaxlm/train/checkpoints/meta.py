@@ -4,6 +4,7 @@ import json
 import pathlib
 from collections.abc import Collection
 
+from jaxlm.files import json_of
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError
 from jaxlm.train.checkpoints.verify import seal
 
@@ -31,11 +32,9 @@ def read(folder: pathlib.Path, needs: Collection[str] = (), must_be_sealed: bool
     """
     step = int(folder.name)
     try:
-        meta = json.loads((folder / _FILE).read_bytes())
+        meta = json_of((folder / _FILE).read_bytes())
     except (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} can't be read as JSON") from None
-    if not isinstance(meta, dict):
-        raise CorruptCheckpointError(f"checkpoint {step} is damaged: {_FILE} holds no table")
     seal_there = meta.pop(_SEAL, None)
     # A text of 64 characters beside the others is a seal whose name is damaged: older checkpoints hold none.
     must_be_sealed |= any(isinstance(value, str) and len(value) == 64 for value in meta.values())

@@ -18,6 +18,7 @@ import fsspec
 
 from jaxlm import console
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
+from jaxlm.files import is_step
 from jaxlm.redact import redact_url
 from jaxlm.train.checkpoints import keep, remote
 from jaxlm.train.checkpoints.mirror_process import Abandoned, Unable, Worker
@@ -327,7 +328,7 @@ class Mirror:
             self._fail(str(error))
 
     def _local_steps(self) -> list[int]:
-        return [int(path.name) for path in (self._workdir / "checkpoints").glob("*") if path.name.isdigit()]
+        return [int(path.name) for path in (self._workdir / "checkpoints").glob("*") if is_step(path.name)]
 
     def _unwant(self, step: int) -> None:
         with self._changed:

@@ -10,6 +10,7 @@ checkpoints/<step>/verified.json   written when each was read back: only now the
 import hashlib
 import pathlib
 
+from jaxlm.files import is_step
 from jaxlm.train.checkpoints.remote import Remote, seal, unseal
 
 
@@ -62,7 +63,7 @@ def check_owner(remote: Remote, job: dict) -> None:
 
 def steps(remote: Remote) -> list[int]:
     """Returns the steps of which the mirror holds anything, ascending."""
-    return sorted(int(name) for name in remote.folders("checkpoints") if name.isdigit())
+    return sorted(int(name) for name in remote.folders("checkpoints") if is_step(name))
 
 
 def manifest(remote: Remote, step: int) -> dict:

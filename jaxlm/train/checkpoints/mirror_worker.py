@@ -194,9 +194,9 @@ def _measured(folder: pathlib.Path, weights_only: bool) -> Measured:
 def _check_source(folder: pathlib.Path, wanted: Measured) -> None:
     """Raises Trouble if a file is no longer as it was when the checkpoint was verified (`checksums.json` in it)."""
     try:
-        checksums = json.loads((folder / "checksums.json").read_bytes())["files"]
+        checksums = files.json_of((folder / "checksums.json").read_bytes())["files"]
         changed = [name for name, measured in wanted.items() if checksums.get(name, measured) != measured]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, *files.MANGLED):
         return  # not verified, or its checksums are damaged: a restore reads the arrays themselves then
     if changed:
         raise Trouble(f"checkpoint {folder.name}: {changed[0]} is not what was saved and verified, so it is not copied")
@@ -245,8 +245,8 @@ def _write_logs(remote: Remote, workdir: pathlib.Path, prefix: str) -> Measured:
 def _without_secrets(config: bytes) -> bytes:
     """Returns config.json with `***` in the place of secrets; nothing of a file that is damaged."""
     try:
-        plain = json.loads(config)
-    except (ValueError, RecursionError):
+        plain = files.json_of(config, object)
+    except ValueError:
         return b""
     hidden = redact(plain)
     return config if hidden == plain else (json.dumps(hidden, indent=1) + "\n").encode()

@@ -183,10 +183,10 @@ def seal(record: dict[str, typing.Any]) -> bytes:
 def unseal(content: bytes) -> dict[str, typing.Any] | None:
     """Returns the record that `seal` wrote; None if the bytes are not what it wrote."""
     try:
-        sealed = json.loads(content)
+        sealed = files.json_of(content)
         record = sealed["record"]
         same = sealed["sha256"] == _sha256(json.dumps(record, sort_keys=True).encode())
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except files.MANGLED:
         return None
     return record if same else None
 

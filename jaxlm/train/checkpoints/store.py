@@ -11,6 +11,7 @@ import typing
 import jax
 
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
+from jaxlm.files import is_step
 from jaxlm.processes import from_first, say, together, working
 from jaxlm.step.state import TrainState
 from jaxlm.train.checkpoints import digest, keep, layout, meta, restore, room, verify
@@ -311,7 +312,7 @@ class Checkpointer:
 
     def _listed(self) -> list[int]:
         """Returns the steps of the checkpoints on disk, ascending."""
-        return sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdigit())
+        return sorted(int(p.name) for p in self.directory.iterdir() if is_step(p.name))
 
     def find(self, which: str | int) -> int:
         """Returns the step of the checkpoint `which`: "latest", "best" or a step.
@@ -322,7 +323,7 @@ class Checkpointer:
         if not steps:
             raise ConfigError(f"no checkpoints in {self.directory}: train first")
         step = {"latest": steps[-1], "best": keep.best(steps, self._scores)}.get(str(which), which)
-        if step is None or not str(step).isdigit() or int(step) not in steps:
+        if step is None or not is_step(str(step)) or int(step) not in steps:
             raise ConfigError(f"no checkpoint {which!r}; there are {', '.join(map(str, steps))}, latest and best")
         return int(step)
 

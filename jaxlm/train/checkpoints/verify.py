@@ -18,7 +18,7 @@ from concurrent import futures
 import numpy as np
 import tensorstore as ts
 
-from jaxlm.files import plain_path, write_atomically
+from jaxlm.files import MANGLED, json_of, plain_path, write_atomically
 from jaxlm.train.checkpoints import digest, disk
 
 CHECKSUMS = "checksums.json"
@@ -142,10 +142,10 @@ def seal(value: object) -> str:
 def read_checksums(folder: pathlib.Path) -> dict[str, tuple[int, str]] | None:
     """Returns file -> (size, sha256); None if there are none, or if they are damaged themselves."""
     try:
-        content = json.loads((folder / CHECKSUMS).read_bytes())
+        content = json_of((folder / CHECKSUMS).read_bytes())
         table = {name: (int(size), str(value)) for name, (size, value) in content["files"].items()}
         return table if content["sha256"] == seal(content["files"]) else None
-    except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError):
+    except (FileNotFoundError, *MANGLED):
         return None
 
 

@@ -306,7 +306,7 @@ def read_data(folder: str, most_bytes: float, most_s: float) -> dict:
     root = pathlib.Path(folder)
     result = {"there": False, "files": 0, "checked": 0, "read": 0.0, "damaged": None}
     try:
-        entries = list(_entries(json.loads((root / "manifest.json").read_bytes())))
+        entries = list(_entries(files.json_of((root / "manifest.json").read_bytes())))
     except (FileNotFoundError, NotADirectoryError):
         return result
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import json
 import os
 import pathlib
 import pickle
@@ -15,6 +14,7 @@ import time
 import typing
 from collections.abc import Sequence
 
+from jaxlm import files
 from jaxlm.config import ConfigError, RunError
 from jaxlm.train.rewards import wire
 
@@ -204,7 +204,7 @@ class _Child:
     def order(self, name: str, arguments: tuple, timeout_s: float) -> dict:
         """Gives an order and returns the answer. Raises TimeoutError, EOFError or OSError."""
         wire.send(self._link, pickle.dumps((name, arguments)), timeout_s)
-        return json.loads(wire.receive(self._link, timeout_s, self._alive_still))
+        return files.json_of(wire.receive(self._link, timeout_s, self._alive_still))
 
     def _alive_still(self) -> bool:
         # It is not waited for, so that no other process can have the number of its group.
