@@ -3,16 +3,19 @@
 The default is the 32M Llama (8 layers, d 512, 8/4 heads, SwiGLU 1408, vocabulary 16,384, tied) in float32 on the CPU,
 greedy, 8 prompts of 32 tokens with 256 new ones each. The peer is transformers' `generate` with its cache, on the same
 weights in the same process, its runs alternating with ours so that both meet the same noise; its tokens are compared
-with ours. Any key of configs/base.py can be set: `--set=model.dtype=bfloat16`.
+with ours. Any key of configs/base.py can be set: `--set=model.dtype=bfloat16`. `--smallest` runs all of it on a tiny
+model, in seconds.
 """
 
 import argparse
+import importlib.util
 import statistics
 import time
 import typing
 
 import jax
 import numpy as np
+from bench_step import SMALLEST
 
 from jaxlm import models
 from jaxlm.config import Config, ModelConfig, resolve
@@ -28,7 +31,7 @@ def make_config(overrides: list[str], new: int) -> Config:
     """The 32M Llama in float32, greedy, `new` tokens a row, with any key of configs/base.py set by KEY=VALUE."""
     c = base.get_config()
     c.sample.max_new_tokens, c.sample.temperature, c.sample.top_k, c.sample.top_p = new, 0.0, 0, 1.0
-    c.model.n_kv_heads, c.model.dtype, c.model.max_seq_len = 4, "float32", 2048
+    c.model.n_kv_heads, c.model.vocab_size, c.model.dtype, c.model.max_seq_len = 4, 16384, "float32", 2048
     c.data.dir = "unused"
     for override in overrides:
         apply_override(c, override)
@@ -96,7 +99,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--smallest", action="store_true", help="a tiny model, two tokens: to see that it works")
     args = parser.parse_args()
+    if args.smallest:
+        args.batch, args.prompt, args.new, args.repeats, args.set = 2, 4, 2, 1, [*SMALLEST, *args.set]
+    if args.peer and not importlib.util.find_spec("transformers"):
+        parser.error("the peer is not installed: pip install -e '.[parity]'")
     config = make_config(args.set, args.new)
     model = models.build(config.model, "xla")
     params = random_params(model, 0)

@@ -5,7 +5,7 @@ SwiGLU 1408, vocabulary 16,384, tied), float32, 8 rows of 512 tokens in three do
 LlamaForCausalLM of the same shape in a process of its own, under torch.compile with AdamW and gradient clipping, its
 steps alternating with ours so that both meet the same noise. It attends over whole rows (no documents), which is less
 work than ours. Any key of configs/base.py can be set: `--set=loss.tile_tokens=512`. Two settings of our own, in pairs:
-`--peer=jaxlm --set=optim.name=muon --peer_set=optim.name=adamw`.
+`--peer=jaxlm --set=optim.name=muon --peer_set=optim.name=adamw`. `--smallest` runs all of it on a tiny model, in seconds.
 """
 
 import argparse
@@ -30,6 +30,8 @@ from jaxlm.objectives import lm
 from jaxlm.step import parts as parts_lib
 
 Batches = typing.Iterator[dict[str, np.ndarray]]
+SMALLEST = ["model.n_layers=1", "model.d_model=32", "model.n_heads=2", "model.n_kv_heads=1", "model.d_ff=64"]
+SMALLEST += ["model.vocab_size=256"]
 
 
 class Side(typing.NamedTuple):
@@ -43,7 +45,7 @@ class Side(typing.NamedTuple):
 def make_config(batch: int, seq_len: int, overrides: list[str]) -> Config:
     """The 32M Llama, with any key of configs/base.py set by KEY=VALUE."""
     c = base.get_config()
-    c.model.n_kv_heads = 4
+    c.model.n_kv_heads, c.model.vocab_size = 4, 16384
     c.train.batch_size, c.train.seq_len = batch, seq_len
     c.data.dir = "unused"  # the tokens are random
     for override in overrides:
@@ -218,7 +220,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=7, help="timed steps of each")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of configs/base.py")
     parser.add_argument("--peer_set", action="append", default=[], metavar="KEY=VALUE", help="of --peer=jaxlm")
+    parser.add_argument("--smallest", action="store_true", help="a tiny model and one step: to see that it works")
     args = parser.parse_args()
+    if args.smallest:
+        args.batch, args.seq_len, args.steps, args.eager, args.set = 2, 32, 1, True, [*SMALLEST, *args.set]
     if min(args.batch, args.seq_len, args.steps) < 1:
         parser.error("--batch, --seq_len and --steps must be at least 1")
     if args.peer == "hf" and not importlib.util.find_spec("transformers"):
