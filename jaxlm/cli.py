@@ -8,6 +8,7 @@ import importlib
 import logging
 import os
 import pathlib
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -226,7 +227,7 @@ def _settled(name: str, word: str | None, overrides: list[str], say: Callable[[s
 def _not_taken(name: str, word: str, found: config_files.Found) -> str:
     """Why a verb can't work on what a plain argument names, and how to go on."""
     theirs = " or of a Hugging Face model" * bool(VERBS[name].models)
-    path, takes = word, f"jaxlm {name} takes a config or the folder of a run{theirs}"
+    path, takes = shlex.quote(word), f"jaxlm {name} takes a config or the folder of a run{theirs}"
     if found.kind == "model":
         way = f": jaxlm import {path} --out=RUN makes a run of it"
         way += f", jaxlm {name} base --config.origin={path} begins with it" if VERBS[name].makes else ""

@@ -47,6 +47,16 @@ def plain_path(folder: pathlib.Path) -> Iterator[pathlib.Path]:
         os.close(descriptor)
 
 
+def moved(folder: pathlib.Path, before: os.stat_result) -> bool:
+    """True if a folder is no longer where it was when `before` was its `os.stat`. A disk that fails says nothing."""
+    try:
+        return not os.path.samestat(os.stat(folder), before)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
 def write_atomically(path: pathlib.Path, content: bytes, private: bool = False) -> None:
     """Writes a file to disk so that a crash leaves either the old content or the new. `private`: only its owner can read it."""
     tmp = path.with_name(path.name + ".tmp")

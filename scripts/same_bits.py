@@ -212,7 +212,7 @@ def arrays(checkpoint: pathlib.Path) -> dict[str, str]:
     """Name -> dtype, shape and SHA-256 of the bytes of every array in a checkpoint, read without the project's code."""
     found = {}
     for item in sorted(p.parent for p in checkpoint.glob("*/manifest.ocdbt")):
-        store = {"driver": "ocdbt", "base": f"file://{item.resolve()}/"}
+        store = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{item.resolve()}/"}}
         keys = tensorstore.KvStore.open(store).result().list().result()
         names = {key.decode().removesuffix("/.zarray") for key in keys if key.endswith(b"/.zarray")}
         for name in sorted(names):

@@ -45,6 +45,7 @@ def main() -> None:
         jax.distributed.initialize(f"localhost:{port}", processes, process)
     mesh = jax.make_mesh((processes,), ("x",))
     keys = ["data.path=x", "checkpoint.every_steps=10", "checkpoint.keep_best=0", "checkpoint.reserve_mb=0.01"]
+    keys.append("checkpoint.max_unprotected_minutes=0.01")  # a state that can't be saved in the end is not held
     checkpoint = config.resolve(config_files.load("base", keys)).checkpoint
     checkpointer = Checkpointer(folder / "checkpoints", checkpoint)
     first = 0

@@ -115,9 +115,9 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
     if not there and not named and (raw := _suffixes(folder)) and not _is_readme(folder):
         kinds, plain = registry.in_words(raw), all(_is_plain(suffix) for suffix in raw)
         way = (
-            f"--config.data.path={folder}"
+            f"--config.data.path={shlex.quote(str(folder))}"
             if plain
-            else f"first jaxlm prepare {folder} --out=DATA, then --config.data.dir=DATA"
+            else f"first jaxlm prepare {shlex.quote(str(folder))} --out=DATA, then --config.data.dir=DATA"
         )
         raise ConfigError(f"config.data.dir={folder} holds files ({kinds}) and no data that jaxlm made: {way}")
     for path in paths if MANIFEST not in there else ():
@@ -132,7 +132,9 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
         raise ConfigError(
             f"no data in {folder}: make it with jaxlm prepare {maker} and jaxlm tokenize {maker}{first}, {texts}"
         )
-    raise ConfigError(f"no data in {folder}: make it with jaxlm prepare FOLDER --out={folder}, {texts}")
+    raise ConfigError(
+        f"no data in {folder}: make it with jaxlm prepare FOLDER --out={shlex.quote(str(folder))}, {texts}"
+    )
 
 
 def _names_the_folder_alone(word: str | None, overrides: Sequence[str]) -> bool:
@@ -162,8 +164,10 @@ def _check_texts(path: str, say: Callable[[str], None]) -> None:
         return
     plain = sum(found.values()) - sum(raw.values())
     if plain < sum(raw.values()):
-        raise ConfigError(f"{path} holds {registry.in_words(raw)}: prepare it first: jaxlm prepare {path} --out=DATA")
-    say(f"{path}: not read: {registry.in_words(raw)}; jaxlm prepare {path} --out=DATA takes them in")
+        raise ConfigError(
+            f"{path} holds {registry.in_words(raw)}: prepare it first: jaxlm prepare {shlex.quote(path)} --out=DATA"
+        )
+    say(f"{path}: not read: {registry.in_words(raw)}; jaxlm prepare {shlex.quote(path)} --out=DATA takes them in")
 
 
 def _suffixes(path: pathlib.Path) -> collections.Counter[str]:

@@ -28,7 +28,7 @@ from jaxlm.train import (
 )
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.checkpoints.store import Checkpointer
-from jaxlm.train.clock import Clock
+from jaxlm.train.clock import SAVE, Clock
 from jaxlm.train.loop import Hook, Watch
 from jaxlm.train.scores import Scores
 
@@ -70,10 +70,17 @@ class Between:
         asked = benchmarks.make(self.ready.benchmarks, c, model, data, mesh, folder)
         measured = set(from_first(lambda: list(self._benchmarked())))
         look, chooses = outlook.of_run(folder, c), c.checkpoint.best_metric.startswith("samples/")
-        return [
+        alive = functools.partial(self.clock.begin, SAVE, "room on the disk")
+        made = [
             trace,
             hooks.Save(
-                self.checkpointer, c.checkpoint, c.plan.preemptions_per_day, self._meta(), ends, self.scores.missing
+                self.checkpointer,
+                c.checkpoint,
+                c.plan.preemptions_per_day,
+                self._meta(),
+                ends,
+                self.scores.missing,
+                alive,
             ),
             hooks.HeldOut(
                 held_out, c.train.eval_every_steps, c.eval, self.scores.losses, self.overfit.evaluated, ends, remark
@@ -85,6 +92,7 @@ class Between:
             self.bill,
             trace.begin,
         ]
+        return [hooks.Here(self.checkpointer.moved, made), *made]
 
     def _watches(self, between: list[Hook]) -> list[Watch]:
         """Returns the watches, of which the first that ends the run counts."""

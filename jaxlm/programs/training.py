@@ -83,6 +83,9 @@ def run(config: Config, task: Task) -> int:
         if ending.code == loop.PREEMPTED and not ending.why and supervised.orphaned():
             ending = dataclasses.replace(ending, why="the supervisor was gone")
         code = EXIT_CODES[ending.code]
+        if ending.cause == loop.MOVED:
+            say(ending.why)
+            return code
         together(lambda: _write_down(ending, code, clock, folder, config), first_only=True)
         _say_ending(ending, folder, task.next_command)
         with clock.spend(MIRROR):

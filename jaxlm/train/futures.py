@@ -1,5 +1,6 @@
 """The hook that forecasts the loss, shows the three futures, and ends a run whose rest costs more than it is worth."""
 
+import shlex
 from collections.abc import Callable, Sequence
 
 from jaxlm.config import StopConfig
@@ -64,7 +65,7 @@ class StopByForecast(Hook):
 
     def _branch(self, found: list[futures.Future]) -> str:
         decay = next(f for f in found if f.name == futures.DECAY)
-        return f"; jaxlm train {self._workdir} --branch=decay --steps={decay.steps} finishes the model from here"
+        return f"; jaxlm train {shlex.quote(self._workdir)} --branch=decay --steps={decay.steps} finishes the model from here"
 
 
 def look(

@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import time
 from collections.abc import Callable, Collection, Sequence
 
 from jaxlm.config import CheckpointConfig, EvalConfig, RunError, SampleConfig
@@ -10,7 +11,7 @@ from jaxlm.processes import from_first
 from jaxlm.train.checkpoints.interval import Pace
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.clock import SAVE
-from jaxlm.train.loop import DONE, PREEMPTED, ROLL_BACK, Ending, Hook, Moment
+from jaxlm.train.loop import DONE, FAILED, MOVED, PREEMPTED, ROLL_BACK, Ending, Hook, Moment
 from jaxlm.train.metrics import HELD_OUT
 
 
@@ -23,6 +24,7 @@ class Save(Hook):
       meta: JSON values to store in each checkpoint (config, fingerprint of the data).
       milestones: the steps at which a phase ends. Their checkpoints are never deleted.
       remark: returns a line on the choice of the best checkpoint, or ""; asked at each save after the first.
+      alive: called while a finished state waits for room on the disk.
     """
 
     name = "checkpoint"
@@ -36,8 +38,10 @@ class Save(Hook):
         meta: dict,
         milestones: frozenset[int] = frozenset(),
         remark: Callable[[], str] = str,
+        alive: Callable[[], object] = lambda: None,
     ):
-        self._checkpointer, self._meta = checkpointer, meta
+        self._checkpointer, self._meta, self._alive = checkpointer, meta, alive
+        self._most_s = config.max_unprotected_minutes * 60 or math.inf
         self._remark, self._told = remark, False
         self._every, self._milestones, self._end = config.every_steps, milestones, 0
         self._pace = Pace(config.every_minutes, failures_per_day)
@@ -69,12 +73,50 @@ class Save(Hook):
     def close(self, moment: Moment, ending: Ending) -> None:
         worth = ending.keep and ending.code != ROLL_BACK
         why = self._checkpointer.save_last(moment.step, moment.state, self._meta) if worth else ""
+        if why and ending.code == DONE:
+            why = self._hold(moment, why)
         self._checkpointer.close()
         if why:
             lost = f"step {moment.step} is not saved: {why}"
             if ending.code in (DONE, PREEMPTED):
                 raise RunError(lost)  # what such an ending says would not be true
             moment.say(lost)
+
+    def _hold(self, moment: Moment, why: str) -> str:
+        """Tries to save a finished state until there is room, for `max_unprotected_minutes`. Returns "" or why it can't."""
+        pause_s = 1.0
+        while why and from_first(lambda: self._checkpointer.holds(self._most_s)):
+            if pause_s == 1.0:
+                moment.say(f"step {moment.step} is the last, and its state is held until it can be saved: {why}")
+            self._alive()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 60.0)
+            why = self._checkpointer.save_last(moment.step, moment.state, self._meta)
+        return why
+
+
+class Here(Hook):
+    """Ends the run if its folder was moved or deleted, before any of the other hooks writes into it.
+
+    Args:
+      moved: returns the line that says so, or "". Asked on the first process.
+      others: the hooks that write.
+    """
+
+    name = "folder"
+
+    def __init__(self, moved: Callable[[], str], others: Sequence[Hook]):
+        self._moved, self._others = moved, others
+
+    def due(self, step: int, end: int) -> bool:
+        return any(hook.due(step, end) for hook in self._others)
+
+    def done(self, step: int) -> bool:
+        return True
+
+    def __call__(self, moment: Moment) -> Ending | None:
+        why = from_first(self._moved)
+        return Ending(FAILED, f"stopped at step {moment.step}: {why}", keep=False, cause=MOVED) if why else None
 
 
 Remark = Callable[[int, dict[str, float]], tuple[dict[str, float], list[str]]]

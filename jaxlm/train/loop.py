@@ -29,6 +29,7 @@ from jaxlm.train.signals import StopSignal
 
 DONE, STOPPED, PREEMPTED, ROLL_BACK = "done", "stopped", "preempted", "roll back"
 FAILED, REFUSED = "failed", "refused"
+MOVED = "moved"  # the cause of an ending: the run's folder is gone, and nothing is written any more
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ stopped and went on; the later one counts.
 import dataclasses
 import math
 import pathlib
+import shlex
 import typing
 from collections.abc import Callable, Mapping, Sequence
 
@@ -194,7 +195,7 @@ def judge(phase: milestones.Phase, r: dict, run: str = "RUN") -> tuple[str, str]
         gate = f"at least {console.human(c.min_tokens_per_second)} ({key}.min_tokens_per_second)"
         why = f"{ended} {console.human(speed)} tokens/s; its gate is {gate}"
     go_on = f"--config.phases.accept={phase.name} goes on"
-    finish = f"jaxlm train {run} --branch=decay --steps=N finishes the model from here"
+    finish = f"jaxlm train {shlex.quote(run)} --branch=decay --steps=N finishes the model from here"
     return (cause, f"{why}: {go_on}, {finish}") if why else None
 
 

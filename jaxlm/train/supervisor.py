@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from jaxlm import console, files, interrupts, screen
 from jaxlm.config import Config, ConfigError
 from jaxlm.train import children, clock, deaths, farewell, hangs, ledger, notify, supervised
+from jaxlm.train.checkpoints import room
 
 # Whoever sets one of these starts a job again by itself.
 _OTHERS = ("SLURM_JOB_ID", "SKYPILOT_TASK_ID", "KUBERNETES_SERVICE_HOST")
@@ -181,6 +182,7 @@ class Supervisor:
                 stack.callback(held.close)
                 console.keep(self._folder / console.LOG)
             stack.callback(_ask_for_notices(self._config.runs.notices))
+            place = deaths.within(10.0, lambda: os.stat(self._folder))
             while True:
                 death = self._one_start(held)
                 if death.code in _FINAL and not death.hung:
@@ -189,6 +191,10 @@ class Supervisor:
                     return 1
                 if self._asked:
                     return self._stopped(death)
+                if place and files.moved(self._folder, place):
+                    if death.code != 1:  # else it said so itself
+                        _say(f"{death.words()}; {self._folder} was moved or deleted: not started again")
+                    return 1
                 progress.note(death.step, death.activity)
                 failures = 1 if progress.newer else failures + 1
                 if not self._may_go_on(death, progress):
@@ -282,12 +288,19 @@ class Supervisor:
                 return True  # the other processes come back when their own supervisors notice
             _say(f"{death.words()}, before all processes of the run had met; not started again")
             return False
+        if death.code == 1 and death.activity == clock.SAVE and not self._fits():
+            _say(f"{death.words()}, and another checkpoint does not fit in {self._folder}: free some room{_AGAIN}")
+            return False
         if not progress.again:
             return True
         words = f"{death.words()}, as before, and no checkpoint was saved in between: not started again"
         _say(words)
         self._tell("crash", words)
         return False
+
+    def _fits(self) -> bool:
+        """True if another checkpoint has room; False also if the storage does not answer."""
+        return bool(deaths.within(300.0, lambda: room.another_fits(self._folder / "checkpoints")))
 
     def _wait(self, death: deaths.Death, failures: int) -> bool:
         """Waits before the next start; False if a signal came meanwhile."""

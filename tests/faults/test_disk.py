@@ -60,14 +60,20 @@ def test_short_writes(place):
 
 
 def test_full_to_the_end(place):
-    """The last state is not on disk: exit code 1. With room, the same command goes on from the last whole checkpoint."""
-    run = place.start("full", rules=(), inside={"hold": 10})
+    """The last state is not on disk: exit code 1, and no supervisor trains the rest again, as it would not fit either.
+
+    With room, the same command goes on from the last whole checkpoint.
+    """
+    keys = {"checkpoint__max_unprotected_minutes": 0.05, "runs__supervise": "on", "runs__backoff_s": 0.1}
+    run = place.start("full", rules=(), inside={"hold": 10}, **keys)
     run.wait_for_saved(8)
     run.fault("write ENOSPC checkpoints/", "write ENOSPC metrics.jsonl", "write ENOSPC samples", "write ENOSPC .json")
     run.go_on()
     said = run.end(1)
     assert "No space left on device" in said
     assert f"step {STEPS} is not saved" in said
+    assert f"and another checkpoint does not fit in {run.folder}: free some room" in said
+    assert "resuming" not in said
     assert steps(run.folder) == [4, 8]
     assert "resuming at step 8" in place.run("full")
     place.assert_exact("full")
@@ -83,6 +89,18 @@ def test_the_books_can_not_be_read_at_the_end(place):
     run.go_on()
     assert "done: " in run.end(0)
     assert paid.exists()
+
+
+def test_a_finished_run_holds_its_state_until_there_is_room(place):
+    run = place.start("held", rules=(), inside={"hold": 10})
+    run.wait_for_saved(8)
+    run.fault("write ENOSPC checkpoints/")
+    run.go_on()
+    run.wait_for_words(f"step {STEPS} is the last, and its state is held until it can be saved: ")
+    run.fault()
+    assert "done" in run.end(0)
+    assert verified(run.folder, STEPS)
+    place.assert_exact("held")
 
 
 def test_full_at_sigterm(place):

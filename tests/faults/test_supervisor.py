@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import signal
 import time
 
@@ -42,6 +43,30 @@ def test_a_child_that_is_killed_twice_is_started_again(place):
     assert "resuming at step 4" in said
     assert "resuming at step 12" in said
     place.assert_exact("killed")
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted", "another in its place"])
+@pytest.mark.parametrize("supervised", [True, False])
+def test_a_folder_that_is_moved_or_deleted_ends_the_run(place, how, supervised):
+    """One line, exit code 1, no further start, and nothing at the old path; where it is now, the run goes on."""
+    name = f"{how} {supervised}".replace(" ", "-")
+    run = place.start(name, inside={"hold": 6}, **UNDER if supervised else {})
+    run.wait_for_saved(4)
+    elsewhere = run.folder.with_name(f"{name}-new")
+    run.folder.rename(elsewhere)
+    if how == "deleted":
+        shutil.rmtree(elsewhere)
+    elif how == "another in its place":
+        run.folder.mkdir()
+    run.go_on()
+    said = run.end(1)
+    assert said.count("was moved or deleted") == 1
+    assert "done" not in said
+    assert "starting again" not in said
+    assert [path.name for path in run.folder.rglob("*")] == [] if run.folder.exists() else how != "another in its place"
+    if how == "moved":
+        assert "resuming at step 4" in place.run(elsewhere.name)
+        place.assert_exact(elsewhere.name)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

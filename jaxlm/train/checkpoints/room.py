@@ -49,11 +49,7 @@ class Reserve:
             # Twice the room must be free: a reserve that fills the disk would cause the failure it guards against.
             if shutil.disk_usage(self._path.parent).free < 2 * self._bytes:
                 return False
-            with open(self._path, "wb") as f:
-                for start in range(0, self._bytes, _BLOCK):  # random bytes: some file systems store no zeros
-                    f.write(os.urandom(min(_BLOCK, self._bytes - start)))
-                f.flush()
-                os.fsync(f.fileno())
+            _fill(self._path, self._bytes)
         except OSError:
             self.free()
             return False
@@ -65,6 +61,30 @@ class Reserve:
             self._path.unlink()
             return True
         return False
+
+
+def _fill(path: pathlib.Path, size: int) -> None:
+    """Writes `size` random bytes: some file systems store no zeros."""
+    with open(path, "wb") as f:
+        for start in range(0, size, _BLOCK):
+            f.write(os.urandom(min(_BLOCK, size - start)))
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def another_fits(checkpoints: pathlib.Path) -> bool:
+    """True if a checkpoint as large as the largest one there can be written beside it: that many bytes are tried."""
+    trial = Reserve(checkpoints, 0)
+    try:
+        sizes = (
+            sum(f.stat().st_size for f in p.rglob("*") if f.is_file()) for p in checkpoints.iterdir() if p.is_dir()
+        )
+        _fill(checkpoints / RESERVE, max(sizes, default=_BLOCK))
+    except OSError:
+        return False
+    finally:
+        trial.free()
+    return True
 
 
 def lacking(

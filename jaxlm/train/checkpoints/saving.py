@@ -132,7 +132,7 @@ class Saving:
 
 def probe(folder: pathlib.Path) -> None:
     """Writes and deletes a small file. Raises OSError if the folder takes none: full, read-only, gone."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # never the run's folder, which may have been moved
     path = folder / ".probe"
     try:
         with open(path, "wb") as f:

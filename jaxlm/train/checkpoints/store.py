@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import pathlib
 import shutil
 import threading
@@ -10,6 +11,7 @@ import typing
 
 import jax
 
+from jaxlm import files
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
 from jaxlm.files import is_step
 from jaxlm.processes import from_first, say, together, working
@@ -74,7 +76,7 @@ class Checkpointer:
             self.reserve, self._steps = None, set(self._listed())
             return
         together(lambda: self.directory.mkdir(parents=True, exist_ok=True), first_only=True)
-        self._steps = set(from_first(self._listed))
+        self._steps, self._place = set(from_first(self._listed)), os.stat(self.directory.parent)
         self.reserve = room.Reserve(self.directory.parent, config.reserve_mb if config else 0)
         left = [*self.directory.glob(f"*{_DELETING}"), *self.directory.glob(f"*.{TEMPORARY}*")]
         self._delete(left)  # a crash left them half gone or half written
@@ -130,7 +132,7 @@ class Checkpointer:
         """
         self.wait()
         step = int(state.step)
-        if from_first(lambda: self.abandoned or step in self._steps):
+        if from_first(lambda: self.abandoned or bool(self.moved()) or step in self._steps):
             return False
         self.prepare(state)
         items = layout.to_items(state)
@@ -153,7 +155,7 @@ class Checkpointer:
                 return ""
             if not begun:
                 break
-        return self.failing or "a number in it is not finite"
+        return self.moved() or self.failing or "a number in it is not finite"
 
     def check(self) -> None:
         """Ends the current save if its thread is done, else does nothing. Cheap: the loop calls it after every step.
@@ -179,6 +181,20 @@ class Checkpointer:
     def wants_save(self) -> bool:
         """True if a save should be made at the next step, because one failed or was skipped. Asked of the first process."""
         return self._owed and self._saving is None and time.monotonic() >= self._retry_at
+
+    def moved(self) -> str:
+        """Returns one line if the run's folder was moved or deleted since it was opened, else ""."""
+        if not files.moved(self.directory.parent, self._place):
+            return ""
+        return (
+            f"{self.directory.parent} was moved or deleted under the run, and what came after its last checkpoint is not "
+            "saved: give its new place by --config.workdir"
+        )
+
+    def holds(self, most_s: float) -> bool:
+        """True if a finished state that could not be saved is worth another try. `most_s`: of `unprotected_s`."""
+        lost = self.abandoned or not self.failing or self.moved() or self.stopping()
+        return not lost and self.unprotected_s() < most_s
 
     def unprotected_s(self) -> float:
         """Returns the age in seconds of the oldest work that no whole checkpoint holds."""
@@ -226,7 +242,8 @@ class Checkpointer:
                 call(saving.step, saving.folder)
             except Exception as error:  # a mirror that fails must not end the run
                 say(f"checkpoint {saving.step}: {error}")
-        self._rotate()
+        with contextlib.suppress(OSError):  # a folder that can't be listed now is rotated after the next save
+            self._rotate()
         self._remove_partial()  # once more: threads of Orbax may have written on after their save had failed
         if self._config:
             self._beside(self.reserve.make)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import resource
 import threading
 
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jaxlm import config, config_files
 from jaxlm.config import RunError
 from jaxlm.step import state as states
 from jaxlm.train import hooks, loop, watches
-from jaxlm.train.checkpoints import saving, store, verify
+from jaxlm.train.checkpoints import room, saving, store, verify
 from jaxlm.train.checkpoints.store import Checkpointer
 
 KEYS = ["data.path=x", "checkpoint.reserve_mb=0.001", "checkpoint.keep_best=0", "checkpoint.every_steps=1"]
@@ -101,7 +102,7 @@ def test_a_save_that_failed_is_owed_and_tried_again(tmp_path, monkeypatch):
 def test_the_end_of_a_run_that_can_not_be_saved_is_an_error(tmp_path, monkeypatch):
     said = []
     checkpointer = Checkpointer(tmp_path / "checkpoints", KEEP)
-    hook = hooks.Save(checkpointer, KEEP, 2.0, {})
+    hook = hooks.Save(checkpointer, dataclasses.replace(KEEP, max_unprotected_minutes=1e-3), 2.0, {})
     hook(moment(1, said))
     monkeypatch.setattr(saving, "probe", lambda folder: open("/dev/full", "w").write("x" * 10**5))
     with pytest.raises(RunError, match="step 2 is not saved: checkpoint 2 can't be saved: No space left"):
@@ -109,6 +110,55 @@ def test_the_end_of_a_run_that_can_not_be_saved_is_an_error(tmp_path, monkeypatc
     hook.close(moment(2, said), loop.Ending(loop.STOPPED))
     assert said[-1].startswith("step 2 is not saved")
     assert checkpointer.steps() == [1]
+
+
+def test_a_finished_state_is_held_until_there_is_room(tmp_path, monkeypatch):
+    said, alive, probe = [], [], saving.probe
+    checkpointer = Checkpointer(tmp_path / "checkpoints", KEEP)
+    hook = hooks.Save(checkpointer, KEEP, 2.0, {}, alive=lambda: alive.append(1))
+
+    def full(folder):
+        if alive:
+            probe(folder)
+        open("/dev/full", "w").write("x" * 10**5 * (not alive))
+
+    monkeypatch.setattr(saving, "probe", full)
+    hook.close(moment(2, said), loop.Ending(loop.DONE))
+    assert (checkpointer.steps(), len(alive), len(said)) == ([2], 1, 1)
+    assert said[0].startswith("step 2 is the last, and its state is held until it can be saved: checkpoint 2 can't be")
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted", "another"])
+def test_nothing_is_made_where_the_folder_was(tmp_path, how):
+    said, folder = [], tmp_path / "run"
+    checkpointer = Checkpointer(folder / "checkpoints", KEEP)
+    save = hooks.Save(checkpointer, dataclasses.replace(KEEP, every_steps=1), 2.0, {})
+    here = hooks.Here(checkpointer.moved, [save])
+    assert (here.due(1, 3), here(moment(1, said))) == (True, None)
+    folder.rename(tmp_path / "new")
+    if how == "another":
+        folder.mkdir()
+    ending = here(moment(1, said))
+    assert (ending.code, ending.keep, ending.cause) == (loop.FAILED, False, loop.MOVED)
+    assert f"{folder} was moved or deleted under the run" in ending.why
+    save.close(moment(1, said), ending)
+    with pytest.raises(RunError, match=r"step 1 is not saved: .* was moved or deleted"):
+        save.close(moment(1, said), loop.Ending(loop.PREEMPTED))
+    assert not folder.exists() or list(folder.iterdir()) == []
+
+
+def test_another_checkpoint_fits_if_its_bytes_can_be_written(tmp_path, monkeypatch):
+    (tmp_path / "8").mkdir()
+    (tmp_path / "8" / "a").write_bytes(bytes(3000))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        for limit, fits in ((2000, False), (3000, True)):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+            assert room.another_fits(tmp_path) is fits
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["8"]
+    assert not room.another_fits(tmp_path / "gone")
 
 
 def test_the_run_ends_when_too_much_is_unsaved(tmp_path, monkeypatch):
