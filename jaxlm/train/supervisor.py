@@ -44,7 +44,8 @@ def run(config: Config, program: Callable[[], int]) -> int:
     again = command()
     if again and wanted(config.runs.supervise):
         supervisor = Supervisor(again, config, notify.tell_of(config.notify, config.workdir))
-        return _farewell(config, supervisor.run(), supervisor.start, supervisor.signalled)
+        with supervisor.signals():  # that mean the request which ended the run must not cost the farewell
+            return _farewell(config, supervisor.run(), supervisor.start, supervisor.signalled)
     _ask_for_notices(config.runs.notices)
     start, code = farewell.Start(None if _several(config) else os.getpid(), time.time()), 1
     held = _lock(config)  # if it is refused, another start trains there: no farewell
@@ -164,8 +165,9 @@ class Supervisor:
             config.reward.timeout_s,
         )
         self._child: children.Child | None = None
-        self._asked: list[float] = []  # when each request to stop came
-        self.signalled: int | None = None  # the signal of the first of them
+        self._asked: list[tuple[int, float]] = []  # the signals that ask to stop, and when each came
+        self._at_once: float | None = None  # when they asked to stop at once
+        self._over = False
         self._woken = threading.Event()
         self._since = time.monotonic()
         self._hung = 0.0  # for how long the last child did
@@ -176,11 +178,12 @@ class Supervisor:
         progress, failures = deaths.Progress(self._folder / "checkpoints"), 0
         screen.share()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._signals())
+            stack.enter_context(self.signals())
             if held := _lock(self._config):
                 stack.callback(held.close)
                 console.keep(self._folder / console.LOG)
             stack.callback(_ask_for_notices(self._config.runs.notices))
+            stack.callback(setattr, self, "_over", True)
             while True:
                 death = self._one_start(held)
                 if death.code in _FINAL and not death.hung:
@@ -241,7 +244,7 @@ class Supervisor:
             used = child.processor_s() if sign.activity in hangs.BY_PROCESSOR else 0.0
             if self._hangs.look(sign, now, used) > 0:
                 return self._end_hung(child, sign, now)
-            if len(self._asked) > 1 and now > self._asked[1] + times.at_once:
+            if self._at_once is not None and now > self._at_once + times.at_once:
                 child.kill(times.kill)
                 return 0.0
             compiles = sign.activity == clock.COMPILE
@@ -249,10 +252,10 @@ class Supervisor:
                 if compiles and not told:
                     _say("stopping: no step is done yet, so nothing is to be saved")
                     told = True
-                if now > self._asked[0] + (times.at_once if compiles else times.still):  # XLA hears no signal
+                if now > self._asked[0][1] + (times.at_once if compiles else times.still):  # XLA hears no signal
                     child.kill(times.kill)
                     return 0.0
-            elif self._asked and now > self._asked[0] + times.still and not told:
+            elif self._asked and now > self._asked[0][1] + times.still and not told:
                 _say(f"still stopping: it waits for {sign.waits_for()}; again to stop at once")
                 told = True
         return 0.0
@@ -314,8 +317,11 @@ class Supervisor:
         return death.code if death.code > 0 and not death.hung else 1
 
     @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Passes signals on to the child, which is in a process group of its own: the terminal reaches this one alone."""
+    def signals(self) -> Iterator[None]:
+        """Passes signals on to the child, which is in a process group of its own: the terminal reaches this one alone.
+
+        After the end of `run`, ctrl-C and a request to stop at once raise KeyboardInterrupt.
+        """
         handlers: dict[int, typing.Any] = dict.fromkeys(_FORWARDED, self._on_signal)
         handlers |= {signal.SIGTSTP: self._on_pause}
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
@@ -329,14 +335,27 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: typing.Any) -> None:
-        if number != signal.SIGUSR1:
-            self._asked.append(time.monotonic())
-            self.signalled = self.signalled or number
-            self._woken.set()
-        if self._child and number == signal.SIGUSR1:
-            threading.Thread(target=self._show_stacks, args=(self._child,), daemon=True).start()
-        elif self._child:
+        if number == signal.SIGUSR1:
+            if self._child:
+                threading.Thread(target=self._show_stacks, args=(self._child,), daemon=True).start()
+            return
+        now, earlier = time.monotonic(), list(self._asked)
+        self._asked.append((number, now))
+        self._woken.set()
+        again = supervised.asks_at_once(number, now, earlier)
+        if self._over and (again or number == signal.SIGINT):
+            raise KeyboardInterrupt
+        if again:
+            self._at_once, number = self._at_once or now, signal.SIGINT
+        elif earlier:
+            return  # the child has been told
+        if self._child:
             self._child.send(number)
+
+    @property
+    def signalled(self) -> int | None:
+        """The first signal that asked to stop; None if none did."""
+        return self._asked[0][0] if self._asked else None
 
     @staticmethod
     def _show_stacks(child: children.Child) -> None:
@@ -378,7 +397,11 @@ def _ask_for_notices(clouds: Sequence[str]) -> Callable[[], None]:
         return lambda: None
     from jaxlm.train import notices  # Python's web client takes a while
 
-    return notices.watch(clouds, lambda: os.kill(os.getpid(), signal.SIGTERM), _say)
+    def stop() -> None:
+        supervised.announced = True
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    return notices.watch(clouds, stop, _say)
 
 
 def _say(text: str) -> None:

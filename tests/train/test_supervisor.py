@@ -15,9 +15,10 @@ import threading
 import time
 
 import pytest
+import tiny_stops
 
 from jaxlm import config, config_files, files
-from jaxlm.train import children, supervised, supervisor
+from jaxlm.train import children, notices, supervised, supervisor
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 QUICK = supervisor.Times(look=0.02, still=0.3, at_once=0.2, stacks=1, term=0.5, kill=5)
@@ -187,6 +188,66 @@ def test_the_second_request_ends_a_save_that_hangs(tmp_path, capfd):
     said = capfd.readouterr().err
     assert "still stopping: it waits for a save (r/checkpoints/7); again to stop at once" in said
     assert "stopped at once; what came after the last checkpoint is not saved" in said
+
+
+# Saves for a while when it is asked to stop, and stops at once by a ctrl-C after that.
+SAVES = """
+asked = []
+def on_signal(number, frame):
+    if asked and number == signal.SIGINT:
+        os._exit(1)
+    asked.append(number)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, on_signal)
+at(7)
+(folder / "ready").touch()
+while not asked:
+    time.sleep(0.01)
+at(7, clock.SAVE)
+while not (folder / "sent").exists():
+    time.sleep(0.01)
+time.sleep(0.4)
+save(7)
+sys.exit(4)
+"""
+
+
+def test_two_signals_that_mean_one_request_cost_no_save(tmp_path, monkeypatch, draw, trials):
+    """Whole: pytest -n0 tests/train/test_supervisor.py -k two_signals --trials=40 --draw=34"""
+    faster = 0.2
+    monkeypatch.setattr(supervised, "_SAME_S", faster * tiny_stops.SAME)
+    acts = []
+    monkeypatch.setattr(notices, "watch", lambda clouds, act, say: acts.append(act) or (lambda: None))
+    lost = []
+    for number, pair in enumerate(tiny_stops.pairs(trials(2), draw)):
+        monkeypatch.setattr(supervised, "announced", False)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        supervised_run = make(folder, SAVES, **{"runs.notices": ("gce",)})
+
+        def send(folder=folder, pair=pair):
+            while not (folder / "ready").exists():
+                time.sleep(0.01)
+            for name, apart in ((pair.first, faster * pair.apart), (pair.second, 0.0)):
+                acts[-1]() if name == tiny_stops.NOTICE else os.kill(os.getpid(), name)
+                time.sleep(apart)
+            (folder / "sent").touch()
+
+        threading.Thread(target=send).start()
+        code, saved = supervised_run.run(), (folder / "checkpoints/7").exists()
+        lost += [pair] * ((code, saved) != ((1, False) if pair.ends else (4, True)))
+    assert not lost
+
+
+def test_what_means_the_same_request_costs_no_farewell(tmp_path):
+    s = make(tmp_path, "stops(); at(5); (folder / 'ready').touch(); hang()")
+    with s.signals():
+        threading.Thread(target=when, args=(tmp_path / "ready", signal.SIGTERM)).start()
+        assert s.run() == 4
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            signal.raise_signal(number)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_a_signal_between_two_starts_is_4(tmp_path):
