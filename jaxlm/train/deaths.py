@@ -30,6 +30,7 @@ class Death:
       hung: the seconds without a sign of life, if it was ended for that.
       out_of_memory: True if the kernel ended a process for want of memory meanwhile.
       stuck: True if it could not be ended.
+      fault: True if storage or network failed before its first step, as it said itself, and nobody else starts it again.
     """
 
     code: int
@@ -38,6 +39,7 @@ class Death:
     hung: float = 0.0
     out_of_memory: bool = False
     stuck: bool = False
+    fault: bool = False
 
     def words(self) -> str:
         """Returns what happened, for the user."""
@@ -54,23 +56,38 @@ class Death:
 
 
 class Progress:
-    """What the starts so far achieved, judged by their checkpoints and the steps at which they died."""
+    """What the starts so far achieved, judged by their checkpoints and the steps at which they died.
 
-    def __init__(self, checkpoints: pathlib.Path):
-        self._checkpoints = checkpoints
+    Args:
+      checkpoints: the folder of the checkpoints.
+      patience_s: for how long starts may die of storage or network before their first step.
+
+    Attributes:
+      newer: True if there was a newer checkpoint at the last death than at the one before.
+      again: True if another start would die as the last one did.
+    """
+
+    def __init__(self, checkpoints: pathlib.Path, patience_s: float):
+        self._checkpoints, self._patience_s = checkpoints, patience_s
+        self._fault_began: float | None = None  # when the first of the last starts died of storage or network
         self._newest = self._latest()
         self._died_at: set[int] = set()
         self.met: float | None = None  # when all processes of the run were last seen at work
         self.newer = self.again = False
 
-    def note(self, step: int, activity: str) -> None:
-        """Notes a death after `step`, which came during `activity`."""
-        newest = self._latest()
+    def note(self, death: Death) -> None:
+        """Notes how a start ended."""
+        newest, now, step = self._latest(), time.monotonic(), death.step
         self.newer = newest > self._newest
         if self.newer:
             self._newest, self._died_at = newest, set()
-        if self.newer or activity != clock.START:
-            self.met = time.monotonic()
+        if self.newer or death.activity != clock.START:
+            self.met = now
+        if death.fault:
+            self._fault_began = now if self._fault_began is None else self._fault_began
+            self.again = now - self._fault_began > self._patience_s
+            return
+        self._fault_began = None
         self.again = step in self._died_at
         self._died_at.add(step)
 

@@ -30,6 +30,7 @@ _STILL_S = 10.0  # after a request to stop: until the user is told what it waits
 _AT_ONCE_S = 3.0  # after a second request to stop, or the first while it compiles and has nothing to save
 _STACKS_S = 2.0  # for a process to write its stacks
 _TERM_S, _KILL_S = 20.0, 30.0  # that a process which hangs has after SIGTERM, and the kernel after SIGKILL
+_PATIENCE_S = 1800.0  # for how long starts that die of storage or network are begun again
 _MEETING_S = 3600.0  # for how long the processes of a run may take to meet again
 _FINAL = (0, 2, 3, 4)
 _AGAIN = "; the same command goes on"
@@ -117,8 +118,11 @@ def wanted(supervise: str) -> bool:
     """True if training runs under a supervisor here, by `runs.supervise`. Raises ConfigError if it can't."""
     if supervise == "on" and sys.platform != "linux":
         raise ConfigError("config.runs.supervise=on needs Linux; set it to auto or off")
-    alone = sys.platform == "linux" and not any(os.environ.get(name) for name in _OTHERS)
-    return supervise == "on" or (supervise == "auto" and alone)
+    return supervise == "on" or (supervise == "auto" and sys.platform == "linux" and not _others_start_again())
+
+
+def _others_start_again() -> bool:
+    return any(os.environ.get(name) for name in _OTHERS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +135,7 @@ class Times:
     stacks: float = _STACKS_S
     term: float = _TERM_S
     kill: float = _KILL_S
+    patience: float = _PATIENCE_S
 
 
 class Supervisor:
@@ -175,7 +180,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Trains until nothing is to be started again; returns the exit code."""
-        progress, failures = deaths.Progress(self._folder / "checkpoints"), 0
+        progress, failures = deaths.Progress(self._folder / "checkpoints", self._times.patience), 0
         screen.share()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.signals())
@@ -192,7 +197,7 @@ class Supervisor:
                     return 1
                 if self._asked:
                     return self._stopped(death)
-                progress.note(death.step, death.activity)
+                progress.note(death)
                 failures = 1 if progress.newer else failures + 1
                 if not self._may_go_on(death, progress):
                     return death.code if death.code > 0 else 1
@@ -221,7 +226,8 @@ class Supervisor:
             self._child = None
         self._hung = hung
         self._since = time.monotonic()
-        death = deaths.Death(code, sign.step, sign.activity, hung, out_of_memory=child.out_of_memory)
+        fault = sign.detail == clock.FAULT and not sign.step and not _others_start_again()
+        death = deaths.Death(code, sign.step, sign.activity, hung, out_of_memory=child.out_of_memory, fault=fault)
         said = {"step": sign.step, "code": code, "why": death.words(), "pid": child.pid, "hung": hung > 0}
         deaths.within(10.0, lambda: ledger.end(self._folder, **said))
         return death
@@ -280,14 +286,15 @@ class Supervisor:
 
     def _may_go_on(self, death: deaths.Death, progress: deaths.Progress) -> bool:
         """False, with a line that says why, if another start would not get further."""
-        if self._several and death.activity == clock.START:
+        if self._several and death.activity == clock.START and not death.fault:
             if progress.met is not None and time.monotonic() < progress.met + _MEETING_S:
                 return True  # the other processes come back when their own supervisors notice
             _say(f"{death.words()}, before all processes of the run had met; not started again")
             return False
         if not progress.again:
             return True
-        words = f"{death.words()}, as before, and no checkpoint was saved in between: not started again"
+        why = f"{clock.FAULT} for {_duration(self._times.patience)}" if death.fault else "no checkpoint was saved in between"
+        words = f"{death.words()}, as before, and {why}: not started again"
         _say(words)
         self._tell("crash", words)
         return False

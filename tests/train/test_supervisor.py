@@ -250,6 +250,45 @@ def test_what_means_the_same_request_costs_no_farewell(tmp_path):
             signal.raise_signal(signal.SIGINT)
 
 
+FAULT = "from jaxlm.train import supervised; supervised.mark_fault(); sys.exit(1)"
+TRACEBACK = "raise ValueError"
+
+
+@pytest.mark.parametrize(
+    ("starts", "expected"),
+    [
+        ([FAULT, f"at(0, clock.RESTORE); {FAULT}", FAULT, "sys.exit(0)"], (0, 4)),
+        ([FAULT, FAULT, TRACEBACK], (1, 4)),  # the fault is over: then as always
+        ([f"at(7); {FAULT}"], (1, 2)),  # it was training
+    ],
+)
+def test_storage_that_fails_at_the_start_is_waited_for(tmp_path, starts, expected):
+    assert run(tmp_path, *starts) == expected
+
+
+def test_storage_that_fails_for_ever_is_given_up(tmp_path, capfd):
+    assert run(tmp_path, FAULT, times=dataclasses.replace(QUICK, patience=0.0)) == (1, 2)
+    said = capfd.readouterr().err
+    assert "as before, and a fault of the storage or the network for 0 s: not started again" in said
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SKYPILOT_TASK_ID", "KUBERNETES_SERVICE_HOST"])
+def test_where_others_start_again_a_fault_at_the_start_has_two_tries(tmp_path, monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    assert run(tmp_path, FAULT) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "marked"),
+    [("config.RunError('a mirror')", True), ("OSError(30, 'read-only')", True), ("config.ConfigError('no')", False)],
+)
+def test_a_command_that_trains_marks_what_storage_and_network_did(tmp_path, error, marked):
+    body = "import types; from jaxlm import cli, config\ndef program(*args):\n    raise " + error + "\n"
+    body += "sys.modules['jaxlm.programs.pretrain'] = types.SimpleNamespace(run=program)\n"
+    body += "cli.main(['train', 'quickstart'], script=True)\n"
+    assert run(tmp_path, body + "sys.exit(0 if (pulse.read() or '    ')[3] == clock.FAULT else 3)") == (3 * (not marked), 1)
+
+
 def test_a_signal_between_two_starts_is_4(tmp_path):
     told = lambda *words: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
     began = time.monotonic()
