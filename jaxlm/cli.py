@@ -54,6 +54,7 @@ def _main(argv: list[str], script: bool) -> int:
         console.say(f"jaxlm: {error}")
         return 2
     except RunError as error:
+        _mark_fault()
         console.say(f"jaxlm: {error}")
         return 1
     except BrokenPipeError:  # `| head` has what it wanted; in a command that works on, it may be another pipe
@@ -62,6 +63,7 @@ def _main(argv: list[str], script: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # no permission, disk full, ...: the system's own words name the file
+        _mark_fault()
         mend = "; free some room and run the same command again" if error.errno == errno.ENOSPC else ""
         console.say(f"jaxlm: {error}{mend}")
         return 1
@@ -89,6 +91,12 @@ def _main(argv: list[str], script: bool) -> int:
         with contextlib.suppress(KeyboardInterrupt):  # too late: the command is done, or refused
             interrupts.release()
         console.settle()
+
+
+def _mark_fault() -> None:
+    """Tells a supervisor, if this is training that has one, that storage or network failed."""
+    if supervised := sys.modules.get("jaxlm.train.supervised"):
+        supervised.mark_fault()
 
 
 def _run(argv: list[str], script: bool) -> int:

@@ -25,6 +25,8 @@ DOWN = "down"  # from the death of a start to the next one, on the same machine
 HUNG = "hung"  # no sign of life, until the supervisor ended it
 ACTIVITIES = (START, RESTORE, COMPILE, DATA, ROLLOUT, STEP, REPEATED, EVALUATE, SAVE, MIRROR, DOWN, HUNG)
 
+FAULT = "a fault of the storage or the network"  # the detail of the last sign of a start that ends for one
+
 _WORDS = {
     START: "starting",
     RESTORE: "restoring",

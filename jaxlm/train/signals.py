@@ -17,7 +17,6 @@ from jaxlm import console, screen, transcript
 from jaxlm.train import clock, supervised
 
 _MESSAGE_BYTES = 4096
-_SAME_S = 1.0  # a group's SIGTERM and its leader's, or SIGHUP and SIGTERM, mean one request
 _WORDS = {
     clock.EVALUATE: "evaluation",
     clock.SAVE: "save",
@@ -30,8 +29,8 @@ _WORDS = {
 class StopSignal:
     """Turns SIGTERM, SIGHUP and SIGINT (ctrl-C) into a request to stop after the current step. Use it in a `with`.
 
-    A second ctrl-C, and a second SIGTERM more than a second later, end the process at once. A SIGHUP that was ignored at
-    the start (nohup) stays ignored.
+    A second request ends the process at once (`supervised.asks_at_once`). A SIGHUP that was ignored at the start (nohup)
+    stays ignored.
 
     If there are several processes, JAX's own preemption notice takes SIGTERM (a Python handler never sees it). So this
     class turns its own requests into SIGTERM, and all processes stop at the same step.
@@ -43,7 +42,7 @@ class StopSignal:
     def __init__(self, doing: Callable[[], str] = lambda: clock.STEP):
         self._doing = doing
         self._asked = threading.Event()
-        self._signalled: float | None = None  # when the first signal came
+        self._signals: list[tuple[int, float]] = []  # that came, and when
         self._mine: typing.Any = None
         self._agreed = False
         self._old: dict[int, typing.Any] = {}
@@ -114,12 +113,13 @@ class StopSignal:
 
     def _on_signal(self, number: int, frame: typing.Any) -> None:
         supervised.note(number)
-        if self._signalled is None:
-            self._signalled = time.monotonic()
+        now, earlier = time.monotonic(), list(self._signals)
+        self._signals.append((number, now))
+        if not earlier:
             activity = _WORDS.get(self._doing(), "step")
             console.say(f"jaxlm: stopping after this {activity}, once the state is saved; again to stop at once")
             self._ask()
-        elif number == signal.SIGINT or (number == signal.SIGTERM and time.monotonic() - self._signalled > _SAME_S):
+        elif supervised.asks_at_once(number, now, earlier):
             console.say("jaxlm: stopped at once; what came after the last checkpoint is not saved")
             screen.end()
             transcript.end()

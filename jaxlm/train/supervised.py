@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 import typing
+from collections.abc import Sequence
 
 from jaxlm import files, interrupts, screen
 from jaxlm.config import Config
@@ -27,8 +28,11 @@ VARIABLES = (PARENT, STACKS, CONFIG, SINCE, LOST, clock.PULSE, files.HANDED_DOWN
 _DESCRIPTORS = (STACKS, CONFIG, clock.PULSE, files.HANDED_DOWN)
 
 signalled: int | None = None  # the signal that asked this run to stop
+_came: list[tuple[int, float]] = []  # all signals that did, and when
+announced = False  # True once a preemption notice came: SIGTERM will follow, or came before it
 
 _PR_SET_PDEATHSIG = 1
+_SAME_S = 1.0  # a group's SIGTERM and its leader's mean one request
 _ALONE_S = 600.0  # for how long a run may go on saving when its supervisor is gone
 
 
@@ -75,7 +79,7 @@ def _end_when_alone(parent: int) -> None:
 def stop_at_once_until_training() -> None:
     """SIGTERM and SIGHUP become KeyboardInterrupt, as ctrl-C: before the first step there is nothing to save.
 
-    Call it when all modules are imported: an exception inside an import may become a traceback, or be swallowed. Raises
+    Those that mean the same request are ignored: what ends the run goes on. Call it when all modules are imported: an exception inside an import may become a traceback, or be swallowed. Raises
     KeyboardInterrupt if a signal came while `interrupts` held them. A SIGHUP or ctrl-C that is ignored, as under nohup,
     stays so. `signals.StopSignal` takes the signals over.
     """
@@ -90,11 +94,40 @@ def note(number: int) -> None:
     """Notes that a signal asks this run to stop. The first one counts."""
     global signalled
     signalled = signalled or number
+    _came.append((number, time.monotonic()))
+
+
+def asks_at_once(number: int, when: float, earlier: Sequence[tuple[int, float]]) -> bool:
+    """Returns True if a signal asks to stop at once, whatever is lost; False if it means the same request as an earlier one.
+
+    One request comes as several signals where a terminal goes (SIGHUP, SIGTERM), where a group and its leader get SIGTERM,
+    where a cloud sends SIGTERM around its notice. So only ctrl-C after any signal asks again, or SIGTERM more than a second
+    after a SIGTERM that no notice announced. A child leaves that to its supervisor, which sends SIGINT if it is asked again:
+    it gets SIGTERM itself where all processes do, and when the supervisor dies.
+
+    Args:
+      number, when: the signal, and the `time.monotonic()` at which it came.
+      earlier: the signals that asked to stop before it, each with its time.
+    """
+    if number == signal.SIGINT:
+        return bool(earlier)
+    if number != signal.SIGTERM or announced or PARENT in os.environ:
+        return False
+    return any(other == signal.SIGTERM and when - then > _SAME_S for other, then in earlier)
+
+
+def mark_fault() -> None:
+    """Tells the supervisor that this start ends for a fault of storage or network, which a later one may not meet."""
+    if pulse := clock.Pulse.of_parent():
+        step, _, activity, _ = pulse.read() or (0, 0.0, clock.START, "")
+        pulse.write(step, activity, clock.FAULT)
 
 
 def _stop_at_once(number: int, frame: typing.Any) -> None:
+    earlier = list(_came)
     note(number)
-    raise KeyboardInterrupt
+    if not earlier or asks_at_once(number, time.monotonic(), earlier):
+        raise KeyboardInterrupt
 
 
 def orphaned() -> bool:

@@ -31,6 +31,7 @@ _STILL_S = 10.0  # after a request to stop: until the user is told what it waits
 _AT_ONCE_S = 3.0  # after a second request to stop, or the first while it compiles and has nothing to save
 _STACKS_S = 2.0  # for a process to write its stacks
 _TERM_S, _KILL_S = 20.0, 30.0  # that a process which hangs has after SIGTERM, and the kernel after SIGKILL
+_PATIENCE_S = 1800.0  # for how long starts that die of storage or network are begun again
 _MEETING_S = 3600.0  # for how long the processes of a run may take to meet again
 _FINAL = (0, 2, 3, 4)
 _AGAIN = "; the same command goes on"
@@ -45,7 +46,8 @@ def run(config: Config, program: Callable[[], int]) -> int:
     again = command()
     if again and wanted(config.runs.supervise):
         supervisor = Supervisor(again, config, notify.tell_of(config.notify, config.workdir))
-        return _farewell(config, supervisor.run(), supervisor.start, supervisor.signalled)
+        with supervisor.signals():  # that mean the request which ended the run must not cost the farewell
+            return _farewell(config, supervisor.run(), supervisor.start, supervisor.signalled)
     _ask_for_notices(config.runs.notices)
     start, code = farewell.Start(None if _several(config) else os.getpid(), time.time()), 1
     held = _lock(config)  # if it is refused, another start trains there: no farewell
@@ -117,8 +119,11 @@ def wanted(supervise: str) -> bool:
     """True if training runs under a supervisor here, by `runs.supervise`. Raises ConfigError if it can't."""
     if supervise == "on" and sys.platform != "linux":
         raise ConfigError("config.runs.supervise=on needs Linux; set it to auto or off")
-    alone = sys.platform == "linux" and not any(os.environ.get(name) for name in _OTHERS)
-    return supervise == "on" or (supervise == "auto" and alone)
+    return supervise == "on" or (supervise == "auto" and sys.platform == "linux" and not _others_start_again())
+
+
+def _others_start_again() -> bool:
+    return any(os.environ.get(name) for name in _OTHERS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +136,7 @@ class Times:
     stacks: float = _STACKS_S
     term: float = _TERM_S
     kill: float = _KILL_S
+    patience: float = _PATIENCE_S
 
 
 class Supervisor:
@@ -165,8 +171,9 @@ class Supervisor:
             config.reward.timeout_s,
         )
         self._child: children.Child | None = None
-        self._asked: list[float] = []  # when each request to stop came
-        self.signalled: int | None = None  # the signal of the first of them
+        self._asked: list[tuple[int, float]] = []  # the signals that ask to stop, and when each came
+        self._at_once: float | None = None  # when they asked to stop at once
+        self._over = False
         self._woken = threading.Event()
         self._since = time.monotonic()
         self._hung = 0.0  # for how long the last child did
@@ -174,15 +181,16 @@ class Supervisor:
 
     def run(self) -> int:
         """Trains until nothing is to be started again; returns the exit code."""
-        progress, failures = deaths.Progress(self._folder / "checkpoints"), 0
+        progress, failures = deaths.Progress(self._folder / "checkpoints", self._times.patience), 0
         screen.share()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._signals())
+            stack.enter_context(self.signals())
             if held := _lock(self._config):
                 stack.callback(held.close)
                 console.keep(self._folder / console.LOG)
             stack.callback(_ask_for_notices(self._config.runs.notices))
             place = deaths.within(10.0, lambda: os.stat(self._folder))
+            stack.callback(setattr, self, "_over", True)
             while True:
                 death = self._one_start(held)
                 if death.code in _FINAL and not death.hung:
@@ -195,7 +203,7 @@ class Supervisor:
                     if death.code != 1:  # else it said so itself
                         _say(f"{death.words()}; {self._folder} was moved or deleted: not started again")
                     return 1
-                progress.note(death.step, death.activity)
+                progress.note(death)
                 failures = 1 if progress.newer else failures + 1
                 if not self._may_go_on(death, progress):
                     return death.code if death.code > 0 else 1
@@ -224,7 +232,8 @@ class Supervisor:
             self._child = None
         self._hung = hung
         self._since = time.monotonic()
-        death = deaths.Death(code, sign.step, sign.activity, hung, out_of_memory=child.out_of_memory)
+        fault = sign.detail == clock.FAULT and not sign.step and not _others_start_again()
+        death = deaths.Death(code, sign.step, sign.activity, hung, out_of_memory=child.out_of_memory, fault=fault)
         said = {"step": sign.step, "code": code, "why": death.words(), "pid": child.pid, "hung": hung > 0}
         deaths.within(10.0, lambda: ledger.end(self._folder, **said))
         return death
@@ -247,7 +256,7 @@ class Supervisor:
             used = child.processor_s() if sign.activity in hangs.BY_PROCESSOR else 0.0
             if self._hangs.look(sign, now, used) > 0:
                 return self._end_hung(child, sign, now)
-            if len(self._asked) > 1 and now > self._asked[1] + times.at_once:
+            if self._at_once is not None and now > self._at_once + times.at_once:
                 child.kill(times.kill)
                 return 0.0
             compiles = sign.activity == clock.COMPILE
@@ -255,10 +264,10 @@ class Supervisor:
                 if compiles and not told:
                     _say("stopping: no step is done yet, so nothing is to be saved")
                     told = True
-                if now > self._asked[0] + (times.at_once if compiles else times.still):  # XLA hears no signal
+                if now > self._asked[0][1] + (times.at_once if compiles else times.still):  # XLA hears no signal
                     child.kill(times.kill)
                     return 0.0
-            elif self._asked and now > self._asked[0] + times.still and not told:
+            elif self._asked and now > self._asked[0][1] + times.still and not told:
                 _say(f"still stopping: it waits for {sign.waits_for()}; again to stop at once")
                 told = True
         return 0.0
@@ -283,7 +292,7 @@ class Supervisor:
 
     def _may_go_on(self, death: deaths.Death, progress: deaths.Progress) -> bool:
         """False, with a line that says why, if another start would not get further."""
-        if self._several and death.activity == clock.START:
+        if self._several and death.activity == clock.START and not death.fault:
             if progress.met is not None and time.monotonic() < progress.met + _MEETING_S:
                 return True  # the other processes come back when their own supervisors notice
             _say(f"{death.words()}, before all processes of the run had met; not started again")
@@ -293,7 +302,12 @@ class Supervisor:
             return False
         if not progress.again:
             return True
-        words = f"{death.words()}, as before, and no checkpoint was saved in between: not started again"
+        why = (
+            f"{clock.FAULT} for {_duration(self._times.patience)}"
+            if death.fault
+            else "no checkpoint was saved in between"
+        )
+        words = f"{death.words()}, as before, and {why}: not started again"
         _say(words)
         self._tell("crash", words)
         return False
@@ -327,8 +341,11 @@ class Supervisor:
         return death.code if death.code > 0 and not death.hung else 1
 
     @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Passes signals on to the child, which is in a process group of its own: the terminal reaches this one alone."""
+    def signals(self) -> Iterator[None]:
+        """Passes signals on to the child, which is in a process group of its own: the terminal reaches this one alone.
+
+        After the end of `run`, ctrl-C and a request to stop at once raise KeyboardInterrupt.
+        """
         handlers: dict[int, typing.Any] = dict.fromkeys(_FORWARDED, self._on_signal)
         handlers |= {signal.SIGTSTP: self._on_pause}
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
@@ -342,14 +359,27 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: typing.Any) -> None:
-        if number != signal.SIGUSR1:
-            self._asked.append(time.monotonic())
-            self.signalled = self.signalled or number
-            self._woken.set()
-        if self._child and number == signal.SIGUSR1:
-            threading.Thread(target=self._show_stacks, args=(self._child,), daemon=True).start()
-        elif self._child:
+        if number == signal.SIGUSR1:
+            if self._child:
+                threading.Thread(target=self._show_stacks, args=(self._child,), daemon=True).start()
+            return
+        now, earlier = time.monotonic(), list(self._asked)
+        self._asked.append((number, now))
+        self._woken.set()
+        again = supervised.asks_at_once(number, now, earlier)
+        if self._over and (again or number == signal.SIGINT):
+            raise KeyboardInterrupt
+        if again:
+            self._at_once, number = self._at_once or now, signal.SIGINT
+        elif earlier:
+            return  # the child has been told
+        if self._child:
             self._child.send(number)
+
+    @property
+    def signalled(self) -> int | None:
+        """The first signal that asked to stop; None if none did."""
+        return self._asked[0][0] if self._asked else None
 
     @staticmethod
     def _show_stacks(child: children.Child) -> None:
@@ -391,7 +421,11 @@ def _ask_for_notices(clouds: Sequence[str]) -> Callable[[], None]:
         return lambda: None
     from jaxlm.train import notices  # Python's web client takes a while
 
-    return notices.watch(clouds, lambda: os.kill(os.getpid(), signal.SIGTERM), _say)
+    def stop() -> None:
+        supervised.announced = True
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    return notices.watch(clouds, stop, _say)
 
 
 def _say(text: str) -> None:

@@ -92,6 +92,29 @@ def test_sigterm_while_the_storage_is_slow(place):
     goes_on(place, "slow", max(steps(run.folder)))
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "apart"),
+    [
+        (signal.SIGTERM, signal.SIGHUP, 0.05),
+        (signal.SIGHUP, signal.SIGTERM, 1.5),
+        (signal.SIGTERM, signal.SIGTERM, 0.3),
+        (signal.SIGINT, signal.SIGTERM, 1.5),
+    ],
+)
+def test_two_signals_that_mean_one_request(place, first, second, apart):
+    """Under a supervisor, while the storage is slow: the save takes longer than the signals are apart."""
+    name = f"{first.name}-{second.name}"
+    run = place.start(name, rules=(), inside={"hold": 6}, runs__supervise="on")
+    run.wait_for_saved(4)
+    run.fault("write slow checkpoints/", "sync slow checkpoints/")
+    run.process.send_signal(first)
+    run.go_on()
+    time.sleep(apart)
+    run.process.send_signal(second)
+    assert "interrupted, the state is saved" in run.end(4)
+    assert max(steps(run.folder)) >= 6
+
+
 def test_sigterm_twice_stops_at_once(place):
     """As the storage hangs, and the user wants no more of it: exit code 1, since what came last is not saved."""
     run = place.start("twice", rules=(), inside={"hold": 6})

@@ -33,15 +33,36 @@ def test_a_death_is_told(death, words):
 def test_progress_is_a_newer_checkpoint_or_another_step(tmp_path):
     """Temporary folders of a save that did not finish are no checkpoint."""
     (tmp_path / "10").mkdir()
-    progress = deaths.Progress(tmp_path)
+    progress = deaths.Progress(tmp_path, 60.0)
     seen = []
     for step, saved in ((12, ""), (13, ""), (12, "20.tmp"), (12, "20"), (0, ""), (12, ""), (0, "")):
         if saved:
             (tmp_path / saved).mkdir()
-        progress.note(step, clock.STEP)
+        progress.note(deaths.Death(1, step, clock.STEP))
         seen.append((progress.newer, progress.again))
     no, again, newer = (False, False), (False, True), (True, False)
     assert seen == [no, no, again, newer, no, again, again]
+
+
+def test_a_fault_of_the_storage_at_the_start_is_waited_out(tmp_path, monkeypatch):
+    """For 30 minutes since the first of them in a row. Other deaths count as ever, before them and after."""
+    now = [100.0]
+    monkeypatch.setattr(deaths.time, "monotonic", lambda: now[0])
+    progress, seen = deaths.Progress(tmp_path, 1800.0), []
+    for minutes, fault in (
+        (0, False),
+        (1, True),
+        (16, True),
+        (30, True),
+        (32, True),
+        (33, False),
+        (34, True),
+        (63, True),
+    ):
+        now[0] = 100.0 + 60 * minutes
+        progress.note(deaths.Death(1, 0, clock.START, fault=fault))
+        seen.append(progress.again)
+    assert seen == [False, False, False, False, True, True, False, False]
 
 
 def test_storage_that_hangs_or_fails_has_no_answer():

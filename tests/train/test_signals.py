@@ -1,10 +1,13 @@
 """Requests to stop: by a signal, by the run itself, and of several processes together."""
 
+import contextlib
 import signal
 
 import pytest
+import tiny_stops
+from tiny_stops import HUP, INT, TERM
 
-from jaxlm.train import clock, loop, signals
+from jaxlm.train import clock, loop, notices, signals, supervised, supervisor
 
 
 @pytest.fixture(autouse=True)
@@ -40,25 +43,51 @@ def test_a_signal_asks_to_stop_and_says_after_what(number, capfd, ended):
     assert ended[0] == []
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "later", "ends"),
-    [
-        (signal.SIGINT, signal.SIGINT, 0.1, True),
-        (signal.SIGTERM, signal.SIGINT, 0.1, True),
-        (signal.SIGTERM, signal.SIGTERM, 0.1, False),  # to the group and to its leader
-        (signal.SIGTERM, signal.SIGTERM, 5.0, True),
-        (signal.SIGHUP, signal.SIGTERM, 0.1, False),  # a terminal that goes
-        (signal.SIGHUP, signal.SIGHUP, 5.0, False),
-    ],
-)
-def test_the_second_request_ends_the_process_at_once(first, second, later, ends, ended, capfd):
+@pytest.fixture
+def notice(monkeypatch):
+    """What a cloud's notice does in this process."""
+    monkeypatch.setattr(supervised, "announced", False)
+    acts = []
+    monkeypatch.setattr(notices, "watch", lambda clouds, act, say: acts.append(act))
+    supervisor._ask_for_notices(("gce",))
+    return acts[0]
+
+
+def test_the_second_request_ends_the_process_at_once(ended, capfd, notice, draw, trials):
+    """Whole: pytest -n0 tests/train/test_signals.py -k second_request --trials=40 --draw=34"""
     codes, now = ended
+    for pair in tiny_stops.pairs(trials(len(tiny_stops.KINDS)), draw):
+        codes.clear()
+        supervised.announced = False
+        with signals.StopSignal() as stop:
+            for name, later in ((pair.first, 0.0), (pair.second, pair.apart)):
+                now[0] += later
+                notice() if name == tiny_stops.NOTICE else signal.raise_signal(name)
+            assert stop.requested(1)
+        assert codes == [1] * pair.ends, pair
+        assert ("stopped at once" in capfd.readouterr().err) == pair.ends
+
+
+def test_a_child_is_asked_again_by_its_supervisor_alone(ended, monkeypatch):
+    """All processes get SIGTERM where a machine goes down, and the child gets it when its supervisor dies."""
+    codes, now = ended
+    monkeypatch.setenv(supervised.PARENT, "1")
     with signals.StopSignal():
-        signal.raise_signal(first)
-        now[0] += later
-        signal.raise_signal(second)
-    assert codes == [1] * ends
-    assert ("stopped at once" in capfd.readouterr().err) == ends
+        for number, expected in ((signal.SIGTERM, []), (signal.SIGTERM, []), (signal.SIGINT, [1])):
+            signal.raise_signal(number)
+            now[0] += 5.0
+            assert codes == expected
+
+
+def test_what_means_the_same_request_interrupts_no_end(ended, monkeypatch):
+    """Before the first step, and while the farewell is said, a signal raises KeyboardInterrupt: once a request."""
+    _, now = ended
+    monkeypatch.setattr(supervised, "_came", [])
+    supervised.stop_at_once_until_training()
+    for number, raises in ((TERM, True), (HUP, False), (TERM, False), (INT, True)):
+        now[0] += 0.1
+        with pytest.raises(KeyboardInterrupt) if raises else contextlib.nullcontext():
+            signal.raise_signal(number)
 
 
 def test_nohup_stays_in_force(ended):

@@ -15,9 +15,10 @@ import threading
 import time
 
 import pytest
+import tiny_stops
 
 from jaxlm import config, config_files, files
-from jaxlm.train import children, supervised, supervisor
+from jaxlm.train import children, notices, supervised, supervisor
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 QUICK = supervisor.Times(look=0.02, still=0.3, at_once=0.2, stacks=1, term=0.5, kill=5)
@@ -187,6 +188,108 @@ def test_the_second_request_ends_a_save_that_hangs(tmp_path, capfd):
     said = capfd.readouterr().err
     assert "still stopping: it waits for a save (r/checkpoints/7); again to stop at once" in said
     assert "stopped at once; what came after the last checkpoint is not saved" in said
+
+
+# Saves for a while when it is asked to stop, and stops at once by a ctrl-C after that.
+SAVES = """
+asked = []
+def on_signal(number, frame):
+    if asked and number == signal.SIGINT:
+        os._exit(1)
+    asked.append(number)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, on_signal)
+at(7)
+(folder / "ready").touch()
+while not asked:
+    time.sleep(0.01)
+at(7, clock.SAVE)
+while not (folder / "sent").exists():
+    time.sleep(0.01)
+time.sleep(0.4)
+save(7)
+sys.exit(4)
+"""
+
+
+def test_two_signals_that_mean_one_request_cost_no_save(tmp_path, monkeypatch, draw, trials):
+    """Whole: pytest -n0 tests/train/test_supervisor.py -k two_signals --trials=40 --draw=34"""
+    faster = 0.2
+    monkeypatch.setattr(supervised, "_SAME_S", faster * tiny_stops.SAME)
+    acts = []
+    monkeypatch.setattr(notices, "watch", lambda clouds, act, say: acts.append(act) or (lambda: None))
+    lost = []
+    for number, pair in enumerate(tiny_stops.pairs(trials(2), draw)):
+        monkeypatch.setattr(supervised, "announced", False)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        supervised_run = make(folder, SAVES, **{"runs.notices": ("gce",)})
+
+        def send(folder=folder, pair=pair):
+            while not (folder / "ready").exists():
+                time.sleep(0.01)
+            for name, apart in ((pair.first, faster * pair.apart), (pair.second, 0.0)):
+                acts[-1]() if name == tiny_stops.NOTICE else os.kill(os.getpid(), name)
+                time.sleep(apart)
+            (folder / "sent").touch()
+
+        threading.Thread(target=send).start()
+        code, saved = supervised_run.run(), (folder / "checkpoints/7").exists()
+        lost += [pair] * ((code, saved) != ((1, False) if pair.ends else (4, True)))
+    assert not lost
+
+
+def test_what_means_the_same_request_costs_no_farewell(tmp_path):
+    s = make(tmp_path, "stops(); at(5); (folder / 'ready').touch(); hang()")
+    with s.signals():
+        threading.Thread(target=when, args=(tmp_path / "ready", signal.SIGTERM)).start()
+        assert s.run() == 4
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            signal.raise_signal(number)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+FAULT = "from jaxlm.train import supervised; supervised.mark_fault(); sys.exit(1)"
+TRACEBACK = "raise ValueError"
+
+
+@pytest.mark.parametrize(
+    ("starts", "expected"),
+    [
+        ([FAULT, f"at(0, clock.RESTORE); {FAULT}", FAULT, "sys.exit(0)"], (0, 4)),
+        ([FAULT, FAULT, TRACEBACK], (1, 4)),  # the fault is over: then as always
+        ([f"at(7); {FAULT}"], (1, 2)),  # it was training
+    ],
+)
+def test_storage_that_fails_at_the_start_is_waited_for(tmp_path, starts, expected):
+    assert run(tmp_path, *starts) == expected
+
+
+def test_storage_that_fails_for_ever_is_given_up(tmp_path, capfd):
+    assert run(tmp_path, FAULT, times=dataclasses.replace(QUICK, patience=0.0)) == (1, 2)
+    said = capfd.readouterr().err
+    assert "as before, and a fault of the storage or the network for 0 s: not started again" in said
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SKYPILOT_TASK_ID", "KUBERNETES_SERVICE_HOST"])
+def test_where_others_start_again_a_fault_at_the_start_has_two_tries(tmp_path, monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    assert run(tmp_path, FAULT) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "marked"),
+    [("config.RunError('a mirror')", True), ("OSError(30, 'read-only')", True), ("config.ConfigError('no')", False)],
+)
+def test_a_command_that_trains_marks_what_storage_and_network_did(tmp_path, error, marked):
+    body = "import types; from jaxlm import cli, config\ndef program(*args):\n    raise " + error + "\n"
+    body += "sys.modules['jaxlm.programs.pretrain'] = types.SimpleNamespace(run=program)\n"
+    body += "cli.main(['train', 'quickstart'], script=True)\n"
+    assert run(tmp_path, body + "sys.exit(0 if (pulse.read() or '    ')[3] == clock.FAULT else 3)") == (
+        3 * (not marked),
+        1,
+    )
 
 
 def test_a_signal_between_two_starts_is_4(tmp_path):
