@@ -113,7 +113,7 @@ def only_computes() -> Callable[[str, tuple], None]:
     It may name what sympy exports, some of Python's functions and variables of one letter. So an answer that its task
     evaluates can't name the true answer, which stands in the variables around it, nor the judge's functions.
     """
-    allowed = {*importlib.import_module("sympy").__all__, *_PYTHON, *_METHODS}
+    allowed = {"sympy", *importlib.import_module("sympy").__all__, *_PYTHON, *_METHODS}
 
     def names(code: types.CodeType) -> set[str]:
         inner = (names(const) for const in code.co_consts if isinstance(const, types.CodeType))
