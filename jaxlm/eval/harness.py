@@ -104,7 +104,7 @@ def _task_result(scorer: Scorer, name: str, tasks: dict, items: int, settings: E
     chats = settings.chat_template
     model, given = lm_eval_model.ScorerLM(scorer, name, chats), {"tasks": tasks, "groups": {}, "group_map": {}}
     asked = {"samples": chosen, "apply_chat_template": chats, "fewshot_as_multiturn": chats}
-    asked["confirm_run_unsafe_code"] = settings.run_code
+    asked |= {"confirm_run_unsafe_code": settings.run_code}
     # Bootstraps fork, which JAX's threads do not survive. What it and its tasks print is not for us.
     with _seeded(), contextlib.redirect_stdout(io.StringIO()):
         output = lm_eval.evaluate(model, given, **asked, bootstrap_iters=0)
