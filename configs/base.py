@@ -246,7 +246,9 @@ def _outputs(c: ConfigDict) -> None:
     c.eval.fewshot = -1  # worked examples before each question; -1 = as each task says
     c.eval.chat_template = False  # True: ask in the model's chat template, worked examples as turns
     c.eval.data_dir = ""  # folder of benchmark files; "" = from the hub (https://huggingface.co)
-    c.eval.run_code = False  # True: run what a model wrote (HumanEval), in a process without network
+    c.eval.run_code = (
+        False  # True: run what a model wrote: HumanEval in a process without network, others' scorers in this one
+    )
     c.eval.run_code_with_network = False  # True: also where the network can't be cut off
     c.eval.code_seconds = 10.0  # for each program, on a core; four times as many by the clock
     c.eval.code_memory_mb = 1024.0  # for each program

@@ -19,16 +19,8 @@ _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 38, 22, 2  # of prctl
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # Landlock, the same on every machine
 _CAPABILITIES = 0x20080522  # the version of capset's structures
 _READS = 0b1101  # execute, read a file, list a folder
-_READABLE = (
-    "/usr/lib",
-    "/usr/lib64",
-    "/lib",
-    "/lib64",
-    "/usr/share/zoneinfo",
-    "/etc/ld.so.cache",
-    "/dev/null",
-    "/dev/urandom",
-)
+_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
+_READABLE = (*_LIBRARIES, "/usr/share/zoneinfo", "/dev/null", "/dev/urandom")
 READY = "ready\n"  # written before the program's first line
 
 

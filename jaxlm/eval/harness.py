@@ -69,7 +69,7 @@ class Benchmarks:
             if own in _OWN:
                 found = _OWN[own].evaluate(scorer, part, self._settings, items)
             else:
-                found = [_task_result(scorer, name, self._loaded[name], items, self._settings.chat_template)]
+                found = [_task_result(scorer, name, self._loaded[name], items, self._settings)]
             yield from map(measures.measured, found)
 
 
@@ -86,10 +86,10 @@ def _load(names: list[str], settings: EvalConfig, cache: str) -> dict[str, dict]
         os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
     from jaxlm.eval import lm_eval_tasks
 
-    return lm_eval_tasks.load(names, settings.data_dir, settings.fewshot, cache)
+    return lm_eval_tasks.load(names, settings.data_dir, settings.fewshot, cache, settings.run_code)
 
 
-def _task_result(scorer: Scorer, name: str, tasks: dict, items: int, chats: bool) -> TaskResult:
+def _task_result(scorer: Scorer, name: str, tasks: dict, items: int, settings: EvalConfig) -> TaskResult:
     """Runs one task, or the members of a group, whose questions then count alike."""
     import lm_eval
 
@@ -101,8 +101,10 @@ def _task_result(scorer: Scorer, name: str, tasks: dict, items: int, chats: bool
     tasks = {leaf: tasks[leaf] for leaf in chosen}
     for leaf, task in tasks.items():
         lm_eval_tasks.ask(task, chosen[leaf])
+    chats = settings.chat_template
     model, given = lm_eval_model.ScorerLM(scorer, name, chats), {"tasks": tasks, "groups": {}, "group_map": {}}
     asked = {"samples": chosen, "apply_chat_template": chats, "fewshot_as_multiturn": chats}
+    asked |= {"confirm_run_unsafe_code": settings.run_code}
     # Bootstraps fork, which JAX's threads do not survive. What it and its tasks print is not for us.
     with _seeded(), contextlib.redirect_stdout(io.StringIO()):
         output = lm_eval.evaluate(model, given, **asked, bootstrap_iters=0)

@@ -25,10 +25,14 @@ _ROOT = pathlib.Path(lm_eval.tasks.__file__).parent
 _NAME = re.compile(rb"^(?:task|group|tag): *[\"']?([\w.-]+)", re.MULTILINE)
 _SPLITS = ("training_split", "validation_split", "fewshot_split")
 _OFFLINE = "; without network: scripts/hub_layout.py lays files out for --config.eval.data_dir=BENCHMARKS"
+# What is in a scorer that runs what a model wrote; sympy's parsers evaluate.
+_RUNS = re.compile(r"(?<![\w.])(?:eval|exec)\(|\b(?:sympy|math_verify|code_eval)\b|\bsubprocess\.")
 _SEED = 1234  # of the worked examples, as lm-evaluation-harness has it
 
 
-def load(names: Sequence[str], data_dir: str, fewshot: int, cache: str) -> dict[str, dict[str, Task]]:
+def load(
+    names: Sequence[str], data_dir: str, fewshot: int, cache: str, run_code: bool = False
+) -> dict[str, dict[str, Task]]:
     """Returns name -> the tasks that it stands for, by their names: itself, or the members of a group.
 
     Args:
@@ -36,9 +40,10 @@ def load(names: Sequence[str], data_dir: str, fewshot: int, cache: str) -> dict[
       data_dir: a folder laid out as the hub is; "" for the hub.
       fewshot: the worked examples before each question; -1 as each task says. Tasks that fix none stay without.
       cache: an empty folder for what `datasets` makes of `data_dir`. In its own cache it would find another folder's files.
+      run_code: True to load tasks whose scorers run what a model wrote.
 
     Raises:
-      ConfigError: there is no such task, or `data_dir` lacks its files.
+      ConfigError: there is no such task, `data_dir` lacks its files, or it runs code.
       RunError: its files could not be fetched.
     """
     for library in ("lm_eval", "datasets", "huggingface_hub"):  # what they raise is told in one line
@@ -48,6 +53,11 @@ def load(names: Sequence[str], data_dir: str, fewshot: int, cache: str) -> dict[
     found = {}
     for name in names:
         leaves = list(dict.fromkeys(_leaves(manager, name)))
+        if not run_code and (runs := next((leaf for leaf in leaves if _runs_code(_fields(manager, leaf))), "")):
+            raise ConfigError(
+                f"{runs} is scored by code that runs what the model wrote, in this process, with your files and environment: "
+                "--config.eval.run_code=True consents"
+            )
         found[name] = {leaf: _load(manager, leaf, data_dir, fewshot, cache) for leaf in leaves}
     return found
 
@@ -128,6 +138,13 @@ def _leaves(manager: TaskManager, name: str) -> Iterator[str]:
 def _fields(manager: TaskManager, name: str) -> dict:
     """Returns what a task's file says."""
     return dict(manager.task_index[name].cfg)
+
+
+def _runs_code(fields: dict) -> bool:
+    """True if a task says so, or the folder of a function that it names has a scorer that evaluates."""
+    functions = re.findall(re.escape(str(_ROOT)) + "[^']*", repr(fields))
+    files = {file for function in functions for file in pathlib.Path(function).parent.glob("*.py")}
+    return bool(fields.get("unsafe_code")) or any(_RUNS.search(file.read_text(encoding="utf-8")) for file in files)
 
 
 def _load(manager: TaskManager, name: str, data_dir: str, fewshot: int, cache: str) -> Task:

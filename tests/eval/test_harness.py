@@ -100,6 +100,32 @@ def test_what_a_chat_template_lacks_is_told(scorer, hub, tmp_path, capsys, monke
     assert "humaneval gives plain text: eval.chat_template is for" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("task", "runs"),
+    [
+        ("minerva_math_algebra", True),  # sympy
+        ("leaderboard_math_algebra_hard", True),
+        ("putnam_axiom_original", True),
+        ("prompt_robustness_math_algebra", True),  # its scorer imports another file of its folder
+        ("mbpp", True),  # marked as unsafe
+        ("cruxeval_output", True),
+        ("hendrycks_math_algebra", False),
+        ("gsm8k", False),
+        ("metabench_gsm8k", False),
+    ],
+)
+def test_a_task_whose_scorer_runs_what_the_model_wrote_asks_for_consent(tmp_path, task, runs):
+    """With consent the next thing that is wrong is told: the folder is empty."""
+    pytest.importorskip("lm_eval")
+    if runs:
+        with pytest.raises(
+            ConfigError, match=rf"^{task} is scored by code that runs .*: --config.eval.run_code=True consents$"
+        ):
+            harness.Benchmarks([task], tiny_eval.settings(tmp_path))
+    with pytest.raises(ConfigError, match=rf"^{task} reads "):
+        harness.Benchmarks([task], tiny_eval.settings(tmp_path, run_code=runs))
+
+
 def test_what_ifeval_lacks_is_one_line(tmp_path, monkeypatch):
     nltk = pytest.importorskip("nltk")
     rows = [{"key": 1, "prompt": "Write.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}]

@@ -137,21 +137,16 @@ class Judge:
         A text in its place says why the task can't judge the answer: some of reasoning-gym's raise on text that they do
         not expect.
         """
+        calls = [functools.partial(self._judged, *one) for one in asked]
         if not self._forks:
-            return [self._call(*one)() for one in asked]
-        different = list(dict.fromkeys(map(tuple, asked)))  # a group's answers are often the same
-        scores = self._forks.results(self._call(*one) for one in different)
-        found = dict(zip(different, scores, strict=True))
-        return [found[tuple(one)] for one in asked]
+            return [call() for call in calls]
+        for task, question, _ in asked:  # once, for all forks
+            with contextlib.suppress(Exception):  # which the fork raises again
+                self._tasks[task].entry(question) if self._tasks[task] else _truth(question)
+        return self._forks.results(calls)
 
-    def _call(self, task: int, question: int | str, answer: str) -> Callable[[], float | str]:
-        """Returns what judges an answer; the question is there before, so that forks need not make it again."""
+    def _judged(self, task: int, question: int | str, answer: str) -> float | str:
         gym = self._tasks[task]
-        with contextlib.suppress(Exception):  # the call raises it too
-            gym.entry(question) if gym else _truth(question)
-        return functools.partial(self._judged, gym, question, answer)
-
-    def _judged(self, gym: "Gym | None", question: int | str, answer: str) -> float | str:
         if self._forks and gym and gym.hook:
             sys.addaudithook(gym.hook)
         try:
@@ -170,6 +165,7 @@ class Judge:
 
 
 ORDERS = {name: vars(Judge)[name] for name in ("load", "takes", "draw", "exact", "function", "format")}
+ORDERS["exact_truth"] = Judge.exact  # of answers that no policy wrote: by the process that draws
 
 
 class Gym:

@@ -68,10 +68,8 @@ class Processes:
 
     def ask(self, name: str, *arguments: object, timeout_s: float | None = None) -> typing.Any:
         """Gives the order to the process whose it is. See `Process.ask`."""
-        if name == "exact_truth":  # answers that are none of a policy
-            return self.questions.ask("exact", *arguments, timeout_s=timeout_s)
-        process = {"draw": self.questions, "exact": self.judge}.get(name, self.function)
-        return process.ask(name, *arguments, timeout_s=timeout_s)
+        of_tasks = {"draw": self.questions, "exact_truth": self.questions, "exact": self.judge}
+        return of_tasks.get(name, self.function).ask(name, *arguments, timeout_s=timeout_s)
 
     def close(self) -> None:
         """Ends all. An order given later starts its process anew."""
