@@ -102,6 +102,7 @@ def record_start(
     hardware: dict,
     choices: dict,
     changed: list[dict],
+    held_out: dict[str, str] | None = None,
 ) -> None:
     """Writes config.json, and adds this start to run.json.
 
@@ -115,6 +116,7 @@ def record_start(
       hardware: the devices; `machine()` is added.
       choices: the settings that this start decided (attention backend, mesh, ...).
       changed: what `differences.since_last_start` found.
+      held_out: source -> what identifies the held-out text that is measured (`held_out_texts`).
     """
     # Absolute, so that the run is found from any folder.
     data = dataclasses.replace(config.data, dir=os.path.abspath(config.data.dir))
@@ -129,6 +131,7 @@ def record_start(
         "git": git(),
         "config_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "manifest_sha256": manifest_sha256,
+        "held_out": held_out or {},
         "packages": packages(),
         "python": platform.python_version(),
         "hardware": machine() | hardware,
