@@ -243,6 +243,7 @@ VERBS = {
         "held-out loss of a run's model, and benchmarks: lm-evaluation-harness, HumanEval, CORE, red team",
         {
             "--tasks": {"metavar": "TASK,TASK,...", "help": "benchmarks, arc_easy,mmlu,... (default: eval.tasks)"},
+            "--text": {"default": "", "metavar": "PATH", "help": "bits per byte of any text: a file, folder or glob"},
             "--limit": {"type": int, "default": 0, "metavar": "N", "help": "questions of each task; 0 = all"},
             "--fewshot": {"key": "eval.fewshot", "metavar": "N", "help": "worked examples; -1 = as each task says"},
             **_CHECKPOINT,

@@ -285,11 +285,11 @@ def _build(
     with console.working("training the tokenizer", end=False):
         coder = _tokenizer(settings, sum(read.bytes for read in stats.values()), sample, log)
     log(f"tokenizer: {coder.vocab_size:,} ids ({time.perf_counter() - began:.1f} s)")
-    files, entries = _write_tokenizer(root, coder), {}
+    files, entries, texts = _write_tokenizer(root, coder), {}, {}
     for source in source_list:
         began, name = time.perf_counter(), source.name
         with console.working(f"writing {name}", len(documents[name]), "documents", end=False) as tell:
-            splits = _write_source(root, name, documents[name], coder, settings, tell)
+            splits, texts[name] = _write_source(root, name, documents[name], coder, settings, tell)
         documents[name].close()
         entries[name] = {"spec": source.spec, "read": dataclasses.asdict(stats[name]), **splits}
         n_bytes, n_tokens = (splits["train"][key] + splits["val"][key] for key in ("bytes", "tokens"))
@@ -312,6 +312,7 @@ def _build(
         "mixture": weights,
         "files": files,
         "sources": entries,
+        manifests.HELD_OUT: texts,
     }
 
 
@@ -366,8 +367,8 @@ def _write_source(
     coder: coders.Coder,
     settings: BuildSettings,
     tell: console.Tell,
-) -> dict[str, dict]:
-    """Encodes a source in shuffled order into its two streams; returns the manifest's entries of both."""
+) -> tuple[dict[str, dict], str]:
+    """Encodes a source in shuffled order into its streams. Returns (the manifest's entries, the held-out text's sha256)."""
     writers = {
         split: shards.StreamWriter(
             root,
@@ -379,13 +380,15 @@ def _write_source(
         )
         for split in shards.SPLITS
     }
-    done = 0
+    done, held_out_text = 0, hashlib.sha256()
     for batch in _batches(documents):
         coded = ids_lib.training_documents(coder, [raw.decode() for _, raw, _ in batch], _THREADS)
         for (doc_id, raw, held_out), ids in zip(batch, coded, strict=True):
             writers["val" if held_out else "train"].add(doc_id, ids, len(raw))
+            if held_out:
+                manifests.add_text(held_out_text, raw)
         tell(done := done + len(batch))
-    return {split: writer.finish() for split, writer in writers.items()}
+    return {split: writer.finish() for split, writer in writers.items()}, held_out_text.hexdigest()
 
 
 def _batches(documents: _Documents) -> Iterator[list[tuple[str, bytes, bool]]]:

@@ -14,6 +14,7 @@ from jaxlm.config import ConfigError, RunError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+HELD_OUT = "held_out"  # the manifest's key: source -> sha256 of its held-out text (`add_text`)
 SPLITS = ("train", "val")
 
 
@@ -72,7 +73,7 @@ _SHAPE = {
 
 
 def read(root: pathlib.Path) -> tuple[dict, str]:
-    """Returns (the manifest of a data directory, its sha256).
+    """Returns (the manifest of a data directory, its sha256 without HELD_OUT).
 
     Raises:
       ConfigError: there is none, or it is damaged, or it has another format.
@@ -93,15 +94,26 @@ def read(root: pathlib.Path) -> tuple[dict, str]:
         raise ConfigError(f"{path} is not valid JSON; rebuild the data directory") from None
     if manifest.get("format") != FORMAT:
         raise ConfigError(f"{path} has format {manifest.get('format')}, this jaxlm reads {FORMAT}; rebuild it")
-    if problem := _problem(manifest, _SHAPE, "") or _mismatch(manifest):
+    texts = manifest.get(HELD_OUT, {})
+    if problem := _problem(manifest, _SHAPE, "") or _mismatch(manifest) or _problem(texts, {str: _TEXT}, HELD_OUT):
         raise ConfigError(f"{path} is damaged: {problem}; copy it again or rebuild the data directory")
+    if texts:  # older versions wrote none, and a run of theirs knows its data by the hash without them
+        content = _dump({key: value for key, value in manifest.items() if key != HELD_OUT})
     return manifest, hashlib.sha256(content).hexdigest()
+
+
+def add_text(digest: "hashlib._Hash", raw: bytes) -> None:
+    """Adds a document to the sha256 of a held-out text: its length in eight bytes, then its UTF-8."""
+    digest.update(len(raw).to_bytes(8, "little") + raw)
 
 
 def write(root: pathlib.Path, manifest: dict) -> None:
     """Writes manifest.json, as the last step of a build. Equal manifests give equal bytes."""
-    content = json.dumps({"format": FORMAT, **manifest}, indent=1, ensure_ascii=False) + "\n"
-    files.write_atomically(root / MANIFEST, content.encode())
+    files.write_atomically(root / MANIFEST, _dump({"format": FORMAT, **manifest}))
+
+
+def _dump(manifest: dict) -> bytes:
+    return (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def _problem(value: typing.Any, shape: typing.Any, name: str) -> str:

@@ -10,9 +10,12 @@ directory without it is not a data directory.
 """
 
 import bisect
+import contextlib
 import dataclasses
+import hashlib
 import io
 import itertools
+import json
 import os
 import pathlib
 from collections.abc import Iterable
@@ -327,6 +330,34 @@ class DataDir:
                 if at < stop and at + tokens > start:
                     found.append(Document(doc_id, at, tokens, n_bytes))
         return found
+
+    def held_out_texts(self) -> dict[str, str]:
+        """Returns source -> the sha256 of its held-out text, as `manifest.add_text` has it; "" if tokens don't give it back.
+
+        It is in the manifest. Of data by an older version it is computed once, and kept beside the manifest.
+        """
+        if manifests.HELD_OUT in self.manifest:
+            return self.manifest[manifests.HELD_OUT]
+        path = self.path / f"{manifests.HELD_OUT}.json"
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            kept = json.loads(path.read_bytes())
+            if kept["manifest"] == self.sha256:
+                return dict(kept["texts"])
+        texts = {source: self._held_out_text(source) for source in self.sources}
+        with contextlib.suppress(OSError):  # a disk that is only read
+            files.write_atomically(path, json.dumps({"manifest": self.sha256, "texts": texts}).encode())
+        return texts
+
+    def _held_out_text(self, source: str) -> str:
+        pieces, stream = self.tokenizer().piece_bytes(), self.stream(source, "val")
+        documents = self.documents(source, "val", 0, stream.tokens)
+        digest = hashlib.sha256()
+        for each in documents:
+            raw = b"".join(pieces[i] for i in stream.read(each.start, each.start + each.tokens).tolist())
+            if len(raw) != each.n_bytes:
+                return ""
+            manifests.add_text(digest, raw)
+        return digest.hexdigest()
 
     def files(self) -> Iterable[dict]:
         """Yields the manifest's entry of every file: `file`, `size`, `sha256`, and for shards `records`."""

@@ -79,7 +79,7 @@ class Attempt:
             batches = self.task.batches(ready, done)
             stack.callback(batches.close)
             batches.on_failure = lambda error: self.stop.ask(loop.failure("no batch", self.clock.step + 1, error))
-            recorder = log.begin(self.asked, c, ready.data.data.sha256, ready.parts.mesh, done, watching)
+            recorder = log.begin(self.asked, c, ready.data.data, ready.parts.mesh, done, watching)
             recorder.losses, recorder.noted = self.scores.losses, self.scores.note
             passes, trained = self.task.passes(ready.data, c.train.steps), self.task.trained
             announcement.announce(ready.parts, ready.data.data, passes, program, done, trained)

@@ -23,6 +23,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     else:
         print("code, config, data, packages, hardware and price are the same")
     print(found["verdict"])
+    if found["held_out"]:
+        print(found["held_out"])
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.metadata
+import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
 
@@ -11,11 +12,12 @@ from jaxlm import console
 from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.data import chat, vocabulary
 from jaxlm.data.open import open_mixture
-from jaxlm.eval import benchmarks, core, harness, likelihood, loss, measures, model, redteam, results
+from jaxlm.eval import benchmarks, core, harness, likelihood, loss, measures, model, redteam, results, text
 from jaxlm.eval.model import Restored
 from jaxlm.eval.results import TaskResult
 from jaxlm.interop import readers
 from jaxlm.processes import from_first, say, together
+from jaxlm.train import held_out_texts
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -27,33 +29,40 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(f"no run in {config.workdir}: jaxlm train {args.config} makes one there")
     if args.limit < 0:
         raise ConfigError(f"--limit={args.limit}: how many questions of each task; 0 = all")
-    names = [name.strip() for name in args.tasks.split(",")] if args.tasks is not None else list(config.eval.tasks)
+    names = (
+        [name.strip() for name in args.tasks.split(",")]
+        if args.tasks is not None
+        else []
+        if args.text
+        else list(config.eval.tasks)
+    )
     if "" in names:
         raise ConfigError(f"--tasks={args.tasks}: names with a comma between, such as arc_easy,piqa")
     ask = together(lambda: harness.Benchmarks(names, config.eval))
+    documents = together(lambda: text.read(args.text, config.data.text_key)) if args.text else ()
     parts = (config.model, config.data, config.hardware, config.distributed)
     run = model.restore(config.workdir, args.checkpoint, *parts, readers=readers.READERS)
     say(run.name)
     if ask.chats:
         together(lambda: chat.template(run.tokenizer))
     place = folder / results.FOLDER / str(run.step)
-    if why := from_first(lambda: results.unwritable(folder, run.step)) if names else "":
+    if why := from_first(lambda: results.unwritable(folder, run.step)) if names or documents else "":
         say(f"{place} can't be written ({why}): the results are printed, not kept")
     with jax.set_mesh(run.mesh):
-        held_out = _held_out(run, config)
-    if not held_out and not names:
+        held_out = {} if documents else _held_out(run, config)
+    if not (held_out or names or documents):
         raise ConfigError(f"{config.workdir} has no held-out text: name benchmarks, --tasks=arc_easy,piqa")
     about = _about(run.step, config, args)
     keep = (lambda one: ("", True)) if why else (lambda one: from_first(lambda: _kept(folder, one, about)))
-    found, lost = _asked(ask(likelihood.of_restored(run, config), args.limit), keep, run.name)
+    scorer = likelihood.of_restored(run, config)
+    answered = itertools.chain(text.results(scorer, documents, config.train.seq_len), ask(scorer, args.limit))
+    found, lost = _asked(answered, keep, run.name)
     if jax.process_index() == 0:
         _show(held_out, found, args.json)
-        tokens = run.step * config.train.batch_size * config.train.seq_len
-        flops = benchmarks.training_flops(run.variables, tokens)
+        flops = benchmarks.training_flops(run.variables, run.step * config.train.batch_size * config.train.seq_len)
         for line in filter(None, (measures.alarm(one, flops) for one in found)):
             say(line)
-        kept = [result.task for result in found if result.task not in lost]
-        if kept and not why:
+        if not why and (kept := [result.task for result in found if result.task not in lost]):
             say(f"written to {place}" + (f": {', '.join(kept)}" if lost else ""))
     return 1 if lost else 0
 
@@ -82,8 +91,7 @@ def _kept(folder: pathlib.Path, result: TaskResult, about: dict) -> tuple[str, b
     try:
         return results.add(folder, result, about), True
     except OSError as error:
-        place = folder / results.FOLDER / str(about["step"])
-        return f"{result.task} is not kept in {place}: {error.strerror}", False
+        return f"{result.task} is not kept in {folder / results.FOLDER / str(about['step'])}: {error.strerror}", False
 
 
 def _held_out(run: Restored, config: Config) -> dict[str, float]:
@@ -93,6 +101,8 @@ def _held_out(run: Restored, config: Config) -> dict[str, float]:
     data, mixture = open_mixture(config.data, config.prepare, vocabulary.required(config))
     if not any(data.stream(source, "val").tokens > 1 for source in mixture):
         return {}
+    if line := from_first(lambda: held_out_texts.since_training(pathlib.Path(config.workdir), data, config)):
+        say(line)
     sizes = {"seq_len": config.train.seq_len, "tile": config.loss.tile_tokens}
     return loss.make(run.model, data, mixture, run.mesh, config.eval, **sizes)(run.variables)
 
@@ -113,19 +123,16 @@ def _show(held_out: dict[str, float], found: Sequence[TaskResult], as_json: bool
     for result in found:
         for name, value in result.metrics.items():
             guess = result.chance if name.startswith(("acc", "stereotype")) else None
-            rows.append(
-                {
-                    "task": result.task,
-                    "metric": name,
-                    "value": value,
-                    "stderr": result.stderr.get(name),
-                    "chance": guess,
-                }
-                | {"items": len(result.items), "fewshot": result.fewshot}
-            )
+            row = {
+                "task": result.task,
+                "metric": name,
+                "value": value,
+                "stderr": result.stderr.get(name),
+                "chance": guess,
+            }
+            rows.append(row | {"items": len(result.items), "fewshot": result.fewshot})
     if as_json:
-        console.print_table(rows, True)
-        return
+        return console.print_table(rows, True)
     header = ["task", "metric", "value", "± 2 s.e.", "chance", "questions", "examples"]
     cells = [[row["task"], row["metric"], f"{row['value']:.4g}", *_rest(row)] for row in rows]
     print(console.table([header, *cells], right=range(2, len(header))))

@@ -14,7 +14,7 @@
     benchmarks  TASK -> [{step, metrics, stderr, chance, n, fewshot}, ...]: `report.benchmarks`
     before      the runs that this one was made from, first to last: name, benchmarks (`report.redteam`), samples
     stages      rows, first to last, of what made the run and of itself, as train.lineage writes them: name, program, config,
-                phases, steps, tokens, wall_s, cost_usd, figure, begin, end; none if nothing was before it
+                phases, steps, tokens, wall_s, cost_usd, figure, begin, end, held_out; none if nothing was before it
     commands    rows of what each command of a script took: name, wall_s, cost_usd
     samples     PROMPT -> [{step, temperature, text, repetition, distinct_2, degenerates_at, junk}, ...]; runs of older
                 versions have no more than the first three

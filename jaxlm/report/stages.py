@@ -42,6 +42,8 @@ def took(summary: dict) -> Markup:
     for row in rows:
         if row["program"] == "prepare":
             parts.append(tag("p", _DATA_INSIDE if row["wall_s"] is None else _DATA_TIME, class_="dim"))
+        if row.get("held_out"):
+            parts.append(tag("p", f"{row['name']}: {row['held_out']}.", class_="dim"))
     return join(parts)
 
 

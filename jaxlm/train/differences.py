@@ -12,7 +12,7 @@ import numpy as np
 from jaxlm import files
 from jaxlm.config import Config, ConfigError, to_json
 from jaxlm.redact import redact
-from jaxlm.train import ledger, metrics
+from jaxlm.train import held_out_texts, ledger, metrics
 
 _HERE = ("workdir", "data.dir")  # keys that only say where a run lies
 MOST_TOLD = 12  # changes in a line
@@ -30,6 +30,7 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
       steps: how many steps both have logged.
       parted: {step, metric, a, b} at the first step at which a metric of training or evaluation differs; None if all are
         equal to the last bit.
+      held_out: a line if their held-out texts differ, "" else; then no `val/` metric counts as parted.
       loss: {mean, error, steps}: the mean of loss B - loss A over the last half of the common steps, and its standard
         error by blocks of steps (Flyvbjerg and Petersen 1989); None with fewer than 20 common steps.
       verdict: one line.
@@ -41,10 +42,13 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> dict[str, typing.Any]:
     common = sorted(curves[0].keys() & curves[1].keys())
     if not common:
         raise ConfigError(f"{a} and {b} have no step in common: nothing to compare")
+    then = f", of both, then jaxlm compare {a} {b}"
+    line = held_out_texts.differ(held_out_texts.of_run(a), held_out_texts.of_run(b), then)
     found = {
         "inputs": _inputs(a, b),
         "steps": len(common),
-        "parted": _parted(*curves, common),
+        "held_out": line,
+        "parted": _parted(*curves, common, ("train/", "eval/") if line else ("train/", "val/", "eval/")),
         "loss": _loss(*curves, common),
     }
     return found | {"verdict": _verdict(found, common)}
@@ -152,9 +156,9 @@ def _flat(value: dict, prefix: str = "") -> dict[str, typing.Any]:
     return found
 
 
-def _parted(a: Mapping[int, dict], b: Mapping[int, dict], common: list[int]) -> dict | None:
+def _parted(a: Mapping[int, dict], b: Mapping[int, dict], common: list[int], kinds: tuple[str, ...]) -> dict | None:
     for step in common:
-        names = sorted(name for name in a[step].keys() & b[step].keys() if name.startswith(("train/", "val/", "eval/")))
+        names = sorted(name for name in a[step].keys() & b[step].keys() if name.startswith(kinds))
         names.sort(key=lambda name: name != "train/loss")  # of several the loss says most
         for name in names:
             if a[step][name] != b[step][name]:

@@ -103,6 +103,7 @@ def record_start(
     choices: dict,
     changed: list[dict],
     flops_per_token: float | None = None,
+    held_out: dict[str, str] | None = None,
 ) -> None:
     """Writes config.json, and adds this start to run.json.
 
@@ -117,6 +118,7 @@ def record_start(
       choices: the settings that this start decided (attention backend, mesh, ...).
       changed: what `differences.since_last_start` found.
       flops_per_token: by which MFU is counted (PaLM's convention). Starts before `meter.recounted` have none.
+      held_out: source -> what identifies the held-out text that is measured (`held_out_texts`).
     """
     # Absolute, so that the run is found from any folder.
     data = dataclasses.replace(config.data, dir=os.path.abspath(config.data.dir))
@@ -131,6 +133,7 @@ def record_start(
         "git": git(),
         "config_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "manifest_sha256": manifest_sha256,
+        "held_out": held_out or {},
         "packages": packages(),
         "python": platform.python_version(),
         "hardware": machine() | hardware,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from jaxlm import config_files
 from jaxlm.config import ConfigError
 from jaxlm.files import MANGLED, is_number, json_of
-from jaxlm.train import ledger, metrics
+from jaxlm.train import held_out_texts, ledger, metrics
 
 PREPARE = "prepare"  # the "program" of the row that tells of the data
 _LOSS = (("val/loss", "held-out loss"), ("train/loss", "training loss"))
@@ -62,11 +62,15 @@ def stages(before: Sequence[Origin], folder: pathlib.Path) -> list[dict[str, typ
     """Returns a row for each stage that made the run in `folder`, first to last: its data, the runs before, itself.
 
     Each has name, program, config, phases (their names), steps, tokens, wall_s, cost_usd, figure, begin, end. What is not
-    known is None or "". There are none if nothing was before the run.
+    known is None or "". There are none if nothing was before the run. `held_out` is a line where a run and the one before it
+    measure different held-out texts.
     """
     if not before:
         return []
     runs = [_run(*origin) for origin in before] + [_run(folder, math.inf)]
+    texts = [held_out_texts.of_run(place) for place in (*(origin.folder for origin in before), folder)]
+    for row, was, now in zip(runs[1:], texts, texts[1:], strict=False):
+        row["held_out"] = held_out_texts.differ(was, now, ", of each")
     return [*_data(before[0].folder), *runs]
 
 

@@ -11,10 +11,11 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm.config import BY_RULE, Config, HardwareConfig, TrainConfig
+from jaxlm.data.coder import Encoded
 from jaxlm.plan import flops
 from jaxlm.processes import say, together
 from jaxlm.redact import redact
-from jaxlm.train import books, differences, ledger, stretch
+from jaxlm.train import books, differences, held_out_texts, ledger, stretch
 from jaxlm.train.clock import Clock
 from jaxlm.train.loggers import Writer
 from jaxlm.train.loop import Watch
@@ -69,7 +70,7 @@ class Log:
         return wall, self._earlier.with_now(wall, usd_per_hour)
 
     def begin(
-        self, asked: Config, config: Config, data_sha256: str, mesh: Mesh, done: int, watches: Sequence[Watch]
+        self, asked: Config, config: Config, data: Encoded, mesh: Mesh, done: int, watches: Sequence[Watch]
     ) -> Recorder:
         """Writes this start into the ledger and the metrics, and returns the recorder of the steps after `done`.
 
@@ -79,12 +80,12 @@ class Log:
           asked: the config with "auto" as the user left it. It goes to config.json, so that `sample` on another machine
             chooses for that machine.
           config: the config with nothing left at "auto".
-          data_sha256: the sha256 of the data's manifest.
+          data: the data, for its hash.
           mesh: all devices of the run.
           done: how many steps are done already.
           watches: the watches over the metrics. The recorder reads the metrics in their `reads` at every step.
         """
-        writer = together(lambda: self._open(asked, config, data_sha256, mesh, done), first_only=True)
+        writer = together(lambda: self._open(asked, config, data, mesh, done), first_only=True)
         meter = make_meter(flops.of(config), config.train, config.hardware, self._clock, self._earlier)
         reads = [name for watch in watches for name in watch.reads]
         sizes = {"first": done + 1, "steps": config.train.steps, "every_steps": config.log.every_steps}
@@ -93,18 +94,20 @@ class Log:
         recorder.begin()
         return recorder
 
-    def _open(self, asked: Config, config: Config, data_sha256: str, mesh: Mesh, done: int) -> Writer:
+    def _open(self, asked: Config, config: Config, data: Encoded, mesh: Mesh, done: int) -> Writer:
         for line in filter(None, (stretch.warning(self._folder, asked, done), recounted(self._folder, config))):
             say(line)
         choices = {"attention": config.model.attention, "dtype": config.model.dtype, "mesh": dict(mesh.shape)}
         choices |= {"remat": config.model.remat, "microbatch_size": config.train.microbatch_size}
         choices |= {key: getattr(config.optim, key) for key in BY_RULE}
-        found = {"manifest_sha256": data_sha256, "hardware": hardware(), "choices": choices}
+        found = {"manifest_sha256": data.sha256, "hardware": hardware(), "choices": choices}
         changed = differences.since_last_start(self._folder, asked, found)
         if changed:
             say(f"changed since the last start: {'; '.join(differences.words(changed))}")
+        texts = held_out_texts.of_data(data, config) if held_out_texts.known(data) else {}
+        flops_per_token = flops.of(config).palm
         ledger.record_start(
-            self._folder, asked, step=done, changed=changed, flops_per_token=flops.of(config).palm, **found
+            self._folder, asked, step=done, changed=changed, flops_per_token=flops_per_token, held_out=texts, **found
         )
         shown = redact(dataclasses.asdict(config))
         writer = Writer(self._folder, config.log, shown, first=done + 1, on_full=self.on_full)

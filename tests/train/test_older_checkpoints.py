@@ -1,10 +1,13 @@
-"""Checkpoints that commit b4c35ec wrote resume to the bit: the present code goes on as if it had made them itself.
+"""What older commits made is gone on with: checkpoints of b4c35ec; a run, data of seed 1 and a ladder of 26d2768.
+
+Checkpoints resume to the bit: the present code goes on as if it had made them itself.
 
 Muon has another orthogonalisation since then. Its checkpoints resume with parameters and momentum as they were.
 
-The commit's code runs in a git worktree of its own, once for all tests, on data that the present code then reads too.
+Each commit's code runs in a git worktree of its own, once for all tests, on data that the present code then reads too.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -16,6 +19,8 @@ import sys
 import pytest
 import same_bits
 import tiny_data
+
+from jaxlm.data import shards
 
 pytestmark = pytest.mark.engines
 COMMIT = "b4c35ecab25f0e74c6210f56dc053f1f1468ea5f"
@@ -47,19 +52,24 @@ TINY = {
 FINGERPRINT = {"data", "mixture", "seed", "seq_len", "batch_size", "sha256"}
 
 
-@pytest.fixture(scope="module")
-def old_tree(tmp_path_factory):
-    """A worktree of the commit."""
-    tree = tmp_path_factory.mktemp("worktree") / "old"
-    git = ["git", "-C", str(ROOT), "worktree"]
+@contextlib.contextmanager
+def worktree(folder: pathlib.Path, commit: str):
+    """A worktree of a commit."""
+    tree, git = folder / "old", ["git", "-C", str(ROOT), "worktree"]
     try:
-        made = subprocess.run([*git, "add", "--detach", str(tree), COMMIT], capture_output=True, text=True)
+        made = subprocess.run([*git, "add", "--detach", str(tree), commit], capture_output=True, text=True)
     except FileNotFoundError:
         pytest.skip("git is not installed")
     if made.returncode:
-        pytest.skip(f"no worktree of commit {COMMIT[:7]} (a shallow clone, or no clone?): {made.stderr.strip()}")
+        pytest.skip(f"no worktree of commit {commit[:7]} (a shallow clone, or no clone?): {made.stderr.strip()}")
     yield tree
     subprocess.run([*git, "remove", "--force", str(tree)], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def old_tree(tmp_path_factory):
+    with worktree(tmp_path_factory.mktemp("worktree"), COMMIT) as tree:
+        yield tree
 
 
 @pytest.fixture(scope="module")
@@ -189,3 +199,112 @@ def test_the_fingerprint_is_the_same(runs):
     old, new = (meta(runs / f"{run}-adamw", STEPS)["fingerprint"] for run in ("old", "new"))
     assert new == old
     assert set(new) == FINGERPRINT
+
+
+LATER = "26d2768826f8549269f73e75291b1ffb3d1637bc"  # `eval.max_batches` and `seed` said what is held out
+OLD_ROWS = {"eval.max_batches": 2, "eval.batch_size": 4}
+MAKES_A_LADDER = """
+import json, pathlib, sys
+from jaxlm import cli, config, config_files
+from jaxlm.data.open import open_order
+from jaxlm.plan import ladder
+from jaxlm.programs import ladder as program
+
+name, folder, *overrides = sys.argv[1:]
+c = config.resolve(config_files.load(name, overrides))
+found, climbed = ladder.begin(c, open_order(c), pathlib.Path(folder), ladder.Asked(budgets=[2048, 4096, 8192]), name)
+for place, one in enumerate(found["runs"][:-1]):  # all but the last are done
+    one |= {"loss": 6 - place / 10, "bits_per_byte": {"text": 2.0}, "bytes_per_token": 3.0, "hours": 0.1}
+program.keep(pathlib.Path(folder), found)
+"""
+
+
+def keys_of(place: pathlib.Path, run: str, **more) -> list[str]:
+    """The overrides of a small run on data of seed 1."""
+    keys = TINY | {"seed": 1, "workdir": place / run, "data.dir": place / "data1", "sample.prompts": "()"}
+    keys |= {"optim.name": "adamw", "hardware.compile_cache": place / "cache", "plan.measure": "never"}
+    keys |= {name.replace("__", "."): value for name, value in more.items()}
+    return [f"{name}={value}" for name, value in keys.items() if value is not None]
+
+
+# As a config of today says it: neither how many batches are held out, nor the seed of the data.
+TODAY = {"eval__max_batches": None, "eval__batch_size": 4, "eval__max_mb": 0.002}
+
+
+@pytest.fixture(scope="module")
+def later(place, tmp_path_factory) -> pathlib.Path:
+    """The folder of what LATER made: the run `whole`, `saved` at its first checkpoint, `data1`, and `ladder`."""
+    old_keys = {name.replace(".", "__"): value for name, value in OLD_ROWS.items()}
+    with worktree(tmp_path_factory.mktemp("later"), LATER) as tree:
+        argv = [f"--config={place / 'tiny.py'}", *(f"--config.{key}" for key in keys_of(place, "whole", **old_keys))]
+        with start(tree, [{"argv": argv, "code": 0}]) as whole:
+            finish(whole)
+        words = [str(place / "tiny.py"), str(place / "ladder"), *keys_of(place, "laddered", **old_keys)]
+        env = os.environ | {"PYTHONPATH": str(tree), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+        subprocess.run([sys.executable, "-c", MAKES_A_LADDER, *words], env=env, check=True, timeout=400)
+    shutil.copytree(place / "whole", place / "saved")
+    shutil.rmtree(place / f"saved/checkpoints/{STEPS}")
+    lines = (place / "saved/metrics.jsonl").read_text().splitlines(keepends=True)
+    (place / "saved/metrics.jsonl").write_text("".join(x for x in lines if json.loads(x)["step"] <= CHECKPOINT))
+    return place
+
+
+def jaxlm(*words: str) -> subprocess.CompletedProcess:
+    """`jaxlm WORDS` by the present code."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "jaxlm.cli", *words], env=env, capture_output=True, text=True, timeout=400
+    )
+
+
+def flags(keys: list[str]) -> list[str]:
+    return [f"--config.{key}" for key in keys]
+
+
+def test_a_run_with_older_keys_resumes_to_the_bit_with_its_old_held_out_rows(later):
+    """By a config of today, which says neither how many batches are held out nor by which seed its data was made."""
+    shutil.copytree(later / "saved", later / "resumed")
+    done = jaxlm("train", str(later / "tiny.py"), *flags(keys_of(later, "resumed", **TODAY)))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "held out stays what it was at the beginning: the first 2 batches of 4 rows" in done.stderr
+    assert metrics(later / "resumed") == metrics(later / "whole")
+    assert last(later / "resumed") == last(later / "whole")
+    saved = json.loads((later / "resumed/config.json").read_text())
+    assert (saved["eval"]["older_batches"], saved["data"]["seed"]) == ([2, 4], -1)
+    rows = [str(later / run) for run in ("whole", "resumed")]
+    assert "held-out texts differ" not in jaxlm("diff", *rows).stdout
+    by_eval = jaxlm("eval", str(later / "whole"), "--json")
+    assert by_eval.returncode == 0, by_eval.stderr[-3000:]
+    found = {row["metric"]: row["value"] for row in json.loads(by_eval.stdout)}
+    assert found["val/loss"] == pytest.approx(metrics(later / "whole")[str(STEPS)]["val/loss"], abs=1e-6)
+
+
+def test_a_rebuild_for_an_older_run_names_the_seed_and_makes_the_same_data(later):
+    """`--config.data.seed=1` makes what `--config.seed=1` made, and the run goes on with it."""
+    shutil.copytree(later / "saved", later / "rebuilt")
+    keys = keys_of(later, "rebuilt", **TODAY | {"data__dir": later / "again"})
+    refused = jaxlm("train", str(later / "tiny.py"), *flags(keys))
+    assert refused.returncode == 2
+    assert f"is not in {later / 'again'}: give --config.data.seed=1" in refused.stderr
+    done = jaxlm("train", str(later / "tiny.py"), *flags(keys), "--config.data.seed=1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert last(later / "rebuilt") == last(later / "whole")
+    texts = [shards.open_data(later / name) for name in ("data1", "again")]
+    assert texts[0].sha256 == texts[1].sha256
+    assert texts[0].held_out_texts() == texts[1].held_out_texts() == texts[1].manifest["held_out"]
+    assert "held_out" not in texts[0].manifest
+
+
+def test_an_older_ladder_is_gone_on_with(later):
+    """Its last run measures the rows that those before it did."""
+    before = json.loads((later / "ladder/ladder.json").read_text())
+    keys = keys_of(later, "laddered", **TODAY)
+    done = jaxlm("ladder", str(later / "tiny.py"), f"--out={later / 'ladder'}", *flags(keys))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "held out stays what it was at the beginning: the first 2 batches of 4 rows" in done.stderr
+    after = json.loads((later / "ladder/ladder.json").read_text())
+    assert after["foretold"]
+    assert after["same"] == before["same"]
+    run = json.loads((later / f"ladder/runs/{before['runs'][-1]['name']}/config.json").read_text())
+    assert run["eval"]["older_batches"] == [2, 4]
+    assert [one["name"] for one in after["runs"]] == [one["name"] for one in before["runs"]]
