@@ -182,9 +182,9 @@ def test_a_budget_is_the_phases_own_and_stops_at_the_first_step_beyond_it():
     run.evaluated(10_000, 2.9, 1000.0)
     assert after(hook, 10_000) is None  # overspent, but at its end
     assert run.rows[-1]["usd"] == pytest.approx(995.1)
-    run.usd = 1099.0
+    run.usd = 1109.0
     assert after(hook, 10_001) is None
-    run.usd = 1100.0
+    run.usd = 1110.0
     assert after(hook, 10_002).cause == "budget"  # of the next phase
     assert [line.split()[0] for line in phases.table(run.rows).splitlines()[1:]] == ["smoke", "pilot", "main", "all"]
 
@@ -269,8 +269,16 @@ def test_rows_that_somebody_mangled_are_left_out(change):
 @pytest.mark.parametrize(
     ("limit", "larger", "words"),
     [
-        ({"usd": 20.0}, {"usd": 30.0}, "the run has spent $20.00 of its $20.00 at step 230 of 90,000 (stop.usd): raise "),
-        ({"hours": 12.5}, {"hours": 20}, "the run has spent 12.5 of its 12.5 hours at step 230 of 90,000 (stop.hours): "),
+        (
+            {"usd": 20.0},
+            {"usd": 30.0},
+            "the run has spent $20.00 of its $20.00 at step 230 of 90,000 (stop.usd): raise ",
+        ),
+        (
+            {"hours": 12.5},
+            {"hours": 20},
+            "the run has spent 12.5 of its 12.5 hours at step 230 of 90,000 (stop.hours): ",
+        ),
     ],
 )
 @pytest.mark.parametrize("phased", [True, False])
