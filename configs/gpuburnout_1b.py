@@ -9,9 +9,9 @@ with the ChatML tokens, tied. FineWeb-Edu 87 / FineMath 10 / Python-Edu 3, which
 H100 or H200 of 80 GB or more: a step takes 62 GB by `jaxlm plan`.
 
 The story took 90,000 steps of 131,072 tokens (11.8B) for $175 on an A100, in four phases: to step 200, 10,000, 60,000 and
-90,000, with losses of 6.41, 2.907, 2.573 and 2.494. Each phase has a budget; the run stops when it is spent. (At the 28.4k
-tokens/s of `jaxlm plan` and $1.60 an hour, main takes $103 and finish $62: raise their `usd`, or accept it.) The whole plan
-in a minute or two on a CPU, small:
+90,000, with losses of 6.41, 2.907, 2.573 and 2.494. Each phase has a budget; the run stops when it is spent. At the 28.4k
+tokens/s of `jaxlm plan` and $1.60 an hour they take $0.58, $20, $104 and $62. The whole plan in a minute or two on a
+CPU, small:
 
     jaxlm train gpuburnout_1b --config.workdir=runs/shrunk --config.phases.shrink=cpu
 
@@ -60,7 +60,7 @@ def get_config():
     c.sample.also_greedy = True
     c.phases.plan.smoke = base.phase(steps=200, usd=5.0, max_nonfinite_steps=0)
     c.phases.plan.pilot = base.phase(steps=10_000, usd=25.0)
-    c.phases.plan.main = base.phase(steps=60_000, usd=100.0)
-    c.phases.plan.finish = base.phase(steps=90_000, usd=50.0)
+    c.phases.plan.main = base.phase(steps=60_000, usd=110.0)
+    c.phases.plan.finish = base.phase(steps=90_000, usd=65.0)
     c.hardware.usd_per_hour = 1.60  # an A100 80GB in configs/prices.toml; put what you pay
     return c

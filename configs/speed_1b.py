@@ -10,7 +10,7 @@ published sweeps that comes to the reference's loss with about half of its token
 80 GB or more.
 
 Planned by `jaxlm plan`, not measured: 22.5 hours on one H100, $61 at $2.70 an hour; 63.6 hours on one A100, $102 at $1.60.
-Muon's own time, evaluation and checkpoints are not in that. Final loss: not yet measured.
+Muon's own time, evaluation and checkpoints are not in that (the two make it $61.7). Final loss: not yet measured.
 
 If you do not know when you will stop: `--config.optim.schedule=wsd --config.optim.decay_fraction=.5`, and finish from any
 checkpoint by `jaxlm train RUN --branch=decay --steps=N`. The whole plan in a minute or two on a CPU, small:

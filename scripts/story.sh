@@ -77,8 +77,7 @@ case $SIZE in
     ;;
   1b)
     [ -n "$DOCS" ] && [ -n "$CHATS" ] && [ -n "$PAIRS" ] || refuse 'SIZE=1b learns from your own: DOCS=FOLDER CHATS=FILE PAIRS=FILE'
-    config=gpuburnout_1b # its phases have budgets in dollars, of which two need more on an A100; it has prompts of its own
-    base=(--config.phases.plan.main.usd=120 --config.phases.plan.finish.usd=75)
+    config=gpuburnout_1b # its phases have budgets in dollars, which need a price; it has prompts of its own
     task="reasoning_gym:chain_sum" # two to six numbers of up to four digits
     sums=(--count=2000)
     sft=(--config.train.seq_len=2048) dpo=(--config.train.seq_len=2048 --config.train.microbatch_size=8)
@@ -88,6 +87,7 @@ case $SIZE in
 esac
 python "$here/story_data.py" flags "$config" # a typo is told now, not at its stage
 USD_PER_HOUR=${USD_PER_HOUR:-$(python "$here/story_data.py" price)}
+[ "$SIZE" != 1b ] || [[ "$USD_PER_HOUR" =~ [1-9] ]] || refuse 'SIZE=1b has budgets in dollars: USD_PER_HOUR=PRICE, what this machine costs'
 price=(--config.hardware.usd_per_hour="$USD_PER_HOUR") # every run counts its dollars; 0 = nobody knows
 read -ra more_base <<< "${BASE_FLAGS:-}" && read -ra more_sft <<< "${SFT_FLAGS:-}"
 read -ra more_dpo <<< "${DPO_FLAGS:-}" && read -ra more_grpo <<< "${GRPO_FLAGS:-}"

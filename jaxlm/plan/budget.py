@@ -6,12 +6,16 @@ if there is one. Else the loss is that of a published law's data, tokenizer and 
 forecast of a loss that one measures.
 """
 
+import bisect
 import dataclasses
+import functools
+import itertools
 import math
 import typing
+from collections.abc import Sequence
 
 from jaxlm.config import Config, ConfigError, ModelConfig
-from jaxlm.plan import accelerators, fit, milestones, recipe, rungs, scaling, speed
+from jaxlm.plan import accelerators, cost, fit, milestones, recipe, rungs, scaling, speed
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.ladder_fit import Fit
 from jaxlm.plan.params import count_params
@@ -20,7 +24,6 @@ LAW = scaling.LAWS[-1]  # by which sizes are chosen: the re-fit found errors in 
 NARROWEST, WIDEST = 128, 16_384  # d_model of the models to choose from
 UNEVEN = 1.5  # how far the key-value heads may be from their share
 LEAST_STEPS = 20  # of a run that is worth its warm-up
-SPARE = 1.2  # times the money: the limit of a run, since evaluation and checkpoints are not planned
 WARMUP = 0.02  # of the steps, as in configs/speed_1b.py
 
 
@@ -117,10 +120,9 @@ def of_size(config: Config, model: ModelConfig, tokens: float) -> Config | None:
     return dataclasses.replace(config, model=model, train=train, optim=optim)
 
 
-def _tokens(config: Config, device: Accelerator, usd: float, devices: int = 1) -> float:
-    """The tokens that the money buys on so many devices."""
-    seconds = usd / (devices * device.usd) * 3600
-    return seconds * speed.tokens_per_second(config, device, devices)
+def _hours(config: Config, asked: Config, tokens_per_second: float, devices: int, steps: int) -> float:
+    """The hours of so many steps, with all that a run takes (`cost.by_phase`)."""
+    return sum(row["hours"] for row in cost.by_phase(of_steps(config, asked, steps), tokens_per_second, devices))
 
 
 def _best(
@@ -140,8 +142,12 @@ def _ranked(config: Config, usd: float, device: Accelerator, known: Fit | None) 
     found, law = [], known.law if known else LAW
     for model in family(config.model):
         one = dataclasses.replace(config.train, microbatch_size=16)
-        tokens = _tokens(dataclasses.replace(config, model=model, train=one), device, usd)
-        if run := of_size(config, model, tokens):
+        sized = dataclasses.replace(config, model=model, train=one)
+        fast, hours = speed.tokens_per_second(sized, device, 1), usd / device.usd
+        tokens = hours * 3600 * fast  # of steps alone
+        beside = _hours(sized, config, fast, 1, max(int(tokens / (one.batch_size * one.seq_len)), 1)) - hours
+        tokens *= max(1 - beside / hours, 0)
+        if tokens and (run := of_size(config, model, tokens)):
             found.append((law.loss(count_params(model), tokens), run))
     return [run for _, run in sorted(found, key=lambda pair: pair[0])]
 
@@ -151,10 +157,12 @@ def _row(
 ) -> dict[str, typing.Any]:
     """What the money buys of a run's model, with the devices and the microbatch that hold it. `config` is the one asked for."""
     fitted = fit.with_changes(run, microbatch=found.microbatch)
-    bought = _tokens(fitted, device, usd, found.devices)
     t, m = run.train, run.model
-    steps = max(int(bought / (t.batch_size * t.seq_len)), LEAST_STEPS)
-    run = of_steps(fitted, steps)
+    fast, hours = speed.tokens_per_second(fitted, device, found.devices), usd / (found.devices * device.usd)
+    most = range(LEAST_STEPS, int(hours * 3600 * fast / (t.batch_size * t.seq_len)) + 1)
+    takes = functools.partial(_hours, fitted, config, fast, found.devices)
+    steps = max(LEAST_STEPS + bisect.bisect_right(most, hours, key=takes) - 1, LEAST_STEPS)
+    run = of_steps(fitted, config, steps)
     params, tokens = count_params(m), steps * t.batch_size * t.seq_len
     left = dataclasses.replace(run.optim, lr=0.0, b2=0.0)
     ruled = recipe.by_rule(dataclasses.replace(run, optim=left), lambda line: None).optim
@@ -165,7 +173,8 @@ def _row(
     keys |= {"optim.warmup_steps": run.optim.warmup_steps, "optim.lr": 0.0, "optim.b2": 0.0}
     keys |= {"optim.schedule_steps": 0} if config.optim.schedule_steps else {}
     keys |= {"mesh.fsdp": found.devices} if found.devices > 1 else {}
-    keys |= {"hardware.usd_per_hour": float(f"{found.devices * device.usd:.6g}")} | _phases(config, steps, usd)
+    keys |= {"hardware.usd_per_hour": float(f"{found.devices * device.usd:.6g}"), "stop.usd": usd}
+    keys |= _phases(config, cost.by_phase(run, fast, found.devices), usd)
     return {
         "name": device.name,
         "devices": found.devices,
@@ -173,8 +182,8 @@ def _row(
         "tokens": tokens,
         "steps": steps,
         "batch_tokens": t.batch_size * t.seq_len,
-        "tokens_per_second": speed.tokens_per_second(run, device, found.devices),
-        "hours": usd / (found.devices * device.usd),
+        "tokens_per_second": fast,
+        "hours": hours,
         "usd": usd,
         **_foretold(params, tokens, m.vocab_size, known),
         "lr": ruled.lr,
@@ -186,20 +195,16 @@ def _row(
     }
 
 
-def _phases(config: Config, steps: int, usd: float) -> dict[str, int | float]:
-    """The keys of the config's phases, which keep their shares of the steps.
-
-    Each may spend its share of the money, and its part of what evaluation and checkpoints are thought to cost at most.
-    """
+def _phases(asked: Config, planned: Sequence[dict[str, typing.Any]], usd: float) -> dict[str, int | float]:
+    """The keys of the phases: where each ends, and its share of the money by what it takes. The shares add up to the money."""
     keys: dict[str, int | float] = {}
-    plan = milestones.planned(config.phases, config.train)
-    begin = 0
-    for phase in plan:
-        end = max(round(steps * phase.last / plan[-1].last), begin + 1)
-        keys[f"phases.plan.{phase.name}.steps"] = end
-        keys |= {f"phases.plan.{phase.name}.tokens": 0} if phase.config.tokens else {}
-        keys[f"phases.plan.{phase.name}.usd"] = round(usd * ((end - begin) / steps + (SPARE - 1) / len(plan)), 2)
-        begin = end
+    shares = itertools.accumulate(row["hours"] / sum(row["hours"] for row in planned) for row in planned)
+    until = [0.0, *(round(usd * share, 4) for share in shares)]
+    for row, (before, after) in zip(planned, itertools.pairwise(until), strict=True):
+        if phase := asked.phases.plan.get(row["name"]):
+            keys[f"phases.plan.{row['name']}.steps"] = row["last_step"]
+            keys |= {f"phases.plan.{row['name']}.tokens": 0} if phase.tokens else {}
+            keys[f"phases.plan.{row['name']}.usd"] = round(after - before, 4)
     return keys
 
 
@@ -212,7 +217,12 @@ def _foretold(params: int, tokens: int, vocab_size: int, known: Fit | None) -> d
     return {"law_loss": loss, "loss": None if stand.loss is None else loss, "low": stand.low, "high": stand.high}
 
 
-def of_steps(config: Config, steps: int) -> Config:
-    """Returns the config with so many steps, of which the warm-up has its share."""
+def of_steps(config: Config, asked: Config, steps: int) -> Config:
+    """Returns the config with so many steps, of which the warm-up and the phases of `asked` have their shares."""
     optim = dataclasses.replace(config.optim, warmup_steps=round(WARMUP * steps))
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps), optim=optim)
+    phases, plan, end = {}, milestones.planned(asked.phases, asked.train), 0
+    for phase in plan:
+        end = max(round(steps * phase.last / plan[-1].last), end + 1)
+        phases[phase.name] = dataclasses.replace(phase.config, steps=end, tokens=0)
+    train = dataclasses.replace(config.train, steps=steps)
+    return dataclasses.replace(config, train=train, optim=optim, phases=dataclasses.replace(asked.phases, plan=phases))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from jaxlm.console import hours, human, spent, table
 from jaxlm.data import passes
-from jaxlm.plan import budget
 from jaxlm.plan.text import WIDTH, wrapped
 
 
@@ -77,14 +76,14 @@ def _notes(found: dict, config: str, replaced: Sequence[str]) -> list[str]:
     notes = [
         ladder if found["ladder"] else published,
         f"The models have the proportions of {config}. The speed is planned (docs/planning.md): links between devices, the "
-        "optimizer's own time, evaluation and checkpoints are not counted.",
+        "optimizer's own time, samples and benchmarks are not counted; the start, evaluation and checkpoints are.",
         f"Prices of {found['prices_as_of']}, on demand, from no live offer: put yours into a copy and give it as "
         "config.plan.prices.",
     ]
     if any(key.startswith("phases.") for key in best["overrides"]):
         notes.append(
-            "Each phase has its share of the steps. Their limits come to "
-            f"{budget.SPARE:g} times the money, since evaluation and checkpoints cost too."
+            "Each phase has its share of the steps, and of the money by what it takes: their limits add up to it. A run "
+            "that is slower than planned stops at one (exit code 3, state saved); raise it and stop.usd to go on."
         )
     if replaced:
         notes.append(f"The budget chooses what you gave too: {', '.join(replaced)}.")

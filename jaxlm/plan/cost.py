@@ -2,9 +2,10 @@
 
 import dataclasses
 import math
+import typing
 
 from jaxlm.config import Config
-from jaxlm.plan import flops, interval, speed
+from jaxlm.plan import flops, interval, milestones, speed
 from jaxlm.plan.accelerators import Accelerator
 from jaxlm.plan.params import adapter_params, count_params
 
@@ -12,6 +13,7 @@ from jaxlm.plan.params import adapter_params, count_params
 STATE_BYTES = 12  # of a parameter: AdamW in float32
 TO_HOST = 10e9  # bytes a second from a device, while the loop waits
 READ_BACK = 1e9  # bytes a second from a host's disk, to verify
+START_HOURS = 5 / 60  # assumed of a start: until the first step, and until all that runs between steps is compiled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +79,52 @@ def cost(config: Config, accelerator: Accelerator, devices: int, hosts: int) -> 
 
 def judging_share(config: Config) -> float:
     """Returns the time in which a reference judges a token once, in units of the time to train on it; 0 if none does."""
-    if flops.reference(config) != "once":
-        return 0.0
+    return forward_share(config) if flops.reference(config) == "once" else 0.0
+
+
+def forward_share(config: Config) -> float:
+    """Returns the time of a forward pass over a token in units of the time to train on it: a third of a step's FLOPs."""
     return flops.judging(config).palm / (flops.of(config).palm * speed.remat_factor(config))
+
+
+def by_phase(config: Config, tokens_per_second: float, devices: int, hosts: int = 0) -> list[dict[str, typing.Any]]:
+    """Returns the phases of a run with all that they take: name, the last step, steps, hours, and their limit in dollars.
+
+    Steps after the last phase are one more, named "". The hours hold evaluations and saves, and in the first phase the start
+    and a reference's judging. Samples and benchmarks are not counted, nor that an evaluation of PPO and GRPO draws answers.
+
+    Args:
+      hosts: the number of machines that hold the devices; 0 = eight devices to one.
+    """
+    t, rows = config.train, []
+    step = t.batch_size * t.seq_len / tokens_per_second / 3600
+    evaluation = held_out_tokens(config) * forward_share(config) / tokens_per_second / 3600
+    save, every = (
+        save_seconds(config, devices) / 3600,
+        save_hours(config, t.steps * step, devices, hosts or -(-devices // 8)),
+    )
+    ends = [(phase.name, phase.last) for phase in milestones.planned(config.phases, t) if phase.last < t.steps]
+    last = next((phase.name for phase in milestones.planned(config.phases, t) if phase.last >= t.steps), "")
+    done, hours = 0, START_HOURS + config.eval.at_start * evaluation + t.steps * step * judging_share(config)
+    for name, end in [*ends, (last, t.steps)]:
+        evaluations = end // t.eval_every_steps - done // t.eval_every_steps if t.eval_every_steps else 0
+        evaluations += not t.eval_every_steps or end % t.eval_every_steps > 0  # at its end
+        hours += (end - done) * step + evaluations * evaluation + (1 + (end - done) * step / every) * save
+        limit = config.phases.plan[name].usd if name else 0.0
+        rows.append({"name": name, "last_step": end, "steps": end - done, "hours": hours, "limit_usd": limit})
+        done, hours = end, 0.0
+    return rows
+
+
+def held_out_tokens(config: Config) -> int:
+    """Returns the tokens of an evaluation at most: those that `eval` lets each source have.
+
+    Where it lets them have all, it is the share that is held out of the tokens that the run trains on.
+    """
+    sources = config.data.sources if config.program == "pretrain" else {}
+    read = sum(source.weight > 0 for source in sources.values()) or 1
+    most = read * config.eval.max_batches * config.eval.batch_size * config.train.seq_len
+    return most or round(config.data.val_fraction * tokens(config))
 
 
 def save_hours(config: Config, hours: float, devices: int, hosts: int) -> float:
@@ -96,8 +141,14 @@ def save_hours(config: Config, hours: float, devices: int, hosts: int) -> float:
 
 def auto_minutes(config: Config, devices: int, hosts: int) -> float:
     """Returns the minutes between two checkpoints that training would choose, from what is assumed of disk and devices."""
+    waits, verifies = save_seconds(config, devices), save_seconds(config, hosts) * TO_HOST / READ_BACK
+    return interval.minutes(waits, verifies, config.plan.preemptions_per_day)
+
+
+def save_seconds(config: Config, devices: int) -> float:
+    """Returns the seconds for which the loop waits while so many devices save a checkpoint, from what is assumed of them."""
     state = STATE_BYTES * (adapter_params(config.model, config.adapter) or count_params(config.model))
-    return interval.minutes(state / devices / TO_HOST, state / hosts / READ_BACK, config.plan.preemptions_per_day)
+    return state / devices / TO_HOST
 
 
 def slow_down(config: Config, every: float, hosts: int) -> float:

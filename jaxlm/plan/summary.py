@@ -1,12 +1,14 @@
 """Makes a plan as plain values, which `jaxlm plan --json` prints and `plan.text` turns into text."""
 
 import dataclasses
+import math
 import typing
+from collections.abc import Sequence
 
 from jaxlm.config import Config, MeshConfig
 from jaxlm.plan import accelerators, departures, fit, flops, methods, params, scaling, speed
 from jaxlm.plan.accelerators import Accelerator
-from jaxlm.plan.cost import cost, tokens
+from jaxlm.plan.cost import by_phase, cost, tokens
 from jaxlm.plan.memory import KEPT, Memory
 from jaxlm.plan.params import count_params, params_by_component
 
@@ -27,6 +29,7 @@ def summarise(config: Config) -> dict[str, typing.Any]:
     planner = fit.Planner(config)
     microbatch = fit.own_microbatch(config, mesh)
     memory = planner.memory(mesh, microbatch=microbatch)
+    rows = [_row(config, planner, mesh, memory, device) for device in chosen]
     return {
         "model": _model(config),
         "training": _training(config),
@@ -42,7 +45,8 @@ def summarise(config: Config) -> dict[str, typing.Any]:
             "by_remat": _by_remat(config, planner, mesh, microbatch),
         },
         "methods": methods.compare(config, prices.accelerators) if config.program != "pretrain" else [],
-        "accelerators": [_row(config, planner, mesh, memory, device) for device in chosen],
+        "accelerators": rows,
+        "phases": phases(config, rows),
         "prices_as_of": prices.as_of,
         "preemptions_per_day": config.plan.preemptions_per_day,
         "restart_minutes": config.plan.restart_minutes,
@@ -51,6 +55,40 @@ def summarise(config: Config) -> dict[str, typing.Any]:
             "every_minutes": config.checkpoint.every_minutes,
             "bytes": _checkpoint_bytes(config),
         },
+    }
+
+
+def phases(config: Config, rows: Sequence[dict[str, typing.Any]]) -> dict[str, typing.Any] | None:
+    """Returns what each phase takes on one of the table's rows, at `hardware.usd_per_hour`; None if nothing there fits.
+
+    It is the cheapest row that fits; where the price is known, the one whose price is nearest to it.
+    """
+    price = config.hardware.usd_per_hour
+    fitting = [row for row in rows if row["fits"]] or [row for row in rows if row["devices"]]
+    if not fitting:
+        return None
+
+    def far(row: dict[str, typing.Any]) -> tuple[float, float]:
+        return round(abs(math.log(row["usd"] / row["hours"] / price)), 6) if price else 0.0, row["usd"]
+
+    row = min(fitting, key=far)
+    usd_per_hour, stop = price or row["usd"] / row["hours"], config.stop
+    found = by_phase(config, row["tokens_per_second"], row["devices"], config.plan.hosts)
+    found = [part | {"usd": part["hours"] * usd_per_hour} for part in found]
+    total = {key: sum(part[key] for part in found) for key in ("hours", "usd")}
+    limits = [(f"phases.plan.{part['name']}.usd", part["limit_usd"], part["usd"]) for part in found]
+    limits += [("stop.usd", stop.usd, total["usd"]), ("stop.hours", stop.hours, total["hours"])]
+    return {
+        **{
+            "accelerator": row["name"],
+            "devices": row["devices"],
+            "usd_per_hour": usd_per_hour,
+            "price_given": bool(price),
+        },
+        **{"rows": found, "all": total | {"limit_usd": stop.usd, "limit_hours": stop.hours}},
+        "below": [
+            {"key": key, "limit": most, "planned": need} for key, most, need in limits if 0 < most * 1.001 < need
+        ],
     }
 
 

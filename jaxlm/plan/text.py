@@ -4,7 +4,7 @@ import datetime
 import textwrap
 import typing
 
-from jaxlm.console import dollars, gigabytes, hours, human, size, table
+from jaxlm.console import dollars, gigabytes, hours, human, size, spent, table
 from jaxlm.data import passes
 
 WIDTH = 100  # columns
@@ -25,7 +25,7 @@ def render(plan: dict[str, typing.Any]) -> str:
     parts = [_model(plan), _tokens(plan), _recipe(plan["recipe"]), _memory(plan), _methods(plan), _disk(plan)]
     if "compiled" in plan:
         parts.append(_compiled(plan["compiled"]))
-    parts += [_table(plan), _notes(plan)]
+    parts += [_table(plan), _phases(plan), _notes(plan)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -256,6 +256,37 @@ def _table(plan: dict) -> str:
         rows.append(cells)
     notes = [f"  [{i}] {source}" for i, source in enumerate(sources, 1)]
     return "\n".join([table(rows, right=range(1, len(head) - 1)), *notes])
+
+
+def _phases(plan: dict) -> str:
+    """What each phase takes, and which limits the plan is beyond; "" if no accelerator holds the model."""
+    if not (found := plan.get("phases")):
+        return ""
+    card = f"{found['devices']} x {found['accelerator']}"
+    if len(plan["accelerators"]) > 1:
+        card += ", whose price is nearest," if found["price_given"] else ", the cheapest that fits,"
+    origin = "hardware.usd_per_hour" if found["price_given"] else "its price above: hardware.usd_per_hour is 0"
+    title = f"PHASES  on {card} at ${found['usd_per_hour']:.2f} an hour ({origin}); start, evaluation and checkpoints counted"
+    total = found["all"]
+    cells = [["  phase", "last step", "steps", "time", "dollars", "limit"]]
+    for row in found["rows"] if any(row["name"] for row in found["rows"]) else ():
+        cost = [hours(row["hours"]), spent(row["usd"]), spent(row["limit_usd"]) if row["limit_usd"] else "-"]
+        cells.append([f"  {row['name'] or 'the rest'}", f"{row['last_step']:,}", f"{row['steps']:,}", *cost])
+    limits = [spent(total["limit_usd"])] * bool(total["limit_usd"]) + [hours(total["limit_hours"])] * bool(
+        total["limit_hours"]
+    )
+    cells.append(
+        ["  all", "", f"{plan['run']['steps']:,}", hours(total["hours"]), spent(total["usd"]), " ".join(limits) or "-"]
+    )
+    lines = [wrapped(title, indent=""), table(cells, right=range(1, 6))]
+    for row in found["below"]:
+        need, limit = (
+            f"{x:.4g} hours" if row["key"] == "stop.hours" else spent(x) for x in (row["planned"], row["limit"])
+        )
+        lines.append(
+            wrapped(f"config.{row['key']}: {limit} is below the {need} of the plan, and the run would stop there")
+        )
+    return "\n".join(lines)
 
 
 def _here(row: dict) -> list[str]:

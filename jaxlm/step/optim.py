@@ -61,8 +61,9 @@ def check_learns(config: OptimConfig, steps: int, first: int = 1) -> None:
     if not rates(config, steps)(highest) > 1e-7 * config.lr:  # cosine's last rate may be a rounding above 0
         longer = "config.optim.schedule_steps" if config.schedule_steps else "config.train.steps"
         raise ConfigError(
-            f"no step from {first} to train.steps={steps} has a learning rate above 0, so nothing would be learnt: the schedule ends "
-            f"at optim.final_lr_ratio={config.final_lr_ratio:g} times optim.lr={config.lr:g}; raise {longer} or the ratio"
+            f"no step from {first} to train.steps={steps} has a learning rate above 0, so nothing would be "
+            f"learnt: its schedule ends at optim.final_lr_ratio={config.final_lr_ratio:g} of optim.lr={config.lr:g}; raise "
+            f"{longer} or the ratio"
         )
 
 

@@ -1,7 +1,7 @@
 """Phases of a run: each ends with a bill, and with a gate that may stop the run before the next phase costs anything.
 
-A phase's budget counts its own dollars alone; `stop.usd` and `stop.hours` count those of the whole run. The rows of the bill stand in run.json. A phase has several rows if it was
-stopped and went on; the later one counts.
+A phase's budget counts its own dollars alone; `stop.usd` and `stop.hours` count those of the whole run. The rows of the bill
+stand in run.json. A phase has several rows if it was stopped and went on; the later one counts.
 """
 
 import dataclasses
@@ -203,7 +203,7 @@ Evaluate = typing.TypeVar("Evaluate")
 
 
 class Phases(Hook):
-    """Closes each phase with a row in the bill. Stops the run if the gate fails, or if the phase's or the run's budget is spent.
+    """Closes each phase with a row in the bill. Stops the run if its gate fails, or its budget or the run's is spent.
 
     Only the first process reads and writes files and knows the dollars: it decides for all. It looks at the budget after
     every step if it is alone, else every `every_steps`, since all processes wait for its word.
@@ -297,7 +297,7 @@ class Phases(Hook):
         return Ending(STOPPED, verdict[1], cause=verdict[0]) if verdict else None
 
     def _close(self, step: int) -> tuple[str, tuple[str, str] | None]:
-        """Writes the row of the phase, if the step is in one. Returns the bill as text, and why the run must stop, if it must."""
+        """Writes the row of the phase that the step is in. Returns the bill as text, and why the run must stop, if it must."""
         phase, records = self._at(step), self._records()
         if phase is None:
             return table(self._rows) if self._rows else "", self._over(step)

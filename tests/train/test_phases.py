@@ -182,9 +182,9 @@ def test_a_budget_is_the_phases_own_and_stops_at_the_first_step_beyond_it():
     run.evaluated(10_000, 2.9, 1000.0)
     assert after(hook, 10_000) is None  # overspent, but at its end
     assert run.rows[-1]["usd"] == pytest.approx(995.1)
-    run.usd = 1099.0
+    run.usd = 1109.0
     assert after(hook, 10_001) is None
-    run.usd = 1100.0
+    run.usd = 1110.0
     assert after(hook, 10_002).cause == "budget"  # of the next phase
     assert [line.split()[0] for line in phases.table(run.rows).splitlines()[1:]] == ["smoke", "pilot", "main", "all"]
 
