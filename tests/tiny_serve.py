@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from jaxlm.serve.asks import Ask, Busy, Stats, Token, Update
+from jaxlm.serve.guard import Arriving
 
 SCHEMA = {
     "type": "object",
@@ -91,7 +92,7 @@ class Row:
 def running(app) -> Iterator[str]:
     """The address of an application that uvicorn serves in a thread."""
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_config=None, log_level="error", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, http=Arriving, log_config=None, log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
@@ -110,3 +111,27 @@ def until(true: Callable[[], bool], seconds: float) -> float:
         assert time.monotonic() - began < seconds, "it did not come"
         time.sleep(0.01)
     return time.monotonic() - began
+
+
+def half_sent(url: str, number: int, head: str) -> list[socket.socket]:
+    """Connections that have sent `head` and no more."""
+    host, port = url.removeprefix("http://").split(":")
+    found = []
+    for _ in range(number):
+        found.append(socket.create_connection((host, int(port)), 5))
+        found[-1].sendall(head.encode())
+        found[-1].setblocking(False)
+    return found
+
+
+def still_open(connections: list[socket.socket]) -> int:
+    """How many of them the server has not closed."""
+    number = 0
+    for connection in connections:
+        try:
+            connection.recv(1)
+        except BlockingIOError:
+            number += 1
+        except OSError:
+            pass
+    return number

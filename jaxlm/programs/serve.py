@@ -29,12 +29,12 @@ def run(config: Config, args: argparse.Namespace) -> int:
       RunError: the port is in use.
     """
     _check(config, args)
-    from jaxlm.serve import bench, http
+    from jaxlm.serve import bench, guard
     from jaxlm.serve.batcher import Batcher
 
     key = args.api_key if args.api_key is not None else os.environ.get("JAXLM_API_KEY", "")
     with contextlib.nullcontext() if args.bench else address.listen(args.host, args.port) as listening:
-        if not key and not http.is_loopback(args.host):
+        if not key and not guard.is_loopback(args.host):
             say(f"anyone who reaches {args.host} can use this server: --api-key=KEY asks for a key")
         parts = (config.model, config.data, config.hardware, config.distributed)
         found = model.restore(config.workdir, args.checkpoint, *parts, readers=readers.READERS)
@@ -68,7 +68,7 @@ def _check(config: Config, args: argparse.Namespace) -> None:
 
 def _server(args: argparse.Namespace, found: model.Restored, batcher, key: str):
     """The server of a restored model."""
-    from jaxlm.serve import guide, http, requests
+    from jaxlm.serve import guard, guide, http, requests
 
     ends, settings = chat.ends(found.tokenizer), found.model.config
     reader = requests.Reader(
@@ -79,7 +79,7 @@ def _server(args: argparse.Namespace, found: model.Restored, batcher, key: str):
         guides=guide.Guides(found.tokenizer, settings.vocab_size, ends),
         most_prompt=args.max_prompt,
     )
-    limits = http.Limits(window=args.rows, here=not key and http.is_loopback(args.host))
+    limits = http.Limits(window=args.rows, here=not key and guard.is_loopback(args.host))
     name = pathlib.Path(args.config).resolve().name
     return http.Server(name, batcher, reader, limits, key)
 
@@ -88,8 +88,11 @@ def _serve(server, listening: socket.socket) -> None:
     """Answers until a signal comes."""
     import uvicorn
 
+    from jaxlm.serve.guard import Arriving
+
     settings = uvicorn.Config(
         server.app(),
+        http=Arriving,
         log_config=None,
         log_level="critical",
         access_log=False,

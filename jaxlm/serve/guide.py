@@ -13,6 +13,7 @@ from jaxlm.serve.refusals import Refused
 
 # On one line, spaced as text has it: a small model given free white space may write nothing else.
 _FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_MOST_SCHEMA = 2**16  # bytes: to read one holds up all other requests
 _MISSING = 'response_format needs the library llguidance on the server: pip install "jaxlm[serve]"'
 
 
@@ -30,9 +31,12 @@ class Guides:
 
     def of_schema(self, schema: dict[str, typing.Any]) -> Callable[[], "Guide"]:
         """Returns a function that makes a guide for a new row whose text is to follow a JSON schema. Raises Refused."""
-        llguidance = _library()
+        llguidance, text = _library(), json.dumps(schema)
+        if len(text) > _MOST_SCHEMA:
+            says = f"this JSON schema has {len(text):,} bytes, and at most {_MOST_SCHEMA:,} are read: shorten it"
+            raise Refused(says, param="response_format")
         try:
-            grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_FORM)
+            grammar = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_FORM)
             with self._lock:
                 tokens = self._tokens
             wrong, said = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, tokens)

@@ -5,9 +5,7 @@ import contextlib
 import dataclasses
 import hmac
 import importlib.resources
-import ipaddress
 import json
-import re
 import time
 import traceback
 import typing
@@ -28,6 +26,7 @@ from jaxlm.serve import answers
 from jaxlm.serve.asks import Busy, Update
 from jaxlm.serve.batcher import Batcher
 from jaxlm.serve.flights import Flight
+from jaxlm.serve.guard import Guard
 from jaxlm.serve.metrics import Metrics
 from jaxlm.serve.refusals import Refused
 from jaxlm.serve.requests import Reader, Request
@@ -51,8 +50,7 @@ class Limits:
       body_bytes: of a body.
       seconds: from its arrival to its end.
       window: its answers that are in the batcher at once.
-      here: True refuses one that was sent to another name than this machine's own. A web page elsewhere may give this
-        machine's address to its own name (DNS rebinding), and could then read answers in spite of CORS.
+      here: True refuses one that was sent to another name than this machine's own; see `Guard`.
     """
 
     body_bytes: int = 4 * 2**20
@@ -95,7 +93,7 @@ class Server:
         routes = [Route(path, self._counted(path, answer), methods=["POST"]) for path, answer in posts.items()]
         routes += [Route(path, self._counted(path, answer), methods=["GET"]) for path, answer in gets.items()]
         app = Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
-        return _Guarded(app, self._key, self._limits.here)
+        return Guard(_Keyed(app, self._key), self._limits.here, "start the server with --api-key=KEY")
 
     def _counted(self, route: str, answer: Callable[[HttpRequest], Awaitable[Response]]) -> typing.Any:
         """An endpoint that turns what is refused into an answer, and counts all."""
@@ -282,17 +280,13 @@ class _Stream(EventSourceResponse):
             self._flight.close()
 
 
-class _Guarded:
-    """An application that only those with the key reach; with `here`, only under a name of this machine."""
+class _Keyed:
+    """An application that only those with the key reach."""
 
-    def __init__(self, app: ASGIApp, key: str, here: bool):
-        self._app, self._key, self._here = app, key.encode(), here
+    def __init__(self, app: ASGIApp, key: str):
+        self._app, self._key = app, key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._here and not is_loopback(_host(scope)):
-            refused = Refused("ask for 127.0.0.1 or localhost, or start the server with --api-key=KEY", 403)
-            await _refusal(refused)(scope, receive, send)
-            return
         if scope["type"] == "http" and self._key and scope["path"] not in _OPEN:
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, b"Bearer " + self._key):
@@ -302,20 +296,6 @@ class _Guarded:
                 await _refusal(refused)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
-
-
-def is_loopback(name: str) -> bool:
-    """True if a name or address is always this machine's own."""
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name.lower() == "localhost"
-
-
-def _host(scope: Scope) -> str:
-    """Whom a request is for, without the port."""
-    host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-    return re.sub(r":\d*$", "", host).strip("[]")
 
 
 def _taken(answer: answers.Answer, update: Update) -> answers.Delta:

@@ -1,6 +1,7 @@
 """The body of a request -> what the batcher is asked: OpenAI's keys, checked."""
 
 import dataclasses
+import functools
 import secrets
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -99,6 +100,7 @@ class Reader:
         if best_of not in (None, n):
             raise Refused("best_of is not supported: ask for n answers and choose", param="best_of")
         fields.unsupported({"suffix": ("",)})
+        self._check_answers(n * len(texts))
         prompts = [self._prompt(text) for text in texts]
         wanted = COMPLETION_TOKENS if given is None else given
         return self._request(fields, prompts, n, wanted, given is None, logprobs=logprobs, echo=echo)
@@ -115,6 +117,7 @@ class Reader:
         older = fields.number("max_tokens", int, None, 1)
         given = older if newer is None else newer
         n = fields.number("n", int, 1, 1)
+        self._check_answers(n)
         fields.unsupported(_NO_TOOLS, "this server writes text alone")
         prompt = self._conversation(messages)
         wanted = self.context if given is None else given
@@ -138,6 +141,7 @@ class Reader:
             return self._conversation(_messages(messages)).ids
         if text is None:
             raise Refused("prompt is missing: the text to encode", param="prompt")
+        self._check_size([text], "prompt")
         ids = [self.tokenizer.controls[text]] if text in self.tokenizer.controls else document(self.tokenizer, text)
         return tuple(ids if whole or len(ids) == 1 else ids[len(self.tokenizer.opening) :])
 
@@ -149,10 +153,13 @@ class Reader:
         fields.end()
         if ids is None:
             raise Refused("tokens is missing: the ids to decode", param="tokens")
+        if len(ids) > self.context:
+            raise Refused(f"tokens has {len(ids):,} ids: give at most {self.context:,}", param="tokens")
         return self.tokenizer.decode([i for i in self._sound(ids, "tokens") if i < self.tokenizer.vocab_size])
 
     def _prompt(self, text: str | list[int]) -> Prompt:
         if isinstance(text, str):
+            self._check_size([text], "prompt")
             ids, hidden = document(self.tokenizer, text), len(self.tokenizer.opening)
         else:
             ids = opened(self.tokenizer, self._sound(text, "prompt"))
@@ -171,11 +178,30 @@ class Reader:
                 param="messages",
                 code="no_chat_template",
             ) from None
+        self._check_size([message["content"] for message in messages], "messages")
         try:
             ids = chat.ids(self.tokenizer, messages)
         except ConfigError as error:
             raise Refused(str(error), param="messages") from None
         return Prompt(tuple(ids), len(ids))
+
+    def _check_answers(self, answers: int) -> None:
+        if answers > self.most_answers:
+            raise Refused(f"{answers} answers in one request: ask for at most {self.most_answers}", param="n")
+
+    def _check_size(self, texts: Sequence[str], param: str) -> None:
+        """Raises Refused for what is too long whatever its tokens are: to find them would hold up all other requests."""
+        most = self.most_prompt or self.context
+        size = sum(len(text.encode()) for text in texts)
+        if size > most * self._longest or len(texts) > most:
+            raise _too_long(
+                f"{param} has {size:,} bytes, more than the {most:,} tokens that are read can hold: shorten it"
+            )
+
+    @functools.cached_property
+    def _longest(self) -> int:
+        """The bytes of the longest token."""
+        return max(map(len, (*self.tokenizer.piece_bytes(), *self.tokenizer.controls)))
 
     def _sound(self, ids: Sequence[typing.Any], param: str) -> list[int]:
         wrong = [i for i in ids if type(i) is not int or not 0 <= i < self.vocab_size]
@@ -196,8 +222,6 @@ class Reader:
         chat: bool = False,
     ) -> Request:
         """What both APIs have in common. `wanted` new tokens, or, with `clip`, as many of them as there is room for."""
-        if n * len(prompts) > self.most_answers:
-            raise Refused(f"{n * len(prompts)} answers in one request: ask for at most {self.most_answers}", param="n")
         stops = _stops(fields.any("stop"))
         stream = fields.take("stream", bool, False)
         options = Fields(fields.take("stream_options", dict, {}))

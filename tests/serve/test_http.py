@@ -227,6 +227,35 @@ def test_what_is_too_long_is_refused_with_the_numbers_and_never_cut(url, batcher
     assert batcher.asks[0].max_new_tokens == 256 - 251
 
 
+LARGE = "the cat sat on a mat. " * 150_000
+ENUM = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [f"value {n}" for n in range(100_000)]}}}
+UNREAD = {
+    "prompt": ("v1/completions", {"prompt": LARGE}, "more than the 256 tokens"),
+    "prompts": ("v1/completions", {"prompt": ["x"] * 500_000}, "at most 256"),
+    "messages": ("v1/chat/completions", {"messages": [{"role": "user", "content": LARGE}]}, "more than the 256 tokens"),
+    "turns": (
+        "v1/chat/completions",
+        {"messages": [{"role": "user", "content": "x"}] * 1000},
+        "more than the 256 tokens",
+    ),
+    "tokenize": ("tokenize", {"prompt": LARGE}, "more than the 256 tokens"),
+    "detokenize": ("detokenize", {"tokens": [7] * 500_000}, "at most 256"),
+    "schema": ("v1/completions", {"prompt": [7], "response_format": ENUM}, "at most 65,536 are read"),
+}
+
+
+@pytest.mark.parametrize(("path", "body", "says"), UNREAD.values(), ids=UNREAD)
+def test_what_is_far_too_large_never_reaches_the_tokenizer(url, coder, monkeypatch, path, body, says):
+    def encode(*args):
+        raise AssertionError("it was tokenised")
+
+    for name in ("encode", "decode"):
+        monkeypatch.setattr(type(coder), name, encode)
+    answer = httpx.post(f"{url}/{path}", json=body, timeout=60)
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]["message"]
+
+
 HALF = [b'{"prompt": "\\ud800"}', b'{"prompt": "x", "\\ud800": 1}', b'{"prompt": "x", "n": ' + b"1" * 5000 + b"}"]
 
 

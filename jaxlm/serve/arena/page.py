@@ -72,6 +72,8 @@ def serve(store: Store, listening: socket.socket, reveal: bool) -> None:
     import uvicorn
     from nicegui import app, ui
 
+    from jaxlm.serve.guard import Arriving, Guard, is_loopback
+
     @ui.page("/")
     def page() -> None:
         ui.add_css(_CSS)
@@ -81,7 +83,9 @@ def serve(store: Store, listening: socket.socket, reveal: bool) -> None:
     ui.run_with(
         site, title=_TITLE, dark=None, tailwind=False, storage_secret=store.secret(), show_welcome_message=False
     )
-    uvicorn.Server(uvicorn.Config(site, log_level="error", timeout_graceful_shutdown=1)).run(sockets=[listening])
+    guarded = Guard(site, is_loopback(listening.getsockname()[0]), "start the arena with --host=ADDRESS")
+    config = uvicorn.Config(guarded, http=Arriving, log_level="error", timeout_graceful_shutdown=1)
+    uvicorn.Server(config).run(sockets=[listening])
 
 
 class _Page:

@@ -1,12 +1,15 @@
 """What votes say: ratings with intervals, who can be told apart, whether raters agree, whether length or the side decided.
 
 Bradley-Terry (1952), fitted by Newton's method, in points of Elo: 400 points are odds of 10 to 1. The bootstrap
-draws prompts, with all their votes, as votes on the same texts go together. Elo and Krippendorff's alpha are evalica's.
+draws prompts, with all their votes, as votes on the same texts go together. For each two contestants two imagined prompts are
+drawn with them, one won by each (as Agresti and Coull 1998 add wins and losses to a share): so votes that all agree leave an
+interval too. Elo and Krippendorff's alpha are evalica's.
 """
 
 import collections
 import dataclasses
 import importlib.util
+import itertools
 import typing
 from collections.abc import Mapping, Sequence
 
@@ -21,6 +24,7 @@ LEVEL = 0.05
 _DRAWS, _ELO_DRAWS, _SEED = 1000, 200, 0
 _PRIOR = 1.0  # ties between each two contestants before the first vote: else one who wins all is infinitely strong
 _FEW = 20  # votes that are too few to look for a bias
+_FEW_PROMPTS = 6  # fewer can all go to one side by chance in more than 1 of 20 cases
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,18 +43,22 @@ class Rating:
 
 @dataclasses.dataclass(frozen=True)
 class Gap:
-    """How much better one contestant is than another, in points; the interval is corrected for the number of pairs."""
+    """How much better one contestant is than another, in points; the interval is corrected for the number of pairs.
+
+    `prompts` are those on which the two were judged against each other.
+    """
 
     better: str
     worse: str
     points: float
     low: float
     high: float
+    prompts: int
 
     @property
     def apart(self) -> bool:
         """True if the two can be told apart."""
-        return self.low > 0
+        return self.prompts >= _FEW_PROMPTS and self.low > 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,18 +118,26 @@ def results(votes: Sequence[Vote], names: Mapping[int, str]) -> Results:
     ]
     ties, raters = sum(vote.winner == "tie" for vote in votes), len({vote.rater for vote in votes})
     return Results(
-        len(votes), ties, raters, ratings, gaps(ratings_N, drawn_SxN, names), biases(votes, place), _agreement(votes)
+        len(votes),
+        ties,
+        raters,
+        ratings,
+        gaps(votes, ratings_N, drawn_SxN, names),
+        biases(votes, place),
+        _agreement(votes),
     )
 
 
-def gaps(ratings_N: np.ndarray, drawn_SxN: np.ndarray, names: Mapping[int, str]) -> list[Gap]:
+def gaps(votes: Sequence[Vote], ratings_N: np.ndarray, drawn_SxN: np.ndarray, names: Mapping[int, str]) -> list[Gap]:
     """Returns the gap of every two contestants, the better one first; `ratings_N` and `drawn_SxN` are of `bootstrapped`."""
-    order, labels, found = np.argsort(-ratings_N, kind="stable"), [*names.values()], []
-    pairs = [(i, j) for at, i in enumerate(order) for j in order[at + 1 :]]
+    ids, found = [*names], []
+    prompts = collections.Counter(frozenset(sides) for _, *sides in {(v.prompt, v.first, v.second) for v in votes})
+    pairs = [*itertools.combinations(np.argsort(-ratings_N, kind="stable"), 2)]
     for i, j in pairs:
         tail = LEVEL / 2 / len(pairs)  # Bonferroni
-        low, high = np.quantile(drawn_SxN[:, i] - drawn_SxN[:, j], (tail, 1 - tail))
-        found.append(Gap(labels[i], labels[j], float(ratings_N[i] - ratings_N[j]), float(low), float(high)))
+        interval = map(float, np.quantile(drawn_SxN[:, i] - drawn_SxN[:, j], (tail, 1 - tail)))
+        sides, points = (ids[i], ids[j]), float(ratings_N[i] - ratings_N[j])
+        found.append(Gap(*(names[side] for side in sides), points, *interval, prompts[frozenset(sides)]))
     return found
 
 
@@ -145,31 +161,50 @@ def bradley_terry(wins_SxNxN: np.ndarray) -> np.ndarray:
     return POINTS * (odds_SxN - odds_SxN.mean(1, keepdims=True))
 
 
+def _draws(votes: Sequence[Vote], place: Mapping[int, int]) -> tuple[list[list[Vote]], np.ndarray]:
+    """Returns the votes of each prompt, those of the imagined ones last, and how often each draw has the prompt [S, C].
+
+    The first draw has the real ones, once. An imagined prompt has as many votes as its two contestants have on one on average.
+    """
+    prompts, pairs, clusters = collections.defaultdict(list), collections.defaultdict(list), []
+    for vote in votes:
+        prompts[vote.prompt].append(vote)
+        pairs[frozenset((vote.first, vote.second))].append(vote.prompt)
+    for a, b in itertools.combinations(place, 2):
+        theirs = pairs[frozenset((a, b))]
+        count = round(len(theirs) / max(len(set(theirs)), 1)) or 1
+        clusters += [[Vote("", "", a, b, "", "", a, winner)] * count for winner in ("first", "second")]
+    once, count = np.repeat([1, 0], (len(prompts), len(clusters)))[None], len(prompts) + len(clusters)
+    drawn_SxC = np.random.default_rng(_SEED).multinomial(count, np.full(count, 1 / count), _DRAWS)
+    return [*prompts.values(), *clusters], np.concatenate([once, drawn_SxC])
+
+
 def bootstrapped(votes: Sequence[Vote], place: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the ratings [N], and those of `_DRAWS` draws of the prompts [S, N]. `place`: contestant -> column."""
-    size, prompts = len(place), {prompt: at for at, prompt in enumerate(dict.fromkeys(vote.prompt for vote in votes))}
-    wins_PxNxN = np.zeros((len(prompts), size, size))
-    for vote in votes:
-        i, j = place[vote.first], place[vote.second]
-        share = {"first": 1.0, "second": 0.0, "tie": 0.5}[vote.winner]
-        wins_PxNxN[prompts[vote.prompt], i, j] += share
-        wins_PxNxN[prompts[vote.prompt], j, i] += 1 - share
-    random, count = np.random.default_rng(_SEED), len(prompts)
-    weights_SxP = np.concatenate([np.ones((1, count)), random.multinomial(count, np.full(count, 1 / count), _DRAWS)])
-    wins_SxNxN = np.tensordot(weights_SxP, wins_PxNxN, 1) + _PRIOR / 2 * (1 - np.eye(size))
+    (clusters, weights_SxC), size = _draws(votes, place), len(place)
+    wins_CxNxN = np.zeros((len(clusters), size, size))
+    for at, cluster in enumerate(clusters):
+        for vote in cluster:
+            i, j = place[vote.first], place[vote.second]
+            share = {"first": 1.0, "second": 0.0, "tie": 0.5}[vote.winner]
+            wins_CxNxN[at, i, j] += share
+            wins_CxNxN[at, j, i] += 1 - share
+    wins_SxNxN = np.tensordot(weights_SxC, wins_CxNxN, 1) + _PRIOR / 2 * (1 - np.eye(size))
     ratings_SxN = bradley_terry(wins_SxNxN)
     return ratings_SxN[0], ratings_SxN[1:]
 
 
 def _elo(votes: Sequence[Vote], place: Mapping[int, int]) -> np.ndarray:
-    """Elo's ratings [S, N] of draws of the votes in a random order, since Elo depends on it."""
+    """Elo's ratings [S, N] of draws of the prompts, their votes in a random order, since Elo depends on it."""
     import evalica
     import pandas as pd
 
     outcome = {"first": evalica.Winner.X, "second": evalica.Winner.Y, "tie": evalica.Winner.Draw}
     random, index, found = np.random.default_rng(_SEED), pd.Index([*place]), []
-    for _ in range(_ELO_DRAWS):
-        drawn = [votes[at] for at in random.integers(0, len(votes), len(votes))]
+    clusters, weights_SxC = _draws(votes, place)
+    for weights_C in weights_SxC[1 : _ELO_DRAWS + 1]:
+        drawn = [vote for at in np.repeat(np.arange(len(clusters)), weights_C) for vote in clusters[at]]
+        random.shuffle(drawn)
         sides = [[getattr(vote, side) for vote in drawn] for side in ("first", "second")]
         scores = evalica.elo(*sides, [outcome[vote.winner] for vote in drawn], index=index).scores
         found.append(scores.reindex(index).to_numpy())
@@ -243,6 +278,10 @@ def words(found: Results) -> list[str]:
             lines.append(f"{gap.better} is better than {gap.worse}: it would win {chance:.0%} of battles")
         else:
             lines.append(f"{gap.better} and {gap.worse} can't be told apart yet")
+    if any(gap.prompts < _FEW_PROMPTS for gap in found.gaps):
+        lines.append(
+            f"fewer than {_FEW_PROMPTS} prompts can't tell two apart, whatever the votes: ask for votes on more"
+        )
     if found.agreement:
         share, pairs, alpha = found.agreement
         lines.append(f"raters agree in {share:.0%} of {pairs:,} pairs of votes on the same battle (alpha {alpha:.2f})")

@@ -10,10 +10,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import httpx
 import pytest
+import tiny_serve
 from chromium import Browser, browser, needs_chromium
 
 from jaxlm import cli
+from jaxlm.serve import guard
 from jaxlm.serve.arena.store import Store
 
 NAMES = ("zebrafish", "wolverine")
@@ -161,3 +164,16 @@ def test_without_nicegui_there_is_one_clear_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "nicegui", None)
     assert cli.main(["arena", "zebrafish.jsonl", "wolverine.jsonl"]) == 2
     assert capsys.readouterr().err == 'jaxlm: the page needs NiceGUI: pip install "jaxlm[arena]"\n'
+
+
+@pytest.mark.faults
+def test_the_arena_is_guarded(tmp_path):
+    write_samples(tmp_path)
+    with arena(tmp_path) as url:
+        connections = tiny_serve.half_sent(url, 1000, "GET / HTTP/1.1\r\n")
+        assert httpx.get(url).status_code == 200
+        assert tiny_serve.still_open(connections) <= guard.HALF_SENT
+        for connection in connections:
+            connection.close()
+        for headers in ({"Host": "example.org"}, {"Origin": "https://example.org"}, {"Sec-Fetch-Site": "cross-site"}):
+            assert httpx.get(url, headers=headers).status_code == 403

@@ -30,12 +30,58 @@ def world(seed: int, votes: int = 200, ties: float = 0.15, raters: int = 3, side
     return found
 
 
+def found_gaps(votes, names):
+    return ratings.gaps(votes, *ratings.bootstrapped(votes, {number: at for at, number in enumerate(names)}), names)
+
+
+def two(random, prompts: int, raters: int, better: float = 0.5):
+    """Votes on two contestants. The first wins a prompt with probability `better`; how often all raters say so, is drawn."""
+    follow, found = random.random(), []
+    for n in range(prompts):
+        wins = random.random() < better
+        for rater in range(raters):
+            first = wins if random.random() < follow else random.random() < better
+            found.append(Vote(f"{rater}", f"{n}", 1, 2, "x", "y", 1, "first" if first else "second"))
+    return found
+
+
+def told_apart(random, worlds: int, *sizes) -> int:
+    return sum(found_gaps(two(random, *sizes), {1: "alpha", 2: "beta"})[0].apart for _ in range(worlds))
+
+
+@pytest.mark.parametrize("raters", [1, 5])
+@pytest.mark.parametrize("prompts", [6, 10, 20, 60])
+def test_two_equal_models_are_hardly_ever_told_apart(trials, draw, prompts, raters):
+    worlds = trials(10)
+    apart = told_apart(draw, worlds, prompts, raters)
+    print(f"{prompts} prompts, {raters} raters: {apart} of {worlds} worlds told apart")
+    assert apart <= max(1, 0.08 * worlds)
+
+
+def test_a_model_that_wins_three_of_four_prompts_is_found(trials, draw):
+    worlds = trials(10)
+    apart = told_apart(draw, worlds, 60, 1, 0.75)
+    print(f"{apart} of {worlds} worlds told apart")
+    assert apart >= 0.8 * worlds
+
+
+@pytest.mark.parametrize("prompts", [1, 2, 5])
+def test_with_few_prompts_no_winner_is_named(draw, prompts):
+    """However many raters agree; and no interval has width 0."""
+    found = results(two(draw, prompts, 5, better=1.0), {1: "alpha", 2: "beta"})
+    assert words(found)[0] == "alpha and beta can't be told apart yet"
+    assert words(found)[1].startswith("fewer than 6 prompts can't tell two apart")
+    assert found.gaps[0].low < found.gaps[0].points < found.gaps[0].high
+    for one in found.ratings:
+        assert one.low < one.high
+        assert one.elo_low < one.elo_high
+
+
 def test_the_true_differences_lie_inside_the_intervals_in_at_least_90_of_100_worlds():
     inside = order = 0
     for seed in range(100):
-        votes, place = world(seed, ties=0.0), {number: at for at, number in enumerate(NAMES)}
-        names = {number: str(number) for number in NAMES}
-        gaps = ratings.gaps(*ratings.bootstrapped(votes, place), names)
+        votes, names = world(seed, ties=0.0), {number: str(number) for number in NAMES}
+        gaps = found_gaps(votes, names)
         true = [TRUE[int(gap.better)] - TRUE[int(gap.worse)] for gap in gaps]
         inside += all(gap.low <= value <= gap.high for gap, value in zip(gaps, true, strict=True))
         order += not any(gap.apart and value < 0 for gap, value in zip(gaps, true, strict=True))
