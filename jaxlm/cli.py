@@ -17,7 +17,7 @@ from absl import logging as absl_logging
 from ml_collections import config_dict
 
 from jaxlm import config as config_lib
-from jaxlm import config_files, console, interrupts, usage
+from jaxlm import config_files, console, files, interrupts, usage
 from jaxlm.config import ConfigError, RunError, shrink
 from jaxlm.config import help as config_help
 from jaxlm.train import branch
@@ -112,6 +112,8 @@ def _run(argv: list[str], script: bool) -> int:
         raise ConfigError(
             f"no command {name!r}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(VERBS)}")
         )
+    if odd := [word for word in (*argv, os.getcwd()) if files.printable(word) != word]:
+        raise ConfigError(f"{files.printable(odd[0])} is no UTF-8, as paths must be: rename that file or folder")
     verb = VERBS[name]
     rest, overrides = _split_overrides(argv[1:])
     asked = _help(rest)

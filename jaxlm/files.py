@@ -3,11 +3,11 @@
 import contextlib
 import fcntl
 import json
-import math
 import os
 import pathlib
 import queue
 import re
+import sys
 import threading
 import time
 import typing
@@ -176,6 +176,11 @@ def json_lines(path: pathlib.Path) -> list[dict]:
     return found
 
 
+def printable(name: str) -> str:
+    """Returns the name of a file or folder as text that UTF-8 can hold: a byte that is no UTF-8 becomes `\\udcff`."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 def is_step(name: str) -> bool:
     """True if a folder or file of this name is that of a step: 0 or more, in plain digits, as we write it."""
     return re.fullmatch("0|[1-9][0-9]{0,14}", name) is not None
@@ -183,7 +188,35 @@ def is_step(name: str) -> bool:
 
 def is_number(value: object) -> bool:
     """True for a finite number that a file in JSON holds; False for a bool, NaN, text, ..."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def is_text(value: object) -> bool:
+    """True for a text."""
+    return isinstance(value, str)
+
+
+def is_count(value: object) -> bool:
+    """True for a whole number of 0 or more."""
+    return type(value) is int and value >= 0
+
+
+def fits(value: object, shape: typing.Any) -> bool:
+    """True if a value of JSON has a shape.
+
+    Args:
+      shape: a function that says if a value is right; `[shape]` for a list of such, `{str: shape}` for a table of such with
+        any keys, `{key: shape}` for a table with these keys and perhaps others.
+    """
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(fits(item, shape[0]) for item in value)
+    if not isinstance(shape, dict):
+        return shape(value)
+    if not isinstance(value, dict):
+        return False
+    if str in shape:
+        return all(fits(item, shape[str]) for item in value.values())
+    return all(key in value and fits(value[key], inner) for key, inner in shape.items())
 
 
 def read_soon(path: pathlib.Path) -> bytes:

@@ -153,4 +153,5 @@ def examples(root: pathlib.Path) -> list[dict[str, str]]:
 
     Each has the keys source, stage, reason, detail, id and excerpt.
     """
-    return files.json_lines(root / EXAMPLES)
+    keys = ("source", "stage", "reason", "detail", "id", "excerpt")
+    return [line for line in files.json_lines(root / EXAMPLES) if all(isinstance(line.get(key), str) for key in keys)]

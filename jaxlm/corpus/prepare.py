@@ -299,21 +299,39 @@ def _signature(units: Sequence[Unit]) -> str:
     return f"sha256 {hashlib.sha256(repr(parts).encode()).hexdigest()[:16]} of {len(parts)} parts in {len(units)} units"
 
 
+_BOTH = {"documents": files.is_count, "bytes": files.is_count}
+_COUNTS = {str: files.is_count}
+_STAGE = {f"{what}_{way}": files.is_count for what in ("documents", "bytes") for way in ("in", "out")}
+_STAGE |= {"name": files.is_text, "removed": _COUNTS, "edits": _COUNTS}
+_SHAPE = {
+    "recipe": {},
+    "sources": {
+        str: {
+            "read": {**_BOTH, "failed": _COUNTS},
+            "stages": [_STAGE],
+            "kept": _BOTH,
+            "files": [{"file": files.is_text, "size": files.is_count}],
+        }
+    },
+}
+
+
 def open_prepared(root: pathlib.Path) -> Prepared:
     """Returns the result in a data directory. Raises ConfigError if there is none or it is damaged."""
     try:
         content = (root / MANIFEST).read_bytes()
         manifest = files.json_of(content)
-        files_ = [entry for source in manifest.get("sources", {}).values() for entry in source["files"]]
-        named = [(root / entry["file"], entry["size"]) for entry in files_]
     except OSError:
         raise ConfigError(f"no {MANIFEST} in {root}: make it with jaxlm prepare") from None
-    except files.MANGLED:
-        raise ConfigError(f"{root / MANIFEST} is damaged; delete it and run jaxlm prepare again") from None
-    if manifest.get("format") != FORMAT:
-        raise ConfigError(f"{root / MANIFEST} is of another format; delete {root} and run jaxlm prepare again")
-    for path, size in named:
-        if not path.is_file() or path.stat().st_size != size:
+    except ValueError:
+        raise ConfigError(f"{root / MANIFEST} is not valid JSON; delete it and run jaxlm prepare again") from None
+    if manifest.get("format") != FORMAT or not files.fits(manifest, _SHAPE):
+        raise ConfigError(
+            f"{root / MANIFEST} is damaged, or of another format; delete {root} and run jaxlm prepare again"
+        )
+    for entry in (entry for source in manifest["sources"].values() for entry in source["files"]):
+        path = root / entry["file"]
+        if not path.is_file() or path.stat().st_size != entry["size"]:
             raise ConfigError(
                 f"{path} is missing or differs in size; copy it again, or delete {root} and prepare again"
             )

@@ -13,13 +13,13 @@ A file is .jsonl, .json (either perhaps .gz or .zst) or .parquet.
 """
 
 import dataclasses
-import math
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.benchmarks import reading
+from jaxlm.files import is_number
 
 Message = dict[str, str]  # "role" and "content"
 Messages = tuple[Message, ...]
@@ -227,7 +227,7 @@ def _parted(prompt: Messages, chosen: Messages, rejected: Messages, record: Mapp
     while common < most and chosen[common] == rejected[common]:
         common += 1
     margin = record.get("margin", 0.0)
-    if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
+    if not is_number(margin):
         raise _Unfit(f"the margin {str(margin)[:40]!r} is no number")
     return _Said(prompt + chosen[:common], chosen[common:], rejected[common:], float(margin))
 

@@ -18,8 +18,9 @@ from jaxlm.config import ConfigError, ModelConfig, RunError
 from jaxlm.console import size, working
 from jaxlm.data import ids
 from jaxlm.data.coder import Coder
-from jaxlm.interop import check, gguf_file, hf_folder, peft, peft_folder
+from jaxlm.interop import check, gguf_file, hf_folder, hf_weights, peft, peft_folder
 from jaxlm.interop.ahead import Ahead
+from jaxlm.interop.hf_weights import MARK
 from jaxlm.interop.leaves import tensors
 
 TARGETS = {  # the first type is the default
@@ -27,7 +28,6 @@ TARGETS = {  # the first type is the default
     "gguf": gguf_file.DTYPES,
     "peft": ("f32", "bf16", "f16"),
 }
-MARK = "jaxlm_export.json"
 _PROBES = ("", " two  spaces", "1,024 = 2^10\n\n\tdef f(x):", "日本語 😀 café ▁", "</s><s><|im_start|><0x41>\x00\x7f")
 
 
@@ -142,7 +142,15 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
                 verdict = check.check(source.read, written, source.config, tell)
         (folder / "README.md").write_text(source.card, encoding="utf-8")
         names = sorted(path.name for path in folder.iterdir())
-        about = {"to": to, "dtype": dtype, **source.about, "files": names, "checked": dataclasses.asdict(verdict)}
+        sums = {name: hf_weights.sha256(folder / name) for name in names if name != "README.md"}  # people rewrite cards
+        about = {
+            "to": to,
+            "dtype": dtype,
+            **source.about,
+            "files": names,
+            "sha256": sums,
+            "checked": dataclasses.asdict(verdict),
+        }
         (folder / MARK).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         writing_s, checking_s = read_at - began, time.perf_counter() - read_at
     return Done(out / file if to == "gguf" else out, verdict, writing_s, checking_s)

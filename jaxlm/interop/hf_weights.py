@@ -23,6 +23,7 @@ from jaxlm.interop import hf, hf_config, leaves
 from jaxlm.processes import working
 from jaxlm.train.origin import Origin
 
+MARK = "jaxlm_export.json"  # in an export: what it holds, and of what
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _TYPES = ("BF16", "F16", "F32", "F64")
 _OTHERS = ("pytorch_model*.bin", "pytorch_model*.pt", "*.pth", "tf_model*.h5", "flax_model*.msgpack")
@@ -36,6 +37,7 @@ def read(folder: pathlib.Path) -> Origin | None:
     """
     if not hf_config.is_model(folder):
         return None
+    check_export(folder)
     config = _config(folder)
     held = Files(folder)
     reader = functools.cache(functools.partial(held.reader, config.model))  # what it checks takes a moment
@@ -59,6 +61,7 @@ def read_scores(folder: pathlib.Path) -> Origin | None:
     """
     if not hf_config.is_model(folder):
         return None
+    check_export(folder)
     keys = hf_config.read(folder, scores=True)[0] | {"tie_embeddings": True}
     config, held = _resolved(folder, keys), Files(folder)
     reader = functools.cache(functools.partial(held.reader, config.model, scores=True))
@@ -76,6 +79,32 @@ def read_scores(folder: pathlib.Path) -> Origin | None:
         digest=held.digest,
         trained=trained,
     )
+
+
+def sha256(path: pathlib.Path) -> str:
+    """Returns the sha256 of a file; "" if there is none."""
+    if not path.is_file():
+        return ""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_export(folder: pathlib.Path) -> None:
+    """Raises ConfigError if a folder that `jaxlm export` wrote holds a file that is no more what was written.
+
+    Compares nothing in other folders, nor in exports from before there were these sums.
+    """
+    if not (folder / MARK).is_file():
+        return
+    try:
+        wrote = files.json_of((folder / MARK).read_bytes()).get("sha256", {})
+        bad = [name for name, value in wrote.items() if sha256(folder / name) != value]
+    except files.MANGLED:
+        bad = [MARK]
+    if bad:
+        raise ConfigError(
+            f"{folder / bad[0]} is not what jaxlm export wrote: copy it again; if you changed it, delete {folder / MARK}"
+        )
 
 
 def size(folder: pathlib.Path) -> int:

@@ -87,6 +87,7 @@ def read(folder: pathlib.Path) -> Origin | None:
     """
     if not peft_config.is_adapter(folder):
         return None
+    hf_weights.check_export(folder)
     content, tensors = read_files(folder)
     home = peft_config.base_of(folder)
     checkpoint = "latest" if hf_config.is_model(home) else content.get("revision") or "latest"

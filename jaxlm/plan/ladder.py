@@ -91,6 +91,8 @@ def begin(config: Config, order: Order, folder: pathlib.Path, asked: Asked, name
         wanted = {"sizes": list(asked.sizes), "tokens": list(asked.budgets), "hours": asked.hours}
         _check_same(folder, found["same"] | kept, same | {key: value for key, value in wanted.items() if value})
         climbed = rungs.rungs(config, found["sizes"], found["budgets"], folder)
+        if [run["name"] for run in found["runs"]] != [rung.name for rung in climbed]:
+            raise ConfigError(f"{folder / FILE} is damaged: delete it; runs that are done are kept")
     else:
         sizes = list(asked.sizes) or rungs.sizes(config.model)
         measured = _speeds(config, sizes, asked.budgets, folder)
@@ -203,7 +205,7 @@ def fit_of(ladder: Mapping[str, typing.Any]) -> Fit | None:
     """Returns the fit of what `read` returned; None if its runs are not all done."""
     if not (found := ladder["fit"]):
         return None
-    last, draws = found["from"], np.array(found["draws"])
+    last, draws = found["from"], np.array(found["draws"], float)
     return Fit(Law("ladder", **found["law"]), found["noise"], draws, last["parameters"], last["tokens"])
 
 
@@ -229,6 +231,24 @@ def known(config: Config, say: Callable[[str], None]) -> tuple[Fit, pathlib.Path
     return fitted, folder
 
 
+def _or_none(value: object) -> bool:
+    return value is None or files.is_number(value)
+
+
+_NUMBERS = ("d_model", "parameters", "tokens", "steps", "batch_size", "lr", "times", "rule", "hours")
+_RUN = dict.fromkeys(_NUMBERS, files.is_number) | dict.fromkeys(("name", "kind", "why"), files.is_text)
+_TARGET = {"config": files.is_text, "shape": {"family": files.is_text}}
+_SHAPE = {
+    "target": _TARGET | dict.fromkeys(("parameters", "tokens", "vocab_size"), files.is_number),
+    "same": {},
+    "runs": [_RUN | dict.fromkeys(("planned_hours", "loss", "bytes_per_token"), _or_none)],
+    "sizes": [files.is_count],
+    "budgets": [files.is_number],
+    "hours": {"limit": _or_none, "planned": _or_none, "spent": files.is_number},
+    "fit": lambda value: value is None or files.fits(value, {"law": {str: files.is_number}, "noise": files.is_number}),
+}
+
+
 def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
     """Returns what LADDER/ladder.json holds; None if there is no such file.
 
@@ -240,7 +260,7 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
         found = files.json_of(path.read_bytes())
         if found["version"] != VERSION:
             raise ConfigError(f"{path} is of version {found['version']}, this jaxlm writes {VERSION}: delete it")
-        if not ({"target", "same", "runs", "fit"} <= found.keys()):
+        if not files.fits(found, _SHAPE):
             raise ValueError
         fit_of(found)
     except FileNotFoundError:

@@ -13,6 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources import registry, streams
 from jaxlm.corpus.sources.base import Part
+from jaxlm.files import printable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Found:
     """A file of a source.
 
     Attributes:
-      name: the file's path relative to the source's folder.
+      name: the file's path relative to the source's folder, as UTF-8 can hold it.
       url: the local path or URL to open.
       size: the file's bytes; None if unknown.
       licence_files: for code, the nearest licence files.
@@ -30,6 +31,9 @@ class Found:
     url: str
     size: int | None
     licence_files: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        object.__setattr__(self, "name", printable(self.name))
 
 
 def filesystem(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
