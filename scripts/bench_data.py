@@ -7,12 +7,15 @@
     python scripts/bench_data.py memory --gigabytes=3                       # a synthetic corpus; prints the curve
 
 Megabytes are of what is read (HTML as it lies on disk, text uncompressed); times are whole processes on `--workers`
-processes (2), starting and reports included. The peer needs `pip install spacy trafilatura lxml_html_clean 'xxhash<4'`.
-Language identification and tokenization are left out of the paired runs: datatrove's need files from the network.
+processes (2), starting and reports included. The peer needs `pip install -e '.[parity]'`. Language identification and
+tokenization are left out of the paired runs: datatrove's need files from the network. `--smallest` runs a part once, on
+what `help()` knows of Python in place of the input.
 """
 
 import argparse
 import gzip
+import html
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -24,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+from pydoc_data import topics
 
 import psutil
 
@@ -36,7 +40,7 @@ from jaxlm.configs import base
 
 def get_config():
     c = base.get_config()
-    c.model.vocab_size = 16384
+    c.model.vocab_size = {vocab_size}
     c.prepare.workers = {workers}
     c.prepare.task_mb = {task_mb}
     c.prepare.sources.docs = base.source({path!r}, {stages!r}, format={format!r})
@@ -68,7 +72,14 @@ def jaxlm(folder: pathlib.Path, verb: str, args: argparse.Namespace, stages: tup
     config = folder / "config.py"
     task_mb = max(1.0, min(64.0, args.mb / (8 * args.workers)))  # the default, or less: all processes end together
     config.write_text(
-        CONFIG.format(path=str(args.input), stages=stages, format=args.format, workers=args.workers, task_mb=task_mb)
+        CONFIG.format(
+            path=str(args.input),
+            stages=stages,
+            format=args.format,
+            workers=args.workers,
+            task_mb=task_mb,
+            vocab_size=0 if args.smallest else 16384,
+        )
     )
     words = [
         sys.executable,
@@ -101,7 +112,7 @@ def end_to_end(args: argparse.Namespace, stages: tuple[str, ...]) -> None:
     print(f"median {statistics.median(rates):.2f} MB/s end to end on {args.workers} processes")
 
 
-def datatrove_run(place: str, path: str, html: bool, workers: int) -> None:
+def datatrove_run(place: str, path: str, as_html: bool, workers: int) -> None:
     """The same stages by datatrove's own blocks with their defaults."""
     from datatrove.executor import LocalPipelineExecutor
     from datatrove.pipeline.dedup import MinhashDedupCluster, MinhashDedupFilter, MinhashDedupSignature
@@ -119,8 +130,8 @@ def datatrove_run(place: str, path: str, html: bool, workers: int) -> None:
             pipeline, tasks=tasks, workers=min(workers, tasks), logging_dir=f"{place}/logs/{name}"
         ).run()
 
-    extract = [Trafilatura()] if html else []
-    filters = [GopherRepetitionFilter()] + ([] if html else [GopherQualityFilter(), FineWebQualityFilter()])
+    extract = [Trafilatura()] if as_html else []
+    filters = [GopherRepetitionFilter()] + ([] if as_html else [GopherQualityFilter(), FineWebQualityFilter()])
     execute("clean", [JsonlReader(path), *extract, *filters, PIIFormatter(), JsonlWriter(f"{place}/clean")], 8)
     execute("sign", [JsonlReader(f"{place}/clean"), MinhashDedupSignature(f"{place}/sign", config=config)], 8)
     execute("buckets", [MinhashDedupBuckets(f"{place}/sign", f"{place}/buckets", config=config)], 20)
@@ -129,30 +140,30 @@ def datatrove_run(place: str, path: str, html: bool, workers: int) -> None:
     execute("filter", keep, 8)
 
 
-def write_parts(folder: pathlib.Path, source: pathlib.Path, html: bool) -> None:
+def write_parts(folder: pathlib.Path, source: pathlib.Path, as_html: bool) -> None:
     """The documents of a source as eight .jsonl files, which both sides read."""
-    if html:
+    if as_html:
         texts = (p.read_text("utf-8", "replace") for p in sorted(source.rglob("*.html")))
     else:
         texts = (json.loads(line)["text"] for line in (gzip.open if source.suffix == ".gz" else open)(source, "rt"))
     files = [(folder / f"{i}.jsonl").open("w") for i in range(8)]
     for i, text in enumerate(texts):
-        files[i % 8].write(json.dumps({"text": text, "id": str(i), "format": "html" if html else "text"}) + "\n")
+        files[i % 8].write(json.dumps({"text": text, "id": str(i), "format": "html" if as_html else "text"}) + "\n")
     for file in files:
         file.close()
 
 
 def against_datatrove(args: argparse.Namespace) -> None:
     """Alternating runs on the same files; the ratio of times of each pair."""
-    html = args.format == "html"
-    stages = ("html", "gopher_repetition", "pii", "near") if html else (*FILTERS, "pii", "near")
+    as_html = args.format == "html"
+    stages = ("html", "gopher_repetition", "pii", "near") if as_html else (*FILTERS, "pii", "near")
     ratios = []
     for _ in range(args.repeat):
         with tempfile.TemporaryDirectory(dir=args.scratch) as place:
             folder = pathlib.Path(place)
             parts = folder / "parts"
             parts.mkdir()
-            write_parts(parts, args.input, html)
+            write_parts(parts, args.input, as_html)
             mb = megabytes(parts)
             ours = jaxlm(
                 folder,
@@ -165,13 +176,13 @@ def against_datatrove(args: argparse.Namespace) -> None:
             )
             began = time.perf_counter()
             process = multiprocessing.get_context("spawn").Process(
-                target=datatrove_run, args=(str(folder / "peer"), str(parts), html, args.workers)
+                target=datatrove_run, args=(str(folder / "peer"), str(parts), as_html, args.workers)
             )
             process.start()
             process.join()
             theirs = time.perf_counter() - began
             if process.exitcode:
-                sys.exit("datatrove's run failed; is spacy (and trafilatura) installed?")
+                sys.exit("datatrove's run failed")
         ratios.append(theirs / ours)
         print(
             f"{mb:.1f} MB: jaxlm {ours:.1f} s ({mb / ours:.2f} MB/s), datatrove {theirs:.1f} s ({mb / theirs:.2f} MB/s)"
@@ -184,7 +195,7 @@ def synthetic(folder: pathlib.Path, gigabytes: float) -> None:
     rng = random.Random(0)
     words = ["".join(rng.choices("etaoinshrdlucmfwyp", k=rng.randint(2, 9))) for _ in range(50_000)]
     weights = [1 / (rank + 1) for rank in range(len(words))]
-    pool = rng.choices(words, weights, k=2_000_000)
+    pool = rng.choices(words, weights, k=min(2_000_000, int(1e8 * gigabytes) + 5000))
     written, part, held = 0, 0, []
     while written < gigabytes * 1e9:
         with (folder / f"{part:04d}.jsonl").open("w") as file:
@@ -199,6 +210,20 @@ def synthetic(folder: pathlib.Path, gigabytes: float) -> None:
                 lines = [" ".join(body[i : i + 12]).capitalize() + "." for i in range(0, len(body), 12)]
                 size += file.write(json.dumps({"text": "\n".join(lines)}) + "\n")
         written, part = written + size, part + 1
+
+
+def small_input(folder: pathlib.Path, as_html: bool) -> pathlib.Path:
+    """Writes the sentences of `help()`'s topics as HTML files, or as one file; returns the folder or the file."""
+    paragraphs = {name: [" ".join(part.split()) for part in text.split("\n\n")] for name, text in topics.topics.items()}
+    texts = {name: "\n\n".join(p for p in parts if p.endswith(".")) for name, parts in paragraphs.items()}
+    if not as_html:
+        path = folder / "texts.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts.values()))
+        return path
+    for name, text in texts.items():
+        paragraphs = "".join(f"<p>{html.escape(paragraph)}</p>" for paragraph in text.split("\n\n"))
+        (folder / f"{name}.html").write_text(f"<html><body><main>{paragraphs}</main></body></html>")
+    return folder
 
 
 def memory(args: argparse.Namespace) -> None:
@@ -250,8 +275,19 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--gigabytes", type=float, default=3.0)
     parser.add_argument("--scratch", type=pathlib.Path, help="folder for temporary files")
+    parser.add_argument("--smallest", action="store_true", help="few texts, once: to see that it works")
     args = parser.parse_args()
     args.extra = []
+    if args.part == "datatrove" and not all(map(importlib.util.find_spec, ("spacy", "trafilatura"))):
+        parser.error("the peer is not installed: pip install -e '.[parity]'")
+    with tempfile.TemporaryDirectory() as place:
+        if args.smallest:
+            args.repeat, args.gigabytes = 1, 0.0003
+            args.input = small_input(pathlib.Path(place), "html" in (args.part, args.format))
+        measure(args, parser)
+
+
+def measure(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if args.part == "memory":
         memory(args)
         return

@@ -9,6 +9,7 @@ largest difference of log p, and how many generated texts are equal. Export in f
 """
 
 import argparse
+import importlib.util
 import pathlib
 import statistics
 import sys
@@ -81,7 +82,12 @@ def main() -> int:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--sizes", default="1,8,16")
     parser.add_argument("--threads", type=int, default=0, help="of torch; 0 = its own choice")
+    parser.add_argument("--smallest", action="store_true", help="four questions, once: to see that it works")
     args = parser.parse_args()
+    if args.smallest:
+        args.questions, args.rounds, args.new_tokens, args.sizes = 4, 1, 2, "4"
+    if not importlib.util.find_spec("torch"):
+        parser.error("the peer is not installed: pip install -e '.[parity]'")
     import torch
     from lm_eval.models.huggingface import HFLM
 

@@ -28,7 +28,7 @@ A machine without network needs the wheels of array-record, cloudpickle, ml-coll
 sentencepiece beside its own Python 3.12, JAX 0.11, flax, optax, Orbax, PyTorch and transformers. For the backend
 tokamax take what `pip download tokamax` fetches under that Python: some forty more.
 
-`--device=cpu --tiny` runs every part on small shapes in minutes, to see that it works. Copy the rows to
+`--smallest` runs every part on small shapes on the CPU in minutes, to see that it works. Copy the rows to
 dev/LEADERBOARD.md with the commit, the card and its power limit, and what passed to docs/performance.md.
 """
 
@@ -93,10 +93,13 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="small shapes, few steps")
     parser.add_argument("--eager", action="store_true", help="PyTorch without torch.compile")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of configs/base.py")
+    parser.add_argument("--smallest", action="store_true", help="--device=cpu --tiny --eager --steps=4")
     args = parser.parse_args(argv)
+    if args.smallest:
+        args.device, args.tiny, args.eager, args.steps = "cpu", True, True, 4
     args.card = card() if args.device == "gpu" else NO_CARD
     if args.device == "gpu" and args.card == NO_CARD and args.sections:
-        parser.error("no NVIDIA GPU here (nvidia-smi finds none): try it on the CPU with --device=cpu --tiny --eager")
+        parser.error("no NVIDIA GPU here (nvidia-smi finds none): try it on the CPU with --smallest")
     return args
 
 

@@ -68,7 +68,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64_000_000)
     parser.add_argument("--data", help="an existing data directory to read instead of making one")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--smallest", action="store_true", help="few tokens, for a moment: to see that it works")
     args = parser.parse_args()
+    if args.smallest:
+        args.seconds, args.repeats, args.tokens, args.batch_size = 0.05, 1, 1, 4
     with tempfile.TemporaryDirectory() as folder:
         data = shards.open_data(args.data) if args.data else make_data(pathlib.Path(folder), args.tokens, 32005)
         options = {name: getattr(args, name) for name in ("seq_len", "batch_size", "num_threads", "num_workers")}

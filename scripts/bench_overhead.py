@@ -225,11 +225,16 @@ def table(found: dict, config: Config, seconds: float, gigabytes: float, scale_g
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens-per-second", type=float, default=90_000)
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=15, help="at least 6: two checkpoints, and steps without one between")
     parser.add_argument("--state-gb", type=float, default=0.4, help="of the state that is saved")
     parser.add_argument("--scale-gb", type=float, default=12.5, help="of a 1.04B model with AdamW in float32")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--smallest", action="store_true", help="six short steps, a small state: to see that it works")
     args = parser.parse_args()
+    if args.smallest:
+        args.steps, args.tokens_per_second, args.state_gb = 6, 5e6, 0.05
+    if args.steps < 6:
+        parser.error(f"--steps={args.steps} must be at least 6: a third of them lies between two checkpoints")
     with tempfile.TemporaryDirectory() as place:
         folder = pathlib.Path(place)
         keys = [f"workdir={folder}", "optim.warmup_steps=0", f"train.steps={args.steps}", "train.eval_every_steps=0"]

@@ -23,6 +23,7 @@ import math
 import os
 import pathlib
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 
@@ -110,6 +111,15 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def smallest_peers(args: argparse.Namespace) -> int:
+    """Runs a step of each peer on little text, its figures kept nowhere."""
+    arms_lib.SEEDS, args.tokens = (0,), arms_lib.BATCH * arms_lib.SEQ_LEN
+    arms_lib.DATA |= {key: 400_000 for key in arms_lib.DATA if key.endswith("max_bytes")}
+    with tempfile.TemporaryDirectory() as folder:
+        args.data, args.runs = pathlib.Path(folder, "data"), pathlib.Path(folder, "runs.jsonl")
+        return bench_recipe_peers.main(args)
+
+
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("plan", "run", "report", "steptime", "peers"))
@@ -123,11 +133,14 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="steptime: a key of the config")
     parser.add_argument("--tokens", type=int, default=arms_lib.BUDGETS[0], help="peers: the budget of each")
     parser.add_argument("--usd_per_hour", type=float, default=0.0, help="report: tells dollars, not their ratio alone")
+    parser.add_argument("--smallest", action="store_true", help="peers: a step of each, apart: to see that it works")
     args = parser.parse_args(argv)
     if not args.hours > 0:
         parser.error(f"--hours={args.hours:g} must be greater than 0")
     if not 0 <= args.usd_per_hour < math.inf:
         parser.error(f"--usd_per_hour={args.usd_per_hour:g} must be dollars, 0 or more")
+    if args.smallest and args.command in ("run", "steptime"):
+        parser.error(f"{args.command} has no smallest size: it has --only, --hours, --steps")
     args.data, args.runs = args.data.resolve(), args.runs.resolve()
     names = bench_recipe_peers.PEERS if args.command == "peers" else arms_lib.ARMS
     if strange := [name for name in args.only if name not in names]:
@@ -142,6 +155,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             import bench_recipe_steptime  # here, because it is JAX's
 
             return bench_recipe_steptime.main(args)
+        if args.command == "peers" and args.smallest:
+            return smallest_peers(args)
         commands = {"plan": plan, "run": run, "report": bench_recipe_report.main, "peers": bench_recipe_peers.main}
         return commands[args.command](args)
     except ConfigError as error:

@@ -13,6 +13,7 @@ import time
 import bench_decode
 import jax
 import numpy as np
+from bench_step import SMALLEST
 
 from jaxlm import models
 from jaxlm.config import SampleConfig, resolve
@@ -38,7 +39,11 @@ def main() -> None:
     parser.add_argument("--burst", type=int, default=8, help="steps between two looks")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--smallest", action="store_true", help="a tiny model, four answers: to see that it works")
     args = parser.parse_args()
+    if args.smallest:
+        args.prompts, args.answers, args.prompt, args.new, args.repeats = 2, 2, 4, 4, 1
+        args.set = [*SMALLEST, *args.set]
     c = base.get_config()
     c.sample.max_new_tokens, c.sample.temperature, c.sample.top_k, c.sample.top_p = args.new, 1.0, 0, 1.0
     for override in (*SHAPE, *args.set):

@@ -13,6 +13,7 @@ import time
 
 import bench_decode
 import numpy as np
+from bench_step import SMALLEST
 
 from jaxlm import models
 from jaxlm.config import resolve
@@ -93,7 +94,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1000, help="of the last measurement")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--smallest", action="store_true", help="a tiny model, few requests: to see that it works")
     args = parser.parse_args()
+    turns, new, asked = 3, 128, (30, 60)
+    if args.smallest:
+        turns, new, asked, args.requests = 1, 8, (2, 4), 10
+        args.set = [*SMALLEST, "model.vocab_size=20480", *args.set]
     c = local_35m.get_config()
     for override in ("model.dtype=float32", "model.max_seq_len=1024", "data.dir=unused", *args.set):
         apply_override(c, override)
@@ -107,14 +113,14 @@ def main() -> None:
     print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
 
     rng, rates = np.random.default_rng(1), []
-    settings, prompts = greedy(128), [prompt(rng, 32) for _ in range(8)]
+    settings, prompts = greedy(new), [prompt(rng, 32) for _ in range(8)]
     generator(prompts, settings)
     tables = []
-    for _ in range(3):  # in turn, so that both meet the same noise
+    for _ in range(turns):  # in turn, so that both meet the same noise
         began = time.perf_counter()
         tokens = sum(map(len, generator(prompts, settings)))
         rates.append(tokens / (time.perf_counter() - began))
-        tables.append(bench.run(batcher, prompt=32, new=128))
+        tables.append(bench.run(batcher, prompt=32, new=new))
     print_table(tables[-1], False)
     eight = [table[-1]["tokens/s"] for table in tables]
     one = [table[0]["tokens/s"] for table in tables]
@@ -122,7 +128,7 @@ def main() -> None:
     print(f"8 clients / Generator: {np.median(np.divide(eight, rates)):.2f} (at least .75)")
     print(f"8 clients / 1 client: {np.median(np.divide(eight, one)):.2f} (at least 5)", flush=True)
 
-    idle, busy = first_tokens(batcher, 0, 0, 30), first_tokens(batcher, 7, 64, 60)
+    idle, busy = first_tokens(batcher, 0, 0, asked[0]), first_tokens(batcher, 7, 64, asked[1])
     ratio = np.quantile(busy, 0.95) / np.median(idle)
     print(
         f"first token: idle {1e3 * np.median(idle):.0f} ms (p95 {1e3 * np.quantile(idle, 0.95):.0f}), under load p95 "

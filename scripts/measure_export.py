@@ -1,11 +1,12 @@
 """Measures `jaxlm export` on a model of random weights: seconds for writing and for checking, and the peak of memory.
 
-    python scripts/measure_export.py FOLDER [CONFIG] [hf:bf16 gguf:q8_0 ...]
+    python scripts/measure_export.py FOLDER gpuburnout_1b hf:bf16 gguf:q8_0
 
 FOLDER gets a run of that shape (default gpuburnout_1b, 4.2 GB) and the exports; each export is deleted after it. A run that
 is there is used again. `cpu_s` are the seconds of all cores together, for a machine that others use too (`load`).
 """
 
+import argparse
 import json
 import os
 import pathlib
@@ -69,19 +70,30 @@ def measure(run: pathlib.Path, out: pathlib.Path, to: str, dtype: str) -> dict:
     return found | {"cpu_s": cpu, "peak_gb": round(usage.ru_maxrss * 1024 / 1e9, 2), "gb": round(size / 1e9, 2)}
 
 
+def export(word: str) -> tuple[str, str]:
+    """Returns (format, dtype) of a word such as gguf:q8_0."""
+    to, colon, dtype = word.partition(":")
+    if not (to in ("hf", "gguf") and colon and dtype):
+        raise argparse.ArgumentTypeError(f"{word!r} is no export: hf:bf16, gguf:f16, gguf:q8_0, ...")
+    return to, dtype
+
+
 def main() -> None:
-    folder, name, *wanted = [*sys.argv[1:], "gpuburnout_1b"][: max(2, len(sys.argv) - 1)]
-    run = pathlib.Path(folder).absolute() / "run"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path, help="of the run and the exports")
+    parser.add_argument("config", nargs="?", default="gpuburnout_1b")
+    parser.add_argument("exports", nargs="*", type=export, metavar="TO:DTYPE", help="hf:bf16, gguf:f16, gguf:q8_0, ...")
+    args = parser.parse_args()
+    run = args.folder.absolute() / "run"
     if os.environ.get("MAKE") == "1":
-        make(run, name)
+        make(run, args.config)
         return
     if not (run / "config.json").is_file():
         run.mkdir(parents=True, exist_ok=True)
         subprocess.run([sys.executable, *sys.argv], env=os.environ | {"MAKE": "1"}, check=True)
-    for each in wanted or ("hf:bf16", "gguf:f16", "gguf:q8_0"):
-        to, dtype = each.split(":")
+    for to, dtype in args.exports or (("hf", "bf16"), ("gguf", "f16"), ("gguf", "q8_0")):
         load = os.getloadavg()[0]
-        print(each, json.dumps(measure(run, run.parent / "out", to, dtype) | {"load": round(load, 1)}), flush=True)
+        print(f"{to}:{dtype}", json.dumps(measure(run, run.parent / "out", to, dtype) | {"load": round(load, 1)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
 A base of 3M parameters on docstrings and questions, and SFT on the form of an answer, not on what is right: the letters or
 words of a question in any order, which is right once in four or six. So both learn to copy. Then GRPO and PPO from there, which
 find out that the order is backward, and the same SFT for as long as GRPO took. All are asked the same 500 questions, which no
-training saw, one answer each at temperature 1. Runs that have ended are kept: the same command goes on.
+training saw, one answer each at temperature 1. Runs that have ended are kept: the same command goes on. `--smallest` makes all
+of them with two steps each, on a tiny model.
 """
 
 import argparse
@@ -95,6 +96,8 @@ KINDS = {
         "train.steps": 330,
     },
 }  # 19 minutes each on two cores
+SMALLEST = {"train.steps": 2, "log.every_steps": 1, "runs.supervise": "off", "log.tensorboard": False}
+SMALLEST_BASE = {"model.n_layers": 1, "model.d_model": 64, "model.d_ff": 64, "train.batch_size": 8}
 
 
 def main() -> int:
@@ -102,20 +105,24 @@ def main() -> int:
     parser.add_argument("runs", type=pathlib.Path, help="a folder for the runs")
     parser.add_argument("--kinds", default="grpo,ppo", help="which of them to train (default: both)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of PPO and GRPO")
+    parser.add_argument("--smallest", action="store_true", help="a tiny model, two steps each: to see that it works")
     given = parser.parse_args()
     runs, more = given.runs, dict(word.split("=", 1) for word in given.set)
+    base, less, each = BASE, {}, EACH
+    if given.smallest:
+        base, less, each, more = BASE | SMALLEST_BASE, SMALLEST, 100, more | {"eval.batch_size": 8} | SMALLEST
     runs.mkdir(parents=True, exist_ok=True)
-    write(runs)
-    train("base", runs / "base", BASE | {"data.path": runs / "texts.jsonl"})
-    train("sft", runs / "copying", SFT | {"origin": runs / "base", "data.path": runs / "copied.jsonl"})
+    write(runs, each)
+    train("base", runs / "base", base | less | {"data.path": runs / "texts.jsonl"})
+    train("sft", runs / "copying", SFT | less | {"origin": runs / "base", "data.path": runs / "copied.jsonl"})
     form = {"origin": runs / "copying", "data.path": runs / "form.jsonl"}
-    train("sft", runs / "sft", SFT | FORM | form)
+    train("sft", runs / "sft", SFT | FORM | form | less)
     for kind in filter(None, given.kinds.split(",")):
         train(kind, runs / kind, RL | KINDS[kind] | more | {"origin": runs / "sft"})
     if (runs / "grpo/ended").exists():
         a_step = values(runs / "sft", "time/step_s")[-1] / FORM["train.steps"]
         as_long = {"train.steps": int(values(runs / "grpo", "wall_s")[-1] / a_step)}
-        train("sft", runs / "sft-longer", SFT | FORM | form | as_long)
+        train("sft", runs / "sft-longer", SFT | FORM | form | as_long | less)
         train("grpo", runs / "sft-longer-asked", RL | more | {"origin": runs / "sft-longer", "train.steps": 1})
     table(runs)
     return 0
@@ -136,18 +143,18 @@ def train(config: str, run: pathlib.Path, settings: dict) -> None:
     (run / "ended").write_text(f"{time.monotonic() - began:.0f}")
 
 
-def write(runs: pathlib.Path) -> None:
-    """Writes what base and SFT learn from: docstrings and questions; questions with answers of the right form."""
-    copied = chats(COPIED)
+def write(runs: pathlib.Path, each: int) -> None:
+    """Writes what base and SFT learn from: docstrings and questions; `each` questions of a task with answers in form."""
+    copied = chats(COPIED, each)
     modules = [importlib.import_module(name) for name in MODULES.split()]
     named = [inspect.getdoc(found) for module in modules for found in vars(module).values() if callable(found)]
     texts = sorted({text for text in named if text}) + [f"{question} {answer}" for question, answer in copied]
     lines(runs / "texts.jsonl", [{"text": text} for text in texts])
-    for name, found in (("copied", copied), ("form", chats(ASKED))):
+    for name, found in (("copied", copied), ("form", chats(ASKED, each))):
         lines(runs / f"{name}.jsonl", [{"prompt": question, "response": answer} for question, answer in found])
 
 
-def chats(options: dict[str, dict]) -> list[tuple[str, str]]:
+def chats(options: dict[str, dict], each: int) -> list[tuple[str, str]]:
     """Returns questions of these tasks, none of which is held out, with the parts of their answers in any order."""
     import reasoning_gym
 
@@ -155,7 +162,7 @@ def chats(options: dict[str, dict]) -> list[tuple[str, str]]:
 
     rng, found = random.Random(0), []
     for name, values in options.items():
-        for row in reasoning_gym.create_dataset(name, seed=SEED, size=EACH, **values):
+        for row in reasoning_gym.create_dataset(name, seed=SEED, size=each, **values):
             if tasks.for_evaluation(row["question"]):
                 continue
             comma = ", " if ", " in row["answer"] else ""

@@ -1,0 +1,92 @@
+"""The commands that README, docs, docstrings of configs and the leaderboard give, each with the file and line it stands in."""
+
+import ast
+import dataclasses
+import pathlib
+import re
+import shlex
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+CONFIGS = [path for path in sorted((ROOT / "configs").rglob("*.py")) if path.name != "__init__.py"]
+LEADERBOARD = ROOT / "dev/LEADERBOARD.md"
+FIRST_WORDS = r"(?:jaxlm|python|pip|pytest|pre-commit|tensorboard|lm_eval|apt-get|docker|sky|scripts/\w+\.(?:sh|py))"
+SETTING = r"[A-Z_]+=\S* "  # of the environment, in front of a command
+COMMAND = rf"(?:{SETTING})*{FIRST_WORDS}(?= |$).*"
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command as one would type it, without what only describes it.
+
+    Attributes:
+      place: FILE:LINE.
+      words: its words; settings of the environment are apart.
+    """
+
+    place: str
+    words: tuple[str, ...]
+    environment: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return shlex.join([*self.environment, *self.words])
+
+    @property
+    def script(self) -> str:
+        """Returns scripts/NAME if the command runs one of ours, else ""."""
+        name = self.words[self.words[0] == "python"] if len(self.words) > 1 else self.words[0]
+        return name if name.startswith("scripts/") else ""
+
+
+def commands(text: str, place: str) -> list[Command]:
+    """Returns the commands of a page: lines of blocks, and `code` within sentences, in the order of its lines."""
+    blocks, sentences = _apart(text)
+    joined = re.sub(r"\\\n *", lambda match: "\0" * match[0].count("\n"), blocks)
+    found = []
+    line = 1
+    for typed in joined.split("\n"):
+        if match := re.match(rf" +(?:\$ )?({COMMAND})", typed.replace("\0", "")):
+            found.append((line, match[1]))
+        line += 1 + typed.count("\0")
+    for match in re.finditer(r"`([^`]+)`", sentences):
+        words = " ".join(match[1].split())
+        if re.fullmatch(COMMAND, words) and (" " in words or words.startswith("scripts/")):
+            found.append((1 + sentences.count("\n", 0, match.start()), words))
+    return [command for line, said in sorted(found) for command in _split(f"{place}:{line}", said)]
+
+
+def _apart(text: str) -> tuple[str, str]:
+    """Returns (blocks, sentences): each has the lines of the text, those of the other are empty. Python is neither."""
+    blocks, sentences, fence = [], [], ""
+    for line in text.split("\n"):
+        if line.startswith("```"):
+            fence = "" if fence else line.removeprefix("```") or "plain"
+            line = ""
+        block = fence != "python" and f"    {line}" if fence else line if line.startswith("    ") else ""
+        blocks.append(block or "")
+        sentences.append("" if fence or block else line)
+    return "\n".join(blocks), "\n".join(sentences)
+
+
+def _split(place: str, said: str) -> list[Command]:
+    """Returns the commands of a line; one that shows a form, with KEY, is none, nor is the bare name of a verb."""
+    said = re.sub(r" +# .*| \.\.\.$| \$\(.*?\)| < \S+$", "", said)
+    found = []
+    for part in said.split(" && "):
+        words = [word.partition("|")[0] for word in shlex.split(part)]
+        count = next((i for i, word in enumerate(words) if not re.match(r"[A-Z_]+=", word)), len(words))
+        bare = words[count:] == ["jaxlm"] or (words[count:][:1] == ["jaxlm"] and len(words) - count == 2)
+        if "KEY" not in part and words[count:] and not (bare and not words[count + 1 :][:1] == ["doctor"]):
+            found.append(Command(place, tuple(words[count:]), tuple(words[:count])))
+    return found
+
+
+def every() -> list[Command]:
+    """Returns all of them, page by page."""
+    found = []
+    for path in [*PAGES, *CONFIGS, LEADERBOARD]:
+        text = path.read_text("utf-8")
+        if path.suffix == ".py":
+            text = ast.get_docstring(ast.parse(text), clean=False) or ""
+        found += commands(text, str(path.relative_to(ROOT)))
+    return found

@@ -1,0 +1,100 @@
+"""A folder in which the commands of the docs find what they name: RUN, DATA, runs/sft, chats.jsonl, corpora/techdocs, ..."""
+
+import json
+import pathlib
+import shutil
+
+import tiny_chats
+import tiny_data
+import tiny_eval
+from documented import ROOT
+from pydoc_data import topics
+
+from jaxlm import cli
+from jaxlm.configs.data import techdocs
+from jaxlm.serve.arena.store import Store
+
+# A train command with these behind it ends in seconds. The model is that of RUN; of a given origin it is the origin's.
+STEPS = 4
+SHAPE = {"n_layers": 1, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "head_dim": 0, "d_ff": 48, "vocab_size": 0}
+MODEL = [f"--config.model.{key}={value}" for key, value in SHAPE.items()] + ["--config.model.max_seq_len=1024"]
+SHORT = [
+    *(f"--config.train.steps={STEPS}", "--config.train.batch_size=8", "--config.train.microbatch_size=0"),
+    *("--config.train.eval_every_steps=2", "--config.checkpoint.every_steps=2", "--config.checkpoint.keep_last=9"),
+    *("--config.optim.warmup_steps=1", "--config.sample.max_new_tokens=2", "--config.log.tensorboard=False"),
+    "--config.data.val_fraction=0.2",
+]
+PRETRAINING = [*MODEL, *SHORT, "--config.train.seq_len=32"]
+POSTTRAINING = [*SHORT, "--config.train.seq_len=256", "--config.data.path=chats.jsonl"]
+
+
+def make(folder: pathlib.Path) -> None:
+    """Fills the current folder, which is `folder`. Runs are made by the commands that the README gives, shrunk."""
+    for name in ("configs", "docs", "scripts"):
+        (folder / name).symlink_to(ROOT / name)
+    tiny_data.make(folder / "DATA", {"a": 1.0, "b": 1.0})
+    texts(folder)
+    tiny_chats.chats(folder / "chats.jsonl")
+    tiny_chats.pairs(folder / "pairs.jsonl")
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"{i} one two"}) + "\n" for i in range(40)))
+    (folder / "prompts.txt").write_text("one two\nthree four\n")
+    (folder / "questions.txt").write_text("What is a list?\n")
+    (folder / "my_scorers.py").write_text("def shouting(prompts, texts):\n    return [0.5 for text in texts]\n")
+    (folder / "score.py").write_text("print('1\\n2\\n3')\n")
+    votes = [{"winner": "ab"[i % 2], "item": i} for i in range(8)]
+    (folder / "votes.jsonl").write_text("".join(json.dumps(vote) + "\n" for vote in votes))
+    (folder / "FOLDER").mkdir()
+    tiny_eval.benchmarks(folder / "benchmarks")
+    (folder / "BENCHMARKS").symlink_to("benchmarks/hub")
+    arena(folder / "arena.sqlite")
+    curve = "\n".join(f"{step},{1e-3},{3 + 50 / step}" for step in range(20, 1000, 20))
+    (folder / "DIR/curve.csv").write_text(f"step,lr,loss\n{curve}\n")
+    ours(folder)
+
+
+def ours(folder: pathlib.Path) -> None:
+    """Runs of each kind, and one exported."""
+    def jaxlm(*words: str) -> None:
+        assert cli.main([*words]) == 0, words
+
+    jaxlm("train", "quickstart", *PRETRAINING, "--config.workdir=runs/quickstart", "--config.data.dir=DATA")
+    for name, kind, origin in (("sft", "sft", "quickstart"), ("dpo", "dpo", "sft"), ("reward", "reward", "sft")):
+        examples = "chats" if kind == "sft" else "pairs"
+        words = [f"--config.workdir=runs/{name}", f"--config.origin=runs/{origin}"]
+        jaxlm("train", kind, *POSTTRAINING, f"--config.data.path={examples}.jsonl", *words)
+    jaxlm("export", "runs/sft", "--to=hf", "--out=HF_DIR", "--dtype=f32")
+    shutil.copytree(folder / "runs/quickstart", folder / "runs/other")
+    names = {"RUN": "quickstart", "RUN_A": "quickstart", "RUN_B": "other", "SFT_RUN": "sft", "RM_RUN": "reward"}
+    names |= {"runs/base": "quickstart", "runs/a": "quickstart", "runs/b": "other"}
+    for name, run in names.items():
+        (folder / name).symlink_to(folder / "runs" / run)
+    (folder / "HF").symlink_to("HF_DIR")
+    for run in ("RUN_A", "RUN_B", "runs/sft", "runs/dpo"):
+        jaxlm("eval", run, "--tasks=arc_easy", "--limit=8", "--config.eval.data_dir=BENCHMARKS")
+
+
+def texts(folder: pathlib.Path) -> None:
+    """Texts as people have them: the topics of `help()`, as Markdown, as lines of JSON, as HTML."""
+    found = {name: text for name, text in topics.topics.items() if len(text) > 3000 and name.isalpha()}
+    manuals = [f"corpora/techdocs/{name}" for name in techdocs.SOURCES if name != "handbook"]
+    for place in ("DIR", "texts", "TEXTS", "FOLDER_OF_TEXT", "corpora/techdocs/handbook/a/b/html/en-US", *manuals):
+        (folder / place).mkdir(parents=True)
+    manuals.append("corpora/techdocs/handbook/a/b/html/en-US")
+    for i, (name, text) in enumerate(found.items()):
+        (folder / "DIR" / f"{name}.md").write_text(text)
+        page = "".join(f"<p>{part}</p>" for part in text.replace("<", "&lt;").split("\n\n"))
+        html = f"<html><body><main><h1>{name}</h1>{page}</main></body></html>"
+        (folder / manuals[i % len(manuals)] / f"{name}.html").write_text(html)
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in found.values())
+    for place in ("texts/a.jsonl", "TEXTS/a.jsonl", "FOLDER_OF_TEXT/a.jsonl", "FILE.jsonl"):
+        (folder / place).write_text(lines)
+
+
+def arena(path: pathlib.Path) -> None:
+    """An arena with a few votes."""
+    store = Store(path)
+    for number in store.enter({"a": "a", "b": "b"}):
+        store.answer(number, {f"question {n}?": f"answer {number}" for n in range(8)})
+    while ballot := store.ballot("ann"):
+        store.vote(ballot.token, "ann", "left" if ballot.left == "answer 1" else "right")
+    store.close()
