@@ -112,8 +112,7 @@ def _run(argv: list[str], script: bool) -> int:
         raise ConfigError(
             f"no command {name!r}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(VERBS)}")
         )
-    if odd := [word for word in (*argv, os.getcwd()) if files.printable(word) != word]:
-        raise ConfigError(f"{files.printable(odd[0])} is no UTF-8, as paths must be: rename that file or folder")
+    _check_utf8([*argv, os.getcwd()])
     verb = VERBS[name]
     rest, overrides = _split_overrides(argv[1:])
     asked = _help(rest)
@@ -159,6 +158,12 @@ def _run(argv: list[str], script: bool) -> int:
     if not alone:
         return program()
     return importlib.import_module("jaxlm.train.supervisor").run(config, program)
+
+
+def _check_utf8(paths: list[str]) -> None:
+    """Raises ConfigError if one of the words of the command, or the folder that it was given in, is no UTF-8."""
+    if odd := [path for path in paths if files.printable(path) != path]:
+        raise ConfigError(f"{files.printable(odd[0])} is no UTF-8, as paths must be: rename that file or folder")
 
 
 def _of_folder(verb: Verb, args: argparse.Namespace, overrides: list[str]) -> config_dict.ConfigDict | None:

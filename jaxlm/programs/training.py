@@ -46,15 +46,8 @@ def run(config: Config, task: Task) -> int:
             alive = functools.partial(clock.begin, MIRROR)
             mirror = together(lambda: mirrors.of_run(config, folder, scores, alive), first_only=True)
         together(lambda: workdir.check(config, mesh))
-        config = older.keep(config, from_first(lambda: workdir.older_batches(folder)), say)
-        asked = dataclasses.replace(asked, eval=config.eval)
-        kept = from_first(lambda: workdir.rates_so_far(folder, config))
-        config = recipe.by_rule(config, say, kept)
-        if not kept:
-            optim.check_learns(config.optim, config.train.steps)
-            for line in departures.too_high(config):
-                say(line)
-        asked = dataclasses.replace(asked, optim=config.optim)
+        config = _as_begun(config, folder)
+        asked = dataclasses.replace(asked, eval=config.eval, optim=config.optim)
         scores.take(*from_first(lambda: scores.read(folder).pairs()))
         asked_for = benchmarks.find(config.eval)
         log = start.Log(folder, clock, config.train, config.hardware)
@@ -91,9 +84,24 @@ def run(config: Config, task: Task) -> int:
         with clock.spend(MIRROR):
             together(lambda: _close(mirror, folder, config.checkpoint.mirror_timeout_s), first_only=True)
         if ending.code == loop.DONE and jax.process_index() == 0:
-            with contextlib.suppress(OSError):  # of metrics.jsonl: the run is done
-                _record_speed(config, mesh, folder)
+            _record_speed(config, mesh, folder)
     return code
+
+
+def _as_begun(config: Config, folder: pathlib.Path) -> Config:
+    """Returns the config with the held-out text and the rates that the run began with; of a new run, with rates by rule.
+
+    Raises:
+      ConfigError: a new run would learn nothing.
+    """
+    config = older.keep(config, from_first(lambda: workdir.older_batches(folder)), say)
+    rates = from_first(lambda: workdir.rates_so_far(folder, config))
+    config = recipe.by_rule(config, say, rates)
+    if not rates:
+        optim.check_learns(config.optim, config.train.steps)
+        for line in departures.too_high(config):
+            say(line)
+    return config
 
 
 def _write_down(ending: loop.Ending, code: int, clock: Clock, folder: pathlib.Path, config: Config) -> None:
