@@ -28,6 +28,7 @@ class _File:
 
     def __init__(self, path: pathlib.Path):
         self.path = path
+        self._place: os.stat_result | None = None
         self._queue: queue.SimpleQueue[Said | threading.Event] = (
             queue.SimpleQueue()
         )  # its `put` may be interrupted by itself
@@ -63,6 +64,10 @@ class _File:
 
     def _append(self, waiting: collections.deque[bytes]) -> None:
         """Writes what waits. It opens the file anew: a descriptor that failed once may never work again (ESTALE)."""
+        place = os.stat(self.path.parent)
+        self._place = self._place or place
+        if not os.path.samestat(place, self._place):
+            return  # the folder was moved, and another is in its place
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             while waiting:

@@ -75,17 +75,30 @@ def run(config: Config, task: Task) -> int:
             log = start.Log(folder, clock, config.train, config.hardware)
         if ending.code == loop.PREEMPTED and not ending.why and supervised.orphaned():
             ending = dataclasses.replace(ending, why="the supervisor was gone")
-        code = EXIT_CODES[ending.code]
         if ending.cause == loop.MOVED:
             say(ending.why)
-            return code
-        together(lambda: _write_down(ending, code, clock, folder, config), first_only=True)
-        _say_ending(ending, folder, task.next_command)
-        with clock.spend(MIRROR):
-            together(lambda: _close(mirror, folder, config.checkpoint.mirror_timeout_s), first_only=True)
-        if ending.code == loop.DONE and jax.process_index() == 0:
-            _record_speed(config, mesh, folder)
-    return code
+        else:
+            _conclude(ending, clock, folder, config, mesh, mirror, task.next_command)
+    return EXIT_CODES[ending.code]
+
+
+def _conclude(
+    ending: loop.Ending,
+    clock: Clock,
+    folder: pathlib.Path,
+    config: Config,
+    mesh: jax.sharding.Mesh,
+    mirror: Mirror | None,
+    next_command: str,
+) -> None:
+    """Writes down and says how the run ended, and waits for the mirror."""
+    code = EXIT_CODES[ending.code]
+    together(lambda: _write_down(ending, code, clock, folder, config), first_only=True)
+    _say_ending(ending, folder, next_command)
+    with clock.spend(MIRROR):
+        together(lambda: _close(mirror, folder, config.checkpoint.mirror_timeout_s), first_only=True)
+    if ending.code == loop.DONE and jax.process_index() == 0:
+        _record_speed(config, mesh, folder)
 
 
 def _as_begun(config: Config, folder: pathlib.Path) -> Config:
