@@ -53,6 +53,7 @@ def run(config: Config, task: Task) -> int:
         scores.take(*from_first(lambda: scores.read(folder).pairs()))
         asked_for = benchmarks.find(config.eval)
         log = start.Log(folder, clock, config.train, config.hardware)
+        stack.push(log.closed_by)
         data = task.data(config)
         together(lambda: pages.of_data(config), first_only=True)
         asked, config = (vocabulary.with_size(c, data.data.vocab_size) for c in (asked, config))

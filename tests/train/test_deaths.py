@@ -49,7 +49,16 @@ def test_a_fault_of_the_storage_at_the_start_is_waited_out(tmp_path, monkeypatch
     now = [100.0]
     monkeypatch.setattr(deaths.time, "monotonic", lambda: now[0])
     progress, seen = deaths.Progress(tmp_path, 1800.0), []
-    for minutes, fault in ((0, False), (1, True), (16, True), (30, True), (32, True), (33, False), (34, True), (63, True)):
+    for minutes, fault in (
+        (0, False),
+        (1, True),
+        (16, True),
+        (30, True),
+        (32, True),
+        (33, False),
+        (34, True),
+        (63, True),
+    ):
         now[0] = 100.0 + 60 * minutes
         progress.note(deaths.Death(1, 0, clock.START, fault=fault))
         seen.append(progress.again)
