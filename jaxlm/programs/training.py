@@ -51,6 +51,7 @@ def run(config: Config, task: Task) -> int:
         scores.take(*from_first(lambda: scores.read(folder).pairs()))
         asked_for = benchmarks.find(config.eval)
         log = start.Log(folder, clock, config.train, config.hardware)
+        stack.push(log.closed_by)
         data = task.data(config)
         together(lambda: workdir.check_same_batches(folder, data.fingerprint()))
         together(lambda: pages.of_data(config), first_only=True)

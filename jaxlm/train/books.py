@@ -49,12 +49,13 @@ def process_began() -> float:
     return now - max(age, 0.0) if ticks else now
 
 
-def opening(record: dict, usd_per_hour: float) -> dict:
+def opening(record: dict, usd_per_hour: float, refused: bool = False) -> dict:
     """Returns the record with which a start opens its books: `record`, its machine and its price. See `carry_on`.
 
     The start may die before it stands in run.json; then the next one knows from this record what the time since cost.
+    `refused`: it closes them, since it ends with exit code 2 before its first step.
     """
-    return record | {metrics.START: ledger.machine() | {"usd_per_hour": usd_per_hour}}
+    return record | {metrics.START: ledger.machine() | {"usd_per_hour": usd_per_hour, "refused": refused}}
 
 
 def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
@@ -62,7 +63,7 @@ def carry_on(folder: pathlib.Path, clock: Clock) -> Earlier:
 
     If the start before ran on this machine, which has not been booted since, the time from its last record until now was
     paid for too, at its price. It counts as DOWN, or as HUNG as far as the supervisor says so. It does not count at all if
-    that start did all its steps.
+    that start did all its steps, or was refused before its first one.
 
     Reads metrics.jsonl and run.json, so only the first process calls this. Records by older versions have only `wall_s`:
     that counts as STEP.
@@ -93,7 +94,9 @@ def _before(last: dict, starts: list[dict]) -> dict:
     opened = last.get(metrics.START)
     if not isinstance(opened, dict):
         return found
-    return {"hardware": opened, "usd_per_hour": opened.get("usd_per_hour"), "ended": found.get("ended")}
+    price = {"hardware": opened, "usd_per_hour": opened.get("usd_per_hour")}
+    refused = {"step": 0, "ended": {"code": 2, "step": 0}}
+    return price | (refused if opened.get("refused") else {"ended": found.get("ended")})
 
 
 def _activities(record: dict) -> dict[str, float]:
@@ -119,8 +122,15 @@ def _gap(clock: Clock, last: dict, start: dict) -> float:
     then, began = max(signs), unix + clock.began
     up = max(then, began, min(unix + process_began(), time.time()))
     clock.add(START, began - up)
+    return 0.0 if _not_the_run_s(start) else up - then
+
+
+def _not_the_run_s(start: dict) -> bool:
+    """True if the time since a start is not the run's: it did all its steps, or was refused before its first one."""
     ended = start.get("ended")
-    return 0.0 if isinstance(ended, dict) and ended.get("code") == 0 else up - then
+    if not isinstance(ended, dict):
+        return False
+    return ended.get("code") == 0 or (ended.get("code") == 2 and ended.get("step", 0) <= start.get("step", -1))
 
 
 def _seconds(iso: object) -> float | None:

@@ -87,6 +87,15 @@ def held_out_losses(path: pathlib.Path, rollbacks: Sequence[Mapping] = ()) -> di
     return losses
 
 
+def train_losses(path: pathlib.Path, done: int, rollbacks: Sequence[Mapping] = ()) -> dict[int, float]:
+    """Returns step -> training loss of the logged steps up to `done`, ascending, without those that are not finite."""
+    losses = {}
+    for record in records(path, containing='"train/loss"'):
+        if record["step"] <= done and not is_void(record["step"], record.get("time") or 0.0, rollbacks):
+            losses[record["step"]] = record["train/loss"]
+    return {step: losses[step] for step in sorted(losses) if is_number(losses[step])}
+
+
 def benchmarked(path: pathlib.Path, rollbacks: Sequence[Mapping] = ()) -> set[int]:
     """Returns the steps after which a run answered benchmarks, without those that a rollback undid; none without a file."""
     return {

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from jaxlm import screen
 from jaxlm.console import AGAIN_S, WORKING_S, dollars, duration, human
@@ -16,20 +16,24 @@ _BAR = 20  # columns
 class Progress:
     """Shows progress on standard error. See `screen` for a lost terminal.
 
-    The loss that is shown is an exponential mean over about the last 20 steps of this start, corrected for its beginning
-    (Kingma and Ba 2015, section 3). Steps whose loss is not finite are left out of it. The exact losses are in metrics.jsonl.
+    The loss that is shown is an exponential mean over about the last 20 steps, corrected for its beginning (Kingma and Ba
+    2015, section 3). Of earlier starts it knows the logged steps: each stands for those since the logged one before. Steps
+    whose loss is not finite are left out of it. The exact losses are in metrics.jsonl.
 
     Args:
       total: the number of steps of the run.
       done: the steps that earlier starts did.
       doing: () -> what the run does besides training, such as "evaluating"; "" for nothing.
+      losses: step -> loss of the steps that earlier starts logged, ascending.
     """
 
     stands = True
 
-    def __init__(self, total: int, done: int, doing: Callable[[], str]):
+    def __init__(self, total: int, done: int, doing: Callable[[], str], losses: Mapping[int, float] | None = None):
         self._total, self._step, self._doing = total, done, doing
         self._sum, self._weight = 0.0, 0.0  # of losses
+        for before, (step, loss) in zip([0, *(losses or {})], (losses or {}).items(), strict=False):
+            self._average(loss, step - before)
         self._ends_at: float | None = None  # by the last estimate
         self._first, self._began, self._said = (
             done + 1,
@@ -43,8 +47,11 @@ class Progress:
         """Takes the loss of a step, of each one."""
         self._step = step
         if math.isfinite(loss):
-            keep = 1 - 1 / SMOOTHED
-            self._sum, self._weight = keep * self._sum + (1 - keep) * loss, keep * self._weight + (1 - keep)
+            self._average(loss, 1)
+
+    def _average(self, loss: float, steps: int) -> None:
+        keep = (1 - 1 / SMOOTHED) ** steps
+        self._sum, self._weight = keep * self._sum + (1 - keep) * loss, keep * self._weight + (1 - keep)
 
     @property
     def loss(self) -> float:

@@ -21,6 +21,7 @@ class Recorder:
       steps: the last step of the run.
       every_steps: the number of steps from one logged step to the next.
       reads: the names of metrics to read at every step. The others are read at logged steps only.
+      before: step -> training loss of the steps that earlier starts logged, for the mean that is shown.
 
     Attributes:
       losses: step -> held-out loss of all starts, of which the best is shown.
@@ -37,11 +38,12 @@ class Recorder:
         steps: int,
         every_steps: int,
         reads: Iterable[str] = (),
+        before: Mapping[int, float] | None = None,
     ):
         self._meter, self._writer = meter, writer
         self._always, self._steps, self._every = (first, steps), steps, every_steps
         self._reads = {"skipped_in_a_row", "loss", *reads}
-        self._progress = Progress(steps, first - 1, meter.doing) if writer else None
+        self._progress = Progress(steps, first - 1, meter.doing, before) if writer else None
         self._step = first - 1
         self.losses: Mapping[int, float] = {}
         self.noted: Callable[[int, Mapping[str, float]], None] = lambda step, figures: None

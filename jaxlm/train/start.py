@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import platform
@@ -10,12 +11,12 @@ from collections.abc import Callable, Sequence
 import jax
 from jax.sharding import Mesh
 
-from jaxlm.config import BY_RULE, Config, HardwareConfig, TrainConfig
+from jaxlm.config import BY_RULE, Config, ConfigError, HardwareConfig, TrainConfig
 from jaxlm.data.coder import Encoded
 from jaxlm.plan import flops
 from jaxlm.processes import say, together
 from jaxlm.redact import redact
-from jaxlm.train import books, differences, held_out_texts, ledger, stretch
+from jaxlm.train import books, differences, held_out_texts, ledger, metrics, stretch
 from jaxlm.train.clock import Clock
 from jaxlm.train.loggers import Writer
 from jaxlm.train.loop import Watch
@@ -46,11 +47,12 @@ class Log:
     def __init__(self, folder: pathlib.Path, clock: Clock, train: TrainConfig, hardware: HardwareConfig):
         self._folder, self._clock = folder, clock
         self.on_full: Callable[[], None] | None = None
+        self._note_refusal: Callable[[], None] = lambda: None  # on the other processes
         self._earlier = together(lambda: self._carry_on(train, hardware), first_only=True) or books.Earlier()
         self._closing = contextlib.ExitStack()
 
     def _carry_on(self, train: TrainConfig, hardware: HardwareConfig) -> books.Earlier:
-        earlier, lines = books.carry_on(self._folder, self._clock), JsonLines(self._folder / "metrics.jsonl")
+        earlier = books.carry_on(self._folder, self._clock)
         meter = Meter(
             self._clock,
             earlier,
@@ -60,9 +62,21 @@ class Log:
             peak_flops=None,
             usd_per_hour=hardware.usd_per_hour,
         )
-        lines.write(books.opening(meter.now(self._clock.redo), hardware.usd_per_hour))
-        lines.close()
+
+        def note(refused: bool = False) -> None:
+            lines = JsonLines(self._folder / "metrics.jsonl")
+            lines.write(books.opening(meter.now(self._clock.redo), hardware.usd_per_hour, refused))
+            lines.close()
+
+        note()
+        self._note_refusal = functools.partial(note, refused=True)
         return earlier
+
+    def closed_by(self, kind: type[BaseException] | None, *error) -> None:
+        """Notes it if a ConfigError ends the start before its first step: the time after that is not the run's."""
+        if kind and issubclass(kind, ConfigError) and not self._clock.step:
+            with contextlib.suppress(OSError):
+                self._note_refusal()
 
     def spent(self, usd_per_hour: float) -> tuple[float, float]:
         """Returns (seconds, dollars) of all starts so far, at this start's price; on the first process alone."""
@@ -89,10 +103,14 @@ class Log:
         meter = make_meter(flops.of(config), config.train, config.hardware, self._clock, self._earlier)
         reads = [name for watch in watches for name in watch.reads]
         sizes = {"first": done + 1, "steps": config.train.steps, "every_steps": config.log.every_steps}
-        recorder = Recorder(meter, writer, **sizes, reads=reads)
+        before = together(lambda: self._losses(done), first_only=True)
+        recorder = Recorder(meter, writer, **sizes, reads=reads, before=before)
         self._closing.callback(recorder.close)
         recorder.begin()
         return recorder
+
+    def _losses(self, done: int) -> dict[int, float]:
+        return metrics.train_losses(self._folder / "metrics.jsonl", done, ledger.read(self._folder)["rollbacks"])
 
     def _open(self, asked: Config, config: Config, data: Encoded, mesh: Mesh, done: int) -> Writer:
         for line in filter(None, (stretch.warning(self._folder, asked, done), recounted(self._folder, config))):

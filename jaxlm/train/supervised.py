@@ -79,9 +79,10 @@ def _end_when_alone(parent: int) -> None:
 def stop_at_once_until_training() -> None:
     """SIGTERM and SIGHUP become KeyboardInterrupt, as ctrl-C: before the first step there is nothing to save.
 
-    Those that mean the same request are ignored: what ends the run goes on. Call it when all modules are imported: an exception inside an import may become a traceback, or be swallowed. Raises
-    KeyboardInterrupt if a signal came while `interrupts` held them. A SIGHUP or ctrl-C that is ignored, as under nohup,
-    stays so. `signals.StopSignal` takes the signals over.
+    Those that mean the same request are ignored: what ends the run goes on. Call it when all modules are imported: an
+    exception inside an import may become a traceback, or be swallowed. Raises KeyboardInterrupt if a signal came while
+    `interrupts` held them. A SIGHUP or ctrl-C that is ignored, as under nohup, stays so. `signals.StopSignal` takes the
+    signals over.
     """
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:

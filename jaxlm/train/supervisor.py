@@ -302,11 +302,7 @@ class Supervisor:
             return False
         if not progress.again:
             return True
-        why = (
-            f"{clock.FAULT} for {_duration(self._times.patience)}"
-            if death.fault
-            else "no checkpoint was saved in between"
-        )
+        why = "storage or network failed for too long" if death.fault else "no checkpoint was saved in between"
         words = f"{death.words()}, as before, and {why}: not started again"
         _say(words)
         self._tell("crash", words)

@@ -95,8 +95,9 @@ def test_a_supervisor_that_began_before_the_last_record_counts_nothing_twice(tmp
         {"hardware": ledger.machine() | {"boot_id": "other"}},
         {"hardware": 5},
         {"ended": {"code": 0}},
+        {"ended": {"code": 2, "step": 10}, "step": 10},
     ],
-    ids=["another machine", "booted since", "damaged", "done"],
+    ids=["another machine", "booted since", "damaged", "done", "refused before its first step"],
 )
 def test_time_that_nobody_paid_for_is_left_out(tmp_path, monkeypatch, keys):
     start(tmp_path, **keys)
@@ -108,7 +109,7 @@ def test_time_that_nobody_paid_for_is_left_out(tmp_path, monkeypatch, keys):
 
 @pytest.mark.parametrize("code", [1, 2, 3, 4, -9])
 def test_a_machine_that_waits_for_a_start_to_go_on_is_paid_for(tmp_path, monkeypatch, code):
-    start(tmp_path, ended={"code": code})
+    start(tmp_path, step=9, ended={"code": code, "step": 10})
     record(tmp_path, {"step": 50}, cost=1.0)
     assert about(carry_on(tmp_path, monkeypatch)[0].seconds(), step=50, down=100)
 

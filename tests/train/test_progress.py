@@ -62,6 +62,20 @@ def test_the_loss_is_a_mean_of_the_last_steps(progress, capsys):
     assert progress.loss == pytest.approx(2.0, abs=1e-3)
 
 
+@pytest.mark.parametrize("every", [1, 5])
+def test_the_mean_goes_on_where_an_earlier_start_left_it(every, capsys):
+    """To the bit where each step was logged; where every fifth was, each stands for five."""
+    losses = {step: 4.0 - 0.02 * step for step in range(1, 101)}
+    whole = Progress(520, 0, lambda: "")
+    for step, loss in losses.items():
+        whole.stepped(step, losses[-(-step // every) * every] if every > 1 else loss)
+    resumed = Progress(520, 100, lambda: "", {step: loss for step, loss in losses.items() if step % every == 0})
+    assert resumed.loss == pytest.approx(whole.loss, abs=1e-12)
+    assert abs(resumed.loss - losses[100]) > 0.2  # not the last one alone
+    for progress in (whole, resumed):
+        progress.close()
+
+
 def test_a_loss_that_is_not_finite_is_shown_as_it_is(progress, capsys):
     progress.stepped(260, 2.0)
     progress.update(RECORD | {"train/loss": math.nan}, None)

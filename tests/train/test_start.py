@@ -7,8 +7,8 @@ import time
 import pytest
 
 from jaxlm import config, config_files, sharding
-from jaxlm.config import MeshConfig
-from jaxlm.train import clock, ledger, meter, metrics, start
+from jaxlm.config import ConfigError, MeshConfig, RunError
+from jaxlm.train import books, clock, ledger, meter, metrics, start
 
 
 def test_a_start_is_in_the_books_from_its_begin_to_its_close(tmp_path):
@@ -90,3 +90,21 @@ def test_of_the_red_team_the_line_has_a_figure_a_category(tmp_path, capsys):
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "benchmarks" in line]
     assert line == "step 1  benchmarks: piqa/acc 0.5000  redteam_toxic/flagged 0.2500  redteam_bias/stereotype 0.7500"
     assert any(figures.items() <= record.items() for record in metrics.records(tmp_path / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("error", "steps", "counts"),
+    [(ConfigError, 0, False), (ConfigError, 1, True), (RunError, 0, True), (None, 0, True)],
+    ids=["refused", "refused while it trained", "failed", "died"],
+)
+def test_the_time_after_a_refused_try_is_not_the_run_s(tmp_path, error, steps, counts):
+    c = config.resolve(config_files.load("base", ["data.path=x"]))
+    counted = clock.Clock()
+    log = start.Log(tmp_path, counted, c.train, c.hardware)
+    counted.step = steps
+    log.closed_by(error)
+    path = tmp_path / "metrics.jsonl"
+    past = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(record | {"time": record["time"] - 1000.0}) + "\n" for record in past))
+    earlier = books.carry_on(tmp_path, clock.Clock())
+    assert (earlier.wall_s > 900) == counts
