@@ -144,7 +144,7 @@ for task, now in enumerate(asked):
         m = "zq_marker"
         tries = [m, f"[{m}]", f"[[{m}]]", f"({truth}) + {m}", f"{truth} * {m}", f"{truth}, {m}", f"{m} {truth}", f"${m}$"]
         judge.exact([(task, number, text) for text in tries])
-print(json.dumps(sorted(found)))
+print("found", json.dumps(sorted(found)))
 """
 
 
@@ -155,7 +155,8 @@ def test_which_tasks_evaluate_answers_is_found_by_trying(trials, draw):
     asked = some_of(draw, trials(20))
     command = [sys.executable, "-c", TRIED]
     done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, timeout=600, check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == sorted(judges.EVALUATED)
+    _, _, last = done.stdout.rpartition("found ")  # some tasks print too
+    assert json.JSONDecoder().raw_decode(last)[0] == sorted(judges.EVALUATED)
 
 
 def payloads(folder: pathlib.Path, port: int) -> list[str]:
