@@ -24,12 +24,9 @@ def of_data(data: shards.DataDir, config: Config) -> Texts:
     found, e = {}, config.eval
     for source, sha256 in data.held_out_texts().items():
         entry, limit = data.entry(source, "val"), ""
-        if e.older_batches:
-            rows = math.prod(e.older_batches)
-            limit = (
-                f" {rows} rows of {config.train.seq_len}" if 0 < rows * config.train.seq_len < entry["tokens"] else ""
-            )
-        elif 0 < e.max_mb * 1e6 < entry["bytes"]:
+        if e.older_batches and 0 < (rows := math.prod(e.older_batches)) * config.train.seq_len < entry["tokens"]:
+            limit = f" {rows} rows of {config.train.seq_len}"
+        elif not e.older_batches and 0 < e.max_mb * 1e6 < entry["bytes"]:
             limit = f" {e.max_mb:g} MB"
         found |= {source: sha256 + limit} if sha256 else {}
     return found

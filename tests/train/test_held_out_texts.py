@@ -98,3 +98,14 @@ def test_how_much_is_measured_counts_too(folders):
     size = data.entry("a", "val")["bytes"] / 1e6
     assert [of(max_mb=mb) for mb in (0.0, 1.0, size, 0.0001)] == ["", "", "", "0.0001 MB"]
     assert [of(older_batches=(n, 4)) for n in (0, 2, 10**6)] == ["", "8 rows of 16", ""]
+
+
+def test_eval_names_a_text_that_training_did_not_measure(folders, tmp_path):
+    """As with another --config.data.dir, or another limit."""
+    data = shards.open_data(folders[0])
+    c = config.resolve(config_files.load("base", ["data.path=x"]))
+    measured = held_out_texts.of_data(data, c)
+    same, other = make_run(tmp_path / "a", measured), make_run(tmp_path / "b", measured | {"a": "1"})
+    assert held_out_texts.since_training(same, data, c) == ""
+    said = held_out_texts.since_training(other, data, c)
+    assert said.startswith("not the text that training measured: held-out texts differ (a)")
