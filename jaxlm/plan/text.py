@@ -272,12 +272,10 @@ def _phases(plan: dict) -> str:
     for row in found["rows"] if any(row["name"] for row in found["rows"]) else ():
         cost = [hours(row["hours"]), spent(row["usd"]), spent(row["limit_usd"]) if row["limit_usd"] else "-"]
         cells.append([f"  {row['name'] or 'the rest'}", f"{row['last_step']:,}", f"{row['steps']:,}", *cost])
-    limits = [spent(total["limit_usd"])] * bool(total["limit_usd"]) + [hours(total["limit_hours"])] * bool(
-        total["limit_hours"]
-    )
-    cells.append(
-        ["  all", "", f"{plan['run']['steps']:,}", hours(total["hours"]), spent(total["usd"]), " ".join(limits) or "-"]
-    )
+    limits = [spent(total["limit_usd"])] * bool(total["limit_usd"])
+    limits += [f"{total['limit_hours']:g} hours"] * bool(total["limit_hours"])
+    everything = [hours(total["hours"]), spent(total["usd"]), ", ".join(limits) or "-"]
+    cells.append(["  all", "", f"{plan['run']['steps']:,}", *everything])
     lines = [wrapped(title, indent=""), table(cells, right=range(1, 6))]
     for row in found["below"]:
         need, limit = (

@@ -8,7 +8,7 @@ import pytest
 
 from jaxlm import config, config_files
 from jaxlm.models import hardware
-from jaxlm.plan import summary, text
+from jaxlm.plan import accelerators, cost, speed, summary, text
 
 HERE = {"kind": "NVIDIA GeForce RTX 4090", "count": 1, "microbatch": 16, "memory": 23e9, "needed": 61.5e9, "by": "plan"}
 HERE |= {
@@ -117,3 +117,72 @@ def test_spot_that_does_not_pay_is_a_sentence():
     never = planned("gpuburnout_1b", *rare[:1], "plan.preemptions_per_day=5000")
     assert math.isinf(never["accelerators"][0]["usd_spot"])
     assert "spot can't pay with so many preemptions" in " ".join(" ".join(lines(never)).split())
+
+
+def resolved(name: str, *overrides: str) -> config.Config:
+    c = config.resolve(config_files.load(name, ["workdir=w", "model.vocab_size=32768", *overrides]))
+    return dataclasses.replace(c, model=hardware.for_platform(c.model, "gpu"))
+
+
+def row_of(card: str, c: config.Config) -> dict:
+    """A row of the table, as far as the phases read it."""
+    device = accelerators.load().named(card)
+    fast = speed.tokens_per_second(c, device, 1)
+    return {"name": card, "fits": True, "devices": 1, "usd": device.usd, "hours": 1.0, "tokens_per_second": fast}
+
+
+@pytest.mark.parametrize("name", config_files.shipped_configs())
+def test_every_shipped_limit_holds_at_the_shipped_price(name):
+    c = resolved(name)
+    if any(phase.usd for phase in c.phases.plan.values()) or c.stop.usd or c.stop.hours:
+        device = next(
+            a for a in accelerators.load().accelerators if a.usd == c.hardware.usd_per_hour and "40" not in a.name
+        )
+        found = summary.phases(c, [row_of(device.name, c)])
+        assert found["below"] == []
+        assert {row["name"] for row in found["rows"]} == set(c.phases.plan)
+        assert all(row["limit_usd"] > row["usd"] > 0 for row in found["rows"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "only", "words"),
+    [
+        ([], "", "on 1 x A100 80GB, whose price is nearest, at $1.60 an hour (hardware.usd_per_hour);"),
+        (["hardware.usd_per_hour=2.7"], "", "on 1 x H100, whose price is nearest, at $2.70 an hour"),
+        (
+            ["hardware.usd_per_hour=0"],
+            "",
+            "on 1 x H100, the cheapest that fits, at $2.70 an hour (its price above: hardware.usd_per_hour is 0);",
+        ),
+        ([], "H200 NVL", "on 1 x H200 NVL at $1.60 an hour (hardware.usd_per_hour);"),
+    ],
+)
+def test_the_phases_are_priced_on_an_accelerator_that_is_named(plan, keys, only, words):
+    rows = [row for row in plan["accelerators"] if row["name"].startswith(only)]
+    found = summary.phases(resolved("gpuburnout_1b", *keys), rows)
+    page = lines(plan | {"accelerators": rows, "phases": found})
+    assert f"PHASES {words}" in " ".join(" ".join(page).split())
+    assert max(map(len, page)) <= 100
+    assert summary.phases(resolved("gpuburnout_1b"), [row | {"fits": False, "devices": None} for row in rows]) is None
+
+
+def test_a_phase_takes_its_steps_evaluations_and_saves_and_limits_below_that_are_named(plan):
+    old = ("phases.plan.main.usd=100", "phases.plan.finish.usd=50", "stop.hours=100", "stop.usd=500")
+    c = resolved("gpuburnout_1b", "model.vocab_size=32005", *old)
+    found = summary.phases(c, [row_of("A100 80GB", c)])
+    assert [row["key"] for row in found["below"]] == ["phases.plan.main.usd", "phases.plan.finish.usd", "stop.hours"]
+    rows = {row["name"]: row for row in found["rows"]}
+    steps = {"smoke": 200, "pilot": 9_800, "main": 50_000, "finish": 30_000}
+    assert {name: row["steps"] for name, row in rows.items()} == steps
+    held_out, fast = cost.held_out_tokens(c), row_of("A100 80GB", c)["tokens_per_second"]
+    evaluations = {"smoke": 2, "pilot": 10, "main": 50, "finish": 30}  # every 1000 steps; at the start, and at each end
+    for name, row in rows.items():
+        hours = (steps[name] * 64 * 2048 + evaluations[name] * held_out / 3) / fast / 3600
+        saves = row["hours"] - hours - (name == "smoke") * cost.START_HOURS
+        assert 0 < saves < 0.01 * row["hours"], name
+    assert steps["main"] * 64 * 2048 / fast / 3600 * 1.60 == pytest.approx(102.7, abs=0.1)
+    assert found["all"]["usd"] == pytest.approx(sum(row["usd"] for row in rows.values()))
+    page = " ".join(text.render(plan | {"phases": found}).split())
+    assert "config.phases.plan.main.usd: $100 is below the $104 of the plan, and the run would stop there" in page
+    assert "config.stop.hours: 100 hours is below the 116.7 hours of the plan" in page
+    assert " $500, 100 hours " in page
