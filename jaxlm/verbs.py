@@ -308,7 +308,11 @@ VERBS = {
             "--command": {
                 "default": "",
                 "metavar": "CMD",
-                "help": "judge by a command: CMD RUN STEP prints a score a line, item by item",
+                "help": "judge by a command: CMD RUN STEP prints a score a line, item by item; higher is better",
+            },
+            "--lower-is-better": {
+                "action": "store_true",
+                "help": "of --command's scores, such as losses, less is better",
             },
             **_JSON,
         },

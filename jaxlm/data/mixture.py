@@ -41,6 +41,27 @@ def normalise_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dic
     return {name: weight / total for name, weight in weights.items()}
 
 
+def drawn_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dict[str, fractions.Fraction]:
+    """Returns source -> the share of slots that it gets: that of `normalise_mixture`, or what `mixture_cycle` rounds it to."""
+    shares = normalise_mixture(mixture, sorted(names))
+    _, per_cycle = cycle_ranks(tuple(shares.values()))
+    return {name: fractions.Fraction(int(n), int(per_cycle.sum())) for name, n in zip(shares, per_cycle, strict=True)}
+
+
+def rounding(mixture: Mapping[str, float], names: Sequence[str]) -> str:
+    """Returns a line that names the source whose drawn share is off most, if that is more than 1% of its weight's; else ""."""
+    shares, drawn = normalise_mixture(mixture, names), drawn_mixture(mixture, names)
+    off = {name: abs(float(drawn[name] / share) - 1) for name, share in shares.items()}
+    worst = max(off, key=off.get)
+    if off[worst] <= 0.01:
+        return ""
+    more = sum(value > 0.01 for value in off.values()) - 1
+    return (
+        f"{worst} is drawn with a share of {float(drawn[worst]):.3g}, its weight is {float(shares[worst]):.3g}: shares are "
+        f"whole 65,536ths where weights have no smaller common denominator{f'; {more} more are off by over 1%' if more else ''}"
+    )
+
+
 def weights_of(listed: Mapping[str, SourceConfig | PrepareSourceConfig], names: Sequence[str]) -> dict[str, float]:
     """Returns name -> weight in the mixture, for all `names`: the weights in the config, or 1 for each if it has none.
 
@@ -60,10 +81,11 @@ def weights_of(listed: Mapping[str, SourceConfig | PrepareSourceConfig], names: 
 def mixture_cycle(shares: tuple[fractions.Fraction, ...]) -> np.ndarray:
     """Returns one period of the mixture, int32[C]: the source of each slot. The period is repeated for ever.
 
-    After any number of slots, the draws of each source differ from its exact share by less than 1. To achieve that,
+    After any number of slots, the draws of each source differ from its share of the cycle by less than 1. To achieve that,
     each draw has a first slot and a deadline, and among the draws that may start, the one with the earliest deadline
     goes first (Tijdeman 1980, the chairman assignment problem; Baruah et al. 1996, Pfair scheduling). C is the common
-    denominator of the shares. If that exceeds 65,536, the shares are rounded to 65,536ths.
+    denominator of the shares. If that exceeds 65,536, the shares are rounded to 65,536ths, none to 0: so after n slots a
+    source is up to n / 65,536 further from its exact share, and the largest by as much again for each that 0 was next to.
     """
     cycle = math.lcm(*(share.denominator for share in shares))
     counts = [int(share * cycle) for share in shares] if cycle <= MAX_CYCLE else _round_shares(shares, MAX_CYCLE)

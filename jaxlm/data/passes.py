@@ -3,7 +3,7 @@
 import fractions
 from collections.abc import Mapping
 
-from jaxlm.data.mixture import normalise_mixture
+from jaxlm.data.mixture import drawn_mixture, rounding
 from jaxlm.data.rows import Order
 
 # Times through a source beyond which a token teaches less than a new one (Muennighoff et al. 2023, arXiv:2305.16264).
@@ -19,7 +19,7 @@ def passes(order: Order, steps: int) -> dict[str, float]:
     found: dict[str, float] = {}
     for mixture, length in stretches:
         trained = length * order.batch_size * order.seq_len
-        for name, share in normalise_mixture(mixture, list(tokens)).items():
+        for name, share in drawn_mixture(mixture, list(tokens)).items():
             if tokens[name]:
                 found[name] = found.get(name, 0.0) + trained * float(share) / tokens[name]
     return found
@@ -33,9 +33,15 @@ def words(order: Order, steps: int) -> str:
     if order.final is None:
         return ""
     names, last = list(order.data.token_counts()), order.switch()
-    first, final = (normalise_mixture(mixture, names) for mixture in (order.mixture, order.final.mixture))
+    first, final = (drawn_mixture(mixture, names) for mixture in (order.mixture, order.final.mixture))
     beyond = f" (this run ends at step {steps:,})" if last >= steps else ""
     return f"{_shares(first)} to step {last:,}, then {_shares(final)}{beyond}"
+
+
+def rounded(order: Order) -> list[str]:
+    """Returns a line for each mixture of a run that draws a source with a share more than 1% off its weight."""
+    names, mixtures = list(order.data.token_counts()), [order.mixture, *([order.final.mixture] if order.final else [])]
+    return [line for line in (rounding(mixture, names) for mixture in mixtures) if line]
 
 
 def _shares(shares: Mapping[str, fractions.Fraction]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.corpus.sources.plain import iterate_documents
-from jaxlm.data import ids, rows, shards
+from jaxlm.data import ids, mixture, rows, shards
 from jaxlm.data.coder import Coder
 from jaxlm.data.manifest import MANIFEST
 
@@ -156,9 +156,8 @@ class Pieces:
 
     def passes(self, pieces: int) -> dict[str, float]:
         """Returns source -> how many times so many pieces go through it."""
-        shares = dict(zip(self._plan.names, map(float, self._plan.shares), strict=True))
-        counts = self.text.token_counts()
-        return {name: pieces * self.tokens * share / counts[name] for name, share in shares.items()}
+        draws, counts = mixture.count_draws(self._plan.shares, pieces), self.text.token_counts()
+        return {name: float(n) * self.tokens / counts[name] for name, n in zip(self._plan.names, draws, strict=True)}
 
 
 def piece_tokens(share: float, lengths: np.ndarray, counted: np.ndarray, seq_len: int, batch_size: int) -> int:

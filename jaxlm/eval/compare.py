@@ -23,7 +23,9 @@ LEVEL = 0.05  # below that p-value two models are told apart
 _DRAWS, _CHUNK = 4999, 2_000_000  # of signs and of items; numbers in memory at a time
 _SEED = 0
 _FEW = 6  # items whose signs can all be equal by chance in more than 1 of 20 cases are fewer
-_LOWER = frozenset({BITS, "perplexity", "word_perplexity", "byte_perplexity", "flagged"})  # of these less is better
+_LOWER = frozenset(  # of these less is better
+    {BITS, "perplexity", "word_perplexity", "byte_perplexity", "brier_score", "ter", "flagged"}
+)
 _EVEN = {"stereotype": 0.5}  # of these the score nearest to this is best
 
 
@@ -41,6 +43,7 @@ class Comparison:
       adjusted: the p-value corrected for the number of comparisons; see `adjust`.
       a_only, b_only: items that only A, only B has; they are left out.
       better: "a" or "b", the side with the better mean; "" if neither is better.
+      direction: what `better` rests on, in words, where the metric's name does not say it: "if higher is better".
     """
 
     task: str
@@ -57,6 +60,7 @@ class Comparison:
     a_only: int = 0
     b_only: int = 0
     better: str = ""
+    direction: str = ""
 
     @property
     def apart(self) -> bool:
@@ -98,8 +102,14 @@ def paired(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
     return (far + 1) / (_DRAWS + 1), float(low), float(high)
 
 
-def scores(task: str, metric: str, a: Mapping[str, float], b: Mapping[str, float]) -> Comparison:
-    """Compares the scores of two models; both are item -> score. Raises ConfigError if they have no item in common."""
+def scores(
+    task: str, metric: str, a: Mapping[str, float], b: Mapping[str, float], lower: bool | None = None
+) -> Comparison:
+    """Compares the scores of two models; both are item -> score. Raises ConfigError if they have no item in common.
+
+    Args:
+      lower: True if less is better, False if nobody said so of a metric that is not known; None if the metric's name says it.
+    """
     common = [item for item in a if item in b]
     if not common:
         raise ConfigError(f"{task}: A and B have no item in common")
@@ -108,12 +118,14 @@ def scores(task: str, metric: str, a: Mapping[str, float], b: Mapping[str, float
     test, compared = ("McNemar", mcnemar) if binary else ("randomization", paired)
     p, low, high = compared(left, right)
     difference = float(right.mean() - left.mean())
-    gain = -difference if metric.split(",")[0] in _LOWER else difference
+    gain = -difference if lower or metric.split(",")[0] in _LOWER else difference
+    direction = "" if lower is None else "where lower is better" if lower else "if higher is better"
     if metric in _EVEN:
         gain = round(abs(left.mean() - _EVEN[metric]) - abs(right.mean() - _EVEN[metric]), 9)
     return Comparison(
         task, metric, test, len(common), float(left.mean()), float(right.mean()), difference, low, high, p,
         a_only=len(a) - len(common), b_only=len(b) - len(common), better="b" if gain > 0 else "a" if gain < 0 else "",
+        direction=direction,
     )  # fmt: skip
 
 
@@ -262,6 +274,7 @@ def _clause(one: Comparison, a: str, b: str) -> str:
         return f"{a} and {b} differ {on}, and neither is better: {_short(one.a)} and {_short(one.b)} {p}"
     winner = b if one.better == "b" else a
     best, rest = (one.b, one.a) if one.better == "b" else (one.a, one.b)
+    on += f", {one.direction}" * bool(one.direction)
     return f"{winner} is better {on}: {_short(best)} against {_short(rest)} {p}"
 
 

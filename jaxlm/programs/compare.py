@@ -22,6 +22,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     folders = [pathlib.Path(config.workdir), pathlib.Path(args.other or config.workdir)]
     if args.votes and args.command:
         raise ConfigError("--votes and --command are two ways to judge: give one of them")
+    if args.lower_is_better and not args.command:
+        raise ConfigError("--lower-is-better is of --command's scores: of benchmarks and votes the direction is known")
     steps = _steps(args.checkpoint, one_run=not args.other)
     if args.votes:
         found, names = [compare.votes(_votes(pathlib.Path(args.votes)))], _names(folders, steps)
@@ -32,7 +34,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
             raise ConfigError(
                 f"the command scored {len(sides[0])} items of A and {len(sides[1])} of B: not the same items"
             )
-        found = compare.adjust([compare.scores("the command", "score", *(dict(enumerate(side)) for side in sides))])
+        each = (dict(enumerate(side)) for side in sides)
+        found = compare.adjust([compare.scores("the command", "score", *each, lower=args.lower_is_better)])
     else:
         steps = [_found(folder, step) for folder, step in zip(folders, steps, strict=True)]
         names = _names(folders, steps)

@@ -105,6 +105,8 @@ def data(config: Config) -> dict[str, typing.Any] | None:
     try:
         order, steps = open_order(config), config.train.steps
         epochs = passes.passes(order, steps)
+        for line in passes.rounded(order):
+            say(line)
     except ConfigError as error:
         if (pathlib.Path(config.data.dir) / shards.MANIFEST).is_file():
             say(f"the data is left out of the plan: {error}")

@@ -56,6 +56,8 @@ def batches(ready: Ready, done: int) -> LoaderBatches:
     """Returns the loader's batches, from step `done` + 1 on."""
     if line := passes.words(ready.data, ready.config.train.steps):
         say(f"mixture: {line}")
+    for line in passes.rounded(ready.data):
+        say(line)
     first = jax.process_index() == 0
     given = batches_lib.read(ready.data, ready.config.data, ready.parts, done, verify=first)
     if jax.process_count() > 1:

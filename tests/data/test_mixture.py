@@ -39,6 +39,29 @@ def test_weights_without_a_small_common_denominator_are_rounded_to_65536ths():
     assert np.abs(counts / order.size - [float(s) for s in shares]).max() < 2 / mixing.MAX_CYCLE
 
 
+ROUNDED = {  # weights, the source that is off, by its line
+    "tiny": ({"a": 1.0, "b": 1e-6}, "b is drawn with a share of 1.53e-05, its weight is 1e-06"),
+    "two tiny": ({"a": 1.0, "b": 1e-6, "c": 2e-6}, "1 more are off by over 1%"),
+    "thirds": ({"a": 0.1234567, "b": 0.3333333, "c": 0.7}, ""),
+    "exact": ({"a": 0.9, "b": 0.1}, ""),
+}
+
+
+@pytest.mark.parametrize(("weights", "says"), ROUNDED.values(), ids=ROUNDED)
+def test_the_share_that_is_drawn_is_the_one_that_is_said(weights, says):
+    """The draws of the run's own plan stay within one row of it, however many rows there are."""
+    plan = rows.plan_rows(dict.fromkeys(weights, 10**9), weights, seed=0, seq_len=8, batch_size=4)
+    drawn = mixing.drawn_mixture(weights, [*reversed(plan.names)])
+    for n in (10, 100_000, 10**7, 10**9):
+        counts = mixing.count_draws(plan.shares, n)
+        assert all(abs(count - n * drawn[name]) < 1 for name, count in zip(plan.names, counts, strict=True))
+        off = [abs(count - n * share) for share, count in zip(plan.shares, counts, strict=True)]
+        assert all(rows_off <= 1 + n / 65536 * len(weights) for rows_off in off)
+    line = mixing.rounding(weights, plan.names)
+    assert says in line
+    assert bool(line) is bool(says)
+
+
 def test_a_share_of_0_is_never_drawn_even_if_the_others_are_rounded():
     shares = (*mixing.normalise_mixture({"a": 1 / 3, "b": 1 / 7}, "ab").values(), fractions.Fraction(0))
     assert np.bincount(mixing.mixture_cycle(shares), minlength=3)[2] == 0

@@ -30,3 +30,12 @@ def test_both_mixtures_count_each_for_its_steps():
     assert passes.passes(over, 100)["best"] == pytest.approx(9.0)
     assert "to step 70, then" in passes.words(over, 100)
     assert passes.words(rows.Order(data, {"web": 1.0}, 0, seq_len=32, batch_size=4), 100) == ""
+
+
+def test_a_source_is_counted_by_the_share_that_is_drawn_and_named_if_it_is_off():
+    data = types.SimpleNamespace(token_counts=lambda split="train": {"web": 10**6, "rare": 1000})
+    order = rows.Order(data, {"web": 1.0, "rare": 1e-6}, 0, seq_len=32, batch_size=4)
+    drawn = mixture.count_draws(order.plan().shares, 65536 * 4)[0]
+    assert passes.passes(order, 65536)["rare"] == pytest.approx(float(drawn) * 32 / 1000)
+    assert passes.rounded(order)[0].startswith("rare is drawn with a share of 1.53e-05, its weight is 1e-06")
+    assert not passes.rounded(rows.Order(data, {"web": 0.9, "rare": 0.1}, 0, seq_len=32, batch_size=4))

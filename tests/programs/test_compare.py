@@ -71,7 +71,11 @@ def test_votes(runs, capsys):
 def test_a_command(runs, capsys):
     (runs / "score.sh").write_text('for i in 1 2 3 4 5 6 7 8; do test "$1" -ef b; echo "$((1 - $?))"; done\n')
     assert run("a", "b", "--command=sh score.sh") == 0
-    assert "b is better on the command: 1.000 against .000 (p = .008)" in capsys.readouterr().out
+    assert "b is better on the command, if higher is better: 1.000 against .000 (p = .008)" in capsys.readouterr().out
+    assert run("a", "b", "--command=sh score.sh", "--lower-is-better") == 0
+    assert "a is better on the command, where lower is better: .000 against 1.000 (p = .008)" in capsys.readouterr().out
+    assert run("a", "b", "--lower-is-better") == 2
+    assert "--lower-is-better is of --command's scores" in capsys.readouterr().err
     for command, code, words in (
         ("false", 1, "failed with exit code 1"),
         ("echo no", 2, "it must print a number a line"),
