@@ -5,14 +5,14 @@ import glob
 import itertools
 import pathlib
 import re
-import zlib
 
 import fsspec
 import pyarrow.parquet
-import zstandard
 
 from jaxlm import files as files_lib
 from jaxlm.config import ConfigError
+from jaxlm.corpus.sources import streams
+from jaxlm.corpus.sources.base import Part
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".parquet")
 # What the hub's tools leave beside the data.
@@ -65,10 +65,12 @@ def records(path: str) -> collections.abc.Iterator[tuple[int, dict]]:
             with fsspec.open(path) as f:
                 yield from enumerate(pyarrow.parquet.read_table(f).to_pylist(), 1)
             return
-        with fsspec.open(path, "rt", encoding="utf-8", compression="infer") as f:
-            text = f.read()
+        parts = list(streams.chunks(Part("jsonl", path, path)))
+        if lost := [part.reason for part in parts if isinstance(part, streams.Damage)]:
+            raise ValueError(lost[0])
+        text = b"".join(parts).decode()
         whole = _whole(text) if path.removesuffix(".gz").endswith(".json") else None
-    except (OSError, EOFError, ValueError, zlib.error, zstandard.ZstdError, pyarrow.ArrowException) as e:
+    except (OSError, EOFError, ValueError, pyarrow.ArrowException) as e:
         raise ConfigError(f"{path} can't be read: {e}") from e
     numbered = enumerate(
         whole if whole is not None else map(_parsed, text.split("\n")), 1
