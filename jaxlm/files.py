@@ -1,6 +1,7 @@
 """Writes files whole or not at all, locks folders so that each has only one writer, waits for disks for so long only."""
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -145,25 +146,20 @@ def json_of(content: bytes | str, kind: type[T] = dict) -> T:
     """
     try:
         found = json.loads(content)
+        _check_depth(found, _MOST_LEVELS)
     except RecursionError:
         raise ValueError("it nests too deeply") from None
     if not isinstance(found, kind):
         raise ValueError(f"it holds no {kind.__name__}")
-    level = [found]
-    for _ in range(_MOST_LEVELS):
-        level = (
-            [
-                part
-                for whole in level
-                for part in (whole.values() if isinstance(whole, dict) else whole)
-                if isinstance(part, dict | list)
-            ]
-            if isinstance(found, dict | list)
-            else []
-        )
-        if not level:
-            return found
-    raise ValueError("it nests too deeply")
+    return found
+
+
+def _check_depth(value: object, levels: int) -> None:
+    if isinstance(value, dict | list):
+        if not levels:
+            raise RecursionError
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_depth(part, levels - 1)
 
 
 def json_lines(path: pathlib.Path) -> list[dict]:
@@ -191,32 +187,47 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def is_text(value: object) -> bool:
-    """True for a text."""
-    return isinstance(value, str)
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """A value of a file in JSON: what it must be in words, and a test for it."""
+
+    words: str
+    holds: Callable[[typing.Any], bool]
 
 
-def is_count(value: object) -> bool:
-    """True for a whole number of 0 or more."""
-    return type(value) is int and value >= 0
+def whole(low: int) -> Leaf:
+    """Returns what a whole number of at least `low` is."""
+    return Leaf(f"a whole number of at least {low}", lambda value: type(value) is int and low <= value < 2**63)
 
 
-def fits(value: object, shape: typing.Any) -> bool:
-    """True if a value of JSON has a shape.
+TEXT = Leaf("a text", lambda value: isinstance(value, str))
+NUMBER = Leaf("a number", is_number)
+NUMBER_OR_NONE = Leaf("a number or null", lambda value: value is None or is_number(value))
+
+
+def problem(value: typing.Any, shape: typing.Any, name: str = "") -> str:
+    """Returns the first difference between a value of JSON and its shape, in words; "" if there is none.
 
     Args:
-      shape: a function that says if a value is right; `[shape]` for a list of such, `{str: shape}` for a table of such with
-        any keys, `{key: shape}` for a table with these keys and perhaps others.
+      shape: a `Leaf`; `[shape]` for a list of any number of such, `{str: shape}` for a table of such with any keys,
+        `{key: shape}` for a table with these keys and perhaps more.
+      name: what the value is called.
     """
+    if isinstance(shape, Leaf):
+        return "" if shape.holds(value) else f"{name} is {json.dumps(value)[:60]} instead of {shape.words}"
+    if not isinstance(value, type(shape)):
+        words = "an object" if isinstance(shape, dict) else "a list"
+        return f"{name} is {json.dumps(value)[:60]} instead of {words}"
     if isinstance(shape, list):
-        return isinstance(value, list) and all(fits(item, shape[0]) for item in value)
-    if not isinstance(shape, dict):
-        return shape(value)
-    if not isinstance(value, dict):
-        return False
-    if str in shape:
-        return all(fits(item, shape[str]) for item in value.values())
-    return all(key in value and fits(value[key], inner) for key, inner in shape.items())
+        parts = [(f"{name}[{i}]", item, shape[0]) for i, item in enumerate(value)]
+    elif str in shape:
+        parts = [(f"{name}.{key}", item, shape[str]) for key, item in value.items()]
+    else:
+        prefix = f"{name}." if name else ""
+        if missing := [key for key in shape if key not in value]:
+            return f"{prefix}{missing[0]} is missing"
+        parts = [(f"{prefix}{key}", value[key], inner) for key, inner in shape.items()]
+    return next((words for name, item, inner in parts if (words := problem(item, inner, name))), "")
 
 
 def read_soon(path: pathlib.Path) -> bytes:

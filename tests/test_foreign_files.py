@@ -28,6 +28,7 @@ from jaxlm.interop import peft, peft_config
 from jaxlm.train import apart
 
 pytest.importorskip("tokenizers")
+pytestmark = pytest.mark.faults
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 SHORT = ("--config.plan.measure=never", "--config.model.attention=xla")
 TRAINS = (
@@ -175,7 +176,8 @@ def _data(root):
     rng = random.Random(0)
     texts = [f"{n} " + tiny_chats.words(rng, 40) for n in range(60)]
     lines = "".join(json.dumps({"text": text, "url": "http://a.b/c"}) + "\n" for text in texts).encode()
-    head = "WARC/1.0\r\nWARC-Type: response\r\nWARC-Target-URI: http://a.b/c\r\nContent-Type: application/http\r\nContent-Length: "
+    head = "WARC/1.0\r\nWARC-Type: response\r\nWARC-Target-URI: http://a.b/c\r\n"
+    head += "Content-Type: application/http\r\nContent-Length: "
     page = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html><title>x</title><p>" + texts[0].encode()
     warc = b"".join(gzip.compress(f"{head}{len(page)}\r\n\r\n".encode() + page + b"\r\n\r\n") for _ in range(5))
     for place in (root / "texts", root / "texts/one"):
@@ -279,6 +281,7 @@ def fails(command: str, capfd) -> str:
     return said[-3000:] if "Traceback" in said else "" if code in (0, 1, 2, 3) else f"exit code {code}"
 
 
+@pytest.mark.timeout(0)  # 500 of them take half an hour
 def test_mangled_files_are_a_line_and_never_a_traceback(made, tmp_path, trials, draw, capfd, monkeypatch, request):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -299,10 +299,11 @@ def _signature(units: Sequence[Unit]) -> str:
     return f"sha256 {hashlib.sha256(repr(parts).encode()).hexdigest()[:16]} of {len(parts)} parts in {len(units)} units"
 
 
-_BOTH = {"documents": files.is_count, "bytes": files.is_count}
-_COUNTS = {str: files.is_count}
-_STAGE = {f"{what}_{way}": files.is_count for what in ("documents", "bytes") for way in ("in", "out")}
-_STAGE |= {"name": files.is_text, "removed": _COUNTS, "edits": _COUNTS}
+_COUNT = files.whole(0)
+_BOTH = {"documents": _COUNT, "bytes": _COUNT}
+_COUNTS = {str: _COUNT}
+_STAGE = {f"{what}_{way}": _COUNT for what in ("documents", "bytes") for way in ("in", "out")}
+_STAGE |= {"name": files.TEXT, "removed": _COUNTS, "edits": _COUNTS}
 _SHAPE = {
     "recipe": {},
     "sources": {
@@ -310,7 +311,7 @@ _SHAPE = {
             "read": {**_BOTH, "failed": _COUNTS},
             "stages": [_STAGE],
             "kept": _BOTH,
-            "files": [{"file": files.is_text, "size": files.is_count}],
+            "files": [{"file": files.TEXT, "size": _COUNT}],
         }
     },
 }
@@ -325,7 +326,7 @@ def open_prepared(root: pathlib.Path) -> Prepared:
         raise ConfigError(f"no {MANIFEST} in {root}: make it with jaxlm prepare") from None
     except ValueError:
         raise ConfigError(f"{root / MANIFEST} is not valid JSON; delete it and run jaxlm prepare again") from None
-    if manifest.get("format") != FORMAT or not files.fits(manifest, _SHAPE):
+    if manifest.get("format") != FORMAT or files.problem(manifest, _SHAPE):
         raise ConfigError(
             f"{root / MANIFEST} is damaged, or of another format; delete {root} and run jaxlm prepare again"
         )

@@ -1,13 +1,11 @@
 """Reads manifest.json and checks its structure, once, so that nobody who uses it meets a missing or mangled key."""
 
-import dataclasses
 import hashlib
 import json
 import math
 import pathlib
 import re
 import typing
-from collections.abc import Callable
 
 from jaxlm import files
 from jaxlm.config import ConfigError, RunError
@@ -16,21 +14,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 HELD_OUT = "held_out"  # the manifest's key: source -> sha256 of its held-out text (`add_text`)
 SPLITS = ("train", "val")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Leaf:
-    """A value of the manifest: what it must be in words, and a test for it."""
-
-    words: str
-    holds: Callable[[typing.Any], bool]
-
-
-def _whole(low: int) -> _Leaf:
-    return _Leaf(
-        f"a whole number of at least {low}",
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**63,
-    )
+_Leaf, _TEXT, _whole = files.Leaf, files.TEXT, files.whole
 
 
 def _inside(path: typing.Any) -> bool:
@@ -39,7 +23,6 @@ def _inside(path: typing.Any) -> bool:
     return bool(parts) and parts[0] != "/" and ".." not in parts
 
 
-_TEXT = _Leaf("a text", lambda value: isinstance(value, str))
 _SHA256 = _Leaf(
     "a sha256 in hex", lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 )
@@ -55,7 +38,7 @@ _SPLIT = {
     "index": _FILE,
     "shards": [{**_FILE, "records": _whole(1), "tokens": _whole(1)}],
 }
-# What must be there; more may be. A dict with the one key `str` stands for any names, a list for any number of such items.
+# What must be there; more may be. See `files.problem`.
 _SHAPE = {
     "recipe": {str: _TEXT},
     "tokenizer": {
@@ -89,13 +72,14 @@ def read(root: pathlib.Path) -> tuple[dict, str]:
             f"no {MANIFEST} in {root}: not a finished data directory; make one with 'jaxlm tokenize' or set data.dir"
         ) from None
     try:
-        manifest = files.json_of(content)
+        manifest = files.json_of(content, object)
     except ValueError:
         raise ConfigError(f"{path} is not valid JSON; rebuild the data directory") from None
-    if manifest.get("format") != FORMAT:
-        raise ConfigError(f"{path} has format {manifest.get('format')}, this jaxlm reads {FORMAT}; rebuild it")
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        version = manifest.get("format") if isinstance(manifest, dict) else None
+        raise ConfigError(f"{path} has format {version}, this jaxlm reads {FORMAT}; rebuild it")
     texts = manifest.get(HELD_OUT, {})
-    if problem := _problem(manifest, _SHAPE, "") or _mismatch(manifest) or _problem(texts, {str: _TEXT}, HELD_OUT):
+    if problem := files.problem(manifest, _SHAPE) or _mismatch(manifest) or files.problem(texts, {str: _TEXT}, HELD_OUT):
         raise ConfigError(f"{path} is damaged: {problem}; copy it again or rebuild the data directory")
     if texts:  # older versions wrote none, and a run of theirs knows its data by the hash without them
         content = _dump({key: value for key, value in manifest.items() if key != HELD_OUT})
@@ -114,25 +98,6 @@ def write(root: pathlib.Path, manifest: dict) -> None:
 
 def _dump(manifest: dict) -> bytes:
     return (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()
-
-
-def _problem(value: typing.Any, shape: typing.Any, name: str) -> str:
-    """Returns the first difference between a value and its shape, in words; "" if there is none."""
-    if isinstance(shape, _Leaf):
-        return "" if shape.holds(value) else f"{name} is {json.dumps(value)[:60]} instead of {shape.words}"
-    if not isinstance(value, type(shape)):
-        words = "an object" if isinstance(shape, dict) else "a list"
-        return f"{name} is {json.dumps(value)[:60]} instead of {words}"
-    if isinstance(shape, list):
-        parts = [(f"{name}[{i}]", item, shape[0]) for i, item in enumerate(value)]
-    elif str in shape:
-        parts = [(f"{name}.{key}", item, shape[str]) for key, item in value.items()]
-    else:
-        prefix = f"{name}." if name else ""
-        if missing := [key for key in shape if key not in value]:
-            return f"{prefix}{missing[0]} is missing"
-        parts = [(f"{prefix}{key}", value[key], inner) for key, inner in shape.items()]
-    return next((problem for name, item, inner in parts if (problem := _problem(item, inner, name))), "")
 
 
 def _mismatch(manifest: dict) -> str:

@@ -231,22 +231,18 @@ def known(config: Config, say: Callable[[str], None]) -> tuple[Fit, pathlib.Path
     return fitted, folder
 
 
-def _or_none(value: object) -> bool:
-    return value is None or files.is_number(value)
-
-
 _NUMBERS = ("d_model", "parameters", "tokens", "steps", "batch_size", "lr", "times", "rule", "hours")
-_RUN = dict.fromkeys(_NUMBERS, files.is_number) | dict.fromkeys(("name", "kind", "why"), files.is_text)
-_TARGET = {"config": files.is_text, "shape": {"family": files.is_text}}
+_RUN = dict.fromkeys(_NUMBERS, files.NUMBER) | dict.fromkeys(("name", "kind", "why"), files.TEXT)
+_TARGET = {"config": files.TEXT, "shape": {"family": files.TEXT}}
 _SHAPE = {
-    "target": _TARGET | dict.fromkeys(("parameters", "tokens", "vocab_size"), files.is_number),
+    "target": _TARGET | dict.fromkeys(("parameters", "tokens", "vocab_size"), files.NUMBER),
     "same": {},
-    "runs": [_RUN | dict.fromkeys(("planned_hours", "loss", "bytes_per_token"), _or_none)],
-    "sizes": [files.is_count],
-    "budgets": [files.is_number],
-    "hours": {"limit": _or_none, "planned": _or_none, "spent": files.is_number},
-    "fit": lambda value: value is None or files.fits(value, {"law": {str: files.is_number}, "noise": files.is_number}),
+    "runs": [_RUN | dict.fromkeys(("planned_hours", "loss", "bytes_per_token"), files.NUMBER_OR_NONE)],
+    "sizes": [files.whole(1)],
+    "budgets": [files.NUMBER],
+    "hours": {"limit": files.NUMBER_OR_NONE, "planned": files.NUMBER_OR_NONE, "spent": files.NUMBER},
 }
+_FIT = {"law": {str: files.NUMBER}, "noise": files.NUMBER, "from": {"parameters": files.NUMBER, "tokens": files.NUMBER}}
 
 
 def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
@@ -260,8 +256,8 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any] | None:
         found = files.json_of(path.read_bytes())
         if found["version"] != VERSION:
             raise ConfigError(f"{path} is of version {found['version']}, this jaxlm writes {VERSION}: delete it")
-        if not files.fits(found, _SHAPE):
-            raise ValueError
+        if problem := files.problem(found, _SHAPE | ({"fit": _FIT} if found["fit"] else {})):
+            raise ValueError(problem)
         fit_of(found)
     except FileNotFoundError:
         return None

@@ -6,16 +6,13 @@ import itertools
 import os
 import pathlib
 import re
-import typing
-import zlib
 
-import fsspec
 import pyarrow.parquet
-import zstandard
-from fsspec.implementations.local import LocalFileSystem
 
 from jaxlm import files as files_lib
 from jaxlm.config import ConfigError
+from jaxlm.corpus.sources import streams
+from jaxlm.corpus.sources.base import Part
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".parquet")
 # What the hub's tools leave beside the data.
@@ -64,13 +61,15 @@ def records(path: str) -> collections.abc.Iterator[tuple[int, dict]]:
     """
     try:
         if path.endswith(".parquet"):
-            with _open(path) as f:
+            with streams.open_file(path) as f:
                 yield from enumerate(pyarrow.parquet.read_table(f).to_pylist(), 1)
             return
-        with _open(path, "rt", encoding="utf-8", compression="infer") as f:
-            text = f.read()
+        parts = list(streams.chunks(Part("jsonl", path, path)))
+        if lost := [part.reason for part in parts if isinstance(part, streams.Damage)]:
+            raise ValueError(lost[0])
+        text = b"".join(parts).decode()
         whole = _whole(text) if path.removesuffix(".gz").endswith(".json") else None
-    except (OSError, EOFError, ValueError, zlib.error, zstandard.ZstdError, pyarrow.ArrowException) as e:
+    except (OSError, EOFError, ValueError, pyarrow.ArrowException) as e:
         raise ConfigError(f"{path} can't be read: {e}") from e
     numbered = enumerate(
         whole if whole is not None else map(_parsed, text.split("\n")), 1
@@ -79,13 +78,6 @@ def records(path: str) -> collections.abc.Iterator[tuple[int, dict]]:
         if not isinstance(record, dict):
             raise ConfigError(f"{path}:{number} is no JSON object")
         yield number, record
-
-
-def _open(path: str, mode: str = "rb", **options: str) -> typing.ContextManager[typing.IO]:
-    """Opens a URL, or a local file, which may be called `file:x` or `a::b`."""
-    if "://" in path:
-        return fsspec.open(path, mode, **options)
-    return LocalFileSystem().open(os.path.abspath(path), mode, **options)
 
 
 def _whole(text: str) -> list | None:
