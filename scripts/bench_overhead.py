@@ -225,7 +225,9 @@ def table(found: dict, config: Config, seconds: float, gigabytes: float, scale_g
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens-per-second", type=float, default=90_000)
-    parser.add_argument("--steps", type=int, default=15, help="at least 6: two checkpoints, and steps without one between")
+    parser.add_argument(
+        "--steps", type=int, default=15, help="at least 6: two checkpoints, and steps without one between"
+    )
     parser.add_argument("--state-gb", type=float, default=0.4, help="of the state that is saved")
     parser.add_argument("--scale-gb", type=float, default=12.5, help="of a 1.04B model with AdamW in float32")
     parser.add_argument("--json", action="store_true")

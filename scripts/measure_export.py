@@ -93,7 +93,11 @@ def main() -> None:
         subprocess.run([sys.executable, *sys.argv], env=os.environ | {"MAKE": "1"}, check=True)
     for to, dtype in args.exports or (("hf", "bf16"), ("gguf", "f16"), ("gguf", "q8_0")):
         load = os.getloadavg()[0]
-        print(f"{to}:{dtype}", json.dumps(measure(run, run.parent / "out", to, dtype) | {"load": round(load, 1)}), flush=True)
+        print(
+            f"{to}:{dtype}",
+            json.dumps(measure(run, run.parent / "out", to, dtype) | {"load": round(load, 1)}),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

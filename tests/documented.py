@@ -7,7 +7,7 @@ import re
 import shlex
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS = [path for path in sorted((ROOT / "configs").rglob("*.py")) if path.name != "__init__.py"]
 LEADERBOARD = ROOT / "dev/LEADERBOARD.md"
 FIRST_WORDS = r"(?:jaxlm|python|pip|pytest|pre-commit|tensorboard|lm_eval|apt-get|docker|sky|scripts/\w+\.(?:sh|py))"
@@ -50,7 +50,7 @@ def commands(text: str, place: str) -> list[Command]:
         line += 1 + typed.count("\0")
     for match in re.finditer(r"`([^`]+)`", sentences):
         words = " ".join(match[1].split())
-        if re.fullmatch(COMMAND, words) and (" " in words or words.startswith("scripts/")):
+        if re.fullmatch(COMMAND, words) and (" " in words or words.endswith(".sh")):
             found.append((1 + sentences.count("\n", 0, match.start()), words))
     return [command for line, said in sorted(found) for command in _split(f"{place}:{line}", said)]
 
@@ -74,9 +74,9 @@ def _split(place: str, said: str) -> list[Command]:
     found = []
     for part in said.split(" && "):
         words = [word.partition("|")[0] for word in shlex.split(part)]
-        count = next((i for i, word in enumerate(words) if not re.match(r"[A-Z_]+=", word)), len(words))
-        bare = words[count:] == ["jaxlm"] or (words[count:][:1] == ["jaxlm"] and len(words) - count == 2)
-        if "KEY" not in part and words[count:] and not (bare and not words[count + 1 :][:1] == ["doctor"]):
+        count = next(i for i, word in enumerate(words) if not re.match(r"[A-Z_]+=", word))
+        bare = words[count:] == ["python", "-m", "jaxlm.main"] or (words[count] == "jaxlm" and len(words) - count < 3)
+        if "KEY" not in part and not bare:
             found.append(Command(place, tuple(words[count:]), tuple(words[:count])))
     return found
 
@@ -90,3 +90,23 @@ def every() -> list[Command]:
             text = ast.get_docstring(ast.parse(text), clean=False) or ""
         found += commands(text, str(path.relative_to(ROOT)))
     return found
+
+
+# Of the leaderboard's scripts: one needs a run, and is run where there is one; one is run whole by `pytest -m recipe`; and
+# all sections of the GPU's are minutes, of which other rows run two.
+NOT_BY_SMALLEST = ("scripts/bench_eval.py", "scripts/story.sh")
+TOO_LONG = ("python scripts/bench_gpu.py",)
+
+
+def without_numbers(command: Command) -> str:
+    """Returns a script's command without the numbers that --smallest replaces."""
+    return " ".join(word for word in command.words if not re.fullmatch(r"--[\w-]+=[\d.]+", word))
+
+
+def by_smallest() -> dict[str, str]:
+    """Returns the commands of the leaderboard's scripts, each once whatever its numbers are, and where they stand."""
+    found: dict[str, str] = {}
+    for command in every():
+        if command.place.startswith("dev/") and command.script not in ("", *NOT_BY_SMALLEST):
+            found.setdefault(without_numbers(command), command.place)
+    return {text: place for text, place in found.items() if text not in TOO_LONG}

@@ -1,24 +1,17 @@
 """What the project says of itself is what it does."""
 
-import json
 import pathlib
 import re
 import shlex
 
+import documented
 import import_graph
-import pytest
+from documented import ROOT
 
-from jaxlm import cli, config, config_files, verbs
-from jaxlm.interop import hf
+from jaxlm import cli, config_files, verbs
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 README, CONTRIBUTING = ((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-CONFIGS = [
-    path
-    for path in sorted((ROOT / "configs").rglob("*.py"))
-    if path.name not in ("__init__.py", "base.py", "stages.py")
-]
+PAGES = [ROOT / "CONTRIBUTING.md", *documented.PAGES]
 
 
 def test_ci_runs_the_commands_of_the_readme():
@@ -95,88 +88,12 @@ def test_the_modules_that_the_map_names_are_in_their_folders():
     assert not [(f, word) for f, word in named if not (ROOT / "jaxlm" / f / f"{word}.py").is_file()]
 
 
-def commands(text: str) -> list[str]:
-    """The commands `jaxlm VERB ...` and `python -m jaxlm.main ...` of a page or a docstring, as one would type them.
-
-    Those behind a `$` are left out: their output is below them.
-    """
-    fenced = re.sub(
-        r"^```.*?^```$", lambda match: match[0].replace("\n", "\n    "), text, flags=re.MULTILINE | re.DOTALL
-    )
-    lines = re.sub(r"\\\n *", "", fenced).splitlines()
-    typed = [re.sub(r" +# .*| \.\.\.$| \$\(.*?\)", "", line) for line in lines]
-    alone = [m[1] for line in typed if (m := re.match(r"    ((?:jaxlm [a-z]+|python -m jaxlm.main) .*)", line))]
-    inside = re.findall(r"`(jaxlm [a-z]+ [^`]*)`", " ".join(text.split()))
-    return [command for command in [*alone, *inside] if "KEY" not in command]
-
-
-def test_commands_are_found_in_a_page():
-    text = """
-    jaxlm train a --config.seed=1 \\
-        --config.workdir=b      # says
-    python -m jaxlm.main --config=a $(cat tuned.txt)
-
-`jaxlm plan --help`, and `jaxlm sample RUN
---prompt=b`; `jaxlm tune`
-jaxlm sets nothing
-
-```
-jaxlm audit c
-$ jaxlm prepare d
-jaxlm: no such file
-```
-"""
-    alone = ["jaxlm train a --config.seed=1 --config.workdir=b", "python -m jaxlm.main --config=a"]
-    assert commands(text) == [*alone, "jaxlm audit c", "jaxlm plan --help", "jaxlm sample RUN --prompt=b"]
-
-
-def taken(command: str, run: pathlib.Path) -> tuple[int, list[str]]:
-    """The exit code of a command that is asked for help on one key, so that it reads config and flags and does nothing."""
-    places = {
-        "RUN": str(run),
-        "RUN_A": str(run),
-        "RUN_B": str(run),
-        "HF_DIR": str(run / "hf"),
-        **{f"runs/{name}": str(run) for name in ("quickstart", "sft", "dpo")},
-        "CONFIG": "quickstart",
-        "DIR": "docs",
-    }
-    words = [places.get(word, word.replace("=N", "=3").partition("|")[0]) for word in shlex.split(command)]
-    argv = ["train", *words[3:]] if words[0] == "python" else words[1:]
-    return cli.main([*(word for word in argv if not word.startswith("--help")), "--help=seed"])
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch) -> pathlib.Path:
-    """The folder of a run; the test stands in the checkout, as one who reads the docs does."""
-    monkeypatch.chdir(ROOT)
-    saved = config_files.load("quickstart", [f"workdir={tmp_path}"])
-    (tmp_path / "config.json").write_text(config.to_json(config.resolve(saved)))
-    (tmp_path / "hf").mkdir()
-    (tmp_path / "hf/config.json").write_text(json.dumps(hf.hf_config(config.resolve(saved).model)))
-    return tmp_path
-
-
-@pytest.mark.parametrize("page", [*PAGES, *CONFIGS], ids=lambda path: path.name)
-def test_the_commands_of_the_docs_are_taken(run, capsys, page):
-    for command in commands(page.read_text()):
-        assert (taken(command, run), *capsys.readouterr()[1:]) == (0, ""), command
-
-
 def test_what_the_readme_shows_below_a_command_is_what_it_prints(capsys):
     shown = re.findall(r"^\$ jaxlm (.*)\n((?:.+\n)+?)```", README, re.MULTILINE)
     assert shown
     for command, output in shown:
         cli.main(shlex.split(command))
         assert "".join(capsys.readouterr()) == output
-
-
-def test_the_docs_have_commands_and_a_wrong_one_is_noticed(run, capsys):
-    assert len([command for page in PAGES for command in commands(page.read_text())]) > 25
-    assert all(commands(path.read_text()) for path in CONFIGS)
-    for wrong in ("jaxlm trains local_35m", "jaxlm train local_36m", "jaxlm plan local_35m --config.plan.mash=1"):
-        assert taken(wrong, run) == 2, wrong
-    assert "did you mean" in capsys.readouterr().err
 
 
 def test_keys_named_in_the_docs_exist():
@@ -186,9 +103,14 @@ def test_keys_named_in_the_docs_exist():
         "model|data|train|loss|optim|checkpoint|eval|sample|mesh|log|hardware|distributed|plan|tune|profile|prepare"
     )
     pattern = rf"`(?:--config\.)?((?:{sections})\.[a-z0-9_.]*[a-z0-9_])"
-    named = [(page.name, key) for page in PAGES for key in re.findall(pattern, page.read_text())]
+    named = [
+        (f"{page.name}:{number}", key)
+        for page in [*PAGES, documented.LEADERBOARD]
+        for number, line in enumerate(page.read_text().splitlines(), 1)
+        for key in re.findall(pattern, line)
+    ]
     assert len(named) > 20
-    assert not [(page, key) for page, key in named if key not in keys]
+    assert not [(place, key) for place, key in named if key not in keys]
 
 
 def test_no_path_of_a_developers_machine():

@@ -3,12 +3,12 @@
 import json
 import pathlib
 import shutil
+from pydoc_data import topics
 
 import tiny_chats
 import tiny_data
 import tiny_eval
 from documented import ROOT
-from pydoc_data import topics
 
 from jaxlm import cli
 from jaxlm.configs.data import techdocs
@@ -54,6 +54,7 @@ def make(folder: pathlib.Path) -> None:
 
 def ours(folder: pathlib.Path) -> None:
     """Runs of each kind, and one exported."""
+
     def jaxlm(*words: str) -> None:
         assert cli.main([*words]) == 0, words
 

@@ -4,12 +4,15 @@ Parsed is what needs a GPU, a server, another package, hours, or the network: `P
 """
 
 import argparse
+import contextlib
+import importlib
+import importlib.util
 import io
+import itertools
 import pathlib
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 import tomllib
 
@@ -19,9 +22,11 @@ import tiny_world
 from documented import ROOT, Command
 
 from jaxlm import cli, config_files
+from jaxlm.config import ConfigError
 from jaxlm.verbs import VERBS
 
 DAYS, PEOPLE = "days on a GPU", "serves until ctrl-C"
+BY_SMALLEST, ELSEWHERE = documented.by_smallest(), "test_leaderboard.py runs it by --smallest"
 # What is not run, and why; the first that matches counts.
 PARSED = {
     r"pip install|apt-get|pre-commit": "installs",
@@ -32,12 +37,10 @@ PARSED = {
     r"jaxlm (prepare|tokenize) configs/data/gpuburnout.py": "reads the hub",
     r"jaxlm tune": "minutes",
     r"jaxlm serve \S+( --(port|rows)=\d+)*$|jaxlm arena RUN_A|jaxlm arena runs": PEOPLE,
-    r"(python )?scripts/(story.sh|same_bits|check_plan|make_\w+|\w+_figures|posttrain_data|launch)": "hours, a GPU or other machines",
-    r"python scripts/bench_gpu.py(?! --sections attention$)": "a GPU",
+    r"scripts/story.sh": "minutes; pytest -m recipe runs all of it, small",
+    r"python scripts/(same_bits|check_plan|make_techdocs_corpus|hh_figures)": "hours, a GPU or the network",
+    r"python scripts/bench_(gpu|step|overhead|data|recipe)": "a GPU, another package, hours",
 }
-SCRIPTS_OF_THE_LEADERBOARD = sorted(
-    {command.script for command in documented.every() if command.place.startswith("dev/")} - {""}
-)
 # Flags that make a verb's command end in seconds; of train see `tiny_world`.
 SHRUNK = {
     "sample": ["--max-new-tokens=2"],
@@ -49,7 +52,12 @@ SHRUNK = {
     "tokenize": ["--config.model.vocab_size=1024"],
 }
 SMALLER = {"--checkpoint=8000,16000": "--checkpoint=2,4", "runs/sft@200": "runs/sft@2", "--step=100": "--step=2"}
-SMALLER |= {"--step=N": "--step=2", "--steps=N": "--steps=6", "--steps=2000": "--steps=6", "--budget=USD": "--budget=50"}
+SMALLER |= {
+    "--step=N": "--step=2",
+    "--steps=N": "--steps=6",
+    "--steps=2000": "--steps=6",
+    "--budget=USD": "--budget=50",
+}
 SMALLER |= {"--sweep=8192,16384,32768": "--sweep=512,1024", "gpuburnout_1b": "tiny.py", "CONFIG": "quickstart"}
 ENDS = {"jaxlm train quickstart --config.modl.n_layers=3": 2}  # with this exit code; the others with 0
 
@@ -63,6 +71,8 @@ def why_parsed(command: Command) -> str:
     text = " ".join(command.words)
     if "--help" in text:
         return ""
+    if documented.without_numbers(command) in BY_SMALLEST:
+        return ELSEWHERE
     return next((why for pattern, why in PARSED.items() if re.match(pattern, text)), "")
 
 
@@ -83,8 +93,13 @@ def taken(command: Command, folder: pathlib.Path, run: bool) -> list[str]:
         words = ["jaxlm", "train", *words[3:]]
     if words[:2] == ["jaxlm", "import"]:
         words = [word.replace("--out=RUN", f"--out={folder}/run") for word in words]
+    if command.script and command.place.startswith("dev/") and run:
+        return [*words, "--smallest"]
     if words[:2] != ["jaxlm", "train"] or not run:
-        return [*words, *(SHRUNK.get(words[1], []) if words[0] == "jaxlm" and run and "--help" not in str(words) else [])]
+        return [
+            *words,
+            *(SHRUNK.get(words[1], []) if words[0] == "jaxlm" and run and "--help" not in str(words) else []),
+        ]
     words = [word.replace("data.dir=DIR", "data.dir=DATA") for word in words]
     if words[2] in ("RUN", "runs/quickstart"):
         shutil.copytree(words[2], folder / "run")
@@ -98,7 +113,9 @@ def taken(command: Command, folder: pathlib.Path, run: bool) -> list[str]:
 def _config_of(words: list[str]) -> tuple[str, list[str]]:
     """Returns (config, overrides) of a train command."""
     named = [word.removeprefix("--config=") for word in words[2:] if not word.startswith("--") or "--config=" in word]
-    return named[0] if named else "quickstart", [w.removeprefix("--config.") for w in words if w.startswith("--config.")]
+    return named[0] if named else "quickstart", [
+        w.removeprefix("--config.") for w in words if w.startswith("--config.")
+    ]
 
 
 def script(words: list[str], monkeypatch) -> int:
@@ -112,19 +129,125 @@ def script(words: list[str], monkeypatch) -> int:
     return 0
 
 
+RUN = [text for text, group in GROUPS.items() if not why_parsed(group[0])]
+
+
+def places(text: str) -> str:
+    """Returns a command with the files and lines in which it stands."""
+    return f"{', '.join(command.place for command in GROUPS[text])}: {text}"
+
+
 @pytest.mark.scripts
-@pytest.mark.parametrize("text", [text for text, group in GROUPS.items() if not why_parsed(group[0])])
+@pytest.mark.parametrize("text", RUN)
 def test_a_command_runs(world, text, tmp_path, monkeypatch):
     command = GROUPS[text][0]
-    places = ", ".join(other.place for other in GROUPS[text])
-    if command.script in SCRIPTS_OF_THE_LEADERBOARD:
-        return  # below
     monkeypatch.setattr(sys, "stdin", io.StringIO("What is a list?\n"))
-    words = taken(command, tmp_path, run=True)
     for setting in command.environment:
         monkeypatch.setenv(*setting.split("=", 1))
+    words = taken(command, tmp_path, run=True)
     if command.script:
-        assert script(words, monkeypatch) == 0, places
+        assert script(words, monkeypatch) == 0, places(text)
     else:
-        assert words[0] == "jaxlm", f"{places}: in neither class: {text}"
-        assert cli.main(words[1:]) == ENDS.get(text, 0), f"{places}: {text}"
+        assert words[0] == "jaxlm", f"neither run nor parsed: {places(text)}"
+        assert cli.main(words[1:]) == ENDS.get(text, 0), places(text)
+
+
+@pytest.mark.scripts
+@pytest.mark.parametrize("text", [text for text in GROUPS if text not in RUN])
+def test_a_command_is_parsed_to_its_end(world, text, tmp_path, monkeypatch):
+    command = GROUPS[text][0]
+    words = taken(command, tmp_path, run=False)
+    assert parsed(command, words, monkeypatch) == 0, places(text)
+
+
+@pytest.mark.scripts
+def test_what_is_only_parsed_is_told_and_little(capsys):
+    found = {text: why_parsed(group[0]) for text, group in GROUPS.items() if text not in RUN}
+    found = {text: why for text, why in found.items() if why != ELSEWHERE}
+    count, every = (sum(len(GROUPS[text]) for text in texts) for texts in (found, GROUPS))
+    with capsys.disabled():
+        print(f"\n{count} of {every} commands are only parsed:")
+        for text, why in found.items():
+            print(f"  {places(text)} ({why})")
+    assert count <= 120
+
+
+def parsed(command: Command, words: list[str], monkeypatch) -> int:
+    """Returns 0 if what a command names is there: verb, config, keys, options, files, extras, markers."""
+    if command.script.endswith(".sh"):
+        return 0 if (ROOT / command.script).is_file() else 1
+    if command.script:
+        monkeypatch.setattr(argparse.ArgumentParser, "parse_args", and_no_further)
+        return script(words, monkeypatch)
+    if words[0] == "jaxlm":
+        verb = VERBS[words[1]]
+        module = importlib.import_module(
+            f"jaxlm.programs.{verb.module or config_files.load(*_config_of(words)).program}"
+        )
+        monkeypatch.setattr(module, "run", lambda config, args: 0)
+        return cli.main(words[1:])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    if words[:2] == ["pip", "install"]:
+        asked = {extra for extras in re.findall(r"\[([\w,-]+)\]", " ".join(words)) for extra in extras.split(",")}
+        known = {*project["project"]["optional-dependencies"], "api"}  # the last is lm-eval's
+        return len(asked - known)
+    if words[0] == "pytest":
+        markers = {line.partition(":")[0] for line in project["tool"]["pytest"]["ini_options"]["markers"]}
+        strange = [word for before, word in itertools.pairwise(words) if before == "-m" and word not in markers]
+        missing = [word for word in words if word.startswith("tests/") and not (ROOT / word).exists()]
+        return len(strange) + len(missing)
+    name = words[words.index("-m") + 1].partition(".")[0] if words[0] == "python" else words[0]
+    return 0 if importlib.util.find_spec(name.replace("-", "_")) else 1
+
+
+PARSE = argparse.ArgumentParser.parse_args
+
+
+def and_no_further(parser: argparse.ArgumentParser, args=None, namespace=None):
+    """Parses, as a script asks for, and ends it there."""
+    PARSE(parser, args, namespace)
+    sys.exit(0)
+
+
+def test_commands_are_found_with_their_lines():
+    text = """
+    jaxlm train a --config.seed=1 \\
+        --config.workdir=b      # says
+    python -m jaxlm.main --config=a $(cat tuned.txt)
+
+`jaxlm plan --help`, and `jaxlm sample RUN
+--prompt=b`; `jaxlm tune`
+jaxlm sets nothing
+
+```
+A=1 jaxlm audit c && pip install d
+$ jaxlm prepare d
+jaxlm: no such file
+```
+```python
+    python = d
+```
+"""
+    said = [(command.place, str(command)) for command in documented.commands(text, "a.md")]
+    assert said == [
+        ("a.md:2", "jaxlm train a --config.seed=1 --config.workdir=b"),
+        ("a.md:4", "python -m jaxlm.main --config=a"),
+        ("a.md:6", "jaxlm plan --help"),
+        ("a.md:6", "jaxlm sample RUN --prompt=b"),
+        ("a.md:11", "A=1 jaxlm audit c"),
+        ("a.md:11", "pip install d"),
+        ("a.md:12", "jaxlm prepare d"),
+    ]
+
+
+def test_every_config_says_how_it_is_run():
+    said = {command.place.partition(":")[0] for command in documented.every()}
+    configs = {str(path.relative_to(ROOT)) for path in documented.CONFIGS}
+    assert configs - said == {"configs/base.py", "configs/stages.py"}
+
+
+@pytest.mark.parametrize("wrong", ["trains local_35m", "train local_36m", "plan local_35m --config.plan.mash=1"])
+def test_a_wrong_command_is_noticed(wrong, monkeypatch, tmp_path):
+    command = Command("a.md:1", ("jaxlm", *wrong.split()))
+    with contextlib.suppress(KeyError, ConfigError):
+        assert parsed(command, [*command.words], monkeypatch) == 2
