@@ -75,11 +75,15 @@ def read(root: pathlib.Path) -> tuple[dict, str]:
         manifest = files.json_of(content, object)
     except ValueError:
         raise ConfigError(f"{path} is not valid JSON; rebuild the data directory") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        version = manifest.get("format") if isinstance(manifest, dict) else None
+    version = manifest.get("format") if isinstance(manifest, dict) else None
+    if version != FORMAT:
         raise ConfigError(f"{path} has format {version}, this jaxlm reads {FORMAT}; rebuild it")
     texts = manifest.get(HELD_OUT, {})
-    if problem := files.problem(manifest, _SHAPE) or _mismatch(manifest) or files.problem(texts, {str: _TEXT}, HELD_OUT):
+    if (
+        problem := files.problem(manifest, _SHAPE)
+        or _mismatch(manifest)
+        or files.problem(texts, {str: _TEXT}, HELD_OUT)
+    ):
         raise ConfigError(f"{path} is damaged: {problem}; copy it again or rebuild the data directory")
     if texts:  # older versions wrote none, and a run of theirs knows its data by the hash without them
         content = _dump({key: value for key, value in manifest.items() if key != HELD_OUT})

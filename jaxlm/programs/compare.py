@@ -31,11 +31,10 @@ def run(config: Config, args: argparse.Namespace) -> int:
         names = _names(folders, steps)
         sides = [_scored(args.command, folder, step) for folder, step in zip(folders, steps, strict=True)]
         if len(sides[0]) != len(sides[1]):
-            raise ConfigError(
-                f"the command scored {len(sides[0])} items of A and {len(sides[1])} of B: not the same items"
-            )
-        each = (dict(enumerate(side)) for side in sides)
-        found = compare.adjust([compare.scores("the command", "score", *each, lower=args.lower_is_better)])
+            a, b = map(len, sides)
+            raise ConfigError(f"the command scored {a} items of A and {b} of B: not the same items")
+        a, b = (dict(enumerate(side)) for side in sides)
+        found = compare.adjust([compare.scores("the command", "score", a, b, lower=args.lower_is_better)])
     else:
         steps = [_found(folder, step) for folder, step in zip(folders, steps, strict=True)]
         names = _names(folders, steps)

@@ -10,16 +10,15 @@ import time
 import jax
 
 from jaxlm import console, processes
-from jaxlm.config import Config, older
+from jaxlm.config import Config
 from jaxlm.data import vocabulary
 from jaxlm.eval import benchmarks
 from jaxlm.models import hardware
-from jaxlm.plan import admission, departures, machines, recipe, tune
+from jaxlm.plan import admission, machines, tune
 from jaxlm.processes import from_first, say, together
 from jaxlm.programs import pages
 from jaxlm.programs.attempt import Attempt
 from jaxlm.programs.task import Ready, Task
-from jaxlm.step import optim
 from jaxlm.train import books, ledger, loop, metrics, mirrors, signals, start, supervised, workdir
 from jaxlm.train.checkpoints.mirror import Mirror
 from jaxlm.train.clock import COMPILE, EVALUATE, MIRROR, Clock, Pulse
@@ -46,7 +45,7 @@ def run(config: Config, task: Task) -> int:
             alive = functools.partial(clock.begin, MIRROR)
             mirror = together(lambda: mirrors.of_run(config, folder, scores, alive), first_only=True)
         together(lambda: workdir.check(config, mesh))
-        config = _as_begun(config, folder)
+        config = workdir.as_begun(config, folder)
         asked = dataclasses.replace(asked, eval=config.eval, optim=config.optim)
         scores.take(*from_first(lambda: scores.read(folder).pairs()))
         asked_for = benchmarks.find(config.eval)
@@ -100,22 +99,6 @@ def _conclude(
         together(lambda: _close(mirror, folder, config.checkpoint.mirror_timeout_s), first_only=True)
     if ending.code == loop.DONE and jax.process_index() == 0:
         _record_speed(config, mesh, folder)
-
-
-def _as_begun(config: Config, folder: pathlib.Path) -> Config:
-    """Returns the config with the held-out text and the rates that the run began with; of a new run, with rates by rule.
-
-    Raises:
-      ConfigError: a new run would learn nothing.
-    """
-    config = older.keep(config, from_first(lambda: workdir.older_batches(folder)), say)
-    rates = from_first(lambda: workdir.rates_so_far(folder, config))
-    config = recipe.by_rule(config, say, rates)
-    if not rates:
-        optim.check_learns(config.optim, config.train.steps)
-        for line in departures.too_high(config):
-            say(line)
-    return config
 
 
 def _write_down(ending: loop.Ending, code: int, clock: Clock, folder: pathlib.Path, config: Config) -> None:

@@ -7,13 +7,15 @@ from collections.abc import Collection, Mapping
 import jax
 from jax.sharding import Mesh
 
-from jaxlm import config_files, sharding
-from jaxlm.config import BY_RULE, Config, ConfigError, ModelConfig, OptimConfig
+from jaxlm import config_files, processes, sharding
+from jaxlm.config import BY_RULE, Config, ConfigError, ModelConfig, OptimConfig, older
 from jaxlm.console import say
 from jaxlm.data.manifest import MANIFEST
 from jaxlm.data.rows import check_fingerprint
 from jaxlm.files import is_step
-from jaxlm.plan import accelerators
+from jaxlm.plan import accelerators, departures, recipe
+from jaxlm.processes import from_first
+from jaxlm.step import optim as optimizer
 from jaxlm.train import loggers
 from jaxlm.train.checkpoints import restore, weights
 
@@ -76,6 +78,22 @@ def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | Non
         return None
     optim = config_files.from_run(saved).optim
     return {key: getattr(optim, key) for key in BY_RULE}
+
+
+def as_begun(config: Config, folder: pathlib.Path) -> Config:
+    """Returns the config with the held-out text and the rates that the run began with; of a new run, with rates by rule.
+
+    Raises:
+      ConfigError: a new run would learn nothing.
+    """
+    config = older.keep(config, from_first(lambda: older_batches(folder)), processes.say)
+    rates = from_first(lambda: rates_so_far(folder, config))
+    config = recipe.by_rule(config, processes.say, rates)
+    if not rates:
+        optimizer.check_learns(config.optim, config.train.steps)
+        for line in departures.too_high(config):
+            processes.say(line)
+    return config
 
 
 def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str]) -> None:
