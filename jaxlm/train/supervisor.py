@@ -297,7 +297,7 @@ class Supervisor:
                 return True  # the other processes come back when their own supervisors notice
             _say(f"{death.words()}, before all processes of the run had met; not started again")
             return False
-        if death.code == 1 and death.activity == clock.SAVE and not self._fits():
+        if death.code == 1 and death.step and not self._fits():
             _say(f"{death.words()}, and another checkpoint does not fit in {self._folder}: free some room{_AGAIN}")
             return False
         if not progress.again:
