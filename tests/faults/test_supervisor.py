@@ -218,7 +218,7 @@ def test_storage_that_fails_at_the_start_for_a_while(place):
     """Two starts can't read the checkpoint, and the third goes on from it."""
     place.stopped("away", 6)
     run = place.start("away", rules=("read EIO checkpoints/4",), **UNDER)
-    run.wait_for(lambda: run.text().count("starting again") == 2, "two starts")
+    run.wait_for(lambda: run.text().count("starting again") == 2, "two starts", 300)
     run.fault()
     run.end(0)
     place.assert_exact("away")
