@@ -198,22 +198,23 @@ def test_hostile_answers_have_no_effect_and_honest_ones_their_rewards(trials, dr
     right, hostile = [], []
     with judging(tasks) as found, socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.0)
-        for task, name in enumerate(tasks):
+        for task in range(len(tasks)):
             (drawn,) = found.ask("draw", [(task, 3)])
             truth = str(drawn[1])
             answers = [
                 text for payload in payloads(tmp_path, server.getsockname()[1]) for text in shapes(payload, truth)
             ]
-            hostile += [(name, task, text) for text in answers]
+            hostile += [(task, text) for text in answers]
             right += [
                 (task, 3, text) for text in (truth, f"<answer> {truth} </answer>", truth + truth, "0", "", str([truth]))
             ]
         before = found.ask("exact_truth", right)
         pids = found.judge.pid, found.questions.pid
-        scores = found.ask("exact", [(task, 3, text) for _, task, text in hostile])
-        wrong = [
-            (*one, score) for one, score in zip(hostile, scores, strict=True) if not isinstance(score, str) and score
-        ]
+        wrong = []
+        for task, name in enumerate(tasks):  # an order a task, so that it ends in time
+            texts = [text for of, text in hostile if of == task]
+            scores = found.ask("exact", [(task, 3, text) for text in texts])
+            wrong += [(name, *one) for one in zip(texts, scores, strict=True) if not isinstance(one[1], str) and one[1]]
         after = found.ask("exact", right)
         assert (found.judge.pid, found.questions.pid) == pids
         with pytest.raises(BlockingIOError):
