@@ -275,7 +275,7 @@ def test_a_run_with_older_keys_resumes_to_the_bit_with_its_old_held_out_rows(lat
     assert "held-out texts differ" not in jaxlm("diff", *rows).stdout
     by_eval = jaxlm("eval", str(later / "whole"), "--json")
     assert by_eval.returncode == 0, by_eval.stderr[-3000:]
-    found = {row["metric"]: row["value"] for row in json.loads(by_eval.stdout)}
+    found = {row["metric"]: row["value"] for row in map(json.loads, by_eval.stdout.splitlines())}
     assert found["val/loss"] == pytest.approx(metrics(later / "whole")[str(STEPS)]["val/loss"], abs=1e-6)
 
 
