@@ -8,8 +8,6 @@ forecast of a loss that one measures.
 
 import bisect
 import dataclasses
-import functools
-import itertools
 import math
 import typing
 from collections.abc import Sequence
@@ -160,8 +158,8 @@ def _row(
     t, m = run.train, run.model
     fast, hours = speed.tokens_per_second(fitted, device, found.devices), usd / (found.devices * device.usd)
     most = range(LEAST_STEPS, int(hours * 3600 * fast / (t.batch_size * t.seq_len)) + 1)
-    takes = functools.partial(_hours, fitted, config, fast, found.devices)
-    steps = max(LEAST_STEPS + bisect.bisect_right(most, hours, key=takes) - 1, LEAST_STEPS)
+    bought = bisect.bisect_right(most, hours, key=lambda steps: _hours(fitted, config, fast, found.devices, steps))
+    steps = max(LEAST_STEPS + bought - 1, LEAST_STEPS)
     run = of_steps(fitted, config, steps)
     params, tokens = count_params(m), steps * t.batch_size * t.seq_len
     left = dataclasses.replace(run.optim, lr=0.0, b2=0.0)
@@ -198,13 +196,12 @@ def _row(
 def _phases(asked: Config, planned: Sequence[dict[str, typing.Any]], usd: float) -> dict[str, int | float]:
     """The keys of the phases: where each ends, and its share of the money by what it takes. The shares add up to the money."""
     keys: dict[str, int | float] = {}
-    shares = itertools.accumulate(row["hours"] / sum(row["hours"] for row in planned) for row in planned)
-    until = [0.0, *(round(usd * share, 4) for share in shares)]
-    for row, (before, after) in zip(planned, itertools.pairwise(until), strict=True):
+    hours = sum(row["hours"] for row in planned)
+    for row in planned:
         if phase := asked.phases.plan.get(row["name"]):
             keys[f"phases.plan.{row['name']}.steps"] = row["last_step"]
             keys |= {f"phases.plan.{row['name']}.tokens": 0} if phase.tokens else {}
-            keys[f"phases.plan.{row['name']}.usd"] = round(after - before, 4)
+            keys[f"phases.plan.{row['name']}.usd"] = round(usd * row["hours"] / hours, 4)
     return keys
 
 

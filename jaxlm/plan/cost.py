@@ -99,17 +99,13 @@ def by_phase(config: Config, tokens_per_second: float, devices: int, hosts: int 
     t, rows = config.train, []
     step = t.batch_size * t.seq_len / tokens_per_second / 3600
     evaluation = held_out_tokens(config) * forward_share(config) / tokens_per_second / 3600
-    save, every = (
-        save_seconds(config, devices) / 3600,
-        save_hours(config, t.steps * step, devices, hosts or -(-devices // 8)),
-    )
-    ends = [(phase.name, phase.last) for phase in milestones.planned(config.phases, t) if phase.last < t.steps]
-    last = next((phase.name for phase in milestones.planned(config.phases, t) if phase.last >= t.steps), "")
+    saves_every = save_hours(config, t.steps * step, devices, hosts or -(-devices // 8))
+    save, evaluates_every = save_seconds(config, devices) / 3600, t.eval_every_steps or t.steps
+    ends = {p.name: min(p.last, t.steps) for p in milestones.planned(config.phases, t) if p.first <= t.steps}
     done, hours = 0, START_HOURS + config.eval.at_start * evaluation + t.steps * step * judging_share(config)
-    for name, end in [*ends, (last, t.steps)]:
-        evaluations = end // t.eval_every_steps - done // t.eval_every_steps if t.eval_every_steps else 0
-        evaluations += not t.eval_every_steps or end % t.eval_every_steps > 0  # at its end
-        hours += (end - done) * step + evaluations * evaluation + (1 + (end - done) * step / every) * save
+    for name, end in (ends if t.steps in ends.values() else ends | {"": t.steps}).items():
+        evaluations = end // evaluates_every - done // evaluates_every + (end % evaluates_every > 0)
+        hours += (end - done) * step + evaluations * evaluation + (1 + (end - done) * step / saves_every) * save
         limit = config.phases.plan[name].usd if name else 0.0
         rows.append({"name": name, "last_step": end, "steps": end - done, "hours": hours, "limit_usd": limit})
         done, hours = end, 0.0

@@ -63,32 +63,26 @@ def phases(config: Config, rows: Sequence[dict[str, typing.Any]]) -> dict[str, t
 
     It is the cheapest row that fits; where the price is known, the one whose price is nearest to it.
     """
-    price = config.hardware.usd_per_hour
+    price, stop, steps = config.hardware.usd_per_hour, config.stop, config.train.steps
     fitting = [row for row in rows if row["fits"]] or [row for row in rows if row["devices"]]
     if not fitting:
         return None
-
-    def far(row: dict[str, typing.Any]) -> tuple[float, float]:
-        return round(abs(math.log(row["usd"] / row["hours"] / price)), 6) if price else 0.0, row["usd"]
-
-    row = min(fitting, key=far)
-    usd_per_hour, stop = price or row["usd"] / row["hours"], config.stop
+    far = {row["name"]: abs(math.log(row["usd_per_hour"] / (price or row["usd_per_hour"]))) for row in fitting}
+    row = min(fitting, key=lambda row: (far[row["name"]], row["usd"]))
+    usd_per_hour = price or row["usd_per_hour"]
     found = by_phase(config, row["tokens_per_second"], row["devices"], config.plan.hosts)
-    found = [part | {"usd": part["hours"] * usd_per_hour} for part in found]
-    total = {key: sum(part[key] for part in found) for key in ("hours", "usd")}
-    limits = [(f"phases.plan.{part['name']}.usd", part["limit_usd"], part["usd"]) for part in found]
-    limits += [("stop.usd", stop.usd, total["usd"]), ("stop.hours", stop.hours, total["hours"])]
+    limits = {f"phases.plan.{part['name']}.usd": (part["limit_usd"], part["hours"] * usd_per_hour) for part in found}
+    whole = {"name": "all", "last_step": steps, "steps": steps, "hours": sum(part["hours"] for part in found)}
+    found = [part for part in found if part["name"] or len(found) > 1] + [whole | {"limit_usd": stop.usd}]
+    limits |= {"stop.usd": (stop.usd, whole["hours"] * usd_per_hour), "stop.hours": (stop.hours, whole["hours"])}
+    below = {key: most for key, most in limits.items() if 0 < most[0] * 1.001 < most[1]}
     return {
-        **{
-            "accelerator": row["name"],
-            "devices": row["devices"],
-            "usd_per_hour": usd_per_hour,
-            "price_given": bool(price),
-        },
-        **{"rows": found, "all": total | {"limit_usd": stop.usd, "limit_hours": stop.hours}},
-        "below": [
-            {"key": key, "limit": most, "planned": need} for key, most, need in limits if 0 < most * 1.001 < need
-        ],
+        "accelerator": row["name"],
+        "devices": row["devices"],
+        "usd_per_hour": usd_per_hour,
+        "price_given": bool(price),
+        "rows": [part | {"usd": part["hours"] * usd_per_hour} for part in found],
+        "below": [{"key": key, "limit": limit, "planned": planned} for key, (limit, planned) in below.items()],
     }
 
 
@@ -182,6 +176,7 @@ def _row(
         "memory": device.memory,
         "fits": as_planned and memory.total <= device.memory,
         "devices": devices if found else None,
+        "usd_per_hour": devices * device.usd,
         "microbatch": found.microbatch if found else None,
         "memory_needed": found.memory.total if found else None,
         "mfu": costs["tokens_per_second"] * per_token / (devices * device.tflops * 1e12),

@@ -267,24 +267,13 @@ def _phases(plan: dict) -> str:
         card += ", whose price is nearest," if found["price_given"] else ", the cheapest that fits,"
     origin = "hardware.usd_per_hour" if found["price_given"] else "its price above: hardware.usd_per_hour is 0"
     title = f"PHASES  on {card} at ${found['usd_per_hour']:.2f} an hour ({origin}); start, evaluation and checkpoints counted"
-    total = found["all"]
     cells = [["  phase", "last step", "steps", "time", "dollars", "limit"]]
-    for row in found["rows"] if any(row["name"] for row in found["rows"]) else ():
+    for row in found["rows"]:
         cost = [hours(row["hours"]), spent(row["usd"]), spent(row["limit_usd"]) if row["limit_usd"] else "-"]
         cells.append([f"  {row['name'] or 'the rest'}", f"{row['last_step']:,}", f"{row['steps']:,}", *cost])
-    limits = [spent(total["limit_usd"])] * bool(total["limit_usd"])
-    limits += [f"{total['limit_hours']:g} hours"] * bool(total["limit_hours"])
-    everything = [hours(total["hours"]), spent(total["usd"]), ", ".join(limits) or "-"]
-    cells.append(["  all", "", f"{plan['run']['steps']:,}", *everything])
+    below = "config.{key}={limit:g} is below the {planned:.4g} of the plan: the run would stop there"
     lines = [wrapped(title, indent=""), table(cells, right=range(1, 6))]
-    for row in found["below"]:
-        need, limit = (
-            f"{x:.4g} hours" if row["key"] == "stop.hours" else spent(x) for x in (row["planned"], row["limit"])
-        )
-        lines.append(
-            wrapped(f"config.{row['key']}: {limit} is below the {need} of the plan, and the run would stop there")
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, *(wrapped(below.format(**row)) for row in found["below"])])
 
 
 def _here(row: dict) -> list[str]:

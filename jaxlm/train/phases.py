@@ -319,19 +319,15 @@ class Phases(Hook):
         Args:
           step: the steps done; by default those of the metrics.
         """
-        (seconds, usd), stop = self.spent(), self._stop
-        words = ""
-        if stop.usd and usd >= stop.usd:
-            key, words = "stop.usd", f"{console.spent(usd)} of its {console.spent(stop.usd)}"
-        elif stop.hours and seconds >= stop.hours * 3600:
-            key, words = "stop.hours", f"{seconds / 3600:.3g} of its {stop.hours:.3g} hours"
-        if not words:
+        seconds, usd = self.spent()
+        took = {"usd": usd, "hours": seconds / 3600}
+        spent = [key for key, amount in took.items() if 0 < getattr(self._stop, key) <= amount]
+        step = max(self._records(), default=0) if spent and step is None else step
+        if not spent or step >= self._steps:
             return None
-        step = max(self._records(), default=0) if step is None else step
-        if step >= self._steps:
-            return None
-        finish = f", jaxlm train {self._run} --branch=decay --steps=N finishes the model from here" * bool(step)
-        why = f"the run has spent {words} at step {step:,} of {self._steps:,} ({key}): raise config.{key} to go on{finish}"
+        key, at = spent[0], f"at step {step:,} of {self._steps:,}"
+        why = f"the run has taken {took[key]:.4g} of config.stop.{key}={getattr(self._stop, key):g} {at}: raise it to go on"
+        why += f", jaxlm train {self._run} --branch=decay --steps=N finishes the model from here" * bool(step)
         return "budget", why
 
     def _at(self, step: int) -> milestones.Phase | None:

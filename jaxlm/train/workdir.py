@@ -144,13 +144,12 @@ def check_price(config: Config, device_kind: str, devices: int) -> None:
     limited = [f"config.{key}={usd:g}" for key, usd in budgets.items() if usd]
     if config.hardware.usd_per_hour or not limited:
         return
-    prices, flag = accelerators.load(config.plan.prices), "--config.hardware.usd_per_hour="
-    times = f"{devices} x " * (devices > 1)
-    flags = [f"{flag}{devices * row.usd:g} ({times}{row.name})" for row in prices.of_device(device_kind)]
-    typical = f"{' or '.join(flags)} by prices of {prices.as_of}, or what you pay"
+    flag, times = "--config.hardware.usd_per_hour=", f"{devices} x " * (devices > 1)
+    cards = accelerators.load(config.plan.prices).of_device(device_kind)
+    flags = [f"{flag}{devices * card.usd:g} ({times}{card.name})" for card in cards]
     raise ConfigError(
         f"{limited[0]} limits dollars, and without a price it would never be spent: give "
-        + (typical if flags else f"{flag}PRICE, the dollars for an hour of this machine ({times}{device_kind})")
+        f"{' or '.join(flags or [f'{flag}PRICE ({times}{device_kind})'])}, or what an hour of this machine costs you"
     )
 
 

@@ -272,12 +272,12 @@ def test_rows_that_somebody_mangled_are_left_out(change):
         (
             {"usd": 20.0},
             {"usd": 30.0},
-            "the run has spent $20.00 of its $20.00 at step 230 of 90,000 (stop.usd): raise ",
+            "the run has taken 20 of config.stop.usd=20 at step 230 of 90,000: raise it to go on, ",
         ),
         (
             {"hours": 12.5},
             {"hours": 20},
-            "the run has spent 12.5 of its 12.5 hours at step 230 of 90,000 (stop.hours): ",
+            "the run has taken 12.5 of config.stop.hours=12.5 at step 230 of 90,000: raise it to go",
         ),
     ],
 )
