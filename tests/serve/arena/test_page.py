@@ -171,9 +171,9 @@ def test_the_arena_is_guarded(tmp_path):
     write_samples(tmp_path)
     with arena(tmp_path) as url:
         connections = tiny_serve.half_sent(url, 1000, "GET / HTTP/1.1\r\n")
-        assert httpx.get(url).status_code == 200
+        assert httpx.get(url, timeout=60).status_code == 200
         assert tiny_serve.still_open(connections) <= guard.HALF_SENT
         for connection in connections:
             connection.close()
         for headers in ({"Host": "example.org"}, {"Origin": "https://example.org"}, {"Sec-Fetch-Site": "cross-site"}):
-            assert httpx.get(url, headers=headers).status_code == 403
+            assert httpx.get(url, headers=headers, timeout=60).status_code == 403
