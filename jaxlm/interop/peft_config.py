@@ -3,6 +3,7 @@
 Needs no JAX: the command line reads it too.
 """
 
+import os
 import pathlib
 import typing
 from collections.abc import Mapping
@@ -73,7 +74,7 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any]:
 def base_of(folder: pathlib.Path) -> pathlib.Path:
     """Returns the folder of the base that an adapter names. Raises ConfigError if that is no folder of this machine."""
     name = read(folder).get("base_model_name_or_path") or ""
-    for place in (pathlib.Path(name).expanduser(), folder.resolve().parent / pathlib.Path(name).name):
+    for place in (pathlib.Path(os.path.expanduser(name)), folder.resolve().parent / pathlib.Path(name).name):
         if name and place.is_dir():
             return place.resolve()
     raise ConfigError(
