@@ -192,7 +192,7 @@ def _data(root):
     place = root / "prepared"
     place.mkdir()
     (place / "c.py").write_text(_config("{here}/data", "{here}/t.jsonl", "('unicode', 'exact')"))
-    (place / "t.jsonl").write_bytes(lines)
+    (place / "t.jsonl").write_bytes(lines + lines[: lines.index(b"\n") + 1])  # a duplicate, for examples.jsonl
     assert cli.main(["prepare", str(place / "c.py")]) == 0
     for file in [*(place / "data").iterdir()]:
         shutil.move(file, place / file.name)

@@ -37,7 +37,7 @@ def _content(path: pathlib.Path, draw, inside: bool = False):
     raw = path.read_bytes()
     if inside:
         raw = gzip.decompress(raw) if path.suffix == ".gz" else zstandard.ZstdDecompressor().decompress(raw, 1 << 24)
-    content = bytearray(raw)
+    content = bytearray(raw or b"{}")
     yield content
     if inside:
         content = gzip.compress(content) if path.suffix == ".gz" else zstandard.compress(bytes(content))

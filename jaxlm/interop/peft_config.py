@@ -3,6 +3,7 @@
 Needs no JAX: the command line reads it too.
 """
 
+import os
 import pathlib
 import typing
 from collections.abc import Mapping
@@ -27,8 +28,14 @@ _PLAIN = {
     "modules_to_save": (None, []),
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
 }
-
-
+# What else is read of it, where it is there.
+_SHAPE = {
+    **dict.fromkeys(("r", "num_virtual_tokens"), files.whole(1)),
+    **dict.fromkeys(("lora_alpha", "lora_dropout"), files.NUMBER),
+    **dict.fromkeys(("base_model_name_or_path", "revision"), files.TEXT),
+    "rank_pattern": {str: files.whole(1)},
+    "alpha_pattern": {str: files.NUMBER},
+}
 _KERNELS = {  # the end of a module's name in Llama's relatives, in GPT-2 -> our kernels
     "q_proj": "attn/q",
     "k_proj": "attn/k",
@@ -59,19 +66,15 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any]:
         content = files.json_of((folder / CONFIG).read_bytes())
         check(content)
     except (OSError, *files.MANGLED) as error:
-        raise _damaged(folder, error) from None
+        why = error if isinstance(error, ConfigError) else f"{CONFIG} is damaged ({error!r:.200}): copy it again"
+        raise ConfigError(f"{folder} can't be read: {why}") from None
     return content
-
-
-def _damaged(folder: pathlib.Path, error: Exception) -> ConfigError:
-    why = error if isinstance(error, ConfigError) else f"{CONFIG} is damaged ({error!r:.200}): copy it again"
-    return ConfigError(f"{folder} can't be read: {why}")
 
 
 def base_of(folder: pathlib.Path) -> pathlib.Path:
     """Returns the folder of the base that an adapter names. Raises ConfigError if that is no folder of this machine."""
     name = read(folder).get("base_model_name_or_path") or ""
-    for place in (pathlib.Path(name).expanduser(), folder.resolve().parent / pathlib.Path(name).name):
+    for place in (pathlib.Path(os.path.expanduser(name)), folder.resolve().parent / pathlib.Path(name).name):
         if name and place.is_dir():
             return place.resolve()
     raise ConfigError(
@@ -82,43 +85,24 @@ def base_of(folder: pathlib.Path) -> pathlib.Path:
 
 def check(content: Mapping[str, typing.Any]) -> None:
     """Raises ConfigError if an adapter_config.json asks for what is not done here: another method, DoRA, biases, ..."""
-    for key in ("base_model_name_or_path", "revision"):
-        if not isinstance(content.get(key), str | None):
-            raise TypeError(f"{key}={content[key]!r:.60} is no text")
     kind = content.get("peft_type")
     if kind not in ("LORA", "PROMPT_TUNING"):
         raise ConfigError(f"its peft_type {kind!r} is not supported, only LORA and PROMPT_TUNING")
+    needed = ("r", "lora_alpha") if kind == "LORA" else ("num_virtual_tokens",)
+    if lacks := [key for key in needed if content.get(key) is None]:
+        raise ConfigError(f"{CONFIG} lacks {lacks[0]}: copy it again")
+    shape = {key: inner for key, inner in _SHAPE.items() if content.get(key) is not None}
+    if problem := files.problem(content, shape) or files.problem(ids_of(content), {str: [files.whole(0)]}):
+        raise ConfigError(f"{CONFIG} is damaged: {problem}; copy it again")
     if kind == "PROMPT_TUNING":
         if (parts := content.get("num_transformer_submodules") or 1) != 1:
             raise ConfigError(f"num_transformer_submodules={parts} is not supported, only 1")
-        _whole(content["num_virtual_tokens"])
         return
-    for key in ("r", "lora_alpha"):
-        if key not in content:
-            raise ConfigError(f"{CONFIG} lacks {key}: copy it again")
-    _whole(content["r"])
-    for ranks in (content.get("rank_pattern") or {}).values():
-        _whole(ranks)
-    for number in (
-        content["lora_alpha"],
-        content.get("lora_dropout") or 0,
-        *(content.get("alpha_pattern") or {}).values(),
-    ):
-        if not files.is_number(number):
-            raise TypeError(f"{number!r:.60} is no number")
-    for ids in ids_of(content).values():
-        any(_whole(i + 1) for i in ids)
     for key, plain in _PLAIN.items():
         if (value := content.get(key, plain[0])) not in plain:
             raise ConfigError(
                 f"{key}={value} is not supported: merge the adapter by PEFT (merge_and_unload), and take that model"
             )
-
-
-def _whole(value: object) -> None:
-    """Raises TypeError for what is no whole number of 1 or more."""
-    if type(value) is not int or not 0 < value < 2**31:
-        raise TypeError(f"{value!r:.60} is no whole number")
 
 
 def ids_of(content: Mapping[str, typing.Any]) -> dict[str, list[int]]:
