@@ -221,8 +221,9 @@ def small_input(folder: pathlib.Path, as_html: bool) -> pathlib.Path:
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts.values()))
         return path
     for name, text in texts.items():
-        paragraphs = "".join(f"<p>{html.escape(paragraph)}</p>" for paragraph in text.split("\n\n"))
-        (folder / f"{name}.html").write_text(f"<html><body><main>{paragraphs}</main></body></html>")
+        body = "".join(f"<p>{html.escape(paragraph)}</p>" for paragraph in text.split("\n\n"))
+        page = f"<html><head><title>{name}</title></head><body><article><h1>{name}</h1>{body}</article></body></html>"
+        (folder / f"{name}.html").write_text(page)
     return folder
 
 

@@ -36,7 +36,7 @@ def ours(kind: str, given: argparse.Namespace, folder: str) -> Turn:
     from jaxlm.programs.task import Ready
 
     settings = {"origin": given.run, "data.path": given.examples, "workdir": folder, "replay.share": 0.0}
-    settings |= {"train.batch_size": given.batch, "train.seq_len": given.length, "data.val_fraction": 0.0}
+    settings |= {"train.batch_size": given.batch, "train.seq_len": given.length, "data.val_fraction": 0.01}
     overrides = [f"{key}={value}" for key, value in settings.items()]
     asked = config_files.load(kind, overrides)
     inherit.take(asked, overrides, print)

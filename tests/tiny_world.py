@@ -64,14 +64,14 @@ def ours(folder: pathlib.Path) -> None:
         words = [f"--config.workdir=runs/{name}", f"--config.origin=runs/{origin}"]
         jaxlm("train", kind, *POSTTRAINING, f"--config.data.path={examples}.jsonl", *words)
     jaxlm("export", "runs/sft", "--to=hf", "--out=HF_DIR", "--dtype=f32")
+    for run in ("quickstart", "sft", "dpo"):
+        jaxlm("eval", f"runs/{run}", "--tasks=arc_easy", "--limit=4", "--config.eval.data_dir=BENCHMARKS")
     shutil.copytree(folder / "runs/quickstart", folder / "runs/other")
     names = {"RUN": "quickstart", "RUN_A": "quickstart", "RUN_B": "other", "SFT_RUN": "sft", "RM_RUN": "reward"}
     names |= {"runs/base": "quickstart", "runs/a": "quickstart", "runs/b": "other"}
     for name, run in names.items():
-        (folder / name).symlink_to(folder / "runs" / run)
+        (folder / name).symlink_to(run if name.startswith("runs/") else f"runs/{run}")
     (folder / "HF").symlink_to("HF_DIR")
-    for run in ("RUN_A", "RUN_B", "runs/sft", "runs/dpo"):
-        jaxlm("eval", run, "--tasks=arc_easy", "--limit=8", "--config.eval.data_dir=BENCHMARKS")
 
 
 def texts(folder: pathlib.Path) -> None:
