@@ -179,6 +179,11 @@ def payloads(folder: pathlib.Path, port: int) -> list[str]:
     ]
 
 
+def worth(score: float | str) -> float:
+    """What a run takes a judgement for: a text, which says why there is none, is wrong."""
+    return 0.0 if isinstance(score, str) else score
+
+
 @contextlib.contextmanager
 def judging(tasks: list[str]):
     found = process.Processes([("reasoning_gym", name, {}) for name in tasks], "", "", 300.0)
@@ -213,8 +218,11 @@ def test_hostile_answers_have_no_effect_and_honest_ones_their_rewards(trials, dr
         wrong = []
         for task, name in enumerate(tasks):  # an order a task, so that it ends in time
             texts = [text for of, text in hostile if of == task]
-            scores = found.ask("exact", [(task, 3, text) for text in texts])
-            wrong += [(name, *one) for one in zip(texts, scores, strict=True) if not isinstance(one[1], str) and one[1]]
+            asked = [(task, 3, text) for text in texts]
+            scores = found.ask("exact", asked)
+            # Of a task that only reads, any text may be right: game_of_life_halting takes all for True.
+            owed = [0.0] * len(asked) if name in judges.EVALUATED else found.ask("exact_truth", asked)
+            wrong += [(name, *one) for one in zip(texts, scores, owed, strict=True) if worth(one[1]) != worth(one[2])]
         after = found.ask("exact", right)
         assert (found.judge.pid, found.questions.pid) == pids
         with pytest.raises(BlockingIOError):
