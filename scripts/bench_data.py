@@ -130,7 +130,7 @@ def datatrove_run(place: str, path: str, as_html: bool, workers: int) -> None:
             pipeline, tasks=tasks, workers=min(workers, tasks), logging_dir=f"{place}/logs/{name}"
         ).run()
 
-    extract = [Trafilatura()] if as_html else []
+    extract = [Trafilatura(timeout=60.0)] if as_html else []
     filters = [GopherRepetitionFilter()] + ([] if as_html else [GopherQualityFilter(), FineWebQualityFilter()])
     execute("clean", [JsonlReader(path), *extract, *filters, PIIFormatter(), JsonlWriter(f"{place}/clean")], 8)
     execute("sign", [JsonlReader(f"{place}/clean"), MinhashDedupSignature(f"{place}/sign", config=config)], 8)

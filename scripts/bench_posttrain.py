@@ -13,6 +13,7 @@ left out) a second: the median over steps, and the quotient pair by pair.
 import argparse
 import dataclasses
 import multiprocessing
+import os
 import pathlib
 import statistics
 import tempfile
@@ -88,7 +89,10 @@ def _train(line, kind: str, given: argparse.Namespace, settings: dict, folder: s
         """Waits for its turn before a step."""
 
         def on_step_begin(self, *args, **kwargs):
-            line.recv()
+            try:
+                line.recv()
+            except EOFError:  # the other side has all its figures
+                os._exit(0)
             self.began = time.perf_counter()
 
         def on_step_end(self, *args, **kwargs):

@@ -90,8 +90,8 @@ def check(name: str, devices: int, overrides: list[str]) -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("configs", nargs="*", help="shipped configs; none = all, and the variants")
-    args, overrides = parser.parse_known_args()
-    overrides = [o.removeprefix("--config.") for o in overrides]
+    overrides = [word.removeprefix("--config.") for word in sys.argv[1:] if word.startswith("--config.")]
+    args = parser.parse_args([word for word in sys.argv[1:] if not word.startswith("--config.")])
     pretraining = [name for name in config_files.shipped_configs() if config_files.load(name).program == "pretrain"]
     names = args.configs or pretraining
     cases = [(name, DEVICES.get(name, 1), overrides) for name in names]

@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS = [path for path in sorted((ROOT / "configs").rglob("*.py")) if path.name != "__init__.py"]
 LEADERBOARD = ROOT / "dev/LEADERBOARD.md"
-FIRST_WORDS = r"(?:jaxlm|python|pip|pytest|pre-commit|tensorboard|lm_eval|apt-get|docker|sky|scripts/\w+\.(?:sh|py))"
+FIRST_WORDS = r"(?:jaxlm|python|pip|pytest|tensorboard|lm_eval|scripts/\w+\.(?:sh|py))"
 SETTING = r"[A-Z_]+=\S* "  # of the environment, in front of a command
 COMMAND = rf"(?:{SETTING})*{FIRST_WORDS}(?= |$).*"
 

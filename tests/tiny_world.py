@@ -25,7 +25,31 @@ SHORT = [
     "--config.data.val_fraction=0.2",
 ]
 PRETRAINING = [*MODEL, *SHORT, "--config.train.seq_len=32"]
-POSTTRAINING = [*SHORT, "--config.train.seq_len=256", "--config.data.path=chats.jsonl"]
+POSTTRAINING = [*SHORT, "--config.train.seq_len=256"]
+REINFORCEMENT = [
+    *(*SHORT, "--config.train.seq_len=512", "--config.train.steps=2", "--config.train.eval_every_steps=0"),
+    *(f"--config.rollout.{key}={value}" for key, value in {"prompts": 4, "answers": 2, "max_new_tokens": 4}.items()),
+]
+# What a command of each kind begins with and learns from, where it leaves that to the reader; and what makes it short.
+TRAINING = {
+    "pretrain": (["--config.data.dir=DATA"], PRETRAINING),
+    **{
+        kind: (["--config.origin=runs/sft", f"--config.data.path={examples}.jsonl"], POSTTRAINING)
+        for kind, examples in (("sft", "chats"), ("dpo", "pairs"), ("reward", "pairs"))
+    },
+    **dict.fromkeys(
+        ("grpo", "ppo"),
+        (["--config.origin=runs/sft", "--config.reward.tasks=reasoning_gym:chain_sum"], REINFORCEMENT),
+    ),
+}
+TINY = """from jaxlm.configs import base
+
+def get_config():
+    c = base.get_config()
+    c.model.n_layers, c.model.d_model, c.model.n_heads, c.model.n_kv_heads, c.model.d_ff = 1, 32, 2, 1, 64
+    c.model.vocab_size = 512
+    return c
+"""
 
 
 def make(folder: pathlib.Path) -> None:
@@ -44,6 +68,7 @@ def make(folder: pathlib.Path) -> None:
     votes = [{"winner": "ab"[i % 2], "item": i} for i in range(8)]
     (folder / "votes.jsonl").write_text("".join(json.dumps(vote) + "\n" for vote in votes))
     (folder / "FOLDER").mkdir()
+    (folder / "tiny.py").write_text(TINY)
     tiny_eval.benchmarks(folder / "benchmarks")
     (folder / "BENCHMARKS").symlink_to("benchmarks/hub")
     arena(folder / "arena.sqlite")
@@ -60,9 +85,8 @@ def ours(folder: pathlib.Path) -> None:
 
     jaxlm("train", "quickstart", *PRETRAINING, "--config.workdir=runs/quickstart", "--config.data.dir=DATA")
     for name, kind, origin in (("sft", "sft", "quickstart"), ("dpo", "dpo", "sft"), ("reward", "reward", "sft")):
-        examples = "chats" if kind == "sft" else "pairs"
         words = [f"--config.workdir=runs/{name}", f"--config.origin=runs/{origin}"]
-        jaxlm("train", kind, *POSTTRAINING, f"--config.data.path={examples}.jsonl", *words)
+        jaxlm("train", kind, *POSTTRAINING, *TRAINING[kind][0], *words)
     jaxlm("export", "runs/sft", "--to=hf", "--out=HF_DIR", "--dtype=f32")
     for run in ("quickstart", "sft", "dpo"):
         jaxlm("eval", f"runs/{run}", "--tasks=arc_easy", "--limit=4", "--config.eval.data_dir=BENCHMARKS")

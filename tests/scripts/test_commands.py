@@ -29,10 +29,11 @@ DAYS, PEOPLE = "days on a GPU", "serves until ctrl-C"
 BY_SMALLEST, ELSEWHERE = documented.by_smallest(), "test_leaderboard.py runs it by --smallest"
 # What is not run, and why; the first that matches counts.
 PARSED = {
-    r"pip install|apt-get|pre-commit": "installs",
+    r"pip install": "installs",
     r"pytest": "tests have a run of their own",
     r"tensorboard|lm_eval|python -m nltk": "another program",
-    r"jaxlm (train|doctor|tune|ladder) (gpuburnout|domain|speed_1b|pilot)\w*": DAYS,
+    r"jaxlm doctor": "looks at the machine, and times it",
+    r"jaxlm (train|tune|ladder) (gpuburnout|domain|speed_1b|pilot)\w*": DAYS,
     r"jaxlm plan domain_7b": "compiles for a mesh, minutes",
     r"jaxlm (prepare|tokenize) configs/data/gpuburnout.py": "reads the hub",
     r"jaxlm tune": "minutes",
@@ -58,7 +59,7 @@ SMALLER |= {
     "--steps=2000": "--steps=6",
     "--budget=USD": "--budget=50",
 }
-SMALLER |= {"--sweep=8192,16384,32768": "--sweep=512,1024", "gpuburnout_1b": "tiny.py", "CONFIG": "quickstart"}
+SMALLER |= {"--sweep=8192,16384,32768": "--sweep=512,1024", "CONFIG": "quickstart"}
 ENDS = {"jaxlm train quickstart --config.modl.n_layers=3": 2}  # with this exit code; the others with 0
 
 GROUPS: dict[str, list[Command]] = {}
@@ -88,34 +89,39 @@ def world(tmp_path_factory):
 
 def taken(command: Command, folder: pathlib.Path, run: bool) -> list[str]:
     """Returns a command's words for the small world: a fresh folder for what it makes, a copy of the run it goes on with."""
-    words = [SMALLER.get(word, word) for word in command.words]
+    words = [SMALLER.get(word, word).replace("data.dir=DIR", "data.dir=DATA") for word in command.words]
     if words[:3] == ["python", "-m", "jaxlm.main"]:
         words = ["jaxlm", "train", *words[3:]]
-    if words[:2] == ["jaxlm", "import"]:
-        words = [word.replace("--out=RUN", f"--out={folder}/run") for word in words]
-    if command.script and command.place.startswith("dev/") and run:
-        return [*words, "--smallest"]
-    if words[:2] != ["jaxlm", "train"] or not run:
-        return [
-            *words,
-            *(SHRUNK.get(words[1], []) if words[0] == "jaxlm" and run and "--help" not in str(words) else []),
-        ]
-    words = [word.replace("data.dir=DIR", "data.dir=DATA") for word in words]
+    if words[:2] == ["jaxlm", "train"]:
+        return trained(words, folder, run)
+    if not run or "--help" in " ".join(words):
+        return words
+    if command.script == "scripts/measure_export.py":
+        return [word.replace("gpuburnout_1b", "tiny.py") for word in words]
+    if command.script:
+        return [*words, *["--smallest"] * command.place.startswith("dev/")]
+    made = [word.replace("--out=RUN", f"--out={folder}/run") for word in words]
+    return [*made, *SHRUNK.get(words[1], [])]
+
+
+def trained(words: list[str], folder: pathlib.Path, run: bool) -> list[str]:
+    """Returns the words of a train command, with what it leaves open in front and what makes it short behind."""
+    if "--help" in " ".join(words):
+        return words
     if words[2] in ("RUN", "runs/quickstart"):
         shutil.copytree(words[2], folder / "run")
         more = [] if "--branch=decay" in words else [f"--config.train.steps={tiny_world.STEPS + 2}"]
         return [*words[:2], str(folder / "run"), *words[3:], *more]
-    loaded = config_files.load(*_config_of(words))
-    shape = tiny_world.PRETRAINING if loaded.program == "pretrain" and not loaded.origin else tiny_world.POSTTRAINING
-    return [*words, *shape, f"--config.workdir={folder}/run"]
+    before, short = tiny_world.TRAINING[_loaded(words).program]
+    if any(word.startswith(("--config.data.path", "--config.data.dir")) for word in words):
+        before = [word for word in before if "config.data" not in word and "reward.tasks" not in word]
+    return [*words[:2], *before, *words[2:], *(short if run else []), f"--config.workdir={folder}/run"]
 
 
-def _config_of(words: list[str]) -> tuple[str, list[str]]:
-    """Returns (config, overrides) of a train command."""
-    named = [word.removeprefix("--config=") for word in words[2:] if not word.startswith("--") or "--config=" in word]
-    return named[0] if named else "quickstart", [
-        w.removeprefix("--config.") for w in words if w.startswith("--config.")
-    ]
+def _loaded(words: list[str]):
+    """Returns the config of a train command."""
+    named = [word.removeprefix("--config=") for word in words[2:] if not word.startswith("--config.")]
+    return config_files.load(named[0] if named else "base", [])
 
 
 def script(words: list[str], monkeypatch) -> int:
@@ -181,9 +187,7 @@ def parsed(command: Command, words: list[str], monkeypatch) -> int:
         return script(words, monkeypatch)
     if words[0] == "jaxlm":
         verb = VERBS[words[1]]
-        module = importlib.import_module(
-            f"jaxlm.programs.{verb.module or config_files.load(*_config_of(words)).program}"
-        )
+        module = importlib.import_module(f"jaxlm.programs.{verb.module or _loaded(words).program}")
         monkeypatch.setattr(module, "run", lambda config, args: 0)
         return cli.main(words[1:])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
