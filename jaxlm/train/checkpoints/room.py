@@ -73,15 +73,18 @@ def _fill(path: pathlib.Path, size: int) -> None:
 
 
 def another_fits(checkpoints: pathlib.Path) -> bool:
-    """True if a checkpoint as large as the largest one there can be written beside it: that many bytes are tried."""
+    """True if a checkpoint as large as the largest one there can be written beside it: that many bytes are tried.
+
+    True also if there is none, since nobody knows then.
+    """
     trial = Reserve(checkpoints, 0)
     try:
         sizes = (
             sum(f.stat().st_size for f in p.rglob("*") if f.is_file()) for p in checkpoints.iterdir() if p.is_dir()
         )
         _fill(checkpoints / RESERVE, max(sizes, default=_BLOCK))
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
     finally:
         trial.free()
     return True

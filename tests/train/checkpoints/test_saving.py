@@ -158,7 +158,7 @@ def test_another_checkpoint_fits_if_its_bytes_can_be_written(tmp_path, monkeypat
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in tmp_path.iterdir()] == ["8"]
-    assert not room.another_fits(tmp_path / "gone")
+    assert room.another_fits(tmp_path / "none")
 
 
 def test_the_run_ends_when_too_much_is_unsaved(tmp_path, monkeypatch):
