@@ -279,7 +279,7 @@ def _runs(c: ConfigDict) -> None:
     c.phases.accept = ""  # go on although this phase failed its gate or spent its budget
     c.phases.shrink = ""  # cpu = the whole plan small: 2 layers of d 128, 8 rows of 128, steps and dollars over 500
 
-    c.stop = ConfigDict()  # when to stop: by what the run took, or by the forecast of its loss
+    c.stop = ConfigDict()  # when to stop; by what the run took, by the forecast of the loss
     c.stop.usd = 0.0  # what the whole run may cost: all starts, and the pauses that were paid for; 0 = no limit
     c.stop.hours = 0.0  # the same in hours; raise them to go on
     c.stop.usd_per_centinat = 0.0  # stop when the rest of the plan costs more than this for 0.01 nats; 0 = never

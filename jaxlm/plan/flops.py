@@ -89,5 +89,4 @@ def _flops(config: ModelConfig, params: int, seq_len: int, forward: int, backwar
 def peak_tflops(device_kind: str) -> float | None:
     """Returns the dense bf16 peak of one device, in TFLOP/s; None for CPUs and devices that prices.toml does not name."""
     prices = accelerators.load()
-    kind = prices.kind(device_kind)
-    return prices.peaks[kind] if kind else None
+    return prices.peaks.get(prices.kind(device_kind))

@@ -75,14 +75,13 @@ def phases(config: Config, rows: Sequence[dict[str, typing.Any]]) -> dict[str, t
     whole = {"name": "all", "last_step": steps, "steps": steps, "hours": sum(part["hours"] for part in found)}
     found = [part for part in found if part["name"] or len(found) > 1] + [whole | {"limit_usd": stop.usd}]
     limits |= {"stop.usd": (stop.usd, whole["hours"] * usd_per_hour), "stop.hours": (stop.hours, whole["hours"])}
-    below = {key: most for key, most in limits.items() if 0 < most[0] * 1.001 < most[1]}
     return {
         "accelerator": row["name"],
         "devices": row["devices"],
         "usd_per_hour": usd_per_hour,
         "price_given": bool(price),
         "rows": [part | {"usd": part["hours"] * usd_per_hour} for part in found],
-        "below": [{"key": key, "limit": limit, "planned": planned} for key, (limit, planned) in below.items()],
+        "below": [{"key": key, "limit": a, "planned": b} for key, (a, b) in limits.items() if 0 < a * 1.001 < b],
     }
 
 

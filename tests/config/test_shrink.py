@@ -21,8 +21,8 @@ def test_the_storys_plan_over_500():
     assert {name: (p.steps, p.usd) for name, p in c.phases.plan.items()} == {
         "smoke": (2, 0.01),
         "pilot": (20, 0.05),
-        "main": (120, 0.2),
-        "finish": (180, 0.1),
+        "main": (120, 0.22),
+        "finish": (180, 0.13),
     }
     assert (c.train.eval_every_steps, c.checkpoint.every_steps, c.checkpoint.keep_every) == (10, 10, 20)
     assert (c.optim.warmup_steps, c.log.every_steps) == (2, 1)

@@ -83,3 +83,16 @@ def test_a_rate_far_above_its_rule_is_told_once_where_a_run_begins(tmp_path, cap
     said = train(capsys, *given, "--config.train.steps=4")
     assert re.search(r"optim\.lr=5: [0-9.]+ times too high for adamw by Step Law, .* and the run may diverge", said)
     assert "too high" not in train(capsys, *given, "--config.train.steps=6")
+
+
+def test_a_run_that_would_learn_nothing_is_refused_before_there_is_data(capsys, tmp_path):
+    keys = TINY | {
+        "optim.lr": 0.01,
+        "optim.schedule": "linear",
+        "optim.final_lr_ratio": 0.0,
+        "workdir": tmp_path / "run",
+    }
+    argv = [f"--config.{key}={value}" for key, value in (keys | {"train.steps": 1}).items()]
+    assert cli.main(["train", "quickstart", *argv]) == 2
+    assert "jaxlm: no step from 1 to train.steps=1 has a learning rate above 0" in capsys.readouterr().err
+    assert not (tmp_path / "run/data").exists()

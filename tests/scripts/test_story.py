@@ -80,7 +80,9 @@ def test_it_is_bash_that_stops_at_the_first_failure():
     assert os.access(SCRIPT, os.X_OK)
 
 
-@pytest.mark.parametrize(("size", "own"), [("tiny", {}), ("small", {}), ("small", OWN), ("1b", OWN)])
+@pytest.mark.parametrize(
+    ("size", "own"), [("tiny", {}), ("small", {}), ("small", OWN), ("1b", OWN | {"USD_PER_HOUR": "1.6"})]
+)
 def test_every_verb_config_key_and_option_exists(story, size, own, capsys, monkeypatch):
     done = story.run(SIZE=size, **own)
     assert (done.returncode, done.stderr) == (0, "")
@@ -115,7 +117,7 @@ def test_each_stage_begins_with_the_one_before(story):
     assert [keys.get("origin") for keys in trained] == [None, "out/base", "out/sft", "out/dpo"]
     assert [keys["workdir"] for keys in trained] == ["out/base", "out/sft", "out/dpo", "out/grpo"]
     assert {keys["sample.prompts"] for keys in trained} == {"('What does str.split do?',)"}
-    story.run(SIZE="1b", OUT="1b", **OWN)  # its config has better prompts for a base model
+    story.run(SIZE="1b", OUT="1b", **OWN, USD_PER_HOUR="1.6")  # its config has better prompts for a base model
     trained = [" ".join(words) for words in story.commands("jaxlm") if words[0] == "train"]
     assert ["sample.prompts" in words for words in trained] == [False, True, True, True]
 
@@ -200,6 +202,11 @@ def test_a_price_makes_dollars(tmp_path):
             {"SIZE": "1b", "DOCS": "docs"},
             "",
             "story: SIZE=1b learns from your own: DOCS=FOLDER CHATS=FILE PAIRS=FILE\n",
+        ),
+        (
+            {"SIZE": "1b", "DOCS": "docs", "CHATS": "chats.jsonl", "PAIRS": "chats.jsonl"},
+            "",
+            "story: SIZE=1b has budgets in dollars: USD_PER_HOUR=PRICE, what this machine costs\n",
         ),
         ({"DOCS": "chats.jsonl"}, "", "story: DOCS=chats.jsonl: there is no such folder\n"),
         ({"OUT": "chats.jsonl"}, "", "story: OUT=chats.jsonl is a file: name a folder\n"),
