@@ -308,7 +308,7 @@ VERBS = {
             "--command": {
                 "default": "",
                 "metavar": "CMD",
-                "help": "judge by a command: CMD RUN STEP prints a score a line, item by item; higher is better",
+                "help": "judge by a command: CMD RUN STEP prints a score a line, higher is better",
             },
             "--lower-is-better": {
                 "action": "store_true",

@@ -320,7 +320,7 @@ def test_a_run_whose_folder_is_not_named_is_in_runs(steps_of, tmp_path, monkeypa
     own.write_text("from jaxlm.configs import quickstart\n\n\ndef get_config():\n    return quickstart.get_config()\n")
     assert steps_of("train", "quickstart") == (460, "runs/quickstart")
     assert steps_of("train", str(own)) == (460, "runs/mine")
-    assert steps_of("train", "quickstart", "--config.phases.shrink=cpu") == (1, "runs/quickstart-shrunk")
+    assert steps_of("train", "quickstart", "--config.phases.shrink=cpu") == (2, "runs/quickstart-shrunk")
     assert steps_of("plan", "quickstart") == (460, "runs/quickstart")
     a_run(tmp_path / "runs/quickstart")
     for verb in TAKE_CONFIGS:

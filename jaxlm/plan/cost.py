@@ -13,6 +13,7 @@ from jaxlm.plan.params import adapter_params, count_params
 STATE_BYTES = 12  # of a parameter: AdamW in float32
 TO_HOST = 10e9  # bytes a second from a device, while the loop waits
 READ_BACK = 1e9  # bytes a second from a host's disk, to verify
+BYTES_PER_TOKEN = 4.0  # assumed of text, where there is no data yet
 START_HOURS = 5 / 60  # assumed of a start: until the first step, and until all that runs between steps is compiled
 
 
@@ -113,14 +114,18 @@ def by_phase(config: Config, tokens_per_second: float, devices: int, hosts: int 
 
 
 def held_out_tokens(config: Config) -> int:
-    """Returns the tokens of an evaluation at most: those that `eval` lets each source have.
+    """Returns the tokens of an evaluation at most: those that `eval` lets each source, or the examples, have.
 
-    Where it lets them have all, it is the share that is held out of the tokens that the run trains on.
+    A megabyte of text counts as 250,000 tokens, an example as a row. Where `eval` lets them have all, it is the share that is
+    held out of the tokens that the run trains on.
     """
-    sources = config.data.sources if config.program == "pretrain" else {}
-    read = sum(source.weight > 0 for source in sources.values()) or 1
-    most = read * config.eval.max_batches * config.eval.batch_size * config.train.seq_len
-    return most or round(config.data.val_fraction * tokens(config))
+    e, seq_len = config.eval, config.train.seq_len
+    if config.program != "pretrain":
+        most = e.max_prompts * seq_len
+    else:
+        sources = sum(source.weight > 0 for source in config.data.sources.values()) or 1
+        most = sources * (math.prod(e.older_batches) * seq_len if e.older_batches else e.max_mb * 1e6 / BYTES_PER_TOKEN)
+    return round(most or config.data.val_fraction * tokens(config))
 
 
 def save_hours(config: Config, hours: float, devices: int, hosts: int) -> float:
