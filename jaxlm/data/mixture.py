@@ -45,7 +45,8 @@ def drawn_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dict[st
     """Returns source -> the share of slots that it gets: that of `normalise_mixture`, or what `mixture_cycle` rounds it to."""
     shares = normalise_mixture(mixture, sorted(names))
     _, per_cycle = cycle_ranks(tuple(shares.values()))
-    return {name: fractions.Fraction(int(n), int(per_cycle.sum())) for name, n in zip(shares, per_cycle, strict=True)}
+    drawn = {name: fractions.Fraction(int(n), int(per_cycle.sum())) for name, n in zip(shares, per_cycle, strict=True)}
+    return {name: drawn[name] for name in normalise_mixture(mixture, names)}
 
 
 def rounding(mixture: Mapping[str, float], names: Sequence[str]) -> str:

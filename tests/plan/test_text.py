@@ -184,6 +184,6 @@ def test_a_phase_takes_its_steps_evaluations_and_saves_and_limits_below_that_are
     assert steps["main"] * 64 * 2048 / fast / 3600 * 1.60 == pytest.approx(102.7, abs=0.1)
     assert everything["usd"] == pytest.approx(sum(row["usd"] for row in rows.values()))
     page = " ".join(text.render(plan | {"phases": found}).split())
-    assert "config.phases.plan.main.usd=100 is below the 103.7 of the plan: the run would stop there" in page
+    assert "config.phases.plan.main.usd=100 is below the 103.6 of the plan: the run would stop there" in page
     assert "config.stop.hours=100 is below the 116.7 of the plan" in page
     assert everything["limit_usd"] == 500

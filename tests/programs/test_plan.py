@@ -227,8 +227,10 @@ def test_a_ladder_foretells_the_loss_of_a_plan_and_of_a_budget(capsys, tmp_path)
     draws = [[1.0, share * 60.0, share * 400.0, 0.3, 0.35, 0.01] for share in (0.98, 1.02) * 20]
     fitted = {"law": {"e": 1.0, "a": 60.0, "b": 400.0, "alpha": 0.3, "beta": 0.35}, "noise": 0.01, "draws": draws}
     fitted["from"] = {"parameters": 5e6, "tokens": 1e8}
-    target = {"vocab_size": 20480, "shape": {"family": "llama"}}
-    ladder.write(tmp_path / "ladder", {"version": 1, "target": target, "same": {}, "runs": [], "fit": fitted})
+    target = {"config": "local_35m", "parameters": 34_087_424, "tokens": 655_360_000}
+    target |= {"vocab_size": 20480, "shape": {"family": "llama"}}
+    empty = {"same": {}, "runs": [], "sizes": [], "budgets": [], "hours": {"limit": None, "planned": None, "spent": 0}}
+    ladder.write(tmp_path / "ladder", {"version": 1, "target": target, "fit": fitted} | empty)
     keys = ["local_35m", f"--config.workdir={tmp_path}", "--config.plan.accelerator=H100"]
     _, out, _ = run(capsys, *keys, "--json")
     found = json.loads(out)["ladder"]
