@@ -299,6 +299,8 @@ def test_mangled_files_are_a_line_and_never_a_traceback(made, tmp_path, trials, 
             argv = [*argv[:2], *(word.format(**places) for word in TRAINS), *argv[2:]]
         if argv[0] == "plan":
             argv += SHORT
+        if whole:
+            open("/tmp/sound-G/last.txt", "w").write(f"{number} {done[:600]} {argv}\n")
         began = time.perf_counter()
         wrong = fails(argv, capfd)
         if (took := time.perf_counter() - began) > 8 and whole:
