@@ -140,13 +140,21 @@ def steps(folder: pathlib.Path) -> list[int]:
     return sorted(int(name) for name in found if files.is_step(name))
 
 
+_SCORE = files.Leaf("a number", lambda value: value is None or type(value) in (int, float, bool))
+_ITEM = {"id": files.TEXT, "metrics": {str: _SCORE}, "detail": {}}
+_SCORES = {"metrics": {str: _SCORE}, "stderr": {str: _SCORE}, "chance": _SCORE, "fewshot": _SCORE}
+
+
 def read(place: pathlib.Path) -> dict[str, TaskResult]:
     """Returns task -> its results in RUN/eval/STEP. Raises ConfigError if a file there is missing or damaged."""
     found = {}
     for task, entry in _summary(place / SUMMARY).get("tasks", {}).items():
         try:
             text = (place / f"{_file(task)}.jsonl").read_text(encoding="utf-8")
-            items = [Item(**files.json_of(line)) for line in text.split("\n") if line]  # splitlines() cuts at U+2028
+            lines = [files.json_of(line) for line in text.split("\n") if line]  # splitlines() cuts at U+2028
+            if problem := files.problem(lines, [_ITEM]) or files.problem(entry, _SCORES):
+                raise ValueError(problem)
+            items = [Item(**line) for line in lines]
             kept = {f.name: entry[f.name] for f in dataclasses.fields(TaskResult) if f.name != "items"}
             found[task] = TaskResult(items=items, **kept)
         except (OSError, *files.MANGLED) as error:

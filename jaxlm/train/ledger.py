@@ -23,12 +23,13 @@ from jaxlm.config import Config
 from jaxlm.console import say
 from jaxlm.redact import redact
 
+_TABLES = ("git", "packages", "hardware", "choices", "ended")
 # What run.json has, and what each of its entries must be.
 _KEYS: dict[str, typing.Callable[[object], bool]] = {
-    "starts": lambda entry: isinstance(entry, dict),
+    "starts": lambda entry: isinstance(entry, dict) and all(isinstance(entry.get(key) or {}, dict) for key in _TABLES),
     "phases": lambda entry: isinstance(entry, dict),
     "passed_over": lambda entry: isinstance(entry, list) and [type(x) for x in entry] == [int, int],
-    "rollbacks": lambda entry: isinstance(entry, dict),
+    "rollbacks": lambda entry: not files.problem(entry, {"steps": [files.whole(0)], "time": files.NUMBER}),
 }
 _PACKAGES = (
     "jaxlm",
