@@ -16,13 +16,13 @@ from jaxlm.serve.arena.store import Store
 
 # A train command with these behind it ends in seconds. The model is that of RUN; of a given origin it is the origin's.
 STEPS = 4
-SHAPE = {"n_layers": 1, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "head_dim": 0, "d_ff": 48, "vocab_size": 0}
+SHAPE = {"n_layers": 1, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "head_dim": 0, "d_ff": 64, "vocab_size": 0}
 MODEL = [f"--config.model.{key}={value}" for key, value in SHAPE.items()] + ["--config.model.max_seq_len=1024"]
 SHORT = [
     *(f"--config.train.steps={STEPS}", "--config.train.batch_size=8", "--config.train.microbatch_size=0"),
     *("--config.train.eval_every_steps=2", "--config.checkpoint.every_steps=2", "--config.checkpoint.keep_last=9"),
-    *("--config.optim.warmup_steps=1", "--config.sample.max_new_tokens=2", "--config.log.tensorboard=False"),
-    "--config.data.val_fraction=0.2",
+    *("--config.optim.warmup_steps=1", "--config.sample.prompts=()", "--config.log.tensorboard=False"),
+    *("--config.data.val_fraction=0.2", "--config.eval.at_start=False"),
 ]
 PRETRAINING = [*MODEL, *SHORT, "--config.train.seq_len=32"]
 POSTTRAINING = [*SHORT, "--config.train.seq_len=256"]
@@ -68,6 +68,7 @@ def make(folder: pathlib.Path) -> None:
     votes = [{"winner": "ab"[i % 2], "item": i} for i in range(8)]
     (folder / "votes.jsonl").write_text("".join(json.dumps(vote) + "\n" for vote in votes))
     (folder / "FOLDER").mkdir()
+    (folder / "FOLDER/01-documents").write_text("3")
     (folder / "tiny.py").write_text(TINY)
     tiny_eval.benchmarks(folder / "benchmarks")
     (folder / "BENCHMARKS").symlink_to("benchmarks/hub")
@@ -88,8 +89,12 @@ def ours(folder: pathlib.Path) -> None:
         words = [f"--config.workdir=runs/{name}", f"--config.origin=runs/{origin}"]
         jaxlm("train", kind, *POSTTRAINING, *TRAINING[kind][0], *words)
     jaxlm("export", "runs/sft", "--to=hf", "--out=HF_DIR", "--dtype=f32")
-    for run in ("quickstart", "sft", "dpo"):
-        jaxlm("eval", f"runs/{run}", "--tasks=arc_easy", "--limit=4", "--config.eval.data_dir=BENCHMARKS")
+    for run, step in (("quickstart", 2), ("quickstart", 4), ("sft", 4), ("dpo", 4)):
+        words = ["--tasks=arc_easy", "--limit=4", "--config.eval.data_dir=BENCHMARKS", f"--checkpoint={step}"]
+        jaxlm("eval", f"runs/{run}", *words)
+    jaxlm("prepare", "configs/data/techdocs.py", "--config.prepare.workers=1")
+    (folder / "data/mine").symlink_to("../DATA")
+    (folder / "data/docs").symlink_to("../DATA")
     shutil.copytree(folder / "runs/quickstart", folder / "runs/other")
     names = {"RUN": "quickstart", "RUN_A": "quickstart", "RUN_B": "other", "SFT_RUN": "sft", "RM_RUN": "reward"}
     names |= {"runs/base": "quickstart", "runs/a": "quickstart", "runs/b": "other"}

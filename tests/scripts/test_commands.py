@@ -39,6 +39,7 @@ PARSED = {
     r"jaxlm tune": "minutes",
     r"jaxlm serve \S+( --(port|rows)=\d+)*$|jaxlm arena RUN_A|jaxlm arena runs": PEOPLE,
     r"scripts/story.sh": "minutes; pytest -m recipe runs all of it, small",
+    r"python scripts/hub_layout": "files of questions, of which there are none; tests/tiny_eval.py lays some out",
     r"python scripts/(same_bits|check_plan|make_techdocs_corpus|hh_figures)": "hours, a GPU or the network",
     r"python scripts/bench_(gpu|step|overhead|data|recipe)": "a GPU, another package, hours",
 }
@@ -46,11 +47,12 @@ PARSED = {
 SHRUNK = {
     "sample": ["--max-new-tokens=2"],
     "chat": ["--max-new-tokens=2"],
-    "eval": ["--limit=2", "--config.eval.data_dir=BENCHMARKS"],
-    "plan": ["--config.plan.measure=never"],
+    "eval": ["--limit=2", "--config.eval.data_dir=BENCHMARKS", "--config.eval.redteam.toxicity=False"],
+    "serve": ["--rows=2"],
+    "plan": ["--config.plan.measure=never", "--config.plan.accelerator=H100"],
     "ladder": ["--plan", "--sizes=32,40,48", "--tokens=1M,2M,4M"],
     "prepare": ["--config.prepare.workers=1"],
-    "tokenize": ["--config.model.vocab_size=1024"],
+    "tokenize": ["--config.model.vocab_size=512"],
 }
 SMALLER = {"--checkpoint=8000,16000": "--checkpoint=2,4", "runs/sft@200": "runs/sft@2", "--step=100": "--step=2"}
 SMALLER |= {
@@ -59,7 +61,12 @@ SMALLER |= {
     "--steps=2000": "--steps=6",
     "--budget=USD": "--budget=50",
 }
-SMALLER |= {"--sweep=8192,16384,32768": "--sweep=512,1024", "CONFIG": "quickstart"}
+SMALLER |= {"--sweep=8192,16384,32768": "--sweep=512,1024", "CONFIG": "configs/data/techdocs.py"}
+SMALLER |= {"--config.data.final.weights.math=40": "--config.data.final.weights.a=2"}
+SMALLER |= {
+    "--config.data.dir=runs/quickstart/data": "--config.data.dir=DATA",
+    "--config.data.dir=DIR": "--config.data.dir=DATA",
+}
 ENDS = {"jaxlm train quickstart --config.modl.n_layers=3": 2}  # with this exit code; the others with 0
 
 GROUPS: dict[str, list[Command]] = {}
@@ -89,7 +96,7 @@ def world(tmp_path_factory):
 
 def taken(command: Command, folder: pathlib.Path, run: bool) -> list[str]:
     """Returns a command's words for the small world: a fresh folder for what it makes, a copy of the run it goes on with."""
-    words = [SMALLER.get(word, word).replace("data.dir=DIR", "data.dir=DATA") for word in command.words]
+    words = [SMALLER.get(word, word) for word in command.words]
     if words[:3] == ["python", "-m", "jaxlm.main"]:
         words = ["jaxlm", "train", *words[3:]]
     if words[:2] == ["jaxlm", "train"]:
@@ -100,8 +107,10 @@ def taken(command: Command, folder: pathlib.Path, run: bool) -> list[str]:
         return [word.replace("gpuburnout_1b", "tiny.py") for word in words]
     if command.script:
         return [*words, *["--smallest"] * command.place.startswith("dev/")]
-    made = [word.replace("--out=RUN", f"--out={folder}/run") for word in words]
-    return [*made, *SHRUNK.get(words[1], [])]
+    words = [re.sub(r"^(--(?:out|export-\w+))=", rf"\1={folder}/", word) for word in words]
+    if words[1] == "prepare":
+        words.append(f"--config.data.dir={folder}/data" if words[2].endswith(".py") else f"--out={folder}/data")
+    return [*words, *SHRUNK.get(words[1], [])]
 
 
 def trained(words: list[str], folder: pathlib.Path, run: bool) -> list[str]:
@@ -109,12 +118,20 @@ def trained(words: list[str], folder: pathlib.Path, run: bool) -> list[str]:
     if "--help" in " ".join(words):
         return words
     if words[2] in ("RUN", "runs/quickstart"):
-        shutil.copytree(words[2], folder / "run")
         more = [] if "--branch=decay" in words else [f"--config.train.steps={tiny_world.STEPS + 2}"]
+        if "--config.data.path=TEXTS" in words:  # docs/import.md says it of a run that was imported
+            assert cli.main(["import", "HF_DIR", f"--out={folder}/run"]) == 0
+            more = [*tiny_world.SHORT, "--config.train.seq_len=32"]
+        else:
+            shutil.copytree(words[2], folder / "run")
         return [*words[:2], str(folder / "run"), *words[3:], *more]
     before, short = tiny_world.TRAINING[_loaded(words).program]
     if any(word.startswith(("--config.data.path", "--config.data.dir")) for word in words):
         before = [word for word in before if "config.data" not in word and "reward.tasks" not in word]
+    if any("origin=HF_DIR" in word for word in words):  # which says what the model is
+        short = [word for word in short if word not in tiny_world.MODEL]
+    if any("eval.tasks=" in word for word in words):
+        short = [*short, "--config.eval.data_dir=BENCHMARKS"]
     return [*words[:2], *before, *words[2:], *(short if run else []), f"--config.workdir={folder}/run"]
 
 
@@ -150,6 +167,7 @@ def test_a_command_runs(world, text, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("What is a list?\n"))
     for setting in command.environment:
         monkeypatch.setenv(*setting.split("=", 1))
+        monkeypatch.syspath_prepend(str(world))  # what PYTHONPATH=. does
     words = taken(command, tmp_path, run=True)
     if command.script:
         assert script(words, monkeypatch) == 0, places(text)
