@@ -27,6 +27,7 @@ def checkpoint(run: pathlib.Path) -> None:
     """The checkpoint's own save, verify, restore, leaf and mirror."""
     items = jax.tree.map(jnp.asarray, ITEMS)
     folder = run / "checkpoints" / "3"
+    folder.parent.mkdir(parents=True)
     saving = Saving(folder, items, meta.sealed({}, 3, digest.look(items)[0]), check=True)
     saving.done.wait()
     assert (saving.failed, saving.differs, saving.verified) == ("", "", True)

@@ -7,7 +7,7 @@ import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-SUBJECTS = {"faults", "parity", "engines", "browser", "recipe"}
+SUBJECTS = {"faults", "parity", "engines", "browser", "recipe", "scripts"}
 
 
 def extra(name: str) -> set[str]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxlm.config import ConfigError
 from jaxlm.corpus.sources.plain import iterate_documents
-from jaxlm.data import manifest
+from jaxlm.data import ids, manifest
 from jaxlm.eval.likelihood import Scorer
 from jaxlm.eval.results import Item, TaskResult
 from jaxlm.report.published import BITS
@@ -43,12 +43,12 @@ def results(scorer: Scorer, documents: Documents, seq_len: int) -> Iterator[Task
     if not documents:
         return
     requests, owners, length = [], [], min(seq_len, scorer.context)
-    opening = [*scorer.tokenizer.opening] or [scorer.opening]
+    before = [] if scorer.tokenizer.opening else [scorer.opening]
     for number, (_, text) in enumerate(documents):
-        ids = [*opening, *scorer.tokenizer.encode(text)]
-        for first in range(0, len(ids) - 1, length):
-            given = first + (1 if first else len(opening))
-            requests.append((ids[first:given], ids[given : first + length + 1]))
+        row = [*before, *ids.document(scorer.tokenizer, text)]
+        for first in range(0, len(row) - 1, length):
+            context = first + (1 if first else len(before) or len(scorer.tokenizer.opening))
+            requests.append((row[first:context], row[context : first + length + 1]))
             owners.append(number)
     logp = [score.logp for score in scorer.score(requests, "text")]
     bits = np.bincount(owners, logp, len(documents)) / -math.log(2)

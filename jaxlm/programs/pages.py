@@ -18,12 +18,12 @@ def of_data(config: Config) -> None:
     It takes a second at most: audit and mismatch, which may take minutes, are left to `jaxlm prepare`.
     """
     root = pathlib.Path(config.data.dir)
-    if (root / page.NAME).exists() or not (root / recipes.MANIFEST).is_file():
-        return
-    from jaxlm.corpus import prepare  # here, because the libraries of these two take a second to import
-    from jaxlm.programs import data_report
-
     try:
+        if (root / page.NAME).exists() or not (root / recipes.MANIFEST).is_file():
+            return
+        from jaxlm.corpus import prepare  # here, because the libraries of these two take a second to import
+        from jaxlm.programs import data_report
+
         written = data_report.write_with(
             config, prepare.open_prepared(root), {"left_out": _LEFT_OUT, "run": config.workdir}
         )
@@ -43,4 +43,4 @@ def of_run(config: Config, folder: pathlib.Path) -> None:
 def to_open(folder: pathlib.Path) -> list[str]:
     """Returns a line that tells where the run's page is; none if there is no page."""
     path = folder / page.NAME
-    return [f"open {path}"] if os.path.isfile(path) else []  # never an error, whatever the disk
+    return [f"open {path}"] if os.path.isfile(path) else []

@@ -93,7 +93,8 @@ def test_a_folders_documents_are_weighed_by_what_is_left(tmp_path, make_document
         path = tmp_path / "documents" / name / "00000.parquet"
         file = {"file": f"documents/{name}/00000.parquet", "size": path.stat().st_size}
         file |= {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "documents": count}
-        entries[name] = {"kept": {"documents": count, "bytes": 1}, "files": [file]}
+        both = {"documents": count, "bytes": 1}
+        entries[name] = {"read": both | {"failed": {}}, "stages": [], "kept": both, "files": [file]}
     (tmp_path / "prepared.json").write_text(json.dumps({"format": 1, "recipe": {}, "sources": entries}))
     documents.write_mixture(tmp_path, {"html": 6.5, "text": 2.25, "markdown": 0.25})
     c, said = resolve(tmp_path, "data.val_fraction=0.1"), []

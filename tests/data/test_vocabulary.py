@@ -27,7 +27,9 @@ def test_a_program_without_data_takes_the_datas_size_else_assumes_one(data, tmp_
     named = resolve(f"data.dir={tmp_path}", f"data.tokenizer={data.path}/tokenizer.model")
     assert vocabulary.assumed(named, said.append).model.vocab_size == 325
     assert vocabulary.assumed(resolve(f"data.dir={tmp_path}"), said.append).model.vocab_size == 32_768
-    found = {"format": FORMAT, "sources": {"a": {"kept": {"bytes": 2_100_000}, "files": []}}}
+    kept = {"documents": 1, "bytes": 2_100_000}
+    source = {"read": kept | {"failed": {}}, "stages": [], "kept": kept, "files": []}
+    found = {"format": FORMAT, "recipe": {}, "sources": {"a": source}}
     (tmp_path / "prepared.json").write_text(json.dumps(found))
     assert vocabulary.assumed(resolve(f"data.dir={tmp_path}"), said.append).model.vocab_size == 2048
     assert [line.split(":")[1].split(" ")[1] for line in said] == ["325", "325", "32,768", "2,048"]

@@ -304,7 +304,7 @@ def test_without_a_gpu_it_says_so_at_once(capsys, monkeypatch):
     monkeypatch.setattr(bench_gpu, "card", lambda: bench_gpu.NO_CARD)
     with pytest.raises(SystemExit):
         bench_gpu.options([])
-    assert "--device=cpu --tiny" in capsys.readouterr().err
+    assert "try it on the CPU with --smallest" in capsys.readouterr().err
 
 
 @pytest.mark.parity
