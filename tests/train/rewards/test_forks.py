@@ -186,7 +186,7 @@ def worth(score: float | str) -> float:
 
 @contextlib.contextmanager
 def judging(tasks: list[str]):
-    found = process.Processes([("reasoning_gym", name, {}) for name in tasks], "", "", 300.0)
+    found = process.Processes([("reasoning_gym", name, {}) for name in tasks], "", "", 1200.0)
     found.start()
     try:
         yield found
