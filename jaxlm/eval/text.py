@@ -43,12 +43,11 @@ def results(scorer: Scorer, documents: Documents, seq_len: int) -> Iterator[Task
     if not documents:
         return
     requests, owners, length = [], [], min(seq_len, scorer.context)
-    before = [] if scorer.tokenizer.opening else [scorer.opening]
     for number, (_, text) in enumerate(documents):
-        row = [*before, *ids.document(scorer.tokenizer, text)]
+        row = ids.document(scorer.tokenizer, text)
         for first in range(0, len(row) - 1, length):
-            context = first + (1 if first else len(before) or len(scorer.tokenizer.opening))
-            requests.append((row[first:context], row[context : first + length + 1]))
+            context = first + (1 if first else len(scorer.tokenizer.opening))
+            requests.append((row[first:context] or [scorer.opening], row[context : first + length + 1]))
             owners.append(number)
     logp = [score.logp for score in scorer.score(requests, "text")]
     bits = np.bincount(owners, logp, len(documents)) / -math.log(2)

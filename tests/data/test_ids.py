@@ -13,7 +13,7 @@ import tiny_data
 from jaxlm import config, config_files
 from jaxlm.data import build, chat, examples, ids, masks, replay
 from jaxlm.data.tokenizer import Tokenizer
-from jaxlm.eval import core, humaneval, redteam, samples, scorer
+from jaxlm.eval import core, humaneval, redteam, samples, scorer, text
 from jaxlm.serve import conversation, guide, refusals, requests
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -167,6 +167,20 @@ def from_the_scorer(coder, data, tmp_path, monkeypatch):
     score = scorer.bits_per_byte(str(tmp_path))
     for text in TEXTS:
         score(text)
+    return rows
+
+
+def from_a_text_of_ones_own(coder, data, tmp_path, monkeypatch):
+    rows = []
+
+    class Scores:
+        tokenizer, context, opening = coder, 10**6, coder.eos_id + 1
+
+        def score(self, requests, what):
+            rows.extend([*context, *scored] for context, scored in requests)
+            return [types.SimpleNamespace(logp=-1.0)] * len(requests)
+
+    list(text.results(Scores(), [("a", words) for words in (*TEXTS, *TEXTS) if words], 10**6))
     return rows
 
 
@@ -327,13 +341,14 @@ CALLERS = {
     "jaxlm/eval/redteam.py": (from_the_red_team, from_the_red_team_in_a_chat, from_the_pairs_of_the_red_team),
     "jaxlm/eval/samples.py": (from_samples, from_a_stream_of_samples, from_the_check_of_prompts),
     "jaxlm/eval/scorer.py": (from_the_scorer,),
+    "jaxlm/eval/text.py": (from_a_text_of_ones_own,),
     "jaxlm/serve/conversation.py": (from_a_talk, from_a_talk_in_plain_text),
     "jaxlm/serve/requests.py": (
         *(from_the_server, from_ids_that_the_server_gets),
         *(from_chats_with_the_server, from_the_tokens_that_the_server_gives),
     ),
 }
-EMPTY = {from_replayed_text: {""}}  # of files, texts of nothing are left out
+EMPTY = {from_replayed_text: {""}, from_a_text_of_ones_own: {""}}  # of files, texts of nothing are left out
 ENTRIES = [entry for entries in CALLERS.values() for entry in entries]
 
 

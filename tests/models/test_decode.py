@@ -154,7 +154,10 @@ def test_log_probabilities_are_those_that_are_asked_for():
         enter(one, 0, SHORT, Settings(temperature=0.0, logprobs=asked))
         drawn[asked] = one.step(np.array([True, False, False])).logprobs
     assert (drawn[None].chosen[0, 0], np.abs(drawn[None].top).max()) == (0, 0)
-    assert drawn[0].chosen[0, 0] == drawn[5].chosen[0, 0] == drawn[5].top[0, 0, 0] < 0
+    assert drawn[5].chosen[0, 0] == drawn[5].top[0, 0, 0] < 0
+    assert drawn[0].chosen[0, 0] == pytest.approx(
+        drawn[5].chosen[0, 0], rel=1e-6
+    )  # of two programs: a last bit may differ
     assert np.abs(drawn[0].top).max() == 0
 
 
