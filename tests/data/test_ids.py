@@ -13,7 +13,8 @@ import tiny_data
 from jaxlm import config, config_files
 from jaxlm.data import build, chat, examples, ids, masks, replay
 from jaxlm.data.tokenizer import Tokenizer
-from jaxlm.eval import core, humaneval, redteam, samples, scorer, text
+from jaxlm.eval import core, humaneval, redteam, samples, scorer
+from jaxlm.eval import text as eval_text
 from jaxlm.serve import conversation, guide, refusals, requests
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -180,7 +181,7 @@ def from_a_text_of_ones_own(coder, data, tmp_path, monkeypatch):
             rows.extend([*context, *scored] for context, scored in requests)
             return [types.SimpleNamespace(logp=-1.0)] * len(requests)
 
-    list(text.results(Scores(), [("a", words) for words in (*TEXTS, *TEXTS) if words], 10**6))
+    list(eval_text.results(Scores(), [("a", words) for words in (*TEXTS, *TEXTS) if words], 10**6))
     return rows
 
 
