@@ -240,8 +240,10 @@ def read_soon(path: pathlib.Path) -> bytes:
     return within(_SOON_S, path.read_bytes)
 
 
-def within(seconds: float, ask: Callable[[], T]) -> T:
+def within(seconds: float | None, ask: Callable[[], T]) -> T:
     """Returns what `ask` returns, or raises what it raises. It runs in a thread, which is abandoned after `seconds`.
+
+    None waits without end, but for a signal, which does not interrupt a read of the caller's own that hangs.
 
     Raises:
       NoAnswer: `ask` has not ended by then.

@@ -21,7 +21,7 @@ from jaxlm.programs.attempt import Attempt
 from jaxlm.programs.task import Ready, Task
 from jaxlm.train import books, ledger, loop, metrics, mirrors, signals, start, supervised, workdir
 from jaxlm.train.checkpoints.mirror import Mirror
-from jaxlm.train.clock import COMPILE, EVALUATE, MIRROR, Clock, Pulse
+from jaxlm.train.clock import COMPILE, EVALUATE, MIRROR, RESTORE, Clock, Pulse
 from jaxlm.train.scores import Scores
 
 EXIT_CODES = {loop.DONE: 0, loop.FAILED: 1, loop.REFUSED: 2, loop.STOPPED: 3, loop.PREEMPTED: 4}
@@ -52,7 +52,8 @@ def run(config: Config, task: Task) -> int:
         log = start.Log(folder, clock, config.train, config.hardware)
         stack.push(log.closed_by)
         data = task.data(config)
-        together(lambda: workdir.check_same_batches(folder, data.fingerprint()))
+        with clock.spend(RESTORE, str(folder / "checkpoints")):
+            together(lambda: workdir.check_same_batches(folder, data.fingerprint()))
         together(lambda: pages.of_data(config), first_only=True)
         asked, config = (vocabulary.with_size(c, data.data.vocab_size) for c in (asked, config))
         with clock.spend(COMPILE):

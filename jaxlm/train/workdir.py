@@ -12,7 +12,7 @@ from jaxlm.config import BY_RULE, Config, ConfigError, ModelConfig, OptimConfig,
 from jaxlm.console import say
 from jaxlm.data.manifest import MANIFEST
 from jaxlm.data.rows import check_fingerprint
-from jaxlm.files import is_step
+from jaxlm.files import is_step, within
 from jaxlm.plan import accelerators, departures, recipe
 from jaxlm.processes import from_first
 from jaxlm.step import optim as optimizer
@@ -101,7 +101,9 @@ def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str]) -> 
     checkpoints = folder / "checkpoints"
     if weights.begun(checkpoints):
         newest = max(int(path.name) for path in checkpoints.iterdir() if is_step(path.name))
-        for meta in restore.read_metas(checkpoints, [newest]).values():
+        # In a thread, so that a signal ends the run while the read hangs.
+        metas = within(None, lambda: restore.read_metas(checkpoints, [newest]))
+        for meta in metas.values():
             check_fingerprint(meta.get("fingerprint", {}), fingerprint)
 
 

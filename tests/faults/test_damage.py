@@ -140,7 +140,7 @@ def test_all_checkpoints_damaged(place, killed):
 def test_a_disk_that_garbles_what_it_is_given(place, item):
     """Each save says all is well, and none is: the older whole ones stay, and the run says so at once, not at its end."""
     name = f"garbled-{item}"
-    run = place.start(name, rules=(), inside={"hold": 10})
+    run = place.start(name, rules=(), inside={"hold": 10}, checkpoint__max_unprotected_minutes=0.05)
     run.wait_for_saved(8)
     run.fault(f"write garble {item}.orbax-checkpoint-tmp/ocdbt")
     run.go_on()

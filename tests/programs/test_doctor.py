@@ -83,7 +83,7 @@ def test_quickstart_takes_less_than_a_minute_and_leaves_nothing(tmp_path):
     code, found, seconds = doctor_process(f"--config.workdir={tmp_path}/run")
     assert (code, [f for f in found.values() if f["verdict"] == FAIL]) == (0, [])
     assert seconds < 60
-    names = ["versions", "gpu", "devices", "memory", "host", "disk", "room", "data", "config"]
+    names = ["versions", "gpu", "devices", "memory", "host", "disk", "room", "data", "checkpoint", "config"]
     assert list(found) == [*names, "links", "forward", "speed", "loader", "clock"]
     assert found["forward"]["text"].startswith("the whole model")
     assert found["speed"]["figures"]["tokens_per_second"] > 0
