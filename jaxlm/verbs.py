@@ -102,10 +102,7 @@ VERBS = {
     "tune": Verb(
         "tune",
         "time candidate settings of the train step on this device, and write the fastest as overrides",
-        {
-            "--out": {"metavar": "FILE", "help": "file for the overrides (default: WORKDIR/tuned.txt)"},
-            **_JSON,
-        },
+        {"--out": {"metavar": "FILE", "help": "file for the overrides (default: WORKDIR/tuned.txt)"}, **_JSON},
         keys=("tune", "train", "model", "loss", "hardware"),
     ),
     "plan": Verb(

@@ -47,14 +47,7 @@ class StreamWriter:
     """Writes one split of one source. Holds in memory one record and one row group of the document index."""
 
     def __init__(
-        self,
-        root: pathlib.Path,
-        split: str,
-        source: str,
-        *,
-        dtype: str,
-        block_tokens: int,
-        shard_blocks: int,
+        self, root: pathlib.Path, split: str, source: str, *, dtype: str, block_tokens: int, shard_blocks: int
     ):
         self._root, self._folder = root, root / split / source
         self._folder.mkdir(parents=True, exist_ok=True)

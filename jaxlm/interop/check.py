@@ -78,10 +78,7 @@ class Verdict:
 
 
 def check(
-    read: Callable[[str], np.ndarray],
-    written: Written,
-    config: ModelConfig,
-    tick: Callable[[int], None],
+    read: Callable[[str], np.ndarray], written: Written, config: ModelConfig, tick: Callable[[int], None]
 ) -> Verdict:
     """Compares the written model with the run's. No more than one layer of each is in memory.
 
@@ -251,11 +248,7 @@ class _Ours:
         self.tokens[0, front : front + len(rows)] = rows
 
     def run(
-        self,
-        part: str,
-        leaves: Named,
-        x_BxTxD: np.ndarray | jax.Array,
-        beside: layerwise.Beside = layerwise.NOTHING,
+        self, part: str, leaves: Named, x_BxTxD: np.ndarray | jax.Array, beside: layerwise.Beside = layerwise.NOTHING
     ) -> jax.Array:
         """Returns the output of a part for its input, by these leaves and an adapter's variables. It is not waited for."""
         params = tree.nested(leaves.items())

@@ -242,10 +242,7 @@ def biases(votes: Sequence[Vote], place: Mapping[int, int]) -> list[Bias]:
         strengths_VxN[at, place[vote.first]] = 1 if on_left else -1
         strengths_VxN[at, place[vote.second]] = -1 if on_left else 1
     side_V, unequal = np.ones(len(decided)), longer_V != 0
-    alone = {
-        "side": np.column_stack([strengths_VxN, longer_V]),
-        "length": np.column_stack([strengths_VxN, side_V]),
-    }
+    alone = {"side": np.column_stack([strengths_VxN, longer_V]), "length": np.column_stack([strengths_VxN, side_V])}
     both = _likelihood(np.column_stack([alone["side"], side_V]), won_V)
     p = {kind: float(stats.chi2.sf(max(0.0, 2 * (both - _likelihood(x, won_V))), 1)) for kind, x in alone.items()}
     longer_won = ((longer_V > 0) == (won_V == 1))[unequal]

@@ -165,12 +165,7 @@ class Rewarder:
         raise RunError(f"{what}: {again}; it failed twice on all answers together; {first}{self._output()}")
 
     def _each(
-        self,
-        what: str,
-        ask: Callable,
-        items: Sequence[Item],
-        answers: Sequence[str],
-        judge: Callable[[Item], str],
+        self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str], judge: Callable[[Item], str]
     ) -> np.ndarray:
         """What `ask` says of each answer by itself. If it fails, of one after the other; a few may fail, and get 0.
 
