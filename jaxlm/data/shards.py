@@ -332,10 +332,9 @@ class DataDir:
         if manifests.HELD_OUT in self.manifest:
             return self.manifest[manifests.HELD_OUT]
         path = self.path / f"{manifests.HELD_OUT}.json"
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            kept = json.loads(path.read_bytes())
-            if kept["manifest"] == self.sha256:
-                return dict(kept["texts"])
+        kept = files.json_there(path)
+        if kept.get("manifest") == self.sha256 and isinstance(kept.get("texts"), dict):
+            return kept["texts"]
         texts = {source: self._held_out_text(source) for source in self.sources}
         with contextlib.suppress(OSError):  # a disk that is only read
             files.write_atomically(path, json.dumps({"manifest": self.sha256, "texts": texts}).encode())

@@ -22,7 +22,7 @@ _GELU = ("gelu_new", "gelu_pytorch_tanh")  # the same function
 
 def is_model(folder: pathlib.Path) -> bool:
     """True if a folder holds the config.json of a Hugging Face model."""
-    found = _load(folder)
+    found = files.json_there(folder / "config.json")
     return bool({"architectures", "model_type"} & found.keys()) and "train" not in found
 
 
@@ -35,7 +35,7 @@ def read(folder: pathlib.Path, scores: bool = False) -> tuple[dict[str, object],
     Raises:
       ConfigError: config.json is damaged, or names something that our models do not have.
     """
-    found = _load(folder)
+    found = files.json_there(folder / "config.json")
     if not found:
         raise ConfigError(f"{folder}/config.json is missing or damaged: copy it again")
     try:
@@ -55,13 +55,6 @@ def read(folder: pathlib.Path, scores: bool = False) -> tuple[dict[str, object],
 
 class _Unsupported(Exception):
     """What a model has and ours have not."""
-
-
-def _load(folder: pathlib.Path) -> dict:
-    try:
-        return files.json_of((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
 
 
 def _read(found: dict, ends: tuple[str, ...]) -> tuple[dict[str, object], list[str]]:
