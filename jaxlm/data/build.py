@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxlm import console, files
 from jaxlm.config import ConfigError
+from jaxlm.console import Say
 from jaxlm.corpus import recipes
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.corpus.sources.plain import iterate_documents, source_signature
@@ -98,7 +99,7 @@ def build_data(
     *,
     read: Reader | None = None,
     recipe_extra: Mapping[str, str] | None = None,
-    log: Callable[[str], None] = print,
+    log: Say = print,
 ) -> shards.DataDir:
     """Makes a data directory and opens it. Only opens it if the same recipe made it. Starts from scratch after a crash.
 
@@ -267,9 +268,7 @@ class _Documents:
             yield doc_id, raw, content < self._limit
 
 
-def _build(
-    root: pathlib.Path, source_list: Sequence[Source], settings: BuildSettings, read: Reader, log: Callable[[str], None]
-) -> dict:
+def _build(root: pathlib.Path, source_list: Sequence[Source], settings: BuildSettings, read: Reader, log: Say) -> dict:
     """Writes all files except the manifest, and returns the manifest."""
     documents, stats = {}, {}
     for source in source_list:
@@ -331,9 +330,7 @@ def _sample(documents: Mapping[str, _Documents], shares: Mapping[str, float], se
                 left -= len(raw)
 
 
-def _tokenizer(
-    settings: BuildSettings, n_bytes: int, sample: Callable[[], Iterator[str]], log: Callable[[str], None]
-) -> coders.Coder:
+def _tokenizer(settings: BuildSettings, n_bytes: int, sample: Callable[[], Iterator[str]], log: Say) -> coders.Coder:
     if settings.tokenizer_path is None:
         kinds = {"chat_tokens": settings.chat_tokens, "model_type": settings.tokenizer_model}
         if settings.vocab_size:

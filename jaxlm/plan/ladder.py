@@ -38,13 +38,13 @@ import json
 import math
 import pathlib
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jaxlm import files
 from jaxlm.config import Config, ConfigError, checks, older
-from jaxlm.console import hours, say
+from jaxlm.console import Say, hours, say
 from jaxlm.data.rows import Order
 from jaxlm.plan import here, rungs
 from jaxlm.plan.cost import tokens
@@ -209,7 +209,7 @@ def fit_of(ladder: Mapping[str, typing.Any]) -> Fit | None:
     return Fit(Law("ladder", **found["law"]), found["noise"], draws, last["parameters"], last["tokens"])
 
 
-def known(config: Config, say: Callable[[str], None]) -> tuple[Fit, pathlib.Path] | None:
+def known(config: Config, say: Say) -> tuple[Fit, pathlib.Path] | None:
     """Returns (fit, folder) of the ladder in WORKDIR/ladder; None if there is none, it is not done, or it is of another kind.
 
     Raises:

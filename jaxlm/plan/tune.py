@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from jaxlm import sharding
 from jaxlm.config import Config, ConfigError
-from jaxlm.console import gigabytes
+from jaxlm.console import Say, gigabytes
 from jaxlm.plan import lower, room
 
 REMATS = ("none", "names", "dots", "full")  # from the fastest to the most frugal
@@ -157,7 +157,7 @@ class Compiler:
 def fit(
     config: Config,
     mesh: Mesh,
-    say: typing.Callable[[str], None],
+    say: Say,
     make_parts: lower.MakeParts = lower.parts_of,
     begun: typing.Callable[[], bool] = lambda: False,
 ) -> Config:
@@ -179,7 +179,7 @@ def resolve(
     config: Config,
     mesh: Mesh,
     limit_bytes: float,
-    log: typing.Callable[[str], None],
+    log: Say,
     make_parts: lower.MakeParts = lower.parts_of,
     begun: typing.Callable[[], bool] = lambda: False,
 ) -> Config:

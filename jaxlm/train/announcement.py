@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from jaxlm import tree
 from jaxlm.config import AdapterConfig, Config
-from jaxlm.console import dollars, duration, human, size
+from jaxlm.console import Say, dollars, duration, human, size
 from jaxlm.data.coder import Encoded
 from jaxlm.data.passes import MOST as MOST_PASSES
 from jaxlm.plan import machines
@@ -167,7 +167,7 @@ class FirstRate(Watch):
         steps: int,
         spent: Callable[[], tuple[float, float]],
         usd_per_hour: float,
-        say: Callable[[str], None],
+        say: Say,
     ):
         self._clock, self._hooks, self._end = clock, hooks, steps
         self._spent, self._price, self._say = spent, usd_per_hour, say
