@@ -28,6 +28,7 @@ from jaxlm.data import coder as coders
 from jaxlm.data import ids as ids_lib
 from jaxlm.data import manifest as manifests
 from jaxlm.data import shards, vocabulary
+from jaxlm.data.coder import Coder
 from jaxlm.data.mixture import normalise_mixture
 from jaxlm.data.shuffle import Shuffle
 from jaxlm.data.tokenizer import train_tokenizer
@@ -330,7 +331,7 @@ def _sample(documents: Mapping[str, _Documents], shares: Mapping[str, float], se
                 left -= len(raw)
 
 
-def _tokenizer(settings: BuildSettings, n_bytes: int, sample: Callable[[], Iterator[str]], log: Say) -> coders.Coder:
+def _tokenizer(settings: BuildSettings, n_bytes: int, sample: Callable[[], Iterator[str]], log: Say) -> Coder:
     if settings.tokenizer_path is None:
         kinds = {"chat_tokens": settings.chat_tokens, "model_type": settings.tokenizer_model}
         if settings.vocab_size:
@@ -347,7 +348,7 @@ def _tokenizer(settings: BuildSettings, n_bytes: int, sample: Callable[[], Itera
     return coder
 
 
-def _write_tokenizer(root: pathlib.Path, coder: coders.Coder) -> list[dict]:
+def _write_tokenizer(root: pathlib.Path, coder: Coder) -> list[dict]:
     lengths = io.BytesIO()
     np.save(lengths, coder.token_bytes())
     entries = []
@@ -358,12 +359,7 @@ def _write_tokenizer(root: pathlib.Path, coder: coders.Coder) -> list[dict]:
 
 
 def _write_source(
-    root: pathlib.Path,
-    name: str,
-    documents: _Documents,
-    coder: coders.Coder,
-    settings: BuildSettings,
-    tell: console.Tell,
+    root: pathlib.Path, name: str, documents: _Documents, coder: Coder, settings: BuildSettings, tell: console.Tell
 ) -> tuple[dict[str, dict], str]:
     """Encodes a source in shuffled order into its streams. Returns (the manifest's entries, the held-out text's sha256)."""
     writers = {

@@ -166,20 +166,13 @@ class TokenStream:
     """Reads one split of one source at any place. Thread-safe, and cheap to pickle for a worker process."""
 
     def __init__(
-        self,
-        root: pathlib.Path,
-        entry: dict,
-        *,
-        dtype: str,
-        block_tokens: int,
-        label: str,
-        verifier: Verifier | None = None,
+        self, root: pathlib.Path, entry: dict, *, dtype: str, block_tokens: int, label: str, verifier: Verifier
     ):
         self.tokens: int = entry["tokens"]
         self._dtype, self._block_tokens, self._label = dtype, block_tokens, label
         self._root, self._shards = root, entry["shards"]
         self._ends = list(itertools.accumulate(shard["records"] for shard in self._shards))
-        self.verifier = verifier or Verifier(root)
+        self.verifier = verifier
         self._open()
 
     def _open(self) -> None:

@@ -23,15 +23,12 @@ from jaxlm.ops.decode import first_argmax
 from jaxlm.sharding import constrain
 
 Ids = Sequence[int]
+Prompts = Sequence[Ids]
+Read = tuple[jax.Array, tuple]  # hidden states (B, D) of each row's newest token, and the cache with it
 
 
 def generate(
-    model: Transformer,
-    variables: dict,
-    prompts: Sequence[Ids],
-    settings: SampleConfig,
-    stop_ids: Ids = (),
-    seed: int = 0,
+    model: Transformer, variables: dict, prompts: Prompts, settings: SampleConfig, stop_ids: Ids = (), seed: int = 0
 ) -> list[list[int]]:
     """Continues each prompt. Returns only the new ids of each; the last id is a stop id if that ended the row.
 
@@ -69,9 +66,7 @@ class Generator:
         self.on_cpu = on_one_cpu(variables)
         self.weights = lay_out(model, variables, every_product=self.on_cpu)
 
-    def __call__(
-        self, prompts: Sequence[Ids], settings: SampleConfig, stop_ids: Ids = (), seed: int = 0
-    ) -> list[list[int]]:
+    def __call__(self, prompts: Prompts, settings: SampleConfig, stop_ids: Ids = (), seed: int = 0) -> list[list[int]]:
         """As `generate`."""
         if len(prompts) == 0 or settings.max_new_tokens == 0:
             _check(self.model, prompts, settings)
@@ -81,7 +76,7 @@ class Generator:
         return [out_BxM[row, : counts_B[row]].tolist() for row in range(len(prompts))]
 
     def stream(
-        self, prompts: Sequence[Ids], settings: SampleConfig, stop_ids: Ids = (), seed: int = 0
+        self, prompts: Prompts, settings: SampleConfig, stop_ids: Ids = (), seed: int = 0
     ) -> Iterator[list[list[int]]]:
         """As a call, but yields the new ids of each row as they come. All is compiled and the prompts are read on return.
 
@@ -109,7 +104,7 @@ class Generator:
         return chunks(jax.block_until_ready(state))
 
     def _inputs(
-        self, prompts: Sequence[Ids], settings: SampleConfig, stop_ids: Ids, seed: int
+        self, prompts: Prompts, settings: SampleConfig, stop_ids: Ids, seed: int
     ) -> tuple["_Request", "_Static"]:
         """What the programs take beside model and weights. Raises ConfigError as `generate` does."""
         config, s = self.model.config, settings
@@ -124,7 +119,7 @@ class Generator:
         return _request(prompts, s, config.max_seq_len, stop_ids, seed), static
 
 
-def _check(model: Transformer, prompts: Sequence[Ids], s: SampleConfig) -> None:
+def _check(model: Transformer, prompts: Prompts, s: SampleConfig) -> None:
     check_prompts(model, prompts)
     if s.max_new_tokens < 0 or not s.temperature >= 0 or s.top_k < 0 or not 0 < s.top_p <= 1:
         raise ConfigError(
@@ -168,7 +163,7 @@ class _Static(typing.NamedTuple):
     nucleus: bool
 
 
-def _request(prompts: Sequence[Ids], s: SampleConfig, max_seq_len: int, stop_ids: Ids, seed: int) -> _Request:
+def _request(prompts: Prompts, s: SampleConfig, max_seq_len: int, stop_ids: Ids, seed: int) -> _Request:
     rows, width = _power_of_two(len(prompts)), _bucket(max(len(prompt) for prompt in prompts))
     tokens_BxP = np.zeros((rows, width), np.int32)
     lengths_B = np.ones(rows, np.int32)  # rows that fill up the batch hold one token and are done at once
@@ -273,7 +268,7 @@ def _record(
     return _State(state.step + 1, token_B, state.done_B | stopped_B, counts_B, out_BxM, cache)
 
 
-def _prefill(model: Transformer, weights: Weights, request: _Request) -> tuple[jax.Array, tuple]:
+def _prefill(model: Transformer, weights: Weights, request: _Request) -> Read:
     """Hidden states (B, D) of each prompt's last token, and the cache of the prompts."""
     rows, width = request.tokens_BxP.shape
     positions_BxP = request.positions()
@@ -287,7 +282,7 @@ def _prefill(model: Transformer, weights: Weights, request: _Request) -> tuple[j
     return hidden_BxPxD[:, -1], cache.layers
 
 
-def _decode(model: Transformer, weights: Weights, request: _Request, state: _State) -> tuple[jax.Array, tuple]:
+def _decode(model: Transformer, weights: Weights, request: _Request, state: _State) -> Read:
     """Hidden states (B, D) of each row's newest token, and the cache with it."""
     position_B = request.lengths_B + state.step - 1
     return ring.read(
