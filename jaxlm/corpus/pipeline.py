@@ -128,9 +128,8 @@ class Books:
         if self._changes[stage] < _CHANGES:
             self._changes[stage] += 1
             after = document.text
-            if (
-                stage != "pii"
-            ):  # before anything is cut and quoted: half a number is none to it, nor is one behind "\\n"
+            # Before anything is cut and quoted: half a number is none to it, nor is one behind "\\n".
+            if stage != "pii":
                 before, after = self._hidden(before), self._hidden(after)
             at = next(
                 (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))

@@ -162,9 +162,8 @@ def _keep(
         )
         return (f'--config.prepare.stages.language.languages="{tuple(wanted)}"',)
     known = _OFF.get(stage, {})
-    own = any(
-        line.startswith(f"{stage} ") for line in stages
-    )  # the source's own limits win over those of prepare.stages
+    # The source's own limits win over those of prepare.stages.
+    own = any(line.startswith(f"{stage} ") for line in stages)
     if main and not own and all(reason in known for reason in main):
         keys = dict.fromkeys(key for reason in main for key in known[reason].split())
         return tuple(f"--config.prepare.stages.{stage}.{key}" for key in keys)

@@ -23,9 +23,8 @@ from jaxlm.models.adapters import Adapter
 from jaxlm.objectives import base
 
 POSITIONS = 64
-_APART = (
-    1e-3  # how far what a layer adds may be from what ours adds, relative to its size; float32 alone makes 1e-6 of it
-)
+# How far what a layer adds may be from what ours adds, relative to its size; float32 alone makes 1e-6 of it.
+_APART = 1e-3
 _LAST = "the final norm and the head"
 
 Named = dict[str, np.ndarray]

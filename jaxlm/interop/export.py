@@ -23,11 +23,8 @@ from jaxlm.interop.ahead import Ahead
 from jaxlm.interop.hf_weights import MARK
 from jaxlm.interop.leaves import tensors
 
-TARGETS = {  # the first type is the default
-    "hf": tuple(hf_folder.DTYPES),
-    "gguf": gguf_file.DTYPES,
-    "peft": ("f32", "bf16", "f16"),
-}
+# The first type is the default.
+TARGETS = {"hf": tuple(hf_folder.DTYPES), "gguf": gguf_file.DTYPES, "peft": ("f32", "bf16", "f16")}
 _PROBES = ("", " two  spaces", "1,024 = 2^10\n\n\tdef f(x):", "日本語 😀 café ▁", "</s><s><|im_start|><0x41>\x00\x7f")
 
 

@@ -151,9 +151,8 @@ def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], fold
         remat = "none" if c.model.remat == "auto" else c.model.remat
         settled = {"train": dataclasses.replace(c.train, microbatch_size=rows)}
         settled |= {"model": dataclasses.replace(c.model, remat=remat)}
-        settled |= {
-            "plan": dataclasses.replace(c.plan, accelerator="")
-        }  # this machine is meant, whatever else is planned for
+        # This machine is meant, whatever else is planned for.
+        settled |= {"plan": dataclasses.replace(c.plan, accelerator="")}
         row = here.row(dataclasses.replace(c, **settled))
         if row.get("tokens_per_second"):
             found[size] = row

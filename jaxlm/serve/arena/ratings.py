@@ -151,9 +151,8 @@ def bradley_terry(wins_SxNxN: np.ndarray) -> np.ndarray:
     for _ in range(100):
         expected_SxNxN = played_SxNxN * special.expit(odds_SxN[:, :, None] - odds_SxN[:, None])
         spread_SxNxN = expected_SxNxN * special.expit(odds_SxN[:, None] - odds_SxN[:, :, None])
-        curve_SxNxN = (
-            np.eye(size) * spread_SxNxN.sum(2)[:, :, None] - spread_SxNxN + 1 / size
-        )  # the last keeps the mean 0
+        # The last keeps the mean 0.
+        curve_SxNxN = np.eye(size) * spread_SxNxN.sum(2)[:, :, None] - spread_SxNxN + 1 / size
         step_SxN = np.linalg.solve(curve_SxNxN, (wins_SxNxN - expected_SxNxN).sum(2)[..., None])[..., 0]
         odds_SxN += np.clip(step_SxN, -1, 1)
         if np.abs(step_SxN).max() < 1e-6:
