@@ -183,17 +183,9 @@ def source_plans(settings: PrepareConfig, data: DataConfig) -> dict[str, SourceP
     planned = {}
     for name, source in settings.sources.items():
         document_stages, together = _stages(source.stages, settings.stages, f"config.prepare.sources.{name}.stages")
-        spec = SourceSpec(
-            name=name,
-            path=source.path,
-            format=source.format,
-            text_key=source.text_key,
-            max_bytes=source.max_bytes,
-            exclude=source.exclude,
-            licences=source.licences,
-            tfds_dir=data.tfds_dir,
-            hub_dir=data.hub_dir,
-        )
+        keys = ("path", "format", "text_key", "max_bytes", "exclude", "licences")
+        own = {key: getattr(source, key) for key in keys}
+        spec = SourceSpec(name=name, tfds_dir=data.tfds_dir, hub_dir=data.hub_dir, **own)
         planned[name] = SourcePlan(spec, document_stages, together, source.priority)
     return planned
 

@@ -73,11 +73,8 @@ def _gpt2(found: dict) -> dict[str, object]:
     activation = found.get("activation_function", "gelu_new")
     if activation not in _GELU:
         raise _Unsupported(f"activation_function={activation} is not supported, only {' and '.join(_GELU)}")
-    for key, wanted in {
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    }.items():
+    plain = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
+    for key, wanted in plain.items():
         if found.get(key, wanted) != wanted:
             raise _Unsupported(f"{key}={found[key]} is not supported")
     return {

@@ -29,13 +29,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(f"no run in {config.workdir}: jaxlm train {args.config} makes one there")
     if args.limit < 0:
         raise ConfigError(f"--limit={args.limit}: how many questions of each task; 0 = all")
-    names = (
-        [name.strip() for name in args.tasks.split(",")]
-        if args.tasks is not None
-        else []
-        if args.text
-        else list(config.eval.tasks)
-    )
+    names = [] if args.text else list(config.eval.tasks)
+    if args.tasks is not None:
+        names = [name.strip() for name in args.tasks.split(",")]
     if "" in names:
         raise ConfigError(f"--tasks={args.tasks}: names with a comma between, such as arc_easy,piqa")
     ask = together(lambda: harness.Benchmarks(names, config.eval))

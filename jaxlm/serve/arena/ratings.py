@@ -117,15 +117,8 @@ def results(votes: Sequence[Vote], names: Mapping[int, str]) -> Results:
         for i in order
     ]
     ties, raters = sum(vote.winner == "tie" for vote in votes), len({vote.rater for vote in votes})
-    return Results(
-        len(votes),
-        ties,
-        raters,
-        ratings,
-        gaps(votes, ratings_N, drawn_SxN, names),
-        biases(votes, place),
-        _agreement(votes),
-    )
+    apart = gaps(votes, ratings_N, drawn_SxN, names)
+    return Results(len(votes), ties, raters, ratings, apart, biases(votes, place), _agreement(votes))
 
 
 def gaps(votes: Sequence[Vote], ratings_N: np.ndarray, drawn_SxN: np.ndarray, names: Mapping[int, str]) -> list[Gap]:
