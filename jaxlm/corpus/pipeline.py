@@ -139,15 +139,8 @@ class Books:
             self._write(stage, "", shown, document.id, "")
 
     def _write(self, stage: str, reason: str, detail: str, doc_id: str, excerpt: str) -> None:
-        record = {
-            "source": self._source,
-            "stage": stage,
-            "reason": reason,
-            "detail": detail,
-            "id": doc_id,
-            "excerpt": excerpt,
-        }
-        line = json.dumps(record, ensure_ascii=False) + "\n"
+        record = {"source": self._source, "stage": stage, "reason": reason, "detail": detail}
+        line = json.dumps(record | {"id": doc_id, "excerpt": excerpt}, ensure_ascii=False) + "\n"
         if stage not in self._outs:
             place = self._folder / "removed" / stage
             place.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxlm.config import ConfigError, SampleConfig
 from jaxlm.models import layers, ring
-from jaxlm.models.decode import check_prompts, on_one_cpu
+from jaxlm.models.decode import check_prompts, on_one_cpu, power_of_two
 from jaxlm.models.layout import Weights, lay_out
 from jaxlm.models.sampling import Sampler, sample
 from jaxlm.models.transformer import Transformer, empty_cache
@@ -164,7 +164,7 @@ class _Static(typing.NamedTuple):
 
 
 def _request(prompts: Prompts, s: SampleConfig, max_seq_len: int, stop_ids: Ids, seed: int) -> _Request:
-    rows, width = _power_of_two(len(prompts)), _bucket(max(len(prompt) for prompt in prompts))
+    rows, width = power_of_two(len(prompts)), _bucket(max(len(prompt) for prompt in prompts))
     tokens_BxP = np.zeros((rows, width), np.int32)
     lengths_B = np.ones(rows, np.int32)  # rows that fill up the batch hold one token and are done at once
     room_B = np.zeros(rows, np.int32)
@@ -172,19 +172,15 @@ def _request(prompts: Prompts, s: SampleConfig, max_seq_len: int, stop_ids: Ids,
         tokens_BxP[row, width - len(prompt) :] = prompt
         lengths_B[row] = len(prompt)
         room_B[row] = min(s.max_new_tokens, max_seq_len - len(prompt))
-    stops = np.full(max(8, _power_of_two(len(stop_ids))), -1, np.int32)
+    stops = np.full(max(8, power_of_two(len(stop_ids))), -1, np.int32)
     stops[: len(stop_ids)] = list(stop_ids)
     sampler = Sampler(np.float32(s.temperature), np.float32(s.top_p))
     return _Request(tokens_BxP, lengths_B, room_B, stops, sampler, jax.random.key(seed))
 
 
-def _power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def _bucket(n: int) -> int:
     """n rounded up to a quarter of the power of two above it, at least to 16."""
-    step = max(16, _power_of_two(n) // 4)
+    step = max(16, power_of_two(n) // 4)
     return -(-n // step) * step
 
 

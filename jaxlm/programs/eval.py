@@ -119,14 +119,8 @@ def _show(held_out: dict[str, float], found: Sequence[TaskResult], as_json: bool
     for result in found:
         for name, value in result.metrics.items():
             guess = result.chance if name.startswith(("acc", "stereotype")) else None
-            row = {
-                "task": result.task,
-                "metric": name,
-                "value": value,
-                "stderr": result.stderr.get(name),
-                "chance": guess,
-            }
-            rows.append(row | {"items": len(result.items), "fewshot": result.fewshot})
+            row = {"task": result.task, "metric": name, "value": value, "stderr": result.stderr.get(name)}
+            rows.append(row | {"chance": guess, "items": len(result.items), "fewshot": result.fewshot})
     if as_json:
         return console.print_table(rows, True)
     header = ["task", "metric", "value", "± 2 s.e.", "chance", "questions", "examples"]
