@@ -116,11 +116,8 @@ class StreamWriter:
         self._writer = None
 
     def _describe(self, path: pathlib.Path) -> dict:
-        return {
-            "file": path.relative_to(self._root).as_posix(),
-            "size": path.stat().st_size,
-            "sha256": file_sha256(path),
-        }
+        name = path.relative_to(self._root).as_posix()
+        return {"file": name, "size": path.stat().st_size, "sha256": file_sha256(path)}
 
     def finish(self) -> dict:
         """Closes everything and returns the split's entry for the manifest."""
@@ -130,13 +127,8 @@ class StreamWriter:
         self._index.close()
         index = self._folder / DOCUMENTS
         files.settle(self._index_tmp, index)
-        return {
-            "documents": self._documents,
-            "tokens": self._tokens,
-            "bytes": self._bytes,
-            "index": self._describe(index),
-            "shards": self._shards,
-        }
+        counts = {"documents": self._documents, "tokens": self._tokens, "bytes": self._bytes}
+        return counts | {"index": self._describe(index), "shards": self._shards}
 
 
 def clear_leftovers(root: pathlib.Path) -> None:

@@ -116,11 +116,8 @@ def check(
             x, wanted = ours.run(name, own, x), ours.run(name, kept, y)
             given, y = y, _run(theirs, name, found, ours.tokens, y)
             _near(name, given, np.asarray(wanted), y)
-    return Verdict(
-        sum(len(tensor.leaves) for tensor in tensors(config, written.scores)),
-        ours.tokens.shape[1],
-        _moved(np.asarray(x), y),
-    )
+    leaves = sum(len(tensor.leaves) for tensor in tensors(config, written.scores))
+    return Verdict(leaves, ours.tokens.shape[1], _moved(np.asarray(x), y))
 
 
 def check_adapter(

@@ -79,12 +79,7 @@ class Pulse:
         version, step, when, activity, detail = self._FORMAT.unpack(self._memory[: self.SIZE])
         if not version or version % 2:
             return None
-        return (
-            step,
-            when,
-            activity.rstrip(b"\0").decode("utf-8", "ignore"),
-            detail.rstrip(b"\0").decode("utf-8", "ignore"),
-        )
+        return step, when, *(raw.rstrip(b"\0").decode("utf-8", "ignore") for raw in (activity, detail))
 
 
 class Clock:

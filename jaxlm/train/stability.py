@@ -219,12 +219,8 @@ def held_back(
     last = rollbacks[-1] if rollbacks else {}
     if last.get("stopped") != settings(optim, config, train):
         return None
-    return Ending(
-        STOPPED,
-        f"{last['why']}; nothing has changed since: set a key of optim or stability to try again",
-        keep=False,
-        cause="spike",
-    )
+    why = f"{last['why']}; nothing has changed since: set a key of optim or stability to try again"
+    return Ending(STOPPED, why, keep=False, cause="spike")
 
 
 def spoiled(metas: Mapping[int, Mapping], rollbacks: Sequence[Mapping]) -> list[int]:
