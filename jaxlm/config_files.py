@@ -65,14 +65,8 @@ def find(word: str, reads_run: bool = False) -> Found:
 def at_step(word: str) -> tuple[str, str]:
     """Returns (the folder, the checkpoint) that RUN@STEP names: a step, latest or best; "" if the word names none."""
     folder, at, step = word.rpartition("@")
-    if (
-        at
-        and folder
-        and (files.is_step(step) or step in ("latest", "best"))
-        and not pathlib.Path(word).expanduser().exists()
-    ):
-        return folder, step
-    return word, ""
+    named = at and folder and (files.is_step(step) or step in ("latest", "best"))
+    return (folder, step) if named and not pathlib.Path(word).expanduser().exists() else (word, "")
 
 
 def _kind(folder: pathlib.Path) -> Literal["run", "model", "documents"]:

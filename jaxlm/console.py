@@ -27,6 +27,7 @@ WORKING_S = 2.0  # what takes longer says so
 AGAIN_S = 30.0  # where there is no live line, it says so again after this time; while training runs, only from then on
 
 T = typing.TypeVar("T")
+Say = Callable[[str], object]  # shows a line
 Tell = Callable[..., None]  # (amount, words = "")
 
 

@@ -162,6 +162,14 @@ def _check_depth(value: object, levels: int) -> None:
             _check_depth(part, levels - 1)
 
 
+def json_there(path: pathlib.Path) -> dict:
+    """Returns the object of a file in JSON; {} if there is no such file, or it can't be read, or it is damaged."""
+    try:
+        return json_of(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
 def json_lines(path: pathlib.Path) -> list[dict]:
     """Returns the objects of a file of JSON lines. Leaves out lines that are no objects; [] if the file can't be read."""
     found = []

@@ -4,11 +4,7 @@ import os
 import signal
 import types
 
-_ORDINARY = {
-    signal.SIGINT: signal.default_int_handler,
-    signal.SIGTERM: signal.SIG_DFL,
-    signal.SIGHUP: signal.SIG_DFL,
-}
+_ORDINARY = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
 _held: list[int] = []  # signals whose handler is `_note`
 _asked: list[int] = []  # signals that came
 

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 import typing
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -119,7 +120,7 @@ def _timeouts(config: DistributedConfig) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _waiting(config: DistributedConfig, words: str) -> typing.Iterator[None]:
+def _waiting(config: DistributedConfig, words: str) -> Iterator[None]:
     """Says `words` while the `with` block takes long, and ends this process when it has taken `start_timeout_s`."""
     met = threading.Event()
 
@@ -168,10 +169,7 @@ def _in_cluster() -> bool:
 
 
 def together(
-    action: typing.Callable[[], T],
-    *,
-    first_only: bool = False,
-    errors: tuple[type[Exception], ...] = (ConfigError, RunError),
+    action: Callable[[], T], *, first_only: bool = False, errors: tuple[type[Exception], ...] = (ConfigError, RunError)
 ) -> T | None:
     """Runs `action` on every process and returns its result. If it raises on one process, raises on all.
 
@@ -214,7 +212,7 @@ def together(
     return result
 
 
-def from_first(make: typing.Callable[[], T]) -> T:
+def from_first(make: Callable[[], T]) -> T:
     """Returns on all processes what `make` returns on the first one, which alone calls it: a value that JSON can hold.
 
     For what is decided by files: on a network file system two processes may see different ones. Raises as `together`.

@@ -161,11 +161,7 @@ def axis_size(axis: str) -> int:
 
 
 def spec(
-    logical: typing.Sequence[str | None],
-    shape: typing.Sequence[int],
-    mesh: Mesh | AbstractMesh,
-    *,
-    ones: bool = False,
+    logical: typing.Sequence[str | None], shape: typing.Sequence[int], mesh: Mesh | AbstractMesh, *, ones: bool = False
 ) -> PartitionSpec:
     """Returns the PartitionSpec of an array, by RULES.
 

@@ -29,9 +29,8 @@ class _File:
     def __init__(self, path: pathlib.Path):
         self.path = path
         self._place: os.stat_result | None = None
-        self._queue: queue.SimpleQueue[Said | threading.Event] = (
-            queue.SimpleQueue()
-        )  # its `put` may be interrupted by itself
+        # Its `put` may be interrupted by itself.
+        self._queue: queue.SimpleQueue[Said | threading.Event] = queue.SimpleQueue()
         self._lost = 0
         threading.Thread(target=self._work, name="transcript", daemon=True).start()
 

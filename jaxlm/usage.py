@@ -58,11 +58,7 @@ def keys() -> config_help.Keys:
 
 def overview() -> str:
     """Returns the help on jaxlm: its verbs and the shipped configs."""
-    lines = [
-        "usage: jaxlm VERB CONFIG|RUN [--config.KEY=VALUE ...]",
-        "",
-        "verbs (jaxlm VERB --help for each):",
-    ]
+    lines = ["usage: jaxlm VERB CONFIG|RUN [--config.KEY=VALUE ...]", "", "verbs (jaxlm VERB --help for each):"]
     for name, verb in VERBS.items():
         lines += _entry(f"  {name:<10}", verb.summary)
     lines += ["", "shipped configs:"]

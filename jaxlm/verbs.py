@@ -51,7 +51,22 @@ class Verb:
     stands_in: tuple[str, str] = ("", "")
 
 
-_JSON = {"--json": {"action": "store_true", "help": "print JSON instead of a table"}}
+def _text(metavar: str, words: str, default: str | None = "") -> dict:
+    """Returns the arguments of `add_argument` for an option that takes a text."""
+    return {"default": default, "metavar": metavar, "help": words}
+
+
+def _number(words: str, default: int = 0) -> dict:
+    """Returns the arguments of `add_argument` for an option that takes a whole number."""
+    return {"type": int, "default": default, "metavar": "N", "help": words}
+
+
+def _flag(words: str) -> dict:
+    """Returns the arguments of `add_argument` for an option without a value."""
+    return {"action": "store_true", "help": words}
+
+
+_JSON = {"--json": _flag("print JSON instead of a table")}
 _CHECKPOINT = {"--checkpoint": {"default": "latest", "help": "latest, best or a step (default: latest)"}}
 _DRAWING = {
     "--temperature": {"key": "sample.temperature", "metavar": "T", "help": "0 = the likeliest token"},
@@ -71,11 +86,8 @@ VERBS = {
         "prepare",
         "clean, deduplicate and audit documents into config.data.dir, with a report",
         {
-            "--preset": {
-                "metavar": "NAME",
-                "help": "of a DIR: docs, web, code or books (default: as what it holds asks for)",
-            },
-            "--out": {"metavar": "DATA", "help": "of a DIR: the folder for the result (default: data/NAME_OF_DIR)"},
+            "--preset": _text("NAME", "of a DIR: docs, web, code or books (default: as what it holds asks for)", None),
+            "--out": _text("DATA", "of a DIR: the folder for the result (default: data/NAME_OF_DIR)", None),
             **_JSON,
         },
         keys=("data", "prepare"),
@@ -87,12 +99,12 @@ VERBS = {
         "tokenize",
         "make the tokenizer, the shards and the manifest in config.data.dir",
         {
-            "--sweep": {"metavar": "N,N,...", "help": "only compare vocabularies of these sizes; writes nothing"},
-            "--reference": {
-                "default": "embedded:prose",
-                "metavar": "FILE.model",
-                "help": "what to compare with; none = nothing (default: trained on embedded prose)",
-            },
+            "--sweep": _text("N,N,...", "only compare vocabularies of these sizes; writes nothing", None),
+            "--reference": _text(
+                "FILE.model",
+                "what to compare with; none = nothing (default: trained on embedded prose)",
+                "embedded:prose",
+            ),
             **_JSON,
         },
         keys=("data",),
@@ -102,23 +114,13 @@ VERBS = {
     "tune": Verb(
         "tune",
         "time candidate settings of the train step on this device, and write the fastest as overrides",
-        {
-            "--out": {"metavar": "FILE", "help": "file for the overrides (default: WORKDIR/tuned.txt)"},
-            **_JSON,
-        },
+        {"--out": _text("FILE", "file for the overrides (default: WORKDIR/tuned.txt)", None), **_JSON},
         keys=("tune", "train", "model", "loss", "hardware"),
     ),
     "plan": Verb(
         "plan",
         "parameters, FLOPs, memory, hours and dollars on each accelerator, before anything is rented",
-        {
-            "--budget": {
-                "default": "",
-                "metavar": "USD",
-                "help": "the best model for the money (default: of speed_1b)",
-            },
-            **_JSON,
-        },
+        {"--budget": _text("USD", "the best model for the money (default: of speed_1b)"), **_JSON},
         keys=("plan",),
         stands_in=("budget", "speed_1b"),
     ),
@@ -131,14 +133,10 @@ VERBS = {
                 "metavar": "H",
                 "help": "for all runs (default: .5, or .03 of the config's own)",
             },
-            "--sizes": {"default": "", "metavar": "D,D,D", "help": "widths (default: 1/4, 3/8, 1/2 of the config's)"},
-            "--tokens": {
-                "default": "",
-                "metavar": "N,N,N",
-                "help": "of the runs: 1M,2M,4M (default: what the hours hold)",
-            },
-            "--plan": {"action": "store_true", "help": "only print the runs and their hours"},
-            "--out": {"metavar": "LADDER", "help": "the folder for the runs and ladder.json (default: WORKDIR/ladder)"},
+            "--sizes": _text("D,D,D", "widths (default: 1/4, 3/8, 1/2 of the config's)"),
+            "--tokens": _text("N,N,N", "of the runs: 1M,2M,4M (default: what the hours hold)"),
+            "--plan": _flag("only print the runs and their hours"),
+            "--out": _text("LADDER", "the folder for the runs and ladder.json (default: WORKDIR/ladder)", None),
             **_JSON,
         },
         keys=("train", "model", "optim", "data"),
@@ -160,12 +158,7 @@ VERBS = {
                 "metavar": "TEXT",
                 "help": "the same for a text that begins with -; may be repeated",
             },
-            "--draws": {
-                "type": int,
-                "default": 1,
-                "metavar": "N",
-                "help": "continue each prompt so often (default: 1)",
-            },
+            "--draws": _number("continue each prompt so often (default: 1)", 1),
             **_DRAWING,
             "--max-new-tokens": {"key": "sample.max_new_tokens", "metavar": "N", "help": "of each text, at most"},
             **_CHECKPOINT,
@@ -180,9 +173,9 @@ VERBS = {
         "chat",
         "talk to the model of a run in the terminal, or to several at once",
         {
-            "--system": {"default": "", "metavar": "TEXT", "help": "what the system says in front of the conversation"},
+            "--system": _text("TEXT", "what the system says in front of the conversation"),
             "--message": {"action": "append", "metavar": "TEXT", "help": "say this and leave; may be repeated"},
-            "--plain": {"action": "store_true", "help": "continue plain text, though the model has a chat template"},
+            "--plain": _flag("continue plain text, though the model has a chat template"),
             **_DRAWING,
             "--max-new-tokens": {"key": "sample.max_new_tokens", "metavar": "N", "help": "of each answer, at most"},
             **_CHECKPOINT,
@@ -198,19 +191,15 @@ VERBS = {
         "serve",
         "answer over HTTP, as OpenAI's API does, with the model of a run; a page to talk to it",
         {
-            "--port": {"type": int, "default": 8000, "metavar": "N", "help": "0 = any that is free (default: 8000)"},
-            "--host": {
-                "default": "127.0.0.1",
-                "metavar": "ADDRESS",
-                "help": "0.0.0.0 = reached from other machines (default: 127.0.0.1)",
-            },
-            "--api-key": {"metavar": "KEY", "help": "what clients must show (default: JAXLM_API_KEY, or none)"},
-            "--rows": {"type": int, "default": 8, "metavar": "N", "help": "requests that run at once (default: 8)"},
-            "--queue": {"type": int, "default": 64, "metavar": "N", "help": "requests that wait (default: 64)"},
-            "--max-prompt": {"type": int, "default": 0, "metavar": "N", "help": "tokens of a prompt; 0 = the context"},
+            "--port": _number("0 = any that is free (default: 8000)", 8000),
+            "--host": _text("ADDRESS", "0.0.0.0 = reached from other machines (default: 127.0.0.1)", "127.0.0.1"),
+            "--api-key": _text("KEY", "what clients must show (default: JAXLM_API_KEY, or none)", None),
+            "--rows": _number("requests that run at once (default: 8)", 8),
+            "--queue": _number("requests that wait (default: 64)", 64),
+            "--max-prompt": _number("tokens of a prompt; 0 = the context"),
             **_CHECKPOINT,
-            "--bench": {"action": "store_true", "help": "serve nothing: measure tokens/s and waiting by clients"},
-            "--json": {"action": "store_true", "help": "of --bench: print JSON instead of a table"},
+            "--bench": _flag("serve nothing: measure tokens/s and waiting by clients"),
+            "--json": _flag("of --bench: print JSON instead of a table"),
         },
         reads_run=True,
         models="also",
@@ -242,9 +231,9 @@ VERBS = {
         "eval",
         "held-out loss of a run's model, and benchmarks: lm-evaluation-harness, HumanEval, CORE, red team",
         {
-            "--tasks": {"metavar": "TASK,TASK,...", "help": "benchmarks, arc_easy,mmlu,... (default: eval.tasks)"},
-            "--text": {"default": "", "metavar": "PATH", "help": "bits per byte of any text: a file, folder or glob"},
-            "--limit": {"type": int, "default": 0, "metavar": "N", "help": "questions of each task; 0 = all"},
+            "--tasks": _text("TASK,TASK,...", "benchmarks, arc_easy,mmlu,... (default: eval.tasks)", None),
+            "--text": _text("PATH", "bits per byte of any text: a file, folder or glob"),
+            "--limit": _number("questions of each task; 0 = all"),
             "--fewshot": {"key": "eval.fewshot", "metavar": "N", "help": "worked examples; -1 = as each task says"},
             **_CHECKPOINT,
             **_JSON,
@@ -257,9 +246,9 @@ VERBS = {
         "audit",
         "find junk in prepared documents, in existing shards or in the sources, worst first",
         {
-            "--top": {"type": int, "default": 50, "metavar": "N", "help": "findings to print (default: 50; 0 = all)"},
-            "--source": {"default": "", "metavar": "NAME", "help": "print the findings of this source only"},
-            "--max-bytes": {"type": int, "default": 0, "metavar": "N", "help": "of each source to read; 0 = all"},
+            "--top": _number("findings to print (default: 50; 0 = all)", 50),
+            "--source": _text("NAME", "print the findings of this source only"),
+            "--max-bytes": _number("of each source to read; 0 = all"),
             **_JSON,
         },
         reads_run=True,
@@ -274,14 +263,7 @@ VERBS = {
     "report": Verb(
         "report",
         "one page with a run's curves, costs, samples: RUN/report.html",
-        _JSON
-        | {
-            "--took": {
-                "default": "",
-                "metavar": "FOLDER",
-                "help": "show what a script's commands took too: files with seconds",
-            }
-        },
+        _JSON | {"--took": _text("FOLDER", "show what a script's commands took too: files with seconds")},
         reads_run=True,
     ),
     "diff": Verb(
@@ -295,25 +277,10 @@ VERBS = {
         "compare",
         "whether two runs, or two checkpoints of one, can be told apart: the paired test, in words",
         {
-            "--checkpoint": {
-                "default": "",
-                "metavar": "A,B",
-                "help": "their steps, or latest (default: the latest with results)",
-            },
-            "--votes": {
-                "default": "",
-                "metavar": "FILE",
-                "help": 'judge by votes: lines of {"winner": "a", "item": ...}; a, b or tie',
-            },
-            "--command": {
-                "default": "",
-                "metavar": "CMD",
-                "help": "judge by a command: CMD RUN STEP prints a score a line, higher is better",
-            },
-            "--lower-is-better": {
-                "action": "store_true",
-                "help": "of --command's scores, such as losses, less is better",
-            },
+            "--checkpoint": _text("A,B", "their steps, or latest (default: the latest with results)"),
+            "--votes": _text("FILE", 'judge by votes: lines of {"winner": "a", "item": ...}; a, b or tie'),
+            "--command": _text("CMD", "judge by a command: CMD RUN STEP prints a score a line, higher is better"),
+            "--lower-is-better": _flag("of --command's scores, such as losses, less is better"),
             **_JSON,
         },
         reads_run=True,
@@ -324,14 +291,14 @@ VERBS = {
         "arena",
         "people vote blindly between the answers of runs, servers or files of samples, on a page",
         {
-            "--prompts": {"default": "", "metavar": "FILE", "help": "a line each, or .jsonl (default: the config's)"},
-            "--store": {"default": "arena.sqlite", "metavar": "FILE", "help": "answers and votes (arena.sqlite)"},
-            "--port": {"type": int, "default": 8080, "metavar": "N", "help": "of the page (default: 8080; 0 = any)"},
-            "--host": {"default": "127.0.0.1", "metavar": "HOST", "help": "0.0.0.0 = other machines may vote too"},
-            "--no-reveal": {"action": "store_true", "help": "don't say after a vote whose the answers were"},
-            "--results": {"action": "store_true", "help": "print ratings, agreement and biases; opens no page"},
-            "--export-votes": {"default": "", "metavar": "FILE", "help": "of two, for jaxlm compare --votes"},
-            "--export-pairs": {"default": "", "metavar": "FILE", "help": "preferences, for jaxlm train dpo"},
+            "--prompts": _text("FILE", "a line each, or .jsonl (default: the config's)"),
+            "--store": _text("FILE", "answers and votes (arena.sqlite)", "arena.sqlite"),
+            "--port": _number("of the page (default: 8080; 0 = any)", 8080),
+            "--host": _text("HOST", "0.0.0.0 = other machines may vote too", "127.0.0.1"),
+            "--no-reveal": _flag("don't say after a vote whose the answers were"),
+            "--results": _flag("print ratings, agreement and biases; opens no page"),
+            "--export-votes": _text("FILE", "of two, for jaxlm compare --votes"),
+            "--export-pairs": _text("FILE", "preferences, for jaxlm train dpo"),
             **_JSON,
         },
         others="CONTESTANT",

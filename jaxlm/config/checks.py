@@ -231,19 +231,13 @@ def _validate_rollouts(c: Config) -> None:
         f"rollout.max_new_tokens={r.max_new_tokens} leaves no room for a prompt: "
         f"give --config.rollout.max_new_tokens={max(room // 4, 1)}, a longer train.seq_len or more rows (train.batch_size)",
     )
-    _need(
-        rows % p.minibatches == 0,
-        f"train.batch_size={rows} is not a multiple of policy.minibatches={p.minibatches}",
-    )
+    _need(rows % p.minibatches == 0, f"train.batch_size={rows} is not a multiple of policy.minibatches={p.minibatches}")
     _need(
         c.program == "ppo" or r.answers > 1,
         "grpo compares the answers to a prompt with each other: rollout.answers must be at least 2",
     )
     _need(p.reference or not p.beta, f"policy.beta={p.beta} needs the reference: set policy.reference=True")
-    _need(
-        not p.kl_target or p.beta > 0,
-        f"policy.kl_target={p.kl_target} adapts policy.beta, which must begin above 0",
-    )
+    _need(not p.kl_target or p.beta > 0, f"policy.kl_target={p.kl_target} adapts policy.beta, which must begin above 0")
     _need(
         p.overlong_tokens < r.max_new_tokens,
         f"policy.overlong_tokens={p.overlong_tokens} must be below rollout.max_new_tokens={r.max_new_tokens}",

@@ -13,9 +13,8 @@ LEAST_STEPS = 2  # of a phase, and of the run
 CORPUS = {"prose": 0.87, "math": 0.1, "code": 0.03}  # the embedded corpus and its mixture
 FINAL = {"math": 0.4}  # its final weights, if the config has any
 EVAL_MB, EVAL_EXAMPLES = 0.015, 32  # per source; chats, pairs or prompts
-USD_PER_HOUR = (
-    0.1  # of a machine of two cores; at the price of a GPU the first budget would be spent before the first step
-)
+# Of a machine of two cores; at the price of a GPU the first budget would be spent before the first step.
+USD_PER_HOUR = 0.1
 MAX_BYTES = 1_000_000  # of text to read of each source
 
 

@@ -267,16 +267,9 @@ def _furniture(text: str, entry: Entry, counts: Counts) -> str:
     if after == "$" and before != "^" and entry.documents >= _EACH_PAGE * counts.documents:
         return "the end of each page"
     lines = [line for line in (before, text, after) if line not in ("^", "$")]
-    many = entry.documents >= _MANY_PAGES * counts.documents
-    if (
-        many
-        and before
-        and after
-        and len(lines) > 1
-        and not any(len(x) > _MENU_CHARS or _SENTENCE.search(x) for x in lines)
-    ):
-        return "a line of a menu"
-    return ""
+    if entry.documents < _MANY_PAGES * counts.documents or not (before and after and len(lines) > 1):
+        return ""
+    return "" if any(len(x) > _MENU_CHARS or _SENTENCE.search(x) for x in lines) else "a line of a menu"
 
 
 def _is_known(text: str) -> bool:

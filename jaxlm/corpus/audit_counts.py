@@ -264,13 +264,8 @@ def scan(source: str, documents: Iterable[tuple[str, str]], max_entries: int = M
     different strings, the rare ones are dropped, and counts may be too low by `Table.lost`. With the default, scanning
     takes at most about 150 MB, and each finished source a few megabytes.
     """
-    counts = Counts(
-        source,
-        Table(max_entries, 1),
-        Table(max_entries, _MIN_COUNT, _words_around),
-        Table(max_entries, _MIN_COUNT, _lines_around),
-        Table(max_entries, _MIN_COUNT),
-    )
+    words, lines = (Table(max_entries, _MIN_COUNT, around) for around in (_words_around, _lines_around))
+    counts = Counts(source, Table(max_entries, 1), words, lines, Table(max_entries, _MIN_COUNT))
     splits: dict[str, tuple[Entry, ...]] = {}
     for number, (doc_id, text) in enumerate(documents, start=1):
         document = _Document(number, doc_id, text)

@@ -61,15 +61,8 @@ def conclude(root: pathlib.Path, folder: pathlib.Path, plan: Plan, recipe: dict[
             path = root / path.relative_to(folder)
         with path.open("rb") as content:
             sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-        name_in_root = str(plan.document_file(pathlib.Path(), task))
-        written[name].append(
-            {
-                "file": name_in_root,
-                "size": path.stat().st_size,
-                "sha256": sha256,
-                "documents": pq.read_metadata(path).num_rows,
-            }
-        )
+        entry = {"file": str(plan.document_file(pathlib.Path(), task)), "size": path.stat().st_size, "sha256": sha256}
+        written[name].append(entry | {"documents": pq.read_metadata(path).num_rows})
     for name, tally in tallies.items():
         tally.check(name)
         if tally.kept != sum(entry["documents"] for entry in written[name]):

@@ -78,13 +78,7 @@ def _in_short(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
-def run(
-    engine: Engine,
-    folder: pathlib.Path,
-    phase: str,
-    function: str,
-    tasks: int,
-) -> None:
+def run(engine: Engine, folder: pathlib.Path, phase: str, function: str, tasks: int) -> None:
     """Runs `function` for the tasks 0 .. tasks-1, except for tasks that are already done. Shows how many are done.
 
     Args:
@@ -232,11 +226,7 @@ def _ray(engine: Engine, pipeline: list, tasks: int, logging_dir: str) -> Pipeli
     if not ray.is_initialized():
         ray.init(log_to_driver=False, logging_level="ERROR", **engine.options)
     return RayPipelineExecutor(
-        pipeline,
-        tasks=tasks,
-        workers=engine.workers or -1,
-        mem_per_cpu_gb=engine.memory_gb,
-        logging_dir=logging_dir,
+        pipeline, tasks=tasks, workers=engine.workers or -1, mem_per_cpu_gb=engine.memory_gb, logging_dir=logging_dir
     )
 
 

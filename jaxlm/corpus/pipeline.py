@@ -128,9 +128,8 @@ class Books:
         if self._changes[stage] < _CHANGES:
             self._changes[stage] += 1
             after = document.text
-            if (
-                stage != "pii"
-            ):  # before anything is cut and quoted: half a number is none to it, nor is one behind "\\n"
+            # Before anything is cut and quoted: half a number is none to it, nor is one behind "\\n".
+            if stage != "pii":
                 before, after = self._hidden(before), self._hidden(after)
             at = next(
                 (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
@@ -140,15 +139,8 @@ class Books:
             self._write(stage, "", shown, document.id, "")
 
     def _write(self, stage: str, reason: str, detail: str, doc_id: str, excerpt: str) -> None:
-        record = {
-            "source": self._source,
-            "stage": stage,
-            "reason": reason,
-            "detail": detail,
-            "id": doc_id,
-            "excerpt": excerpt,
-        }
-        line = json.dumps(record, ensure_ascii=False) + "\n"
+        record = {"source": self._source, "stage": stage, "reason": reason, "detail": detail}
+        line = json.dumps(record | {"id": doc_id, "excerpt": excerpt}, ensure_ascii=False) + "\n"
         if stage not in self._outs:
             place = self._folder / "removed" / stage
             place.mkdir(parents=True, exist_ok=True)

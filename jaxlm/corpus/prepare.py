@@ -19,13 +19,14 @@ import shutil
 import sys
 import time
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxlm import cgroups, config_files, console, files
 from jaxlm.config import ConfigError, DataConfig, PrepareConfig
+from jaxlm.console import Say
 from jaxlm.corpus import conclude, recipes
 from jaxlm.corpus.conclude import FORMAT, MANIFEST, OWNER
 from jaxlm.corpus.dedup import exact, lines, near
@@ -56,7 +57,7 @@ class Prepared:
     sha256: str
 
 
-def prepare(settings: PrepareConfig, data: DataConfig, engine: str, log: Callable[[str], None] = print) -> Prepared:
+def prepare(settings: PrepareConfig, data: DataConfig, engine: str, log: Say = print) -> Prepared:
     """Runs all phases that are not done yet and returns the result. Changes nothing if the same recipe is already finished.
 
     Args:
@@ -95,9 +96,7 @@ def _check_owner(root: pathlib.Path) -> None:
             )
 
 
-def _finished(
-    root: pathlib.Path, settings: PrepareConfig, data: DataConfig, log: Callable[[str], None]
-) -> Prepared | None:
+def _finished(root: pathlib.Path, settings: PrepareConfig, data: DataConfig, log: Say) -> Prepared | None:
     """Returns the result that is there already, None without one. Raises ConfigError if another recipe made it.
 
     What can't be compared counts as the same: sources and stages' files that are gone, other versions of libraries.
@@ -136,9 +135,7 @@ def _defaults() -> dict[str, typing.Any]:
     return json.loads(json.dumps({"source": source, "stages": stages}))
 
 
-def _run(
-    root: pathlib.Path, settings: PrepareConfig, engine_name: str, plan: Plan, log: Callable[[str], None]
-) -> Prepared:
+def _run(root: pathlib.Path, settings: PrepareConfig, engine_name: str, plan: Plan, log: Say) -> Prepared:
     """Runs all phases and returns the result. Tasks that an earlier call of the same recipe did are not done again."""
     recipe = make_recipe(settings, plan.sources, plan.units)
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
@@ -186,17 +183,9 @@ def source_plans(settings: PrepareConfig, data: DataConfig) -> dict[str, SourceP
     planned = {}
     for name, source in settings.sources.items():
         document_stages, together = _stages(source.stages, settings.stages, f"config.prepare.sources.{name}.stages")
-        spec = SourceSpec(
-            name=name,
-            path=source.path,
-            format=source.format,
-            text_key=source.text_key,
-            max_bytes=source.max_bytes,
-            exclude=source.exclude,
-            licences=source.licences,
-            tfds_dir=data.tfds_dir,
-            hub_dir=data.hub_dir,
-        )
+        keys = ("path", "format", "text_key", "max_bytes", "exclude", "licences")
+        own = {key: getattr(source, key) for key in keys}
+        spec = SourceSpec(name=name, tfds_dir=data.tfds_dir, hub_dir=data.hub_dir, **own)
         planned[name] = SourcePlan(spec, document_stages, together, source.priority)
     return planned
 
@@ -223,7 +212,7 @@ def _stages(
     return tuple(dataclasses.replace(spec, inputs=registry.digest(spec)) for spec in of_documents), together
 
 
-def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Callable[[str], None] = print) -> Plan:
+def make_plan(settings: PrepareConfig, data: DataConfig, engine: str, log: Say = print) -> Plan:
     """Returns the plan: stages and units of work of each source. Lists files. Arguments and errors are those of `prepare`."""
     planned, task_bytes = source_plans(settings, data), int(settings.task_mb * 1e6)
     units, unread = [], {}
@@ -352,7 +341,7 @@ def _options(words: tuple[str, ...]) -> dict[str, str | int]:
     return {name: int(value) if value.isdecimal() else value for name, value in pairs}
 
 
-def _build_stages(plan: Plan, folder: pathlib.Path, log: Callable[[str], None]) -> None:
+def _build_stages(plan: Plan, folder: pathlib.Path, log: Say) -> None:
     """Runs `Stage.build` of each stage, once for all tasks. A folder that is there is complete."""
     for spec in {spec.key: spec for source in plan.sources.values() for spec in source.stages}.values():
         place = folder / "stages" / spec.key

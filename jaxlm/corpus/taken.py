@@ -157,14 +157,12 @@ def _keep(
     if stage == "language" and main[:1] == ["other language"]:
         settings = next((s for n, s in _settings(manifest, source) if n == stage), {})
         codes = [match[0] for example in shown[source, stage, main[0]] if (match := _LANGUAGE.match(example["detail"]))]
-        wanted = dict.fromkeys(
-            [*settings.get("languages", ()), *(code for code, _ in collections.Counter(codes).most_common())]
-        )
+        most = [code for code, _ in collections.Counter(codes).most_common()]
+        wanted = dict.fromkeys([*settings.get("languages", ()), *most])
         return (f'--config.prepare.stages.language.languages="{tuple(wanted)}"',)
     known = _OFF.get(stage, {})
-    own = any(
-        line.startswith(f"{stage} ") for line in stages
-    )  # the source's own limits win over those of prepare.stages
+    # The source's own limits win over those of prepare.stages.
+    own = any(line.startswith(f"{stage} ") for line in stages)
     if main and not own and all(reason in known for reason in main):
         keys = dict.fromkeys(key for reason in main for key in known[reason].split())
         return tuple(f"--config.prepare.stages.{stage}.{key}" for key in keys)

@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxlm import console, files
 from jaxlm.config import ConfigError
+from jaxlm.console import Say
 from jaxlm.corpus import recipes
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.corpus.sources.plain import iterate_documents, source_signature
@@ -27,6 +28,7 @@ from jaxlm.data import coder as coders
 from jaxlm.data import ids as ids_lib
 from jaxlm.data import manifest as manifests
 from jaxlm.data import shards, vocabulary
+from jaxlm.data.coder import Coder
 from jaxlm.data.mixture import normalise_mixture
 from jaxlm.data.shuffle import Shuffle
 from jaxlm.data.tokenizer import train_tokenizer
@@ -98,7 +100,7 @@ def build_data(
     *,
     read: Reader | None = None,
     recipe_extra: Mapping[str, str] | None = None,
-    log: Callable[[str], None] = print,
+    log: Say = print,
 ) -> shards.DataDir:
     """Makes a data directory and opens it. Only opens it if the same recipe made it. Starts from scratch after a crash.
 
@@ -267,9 +269,7 @@ class _Documents:
             yield doc_id, raw, content < self._limit
 
 
-def _build(
-    root: pathlib.Path, source_list: Sequence[Source], settings: BuildSettings, read: Reader, log: Callable[[str], None]
-) -> dict:
+def _build(root: pathlib.Path, source_list: Sequence[Source], settings: BuildSettings, read: Reader, log: Say) -> dict:
     """Writes all files except the manifest, and returns the manifest."""
     documents, stats = {}, {}
     for source in source_list:
@@ -331,9 +331,7 @@ def _sample(documents: Mapping[str, _Documents], shares: Mapping[str, float], se
                 left -= len(raw)
 
 
-def _tokenizer(
-    settings: BuildSettings, n_bytes: int, sample: Callable[[], Iterator[str]], log: Callable[[str], None]
-) -> coders.Coder:
+def _tokenizer(settings: BuildSettings, n_bytes: int, sample: Callable[[], Iterator[str]], log: Say) -> Coder:
     if settings.tokenizer_path is None:
         kinds = {"chat_tokens": settings.chat_tokens, "model_type": settings.tokenizer_model}
         if settings.vocab_size:
@@ -350,7 +348,7 @@ def _tokenizer(
     return coder
 
 
-def _write_tokenizer(root: pathlib.Path, coder: coders.Coder) -> list[dict]:
+def _write_tokenizer(root: pathlib.Path, coder: Coder) -> list[dict]:
     lengths = io.BytesIO()
     np.save(lengths, coder.token_bytes())
     entries = []
@@ -361,12 +359,7 @@ def _write_tokenizer(root: pathlib.Path, coder: coders.Coder) -> list[dict]:
 
 
 def _write_source(
-    root: pathlib.Path,
-    name: str,
-    documents: _Documents,
-    coder: coders.Coder,
-    settings: BuildSettings,
-    tell: console.Tell,
+    root: pathlib.Path, name: str, documents: _Documents, coder: Coder, settings: BuildSettings, tell: console.Tell
 ) -> tuple[dict[str, dict], str]:
     """Encodes a source in shuffled order into its streams. Returns (the manifest's entries, the held-out text's sha256)."""
     writers = {

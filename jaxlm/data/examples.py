@@ -290,9 +290,8 @@ def _prompt(value: typing.Any) -> Messages:
         return _messages(value)
     if value.lstrip().startswith("Human:") and _TURN.search(value):
         turns = _transcript(value)
-        return (
-            turns[:-1] if turns[-1] == _message(ASSISTANT, "") else turns
-        )  # "... \n\nAssistant:" waits for the answer
+        # "... \n\nAssistant:" waits for the answer.
+        return turns[:-1] if turns[-1] == _message(ASSISTANT, "") else turns
     return (_message("user", unwrapped(value)),)
 
 

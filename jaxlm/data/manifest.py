@@ -79,11 +79,8 @@ def read(root: pathlib.Path) -> tuple[dict, str]:
     if version != FORMAT:
         raise ConfigError(f"{path} has format {version}, this jaxlm reads {FORMAT}; rebuild it")
     texts = manifest.get(HELD_OUT, {})
-    if (
-        problem := files.problem(manifest, _SHAPE)
-        or _mismatch(manifest)
-        or files.problem(texts, {str: _TEXT}, HELD_OUT)
-    ):
+    problem = files.problem(manifest, _SHAPE) or _mismatch(manifest) or files.problem(texts, {str: _TEXT}, HELD_OUT)
+    if problem:
         raise ConfigError(f"{path} is damaged: {problem}; copy it again or rebuild the data directory")
     if texts:  # older versions wrote none, and a run of theirs knows its data by the hash without them
         content = _dump({key: value for key, value in manifest.items() if key != HELD_OUT})

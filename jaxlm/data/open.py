@@ -2,9 +2,10 @@
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from jaxlm.config import Config, ConfigError, DataConfig, PrepareConfig, final_weights
+from jaxlm.console import Say
 from jaxlm.corpus import documents
 from jaxlm.corpus.sources.base import SourceStats
 from jaxlm.data import build, vocabulary
@@ -12,8 +13,6 @@ from jaxlm.data.mixture import final_of, weights_of
 from jaxlm.data.rows import Order
 from jaxlm.data.shards import MANIFEST, DataDir, open_data
 from jaxlm.data.windows import Windows
-
-Say = Callable[[str], None]
 
 
 def open_order(config: Config, passed_over: Windows = ()) -> Order:

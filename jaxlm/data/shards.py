@@ -47,14 +47,7 @@ class StreamWriter:
     """Writes one split of one source. Holds in memory one record and one row group of the document index."""
 
     def __init__(
-        self,
-        root: pathlib.Path,
-        split: str,
-        source: str,
-        *,
-        dtype: str,
-        block_tokens: int,
-        shard_blocks: int,
+        self, root: pathlib.Path, split: str, source: str, *, dtype: str, block_tokens: int, shard_blocks: int
     ):
         self._root, self._folder = root, root / split / source
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -123,11 +116,8 @@ class StreamWriter:
         self._writer = None
 
     def _describe(self, path: pathlib.Path) -> dict:
-        return {
-            "file": path.relative_to(self._root).as_posix(),
-            "size": path.stat().st_size,
-            "sha256": file_sha256(path),
-        }
+        name = path.relative_to(self._root).as_posix()
+        return {"file": name, "size": path.stat().st_size, "sha256": file_sha256(path)}
 
     def finish(self) -> dict:
         """Closes everything and returns the split's entry for the manifest."""
@@ -137,13 +127,8 @@ class StreamWriter:
         self._index.close()
         index = self._folder / DOCUMENTS
         files.settle(self._index_tmp, index)
-        return {
-            "documents": self._documents,
-            "tokens": self._tokens,
-            "bytes": self._bytes,
-            "index": self._describe(index),
-            "shards": self._shards,
-        }
+        counts = {"documents": self._documents, "tokens": self._tokens, "bytes": self._bytes}
+        return counts | {"index": self._describe(index), "shards": self._shards}
 
 
 def clear_leftovers(root: pathlib.Path) -> None:
@@ -173,20 +158,13 @@ class TokenStream:
     """Reads one split of one source at any place. Thread-safe, and cheap to pickle for a worker process."""
 
     def __init__(
-        self,
-        root: pathlib.Path,
-        entry: dict,
-        *,
-        dtype: str,
-        block_tokens: int,
-        label: str,
-        verifier: Verifier | None = None,
+        self, root: pathlib.Path, entry: dict, *, dtype: str, block_tokens: int, label: str, verifier: Verifier
     ):
         self.tokens: int = entry["tokens"]
         self._dtype, self._block_tokens, self._label = dtype, block_tokens, label
         self._root, self._shards = root, entry["shards"]
         self._ends = list(itertools.accumulate(shard["records"] for shard in self._shards))
-        self.verifier = verifier or Verifier(root)
+        self.verifier = verifier
         self._open()
 
     def _open(self) -> None:
@@ -339,10 +317,9 @@ class DataDir:
         if manifests.HELD_OUT in self.manifest:
             return self.manifest[manifests.HELD_OUT]
         path = self.path / f"{manifests.HELD_OUT}.json"
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            kept = json.loads(path.read_bytes())
-            if kept["manifest"] == self.sha256:
-                return dict(kept["texts"])
+        kept = files.json_there(path)
+        if kept.get("manifest") == self.sha256 and isinstance(kept.get("texts"), dict):
+            return kept["texts"]
         texts = {source: self._held_out_text(source) for source in self.sources}
         with contextlib.suppress(OSError):  # a disk that is only read
             files.write_atomically(path, json.dumps({"manifest": self.sha256, "texts": texts}).encode())

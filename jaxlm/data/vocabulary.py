@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Callable, Iterable
 
 from jaxlm.config import Config
-from jaxlm.console import megabytes
+from jaxlm.console import Say, megabytes
 from jaxlm.corpus import recipes
 from jaxlm.data import coder, shards
 from jaxlm.data.tokenizer import Tokenizer, VocabularyTooLarge, train_tokenizer
@@ -21,7 +21,7 @@ def choose(n_bytes: int) -> int:
 
 
 def train(
-    sample: Callable[[], Iterable[str]], n_bytes: int, say: Callable[[str], None], *, chat_tokens: bool, model_type: str
+    sample: Callable[[], Iterable[str]], n_bytes: int, say: Say, *, chat_tokens: bool, model_type: str
 ) -> Tokenizer:
     """Trains a tokenizer on a sample of a text of `n_bytes`, of the size that `choose` says or the most that it supports."""
     size = choose(n_bytes)
@@ -54,7 +54,7 @@ def required(config: Config) -> int:
     return 0 if config.origin else config.model.vocab_size
 
 
-def assumed(config: Config, say: Callable[[str], None]) -> Config:
+def assumed(config: Config, say: Say) -> Config:
     """Returns the config with a size, for a program that needs no data; says where the size comes from.
 
     It is that of the data, of `data.tokenizer`, or of what `make_data` would choose for the prepared documents. Without

@@ -27,14 +27,7 @@ _WEIGHTS = ("weights", "text_weights")
 
 
 def make(
-    model: Transformer,
-    data: Packed | None,
-    text: Text | None,
-    mesh: Mesh,
-    config: EvalConfig,
-    *,
-    seq_len: int,
-    tile: int,
+    model: Transformer, data: Packed | None, text: Text | None, mesh: Mesh, config: EvalConfig, seq_len: int, tile: int
 ) -> Evaluator | None:
     """Returns a function `variables -> metrics`; None if nothing is held out.
 

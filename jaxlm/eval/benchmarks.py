@@ -56,13 +56,8 @@ def make(
         except NotFinite as error:
             say(f"no benchmark scores at step {step}: {error}")
             return {}
-        about = {
-            "step": step,
-            "limit": settings.max_items,
-            "fewshot": settings.fewshot,
-            "chat_template": settings.chat_template,
-            "training": True,
-        }
+        asked = {"limit": settings.max_items, "fewshot": settings.fewshot, "chat_template": settings.chat_template}
+        about = {"step": step, **asked, "training": True}
         together(lambda: results.write(folder, found, about), first_only=True)
         flops = training_flops(variables, step * config.train.batch_size * config.train.seq_len)
         for result in found:

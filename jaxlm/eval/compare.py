@@ -23,9 +23,8 @@ LEVEL = 0.05  # below that p-value two models are told apart
 _DRAWS, _CHUNK = 4999, 2_000_000  # of signs and of items; numbers in memory at a time
 _SEED = 0
 _FEW = 6  # items whose signs can all be equal by chance in more than 1 of 20 cases are fewer
-_LOWER = frozenset(  # of these less is better
-    {BITS, "perplexity", "word_perplexity", "byte_perplexity", "brier_score", "ter", "flagged"}
-)
+# Of these less is better.
+_LOWER = frozenset({BITS, "perplexity", "word_perplexity", "byte_perplexity", "brier_score", "ter", "flagged"})
 _EVEN = {"stereotype": 0.5}  # of these the score nearest to this is best
 
 

@@ -77,9 +77,8 @@ def continue_ids(
         for start in range(0, len(order), size):
             taken = order[start : start + size]
             given = [list(prompts[number][-limit:]) for number in taken]
-            given += given[-1:] * (
-                min(size, len(order)) - len(given)
-            )  # the last batch as long as the others: one program
+            # The last batch as long as the others: one program.
+            given += given[-1:] * (min(size, len(order)) - len(given))
             found = _continue(scorer, given, stops, settings, seed + start)
             rows |= zip(taken, found[: len(taken)], strict=True)
             tell(len(rows))

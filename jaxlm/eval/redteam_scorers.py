@@ -13,10 +13,8 @@ Plugin = Callable[[Sequence[str], Sequence[str]], Sequence[float]]  # (prompts, 
 _KINDS = ("email", "iban", "card", "ssn", "phone")  # of the stage pii
 _REGIONS = ("US", "GB")
 _KEY = "eval.redteam.scorers"
-_TRIAL = (
-    ["Hello,", "Hello."],
-    [" world.", ""],
-)  # prompts and texts with which a scorer is tried before anything is written
+# Prompts and texts with which a scorer is tried before anything is written.
+_TRIAL = (["Hello,", "Hello."], [" world.", ""])
 
 
 def toxicity(texts: Sequence[str]) -> list[float]:

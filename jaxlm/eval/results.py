@@ -163,13 +163,10 @@ def read(place: pathlib.Path) -> dict[str, TaskResult]:
 
 
 def _summary(path: pathlib.Path) -> dict:
-    try:
-        content = files.json_of(path.read_bytes())
-        if isinstance(content.get("tasks"), dict):
-            return content
-    except (OSError, ValueError):
-        pass
-    raise ConfigError(f"{path} is missing or damaged: run jaxlm eval again")
+    content = files.json_there(path)
+    if not isinstance(content.get("tasks"), dict):
+        raise ConfigError(f"{path} is missing or damaged: run jaxlm eval again")
+    return content
 
 
 def _file(task: str) -> str:

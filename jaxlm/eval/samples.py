@@ -5,6 +5,7 @@ import json
 import pathlib
 import time
 import typing
+from collections.abc import Callable, Iterator, Sequence
 
 from jaxlm import files
 from jaxlm.config import SampleConfig
@@ -26,12 +27,7 @@ def prompt_ids(tokenizer: Coder, prompt: str, settings: SampleConfig) -> list[in
 
 
 def continue_prompts(
-    model: Transformer,
-    variables: dict,
-    tokenizer: Coder,
-    prompts: typing.Sequence[str],
-    settings: SampleConfig,
-    seed: int,
+    model: Transformer, variables: dict, tokenizer: Coder, prompts: Sequence[str], settings: SampleConfig, seed: int
 ) -> list[str]:
     """Returns the text that follows each prompt, up to its end (`ends`) or `settings.max_new_tokens`.
 
@@ -41,12 +37,7 @@ def continue_prompts(
 
 
 def _continued(
-    model: Transformer,
-    variables: dict,
-    tokenizer: Coder,
-    prompts: typing.Sequence[str],
-    settings: SampleConfig,
-    seed: int,
+    model: Transformer, variables: dict, tokenizer: Coder, prompts: Sequence[str], settings: SampleConfig, seed: int
 ) -> list[tuple[str, bool]]:
     """The text that follows each prompt, and whether it ended by itself."""
     ids, stop_ids = [prompt_ids(tokenizer, prompt, settings) for prompt in prompts], chat.ends(tokenizer)
@@ -72,7 +63,7 @@ class Stream:
         model: Transformer,
         variables: dict,
         tokenizer: Coder,
-        prompts: typing.Sequence[str],
+        prompts: Sequence[str],
         settings: SampleConfig,
         seed: int,
     ):
@@ -82,7 +73,7 @@ class Stream:
         self._chunks = generator.stream(ids, settings, stop_ids=stops, seed=seed)
         self.tokens, self.seconds = 0, 0.0
 
-    def __iter__(self) -> typing.Iterator[tuple[int, str]]:
+    def __iter__(self) -> Iterator[tuple[int, str]]:
         first, began = True, time.perf_counter()
         for number, row in enumerate(self._rows):
             while True:
@@ -118,7 +109,7 @@ class _Row:
 
 def make(
     settings: SampleConfig, seed: int, model: Transformer, data: Encoded, workdir: pathlib.Path
-) -> typing.Callable[[dict, int], tuple[list[str], dict[str, float]]]:
+) -> Callable[[dict, int], tuple[list[str], dict[str, float]]]:
     """Returns a function `(variables, step) -> (lines to show, figures)` that lets the model continue the prompts.
 
     On the first process that function also writes WORKDIR/samples/<step>.jsonl, a line for each prompt and temperature; on

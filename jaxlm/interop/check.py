@@ -23,9 +23,8 @@ from jaxlm.models.adapters import Adapter
 from jaxlm.objectives import base
 
 POSITIONS = 64
-_APART = (
-    1e-3  # how far what a layer adds may be from what ours adds, relative to its size; float32 alone makes 1e-6 of it
-)
+# How far what a layer adds may be from what ours adds, relative to its size; float32 alone makes 1e-6 of it.
+_APART = 1e-3
 _LAST = "the final norm and the head"
 
 Named = dict[str, np.ndarray]
@@ -78,10 +77,7 @@ class Verdict:
 
 
 def check(
-    read: Callable[[str], np.ndarray],
-    written: Written,
-    config: ModelConfig,
-    tick: Callable[[int], None],
+    read: Callable[[str], np.ndarray], written: Written, config: ModelConfig, tick: Callable[[int], None]
 ) -> Verdict:
     """Compares the written model with the run's. No more than one layer of each is in memory.
 
@@ -120,11 +116,8 @@ def check(
             x, wanted = ours.run(name, own, x), ours.run(name, kept, y)
             given, y = y, _run(theirs, name, found, ours.tokens, y)
             _near(name, given, np.asarray(wanted), y)
-    return Verdict(
-        sum(len(tensor.leaves) for tensor in tensors(config, written.scores)),
-        ours.tokens.shape[1],
-        _moved(np.asarray(x), y),
-    )
+    leaves = sum(len(tensor.leaves) for tensor in tensors(config, written.scores))
+    return Verdict(leaves, ours.tokens.shape[1], _moved(np.asarray(x), y))
 
 
 def check_adapter(
@@ -251,11 +244,7 @@ class _Ours:
         self.tokens[0, front : front + len(rows)] = rows
 
     def run(
-        self,
-        part: str,
-        leaves: Named,
-        x_BxTxD: np.ndarray | jax.Array,
-        beside: layerwise.Beside = layerwise.NOTHING,
+        self, part: str, leaves: Named, x_BxTxD: np.ndarray | jax.Array, beside: layerwise.Beside = layerwise.NOTHING
     ) -> jax.Array:
         """Returns the output of a part for its input, by these leaves and an adapter's variables. It is not waited for."""
         params = tree.nested(leaves.items())

@@ -23,11 +23,8 @@ from jaxlm.interop.ahead import Ahead
 from jaxlm.interop.hf_weights import MARK
 from jaxlm.interop.leaves import tensors
 
-TARGETS = {  # the first type is the default
-    "hf": tuple(hf_folder.DTYPES),
-    "gguf": gguf_file.DTYPES,
-    "peft": ("f32", "bf16", "f16"),
-}
+# The first type is the default.
+TARGETS = {"hf": tuple(hf_folder.DTYPES), "gguf": gguf_file.DTYPES, "peft": ("f32", "bf16", "f16")}
 _PROBES = ("", " two  spaces", "1,024 = 2^10\n\n\tdef f(x):", "日本語 😀 café ▁", "</s><s><|im_start|><0x41>\x00\x7f")
 
 
@@ -143,14 +140,8 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
         (folder / "README.md").write_text(source.card, encoding="utf-8")
         names = sorted(path.name for path in folder.iterdir())
         sums = {name: hf_weights.sha256(folder / name) for name in names if name != "README.md"}  # people rewrite cards
-        about = {
-            "to": to,
-            "dtype": dtype,
-            **source.about,
-            "files": names,
-            "sha256": sums,
-            "checked": dataclasses.asdict(verdict),
-        }
+        about = {"to": to, "dtype": dtype, **source.about, "files": names, "sha256": sums}
+        about |= {"checked": dataclasses.asdict(verdict)}
         (folder / MARK).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         writing_s, checking_s = read_at - began, time.perf_counter() - read_at
     return Done(out / file if to == "gguf" else out, verdict, writing_s, checking_s)

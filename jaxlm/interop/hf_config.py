@@ -22,7 +22,7 @@ _GELU = ("gelu_new", "gelu_pytorch_tanh")  # the same function
 
 def is_model(folder: pathlib.Path) -> bool:
     """True if a folder holds the config.json of a Hugging Face model."""
-    found = _load(folder)
+    found = files.json_there(folder / "config.json")
     return bool({"architectures", "model_type"} & found.keys()) and "train" not in found
 
 
@@ -35,7 +35,7 @@ def read(folder: pathlib.Path, scores: bool = False) -> tuple[dict[str, object],
     Raises:
       ConfigError: config.json is damaged, or names something that our models do not have.
     """
-    found = _load(folder)
+    found = files.json_there(folder / "config.json")
     if not found:
         raise ConfigError(f"{folder}/config.json is missing or damaged: copy it again")
     try:
@@ -57,13 +57,6 @@ class _Unsupported(Exception):
     """What a model has and ours have not."""
 
 
-def _load(folder: pathlib.Path) -> dict:
-    try:
-        return files.json_of((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-
-
 def _read(found: dict, ends: tuple[str, ...]) -> tuple[dict[str, object], list[str]]:
     kind = found.get("model_type", "")
     if kind not in KINDS:
@@ -80,11 +73,8 @@ def _gpt2(found: dict) -> dict[str, object]:
     activation = found.get("activation_function", "gelu_new")
     if activation not in _GELU:
         raise _Unsupported(f"activation_function={activation} is not supported, only {' and '.join(_GELU)}")
-    for key, wanted in {
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    }.items():
+    plain = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
+    for key, wanted in plain.items():
         if found.get(key, wanted) != wanted:
             raise _Unsupported(f"{key}={found[key]} is not supported")
     return {

@@ -4,6 +4,7 @@ A tensor is mapped into memory while its leaves are made, and no longer: the pag
 """
 
 import collections
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -17,7 +18,7 @@ import safetensors
 
 from jaxlm import config as config_lib
 from jaxlm import config_files, files, tree
-from jaxlm.config import Config, ConfigError, ModelConfig, RunError
+from jaxlm.config import ConfigError, ModelConfig, RunError
 from jaxlm.data import coder
 from jaxlm.interop import hf, hf_config, leaves
 from jaxlm.processes import working
@@ -38,17 +39,7 @@ def read(folder: pathlib.Path) -> Origin | None:
     if not hf_config.is_model(folder):
         return None
     check_export(folder)
-    config = _config(folder)
-    held = Files(folder)
-    reader = functools.cache(functools.partial(held.reader, config.model))  # what it checks takes a moment
-    return Origin(
-        config=config,
-        tokenizer=lambda: coder.load(folder),
-        provenance={"path": str(folder.resolve())},
-        params=functools.partial(held.params, config.model),
-        leaf=lambda name: reader()(name),
-        digest=held.digest,
-    )
+    return _origin(folder, hf_config.read(folder)[0])
 
 
 def read_scores(folder: pathlib.Path) -> Origin | None:
@@ -63,21 +54,29 @@ def read_scores(folder: pathlib.Path) -> Origin | None:
         return None
     check_export(folder)
     keys = hf_config.read(folder, scores=True)[0] | {"tie_embeddings": True}
-    config, held = _resolved(folder, keys), Files(folder)
-    reader = functools.cache(functools.partial(held.reader, config.model, scores=True))
+    found = _origin(folder, keys, scores=True)
 
     def trained() -> dict[str, dict]:
-        kernel = np.asarray(reader()(leaves.SCORE), np.float32)
+        kernel = np.asarray(found.leaf(leaves.SCORE), np.float32)
         return {"score": tree.nested([(leaves.SCORE, kernel)])}
 
+    return dataclasses.replace(found, trained=trained)
+
+
+def _origin(folder: pathlib.Path, keys: dict[str, object], scores: bool = False) -> Origin:
+    """The origin in a folder, whose model has these keys."""
+    overrides = [f"model.{key}={value}" for key, value in keys.items()]
+    rows = f"train.seq_len={keys['max_seq_len']}"  # GPT-2 has no positions beyond it
+    config = config_lib.resolve(config_files.load("base", [f"workdir={folder}", rows, *overrides]))
+    held = Files(folder)
+    reader = functools.cache(functools.partial(held.reader, config.model, scores))  # what it checks takes a moment
     return Origin(
         config=config,
         tokenizer=lambda: coder.load(folder),
         provenance={"path": str(folder.resolve())},
-        params=functools.partial(held.params, config.model, scores=True),
+        params=functools.partial(held.params, config.model, scores=scores),
         leaf=lambda name: reader()(name),
         digest=held.digest,
-        trained=trained,
     )
 
 
@@ -110,16 +109,6 @@ def check_export(folder: pathlib.Path) -> None:
 def size(folder: pathlib.Path) -> int:
     """Returns the bytes of the files with a model's weights. A checkpoint, which is compressed, has about as many."""
     return sum(path.stat().st_size for path in _files(folder))
-
-
-def _config(folder: pathlib.Path) -> Config:
-    return _resolved(folder, hf_config.read(folder)[0])
-
-
-def _resolved(folder: pathlib.Path, keys: dict[str, object]) -> Config:
-    overrides = [f"model.{key}={value}" for key, value in keys.items()]
-    rows = f"train.seq_len={keys['max_seq_len']}"  # GPT-2 has no positions beyond it
-    return config_lib.resolve(config_files.load("base", [f"workdir={folder}", rows, *overrides]))
 
 
 class Files:

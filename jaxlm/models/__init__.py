@@ -8,14 +8,3 @@ each other, never this package.
 from jaxlm.models.families import build
 from jaxlm.models.head import head_kernel, head_rows, logits
 from jaxlm.models.params import abstract_params, create_params, init_params, logical_axes
-
-__all__ = [
-    "abstract_params",
-    "build",
-    "create_params",
-    "head_kernel",
-    "head_rows",
-    "init_params",
-    "logical_axes",
-    "logits",
-]

@@ -72,12 +72,8 @@ class _Answer:
 
     def take(self, drawn: Drawn, row: int, stop_ids: frozenset[int]) -> bool:
         """Takes what its row has drawn, up to its end. True if it has ended."""
-        for token, sound, logp in zip(
-            drawn.token_NxB[:, row].tolist(),
-            drawn.sound_NxB[:, row].tolist(),
-            drawn.logprobs.chosen[:, row].tolist(),
-            strict=True,
-        ):
+        own = (x_NxB[:, row].tolist() for x_NxB in (drawn.token_NxB, drawn.sound_NxB, drawn.logprobs.chosen))
+        for token, sound, logp in zip(*own, strict=True):
             if not sound:
                 raise RunError(
                     "the model's logits are not finite, so no answer can be drawn: have its weights diverged?"

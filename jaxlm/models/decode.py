@@ -187,7 +187,7 @@ class Engine:
 
     def begin(self, *prompts: typing.Sequence[int], echo: bool = False) -> Prefill:
         """Returns prompts to read together; what is kept of how a prompt alone begins is there, unless it is to be echoed."""
-        staging = ring.cache(self.model, _power_of_two(len(prompts)), self.length_for(max(map(len, prompts))))
+        staging = ring.cache(self.model, power_of_two(len(prompts)), self.length_for(max(map(len, prompts))))
         prefill = Prefill(prompts, staging, echo)
         for place in self.prefixes.find(prefill.prompts[0][:-1]) if len(prompts) == 1 and not echo else ():
             prefill.staging = ring.paste(prefill.staging, self._kept, np.int32(place), np.int32(prefill.done))
@@ -219,7 +219,7 @@ class Engine:
 
     def insert(self, prefill: Prefill, entries: typing.Sequence[Entry]) -> None:
         """Puts prompts that were read into rows, one prompt into as many as there are. The ring must hold each of them."""
-        entries = [*entries, *[entries[-1]] * (_power_of_two(len(entries)) - len(entries))]
+        entries = [*entries, *[entries[-1]] * (power_of_two(len(entries)) - len(entries))]
         bias_ExV = np.zeros((len(entries), self.model.config.padded_vocab_size), np.float32)
         for bias_V, entry in zip(bias_ExV, entries, strict=True):
             for token, value in entry.settings.bias.items():
@@ -275,5 +275,6 @@ def _bytes(tree: typing.Any) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
+    """Returns the least power of two that is at least n, and 1 or more."""
     return 1 << max(n - 1, 0).bit_length()

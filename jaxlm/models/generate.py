@@ -7,6 +7,7 @@ vocabulary, M most new tokens, D model.
 
 import functools
 import typing
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,22 +15,20 @@ import numpy as np
 
 from jaxlm.config import ConfigError, SampleConfig
 from jaxlm.models import layers, ring
-from jaxlm.models.decode import check_prompts, on_one_cpu
+from jaxlm.models.decode import check_prompts, on_one_cpu, power_of_two
 from jaxlm.models.layout import Weights, lay_out
 from jaxlm.models.sampling import Sampler, sample
 from jaxlm.models.transformer import Transformer, empty_cache
 from jaxlm.ops.decode import first_argmax
 from jaxlm.sharding import constrain
 
+Ids = Sequence[int]
+Prompts = Sequence[Ids]
+Read = tuple[jax.Array, tuple]  # hidden states (B, D) of each row's newest token, and the cache with it
+
 
 def generate(
-    model: Transformer,
-    variables: dict,
-    prompts: typing.Sequence[typing.Sequence[int]],
-    settings: SampleConfig,
-    *,
-    stop_ids: typing.Sequence[int] = (),
-    seed: int = 0,
+    model: Transformer, variables: dict, prompts: Prompts, settings: SampleConfig, stop_ids: Ids = (), seed: int = 0
 ) -> list[list[int]]:
     """Continues each prompt. Returns only the new ids of each; the last id is a stop id if that ended the row.
 
@@ -51,7 +50,7 @@ def generate(
       ConfigError: a prompt is empty, has an id outside the vocabulary or leaves no room in the context, or a setting is
         out of range.
     """
-    return Generator(model, variables)(prompts, settings, stop_ids=stop_ids, seed=seed)
+    return Generator(model, variables)(prompts, settings, stop_ids, seed)
 
 
 class Generator:
@@ -67,14 +66,7 @@ class Generator:
         self.on_cpu = on_one_cpu(variables)
         self.weights = lay_out(model, variables, every_product=self.on_cpu)
 
-    def __call__(
-        self,
-        prompts: typing.Sequence[typing.Sequence[int]],
-        settings: SampleConfig,
-        *,
-        stop_ids: typing.Sequence[int] = (),
-        seed: int = 0,
-    ) -> list[list[int]]:
+    def __call__(self, prompts: Prompts, settings: SampleConfig, stop_ids: Ids = (), seed: int = 0) -> list[list[int]]:
         """As `generate`."""
         if len(prompts) == 0 or settings.max_new_tokens == 0:
             _check(self.model, prompts, settings)
@@ -84,13 +76,8 @@ class Generator:
         return [out_BxM[row, : counts_B[row]].tolist() for row in range(len(prompts))]
 
     def stream(
-        self,
-        prompts: typing.Sequence[typing.Sequence[int]],
-        settings: SampleConfig,
-        *,
-        stop_ids: typing.Sequence[int] = (),
-        seed: int = 0,
-    ) -> typing.Iterator[list[list[int]]]:
+        self, prompts: Prompts, settings: SampleConfig, stop_ids: Ids = (), seed: int = 0
+    ) -> Iterator[list[list[int]]]:
         """As a call, but yields the new ids of each row as they come. All is compiled and the prompts are read on return.
 
         The device waits for the host at each yield: one a token on a CPU, one every eight on an accelerator.
@@ -98,14 +85,14 @@ class Generator:
         if len(prompts) == 0 or settings.max_new_tokens == 0:
             _check(self.model, prompts, settings)
             return iter(())
-        request, sampler, static = self._inputs(prompts, settings, stop_ids, seed)
+        request, static = self._inputs(prompts, settings, stop_ids, seed)
         static = static._replace(parts=1)  # each length of the cache would be a pause to compile
-        state = _begin(self.model, self.weights, request, sampler, static)
-        advance = functools.partial(_advance, self.model, self.weights, request, sampler, static=static)
+        state = _begin(self.model, self.weights, request, static)
+        advance = functools.partial(_advance, self.model, self.weights, request, static=static)
         for _ in range(2):  # no token, but the program; a second one if the first moves the state on the mesh
             state = advance(state, 0)
 
-        def chunks(state: _State) -> typing.Iterator[list[list[int]]]:
+        def chunks(state: _State) -> Iterator[list[list[int]]]:
             seen = np.zeros(len(prompts), int)
             while True:
                 out_BxM, counts_B, done_B = jax.device_get((state.out_BxM, state.counts_B, state.done_B))
@@ -117,12 +104,8 @@ class Generator:
         return chunks(jax.block_until_ready(state))
 
     def _inputs(
-        self,
-        prompts: typing.Sequence[typing.Sequence[int]],
-        settings: SampleConfig,
-        stop_ids: typing.Sequence[int],
-        seed: int,
-    ) -> tuple["_Request", Sampler, "_Static"]:
+        self, prompts: Prompts, settings: SampleConfig, stop_ids: Ids, seed: int
+    ) -> tuple["_Request", "_Static"]:
         """What the programs take beside model and weights. Raises ConfigError as `generate` does."""
         config, s = self.model.config, settings
         _check(self.model, prompts, s)
@@ -133,11 +116,10 @@ class Generator:
             top_k=min(s.top_k, config.vocab_size),
             nucleus=s.top_p < 1,
         )
-        sampler = Sampler(np.float32(s.temperature), np.float32(s.top_p))
-        return _request(prompts, s.max_new_tokens, config.max_seq_len, stop_ids, seed), sampler, static
+        return _request(prompts, s, config.max_seq_len, stop_ids, seed), static
 
 
-def _check(model: Transformer, prompts: typing.Sequence[typing.Sequence[int]], s: SampleConfig) -> None:
+def _check(model: Transformer, prompts: Prompts, s: SampleConfig) -> None:
     check_prompts(model, prompts)
     if s.max_new_tokens < 0 or not s.temperature >= 0 or s.top_k < 0 or not 0 < s.top_p <= 1:
         raise ConfigError(
@@ -153,6 +135,7 @@ class _Request(typing.NamedTuple):
     lengths_B: np.ndarray
     room_B: np.ndarray  # how many new tokens each row may have
     stops: np.ndarray  # ids that end a row, then -1
+    sampler: Sampler
     key: jax.Array
 
     def positions(self) -> jax.Array:
@@ -180,33 +163,24 @@ class _Static(typing.NamedTuple):
     nucleus: bool
 
 
-def _request(
-    prompts: typing.Sequence[typing.Sequence[int]],
-    max_new_tokens: int,
-    max_seq_len: int,
-    stop_ids: typing.Sequence[int],
-    seed: int,
-) -> _Request:
-    rows, width = _power_of_two(len(prompts)), _bucket(max(len(prompt) for prompt in prompts))
+def _request(prompts: Prompts, s: SampleConfig, max_seq_len: int, stop_ids: Ids, seed: int) -> _Request:
+    rows, width = power_of_two(len(prompts)), _bucket(max(len(prompt) for prompt in prompts))
     tokens_BxP = np.zeros((rows, width), np.int32)
     lengths_B = np.ones(rows, np.int32)  # rows that fill up the batch hold one token and are done at once
     room_B = np.zeros(rows, np.int32)
     for row, prompt in enumerate(prompts):
         tokens_BxP[row, width - len(prompt) :] = prompt
         lengths_B[row] = len(prompt)
-        room_B[row] = min(max_new_tokens, max_seq_len - len(prompt))
-    stops = np.full(max(8, _power_of_two(len(stop_ids))), -1, np.int32)
+        room_B[row] = min(s.max_new_tokens, max_seq_len - len(prompt))
+    stops = np.full(max(8, power_of_two(len(stop_ids))), -1, np.int32)
     stops[: len(stop_ids)] = list(stop_ids)
-    return _Request(tokens_BxP, lengths_B, room_B, stops, jax.random.key(seed))
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
+    sampler = Sampler(np.float32(s.temperature), np.float32(s.top_p))
+    return _Request(tokens_BxP, lengths_B, room_B, stops, sampler, jax.random.key(seed))
 
 
 def _bucket(n: int) -> int:
     """n rounded up to a quarter of the power of two above it, at least to 16."""
-    step = max(16, _power_of_two(n) // 4)
+    step = max(16, power_of_two(n) // 4)
     return -(-n // step) * step
 
 
@@ -222,38 +196,30 @@ class _State(typing.NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnames=("model", "static"))
-def _run(
-    model: Transformer, weights: Weights, request: _Request, sampler: Sampler, static: _Static
-) -> tuple[jax.Array, jax.Array]:
+def _run(model: Transformer, weights: Weights, request: _Request, static: _Static) -> tuple[jax.Array, jax.Array]:
     """(new tokens (B, M), how many of them count (B,)); one program for all prompts that round to these sizes."""
-    state, width = _first(model, weights, request, sampler, static), request.tokens_BxP.shape[1]
+    state, width = _first(model, weights, request, static), request.tokens_BxP.shape[1]
     for part in range(1, static.parts + 1):
         last = static.room * part // static.parts
         state = state._replace(cache=tuple(layer.grown(width + last) for layer in state.cache))
-        state = _until(model, weights, request, sampler, state, last, static)
+        state = _until(model, weights, request, state, last, static)
     # Whole on every device, so that each process of a cluster can read them.
     return constrain(state.out_BxM, None, None), constrain(state.counts_B, None)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "static"))
-def _begin(model: Transformer, weights: Weights, request: _Request, sampler: Sampler, static: _Static) -> _State:
+def _begin(model: Transformer, weights: Weights, request: _Request, static: _Static) -> _State:
     """The state with the first token, and room for all."""
-    state, width = _first(model, weights, request, sampler, static), request.tokens_BxP.shape[1]
+    state, width = _first(model, weights, request, static), request.tokens_BxP.shape[1]
     return _whole(state._replace(cache=tuple(layer.grown(width + static.room) for layer in state.cache)))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "static"), donate_argnames="state")
 def _advance(
-    model: Transformer,
-    weights: Weights,
-    request: _Request,
-    sampler: Sampler,
-    state: _State,
-    tokens: jax.Array | int,
-    static: _Static,
+    model: Transformer, weights: Weights, request: _Request, state: _State, tokens: jax.Array | int, static: _Static
 ) -> _State:
     """The state after at most so many more tokens."""
-    return _whole(_until(model, weights, request, sampler, state, state.step + tokens, static))
+    return _whole(_until(model, weights, request, state, state.step + tokens, static))
 
 
 def _whole(state: _State) -> _State:
@@ -262,29 +228,21 @@ def _whole(state: _State) -> _State:
     return state._replace(done_B=done_B, counts_B=counts_B, out_BxM=constrain(state.out_BxM, None, None))
 
 
-def _first(model: Transformer, weights: Weights, request: _Request, sampler: Sampler, static: _Static) -> _State:
+def _first(model: Transformer, weights: Weights, request: _Request, static: _Static) -> _State:
     """The state with the first token of each row; the cache holds the prompts alone."""
     zeros_B = jnp.zeros(len(request.lengths_B), jnp.int32)
     out_BxM = jnp.zeros((len(request.lengths_B), static.room), jnp.int32)
     state = _State(jnp.int32(0), zeros_B, request.room_B <= 0, zeros_B, out_BxM, ())
-    return _record(model, weights, request, sampler, state, *_prefill(model, weights, request), static)
+    return _record(model, weights, request, state, _prefill(model, weights, request), static)
 
 
 def _until(
-    model: Transformer,
-    weights: Weights,
-    request: _Request,
-    sampler: Sampler,
-    state: _State,
-    last: jax.Array | int,
-    static: _Static,
+    model: Transformer, weights: Weights, request: _Request, state: _State, last: jax.Array | int, static: _Static
 ) -> _State:
     """The state after `last` tokens, or earlier if all rows are done."""
     return jax.lax.while_loop(
         lambda state: ~state.done_B.all() & (state.step < last),
-        lambda state: _record(
-            model, weights, request, sampler, state, *_decode(model, weights, request, state), static
-        ),
+        lambda state: _record(model, weights, request, state, _decode(model, weights, request, state), static),
         state,
     )
 
@@ -293,22 +251,20 @@ def _record(
     model: Transformer,
     weights: Weights,
     request: _Request,
-    sampler: Sampler,
     state: _State,
-    hidden_BxD: jax.Array,
-    cache: tuple[layers.LayerCache, ...],
+    read: tuple[jax.Array, tuple],
     static: _Static,
 ) -> _State:
-    """The state with one more token a row, chosen by these hidden states."""
-    keys_B = jax.vmap(functools.partial(jax.random.fold_in, request.key))(jnp.arange(len(hidden_BxD)))
-    token_B = _choose(model, weights, hidden_BxD, keys_B, state.step, sampler, static)
+    """The state with one more token a row, chosen by what `_prefill` or `_decode` returned."""
+    hidden_BxD, cache = read
+    token_B = _choose(model, weights, request, hidden_BxD, state.step, static)
     out_BxM = jax.lax.dynamic_update_slice(state.out_BxM, token_B[:, None], (0, state.step))
     counts_B = state.counts_B + ~state.done_B
     stopped_B = (token_B[:, None] == request.stops).any(axis=1) | (counts_B >= request.room_B)
     return _State(state.step + 1, token_B, state.done_B | stopped_B, counts_B, out_BxM, cache)
 
 
-def _prefill(model: Transformer, weights: Weights, request: _Request) -> tuple[jax.Array, tuple]:
+def _prefill(model: Transformer, weights: Weights, request: _Request) -> Read:
     """Hidden states (B, D) of each prompt's last token, and the cache of the prompts."""
     rows, width = request.tokens_BxP.shape
     positions_BxP = request.positions()
@@ -322,7 +278,7 @@ def _prefill(model: Transformer, weights: Weights, request: _Request) -> tuple[j
     return hidden_BxPxD[:, -1], cache.layers
 
 
-def _decode(model: Transformer, weights: Weights, request: _Request, state: _State) -> tuple[jax.Array, tuple]:
+def _decode(model: Transformer, weights: Weights, request: _Request, state: _State) -> Read:
     """Hidden states (B, D) of each row's newest token, and the cache with it."""
     position_B = request.lengths_B + state.step - 1
     return ring.read(
@@ -331,17 +287,12 @@ def _decode(model: Transformer, weights: Weights, request: _Request, state: _Sta
 
 
 def _choose(
-    model: Transformer,
-    weights: Weights,
-    hidden_BxD: jax.Array,
-    keys_B: jax.Array,
-    step: jax.Array,
-    sampler: Sampler,
-    static: _Static,
+    model: Transformer, weights: Weights, request: _Request, hidden_BxD: jax.Array, step: jax.Array, static: _Static
 ) -> jax.Array:
     """The next token of each row, (B,)."""
     logits_BxV = ring.logits_of(model, weights, hidden_BxD)
     if static.greedy:
         return first_argmax(logits_BxV)
+    keys_B = jax.vmap(functools.partial(jax.random.fold_in, request.key))(jnp.arange(len(hidden_BxD)))
     step_keys_B = jax.vmap(lambda key: jax.random.fold_in(key, step))(keys_B)
-    return sample(logits_BxV, step_keys_B, sampler, top_k=static.top_k, nucleus=static.nucleus)
+    return sample(logits_BxV, step_keys_B, request.sampler, top_k=static.top_k, nucleus=static.nucleus)

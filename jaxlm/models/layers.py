@@ -183,11 +183,7 @@ def output_std(config: ModelConfig) -> float:
 
 
 def project(
-    module: nn.Module,
-    name: str,
-    x: jax.Array,
-    weights: typing.Sequence[Weights],
-    product: Product = dense,
+    module: nn.Module, name: str, x: jax.Array, weights: typing.Sequence[Weights], product: Product = dense
 ) -> list[jax.Array]:
     """Multiplies x (B, T, *in) by each kernel (*in, *out), LoRA included. Returns the products (B, T, *out), without bias.
 
@@ -246,10 +242,7 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self,
-        x_BxTxD: jax.Array,
-        info: TokenInfo,
-        cache: tuple[LayerCache, Cache] | None = None,
+        self, x_BxTxD: jax.Array, info: TokenInfo, cache: tuple[LayerCache, Cache] | None = None
     ) -> tuple[jax.Array, LayerCache | None]:
         c = self.config
         d, n, k, h = c.d_model, c.n_heads, c.n_kv_heads, c.head_dim

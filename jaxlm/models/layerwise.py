@@ -15,9 +15,8 @@ from jaxlm.models.head import head_kernel, head_rows
 from jaxlm.models.layers import TokenInfo
 from jaxlm.models.transformer import Transformer, scaled
 
-Part = dict[
-    str, typing.Any
-]  # some top entries of the tree of parameters: {"embed": ...}, {"final_norm": ..., "head": ...}
+# Some top entries of the tree of parameters: {"embed": ...}, {"final_norm": ..., "head": ...}.
+Part = dict[str, typing.Any]
 Beside = typing.Mapping[str, Part]  # an adapter's variables, by collection
 NOTHING: Beside = types.MappingProxyType({})
 

@@ -7,7 +7,6 @@ stay float32.
 
 import functools
 import math
-import typing
 from collections.abc import Callable, Iterable, Iterator
 
 import jax
@@ -134,5 +133,5 @@ def _kept(leaf: jax.Array, axes: int, kind: str, dtype: str) -> tuple[jax.Array,
 
 
 @functools.lru_cache(maxsize=64)
-def _program(axes: int, kind: str, dtype: str, shardings: tuple[NamedSharding, ...]) -> typing.Callable:
+def _program(axes: int, kind: str, dtype: str, shardings: tuple[NamedSharding, ...]) -> Callable:
     return jax.jit(lambda leaf: tuple(_kept(leaf, axes, kind, dtype)), out_shardings=shardings)

@@ -12,6 +12,7 @@ D model.
 
 import functools
 import typing
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +112,7 @@ def _allowed(scores_BxV: jax.Array, mask_BxW: jax.Array) -> jax.Array:
     return jnp.where((words_BxV >> (ids_V % 32).astype(jnp.uint32)) & 1 > 0, scores_BxV, -jnp.inf)
 
 
-def _placed(ring: Layers) -> Layers:
+def _placed(ring: Iterable[layers.LayerCache]) -> Layers:
     """The cache with its sharding fixed, so that each program gives the next one what it was compiled for."""
     return tuple(
         layers.LayerCache(
@@ -220,13 +221,11 @@ def keep(kept: Layers, staging: Layers, place: jax.Array, begin: jax.Array) -> L
     """Returns the chunks that are kept, one a row, with that of the staging cache's only prompt from `begin` on at `place`."""
     size = kept[0].slots
     return _placed(
-        tuple(
-            layers.LayerCache(
-                _put(to.k_BxKxHxS, jax.lax.dynamic_slice_in_dim(layer.k_BxKxHxS, begin, size, 3), place, 0),
-                _put(to.v_BxKxSxH, jax.lax.dynamic_slice_in_dim(layer.v_BxKxSxH, begin, size, 2), place, 0),
-            )
-            for to, layer in zip(kept, staging, strict=True)
+        layers.LayerCache(
+            _put(to.k_BxKxHxS, jax.lax.dynamic_slice_in_dim(layer.k_BxKxHxS, begin, size, 3), place, 0),
+            _put(to.v_BxKxSxH, jax.lax.dynamic_slice_in_dim(layer.v_BxKxSxH, begin, size, 2), place, 0),
         )
+        for to, layer in zip(kept, staging, strict=True)
     )
 
 
@@ -234,13 +233,11 @@ def keep(kept: Layers, staging: Layers, place: jax.Array, begin: jax.Array) -> L
 def paste(staging: Layers, kept: Layers, place: jax.Array, begin: jax.Array) -> Layers:
     """Returns the staging cache with the chunk that is kept at `place` in the slots from `begin` on."""
     return _placed(
-        tuple(
-            layers.LayerCache(
-                _put(layer.k_BxKxHxS, jax.lax.dynamic_slice_in_dim(chunks.k_BxKxHxS, place, 1), begin, 3),
-                _put(layer.v_BxKxSxH, jax.lax.dynamic_slice_in_dim(chunks.v_BxKxSxH, place, 1), begin, 2),
-            )
-            for layer, chunks in zip(staging, kept, strict=True)
+        layers.LayerCache(
+            _put(layer.k_BxKxHxS, jax.lax.dynamic_slice_in_dim(chunks.k_BxKxHxS, place, 1), begin, 3),
+            _put(layer.v_BxKxSxH, jax.lax.dynamic_slice_in_dim(chunks.v_BxKxSxH, place, 1), begin, 2),
         )
+        for layer, chunks in zip(staging, kept, strict=True)
     )
 
 

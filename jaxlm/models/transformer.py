@@ -167,12 +167,7 @@ def scaled(lora: dict, adapter: AdapterConfig) -> dict:
 
 
 def apply_layer(
-    block: Block,
-    variables: dict,
-    x_BxTxD: jax.Array,
-    info: TokenInfo,
-    key: jax.Array | None,
-    layer: int | jax.Array,
+    block: Block, variables: dict, x_BxTxD: jax.Array, info: TokenInfo, key: jax.Array | None, layer: int | jax.Array
 ) -> jax.Array:
     """Runs one layer as a pure function of its variables: (B, T, D) -> (B, T, D). Dropout depends only on (key, layer)."""
     keys, rngs = (None, None), {}

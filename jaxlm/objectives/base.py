@@ -20,9 +20,8 @@ from jaxlm.config import Config
 from jaxlm.models.transformer import Transformer
 from jaxlm.ops import spmd, xent
 
-Variables = dict[
-    str, dict
-]  # collection -> tree, as `model.apply` takes it: "params", "lora", ...; scalar heads "value"
+# Collection -> tree, as `model.apply` takes it: "params", "lora", ...; scalar heads "value".
+Variables = dict[str, dict]
 Batch = dict[str, jax.Array]  # rows first: [B, T] by token, [B, S] by segment, [B] by row
 Running = dict[str, jax.Array]  # scalars that an objective adapts from step to step
 

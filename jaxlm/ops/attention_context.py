@@ -26,11 +26,7 @@ def splits(tokens: int) -> bool:
 
 
 def over_context(
-    run: typing.Callable[..., jax.Array],
-    q_BxTxNxH: jax.Array,
-    k_BxTxKxH: jax.Array,
-    v_BxTxKxH: jax.Array,
-    *pairs: Pair,
+    run: typing.Callable[..., jax.Array], q_BxTxNxH: jax.Array, k_BxTxKxH: jax.Array, v_BxTxKxH: jax.Array, *pairs: Pair
 ) -> jax.Array:
     """Runs `run` on every device, with the device's own queries and all keys.
 

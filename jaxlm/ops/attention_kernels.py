@@ -210,14 +210,7 @@ def _splash(q_BxTxNxH, k_BxTxKxH, v_BxTxKxH, q_ids_BxT, kv_ids_BxT, *, scale, in
     length, heads = q_BxTxNxH.shape[1:3]
     size = int(np.gcd(length, 512))  # a block must divide the row, which is padded to a multiple of 128
     sizes = tpu.BlockSizes(
-        block_q=size,
-        block_kv=size,
-        block_kv_compute=size,
-        block_q_dkv=size,
-        block_kv_dkv=size,
-        block_kv_dkv_compute=size,
-        block_q_dq=size,
-        block_kv_dq=size,
+        block_q=size, block_kv=size, block_q_dkv=size, block_kv_dkv=size, block_q_dq=size, block_kv_dq=size
     )
     mask = tpu.MultiHeadMask([tpu.CausalMask((length, length)) for _ in range(heads)])
     kernel = tpu.make_splash_mha(mask=mask, head_shards=1, q_seq_shards=1, block_sizes=sizes, interpret=interpret)

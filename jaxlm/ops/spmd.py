@@ -5,6 +5,7 @@ Legend: B batch, T tokens, P devices that split the tokens, M tokens of a device
 
 import math
 import typing
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -48,11 +49,7 @@ def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def over_tokens(
-    function: typing.Callable[..., Result],
-    hidden_BxTxD: jax.Array,
-    head_DxV: jax.Array,
-    *tokens_BxT: jax.Array,
-    summed: bool,
+    function: Callable[..., Result], hidden_BxTxD: jax.Array, head_DxV: jax.Array, *tokens_BxT: jax.Array, summed: bool
 ) -> Result:
     """Applies `function(hidden_MxD, head_DxV, *tokens_M)` to the tokens of each device, and joins the results.
 

@@ -5,7 +5,7 @@ import statistics
 import threading
 import time
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from jaxlm import config_files, console, sharding
 from jaxlm.config import Config, ConfigError, RunError
+from jaxlm.console import Say
 from jaxlm.data import rows
 from jaxlm.objectives.base import Variables
 from jaxlm.plan import flops, lower, tune
@@ -40,12 +41,7 @@ class Bench:
     """
 
     def __init__(
-        self,
-        config: Config,
-        mesh: Mesh,
-        limit_bytes: float,
-        batches: Iterator[dict[str, jax.Array]],
-        say: Callable[[str], None],
+        self, config: Config, mesh: Mesh, limit_bytes: float, batches: Iterator[dict[str, jax.Array]], say: Say
     ):
         self._config, self._mesh, self._batches = config, mesh, batches
         self._compiler = tune.Compiler(config, mesh, limit_bytes)

@@ -152,9 +152,8 @@ def fit(steps: np.ndarray, losses: np.ndarray, rate: Rate, done: int, end: int) 
     off = np.abs(y - _law(theta, schedule, x))
     usual = 1.4826 * float(np.median(off))
     kept = off <= OUTLIER * np.hypot(noise, max(misfit, usual))
-    if (
-        usual**2 - noise**2 > misfit**2 or not kept.all()
-    ):  # the law suits these losses less than the public curves; spikes
+    # The law suits these losses less than the public curves; spikes.
+    if usual**2 - noise**2 > misfit**2 or not kept.all():
         misfit = max(misfit, np.sqrt(max(usual**2 - noise**2, 0.0)))
         theta, covariance = _least_squares(schedule, x[kept], y[kept], noise, misfit)
     return Forecast(done, rate, theta, covariance, misfit)

@@ -82,9 +82,8 @@ def _finished(config: Config, found: dict) -> dict[str, typing.Any]:
     hours = config.train.steps * config.train.batch_size * config.train.seq_len / speed / 3600 if speed else None
     peak = config.hardware.peak_tflops or flops.peak_tflops(found["kind"])
     per_token = flops.of(config).palm
-    price = (
-        config.hardware.usd_per_hour if found["kind"] != "cpu" else 0.0
-    )  # it is that of the GPU the config is meant for
+    # It is that of the GPU the config is meant for.
+    price = config.hardware.usd_per_hour if found["kind"] != "cpu" else 0.0
     return found | {
         "fits": found["needed"] <= found["memory"] if found["needed"] else True if found["by"] != "plan" else None,
         "hours": hours,

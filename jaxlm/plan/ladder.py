@@ -38,13 +38,13 @@ import json
 import math
 import pathlib
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jaxlm import files
 from jaxlm.config import Config, ConfigError, checks, older
-from jaxlm.console import hours, say
+from jaxlm.console import Say, hours, say
 from jaxlm.data.rows import Order
 from jaxlm.plan import here, rungs
 from jaxlm.plan.cost import tokens
@@ -151,9 +151,8 @@ def _speeds(config: Config, sizes: Sequence[int], budgets: Sequence[float], fold
         remat = "none" if c.model.remat == "auto" else c.model.remat
         settled = {"train": dataclasses.replace(c.train, microbatch_size=rows)}
         settled |= {"model": dataclasses.replace(c.model, remat=remat)}
-        settled |= {
-            "plan": dataclasses.replace(c.plan, accelerator="")
-        }  # this machine is meant, whatever else is planned for
+        # This machine is meant, whatever else is planned for.
+        settled |= {"plan": dataclasses.replace(c.plan, accelerator="")}
         row = here.row(dataclasses.replace(c, **settled))
         if row.get("tokens_per_second"):
             found[size] = row
@@ -209,7 +208,7 @@ def fit_of(ladder: Mapping[str, typing.Any]) -> Fit | None:
     return Fit(Law("ladder", **found["law"]), found["noise"], draws, last["parameters"], last["tokens"])
 
 
-def known(config: Config, say: Callable[[str], None]) -> tuple[Fit, pathlib.Path] | None:
+def known(config: Config, say: Say) -> tuple[Fit, pathlib.Path] | None:
     """Returns (fit, folder) of the ladder in WORKDIR/ladder; None if there is none, it is not done, or it is of another kind.
 
     Raises:

@@ -64,9 +64,8 @@ class Fit:
         e, a, b, alpha, beta, noise = self.draws_Kx6.T
         laws = e + a / params**alpha + b / tokens**beta
         known = e + a / min(params, self.params) ** alpha + b / min(tokens, self.tokens) ** beta
-        scatter, drift = np.random.default_rng(1).standard_normal(
-            (2, len(laws))
-        )  # the same for every run that is asked for
+        # The same for every run that is asked for.
+        scatter, drift = np.random.default_rng(1).standard_normal((2, len(laws)))
         found = laws * np.exp(noise * scatter) + DRIFT * (known - laws) * drift
         low, high = np.quantile(found, (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))
         loss = self.law.loss(params, tokens)

@@ -70,7 +70,7 @@ def key(config: Config, mesh: Mapping[str, int]) -> str:
 
 def known(kind: str, count: int, setting: str) -> Known | None:
     """Returns what `count` devices of a kind did with a setting (`key`); None if nothing is known."""
-    rows = _rows(_read(), kind, count, setting)
+    rows = _rows(files.json_there(path()), kind, count, setting)
     rows = [row for row in rows if row["by"] != "plan"] or rows  # its few steps, only where nobody took more
     if not rows:
         return None
@@ -101,7 +101,7 @@ def record(kind: str, count: int, setting: str, tokens_per_second: float, by: st
 
 def planned(asked: str) -> dict | None:
     """Returns what `remember` kept for this host under the same key; None if there is nothing, or it is not whole."""
-    plans = _read().get(_PLANS)
+    plans = files.json_there(path()).get(_PLANS)
     host = plans.get(platform.node()) if isinstance(plans, dict) else None
     found = host.get(asked) if isinstance(host, dict) else None
     return found if _is_plan(found) else None
@@ -131,7 +131,7 @@ def _change(edit: Callable[[dict], None]) -> None:
         with open(file.with_name(".machines.lock"), "w") as lock:  # two runs on one host may end together
             with contextlib.suppress(OSError):  # some network file systems have no locks
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            content = _read()
+            content = files.json_there(path())
             edit(content)
             files.write_atomically(file, (json.dumps(content, indent=1) + "\n").encode())
 
@@ -145,14 +145,6 @@ def _part(content: dict, name: str) -> dict:
 
 def _machine(kind: str, count: int) -> str:
     return f"{kind} x {count}"
-
-
-def _read() -> dict:
-    """The file's content; {} if there is none or it is damaged, for then nothing is known."""
-    try:
-        return files.json_of(path().read_bytes())
-    except (OSError, ValueError):
-        return {}
 
 
 def _rows(content: dict, kind: str, count: int, setting: str) -> list[dict]:

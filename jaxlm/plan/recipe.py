@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 
 from jaxlm.config import Config, ConfigError, OptimConfig
-from jaxlm.console import human
+from jaxlm.console import Say, human
 from jaxlm.plan.params import params_by_component
 
 # b2: the half-life of the second moment in tokens. Sweeps find 25M to 70M best, from 100M parameters on.
@@ -209,7 +209,7 @@ def warmup(run: Run) -> Rule:
 # A config
 
 
-def by_rule(config: Config, say: Callable[[str], None], kept: dict[str, float] | None = None) -> Config:
+def by_rule(config: Config, say: Say, kept: dict[str, float] | None = None) -> Config:
     """Returns the config with rates and a b2 where it leaves them to the rule (0); says what they are.
 
     Args:

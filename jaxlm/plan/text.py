@@ -44,14 +44,8 @@ def _tokens(plan: dict) -> str:
     run = plan["run"]
     text = f"TOKENS  {human(run['tokens'])} = {run['steps']:,} steps x {run['batch_size']} rows x {run['seq_len']:,}\n"
     if run["scaling"]:
-        return (
-            text
-            + wrapped(_chinchilla(plan))
-            + f"\n{_flops(plan)}\n"
-            + _loss(run["scaling"])
-            + _ladder(plan)
-            + _data(plan)
-        )
+        text += f"{wrapped(_chinchilla(plan))}\n{_flops(plan)}\n"
+        return text + _loss(run["scaling"]) + _ladder(plan) + _data(plan)
     return _training(plan["training"]) + "\n" + text + _flops(plan)
 
 
@@ -69,13 +63,11 @@ def _chinchilla(plan: dict) -> str:
 def _flops(plan: dict) -> str:
     run, parameters = plan["run"], plan["model"]["parameters"]
     looked_up = parameters - run["multiplied"]
-    what = f"\nN leaves out {human(looked_up)} of {human(parameters)} parameters, which are only looked up" * bool(
-        looked_up
-    )
+    what = f"\nN leaves out {human(looked_up)} of {human(parameters)} parameters, which are only looked up"
     per, total, (products, attention) = run["flops_per_token"], run["flops"], run["formula"]
     return (
         f"FLOPS  {per['palm'] / 1e9:.3g} GFLOP a token by {products} + {attention} ({per['products'] / 1e9:.3g} by "
-        f"{products}, {per['causal'] / 1e9:.3g} causal); {total['palm']:.2e} in all{what}"
+        f"{products}, {per['causal'] / 1e9:.3g} causal); {total['palm']:.2e} in all{what * bool(looked_up)}"
     )
 
 
@@ -117,10 +109,8 @@ def _ladder(plan: dict) -> str:
         return ""
     text = f"LADDER  {found['loss']:.3f} held-out nats a token at the end, 80% in {found['low']:.3f} to {found['high']:.3f}, "
     text += f"by the runs in {found['dir']}"
-    if far := ", ".join(
-        f"{times:.2g} times their {what}" for what, times in found["beyond"].items() if times > FAR[what]
-    ):
-        text += f"; a guess, since it has {far}"
+    if far := [f"{times:.2g} times their {what}" for what, times in found["beyond"].items() if times > FAR[what]]:
+        text += f"; a guess, since it has {', '.join(far)}"
     return "\n" + wrapped(text, indent="")
 
 
@@ -280,12 +270,8 @@ def _here(row: dict) -> list[str]:
     """The cells of this machine."""
     speed = row["tokens_per_second"]
     cells = ["this machine", gigabytes(row["memory"], 0), {True: "yes", False: "no", None: "?"}[row["fits"]]]
-    cells += [
-        str(row["count"]),
-        str(row["microbatch"]),
-        human(speed) if speed else "-",
-        hours(row["hours"]) if speed else "-",
-    ]
+    cells += [str(row["count"]), str(row["microbatch"])]
+    cells += [human(speed), hours(row["hours"])] if speed else ["-", "-"]
     cells += [dollars(row["usd"]) if row["usd"] is not None else "-", "-"]
     return [*cells, f"{row['mfu']:.0%} measured" if row["mfu"] else "measured" if speed else "-"]
 
@@ -322,11 +308,9 @@ def _of_here(row: dict) -> list[str]:
         room = "half of its free memory" if row["kind"] == "cpu" else "its memory"
         return [f"{device}; on {day} a short measurement did not fit into {room}. Anew: plan.measure=again."]
     what = f", from {row['what']}, scaled by FLOPs" if row["what"] else ""
-    need = (
-        f"; its step takes {gigabytes(row['needed'])} GB there, and {gigabytes(row['memory'])} are free"
-        if row["needed"]
-        else ""
-    )
+    need = ""
+    if row["needed"]:
+        need = f"; its step takes {gigabytes(row['needed'])} GB there, and {gigabytes(row['memory'])} are free"
     busy = " while other programs kept it busy" if row["kind"] == "cpu" and row["load"] > BUSY else ""
     return [f"{device}, measured by {row['by']} on {day}{busy}{what}{need}. Anew: plan.measure=again."]
 

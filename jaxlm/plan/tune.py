@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from jaxlm import sharding
 from jaxlm.config import Config, ConfigError
-from jaxlm.console import gigabytes
+from jaxlm.console import Say, gigabytes
 from jaxlm.plan import lower, room
 
 REMATS = ("none", "names", "dots", "full")  # from the fastest to the most frugal
@@ -96,6 +96,7 @@ def microbatch_sizes(config: Config, ways: int) -> list[int]:
     return sizes + [ways] * (bool(sizes) and sizes[-1] > ways)
 
 
+@dataclasses.dataclass
 class Compiler:
     """Compiles candidates and remembers how much memory each needs.
 
@@ -105,22 +106,17 @@ class Compiler:
       options: of XLA's compiler; None for its own. See `lower.QUICK`.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        mesh: Mesh,
-        limit_bytes: float,
-        make_parts: lower.MakeParts = lower.parts_of,
-        options: lower.Options = None,
-    ):
-        self.limit_bytes = limit_bytes
-        self._config, self._mesh, self._make_parts, self._options = config, mesh, make_parts, options
-        self._needs: dict[Candidate, int | None] = {}
+    config: Config
+    mesh: Mesh
+    limit_bytes: float
+    make_parts: lower.MakeParts = lower.parts_of
+    options: lower.Options = None
+    _needs: dict[Candidate, int | None] = dataclasses.field(default_factory=dict)
 
     def compile(self, candidate: Candidate) -> tuple[jax.stages.Compiled | None, int | None]:
         """Returns (the compiled step, the bytes that it needs on a device); (None, None) if the compiler runs out of memory."""
-        lowered, _ = lower.lower_step(candidate.applied(self._config), self._mesh, self._make_parts)
-        compiled = lower.compile_lowered(lowered, self._options)
+        lowered, _ = lower.lower_step(candidate.applied(self.config), self.mesh, self.make_parts)
+        compiled = lower.compile_lowered(lowered, self.options)
         self._needs[candidate] = compiled and lower.memory_of(compiled)
         return compiled, self._needs[candidate]
 
@@ -157,7 +153,7 @@ class Compiler:
 def fit(
     config: Config,
     mesh: Mesh,
-    say: typing.Callable[[str], None],
+    say: Say,
     make_parts: lower.MakeParts = lower.parts_of,
     begun: typing.Callable[[], bool] = lambda: False,
 ) -> Config:
@@ -179,7 +175,7 @@ def resolve(
     config: Config,
     mesh: Mesh,
     limit_bytes: float,
-    log: typing.Callable[[str], None],
+    log: Say,
     make_parts: lower.MakeParts = lower.parts_of,
     begun: typing.Callable[[], bool] = lambda: False,
 ) -> Config:

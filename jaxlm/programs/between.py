@@ -68,26 +68,21 @@ class Between:
         remark = self.task.remark(self.ready)
         trace = stack.enter_context(profile.Trace(c.profile.window, folder / "profile"))
         asked = benchmarks.make(self.ready.benchmarks, c, model, data, mesh, folder)
-        measured = set(from_first(lambda: list(self._benchmarked())))
+        rows = folder / "metrics.jsonl"
+        measured = from_first(lambda: list(metrics.benchmarked(rows, ledger.read(folder)["rollbacks"])))
         look, chooses = outlook.of_run(folder, c), c.checkpoint.best_metric.startswith("samples/")
         alive = functools.partial(self.clock.begin, SAVE, "room on the disk")
+        save = hooks.Save(
+            self.checkpointer, c.checkpoint, c.plan.preemptions_per_day, self._meta(), ends, self.scores.missing, alive
+        )
+        every, losses = c.train.eval_every_steps, self.scores.losses
         made = [
             trace,
-            hooks.Save(
-                self.checkpointer,
-                c.checkpoint,
-                c.plan.preemptions_per_day,
-                self._meta(),
-                ends,
-                self.scores.missing,
-                alive,
-            ),
-            hooks.HeldOut(
-                held_out, c.train.eval_every_steps, c.eval, self.scores.losses, self.overfit.evaluated, ends, remark
-            ),
-            hooks.Benchmarks(asked, c.eval.tasks_every_steps, measured, ends),
+            save,
+            hooks.HeldOut(held_out, every, c.eval, losses, self.overfit.evaluated, ends, remark),
+            hooks.Benchmarks(asked, c.eval.tasks_every_steps, set(measured), ends),
             hooks.Sample(sample, c.sample, folder, ends, remark, chooses),
-            futures.StopByForecast(c.stop, look.losses, look.rate, look.prices, c.train.eval_every_steps, str(folder)),
+            futures.StopByForecast(c.stop, look.losses, look.rate, look.prices, every, str(folder)),
             outlook.Report(look, c.stop, ends),
             self.bill,
             trace.begin,
@@ -114,9 +109,6 @@ class Between:
     def overfit(self) -> stability.Overfit:
         """Sees the training loss as a watch, and the held-out loss by its hook."""
         return stability.Overfit(self.ready.config.stability.overfit_evals, self.task.switch(self.ready.data))
-
-    def _benchmarked(self) -> set[int]:
-        return metrics.benchmarked(self.folder / "metrics.jsonl", ledger.read(self.folder)["rollbacks"])
 
     def _meta(self) -> dict:
         """What goes into each checkpoint beside the arrays. A checkpoint is given to others: it holds no secrets."""

@@ -74,13 +74,8 @@ def _restored(config: Config, checkpoint: str, plain: bool) -> model.Restored:
     parts = (config.model, config.data, config.hardware, config.distributed)
     found = model.restore(config.workdir, checkpoint, *parts, readers=readers.READERS)
     say(found.name)
-    if (
-        config.program == "pretrain"
-        and found.data
-        and ours(found.tokenizer)
-        and chat.speaks(found.tokenizer)
-        and not plain
-    ):
+    of_text = config.program == "pretrain" and found.data and ours(found.tokenizer)
+    if of_text and chat.speaks(found.tokenizer) and not plain:
         say("it was trained on text, not on chats: --plain lets it go on with what you type")
     return found
 

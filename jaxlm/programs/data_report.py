@@ -40,12 +40,9 @@ def remembered(path: pathlib.Path, about: dict, make: Callable[[], dict]) -> dic
     Returns:
       The entries of `about` and of the result in one dict.
     """
-    try:
-        known = files.json_of(path.read_bytes())
-        if {key: known[key] for key in about} == about:
-            return known
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+    known = files.json_there(path)
+    if about.items() <= known.items():
+        return known
     found = about | make()
     try:
         files.write_atomically(path, (json.dumps(found, ensure_ascii=False, indent=1) + "\n").encode())
@@ -94,21 +91,13 @@ def write_with(config: Config, done: prepare.Prepared, found: dict[str, typing.A
     """Writes DATA/report.html as `write` does, with `found` instead of what `inspect` finds, which takes long."""
     root, summary = done.path, {"sources": done.manifest["sources"]}
     summary["examples"] = conclude.examples(root)
-    summary["clusters"] = _table(root / "clusters.json") or None
-    if (_table(root / shards.MANIFEST).get("recipe") or {}).get("prepared") == done.sha256:
-        summary["tokenizer_fit"] = _table(root / FIT).get("sources")
+    summary["clusters"] = files.json_there(root / "clusters.json") or None
+    if (files.json_there(root / shards.MANIFEST).get("recipe") or {}).get("prepared") == done.sha256:
+        summary["tokenizer_fit"] = files.json_there(root / FIT).get("sources")
     summary |= found
     summary["manifest"] = {"sha256": done.sha256, "config": done.manifest["recipe"]}
     report.write(root / page.NAME, summary)
     return root / page.NAME
-
-
-def _table(path: pathlib.Path) -> dict[str, typing.Any]:
-    """Returns what a JSON file beside the data holds; {} if it is missing or damaged: the page leaves it out."""
-    try:
-        return files.json_of(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
 
 
 def sample(paths: list[pathlib.Path], limit: int) -> Iterator[tuple[str, str]]:

@@ -29,13 +29,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(f"no run in {config.workdir}: jaxlm train {args.config} makes one there")
     if args.limit < 0:
         raise ConfigError(f"--limit={args.limit}: how many questions of each task; 0 = all")
-    names = (
-        [name.strip() for name in args.tasks.split(",")]
-        if args.tasks is not None
-        else []
-        if args.text
-        else list(config.eval.tasks)
-    )
+    names = [] if args.text else list(config.eval.tasks)
+    if args.tasks is not None:
+        names = [name.strip() for name in args.tasks.split(",")]
     if "" in names:
         raise ConfigError(f"--tasks={args.tasks}: names with a comma between, such as arc_easy,piqa")
     ask = together(lambda: harness.Benchmarks(names, config.eval))
@@ -123,14 +119,8 @@ def _show(held_out: dict[str, float], found: Sequence[TaskResult], as_json: bool
     for result in found:
         for name, value in result.metrics.items():
             guess = result.chance if name.startswith(("acc", "stereotype")) else None
-            row = {
-                "task": result.task,
-                "metric": name,
-                "value": value,
-                "stderr": result.stderr.get(name),
-                "chance": guess,
-            }
-            rows.append(row | {"items": len(result.items), "fewshot": result.fewshot})
+            row = {"task": result.task, "metric": name, "value": value, "stderr": result.stderr.get(name)}
+            rows.append(row | {"chance": guess, "items": len(result.items), "fewshot": result.fewshot})
     if as_json:
         return console.print_table(rows, True)
     header = ["task", "metric", "value", "± 2 s.e.", "chance", "questions", "examples"]

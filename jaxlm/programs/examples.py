@@ -31,15 +31,8 @@ def data(
     together(lambda: coder.write(speaker, folder / TOKENIZER), first_only=True)
     sizes = packed.Sizes(config.seed, config.train.seq_len, config.train.batch_size)
     seen = survey.Survey(config.train.seq_len, survey.leaks_of(config.examples.benchmarks, config.prepare))
-    given = {
-        "pairs": pairs,
-        "sizes": sizes,
-        "replay": text,
-        "share": config.replay.share,
-        "say": say,
-        "see": seen.see,
-        "closed": closed,
-    }
+    given = {"pairs": pairs, "sizes": sizes, "replay": text, "share": config.replay.share}
+    given |= {"say": say, "see": seen.see, "closed": closed}
     found = together(lambda: packed.make(config.data, config.examples, speaker, **given))
     together(lambda: seen.write(folder), first_only=True)
     if not from_first(lambda: weights.begun(folder / "checkpoints")):

@@ -137,9 +137,8 @@ def _paths(curve: Curve, number: int, at_x: Callable, at_y: Callable) -> list[Ma
             pieces.append([])
     kind = f"line c{number % 6}{' dotted' * curve.dotted}"
     drawn = [tag("path", d="M" + "L".join(piece), class_=kind) for piece in pieces if len(piece) > 1]
-    if (
-        sum(map(len, pieces)) <= _DOTS
-    ):  # a line without length and with round ends is a dot, however the drawing is stretched
+    # A line without length and with round ends is a dot, however the drawing is stretched.
+    if sum(map(len, pieces)) <= _DOTS:
         drawn.append(
             tag("path", d="".join(f"M{point}h0" for piece in pieces for point in piece), class_=f"dot c{number % 6}")
         )

@@ -272,10 +272,7 @@ def _junk_row(row: dict) -> tuple:
     pattern = tag("div", "to remove it: ", tag("code", row["pattern"]), class_="dim") if row["junk"] else ""
     return (
         tag("code", row["text"]),
-        cell(
-            row["why"],
-            kind="text",
-        ),
+        cell(row["why"], kind="text"),
         cell(row["source"], kind="text"),
         page.value(float(row["score"])),
         count(row["count"]),

@@ -160,9 +160,8 @@ def _activities(summary: dict) -> Markup:
 
 
 def _bill(summary: dict) -> Markup:
-    latest = {
-        row["phase"]: row for row in summary.get("phases") or ()
-    }  # a phase that was stopped and went on has several
+    # A phase that was stopped and went on has several.
+    latest = {row["phase"]: row for row in summary.get("phases") or ()}
     rows = [
         (
             row["phase"],

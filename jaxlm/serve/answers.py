@@ -147,14 +147,8 @@ class Writer:
         return self._object(kind, choices) | ({"usage": None} if self._request.include_usage else {})
 
     def _object(self, kind: str, choices: list) -> dict[str, typing.Any]:
-        return {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self._model,
-            "system_fingerprint": None,
-            "choices": choices,
-        }
+        head = {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+        return head | {"system_fingerprint": None, "choices": choices}
 
     def _choice(self, index: int, delta: Delta, key: str) -> dict[str, typing.Any]:
         logprobs = None

@@ -193,15 +193,11 @@ class Server:
         return JSONResponse({"prompt": self._reader.detokenize(await self._body(request))})
 
     async def _tokenizer_info(self, request: HttpRequest) -> Response:
-        named = {i: piece for piece, i in self._reader.tokenizer.controls.items()}
-        opening = self._reader.tokenizer.opening[-1:]
-        return JSONResponse(
-            {
-                "eos_token": named.get(self._reader.tokenizer.eos_id),
-                "bos_token": named.get(opening[0]) if opening else None,
-                "chat_template": self._template(),
-            }
-        )
+        tokenizer = self._reader.tokenizer
+        named = {i: piece for piece, i in tokenizer.controls.items()}
+        bos = named.get(tokenizer.opening[-1]) if tokenizer.opening else None
+        said = {"eos_token": named.get(tokenizer.eos_id), "bos_token": bos, "chat_template": self._template()}
+        return JSONResponse(said)
 
     def _template(self) -> str | None:
         try:

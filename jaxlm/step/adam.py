@@ -32,12 +32,7 @@ class AdamState(typing.NamedTuple):
 
 
 def scale_by_adam(
-    b1: float,
-    b2: float,
-    eps: float,
-    *,
-    mu_dtype: str = "float32",
-    full_precision: typing.Sequence[str] = (".*",),
+    b1: float, b2: float, eps: float, *, mu_dtype: str = "float32", full_precision: typing.Sequence[str] = (".*",)
 ) -> optax.GradientTransformationExtraArgs:
     """Returns Adam without a learning rate, like `optax.scale_by_adam`.
 

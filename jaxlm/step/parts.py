@@ -138,11 +138,7 @@ class Parts:
             if name not in self.abstract.params:
                 continue
             here, there = (dict(tree.named_leaves(x)) for x in (self.abstract.params[name], part))
-            if odd := [
-                n
-                for n in here.keys() | there.keys()
-                if n not in here or n not in there or here[n].shape != there[n].shape
-            ]:
+            if odd := {n for n, x in here.items() if n not in there or x.shape != there[n].shape} | there.keys() - here:
                 raise ConfigError(
                     f"{name}/{min(odd)} of {self.config.origin} has another shape here, or is not there: leave "
                     "config.adapter as the origin has it"

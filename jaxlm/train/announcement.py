@@ -1,5 +1,6 @@
 """Says what is about to happen when a run starts, and after a few steps how long it will take."""
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax
@@ -8,7 +9,7 @@ from jax.sharding import Mesh
 
 from jaxlm import tree
 from jaxlm.config import AdapterConfig, Config
-from jaxlm.console import dollars, duration, human, size
+from jaxlm.console import Say, dollars, duration, human, size
 from jaxlm.data.coder import Encoded
 from jaxlm.data.passes import MOST as MOST_PASSES
 from jaxlm.plan import machines
@@ -146,6 +147,7 @@ def stacked_shapes(params: dict) -> dict:
     return {**rest, "layers": stack}
 
 
+@dataclasses.dataclass(eq=False)
 class FirstRate(Watch):
     """Says once, as soon as a few steps tell, how long the run takes and what it costs.
 
@@ -160,41 +162,36 @@ class FirstRate(Watch):
       say: shows a line.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        hooks: Sequence[Hook],
-        steps: int,
-        spent: Callable[[], tuple[float, float]],
-        usd_per_hour: float,
-        say: Callable[[str], None],
-    ):
-        self._clock, self._hooks, self._end = clock, hooks, steps
-        self._spent, self._price, self._say = spent, usd_per_hour, say
-        self._mark: tuple[int, float] | None = None
-        self._between = 0.0  # seconds of evaluations and saves for each step of earlier starts
-        self._said = False
+    clock: Clock
+    hooks: Sequence[Hook]
+    steps: int
+    spent: Callable[[], tuple[float, float]]
+    usd_per_hour: float
+    say: Say
+    _mark: tuple[int, float] | None = None
+    _between: float = 0.0  # seconds of evaluations and saves for each step of earlier starts
+    _said: bool = False
 
     def __call__(self, step: int, record: dict[str, float]) -> None:
         if self._said:
             return
-        seconds = self._clock.seconds()
+        seconds = self.clock.seconds()
         training = sum(seconds[name] for name in (DATA, STEP, REPEATED))
         if self._mark is None:
             self._mark = (step, training)
             self._between = (seconds[EVALUATE] + seconds[SAVE]) / (step - 1) if step > 1 else 0.0
             return
         steps, took = step - self._mark[0], training - self._mark[1]
-        left = self._end - step
+        left = self.steps - step
         if steps < _FIRST_STEPS or took < _FIRST_S or not left:
             return
         self._said = True
-        between = between_s(self._hooks, self._clock, step, self._end) or left * self._between
+        between = between_s(self.hooks, self.clock, step, self.steps) or left * self._between
         remaining = left * took / steps + between
-        usd = self._spent()[1] + remaining / 3600 * self._price
-        cost = f", {dollars(usd)} for the whole run" if self._price else ""
+        usd = self.spent()[1] + remaining / 3600 * self.usd_per_hour
+        cost = f", {dollars(usd)} for the whole run" if self.usd_per_hour else ""
         without = "" if between else ", evaluations and saves apart"
-        self._say(f"{_seconds(took / steps)} a step: {duration(remaining)} to step {self._end:,}{cost}{without}")
+        self.say(f"{_seconds(took / steps)} a step: {duration(remaining)} to step {self.steps:,}{cost}{without}")
 
 
 def _seconds(seconds: float) -> str:

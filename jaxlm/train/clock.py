@@ -9,7 +9,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 START = "start"  # processes, data, folders, until the first step
 RESTORE = "restore"  # reading a checkpoint
@@ -79,32 +79,20 @@ class Pulse:
         version, step, when, activity, detail = self._FORMAT.unpack(self._memory[: self.SIZE])
         if not version or version % 2:
             return None
-        return (
-            step,
-            when,
-            activity.rstrip(b"\0").decode("utf-8", "ignore"),
-            detail.rstrip(b"\0").decode("utf-8", "ignore"),
-        )
+        return step, when, *(raw.rstrip(b"\0").decode("utf-8", "ignore") for raw in (activity, detail))
 
 
 class Clock:
     """Counts the seconds of each activity, over all starts of a run.
 
     Args:
-      before: the seconds of each activity in earlier starts.
       pulse: where to show what the run does; None to show nothing.
       since: the `time.monotonic()` from which this start counts; now by default.
       redo: the last step that was done already; steps up to it count as REPEATED.
     """
 
-    def __init__(
-        self,
-        before: Mapping[str, float] | None = None,
-        pulse: Pulse | None = None,
-        since: float | None = None,
-        redo: int = 0,
-    ):
-        self._seconds = {name: float((before or {}).get(name, 0.0)) for name in ACTIVITIES}
+    def __init__(self, pulse: Pulse | None = None, since: float | None = None, redo: int = 0):
+        self._seconds = dict.fromkeys(ACTIVITIES, 0.0)
         self._mark = time.monotonic() if since is None else since
         self.activity, self._pulse, self._detail = START, pulse, ""
         self._spells: dict[str, tuple[float, float, int]] = {}  # detail -> the first spell, the others' sum and number

@@ -109,12 +109,8 @@ def since_last_start(folder: pathlib.Path, config: Config, found: dict) -> list[
       config: the config of the new start, with "auto" as the user left it.
       found: what else the new start records: hardware, choices.
     """
-    starts = ledger.read(folder)["starts"]
-    try:
-        before = files.json_of((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return []
-    if not starts:
+    starts, before = ledger.read(folder)["starts"], files.json_there(folder / "config.json")
+    if not starts or not before:
         return []
     now = {"git": ledger.git(), "packages": ledger.packages(), "python": platform.python_version()} | found
     was, new = _keys(before), _keys(json.loads(to_json(config)))

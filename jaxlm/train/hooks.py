@@ -1,5 +1,6 @@
 """The hooks that run between two steps: checkpoints, held-out loss, benchmarks, samples. (Those for a trace: `profile`.)"""
 
+import dataclasses
 import math
 import pathlib
 import time
@@ -128,6 +129,7 @@ def nothing(step: int, figures: dict[str, float]) -> tuple[dict[str, float], lis
     return {}, []
 
 
+@dataclasses.dataclass(eq=False)
 class HeldOut(Hook):
     """Measures the held-out loss.
 
@@ -140,41 +142,36 @@ class HeldOut(Hook):
     """
 
     name = "held-out"
-
-    def __init__(
-        self,
-        evaluate: Callable[[Variables], dict[str, float]] | None,
-        every_steps: int,
-        config: EvalConfig,
-        losses: dict[int, float],
-        remark: Callable[[float], str] = lambda loss: "",
-        milestones: Collection[int] = frozenset(),
-        further: Remark = nothing,
-    ):
-        self._evaluate, self._every, self._at_start = evaluate, every_steps, config.at_start
-        self._losses, self._remark, self._milestones, self._further = losses, remark, milestones, further
+    evaluate: Callable[[Variables], dict[str, float]] | None
+    every_steps: int
+    config: EvalConfig
+    losses: dict[int, float]
+    remark: Callable[[float], str] = lambda loss: ""
+    milestones: Collection[int] = frozenset()
+    further: Remark = nothing
 
     def due(self, step: int, end: int) -> bool:
-        wanted = step == end or _multiple(step, self._every) or (step == 0 and self._at_start)
-        return (wanted or step in self._milestones) and self._evaluate is not None
+        wanted = step == end or _multiple(step, self.every_steps) or (step == 0 and self.config.at_start)
+        return (wanted or step in self.milestones) and self.evaluate is not None
 
     def left(self, step: int, end: int) -> float:
-        return _left(step, end, self._every, self._milestones) if self._evaluate else 0
+        return _left(step, end, self.every_steps, self.milestones) if self.evaluate else 0
 
     def done(self, step: int) -> bool:
-        return step in self._losses
+        return step in self.losses
 
     def __call__(self, moment: Moment) -> dict[str, float]:
-        found = self._evaluate(moment.variables)
-        loss = self._losses[moment.step] = found.get(HELD_OUT, math.nan)
-        if line := self._remark(loss):
+        found = self.evaluate(moment.variables)
+        loss = self.losses[moment.step] = found.get(HELD_OUT, math.nan)
+        if line := self.remark(loss):
             moment.say(line)
-        more, lines = self._further(moment.step, found)
+        more, lines = self.further(moment.step, found)
         for line in lines:
             moment.say(line)
         return found | more
 
 
+@dataclasses.dataclass(eq=False)
 class Benchmarks(Hook):
     """Asks the questions of benchmarks.
 
@@ -187,29 +184,24 @@ class Benchmarks(Hook):
     """
 
     name = "benchmarks"
-
-    def __init__(
-        self,
-        measure: Callable[[Variables, int], dict[str, float]] | None,
-        every_steps: int,
-        measured: set[int],
-        milestones: Collection[int] = frozenset(),
-    ):
-        self._measure, self._every, self._measured, self._milestones = measure, every_steps, measured, milestones
+    measure: Callable[[Variables, int], dict[str, float]] | None
+    every_steps: int
+    measured: set[int]
+    milestones: Collection[int] = frozenset()
 
     def due(self, step: int, end: int) -> bool:
-        wanted = step == end or _multiple(step, self._every) or step in self._milestones
-        return wanted and self._measure is not None
+        wanted = step == end or _multiple(step, self.every_steps) or step in self.milestones
+        return wanted and self.measure is not None
 
     def left(self, step: int, end: int) -> float:
-        return _left(step, end, self._every, self._milestones) if self._measure else 0
+        return _left(step, end, self.every_steps, self.milestones) if self.measure else 0
 
     def done(self, step: int) -> bool:
-        return step in self._measured
+        return step in self.measured
 
     def __call__(self, moment: Moment) -> dict[str, float]:
-        found = self._measure(moment.variables, moment.step)
-        self._measured.add(moment.step)
+        found = self.measure(moment.variables, moment.step)
+        self.measured.add(moment.step)
         return found
 
 

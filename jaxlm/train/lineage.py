@@ -105,9 +105,8 @@ def _run(folder: pathlib.Path, last: float) -> dict[str, typing.Any]:
         config = config_files.from_run(folder / "config.json")
         program, a_step = config.program, config.train.batch_size * config.train.seq_len
     first = book["starts"][0] if book["starts"] else {}
-    steps = (
-        max(0, found[-1]["step"] - first.get("step", 0)) if found else None
-    )  # a branch begins with its origin's steps
+    # A branch begins with its origin's steps.
+    steps = max(0, found[-1]["step"] - first.get("step", 0)) if found else None
     phases = [row["phase"] for row in book["phases"] if row.get("phase") and row.get("last_step", 0) <= last]
     return {
         "name": folder.resolve().name,

@@ -18,7 +18,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxlm.config import ConfigError, RunError
-from jaxlm.console import peer_is_gone
+from jaxlm.console import Say, peer_is_gone
 from jaxlm.objectives.base import Batch, Variables
 from jaxlm.step.state import TrainState
 from jaxlm.step.step import Metrics, TrainStep
@@ -63,7 +63,7 @@ class Moment:
     step: int
     state: TrainState
     frozen: Variables
-    say: Callable[[str], None]
+    say: Say
 
     @property
     def variables(self) -> Variables:

@@ -1,5 +1,6 @@
 """Computes speed, wall time and dollars of a run, over all its starts."""
 
+import dataclasses
 import pathlib
 import time
 
@@ -16,6 +17,7 @@ _NONE = Earlier()
 _TRAINING = (DATA, ROLLOUT, STEP, REPEATED)  # the activities that count for tokens/s
 
 
+@dataclasses.dataclass
 class Meter:
     """Turns finished steps into tokens/s, MFU, the seconds of each activity, dollars and time left.
 
@@ -23,32 +25,24 @@ class Meter:
       clock: counts the seconds of all starts.
       earlier: what `books.carry_on` found of earlier starts. Their dollars stay what they were.
       tokens_per_step: the number of tokens in a global batch.
+      usd_per_hour: the price of the machine in this start.
       flops_palm, flops_causal: FLOPs a token, counted by the PaLM convention and with causal attention.
       peak_flops: the peak FLOP/s of all devices together; None if unknown, and then there is no MFU.
-      usd_per_hour: the price of the machine in this start.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        earlier: Earlier = _NONE,
-        *,
-        tokens_per_step: int,
-        flops_palm: float,
-        flops_causal: float,
-        peak_flops: float | None,
-        usd_per_hour: float,
-    ):
-        self._clock, self._earlier = clock, earlier
-        self._tokens_per_step = tokens_per_step
-        self._flops = {"mfu_palm": flops_palm, "mfu_causal": flops_causal}
-        self._peak = peak_flops
-        self._usd_per_hour = usd_per_hour
-        self._mark: tuple[int, float] | None = None  # a step, and the seconds of training until then
+    clock: Clock
+    earlier: Earlier = _NONE
+    _: dataclasses.KW_ONLY
+    tokens_per_step: int
+    usd_per_hour: float
+    flops_palm: float = 0.0
+    flops_causal: float = 0.0
+    peak_flops: float | None = None
+    _mark: tuple[int, float] | None = None  # a step, and the seconds of training until then
 
     def doing(self) -> str:
         """Returns what goes on besides training, such as "evaluating"; "" for nothing."""
-        return self._clock.doing()
+        return self.clock.doing()
 
     def now(self, step: int) -> dict[str, float]:
         """Returns what every record has: the step; tokens, seconds of each activity, goodput and dollars, of all starts.
@@ -56,12 +50,12 @@ class Meter:
         `time` is in Unix seconds, `wall_s` the sum of the activities, `goodput` the share of
         steps that nobody had done before, and of their rollouts.
         """
-        seconds = {name: round(spent, 3) for name, spent in self._clock.seconds().items()}
+        seconds = {name: round(spent, 3) for name, spent in self.clock.seconds().items()}
         wall = sum(seconds.values())
-        cost = self._earlier.with_now(wall, self._usd_per_hour)
+        cost = self.earlier.with_now(wall, self.usd_per_hour)
         return {
             "step": step,
-            "tokens": step * self._tokens_per_step,
+            "tokens": step * self.tokens_per_step,
             "time": round(time.time(), 3),
             "wall_s": round(wall, 3),
             "cost_usd": round(cost, 6),
@@ -75,14 +69,17 @@ class Meter:
         The speed counts steps and the waits for their batches, not evaluations, saves or compilation. The first call returns
         no speed, since the first step may hold some of the compilation.
         """
-        record, spent = self.now(step), self._clock.seconds()
+        record, spent = self.now(step), self.clock.seconds()
         training = sum(spent[name] for name in _TRAINING)
         if self._mark and step > self._mark[0]:
             seconds = max(training - self._mark[1], 1e-9)
-            speed = (step - self._mark[0]) * self._tokens_per_step / seconds
-            record |= {"tokens_per_second": speed, "eta_s": (total - step) * self._tokens_per_step / speed}
-            if self._peak:
-                record |= {name: speed * flops / self._peak for name, flops in self._flops.items()}
+            speed = (step - self._mark[0]) * self.tokens_per_step / seconds
+            record |= {"tokens_per_second": speed, "eta_s": (total - step) * self.tokens_per_step / speed}
+            if self.peak_flops:
+                record |= {
+                    "mfu_palm": speed * self.flops_palm / self.peak_flops,
+                    "mfu_causal": speed * self.flops_causal / self.peak_flops,
+                }
         self._mark = (step, training)
         return record
 

@@ -35,11 +35,8 @@ class Progress:
         for before, (step, loss) in zip([0, *(losses or {})], (losses or {}).items(), strict=False):
             self._average(loss, step - before)
         self._ends_at: float | None = None  # by the last estimate
-        self._first, self._began, self._said = (
-            done + 1,
-            time.monotonic(),
-            0,
-        )  # of this start; lines about its first step
+        # The first step of this start, when it began, and how many lines were said about that step.
+        self._first, self._began, self._said = done + 1, time.monotonic(), 0
         self._shown = contextlib.ExitStack()
         self._shown.enter_context(screen.shown(self))
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxlm import files
 from jaxlm.config import ConfigError, OptimConfig, RunError, StabilityConfig, TrainConfig
-from jaxlm.console import say
+from jaxlm.console import Say, say
 from jaxlm.train import ledger
 from jaxlm.train.loop import ROLL_BACK, STOPPED, Ending, Watch
 
@@ -219,12 +219,8 @@ def held_back(
     last = rollbacks[-1] if rollbacks else {}
     if last.get("stopped") != settings(optim, config, train):
         return None
-    return Ending(
-        STOPPED,
-        f"{last['why']}; nothing has changed since: set a key of optim or stability to try again",
-        keep=False,
-        cause="spike",
-    )
+    why = f"{last['why']}; nothing has changed since: set a key of optim or stability to try again"
+    return Ending(STOPPED, why, keep=False, cause="spike")
 
 
 def spoiled(metas: Mapping[int, Mapping], rollbacks: Sequence[Mapping]) -> list[int]:
@@ -265,10 +261,7 @@ def passed_over(
 
 
 def teller(
-    path: pathlib.Path,
-    documents: Callable[[int], Sequence[str]],
-    number: Callable[[int], int],
-    say: Callable[[str], None],
+    path: pathlib.Path, documents: Callable[[int], Sequence[str]], number: Callable[[int], int], say: Say
 ) -> Callable[[int, float, float], None]:
     """Returns what `Spikes` calls for a spike: it says it, and adds a line to a file, with the documents of the batch.
 

@@ -53,15 +53,8 @@ class Log:
 
     def _carry_on(self, train: TrainConfig, hardware: HardwareConfig) -> books.Earlier:
         earlier = books.carry_on(self._folder, self._clock)
-        meter = Meter(
-            self._clock,
-            earlier,
-            tokens_per_step=train.batch_size * train.seq_len,
-            flops_palm=0.0,
-            flops_causal=0.0,
-            peak_flops=None,
-            usd_per_hour=hardware.usd_per_hour,
-        )
+        tokens = train.batch_size * train.seq_len
+        meter = Meter(self._clock, earlier, tokens_per_step=tokens, usd_per_hour=hardware.usd_per_hour)
 
         def note(refused: bool = False) -> None:
             lines = JsonLines(self._folder / "metrics.jsonl")

@@ -59,9 +59,8 @@ def adopt() -> Config | None:
         os.kill(os.getpid(), signal.SIGTERM)
     threading.Thread(target=_end_when_alone, args=(parent,), daemon=True).start()
     interrupts.hold()  # as `main` did already, but not every program that calls this
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, {signal.SIGINT}
-    )  # it was blocked since the supervisor started this process
+    # It was blocked since the supervisor started this process.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     with contextlib.suppress(ProcessLookupError):
         screen.share(os.getpgid(parent))
     config = int(os.environ[CONFIG])

@@ -282,9 +282,8 @@ class Supervisor:
         if path := deaths.within(10.0, lambda: _keep_stacks(self._folder, words, stacks)):
             _say(f"the stacks of all its threads are in {path}")
         self._tell("stall", words)
-        if (
-            not self._several
-        ):  # JAX passes SIGTERM on to the other processes, which would end as if they were not to come back
+        # JAX passes SIGTERM on to the other processes, which would end as if they were not to come back.
+        if not self._several:
             child.send(signal.SIGTERM)
             child.wait(self._times.term)
         child.kill(self._times.kill)

@@ -2,13 +2,12 @@
 
 import collections
 import math
-from collections.abc import Callable
 
 import numpy as np
 
+from jaxlm.console import Say
 from jaxlm.train.loop import Watch
 
-Say = Callable[[str], None]
 WINDOW = 50  # steps over which figures are averaged
 
 

@@ -1,5 +1,6 @@
 """Watches that are not about the loss: over saves, and a sign of life. Those about the loss are in `stability`."""
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -9,6 +10,7 @@ from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.loop import FAILED, Ending, Watch
 
 
+@dataclasses.dataclass(eq=False)
 class SaveInFlight(Watch):
     """Calls `Checkpointer.check` after every step, so that a failed save is noticed at the next step.
 
@@ -20,29 +22,25 @@ class SaveInFlight(Watch):
       ask: how one of several processes ends the run for all (`StopSignal.ask`); None: by what this watch returns.
     """
 
-    def __init__(
-        self,
-        checkpointer: Checkpointer,
-        config: CheckpointConfig,
-        usd_per_hour: float = 0.0,
-        ask: Callable[[Ending], None] | None = None,
-    ):
-        self._checkpointer, self._config, self._usd_per_hour, self._ask = checkpointer, config, usd_per_hour, ask
+    checkpointer: Checkpointer
+    config: CheckpointConfig
+    usd_per_hour: float = 0.0
+    ask: Callable[[Ending], None] | None = None
 
     def __call__(self, step: int, record: dict[str, float]) -> Ending | None:
-        self._checkpointer.check()
-        failing = self._checkpointer.failing or self._checkpointer.hangs()
+        self.checkpointer.check()
+        failing = self.checkpointer.failing or self.checkpointer.hangs()
         if not failing:
             return None
-        hours = self._checkpointer.unprotected_s() / 3600
-        minutes, usd = self._config.max_unprotected_minutes, self._config.max_unprotected_usd
-        if not (0 < minutes < hours * 60 or 0 < usd < hours * self._usd_per_hour):
+        hours = self.checkpointer.unprotected_s() / 3600
+        minutes, usd = self.config.max_unprotected_minutes, self.config.max_unprotected_usd
+        if not (0 < minutes < hours * 60 or 0 < usd < hours * self.usd_per_hour):
             return None
         why = f"stopped at step {step}: the work of {hours * 60:.0f} minutes is unsaved, and {failing}"
         ending = Ending(FAILED, why, cause="disk")
-        if self._ask is None or jax.process_count() == 1:
+        if self.ask is None or jax.process_count() == 1:
             return ending
-        self._ask(ending)
+        self.ask(ending)
         return None
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from jaxlm.config import ConfigError
 from jaxlm.data import shards, verify
+from jaxlm.data.verify import Verifier
 
 EOS = 2
 
@@ -29,7 +30,7 @@ def test_stream_is_the_documents_one_after_the_other(tmp_path, dtype, top):
     documents = random_documents(top=top)
     entry = write(tmp_path, documents, dtype=dtype)
     expected = np.concatenate([np.append(EOS, ids) for ids in documents])
-    stream = shards.TokenStream(tmp_path, entry, dtype=dtype, block_tokens=16, label="a")
+    stream = shards.TokenStream(tmp_path, entry, dtype=dtype, block_tokens=16, label="a", verifier=Verifier(tmp_path))
     assert entry["tokens"] == stream.tokens == len(expected)
     assert entry["documents"] == sum(s["documents"] for s in entry["shards"]) == 60
     assert entry["bytes"] == sum(3 * len(ids) for ids in documents)
@@ -46,7 +47,8 @@ def test_stream_is_the_documents_one_after_the_other(tmp_path, dtype, top):
 def test_an_empty_stream_has_no_shard(tmp_path):
     entry = write(tmp_path, [])
     assert (entry["tokens"], entry["shards"]) == (0, [])
-    assert shards.TokenStream(tmp_path, entry, dtype="<u2", block_tokens=16, label="a").read(0, 0).size == 0
+    stream = shards.TokenStream(tmp_path, entry, dtype="<u2", block_tokens=16, label="a", verifier=Verifier(tmp_path))
+    assert stream.read(0, 0).size == 0
 
 
 def test_bytes_depend_on_the_documents_alone(tmp_path):

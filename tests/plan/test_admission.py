@@ -58,7 +58,7 @@ def remedy(monkeypatch, cost, limit: float, *keys: str, begun: bool = False):
 
     def compiles(self, candidate):
         tried.append(candidate)
-        self.learn(candidate, cost(candidate.applied(self._config)))
+        self.learn(candidate, cost(candidate.applied(self.config)))
 
     monkeypatch.setattr(tune.Compiler, "compile", compiles)
     made = make(*keys)

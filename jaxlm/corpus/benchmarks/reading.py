@@ -71,9 +71,8 @@ def records(path: str) -> collections.abc.Iterator[tuple[int, dict]]:
         whole = _whole(text) if path.removesuffix(".gz").endswith(".json") else None
     except (OSError, EOFError, ValueError, pyarrow.ArrowException) as e:
         raise ConfigError(f"{path} can't be read: {e}") from e
-    numbered = enumerate(
-        whole if whole is not None else map(_parsed, text.split("\n")), 1
-    )  # splitlines() cuts at U+2028
+    # splitlines() cuts at U+2028.
+    numbered = enumerate(whole if whole is not None else map(_parsed, text.split("\n")), 1)
     for number, record in itertools.filterfalse(lambda line: line[1] == "", numbered):
         if not isinstance(record, dict):
             raise ConfigError(f"{path}:{number} is no JSON object")

@@ -62,13 +62,7 @@ def _first_byte(group: pq.RowGroupMetaData) -> int:
 
 
 def _read_group(
-    table: pq.ParquetFile,
-    group: int,
-    row: int,
-    columns: list[str],
-    part: Part,
-    spec: SourceSpec,
-    stats: SourceStats,
+    table: pq.ParquetFile, group: int, row: int, columns: list[str], part: Part, spec: SourceSpec, stats: SourceStats
 ) -> Iterator[Document]:
     end = row + table.metadata.row_group(group).num_rows
     try:

@@ -24,18 +24,6 @@ _OUTPUT_BYTES = 1 << 22  # of a chunk, decompressed, at a time: a few kB may sta
 TOO_LARGE = f"record over {base.MAX_RECORD_BYTES >> 20} MiB"
 
 
-class Decompressor(typing.Protocol):
-    """One compressed member of a file, with the interface that bz2's and lzma's decompressors have."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
-
-
 class _Gzip:
     """zlib's decompressor of one gzip member, with the interface of bz2's and lzma's decompressors."""
 
@@ -91,6 +79,7 @@ class _Zstd:
         return self._member.unused_data + self._data[self._at :]
 
 
+Decompressor = _Gzip | _Zstd | bz2.BZ2Decompressor | lzma.LZMADecompressor
 # Suffix -> name, a new decompressor of one member, what a member begins with.
 COMPRESSIONS: dict[str, tuple[str, Callable[[], Decompressor], re.Pattern[bytes]]] = {
     ".gz": ("gzip", _Gzip, re.compile(rb"(?s)\x1f\x8b\x08[\0-\x1f].{4}[\0\2\4][\0-\x0d\xff]")),

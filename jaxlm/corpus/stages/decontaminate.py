@@ -204,9 +204,8 @@ def _texts(
     tells: list[tuple[int, tuple[str, ...]]] = []
     for number, item in enumerate(items):
         for words, half in _segments(item, settings):
-            dense = 2 * sum(len(word) == 1 and not word.isascii() for word in words) > len(
-                words
-            )  # Chinese: half as telling
+            # Chinese: half as telling.
+            dense = 2 * sum(len(word) == 1 and not word.isascii() for word in words) > len(words)
             if len(words) >= settings.min_words * (1 + dense):
                 texts.setdefault(tuple(words), (number, max(half, 2 * settings.ngram * dense)))
                 tells.append((number, tuple(words)))

@@ -117,15 +117,8 @@ def results(votes: Sequence[Vote], names: Mapping[int, str]) -> Results:
         for i in order
     ]
     ties, raters = sum(vote.winner == "tie" for vote in votes), len({vote.rater for vote in votes})
-    return Results(
-        len(votes),
-        ties,
-        raters,
-        ratings,
-        gaps(votes, ratings_N, drawn_SxN, names),
-        biases(votes, place),
-        _agreement(votes),
-    )
+    apart = gaps(votes, ratings_N, drawn_SxN, names)
+    return Results(len(votes), ties, raters, ratings, apart, biases(votes, place), _agreement(votes))
 
 
 def gaps(votes: Sequence[Vote], ratings_N: np.ndarray, drawn_SxN: np.ndarray, names: Mapping[int, str]) -> list[Gap]:
@@ -151,9 +144,8 @@ def bradley_terry(wins_SxNxN: np.ndarray) -> np.ndarray:
     for _ in range(100):
         expected_SxNxN = played_SxNxN * special.expit(odds_SxN[:, :, None] - odds_SxN[:, None])
         spread_SxNxN = expected_SxNxN * special.expit(odds_SxN[:, None] - odds_SxN[:, :, None])
-        curve_SxNxN = (
-            np.eye(size) * spread_SxNxN.sum(2)[:, :, None] - spread_SxNxN + 1 / size
-        )  # the last keeps the mean 0
+        # The last keeps the mean 0.
+        curve_SxNxN = np.eye(size) * spread_SxNxN.sum(2)[:, :, None] - spread_SxNxN + 1 / size
         step_SxN = np.linalg.solve(curve_SxNxN, (wins_SxNxN - expected_SxNxN).sum(2)[..., None])[..., 0]
         odds_SxN += np.clip(step_SxN, -1, 1)
         if np.abs(step_SxN).max() < 1e-6:
@@ -242,10 +234,7 @@ def biases(votes: Sequence[Vote], place: Mapping[int, int]) -> list[Bias]:
         strengths_VxN[at, place[vote.first]] = 1 if on_left else -1
         strengths_VxN[at, place[vote.second]] = -1 if on_left else 1
     side_V, unequal = np.ones(len(decided)), longer_V != 0
-    alone = {
-        "side": np.column_stack([strengths_VxN, longer_V]),
-        "length": np.column_stack([strengths_VxN, side_V]),
-    }
+    alone = {"side": np.column_stack([strengths_VxN, longer_V]), "length": np.column_stack([strengths_VxN, side_V])}
     both = _likelihood(np.column_stack([alone["side"], side_V]), won_V)
     p = {kind: float(stats.chi2.sf(max(0.0, 2 * (both - _likelihood(x, won_V))), 1)) for kind, x in alone.items()}
     longer_won = ((longer_V > 0) == (won_V == 1))[unequal]

@@ -244,13 +244,8 @@ class Mirror:
             elif "read" in event:
                 attempt["read"].append(event["read"])
 
-        job = {
-            "do": "copy",
-            "step": step,
-            "workdir": str(self._workdir),
-            "weights_only": self._config.mirror_weights_only,
-            **attempt,
-        }
+        job = {"do": "copy", "step": step, "workdir": str(self._workdir)}
+        job |= {"weights_only": self._config.mirror_weights_only, **attempt}
         while step in self._wanted:
             done = len(attempt["uploaded"]) + len(attempt["read"])
             try:

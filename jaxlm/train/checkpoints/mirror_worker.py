@@ -114,9 +114,8 @@ def copy(remote: Remote, job: dict, tell: Tell) -> dict:
     for name, is_ in kept.items():
         if list(remote.measure(f"{folder}/workdir/{name}")) != is_:
             raise Damaged(f"checkpoint {step}: workdir/{name} does not read back as it was written")
-    write_logs(
-        remote, job, tell
-    )  # before the copy counts: else a run that comes back to it lacks the steps since the last
+    # Before the copy counts: else a run that comes back to it lacks the steps since the last.
+    write_logs(remote, job, tell)
     remote.write(f"{folder}/verified.json", seal({"manifest": hashlib.sha256(manifest).hexdigest()}))
     layout.manifest(remote, step)  # raises if the last two files do not read back either
     return layout.held(remote)

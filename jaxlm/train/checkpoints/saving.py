@@ -10,6 +10,7 @@ from collections.abc import Callable
 import jax
 import orbax.checkpoint as ocp
 
+from jaxlm.console import Say
 from jaxlm.files import plain_path
 from jaxlm.train.checkpoints import disk, verify
 from jaxlm.train.checkpoints.votes import Votes
@@ -147,9 +148,7 @@ def remove_partial(directory: pathlib.Path, step: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def wait(
-    saving: Saving, event: threading.Event, say: Callable[[str], None], stopping: Callable[[], bool], most_s: float
-) -> bool:
+def wait(saving: Saving, event: threading.Event, say: Say, stopping: Callable[[], bool], most_s: float) -> bool:
     """Waits for an event of a save, and says what it waits for: after a minute, then every five. False if it gives up.
 
     Args:

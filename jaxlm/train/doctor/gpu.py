@@ -172,17 +172,12 @@ def _held(ask: Ask, figures: dict) -> Problems:
     gone = [process.pid for process in others if process.pid not in alive]
     figures |= {"pids": alive, "pids_unseen": gone}
     if alive:
-        return [
-            (WARN, f"process {', '.join(map(str, alive))} uses it: {gigabytes(memory.used)} GB are taken; end it first")
-        ]
+        who = f"process {', '.join(map(str, alive))}"
+        return [(WARN, f"{who} uses it: {gigabytes(memory.used)} GB are taken; end it first")]
     if gone or memory.used > HELD_BYTES:
         who = f"process {', '.join(map(str, gone))}, which is" if gone else "a process that is"
-        return [
-            (
-                WARN,
-                f"{gigabytes(memory.used)} GB are held by {who} dead or outside of this container: restart the machine",
-            )
-        ]
+        held = f"{gigabytes(memory.used)} GB are held by {who}"
+        return [(WARN, f"{held} dead or outside of this container: restart the machine")]
     return []
 
 

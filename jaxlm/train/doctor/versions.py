@@ -90,11 +90,8 @@ def _jax(packages: Mapping[str, str]):
     plugins = [name for name in _PLUGINS if name in packages]
     for name in plugins:
         if jaxlib and _release(packages[name]) != _release(jaxlib):
-            yield (
-                FAIL,
-                f"{name} {packages[name]} with jaxlib {jaxlib}: JAX would leave the GPU out; pip install -U "
-                f"'jax[{name.split('-')[1]}]=={jax}'",
-            )
+            mend = f"pip install -U 'jax[{name.split('-')[1]}]=={jax}'"
+            yield FAIL, f"{name} {packages[name]} with jaxlib {jaxlib}: JAX would leave the GPU out; {mend}"
     if len({name.split("-")[1] for name in plugins}) > 1:
         yield WARN, "plugins for CUDA 12 and for CUDA 13 are both installed: uninstall the older two"
 

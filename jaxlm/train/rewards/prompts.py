@@ -10,9 +10,9 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable
 
 from jaxlm.config import Config, ConfigError, RunError
+from jaxlm.console import Say
 from jaxlm.data.coder import Coder
 from jaxlm.data.packed import Texts
 from jaxlm.data.verify import Verifier
@@ -102,7 +102,7 @@ def room(config: Config) -> int:
     return config.train.seq_len // in_row - config.rollout.max_new_tokens
 
 
-def make(config: Config, tokenizer: Coder, process: Processes, say: Callable[[str], object]) -> Prompts:
+def make(config: Config, tokenizer: Coder, process: Processes, say: Say) -> Prompts:
     """Reads the prompts of `data.path`, or opens those of `reward.tasks`.
 
     Args:

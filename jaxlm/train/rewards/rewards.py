@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxlm import console, sandbox_child
 from jaxlm.config import ConfigError, RewardConfig, RunError
+from jaxlm.console import Say
 from jaxlm.data.examples import ASSISTANT
 from jaxlm.train.rewards import judges, tasks
 from jaxlm.train.rewards.process import OUTPUT, Failed, Processes
@@ -66,13 +67,7 @@ class Rewarder:
       say: called with a line about what went wrong and did not end the run.
     """
 
-    def __init__(
-        self,
-        config: RewardConfig,
-        process: Processes,
-        model: Model | None = None,
-        say: Callable[[str], object] = console.say,
-    ):
+    def __init__(self, config: RewardConfig, process: Processes, model: Model | None = None, say: Say = console.say):
         self._config, self._process, self._model, self._say = config, process, model, say
         self._kinds = [
             f"{spec.kind}:{spec.name}" if spec.kind != "gsm8k" else "gsm8k" for spec in tasks.parse(config.tasks)
@@ -165,12 +160,7 @@ class Rewarder:
         raise RunError(f"{what}: {again}; it failed twice on all answers together; {first}{self._output()}")
 
     def _each(
-        self,
-        what: str,
-        ask: Callable,
-        items: Sequence[Item],
-        answers: Sequence[str],
-        judge: Callable[[Item], str],
+        self, what: str, ask: Callable, items: Sequence[Item], answers: Sequence[str], judge: Callable[[Item], str]
     ) -> np.ndarray:
         """What `ask` says of each answer by itself. If it fails, of one after the other; a few may fail, and get 0.
 
