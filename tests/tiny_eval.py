@@ -57,7 +57,9 @@ def benchmarks(place: pathlib.Path, examples: int = 3) -> pathlib.Path:
         {"query": f"Question: {sentence(rng, 3)}\n", "choices": [sentence(rng, 4), sentence(rng, 6)], "gold": i % 2}
         for i in range(10)
     ]
-    gsm8k = [{"question": f"{sentence(rng, 6)}?", "answer": f"{sentence(rng, 4)}\n#### {i}"} for i in range(3 + examples)]
+    gsm8k = [
+        {"question": f"{sentence(rng, 6)}?", "answer": f"{sentence(rng, 4)}\n#### {i}"} for i in range(3 + examples)
+    ]
     lay(place / "hub", {"arc_easy": arc, "piqa": piqa, "gsm8k": gsm8k}, examples)
     lay(place / "bare", {"arc_easy": arc, "piqa": piqa, "gsm8k": gsm8k}, 0)
     return place
