@@ -283,7 +283,8 @@ def main() -> None:
         parser.error("the peer is not installed: pip install -e '.[parity]'")
     with tempfile.TemporaryDirectory() as place:
         if args.smallest:
-            args.repeat, args.gigabytes = 1, 0.0003
+            args.repeat, args.gigabytes, args.workers = 1, 0.0003, 1
+            args.extra = ["--config.prepare.report_mb=0"]
             args.input = small_input(pathlib.Path(place), "html" in (args.part, args.format))
         measure(args, parser)
 

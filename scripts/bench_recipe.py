@@ -112,9 +112,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def smallest_peers(args: argparse.Namespace) -> int:
-    """Runs a step of each peer on little text, its figures kept nowhere."""
+    """Runs a step of the Trainer with nanochat's optimizer on little text, its figures kept nowhere."""
     arms_lib.SEEDS, args.tokens = (0,), arms_lib.BATCH * arms_lib.SEQ_LEN
-    arms_lib.DATA |= {key: 400_000 for key in arms_lib.DATA if key.endswith("max_bytes")}
+    args.only = args.only or ("peer:nanochat",)
+    arms_lib.DATA |= {key: 60_000 for key in arms_lib.DATA if key.endswith("max_bytes")}
+    arms_lib.DATA |= {"prepare.workers": 1, "prepare.report_mb": 0}
     with tempfile.TemporaryDirectory() as folder:
         args.data, args.runs = pathlib.Path(folder, "data"), pathlib.Path(folder, "runs.jsonl")
         return bench_recipe_peers.main(args)
@@ -133,7 +135,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="steptime: a key of the config")
     parser.add_argument("--tokens", type=int, default=arms_lib.BUDGETS[0], help="peers: the budget of each")
     parser.add_argument("--usd_per_hour", type=float, default=0.0, help="report: tells dollars, not their ratio alone")
-    parser.add_argument("--smallest", action="store_true", help="peers: a step of each, apart: to see that it works")
+    parser.add_argument("--smallest", action="store_true", help="peers: a step of one, apart: to see that it works")
     args = parser.parse_args(argv)
     if not args.hours > 0:
         parser.error(f"--hours={args.hours:g} must be greater than 0")

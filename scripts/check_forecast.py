@@ -50,6 +50,10 @@ def _cell(error: float, half: float) -> str:
     return f"{f'{error:+.4f} +-{half:.4f}':>17}" + (" " if abs(error) <= half else "!")
 
 
+def _kind(path: pathlib.Path) -> str:
+    return path.stem.split("_")[0]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--curves", type=pathlib.Path, required=True)
@@ -64,11 +68,11 @@ def main() -> int:
     table = np.array([[errors(path, share) for share in SHARES] for path in paths])
     for path, row in zip(paths, table, strict=True):
         print(f"{path.stem:<24}" + "".join(_cell(*pair) for pair in row))
-    for name in ("", *sorted({path.stem.split("_")[0] + "_" for path in paths})):
-        rows = table[[path.stem.startswith(name) for path in paths]]
+    for name in ("", *sorted({_kind(path) for path in paths})):
+        rows = table[[name in ("", _kind(path)) for path in paths]]
         off, half = np.abs(rows[..., 0]), rows[..., 1]
         held = [(o <= h)[o == o].mean() for o, h in zip(off.T, half.T, strict=True)]
-        of = name.rstrip("_") or "all"
+        of = name or "all"
         whole = np.mean((off <= half)[off == off])
         print(f"{of + ': median error':<24}" + "".join(f"{v:>18.4f}" for v in np.nanmedian(off, 0)))
         print(f"{of + ': worst error':<24}" + "".join(f"{v:>18.4f}" for v in np.nanmax(off, 0)))

@@ -14,6 +14,7 @@ import argparse
 import importlib
 import inspect
 import json
+import math
 import os
 import pathlib
 import random
@@ -97,6 +98,8 @@ KINDS = {
     },
 }  # 19 minutes each on two cores
 SMALLEST = {"train.steps": 2, "log.every_steps": 1, "runs.supervise": "off", "log.tensorboard": False}
+SMALLEST_RL = {"rollout.prompts": 4, "rollout.answers": 2, "rollout.max_new_tokens": 4, "train.seq_len": 256}
+SMALLEST_RL |= {"eval.batch_size": 8, "eval.max_examples": 8, "train.eval_every_steps": 0}
 SMALLEST_BASE = {"model.n_layers": 1, "model.d_model": 64, "model.d_ff": 64, "train.batch_size": 8}
 
 
@@ -110,7 +113,7 @@ def main() -> int:
     runs, more = given.runs, dict(word.split("=", 1) for word in given.set)
     base, less, each = BASE, {}, EACH
     if given.smallest:
-        base, less, each, more = BASE | SMALLEST_BASE, SMALLEST, 100, more | {"eval.batch_size": 8} | SMALLEST
+        base, less, each, more = BASE | SMALLEST_BASE, SMALLEST, 100, more | SMALLEST | SMALLEST_RL
     runs.mkdir(parents=True, exist_ok=True)
     write(runs, each)
     train("base", runs / "base", base | less | {"data.path": runs / "texts.jsonl"})
@@ -177,9 +180,9 @@ def lines(path: pathlib.Path, rows: list[dict]) -> None:
 
 
 def values(run: pathlib.Path, name: str) -> list[float]:
-    """Returns all values of a metric, in order."""
+    """Returns all values of a metric, in order, without those that a step could not tell."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
-    return [row[name] for row in rows if name in row]
+    return [row[name] for row in rows if row.get(name) is not None]
 
 
 def table(runs: pathlib.Path) -> None:
@@ -191,8 +194,9 @@ def table(runs: pathlib.Path) -> None:
     for kind in KINDS:
         if not (run := runs / kind).joinpath("ended").exists():
             continue
-        rewards, kl = values(run, "val/reward"), statistics.mean(values(run, "train/kl")[-5:])
-        explained = f"{statistics.mean(values(run, 'train/explained_variance')):10.3f}" if kind == "ppo" else f"{'':10}"
+        rewards, kl = values(run, "val/reward"), statistics.mean(values(run, "train/kl")[-5:] or [math.nan])
+        variances = values(run, "train/explained_variance")
+        explained = f"{statistics.mean(variances):10.3f}" if variances else f"{'':10}"
         print(f"{'SFT on the form':24} {rewards[0]:8.3f}")
         print(f"{kind:24} {rewards[-1]:8.3f} {kl:8.3f} {explained} {values(run, 'wall_s')[-1] / 60:8.1f}")
     if (runs / "sft-longer-asked/ended").exists():

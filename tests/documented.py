@@ -70,7 +70,7 @@ def _apart(text: str) -> tuple[str, str]:
 
 def _split(place: str, said: str) -> list[Command]:
     """Returns the commands of a line; one that shows a form, with KEY, is none, nor is the bare name of a verb."""
-    said = re.sub(r" +# .*| \.\.\.$| \$\(.*?\)| < \S+$", "", said)
+    said = re.sub(r" \.\.\.$| \$\(.*?\)| < \S+$", "", re.sub(r" +# .*", "", said))
     found = []
     for part in said.split(" && "):
         words = [word.partition("|")[0] for word in shlex.split(part)]

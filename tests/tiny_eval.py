@@ -46,7 +46,7 @@ def sentence(rng: np.random.Generator, words: int) -> str:
     return " ".join(rng.choice(WORDS, words))
 
 
-def benchmarks(place: pathlib.Path) -> pathlib.Path:
+def benchmarks(place: pathlib.Path, examples: int = 3) -> pathlib.Path:
     """Lays questions of arc_easy, piqa and gsm8k out by the script: in hub with worked examples, in bare without."""
     rng = np.random.default_rng(1)
     arc = [
@@ -57,8 +57,10 @@ def benchmarks(place: pathlib.Path) -> pathlib.Path:
         {"query": f"Question: {sentence(rng, 3)}\n", "choices": [sentence(rng, 4), sentence(rng, 6)], "gold": i % 2}
         for i in range(10)
     ]
-    gsm8k = [{"question": f"{sentence(rng, 6)}?", "answer": f"{sentence(rng, 4)}\n#### {i}"} for i in range(6)]
-    lay(place / "hub", {"arc_easy": arc, "piqa": piqa, "gsm8k": gsm8k}, 3)
+    gsm8k = [
+        {"question": f"{sentence(rng, 6)}?", "answer": f"{sentence(rng, 4)}\n#### {i}"} for i in range(3 + examples)
+    ]
+    lay(place / "hub", {"arc_easy": arc, "piqa": piqa, "gsm8k": gsm8k}, examples)
     lay(place / "bare", {"arc_easy": arc, "piqa": piqa, "gsm8k": gsm8k}, 0)
     return place
 

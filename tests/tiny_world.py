@@ -26,10 +26,6 @@ SHORT = [
 ]
 PRETRAINING = [*MODEL, *SHORT, "--config.train.seq_len=32"]
 POSTTRAINING = [*SHORT, "--config.train.seq_len=256"]
-REINFORCEMENT = [
-    *(*SHORT, "--config.train.seq_len=512", "--config.train.steps=2", "--config.train.eval_every_steps=0"),
-    *(f"--config.rollout.{key}={value}" for key, value in {"prompts": 4, "answers": 2, "max_new_tokens": 4}.items()),
-]
 # What a command of each kind begins with and learns from, where it leaves that to the reader; and what makes it short.
 TRAINING = {
     "pretrain": (["--config.data.dir=DATA"], PRETRAINING),
@@ -38,8 +34,7 @@ TRAINING = {
         for kind, examples in (("sft", "chats"), ("dpo", "pairs"), ("reward", "pairs"))
     },
     **dict.fromkeys(
-        ("grpo", "ppo"),
-        (["--config.origin=runs/sft", "--config.reward.tasks=reasoning_gym:chain_sum"], REINFORCEMENT),
+        ("grpo", "ppo"), (["--config.origin=runs/sft", "--config.reward.tasks=reasoning_gym:chain_sum"], [])
     ),
 }
 TINY = """from jaxlm.configs import base
@@ -60,17 +55,18 @@ def make(folder: pathlib.Path) -> None:
     texts(folder)
     tiny_chats.chats(folder / "chats.jsonl")
     tiny_chats.pairs(folder / "pairs.jsonl")
-    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"{i} one two"}) + "\n" for i in range(40)))
     (folder / "prompts.txt").write_text("one two\nthree four\n")
     (folder / "questions.txt").write_text("What is a list?\n")
     (folder / "my_scorers.py").write_text("def shouting(prompts, texts):\n    return [0.5 for text in texts]\n")
-    (folder / "score.py").write_text("print('1\\n2\\n3')\n")
+    for name in ("score.py", "loss.py"):
+        (folder / name).write_text("print('1\\n2\\n3')\n")
     votes = [{"winner": "ab"[i % 2], "item": i} for i in range(8)]
     (folder / "votes.jsonl").write_text("".join(json.dumps(vote) + "\n" for vote in votes))
-    (folder / "FOLDER").mkdir()
-    (folder / "FOLDER/01-documents").write_text("3")
+    (folder / "TOOK").mkdir()
+    (folder / "TOOK/01-documents").write_text("3")
+    (folder / "FOLDER/a.txt").write_text("one two three four")
     (folder / "tiny.py").write_text(TINY)
-    tiny_eval.benchmarks(folder / "benchmarks")
+    tiny_eval.benchmarks(folder / "benchmarks", examples=6)
     (folder / "BENCHMARKS").symlink_to("benchmarks/hub")
     arena(folder / "arena.sqlite")
     curve = "\n".join(f"{step},{1e-3},{3 + 50 / step}" for step in range(20, 1000, 20))
@@ -84,20 +80,19 @@ def ours(folder: pathlib.Path) -> None:
     def jaxlm(*words: str) -> None:
         assert cli.main([*words]) == 0, words
 
-    jaxlm("train", "quickstart", *PRETRAINING, "--config.workdir=runs/quickstart", "--config.data.dir=DATA")
-    for name, kind, origin in (("sft", "sft", "quickstart"), ("dpo", "dpo", "sft"), ("reward", "reward", "sft")):
+    more = ["--config.workdir=runs/quickstart", "--config.data.dir=DATA", "--config.optim.schedule_steps=20"]
+    jaxlm("train", "quickstart", *PRETRAINING, *more)
+    for name, kind, origin in (("sft", "sft", "quickstart"), ("dpo", "dpo", "sft")):
         words = [f"--config.workdir=runs/{name}", f"--config.origin=runs/{origin}"]
         jaxlm("train", kind, *POSTTRAINING, *TRAINING[kind][0], *words)
     jaxlm("export", "runs/sft", "--to=hf", "--out=HF_DIR", "--dtype=f32")
     for run, step in (("quickstart", 2), ("quickstart", 4), ("sft", 4), ("dpo", 4)):
         words = ["--tasks=arc_easy", "--limit=4", "--config.eval.data_dir=BENCHMARKS", f"--checkpoint={step}"]
         jaxlm("eval", f"runs/{run}", *words)
-    jaxlm("prepare", "configs/data/techdocs.py", "--config.prepare.workers=1")
-    (folder / "data/mine").symlink_to("../DATA")
-    (folder / "data/docs").symlink_to("../DATA")
+    jaxlm("prepare", "configs/data/techdocs.py", "--config.prepare.workers=1", "--config.prepare.report_mb=0")
     shutil.copytree(folder / "runs/quickstart", folder / "runs/other")
-    names = {"RUN": "quickstart", "RUN_A": "quickstart", "RUN_B": "other", "SFT_RUN": "sft", "RM_RUN": "reward"}
-    names |= {"runs/base": "quickstart", "runs/a": "quickstart", "runs/b": "other"}
+    names = {"RUN": "quickstart", "RUN_A": "quickstart", "RUN_B": "other", "SFT_RUN": "sft"}
+    names |= {"runs/a": "quickstart", "runs/b": "other"}
     for name, run in names.items():
         (folder / name).symlink_to(run if name.startswith("runs/") else f"runs/{run}")
     (folder / "HF").symlink_to("HF_DIR")
@@ -105,9 +100,18 @@ def ours(folder: pathlib.Path) -> None:
 
 def texts(folder: pathlib.Path) -> None:
     """Texts as people have them: the topics of `help()`, as Markdown, as lines of JSON, as HTML."""
-    found = {name: text for name, text in topics.topics.items() if len(text) > 3000 and name.isalpha()}
+    few = {name: text for name, text in topics.topics.items() if len(text) > 3000 and name.isalpha()}
+    found = {f"{name}{at}": text[at : at + 3000] for name, text in few.items() for at in (0, 3000) if text[at:]}
     manuals = [f"corpora/techdocs/{name}" for name in techdocs.SOURCES if name != "handbook"]
-    for place in ("DIR", "texts", "TEXTS", "FOLDER_OF_TEXT", "corpora/techdocs/handbook/a/b/html/en-US", *manuals):
+    for place in (
+        "DIR",
+        "texts",
+        "TEXTS",
+        "FOLDER_OF_TEXT",
+        "FOLDER",
+        "corpora/techdocs/handbook/a/b/html/en-US",
+        *manuals,
+    ):
         (folder / place).mkdir(parents=True)
     manuals.append("corpora/techdocs/handbook/a/b/html/en-US")
     for i, (name, text) in enumerate(found.items()):

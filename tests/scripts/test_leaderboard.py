@@ -1,4 +1,4 @@
-"""The scripts that the leaderboard names run, by their own --smallest; and no script does anything but tell by --help."""
+"""The scripts that the leaderboard names run, by their own --smallest."""
 
 import importlib.util
 import os
@@ -30,15 +30,6 @@ def test_a_script_of_the_leaderboard_runs(text, place, tmp_path_factory):
     if "report" in words:
         words.append(f"--runs={ROOT / 'dev/runs.jsonl'}")
     assert run(folder, *words, "--smallest") == "", f"{place}: {text}"
-
-
-@pytest.mark.scripts
-@pytest.mark.parametrize("path", sorted((ROOT / "scripts").glob("*.py")), ids=lambda path: path.name)
-def test_help_does_nothing_but_tell(path, tmp_path):
-    if "argparse" not in path.read_text():
-        pytest.skip("a part of another script, or a config")
-    assert run(tmp_path, str(path), "--help") == ""
-    assert not [*tmp_path.iterdir()]
 
 
 def test_too_few_steps_are_refused_in_a_line(tmp_path):
