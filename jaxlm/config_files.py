@@ -253,13 +253,13 @@ def from_run(path: pathlib.Path) -> config_dict.ConfigDict:
         config = config_dict.ConfigDict(whole)
         if config.data.dir == os.path.join(config.workdir, "data"):
             config.data.dir = ""  # derived from the folder: derive it again
+        config.workdir = str(path.parent)
+        if (path.parent / TOKENIZER).is_dir():
+            config.data.tokenizer = str(path.parent / TOKENIZER)
     except files.MANGLED as error:
         raise ConfigError(
             f"{path} is not the config of a run ({first_line(error)}): delete it, or mend it by hand"
         ) from error
-    config.workdir = str(path.parent)
-    if (path.parent / TOKENIZER).is_dir():
-        config.data.tokenizer = str(path.parent / TOKENIZER)
     return config.lock()
 
 

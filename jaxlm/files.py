@@ -208,6 +208,7 @@ def whole(low: int) -> Leaf:
     return Leaf(f"a whole number of at least {low}", lambda value: type(value) is int and low <= value < 2**63)
 
 
+ANYTHING = Leaf("anything", lambda value: True)
 TEXT = Leaf("a text", lambda value: isinstance(value, str))
 NUMBER = Leaf("a number", is_number)
 NUMBER_OR_NONE = Leaf("a number or null", lambda value: value is None or is_number(value))

@@ -6,6 +6,7 @@
 import dataclasses
 import math
 import re
+import sys
 from collections.abc import Callable
 
 
@@ -53,7 +54,7 @@ def from_to_below(low: float, high: float) -> Limit:
 
 def _numbers(words: str, allows: Callable[[float], bool]) -> Limit:
     def problem(value: float) -> str:
-        if not math.isfinite(value):
+        if not abs(value) <= sys.float_info.max:  # also true of a whole number that no float holds
             return f" must be finite and {words}"
         return "" if allows(value) else f" must be {words}"
 

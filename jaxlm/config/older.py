@@ -83,5 +83,5 @@ def _microbatch(folder: pathlib.Path) -> int:
     """The rows of a microbatch at the last start of a run; 0 if that is not known."""
     try:
         return int(json.loads((folder / "run.json").read_bytes())["starts"][-1]["choices"]["microbatch_size"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return 0

@@ -68,7 +68,7 @@ def unwritable(folder: pathlib.Path, step: int) -> str:
         if (place / SUMMARY).is_file():
             _summary(place / SUMMARY)
         place.mkdir(parents=True, exist_ok=True)
-        _write(place / ".trial", bytes(_ROOM))
+        _write(place / ".trial", "0" * _ROOM)
         (place / ".trial").unlink()
     except OSError as error:
         if error.errno in _FULL:
@@ -92,20 +92,20 @@ def write(folder: pathlib.Path, results: typing.Sequence[TaskResult], about: dic
     place.mkdir(parents=True, exist_ok=True)
     for result in results:
         lines = "".join(json.dumps(dataclasses.asdict(item), ensure_ascii=False) + "\n" for item in result.items)
-        _write(place / f"{_file(result.task)}.jsonl", lines.encode())
+        _write(place / f"{_file(result.task)}.jsonl", lines)
     old = _summary(place / SUMMARY).get("tasks", {}) if (place / SUMMARY).is_file() else {}
     new = {r.task: {k: v for k, v in dataclasses.asdict(r).items() if k != "items"} | {"about": about} for r in results}
     for result in results:
         new[result.task]["n"] = len(result.items)
     content = json.dumps({"step": about["step"], "tasks": old | new}, indent=1, ensure_ascii=False)
-    _write(place / SUMMARY, content.encode())
+    _write(place / SUMMARY, content)
     return place
 
 
-def _write(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file whole. If that fails, the half of it does not stay on what may be a full disk."""
+def _write(path: pathlib.Path, content: str) -> None:
+    """Writes JSON whole, half a character of a question as `\\ud800`. If that fails, no half of it stays on a full disk."""
     try:
-        files.write_atomically(path, content)
+        files.write_atomically(path, files.printable(content).encode())
     except OSError:
         with contextlib.suppress(OSError):
             path.with_name(f"{path.name}.tmp").unlink()

@@ -23,10 +23,13 @@ from jaxlm.config import Config
 from jaxlm.console import say
 from jaxlm.redact import redact
 
-_TABLES = ("git", "packages", "hardware", "choices", "ended")
+# What a start has, where it has it.
+_CHANGED = [{"name": files.TEXT, "was": files.ANYTHING, "is": files.ANYTHING}]
+_START = {"time": files.TEXT, "step": files.whole(0), "usd_per_hour": files.NUMBER, "changed": _CHANGED}
+_START |= {key: {} for key in ("git", "packages", "hardware", "choices", "ended")}
 # What run.json has, and what each of its entries must be.
 _KEYS: dict[str, typing.Callable[[object], bool]] = {
-    "starts": lambda entry: isinstance(entry, dict) and all(isinstance(entry.get(key) or {}, dict) for key in _TABLES),
+    "starts": lambda entry: isinstance(entry, dict) and all(_is_sound(entry, *pair) for pair in _START.items()),
     "phases": lambda entry: isinstance(entry, dict),
     "passed_over": lambda entry: isinstance(entry, list) and [type(x) for x in entry] == [int, int],
     "rollbacks": lambda entry: not files.problem(entry, {"steps": [files.whole(0)], "time": files.NUMBER}),
@@ -200,6 +203,10 @@ def machine() -> dict[str, str]:
 
 def _write(folder: pathlib.Path, found: dict) -> None:
     files.write_atomically(folder / "run.json", (json.dumps(found, indent=1) + "\n").encode())
+
+
+def _is_sound(start: dict, key: str, shape: object) -> bool:
+    return not start.get(key) or not files.problem(start[key], shape)
 
 
 def _is_list(entries: object, sound: typing.Callable[[object], bool]) -> bool:

@@ -1,7 +1,8 @@
 """Writes and reads metrics.jsonl, one JSON object a line.
 
 It is append-only. After a resume a step may have two lines, since the steps after the last checkpoint are done again. The
-later line counts. Only process 0 writes. Readers skip what is no record: a line that a crash cut short, or a damaged one.
+later line counts. Only process 0 writes. Readers skip what is no record: a line that a crash cut short, or a damaged one. What
+is no number in a record is None to them.
 """
 
 import json
@@ -62,7 +63,7 @@ def records(path: pathlib.Path, containing: str = "") -> Iterator[dict]:
             except ValueError:
                 continue
             if isinstance(record, dict) and type(record.get("step")) is int and record["step"] >= 0:
-                yield record
+                yield {name: v if is_number(v) or name == START else None for name, v in record.items()}
 
 
 def read(path: pathlib.Path) -> dict[int, dict]:
@@ -81,8 +82,8 @@ def held_out_losses(path: pathlib.Path, rollbacks: Sequence[Mapping] = ()) -> di
     """
     losses = {}
     for record in records(path, containing='"val/'):
-        loss = record.get(HELD_OUT)
-        if (loss is None or is_number(loss)) and not is_void(record["step"], record.get("time") or 0.0, rollbacks):
+        if not is_void(record["step"], record.get("time") or 0.0, rollbacks):
+            loss = record.get(HELD_OUT)
             losses[record["step"]] = math.nan if loss is None else loss
     return losses
 
