@@ -54,7 +54,7 @@ def _main(argv: list[str], script: bool) -> int:
         console.say(f"jaxlm: {error}")
         return 2
     except RunError as error:
-        _mark_fault()
+        _mark_fault(error)
         console.say(f"jaxlm: {error}")
         return 1
     except BrokenPipeError:  # `| head` has what it wanted; in a command that works on, it may be another pipe
@@ -63,7 +63,7 @@ def _main(argv: list[str], script: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # no permission, disk full, ...: the system's own words name the file
-        _mark_fault()
+        _mark_fault(error)
         mend = "; free some room and run the same command again" if error.errno == errno.ENOSPC else ""
         console.say(f"jaxlm: {error}{mend}")
         return 1
@@ -93,9 +93,10 @@ def _main(argv: list[str], script: bool) -> int:
         console.settle()
 
 
-def _mark_fault() -> None:
-    """Tells a supervisor, if this is training that has one, that storage or network failed."""
-    if supervised := sys.modules.get("jaxlm.train.supervised"):
+def _mark_fault(error: BaseException) -> None:
+    """Tells a supervisor, if this is training that has one, that storage or network failed, if that is behind an error."""
+    supervised = sys.modules.get("jaxlm.train.supervised")
+    if supervised and files.of_system(error):
         supervised.mark_fault()
 
 
@@ -112,7 +113,7 @@ def _run(argv: list[str], script: bool) -> int:
         raise ConfigError(
             f"no command {name!r}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(VERBS)}")
         )
-    _check_utf8([*argv, os.getcwd()])
+    _check_utf8(argv)
     verb = VERBS[name]
     rest, overrides = _split_overrides(argv[1:])
     asked = _help(rest)

@@ -66,7 +66,7 @@ def at_step(word: str) -> tuple[str, str]:
     """Returns (the folder, the checkpoint) that RUN@STEP names: a step, latest or best; "" if the word names none."""
     folder, at, step = word.rpartition("@")
     named = at and folder and (files.is_step(step) or step in ("latest", "best"))
-    return (folder, step) if named and not pathlib.Path(word).expanduser().exists() else (word, "")
+    return (folder, step) if named and not files.expanded(word).exists() else (word, "")
 
 
 def _kind(folder: pathlib.Path) -> Literal["run", "model", "documents"]:

@@ -36,9 +36,9 @@ def plain_path(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a path of an existing folder that no library reads as a pattern, a URL or an escape.
 
     Orbax and DuckDB take `[ ] * ?` for a glob, TensorStore `\\` for `/`, Orbax `/s3/runs` for `s3://runs`. A folder with such
-    a path is held open meanwhile, and is called by its number in /proc.
+    a path is held open meanwhile, and is called by its number in /proc, where there is one.
     """
-    if _PLAIN.fullmatch(str(folder)):
+    if _PLAIN.fullmatch(str(folder)) or not os.path.isdir("/proc/self/fd"):
         yield folder
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -46,6 +46,12 @@ def plain_path(folder: pathlib.Path) -> Iterator[pathlib.Path]:
         yield pathlib.Path(f"/proc/self/fd/{descriptor}")
     finally:
         os.close(descriptor)
+
+
+def expanded(path: str | pathlib.Path) -> pathlib.Path:
+    """Returns a path with the home in the place of `~`, unless there is a file or folder of that very name."""
+    plain = pathlib.Path(path)
+    return plain if plain.exists() else pathlib.Path(os.path.expanduser(plain))
 
 
 def moved(folder: pathlib.Path, before: os.stat_result) -> bool:
@@ -183,6 +189,19 @@ def json_lines(path: pathlib.Path) -> list[dict]:
 def printable(name: str) -> str:
     """Returns the name of a file or folder as text that UTF-8 can hold: a byte that is no UTF-8 becomes `\\udcff`."""
     return name.encode("utf-8", "backslashreplace").decode()
+
+
+def of_system(error: BaseException) -> bool:
+    """True if storage or network failed: an OSError, or one of TensorStore's, is the error or behind it.
+
+    False where a file stands in a folder's place or a folder in a file's: that stays so.
+    """
+    chain: list[BaseException | None] = [error]
+    while chain[-1] is not None and chain[-1] not in chain[:-1]:
+        chain.append(chain[-1].__cause__ or chain[-1].__context__)
+    if any(isinstance(link, IsADirectoryError | NotADirectoryError | FileExistsError) for link in chain):
+        return False
+    return any(isinstance(link, OSError) or re.search("OS error |os_error_code", str(link)) for link in chain)
 
 
 def is_step(name: str) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from jaxlm import console, sharding, xla_flags
+from jaxlm import console, files, sharding, xla_flags
 from jaxlm.config import ConfigError, DistributedConfig, HardwareConfig, MeshConfig, RunError
 
 T = typing.TypeVar("T")
@@ -200,7 +200,7 @@ def together(
     if jax.process_count() == 1:
         return result
     kind = next((i for i, e in enumerate(errors) if isinstance(error, e)), len(errors) - 1)
-    words = "" if error is None else f"{kind}:{error or type(error).__name__}"
+    words = "" if error is None else f"{kind}{'!' * files.of_system(error)}:{error or type(error).__name__}"
     mine = np.frombuffer(words.encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES), np.uint8)
     said = [bytes(row).decode("utf-8", "ignore").strip() for row in multihost_utils.process_allgather(mine)]
     if error is not None:
@@ -208,7 +208,8 @@ def together(
     for process, words in enumerate(said):
         kind, colon, message = words.partition(":")
         if colon:
-            raise errors[int(kind)](f"process {process}: {message}")
+            cause = OSError(message) if kind.endswith("!") else None
+            raise errors[int(kind.rstrip("!"))](f"process {process}: {message}") from cause
     return result
 
 

@@ -1,9 +1,11 @@
 """Files appear whole, and a folder has one writer."""
 
+import pathlib
+
 import pytest
 
 from jaxlm import files
-from jaxlm.config import ConfigError
+from jaxlm.config import ConfigError, RunError
 
 
 def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
@@ -42,3 +44,25 @@ def test_a_private_file_is_never_readable_by_others(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
     files.write_atomically(path, b"none")
     assert path.read_bytes() == b"none"
+
+
+def test_a_folder_may_be_called_as_a_home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    pathlib.Path("~x").mkdir()
+    assert files.expanded("./~x") == pathlib.Path("~x")
+    assert files.expanded("~no-such-user/x") == pathlib.Path("~no-such-user/x")
+    assert files.expanded("~/x") == tmp_path / "home/x"
+
+
+def test_what_stands_in_the_way_stays_there_and_what_fails_may_come_back():
+    def behind(error):
+        try:
+            raise RunError("a line") from error
+        except RunError as line:
+            return files.of_system(line)
+
+    assert behind(OSError(5, "I/O error"))
+    assert behind(ValueError("Error reading x [OS error 5: EIO Input/output error]"))
+    assert not behind(IsADirectoryError(21, "Is a directory"))
+    assert not behind(ValueError("no"))

@@ -150,7 +150,7 @@ def load(path: str | os.PathLike) -> Coder:
     Raises:
       ConfigError: there is none, it is damaged, or of a kind that is not supported.
     """
-    path = pathlib.Path(path).expanduser()
+    path = files_lib.expanded(path)
     if path.suffix == ".json":
         path = path.parent
     if not path.is_dir():

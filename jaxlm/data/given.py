@@ -158,7 +158,7 @@ def _is_readme(folder: pathlib.Path) -> bool:
 
 def _check_texts(path: str, say: Callable[[str], None]) -> None:
     """Raises ConfigError if a folder or file holds mostly what `jaxlm prepare` reads and training does not."""
-    found = _suffixes(pathlib.Path(path).expanduser())
+    found = _suffixes(files.expanded(path))
     raw = {suffix: count for suffix, count in found.items() if not _is_plain(suffix)}
     if not raw:
         return

@@ -1,11 +1,10 @@
 """Scores texts with a run's model, for the stage `perplexity` of `jaxlm prepare`."""
 
 import math
-import pathlib
 from collections.abc import Callable
 
 from jaxlm import config as config_lib
-from jaxlm import config_files
+from jaxlm import config_files, files
 from jaxlm.config import ConfigError
 from jaxlm.data import ids as ids_lib
 from jaxlm.eval import likelihood, model
@@ -16,7 +15,7 @@ def bits_per_byte(workdir: str) -> Callable[[str], float]:
 
     In a config: `scorer="jaxlm.eval.scorer:bits_per_byte RUN"`. Raises ConfigError if there is no run or no checkpoint.
     """
-    path = pathlib.Path(workdir).expanduser() / "config.json"
+    path = files.expanded(workdir) / "config.json"
     if not path.is_file():
         raise ConfigError(f"no run in {workdir}: it has no config.json")
     config = config_lib.resolve(config_files.from_run(path))

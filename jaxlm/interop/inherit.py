@@ -94,7 +94,7 @@ def of_model(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
     Raises:
       ConfigError: `word` names no such folder, or its model is not supported.
     """
-    folder = pathlib.Path(word).expanduser()
+    folder = files.expanded(word)
     home = peft_config.model_folder(folder)
     if not word or not folder.is_dir() or not (hf_config.is_model(home) or home != folder):
         named = f"{word} is not one" if word else "none is named"
@@ -121,7 +121,7 @@ def of_folder(word: str, overrides: Sequence[str]) -> config_dict.ConfigDict:
 
 def _folder(config: config_dict.ConfigDict) -> pathlib.Path:
     """The origin; if it is gone since, the run that began with it."""
-    folder = pathlib.Path(config.origin).expanduser()
+    folder = files.expanded(config.origin)
     if folder.is_dir():
         config.origin = str(folder.resolve())  # the run is resumed from any folder
         return folder

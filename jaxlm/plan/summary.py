@@ -61,14 +61,14 @@ def summarise(config: Config) -> dict[str, typing.Any]:
 def phases(config: Config, rows: Sequence[dict[str, typing.Any]]) -> dict[str, typing.Any] | None:
     """Returns what each phase takes on one of the table's rows, at `hardware.usd_per_hour`; None if nothing there fits.
 
-    It is the cheapest row that fits; where the price is known, the one whose price is nearest to it.
+    It is the cheapest row that fits, or the one that costs so much an hour (within 10%), if there is one.
     """
     price, stop, steps = config.hardware.usd_per_hour, config.stop, config.train.steps
     fitting = [row for row in rows if row["fits"]] or [row for row in rows if row["devices"]]
     if not fitting:
         return None
-    far = {row["name"]: abs(math.log(row["usd_per_hour"] / (price or row["usd_per_hour"]))) for row in fitting}
-    row = min(fitting, key=lambda row: (far[row["name"]], row["usd"]))
+    priced = [row for row in fitting if math.isclose(row["usd_per_hour"], price, rel_tol=0.1)]
+    row = min(priced or fitting, key=lambda row: row["usd"])
     usd_per_hour = price or row["usd_per_hour"]
     found = by_phase(config, row["tokens_per_second"], row["devices"], config.plan.hosts)
     limits = {f"phases.plan.{part['name']}.usd": (part["limit_usd"], part["hours"] * usd_per_hour) for part in found}
@@ -80,6 +80,7 @@ def phases(config: Config, rows: Sequence[dict[str, typing.Any]]) -> dict[str, t
         "devices": row["devices"],
         "usd_per_hour": usd_per_hour,
         "price_given": bool(price),
+        "price_known": bool(priced),
         "rows": [part | {"usd": part["hours"] * usd_per_hour} for part in found],
         "below": [{"key": key, "limit": a, "planned": b} for key, (a, b) in limits.items() if 0 < a * 1.001 < b],
     }

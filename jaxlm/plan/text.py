@@ -254,7 +254,7 @@ def _phases(plan: dict) -> str:
         return ""
     card = f"{found['devices']} x {found['accelerator']}"
     if len(plan["accelerators"]) > 1:
-        card += ", whose price is nearest," if found["price_given"] else ", the cheapest that fits,"
+        card += ", by its price," if found["price_known"] else ", the cheapest that fits,"
     origin = "hardware.usd_per_hour" if found["price_given"] else "its price above: hardware.usd_per_hour is 0"
     title = f"PHASES  on {card} at ${found['usd_per_hour']:.2f} an hour ({origin}); start, evaluation and checkpoints counted"
     cells = [["  phase", "last step", "steps", "time", "dollars", "limit"]]

@@ -29,6 +29,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         raise ConfigError(f"no run in {config.workdir}: jaxlm train {args.config} makes one there")
     if args.limit < 0:
         raise ConfigError(f"--limit={args.limit}: how many questions of each task; 0 = all")
+    if args.limit and args.text:
+        raise ConfigError("--limit is of questions, and --text measures each document: give a folder with fewer")
     names = [] if args.text else list(config.eval.tasks)
     if args.tasks is not None:
         names = [name.strip() for name in args.tasks.split(",")]

@@ -135,4 +135,5 @@ def _say_ending(ending: loop.Ending, folder: pathlib.Path, next_command: str) ->
     for line in pages.to_open(folder) if not goes_on else ():
         say(line)
     if ending.code == loop.DONE:
-        say(f"next: {next_command.format(shlex.quote(str(folder)))}")
+        name = f"./{folder}" if str(folder).startswith("-") else str(folder)
+        say(f"next: {next_command.format(shlex.quote(name))}")

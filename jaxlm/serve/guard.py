@@ -12,7 +12,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from jaxlm.serve.refusals import Refused
 
 HEADERS_S = 10.0  # for the headers of a request to arrive
-HALF_SENT = 128  # connections whose request is not all there; one more closes the oldest
+HALF_SENT = 128  # connections whose next request is not all there, idle ones too; one more closes the oldest
 
 
 class Guard:
@@ -40,6 +40,8 @@ class Guard:
     def _refused(self, scope: Scope) -> str:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get(b"host", "")
+        if sum(name == b"host" for name, _ in scope["headers"]) > 1:
+            return "it names two hosts"
         if self._here and not is_loopback(re.sub(r":\d*$", "", host).strip("[]")):
             return f"ask for 127.0.0.1 or localhost, or {self._mend}"
         site = headers.get(b"sec-fetch-site")
@@ -61,7 +63,7 @@ def is_loopback(name: str) -> bool:
 
 
 class Arriving(AutoHTTPProtocol):
-    """uvicorn's connection, closed if the headers of a request don't arrive in time, or too many wait for one."""
+    """uvicorn's connection. It is closed if headers don't arrive in time, or if too many connections wait for a request."""
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -89,7 +91,7 @@ class Arriving(AutoHTTPProtocol):
         super().connection_lost(exc)
 
     def is_half_sent(self) -> bool:
-        """True if headers, or some of a body, are still to come."""
+        """True if headers, or some of a body, are still to come: of the first request, or of the next one."""
         return self._waits_for_headers() or self.cycle.more_body
 
     def _waits_for_headers(self) -> bool:

@@ -22,6 +22,7 @@ _IGNORED = (
     *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("parallel_tool_calls", "reasoning_effort", "verbosity"),
 )
+_MOST_BYTES = 32  # of a token on the average: a few tokens of some vocabularies are long rows of spaces
 _NO_PENALTY = {"presence_penalty": (0,), "frequency_penalty": (0,)}
 _NO_TOOLS = {"tools": ([],), "functions": ([],), "tool_choice": ("none", "auto"), "function_call": ("none", "auto")}
 _NO_TOOLS |= {"modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": ()}
@@ -193,7 +194,7 @@ class Reader:
         """Raises Refused for what is too long whatever its tokens are: to find them would hold up all other requests."""
         most = self.most_prompt or self.context
         size = sum(len(text.encode()) for text in texts)
-        if size > most * self._longest or len(texts) > most:
+        if size > most * min(self._longest, _MOST_BYTES) or len(texts) > most:
             raise _too_long(
                 f"{param} has {size:,} bytes, more than the {most:,} tokens that are read can hold: shorten it"
             )

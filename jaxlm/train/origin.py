@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from jaxlm import config as config_lib
-from jaxlm import config_files, tree
+from jaxlm import config_files, files, tree
 from jaxlm.config import CHAT_TOKENS, AdapterConfig, Config, ConfigError, ModelConfig, RunError
 from jaxlm.data import coder, shards
 from jaxlm.data.manifest import MANIFEST
@@ -164,7 +164,7 @@ def open(
     Raises:
       ConfigError: there is no such folder, checkpoint or format.
     """
-    folder = pathlib.Path(path).expanduser()
+    folder = files.expanded(path)
     if (folder / "checkpoints").is_dir() and (folder / "config.json").is_file():
         return _run(folder, checkpoint, readers, merge)
     for read in readers:

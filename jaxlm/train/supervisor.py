@@ -32,6 +32,7 @@ _AT_ONCE_S = 3.0  # after a second request to stop, or the first while it compil
 _STACKS_S = 2.0  # for a process to write its stacks
 _TERM_S, _KILL_S = 20.0, 30.0  # that a process which hangs has after SIGTERM, and the kernel after SIGKILL
 _PATIENCE_S = 1800.0  # for how long starts that die of storage or network are begun again
+_ROOM_S = 300.0  # for the disk to take as many bytes as a checkpoint has
 _MEETING_S = 3600.0  # for how long the processes of a run may take to meet again
 _FINAL = (0, 2, 3, 4)
 _AGAIN = "; the same command goes on"
@@ -199,7 +200,7 @@ class Supervisor:
                     return 1
                 if self._asked:
                     return self._stopped(death)
-                if place and files.moved(self._folder, place):
+                if place and deaths.within(10.0, lambda: files.moved(self._folder, place)):
                     if death.code != 1:  # else it said so itself
                         _say(f"{death.words()}; {self._folder} was moved or deleted: not started again")
                     return 1
@@ -296,7 +297,7 @@ class Supervisor:
                 return True  # the other processes come back when their own supervisors notice
             _say(f"{death.words()}, before all processes of the run had met; not started again")
             return False
-        if death.code == 1 and death.step and not self._fits():
+        if death.code == 1 and death.step >= self._config.train.steps and self._is_full():
             _say(f"{death.words()}, and another checkpoint does not fit in {self._folder}: free some room{_AGAIN}")
             return False
         if not progress.again:
@@ -307,9 +308,9 @@ class Supervisor:
         self._tell("crash", words)
         return False
 
-    def _fits(self) -> bool:
-        """True if another checkpoint has room; False also if the storage does not answer."""
-        return bool(deaths.within(300.0, lambda: room.another_fits(self._folder / "checkpoints")))
+    def _is_full(self) -> bool:
+        """True if another checkpoint has no room: a finished run that could not be saved would train the rest for nothing."""
+        return bool(deaths.within(2 * _ROOM_S, lambda: room.is_full(self._folder / "checkpoints", _ROOM_S)))
 
     def _wait(self, death: deaths.Death, failures: int) -> bool:
         """Waits before the next start; False if a signal came meanwhile."""

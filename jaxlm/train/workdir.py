@@ -12,7 +12,7 @@ from jaxlm.config import BY_RULE, Config, ConfigError, ModelConfig, OptimConfig,
 from jaxlm.console import say
 from jaxlm.data.manifest import MANIFEST
 from jaxlm.data.rows import check_fingerprint
-from jaxlm.files import is_step, within
+from jaxlm.files import expanded, is_step, within
 from jaxlm.plan import accelerators, departures, recipe
 from jaxlm.processes import from_first
 from jaxlm.step import optim as optimizer
@@ -72,7 +72,7 @@ def has_checkpoints(folder: pathlib.Path) -> bool:
 
 def rates_so_far(folder: pathlib.Path, config: Config) -> dict[str, float] | None:
     """Returns the rates and `b2` of the run in the folder, or of the run that this one branches from; None for a new run."""
-    home = folder if has_checkpoints(folder) else pathlib.Path(config.origin).expanduser()
+    home = folder if has_checkpoints(folder) else expanded(config.origin)
     saved = home / "config.json"
     if not (home == folder or config.origin_state) or not saved.is_file():
         return None

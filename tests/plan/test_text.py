@@ -147,8 +147,8 @@ def test_every_shipped_limit_holds_at_the_shipped_price(name):
 @pytest.mark.parametrize(
     ("keys", "only", "words"),
     [
-        ([], "", "on 1 x A100 80GB, whose price is nearest, at $1.60 an hour (hardware.usd_per_hour);"),
-        (["hardware.usd_per_hour=2.7"], "", "on 1 x H100, whose price is nearest, at $2.70 an hour"),
+        ([], "", "on 1 x A100 80GB, by its price, at $1.60 an hour (hardware.usd_per_hour);"),
+        (["hardware.usd_per_hour=2.7"], "", "on 1 x H100, by its price, at $2.70 an hour"),
         (
             ["hardware.usd_per_hour=0"],
             "",

@@ -124,7 +124,7 @@ def test_a_signal_is_passed_on_once_and_ends_the_restarts(tmp_path):
     s = make(tmp_path, "stops(); at(5); (folder / 'ready').touch(); hang()")
     threading.Thread(target=when, args=(tmp_path / "ready", signal.SIGTERM)).start()
     assert s.run() == 4
-    s = make(tmp_path, "", "stops(1); at(5); (folder / 'again').touch(); hang()")
+    s = make(tmp_path, "pass", "stops(1); at(5); (folder / 'again').touch(); hang()")
     threading.Thread(target=when, args=(tmp_path / "again", signal.SIGINT)).start()
     assert s.run() == 1
 
@@ -280,7 +280,12 @@ def test_where_others_start_again_a_fault_at_the_start_has_two_tries(tmp_path, m
 
 @pytest.mark.parametrize(
     ("error", "marked"),
-    [("config.RunError('a mirror')", True), ("OSError(30, 'read-only')", True), ("config.ConfigError('no')", False)],
+    [
+        ("config.RunError('a mirror') from OSError(5, 'I/O error')", True),
+        ("OSError(30, 'read-only')", True),
+        ("config.RunError('reward.function refuses')", False),
+        ("config.ConfigError('no')", False),
+    ],
 )
 def test_a_command_that_trains_marks_what_storage_and_network_did(tmp_path, error, marked):
     body = "import types; from jaxlm import cli, config\ndef program(*args):\n    raise " + error + "\n"

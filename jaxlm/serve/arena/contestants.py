@@ -54,11 +54,11 @@ def parse(word: str) -> Contestant:
         url, _, which = word.partition("#")
         url = url.rstrip("/")
         return Contestant("server", url if url.endswith("/v1") else f"{url}/v1", which)
-    path = pathlib.Path(word).expanduser()
+    path = files.expanded(word)
     if path.is_file():
         return Contestant("file", str(path))
     folder, step = config_files.at_step(word)
-    return Contestant("run", str(pathlib.Path(folder).expanduser()), step or "latest")
+    return Contestant("run", str(files.expanded(folder)), step or "latest")
 
 
 def names(contestants: Sequence[Contestant]) -> dict[str, str]:

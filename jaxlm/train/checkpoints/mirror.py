@@ -20,7 +20,7 @@ from jaxlm import console
 from jaxlm.config import CheckpointConfig, ConfigError, RunError
 from jaxlm.files import is_step
 from jaxlm.redact import redact_url
-from jaxlm.train.checkpoints import keep, remote
+from jaxlm.train.checkpoints import disk, keep, remote
 from jaxlm.train.checkpoints.mirror_process import Abandoned, Unable, Worker
 
 _ANSWER_S = 20.0  # a start with checkpoints of its own waits no longer to hear whose mirror it is
@@ -132,7 +132,7 @@ class Mirror:
             raise RunError(
                 f"the mirror {redact_url(self._url)} can't be read: {error}. The same command tries again; with "
                 "--config.checkpoint.mirror= it starts anew"
-            ) from error
+            ) from disk.ToldError(str(error))
         if step is None:
             _say("the mirror holds no whole checkpoint yet: training starts anew")
         else:

@@ -5,13 +5,15 @@ reserve is a file of real blocks, and what needs room at a bad moment (logs, the
 """
 
 import contextlib
+import math
 import os
 import pathlib
 import shutil
+import time
 
 from jaxlm import console
 from jaxlm.config import CheckpointConfig
-from jaxlm.train.checkpoints import keep
+from jaxlm.train.checkpoints import disk, keep
 
 RESERVE = ".reserve"  # the file in WORKDIR
 _BLOCK = 2**20
@@ -63,31 +65,34 @@ class Reserve:
         return False
 
 
-def _fill(path: pathlib.Path, size: int) -> None:
-    """Writes `size` random bytes: some file systems store no zeros."""
+def _fill(path: pathlib.Path, size: int, seconds: float = math.inf) -> None:
+    """Writes `size` random bytes, or what `seconds` are enough for: some file systems store no zeros."""
+    end = time.monotonic() + seconds
     with open(path, "wb") as f:
         for start in range(0, size, _BLOCK):
+            if time.monotonic() > end:
+                break
             f.write(os.urandom(min(_BLOCK, size - start)))
         f.flush()
         os.fsync(f.fileno())
 
 
-def another_fits(checkpoints: pathlib.Path) -> bool:
-    """True if a checkpoint as large as the largest one there can be written beside it: that many bytes are tried.
+def is_full(checkpoints: pathlib.Path, seconds: float) -> bool:
+    """True if no checkpoint as large as the largest one there can be written beside it: so many bytes are tried.
 
-    True also if there is none, since nobody knows then.
+    False if there is none to go by, if the disk fails otherwise, or takes more than `seconds`: nobody knows then.
     """
     trial = Reserve(checkpoints, 0)
     try:
         sizes = (
             sum(f.stat().st_size for f in p.rglob("*") if f.is_file()) for p in checkpoints.iterdir() if p.is_dir()
         )
-        _fill(checkpoints / RESERVE, max(sizes, default=_BLOCK))
+        _fill(checkpoints / RESERVE, max(sizes, default=_BLOCK), seconds)
     except OSError as error:
-        return isinstance(error, FileNotFoundError)
+        return disk.full(error)
     finally:
         trial.free()
-    return True
+    return False
 
 
 def lacking(

@@ -9,7 +9,9 @@ import contextlib
 import importlib
 import json
 import os
+import pathlib
 import resource
+import select
 import signal
 import sys
 import types
@@ -19,7 +21,8 @@ from jaxlm import cgroups, sandbox_child, seccomp
 
 _MOST = 4096  # bytes of a result
 _PIPE = 3  # the descriptor of it in a fork
-_SECONDS, _MEMORY = 3600.0, 8 << 30  # of a core, and bytes of addresses; who gives the order waits less
+_WAIT_S = 5.0  # for a call that takes milliseconds
+_MEMORY = 1 << 30  # bytes of addresses that a fork may take beside those of this process
 # What an answer that is evaluated may use of Python, beside the names of sympy.
 _PYTHON = {"abs", "float", "int", "join", "len", "list", "max", "min", "pow", "range", "round", "split", "str", "sum"}
 
@@ -49,10 +52,15 @@ class Forks:
         if not pid:
             self._end_with(call, write)
         os.close(write)
-        with open(read, "rb") as pipe:
-            said = pipe.read(_MOST)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        try:
+            ended = select.select([read], [], [], _WAIT_S)[0]
+            said = os.read(read, _MOST) if ended else b""
+        finally:
+            os.close(read)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        if not ended:
+            return f"took over {_WAIT_S:g} s"
         with contextlib.suppress(ValueError):  # it wrote nothing, or half
             return json.loads(said)
         return "ended before it was judged"
@@ -66,13 +74,18 @@ class Forks:
                 os.dup2(null, number)
             os.closerange(_PIPE + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
             if self._rules:
-                sandbox_child.limit(_SECONDS, _MEMORY)
+                sandbox_child.limit(2 * _WAIT_S, _addresses() + _MEMORY)
                 sandbox_child.give_up(self._rules, self._readable)
             result = call()
         except BaseException as error:  # SystemExit too
             result = type(error).__name__
         os.write(_PIPE, json.dumps(result).encode()[:_MOST])
         os._exit(0)
+
+
+def _addresses() -> int:
+    """The bytes of addresses that this process has (Linux)."""
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _is_confined() -> bool:

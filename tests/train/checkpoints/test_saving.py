@@ -147,18 +147,22 @@ def test_nothing_is_made_where_the_folder_was(tmp_path, how):
     assert not folder.exists() or list(folder.iterdir()) == []
 
 
-def test_another_checkpoint_fits_if_its_bytes_can_be_written(tmp_path, monkeypatch):
+def test_a_disk_is_full_if_it_does_not_take_the_bytes_of_a_checkpoint(tmp_path, monkeypatch):
     (tmp_path / "8").mkdir()
     (tmp_path / "8" / "a").write_bytes(bytes(3000))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        for limit, fits in ((2000, False), (3000, True)):
+        for limit, full in ((2000, True), (3000, False)):
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-            assert room.another_fits(tmp_path) is fits
+            assert room.is_full(tmp_path, 60.0) is full
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+        assert not room.is_full(tmp_path, 0.0)  # it took too long to tell
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in tmp_path.iterdir()] == ["8"]
-    assert room.another_fits(tmp_path / "none")
+    assert not room.is_full(tmp_path / "none", 60.0)
+    (tmp_path / room.RESERVE).mkdir()  # a disk that fails otherwise
+    assert not room.is_full(tmp_path, 60.0)
 
 
 def test_the_run_ends_when_too_much_is_unsaved(tmp_path, monkeypatch):
