@@ -151,7 +151,7 @@ def json_of(content: bytes | str, kind: type[T] = dict) -> T:
       ValueError: it is no JSON in UTF-8, nests too deeply, or holds something else than a `kind`.
     """
     try:
-        found = json.loads(content)
+        found = json.loads(content.decode("utf-8-sig") if isinstance(content, bytes) else content)
         _check_depth(found, _MOST_LEVELS)
     except RecursionError:
         raise ValueError("it nests too deeply") from None

@@ -1,6 +1,7 @@
 """Files as others may hand them over: damaged at random. What is mangled is drawn by a `random.Random`."""
 
 import contextlib
+import copy as copy_lib
 import gzip
 import json
 import pathlib
@@ -117,7 +118,7 @@ def _one_value(root: list, draw) -> str:
         if not where:
             return f"{key!r} gone"
         key = draw.choice(list(where))
-    where[key] = draw.choice(ODD)
+    where[key] = copy_lib.deepcopy(draw.choice(ODD))  # else a second one may be put into itself
     return f"{key!r}={str(where[key])[:30]!r}"
 
 

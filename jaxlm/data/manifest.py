@@ -98,7 +98,7 @@ def write(root: pathlib.Path, manifest: dict) -> None:
 
 
 def _dump(manifest: dict) -> bytes:
-    return (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
 
 def _mismatch(manifest: dict) -> str:

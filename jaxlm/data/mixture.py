@@ -13,6 +13,7 @@ import dataclasses
 import fractions
 import functools
 import math
+import sys
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -32,7 +33,7 @@ def normalise_mixture(mixture: Mapping[str, float], names: Sequence[str]) -> dic
     for name, weight in mixture.items():
         if name not in names:
             raise ConfigError(f"mixture names source '{name}', but the data has {', '.join(sorted(names))}")
-        if not math.isfinite(weight) or weight < 0:
+        if not 0 <= weight <= sys.float_info.max:
             raise ConfigError(f"mixture weight of '{name}' is {weight}; give a number of at least 0")
     weights = {name: fractions.Fraction(repr(float(mixture[name]))) for name in names if mixture.get(name, 0) > 0}
     if not weights:

@@ -106,7 +106,7 @@ def _bundle(root: pathlib.Path) -> list[Task]:
             )
             for entry in entries
         ]
-    except (OSError, yaml.YAMLError, *files.MANGLED) as error:
+    except (OSError, yaml.YAMLError, csv.Error, *files.MANGLED) as error:
         raise ConfigError(f"{root} is no bundle of CORE, or it is damaged ({error!r}): fetch it again") from error
 
 

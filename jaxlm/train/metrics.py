@@ -11,7 +11,7 @@ import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from jaxlm.files import is_number, json_of
+from jaxlm.files import is_number, json_of, whole
 from jaxlm.train.appender import Appender
 
 START = "start"  # the machine and price of a start, in the record with which it opens: no metric
@@ -62,7 +62,7 @@ def records(path: pathlib.Path, containing: str = "") -> Iterator[dict]:
                 record = json_of(line, object) if containing in line else None
             except ValueError:
                 continue
-            if isinstance(record, dict) and type(record.get("step")) is int and record["step"] >= 0:
+            if isinstance(record, dict) and whole(0).holds(record.get("step")):
                 yield {name: v if is_number(v) or name == START else None for name, v in record.items()}
 
 

@@ -72,7 +72,7 @@ def _run(folder: pathlib.Path, records: list[dict], held_out: dict, book: dict) 
         "steps": steps,
         "params": params,
         "tokens_per_step": row_tokens,
-        "tokens": records[-1].get("tokens", 0) if records else 0,
+        "tokens": (records[-1].get("tokens") or 0) if records else 0,
         "loss": trained[-1] if trained else None,
         "held_out": evaluated[-1][1] if evaluated else None,
         "best": min(({"step": step, "loss": loss} for step, loss in evaluated), key=lambda b: b["loss"], default=None),
