@@ -163,6 +163,8 @@ def _run(argv: list[str], script: bool) -> int:
 
 def _check_utf8(paths: list[str]) -> None:
     """Raises ConfigError if one of the words of the command, or the folder that it was given in, is no UTF-8."""
+    with contextlib.suppress(FileNotFoundError):  # that folder is gone, and its name matters to nothing
+        paths = [*paths, os.getcwd()]
     if odd := [path for path in paths if files.printable(path) != path]:
         raise ConfigError(f"{files.printable(odd[0])} is no UTF-8, as paths must be: rename that file or folder")
 
