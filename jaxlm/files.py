@@ -191,17 +191,23 @@ def printable(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
+def chain(error: BaseException) -> list[BaseException]:
+    """Returns the error and what caused it, down to the first cause."""
+    found = [error]
+    while (cause := found[-1].__cause__ or found[-1].__context__) is not None and cause not in found:
+        found.append(cause)
+    return found
+
+
 def of_system(error: BaseException) -> bool:
     """True if storage or network failed: an OSError, or one of TensorStore's, is the error or behind it.
 
     False where a file stands in a folder's place or a folder in a file's: that stays so.
     """
-    chain: list[BaseException | None] = [error]
-    while chain[-1] is not None and chain[-1] not in chain[:-1]:
-        chain.append(chain[-1].__cause__ or chain[-1].__context__)
-    if any(isinstance(link, IsADirectoryError | NotADirectoryError | FileExistsError) for link in chain):
+    links = chain(error)
+    if any(isinstance(link, IsADirectoryError | NotADirectoryError | FileExistsError) for link in links):
         return False
-    return any(isinstance(link, OSError) or re.search("OS error |os_error_code", str(link)) for link in chain)
+    return any(isinstance(link, OSError) or re.search("OS error |os_error_code", str(link)) for link in links)
 
 
 def is_step(name: str) -> bool:

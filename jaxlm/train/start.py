@@ -116,7 +116,7 @@ class Log:
         if changed:
             say(f"changed since the last start: {'; '.join(differences.words(changed))}")
         texts = held_out_texts.of_data(data, config) if held_out_texts.known(data) else {}
-        if done and (line := held_out_texts.differ(held_out_texts.of_run(self._folder), texts, "")):
+        if done and texts and (line := held_out_texts.differ(held_out_texts.of_run(self._folder), texts, "")):
             say(f"from here on another text is measured than before, also for the best checkpoint: {line}")
         flops_per_token = flops.of(config).palm
         ledger.record_start(

@@ -5,8 +5,8 @@ import json
 import pathlib
 import typing
 
+from jaxlm import files
 from jaxlm.config import ConfigError, RunError
-from jaxlm.train.checkpoints import disk
 
 # Errors of JSON, Orbax and TensorStore on a file that is not as it was written: their types, or how their text begins.
 _TYPES = (json.JSONDecodeError, UnicodeDecodeError, FileNotFoundError, KeyError)
@@ -42,7 +42,7 @@ def reading(step: int, wrong: typing.Sequence[str] | None = None, same_tree: boo
     except RunError:
         raise
     except Exception as error:
-        chain = disk.chain(error)  # to the first cause: TensorStore's words, without the long text that Orbax adds
+        chain = files.chain(error)  # to the first cause: TensorStore's words, without the long text that Orbax adds
         reason = (str(chain[-1]).splitlines() or [""])[0] or type(error).__name__
         if _is_damage(chain, wrong, same_tree):
             what = f"{wrong[0]} differs from what was saved" if wrong else _plain(chain[-1], reason)

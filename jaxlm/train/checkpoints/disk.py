@@ -4,6 +4,8 @@ import errno
 import os
 import re
 
+from jaxlm.files import chain
+
 # What a disk may do wrong for a while: a full one, a quota, a bad block or cable, a remount, a network folder that moved.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the last by a limit of the shell
@@ -15,14 +17,6 @@ _PATH = re.compile(r"""["'](/[^"']+)["']""")
 
 class ToldError(OSError):
     """An error whose text is a whole line already, with a path: that of another process."""
-
-
-def chain(error: BaseException) -> list[BaseException]:
-    """Returns the error and what caused it, down to the first cause."""
-    found = [error]
-    while (cause := found[-1].__cause__ or found[-1].__context__) is not None and cause not in found:
-        found.append(cause)
-    return found
 
 
 def number(error: BaseException) -> int | None:
