@@ -123,7 +123,10 @@ def taken(command: Command, folder: pathlib.Path, run: bool) -> list[str]:
     words = [re.sub(r"^(--(?:out|export-\w+))=", rf"\1={folder}/", word) for word in words]
     if words[1] == "prepare":
         words.append(f"--config.data.dir={folder}/data" if words[2].endswith(".py") else f"--out={folder}/data")
-    return [*words, *SHRUNK.get(words[1], [])]
+    shrunk = SHRUNK.get(words[1], [])
+    if any(word.startswith("--text") for word in words):  # which measures whole documents, and takes no limit
+        shrunk = [word for word in shrunk if not word.startswith("--limit")]
+    return [*words, *shrunk]
 
 
 def trained(words: list[str], folder: pathlib.Path, run: bool) -> list[str]:
