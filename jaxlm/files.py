@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import datetime
 import fcntl
 import json
 import os
@@ -213,6 +214,22 @@ def of_system(error: BaseException) -> bool:
 def is_step(name: str) -> bool:
     """True if a folder or file of this name is that of a step: 0 or more, in plain digits, as we write it."""
     return re.fullmatch("0|[1-9][0-9]{0,14}", name) is not None
+
+
+Clock = Callable[[], datetime.datetime]
+
+
+def moment(clock: Clock = datetime.datetime.now) -> str:
+    """Returns what a clock shows, to the second, in ISO 8601 with its offset from UTC."""
+    return clock().astimezone().isoformat(timespec="seconds")
+
+
+def is_moment(value: object) -> bool:
+    """True for a text in ISO 8601."""
+    try:
+        return bool(datetime.datetime.fromisoformat(value))
+    except (TypeError, ValueError):
+        return False
 
 
 def is_number(value: object) -> bool:

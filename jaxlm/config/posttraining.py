@@ -34,6 +34,7 @@ class ExamplesConfig:
     format: Literal["auto", "messages", "prompt", "sharegpt", "alpaca", "hh", "pairs"]
     val_path: str
     benchmarks: str
+    template: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ A model from elsewhere has a template of its own. Templates are rendered as tran
 a control token in a message is ordinary text, and ends no turn.
 """
 
+import copy
 import datetime
 import functools
 import itertools
@@ -27,17 +28,46 @@ import jinja2.sandbox
 
 from jaxlm import files
 from jaxlm.config import CHAT_TOKENS, ConfigError
+from jaxlm.data import coder, imported
 from jaxlm.data.coder import Coder, ours
 from jaxlm.data.ids import conversation, conversations
-from jaxlm.data.imported import MODEL, settings_of
+from jaxlm.data.imported import IDS, JINJA, JSON, MODEL, settings_of
 from jaxlm.data.tokenizer import GUARD, Tokenizer, append_controls
 
-END = CHAT_TOKENS[1]
+TURN = CHAT_TOKENS[:2]  # what opens a message, and what ends it
+END = TURN[1]
+_SAMPLE = "an answer"
 _CUT = "\ufdd1"  # no character: where a message that is to be continued ends
 _BEGINS, _ENDS = "\ufdd2", "\ufdd3"  # no characters: around what `{% generation %}` marks
 _MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")  # the later one wins
 
+
+def _turns(begin: str, content: str, behind: str, asked: str) -> str:
+    """A template whose every message is `content` between `begin` and `behind`; marked is `content` of the assistant."""
+    return (
+        "{% for message in messages %}" + begin + "{% if message['role'] == 'assistant' %}"
+        "{% generation %}" + content + "{% endgeneration %}"
+        "{% else %}" + content + "{% endif %}" + behind + "{% endfor %}"
+        "{% if add_generation_prompt %}" + asked + "{% endif %}"
+    )
+
+
+# For models from elsewhere that have none (`examples.template`); what a text begins with is put in front. EOS stands for it.
+TEMPLATES = {
+    "chatml": _turns(
+        "{{ '<|im_start|>' + message['role'] + '\\n' }}",
+        "{{ message['content'] + '<|im_end|>' }}",
+        "{{ '\\n' }}",
+        "{{ '<|im_start|>assistant\\n' }}",
+    ),
+    "plain": _turns(
+        "{{ message['role'] | capitalize + ':' }}",
+        "{{ ' ' + message['content'] + (EOS if message['role'] == 'assistant' else '') }}",
+        "{{ '\\n\\n' }}",
+        "{{ 'Assistant:' }}",
+    ),
+}
 TEMPLATE = (
     "{{ bos_token }}"
     "{% for message in messages %}"
@@ -60,31 +90,77 @@ def speaks(tokenizer: Coder) -> bool:
     return all(_id(tokenizer, token) is not None for token in CHAT_TOKENS)
 
 
-def grown(tokenizer: Coder) -> Coder:
-    """Returns a tokenizer of ours with the tokens of the template, behind all its other ids, which stay as they are.
+def grown(tokenizer: Coder, asked: str = "") -> Coder:
+    """Returns a tokenizer that speaks: ours with the tokens of `TEMPLATE`, one from elsewhere with the template `asked`.
 
-    One that has them is returned as it is, and so is one from elsewhere, which has a template of its own or none.
+    New tokens stand behind all other ids, which stay as they are.
+
+    Args:
+      asked: `examples.template`: "" for the template that the model has; a name of `TEMPLATES`; a file.
+
+    Raises:
+      ConfigError: the template can't be read, or does not suit the tokenizer.
     """
-    if not ours(tokenizer) or speaks(tokenizer):
+    key = f"config.examples.template={asked}"
+    if ours(tokenizer):
+        if asked:
+            raise ConfigError(f"{key}: this model speaks ChatML as jaxlm writes it: leave it out")
+        return tokenizer if speaks(tokenizer) else Tokenizer(append_controls(tokenizer.files[MODEL], CHAT_TOKENS))
+    if not asked:
         return tokenizer
-    return Tokenizer(append_controls(tokenizer.files[MODEL], CHAT_TOKENS))
+    held, rows = dict(tokenizer.files), []
+    if asked in TEMPLATES and _source(tokenizer):
+        raise ConfigError(f"{key}: the model has a chat template of its own: leave it out, or name a file")
+    if asked == "chatml":
+        if JSON not in held:
+            raise ConfigError(f"{key} adds tokens to a tokenizer.json, which this model lacks: take plain")
+        held[JSON] = imported.with_controls(held[JSON], TURN)
+        rows = list(TURN)
+    if asked in TEMPLATES:
+        pieces = {i: piece for piece, i in tokenizer.controls.items()}
+        if not {tokenizer.eos_id, *tokenizer.opening} <= pieces.keys():
+            raise ConfigError(f"{key}: the model's EOS is no control token: write a template of your own into a file")
+        opening = "".join(pieces[i] for i in tokenizer.opening)
+        source = f"{{{{ {json.dumps(opening)} }}}}" if opening else ""
+        source += TEMPLATES[asked].replace("EOS", json.dumps(pieces[tokenizer.eos_id]))
+    else:
+        source = _file(asked, key)
+    held |= {JINJA: source.encode(), IDS: imported.json_line(settings_of(held, IDS) | {"rows": rows})}
+    return coder.read(held, key)
+
+
+def _file(path: str, key: str) -> str:
+    """The template in a file."""
+    try:
+        return files.expanded(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{key} can't be read ({error}): chatml, plain, or a file with a Jinja template") from None
+
+
+def own_rows(tokenizer: Coder) -> tuple[str, ...]:
+    """Returns the tokens of a template that the model's pretraining never saw; a template from elsewhere has none."""
+    return CHAT_TOKENS if ours(tokenizer) else tuple(settings_of(tokenizer.files, IDS).get("rows", ()))
 
 
 def template(tokenizer: Coder) -> str:
     """Returns the Jinja template in which the model reads conversations. Raises ConfigError if it has none."""
-    if ours(tokenizer) and speaks(tokenizer):
-        return TEMPLATE
+    found = TEMPLATE if ours(tokenizer) and speaks(tokenizer) else _source(tokenizer)
+    if not found:
+        raise ConfigError("this model has no chat template: ask it plain text (eval.chat_template=False)")
+    return found
+
+
+def _source(tokenizer: Coder) -> str:
+    """The template in the files beside a tokenizer; "" if there is none."""
     try:
-        found = tokenizer.files.get("chat_template.jinja", b"").decode() or settings(tokenizer).get("chat_template")
+        found = tokenizer.files.get(JINJA, b"").decode() or settings(tokenizer).get("chat_template")
         if isinstance(found, list):
             found = next((one["template"] for one in found if one["name"] == "default"), None)
         if found and not isinstance(found, str):
             raise TypeError(f"it is a {type(found).__name__}")
     except files.MANGLED as error:
         raise ConfigError(f"the model's chat template is damaged ({error!r:.200}): copy it again") from None
-    if not found:
-        raise ConfigError("this model has no chat template: ask it plain text (eval.chat_template=False)")
-    return found
+    return found or ""
 
 
 def render(tokenizer: Coder, messages: Sequence[Mapping[str, str]], reply: bool = True) -> str:
@@ -109,12 +185,16 @@ Spans = list[tuple[int, int]]  # (first, behind the last) character
 class Writer:
     """Writes whole conversations in a model's template, and says where the assistant speaks.
 
+    A template that names the day gets `dated`'s, or else the one on which it is asked.
+
     Raises ConfigError if the model has no template, or one that can't be read.
     """
 
     def __init__(self, tokenizer: Coder):
         self._named = {"bos_token": "", "eos_token": ""}
         self._named |= {k: v for k, v in settings(tokenizer).items() if k.endswith("_token") and v}
+        moment = getattr(tokenizer, "moment", None)
+        self._named["strftime_now"] = lambda form: (moment or datetime.datetime.now()).strftime(form)
         self._tokenizer, source = tokenizer, template(tokenizer)
         self._plain, self._marking = _compiled(source), _compiled(source, mark=True) if _MARKS.search(source) else None
 
@@ -215,10 +295,7 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = tojson
-    environment.globals |= {
-        "raise_exception": refuse,
-        "strftime_now": lambda form: datetime.datetime.now().strftime(form),
-    }
+    environment.globals["raise_exception"] = refuse
 
     def render(**named) -> str:
         try:
@@ -235,8 +312,58 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
 
 
 def ends(tokenizer: Coder) -> tuple[int, ...]:
-    """Returns the ids that end a text: EOS, what begins the next document (BOS for some), the end of a message in a chat."""
-    return tuple({tokenizer.eos_id, tokenizer.separator_id, *({end_id(tokenizer)} - {None})})
+    """Returns the ids that end an answer or a text, that of the template first, then EOS and others that a model names so.
+
+    What was imported before 28 November 2026 keeps the ends of then: EOS, what begins a document, `END`.
+    """
+    if ours(tokenizer) or not tokenizer.ends:
+        every = (end_id(tokenizer), tokenizer.eos_id, tokenizer.separator_id)
+    else:
+        every = (answer_end(tokenizer), end_id(tokenizer), *tokenizer.ends)
+    return tuple(dict.fromkeys(i for i in every if i is not None))
+
+
+def settled(tokenizer: Coder) -> Coder:
+    """Returns a tokenizer whose files name all its `ends`, so that they stay whatever becomes of its template."""
+    if ours(tokenizer):
+        return tokenizer
+    every = [i for i in dict.fromkeys((answer_end(tokenizer), *ends(tokenizer))) if i is not None]
+    named = imported.json_line(settings_of(tokenizer.files, IDS) | {"ends": every})
+    return coder.read({**tokenizer.files, IDS: named}, "the model")
+
+
+def dated(tokenizer: Coder, moment: str) -> Coder:
+    """Returns a tokenizer whose template takes a moment (ISO 8601) for now; ours, whose template names no day, as it is."""
+    if ours(tokenizer) or not moment:
+        return tokenizer
+    other = copy.copy(tokenizer)
+    other.moment = datetime.datetime.fromisoformat(moment)
+    return other
+
+
+def told_ends(tokenizer: Coder) -> str:
+    """Returns what ends an answer, in a line for the user."""
+    pieces = {i: piece for piece, i in tokenizer.controls.items()}
+    every = [pieces.get(i, f"id {i}") for i in ends(tokenizer)]
+    if answer_end(tokenizer) is None:
+        return (
+            f"the chat template writes no token behind an answer, so training teaches none: answers run on until the model "
+            f"says {' or '.join(every)}"
+        )
+    return f"an answer ends with {every[0]}" + f" (so do {', '.join(every[1:])})" * bool(every[1:])
+
+
+def answer_end(tokenizer: Coder) -> int | None:
+    """Returns the id of the control token that the template writes behind an answer; None if it writes none, or is none."""
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAMPLE}]
+    try:
+        writer = Writer(tokenizer)
+        asked, whole = writer.write(messages[:1], reply=True), writer.write(messages, reply=False)
+    except ConfigError:
+        return None
+    rest = (whole[len(asked) :] if whole.startswith(asked) else whole).rpartition(_SAMPLE)[2].lstrip()
+    piece = max((piece for piece in tokenizer.controls if rest.startswith(piece)), key=len, default="")
+    return tokenizer.controls.get(piece)
 
 
 def end_id(tokenizer: Coder) -> int | None:

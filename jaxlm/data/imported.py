@@ -23,7 +23,8 @@ from jaxlm.files import json_of
 
 JSON, MODEL, IDS = "tokenizer.json", "tokenizer.model", "tokenizer_ids.json"
 # Kept beside it, for exports: they decide no ids.
-COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+JINJA = "chat_template.jinja"
+COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", JINJA)
 _MOST_IDS = 10_000_000  # no tokenizer has so many; a table of raw bytes has a row for each
 _SPACE = "\u2581"
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -42,7 +43,7 @@ class HfTokenizer:
             added["content"]: added["id"] for added in spec.get("added_tokens") or () if added.get("special")
         }
         self.vocab_size = len(self._raw_bytes)
-        self.eos_id, self.bos_id, self.opening, self.separator_id = _ids(files, self.vocab_size)
+        self.eos_id, self.bos_id, self.opening, self.separator_id, self.ends = _ids(files, self.vocab_size)
         self._tokenizer.encode_special_tokens = True  # a text that spells a control token is ordinary text
         self._prefix = _prefix(self)
 
@@ -145,7 +146,7 @@ class HfSentencePiece(Tokenizer):
         super().__init__(files[MODEL])
         self.files = dict(files)
         self.sha256 = _sha256(files, MODEL)
-        self.eos_id, self.bos_id, self.opening, self.separator_id = _ids(files, self.vocab_size)
+        self.eos_id, self.bos_id, self.opening, self.separator_id, self.ends = _ids(files, self.vocab_size)
         self._prefix = b""
         self._prefix = _prefix(self)
 
@@ -165,7 +166,9 @@ class HfSentencePiece(Tokenizer):
 
 
 def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
-    """Returns the content of `IDS` for a model's folder: `eos_id`, `bos_id` (None without one), `opening`.
+    """Returns the content of `IDS` for a model's folder: `eos_id`, `bos_id` (None without one), `opening`, `ends`.
+
+    `ends` are all ids that the folder calls EOS: several in the generation_config.json of most chat models.
 
     Args:
       files: name -> content of the tokenizer's files in it.
@@ -175,10 +178,12 @@ def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
     """
     settings = settings_of(files, "tokenizer_config.json")
     named = settings_of(files, "special_tokens_map.json") | {k: v for k, v in settings.items() if v is not None}
-    beside = {}
+    beside, ends = {}, []
     for name in ("generation_config.json", "config.json"):  # the later one wins
         if (folder / name).is_file():
-            beside |= settings_of({name: (folder / name).read_bytes()}, name)
+            said = settings_of({name: (folder / name).read_bytes()}, name)
+            beside |= said
+            ends += said["eos_token_id"] if isinstance(said.get("eos_token_id"), list) else [said.get("eos_token_id")]
     id_of = _lookup(files)
 
     def find(kind: str) -> int | None:
@@ -196,7 +201,8 @@ def ids_file(folder: pathlib.Path, files: Mapping[str, bytes]) -> bytes:
     else:  # where neither is said, BOS: LlamaTokenizer was trained so, and transformers 4 does so
         said = {"add_bos_token", "add_eos_token"} & settings.keys()
         opening = [bos] if bos is not None and (settings.get("add_bos_token") or not said) else []
-    return (json.dumps({"eos_id": eos, "bos_id": bos, "opening": opening}) + "\n").encode()
+    ends = [i for i in dict.fromkeys([eos, *ends]) if type(i) is int]
+    return json_line({"eos_id": eos, "bos_id": bos, "opening": opening, "ends": ends})
 
 
 def _lookup(files: Mapping[str, bytes]) -> typing.Callable[[str], int | None]:
@@ -238,14 +244,27 @@ def _open(content: bytes) -> tuple[typing.Any, dict]:
     return tokenizer, spec
 
 
-def _ids(files: Mapping[str, bytes], vocab_size: int) -> tuple[int, int | None, tuple[int, ...], int]:
-    """(EOS, BOS, opening, separator) of `IDS`."""
+def with_controls(content: bytes, pieces: Iterable[str]) -> bytes:
+    """Returns a tokenizer.json with these control tokens; those that it lacks get the next ids."""
+    tokenizer, _ = _open(content)
+    tokenizer.add_special_tokens([*pieces])
+    return tokenizer.to_str().encode()
+
+
+def _ids(files: Mapping[str, bytes], vocab_size: int) -> tuple[int, int | None, tuple[int, ...], int, tuple[int, ...]]:
+    """(EOS, BOS, opening, separator, ends) of `IDS`; no ends in one that was written before 28 November 2026."""
     found = settings_of(files, IDS)
     opening = tuple(found["opening"])
     for i in (found["eos_id"], *opening, found["bos_id"] or 0):
         if type(i) is not int or not 0 <= i < vocab_size:
             raise ConfigError(f"it names a token {i!r:.60}, but has {vocab_size:,}: copy its files again")
-    return found["eos_id"], found["bos_id"], opening, opening[0] if opening else found["eos_id"]
+    ends = tuple(i for i in found.get("ends", ()) if type(i) is int and 0 <= i < vocab_size)
+    return found["eos_id"], found["bos_id"], opening, opening[0] if opening else found["eos_id"], ends
+
+
+def json_line(content: dict) -> bytes:
+    """Returns the content of `IDS`."""
+    return (json.dumps(content) + "\n").encode()
 
 
 def settings_of(files: Mapping[str, bytes], name: str) -> dict:
@@ -257,7 +276,9 @@ def settings_of(files: Mapping[str, bytes], name: str) -> dict:
 
 
 def _sha256(files: Mapping[str, bytes], name: str) -> str:
-    return hashlib.sha256(files[name] + files[IDS]).hexdigest()
+    """A hash of what decides the ids of a text."""
+    ids = settings_of(files, IDS)
+    return hashlib.sha256(files[name] + json_line({k: ids[k] for k in ("eos_id", "bos_id", "opening")})).hexdigest()
 
 
 def _sound(text: str) -> str:

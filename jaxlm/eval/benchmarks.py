@@ -14,7 +14,7 @@ from jaxlm.eval import harness, measures, results
 from jaxlm.eval.likelihood import NotFinite, Scorer
 from jaxlm.models.transformer import Transformer
 from jaxlm.objectives.base import Variables
-from jaxlm.processes import say, together
+from jaxlm.processes import from_first, say, together
 
 
 def find(settings: EvalConfig) -> harness.Benchmarks | None:
@@ -45,9 +45,11 @@ def make(
     settings = config.eval
     sizes = (settings.batch_size * config.train.seq_len, config.loss.tile_tokens)
     searched = data if isinstance(data, DataDir) else None  # for what the model has from it word for word
-    first = Scorer(model, {}, data.tokenizer(), mesh, *sizes, searched, config.sample.chat_template)
     if settings.chat_template:
-        chat.template(first.tokenizer)
+        chat.template(data.tokenizer())
+    moment = from_first(lambda: results.moment(folder))
+    tokenizer = chat.dated(data.tokenizer(), moment)
+    first = Scorer(model, {}, tokenizer, mesh, *sizes, searched, config.sample.chat_template)
     told: set[str] = set()
 
     def measure(variables: Variables, step: int) -> dict[str, float]:
@@ -57,7 +59,7 @@ def make(
             say(f"no benchmark scores at step {step}: {error}")
             return {}
         asked = {"limit": settings.max_items, "fewshot": settings.fewshot, "chat_template": settings.chat_template}
-        about = {"step": step, **asked, "training": True}
+        about = {"step": step, **asked, "training": True, "moment": moment}
         together(lambda: results.write(folder, found, about), first_only=True)
         flops = training_flops(variables, step * config.train.batch_size * config.train.seq_len)
         for result in found:

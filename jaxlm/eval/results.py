@@ -5,6 +5,7 @@
 
 import contextlib
 import dataclasses
+import datetime
 import errno
 import json
 import pathlib
@@ -86,7 +87,7 @@ def write(folder: pathlib.Path, results: typing.Sequence[TaskResult], about: dic
 
     Args:
       folder: a run, or any folder for a model that is no run.
-      about: `step`, and what else says how the results came about (fewshot, limit, packages).
+      about: `step`, and what else says how the results came about (fewshot, limit, packages, `moment`).
     """
     place = folder / FOLDER / str(about["step"])
     place.mkdir(parents=True, exist_ok=True)
@@ -138,6 +139,19 @@ def steps(folder: pathlib.Path) -> list[int]:
     """Returns the steps of a run that have results, in order."""
     found = (path.parent.name for path in (folder / FOLDER).glob(f"*/{SUMMARY}"))
     return sorted(int(name) for name in found if files.is_step(name))
+
+
+def moment(folder: pathlib.Path, clock: files.Clock = datetime.datetime.now) -> str:
+    """Returns what a run's benchmarks take for now in a chat template: what earlier results of the run did, else now.
+
+    So they ask the same questions on every day.
+    """
+    earlier = []
+    for step in steps(folder):
+        with contextlib.suppress(ConfigError, *files.MANGLED):  # damaged: whoever reads them says so
+            tasks = _summary(folder / FOLDER / str(step) / SUMMARY)["tasks"].values()
+            earlier += [task["about"]["moment"] for task in tasks if files.is_moment(task["about"].get("moment"))]
+    return min(earlier, default=files.moment(clock))
 
 
 _SCORE = files.Leaf("a number", lambda value: value is None or type(value) in (int, float, bool))

@@ -157,7 +157,6 @@ def _pad_id(tokenizer: Coder) -> int | None:
 
 
 def _generation(tokenizer: Coder) -> dict[str, typing.Any]:
-    """Returns the content of generation_config.json: a text ends with EOS, a message of a chat with its own token."""
-    ends = [end for end in (chat.end_id(tokenizer), tokenizer.eos_id) if end is not None]
-    opening = tokenizer.opening
-    return {"bos_token_id": opening[0] if opening else None, "eos_token_id": ends if len(ends) > 1 else ends[0]}
+    """Returns the content of generation_config.json, which names all that ends an answer or a text."""
+    ends, opening = chat.ends(tokenizer), tokenizer.opening
+    return {"bos_token_id": opening[0] if opening else None, "eos_token_id": list(ends) if len(ends) > 1 else ends[0]}

@@ -11,7 +11,7 @@ from ml_collections import config_dict
 
 from jaxlm import config_files, files
 from jaxlm.config import CHAT_TOKENS, ConfigError
-from jaxlm.data import coder
+from jaxlm.data import chat, coder
 from jaxlm.data.manifest import MANIFEST
 from jaxlm.interop import hf_config, peft_config
 
@@ -246,9 +246,11 @@ def _adapter_of(config: config_dict.ConfigDict, folder: pathlib.Path) -> tuple[d
 
 
 def _chat_tokens(config: config_dict.ConfigDict) -> int:
-    """How many tokens of ChatML the model of a run lacks; 0 for a model from elsewhere, which has tokens of its own."""
+    """How many tokens of its chat template a model lacks."""
     tokenizer = coder.load(config.data.tokenizer)
-    return 0 if not coder.ours(tokenizer) or _has(tokenizer, CHAT_TOKENS[0]) else len(CHAT_TOKENS)
+    if coder.ours(tokenizer):
+        return 0 if _has(tokenizer, CHAT_TOKENS[0]) else len(CHAT_TOKENS)
+    return max(0, chat.grown(tokenizer, config.examples.template).vocab_size - config.model.vocab_size)
 
 
 def _has(tokenizer: coder.Coder, piece: str) -> bool:

@@ -1,6 +1,7 @@
 """`jaxlm eval`: the held-out loss of a run's model, and benchmarks."""
 
 import argparse
+import dataclasses
 import importlib.metadata
 import itertools
 import pathlib
@@ -50,8 +51,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
         held_out = {} if documents else _held_out(run, config)
     if not (held_out or names or documents):
         raise ConfigError(f"{config.workdir} has no held-out text: name benchmarks, --tasks=arc_easy,piqa")
-    about = _about(run.step, config, args)
+    about = _about(run.step, config, args) | {"moment": from_first(lambda: results.moment(folder))}
     keep = (lambda one: ("", True)) if why else (lambda one: from_first(lambda: _kept(folder, one, about)))
+    run = dataclasses.replace(run, tokenizer=chat.dated(run.tokenizer, about["moment"]))
     scorer = likelihood.of_restored(run, config)
     answered = itertools.chain(text.results(scorer, documents, config.train.seq_len), ask(scorer, args.limit))
     found, lost = _asked(answered, keep, run.name)

@@ -6,11 +6,11 @@ import jax
 
 from jaxlm import screen
 from jaxlm.config import Config
-from jaxlm.data import coder, packed, replay, survey
+from jaxlm.data import chat, coder, packed, replay, survey
 from jaxlm.processes import from_first, say, together
 from jaxlm.programs.task import Ready
 from jaxlm.train import batches as batches_lib
-from jaxlm.train import origin
+from jaxlm.train import ledger, origin
 from jaxlm.train.batches import LoaderBatches
 from jaxlm.train.checkpoints import weights
 from jaxlm.train.workdir import TOKENIZER
@@ -28,6 +28,7 @@ def data(
       closed: True: rows hold the last token of each text too.
     """
     folder = pathlib.Path(config.workdir)
+    speaker = chat.dated(speaker, from_first(lambda: ledger.moment(folder)))
     together(lambda: coder.write(speaker, folder / TOKENIZER), first_only=True)
     sizes = packed.Sizes(config.seed, config.train.seq_len, config.train.batch_size)
     seen = survey.Survey(config.train.seq_len, survey.leaks_of(config.examples.benchmarks, config.prepare))
@@ -36,7 +37,7 @@ def data(
     found = together(lambda: packed.make(config.data, config.examples, speaker, **given))
     together(lambda: seen.write(folder), first_only=True)
     if not from_first(lambda: weights.begun(folder / "checkpoints")):
-        for line in [*seen.lines(), "the first one; marked is what counts:"]:
+        for line in [*seen.lines(), chat.told_ends(speaker), "the first one; marked is what counts:"]:
             say(line)
         if jax.process_index() == 0:
             screen.say_marked(survey.shown(found.train, speaker), screen.GREEN)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import pathlib
 
-from jaxlm.config import CHAT_TOKENS, Config, ConfigError
+from jaxlm.config import Config, ConfigError
 from jaxlm.data import chat, coder, replay
 from jaxlm.eval import answers as held_out
 from jaxlm.eval import pairs as held_out_pairs
@@ -18,6 +18,7 @@ from jaxlm.programs import examples
 from jaxlm.programs.task import Ready, Task
 from jaxlm.train import announcement, answers, hooks, origin, preferences
 from jaxlm.train.checkpoints import keep, restore, weights
+from jaxlm.train.workdir import TOKENIZER
 
 
 def task(config: Config, objective: base.Maker, *, pairs: bool, closed: bool = False, **others) -> Task:
@@ -68,12 +69,17 @@ def tokenizer(config: Config) -> coder.Coder:
         raise ConfigError(
             f"origin_state=True goes on with what the origin did; {config.program} begins anew: set it to False"
         )
-    found = chat.grown(coder.load(config.data.tokenizer))
+    workdir = pathlib.Path(config.workdir)
+    if config.workdir and weights.begun(workdir / "checkpoints") and (workdir / TOKENIZER).is_dir():
+        found = coder.load(workdir / TOKENIZER)  # with the template and the ends that the run began with
+    else:
+        found = chat.settled(chat.grown(coder.load(config.data.tokenizer), config.examples.template))
     try:
         chat.template(found)
     except ConfigError:
         raise ConfigError(
-            f"{config.origin} has no chat template: begin with a chat model, or put a chat_template.jinja into its folder"
+            f"{config.origin} has no chat template: give it one by --config.examples.template=chatml (with tokens of its own), "
+            "plain (without) or FILE (Jinja), or begin with a chat model"
         ) from None
     return origin.prompted(found, config)
 
@@ -114,7 +120,7 @@ def _keep_base(base: origin.Origin, workdir: pathlib.Path) -> None:
 def _adapter(config: Config, speaker: coder.Coder) -> adapters.Adapter | None:
     """The adapter of a config. Raises ConfigError if its model would never learn to end an answer."""
     rows = origin.trained_rows(config.adapter, speaker)
-    untrained = {speaker.id_of(piece) for piece in CHAT_TOKENS if coder.ours(speaker)} - {*rows}
+    untrained = {speaker.id_of(piece) for piece in chat.own_rows(speaker)} - {*rows}
     if config.adapter.kind != "none" and untrained and not config.adapter.without_rows:
         raise ConfigError(
             f"config.adapter.rows={config.adapter.rows} leaves out tokens of ChatML, which pretraining never saw: the model "

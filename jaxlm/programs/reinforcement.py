@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxlm.config import Config, ConfigError
-from jaxlm.data import coder
+from jaxlm.data import chat, coder
 from jaxlm.eval.loss import Evaluator
 from jaxlm.interop import readers
 from jaxlm.objectives import base, policy, reward
@@ -16,7 +16,8 @@ from jaxlm.processes import say
 from jaxlm.programs import posttraining
 from jaxlm.programs.task import Ready, Task
 from jaxlm.step.state import TrainState
-from jaxlm.train import answers, origin, policies, rollouts, scorer
+from jaxlm.train import answers, ledger, origin, policies, rollouts, scorer
+from jaxlm.train.checkpoints import weights
 from jaxlm.train.rewards import process, prompts, rewards
 from jaxlm.train.workdir import TOKENIZER
 
@@ -71,9 +72,15 @@ class _Made:
         """Opens the prompts, and keeps the tokenizer in the run's folder."""
         if jax.process_count() > 1:
             raise ConfigError(f"{config.program} runs in one process, on all of its devices: start it once")
+        if chat.answer_end(self._speaker) is None and not weights.begun(self._folder / "checkpoints"):
+            raise ConfigError(
+                f"{chat.told_ends(self._speaker)}; {config.program} would learn from answers that are cut: take a template "
+                "that ends an answer (--config.examples.template=FILE)"
+            )
         coder.write(self._speaker, self._folder / TOKENIZER)
         self._process = rewards.make(config.reward, self._folder)
-        return prompts.make(config, self._speaker, self._process, say)
+        speaker = chat.dated(self._speaker, ledger.moment(self._folder))
+        return prompts.make(config, speaker, self._process, say)
 
     def origin(self, config: Config) -> origin.Origin:
         """The model to begin with; its value head is the reward model's if `policy.value_from` says so."""
@@ -97,11 +104,12 @@ class _Made:
         room = ready.data.room + c.rollout.max_new_tokens
         with jax.set_mesh(parts.mesh):
             reference = parts.reference(self.origin(c), frozen) if c.policy.reference else None
-            scores = scorer.Scorer(_reward_model(c), parts.mesh, room) if c.reward.model else None
+            moment = ledger.moment(self._folder)
+            scores = scorer.Scorer(_reward_model(c), parts.mesh, room, moment) if c.reward.model else None
             rewarder = rewards.Rewarder(c.reward, self._process, scores, say)
             self.rollouts = rollouts.Rollouts(parts, frozen, ready.data, rewarder, reference, self._folder)
         if int(state.step) == 0:
-            for line in policies.first_lines(c):
+            for line in (*policies.first_lines(c), chat.told_ends(self._speaker)):
                 say(line)
             if c.reward.tasks and (best := rewards.baseline(ready.data.held_out(_ASKED), rewarder)):
                 say(best.line())

@@ -231,6 +231,7 @@ class Reader:
         options.end()
         guide = self._guide(fields)
         settings = self._settings(fields)
+        stop_ids = (*self.ends, *self._sound(fields.take("stop_token_ids", list, []), "stop_token_ids"))
         fields.ignore(("model", *_IGNORED))
         fields.unsupported(_NO_PENALTY, "it must be 0; logit_bias can make single tokens less likely")
         fields.end()
@@ -239,7 +240,7 @@ class Reader:
             room = self._room(prompt, 1 if clip else wanted)
             for number in range(n):
                 own = settings | {"seed": (settings["seed"] + number) % 2**31, "guide": guide()}
-                asks.append(Ask(prompt.ids, min(wanted, room), **own, stop_ids=self.ends, logprobs=logprobs, echo=echo))
+                asks.append(Ask(prompt.ids, min(wanted, room), **own, stop_ids=stop_ids, logprobs=logprobs, echo=echo))
         return Request(chat, tuple(prompts), tuple(asks), n, stops, stream, include_usage, logprobs, echo)
 
     def _settings(self, fields: Fields) -> dict[str, typing.Any]:

@@ -76,6 +76,20 @@ def read(folder: pathlib.Path) -> dict[str, typing.Any]:
     return {key: whole.get(key, []) for key in _KEYS}
 
 
+def moment(folder: pathlib.Path, clock: files.Clock = datetime.datetime.now) -> str:
+    """Returns the moment that a run's chat template takes for now, for life: run.json keeps it, with its offset from UTC.
+
+    That is when its first start asked for it; for a run that was begun before 28 November 2026, when that start began. Raises
+    OSError.
+    """
+    found = read(folder)
+    if not files.is_moment(when := found.get("moment")):
+        first = found["starts"][0].get("time") if found["starts"] else None
+        when = files.moment(lambda: datetime.datetime.fromisoformat(first) if files.is_moment(first) else clock())
+        _write(folder, found | {"moment": when})
+    return when
+
+
 def append(folder: pathlib.Path, key: str, entry: object) -> None:
     """Adds an entry to a list of run.json, whole or not at all. Secrets in it are hidden. Raises OSError (disk full, ...)."""
     found = read(folder)

@@ -17,8 +17,8 @@ import numpy as np
 
 from jaxlm import config as config_lib
 from jaxlm import config_files, files, tree
-from jaxlm.config import CHAT_TOKENS, AdapterConfig, Config, ConfigError, ModelConfig, RunError
-from jaxlm.data import coder, shards
+from jaxlm.config import AdapterConfig, Config, ConfigError, ModelConfig, RunError
+from jaxlm.data import chat, coder, shards
 from jaxlm.data.manifest import MANIFEST
 from jaxlm.data.rows import check_fingerprint
 from jaxlm.models import adapters, quantized
@@ -226,11 +226,10 @@ def prompted(tokenizer: coder.Coder, config: Config) -> coder.Coder:
 def trained_rows(settings: AdapterConfig, tokenizer: coder.Coder) -> tuple[int, ...]:
     """Returns the ids whose rows of embedding and head are trained beside an adapter, ascending (`adapter.rows`).
 
-    "auto" are ChatML's tokens where the tokenizer is ours, which never saw them in pretraining; none where it came from
-    elsewhere.
+    "auto" are those of the chat template that pretraining never saw (`chat.own_rows`): ChatML's, but for a model that came
+    with a template.
     """
-    auto = CHAT_TOKENS if coder.ours(tokenizer) else ()
-    named = [p for piece in settings.rows for p in (auto if piece == "auto" else (piece,))]
+    named = [p for piece in settings.rows for p in (chat.own_rows(tokenizer) if piece == "auto" else (piece,))]
     return tuple(sorted({tokenizer.id_of(piece) for piece in named}))
 
 

@@ -31,6 +31,7 @@ class Scorer:
       found: the reward model, as `origin.open` returns it.
       mesh: where it lies.
       tokens: how long a chat may be; a longer one loses its oldest tokens.
+      moment: what its chat template takes for now (`chat.dated`).
 
     Attributes:
       model: the model below the head.
@@ -40,14 +41,14 @@ class Scorer:
       ConfigError: the model has no such head, or no chat template.
     """
 
-    def __init__(self, found: Origin, mesh: Mesh, tokens: int):
+    def __init__(self, found: Origin, mesh: Mesh, tokens: int, moment: str = ""):
         name, trained = found.provenance["path"], found.trained()
         if reward.HEAD not in trained:
             raise ConfigError(
                 f"config.reward.model={name} gives no scores: it is no run of jaxlm train reward, and no Hugging Face model "
                 "with one label (ForSequenceClassification)"
             )
-        self._tokenizer, self._mesh = found.tokenizer(), mesh
+        self._tokenizer, self._mesh = chat.dated(found.tokenizer(), moment), mesh
         self._writer = chat.Writer(self._tokenizer)
         config = _for_scoring(found.config.model, mesh)
         self._room = min(tokens, config.max_seq_len)
