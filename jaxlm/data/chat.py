@@ -350,7 +350,7 @@ def told_ends(tokenizer: Coder) -> str:
             f"the chat template writes no token behind an answer, so training teaches none: answers run on until the model "
             f"says {' or '.join(every)}"
         )
-    return f"an answer ends with {every[0]}" + f" (so do {', '.join(every[1:])})" * bool(every[1:])
+    return " or ".join([f"an answer ends with {every[0]}", *every[1:]])
 
 
 def answer_end(tokenizer: Coder) -> int | None:

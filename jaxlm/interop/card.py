@@ -158,11 +158,12 @@ def _use_scores(facts: Facts) -> str:
 def _use_adapter(facts: Facts, base: Base) -> str:
     code = [
         "from peft import PeftModel",
-        f"from transformers import AutoModelForCausalLM, {facts.tokenizer_class}",
+        f"from transformers import AutoModelForCausalLM, GenerationConfig, {facts.tokenizer_class}",
         f'tokenizer = {facts.tokenizer_class}.from_pretrained("PATH")',
         'model = AutoModelForCausalLM.from_pretrained("BASE")',
         *([f"model.resize_token_embeddings({base.ids})"] if base.ids else []),
         'model = PeftModel.from_pretrained(model, "PATH")',
+        'model.generation_config = GenerationConfig.from_pretrained("PATH")  # what ends an answer',
     ]
     shown = "\n".join(f"    {line}" for line in code)
     made = f", which `jaxlm export {base.name} --checkpoint={base.step} --to=hf --out=BASE` writes"

@@ -62,7 +62,7 @@ class HfFolder:
           tick: is told how many tensors were written so far.
         """
         write_json(self._folder / "config.json", self._config_json(tokenizer))
-        write_json(self._folder / "generation_config.json", _generation(tokenizer))
+        write_json(self._folder / "generation_config.json", generation(tokenizer))
         write_tokenizer(self._folder, tokenizer, self._config.max_seq_len)
 
         def values() -> Iterator[tuple[str, np.ndarray]]:
@@ -156,7 +156,7 @@ def _pad_id(tokenizer: Coder) -> int | None:
     return tokenizer.id_of(named) if named else None
 
 
-def _generation(tokenizer: Coder) -> dict[str, typing.Any]:
+def generation(tokenizer: Coder) -> dict[str, typing.Any]:
     """Returns the content of generation_config.json, which names all that ends an answer or a text."""
     ends, opening = chat.ends(tokenizer), tokenizer.opening
     return {"bos_token_id": opening[0] if opening else None, "eos_token_id": list(ends) if len(ends) > 1 else ends[0]}

@@ -44,6 +44,7 @@ class PeftFolder:
         self._written = {name: self._cast(name, value) for name, value in tensors.items()}
         safetensors.numpy.save_file(self._written, self._folder / peft_config.WEIGHTS, metadata={"format": "pt"})
         hf_folder.write_json(self._folder / peft_config.CONFIG, content)
+        hf_folder.write_json(self._folder / "generation_config.json", hf_folder.generation(tokenizer))
         hf_folder.write_tokenizer(self._folder, tokenizer, self._config.max_seq_len)
         tick(1)
 

@@ -47,6 +47,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         say(f"AutoTokenizer takes every qwen2 model for one with Qwen's tokenizer: load this one by {other}")
     if source.adapted:
         say(f"its base is {source.base[0]}, as adapter_config.json says: change that before you publish the adapter")
+        if inherit.ids_of(pathlib.Path(source.base[0])) < (ids := source.config.vocab_size):
+            say(f"that base must be resized to {ids:,} ids before it takes the adapter, as README.md shows")
     say(
         f"done: {done.place}, step {step} (written in {duration(done.writing_s)}, checked in {duration(done.checking_s)})"
     )
