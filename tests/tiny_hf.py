@@ -15,7 +15,24 @@ TEXTS = (
 )
 
 
-def byte_level(folder: pathlib.Path, vocab_size: int = 400, **settings) -> None:
+CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+LLAMA3 = ("<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>")
+LLAMA3_TEMPLATE = (
+    "{{ '<|start_header_id|>system<|end_header_id|>\n\nToday Date: ' + strftime_now('%d %b %Y') + '<|eot_id|>' }}"
+    "{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' }}"
+    "{{ m['content'] | trim + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+
+
+def llama3(folder: pathlib.Path, template: str = LLAMA3_TEMPLATE, **model) -> None:
+    """Writes a random model as Llama 3 is: its template names the day, and generation_config.json what ends an answer."""
+    byte_level(folder, controls=LLAMA3, eos_token=LLAMA3[0], **({"chat_template": template} if template else {}))
+    weights(folder, vocab_size=400, **model)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0, 4, 3]}')
+
+
+def byte_level(folder: pathlib.Path, vocab_size: int = 400, controls: tuple[str, ...] = CHATML, **settings) -> None:
     """Writes a byte-level BPE tokenizer, as GPT-2, Llama 3 and Qwen have; `settings` go to tokenizer_config.json."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -23,9 +40,8 @@ def byte_level(folder: pathlib.Path, vocab_size: int = 400, **settings) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    controls = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=controls, initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size, special_tokens=[*controls], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(TEXTS * 3, trainer)
     _write(folder, json.loads(tokenizer.to_str()), {"eos_token": "<|endoftext|>"} | settings)

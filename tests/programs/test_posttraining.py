@@ -157,9 +157,7 @@ def test_a_model_without_a_chat_template(base, tmp_path):
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     settings.pop("chat_template", None)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(
-        ConfigError, match=r"has no chat template: give it one by --config\.examples\.template=chatml"
-    ):
+    with pytest.raises(ConfigError, match=r"has no chat template: give it one by --config\.examples\.template=chatml"):
         posttraining.tokenizer(resolved(base, data__tokenizer=tmp_path))
 
 
