@@ -18,7 +18,6 @@ from jaxlm.programs import examples
 from jaxlm.programs.task import Ready, Task
 from jaxlm.train import announcement, answers, hooks, origin, preferences
 from jaxlm.train.checkpoints import keep, restore, weights
-from jaxlm.train.workdir import TOKENIZER
 
 
 def task(config: Config, objective: base.Maker, *, pairs: bool, closed: bool = False, **others) -> Task:
@@ -69,19 +68,7 @@ def tokenizer(config: Config) -> coder.Coder:
         raise ConfigError(
             f"origin_state=True goes on with what the origin did; {config.program} begins anew: set it to False"
         )
-    workdir = pathlib.Path(config.workdir)
-    if config.workdir and weights.begun(workdir / "checkpoints") and (workdir / TOKENIZER).is_dir():
-        found = coder.load(workdir / TOKENIZER)  # with the template and the ends that the run began with
-    else:
-        found = chat.settled(chat.grown(coder.load(config.data.tokenizer), config.examples.template))
-    try:
-        chat.template(found)
-    except ConfigError:
-        raise ConfigError(
-            f"{config.origin} has no chat template: give it one by --config.examples.template=chatml (with tokens of its own), "
-            "plain (without) or FILE (Jinja), or begin with a chat model"
-        ) from None
-    return origin.prompted(found, config)
+    return origin.prompted(origin.speaker(config), config)
 
 
 def first_weights(config: Config) -> origin.Origin:

@@ -6,6 +6,7 @@ A run that trained an adapter holds no parameters of its own. It is opened by op
 itself, and adding the adapter to it, or leaving the two apart.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -23,11 +24,13 @@ from jaxlm.data.manifest import MANIFEST
 from jaxlm.data.rows import check_fingerprint
 from jaxlm.models import adapters, quantized
 from jaxlm.objectives.base import Variables
+from jaxlm.processes import say
 from jaxlm.step import optim
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
 from jaxlm.train import growth, merging, workdir
 from jaxlm.train.checkpoints import leaf as leaves
+from jaxlm.train.checkpoints import weights
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.scores import Scores
@@ -214,6 +217,31 @@ def check_base(said: Mapping[str, str | int], base: Mapping[str, str | int], run
             f"{_named(base)} is not the model that {run} began with, {_named(said)}: its parameters differ; "
             "give that one, or a copy of it, by --config.origin=FOLDER"
         )
+
+
+def speaker(config: Config) -> coder.Coder:
+    """Returns the tokenizer of a run of post-training: its origin's with a chat template, as the run began with it.
+
+    Raises ConfigError if it has no template.
+    """
+    folder, asked = pathlib.Path(config.workdir), config.examples.template
+    if config.workdir and weights.begun(folder / "checkpoints") and (folder / workdir.TOKENIZER).is_dir():
+        kept = coder.load(folder / workdir.TOKENIZER)
+        with contextlib.suppress(ConfigError):  # the origin's is needed no more
+            if chat.template(chat.grown(coder.load(config.data.tokenizer), asked)) != chat.template(kept):
+                say(
+                    f"{folder} keeps the chat template that it began with, in {workdir.TOKENIZER}/; another one is there now"
+                )
+        return kept
+    new = chat.settled(chat.grown(coder.load(config.data.tokenizer), asked))
+    try:
+        chat.template(new)
+    except ConfigError:
+        raise ConfigError(
+            f"{config.origin} has no chat template: give it one by --config.examples.template=chatml (with tokens of its own), "
+            "plain (without) or FILE (Jinja), or begin with a chat model"
+        ) from None
+    return new
 
 
 def prompted(tokenizer: coder.Coder, config: Config) -> coder.Coder:
