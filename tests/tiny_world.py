@@ -85,7 +85,8 @@ def ours(folder: pathlib.Path) -> None:
     for name, kind, origin in (("sft", "sft", "quickstart"), ("dpo", "dpo", "sft")):
         words = [f"--config.workdir=runs/{name}", f"--config.origin=runs/{origin}"]
         jaxlm("train", kind, *POSTTRAINING, *TRAINING[kind][0], *words)
-    jaxlm("export", "runs/sft", "--to=hf", "--out=HF_DIR", "--dtype=f32")
+    for run, name in (("sft", "HF_DIR"), ("quickstart", "HF_BASE")):
+        jaxlm("export", f"runs/{run}", "--to=hf", f"--out={name}", "--dtype=f32")
     for run, step in (("quickstart", 2), ("quickstart", 4), ("sft", 4), ("dpo", 4)):
         words = ["--tasks=arc_easy", "--limit=4", "--config.eval.data_dir=BENCHMARKS", f"--checkpoint={step}"]
         jaxlm("eval", f"runs/{run}", *words)
