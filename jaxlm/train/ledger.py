@@ -83,10 +83,12 @@ def moment(folder: pathlib.Path, clock: files.Clock = datetime.datetime.now) -> 
     OSError.
     """
     found = read(folder)
-    if not files.is_moment(when := found.get("moment")):
-        first = found["starts"][0].get("time") if found["starts"] else None
-        when = files.moment(lambda: datetime.datetime.fromisoformat(first) if files.is_moment(first) else clock())
-        _write(folder, found | {"moment": when})
+    if files.is_moment(found.get("moment")):
+        return found["moment"]
+    if found["starts"] and files.is_moment(first := found["starts"][0].get("time")):
+        return files.moment(lambda: datetime.datetime.fromisoformat(first))
+    when = files.moment(clock)
+    _write(folder, found | {"moment": when})
     return when
 
 
