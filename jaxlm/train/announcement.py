@@ -12,6 +12,9 @@ from jaxlm.config import AdapterConfig, Config
 from jaxlm.console import Say, dollars, duration, human, size
 from jaxlm.data.coder import Encoded
 from jaxlm.data.passes import MOST as MOST_PASSES
+from jaxlm.models import quantized
+from jaxlm.objectives.base import Variables
+from jaxlm.ops import block_codes
 from jaxlm.plan import machines
 from jaxlm.plan.admission import Program
 from jaxlm.plan.params import count_params
@@ -37,6 +40,8 @@ def announce(
     if trained:
         trained = f"{tree.count(made.abstract.params):,} trained ({trained})"
     for line in lines(made.config, made.mesh, data.token_counts("train"), passes, program, done, trained):
+        say(line)
+    if line := of_whole_kernels(made.frozen, made.config.adapter.quantize):
         say(line)
 
 
@@ -84,6 +89,24 @@ def of_adapter(adapter: AdapterConfig, row_ids: Collection[int]) -> str:
     found = f"LoRA r {adapter.rank}" if adapter.kind == "lora" else f"a prompt of {adapter.prompt_tokens} vectors"
     rows = f" + {len(row_ids)} rows" if row_ids else ""
     return found + rows + (f", on {adapter.quantize}" if adapter.quantize != "none" else "")
+
+
+def of_whole_kernels(frozen: Variables, kind: str) -> str:
+    """Returns a line about the kernels that `adapter.quantize` leaves as they are, and what they cost; "" if there are none.
+
+    Args:
+      frozen: what `quantized.freeze` returns, or its shapes.
+    """
+    kernels = quantized.whole_kernels(frozen) if kind != "none" else {}
+    if not kernels:
+        return ""
+    short = ", ".join(dict.fromkeys(name.partition("/")[2].removesuffix("/kernel") for name in kernels))
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in kernels.values())
+    codes = sum(leaf.size for leaf in kernels.values()) * block_codes.BYTES[kind]
+    return (
+        f"adapter.quantize={kind} leaves {len(kernels)} kernels ({short}) in {next(iter(kernels.values())).dtype}: no block of "
+        f"32 to 64 divides their inputs; they take {size(held)}, in {kind} it would be {size(codes)}"
+    )
 
 
 def _devices(mesh: Mesh) -> str:
