@@ -170,6 +170,22 @@ def test_an_adapter_for_another_model_is_refused(folder):
         origin.open(place, readers=readers.READERS)
 
 
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("module", ["lm_head", "model.embed_tokens"])
+def test_factors_of_head_or_embedding_are_refused_in_a_line(tmp_path, tie, module):
+    config = tiny.model_config(tie_embeddings=tie)
+    params = tiny.random_params(models.build(config, "xla"))
+    read = dict(tree.named_leaves(params)).__getitem__
+    content, tensors = peft.to_peft(tiny_peft.adapted(params), config, read, ("", None))
+    a, b = np.ones((3, config.d_model), np.float32), np.ones((config.vocab_size, 3), np.float32)
+    tensors |= {f"base_model.model.{module}.lora_A.weight": a, f"base_model.model.{module}.lora_B.weight": b}
+    with pytest.raises(
+        ConfigError, match=f"has {module}.lora_A.weight, for which there is no place .*merge_and_unload"
+    ) as error:
+        peft.from_peft(content, tensors, config, read)
+    assert "\n" not in str(error.value)
+
+
 def test_settings_to_train_on_with(folder):
     place, _, given = folder
     found = peft_config.settings(place, {"<|im_start|>": 1, "<|im_end|>": 2})
