@@ -58,7 +58,7 @@ def remarks(folder: pathlib.Path) -> list[str]:
         lines.append(f"{folder} has {_SINGLE} and {_INDEX}: the first is read, as transformers does")
     if dropout := (files.json_there(folder / "tokenizer.json").get("model") or {}).get("dropout"):
         lines.append(
-            f"tokenizer.json asks for a BPE dropout of {dropout}: it is off, so that a text always has the same ids"
+            f"tokenizer.json has a BPE dropout of {dropout}: it is off, so that a text always has the same ids"
         )
     return lines
 
@@ -95,14 +95,10 @@ def _has_own_head(folder: pathlib.Path) -> bool:
     with contextlib.ExitStack() as stack, contextlib.suppress(ConfigError, OSError, safetensors.SafetensorError):
         opened = [stack.enter_context(safetensors.safe_open(str(p), framework="numpy")) for p in weight_files(folder)]
         tables = [file.get_slice(name) for file in opened for name in file.keys() if name.endswith(_TABLES)]  # noqa: SIM118
-        if len(tables) != 2:
-            return False
-        head, embedding = (table.get_shape() for table in tables)
-        bounds = [*range(0, head[0], _PIECE), head[0]]
-        return head != embedding or not all(
-            np.array_equal(*(np.asarray(table[start:stop], np.float32) for table in tables))
-            for start, stop in itertools.pairwise(bounds)
-        )
+        shapes = [table.get_shape() for table in tables]
+        bounds = [*range(0, shapes[0][0], _PIECE), shapes[0][0]] if len(tables) == 2 else []
+        pieces = ([np.asarray(t[at:end], np.float32) for t in tables] for at, end in itertools.pairwise(bounds))
+        return shapes[1:] != shapes[:-1] or not all(np.array_equal(*pair) for pair in pieces)
     return False  # who reads the weights says what is wrong
 
 
@@ -250,13 +246,7 @@ def _rope(found: dict) -> tuple[dict[str, object], list[str]]:
     if kind == "llama3":
         keys |= {name: float(given[name]) for name in ("low_freq_factor", "high_freq_factor")}
         keys["original_max_len"] = given["original_max_position_embeddings"]
-    unread = [
-        f"{name} with {key}={value}"
-        for name, part in (said | {"config.json": outer}).items()
-        for key, value in part.items()
-        if given.get(key, value) != value
-    ]
-    used = ", ".join(f"{key} {value}" for key, value in keys.items())
-    return keys, [
-        f"its rotary settings disagree: {', '.join(unread)} is not read; {used} is, as transformers does"
-    ] * bool(unread)
+    parts = (*said.values(), outer)
+    unread = [f"{key}={value}" for part in parts for key, value in part.items() if given.get(key, value) != value]
+    line = f"its rotary settings disagree: {', '.join(unread)} is not read, {keys} is, as transformers does"
+    return keys, [line] if unread else []

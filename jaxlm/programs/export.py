@@ -12,7 +12,7 @@ from jaxlm import tree
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import duration, say
 from jaxlm.data import coder
-from jaxlm.interop import card, export, gguf_file, hf, hf_folder, inherit, leaves, peft, readers
+from jaxlm.interop import card, check, export, gguf_file, hf, hf_folder, inherit, leaves, peft, readers
 from jaxlm.programs import model_card
 from jaxlm.train import origin
 
@@ -30,6 +30,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
     found = origin.open(config.workdir, args.checkpoint, readers.READERS, merge=args.to != "peft")
     _check_kind(config, found, args.to)
+    if line := origin.better(config, args.checkpoint):
+        say(line)
     source = _source(config, found, args.to, dtype)
     done = export.export(source, args.to, dtype, out)
     verdict = done.verdict
@@ -40,6 +42,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         return 0
     what = "tensors of the adapter" if args.to == "peft" else "leaves"
     moved = f"are off by {verdict.moved:.2%}, by rounding" if verdict.moved else "are the run's to the bit"
+    if source.adapted and (codes := source.adapted.adapter.settings.quantize) != "none":
+        moved += f" and its base, which was in {codes} in training and is in full precision for PEFT (--to=hf keeps it)"
     say(
         f"all {verdict.leaves} {what} are the run's, as {dtype} holds them; the logits of {verdict.positions} positions {moved}"
     )
@@ -76,13 +80,16 @@ def _source(config: Config, found: origin.Origin, to: str, dtype: str) -> export
     facts = dataclasses.replace(
         model_card.facts(config, tokenizer, step, name, count), to=to, file=f"{name}-{dtype}.gguf"
     )
-    facts = dataclasses.replace(facts, rewards=scores, base=base)
+
+    def written(verdict: check.Verdict) -> str:
+        own = base and dataclasses.replace(base, moved=verdict.moved)
+        return card.text(dataclasses.replace(facts, rewards=scores, base=own))
 
     def read(leaf: str) -> np.ndarray:
         return trained["score"]["score_head"]["kernel"] if leaf == leaves.SCORE else found.leaf(leaf)
 
     about = {"run": name, "step": step}
-    return export.Source(read, model, tokenizer, name, about, card.text(facts), scores, adapted, place)
+    return export.Source(read, model, tokenizer, name, about, written, scores, adapted, place)
 
 
 def _base(found: origin.Origin) -> tuple[peft.Base, card.Base]:

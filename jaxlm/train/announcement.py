@@ -39,9 +39,8 @@ def announce(
         say(table(made.abstract.params))
     if trained:
         trained = f"{tree.count(made.abstract.params):,} trained ({trained})"
-    for line in lines(made.config, made.mesh, data.token_counts("train"), passes, program, done, trained):
-        say(line)
-    if line := of_whole_kernels(made.frozen, made.config.adapter.quantize):
+    found = lines(made.config, made.mesh, data.token_counts("train"), passes, program, done, trained)
+    for line in (*found, *of_whole_kernels(made.frozen, made.config.adapter.quantize)):
         say(line)
 
 
@@ -91,22 +90,21 @@ def of_adapter(adapter: AdapterConfig, row_ids: Collection[int]) -> str:
     return found + rows + (f", on {adapter.quantize}" if adapter.quantize != "none" else "")
 
 
-def of_whole_kernels(frozen: Variables, kind: str) -> str:
-    """Returns a line about the kernels that `adapter.quantize` leaves as they are, and what they cost; "" if there are none.
+def of_whole_kernels(frozen: Variables, kind: str) -> list[str]:
+    """Returns a line about the kernels that `adapter.quantize` leaves as they are, and what they cost; none without any.
 
     Args:
       frozen: what `quantized.freeze` returns, or its shapes.
     """
     kernels = quantized.whole_kernels(frozen) if kind != "none" else {}
-    if not kernels:
-        return ""
     short = ", ".join(dict.fromkeys(name.partition("/")[2].removesuffix("/kernel") for name in kernels))
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in kernels.values())
-    codes = sum(leaf.size for leaf in kernels.values()) * block_codes.BYTES[kind]
-    return (
-        f"adapter.quantize={kind} leaves {len(kernels)} kernels ({short}) in {next(iter(kernels.values())).dtype}: no block of "
-        f"32 to 64 divides their inputs; they take {size(held)}, in {kind} it would be {size(codes)}"
+    codes = sum(leaf.size for leaf in kernels.values()) * block_codes.BYTES.get(kind, 0)
+    line = (
+        f"adapter.quantize={kind} leaves {len(kernels)} kernels ({short}) as they are: no block of 32 to 64 divides their "
+        f"inputs; they take {size(held)} in place of {size(codes)}"
     )
+    return [line] if kernels else []
 
 
 def _devices(mesh: Mesh) -> str:

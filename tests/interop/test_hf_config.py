@@ -75,7 +75,7 @@ def test_rotary_settings_that_disagree_are_told(tmp_path, rope, lines):
     assert len(said) == lines
     if said:
         assert said[0].startswith("its rotary settings disagree: ")
-        assert f"theta {keys['rope.theta']}" in said[0]
+        assert f"'theta': {keys['rope.theta']}" in said[0]
 
 
 @pytest.mark.parity

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from jaxlm import models, tree
 from jaxlm.config import ConfigError, RunError
-from jaxlm.interop import check, peft, peft_config, readers
+from jaxlm.interop import card, check, peft, peft_config, readers
 from jaxlm.models.adapters import Adapter
 from jaxlm.train import origin
 
@@ -77,6 +77,28 @@ def test_a_mistake_is_found(monkeypatch, mistake):
     MISTAKES[mistake](content, tensors)
     with pytest.raises(RunError, match="is not the run's model"):
         check.check_adapter(given, content, tensors, read, config, lambda done: None)
+
+
+def test_an_adapter_of_a_quantised_base_says_how_far_the_full_base_is(tmp_path):
+    """Its files are right, yet who loads them has another base: the figure stands in the verdict, the mark and the card."""
+    config, read, given = made()
+    moved = {}
+    for kind in ("none", "int8", "nf4"):
+        settings = dataclasses.replace(given.adapter.settings, quantize=kind)
+        adapted = peft.Adapted(dataclasses.replace(given.adapter, settings=settings), given.variables)
+        content, tensors = peft.to_peft(adapted, config, read, ("b", None))
+        moved[kind] = check.check_adapter(adapted, content, tensors, read, config, lambda done: None).moved
+    assert moved["none"] < 1e-5 < 1e-3 < moved["int8"] < 0.02 < moved["nf4"] < 0.5
+    base = card.Base("base", 3, 0, "nf4", moved["nf4"])
+    facts = card.Facts(
+        "r", "peft", "", config, 1, 9, {"step": 0}, (), {}, "", {}, (), False, "AutoTokenizer", base=base
+    )
+    assert (
+        f"in full precision, as above, the logits are off by {moved['nf4']:.2%}. `jaxlm export r --to=hf`"
+        in card.text(facts)
+    )
+    plain = dataclasses.replace(facts, base=card.Base("base", 3, 0, "none"))
+    assert "full precision" not in card.text(plain)
 
 
 def test_the_vectors_of_a_prompt(monkeypatch):

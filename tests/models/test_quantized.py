@@ -15,6 +15,7 @@ from jaxlm.ops.block_codes import quantize
 from jaxlm.train import announcement
 
 KINDS = ("nf4", "int8")
+SIZES = {"nf4": "29.6 kB in place of 8.32 kB", "int8": "29.6 kB in place of 15.7 kB"}
 
 
 def build(**keys):
@@ -63,11 +64,12 @@ def test_kernels_that_no_block_fits_are_kept_and_the_others_quantised(kind):
         same = np.asarray(dict(tree.named_leaves(params))[name])
         want = np.asarray(same, jnp.bfloat16) if name in whole or name == "embed/embedding" else same
         np.testing.assert_array_equal(leaf, np.asarray(quantized.rounded(name, want, kind), np.float32))
-    line = announcement.of_whole_kernels(frozen, kind)
-    assert line.startswith(
-        f"adapter.quantize={kind} leaves 10 kernels (attn/k, attn/q, attn/v, mlp/gate, mlp/up) in bfloat16"
+    (line,) = announcement.of_whole_kernels(frozen, kind)
+    assert line == (
+        f"adapter.quantize={kind} leaves 10 kernels (attn/k, attn/q, attn/v, mlp/gate, mlp/up) as they are: no block of 32 "
+        f"to 64 divides their inputs; they take {SIZES[kind]}"
     )
-    assert announcement.of_whole_kernels(quantized.freeze(build()[1], kind, "float32"), kind) == ""
+    assert announcement.of_whole_kernels(quantized.freeze(build()[1], kind, "float32"), kind) == []
 
 
 def test_a_model_in_which_some_kernels_are_quantised_is_the_one_that_rounding_gives():
