@@ -6,7 +6,6 @@ each layer is run twice on one input: by our model, with the run's weights as th
 """
 
 import dataclasses
-import itertools
 import typing
 from collections.abc import Callable, Iterator
 
@@ -146,19 +145,19 @@ def check_adapter(
     theirs, prompt_PxD = reference.of_hf(hf.hf_config(config)), held.get("prompt_embeddings")
     ours = _Ours(config, given.adapter)
     tokens = ours.tokens[:, ours.tokens[0] < config.vocab_size]
-    count, parts = 0, list(_parts(config, scores=False))
+    count, parts, kind = 0, list(_parts(config, scores=False)), given.adapter.settings.quantize
     order = [leaf for _, group in parts for tensor in group for leaf in tensor.leaves]
     x = y = np.float32(0)  # by the run, and by the files on the base in full precision
     with Ahead(read, order) as ahead:
         for name, group in parts:
             own: Named = {}
-            beside: Named = {}  # as the run had them: in codes, decoded
+            beside: Named = {}  # as the run had them: in codes, and decoded
             found: Named = {}
             for tensor in group:
                 values = [np.asarray(ahead(leaf), np.float32) for leaf in tensor.leaves]
                 own |= _cut(tensor, values)
-                coded = map(quantized.rounded, tensor.leaves, values, itertools.repeat(given.adapter.settings.quantize))
-                beside |= _cut(tensor, [*coded])
+                decoded = [quantized.rounded(*leaf, kind) for leaf in zip(tensor.leaves, values, strict=True)]
+                beside |= _cut(tensor, decoded)
                 found[tensor.name] = reference.adapted(content, held, tensor.name, tensor.from_leaves(values))
                 count += 1
                 tick(count)

@@ -41,9 +41,10 @@ def run(config: Config, args: argparse.Namespace) -> int:
         print(json.dumps({"path": str(done.place), "step": step, "dtype": dtype, "moved": verdict.moved} | seconds))
         return 0
     what = "tensors of the adapter" if args.to == "peft" else "leaves"
-    moved = f"are off by {verdict.moved:.2%}, by rounding" if verdict.moved else "are the run's to the bit"
-    if source.adapted and (codes := source.adapted.adapter.settings.quantize) != "none":
-        moved += f" and its base, which was in {codes} in training and is in full precision for PEFT (--to=hf keeps it)"
+    codes = source.adapted.adapter.settings.quantize if source.adapted else "none"
+    full = f"since its base, in {codes} in training, is whole for PEFT (--to=hf writes the model as it was trained)"
+    why = "by rounding" if codes == "none" else full
+    moved = f"are off by {verdict.moved:.2%}, {why}" if verdict.moved else "are the run's to the bit"
     say(
         f"all {verdict.leaves} {what} are the run's, as {dtype} holds them; the logits of {verdict.positions} positions {moved}"
     )
