@@ -108,7 +108,7 @@ def _settled(folder: pathlib.Path, scores: bool) -> tuple[dict[str, object], lis
     if not found:
         raise ConfigError(f"{folder}/config.json is missing or damaged: copy it again")
     try:
-        keys, lines, contradictions = _read(found, _SCORES if scores else _CONTINUES)
+        keys, lines, notes = _read(found, _SCORES if scores else _CONTINUES)
         for key, value in keys.items():
             kind = str if key in _TEXTS else bool if key in _SWITCHES else float if key in _NUMBERS else int
             if type(value) is not kind or (kind in (int, float) and not 0 <= value < 2**31):
@@ -121,11 +121,8 @@ def _settled(folder: pathlib.Path, scores: bool) -> tuple[dict[str, object], lis
         raise ConfigError(f"{folder}/config.json is damaged ({error}): copy it again") from None
     if keys["tie_embeddings"] and not scores and _has_own_head(folder):
         keys["tie_embeddings"] = False
-        contradictions.append(
-            f"{folder} says tie_word_embeddings, and its lm_head.weight differs from the embedding: the head is used, as "
-            "transformers 5 does (model.tie_embeddings=False)"
-        )
-    return keys, lines, contradictions
+        notes.append("lm_head.weight differs from the embedding: the head is used (untied), as transformers 5 does")
+    return keys, lines, notes
 
 
 class _Unsupported(Exception):
@@ -156,16 +153,13 @@ def _gpt2(found: dict) -> dict[str, object]:
         "family": "gpt2",
         "n_layers": found["n_layer"],
         "d_model": found["n_embd"],
-        "n_heads": found["n_head"],
-        "n_kv_heads": found["n_head"],
+        **dict.fromkeys(("n_heads", "n_kv_heads"), found["n_head"]),
         "head_dim": found["n_embd"] // found["n_head"],
         "d_ff": found.get("n_inner") or 4 * found["n_embd"],
         "vocab_size": found["vocab_size"],
         "max_seq_len": found["n_positions"],
         "tie_embeddings": bool(found.get("tie_word_embeddings", True)),
-        "bias": False,
-        "qkv_bias": False,
-        "qk_norm": False,
+        **dict.fromkeys(("bias", "qkv_bias", "qk_norm"), False),
         "norm_eps": float(found.get("layer_norm_epsilon", 1e-5)),
     }
 
@@ -196,8 +190,8 @@ def _llama(found: dict, kind: str) -> tuple[dict[str, object], list[str], list[s
         "qk_norm": kind == "qwen3",
         "norm_eps": float(found.get("rms_norm_eps", 1e-6)),
     }
-    rope, contradictions = _rope(found)
-    return keys | {f"rope.{key}": value for key, value in rope.items()}, lines, contradictions
+    rope, notes = _rope(found)
+    return keys | {f"rope.{key}": value for key, value in rope.items()}, lines, notes
 
 
 def _bias(found: dict, kind: str) -> bool:

@@ -37,10 +37,9 @@ _READ = 2000  # characters of an answer that math-verify reads: the last ones
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 # Of an answer such as "(17, 18)", "17 or 18" or "x < 18" math-verify takes one of the numbers.
 _N = r"(?:(?<!\d)[-+])?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
-_WORDS, _NAME = r"[^\d.\n]{0,20}?", r"(?:[A-Za-z]\s*=\s*)?"
+_WORDS, _NAME, _ENDLESS = r"[^\d.\n]{0,20}?", r"(?:[A-Za-z]\s*=\s*)?", r"[-+]?(?:oo|inf\w*|\\infty|\u221e)"
 _JOINT = r"(?:\b(?:and|to|through)\b|[;\u2013\u2014\u2026\u00b1]|\.\.+|\\(?:pm|cup)\b)"
 _ORDER = r"(?:[<>]=?|[\u2264\u2265\u2260]|\\(?:leq?|geq?|neq?|lt|gt)\b)"
-_ENDLESS = r"[-+]?(?:oo|inf\w*|\\infty|\u221e)"
 _NUMBER, _BARE = re.compile(_N), re.compile(r"(?:\s|[,;.()\[\]{}$]|and|or)*")
 _SEVERAL = re.compile(
     rf"[(\[{{]\s*{_N}(?:\s*[,;]\s*{_N})+|{_N}(?:{_WORDS}\bor\b{_WORDS}{_N})+|(?<!from )\b{_N}(?:,?\s*{_JOINT}\s*{_NAME}{_N})+"
