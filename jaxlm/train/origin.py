@@ -213,7 +213,7 @@ def better(config: Config, checkpoint: str | int) -> str:
     if best in (None, steps[-1]):
         return ""
     return (
-        f"the best checkpoint by {name} is step {best:,}, this is the latest, {steps[-1]:,}: --checkpoint=best takes it"
+        f"step {best:,} is the best by {name}, and this is the latest, {steps[-1]:,}: --checkpoint=best takes the best"
     )
 
 
