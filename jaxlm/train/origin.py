@@ -212,9 +212,7 @@ def better(config: Config, checkpoint: str | int) -> str:
     best = keep.best(steps, scores)
     if best in (None, steps[-1]):
         return ""
-    return (
-        f"step {best:,} is the best by {name}, and this is the latest, {steps[-1]:,}: --checkpoint=best takes the best"
-    )
+    return f"step {best:,} is the best by {name}, and this is the latest, {steps[-1]:,}: --checkpoint=best takes it"
 
 
 def check_base(said: Mapping[str, str | int], base: Mapping[str, str | int], run: str | pathlib.Path) -> None:
