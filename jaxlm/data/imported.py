@@ -229,7 +229,7 @@ def _put_in_front(content: bytes) -> list[int]:
 
 
 def _open(content: bytes) -> tuple[typing.Any, dict]:
-    """(the library's tokenizer, the JSON), without padding and truncation."""
+    """(the library's tokenizer, the JSON), without padding, truncation and BPE dropout: a text always has the same ids."""
     try:
         import tokenizers
     except ImportError:
@@ -241,6 +241,8 @@ def _open(content: bytes) -> tuple[typing.Any, dict]:
         raise ConfigError(f"{JSON} can't be read ({said}): copy it again, or update tokenizers") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None
     return tokenizer, spec
 
 

@@ -37,12 +37,14 @@ class Base:
       name, step: its name, and the step of its checkpoint; None for a model from elsewhere.
       ids: to how many ids its embedding must grow before it takes the adapter; 0 if it need not.
       codes: how its layers were kept in training: nf4, int8, or none.
+      moved: how far the logits on it in full precision are from those in training; a share of their size.
     """
 
     name: str
     step: int | None
     ids: int
     codes: str
+    moved: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +172,9 @@ def _use_adapter(facts: Facts, base: Base) -> str:
     note = f"BASE is the folder of {base.name}{made if base.step is not None else ''}. No other model fits."
     if base.ids:
         note += " It has no rows for the chat tokens: they are in the adapter."
+    if base.codes != "none":
+        note += f" Its layers were in {base.codes} in training; in full precision, as above, the logits are off by "
+        note += f"{base.moved:.2%}. `jaxlm export {facts.name} --to=hf` writes the model as it was trained."
     return f"## Use\n\n{shown}\n\n{note}"
 
 

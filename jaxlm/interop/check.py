@@ -18,7 +18,7 @@ from jaxlm.interop import hf, peft, reference
 from jaxlm.interop.ahead import Ahead
 from jaxlm.interop.leaves import SCORE, Tensor, tensors
 from jaxlm.interop.peft import Adapted
-from jaxlm.models import layerwise
+from jaxlm.models import layerwise, quantized
 from jaxlm.models.adapters import Adapter
 from jaxlm.objectives import base
 
@@ -26,6 +26,7 @@ POSITIONS = 64
 # How far what a layer adds may be from what ours adds, relative to its size; float32 alone makes 1e-6 of it.
 _APART = 1e-3
 _LAST = "the final norm and the head"
+_PLAIN = {"dtype": "float32", "attention": "xla", "remat": "none", "fp8": False, "offload": False, "dropout": 0.0}
 
 Named = dict[str, np.ndarray]
 
@@ -68,7 +69,8 @@ class Verdict:
     Attributes:
       leaves: how many leaves are the run's, to the bit, as far as the format keeps them.
       positions: at how many positions layers and logits were compared.
-      moved: how far rounding moved the logits from the run's own: the root mean square, relative to theirs.
+      moved: how far rounding moved the logits from the run's own: the root mean square, relative to theirs. Of an adapter that
+        was trained beside quantised kernels also how far the base in full precision moves them.
     """
 
     leaves: int
@@ -96,8 +98,7 @@ def check(
         raise RunError(f"what was written lacks the setting {error.args[0]}; export again") from None
     if different := _differing(dataclasses.asdict(config), dataclasses.asdict(said)):
         raise RunError(f"what was written has another setting: {different}; export again")
-    plain = {"dtype": "float32", "attention": "xla", "remat": "none", "fp8": False, "offload": False, "dropout": 0.0}
-    ours = _Ours(dataclasses.replace(config, **plain))
+    ours = _Ours(config)
     count, parts = 0, list(_parts(config, written.scores))
     order = [leaf for _, group in parts for tensor in group for leaf in tensor.leaves]
     x = y = np.float32(0)  # by the run's own weights, and by the files'
@@ -142,23 +143,25 @@ def check_adapter(
     """
     kept = peft.from_peft(content, held, config, read)
     theirs, prompt_PxD = reference.of_hf(hf.hf_config(config)), held.get("prompt_embeddings")
-    plain = {"dtype": "float32", "attention": "xla", "remat": "none", "fp8": False, "offload": False, "dropout": 0.0}
-    ours = _Ours(dataclasses.replace(config, **plain), given.adapter)
+    ours = _Ours(config, given.adapter)
     tokens = ours.tokens[:, ours.tokens[0] < config.vocab_size]
-    count, parts = 0, list(_parts(config, scores=False))
+    count, parts, kind = 0, list(_parts(config, scores=False)), given.adapter.settings.quantize
     order = [leaf for _, group in parts for tensor in group for leaf in tensor.leaves]
-    x = y = np.float32(0)  # by the run's adapter, and by the files'
+    x = y = np.float32(0)  # by the run, and by the files on the base in full precision
     with Ahead(read, order) as ahead:
         for name, group in parts:
             own: Named = {}
+            beside: Named = {}  # as the run had them: in codes, and decoded
             found: Named = {}
             for tensor in group:
                 values = [np.asarray(ahead(leaf), np.float32) for leaf in tensor.leaves]
                 own |= _cut(tensor, values)
+                decoded = [quantized.rounded(*leaf, kind) for leaf in zip(tensor.leaves, values, strict=True)]
+                beside |= _cut(tensor, decoded)
                 found[tensor.name] = reference.adapted(content, held, tensor.name, tensor.from_leaves(values))
                 count += 1
                 tick(count)
-            x, wanted = ours.run(name, own, x, given.variables), ours.run(name, own, y, kept.variables)
+            x, wanted = ours.run(name, beside, x, given.variables), ours.run(name, own, y, kept.variables)
             before, y = y, _run(theirs, name, found, tokens, y, prompt_PxD)
             _near(name, before, np.asarray(wanted), y)
     return Verdict(len(held), ours.tokens.shape[1], _moved(np.asarray(x), y))
@@ -233,7 +236,7 @@ class _Ours:
     """Our model, in parts. `tokens` begin with the virtual ids of a prompt, if the adapter has one."""
 
     def __init__(self, config: ModelConfig, adapter: Adapter | None = None):
-        model = models.build(config, "xla")
+        model = models.build(dataclasses.replace(config, **_PLAIN), "xla")
         self.model = adapter.attach(model) if adapter else model
         self.layer = layerwise.layer(self.model)
         front = adapter.settings.prompt_tokens if adapter and adapter.settings.kind == "prompt" else 0

@@ -38,7 +38,7 @@ class Source:
       tokenizer: the model's tokenizer.
       name: what the model is called.
       about: what MARK says of the source: the run, the step.
-      card: the text of README.md.
+      card: what was found equal -> the text of README.md.
       scores: True for a reward model; `read` gives its head too.
       adapted: the adapter, for "peft"; `read`, `config` are its base's then.
       base: which model the adapter's base is.
@@ -49,7 +49,7 @@ class Source:
     tokenizer: Coder
     name: str
     about: dict[str, typing.Any]
-    card: str
+    card: Callable[[check.Verdict], str]
     scores: bool = False
     adapted: peft.Adapted | None = None
     base: peft.Base = ("", None)
@@ -137,7 +137,7 @@ def export(source: Source, to: str, dtype: str, out: pathlib.Path) -> Done:
                 verdict = check.check_adapter(source.adapted, *written.held(), source.read, source.config, tell)
             else:
                 verdict = check.check(source.read, written, source.config, tell)
-        (folder / "README.md").write_text(source.card, encoding="utf-8")
+        (folder / "README.md").write_text(source.card(verdict), encoding="utf-8")
         names = sorted(path.name for path in folder.iterdir())
         sums = {name: hf_weights.sha256(folder / name) for name in names if name != "README.md"}  # people rewrite cards
         about = {"to": to, "dtype": dtype, **source.about, "files": names, "sha256": sums}

@@ -3,7 +3,13 @@
 What it says and our models can't do is refused by name. Needs no JAX: the command line reads it too.
 """
 
+import contextlib
+import itertools
 import pathlib
+
+import ml_dtypes  # noqa: F401, names bfloat16 to numpy
+import numpy as np
+import safetensors
 
 from jaxlm import files
 from jaxlm.config import ConfigError
@@ -17,6 +23,10 @@ _TEXTS, _SWITCHES = ("family", "rope.scaling"), ("tie_embeddings", "bias", "qkv_
 _NUMBERS = ("norm_eps", *(f"rope.{name}" for name in ("theta", "factor", "low_freq_factor", "high_freq_factor")))
 # What config.json may leave out, as transformers fills it in.
 _HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}  # num_key_value_heads
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_OTHERS = ("pytorch_model*.bin", "pytorch_model*.pt", "*.pth", "tf_model*.h5", "flax_model*.msgpack")
+_TABLES = ("lm_head.weight", "embed_tokens.weight", "wte.weight")  # the ends of the names of the head and the embedding
+_PIECE = 4096  # rows of two tables that are compared at a time
 _GELU = ("gelu_new", "gelu_pytorch_tanh")  # the same function
 
 
@@ -35,29 +45,91 @@ def read(folder: pathlib.Path, scores: bool = False) -> tuple[dict[str, object],
     Raises:
       ConfigError: config.json is damaged, or names something that our models do not have.
     """
+    return _settled(folder, scores)[:2]
+
+
+def remarks(folder: pathlib.Path) -> list[str]:
+    """Returns a line for each thing that contradicts itself in a model's folder: what is read of it, as transformers does.
+
+    Raises the same errors as `read`.
+    """
+    lines = _settled(folder, False)[2]
+    if (folder / _SINGLE).is_file() and (folder / _INDEX).is_file():
+        lines.append(f"{folder} has {_SINGLE} and {_INDEX}: the first is read, as transformers does")
+    if dropout := (files.json_there(folder / "tokenizer.json").get("model") or {}).get("dropout"):
+        lines.append(
+            f"tokenizer.json has a BPE dropout of {dropout}: it is off, so that a text always has the same ids"
+        )
+    return lines
+
+
+def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files with a model's weights: model.safetensors, as transformers, else those that an index names.
+
+    Raises ConfigError if there are none, or one is missing.
+    """
+    index = folder / _INDEX
+    if (folder / _SINGLE).is_file():
+        return [folder / _SINGLE]
+    if index.is_file():
+        try:
+            names = sorted(set(files.json_of(index.read_bytes())["weight_map"].values()))
+            places = [folder / name for name in names]
+        except files.MANGLED:
+            raise ConfigError(f"{index} is damaged: copy it again") from None
+        if missing := [path.name for path in places if not path.is_file()]:
+            raise ConfigError(f"{folder} lacks {missing[0]}, which {_INDEX} names: copy it again")
+        return places
+    other = next((path.name for pattern in _OTHERS for path in folder.glob(pattern)), "")
+    if other:
+        place = repr(str(folder))
+        convert = f"import transformers as t; t.AutoModelForCausalLM.from_pretrained({place}).save_pretrained({place})"
+        raise ConfigError(
+            f'{folder} has {other} and no safetensors: convert it where PyTorch is, by python -c "{convert}"'
+        )
+    raise ConfigError(f"{folder} has no weights: neither {_SINGLE} nor {_INDEX}")
+
+
+def _has_own_head(folder: pathlib.Path) -> bool:
+    """True if the weights hold a head that differs from the embedding: then transformers 5 ties them not."""
+    with contextlib.ExitStack() as stack, contextlib.suppress(ConfigError, OSError, safetensors.SafetensorError):
+        opened = [stack.enter_context(safetensors.safe_open(str(p), framework="numpy")) for p in weight_files(folder)]
+        tables = [file.get_slice(name) for file in opened for name in file.keys() if name.endswith(_TABLES)]  # noqa: SIM118
+        shapes = [table.get_shape() for table in tables]
+        bounds = [*range(0, shapes[0][0], _PIECE), shapes[0][0]] if len(tables) == 2 else []
+        pieces = ([np.asarray(t[at:end], np.float32) for t in tables] for at, end in itertools.pairwise(bounds))
+        return shapes[1:] != shapes[:-1] or not all(np.array_equal(*pair) for pair in pieces)
+    return False  # who reads the weights says what is wrong
+
+
+def _settled(folder: pathlib.Path, scores: bool) -> tuple[dict[str, object], list[str], list[str]]:
+    """(keys, lines) of `read`, and lines about config.json and the head for `remarks`."""
     found = files.json_there(folder / "config.json")
     if not found:
         raise ConfigError(f"{folder}/config.json is missing or damaged: copy it again")
     try:
-        keys, lines = _read(found, _SCORES if scores else _CONTINUES)
+        keys, lines, notes = _read(found, _SCORES if scores else _CONTINUES)
         for key, value in keys.items():
             kind = str if key in _TEXTS else bool if key in _SWITCHES else float if key in _NUMBERS else int
             if type(value) is not kind or (kind in (int, float) and not 0 <= value < 2**31):
                 raise TypeError(f"{key}={value!r:.60}")
-        return keys, lines
     except _Unsupported as error:
         raise ConfigError(f"{folder} can't be imported: {error}") from None
     except KeyError as error:
         raise ConfigError(f"{folder}/config.json lacks {error.args[0]}: copy it again") from None
     except files.MANGLED as error:
         raise ConfigError(f"{folder}/config.json is damaged ({error}): copy it again") from None
+    if keys["tie_embeddings"] and not scores and _has_own_head(folder):
+        keys["tie_embeddings"] = False
+        notes.append("lm_head.weight differs from the embedding: the head is used (untied), as transformers 5 does")
+    return keys, lines, notes
 
 
 class _Unsupported(Exception):
     """What a model has and ours have not."""
 
 
-def _read(found: dict, ends: tuple[str, ...]) -> tuple[dict[str, object], list[str]]:
+def _read(found: dict, ends: tuple[str, ...]) -> tuple[dict[str, object], list[str], list[str]]:
     kind = found.get("model_type", "")
     if kind not in KINDS:
         raise _Unsupported(f"model_type {kind!r} is not supported, only {', '.join(KINDS)}")
@@ -66,7 +138,7 @@ def _read(found: dict, ends: tuple[str, ...]) -> tuple[dict[str, object], list[s
         raise _Unsupported(f"the architecture {other[0]} is not supported, only models that {_KINDS[ends]}")
     if found.get("quantization_config"):
         raise _Unsupported("its weights are quantised (quantization_config): take the model before it was quantised")
-    return (_gpt2(found), []) if kind == "gpt2" else _llama(found, kind)
+    return (_gpt2(found), [], []) if kind == "gpt2" else _llama(found, kind)
 
 
 def _gpt2(found: dict) -> dict[str, object]:
@@ -81,21 +153,18 @@ def _gpt2(found: dict) -> dict[str, object]:
         "family": "gpt2",
         "n_layers": found["n_layer"],
         "d_model": found["n_embd"],
-        "n_heads": found["n_head"],
-        "n_kv_heads": found["n_head"],
+        **dict.fromkeys(("n_heads", "n_kv_heads"), found["n_head"]),
         "head_dim": found["n_embd"] // found["n_head"],
         "d_ff": found.get("n_inner") or 4 * found["n_embd"],
         "vocab_size": found["vocab_size"],
         "max_seq_len": found["n_positions"],
         "tie_embeddings": bool(found.get("tie_word_embeddings", True)),
-        "bias": False,
-        "qkv_bias": False,
-        "qk_norm": False,
+        **dict.fromkeys(("bias", "qkv_bias", "qk_norm"), False),
         "norm_eps": float(found.get("layer_norm_epsilon", 1e-5)),
     }
 
 
-def _llama(found: dict, kind: str) -> tuple[dict[str, object], list[str]]:
+def _llama(found: dict, kind: str) -> tuple[dict[str, object], list[str], list[str]]:
     activation = found.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise _Unsupported(f"hidden_act={activation} is not supported, only silu")
@@ -121,7 +190,8 @@ def _llama(found: dict, kind: str) -> tuple[dict[str, object], list[str]]:
         "qk_norm": kind == "qwen3",
         "norm_eps": float(found.get("rms_norm_eps", 1e-6)),
     }
-    return keys | {f"rope.{key}": value for key, value in _rope(found).items()}, lines
+    rope, notes = _rope(found)
+    return keys | {f"rope.{key}": value for key, value in rope.items()}, lines, notes
 
 
 def _bias(found: dict, kind: str) -> bool:
@@ -147,19 +217,30 @@ def _window(found: dict, kind: str) -> int:
     return (found.get("sliding_window", 4096) or 0) if found.get("use_sliding_window") and slides else 0
 
 
-def _rope(found: dict) -> dict[str, object]:
-    """The keys of `model.rope`, from `rope_parameters` (transformers 5), else `rope_theta` and `rope_scaling` (4)."""
-    old = found.get("rope_scaling") or {}
-    given = found.get("rope_parameters") or {"rope_theta": found.get("rope_theta", 10000.0)} | old
-    kind = given.get("rope_type", given.get("type", "default"))
+def _rope(found: dict) -> tuple[dict[str, object], list[str]]:
+    """(the keys of `model.rope`, a line if config.json contradicts itself), read as transformers 5 does.
+
+    `rope_scaling`, where it says something, stands for all of `rope_parameters`; `rope_theta` fills in what they leave out.
+    """
+    said = {name: found[name] for name in ("rope_scaling", "rope_parameters") if found.get(name)}
+    for name, value in said.items():
+        if not isinstance(value, dict):
+            raise TypeError(f"{name}={value!r:.60}")
+        said[name] = {"rope_type": value.get("type", "default")} | value
+    outer = {key: found[key] for key in ("rope_theta", "partial_rotary_factor") if found.get(key) is not None}
+    given = {"rope_theta": 10000.0} | outer | next(iter(said.values()), {"rope_type": "default"})
+    kind = given["rope_type"]
     if kind not in _ROPE:
         raise _Unsupported(f"rope_type={kind} is not supported, only {', '.join(_ROPE)}")
-    if given.get("partial_rotary_factor", found.get("partial_rotary_factor", 1.0)) != 1.0:
+    if given.get("partial_rotary_factor", 1.0) != 1.0:
         raise _Unsupported("partial_rotary_factor is not supported: all of a head must rotate")
-    keys = {"theta": float(given.get("rope_theta", found.get("rope_theta", 10000.0))), "scaling": _ROPE[kind]}
+    keys = {"theta": float(given["rope_theta"]), "scaling": _ROPE[kind]}
     if kind != "default":
         keys["factor"] = float(given["factor"])
     if kind == "llama3":
         keys |= {name: float(given[name]) for name in ("low_freq_factor", "high_freq_factor")}
         keys["original_max_len"] = given["original_max_position_embeddings"]
-    return keys
+    parts = (*said.values(), outer)
+    unread = [f"{key}={value}" for part in parts for key, value in part.items() if given.get(key, value) != value]
+    line = f"its rotary settings disagree: {', '.join(unread)} is not read, {keys} is, as transformers does"
+    return keys, [line] if unread else []

@@ -132,11 +132,18 @@ class HfFolder:
 
 
 def write_tokenizer(folder: pathlib.Path, tokenizer: Coder, max_length: int) -> None:
-    """Writes a tokenizer as transformers reads it: ours as tokenizer.json, that of another model as it came."""
+    """Writes a tokenizer as transformers reads it: ours as tokenizer.json, that of another model as it came.
+
+    But for BPE dropout, by which a text would have other ids each time.
+    """
     if not isinstance(tokenizer, Tokenizer):
         for name, content in tokenizer.files.items():
             if name != imported.IDS:
                 (folder / name).write_bytes(content)
+        spec = imported.settings_of(tokenizer.files, imported.JSON)
+        if spec.get("model", {}).get("dropout"):
+            spec["model"]["dropout"] = None
+            write_json(folder / imported.JSON, spec)
         return
     write_json(folder / "tokenizer.json", tokenizer_json.tokenizer_json(tokenizer))
     write_json(folder / "tokenizer_config.json", tokenizer_json.tokenizer_config(tokenizer, max_length))

@@ -25,9 +25,7 @@ from jaxlm.processes import working
 from jaxlm.train.origin import Origin
 
 MARK = "jaxlm_export.json"  # in an export: what it holds, and of what
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _TYPES = ("BF16", "F16", "F32", "F64")
-_OTHERS = ("pytorch_model*.bin", "pytorch_model*.pt", "*.pth", "tf_model*.h5", "flax_model*.msgpack")
 
 
 def read(folder: pathlib.Path) -> Origin | None:
@@ -108,7 +106,7 @@ def check_export(folder: pathlib.Path) -> None:
 
 def size(folder: pathlib.Path) -> int:
     """Returns the bytes of the files with a model's weights. A checkpoint, which is compressed, has about as many."""
-    return sum(path.stat().st_size for path in _files(folder))
+    return sum(path.stat().st_size for path in hf_config.weight_files(folder))
 
 
 class Files:
@@ -126,7 +124,7 @@ class Files:
         self._folder = folder
         self._file_of: dict[str, pathlib.Path] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
-        for path in _files(folder):
+        for path in hf_config.weight_files(folder):
             with _opened(path) as file:
                 for name in file.keys():  # noqa: SIM118
                     part = file.get_slice(name)
@@ -212,29 +210,6 @@ class _Tensors:
             if parts:
                 self._kept[tensor.name] = parts
             return part
-
-
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    index = folder / _INDEX
-    if index.is_file():
-        try:
-            names = sorted(set(files.json_of(index.read_bytes())["weight_map"].values()))
-            places = [folder / name for name in names]
-        except files.MANGLED:
-            raise ConfigError(f"{index} is damaged: copy it again") from None
-        if missing := [path.name for path in places if not path.is_file()]:
-            raise ConfigError(f"{folder} lacks {missing[0]}, which {_INDEX} names: copy it again")
-        return places
-    if (folder / _SINGLE).is_file():
-        return [folder / _SINGLE]
-    other = next((path.name for pattern in _OTHERS for path in folder.glob(pattern)), "")
-    if other:
-        place = repr(str(folder))
-        convert = f"import transformers as t; t.AutoModelForCausalLM.from_pretrained({place}).save_pretrained({place})"
-        raise ConfigError(
-            f'{folder} has {other} and no safetensors: convert it where PyTorch is, by python -c "{convert}"'
-        )
-    raise ConfigError(f"{folder} has no weights: neither {_SINGLE} nor {_INDEX}")
 
 
 def _opened(path: pathlib.Path) -> safetensors.safe_open:

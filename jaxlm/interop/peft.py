@@ -92,14 +92,16 @@ def from_peft(
     lora: list[tuple[str, np.ndarray]] = []
     for tensor in leaves.tensors(config):
         module = tensor.name.removesuffix(".weight")
-        if f"{module}.{_A}" in left:
+        if f"{module}.{_A}" in left and _kernels(tensor):
             a, b = _taken(left, f"{module}.{_A}"), _taken(left, f"{module}.{_B}")
             _same_shape(f"{module}.{_A}, {_B}", (a.shape[1], b.shape[0]), _in_out(tensor))
             b = b * np.float32(scaling(content, module) / _scale(alpha, rank, rslora))
             lora += _unfused(tensor, a, b)
     rows, ids = _row_differences(left, content, config, read)
     if left:
-        raise ConfigError(f"the adapter has {next(iter(left))}, for which there is no place in a {config.family} model")
+        raise ConfigError(
+            f"the adapter has {next(iter(left))}, for which there is no place here: merge it by PEFT (merge_and_unload)"
+        )
     targets = dict.fromkeys("/".join(name.split("/")[1:3]) for name, _ in lora)
     variables = ({"lora": tree.nested(lora)} if lora else {}) | ({"rows": rows} if rows else {})
     chosen = settings("lora", rank=rank, alpha=alpha, rslora=rslora, targets=tuple(targets), without_rows=not ids)

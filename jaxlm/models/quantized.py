@@ -1,8 +1,8 @@
 """Parameters as they are kept while they are frozen: kernels of the layers in codes (QLoRA, arXiv:2305.14314), if wanted.
 
 The collection `quantized` has `codes` and `scales` at the place where `params` then has no kernel. Embedding, head, norms
-and biases are never quantised. They are kept in the compute dtype, to which the model casts them anyway; vectors (norms)
-stay float32.
+and biases are never quantised, nor is a kernel whose inputs no block divides. They are kept in the compute dtype, to which
+the model casts them anyway; vectors (norms) stay float32.
 """
 
 import functools
@@ -15,7 +15,6 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxlm import tree
-from jaxlm.config import ConfigError
 from jaxlm.models.params import abstract_params, input_axes, logical_axes
 from jaxlm.models.transformer import Transformer
 from jaxlm.ops import block_codes
@@ -31,20 +30,17 @@ def freeze(params: dict, kind: str, dtype: str) -> Frozen:
       params: the model's parameters, float32.
       kind: the config's `adapter.quantize`: "none", "nf4" or "int8".
       dtype: the compute dtype.
-
-    Raises:
-      ConfigError: the inputs of a kernel can't be cut into blocks.
     """
     kept = {}
     for name, leaf in tree.named_leaves(params):
-        inputs = math.prod(leaf.shape[: input_axes(name)])
-        if _kind(name, kind) != "none" and not block_codes.block_size(inputs):
-            raise ConfigError(
-                f"adapter.quantize={kind} needs blocks of 32 to 64 inputs, which do not divide the {inputs} of {name}: "
-                "set it to none"
-            )
-        kept |= zip(_places(name, kind), _kept(leaf, input_axes(name), _kind(name, kind), dtype), strict=True)
+        own = _kind(name, leaf, kind)
+        kept |= zip(_places(name, own), _kept(leaf, input_axes(name), own, dtype), strict=True)
     return tree.nested(kept.items())
+
+
+def whole_kernels(frozen: Frozen) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns name -> shape of the layers' kernels that `freeze` did not quantise."""
+    return {name: leaf for name, leaf in tree.named_leaves(frozen.get("params", {})) if _is_kernel(name)}
 
 
 def frozen_axes(model: Transformer, kind: str) -> Frozen:
@@ -52,9 +48,10 @@ def frozen_axes(model: Transformer, kind: str) -> Frozen:
     abstract = abstract_params(model)
     axes = jax.tree.structure(abstract).flatten_up_to(logical_axes(model))
     found = {}
-    for (name, _), names in zip(tree.named_leaves(abstract), axes, strict=True):
-        split = names if _kind(name, kind) == "none" else (names[0], *names[input_axes(name) :])
-        found |= dict.fromkeys(_places(name, kind), split)
+    for (name, leaf), names in zip(tree.named_leaves(abstract), axes, strict=True):
+        own = _kind(name, leaf, kind)
+        split = names if own == "none" else (names[0], *names[input_axes(name) :])
+        found |= dict.fromkeys(_places(name, own), split)
     return tree.nested(found.items())
 
 
@@ -67,8 +64,9 @@ def load(params: Iterable[tuple[str, jax.Array]], kind: str, dtype: str, shardin
     """
     wanted, kept = dict(tree.named_leaves(shardings)), {}
     for name, leaf in params:
-        places = _places(name, kind)
-        program = _program(input_axes(name), _kind(name, kind), dtype, tuple(wanted[place] for place in places))
+        own = _kind(name, leaf, kind)
+        places = _places(name, own)
+        program = _program(input_axes(name), own, dtype, tuple(wanted[place] for place in places))
         # Not waiting would let the reading run ahead, and keep what was read.
         kept |= zip(places, jax.block_until_ready(program(leaf)), strict=True)
     return tree.nested(kept.items())
@@ -100,7 +98,7 @@ def thaw(frozen: Frozen, model: Transformer) -> dict:
 
 def rounded(name: str, value: np.ndarray, kind: str) -> np.ndarray:
     """Returns one parameter on the host with the values that it has once it is quantised and decoded."""
-    if _kind(name, kind) == "none":
+    if _kind(name, value, kind) == "none":
         return value
     return np.asarray(_round_trip(np.asarray(value, np.float32), kind, input_axes(name)))
 
@@ -110,14 +108,19 @@ def _round_trip(kernel: jax.Array, kind: str, axes: int) -> jax.Array:
     return block_codes.decode(block_codes.quantize(kernel, kind, axes), kernel.shape, jnp.float32)
 
 
-def _kind(name: str, kind: str) -> str:
-    """How the parameter of this name is kept: `kind` for a layer's kernel, else "none"."""
-    return kind if tree.layer_of(name) is not None and name.endswith("/kernel") else "none"
+def _is_kernel(name: str) -> bool:
+    return tree.layer_of(name) is not None and name.endswith("/kernel")
+
+
+def _kind(name: str, leaf: jax.Array | jax.ShapeDtypeStruct | np.ndarray, kind: str) -> str:
+    """How the parameter of this name is kept: `kind` for a layer's kernel whose inputs make whole blocks, else "none"."""
+    fits = _is_kernel(name) and block_codes.block_size(math.prod(leaf.shape[: input_axes(name)]))
+    return kind if fits else "none"
 
 
 def _places(name: str, kind: str) -> tuple[str, ...]:
-    """The names of what is kept of a parameter, with their collection."""
-    return (f"params/{name}",) if _kind(name, kind) == "none" else _coded_places(name)
+    """The names of what is kept of a parameter that is kept as `kind`, with their collection."""
+    return (f"params/{name}",) if kind == "none" else _coded_places(name)
 
 
 def _coded_places(name: str) -> tuple[str, str]:

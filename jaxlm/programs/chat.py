@@ -20,6 +20,7 @@ from jaxlm.serve.batcher import Batcher
 from jaxlm.serve.conversation import Conversation, Voice
 from jaxlm.serve.talk import Talk
 from jaxlm.serve.terminal import Terminal
+from jaxlm.train import origin
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -73,7 +74,8 @@ def _names(given: list[tuple[str, str]]) -> list[str]:
 def _restored(config: Config, checkpoint: str, plain: bool) -> model.Restored:
     parts = (config.model, config.data, config.hardware, config.distributed)
     found = model.restore(config.workdir, checkpoint, *parts, readers=readers.READERS)
-    say(found.name)
+    for line in filter(None, (found.name, origin.better(config, checkpoint))):
+        say(line)
     of_text = config.program == "pretrain" and found.data and ours(found.tokenizer)
     if of_text and chat.speaks(found.tokenizer) and not plain:
         say("it was trained on text, not on chats: --plain lets it go on with what you type")

@@ -12,7 +12,7 @@ from jaxlm import tree
 from jaxlm.config import Config, ConfigError
 from jaxlm.console import duration, say
 from jaxlm.data import coder
-from jaxlm.interop import card, export, gguf_file, hf, hf_folder, inherit, leaves, peft, readers
+from jaxlm.interop import card, check, export, gguf_file, hf, hf_folder, inherit, leaves, peft, readers
 from jaxlm.programs import model_card
 from jaxlm.train import origin
 
@@ -30,6 +30,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
     jax.config.update("jax_platforms", "cpu")  # leaves a GPU of this machine to others
     found = origin.open(config.workdir, args.checkpoint, readers.READERS, merge=args.to != "peft")
     _check_kind(config, found, args.to)
+    if line := origin.better(config, args.checkpoint):
+        say(line)
     source = _source(config, found, args.to, dtype)
     done = export.export(source, args.to, dtype, out)
     verdict = done.verdict
@@ -39,7 +41,10 @@ def run(config: Config, args: argparse.Namespace) -> int:
         print(json.dumps({"path": str(done.place), "step": step, "dtype": dtype, "moved": verdict.moved} | seconds))
         return 0
     what = "tensors of the adapter" if args.to == "peft" else "leaves"
-    moved = f"are off by {verdict.moved:.2%}, by rounding" if verdict.moved else "are the run's to the bit"
+    codes = source.adapted.adapter.settings.quantize if source.adapted else "none"
+    full = f"since its base, in {codes} in training, is whole for PEFT (--to=hf writes the model as it was trained)"
+    why = "by rounding" if codes == "none" else full
+    moved = f"are off by {verdict.moved:.2%}, {why}" if verdict.moved else "are the run's to the bit"
     say(
         f"all {verdict.leaves} {what} are the run's, as {dtype} holds them; the logits of {verdict.positions} positions {moved}"
     )
@@ -78,13 +83,16 @@ def _source(config: Config, found: origin.Origin, to: str, dtype: str) -> export
     facts = dataclasses.replace(
         model_card.facts(config, tokenizer, step, name, count), to=to, file=f"{name}-{dtype}.gguf"
     )
-    facts = dataclasses.replace(facts, rewards=scores, base=base)
+
+    def written(verdict: check.Verdict) -> str:
+        own = base and dataclasses.replace(base, moved=verdict.moved)
+        return card.text(dataclasses.replace(facts, rewards=scores, base=own))
 
     def read(leaf: str) -> np.ndarray:
         return trained["score"]["score_head"]["kernel"] if leaf == leaves.SCORE else found.leaf(leaf)
 
     about = {"run": name, "step": step}
-    return export.Source(read, model, tokenizer, name, about, card.text(facts), scores, adapted, place)
+    return export.Source(read, model, tokenizer, name, about, written, scores, adapted, place)
 
 
 def _base(found: origin.Origin) -> tuple[peft.Base, card.Base]:

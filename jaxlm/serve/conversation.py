@@ -16,10 +16,11 @@ from jaxlm.serve.batcher import Batcher
 
 
 class Turn(typing.NamedTuple):
-    """A message and its answer."""
+    """A message and its answer; `cut` if that was ended early: by its length, or by the user."""
 
     asked: str
     answer: str
+    cut: bool = False
 
 
 class Conversation:
@@ -81,13 +82,13 @@ class Conversation:
     def messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
         """Returns the messages of some of the turns, `role` and `content` of each, the system's in front."""
         found = [{"role": "system", "content": self.system}] if self.system else []
-        for asked, answer in turns:
+        for asked, answer, _ in turns:
             found += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
         return found
 
     def _ids(self, first: int, message: str) -> list[int]:
         if self.plain:
-            lines = [asked + answer for asked, answer in self.turns[first:]]
+            lines = [asked + answer for asked, answer, _ in self.turns[first:]]
             return document(self.tokenizer, "\n".join([*lines, message]))
         return chat.ids(self.tokenizer, [*self.messages(self.turns[first:]), {"role": "user", "content": message}])
 
@@ -161,7 +162,7 @@ class Reply:
             self.ended, self.why = update.ended, update.why
             self.cached = self._voice.batcher.stats().prefix_tokens - self._known
             if self.text or self.ended == "stop":
-                self._voice.talk.add(Turn(self._message, self.text))
+                self._voice.talk.add(Turn(self._message, self.text, self.ended != "stop"))
         return new
 
     @property

@@ -178,13 +178,19 @@ class Talk:
         self._terminal.note(f"temperature {self._settings.temperature:g}")
 
     def save(self, name: str) -> None:
-        """Appends the conversations to a file, a line each. Turns without an answer are left out."""
+        """Appends the conversations to a file, a line each. Turns without an answer are left out.
+
+        An answer that was cut has `weight: 0`: SFT reads it, and does not train it, since it does not end.
+        """
         if not name:
             raise ConfigError("save where? /save FILE.jsonl")
         chats = []
         for talk in (voice.talk for voice in self._voices):
             answered = [turn for turn in talk.turns if turn.answer]
-            chats += [talk.messages(answered)] if answered else []
+            messages = talk.messages(answered)
+            for turn, message in zip(answered, messages[len(messages) % 2 + 1 :: 2], strict=True):
+                message |= {"weight": 0} if turn.cut else {}
+            chats += [messages] if answered else []
         if not chats:
             raise ConfigError("nothing to save: no message was answered")
         path = pathlib.Path(name).expanduser()

@@ -12,6 +12,9 @@ from jaxlm.config import AdapterConfig, Config
 from jaxlm.console import Say, dollars, duration, human, size
 from jaxlm.data.coder import Encoded
 from jaxlm.data.passes import MOST as MOST_PASSES
+from jaxlm.models import quantized
+from jaxlm.objectives.base import Variables
+from jaxlm.ops import block_codes
 from jaxlm.plan import machines
 from jaxlm.plan.admission import Program
 from jaxlm.plan.params import count_params
@@ -36,7 +39,8 @@ def announce(
         say(table(made.abstract.params))
     if trained:
         trained = f"{tree.count(made.abstract.params):,} trained ({trained})"
-    for line in lines(made.config, made.mesh, data.token_counts("train"), passes, program, done, trained):
+    found = lines(made.config, made.mesh, data.token_counts("train"), passes, program, done, trained)
+    for line in (*found, *of_whole_kernels(made.frozen, made.config.adapter.quantize)):
         say(line)
 
 
@@ -84,6 +88,23 @@ def of_adapter(adapter: AdapterConfig, row_ids: Collection[int]) -> str:
     found = f"LoRA r {adapter.rank}" if adapter.kind == "lora" else f"a prompt of {adapter.prompt_tokens} vectors"
     rows = f" + {len(row_ids)} rows" if row_ids else ""
     return found + rows + (f", on {adapter.quantize}" if adapter.quantize != "none" else "")
+
+
+def of_whole_kernels(frozen: Variables, kind: str) -> list[str]:
+    """Returns a line about the kernels that `adapter.quantize` leaves as they are, and what they cost; none without any.
+
+    Args:
+      frozen: what `quantized.freeze` returns, or its shapes.
+    """
+    kernels = quantized.whole_kernels(frozen) if kind != "none" else {}
+    short = ", ".join(dict.fromkeys(name.partition("/")[2].removesuffix("/kernel") for name in kernels))
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in kernels.values())
+    codes = sum(leaf.size for leaf in kernels.values()) * block_codes.BYTES.get(kind, 0)
+    line = (
+        f"adapter.quantize={kind} leaves {len(kernels)} kernels ({short}) as they are: no block of 32 to 64 divides their "
+        f"inputs; they take {size(held)} in place of {size(codes)}"
+    )
+    return [line] if kernels else []
 
 
 def _devices(mesh: Mesh) -> str:

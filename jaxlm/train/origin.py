@@ -29,6 +29,7 @@ from jaxlm.step import optim
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
 from jaxlm.train import growth, merging, workdir
+from jaxlm.train.checkpoints import keep
 from jaxlm.train.checkpoints import leaf as leaves
 from jaxlm.train.checkpoints import weights
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError
@@ -202,6 +203,19 @@ def pretrained_on(folder: str) -> str:
             return saved.replay.path
         folder = saved.origin
     return ""
+
+
+def better(config: Config, checkpoint: str | int) -> str:
+    """Returns a line if the latest checkpoint of a post-training run, which was asked for, is not its best; else ""."""
+    if checkpoint != "latest" or config.program == "pretrain":
+        return ""
+    folder, name = pathlib.Path(config.workdir), config.checkpoint.best_metric
+    scores = Scores(config.checkpoint).read(folder)
+    steps = Checkpointer(folder / "checkpoints", scores=scores, read_only=True).steps()
+    best = keep.best(steps, scores)
+    if best in (None, steps[-1]):
+        return ""
+    return f"step {best:,} is the best by {name}, and this is the latest, {steps[-1]:,}: --checkpoint=best takes it"
 
 
 def check_base(said: Mapping[str, str | int], base: Mapping[str, str | int], run: str | pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import tiny_hf
 from jaxlm.config import ConfigError
 from jaxlm.data import build, chat, coder, ids, shards
 from jaxlm.data.tokenizer import GUARD, train_tokenizer
+from jaxlm.interop import export, hf_config, hf_folder
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -54,6 +56,29 @@ def test_every_text_comes_back_and_its_bytes_are_counted(folders, kind):
     assert c.encode("\ud800a") == c.encode("?a")
     with pytest.raises(ConfigError, match="no token <nothing>"):
         c.id_of("<nothing>")
+
+
+def test_bpe_dropout_is_off_in_ids_and_in_exports_and_said(folders, tmp_path):
+    """Of a tokenizer that drops nine merges of ten each text has the ids that it has without."""
+    shutil.copytree(folders / "byte_level", tmp_path / "a")
+    spec = json.loads((tmp_path / "a/tokenizer.json").read_text())
+    spec["model"]["dropout"] = 0.9
+    (tmp_path / "a/tokenizer.json").write_text(json.dumps(spec))
+    plain, dropping = coder.load(folders / "byte_level"), coder.load(tmp_path / "a")
+    text = tiny_hf.TEXTS[0]
+    assert (
+        dropping.encode(text)
+        == dropping.encode_marked(text)
+        == dropping.encode_batch([text])[0].tolist()
+        == plain.encode(text)
+    )
+    hf_folder.write_tokenizer(tmp_path, dropping, 64)
+    assert tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text).ids == plain.encode(text)
+    export.check_tokenizer(tmp_path, dropping)
+    tiny_hf.weights(tmp_path / "a", vocab_size=400)
+    assert hf_config.remarks(tmp_path / "a") == [
+        "tokenizer.json has a BPE dropout of 0.9: it is off, so that a text always has the same ids"
+    ]
 
 
 def test_what_a_text_begins_with(folders, tmp_path):

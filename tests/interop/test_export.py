@@ -37,7 +37,9 @@ def source(tokenizer, dtype=np.float32, **overrides) -> export.Source:
     cfg = tiny.model_config(vocab_size=tokenizer.vocab_size, **overrides)
     params = tiny.random_params(models.build(cfg, "xla"))
     values = {name: np.asarray(leaf, dtype) for name, leaf in tree.named_leaves(params)}
-    return export.Source(values.__getitem__, cfg, tokenizer, "tiny", {"run": "tiny", "step": 7}, "# card\n")
+    return export.Source(
+        values.__getitem__, cfg, tokenizer, "tiny", {"run": "tiny", "step": 7}, lambda verdict: "# card\n"
+    )
 
 
 @pytest.mark.parametrize(

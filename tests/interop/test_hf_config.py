@@ -50,6 +50,52 @@ def test_rotary_settings_of_both_versions(tmp_path):
     assert read(tmp_path, LLAMA)[0]["rope.scaling"] == "none"
 
 
+NEW = {"rope_theta": 5000.0, "rope_type": "default"}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+BOTH = [  # what config.json says, and how many lines it takes to say what is not read
+    ({"rope_parameters": NEW, "rope_scaling": LINEAR}, 1),
+    ({"rope_parameters": NEW, "rope_scaling": LINEAR, "rope_theta": 7.0}, 1),
+    ({"rope_parameters": NEW, "rope_theta": 7000.0}, 1),
+    ({"rope_parameters": NEW, "rope_scaling": {}, "rope_theta": 5000.0}, 0),
+    ({"rope_parameters": NEW, "rope_scaling": None}, 0),
+    ({"rope_parameters": {"rope_type": "default"}, "rope_theta": 7000.0}, 0),
+    ({"rope_parameters": LINEAR | {"factor": 4.0}, "rope_scaling": {"type": "linear", "factor": 2.0}}, 1),
+    ({"rope_parameters": LINEAR | {"rope_theta": 9.0}, "rope_scaling": LINEAR, "rope_theta": 9.0}, 0),
+    ({"rope_scaling": LINEAR | {"rope_theta": 9.0}, "rope_theta": 7.0}, 1),
+    ({"rope_scaling": LLAMA3, "rope_theta": 7.0}, 0),
+    ({"rope_parameters": {}, "rope_theta": 3.0}, 0),
+    ({}, 0),
+]
+
+
+@pytest.mark.parametrize(("rope", "lines"), BOTH)
+def test_rotary_settings_that_disagree_are_told(tmp_path, rope, lines):
+    keys, _ = read(tmp_path, LLAMA | rope)
+    said = hf_config.remarks(tmp_path)
+    assert len(said) == lines
+    if said:
+        assert said[0].startswith("its rotary settings disagree: ")
+        assert f"'theta': {keys['rope.theta']}" in said[0]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(("rope", "lines"), BOTH)
+def test_rotary_settings_are_those_of_transformers(tmp_path, rope, lines):
+    import transformers
+
+    keys, _ = read(tmp_path, LLAMA | rope)
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters
+    kind = {"none": "default"}.get(keys["rope.scaling"], keys["rope.scaling"])
+    assert (kind, keys["rope.theta"]) == (theirs["rope_type"], theirs["rope_theta"])
+    assert keys.get("rope.factor") == theirs.get("factor")
+
+
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+def test_rotary_settings_that_are_no_object_are_named(tmp_path, name):
+    with pytest.raises(ConfigError, match=rf"config.json is damaged \({name}=\[1\]\): copy it again"):
+        read(tmp_path, LLAMA | {"rope_parameters": NEW} | {name: [1]})
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2"])
 def test_what_we_write_is_read_back(tmp_path, kind):
     given = {"qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True, "head_dim": 16}, "gpt2": {"family": "gpt2"}}
@@ -58,6 +104,7 @@ def test_what_we_write_is_read_back(tmp_path, kind):
     assert {key: value for key, value in keys.items() if "." not in key} == {
         k: getattr(c, k) for k in keys if "." not in k
     }
+    assert hf_config.remarks(tmp_path) == []
     assert all(getattr(c.rope, key[5:]) == value for key, value in keys.items() if "." in key)
 
 

@@ -13,7 +13,7 @@ from tiny_steps import make_mesh
 
 from jaxlm import models, sharding, tree
 from jaxlm.config import ConfigError, RunError
-from jaxlm.interop import hf, hf_weights, readers
+from jaxlm.interop import hf, hf_config, hf_weights, readers
 from jaxlm.train import origin
 
 LLAMA3 = {
@@ -116,6 +116,92 @@ def test_files_that_are_not_there_or_damaged(tmp_path):
         params_of(tmp_path, make_mesh())
     (tmp_path / "config.json").write_text(json.dumps({"train": {}}))
     assert hf_weights.read(tmp_path) is None
+
+
+def with_head(folder, head: str, files: int = 1, **keys):
+    """A tied model in a folder, beside whose embedding lies a head: its copy, or another one. Returns (config, the head)."""
+    config, params = tiny_hf.weights(folder, **{"max_seq_len": 64, "vocab_size": 101, **keys})
+    state = hf.params_to_hf(params, config)
+    table = next(iter(state.values()))
+    other = np.random.default_rng(1).normal(size=table.shape).astype(np.float32)
+    table = {"equal": table, "differs": other, "last row": table.copy(), "rounded": table.astype(ml_dtypes.bfloat16)}[
+        head
+    ]
+    if head == "last row":
+        table[-1, -1] += 1
+    (folder / "model.safetensors").unlink()
+    tiny_hf.save(folder, state | {"lm_head.weight": table}, files)
+    return config, table
+
+
+@pytest.mark.parametrize(("family", "files"), [("llama", 1), ("llama", 3), ("gpt2", 1)])
+@pytest.mark.parametrize("head", ["equal", "differs", "last row", "rounded"])
+def test_a_head_of_its_own_in_a_tied_model_is_used_and_said(tmp_path, monkeypatch, family, files, head):
+    monkeypatch.setattr(hf_config, "_PIECE", 40)  # of 101 rows
+    _, table = with_head(tmp_path, head, files, family=family)
+    keys, lines = hf_config.read(tmp_path)
+    assert (keys["tie_embeddings"], lines) == (head == "equal", [])
+    said = hf_config.remarks(tmp_path)
+    if head == "equal":
+        assert said == []
+        params_of(tmp_path, make_mesh())
+        return
+    assert len(said) == 1
+    assert "lm_head.weight differs from the embedding: the head is used" in said[0]
+    _, params, _ = params_of(tmp_path, make_mesh())
+    np.testing.assert_array_equal(params["head"]["kernel"][:, :101], np.asarray(table.T, np.float32))
+
+
+def test_a_run_that_took_such_a_model_as_tied_still_reads_its_base(tmp_path):
+    """An adapter's run reads the leaves that its own config has, and knows its base by the digest of all tensors."""
+    config, _ = with_head(tmp_path, "differs")
+    found = origin.open(tmp_path, readers=readers.READERS)
+    names = [name for name, _ in tree.named_leaves(models.abstract_params(models.build(config, "xla")))]
+    assert "head/kernel" not in names
+    read = {name: found.leaf(name) for name in names}
+    assert read["embed/embedding"].shape == (128, config.d_model)
+    assert found.digest() == hf_weights.Files(tmp_path).digest()
+
+
+def test_of_one_file_and_an_index_the_one_file_is_read_and_it_is_said(tmp_path):
+    tiny_hf.weights(tmp_path / "a")
+    tiny_hf.weights(tmp_path / "b", files=2)
+    wanted = params_of(tmp_path / "a", make_mesh())[1]
+    for path in (tmp_path / "b").glob("model*"):
+        state = path.read_bytes()
+        (tmp_path / "a" / path.name).write_bytes(state)
+    assert hf_config.remarks(tmp_path / "b") == []
+    (said,) = hf_config.remarks(tmp_path / "a")
+    assert said.endswith(
+        "has model.safetensors and model.safetensors.index.json: the first is read, as transformers does"
+    )
+    (tmp_path / "a/model-00001-of-00002.safetensors").unlink()  # nobody reads it
+    assert_same(params_of(tmp_path / "a", make_mesh())[1], wanted)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("head", ["equal", "differs", "last row", "rounded", "beside an index"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
+def test_a_tied_model_with_a_head_gives_what_transformers_gives(tmp_path, family, head):
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    keys = {"qwen2": {"qkv_bias": True}, "gpt2": {"family": "gpt2"}}.get(family, {})
+    with_head(tmp_path, "differs" if head == "beside an index" else head, **keys)
+    if head == "beside an index":
+        other = tmp_path / "other"
+        with_head(other, "equal", 2, **keys)
+        for path in other.glob("model*"):
+            (tmp_path / path.name).write_bytes(path.read_bytes().replace(b"\x3d", b"\x3c"))
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    tokens = np.random.default_rng(0).integers(0, 101, (2, 24))
+    with torch.no_grad():
+        wanted = reference(torch.from_numpy(tokens)).logits.numpy()
+    model, params, _ = params_of(tmp_path, make_mesh())
+    found = np.asarray(tiny.jit(lambda p: models.logits(model, p, tokens))(params))
+    assert np.abs(found - wanted).max() / np.abs(wanted).max() < 1e-4
+    assert model.config.tie_embeddings == (head == "equal")
 
 
 def theirs(family, folder, dtype):

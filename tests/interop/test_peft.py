@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from jaxlm import models, tree
 from jaxlm.config import ConfigError, RunError
-from jaxlm.interop import check, peft, peft_config, readers
+from jaxlm.interop import card, check, peft, peft_config, readers
 from jaxlm.models.adapters import Adapter
 from jaxlm.train import origin
 
@@ -77,6 +77,28 @@ def test_a_mistake_is_found(monkeypatch, mistake):
     MISTAKES[mistake](content, tensors)
     with pytest.raises(RunError, match="is not the run's model"):
         check.check_adapter(given, content, tensors, read, config, lambda done: None)
+
+
+def test_an_adapter_of_a_quantised_base_says_how_far_the_full_base_is(tmp_path):
+    """Its files are right, yet who loads them has another base: the figure stands in the verdict, the mark and the card."""
+    config, read, given = made()
+    moved = {}
+    for kind in ("none", "int8", "nf4"):
+        settings = dataclasses.replace(given.adapter.settings, quantize=kind)
+        adapted = peft.Adapted(dataclasses.replace(given.adapter, settings=settings), given.variables)
+        content, tensors = peft.to_peft(adapted, config, read, ("b", None))
+        moved[kind] = check.check_adapter(adapted, content, tensors, read, config, lambda done: None).moved
+    assert moved["none"] < 1e-5 < 1e-3 < moved["int8"] < 0.02 < moved["nf4"] < 0.5
+    base = card.Base("base", 3, 0, "nf4", moved["nf4"])
+    facts = card.Facts(
+        "r", "peft", "", config, 1, 9, {"step": 0}, (), {}, "", {}, (), False, "AutoTokenizer", base=base
+    )
+    assert (
+        f"in full precision, as above, the logits are off by {moved['nf4']:.2%}. `jaxlm export r --to=hf`"
+        in card.text(facts)
+    )
+    plain = dataclasses.replace(facts, base=card.Base("base", 3, 0, "none"))
+    assert "full precision" not in card.text(plain)
 
 
 def test_the_vectors_of_a_prompt(monkeypatch):
@@ -168,6 +190,22 @@ def test_an_adapter_for_another_model_is_refused(folder):
     )
     with pytest.raises(ConfigError, match="for which there is no place"):
         origin.open(place, readers=readers.READERS)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("module", ["lm_head", "model.embed_tokens"])
+def test_factors_of_head_or_embedding_are_refused_in_a_line(tmp_path, tie, module):
+    config = tiny.model_config(tie_embeddings=tie)
+    params = tiny.random_params(models.build(config, "xla"))
+    read = dict(tree.named_leaves(params)).__getitem__
+    content, tensors = peft.to_peft(tiny_peft.adapted(params), config, read, ("", None))
+    a, b = np.ones((3, config.d_model), np.float32), np.ones((config.vocab_size, 3), np.float32)
+    tensors |= {f"base_model.model.{module}.lora_A.weight": a, f"base_model.model.{module}.lora_B.weight": b}
+    with pytest.raises(
+        ConfigError, match=f"has {module}.lora_A.weight, for which there is no place .*merge_and_unload"
+    ) as error:
+        peft.from_peft(content, tensors, config, read)
+    assert "\n" not in str(error.value)
 
 
 def test_settings_to_train_on_with(folder):

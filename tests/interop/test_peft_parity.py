@@ -10,8 +10,11 @@ import tiny_peft
 from safetensors.numpy import load_file, save_file
 
 from jaxlm import models, tree
-from jaxlm.interop import check, peft, peft_config
+from jaxlm.config import ConfigError
+from jaxlm.interop import check, peft, peft_config, readers
+from jaxlm.models import quantized
 from jaxlm.models.adapters import Adapter
+from jaxlm.train import origin
 
 pytestmark = pytest.mark.parity
 
@@ -116,6 +119,21 @@ def test_what_peft_writes_is_read(tmp_path, keys, lora):
     assert gap(our_logits(config, params), wanted) > 1e-2
 
 
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize(
+    "lora", [{"target_modules": ["q_proj", "lm_head"]}, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}]
+)
+def test_what_peft_writes_for_the_head_is_refused_in_a_line(tmp_path, tie, lora):
+    from peft import LoraConfig, get_peft_model
+
+    base(tmp_path / "base", tie_embeddings=tie, vocab_size=101)
+    model = get_peft_model(theirs(tmp_path / "base"), LoraConfig(r=4, task_type="CAUSAL_LM", **lora))
+    model.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ConfigError, match=r"lm_head.*merge.*merge_and_unload") as error:
+        origin.open(tmp_path / "adapter", readers=readers.READERS)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_peft_loads_the_vectors_of_a_prompt(tmp_path, family):
     """They stand in front of a text, where our model reads them as virtual ids."""
@@ -150,3 +168,22 @@ def test_our_check_agrees_with_peft(tmp_path, case):
     hidden = model.apply({"params": params, **given.variables}, jnp.asarray(TOKENS))
     merged = tree.map_named(lambda _, leaf: jnp.asarray(leaf), tiny_peft.merged(params, given))
     assert gap(np.asarray(hidden), np.asarray(models.build(config, "xla").apply({"params": merged}, TOKENS))) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_the_gap_of_a_qlora_is_that_of_peft_on_the_full_base(tmp_path, kind):
+    """The run trained beside kernels in codes; PEFT's users load them whole. The gap between the two is what we say it is."""
+    from peft import PeftModel
+
+    config, params, read = base(tmp_path / "base", max_seq_len=128)
+    given = tiny_peft.adapted(params, quantize=kind)
+    content, tensors = peft.to_peft(given, config, read, (str(tmp_path / "base"), None))
+    said = check.check_adapter(given, content, tensors, read, config, lambda done: None).moved
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (1, check.POSITIONS))
+    found = their_logits(
+        PeftModel.from_pretrained(theirs(tmp_path / "base"), written(tmp_path / "a", content, tensors)), tokens
+    )
+    coded = tree.map_named(lambda name, leaf: quantized.rounded(name, leaf, kind), params)
+    wanted = our_logits(config, tiny_peft.merged(coded, given), tokens)
+    assert said == pytest.approx(np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2)), rel=1e-3)
+    assert said > (0.02 if kind == "nf4" else 0.001)

@@ -23,7 +23,7 @@ def tokenizer(tmp_path_factory):
 def source(tokenizer, **overrides) -> export.Source:
     cfg = tiny.model_config(vocab_size=tokenizer.vocab_size, **overrides)
     values = {name: np.asarray(leaf) for name, leaf in tree.named_leaves(tiny.random_params(models.build(cfg, "xla")))}
-    return export.Source(values.__getitem__, cfg, tokenizer, "tiny", {}, "# card\n")
+    return export.Source(values.__getitem__, cfg, tokenizer, "tiny", {}, lambda verdict: "# card\n")
 
 
 @pytest.mark.parametrize("to", ["hf", "gguf"])

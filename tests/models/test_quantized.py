@@ -10,11 +10,12 @@ import tiny_models as tiny
 from tiny_steps import make_mesh
 
 from jaxlm import models, sharding, tree
-from jaxlm.config import ConfigError
 from jaxlm.models import quantized
 from jaxlm.ops.block_codes import quantize
+from jaxlm.train import announcement
 
 KINDS = ("nf4", "int8")
+SIZES = {"nf4": "29.6 kB in place of 8.32 kB", "int8": "29.6 kB in place of 15.7 kB"}
 
 
 def build(**keys):
@@ -45,10 +46,39 @@ def test_none_keeps_all_parameters_in_the_compute_dtype():
     jax.tree.map(np.testing.assert_array_equal, frozen["params"], params)
 
 
-def test_inputs_that_have_no_blocks_are_refused_by_name():
-    _, params = build(d_model=24, n_heads=2)
-    with pytest.raises(ConfigError, match=r"adapter.quantize=nf4 needs blocks .* the 24 of layers_0/attn/k/kernel"):
-        quantized.freeze(params, "nf4", "float32")
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_that_no_block_fits_are_kept_and_the_others_quantised(kind):
+    """d_model 33 is no multiple of 32 to 64; the 64 inputs of mlp/down and the 32 of attn/o are."""
+    model, params = build(d_model=33, n_heads=2, head_dim=16, d_ff=64)
+    frozen = quantized.freeze(params, kind, "bfloat16")
+    whole = {
+        f"layers_{i}/{name}/kernel" for i in range(2) for name in ("attn/q", "attn/k", "attn/v", "mlp/gate", "mlp/up")
+    }
+    assert set(quantized.whole_kernels(frozen)) == whole
+    assert set(frozen["quantized"]["layers_0"]) == {"attn", "mlp"}
+    assert set(frozen["quantized"]["layers_0"]["mlp"]) == {"down"}
+    axes = quantized.frozen_axes(model, kind)
+    jax.tree.map(lambda leaf, names: len(names) == leaf.ndim or pytest.fail(str(names)), frozen, axes)
+    thawed = quantized.thaw(frozen, model)
+    for name, leaf in tree.named_leaves(thawed):
+        same = np.asarray(dict(tree.named_leaves(params))[name])
+        want = np.asarray(same, jnp.bfloat16) if name in whole or name == "embed/embedding" else same
+        np.testing.assert_array_equal(leaf, np.asarray(quantized.rounded(name, want, kind), np.float32))
+    (line,) = announcement.of_whole_kernels(frozen, kind)
+    assert line == (
+        f"adapter.quantize={kind} leaves 10 kernels (attn/k, attn/q, attn/v, mlp/gate, mlp/up) as they are: no block of 32 "
+        f"to 64 divides their inputs; they take {SIZES[kind]}"
+    )
+    assert announcement.of_whole_kernels(quantized.freeze(build()[1], kind, "float32"), kind) == []
+
+
+def test_a_model_in_which_some_kernels_are_quantised_is_the_one_that_rounding_gives():
+    """Its logits are those of the model with the rounded parameters."""
+    model, params = build(d_model=33, n_heads=2, head_dim=16, d_ff=64)
+    tokens = np.arange(12)[None] % model.config.vocab_size
+    rounded = {"params": tree.map_named(lambda name, leaf: quantized.rounded(name, leaf, "nf4"), params)}
+    frozen = quantized.freeze(params, "nf4", "float32")
+    np.testing.assert_allclose(model.apply(frozen, tokens), model.apply(rounded, tokens), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("keys", [{}, {"family": "gpt2"}])

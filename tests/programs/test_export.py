@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 import tiny_data
@@ -11,9 +12,9 @@ from jaxlm import cli, config, config_files, models
 from jaxlm.data import coder
 from jaxlm.eval import results
 from jaxlm.interop import card
-from jaxlm.programs import model_card
+from jaxlm.programs import chat, model_card
 from jaxlm.train import origin
-from jaxlm.train.checkpoints import weights
+from jaxlm.train.checkpoints import meta, weights
 from jaxlm.train.workdir import TOKENIZER
 
 
@@ -106,3 +107,44 @@ def test_a_damaged_checkpoint_is_not_exported(run, tmp_path, capsys):
     assert cli.main(["export", str(broken), "--to=hf", f"--out={tmp_path / 'out'}"]) == 1
     assert "damaged" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "rewards", "said"),
+    [
+        (
+            "grpo",
+            {0: 0.9, 2: 0.4},
+            "step 0 is the best by val/reward, and this is the latest, 2: --checkpoint=best takes it",
+        ),
+        (
+            "ppo",
+            {0: 0.9},
+            "step 0 is the best by val/reward, and this is the latest, 2: --checkpoint=best takes it",
+        ),
+        ("grpo", {0: 0.4, 2: 0.9}, ""),
+        ("grpo", {}, ""),
+        ("pretrain", {0: 0.9, 2: 0.4}, ""),
+    ],
+)
+def test_a_latest_checkpoint_that_is_not_the_best_is_told(run, tmp_path, capsys, program, rewards, said):
+    """By export and by chat, unless another checkpoint than the latest is asked for."""
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    shutil.copytree(folder / "checkpoints/0", folder / "checkpoints/2")
+    file = folder / "checkpoints/2/meta/metadata"
+    saved = json.loads(file.read_text())
+    file.write_text(json.dumps(meta.sealed({"config": saved["config"]}, 2, saved["digests"])))
+    (folder / "checkpoints/2/checksums.json").unlink()
+    content = json.loads((folder / "config.json").read_text()) | {"program": program}
+    content["checkpoint"] |= {"best_metric": "val/reward", "best_is": "highest"}
+    (folder / "config.json").write_text(json.dumps(content))
+    lines = [json.dumps({"step": step, "time": 1.0, "val/reward": reward}) + "\n" for step, reward in rewards.items()]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    saved = config.resolve(config_files.of_run(folder, []))
+    assert origin.better(saved, "latest") == said
+    assert origin.better(saved, "2") == origin.better(saved, "best") == ""
+    if program == "grpo" and said:
+        chat._restored(saved, "latest", False)
+        assert cli.main(["export", str(folder), "--to=hf", f"--out={tmp_path / 'out'}"]) == 0
+        assert capsys.readouterr().err.count(said) == 2

@@ -188,6 +188,23 @@ def test_sft_reads_what_is_saved(talk, tmp_path):
     assert "can't be written: " in say(f"/save {tmp_path}")[1]
 
 
+@pytest.mark.parametrize("system", ["", "be brief"])
+def test_an_answer_that_was_cut_is_saved_with_weight_0(talk, tmp_path, system):
+    says = {"short": "sun", "long": "sun and sea and sun and sea"}
+    answers = (*CODER.encode(says["short"]), CODER.eos_id), (*CODER.encode(says["long"]), CODER.eos_id)
+    texts = iter([answers[0], answers[1], answers[0]])
+    say, path = talk(voice(lambda _: [*next(texts)]), new=len(answers[0])), tmp_path / "a.jsonl"
+    say(f"/system {system}")
+    assert "cut after" not in say("one")[1]
+    assert "cut after" in say("two")[1]
+    assert "cut after" not in say("three")[1]
+    say(f"/save {path}")
+    messages = json.loads(path.read_text())["messages"]
+    assert [m["content"] for m in messages if "weight" in m and m["weight"] == 0] == [messages[-3]["content"]]
+    assert [m["role"] for m in messages if "weight" in m] == ["assistant"]
+    assert set(messages[-1]) == {"role", "content"}
+
+
 def test_lines_are_as_wide_as_they_may_be():
     text = "the sun  rose é\n\n日本語 " + "x" * 12 + " end "
     lines = terminal.wrapped(text, 8)

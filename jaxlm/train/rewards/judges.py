@@ -35,6 +35,19 @@ _BLOCK = 500  # questions that a task makes at a time, if it can't make any one
 _MATH_S = 2  # for math-verify to read, and to compare: an answer such as 9**9**9 has no end
 _READ = 2000  # characters of an answer that math-verify reads: the last ones
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+# Of an answer such as "(17, 18)", "17 or 18" or "x < 18" math-verify takes one of the numbers.
+_N = r"(?:(?<!\d)[-+])?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
+_WORDS, _NAME, _ENDLESS = r"[^\d.\n]{0,20}?", r"(?:[A-Za-z]\s*=\s*)?", r"[-+]?(?:oo|inf\w*|\\infty|\u221e)"
+_JOINT = r"(?:\b(?:and|to|through)\b|[;\u2013\u2014\u2026\u00b1]|\.\.+|\\(?:pm|cup)\b)"
+_ORDER = r"(?:[<>]=?|[\u2264\u2265\u2260]|\\(?:leq?|geq?|neq?|lt|gt)\b)"
+_NUMBER, _BARE = re.compile(_N), re.compile(r"(?:\s|[,;.()\[\]{}$]|and|or)*")
+_SEVERAL = re.compile(
+    rf"[(\[{{]\s*{_N}(?:\s*[,;]\s*{_N})+|{_N}(?:{_WORDS}\bor\b{_WORDS}{_N})+|(?<!from )\b{_N}(?:,?\s*{_JOINT}\s*{_NAME}{_N})+"
+)
+_BOUND = re.compile(
+    rf"(?:(?<![<\w/])[A-Za-z]|{_N})\s*{_ORDER}\s*{_N}|{_N}\s*{_ORDER}\s*[A-Za-z]\b(?:\s*{_ORDER}\s*{_N})?|\bnot\s+{_N}"
+    rf"|{_ENDLESS}\s*,\s*{_N}|{_N}\s*,\s*{_ENDLESS}"
+)
 Options = Mapping[str, str]
 
 
@@ -258,8 +271,24 @@ def _equal(truth: str, said: str) -> float:
     """1.0 if math-verify finds the number or formula that an answer ends with equal to the true one."""
     if said == truth:
         return 1.0
-    verify = importlib.import_module("math_verify").verify
-    return float(verify(_truth(truth), _parsed(said[-_READ:]), timeout_seconds=_MATH_S))
+    verify, said = importlib.import_module("math_verify").verify, said[-_READ:]
+    return float(verify(_truth(truth), _parsed(said), timeout_seconds=_MATH_S) and not _is_one_of_several(truth, said))
+
+
+def _is_one_of_several(truth: str, said: str) -> bool:
+    """True if an answer is bare numbers, or names the true one last in a list, a range, a bound or beside an "or"."""
+    if not _NUMBER.fullmatch(truth):
+        return False
+    if len(_numbers_in(said)) > 1 and _BARE.fullmatch(_NUMBER.sub("", said)):
+        return True
+    places = [place.start() for place in _NUMBER.finditer(said) if _numbers_in(place[0]) == _numbers_in(truth)]
+    several = [place for place in _SEVERAL.finditer(said) if len(_numbers_in(place[0])) > 1]
+    return any(place.start() <= places[-1] < place.end() for place in (*several, *_BOUND.finditer(said)) if places)
+
+
+def _numbers_in(text: str) -> set[float]:
+    """The numbers in a text."""
+    return {float(number.translate({ord("$"): "", ord(","): ""})) for number in _NUMBER.findall(text)}
 
 
 def _truth(text: str) -> list:

@@ -36,6 +36,80 @@ def test_the_form_is_that_of_the_whole_answer_and_a_dot_is_any_character():
     assert judge.format([right, right + " so", "so " + right, "12"]) == [1.0, 0.0, 0.0, 0.0]
 
 
+SEVERAL = (
+    *(
+        "(17, 18)",
+        "17, 18",
+        "[17, 18]",
+        "(17; 18)",
+        "16, 17, 18",
+        "17 18",
+        "17\n18",
+        "10, 18 or 20",
+        "The answer is (17, 18).",
+    ),
+    *(
+        "17 or 18",
+        "17 or 18 apples",
+        "x=17 or x=18",
+        "either 17 apples or 18 apples",
+        "$17$ or 18",
+        "17 or 18. I saw 2.",
+    ),
+    *("17 and 18", "The answers are 17 and 18.", "x = 17 and x = 18", "between 17 and 18", "$17\\cup 18$"),
+    *("17 to 18", "17 through 18", "17 ... 18", "(-oo, 18)", "17 < x < 18", "x<=18", "x \\ne 18", "18 > x", "not 18"),
+)
+ONE = (
+    *(
+        "18",
+        "18.",
+        "$18",
+        "$18.00",
+        "18 eggs",
+        "18%",
+        "**18**",
+        "x = 18",
+        "#### 18",
+        "\\boxed{18}",
+        "=> 18",
+        "about 18",
+    ),
+    *(
+        "36/2",
+        "17+1",
+        "10 + 8 = 18",
+        "10 and 8 make 18",
+        "<<10+8=18>>18 eggs",
+        "16 - 3 - 4 = 9.\n9 * 2 = 18",
+        "18 or 18.0",
+    ),
+    *(
+        "Is it 17 or 18? It is 18.",
+        "The answer is 18, the sum of 10 and 8.",
+        "rose from 10 to 18",
+        "If x is 3, 18 are left",
+    ),
+    *("between 10 and 20, she made 18", "In 2 to 3 hours he makes 18", "If 20 > 18, then she has 18 left"),
+)
+
+
+@pytest.mark.parametrize("answer", SEVERAL)
+def test_an_answer_of_several_numbers_earns_nothing(answer):
+    pytest.importorskip("math_verify")
+    assert [judges._equal(truth, answer) for truth in ("17", "18")] == [0.0, 0.0]
+
+
+def test_an_answer_of_one_number_earns_whatever_form_it_has():
+    verify = pytest.importorskip("math_verify").verify
+    for answer in ONE:
+        assert answer == "18" or verify(judges._truth("18"), judges._parsed(answer)), (
+            answer
+        )  # math-verify alone pays too
+        assert judges._equal("18", answer) == 1.0, answer
+    assert judges._equal("1,800", "It is $1,800.") == judges._equal("(1, 2)", "$(1, 2)$") == 1.0
+    assert judges._equal("19", "18 and 17") == 0.0
+
+
 @pytest.fixture
 def score(tmp_path, monkeypatch):
     """The function `score` of tiny_rewards, as a judge calls it."""
