@@ -109,7 +109,9 @@ def _posttraining(c: ConfigDict) -> None:
     c.examples = e = ConfigDict()  # chats and pairs; of data.path: a jsonl, json or parquet file, or a folder
     e.format = "auto"  # auto: by the keys; prompt: prompt and response; hh: transcripts; pairs: chosen and rejected
     e.val_path = ""  # held-out examples; "" = data.val_fraction of the others, by a hash of their content
-    e.template = ""  # for a hub base without one: chatml (teaches its two tokens), plain (User: ... Assistant: ...), a file
+    e.template = (
+        ""  # for a hub base without one: chatml (teaches its two tokens), plain (User: ... Assistant: ...), a file
+    )
     e.benchmarks = ""  # folder of benchmark files; examples that hold one of their items are named
 
     c.replay = ConfigDict()  # pretraining text in post-training; against forgetting

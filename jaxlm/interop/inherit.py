@@ -63,7 +63,11 @@ def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
         tokenizer = home
     else:
         keys, lines, tokenizer = _of_run(home), [], _tokenizer_of_run(home)
-    for line in lines:
+    begun = pathlib.Path(config.workdir) / "config.json"
+    remarks = hf_config.remarks(home) if hf_config.is_model(home) else ()
+    if config.workdir and begun.is_file():  # perhaps before a head of its own in a tied model was read
+        keys["tie_embeddings"], remarks = config_files.from_run(begun).model.tie_embeddings, ()
+    for line in (*lines, *remarks):
         say(line)
     _set_model(config, keys, given, ends=bool(lines) or keys["family"] == "gpt2")
     _set_tokenizer(config, tokenizer, given)

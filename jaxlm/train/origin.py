@@ -29,9 +29,8 @@ from jaxlm.step import optim
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
 from jaxlm.train import growth, merging, workdir
-from jaxlm.train.checkpoints import keep
+from jaxlm.train.checkpoints import keep, weights
 from jaxlm.train.checkpoints import leaf as leaves
-from jaxlm.train.checkpoints import weights
 from jaxlm.train.checkpoints.damage import CorruptCheckpointError
 from jaxlm.train.checkpoints.store import Checkpointer
 from jaxlm.train.scores import Scores

@@ -155,7 +155,9 @@ def test_the_day_of_a_template_is_the_run_s(tmp_path, monkeypatch):
     )  # chat, serve
     (tmp_path / "run.json").write_text(json.dumps({"starts": [{"time": "2023-05-05T12:00:00.000+00:00"}]}))
     assert "05 May 2023" in chat.Writer(chat.dated(tokenizer, ledger.moment(tmp_path))).write(TALK, reply=False)
-    assert "moment" not in ledger.read(tmp_path)  # in another time zone it may be another day: then the resume is refused
+    assert "moment" not in ledger.read(
+        tmp_path
+    )  # in another time zone it may be another day: then the resume is refused
     (tmp_path / "run.json").write_text(json.dumps({"starts": [], "moment": ["yesterday"]}))
     assert files.is_moment(ledger.moment(tmp_path))
 
