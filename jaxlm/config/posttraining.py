@@ -34,6 +34,8 @@ class ExamplesConfig:
     format: Literal["auto", "messages", "prompt", "sharegpt", "alpaca", "hh", "pairs"]
     val_path: str
     benchmarks: str
+    ignore: tuple[str, ...]
+    last_only: bool
 
 
 @dataclasses.dataclass(frozen=True)

@@ -97,9 +97,12 @@ def test_what_has_no_mask_is_left_out(tokenizer, monkeypatch):
     """A chat, and a pair of which one side has none; the survey sees neither."""
     of_all, seen = masks.masked, []
 
-    def masked(tokenizer, chats, num_threads):
-        found = of_all(tokenizer, chats, num_threads)
-        return [None if "red" in chat.messages[-1]["content"] else one for chat, one in zip(chats, found, strict=True)]
+    def masked(tokenizer, chats, num_threads, last):
+        found = of_all(tokenizer, chats, num_threads, last)
+        return [
+            masks.Unfit("") if "red" in chat.messages[-1]["content"] else one
+            for chat, one in zip(chats, found, strict=True)
+        ]
 
     monkeypatch.setattr(masks, "masked", masked)
     for read in ([chat(1), chat(1, 2, 3, 4)], [pair("sun", "sea"), pair("sea", "red"), pair("red", "sea")]):
