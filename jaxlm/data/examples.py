@@ -269,9 +269,13 @@ def _from_alpaca(row: Row) -> _Said:
     return _Said(prompt, _answer(_field(row, "output", "response"), row))
 
 
+def _is_turn(turn: typing.Any) -> bool:
+    return isinstance(turn, list) and [*map(type, turn)] == [str, str]
+
+
 def _history(row: Row) -> Messages:
     """Earlier turns of an Alpaca record, as LLaMA-Factory has them: [question, answer] of each."""
-    turns = row.listed("history", row.get("history"), lambda turn: [*map(type, turn)] == [str, str]) or []
+    turns = row.listed("history", row.get("history"), _is_turn) or []
     return tuple(message_of(*said) for turn in turns for said in zip(("user", ASSISTANT), turn, strict=True))
 
 
@@ -331,8 +335,7 @@ def _parted(chosen: Messages, rejected: Messages, row: Row) -> _Said:
     if not is_number(margin):
         raise Unfit(f"the margin {str(margin)[:40]!r} is no number")
     for names in _SCORES:
-        better, worse = (row.get(name) for name in names)
-        if is_number(better) and is_number(worse) and better < worse:
+        if all(is_number(row.columns.get(name)) for name in names) and row[names[0]] < row[names[1]]:
             row.note("scores")
     return _Said(chosen[:common], chosen[common:], rejected[common:], float(margin))
 
