@@ -40,11 +40,6 @@ _CUT = "\ufdd1"  # no character: where a message that is to be continued ends
 _BEGINS, _ENDS = "\ufdd2", "\ufdd3"  # no characters: around what `{% generation %}` marks
 _MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")  # the later one wins
-REASONING = (
-    "reasoning_content",
-    "thinking",
-    "reasoning",
-)  # keys of a message; transformers takes the first one there is
 T = typing.TypeVar("T")
 Messages = Sequence[Mapping[str, typing.Any]]
 Tools = Sequence[typing.Any] | None
@@ -162,14 +157,11 @@ class Writer:
 
         Arguments of calls that are JSON as text are objects, as in vLLM; they stay text if the template refuses objects.
         """
-        for called in (True, False):
-            ready = [_ready(message, called) if len(message) > 2 else message for message in messages]
-            try:
-                return write(self.sound(ready))
-            except ConfigError:
-                if not called or ready == [_ready(message, False) for message in messages]:
-                    raise
-        raise AssertionError
+        called, plain = ([_ready(m, called) if len(m) > 2 else m for m in messages] for called in (True, False))
+        if called != plain:
+            with contextlib.suppress(ConfigError):
+                return write(self.sound(called))
+        return write(self.sound(plain))
 
     def written(
         self, messages: Messages, tools: Tools, trained: Collection[int] | None = None, last: bool = False
@@ -363,8 +355,8 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
         try:
             return compiled.render(**named)
         except Exception as error:  # a program of others
-            why = error if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
-            raise ConfigError(f"the model's chat template refuses these messages: {why}") from None
+            why = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+            raise ConfigError(f"the model's chat template refuses these messages: {' '.join(why.split())}") from None
 
     try:
         compiled = environment.from_string(source)

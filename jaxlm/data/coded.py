@@ -16,7 +16,7 @@ from jaxlm.data import masks
 from jaxlm.data.coder import Coder
 from jaxlm.data.examples import Chat, Example, Pair
 from jaxlm.data.masks import Masked, Unfit
-from jaxlm.data.records import ASSISTANT, Message, Notes, Place
+from jaxlm.data.records import ASSISTANT, TOOL, Message, Notes, Place
 
 See = Callable[[Example, Sequence[Masked]], None]
 CHUNK = 2048  # examples encoded at a time
@@ -193,6 +193,14 @@ class _Row(typing.NamedTuple):
     one: Example
     sides: tuple[Masked | Unfit, ...]
 
+    def otherwise(self) -> list[int]:
+        """The answers that it has otherwise than the model is asked for them."""
+        return [number for side in self.sides if isinstance(side, Masked) for number in side.otherwise]
+
+    def empty(self) -> bool:
+        """True if nothing else is learnt of a side."""
+        return any(isinstance(side, Masked) and not side.kinds.any() for side in self.sides)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Fit:
@@ -220,20 +228,22 @@ class _Fit:
         ids, kinds = np.append(side.ids, np.int32(self.tokenizer.eos_id)), np.append(side.kinds, np.uint8(masks.GIVEN))
         return side._replace(ids=ids, kinds=kinds)
 
-    def parted(self, rows: Iterable[_Row]) -> Iterator[_Row]:
+    def parted(self, rows: Sequence[_Row]) -> Iterator[_Row]:
         """Yields the rows, in front of each those of its answers that it has otherwise than the model is asked for them."""
-        for row in rows:
-            otherwise = [side.otherwise if isinstance(side, Masked) else () for side in row.sides]
-            empty = any(numbers and not side.kinds.any() for numbers, side in zip(otherwise, row.sides, strict=True))
-            if isinstance(row.one, Pair):
-                self.counts.untold += sum(map(len, otherwise))
-                yield row._replace(sides=(Unfit("the chat template writes its answers otherwise"),)) if empty else row
-                continue
-            self.counts.alone += len(otherwise[0]) - empty
-            parts = [dataclasses.replace(row.one, messages=row.one.messages[: n + 1], given=n) for n in otherwise[0]]
-            if parts:
-                yield from (part._replace(of=row.of) for part in self.masked(parts, last=True))
-            if not empty:
+        numbers = [row.otherwise() if isinstance(row.one, Chat) else [] for row in rows]
+        parts = [
+            dataclasses.replace(row.one, messages=row.one.messages[: number + 1], given=number)
+            for row, own in zip(rows, numbers, strict=True)
+            for number in own
+        ]
+        alone = iter(self.masked(parts, last=True) if parts else ())
+        for row, own in zip(rows, numbers, strict=True):
+            yield from (part._replace(of=row.of) for part in itertools.islice(alone, len(own)))
+            self.counts.alone += len(own) - (bool(own) and row.empty())
+            if isinstance(row.one, Pair) and row.otherwise():
+                self.counts.untold += len(row.otherwise())
+                row = row._replace(sides=(Unfit("its answers are given"),)) if row.empty() else row
+            if not own or not row.empty():
                 yield row
 
     def fitted(self, rows: Iterable[_Row]) -> list[_Row]:
@@ -242,13 +252,14 @@ class _Fit:
         for number, row in enumerate(rows):
             if isinstance(row.one, Pair) and row.one.chosen == row.one.rejected:
                 self.counts.same += 1
-            elif self._fit(row) and (over := sum(len(side.ids) - 1 for side in row.sides) - self.seq_len) > 0:
-                if isinstance(row.one, Chat):
-                    cut[number] = (row.one, row.sides[0], over, 0)
-                else:
-                    self.counts.too_long += 1
-            elif self._fit(row, count=True):
+            elif not self._fit(row):
+                continue
+            elif (over := sum(len(side.ids) - 1 for side in row.sides) - self.seq_len) <= 0:
                 fitted[number] = row
+            elif isinstance(row.one, Chat):
+                cut[number] = (row.one, row.sides[0], over, 0)
+            else:
+                self.counts.too_long += 1
         while cut:  # once or twice, mostly
             shorter = {number: _shorter(*was[:3]) for number, was in cut.items()}
             self.counts.too_long += sum(found is None for found in shorter.values())
@@ -257,7 +268,7 @@ class _Fit:
             rest = {}
             for (number, (one, lost)), row in zip(shorter.items(), again, strict=True):
                 lost += cut[number][3]
-                if not self._fit(row, count=True) or not row.sides[0].kinds.any():
+                if not self._fit(row) or row.empty():
                     continue
                 if (over := len(row.sides[0].ids) - 1 - self.seq_len) > 0:
                     rest[number] = (one, row.sides[0], over, lost)
@@ -267,16 +278,17 @@ class _Fit:
             cut = rest
         return [fitted[number] for number in sorted(fitted)]
 
-    def _fit(self, row: _Row, count: bool = False) -> bool:
+    def _fit(self, row: _Row) -> bool:
         """True if all segments of a row are masked; else why not is noted."""
         unfit = next((side for side in row.sides if isinstance(side, Unfit)), None)
-        if unfit and count:
-            for key in unfit.keys:
-                self.notes.note("refused", key, row.one.place, masks.UNWRITTEN)
-            if unfit.why:
-                self.notes.note("unfit", "", row.one.place, unfit.why)
-            self.counts.inside += not unfit.why and not unfit.keys
-        return not unfit
+        if unfit is None:
+            return True
+        for key in unfit.keys:
+            self.notes.note("refused", key, row.one.place, masks.UNWRITTEN)
+        if unfit.why:
+            self.notes.note("unfit", "", row.one.place, unfit.why)
+        self.counts.inside += unfit == Unfit("")
+        return False
 
 
 def _shorter(one: Chat, side: Masked, over: int) -> tuple[Chat, int] | None:
@@ -286,8 +298,10 @@ def _shorter(one: Chat, side: Masked, over: int) -> tuple[Chat, int] | None:
     """
     system = len(one.messages) and one.messages[0]["role"] == "system"
     front, roles = one.messages[:system], [message["role"] for message in one.messages]
-    # A turn begins where somebody else speaks after the assistant.
-    begins = [i for i in range(system + 1, len(roles)) if roles[i] != ASSISTANT and roles[i - 1] == ASSISTANT]
+    # A turn begins where somebody else speaks after the assistant; a tool's results belong to the call.
+    begins = [
+        i for i in range(system + 1, len(roles)) if roles[i] not in (ASSISTANT, TOOL) and roles[i - 1] == ASSISTANT
+    ]
     if not begins:
         return None
     # All in front of the next answer is a little more than what goes, so never a turn too many.

@@ -18,22 +18,8 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxlm.config import ConfigError
-from jaxlm.data.records import (
-    ASSISTANT,
-    TEMPLATED,
-    Message,
-    Messages,
-    Notes,
-    Place,
-    Row,
-    Unfit,
-    led_by,
-    message_of,
-    messages_of,
-    rows,
-    system_of,
-    text_of,
-)
+from jaxlm.data import records
+from jaxlm.data.records import ASSISTANT, Messages, Place, Row, Unfit, message_of, messages_of, text_of
 from jaxlm.files import is_number
 
 
@@ -68,7 +54,7 @@ class Chat:
         """What of it only some models' templates write."""
         keys = {key for message in self.messages if len(message) > 2 for key in message}
         keys |= {message["role"] for message in self.messages} | ({"tools"} if self.tools else set())
-        return tuple(key for key in TEMPLATED if key in keys)
+        return tuple(key for key in records.TEMPLATED if key in keys)
 
 
 def without(messages: Messages, key: str) -> Messages:
@@ -123,7 +109,9 @@ class Asked(typing.NamedTuple):
     tools: Sequence[typing.Any] | None = None
 
 
-def read(path: str, form: str, pairs: bool, key: str = "data.path", notes: Notes | None = None) -> Iterator[Example]:
+def read(
+    path: str, form: str, pairs: bool, key: str = "data.path", notes: records.Notes | None = None
+) -> Iterator[Example]:
     """Yields the examples of a file, a folder of files or a glob, in the order of the files' names.
 
     Args:
@@ -145,13 +133,13 @@ def read(path: str, form: str, pairs: bool, key: str = "data.path", notes: Notes
             row.note("refused", "label", "it may mark a disliked answer")
         return _example(row, form, pairs)
 
-    return rows(path, key, notes or Notes(), example)
+    return records.rows(path, key, notes or records.Notes(), example)
 
 
 def read_prompts(
     path: str,
     key: str = "data.path",
-    notes: Notes | None = None,
+    notes: records.Notes | None = None,
     ask: Callable[[Row], tuple[Messages, dict]] | None = None,
 ) -> Iterator[Asked]:
     """Yields what each record of a file, a folder or a glob asks.
@@ -170,16 +158,16 @@ def read_prompts(
         row.learns = False
         messages, columns = ask(row) if ask else (_asked(row), {k: v for k, v in row.columns.items() if k != "prompt"})
         return Asked(
-            led_by(messages, system_of(row)),
+            records.led_by(messages, records.system_of(row)),
             columns,
             row.place,
             _tools(row),
         )
 
-    return rows(path, key, notes or Notes(), asked)
+    return records.rows(path, key, notes or records.Notes(), asked)
 
 
-def _tools(row: Row) -> list[Message] | None:
+def _tools(row: Row) -> list[records.Message] | None:
     return row.listed("tools", row.get("tools"), lambda tool: isinstance(tool, Mapping))
 
 
@@ -201,11 +189,11 @@ def _asked(row: Row) -> Messages:
 
 def _example(row: Row, form: str, pairs: bool) -> Example:
     said = _FORMATS[form if form != "auto" else _form(row)](row)
-    system, tools = system_of(row), _tools(row)
+    system, tools = records.system_of(row), _tools(row)
     if said.rejected is None:
         if pairs:
             raise Unfit("this is no pair: it needs chosen and rejected")
-        messages = led_by(said.prompt + said.chosen, system)
+        messages = records.led_by(said.prompt + said.chosen, system)
         given = said.given and said.given + len(messages) - len(said.prompt + said.chosen)
         return Chat(_ended(messages), row.place, given, tools)
     if not pairs:
@@ -311,12 +299,12 @@ def _side(value: typing.Any, prompt: Messages, row: Row) -> tuple[Messages, Mess
     system, question = prompt[:lead], prompt[lead:]
     told = system[0]["content"] if system else ""
     if not question:
-        return (), led_by(side, told)
+        return (), records.led_by(side, told)
     starts = range(len(side) if side[0]["role"] != ASSISTANT else 1)
     at = next((i for i in starts if _same(side[i : i + len(question)], question)), None)
     if at is None:
         return system, question + side
-    return led_by(side[:at], told), question + side[at + len(question) :]
+    return records.led_by(side[:at], told), question + side[at + len(question) :]
 
 
 def _same(first: Messages, second: Messages) -> bool:
@@ -327,7 +315,7 @@ def _same(first: Messages, second: Messages) -> bool:
 
 def _parted(chosen: Messages, rejected: Messages, row: Row) -> _Said:
     """A pair of whole conversations, whose prompt is all that both have in common, but for the last message."""
-    chosen, rejected = (led_by(side, system_of(row)) for side in (chosen, rejected))
+    chosen, rejected = (records.led_by(side, records.system_of(row)) for side in (chosen, rejected))
     most, common = min(len(chosen), len(rejected)) - 1, 0
     while common < most and chosen[common] == rejected[common]:
         common += 1

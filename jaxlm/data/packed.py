@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError, DataConfig, EvalConfig, ExamplesConfig
-from jaxlm.data import coded, coder, examples, masks, packing, rows
+from jaxlm.data import coded, coder, examples, masks, packing, records, rows
 from jaxlm.data import replay as replays
 from jaxlm.data.coded import Coded, Counts
 from jaxlm.data.coder import Coder
@@ -290,24 +290,23 @@ def make(
     Raises:
       ConfigError: an example can't be used, or none is left. The message is one line; it names file and line where it can.
     """
-    notes, what = examples.Notes(settings.ignore), "pairs" if pairs else "chats"
+    notes, what = records.Notes(settings.ignore), "pairs" if pairs else "chats"
     options = {"seq_len": sizes.seq_len, "num_threads": data.num_threads, "closed": closed, "notes": notes}
 
-    def build(path: str, key: str, name: str, see: coded.See) -> tuple[Coded, Counts]:
+    def build(path: str, key: str, name: str, **seen: coded.See) -> tuple[Coded, Counts]:
         read = examples.read(path, settings.format, pairs, key, notes)
         read = (one.last_only() for one in read) if settings.last_only and not pairs else read
-        found, counts = coded.build(read, tokenizer, **options, see=see)
+        found, counts = coded.build(read, tokenizer, **options, **seen)
         for line in counts.lines(name, sizes.seq_len):
             say(line)
         return found, counts
 
-    found, counts = build(data.path, "data.path", what, see)
+    found, counts = build(data.path, "data.path", what, see=see)
     if not len(found):
         why = _why(counts, notes, sizes.seq_len)
         raise ConfigError(f"{data.path}: none of its {counts.read:,} {what} can be trained on: {why}")
     if settings.val_path:
-        unseen = lambda one, sides: None  # noqa: E731
-        train, (val, _) = found, build(settings.val_path, "examples.val_path", f"held-out {what}", unseen)
+        train, (val, _) = found, build(settings.val_path, "examples.val_path", f"held-out {what}")
     else:
         out_E = found.held_out(data.val_fraction)
         train, val = found.take(~out_E), found.take(out_E)
@@ -318,15 +317,14 @@ def make(
             )
     for line in notes.lines():
         say(line)
-    if pairs or not replay or not share or coder.virtual_ids(tokenizer):  # vectors of a prompt leave the model as it is
-        pieces, share = None, 0.0
-    else:
-        pieces = _pieces(replay, share, train, sizes)
+    if pairs or not replay or coder.virtual_ids(tokenizer):  # vectors of a prompt leave the model as it is
+        share = 0.0
+    pieces = _pieces(replay, share, train, sizes) if share else None
     packed = Packed(_texts(tokenizer, train, pieces), train, val, counts, sizes, pieces, share)
     return dataclasses.replace(packed, keys=tuple(sorted(notes.of("read"))))
 
 
-def _why(counts: Counts, notes: examples.Notes, seq_len: int) -> str:
+def _why(counts: Counts, notes: records.Notes, seq_len: int) -> str:
     if not counts.read:
         return "it has none"
     return notes.first() or "; ".join(counts.lines("examples", seq_len)) + "; raise train.seq_len, or look at the data"
