@@ -91,6 +91,7 @@ class Pair:
 
 
 Example = Chat | Pair
+Ask = Callable[[Row], tuple[Messages, dict[str, typing.Any]]]
 
 
 class Asked(typing.NamedTuple):
@@ -137,10 +138,7 @@ def read(
 
 
 def read_prompts(
-    path: str,
-    key: str = "data.path",
-    notes: records.Notes | None = None,
-    ask: Callable[[Row], tuple[Messages, dict]] | None = None,
+    path: str, key: str = "data.path", notes: records.Notes | None = None, ask: Ask | None = None
 ) -> Iterator[Asked]:
     """Yields what each record of a file, a folder or a glob asks.
 
@@ -157,12 +155,8 @@ def read_prompts(
     def asked(row: Row) -> Asked:
         row.learns = False
         messages, columns = ask(row) if ask else (_asked(row), {k: v for k, v in row.columns.items() if k != "prompt"})
-        return Asked(
-            records.led_by(messages, records.system_of(row)),
-            columns,
-            row.place,
-            _tools(row),
-        )
+        messages = records.led_by(messages, records.system_of(row))
+        return Asked(messages, columns, row.place, _tools(row))
 
     return records.rows(path, key, notes or records.Notes(), asked)
 
@@ -175,6 +169,8 @@ def _asked(row: Row) -> Messages:
     name = next((name for name in ("prompt", "messages") if name in row), None)
     if not name and {"chosen", "conversations", "instruction"} & row.keys():
         one = _example(row, "auto", "rejected" in row)
+        if "conversations" in row:
+            row.note("answered")
         return one.prompt if isinstance(one, Pair) else one.messages[:-1]
     if not name:
         raise Unfit(f"it has no prompt and no messages, only {', '.join(sorted(row)) or '(nothing)'}")

@@ -210,6 +210,14 @@ def test_an_answer_that_calls_a_tool(content, tmp_path):
     assert said(tokenizer, found) == [f"{content}on<|im_end|>", "z<|im_end|>"]
 
 
+def test_arguments_stay_text_where_the_template_wants_text(tmp_path):
+    wanted = "m.tool_calls[0].function.arguments + ''"
+    tokenizer = theirs(tmp_path, CALLS.replace("m.tool_calls | map(attribute='function.name') | join(',')", wanted))
+    call = CALL | {"tool_calls": [{"function": {"name": "on", "arguments": '{"a": 1}'}}]}
+    (found,) = masks.masked(tokenizer, [Chat((*talk([("user", "x")]).messages, call), Place("a", 1))], 1)
+    assert said(tokenizer, found) == ['{"a": 1}<|im_end|>']
+
+
 def test_what_the_template_writes_nowhere_is_told(ours, tmp_path):
     """What ours refuses too."""
     asked, answered = (talk(turns).messages for turns in ([("user", "x")], [("tool", "y"), ("assistant", "z")]))
