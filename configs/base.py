@@ -113,6 +113,8 @@ def _posttraining(c: ConfigDict) -> None:
         ""  # for a hub base without one: chatml (teaches its two tokens), plain (User: ... Assistant: ...), a file
     )
     e.benchmarks = ""  # folder of benchmark files; examples that hold one of their items are named
+    e.ignore = ()  # keys of rows and messages that are read as if they were not there, such as label
+    e.last_only = False  # True: of each chat the last answer alone is learnt
 
     c.replay = ConfigDict()  # pretraining text in post-training; against forgetting
     c.replay.share = 0.05  # of the tokens that count; 0 = none

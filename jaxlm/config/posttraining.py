@@ -35,6 +35,8 @@ class ExamplesConfig:
     val_path: str
     benchmarks: str
     template: str
+    ignore: tuple[str, ...]
+    last_only: bool
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,8 @@ A model from elsewhere has a template of its own. Templates are rendered as tran
 a control token in a message is ordinary text, and ends no turn.
 """
 
+import bisect
+import contextlib
 import copy
 import datetime
 import functools
@@ -19,7 +21,7 @@ import itertools
 import json
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jinja2
 import jinja2.ext
@@ -32,15 +34,18 @@ from jaxlm.data import coder, imported
 from jaxlm.data.coder import Coder, ours
 from jaxlm.data.ids import conversation, conversations
 from jaxlm.data.imported import IDS, JINJA, JSON, MODEL, settings_of
+from jaxlm.data.records import THOUGHTS, Absent
 from jaxlm.data.tokenizer import GUARD, Tokenizer, append_controls
 
 TURN = CHAT_TOKENS[:2]  # what opens a message, and what ends it
 END = TURN[1]
-_SAMPLE = "an answer"
 _CUT = "\ufdd1"  # no character: where a message that is to be continued ends
 _BEGINS, _ENDS = "\ufdd2", "\ufdd3"  # no characters: around what `{% generation %}` marks
 _MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")  # the later one wins
+T = typing.TypeVar("T")
+Messages = Sequence[Mapping[str, typing.Any]]
+Tools = Sequence[typing.Any] | None
 
 
 def _turns(begin: str, content: str, behind: str, asked: str) -> str:
@@ -163,23 +168,45 @@ def _source(tokenizer: Coder) -> str:
     return found or ""
 
 
-def render(tokenizer: Coder, messages: Sequence[Mapping[str, str]], reply: bool = True) -> str:
+def render(tokenizer: Coder, messages: Messages, reply: bool = True, tools: Tools = None) -> str:
     """Returns a conversation as text, in the model's template. `ids.conversation` makes ids of it.
 
     Args:
-      messages: `role` and `content` of each. Control tokens that a content spells get a `GUARD`.
+      messages: `role` and `content` of each, and what else the template reads. Control tokens that they spell get a `GUARD`.
       reply: True to end with what opens the assistant's answer; False to end inside the last message, which goes on.
+      tools: the functions that the assistant may call, as JSON schemas; None for none.
 
     Raises:
       ConfigError: the model has no template, or it refuses these messages.
     """
-    given = [{**message, "content": guarded(tokenizer, message["content"])} for message in messages]
+    writer = Writer(tokenizer)
     if not reply:
-        given[-1]["content"] += _CUT
-    return Writer(tokenizer).write(given, reply).partition(_CUT)[0]
+        messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _CUT}]
+    return writer.either(messages, lambda sound: writer.write(sound, reply, writer.sound(tools))).partition(_CUT)[0]
 
 
-Spans = list[tuple[int, int]]  # (first, behind the last) character
+class Span(typing.NamedTuple):
+    """What the model is to say in a text: characters `first` to `behind` - 1, of the message `number`, from 0."""
+
+    number: int
+    first: int
+    behind: int
+
+
+class Written(typing.NamedTuple):
+    """A conversation in the model's template.
+
+    Attributes:
+      text: all of it.
+      spans: what the assistant says in it, and the control tokens that end that, in order.
+      begins: for each of the assistant's messages about where it begins, in characters.
+      otherwise: the answers that the text has in another way than the model is asked for them, since more follows.
+    """
+
+    text: str
+    spans: list[Span]
+    begins: list[int]
+    otherwise: tuple[int, ...] = ()
 
 
 class Writer:
@@ -196,61 +223,164 @@ class Writer:
         moment = getattr(tokenizer, "moment", None)
         self._named["strftime_now"] = lambda form: (moment or datetime.datetime.now()).strftime(form)
         self._tokenizer, source = tokenizer, template(tokenizer)
+        self._controls = tuple(tokenizer.controls)
+        self._firsts = {piece[0] for piece in self._controls}
         self._plain, self._marking = _compiled(source), _compiled(source, mark=True) if _MARKS.search(source) else None
 
-    def write(self, messages: Sequence[Mapping[str, str]], reply: bool) -> str:
+    def write(self, messages: Messages, reply: bool, tools: Tools = None) -> str:
         """Returns messages as the template has them, perhaps with what opens the assistant's answer behind them."""
-        return self._plain(messages=messages, add_generation_prompt=reply, **self._named)
+        return self._plain(messages=messages, tools=tools, documents=None, add_generation_prompt=reply, **self._named)
 
-    def spans(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, Spans]:
-        """Returns (a conversation as text, where in it stands what the model is to say for each message of the assistant).
+    def either(self, messages: Messages, write: Callable[[Messages], T]) -> T:
+        """Returns what `write` makes of messages as transformers hands them to a template, guarded (see `sound`).
 
-        That is the message and the control token that ends it: what `{% generation %}` marks. For a template without that
-        mark it is what follows the text that the model gets when it is asked.
+        Arguments of calls that are JSON as text are objects, as in vLLM; they stay text if the template refuses objects.
+        """
+        called, plain = ([_ready(m, called) if len(m) > 2 else m for m in messages] for called in (True, False))
+        if called != plain:
+            with contextlib.suppress(ConfigError):
+                return write(self.sound(called))
+        return write(self.sound(plain))
+
+    def written(
+        self, messages: Messages, tools: Tools, trained: Collection[int] | None = None, last: bool = False
+    ) -> Written:
+        """Returns a conversation as text, and where in it stands what the model is to say.
+
+        That is what `{% generation %}` marks. For a template without that mark it is what writing an answer adds to the text
+        that the model is asked with, up to the control token that ends it; to the end of the text if none does.
+
+        Args:
+          trained: the assistant's messages that are to be learnt; None for all. Others' spans are returned too.
+          last: True to look for the last answer alone.
 
         Raises:
-          ConfigError: the template refuses the messages; it writes an answer in another way once more follows; or no control
-            token ends an answer.
+          ConfigError: the template refuses the messages, or does not begin an answer as it asks for it.
         """
-        given = [{**message, "content": self._sound(message["content"])} for message in messages]
-        answers = [number for number, message in enumerate(given) if message["role"] == "assistant"]
+        answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         if self._marking is None:
-            text = self.write(given, reply=False)
-            return text, [self._answer(given, number, text) for number in answers]
-        text = self._marking(messages=given, add_generation_prompt=False, **self._named)
-        pieces = re.split(f"[{_BEGINS}{_ENDS}]", text)
-        ends = [*itertools.accumulate(map(len, pieces))]
+            return self.either(messages, lambda sound: self._unmarked(sound, self.sound(tools), answers, last))
+        one_each = len(answers) if trained is None or len(trained) == len(answers) else -1
+        return self.either(messages, lambda sound: self._marked(sound, self.sound(tools), answers, one_each))
+
+    def sound(self, value: typing.Any) -> typing.Any:
+        """Returns JSON, such as messages or tools, whose texts spell neither a control token nor a mark."""
+        if isinstance(value, str):
+            value = guarded(self._tokenizer, value) if any(first in value for first in self._firsts) else value
+            return value.replace(_BEGINS, "\ufffd").replace(_ENDS, "\ufffd")
+        if isinstance(value, Mapping):
+            return {key: self.sound(inner) for key, inner in value.items()}
+        return [self.sound(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+    def _marked(self, sound: Messages, tools: Tools, answers: list[int], one_each: int) -> Written:
+        """See `written`, for a template with marks. If there are `one_each` of them, it does not matter whose each is."""
+        marked = self._marking(messages=sound, tools=tools, documents=None, add_generation_prompt=False, **self._named)
+        pieces = re.split(f"[{_BEGINS}{_ENDS}]", marked)
+        ends, text = [*itertools.accumulate(map(len, pieces))], "".join(pieces)
         spans = list(zip(ends[0::2], ends[1::2], strict=False))
-        if len(spans) != len(answers):
-            raise ConfigError(f"the model's chat template marks {len(spans)} answers of {len(answers)}")
-        return "".join(pieces), spans
+        owners, begins = answers, []
+        if one_each != len(spans):
+            begins = [self._length(sound[:number], tools, text) for number in answers]
+            owners = [answers[max(0, bisect.bisect_right(begins, first) - 1)] if answers else -1 for first, _ in spans]
+        begins = [first for first, _ in spans] if owners == answers else begins
+        return Written(text, [Span(number, *span) for number, span in zip(owners, spans, strict=True)], begins)
 
-    def _sound(self, content: str) -> str:
-        """A content that spells neither a control token nor a mark."""
-        content = guarded(self._tokenizer, content)
-        return content.replace(_BEGINS, "\ufffd").replace(_ENDS, "\ufffd")
+    def _length(self, messages: Messages, tools: Tools, text: str) -> int:
+        """How many characters of a text are these first messages; 0 if the template refuses them alone."""
+        try:
+            return _alike(self.write(messages, False, tools), text) if messages else 0
+        except ConfigError:
+            return 0
 
-    def _answer(self, given: list[dict[str, str]], number: int, text: str) -> tuple[int, int]:
-        """Where the answer `number` stands in a text without marks."""
-        asked, content = self.write(given[:number], reply=True), given[number]["content"].strip()
-        at = text.find(content, len(asked))
-        if not text.startswith(asked) or at < 0:
+    def _unmarked(self, sound: Messages, tools: Tools, answers: list[int], last: bool) -> Written:
+        """See `written`, for a template without marks."""
+        text, spans, otherwise, begins = self.write(sound, False, tools), [], [], [0] * (len(answers) - 1) * last
+        for number in answers[-1:] if last else answers:
+            more = number + 1 < len(sound)
+            alone = self.write(sound[: number + 1], False, tools) if more else text
+            first = self._asked(sound[:number], tools, alone)
+            behind = first + self._said(alone[first:])
+            begins.append(min(first, len(text)))
+            if more and not text.startswith(alone[:behind]):
+                otherwise.append(number)
+            else:
+                spans.append(Span(number, first, behind))
+        return Written(text, spans, begins, tuple(otherwise))
+
+    def _asked(self, messages: Messages, tools: Tools, text: str) -> int:
+        """How many characters of a text the model is asked with, for the answer to these messages."""
+        try:
+            asked = self.write(messages, True, tools) if messages else ""
+        except ConfigError:
+            if any(message["role"] == "user" for message in messages):
+                raise
+            asked = ""
+        if not asked:
+            opening, _ = self.probed
+            return text.find(opening) + len(opening) if opening in text else 0
+        if not text.startswith(asked):
             raise ConfigError(
-                f"the model's chat template writes message {number + 1} in another way than the model is asked for it: "
-                "give the model a template with {% generation %} around what the assistant says"
+                f"the model's chat template writes message {len(messages) + 1} in another way than the model is asked for "
+                f"it, by {asked[_alike(asked, text) :][:40]!r}: give the model a template with {{% generation %}} around what "
+                "the assistant says"
             )
-        rest = text[at + len(content) :].lstrip()
-        piece = max((piece for piece in self._tokenizer.controls if rest.startswith(piece)), key=len, default="")
-        if not piece:
-            raise ConfigError(
-                f"the model's chat template ends message {number + 1} by no control token, so no answer would end"
-            )
-        return len(asked), len(text) - len(rest) + len(piece)
+        return len(asked)
+
+    @functools.cached_property
+    def probed(self) -> tuple[str, str]:
+        """What opens an answer, and the control token that ends one, in a short chat; "" for none."""
+        ask, say = {"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}
+        try:
+            whole, asked, text = self.write([ask], False), self.write([ask], True), self.write([ask, say], False)
+        except ConfigError:
+            return "", ""
+        opening = asked[_alike(whole, asked) :] or self._named["bos_token"]
+        return opening, next((piece for piece, _ in self._closing(text)), "")
+
+    def _closing(self, said: str) -> list[tuple[str, int]]:
+        """The control tokens at the end of a text, spaces between them left out: (each, where it ends)."""
+        pieces, rest = [], said.rstrip()
+        while rest.endswith(self._controls):
+            piece = max(filter(rest.endswith, self._controls), key=len)
+            pieces.insert(0, (piece, len(rest)))
+            rest = rest[: -len(piece)].rstrip()
+        return pieces
+
+    def _said(self, said: str) -> int:
+        """How much of what an answer adds to a text is the answer: up to the control token that ends it, if there is one."""
+        pieces, (_, end) = self._closing(said), self.probed
+        return next((at for piece, at in pieces if piece == end), pieces[-1][1] if pieces else len(said.rstrip()))
 
 
-def ids(tokenizer: Coder, messages: Sequence[Mapping[str, str]], reply: bool = True) -> list[int]:
+def _alike(first: str, second: str) -> int:
+    """How many characters two texts have in common, from the first one on."""
+    most = min(len(first), len(second))
+    return most if first[:most] == second[:most] else next(i for i in range(most) if first[i] != second[i])
+
+
+def _ready(message: Mapping[str, typing.Any], called: bool) -> dict[str, typing.Any]:
+    """A message with its thoughts under both names that templates read; if `called`, arguments of calls as objects."""
+    message = {key: value for key, value in message.items() if not isinstance(value, Absent)}
+    thoughts = next((message[key] for key in THOUGHTS if key in message), None)
+    ready = {"thinking": thoughts, **message, "reasoning_content": thoughts} if thoughts is not None else message
+    if called and "tool_calls" in ready:
+        ready["tool_calls"] = [_call(call) for call in ready["tool_calls"]]
+    return ready
+
+
+def _call(call: dict[str, typing.Any]) -> dict[str, typing.Any]:
+    """A call of a tool, its arguments as an object if they are the text of one."""
+    if isinstance(call.get("function"), dict):
+        return call | {"function": _call(call["function"])}
+    with contextlib.suppress(ValueError):
+        if isinstance(call.get("arguments"), str):
+            return call | {"arguments": files.json_of(call["arguments"])}
+    return call
+
+
+def ids(tokenizer: Coder, messages: Messages, reply: bool = True, tools: Tools = None) -> list[int]:
     """Returns the ids of a conversation, with what a document begins with in front once. See `render`."""
-    return conversation(tokenizer, render(tokenizer, messages, reply))
+    return conversation(tokenizer, render(tokenizer, messages, reply, tools))
 
 
 def all_ids(tokenizer: Coder, texts: Sequence[str], num_threads: int) -> list[list[int]]:
@@ -288,8 +418,8 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
     def refuse(why: str) -> None:
         raise jinja2.TemplateError(why)
 
-    def tojson(value, indent=None, **kwargs):
-        return json.dumps(value, ensure_ascii=False, indent=indent, **kwargs)
+    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
@@ -301,8 +431,8 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
         try:
             return compiled.render(**named)
         except Exception as error:  # a program of others
-            why = error if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
-            raise ConfigError(f"the model's chat template refuses these messages: {why}") from None
+            why = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+            raise ConfigError(f"the model's chat template refuses these messages: {' '.join(why.split())}") from None
 
     try:
         compiled = environment.from_string(source)
@@ -355,15 +485,10 @@ def told_ends(tokenizer: Coder) -> str:
 
 def answer_end(tokenizer: Coder) -> int | None:
     """Returns the id of the control token that the template writes behind an answer; None if it writes none, or is none."""
-    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAMPLE}]
     try:
-        writer = Writer(tokenizer)
-        asked, whole = writer.write(messages[:1], reply=True), writer.write(messages, reply=False)
+        return tokenizer.controls.get(Writer(tokenizer).probed[1])
     except ConfigError:
         return None
-    rest = (whole[len(asked) :] if whole.startswith(asked) else whole).rpartition(_SAMPLE)[2].lstrip()
-    piece = max((piece for piece in tokenizer.controls if rest.startswith(piece)), key=len, default="")
-    return tokenizer.controls.get(piece)
 
 
 def end_id(tokenizer: Coder) -> int | None:

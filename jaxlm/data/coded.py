@@ -6,14 +6,17 @@ A chat is one segment of a row, a pair two: the chosen side and the rejected one
 import dataclasses
 import hashlib
 import itertools
+import json
+import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from jaxlm.data import masks
 from jaxlm.data.coder import Coder
-from jaxlm.data.examples import ASSISTANT, Chat, Example, Message, Pair, Place
-from jaxlm.data.masks import Masked
+from jaxlm.data.examples import Chat, Example, Pair
+from jaxlm.data.masks import Masked, Unfit
+from jaxlm.data.records import ASSISTANT, TOOL, Message, Notes, Place
 
 See = Callable[[Example, Sequence[Masked]], None]
 CHUNK = 2048  # examples encoded at a time
@@ -101,6 +104,8 @@ class Counts:
       same: pairs left out, since both sides are the same.
       inside: those left out, since an answer begins inside a token (see `masks.masked`).
       turns_cut: the turns that the cut chats lost.
+      alone: answers that are rows of their own, since the template writes them otherwise once more follows.
+      untold: answers of pairs that are not learnt from, for the same reason.
     """
 
     read: int = 0
@@ -109,6 +114,8 @@ class Counts:
     same: int = 0
     inside: int = 0
     turns_cut: int = 0
+    alone: int = 0
+    untold: int = 0
 
     def lines(self, what: str, seq_len: int) -> list[str]:
         """Returns a line for each thing that happened; `what`: "chats" or "pairs"."""
@@ -126,6 +133,12 @@ class Counts:
         if self.inside:
             why = "an answer begins inside a token of this tokenizer, mostly as it begins with a space or a line's end"
             found.append(f"{self.inside:,} of {self.read:,} {what} are left out: {why}")
+        otherwise = "the model's chat template writes them otherwise once more follows"
+        if self.alone:
+            last = "examples.last_only=True trains the last of each chat alone"
+            found.append(f"{self.alone:,} answers are rows of their own, so many rows more: {otherwise}; {last}")
+        if self.untold:
+            found.append(f"{self.untold:,} answers inside of pairs are given, not learnt: {otherwise}")
         if self.same:
             found.append(f"{self.same:,} of {self.read:,} {what} are left out: chosen and rejected are the same")
         return found
@@ -139,6 +152,7 @@ def build(
     num_threads: int,
     closed: bool = False,
     see: See = lambda one, sides: None,
+    notes: Notes | None = None,
 ) -> tuple[Coded, Counts]:
     """Encodes examples of one kind. Returns (those that fit into a row, what became of all).
 
@@ -147,30 +161,23 @@ def build(
       num_threads: of the tokenizer.
       closed: True: one token more behind each text, as a target that does not count. Then a row has the text's last token.
       see: called with each example and its segments, before it is cut or left out.
+      notes: where is noted which examples are left out since they can't be masked (see `masks.masked`).
 
     Raises:
-      ConfigError: a conversation can't be masked (see `masks.masked`).
+      ConfigError: the model has no template, or one that does not write what examples have.
     """
-    built, counts = _Builder(), Counts()
+    built, counts, notes = _Builder(), Counts(), notes or Notes()
+    fit = _Fit(tokenizer, seq_len, num_threads, closed, counts, notes)
     for chunk in _batched(read):
         counts.read += len(chunk)
-        segments = [(one,) if isinstance(one, Chat) else one.sides() for one in chunk]
-        flat = iter(masks.masked(tokenizer, list(itertools.chain.from_iterable(segments)), num_threads))
-        if closed:
-            flat = (side and _closed(side, tokenizer.eos_id) for side in flat)
-        coded = [tuple(itertools.islice(flat, len(sides))) for sides in segments]
-        for one, sides in zip(chunk, coded, strict=True):
-            if None not in sides:
-                see(one, sides)
-        fitted = _fitted(chunk, coded, tokenizer, seq_len, num_threads, counts)
-        for one, sides in zip(chunk, fitted, strict=True):
-            if sides is not None:
-                built.add(one, sides)
+        rows = fit.masked(chunk)
+        for row in rows:
+            if all(isinstance(side, Masked) for side in row.sides):
+                see(row.one, row.sides)
+        for row in fit.fitted(fit.parted(rows)):
+            built.add(row.one, row.sides, int.from_bytes(prompt_key(row.of)[:8], "little"))
+    notes.check()
     return built.done(), counts
-
-
-def _closed(side: Masked, end: int) -> Masked:
-    return side._replace(ids=np.append(side.ids, np.int32(end)), kinds=np.append(side.kinds, np.uint8(masks.GIVEN)))
 
 
 def _batched(examples: Iterable[Example]) -> Iterator[tuple[Example, ...]]:
@@ -179,36 +186,109 @@ def _batched(examples: Iterable[Example]) -> Iterator[tuple[Example, ...]]:
         yield chunk
 
 
-def _fitted(chunk, coded, tokenizer: Coder, seq_len: int, num_threads: int, counts: Counts) -> list:
-    """The segments of each example as they fit into a row; None where they do not."""
-    coded, cut = list(coded), {}
-    for number, (one, sides) in enumerate(zip(chunk, coded, strict=True)):
-        if isinstance(one, Pair) and one.chosen == one.rejected:
-            coded[number], counts.same = None, counts.same + 1
-        elif None in sides:
-            coded[number], counts.inside = None, counts.inside + 1
-        elif (over := sum(len(side.ids) - 1 for side in sides) - seq_len) > 0:
-            coded[number] = None
-            if isinstance(one, Chat):
-                cut[number] = (one, sides[0], over, 0)
+class _Row(typing.NamedTuple):
+    """An example and its segments; `of` is the example that was read, of which it is all or a part."""
+
+    of: Example
+    one: Example
+    sides: tuple[Masked | Unfit, ...]
+
+    def otherwise(self) -> list[int]:
+        """The answers that it has otherwise than the model is asked for them."""
+        return [number for side in self.sides if isinstance(side, Masked) for number in side.otherwise]
+
+    def empty(self) -> bool:
+        """True if nothing else is learnt of a side."""
+        return any(isinstance(side, Masked) and not side.kinds.any() for side in self.sides)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fit:
+    """Makes rows of examples, and counts what becomes of them. See `build`."""
+
+    tokenizer: Coder
+    seq_len: int
+    num_threads: int
+    closed: bool
+    counts: Counts
+    notes: Notes
+
+    def masked(self, examples: Sequence[Example], last: bool = False) -> list[_Row]:
+        """Returns a row of each example."""
+        segments = [(one,) if isinstance(one, Chat) else one.sides() for one in examples]
+        flat = masks.masked(self.tokenizer, [*itertools.chain.from_iterable(segments)], self.num_threads, last)
+        sides = iter(map(self._closed, flat) if self.closed else flat)
+        return [
+            _Row(one, one, tuple(itertools.islice(sides, len(of)))) for one, of in zip(examples, segments, strict=True)
+        ]
+
+    def _closed(self, side: Masked | Unfit) -> Masked | Unfit:
+        if isinstance(side, Unfit):
+            return side
+        ids, kinds = np.append(side.ids, np.int32(self.tokenizer.eos_id)), np.append(side.kinds, np.uint8(masks.GIVEN))
+        return side._replace(ids=ids, kinds=kinds)
+
+    def parted(self, rows: Sequence[_Row]) -> Iterator[_Row]:
+        """Yields the rows, in front of each those of its answers that it has otherwise than the model is asked for them."""
+        numbers = [row.otherwise() if isinstance(row.one, Chat) else [] for row in rows]
+        parts = [
+            dataclasses.replace(row.one, messages=row.one.messages[: number + 1], given=number)
+            for row, own in zip(rows, numbers, strict=True)
+            for number in own
+        ]
+        alone = iter(self.masked(parts, last=True) if parts else ())
+        for row, own in zip(rows, numbers, strict=True):
+            yield from (part._replace(of=row.of) for part in itertools.islice(alone, len(own)))
+            self.counts.alone += len(own) - (bool(own) and row.empty())
+            if isinstance(row.one, Pair) and row.otherwise():
+                self.counts.untold += len(row.otherwise())
+                row = row._replace(sides=(Unfit("its answers are given"),)) if row.empty() else row
+            if not own or not row.empty():
+                yield row
+
+    def fitted(self, rows: Iterable[_Row]) -> list[_Row]:
+        """Returns the rows that fit into T tokens, chats without their oldest turns if they must."""
+        rows, fitted, cut = list(rows), {}, {}
+        for number, row in enumerate(rows):
+            if isinstance(row.one, Pair) and row.one.chosen == row.one.rejected:
+                self.counts.same += 1
+            elif not self._fit(row):
+                continue
+            elif (over := sum(len(side.ids) - 1 for side in row.sides) - self.seq_len) <= 0:
+                fitted[number] = row
+            elif isinstance(row.one, Chat):
+                cut[number] = (row.one, row.sides[0], over, 0)
             else:
-                counts.too_long += 1
-    while cut:  # once or twice, mostly
-        shorter = {number: _shorter(*was[:3]) for number, was in cut.items()}
-        counts.too_long += sum(found is None for found in shorter.values())
-        shorter = {number: found for number, found in shorter.items() if found}
-        again = masks.masked(tokenizer, [found for found, _ in shorter.values()], num_threads) if shorter else []
-        rest = {}
-        for (number, (one, lost)), side in zip(shorter.items(), again, strict=True):
-            lost += cut[number][3]
-            if side is None:
-                counts.inside += 1
-            elif (over := len(side.ids) - 1 - seq_len) > 0:
-                rest[number] = (one, side, over, lost)
-            else:
-                coded[number], counts.cut, counts.turns_cut = (side,), counts.cut + 1, counts.turns_cut + lost
-        cut = rest
-    return coded
+                self.counts.too_long += 1
+        while cut:  # once or twice, mostly
+            shorter = {number: _shorter(*was[:3]) for number, was in cut.items()}
+            self.counts.too_long += sum(found is None for found in shorter.values())
+            shorter = {number: found for number, found in shorter.items() if found}
+            again = self.masked([found for found, _ in shorter.values()]) if shorter else []
+            rest = {}
+            for (number, (one, lost)), row in zip(shorter.items(), again, strict=True):
+                lost += cut[number][3]
+                if not self._fit(row) or row.empty():
+                    continue
+                if (over := len(row.sides[0].ids) - 1 - self.seq_len) > 0:
+                    rest[number] = (one, row.sides[0], over, lost)
+                else:
+                    self.counts.cut, self.counts.turns_cut = self.counts.cut + 1, self.counts.turns_cut + lost
+                    fitted[number] = row._replace(of=rows[number].of, one=rows[number].one)
+            cut = rest
+        return [fitted[number] for number in sorted(fitted)]
+
+    def _fit(self, row: _Row) -> bool:
+        """True if all segments of a row are masked; else why not is noted."""
+        unfit = next((side for side in row.sides if isinstance(side, Unfit)), None)
+        if unfit is None:
+            return True
+        for key in unfit.keys:
+            self.notes.note("refused", key, row.one.place, masks.UNWRITTEN)
+        if unfit.why:
+            self.notes.note("unfit", "", row.one.place, unfit.why)
+        self.counts.inside += unfit == Unfit("")
+        return False
 
 
 def _shorter(one: Chat, side: Masked, over: int) -> tuple[Chat, int] | None:
@@ -218,15 +298,18 @@ def _shorter(one: Chat, side: Masked, over: int) -> tuple[Chat, int] | None:
     """
     system = len(one.messages) and one.messages[0]["role"] == "system"
     front, roles = one.messages[:system], [message["role"] for message in one.messages]
-    # A turn begins where somebody else speaks after the assistant.
-    begins = [i for i in range(system + 1, len(roles)) if roles[i] != ASSISTANT and roles[i - 1] == ASSISTANT]
+    # A turn begins where somebody else speaks after the assistant; a tool's results belong to the call.
+    begins = [
+        i for i in range(system + 1, len(roles)) if roles[i] not in (ASSISTANT, TOOL) and roles[i - 1] == ASSISTANT
+    ]
     if not begins:
         return None
     # All in front of the next answer is a little more than what goes, so never a turn too many.
     before = (side.turns[roles[:i].count(ASSISTANT)] for i in begins)
     turns = next((n for n, tokens in enumerate(before) if tokens >= over), len(begins) - 1)
     start = begins[turns]
-    return Chat(front + one.messages[start:], one.place, max(0, one.given - start + system)), turns + 1
+    given = max(0, one.given - start + system)
+    return dataclasses.replace(one, messages=front + one.messages[start:], given=given), turns + 1
 
 
 class _Builder:
@@ -239,14 +322,14 @@ class _Builder:
         self._places: list[Place] = []
         self._sides = 1
 
-    def add(self, one: Example, sides: Sequence[Masked]) -> None:
+    def add(self, one: Example, sides: Sequence[Masked], key: int) -> None:
         self._sides = len(sides)
         for side in sides:
             self._ids += side.ids.tobytes()
             self._kinds += side.kinds.tobytes()
             self._lengths.append(len(side.ids))
         self._margins.append(one.margin if isinstance(one, Pair) else 0.0)
-        self._keys.append(int.from_bytes(prompt_key(one)[:8], "little"))
+        self._keys.append(key)
         self._places.append(one.place)
 
     def done(self) -> Coded:
@@ -287,7 +370,12 @@ def content_key(one: Example) -> bytes:
 def _hash(messages: Iterable[Message]) -> bytes:
     found = hashlib.blake2b(digest_size=16)
     for message in messages:
-        for part in (message["role"], message["content"]):
+        more = {key: value for key, value in message.items() if key not in ("role", "content", "weight")}
+        for part in (
+            message["role"],
+            message["content"],
+            *([json.dumps(more, sort_keys=True, default=str)] if more else []),
+        ):
             raw = part.encode("utf-8", "replace")
             found.update(len(raw).to_bytes(8, "little") + raw)
     return found.digest()

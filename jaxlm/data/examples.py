@@ -18,22 +18,9 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxlm.config import ConfigError
-from jaxlm.corpus.benchmarks import reading
+from jaxlm.data import records
+from jaxlm.data.records import ASSISTANT, Messages, Place, Row, Unfit, message_of, messages_of, text_of
 from jaxlm.files import is_number
-
-Message = dict[str, str]  # "role" and "content"
-Messages = tuple[Message, ...]
-ASSISTANT = "assistant"
-
-
-class Place(typing.NamedTuple):
-    """Where an example stands: its file and its number there, from 1; in a .jsonl its line."""
-
-    path: str
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.number}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +28,39 @@ class Chat:
     """A conversation, which ends with what the assistant says.
 
     Attributes:
-      messages: its messages.
+      messages: its messages; one with `weight` 0 is given.
       place: where it was read.
       given: how many of the messages are given, from the first one on: the loss is on what the assistant says after them.
+      tools: the functions that the assistant may call, as JSON schemas; None for none.
     """
 
     messages: Messages
     place: Place
     given: int = 0
+    tools: Sequence[typing.Any] | None = None
+
+    def trained(self, last: bool = False) -> frozenset[int]:
+        """Returns which messages are learnt, from 0: what the assistant says and is not given; if `last`, the last alone."""
+        said = [i for i, one in enumerate(self.messages) if i >= self.given and one["role"] == ASSISTANT]
+        said = [i for i in said if self.messages[i].get("weight") != 0]
+        return frozenset(said[-1:] if last else said)
+
+    def last_only(self) -> "Chat":
+        """Returns the same conversation with all but its last answer given."""
+        return dataclasses.replace(self, given=max(self.given, len(self.messages) - 1))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What of it only some models' templates write."""
+        keys = {key for message in self.messages if len(message) > 2 for key in message}
+        keys |= {message["role"] for message in self.messages} | ({"tools"} if self.tools else set())
+        return tuple(key for key in records.TEMPLATED if key in keys)
+
+
+def without(messages: Messages, key: str) -> Messages:
+    """Returns messages as if they had no such key; without those of a role of that name."""
+    kept = (message for message in messages if message["role"] != key)
+    return tuple({name: value for name, value in message.items() if name != key} for message in kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +72,7 @@ class Pair:
       chosen, rejected: the messages after it; both end with what the assistant says.
       margin: by how much the chosen one is better, as the data says it; 0 if it does not.
       place: where it was read.
+      tools: the functions that the assistant may call, as JSON schemas; None for none.
     """
 
     prompt: Messages
@@ -67,17 +80,39 @@ class Pair:
     rejected: Messages
     margin: float
     place: Place
+    tools: Sequence[typing.Any] | None = None
 
     def sides(self) -> tuple[Chat, Chat]:
         """Returns (chosen, rejected) as conversations whose prompt is given."""
-        first, second = (self.prompt + side for side in (self.chosen, self.rejected))
-        return Chat(first, self.place, len(self.prompt)), Chat(second, self.place, len(self.prompt))
+        first, second = (
+            Chat(self.prompt + side, self.place, len(self.prompt), self.tools) for side in (self.chosen, self.rejected)
+        )
+        return first, second
 
 
 Example = Chat | Pair
+Ask = Callable[[Row], tuple[Messages, dict[str, typing.Any]]]
 
 
-def read(path: str, form: str, pairs: bool, key: str = "data.path") -> Iterator[Example]:
+class Asked(typing.NamedTuple):
+    """What is to be answered.
+
+    Attributes:
+      messages: the chat; its last message is to be answered.
+      columns: the record's other columns.
+      place: where it was read.
+      tools: the functions that the answer may call, as JSON schemas; None for none.
+    """
+
+    messages: Messages
+    columns: dict[str, typing.Any]
+    place: Place
+    tools: Sequence[typing.Any] | None = None
+
+
+def read(
+    path: str, form: str, pairs: bool, key: str = "data.path", notes: records.Notes | None = None
+) -> Iterator[Example]:
     """Yields the examples of a file, a folder of files or a glob, in the order of the files' names.
 
     Args:
@@ -85,76 +120,91 @@ def read(path: str, form: str, pairs: bool, key: str = "data.path") -> Iterator[
       form: the format, or "auto": by the keys of each record.
       pairs: True to yield `Pair`s; False for `Chat`s, which pairs become by their chosen side.
       key: the config's key that names the path, for messages.
+      notes: where is noted what is left out and what is not read.
 
     Raises:
-      ConfigError: there is no such file, a record is of another format, or what it says can't be trained on. The message
-        begins with the file and the line.
+      ConfigError: there is no such file; no record is of a known format and can be trained on (the message begins with the
+        file and the line of the first); or records have keys that can't be read.
     """
     if not path:
         raise ConfigError(f"{key} is empty: name a .jsonl, .json or .parquet file of examples, or a folder of them")
-    for file in reading.files((path,), key):
-        for number, record in reading.records(file):
-            place = Place(file, number)
-            try:
-                yield _example(record, form, pairs, place)
-            except _Unfit as error:
-                raise ConfigError(f"{place}: {error}") from None
+
+    def example(row: Row) -> Example:
+        if row.get("label") is not None:
+            row.note("refused", "label", "it may mark a disliked answer")
+        return _example(row, form, pairs)
+
+    return records.rows(path, key, notes or records.Notes(), example)
 
 
-def read_prompts(path: str, key: str = "data.path") -> Iterator[tuple[Messages, dict[str, typing.Any], Place]]:
-    """Yields (what is asked, the record's other columns, its place) for each record of a file, a folder or a glob.
+def read_prompts(
+    path: str, key: str = "data.path", notes: records.Notes | None = None, ask: Ask | None = None
+) -> Iterator[Asked]:
+    """Yields what each record of a file, a folder or a glob asks.
 
-    A record has `prompt`, a text or messages, or else `messages`, which stay among its columns; the user speaks last. Pairs,
-    and chats of the other formats, are asked what they answer: HH's transcripts up to where both sides part.
+    A record has `prompt`, a text or messages, or else `messages`, which stay among its columns; what the assistant says at
+    their end is left off. Pairs, and chats of the other formats, are asked what they answer: HH's transcripts up to where both
+    sides part.
+
+    Args:
+      ask: gives (messages, columns) of a record, for other records than these.
 
     Raises ConfigError as `read` does.
     """
-    for file in reading.files((path,), key):
-        for number, record in reading.records(file):
-            place = Place(file, number)
-            try:
-                yield _asked(record, place), {name: value for name, value in record.items() if name != "prompt"}, place
-            except _Unfit as error:
-                raise ConfigError(f"{place}: {error}") from None
+
+    def asked(row: Row) -> Asked:
+        row.learns = False
+        messages, columns = ask(row) if ask else (_asked(row), {k: v for k, v in row.columns.items() if k != "prompt"})
+        messages = records.led_by(messages, records.system_of(row))
+        return Asked(messages, columns, row.place, _tools(row))
+
+    return records.rows(path, key, notes or records.Notes(), asked)
 
 
-def _asked(record: dict, place: Place) -> Messages:
-    found = [name for name in ("prompt", "messages") if record.get(name) is not None]
-    if not found and {"chosen", "conversations", "instruction"} & record.keys():
-        one = _example(record, "auto", "rejected" in record, place)
+def _tools(row: Row) -> list[records.Message] | None:
+    return row.listed("tools", row.get("tools"), lambda tool: isinstance(tool, Mapping))
+
+
+def _asked(row: Row) -> Messages:
+    name = next((name for name in ("prompt", "messages") if name in row), None)
+    if not name and {"chosen", "conversations", "instruction"} & row.keys():
+        one = _example(row, "auto", "rejected" in row)
+        if "conversations" in row:
+            row.note("answered")
         return one.prompt if isinstance(one, Pair) else one.messages[:-1]
-    if not found:
-        raise _Unfit(f"it has no prompt and no messages, only {', '.join(sorted(record)) or '(nothing)'}")
-    messages = _prompt(record["prompt"]) if found[0] == "prompt" else _messages(record["messages"])
-    if messages[-1]["role"] == ASSISTANT:
-        raise _Unfit(f"the last message of {found[0]} is the assistant's, so there is nothing to answer: leave it out")
-    return messages
+    if not name:
+        raise Unfit(f"it has no prompt and no messages, only {', '.join(sorted(row)) or '(nothing)'}")
+    messages = _prompt(row[name], row) if name == "prompt" else messages_of(row[name], row)
+    asks = next((i for i in range(len(messages), 0, -1) if messages[i - 1]["role"] != ASSISTANT), 0)
+    if not asks:
+        raise Unfit(f"all messages of {name} are the assistant's, so there is nothing to answer: leave it out")
+    if asks < len(messages):
+        row.note("answered")
+    return messages[:asks]
 
 
-class _Unfit(ValueError):
-    """What is wrong with a record."""
-
-
-def _example(record: dict, form: str, pairs: bool, place: Place) -> Example:
-    found = {key: value for key, value in record.items() if value is not None}
-    said = _FORMATS[form if form != "auto" else _form(found)](found)
+def _example(row: Row, form: str, pairs: bool) -> Example:
+    said = _FORMATS[form if form != "auto" else _form(row)](row)
+    system, tools = records.system_of(row), _tools(row)
     if said.rejected is None:
         if pairs:
-            raise _Unfit("this is no pair: it needs chosen and rejected")
-        return Chat(_ended(said.prompt + said.chosen), place, said.given)
+            raise Unfit("this is no pair: it needs chosen and rejected")
+        messages = records.led_by(said.prompt + said.chosen, system)
+        given = said.given and said.given + len(messages) - len(said.prompt + said.chosen)
+        return Chat(_ended(messages), row.place, given, tools)
     if not pairs:
-        return Chat(_ended(said.prompt + said.chosen), place, len(said.prompt))
+        return Chat(_ended(said.prompt + said.chosen), row.place, len(said.prompt), tools)
     for name, side in (("chosen", said.chosen), ("rejected", said.rejected)):
         if not side or side[-1]["role"] != ASSISTANT:
-            raise _Unfit(f"{name} does not end with what the assistant says, so there is nothing to prefer")
-    return Pair(said.prompt, said.chosen, said.rejected, said.margin, place)
+            raise Unfit(f"{name} does not end with what the assistant says, so there is nothing to prefer")
+    return Pair(said.prompt, said.chosen, said.rejected, said.margin, row.place, tools)
 
 
 def _ended(messages: Messages) -> Messages:
     """The messages up to the last of the assistant: nothing is learnt from what follows."""
     last = max((i for i, message in enumerate(messages) if message["role"] == ASSISTANT), default=None)
     if last is None:
-        raise _Unfit("the assistant says nothing here, so there is nothing to learn: leave it out")
+        raise Unfit("the assistant says nothing here, so there is nothing to learn: leave it out")
     return messages[: last + 1]
 
 
@@ -176,63 +226,105 @@ def _form(record: Mapping[str, typing.Any]) -> str:
     for form, needs in _NEEDS.items():
         if all(any(name in record for name in names) for names in needs):
             return form
-    raise _Unfit(
+    raise Unfit(
         f"no known format has the keys {', '.join(sorted(record)) or '(none)'}: known are messages; prompt, response; "
         "conversations; instruction, output; chosen, rejected (examples.format)"
     )
 
 
-def _from_messages(record: dict) -> _Said:
-    return _Said((), _messages(_field(record, "messages")))
+def _from_messages(row: Row) -> _Said:
+    return _Said((), messages_of(_field(row, "messages"), row))
 
 
-def _from_sharegpt(record: dict) -> _Said:
-    return _Said((), _messages(_field(record, "conversations")))
+def _from_sharegpt(row: Row) -> _Said:
+    return _Said((), messages_of(_field(row, "conversations"), row))
 
 
-def _from_prompt(record: dict) -> _Said:
-    prompt, answer = _prompt(_field(record, "prompt")), _answer(_field(record, "response", "completion"))
+def _from_prompt(row: Row) -> _Said:
+    prompt, answer = _prompt(_field(row, "prompt"), row), _answer(_field(row, "response", "completion"), row)
     return _Said(prompt, answer, given=len(prompt))
 
 
-def _from_alpaca(record: dict) -> _Said:
-    asked = (_text(_field(record, "instruction")), _text(record.get("input", record.get("context", ""))))
+def _from_alpaca(row: Row) -> _Said:
+    more = "input" if "input" in row else "context"
+    asked = (text_of(_field(row, "instruction"), "instruction"), text_of(row.get(more, ""), more))
     said = "\n\n".join(part for part in asked if part)
-    return _Said((_message("user", said),), _answer(_field(record, "output", "response")))
+    prompt = (*_history(row), message_of("user", said))
+    return _Said(prompt, _answer(_field(row, "output", "response"), row))
 
 
-def _from_hh(record: dict) -> _Said:
-    chosen = _transcript(_text(_field(record, "chosen")))
-    rejected = _transcript(_text(record["rejected"])) if "rejected" in record else None
-    return _parted((), chosen, rejected, record) if rejected is not None else _Said((), chosen)
+def _is_turn(turn: typing.Any) -> bool:
+    return isinstance(turn, list) and [*map(type, turn)] == [str, str]
 
 
-def _from_pairs(record: dict) -> _Said:
-    prompt = _prompt(record["prompt"]) if "prompt" in record else ()
-    chosen, rejected = (_side(_field(record, name), prompt) for name in ("chosen", "rejected"))
-    return _parted(prompt, chosen, rejected, record)
+def _history(row: Row) -> Messages:
+    """Earlier turns of an Alpaca record, as LLaMA-Factory has them: [question, answer] of each."""
+    turns = row.listed("history", row.get("history"), _is_turn) or []
+    return tuple(message_of(*said) for turn in turns for said in zip(("user", ASSISTANT), turn, strict=True))
 
 
-def _side(value: typing.Any, prompt: Messages) -> Messages:
-    """A side of a pair after the prompt. As messages it may repeat the prompt."""
-    side = _answer(value)
+def _from_hh(row: Row) -> _Said:
+    chosen = _transcript(text_of(_field(row, "chosen"), "chosen"))
+    return (
+        _parted(chosen, _transcript(text_of(row["rejected"], "rejected")), row)
+        if "rejected" in row
+        else _Said((), chosen)
+    )
+
+
+def _from_pairs(row: Row) -> _Said:
+    prompt = _prompt(row["prompt"], row) if "prompt" in row else ()
+    heads, rests = zip(*(_side(_field(row, name), prompt, row) for name in ("chosen", "rejected")), strict=True)
+    # What one side has in front of the question is in front of the other one's too.
+    longest = max(heads, key=len)
+    sides = [
+        (longest if longest[: len(head)] == head else head) + rest for head, rest in zip(heads, rests, strict=True)
+    ]
+    return _parted(*sides, row)
+
+
+def _side(value: typing.Any, prompt: Messages, row: Row) -> tuple[Messages, Messages]:
+    """A side of a pair as (what stands in front of the question, the question and what follows).
+
+    As messages it may be the whole conversation: the prompt, with a system's message or earlier turns before it.
+    """
     if isinstance(value, str) and not prompt:
-        raise _Unfit("a pair of texts needs a prompt")
-    return side[len(prompt) :] if prompt and side[: len(prompt)] == prompt else side
+        raise Unfit("a pair of texts needs a prompt")
+    side = _transcript(value) if isinstance(value, str) and _is_transcript(value) else _answer(value, row)
+    lead = next((i for i, message in enumerate(prompt) if message["role"] != "system"), len(prompt))
+    system, question = prompt[:lead], prompt[lead:]
+    told = system[0]["content"] if system else ""
+    if not question:
+        return (), records.led_by(side, told)
+    starts = range(len(side) if side[0]["role"] != ASSISTANT else 1)
+    at = next((i for i in starts if _same(side[i : i + len(question)], question)), None)
+    if at is None:
+        return system, question + side
+    return records.led_by(side[:at], told), question + side[at + len(question) :]
 
 
-def _parted(prompt: Messages, chosen: Messages, rejected: Messages, record: Mapping[str, typing.Any]) -> _Said:
-    """A pair whose prompt is all that both have in common, but for the last message."""
+def _same(first: Messages, second: Messages) -> bool:
+    """True if two conversations are the same but for blanks at the end of messages."""
+    told = [[(message["role"], message["content"].rstrip()) for message in messages] for messages in (first, second)]
+    return told[0] == told[1]
+
+
+def _parted(chosen: Messages, rejected: Messages, row: Row) -> _Said:
+    """A pair of whole conversations, whose prompt is all that both have in common, but for the last message."""
+    chosen, rejected = (records.led_by(side, records.system_of(row)) for side in (chosen, rejected))
     most, common = min(len(chosen), len(rejected)) - 1, 0
     while common < most and chosen[common] == rejected[common]:
         common += 1
-    margin = record.get("margin", 0.0)
+    margin = row.get("margin", 0.0)
     if not is_number(margin):
-        raise _Unfit(f"the margin {str(margin)[:40]!r} is no number")
-    return _Said(prompt + chosen[:common], chosen[common:], rejected[common:], float(margin))
+        raise Unfit(f"the margin {str(margin)[:40]!r} is no number")
+    for names in _SCORES:
+        if all(is_number(row.columns.get(name)) for name in names) and row[names[0]] < row[names[1]]:
+            row.note("scores")
+    return _Said(chosen[:common], chosen[common:], rejected[common:], float(margin))
 
 
-_FORMATS: dict[str, Callable[[dict], _Said]] = {
+_FORMATS: dict[str, Callable[[Row], _Said]] = {
     "messages": _from_messages,
     "prompt": _from_prompt,
     "sharegpt": _from_sharegpt,
@@ -248,16 +340,10 @@ _NEEDS = {
     "prompt": (("prompt",), ("response", "completion")),
 }
 
+_SCORES = (("score_chosen", "score_rejected"), ("chosen_score", "rejected_score"))
+
 _TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):[ \t]*")
 _SPEAKERS = {"Human": "user", "Assistant": ASSISTANT}
-_ROLES = {
-    "human": "user",
-    "gpt": ASSISTANT,
-    "chatgpt": ASSISTANT,
-    "bing": ASSISTANT,
-    "bard": ASSISTANT,
-    "model": ASSISTANT,
-}
 # tatsu-lab/stanford_alpaca, train.py: the text around an instruction and, if there is one, its input.
 _WRAPPER = re.compile(
     r"\s*Below is an instruction that describes a task(?:, paired with an input that provides further context)?\."
@@ -277,61 +363,35 @@ def unwrapped(prompt: str) -> str:
     )
 
 
-def _field(record: Mapping[str, typing.Any], *names: str) -> typing.Any:
+def _field(row: Row, *names: str) -> typing.Any:
     for name in names:
-        if name in record:
-            return record[name]
-    raise _Unfit(f"it has no {' or '.join(names)}, which the format needs (examples.format)")
+        if name in row:
+            return row[name]
+    raise Unfit(f"it has no {' or '.join(names)}, which the format needs (examples.format)")
 
 
-def _prompt(value: typing.Any) -> Messages:
+def _prompt(value: typing.Any, row: Row) -> Messages:
     """A prompt: messages, a transcript, or what the user says."""
     if not isinstance(value, str):
-        return _messages(value)
-    if value.lstrip().startswith("Human:") and _TURN.search(value):
+        return messages_of(value, row)
+    if _is_transcript(value):
         turns = _transcript(value)
         # "... \n\nAssistant:" waits for the answer.
-        return turns[:-1] if turns[-1] == _message(ASSISTANT, "") else turns
-    return (_message("user", unwrapped(value)),)
+        return turns[:-1] if turns[-1] == message_of(ASSISTANT, "") else turns
+    return (message_of("user", unwrapped(value)),)
 
 
-def _answer(value: typing.Any) -> Messages:
-    return (_message(ASSISTANT, value),) if isinstance(value, str) else _messages(value)
+def _answer(value: typing.Any, row: Row) -> Messages:
+    return (message_of(ASSISTANT, value),) if isinstance(value, str) else messages_of(value, row)
+
+
+def _is_transcript(text: str) -> bool:
+    return text.lstrip().startswith("Human:") and bool(_TURN.search(text))
 
 
 def _transcript(text: str) -> Messages:
     """The messages of an HH transcript. Spaces around each are the transcript's own."""
     parts = _TURN.split(text.strip())
     if parts[0].strip() or len(parts) < 3:
-        raise _Unfit('a transcript begins with "Human:" and has "\\n\\nAssistant:" before each answer')
-    return tuple(_message(_SPEAKERS[who], said.strip()) for who, said in zip(parts[1::2], parts[2::2], strict=True))
-
-
-def _messages(value: typing.Any) -> Messages:
-    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise _Unfit("there is no list of messages where one should be")
-    return tuple(map(_normal, value))
-
-
-def _normal(message: typing.Any) -> Message:
-    """A message of any format: {role, content} or {from, value}."""
-    if not isinstance(message, Mapping):
-        raise _Unfit(f"{str(message)[:40]!r} is no message: it needs role and content")
-    role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
-    if not isinstance(role, str) or not role:
-        raise _Unfit("a message has no role")
-    if isinstance(content, list):  # of parts, as models that see pictures have them
-        if any(not isinstance(part, Mapping) or part.get("type") != "text" for part in content):
-            raise _Unfit(f"a message of {role} is not only text")
-        content = "".join(_text(part.get("text")) for part in content)
-    return _message(_ROLES.get(role.lower(), role.lower()), _text(content))
-
-
-def _message(role: str, content: str) -> Message:
-    return {"role": role, "content": content}
-
-
-def _text(value: typing.Any) -> str:
-    if not isinstance(value, str):
-        raise _Unfit(f"{str(value)[:40]!r} is no text where one should be")
-    return value
+        raise Unfit('a transcript begins with "Human:" and has "\\n\\nAssistant:" before each answer')
+    return tuple(message_of(_SPEAKERS[who], said.strip()) for who, said in zip(parts[1::2], parts[2::2], strict=True))

@@ -1,21 +1,22 @@
 """Conversations to ids, and which of them the model is to say: each answer of the assistant and the token that ends it.
 
 The ids are those of the model's own template, and so is the mask: what `{% generation %}` marks, as transformers'
-`return_assistant_tokens_mask` has it. A mask of nothing or of everything is an error, since training on it would go on in
-silence.
+`return_assistant_tokens_mask` has it, or what the template adds to the text that the model is asked with (`chat.Writer`).
+A mask of nothing or of everything is an error, since training on it would go on in silence.
 """
 
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxlm.config import ConfigError
 from jaxlm.data import chat, ids
 from jaxlm.data.coder import Coder
-from jaxlm.data.examples import ASSISTANT, Chat
+from jaxlm.data.examples import Chat, Messages, without
 
 GIVEN, SAID, ENDS = 0, 1, 2  # a token that is given; one that the model is to say; one of these that ends an answer
+UNWRITTEN = "the model's chat template does not write it"
 
 
 class Masked(typing.NamedTuple):
@@ -24,51 +25,105 @@ class Masked(typing.NamedTuple):
     Attributes:
       ids: int32[n], with what a document begins with in front.
       kinds: GIVEN, SAID or ENDS for each id, uint8[n].
-      turns: how many ids stand in front of each of the assistant's messages, int64[messages of the assistant].
+      turns: how many ids stand in front of each of the assistant's messages, int64[messages of the assistant]; about as many
+        for those that are not learnt from.
+      otherwise: the answers that are to be learnt, but stand in the ids in another way than the model is asked for them.
     """
 
     ids: np.ndarray
     kinds: np.ndarray
     turns: np.ndarray
+    otherwise: tuple[int, ...] = ()
 
 
-def masked(tokenizer: Coder, chats: Sequence[Chat], num_threads: int) -> list[Masked | None]:
-    """Returns the ids and masks of conversations; None for one of which an answer begins or ends inside a token.
+class Unfit(typing.NamedTuple):
+    """Why a conversation can't be masked.
 
-    Then the model, which is asked with the text in front of the answer, never sees these ids. That is so where an answer
-    begins with a line's end, for example, and the tokenizer has a token for two of them.
+    Attributes:
+      why: in words; "" if an answer begins or ends inside a token. Then the model, which is asked with the text in front of the
+        answer, never sees these ids: an answer begins with a line's end, say, and the tokenizer has a token for two of them.
+      keys: what the conversation has and the model's template writes nowhere; mostly nothing.
+    """
+
+    why: str
+    keys: tuple[str, ...] = ()
+
+
+def masked(tokenizer: Coder, chats: Sequence[Chat], num_threads: int, last: bool = False) -> list[Masked | Unfit]:
+    """Returns the ids and masks of conversations.
+
+    Args:
+      last: True to learn from the last answer of each alone.
 
     Raises:
-      ConfigError: the model has no template, or a conversation can't be masked. The message begins with its place.
+      ConfigError: the model has no template.
     """
     writer = chat.Writer(tokenizer)
-    written = list(_written(writer, chats))
-    texts, cuts = [text for text, _ in written], [[cut for span in spans for cut in span] for _, spans in written]
-    coded, controls = ids.conversations(tokenizer, texts, cuts, num_threads), frozenset(tokenizer.controls.values())
-    return [_masked(one, found, at, controls) for one, (found, at) in zip(chats, coded, strict=True)]
+    written = [_written(writer, one, last) for one in chats]
+    fit = [text for text in written if isinstance(text, chat.Written)]
+    cuts = [[*(cut for span in text.spans for cut in span[1:]), *_begins(text)] for text in fit]
+    coded = iter(ids.conversations(tokenizer, [text.text for text in fit], cuts, num_threads))
+    controls = frozenset(tokenizer.controls.values())
+    return [
+        text if isinstance(text, Unfit) else _masked(text, one.trained(last), *next(coded), controls)
+        for one, text in zip(chats, written, strict=True)
+    ]
 
 
-def _written(writer: chat.Writer, chats: Sequence[Chat]) -> Iterator[tuple[str, chat.Spans]]:
-    for one in chats:
-        try:
-            yield writer.spans(one.messages)
-        except ConfigError as error:
-            raise ConfigError(f"{one.place}: {error}") from None
+def _written(writer: chat.Writer, one: Chat, last: bool) -> chat.Written | Unfit:
+    if one.keys and (keys := unwritten(writer, one)):
+        return Unfit("", keys)
+    try:
+        return writer.written(one.messages, one.tools, one.trained(last), last)
+    except ConfigError as error:
+        return Unfit(str(error))
 
 
-def _masked(one: Chat, found: np.ndarray, at: np.ndarray, controls: frozenset[int]) -> Masked | None:
-    if (at < 0).any():
+def unwritten(writer: chat.Writer, one: Chat) -> tuple[str, ...]:
+    """Returns the keys of a chat without which the template writes the same text, or writes one at all."""
+    messages, tools, keys = one.messages, one.tools, []
+    for key in one.keys:
+        having = [number for number, message in enumerate(messages) if key in message or message["role"] == key]
+        less = without(messages, key), None if key == "tools" else tools
+        # Of earlier messages a template may drop what it writes while they are the last.
+        ends = {len(messages), having[-1] + 1 if having else len(messages)}
+        shorter = [
+            (text_of(writer, messages[:end], tools), text_of(writer, without(messages[:end], key), less[1]))
+            for end in ends
+        ]
+        if all(bare is not None and whole in (bare, None) for whole, bare in shorter):
+            (messages, tools), keys = less, [*keys, key]
+    return tuple(keys)
+
+
+def text_of(writer: chat.Writer, messages: Messages, tools: chat.Tools) -> str | None:
+    """Returns a conversation as text; None if the template refuses it."""
+    try:
+        return writer.either(messages, lambda sound: writer.write(sound, False, writer.sound(tools)))
+    except ConfigError:
         return None
-    kinds, given = np.full(len(found), GIVEN, np.uint8), sum(m["role"] == ASSISTANT for m in one.messages[: one.given])
-    for first, behind in at.reshape(-1, 2)[given:]:
-        kinds[first:behind] = SAID
-        if behind > first and int(found[behind - 1]) in controls:
-            kinds[behind - 1] = ENDS
-    counted = np.count_nonzero(kinds[1:])
-    if not counted:
-        raise ConfigError(f"{one.place}: nothing in it is the assistant's, so there is nothing to learn: leave it out")
+
+
+def _begins(text: chat.Written) -> list[int]:
+    """Where the assistant's messages begin, unless the spans say so."""
+    return [] if text.begins == [span.first for span in text.spans] else text.begins
+
+
+def _masked(
+    text: chat.Written, trained: frozenset[int], found: np.ndarray, at: np.ndarray, controls: frozenset[int]
+) -> Masked | Unfit:
+    spans, begins = at[: 2 * len(text.spans)].reshape(-1, 2), at[2 * len(text.spans) :]
+    if (spans < 0).any():
+        return Unfit("")
+    kinds, last = np.full(len(found), GIVEN, np.uint8), {span.number: i for i, span in enumerate(text.spans)}
+    for i, (span, (first, behind)) in enumerate(zip(text.spans, spans, strict=True)):
+        if span.number in trained:
+            kinds[first:behind] = SAID
+            if behind > first and last[span.number] == i and int(found[behind - 1]) in controls:
+                kinds[behind - 1] = ENDS
+    counted, otherwise = np.count_nonzero(kinds[1:]), tuple(number for number in text.otherwise if number in trained)
+    if not counted and not otherwise:
+        return Unfit("nothing in it is the assistant's, so there is nothing to learn: leave it out")
     if counted == len(found) - 1:
-        raise ConfigError(
-            f"{one.place}: all of it is the assistant's: the chat template marks too much, or nobody asks"
-        )
-    return Masked(found, kinds, at[0::2])
+        return Unfit("all of it is the assistant's: the chat template marks too much, or nobody asks")
+    return Masked(found, kinds, np.maximum.accumulate(begins) if len(begins) else spans[:, 0], otherwise)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from jaxlm.config import ConfigError, DataConfig, EvalConfig, ExamplesConfig
-from jaxlm.data import coded, coder, examples, masks, packing, rows
+from jaxlm.data import coded, coder, examples, masks, packing, records, rows
 from jaxlm.data import replay as replays
 from jaxlm.data.coded import Coded, Counts
 from jaxlm.data.coder import Coder
@@ -85,6 +85,7 @@ class Packed:
       replay: the pretraining text between the examples; None for none.
       replay_share: its share of the targets that count.
       passed_over: windows of batches to pass over, (first, last) from 1.
+      keys: those of their rows that older versions did not read.
     """
 
     data: Texts
@@ -95,6 +96,7 @@ class Packed:
     replay: replays.Pieces | None = None
     replay_share: float = 0.0
     passed_over: Windows = ()
+    keys: tuple[str, ...] = ()
 
     def __post_init__(self):
         object.__setattr__(self, "passed_over", merge_windows(self.passed_over))
@@ -288,20 +290,23 @@ def make(
     Raises:
       ConfigError: an example can't be used, or none is left. The message is one line; it names file and line where it can.
     """
-    options = {"seq_len": sizes.seq_len, "num_threads": data.num_threads, "closed": closed}
-    what = "pairs" if pairs else "chats"
-    found, counts = coded.build(examples.read(data.path, settings.format, pairs), tokenizer, **options, see=see)
-    for line in counts.lines(what, sizes.seq_len):
-        say(line)
-    if not len(found):
-        raise ConfigError(
-            f"{data.path}: none of its {counts.read:,} {what} can be trained on: " + _why(counts, sizes.seq_len)
-        )
-    if settings.val_path:
-        read = examples.read(settings.val_path, settings.format, pairs, "examples.val_path")
-        train, (val, others) = found, coded.build(read, tokenizer, **options)
-        for line in others.lines(f"held-out {what}", sizes.seq_len):
+    notes, what = records.Notes(settings.ignore), "pairs" if pairs else "chats"
+    options = {"seq_len": sizes.seq_len, "num_threads": data.num_threads, "closed": closed, "notes": notes}
+
+    def build(path: str, key: str, name: str, **seen: coded.See) -> tuple[Coded, Counts]:
+        read = examples.read(path, settings.format, pairs, key, notes)
+        read = (one.last_only() for one in read) if settings.last_only and not pairs else read
+        found, counts = coded.build(read, tokenizer, **options, **seen)
+        for line in counts.lines(name, sizes.seq_len):
             say(line)
+        return found, counts
+
+    found, counts = build(data.path, "data.path", what, see=see)
+    if not len(found):
+        why = _why(counts, notes, sizes.seq_len)
+        raise ConfigError(f"{data.path}: none of its {counts.read:,} {what} can be trained on: {why}")
+    if settings.val_path:
+        train, (val, _) = found, build(settings.val_path, "examples.val_path", f"held-out {what}")
     else:
         out_E = found.held_out(data.val_fraction)
         train, val = found.take(~out_E), found.take(out_E)
@@ -310,17 +315,19 @@ def make(
             say(
                 f"none of the {what} is held out, since {alone}: name others by examples.val_path to see what is learnt"
             )
-    if pairs or not replay or not share or coder.virtual_ids(tokenizer):  # vectors of a prompt leave the model as it is
-        pieces, share = None, 0.0
-    else:
-        pieces = _pieces(replay, share, train, sizes)
-    return Packed(_texts(tokenizer, train, pieces), train, val, counts, sizes, pieces, share)
+    for line in notes.lines():
+        say(line)
+    if pairs or not replay or coder.virtual_ids(tokenizer):  # vectors of a prompt leave the model as it is
+        share = 0.0
+    pieces = _pieces(replay, share, train, sizes) if share else None
+    packed = Packed(_texts(tokenizer, train, pieces), train, val, counts, sizes, pieces, share)
+    return dataclasses.replace(packed, keys=tuple(sorted(notes.of("read"))))
 
 
-def _why(counts: Counts, seq_len: int) -> str:
+def _why(counts: Counts, notes: records.Notes, seq_len: int) -> str:
     if not counts.read:
         return "it has none"
-    return "; ".join(counts.lines("examples", seq_len)) + "; raise train.seq_len, or look at the data"
+    return notes.first() or "; ".join(counts.lines("examples", seq_len)) + "; raise train.seq_len, or look at the data"
 
 
 def _pieces(replay: replays.Text, share: float, train: Coded, sizes: Sizes) -> replays.Pieces:

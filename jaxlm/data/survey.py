@@ -23,8 +23,9 @@ from jaxlm.corpus.stages import registry
 from jaxlm.corpus.stages.decontaminate import Decontaminate
 from jaxlm.data import coded, masks
 from jaxlm.data.coder import Coder
-from jaxlm.data.examples import ASSISTANT, Example, Messages, Pair
+from jaxlm.data.examples import Example, Pair
 from jaxlm.data.masks import Masked
+from jaxlm.data.records import ASSISTANT, Messages
 
 TEXT, JSON = "examples.txt", "examples.json"  # in a run's folder
 _SHOWN = 5  # places of each finding
@@ -68,9 +69,10 @@ class Survey:
         self._examples += 1
         self._lengths(one, sides)
         self._repeats(one)
-        answers = [message["content"] for message in _said(one)]
+        said = _said(one)
+        answers = [message["content"] for message in said]
         self._answers += len(answers)
-        if any(not answer.strip() for answer in answers):
+        if any(not message["content"].strip() and "tool_calls" not in message for message in said):
             self._note("empty answers", one)
         for label in {label for answer in answers for label in _junk(answer)}:
             self._note(f"junk in an answer: {label}", one)
@@ -197,8 +199,9 @@ def _short(place: str) -> str:
 
 def _said(one: Example) -> Messages:
     """What the assistant says in an example, but for what is given."""
-    messages = one.chosen + one.rejected if isinstance(one, Pair) else one.messages[one.given :]
-    return tuple(message for message in messages if message["role"] == ASSISTANT)
+    if isinstance(one, Pair):
+        return tuple(message for message in one.chosen + one.rejected if message["role"] == ASSISTANT)
+    return tuple(one.messages[number] for number in sorted(one.trained()))
 
 
 def _length(messages: Messages) -> int:

@@ -53,7 +53,8 @@ def run(config: Config, task: Task) -> int:
         stack.push(log.closed_by)
         data = task.data(config)
         with clock.spend(RESTORE, str(folder / "checkpoints")):
-            together(lambda: workdir.check_same_batches(folder, data.fingerprint()))
+            keys = getattr(data, "keys", ())
+            together(lambda: workdir.check_same_batches(folder, data.fingerprint(), keys))
         together(lambda: pages.of_data(config), first_only=True)
         asked, config = (vocabulary.with_size(c, data.data.vocab_size) for c in (asked, config))
         with clock.spend(COMPILE):

@@ -83,8 +83,8 @@ class Scorer:
 
     def _ids(self, messages: Messages) -> list[int]:
         """The ids of a chat up to the token that ends its last message."""
-        text, spans = self._writer.spans(messages)
-        ids = conversation(self._tokenizer, text[: spans[-1][1]])
+        text, spans, *_ = self._writer.written(messages, None, last=True)
+        ids = conversation(self._tokenizer, text[: spans[-1].behind] if spans else text)
         over = len(ids) - self._room
         return ids if over <= 0 else [ids[0], *ids[over + 1 :]]
 

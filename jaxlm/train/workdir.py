@@ -2,14 +2,15 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import jax
 from jax.sharding import Mesh
 
-from jaxlm import config_files, processes, sharding
+from jaxlm import config_files, files, processes, sharding
 from jaxlm.config import BY_RULE, Config, ConfigError, ModelConfig, OptimConfig, older
 from jaxlm.console import say
+from jaxlm.data import records
 from jaxlm.data.manifest import MANIFEST
 from jaxlm.data.rows import check_fingerprint
 from jaxlm.files import expanded, is_step, within
@@ -96,15 +97,30 @@ def as_begun(config: Config, folder: pathlib.Path) -> Config:
     return config
 
 
-def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str]) -> None:
-    """Raises ConfigError if the newest checkpoint was trained on other batches. The restore looks once more, and at more."""
+def check_same_batches(folder: pathlib.Path, fingerprint: Mapping[str, str], keys: Sequence[str] = ()) -> None:
+    """Raises ConfigError if the newest checkpoint was trained on other batches. The restore looks once more, and at more.
+
+    Args:
+      keys: of the examples, if older versions did not read them.
+    """
     checkpoints = folder / "checkpoints"
     if weights.begun(checkpoints):
         newest = max(int(path.name) for path in checkpoints.iterdir() if is_step(path.name))
         # In a thread, so that a signal ends the run while the read hangs.
         metas = within(None, lambda: restore.read_metas(checkpoints, [newest]))
         for meta in metas.values():
-            check_fingerprint(meta.get("fingerprint", {}), fingerprint)
+            try:
+                check_fingerprint(meta.get("fingerprint", {}), fingerprint)
+            except ConfigError as error:
+                raise ConfigError(f"{error}{_newly_read(folder, keys)}") from None
+
+
+def _newly_read(folder: pathlib.Path, keys: Sequence[str]) -> str:
+    """How a run that began before these keys of examples were read gets its batches again; "" if it did not."""
+    saved = files.json_of((folder / "config.json").read_bytes())
+    if not keys or "ignore" in saved.get("examples", {}):
+        return ""
+    return f". When it began, {', '.join(keys)} was not read: {records.flag(keys)} gives the run its batches back"
 
 
 def older_batches(folder: pathlib.Path) -> list[int]:

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import tiny_chats
+import tiny_hf
 
-from jaxlm.data import coded, masks
+from jaxlm.data import coded, coder, masks
 from jaxlm.data.examples import Chat, Pair, Place
 
 PLACE = Place("a.jsonl", 1)
@@ -97,9 +98,12 @@ def test_what_has_no_mask_is_left_out(tokenizer, monkeypatch):
     """A chat, and a pair of which one side has none; the survey sees neither."""
     of_all, seen = masks.masked, []
 
-    def masked(tokenizer, chats, num_threads):
-        found = of_all(tokenizer, chats, num_threads)
-        return [None if "red" in chat.messages[-1]["content"] else one for chat, one in zip(chats, found, strict=True)]
+    def masked(tokenizer, chats, num_threads, last):
+        found = of_all(tokenizer, chats, num_threads, last)
+        return [
+            masks.Unfit("") if "red" in chat.messages[-1]["content"] else one
+            for chat, one in zip(chats, found, strict=True)
+        ]
 
     monkeypatch.setattr(masks, "masked", masked)
     for read in ([chat(1), chat(1, 2, 3, 4)], [pair("sun", "sea"), pair("sea", "red"), pair("red", "sea")]):
@@ -151,3 +155,40 @@ def test_keys(tokenizer):
     }
     assert len(contents) == 5
     assert coded.content_key(pair("a", "b", margin=1)) == coded.content_key(pair("a", "b"))
+
+
+# As Qwen 3: an empty thought in front of the last answer alone.
+THINKS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{{ '# ' if loop.last and m.role == 'assistant' else '' }}"
+    "{{ m.content + '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_answers_that_are_written_otherwise_are_rows_of_their_own(tmp_path):
+    """On the side of the chat that they are from; as the model is asked for them, all before them given."""
+    tiny_hf.byte_level(tmp_path, chat_template=THINKS)
+    tokenizer = coder.load(tmp_path)
+    one = chat(1, 2, 3)
+    found, counts = build(tokenizer, one, chat(1), seq_len=400)
+    texts = [
+        (tokenizer.decode(ids[kinds > 0]), tokenizer.decode(ids)) for n in range(4) for ids, kinds in found.segments(n)
+    ]
+    said = [message["content"] for message in one.messages[1::2]]
+    assert [text for text, _ in texts[:3]] == [f"# {text}" for text in said]
+    assert all(whole.count("#") == 1 for _, whole in texts)
+    assert (len(found), counts.alone, counts.read) == (4, 2, 2)
+    assert len(set(found.keys_E[:3].tolist())) == 1
+    (line,) = counts.lines("chats", 400)
+    assert line.startswith("2 answers are rows of their own, so many rows more: ")
+    last, counts = build(tokenizer, one.last_only(), seq_len=400)
+    ((ids, kinds),) = last.segments(0)
+    assert (tokenizer.decode(ids[kinds > 0]), counts.alone) == (f"# {said[-1]}", 0)
+
+
+def test_answers_inside_of_pairs_that_are_written_otherwise_are_given(tmp_path):
+    tiny_hf.byte_level(tmp_path, chat_template=THINKS)
+    tokenizer = coder.load(tmp_path)
+    ask, say = chat(1).messages
+    found, counts = build(tokenizer, Pair((ask,), (say, ask, say), (say,), 0.0, PLACE), seq_len=400)
+    texts = [tokenizer.decode(ids[kinds > 0]) for ids, kinds in found.segments(0)]
+    assert (texts, counts.untold) == ([f"# {say['content']}"] * 2, 1)

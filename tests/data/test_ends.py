@@ -103,9 +103,9 @@ def test_a_base_gets_a_template(asked, end, known, tmp_path):
     assert grown.encode(tiny_hf.TEXTS[0]) == base.encode(tiny_hf.TEXTS[0])
     assert chat.answer_end(grown) == grown.controls[end]
     assert chat.own_rows(grown) == (("<|im_start|>", "<|im_end|>") if asked == "chatml" else ())
-    text, spans = chat.Writer(grown).spans(TALK)
-    assert [text[a:b].strip() for a, b in spans] == [f"Ho{end}"]
-    assert chat.Writer(grown).write(TALK[:1], reply=True) == text[: spans[0][0]]
+    written = chat.Writer(grown).written(TALK, None)
+    assert [written.text[span.first : span.behind].strip() for span in written.spans] == [f"Ho{end}"]
+    assert chat.Writer(grown).write(TALK[:1], reply=True) == written.text[: written.spans[0].first]
     coder.write(chat.settled(grown), tmp_path / "run")
     again = coder.load(tmp_path / "run")
     assert (again.sha256, chat.ends(again), chat.template(again)) == (

@@ -9,6 +9,7 @@ import pytest
 
 from jaxlm.config import ConfigError
 from jaxlm.data import examples
+from jaxlm.data.records import Notes, Place
 
 ASK, SAY = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}
 AGAIN, ELSE = {"role": "user", "content": "And?"}, {"role": "assistant", "content": "No."}
@@ -107,7 +108,7 @@ def write(path, *records):
 def test_chats(kind, tmp_path):
     record, messages, given = CHATS[kind]
     (found,) = examples.read(write(tmp_path / "a.jsonl", record), "auto", pairs=False)
-    assert found == examples.Chat(messages, examples.Place(str(tmp_path / "a.jsonl"), 1), given)
+    assert found == examples.Chat(messages, Place(str(tmp_path / "a.jsonl"), 1), given)
 
 
 @pytest.mark.parametrize("kind", PAIRS)
@@ -115,7 +116,7 @@ def test_pairs(kind, tmp_path):
     record, prompt, chosen, rejected, margin = PAIRS[kind]
     path = write(tmp_path / "a.jsonl", record)
     (found,) = examples.read(path, "auto", pairs=True)
-    assert found == examples.Pair(prompt, chosen, rejected, margin, examples.Place(path, 1))
+    assert found == examples.Pair(prompt, chosen, rejected, margin, Place(path, 1))
     (chat,) = examples.read(path, "auto", pairs=False)
     assert chat == found.sides()[0]
 
@@ -163,12 +164,28 @@ WRONG = {
 def test_what_is_wrong_is_one_line_with_its_place(kind, tmp_path):
     record, pairs, said = WRONG[kind]
     fine = PAIRS["texts"][0] if pairs else CHATS["prompt"][0]
-    path = write(tmp_path / "a.jsonl", fine, record)
-    with pytest.raises(ConfigError) as error:
-        list(examples.read(path, "auto", pairs))
-    assert str(error.value).startswith(f"{path}:2: ")
+    path, notes = write(tmp_path / "a.jsonl", fine, record, fine, record), Notes()
+    assert [one.place.number for one in examples.read(path, "auto", pairs, notes=notes)] == [1, 3]
+    (line,) = notes.lines()
+    assert line.startswith(f"2 rows are left out, since they can't be read; the first: {path}:2: ")
+    assert said in line
+    assert "\n" not in line
+    with pytest.raises(ConfigError) as error:  # nothing is left
+        list(examples.read(write(tmp_path / "a.jsonl", record), "auto", pairs))
+    assert str(error.value).startswith(f"{path}:1: ")
     assert said in str(error.value)
-    assert "\n" not in str(error.value)
+
+
+def test_a_line_that_is_no_json_is_left_out(tmp_path):
+    """Also one that is not UTF-8; the lines around it are read."""
+    fine = json.dumps(CHATS["prompt"][0]).encode()
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([fine, b'{"prompt": ', b"[]", fine, b'{"prompt": "\xff"}', fine]))
+    notes = Notes()
+    read = examples.read(str(tmp_path / "a.jsonl"), "auto", False, notes=notes)
+    assert [one.place.number for one in read] == [1, 4, 6]
+    (line,) = notes.lines()
+    assert line.startswith("3 rows are left out")
+    assert line.endswith("a.jsonl:2: it is no JSON object")
 
 
 def test_a_format_that_is_named_is_the_only_one(tmp_path):
@@ -204,7 +221,8 @@ _TALK = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: "
 def test_what_a_record_asks(tmp_path, record, asked, columns):
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps(record) + "\n")
-    ((messages, rest, place),) = examples.read_prompts(str(path))
+    ((messages, rest, place, tools),) = examples.read_prompts(str(path))
+    assert tools is None
     assert [message["content"] for message in messages] == asked
     assert rest.keys() == columns
     assert str(place) == f"{path}:1"
@@ -214,7 +232,7 @@ def test_what_a_record_asks(tmp_path, record, asked, columns):
     ("record", "said"),
     [
         ({"text": "a"}, "no prompt and no messages, only text"),
-        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "nothing to answer"),
+        ({"messages": [{"role": "assistant", "content": "b"}]}, "nothing to answer"),
     ],
 )
 def test_a_record_that_asks_nothing_is_refused(tmp_path, record, said):

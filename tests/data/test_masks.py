@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tiny_hf
 
-from jaxlm.config import ConfigError
 from jaxlm.data import chat, coder, examples, masks
-from jaxlm.data.examples import Chat, Place
+from jaxlm.data.examples import Chat
+from jaxlm.data.records import Place
 from jaxlm.data.tokenizer import train_tokenizer
 
 CHATS = pathlib.Path(__file__).parents[3] / "shared/data/posttrain/dolly_hhrlhf_small.jsonl"
@@ -107,31 +107,124 @@ def test_what_is_given_does_not_count(ours):
 WITH_CONTENT = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
 WRONG = {
     "all of it": (WITH_CONTENT.replace("messages %}", "messages[1:] %}"), "all of it is the assistant's"),
+    "more than the answers": (WITH_CONTENT, "all of it is the assistant's"),
     "nothing": ("x{% for m in messages[1:] %}{% generation %}{% endgeneration %}{% endfor %}", "nothing in it is the"),
-    "more than the answers": (WITH_CONTENT, "marks 2 answers of 1"),
-    "another answer": (CHATML.replace("m.content", "(m.content | upper)"), "writes message 2 in another way"),
-    "no end": (
-        "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}",
-        "ends message 2 by no control",
-    ),
     "another question": (
         CHATML.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant: '"),
-        "writes message 2 in another way",
+        "writes message 2 in another way than the model is asked for it, by ': '",
     ),
+    "an exception": ("{{ messages | length + 'x' }}", "refuses these messages: TypeError"),
+    "no end of it": ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "refuses these messages: RecursionError"),
 }
 
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_mask_fails_closed(kind, ours, monkeypatch):
-    """In one line that names the file and the line."""
+    """In one line."""
     source, why = WRONG[kind]
     monkeypatch.setattr(chat, "template", lambda _: source)
-    chats = [talk([("user", "hello"), ("assistant", "at")])]
-    with pytest.raises(ConfigError) as error:
-        masks.masked(ours, chats, 1)
-    assert str(error.value).startswith("a.jsonl:7: ")
-    assert why in str(error.value)
-    assert "\n" not in str(error.value)
+    (found,) = masks.masked(ours, [talk([("user", "hello"), ("assistant", "at")])], 1)
+    assert isinstance(found, masks.Unfit)
+    assert why in found.why
+    assert "\n" not in found.why
+
+
+NO_END = (
+    "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+UPPER = CHATML.replace("m.content", "(m.content | upper)")
+EOS_BEHIND = CHATML + "{% if not add_generation_prompt %}{{ '<|endoftext|>' }}{% endif %}"
+EMPTY = [("user", "im"), ("assistant", "")]
+IN_A_ROW = [("user", "the cat"), ("assistant", "cat"), ("assistant", "t")]
+
+
+@pytest.mark.parametrize(
+    ("source", "turns", "answers"),
+    [
+        pytest.param(UPPER, TALKS[0], ["HI THERE.<|im_end|>"], id="another text than the message"),
+        pytest.param(NO_END, [*TALKS[0], ("user", "hello"), ("assistant", "so ")], ["hi there.", "so"], id="no end"),
+        pytest.param(CHATML, [("assistant", "hi"), *TALKS[0]], ["hi<|im_end|>", "hi there.<|im_end|>"], id="begins"),
+        pytest.param(CHATML, EMPTY, ["<|im_end|>"], id="an empty answer"),
+        pytest.param(CHATML, EMPTY * 2, ["<|im_end|>"] * 2, id="two empty answers"),
+        pytest.param(CHATML, IN_A_ROW, ["cat<|im_end|>", "t<|im_end|>"], id="two answers in a row"),
+        pytest.param(EOS_BEHIND, TALKS[0] * 2, ["hi there.<|im_end|>"] * 2, id="what follows the end"),
+    ],
+)
+def test_what_the_template_adds_is_learnt(source, turns, answers, tmp_path):
+    """Without marks: never a search for the answer's text."""
+    tokenizer = theirs(tmp_path, source)
+    (found,) = masks.masked(tokenizer, [talk(turns)], 1)
+    assert said(tokenizer, found) == answers
+
+
+# As Qwen 3: an empty thought in front of the last answer alone.
+THINKS = CHATML.replace(
+    "m.content +", "('<think></think>' if loop.last and m.role == 'assistant' else '') + m.content +"
+)
+
+
+def test_an_answer_that_is_written_otherwise_in_the_middle_is_told(tmp_path):
+    tokenizer = theirs(tmp_path, THINKS)
+    turns = [("user", "hello"), ("assistant", "<think>"), ("user", "on"), ("assistant", "a mat")]
+    (found,) = masks.masked(tokenizer, [talk(turns)], 1)
+    assert said(tokenizer, found) == ["<think></think>a mat<|im_end|>"]
+    assert found.otherwise == (1,)
+    (alone,) = masks.masked(tokenizer, [talk(turns[:2])], 1)
+    assert said(tokenizer, alone) == ["<think></think><think><|im_end|>"]
+
+
+# A mark around each word of an answer, none around its end.
+PARTS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
+    "{% for part in m.content.split(' ') %}{{ ' #' }}{% generation %}{{ part }}{% endgeneration %}{% endfor %}"
+    "{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_all_marks_count_but_those_of_messages_that_are_given(tmp_path):
+    tokenizer = theirs(tmp_path, PARTS)
+    answers = ["12 34", "56", "78 90 13"]
+    turns = [turn for answer in answers for turn in (("user", "x"), ("assistant", answer))]
+    whole, half, light = talk(turns), talk(turns, given=3), talk(turns)
+    light.messages[3]["weight"] = 0
+    found = masks.masked(tokenizer, [whole, half, light], 1)
+    texts = [tokenizer.decode(one.ids[one.kinds != masks.GIVEN].tolist()) for one in found]
+    assert texts == ["12345678" + "9013", "56789013", "1234789013"]
+
+
+CALLS = CHATML.replace(
+    "+ m.content +",
+    "+ (m.content or '') + (m.tool_calls | map(attribute='function.name') | join(',') if m.tool_calls else '') +",
+)
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "on", "arguments": {}}}]}
+
+
+@pytest.mark.parametrize("content", ["", "hello "])
+def test_an_answer_that_calls_a_tool(content, tmp_path):
+    tokenizer = theirs(tmp_path, CALLS)
+    asked, answered = (talk(turns).messages for turns in ([("user", "x")], [("tool", "y"), ("assistant", "z")]))
+    one = Chat((*asked, CALL | {"content": content}, *answered), Place("a", 1))
+    (found,) = masks.masked(tokenizer, [one], 1)
+    assert said(tokenizer, found) == [f"{content}on<|im_end|>", "z<|im_end|>"]
+
+
+def test_arguments_stay_text_where_the_template_wants_text(tmp_path):
+    wanted = "m.tool_calls[0].function.arguments + ''"
+    tokenizer = theirs(tmp_path, CALLS.replace("m.tool_calls | map(attribute='function.name') | join(',')", wanted))
+    call = CALL | {"tool_calls": [{"function": {"name": "on", "arguments": '{"a": 1}'}}]}
+    (found,) = masks.masked(tokenizer, [Chat((*talk([("user", "x")]).messages, call), Place("a", 1))], 1)
+    assert said(tokenizer, found) == ['{"a": 1}<|im_end|>']
+
+
+def test_what_the_template_writes_nowhere_is_told(ours, tmp_path):
+    """What ours refuses too."""
+    asked, answered = (talk(turns).messages for turns in ([("user", "x")], [("tool", "y"), ("assistant", "z")]))
+    one = Chat((*asked, CALL, *answered), Place("a", 1), tools=[{"name": "on"}])
+    assert masks.masked(ours, [one], 1) == [masks.Unfit("", ("tool", "tool_calls", "tools"))]
+    tokenizer = theirs(tmp_path, CALLS)
+    assert masks.masked(tokenizer, [one], 1) == [masks.Unfit("", ("tools",))]
 
 
 def test_an_answer_that_begins_inside_a_token_has_no_mask(tmp_path):
@@ -139,12 +232,12 @@ def test_an_answer_that_begins_inside_a_token_has_no_mask(tmp_path):
     tokenizer = theirs(tmp_path, CHATML)
     chats = [talk([("user", "hello"), ("assistant", answer)]) for answer in ("hi", "    return x")]
     first, second = masks.masked(tokenizer, chats, 1)
-    assert (said(tokenizer, first), second) == (["hi<|im_end|>"], None)
+    assert (said(tokenizer, first), second) == (["hi<|im_end|>"], masks.Unfit(""))
 
 
 def test_nobody_answers(ours):
-    with pytest.raises(ConfigError, match=r"a\.jsonl:7: nothing in it is the assistant's"):
-        masks.masked(ours, [talk(TALKS[0][:1])], 1)
+    (found,) = masks.masked(ours, [talk(TALKS[0][:1])], 1)
+    assert "nothing in it is the assistant's" in found.why
 
 
 @pytest.mark.parity

@@ -1,5 +1,6 @@
 """Reads the records of benchmark files: jsonl, json, parquet; compressed or not, here or at a URL."""
 
+import codecs
 import collections.abc
 import glob
 import itertools
@@ -50,11 +51,16 @@ def name(path: str) -> str:
     return (pathlib.PurePath(path).parent.name or stem) if _SPLIT.fullmatch(stem) else stem
 
 
-def records(path: str) -> collections.abc.Iterator[tuple[int, dict]]:
+def records(
+    path: str, unfit: collections.abc.Callable[[int], object] | None = None
+) -> collections.abc.Iterator[tuple[int, dict]]:
     """Yields (number from 1: the line of a jsonl, record).
 
     A json file holds a list of records, or an object whose `data` is that list (as SQuAD's and CoQA's own), or one record
     a line.
+
+    Args:
+      unfit: called with the number of each record that is no JSON object, which is then left out; None to raise.
 
     Raises:
       ConfigError: the file can't be read, or a record is no JSON object.
@@ -67,21 +73,23 @@ def records(path: str) -> collections.abc.Iterator[tuple[int, dict]]:
         parts = list(streams.chunks(Part("jsonl", path, path)))
         if lost := [part.reason for part in parts if isinstance(part, streams.Damage)]:
             raise ValueError(lost[0])
-        text = b"".join(parts).decode()
+        text = b"".join(parts).removeprefix(codecs.BOM_UTF8)
         whole = _whole(text) if path.removesuffix(".gz").endswith(".json") else None
     except (OSError, EOFError, ValueError, pyarrow.ArrowException) as e:
         raise ConfigError(f"{path} can't be read: {e}") from e
-    # splitlines() cuts at U+2028.
-    numbered = enumerate(whole if whole is not None else map(_parsed, text.split("\n")), 1)
+    numbered = enumerate(whole if whole is not None else map(_parsed, text.split(b"\n")), 1)
     for number, record in itertools.filterfalse(lambda line: line[1] == "", numbered):
-        if not isinstance(record, dict):
+        if isinstance(record, dict):
+            yield number, record
+        elif unfit:
+            unfit(number)
+        else:
             raise ConfigError(f"{path}:{number} is no JSON object")
-        yield number, record
 
 
-def _whole(text: str) -> list | None:
+def _whole(text: bytes) -> list | None:
     """Returns the records of a json file that is one value; None if it is one record a line."""
-    if text.lstrip().startswith("["):
+    if text.lstrip().startswith(b"["):
         return files_lib.json_of(text, list)
     try:
         found = files_lib.json_of(text, object)
@@ -90,7 +98,7 @@ def _whole(text: str) -> list | None:
     return found["data"] if isinstance(found, dict) and isinstance(found.get("data"), list) else [found]
 
 
-def _parsed(line: str) -> object:
+def _parsed(line: bytes) -> object:
     """Returns a line's record, "" for an empty line, None if it is no JSON."""
     try:
         return files_lib.json_of(line, object) if line.strip() else ""

@@ -15,6 +15,7 @@ from jaxlm.config import Config, ConfigError, RunError
 from jaxlm.console import Say
 from jaxlm.data.coder import Coder
 from jaxlm.data.packed import Texts
+from jaxlm.data.records import Notes
 from jaxlm.data.verify import Verifier
 from jaxlm.data.windows import Windows, batch_number, merge_windows
 from jaxlm.train.rewards import tasks
@@ -37,6 +38,7 @@ class Prompts:
       count: the prompts of a step.
       room: the most tokens that a prompt has.
       passed_over: windows of batches to pass over, (first, last) from 1.
+      keys: those of their rows that older versions did not read.
     """
 
     data: Texts
@@ -45,6 +47,7 @@ class Prompts:
     count: int
     room: int
     passed_over: Windows = ()
+    keys: tuple[str, ...] = ()
     _drawn: dict[int, list[Item]] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self):
@@ -117,7 +120,8 @@ def make(config: Config, tokenizer: Coder, process: Processes, say: Say) -> Prom
     """
     d, r = config.data, config.reward
     held_out = (d.val_fraction, config.examples.val_path)
-    reader = Reader(tokenizer, room(config), config.seed, *held_out, d.num_threads, say)
+    notes = Notes(config.examples.ignore)
+    reader = Reader(tokenizer, room(config), config.seed, *held_out, d.num_threads, say, notes)
     specs = tasks.parse(r.tasks)
     if not specs and not d.path:
         raise ConfigError(
@@ -131,10 +135,14 @@ def make(config: Config, tokenizer: Coder, process: Processes, say: Say) -> Prom
             process.ask("takes", sorted({name for source in sources for name in source.columns}))
         except Failed as error:
             raise RunError(f"reward.function={r.function}: {error}") from None
+    # The function gets all columns.
+    for line in notes.lines({name for source in sources for name in source.columns} if r.function else ()):
+        say(line)
     kept = {source.name: source.tokens for source in sources if source.tokens}
     sha256 = hashlib.sha256(" ".join([*(source.sha256 for source in sources), tokenizer.sha256]).encode()).hexdigest()
     texts = Texts(tokenizer, sha256, kept, Verifier(pathlib.Path()))
-    return Prompts(texts, sources, config.seed, config.rollout.prompts, reader.room)
+    keys = tuple(sorted(notes.of("read")))
+    return Prompts(texts, sources, config.seed, config.rollout.prompts, reader.room, keys=keys)
 
 
 def _source(spec: tasks.Spec, number: int, path: str, process: Processes, reader: Reader) -> Source:

@@ -6,16 +6,15 @@ import hashlib
 import itertools
 import json
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import metadata
 
 import numpy as np
 
 from jaxlm.config import ConfigError, RunError
-from jaxlm.corpus.benchmarks import reading
-from jaxlm.data import chat, coded, examples
+from jaxlm.data import chat, coded, examples, masks
 from jaxlm.data.coder import Coder
-from jaxlm.data.examples import Messages
+from jaxlm.data.records import Messages, Notes, Row, Unfit, message_of
 from jaxlm.train.rewards.process import Failed, Processes
 from jaxlm.train.rewards.tasks import Spec, for_evaluation
 
@@ -129,6 +128,7 @@ class Reader(typing.NamedTuple):
       val_path: a file of held-out prompts; "" to take them from the others.
       num_threads: of the tokenizer.
       say: called with a line about each thing that a user should know.
+      notes: where is noted what is left out and what is not read, for `Notes.lines`.
     """
 
     tokenizer: Coder
@@ -138,6 +138,7 @@ class Reader(typing.NamedTuple):
     val_path: str
     num_threads: int
     say: Callable[[str], object]
+    notes: Notes
 
     def rows(self, path: str, key: str, task: int | None = None) -> Rows:
         """Returns the prompts of a file.
@@ -166,29 +167,40 @@ class Reader(typing.NamedTuple):
         return Rows(path, train, val, self.seed, _sha256(train))
 
     def _items(self, path: str, key: str, task: int | None) -> list[Item]:
-        read = examples.read_prompts(path, key) if task is None else _questions(path, key)
+        if not path and task is not None:
+            raise ConfigError(
+                "config.reward.tasks=gsm8k needs its file: gsm8k:FILE.jsonl, or --config.data.path=FILE.jsonl"
+            )
+        read = examples.read_prompts(path, key, self.notes, _question if task is not None else None)
         found, long = [], 0
         while chunk := list(itertools.islice(read, coded.CHUNK)):
-            texts = [self._rendered(messages, place) for messages, _, place in chunk]
-            found_ids = chat.all_ids(self.tokenizer, texts, self.num_threads)
-            for (messages, columns, place), ids in zip(chunk, found_ids, strict=True):
+            rendered = [(asked, text) for asked in chunk if (text := self._rendered(asked)) is not None]
+            found_ids = chat.all_ids(self.tokenizer, [text for _, text in rendered], self.num_threads)
+            for (asked, _), ids in zip(rendered, found_ids, strict=True):
                 if len(ids) > self.room:
                     long += 1
                     continue
-                truth = None if task is None else columns["answer"]
-                found.append(Item(messages, ids, columns, str(place), None if task is None else (task, truth), truth))
+                truth = None if task is None else asked.columns["answer"]
+                judge = None if task is None else (task, truth)
+                found.append(Item(asked.messages, ids, asked.columns, str(asked.place), judge, truth))
+        self.notes.check()
         if not found:
-            why = self.too_long("all its prompts are") if long else "it has no prompts"
+            why = self.too_long("all its prompts are") if long else self.notes.first() or "it has no prompts"
             raise ConfigError(f"{path}: {why}")
         if long:
             self.say(f"{long:,} of {long + len(found):,} prompts of {path} are left out: {self.too_long('they are')}")
         return found
 
-    def _rendered(self, messages: Messages, place: examples.Place) -> str:
+    def _rendered(self, asked: examples.Asked) -> str | None:
+        """A prompt as text; None, and noted, if the template refuses it or does not write what it has."""
+        one = examples.Chat(asked.messages, asked.place, tools=asked.tools)
+        for key in one.keys and masks.unwritten(chat.Writer(self.tokenizer), one):
+            self.notes.note("refused", key, asked.place, masks.UNWRITTEN)
         try:
-            return chat.render(self.tokenizer, messages)
+            return chat.render(self.tokenizer, asked.messages, tools=asked.tools)
         except ConfigError as error:
-            raise ConfigError(f"{place}: {error}") from None
+            self.notes.note("unfit", "", asked.place, str(error))
+            return None
 
     def too_long(self, who: str) -> str:
         """Returns what to do about prompts that do not fit; `who`: "all are"."""
@@ -198,23 +210,15 @@ class Reader(typing.NamedTuple):
         )
 
 
-def _questions(path: str, key: str) -> Iterator[tuple[Messages, dict[str, str], examples.Place]]:
-    """Yields the questions of a file as GSM8K's: `question`, and an `answer` that ends with #### and the final one."""
-    if not path:
-        raise ConfigError(
-            "config.reward.tasks=gsm8k needs its file: gsm8k:FILE.jsonl, or --config.data.path=FILE.jsonl"
-        )
-    for file in reading.files((path,), key):
-        for number, record in reading.records(file):
-            place = examples.Place(file, number)
-            question, answer = record.get("question"), record.get("answer")
-            if not isinstance(question, str) or not isinstance(answer, str):
-                raise ConfigError(f"{place}: gsm8k needs a question and an answer, both texts")
-            _, mark, truth = answer.rpartition(_TRUTH)
-            if not mark or not truth.strip():
-                raise ConfigError(f"{place}: the answer does not end with {_TRUTH} and the final answer, as GSM8K's do")
-            columns = {"task": "gsm8k", "answer": truth.strip()}
-            yield ({"role": "user", "content": question},), columns, place
+def _question(row: Row) -> tuple[Messages, dict[str, str]]:
+    """What a record as GSM8K's asks: `question`, and an `answer` that ends with #### and the final one."""
+    question, answer = row.get("question"), row.get("answer")
+    if not isinstance(question, str) or not isinstance(answer, str):
+        raise Unfit("gsm8k needs a question and an answer, both texts")
+    _, mark, truth = answer.rpartition(_TRUTH)
+    if not mark or not truth.strip():
+        raise Unfit(f"the answer does not end with {_TRUTH} and the final answer, as GSM8K's do")
+    return (message_of("user", question),), {"task": "gsm8k", "answer": truth.strip()}
 
 
 def _sha256(items: Iterable[Item]) -> str:

@@ -9,6 +9,7 @@ import tiny_chats
 
 from jaxlm.config import ConfigError
 from jaxlm.data import chat
+from jaxlm.data.records import Notes
 from jaxlm.train.rewards import process, rewards, sources, tasks
 from jaxlm.train.rewards.sources import Made, Reader
 
@@ -30,7 +31,7 @@ def said():
 @pytest.fixture
 def reader(tokenizer, said):
     def make(room: int = 400, seed: int = 0, val_fraction: float = 0.2, val_path: str = "") -> Reader:
-        return Reader(tokenizer, room, seed, val_fraction, val_path, 2, said.append)
+        return Reader(tokenizer, room, seed, val_fraction, val_path, 2, said.append, Notes())
 
     return make
 
@@ -76,15 +77,40 @@ def test_forms_of_prompts(reader, tmp_path, tokenizer):
         ({"prompt": 5}, "a.jsonl:2: there is no list of messages where one should be"),
         (
             {"messages": [{"role": "assistant", "content": "x"}]},
-            "a.jsonl:2: the last message of messages is the assistant's",
+            "a.jsonl:2: all messages of messages are the assistant's",
         ),
-        ({"messages": [{"role": "nobody", "content": "x"}]}, "a.jsonl:2: the model's chat template refuses"),
+        ({"prompt": "x", "system": 5}, "a.jsonl:2: its system '5' is no text"),
     ],
 )
 def test_a_row_that_is_no_prompt(reader, tmp_path, row, why):
+    """It is left out, told, and the end only where nothing else is there."""
+    asked = reader(val_fraction=0.0)
+    rows = asked.rows(write(tmp_path / "a.jsonl", [{"prompt": "x"}, row]), "data.path")
+    assert len(rows.train) + len(rows.val) == 1
+    (line,) = asked.notes.lines()
+    assert f"1 rows are left out, since they can't be read; the first: {tmp_path}/{why}" in line
     with pytest.raises(ConfigError) as error:
-        reader().rows(write(tmp_path / "a.jsonl", [{"prompt": "x"}, row]), "data.path")
-    assert f"{tmp_path}/{why}" in str(error.value)
+        reader().rows(write(tmp_path / "a.jsonl", [row]), "data.path")
+    assert why.replace(":2:", ":1:") in str(error.value)
+
+
+def test_prompts_take_the_path_of_examples(reader, tmp_path, tokenizer):
+    """A system's message in front, the assistant's last turn left off, what is not read named."""
+    say = {"role": "assistant", "content": "b"}
+    rows = [{"prompt": "a", "system": "sun"}, {"messages": [{"role": "user", "content": "a"}, say], "id": 1}]
+    asked = reader(val_fraction=0.0)
+    found = asked.rows(write(tmp_path / "a.jsonl", rows), "data.path")
+    items = {item.place.rpartition(":")[2]: item for item in (*found.train, *found.val)}
+    assert [message["role"] for message in items["1"].messages] == ["system", "user"]
+    assert items["2"].messages == ({"role": "user", "content": "a"},)
+    assert asked.notes.lines(read=["system"]) == [
+        "not read: id in 1 rows",
+        f"1 prompts end with what the assistant says, which is left off; the first: {tmp_path}/a.jsonl:2",
+    ]
+    assert set(asked.notes.of("read")) == {"system"}
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    with pytest.raises(ConfigError, match=r"^tools in 2 rows, the first .*a\.jsonl:1: .*ignore=\('tools',\)$"):
+        reader().rows(write(tmp_path / "a.jsonl", [{"prompt": "a", "tools": tools}] * 2), "data.path")
 
 
 def test_each_pass_has_all_prompts_once_in_another_order(reader, tmp_path):
