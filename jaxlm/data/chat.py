@@ -209,6 +209,14 @@ class Written(typing.NamedTuple):
     otherwise: tuple[int, ...] = ()
 
 
+class Probed(typing.NamedTuple):
+    """What opens an answer, which control token ends it, and what of the opening a written answer lacks ("" for nothing)."""
+
+    opening: str
+    end: str
+    unsaid: str
+
+
 class Writer:
     """Writes whole conversations in a model's template, and says where the assistant speaks.
 
@@ -316,26 +324,29 @@ class Writer:
                 raise
             asked = ""
         if not asked:
-            opening, _ = self.probed
+            opening = self.probed.opening
             return text.find(opening) + len(opening) if opening in text else 0
-        if not text.startswith(asked):
+        shared = _alike(asked, text)
+        # Of what opens an answer a template may write the beginning alone, up to <think> say.
+        whole = text[:shared].endswith((*self._controls, ">", "\n"))
+        if shared < len(asked) and not (whole and shared > _alike(asked, self.write(messages, False, tools))):
             raise ConfigError(
                 f"the model's chat template writes message {len(messages) + 1} in another way than the model is asked for "
-                f"it, by {asked[_alike(asked, text) :][:40]!r}: give the model a template with {{% generation %}} around what "
+                f"it, by {asked[shared:][:40]!r}: give the model a template with {{% generation %}} around what "
                 "the assistant says"
             )
-        return len(asked)
+        return shared
 
     @functools.cached_property
-    def probed(self) -> tuple[str, str]:
-        """What opens an answer, and the control token that ends one, in a short chat; "" for none."""
+    def probed(self) -> Probed:
+        """What the template does with a short chat."""
         ask, say = {"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}
         try:
             whole, asked, text = self.write([ask], False), self.write([ask], True), self.write([ask, say], False)
         except ConfigError:
-            return "", ""
-        opening = asked[_alike(whole, asked) :] or self._named["bos_token"]
-        return opening, next((piece for piece, _ in self._closing(text)), "")
+            return Probed("", "", "")
+        opening, unsaid = asked[_alike(whole, asked) :] or self._named["bos_token"], asked[_alike(asked, text) :]
+        return Probed(opening, next((piece for piece, _ in self._closing(text)), ""), unsaid)
 
     def _closing(self, said: str) -> list[tuple[str, int]]:
         """The control tokens at the end of a text, spaces between them left out: (each, where it ends)."""
@@ -348,8 +359,10 @@ class Writer:
 
     def _said(self, said: str) -> int:
         """How much of what an answer adds to a text is the answer: up to the control token that ends it, if there is one."""
-        pieces, (_, end) = self._closing(said), self.probed
-        return next((at for piece, at in pieces if piece == end), pieces[-1][1] if pieces else len(said.rstrip()))
+        pieces = self._closing(said)
+        return next(
+            (at for piece, at in pieces if piece == self.probed.end), pieces[-1][1] if pieces else len(said.rstrip())
+        )
 
 
 def _alike(first: str, second: str) -> int:
@@ -480,13 +493,18 @@ def told_ends(tokenizer: Coder) -> str:
             f"the chat template writes no token behind an answer, so training teaches none: answers run on until the model "
             f"says {' or '.join(every)}"
         )
-    return " or ".join([f"an answer ends with {every[0]}", *every[1:]])
+    line = " or ".join([f"an answer ends with {every[0]}", *every[1:]])
+    if unsaid := Writer(tokenizer).probed.unsaid:
+        line += (
+            f"; the model is asked with {unsaid!r}, which the template writes in no answer: the examples are without it"
+        )
+    return line
 
 
 def answer_end(tokenizer: Coder) -> int | None:
     """Returns the id of the control token that the template writes behind an answer; None if it writes none, or is none."""
     try:
-        return tokenizer.controls.get(Writer(tokenizer).probed[1])
+        return tokenizer.controls.get(Writer(tokenizer).probed.end)
     except ConfigError:
         return None
 

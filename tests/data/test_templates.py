@@ -12,6 +12,7 @@ from jaxlm.data.examples import Chat, without
 from jaxlm.data.records import Absent, Place
 
 pytestmark = pytest.mark.parity
+REFUSED = "the template refuses it"
 PLACE = Place("a.jsonl", 1)
 ASK, SAY = {"role": "user", "content": "Why is it so?"}, {"role": "assistant", "content": "It is so."}
 AGAIN, MORE = {"role": "user", "content": "And then?"}, {"role": "assistant", "content": "Then\n\n  it ends."}
@@ -94,10 +95,12 @@ def opened(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def left_out(opened):
-    """What has no mask is listed, with the reason: of marked templates only what they refuse themselves."""
+    """What has no mask is listed, with the reason: of marked templates only what they refuse themselves, of all 5% at most."""
     left: list[str] = []
     yield left
     print(*left, sep="\n")
+    refused = [line for line in left if line.endswith(REFUSED)]
+    assert len(left) - len(refused) <= 0.05 * (len(opened) * len(CHATS) / 2 - len(refused))  # of half the kinds, at least
 
 
 def test_calls_without_content_and_with_text_as_arguments(opened):
@@ -130,7 +133,7 @@ def test_text_and_mask_are_those_of_transformers(kind, opened, left_out):
         try:
             text = theirs.apply_chat_template(messages, tools=tools, tokenize=False)
         except Exception:  # the template's own
-            left_out.append(f"{name}, {kind}: the template refuses it")
+            left_out.append(f"{name}, {kind}: {REFUSED}")
             assert masks.text_of(chat.Writer(ours), one.messages, tools) is None
             continue
         assert masks.text_of(chat.Writer(ours), one.messages, tools) == text, name
