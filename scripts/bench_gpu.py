@@ -13,7 +13,7 @@ Runs these sections in this order, each part in a process of its own, and prints
 
 The model is configs/gpuburnout_1b.py at 2,048 tokens in bfloat16; every layer's attention must be in fused kernels in the
 compiled program, or its row fails. Four calls of nine minutes are meant to do all of it. On an H100 (dev/LEADERBOARD.md) fp8
-gave nothing within 224 s, so it has a call of its own; h128, accumulate, muon and flags have not been run there:
+gave nothing within 224 s, so it has a call of its own; 3b ran there, h128, accumulate and muon on an H200, flags nowhere:
 
     python scripts/bench_gpu.py --minutes=9 --out=bench.json
     python scripts/bench_gpu.py --minutes=9 --out=bench.json --sections h128 3b accumulate flags
