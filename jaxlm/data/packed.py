@@ -308,7 +308,7 @@ def make(
     if settings.val_path:
         train, (val, _) = found, build(settings.val_path, "examples.val_path", f"held-out {what}")
     else:
-        out_E = found.held_out(data.val_fraction)
+        out_E = coded.held_out(found.keys_E, data.val_fraction)
         train, val = found.take(~out_E), found.take(out_E)
         if not len(val):
             alone = f"there is one {what[:-1]}" if len(found) == 1 else f"all {what} are asked the same"

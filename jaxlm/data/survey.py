@@ -62,7 +62,7 @@ class Survey:
         self._said: list[int] = []  # tokens that count, of each segment
         self._found: dict[str, Finding] = {}
         self._seen: dict[bytes, str] = {}  # content -> where it was first
-        self._asks: collections.Counter[bytes] = collections.Counter()
+        self._asks: collections.Counter[int] = collections.Counter()
 
     def see(self, one: Example, sides: Sequence[Masked]) -> None:
         """Takes in an example and its segments."""
