@@ -186,23 +186,17 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _data(facts: Facts) -> str:
     if not facts.sources:
         return "## Data\n\nNot recorded: the data was not at hand when this model was exported."
+    licences = {name: ", ".join(facts.licences.get(name, ())) for name in facts.sources}
     rows = [
-        (
-            name,
-            source["origin"],
-            f"{source['share']:.1%}",
-            human(source["tokens"]),
-            ", ".join(facts.licences.get(name, ())),
-        )
+        (name, source["origin"], f"{source['share']:.1%}", human(source["tokens"]), licences[name] or " ")
         for name, source in facts.sources.items()
     ]
-    known = [name for name, _, _, _, licences in rows if licences]
-    licence = (
+    table = _table(("source", "from", "share", "tokens", "licences"), rows)
+    mixture = f"\n\nThe mixture changed: {facts.mixture}." if facts.mixture else ""
+    unknown = (
         "The licence of a source was not recorded where the column is empty: look it up before you publish this model."
     )
-    table = _table(("source", "from", "share", "tokens", "licences"), [(*row[:4], row[4] or " ") for row in rows])
-    mixture = f"\n\nThe mixture changed: {facts.mixture}." if facts.mixture else ""
-    return f"## Data\n\n{table}{mixture}" + ("" if len(known) == len(rows) else f"\n\n{licence}")
+    return f"## Data\n\n{table}{mixture}" + ("" if all(licences.values()) else f"\n\n{unknown}")
 
 
 def _training(facts: Facts) -> str:
