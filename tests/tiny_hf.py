@@ -3,11 +3,12 @@
 import json
 import pathlib
 
+import numpy as np
 import safetensors.numpy
 import tiny_models as tiny
 
-from jaxlm import models
-from jaxlm.interop import hf
+from jaxlm import models, tree
+from jaxlm.interop import hf, leaves
 
 TEXTS = (
     "the cat sat on the mat and the dog ran after it.\n\tdef f(x):\n    return x + 12345\n",
@@ -93,3 +94,16 @@ def save(folder: pathlib.Path, state: dict, files: int = 1) -> None:
     for name in names:
         safetensors.numpy.save_file({t: v for t, v in state.items() if of[t] == name}, folder / name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": of}))
+
+
+def params_of(state: dict, config) -> dict:
+    """Our parameters (float32 numpy, in a tree like that of `models.init_params`) for a Hugging Face state dict.
+
+    The padding rows of the vocabulary become zero. Raises ConfigError as `hf.check_tensors` does.
+    """
+    hf.check_tensors({name: tuple(value.shape) for name, value in state.items()}, config)
+    params: list[tuple[str, np.ndarray]] = []
+    for tensor in leaves.tensors(config):
+        values = tensor.to_leaves(np.asarray(state[tensor.name], np.float32))
+        params += zip(tensor.leaves, values, strict=True)
+    return tree.nested(params)

@@ -8,6 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlm import config, config_files, models, tree
+from jaxlm.models import quantized
+from jaxlm.models.params import abstract_params
+from jaxlm.ops import block_codes
 
 # Tests compile far longer than they compute.
 FAST_COMPILE = {
@@ -125,3 +128,17 @@ def difference(a, b) -> float:
         gap, size = np.abs(x - y).max(), np.abs(y).max()
         worst = max(worst, gap / max(size, 1e-6) if max(gap, size) > 1e-6 else 0.0)
     return worst
+
+
+def thaw(frozen: quantized.Frozen, model) -> dict:
+    """The model's parameters in float32, given what `quantized.freeze` returned: codes are decoded. A pure function."""
+    kept = dict(tree.named_leaves(frozen))
+
+    def leaf(name: str, shape: jax.ShapeDtypeStruct) -> jax.Array:
+        if f"params/{name}" in kept:
+            return kept[f"params/{name}"].astype(jnp.float32)
+        stem = f"quantized/{name.removesuffix('/kernel')}"
+        coded = block_codes.Coded(kept[f"{stem}/codes"], kept[f"{stem}/scales"])
+        return block_codes.decode(coded, shape.shape, jnp.float32)
+
+    return tree.map_named(leaf, abstract_params(model))

@@ -34,7 +34,7 @@ def ours(tensors) -> dict:
     """Our parameters of the tensors by name; the score head beside them, if there is one."""
     state = {name: np.asarray(x.detach().numpy()) for name, x in tensors if name != "lm_head.weight"}
     head = state.pop("score.weight", None)
-    found = {"params": hf.params_from_hf(state, MODEL)}
+    found = {"params": tiny_hf.params_of(state, MODEL)}
     return found if head is None else found | {"score": {"score_head": {"kernel": jnp.asarray(head[0])}}}
 
 

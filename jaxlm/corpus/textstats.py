@@ -11,7 +11,7 @@ import hashlib
 import heapq
 import re
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -230,9 +230,3 @@ def _line_format(line: str) -> str | None:
 def shares(ids: np.ndarray, size: int) -> np.ndarray:
     """Returns the share of each number below `size` among the ids, float[size]; zeros if there are no ids."""
     return np.bincount(ids, minlength=size)[:size] / max(len(ids), 1)
-
-
-def weighted(by_name: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
-    """Returns the mixture of distributions, float[V]. The weights need not sum to 1."""
-    total = sum(weights[name] for name in by_name)
-    return sum(by_name[name] * (weights[name] / total) for name in by_name)

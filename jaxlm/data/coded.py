@@ -77,14 +77,6 @@ class Coded:
         of_all = (self.margins_E[chosen_E], self.keys_E[chosen_E], places)
         return Coded(self.sides, self.ids_N[chosen_N], self.kinds_N[chosen_N], starts_S1, *of_all)
 
-    def held_out(self, fraction: float) -> np.ndarray:
-        """Returns bool[E]: True for about this share of the examples, by the hash of what they are asked.
-
-        So examples that are asked the same are on the same side. At least one is held out and one is not, unless all are asked
-        the same.
-        """
-        return held_out(self.keys_E, fraction)
-
     def sha256(self) -> str:
         """Returns a hash of all that decides what is learnt, in hex."""
         found = hashlib.sha256(f"{self.sides}".encode())
@@ -119,29 +111,20 @@ class Counts:
 
     def lines(self, what: str, seq_len: int) -> list[str]:
         """Returns a line for each thing that happened; `what`: "chats" or "pairs"."""
-        row = f"train.seq_len={seq_len:,} tokens"
-        found = []
-        if self.cut:
-            found.append(
-                f"{self.cut:,} of {self.read:,} {what} lost their oldest turns, {self.turns_cut:,} in all: longer than {row}"
-            )
-        if self.too_long:
-            longer = (
-                "both sides together are longer than" if what.endswith("pairs") else "even the last turn is longer than"
-            )
-            found.append(f"{self.too_long:,} of {self.read:,} {what} are left out: {longer} {row}")
-        if self.inside:
-            why = "an answer begins inside a token of this tokenizer, mostly as it begins with a space or a line's end"
-            found.append(f"{self.inside:,} of {self.read:,} {what} are left out: {why}")
+        of_all, row = f"of {self.read:,} {what}", f"longer than train.seq_len={seq_len:,} tokens"
+        whole = "both sides together are" if what.endswith("pairs") else "even the last turn is"
+        inside = "an answer begins inside a token of this tokenizer, mostly as it begins with a space or a line's end"
         otherwise = "the model's chat template writes them otherwise once more follows"
-        if self.alone:
-            last = "examples.last_only=True trains the last of each chat alone"
-            found.append(f"{self.alone:,} answers are rows of their own, so many rows more: {otherwise}; {last}")
-        if self.untold:
-            found.append(f"{self.untold:,} answers inside of pairs are given, not learnt: {otherwise}")
-        if self.same:
-            found.append(f"{self.same:,} of {self.read:,} {what} are left out: chosen and rejected are the same")
-        return found
+        last = "examples.last_only=True trains the last of each chat alone"
+        lines = (
+            (self.cut, f"{of_all} lost their oldest turns, {self.turns_cut:,} in all: {row}"),
+            (self.too_long, f"{of_all} are left out: {whole} {row}"),
+            (self.inside, f"{of_all} are left out: {inside}"),
+            (self.alone, f"answers are rows of their own, so many rows more: {otherwise}; {last}"),
+            (self.untold, f"answers inside of pairs are given, not learnt: {otherwise}"),
+            (self.same, f"{of_all} are left out: chosen and rejected are the same"),
+        )
+        return [f"{count:,} {line}" for count, line in lines if count]
 
 
 def build(
@@ -166,24 +149,27 @@ def build(
     Raises:
       ConfigError: the model has no template, or one that does not write what examples have.
     """
-    built, counts, notes = _Builder(), Counts(), notes or Notes()
+    ids, kinds, lengths, margins, keys, places = bytearray(), bytearray(), [0], [], [], []
+    examples, sides, counts, notes = iter(read), 1, Counts(), notes or Notes()
     fit = _Fit(tokenizer, seq_len, num_threads, closed, counts, notes)
-    for chunk in _batched(read):
+    while chunk := tuple(itertools.islice(examples, CHUNK)):
         counts.read += len(chunk)
         rows = fit.masked(chunk)
         for row in rows:
             if all(isinstance(side, Masked) for side in row.sides):
                 see(row.one, row.sides)
         for row in fit.fitted(fit.parted(rows)):
-            built.add(row.one, row.sides, int.from_bytes(prompt_key(row.of)[:8], "little"))
+            for side in row.sides:
+                ids += side.ids.tobytes()
+                kinds += side.kinds.tobytes()
+            lengths += [len(side.ids) for side in row.sides]
+            margins.append(row.one.margin if isinstance(row.one, Pair) else 0.0)
+            keys.append(prompt_key(row.of))
+            places.append(row.one.place)
+            sides = len(row.sides)
     notes.check()
-    return built.done(), counts
-
-
-def _batched(examples: Iterable[Example]) -> Iterator[tuple[Example, ...]]:
-    examples = iter(examples)
-    while chunk := tuple(itertools.islice(examples, CHUNK)):
-        yield chunk
+    of_segments = np.frombuffer(ids, np.int32), np.frombuffer(kinds, np.uint8), np.cumsum(lengths, dtype=np.int64)
+    return Coded(sides, *of_segments, np.asarray(margins, np.float32), np.asarray(keys, np.uint64), places), counts
 
 
 class _Row(typing.NamedTuple):
@@ -218,9 +204,8 @@ class _Fit:
         segments = [(one,) if isinstance(one, Chat) else one.sides() for one in examples]
         flat = masks.masked(self.tokenizer, [*itertools.chain.from_iterable(segments)], self.num_threads, last)
         sides = iter(map(self._closed, flat) if self.closed else flat)
-        return [
-            _Row(one, one, tuple(itertools.islice(sides, len(of)))) for one, of in zip(examples, segments, strict=True)
-        ]
+        parts = [tuple(itertools.islice(sides, len(of))) for of in segments]
+        return [_Row(one, one, own) for one, own in zip(examples, parts, strict=True)]
 
     def _closed(self, side: Masked | Unfit) -> Masked | Unfit:
         if isinstance(side, Unfit):
@@ -231,11 +216,7 @@ class _Fit:
     def parted(self, rows: Sequence[_Row]) -> Iterator[_Row]:
         """Yields the rows, in front of each those of its answers that it has otherwise than the model is asked for them."""
         numbers = [row.otherwise() if isinstance(row.one, Chat) else [] for row in rows]
-        parts = [
-            dataclasses.replace(row.one, messages=row.one.messages[: number + 1], given=number)
-            for row, own in zip(rows, numbers, strict=True)
-            for number in own
-        ]
+        parts = [row.one.up_to(number) for row, own in zip(rows, numbers, strict=True) for number in own]
         alone = iter(self.masked(parts, last=True) if parts else ())
         for row, own in zip(rows, numbers, strict=True):
             yield from (part._replace(of=row.of) for part in itertools.islice(alone, len(own)))
@@ -312,35 +293,11 @@ def _shorter(one: Chat, side: Masked, over: int) -> tuple[Chat, int] | None:
     return dataclasses.replace(one, messages=front + one.messages[start:], given=given), turns + 1
 
 
-class _Builder:
-    """Collects examples into the arrays of `Coded`."""
-
-    def __init__(self):
-        self._ids, self._kinds, self._lengths = bytearray(), bytearray(), [0]
-        self._margins: list[float] = []
-        self._keys: list[int] = []
-        self._places: list[Place] = []
-        self._sides = 1
-
-    def add(self, one: Example, sides: Sequence[Masked], key: int) -> None:
-        self._sides = len(sides)
-        for side in sides:
-            self._ids += side.ids.tobytes()
-            self._kinds += side.kinds.tobytes()
-            self._lengths.append(len(side.ids))
-        self._margins.append(one.margin if isinstance(one, Pair) else 0.0)
-        self._keys.append(key)
-        self._places.append(one.place)
-
-    def done(self) -> Coded:
-        ids, kinds = np.frombuffer(self._ids, np.int32), np.frombuffer(self._kinds, np.uint8)
-        starts = np.cumsum(self._lengths, dtype=np.int64)
-        of_all = (np.asarray(self._margins, np.float32), np.asarray(self._keys, np.uint64), self._places)
-        return Coded(self._sides, ids, kinds, starts, *of_all)
-
-
 def held_out(keys_E: np.ndarray, fraction: float) -> np.ndarray:
-    """Returns bool[E]: True for about this share of the examples, by a hash of what they are asked. See `Coded.held_out`.
+    """Returns bool[E]: True for about this share of the examples, by a hash of what they are asked.
+
+    So examples that are asked the same are on the same side. At least one is held out and one is not, unless all are asked
+    the same.
 
     Args:
       keys_E: the hash of each, uint64.
@@ -356,9 +313,9 @@ def key(messages: Iterable[Message]) -> int:
     return int.from_bytes(_hash(messages)[:8], "little")
 
 
-def prompt_key(one: Example) -> bytes:
-    """Returns a hash of what an example is asked: equal for all that answer the same."""
-    return _hash(one.prompt if isinstance(one, Pair) else one.messages[:-1])
+def prompt_key(one: Example) -> int:
+    """Returns a hash of what an example is asked, 64 bits: equal for all that answer the same."""
+    return key(one.prompt if isinstance(one, Pair) else one.messages[:-1])
 
 
 def content_key(one: Example) -> bytes:
@@ -371,11 +328,8 @@ def _hash(messages: Iterable[Message]) -> bytes:
     found = hashlib.blake2b(digest_size=16)
     for message in messages:
         more = {key: value for key, value in message.items() if key not in ("role", "content", "weight")}
-        for part in (
-            message["role"],
-            message["content"],
-            *([json.dumps(more, sort_keys=True, default=str)] if more else []),
-        ):
+        parts = [json.dumps(more, sort_keys=True, default=str)] if more else []
+        for part in (message["role"], message["content"], *parts):
             raw = part.encode("utf-8", "replace")
             found.update(len(raw).to_bytes(8, "little") + raw)
     return found.digest()

@@ -13,6 +13,7 @@ A file is .jsonl, .json (either perhaps .gz or .zst) or .parquet.
 """
 
 import dataclasses
+import functools
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,6 +50,10 @@ class Chat:
         """Returns the same conversation with all but its last answer given."""
         return dataclasses.replace(self, given=max(self.given, len(self.messages) - 1))
 
+    def up_to(self, number: int) -> "Chat":
+        """Returns the conversation that ends with a message, which alone is learnt."""
+        return dataclasses.replace(self, messages=self.messages[: number + 1], given=number)
+
     @property
     def keys(self) -> tuple[str, ...]:
         """What of it only some models' templates write."""
@@ -84,10 +89,8 @@ class Pair:
 
     def sides(self) -> tuple[Chat, Chat]:
         """Returns (chosen, rejected) as conversations whose prompt is given."""
-        first, second = (
-            Chat(self.prompt + side, self.place, len(self.prompt), self.tools) for side in (self.chosen, self.rejected)
-        )
-        return first, second
+        given = (self.place, len(self.prompt), self.tools)
+        return Chat(self.prompt + self.chosen, *given), Chat(self.prompt + self.rejected, *given)
 
 
 Example = Chat | Pair
@@ -232,12 +235,8 @@ def _form(record: Mapping[str, typing.Any]) -> str:
     )
 
 
-def _from_messages(row: Row) -> _Said:
-    return _Said((), messages_of(_field(row, "messages"), row))
-
-
-def _from_sharegpt(row: Row) -> _Said:
-    return _Said((), messages_of(_field(row, "conversations"), row))
+def _from_messages(row: Row, name: str = "messages") -> _Said:
+    return _Said((), messages_of(_field(row, name), row))
 
 
 def _from_prompt(row: Row) -> _Said:
@@ -265,11 +264,9 @@ def _history(row: Row) -> Messages:
 
 def _from_hh(row: Row) -> _Said:
     chosen = _transcript(text_of(_field(row, "chosen"), "chosen"))
-    return (
-        _parted(chosen, _transcript(text_of(row["rejected"], "rejected")), row)
-        if "rejected" in row
-        else _Said((), chosen)
-    )
+    if "rejected" not in row:
+        return _Said((), chosen)
+    return _parted(chosen, _transcript(text_of(row["rejected"], "rejected")), row)
 
 
 def _from_pairs(row: Row) -> _Said:
@@ -277,10 +274,8 @@ def _from_pairs(row: Row) -> _Said:
     heads, rests = zip(*(_side(_field(row, name), prompt, row) for name in ("chosen", "rejected")), strict=True)
     # What one side has in front of the question is in front of the other one's too.
     longest = max(heads, key=len)
-    sides = [
-        (longest if longest[: len(head)] == head else head) + rest for head, rest in zip(heads, rests, strict=True)
-    ]
-    return _parted(*sides, row)
+    leads = [longest if longest[: len(head)] == head else head for head in heads]
+    return _parted(*(lead + rest for lead, rest in zip(leads, rests, strict=True)), row)
 
 
 def _side(value: typing.Any, prompt: Messages, row: Row) -> tuple[Messages, Messages]:
@@ -327,7 +322,7 @@ def _parted(chosen: Messages, rejected: Messages, row: Row) -> _Said:
 _FORMATS: dict[str, Callable[[Row], _Said]] = {
     "messages": _from_messages,
     "prompt": _from_prompt,
-    "sharegpt": _from_sharegpt,
+    "sharegpt": functools.partial(_from_messages, name="conversations"),
     "alpaca": _from_alpaca,
     "hh": _from_hh,
     "pairs": _from_pairs,
@@ -355,12 +350,9 @@ _WRAPPER = re.compile(
 
 def unwrapped(prompt: str) -> str:
     """Returns a prompt without the text that Alpaca puts around an instruction and its input; any other as it is."""
-    found = _WRAPPER.fullmatch(prompt)
-    return (
-        "\n\n".join(part for part in (found["asked"].strip(), (found["input"] or "").strip()) if part)
-        if found
-        else prompt
-    )
+    if not (wrapped := _WRAPPER.fullmatch(prompt)):
+        return prompt
+    return "\n\n".join(filter(None, (wrapped["asked"].strip(), (wrapped["input"] or "").strip())))
 
 
 def _field(row: Row, *names: str) -> typing.Any:

@@ -106,10 +106,8 @@ def check(config: Config, word: str | None, overrides: Sequence[str], say: Calla
                 f"{config.program} reads {what}: --config.data.path=FILE.jsonl, a parquet file, or a folder of them{or_else}"
             )
         return
-    folder, paths = (
-        pathlib.Path(config.data.dir),
-        [source.path for source in config.data.sources.values() if source.path],
-    )
+    folder = pathlib.Path(config.data.dir)
+    paths = [source.path for source in config.data.sources.values() if source.path]
     there = [name for name in (MANIFEST, PREPARED, "documents", "work") if (folder / name).exists()]
     named = bool(paths or config.prepare.sources) and not _names_the_folder_alone(word, overrides)
     if not there and not named and (raw := _suffixes(folder)) and not _is_readme(folder):

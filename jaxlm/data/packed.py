@@ -308,13 +308,11 @@ def make(
     if settings.val_path:
         train, (val, _) = found, build(settings.val_path, "examples.val_path", f"held-out {what}")
     else:
-        out_E = found.held_out(data.val_fraction)
+        out_E = coded.held_out(found.keys_E, data.val_fraction)
         train, val = found.take(~out_E), found.take(out_E)
         if not len(val):
-            alone = f"there is one {what[:-1]}" if len(found) == 1 else f"all {what} are asked the same"
-            say(
-                f"none of the {what} is held out, since {alone}: name others by examples.val_path to see what is learnt"
-            )
+            why = f"there is one {what[:-1]}" if len(found) == 1 else f"all {what} are asked the same"
+            say(f"none of the {what} is held out, since {why}: name others by examples.val_path to see what is learnt")
     for line in notes.lines():
         say(line)
     if pairs or not replay or coder.virtual_ids(tokenizer):  # vectors of a prompt leave the model as it is

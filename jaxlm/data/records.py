@@ -25,15 +25,8 @@ _LINES = {
     "answered": "prompts end with what the assistant says, which is left off",
 }
 _WEIGHTS = ("weight", "train", "loss")  # of an answer: 0 or 1
-_ROLES = {
-    "human": "user",
-    "gpt": ASSISTANT,
-    "chatgpt": ASSISTANT,
-    "bing": ASSISTANT,
-    "bard": ASSISTANT,
-    "model": ASSISTANT,
-    "observation": TOOL,
-}
+_ROLES = {"human": "user", "observation": TOOL}
+_ROLES |= dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), ASSISTANT)
 
 
 class Place(typing.NamedTuple):

@@ -62,7 +62,7 @@ class Survey:
         self._said: list[int] = []  # tokens that count, of each segment
         self._found: dict[str, Finding] = {}
         self._seen: dict[bytes, str] = {}  # content -> where it was first
-        self._asks: collections.Counter[bytes] = collections.Counter()
+        self._asks: collections.Counter[int] = collections.Counter()
 
     def see(self, one: Example, sides: Sequence[Masked]) -> None:
         """Takes in an example and its segments."""
@@ -119,9 +119,8 @@ class Survey:
 
     def figures(self) -> dict[str, typing.Any]:
         """Returns what the examples are like, as JSON has it. Lengths: in tokens, at 5%, 50%, 95% and 100% of the examples."""
-        asked, said = (
-            np.quantile(x or [0], _QUANTILES).round().astype(int).tolist() for x in (self._asked, self._said)
-        )
+        lengths = (np.quantile(tokens or [0], _QUANTILES) for tokens in (self._asked, self._said))
+        asked, said = (quantiles.round().astype(int).tolist() for quantiles in lengths)
         found = {"examples": self._examples, "pairs": self._pairs, "answers": self._answers}
         found |= {"asked_alike": self._examples - len(self._asks), "prompt_tokens": asked, "answer_tokens": said}
         if self._pairs:
@@ -139,9 +138,8 @@ class Survey:
         if self._pairs:
             found.append(f"the chosen answer is the shorter one in {share(self._shorter, self._pairs)} of the pairs")
         for finding in self.findings():
-            places = ", ".join(map(_short, finding.places)) + (
-                ", ..." if finding.examples > len(finding.places) else ""
-            )
+            more = ["..."] if finding.examples > len(finding.places) else []
+            places = ", ".join([*map(_short, finding.places), *more])
             found.append(f"{finding.what}: {finding.examples:,} ({share(finding.examples, self._examples)}): {places}")
         return found
 

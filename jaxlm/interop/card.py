@@ -125,25 +125,29 @@ def _use(facts: Facts) -> str:
     if facts.to == "gguf":
         return f'## Use\n\n    llama-cli -m {facts.file} -p "Once upon a time"'
     if facts.rewards:
-        return _use_scores(facts)
-    if facts.base:
-        return _use_adapter(facts, facts.base)
-    lines = [
+        code, note = _use_scores(facts)
+    else:
+        code, note = _use_adapter(facts, facts.base) if facts.base else _use_model(facts)
+    return "\n".join(["## Use", "", *(f"    {line}" for line in code), "", note])
+
+
+def _use_model(facts: Facts) -> tuple[list[str], str]:
+    """(lines of code, what is to be known of them)."""
+    code = [
         f"from transformers import AutoModelForCausalLM, {facts.tokenizer_class}",
         f'tokenizer = {facts.tokenizer_class}.from_pretrained("PATH")',
         'model = AutoModelForCausalLM.from_pretrained("PATH")',
         'inputs = tokenizer("Once upon a time", return_tensors="pt")',
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))",
     ]
-    code = "\n".join(f"    {line}" for line in lines)
     note = "Each text must begin with one end-of-text token; the tokenizer puts it there."
     if facts.chats:
         note += " The chat template spells control tokens, so a text that spells one is read as one; to read it as text, pass "
         note += "`split_special_tokens=True`."
-    return f"## Use\n\n{code}\n\n{note}"
+    return code, note
 
 
-def _use_scores(facts: Facts) -> str:
+def _use_scores(facts: Facts) -> tuple[list[str], str]:
     code = [
         f"from transformers import AutoModelForSequenceClassification, {facts.tokenizer_class}",
         f'tokenizer = {facts.tokenizer_class}.from_pretrained("PATH")',
@@ -152,12 +156,11 @@ def _use_scores(facts: Facts) -> str:
         "text = tokenizer.apply_chat_template(chat, tokenize=False).rstrip()",
         'print(model(**tokenizer(text, add_special_tokens=False, return_tensors="pt")).logits)',
     ]
-    shown = "\n".join(f"    {line}" for line in code)
     note = "The score is that of a text's last token, so a chat ends with the token that ends an answer, without the newline "
-    return f"## Use\n\n{shown}\n\n{note}behind it. Scores of answers to one prompt compare; of different prompts they do not."
+    return code, note + "behind it. Scores of answers to one prompt compare; of different prompts they do not."
 
 
-def _use_adapter(facts: Facts, base: Base) -> str:
+def _use_adapter(facts: Facts, base: Base) -> tuple[list[str], str]:
     code = [
         "from peft import PeftModel",
         f"from transformers import AutoModelForCausalLM, GenerationConfig, {facts.tokenizer_class}",
@@ -167,7 +170,6 @@ def _use_adapter(facts: Facts, base: Base) -> str:
         'model = PeftModel.from_pretrained(model, "PATH")',
         'model.generation_config = GenerationConfig.from_pretrained("PATH")  # what ends an answer',
     ]
-    shown = "\n".join(f"    {line}" for line in code)
     made = f", which `jaxlm export {base.name} --checkpoint={base.step} --to=hf --out=BASE` writes"
     note = f"BASE is the folder of {base.name}{made if base.step is not None else ''}. No other model fits."
     if base.ids:
@@ -175,7 +177,7 @@ def _use_adapter(facts: Facts, base: Base) -> str:
     if base.codes != "none":
         note += f" Its layers were in {base.codes} in training; in full precision, as above, the logits are off by "
         note += f"{base.moved:.2%}. `jaxlm export {facts.name} --to=hf` writes the model as it was trained."
-    return f"## Use\n\n{shown}\n\n{note}"
+    return code, note
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -186,23 +188,17 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _data(facts: Facts) -> str:
     if not facts.sources:
         return "## Data\n\nNot recorded: the data was not at hand when this model was exported."
+    licences = {name: ", ".join(facts.licences.get(name, ())) for name in facts.sources}
     rows = [
-        (
-            name,
-            source["origin"],
-            f"{source['share']:.1%}",
-            human(source["tokens"]),
-            ", ".join(facts.licences.get(name, ())),
-        )
+        (name, source["origin"], f"{source['share']:.1%}", human(source["tokens"]), licences[name] or " ")
         for name, source in facts.sources.items()
     ]
-    known = [name for name, _, _, _, licences in rows if licences]
-    licence = (
+    table = _table(("source", "from", "share", "tokens", "licences"), rows)
+    mixture = f"\n\nThe mixture changed: {facts.mixture}." if facts.mixture else ""
+    unknown = (
         "The licence of a source was not recorded where the column is empty: look it up before you publish this model."
     )
-    table = _table(("source", "from", "share", "tokens", "licences"), [(*row[:4], row[4] or " ") for row in rows])
-    mixture = f"\n\nThe mixture changed: {facts.mixture}." if facts.mixture else ""
-    return f"## Data\n\n{table}{mixture}" + ("" if len(known) == len(rows) else f"\n\n{licence}")
+    return f"## Data\n\n{table}{mixture}" + ("" if all(licences.values()) else f"\n\n{unknown}")
 
 
 def _training(facts: Facts) -> str:

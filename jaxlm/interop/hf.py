@@ -9,29 +9,10 @@ import numpy as np
 
 from jaxlm.config import ConfigError, ModelConfig
 from jaxlm.interop import leaves
-from jaxlm.tree import named_leaves, nested
-
-StateDict = typing.Mapping[str, np.ndarray]
+from jaxlm.tree import named_leaves
 
 # What a state dict may hold besides: buffers that old checkpoints carry.
 HARMLESS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
-
-
-def params_from_hf(state_dict: StateDict, config: ModelConfig) -> dict:
-    """Returns jaxlm's parameters (float32 numpy, in a tree like that of `models.init_params`) for a Hugging Face state dict.
-
-    The padding rows of the vocabulary become zero.
-
-    Raises:
-      ConfigError: a tensor is missing, has another shape than in the config, or has no place in jaxlm's tree.
-    """
-    params: list[tuple[str, np.ndarray]] = []
-    shapes = {name: tuple(value.shape) for name, value in state_dict.items()}
-    check_tensors(shapes, config)
-    for tensor in leaves.tensors(config):
-        values = tensor.to_leaves(np.asarray(state_dict[tensor.name], np.float32))
-        params += zip(tensor.leaves, values, strict=True)
-    return nested(params)
 
 
 def check_tensors(shapes: typing.Mapping[str, tuple[int, ...]], config: ModelConfig, scores: bool = False) -> None:

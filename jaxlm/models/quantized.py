@@ -18,7 +18,6 @@ from jaxlm import tree
 from jaxlm.models.params import abstract_params, input_axes, logical_axes
 from jaxlm.models.transformer import Transformer
 from jaxlm.ops import block_codes
-from jaxlm.ops.block_codes import Coded
 
 Frozen = dict[str, dict]  # collection -> tree: "params" and, if kernels are quantised, "quantized"
 
@@ -83,19 +82,6 @@ def placed(read: Callable[[str], np.ndarray], abstract: dict, shardings: dict) -
         yield name, jax.make_array_from_callback(leaf.shape, sharding, piece)
 
 
-def thaw(frozen: Frozen, model: Transformer) -> dict:
-    """Returns the model's parameters in float32, given what `freeze` returned: codes are decoded. A pure function."""
-    kept = dict(tree.named_leaves(frozen))
-
-    def leaf(name: str, shape: jax.ShapeDtypeStruct) -> jax.Array:
-        if f"params/{name}" in kept:
-            return kept[f"params/{name}"].astype(jnp.float32)
-        coded = Coded(*(kept[place] for place in _coded_places(name)))
-        return block_codes.decode(coded, shape.shape, jnp.float32)
-
-    return tree.map_named(leaf, abstract_params(model))
-
-
 def rounded(name: str, value: np.ndarray, kind: str) -> np.ndarray:
     """Returns one parameter on the host with the values that it has once it is quantised and decoded."""
     if _kind(name, value, kind) == "none":
@@ -120,12 +106,8 @@ def _kind(name: str, leaf: jax.Array | jax.ShapeDtypeStruct | np.ndarray, kind: 
 
 def _places(name: str, kind: str) -> tuple[str, ...]:
     """The names of what is kept of a parameter that is kept as `kind`, with their collection."""
-    return (f"params/{name}",) if kind == "none" else _coded_places(name)
-
-
-def _coded_places(name: str) -> tuple[str, str]:
     stem = f"quantized/{name.removesuffix('/kernel')}"
-    return f"{stem}/codes", f"{stem}/scales"
+    return (f"params/{name}",) if kind == "none" else (f"{stem}/codes", f"{stem}/scales")
 
 
 def _kept(leaf: jax.Array, axes: int, kind: str, dtype: str) -> tuple[jax.Array, ...]:

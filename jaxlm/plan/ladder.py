@@ -192,12 +192,8 @@ def _fit_to_json(found: Fit) -> dict[str, typing.Any]:
     """Returns `fit` as ladder.json has it, without `missed`."""
     law = {name: getattr(found.law, name) for name in CONSTANTS}
     draws = [[float(f"{value:.6g}") for value in draw] for draw in found.draws_Kx6.tolist()]
-    return {
-        "law": law,
-        "noise": found.noise,
-        "draws": draws,
-        "from": {"parameters": found.params, "tokens": found.tokens},
-    }
+    measured = {"parameters": found.params, "tokens": found.tokens}
+    return {"law": law, "noise": found.noise, "draws": draws, "from": measured}
 
 
 def fit_of(ladder: Mapping[str, typing.Any]) -> Fit | None:

@@ -15,14 +15,8 @@ from jaxlm.plan.params import trained_rows
 from jaxlm.step import parts
 
 # Program -> the maker of what it minimises.
-OBJECTIVES = {
-    "pretrain": lm.make,
-    "sft": lm.make,
-    "reward": reward.make,
-    "dpo": dpo.make,
-    "ppo": policy.make,
-    "grpo": policy.make,
-}
+OBJECTIVES = {"reward": reward.make, "dpo": dpo.make}
+OBJECTIVES |= dict.fromkeys(("pretrain", "sft"), lm.make) | dict.fromkeys(("ppo", "grpo"), policy.make)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -126,14 +126,8 @@ def _scored(command: str, folder: pathlib.Path, step: str) -> list[float]:
 
 
 def _rows(found: list[Comparison], names: list[str]) -> list[list[str]]:
-    head = [
-        "task",
-        "metric",
-        "items",
-        *(name if len(name) <= 18 else f"…{name[-17:]}" for name in names),
-        "difference, 95%",
-        "p",
-    ]
+    short = [name if len(name) <= 18 else f"…{name[-17:]}" for name in names]
+    head = ["task", "metric", "items", *short, "difference, 95%", "p"]
     rows = [
         [
             published.title(one.task),

@@ -33,16 +33,10 @@ def scores(summary: dict) -> Markup:
     bits = [Curve(published.title(task), _points(points, BITS)) for task, points in alike.items()]
     bits = [curve for curve in bits if len(curve.points) > 1][:6]
     charts.append(chart.lines(bits, "Bits per byte of the right answers", along="steps", shown=_figure))
-    drawn = [one for one in charts if one]
+    drawn = [tag("div", *filter(None, charts), class_="charts")] if any(charts) else []
     notes = [about, *(line for task in alike if (line := _left_out(task, found[task], alike[task])))]
     parts = [*(tag("p", line) for line in lines), table(head, rows, "Benchmarks")]
-    return join(
-        [
-            *parts,
-            *(tag("p", line, class_="dim") for line in notes),
-            tag("div", *drawn, class_="charts") if drawn else "",
-        ]
-    )
+    return join([*parts, *(tag("p", line, class_="dim") for line in notes), *drawn])
 
 
 def _alike(points: list[dict]) -> list[dict]:

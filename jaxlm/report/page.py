@@ -114,16 +114,9 @@ def bar(parts: Sequence[tuple[float, str]], label: str) -> Markup:
 def columns(rows: Sequence[tuple[str, float, str]], label: str) -> Markup:
     """Returns a histogram. Each row is (name, number, which becomes a bar, the number as text)."""
     top = max((number for _, number, _ in rows), default=0) or 1
-    lines = [
-        tag(
-            "div",
-            tag("span", name),
-            bar([(number / top, "kept")], f"{name}: {shown}"),
-            tag("span", shown),
-            class_="row",
-        )
-        for name, number, shown in rows
-    ]
+    bars = [bar([(number / top, "kept")], f"{name}: {shown}") for name, number, shown in rows]
+    parts = zip(rows, bars, strict=True)
+    lines = [tag("div", tag("span", row[0]), drawn, tag("span", row[2]), class_="row") for row, drawn in parts]
     return tag("div", *lines, class_="columns", role="group", aria_label=label)
 
 

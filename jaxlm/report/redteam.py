@@ -1,5 +1,6 @@
 """The red team's scores on a run's page: a row for each category and checkpoint, those of the runs it was made from first."""
 
+import itertools
 from collections.abc import Collection, Mapping
 
 from jaxlm.console import count
@@ -45,12 +46,8 @@ def scores(summary: dict) -> Markup:
     own = {"name": summary["run"].get("name", ""), "benchmarks": summary.get("benchmarks") or {}}
     stages = [*(summary.get("before") or ()), own]
     tasks = list(dict.fromkeys(task for stage in stages for task in stage["benchmarks"] if task.startswith(PREFIX)))
-    found = [
-        (task, stage["name"], point)
-        for task in tasks
-        for stage in stages
-        for point in stage["benchmarks"].get(task, ())
-    ]
+    both = itertools.product(tasks, stages)
+    found = [(task, stage["name"], point) for task, stage in both for point in stage["benchmarks"].get(task, ())]
     if not found:
         return Markup("")
     names = dict.fromkeys((*_COLUMNS, *(name for _, _, point in found for name in point["metrics"])))

@@ -159,8 +159,6 @@ def _row(stage: dict) -> tuple[str, str, str, str]:
 def _text(name: str, one: dict) -> Markup:
     temperature = one.get("temperature")
     way = "" if temperature is None else f", temperature {temperature:g}" if temperature else ", greedy"
-    about = [
-        tag("p", f"{name}, step {count(one['step'])}{way}", class_="dim"),
-        tag("p", verdict(one), class_="dim small"),
-    ]
-    return tag("div", *about, tag("pre", one["text"].rstrip() or "(white space alone)"))
+    about = tag("p", f"{name}, step {count(one['step'])}{way}", class_="dim")
+    text = tag("pre", one["text"].rstrip() or "(white space alone)")
+    return tag("div", about, tag("p", verdict(one), class_="dim small"), text)

@@ -169,11 +169,8 @@ def _loss(a: Mapping[int, dict], b: Mapping[int, dict], common: list[int]) -> di
     if len(gaps) < _BLOCKS:
         return None
     means = [float(np.mean(block)) for block in np.array_split(np.asarray(gaps), _BLOCKS)]
-    return {
-        "mean": float(np.mean(gaps)),
-        "error": float(np.std(means, ddof=1) / math.sqrt(_BLOCKS)),
-        "steps": len(gaps),
-    }
+    error = float(np.std(means, ddof=1) / math.sqrt(_BLOCKS))
+    return {"mean": float(np.mean(gaps)), "error": error, "steps": len(gaps)}
 
 
 def _verdict(found: dict, common: list[int]) -> str:

@@ -22,17 +22,7 @@ from jaxlm.train.checkpoints import restore, weights
 
 TOKENIZER = config_files.TOKENIZER
 # Keys of the model that a resumed run may change: they do not change which parameters there are or what they mean.
-_FREE_MODEL_KEYS = (
-    "attention",
-    "dtype",
-    "dropout",
-    "fp8",
-    "fuse_projections",
-    "init_std",
-    "offload",
-    "remat",
-    "scan_layers",
-)
+_FREE_KEYS = ("attention", "dtype", "dropout", "fp8", "fuse_projections", "init_std", "offload", "remat", "scan_layers")
 # Keys of the optimizer that decide which arrays its state has.
 _OPTIM_STATE_KEYS = ("name", "mu_dtype", "full_precision")
 
@@ -173,7 +163,7 @@ def check_price(config: Config, device_kind: str, devices: int) -> None:
 
 def check_same_model(folder: pathlib.Path, model: ModelConfig) -> None:
     """Raises ConfigError if `model` differs from the model of the folder's checkpoints."""
-    free = _FREE_MODEL_KEYS + (("max_seq_len",) if model.family == "llama" else ())
+    free = _FREE_KEYS + (("max_seq_len",) if model.family == "llama" else ())
     keys = [field.name for field in dataclasses.fields(model) if field.name not in free]
     _check_same(folder, "model", model, keys)
 

@@ -131,7 +131,7 @@ def test_held_out_by_what_is_asked(tokenizer):
     """The same question is never on both sides; about the share asked for, and at least one if there are two."""
     read = [pair("two", "six", prompt=f"one {i // 2}") for i in range(400)]
     found, _ = build(tokenizer, *read)
-    out = found.held_out(0.25)
+    out = coded.held_out(found.keys_E, 0.25)
     assert (out[0::2] == out[1::2]).all()
     assert 0.15 < out.mean() < 0.35
     left = found.take(~out)
@@ -141,10 +141,10 @@ def test_held_out_by_what_is_asked(tokenizer):
     np.testing.assert_array_equal(ids, want)
     assert found.take(np.ones(400, bool)).sha256() == found.sha256() != left.sha256()
     few, _ = build(tokenizer, *read[:4])
-    assert few.held_out(1e-9).sum() == 2
-    assert few.held_out(0.999999).sum() == 2
-    assert build(tokenizer, *read[:2])[0].held_out(0.25).sum() == 0
-    assert build(tokenizer)[0].held_out(0.25).sum() == 0
+    assert coded.held_out(few.keys_E, 1e-9).sum() == 2
+    assert coded.held_out(few.keys_E, 0.999999).sum() == 2
+    assert coded.held_out(build(tokenizer, *read[:2])[0].keys_E, 0.25).sum() == 0
+    assert coded.held_out(build(tokenizer)[0].keys_E, 0.25).sum() == 0
 
 
 def test_keys(tokenizer):

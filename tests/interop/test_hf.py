@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_hf
 import tiny_models as tiny
 
 from jaxlm import config, models
@@ -109,14 +110,14 @@ def test_round_trip(case):
     params = tiny.random_params(models.build(cfg, "xla"))
     state = hf.params_to_hf(params, cfg)
     assert all(value.flags.c_contiguous and value.dtype == np.float32 for value in state.values())
-    back = hf.params_from_hf(state, cfg)
+    back = tiny_hf.params_of(state, cfg)
     assert jax.tree.structure(back) == jax.tree.structure(params)
     again = hf.params_to_hf(back, cfg)
     assert all((again[name] == value).all() for name, value in state.items())
     assert back["embed"]["embedding"].shape[0] == cfg.padded_vocab_size
     assert not back["embed"]["embedding"][cfg.vocab_size :].any()
     if cfg.tie_embeddings:
-        hf.params_from_hf(state | {"lm_head.weight": next(iter(state.values()))}, cfg)
+        tiny_hf.params_of(state | {"lm_head.weight": next(iter(state.values()))}, cfg)
 
 
 @pytest.mark.parity
@@ -163,7 +164,7 @@ def test_wrong_checkpoints_are_refused_in_one_line():
         (state | {"model.layers.2.mlp.up_proj.weight": state[name]}, "fit nowhere"),
     ):
         with pytest.raises(config.ConfigError, match=message) as error:
-            hf.params_from_hf(wrong, cfg)
+            tiny_hf.params_of(wrong, cfg)
         assert "\n" not in str(error.value)
     with pytest.raises(config.ConfigError, match="QK-norm"):
         hf.hf_config(dataclasses.replace(cfg, qk_norm=True, bias=True))

@@ -242,7 +242,7 @@ def test_adapters_are_read():
 def test_a_quantised_base_is_read():
     model, variables = built()
     frozen = tiny.jit(lambda params: quantized.freeze(params, "nf4", "float32"))(variables["params"])
-    thawed = tiny.jit(lambda frozen: quantized.thaw(frozen, model))(frozen)
+    thawed = tiny.jit(lambda frozen: tiny.thaw(frozen, model))(frozen)
     got = {}
     for name, given in {"codes": frozen, "decoded": {"params": thawed}}.items():
         one = engine(model, given)

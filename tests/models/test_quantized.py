@@ -59,7 +59,7 @@ def test_kernels_that_no_block_fits_are_kept_and_the_others_quantised(kind):
     assert set(frozen["quantized"]["layers_0"]["mlp"]) == {"down"}
     axes = quantized.frozen_axes(model, kind)
     jax.tree.map(lambda leaf, names: len(names) == leaf.ndim or pytest.fail(str(names)), frozen, axes)
-    thawed = quantized.thaw(frozen, model)
+    thawed = tiny.thaw(frozen, model)
     for name, leaf in tree.named_leaves(thawed):
         same = np.asarray(dict(tree.named_leaves(params))[name])
         want = np.asarray(same, jnp.bfloat16) if name in whole or name == "embed/embedding" else same
@@ -84,7 +84,7 @@ def test_a_model_in_which_some_kernels_are_quantised_is_the_one_that_rounding_gi
 @pytest.mark.parametrize("keys", [{}, {"family": "gpt2"}])
 def test_thawed_it_is_the_model_that_rounding_gives(keys):
     model, params = build(**keys)
-    thawed = quantized.thaw(quantized.freeze(params, "nf4", "float32"), model)
+    thawed = tiny.thaw(quantized.freeze(params, "nf4", "float32"), model)
 
     def check(name, leaf, was):
         np.testing.assert_array_equal(leaf, quantized.rounded(name, was, "nf4"))
@@ -148,7 +148,7 @@ def test_requantised_is_decoded_added_and_quantised_again():
         return changed
 
     got = quantized.freeze(merge(decoded), "nf4", "float32")
-    base = quantized.thaw(frozen, model)["layers_1"]["attn"]["o"]["kernel"]
+    base = tiny.thaw(frozen, model)["layers_1"]["attn"]["o"]["kernel"]
     want = quantize(base + 0.05, "nf4", 2)
     np.testing.assert_array_equal(got["quantized"]["layers_1"]["attn"]["o"]["codes"], want.codes)
     np.testing.assert_array_equal(got["quantized"]["layers_1"]["attn"]["o"]["scales"], want.scales)

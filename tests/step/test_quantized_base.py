@@ -14,7 +14,7 @@ import tiny_models as tiny
 from tiny_steps import BATCHES, B, assert_close, make_config, make_mesh
 
 from jaxlm import sharding
-from jaxlm.models import adapters, quantized
+from jaxlm.models import adapters
 from jaxlm.objectives import lm
 from jaxlm.step import parts
 
@@ -29,7 +29,7 @@ def decoded_first(model, c):
     objective = lm.make(model, c)
 
     def sums(variables, batch, key):
-        thawed = {"params": quantized.thaw(variables, model), "lora": variables["lora"], "rows": variables["rows"]}
+        thawed = {"params": tiny.thaw(variables, model), "lora": variables["lora"], "rows": variables["rows"]}
         return objective.sums(thawed, batch, key)
 
     return dataclasses.replace(objective, sums=sums)
@@ -71,7 +71,7 @@ class Thawed:
     """The decoded model as an origin."""
 
     def __init__(self, model, frozen):
-        self.params = quantized.thaw(frozen, model)
+        self.params = tiny.thaw(frozen, model)
 
     def leaf(self, name):
         return np.asarray(functools.reduce(operator.getitem, name.split("/"), self.params))

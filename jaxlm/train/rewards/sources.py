@@ -157,20 +157,17 @@ class Reader(typing.NamedTuple):
         else:
             keys_E = np.asarray([coded.key(item.messages) for item in found], np.uint64)
             out_E = coded.held_out(keys_E, self.val_fraction)
-            train, val = (
-                [item for item, out in zip(found, out_E, strict=True) if out == side] for side in (False, True)
-            )
+            train = [item for item, out in zip(found, out_E, strict=True) if not out]
+            val = [item for item, out in zip(found, out_E, strict=True) if out]
             if not val:
-                self.say(
-                    f"none of the prompts of {path} is held out, since all are the same: name others by examples.val_path"
-                )
+                why = "since all are the same: name others by examples.val_path"
+                self.say(f"none of the prompts of {path} is held out, {why}")
         return Rows(path, train, val, self.seed, _sha256(train))
 
     def _items(self, path: str, key: str, task: int | None) -> list[Item]:
         if not path and task is not None:
-            raise ConfigError(
-                "config.reward.tasks=gsm8k needs its file: gsm8k:FILE.jsonl, or --config.data.path=FILE.jsonl"
-            )
+            file = "gsm8k:FILE.jsonl, or --config.data.path=FILE.jsonl"
+            raise ConfigError(f"config.reward.tasks=gsm8k needs its file: {file}")
         read = examples.read_prompts(path, key, self.notes, _question if task is not None else None)
         found, long = [], 0
         while chunk := list(itertools.islice(read, coded.CHUNK)):
