@@ -231,7 +231,8 @@ class Writer:
         moment = getattr(tokenizer, "moment", None)
         self._named["strftime_now"] = lambda form: (moment or datetime.datetime.now()).strftime(form)
         self._tokenizer, source = tokenizer, template(tokenizer)
-        self._controls = tuple(tokenizer.controls)
+        ends = filter(None, (END, self._named["eos_token"]))  # which are no control tokens in some
+        self._controls = tuple({*tokenizer.controls, *(piece for piece in ends if _id(tokenizer, piece) is not None)})
         self._firsts = {piece[0] for piece in self._controls}
         self._plain, self._marking = _compiled(source), _compiled(source, mark=True) if _MARKS.search(source) else None
 
@@ -455,14 +456,14 @@ def _compiled(source: str, mark: bool = False) -> typing.Callable[..., str]:
 
 
 def ends(tokenizer: Coder) -> tuple[int, ...]:
-    """Returns the ids that end an answer or a text, that of the template first, then EOS and others that a model names so.
+    """Returns the ids that end an answer or a text: first the template's, EOS, others that a model names, what begins the next.
 
     What was imported before 28 November 2026 keeps the ends of then: EOS, what begins a document, `END`.
     """
     if ours(tokenizer) or not tokenizer.ends:
         every = (end_id(tokenizer), tokenizer.eos_id, tokenizer.separator_id)
     else:
-        every = (answer_end(tokenizer), end_id(tokenizer), *tokenizer.ends)
+        every = (answer_end(tokenizer), end_id(tokenizer), *tokenizer.ends, tokenizer.separator_id)
     return tuple(dict.fromkeys(i for i in every if i is not None))
 
 
@@ -487,7 +488,7 @@ def dated(tokenizer: Coder, moment: str) -> Coder:
 def told_ends(tokenizer: Coder) -> str:
     """Returns what ends an answer, in a line for the user."""
     pieces = {i: piece for piece, i in tokenizer.controls.items()}
-    every = [pieces.get(i, f"id {i}") for i in ends(tokenizer)]
+    every = [pieces.get(i) or tokenizer.decode([i], follows=True) for i in ends(tokenizer)]
     if answer_end(tokenizer) is None:
         return (
             f"the chat template writes no token behind an answer, so training teaches none: answers run on until the model "
@@ -504,7 +505,7 @@ def told_ends(tokenizer: Coder) -> str:
 def answer_end(tokenizer: Coder) -> int | None:
     """Returns the id of the control token that the template writes behind an answer; None if it writes none, or is none."""
     try:
-        return tokenizer.controls.get(Writer(tokenizer).probed.end)
+        return _id(tokenizer, Writer(tokenizer).probed.end)
     except ConfigError:
         return None
 

@@ -63,10 +63,10 @@ def take(config: config_dict.ConfigDict, overrides: Sequence[str], say: Callable
         tokenizer = home
     else:
         keys, lines, tokenizer = _of_run(home), [], _tokenizer_of_run(home)
-    begun = pathlib.Path(config.workdir) / "config.json"
     remarks = hf_config.remarks(home) if hf_config.is_model(home) else ()
-    if config.workdir and begun.is_file():  # perhaps before a head of its own in a tied model was read
-        keys["tie_embeddings"], remarks = config_files.from_run(begun).model.tie_embeddings, ()
+    if remarks and _begun(config):  # perhaps before a head of its own in a tied model was read
+        saved = config_files.from_run(pathlib.Path(config.workdir) / "config.json")
+        keys["tie_embeddings"], remarks = saved.model.tie_embeddings, ()
     for line in (*lines, *remarks):
         say(line)
     _set_model(config, keys, given, ends=bool(lines) or keys["family"] == "gpt2")
@@ -249,12 +249,21 @@ def _adapter_of(config: config_dict.ConfigDict, folder: pathlib.Path) -> tuple[d
     return saved.adapter.to_dict(), saved.origin
 
 
+def _begun(config: config_dict.ConfigDict) -> bool:
+    """True if the config's run has saved a step."""
+    saved = (pathlib.Path(config.workdir) / "checkpoints").glob("[0-9]*") if config.workdir else ()
+    return any(files.is_step(path.name) for path in saved)
+
+
 def _chat_tokens(config: config_dict.ConfigDict) -> int:
     """How many tokens of its chat template a model lacks."""
     tokenizer = coder.load(config.data.tokenizer)
     if coder.ours(tokenizer):
         return 0 if _has(tokenizer, CHAT_TOKENS[0]) else len(CHAT_TOKENS)
-    return max(0, chat.grown(tokenizer, config.examples.template).vocab_size - config.model.vocab_size)
+    kept = pathlib.Path(config.workdir) / config_files.TOKENIZER
+    begun = _begun(config) and kept.is_dir()  # then its template is what it was, whatever is asked for
+    grown = coder.load(kept) if begun else chat.grown(tokenizer, config.examples.template)
+    return max(0, grown.vocab_size - config.model.vocab_size)
 
 
 def _has(tokenizer: coder.Coder, piece: str) -> bool:

@@ -41,6 +41,8 @@ def data(
             say(line)
         if jax.process_index() == 0:
             screen.say_marked(survey.shown(found.train, speaker), screen.GREEN)
+    elif line := from_first(lambda: origin.other_template(config, speaker)):
+        say(line)
     return found
 
 

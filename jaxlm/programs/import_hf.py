@@ -15,7 +15,7 @@ import jax
 from jaxlm import models, processes, sharding, tree
 from jaxlm.config import Config, ConfigError, MeshConfig, RunError
 from jaxlm.console import megabytes, size
-from jaxlm.data import coder
+from jaxlm.data import chat, coder
 from jaxlm.interop import hf_config, hf_weights, peft_config, readers
 from jaxlm.models import hardware
 from jaxlm.processes import say, together
@@ -108,7 +108,7 @@ def _becoming(out: pathlib.Path, needed: int) -> Iterator[pathlib.Path]:
 
 def _write(config: Config, tokenizer: coder.Coder, out: pathlib.Path, folder: pathlib.Path) -> None:
     """Writes tokenizer, config.json and run.json; config.json makes it a run, so it comes last."""
-    coder.write(tokenizer, out / TOKENIZER)
+    coder.write(chat.settled(tokenizer), out / TOKENIZER)
     nothing = {"manifest_sha256": "", "choices": {}, "changed": []}
     ledger.record_start(out, config, step=0, hardware=start.hardware(), **nothing)
     ledger.end(out, step=0, code=0, why=f"imported from {folder.resolve()}")

@@ -72,7 +72,10 @@ class _Made:
         """Opens the prompts, and keeps the tokenizer in the run's folder."""
         if jax.process_count() > 1:
             raise ConfigError(f"{config.program} runs in one process, on all of its devices: start it once")
-        if chat.answer_end(self._speaker) is None and not weights.begun(self._folder / "checkpoints"):
+        if weights.begun(self._folder / "checkpoints"):
+            if line := origin.other_template(config, self._speaker):
+                say(line)
+        elif chat.answer_end(self._speaker) is None:
             raise ConfigError(
                 f"{chat.told_ends(self._speaker)}; {config.program} would learn from answers that are cut: take a template "
                 "that ends an answer (--config.examples.template=FILE)"

@@ -24,7 +24,6 @@ from jaxlm.data.manifest import MANIFEST
 from jaxlm.data.rows import check_fingerprint
 from jaxlm.models import adapters, quantized
 from jaxlm.objectives.base import Variables
-from jaxlm.processes import say
 from jaxlm.step import optim
 from jaxlm.step.parts import Parts
 from jaxlm.step.state import TrainState
@@ -239,13 +238,7 @@ def speaker(config: Config) -> coder.Coder:
     """
     folder, asked = pathlib.Path(config.workdir), config.examples.template
     if config.workdir and weights.begun(folder / "checkpoints") and (folder / workdir.TOKENIZER).is_dir():
-        kept = coder.load(folder / workdir.TOKENIZER)
-        with contextlib.suppress(ConfigError):  # the origin's is needed no more
-            if chat.template(chat.grown(coder.load(config.data.tokenizer), asked)) != chat.template(kept):
-                say(
-                    f"{folder} keeps the chat template that it began with, in {workdir.TOKENIZER}/; another one is there now"
-                )
-        return kept
+        return coder.load(folder / workdir.TOKENIZER)
     new = chat.settled(chat.grown(coder.load(config.data.tokenizer), asked))
     try:
         chat.template(new)
@@ -255,6 +248,16 @@ def speaker(config: Config) -> coder.Coder:
             "plain (without) or FILE (Jinja), or begin with a chat model"
         ) from None
     return new
+
+
+def other_template(config: Config, kept: coder.Coder) -> str:
+    """Returns a line if the origin, or `examples.template`, has another template now than a run keeps; "" if not."""
+    with contextlib.suppress(ConfigError):  # the origin's is needed no more
+        now = chat.grown(coder.load(config.data.tokenizer), config.examples.template)
+        if chat.template(now) != chat.template(kept):
+            place = f"{config.workdir}/{workdir.TOKENIZER}"
+            return f"the run keeps the chat template that it began with, in {place}; another one is there now"
+    return ""
 
 
 def prompted(tokenizer: coder.Coder, config: Config) -> coder.Coder:

@@ -74,6 +74,23 @@ def test_what_ends_an_answer_is_told_and_written(kind, end, others, ours, tmp_pa
     assert chat.settled(tokenizer).sha256 == tokenizer.sha256  # which decides ids alone
 
 
+def test_what_begins_the_next_document_ends_a_text_too(tmp_path):
+    """BOS, which a model that was trained on packed documents says behind each."""
+    tiny_hf.byte_fallback(tmp_path)
+    assert chat.ends(coder.load(tmp_path)) == (2, 1)
+    assert chat.ends(chat.settled(coder.load(tmp_path))) == (2, 1)
+
+
+def test_an_end_that_is_no_control_token_is_found(tmp_path):
+    theirs(tmp_path, QWEN)
+    spec = json.loads((tmp_path / "tokenizer.json").read_text())
+    for added in spec["added_tokens"]:
+        added["special"] &= added["content"] != "<|im_end|>"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    assert chat.answer_end(coder.load(tmp_path)) == 2
+    assert chat.told_ends(coder.load(tmp_path)).startswith("an answer ends with <|im_end|> or ")
+
+
 def test_settled_ends_stay_whatever_becomes_of_the_files(tmp_path):
     tokenizer = theirs(tmp_path / "model", tiny_hf.LLAMA3_TEMPLATE, tiny_hf.LLAMA3, eos_token_id=[0, 4])
     coder.write(chat.settled(tokenizer), tmp_path / "run")

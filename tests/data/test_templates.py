@@ -100,7 +100,9 @@ def left_out(opened):
     yield left
     print(*left, sep="\n")
     refused = [line for line in left if line.endswith(REFUSED)]
-    assert len(left) - len(refused) <= 0.05 * (len(opened) * len(CHATS) / 2 - len(refused))  # of half the kinds, at least
+    assert len(left) - len(refused) <= 0.05 * (
+        len(opened) * len(CHATS) / 2 - len(refused)
+    )  # of half the kinds, at least
 
 
 def test_calls_without_content_and_with_text_as_arguments(opened):

@@ -174,3 +174,19 @@ def test_the_config_of_a_model_itself(model, tmp_path):
     for word in ("", "nowhere", str(tmp_path)):
         with pytest.raises(ConfigError, match="takes the folder of a Hugging Face model"):
             inherit.of_model(word, [])
+
+
+def test_a_folder_of_a_start_that_saved_nothing_says_nothing_of_ties(tmp_path):
+    """Its config.json may be of another origin: a head of its own is read all the same."""
+    tiny_hf.byte_level(tmp_path / "model")
+    tiny_hf.weights(tmp_path / "model", tie_embeddings=False, vocab_size=400)
+    content = json.loads((tmp_path / "model/config.json").read_text()) | {"tie_word_embeddings": True}
+    (tmp_path / "model/config.json").write_text(json.dumps(content))
+    tied = config.resolve(config_files.load("base", [f"workdir={tmp_path / 'run'}"]))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.json").write_text(config.to_json(tied))
+    said = []
+    made = config_files.load("sft", [f"workdir={tmp_path / 'run'}", f"origin={tmp_path / 'model'}", "data.path=x"])
+    inherit.take(made, [], said.append)
+    assert not made.model.tie_embeddings
+    assert any("differs from the embedding: the head is used" in line for line in said)

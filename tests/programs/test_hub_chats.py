@@ -109,7 +109,16 @@ def test_a_base_learns_chatml_and_transformers_answers_alike(tmp_path, capsys):
     said = "".join(capsys.readouterr())
     assert "has no chat tokens: its tokenizer, embedding and head get the 2 of ChatML" in said
     assert "an answer ends with <|im_end|> or <|endoftext|>" in said
+    (tmp_path / "base/chat_template.jinja").write_text(BARE)
     assert cli.main(command("sft", tmp_path, tmp_path / "base", CHATS, **keys | {"train__steps": 31})) == 0  # goes on
+    (tmp_path / "own.jinja").write_text(BARE)
+    keys |= {"train__steps": 32, "examples__template": tmp_path / "own.jinja"}
+    capsys.readouterr()
+    assert cli.main(command("sft", tmp_path, tmp_path / "base", CHATS, **keys)) == 0
+    assert "the run keeps the chat template that it began with, in " in "".join(capsys.readouterr())
+    shutil.move(tmp_path / "base", tmp_path / "elsewhere")
+    keys |= {"train__steps": 33, "examples__template": tmp_path / "gone.jinja"}
+    assert cli.main(command("sft", tmp_path, tmp_path / "base", CHATS, **keys)) == 0
     capsys.readouterr()
     assert cli.main(["chat", str(tmp_path / "run"), "--message=what is 3?", "--config.sample.temperature=0"]) == 0
     ours = capsys.readouterr().out.strip()
